@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pkgutil import resolve_name
 
-from app.cli.asked import Asked
+from app.cli.arguments import Asked
 from app.cli.commands import parse
 from app.errors import BatonError, ConfigInvalid
 

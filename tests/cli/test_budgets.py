@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 import pytest
 
-from app.cli.commands.declarations import Dollars
+from app.cli.declarations import Dollars
 from tests.cli.test_commands import baton
 
 DAILY = (

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from app.__main__ import main
-from app.cli import calibrate, event_loop, storage
-from app.cli.asked import Asked
+from app.cli import event_loop, storage
+from app.cli.arguments import Asked
 from app.cli.commands import parse
+from app.cli.learning import calibrate
 from app.core.rating.calibration import rates
 from app.core.run.events import Kind
 from app.errors import ConfigInvalid

@@ -11,7 +11,7 @@ import pytest
 
 from app.__main__ import main
 from app.cli.commands import command_line, parse, reference
-from app.cli.commands.declarations import Command
+from app.cli.declarations import Command
 from app.core.roles import SCOPES
 from tests.harness.processes import ROOT
 

@@ -27,7 +27,7 @@ import pytest
 from sqlalchemy.engine import make_url
 
 from app.__main__ import main
-from app.cli import startup_message
+from app.cli.operations import startup_message
 from app.errors import ConfigInvalid
 from app.process.serve import Started
 from tests.harness import processes
@@ -117,8 +117,8 @@ def test_the_version_is_printed_without_loading_the_service() -> None:
 
 def test_a_process_loads_neither_redis_nor_migrations_nor_exporters_before_it_knows_that_it_needs_them() -> None:
     """Each is a twelfth of what an idle process holds. Commands about keys and runs load no web framework either."""
-    commands = "import sys, app.cli.keys, app.cli.runs, app.cli.top\n"
-    words = commands + "assert 'fastapi' not in sys.modules\nimport app.cli.process\n"
+    commands = "import sys, app.cli.administration.keys, app.cli.runs.runs, app.cli.operations.top\n"
+    words = commands + "assert 'fastapi' not in sys.modules\nimport app.cli.operations.serve\n"
     check = "print(sorted(set(sys.modules) & {'redis', 'alembic', 'opentelemetry.sdk', 'opentelemetry.exporter'}))"
     done = subprocess.run(
         [sys.executable, "-c", words + check], cwd=ROOT, capture_output=True, text=True, check=True, timeout=120
@@ -614,7 +614,7 @@ def test_imports_are_kept_from_the_collector_which_then_works(
 ) -> None:
     seen: list[str] = []
     monkeypatch.setattr(sys, "argv", ["baton", "config"])
-    monkeypatch.setattr("app.cli.settings.run", lambda *_: int(gc.isenabled()))
+    monkeypatch.setattr("app.cli.operations.config.run", lambda *_: int(gc.isenabled()))
     monkeypatch.setattr(gc, "freeze", lambda: seen.append("frozen"))
     assert main(given, {}) == 1
     assert seen == (["frozen"] if given is None else [])
@@ -626,7 +626,7 @@ def test_config_invalid_is_not_hidden_in_a_group(
     def broken(*_: object) -> int:
         raise ExceptionGroup("tasks", [ExceptionGroup("inner", [ConfigInvalid(["a: wrong", "b: wrong"])])])
 
-    monkeypatch.setattr("app.cli.settings.run", broken)
+    monkeypatch.setattr("app.cli.operations.config.run", broken)
     assert main(["config"], {}) == 2
     assert capsys.readouterr().err == "a: wrong\nb: wrong\n"
 

@@ -16,12 +16,13 @@ import httpx
 import pytest
 
 from app.__main__ import main
-from app.cli import eval as evaluation
-from app.cli import eval_runs, plot, sample_tasks, storage, taskset
+from app.cli import storage
 from app.cli.commands import parse
-from app.cli.eval_runs import Bench, Experiment
-from app.cli.private_gateway import embedded
-from app.cli.sandbox import Sandbox
+from app.cli.embedded.gateway import embedded
+from app.cli.learning import eval as evaluation
+from app.cli.learning import eval_requests, plot, sample_tasks, task_set
+from app.cli.learning.eval_requests import Bench, Experiment
+from app.cli.learning.sandbox import Sandbox
 from app.core.rating.calibration import Trial
 from app.errors import ConfigInvalid, OursError
 from app.lab.comparison import Table, table
@@ -145,7 +146,7 @@ def test_the_documented_commands_do_what_the_page_says(home: Path, capsys: pytes
 
 def test_the_built_in_tasks_have_right_answers_that_rehearsal_workers_can_find() -> None:
     faults: list[str] = []
-    tasks = taskset.parse(sample_tasks.lines(), "built-in", None, faults)
+    tasks = task_set.parse(sample_tasks.lines(), "built-in", None, faults)
     assert faults == []
     assert len(tasks) == 60
     for task, known in zip(tasks, posed("fresh"), strict=False):
@@ -200,12 +201,14 @@ async def asked(*replies: httpx.Response | Exception, run: httpx.Response | None
             raise reply
         return reply
 
-    tasks = tuple(taskset.parse([json.dumps(TASK)], "t", None, []))
+    tasks = tuple(task_set.parse([json.dumps(TASK)], "t", None, []))
     experiment = Experiment("id", tasks, ("arm",), 1, "t", "c", **changes)
     found: list[Measure] = []
     ticks = iter(range(0, 100_000, 50))
     async with httpx.AsyncClient(transport=httpx.MockTransport(answer), base_url="http://baton") as client:
-        await eval_runs.carry_out(Bench(client, lambda: float(next(ticks)), lambda: 1.0), experiment, {}, found.append)
+        await eval_requests.carry_out(
+            Bench(client, lambda: float(next(ticks)), lambda: 1.0), experiment, {}, found.append
+        )
     [one] = found
     return one
 
@@ -225,7 +228,7 @@ async def test_a_service_that_is_gone_ends_the_evaluation_and_makes_no_row(monke
     async def at_once(_: float) -> None:
         return
 
-    monkeypatch.setattr(eval_runs.asyncio, "sleep", at_once)
+    monkeypatch.setattr(eval_requests.asyncio, "sleep", at_once)
     with pytest.raises(OursError, match="cannot be reached"):
         await asked(httpx.ConnectError("no"))
     assert (await asked(httpx.ReadError("cut"), ADMITTED)).right == 1.0
@@ -276,15 +279,15 @@ async def test_no_more_are_asked_at_one_time_than_is_allowed_and_a_late_one_is_w
         at_once -= 1
         return ADMITTED
 
-    tasks = tuple(taskset.parse([json.dumps(TASK | {"id": str(n)}) for n in range(6)], "t", None, []))
+    tasks = tuple(task_set.parse([json.dumps(TASK | {"id": str(n)}) for n in range(6)], "t", None, []))
     found: list[Measure] = []
     clock: Callable[[], float] = asyncio.get_running_loop().time
     async with httpx.AsyncClient(transport=httpx.MockTransport(answer), base_url="http://baton") as client:
         bench = Bench(client, clock, clock)
-        await eval_runs.carry_out(bench, Experiment("id", tasks, ("arm",), 2, "t", "c", 4), {}, found.append)
+        await eval_requests.carry_out(bench, Experiment("id", tasks, ("arm",), 2, "t", "c", 4), {}, found.append)
         assert (len(found), most) == (12, 4)
         late = Experiment("id", tasks[:1], ("late",), 1, "t", "c", 4, deadline=0.05)
-        await eval_runs.carry_out(bench, late, {}, found.append)
+        await eval_requests.carry_out(bench, late, {}, found.append)
     assert (found[-1].outcome, found[-1].reason) == ("failed", "too_late")
 
 
@@ -292,7 +295,7 @@ async def test_nothing_more_is_begun_once_the_money_is_spent() -> None:
     def answer(request: httpx.Request) -> httpx.Response:
         return httpx.Response(200, json=RUN) if request.method == "GET" else ADMITTED
 
-    tasks = tuple(taskset.parse([json.dumps(TASK | {"id": str(n)}) for n in range(9)], "t", None, []))
+    tasks = tuple(task_set.parse([json.dumps(TASK | {"id": str(n)}) for n in range(9)], "t", None, []))
     found: list[Measure] = []
     async with httpx.AsyncClient(transport=httpx.MockTransport(answer), base_url="http://baton") as client:
         bench = Bench(client, lambda: 0.0, lambda: 1.0)
@@ -301,9 +304,9 @@ async def test_nothing_more_is_begun_once_the_money_is_spent() -> None:
             experiment = Experiment("id", tasks, ("arm",), 1, "t", "c", 1, usd=cap)
             if rows < 9:
                 with pytest.raises(OursError, match="--usd is spent"):
-                    await eval_runs.carry_out(bench, experiment, done, found.append)
+                    await eval_requests.carry_out(bench, experiment, done, found.append)
             else:
-                await eval_runs.carry_out(bench, experiment, done, found.append)
+                await eval_requests.carry_out(bench, experiment, done, found.append)
             assert len(found) == rows
     assert len({one.place for one in found}) == 9
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from app.cli import grade
 from app.cli.commands import parse
+from app.cli.learning import grade
 from app.core.rating.feedback import Feedback
 from app.errors import ConfigInvalid
 from app.process.wiring import Runtime

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from app.cli import offpolicy
 from app.cli.commands import parse
+from app.cli.learning import offpolicy
 from app.core.rating.feedback import Feedback
 from app.errors import ConfigInvalid
 from app.process.wiring import Runtime

@@ -10,8 +10,8 @@ import orjson
 import pytest
 from rich.console import Console
 
-from app.cli import runs
 from app.cli.commands import parse
+from app.cli.runs import runs
 from app.core.run.events import Kind
 from app.process.config import read
 from app.store.protocol import Projection

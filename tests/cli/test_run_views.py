@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from app.__main__ import main
-from app.cli import run_views
+from app.cli.runs import run_views
 from tests.harness.in_process import ask, calling, plan, pool_text, running_service
 from tests.harness.processes import environment
 from tests.stubs import ProviderStub

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from app.cli import run_words
+from app.cli.runs import run_words
 
 
 def test_ratings_are_told_with_who_gave_them() -> None:

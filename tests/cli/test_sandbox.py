@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from app.cli import sandbox_child
-from app.cli.sandbox import Sandbox
+from app.cli.learning import sandbox_child
+from app.cli.learning.sandbox import Sandbox
 
 DOUBLE = "def double(x):\n    return 2 * x\n"
 

@@ -9,8 +9,8 @@ import orjson
 import pytest
 from rich.console import Console
 
-from app.cli import top
 from app.cli.commands import parse
+from app.cli.operations import top
 from app.core.run.events import Kind
 from app.gateway.openapi.overview_replies import Overview
 from app.process.config import read

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from app.cli import run_words, terminal
+from app.cli import terminal
+from app.cli.runs import run_words
 
 
 def test_texts_cannot_steer_the_terminal() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from app.cli.run_words import attempt
+from app.cli.runs.run_words import attempt
 from app.core.pool.catalog import EndpointSpec, ProviderSpec
 from app.errors import ConfigInvalid, WorkerError, WorkerMisconfigured, WorkerUnavailable
 from app.process.config import configure, endpoint_secret

@@ -11,8 +11,8 @@ from typing import Any
 
 import httpx
 
-from app.cli import shadow
-from app.cli.run_words import proposal
+from app.cli.promotion import shadow_plans
+from app.cli.runs.run_words import proposal
 from app.core.pool.conductor_versions import Change, ChangeKind
 from app.process.wiring import Runtime
 from app.providers.vllm import Management
@@ -102,15 +102,15 @@ async def test_a_shadow_is_asked_what_the_live_conductor_was_asked_and_conducts_
                 assert (await planned(client))[0] == "planner"
         before = len(stub.requests)
         live = [one.json for one in stub.requests if one.json["model"] == "planner"]
-        compared, server = shadow.Compared(), Management(stub.vllm_url, None)
+        compared, server = shadow_plans.Compared(), Management(stub.vllm_url, None)
         async with open_archive(opened.pool.loaded.settings.database_url) as archive:
-            async for case in shadow.cases(archive, "planner", 0.0, time(), compared):
-                await to_thread(shadow.compare, server, "planner@1", case, compared)
+            async for case in shadow_plans.cases(archive, "planner", 0.0, time(), compared):
+                await to_thread(shadow_plans.compare, server, "planner@1", case, compared)
         server.close()
         asked = [one.json for one in stub.requests[before:]]
     assert (compared.plans, compared.valid, compared.same) == (3, 2, 1)
     assert (compared.steps, compared.steps_live) == (2, 3)
-    assert shadow.summary(compared.as_json()) == "2 of 3 plans valid, 1 the same as the live conductor's"
+    assert shadow_plans.summary(compared.as_json()) == "2 of 3 plans valid, 1 the same as the live conductor's"
     assert [one["model"] for one in asked] == ["planner@1"] * 3
     assert [(one["messages"], one["response_format"]["json_schema"]["schema"]) for one in asked] == [
         (one["messages"], one["response_format"]["json_schema"]["schema"]) for one in live

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from app.cli import run_record, run_tree
+from app.cli.runs import run_record, run_tree
 from app.core.message.chat import Form, Sampling, Task, Tool, Toolbox, summed
 from app.core.plan.workflow import CONDUCTOR
 from app.core.run.events import Event, Kind

@@ -12,7 +12,7 @@ import httpx
 import orjson
 import pytest
 
-from app.cli.run_words import why
+from app.cli.runs.run_words import why
 from app.core.pool.catalog import SelectorSpec, Tier
 from app.core.pool.conductor_versions import Change
 from app.core.rating.calibration import Trial

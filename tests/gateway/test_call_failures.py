@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from app.cli import run_words
+from app.cli.runs import run_words
 from tests.harness.callers import body
 from tests.harness.in_process import calling, pool_text, running_service
 from tests.stubs import Fail, ProviderStub

@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
-from app.cli import run_words
+from app.cli.runs import run_words
 from app.core.pool.catalog import LIMITS, MILLION, Limit, Limits
 from app.gateway.wire.baton_options import Budget, narrowed
 from app.process.config.entries import LimitsEntry

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from app.cli import run_record, run_tree
+from app.cli.runs import run_record, run_tree
 from app.core.run.state import fold
 from app.gateway.http.api_keys import mint
 from app.gateway.openapi import run_replies

@@ -41,9 +41,9 @@ READ_BY_COMMANDS: Final = re.compile(r"BATON_\w+|STUB_KEY")
 """Variables that only `app.cli` reads, when it runs. Any other variable may matter to the interpreter or an import."""
 PRELOADED: Final = (
     "alembic.command",
-    "app.cli.process",
+    "app.cli.operations.serve",
     "app.cli.commands",
-    "app.cli.runs",
+    "app.cli.runs.runs",
     "app.stepqueue.redis",
     "pydantic.v1",
     "rich.status",

@@ -9,7 +9,7 @@ import httpx
 import pytest
 from sqlalchemy import Connection
 
-from app.cli.run_record import read
+from app.cli.runs.run_record import read
 from app.store.sql import SqlStore, open_store
 from tests.harness.in_process import calling, pool_text, running_service
 from tests.stubs import ProviderStub, Reply

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from app.cli import teach
 from app.cli.commands import parse
+from app.cli.learning import train_chat
 from app.conductor.prompt import TOOLS
 from app.errors import ConfigInvalid
 from app.lab import chat_export, manifest
@@ -102,7 +102,7 @@ class School:
         words = ["train", "--backend", "awr", "--model", str(self.base), "--out", str(self.folder / "out")]
         asked = parse([*words, "--warm-start", journaled(self.folder)])
         trainer = Trainer(base or self.base, pupil)
-        teach.run(asked, {}, trainer, said.append)
+        train_chat.run(asked, {}, trainer, said.append)
         assert trainer.made is not None
         self.stub.plans[trainer.made.name] = lambda _: PLAN
         return trainer.made, said
@@ -228,7 +228,7 @@ def test_questions_of_the_world_reach_as_far_as_its_pools(tmp_path: Path) -> Non
 
     trainer = Kept(tmp_path, Pupil())
     words = ["train", "--backend", "trl", "--model", "m", "--out", str(tmp_path / "out"), *URL, "--steps", "4"]
-    teach.run(parse([*words, "--random-pools"]), KEY, trainer, lambda _: None)
+    train_chat.run(parse([*words, "--random-pools"]), KEY, trainer, lambda _: None)
     reach = trainer.order.reach
     assert (reach.steps, reach.workers) == (4, max(len(one.workers) for one in trainer.order.questions))
     assert len(reach.golden) == 24

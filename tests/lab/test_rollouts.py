@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from app.cli import rollouts as command
-from app.cli.asked import Asked
+from app.cli.arguments import Asked
 from app.cli.commands import parse
+from app.cli.learning import rollouts as command
 from app.core.message.chat import Message, Task, Text
 from app.core.rating.feedback import Feedback, derived
 from app.core.run.events import Kind

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from app.cli import storage, teach
-from app.cli import train as command
+from app.cli import storage
 from app.cli.commands import parse
+from app.cli.learning import train as command
+from app.cli.learning import train_chat
 from app.core.rating.calibration import Trial
 from app.errors import ConfigInvalid
 from app.lab import training_record
@@ -43,7 +44,7 @@ def told(folder: Path, *words: str, backend: str = "trl", environ: dict[str, str
     """The order of one command."""
     trainer = Trainer()
     asked = parse(["train", "--backend", backend, "--model", "m", "--out", str(folder / "out"), *words])
-    teach.run(asked, environ, trainer, lambda _line: None)
+    train_chat.run(asked, environ, trainer, lambda _line: None)
     (order,) = trainer.orders
     return order
 
@@ -153,7 +154,7 @@ def test_the_small_conductor_is_given_the_rollouts_too(tmp_path: Path, monkeypat
         given.append((asked.beta, runs))
         return True
 
-    modules = {"app.lab.train:run": trainer, "app.cli.teach:imitated": teach.imitated}
+    modules = {"app.lab.train:run": trainer, "app.cli.learning.train_chat:imitated": train_chat.imitated}
     monkeypatch.setattr(command, "found", modules.__getitem__)
     for words in ([], ["--warm-start", rollouts(tmp_path), "--beta", "0.1"]):
         assert command.run(parse(["train", *words]), {}, lambda: 0.0) == 0

@@ -11,7 +11,7 @@ from typing import Any, Final
 import pytest
 from openai import AuthenticationError
 
-from app.cli import run_words
+from app.cli.runs import run_words
 from tests.conformance.test_rehearsal import EASY
 from tests.harness.processes import Caller, Process, calling, command, environment, running
 from tests.harness.waiting import wait_until

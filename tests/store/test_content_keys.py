@@ -16,7 +16,7 @@ import pytest
 from sqlalchemy import Connection, func, select
 
 from app.__main__ import main
-from app.cli import erase
+from app.cli.retention import erase
 from app.errors import StoreUnavailable
 from app.store.archive import open_archive
 from app.store.protocol import ContentQuery, Entry

@@ -22,9 +22,9 @@ from typing import Final
 import httpx
 import psutil
 
-from app.cli import deployment
-from app.cli.asked import Asked
+from app.cli.arguments import Asked
 from app.cli.commands import parse
+from app.cli.promotion import deployment
 from app.lab import manifest
 from app.process.config import read
 

@@ -1,4 +1,4 @@
-"""The command line of `baton`: every command with its options, and the module of `app.cli` that runs it.
+"""The command line of `baton`, which consists of the commands of all rooms.
 
 Reading the command line imports nothing of the service, and carries nothing out: `parse` returns the request.
 """
@@ -7,28 +7,16 @@ from collections.abc import Sequence
 
 import click
 
-from app.cli.asked import Asked
-from app.cli.commands import (
-    approvals,
-    audit,
-    budgets,
-    conductor,
-    content_keys,
-    holds,
-    keys,
-    learning,
-    operations,
-    plans,
-    policy,
-    retention,
-    runs,
-    shadow,
-    tenants,
-    tier,
-    training,
-    webhooks,
-)
-from app.cli.commands.declarations import Group
+from app.cli.administration import commands as administration
+from app.cli.arguments import Asked
+from app.cli.audit import commands as audit
+from app.cli.declarations import Group
+from app.cli.learning import commands as learning
+from app.cli.operations import commands as operations
+from app.cli.plans import commands as plans
+from app.cli.promotion import commands as promotion
+from app.cli.retention import commands as retention
+from app.cli.runs import commands as runs
 
 DESCRIPTION = """Baton: one OpenAI-compatible endpoint in front of a conducted pool of models.
 
@@ -41,22 +29,8 @@ def command_line() -> Group:
     """Return the whole command line."""
     root = Group("baton", help=DESCRIPTION, context_settings={"help_option_names": ["-h", "--help"]})
     click.version_option(package_name="baton", prog_name="baton", message="%(prog)s %(version)s")(root)
-    first = (
-        operations,
-        keys,
-        tenants,
-        content_keys,
-        budgets,
-        webhooks,
-        runs,
-        plans,
-        approvals,
-        holds,
-        retention,
-        policy,
-    )
-    for module in (*first, audit, learning, training, conductor, shadow, tier):
-        module.define(root)
+    for room in (operations, administration, runs, plans, retention, audit, learning, promotion):
+        room.define(root)
     return root
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import click
 
 from app.cli.commands import command_line
-from app.cli.commands.declarations import Command, title
+from app.cli.declarations import Command, title
 
 HEAD = """# Commands
 

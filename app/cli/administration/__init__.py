@@ -1,0 +1,1 @@
+"""Commands that manage keys, tenants, content keys, budgets and webhooks."""

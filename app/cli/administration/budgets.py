@@ -1,0 +1,195 @@
+"""`baton budgets set|ls|show|rm` manages budgets over several runs."""
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+from zoneinfo import ZoneInfo
+
+from rich.text import Text
+
+from app.cli import event_loop, storage, terminal
+from app.cli.administration.keys import named
+from app.cli.arguments import Asked
+from app.core.pool import budgets
+from app.core.pool.budgets import EVERYBODY, Budget, Scope
+from app.core.pool.catalog import MILLION
+from app.errors import ConfigInvalid, NotFound
+from app.process.config import Settings, read
+from app.store.protocol import BudgetUse, Store
+
+MOST_ACCOUNTS = 10_000
+"""Windows of one budget that are read for the sums of `baton budgets ls`."""
+
+
+def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> int:
+    """Carry out one of the verbs on the configured database."""
+    settings = read(environ)
+    terminal.log_to_stderr("warning")
+    storage.announce(settings)
+    verbs = {"set": _set, "ls": _list, "show": _show, "rm": _remove}
+    event_loop.run(verbs[asked.verb](settings, asked, now()))
+    return 0
+
+
+# -- set and rm
+
+
+async def _set(settings: Settings, asked: Asked, now: float) -> None:
+    async with storage.opened(settings) as store:
+        scope, name = await _whose(store, asked, now)
+        budget = Budget(
+            tenant=asked.tenant,
+            scope=scope,
+            name=name,
+            period=asked.per,
+            usd=asked.usd,
+            zone=asked.zone,
+            soft=asked.soft,
+            created_at=now,
+            slices=asked.slices,
+        )
+        if faults := budgets.faults(budget):
+            raise ConfigInvalid(faults)
+        if not await store.tenants(budget.tenant):
+            words = f"No key has the tenant {budget.tenant} yet: `baton tenants ls` lists those that there are."
+            terminal.err().print(words, markup=False, soft_wrap=True)
+        await store.set_budget(budget, by=storage.operator())
+    if asked.json:
+        terminal.print_json(record(budget, ()))
+        return
+    words = f"{budget.id}: {terminal.dollars(budget.usd)} for each {budget.period} ({budget.zone})."
+    terminal.out().print(words, markup=False, soft_wrap=True)
+
+
+async def _whose(store: Store, asked: Asked, now: float) -> tuple[Scope, str]:
+    """The scope and the name that the command names. Raises `ConfigInvalid` if it names several."""
+    given: list[tuple[Scope, str | None]] = [("key", asked.key), ("user", asked.user), ("team", asked.team)]
+    chosen = [(scope, name) for scope, name in given if name is not None]
+    if len(chosen) > 1:
+        raise ConfigInvalid(["name one of --key, --user and --team"])
+    if not chosen:
+        return "tenant", ""
+    scope, name = chosen[0]
+    if scope != "key" or name == EVERYBODY:
+        return scope, name
+    theirs = [row for row in await store.keys() if row.tenant == asked.tenant]
+    return scope, named(theirs, name, now).id
+
+
+async def _remove(settings: Settings, asked: Asked, _now: float) -> None:
+    async with storage.opened(settings) as store:
+        budget = await _found(store, asked.budget)
+        await store.remove_budget(budget.id, by=storage.operator())
+    if asked.json:
+        terminal.print_json(record(budget, ()))
+        return
+    terminal.out().print(f"The budget {budget.id} is removed.", markup=False, soft_wrap=True)
+
+
+async def _found(store: Store, wanted: str) -> Budget:
+    budget = await store.budget(wanted)
+    if budget is None:
+        raise NotFound("There is no budget of that id; `baton budgets ls` lists them.")
+    return budget
+
+
+# -- ls and show
+
+
+async def _list(settings: Settings, asked: Asked, _now: float) -> None:
+    async with storage.opened(settings) as store:
+        clock = await store.clock()
+        found = [(one, await _present(store, one, clock)) for one in await store.budgets(asked.tenant)]
+    if asked.json:
+        terminal.print_json([record(budget, uses) for budget, uses in found])
+        return
+    table = terminal.table()
+    for column in ("id", "limit", "spent", "held", "accounts", "warns at", "window ends"):
+        table.add_column(column, overflow="fold")
+    for budget, uses in found:
+        table.add_row(*(Text(terminal.clean(cell)) for cell in _cells(budget, uses, clock)))
+    terminal.out().print(table if found else "There are no budgets; `baton budgets set USD` makes one.")
+
+
+async def _present(store: Store, budget: Budget, clock: float) -> list[BudgetUse]:
+    """The present windows of a budget's accounts."""
+    uses = await store.budget_use(budget.id, MOST_ACCOUNTS)
+    return [use for use in uses if use.end > clock]
+
+
+def _cells(budget: Budget, uses: Sequence[BudgetUse], clock: float) -> tuple[str, ...]:
+    end = budgets.window(budget.period, budget.zone, clock).end
+    return (
+        budget.id,
+        f"{terminal.dollars(budget.usd)} {'each' if budget.name == EVERYBODY else ''}".strip(),
+        terminal.dollars(sum(use.spent for use in uses)),
+        terminal.dollars(sum(use.held for use in uses)),
+        str(len(uses)),
+        f"{budget.soft:.0%}" if budget.soft is not None else "-",
+        _local(end, budget.zone),
+    )
+
+
+async def _show(settings: Settings, asked: Asked, _now: float) -> None:
+    async with storage.opened(settings) as store:
+        budget = await _found(store, asked.budget)
+        account = budgets.account(budget, asked.of) if asked.of is not None else None
+        uses = await store.budget_use(budget.id, asked.windows, account)
+    if asked.json:
+        terminal.print_json(record(budget, uses))
+        return
+    words = f"{budget.id}: {terminal.dollars(budget.usd)}"
+    if budget.soft is not None:
+        words += f", warns at {budget.soft:.0%}"
+    if budget.slices is not None:
+        words += f", in {budget.slices} slices"
+    terminal.out().print(words, markup=False, soft_wrap=True)
+    table = terminal.table()
+    for column in ("account", "window", "spent", "held", "overrun", "warned"):
+        table.add_column(column, overflow="fold")
+    for use in uses:
+        table.add_row(*(Text(terminal.clean(cell)) for cell in _window_cells(budget, use)))
+    terminal.out().print(table if uses else "Nothing was spent.")
+
+
+def _window_cells(budget: Budget, use: BudgetUse) -> tuple[str, ...]:
+    return (
+        use.account.removeprefix(budget.id) or "-",
+        _local(use.start, budget.zone),
+        terminal.dollars(use.spent),
+        terminal.dollars(use.held),
+        terminal.dollars(use.overrun) if use.overrun else "-",
+        _local(use.warned_at, budget.zone) if use.warned_at is not None else "-",
+    )
+
+
+def _local(at: float, zone: str) -> str:
+    return datetime.fromtimestamp(at, UTC).astimezone(ZoneInfo(zone)).strftime("%Y-%m-%d %H:%M")
+
+
+def record(budget: Budget, uses: Sequence[BudgetUse]) -> dict[str, Any]:
+    """Return a budget with windows of its accounts. Times are seconds since 1970, amounts are dollars."""
+    return {
+        "id": budget.id,
+        "tenant": budget.tenant,
+        "scope": budget.scope,
+        "name": budget.name,
+        "per": budget.period,
+        "usd": budget.usd / MILLION,
+        "zone": budget.zone,
+        "soft": budget.soft,
+        "slices": budget.slices,
+        "created_at": budget.created_at,
+        "windows": [
+            {
+                "account": use.account,
+                "start": use.start,
+                "end": use.end,
+                "spent_usd": use.spent / MILLION,
+                "held_usd": use.held / MILLION,
+                "overrun_usd": use.overrun / MILLION,
+                "warned_at": use.warned_at,
+            }
+            for use in uses
+        ],
+    }

@@ -1,0 +1,236 @@
+"""`baton keys add|ls|show|rotate|revoke` manages the API keys of callers."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from rich.text import Text
+
+from app.cli import event_loop, storage, terminal
+from app.cli.arguments import Asked
+from app.core.roles import ROLES, role_of, scopes_of
+from app.errors import ConfigInvalid, NotFound
+from app.gateway.http.api_keys import is_in_force, key_to_json, mint, new_secret, pepper_mark
+from app.process.config import Loaded, Settings, configure, peppers, read
+from app.store.protocol import KeyRow, Store
+
+PEPPERS: Mapping[str, str] = {
+    "current": "",
+    "unknown": "",
+    "earlier": ", hashed under an earlier pepper",
+    "missing": ", void: hashed under a pepper that this command does not have",
+}
+"""The words of `baton keys ls` for the pepper of a key."""
+
+
+def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> int:
+    """Carry out one of the verbs on the configured database."""
+    settings = read(environ)
+    terminal.log_to_stderr("warning")
+    storage.announce(settings)
+    if asked.verb == "add":
+        _check_tiers(configure(environ), asked.tiers)
+        event_loop.run(_add(settings, asked, now()))
+    elif asked.verb == "ls":
+        event_loop.run(_list(settings, asked, now()))
+    elif asked.verb == "show":
+        event_loop.run(_show(settings, asked, now()))
+    elif asked.verb == "rotate":
+        event_loop.run(_rotate(settings, asked, now()))
+    else:
+        event_loop.run(_revoke(settings, asked, now()))
+    return 0
+
+
+def named(rows: Sequence[KeyRow], name: str, now: float) -> KeyRow:
+    """Return the key of this id, this whole key, or this name. Raises `NotFound` for none, and for several.
+
+    A name is looked for among the keys in force first, because a name may be given again once its key has ended.
+    """
+    public_id = name.split("_")[1] if name.startswith("bt_") else name
+    for row in rows:
+        if row.id == public_id:
+            return row
+    same = [row for row in rows if row.name == name]
+    found = [row for row in same if is_in_force(row, now)] or same
+    if not found:
+        raise NotFound("There is no key of that id or name; `baton keys ls` lists them.")
+    if len(found) > 1:
+        ids = ", ".join(row.id for row in found)
+        raise NotFound(f"{len(found)} keys are called {name}; give the id of one: {ids}.")
+    return found[0]
+
+
+def _check_tiers(loaded: Loaded, tiers: Sequence[str]) -> None:
+    unknown = sorted(set(tiers) - set(loaded.catalog.tiers))
+    if unknown:
+        known = ", ".join(loaded.catalog.tiers)
+        raise ConfigInvalid([f"--tier {name}: there is no such tier; there are {known}" for name in unknown])
+
+
+# -- add and rotate
+
+
+async def _add(settings: Settings, asked: Asked, now: float) -> None:
+    if not asked.tenant:
+        raise ConfigInvalid(["--tenant: a tenant has a name of at least one character"])
+    key, row = mint(
+        peppers(settings)[0],
+        tenant=asked.tenant,
+        name=asked.name,
+        scopes=scopes_of(asked.roles, asked.scopes) or ROLES["caller"],
+        now=now,
+        expires_at=now + asked.expires if asked.expires else None,
+    )
+    row = replace(
+        row,
+        tiers=frozenset(asked.tiers),
+        labels=frozenset(asked.labels),
+        max_usd=asked.usd,
+        rpm=asked.rpm,
+        tpm=asked.tpm,
+        concurrency=asked.concurrency,
+        all_tenants=asked.all_tenants,
+    )
+    async with storage.opened(settings) as store:
+        _check_name(await store.keys(), row, now)
+        await store.add_key(row, by=storage.operator())
+    _print_secret(asked, settings, row, key, now, "The key, shown only this once:")
+
+
+def _check_name(rows: Sequence[KeyRow], new: KeyRow, now: float) -> None:
+    """Raise `ConfigInvalid` if a key in force of the same tenant has the name already."""
+    for row in rows:
+        if (row.tenant, row.name) == (new.tenant, new.name) and is_in_force(row, now):
+            raise ConfigInvalid(
+                [
+                    f"{new.name}: the key {row.id} of the tenant {row.tenant} has this name; choose another one, "
+                    f"or give that key a new secret with `baton keys rotate {row.id}`"
+                ]
+            )
+
+
+async def _rotate(settings: Settings, asked: Asked, now: float) -> None:
+    overlap = 0.0 if asked.no_overlap else asked.overlap
+    async with storage.opened(settings) as store:
+        row = named(await store.keys(), asked.key, now)
+        pepper = peppers(settings)[0]
+        key, digest = new_secret(row, pepper)
+        mark = pepper_mark(pepper)
+        by = storage.operator()
+        if not is_in_force(row, now) or not await store.rotate_key(row.id, digest, now + overlap, mark, by=by):
+            raise NotFound(f"The key {row.id} is not in force any more; make a new one with `baton keys add`.")
+        row = await store.key(row.id) or row
+    works = "the old one does not work any more"
+    if overlap:
+        works = f"the old one works until {_day(now + overlap)} UTC"
+    _print_secret(asked, settings, row, key, now, f"The new secret of {row.name}, shown only this once; {works}:")
+
+
+def _print_secret(asked: Asked, settings: Settings, row: KeyRow, key: str, now: float, words: str) -> None:
+    if asked.json:
+        terminal.print_json(_record(row, settings, now) | {"key": key})
+        return
+    terminal.err().print(words, markup=False, soft_wrap=True)
+    print(key, flush=True)
+
+
+# -- ls and show
+
+
+async def _list(settings: Settings, asked: Asked, now: float) -> None:
+    async with storage.opened(settings) as store:
+        rows = await store.keys()
+    if asked.json:
+        terminal.print_json([_record(row, settings, now) for row in rows])
+        return
+    table = terminal.table()
+    for column in ("id", "name", "tenant", "role", "scopes", "tiers", "labels", "limits", "made", "state"):
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(terminal.clean(cell)) for cell in _cells(row, settings, now)))
+    terminal.out().print(table if rows else "There are no keys; `baton keys add NAME` makes one.")
+
+
+async def _show(settings: Settings, asked: Asked, now: float) -> None:
+    async with storage.opened(settings) as store:
+        row = named(await store.keys(), asked.key, now)
+    if asked.json:
+        terminal.print_json(_record(row, settings, now))
+        return
+    names = ("id", "name", "tenant", "role", "scopes", "tiers", "labels", "limits", "made", "state")
+    for name, cell in zip(names, _cells(row, settings, now), strict=True):
+        print(f"{name:<8}  {terminal.clean(cell)}")
+
+
+def _record(row: KeyRow, settings: Settings, now: float) -> dict[str, Any]:
+    """Return a key without its secret. Times are seconds since 1970, amounts are dollars."""
+    return key_to_json(row, now) | {"pepper": _pepper(row, settings)}
+
+
+def _cells(row: KeyRow, settings: Settings, now: float) -> tuple[str, ...]:
+    limits = (
+        f"{terminal.dollars(row.max_usd)} a run" if row.max_usd is not None else "",
+        f"{row.rpm} a minute" if row.rpm is not None else "",
+        f"{row.tpm} tokens a minute" if row.tpm is not None else "",
+        f"{row.concurrency} at once" if row.concurrency is not None else "",
+    )
+    return (
+        row.id,
+        row.name,
+        f"{row.tenant}, reads all" if row.all_tenants else row.tenant,
+        role_of(row.scopes) or "-",
+        ", ".join(sorted(row.scopes)),
+        ", ".join(sorted(row.tiers)) or "all",
+        ", ".join(sorted(row.labels)) or "-",
+        ", ".join(limit for limit in limits if limit) or "-",
+        _day(row.created_at),
+        _state(row, settings, now),
+    )
+
+
+def _state(row: KeyRow, settings: Settings, now: float) -> str:
+    if row.revoked_at is not None:
+        return f"revoked {_day(row.revoked_at)}"
+    old = ""
+    if (row.previous_until or 0.0) > now:
+        old = f", old secret until {_day(row.previous_until)}"
+    old += PEPPERS[_pepper(row, settings)]
+    if row.expires_at is None:
+        return f"in force{old}"
+    return f"{'expired' if row.expires_at <= now else 'until'} {_day(row.expires_at)}{old}"
+
+
+def _pepper(row: KeyRow, settings: Settings) -> str:
+    """Return under which pepper the key is hashed: `current`, `earlier`, `missing`, or `unknown`."""
+    if row.pepper is None:
+        return "unknown"
+    marks = [pepper_mark(pepper) for pepper in peppers(settings)]
+    if row.pepper not in marks:
+        return "missing"
+    if row.pepper == marks[0]:
+        return "current"
+    return "earlier"
+
+
+def _day(at: float | None) -> str:
+    return terminal.minute(at or 0.0)
+
+
+# -- revoke
+
+
+async def _revoke(settings: Settings, asked: Asked, now: float) -> None:
+    async with storage.opened(settings) as store:
+        row = await _ended(store, asked.id, now)
+    if asked.json:
+        terminal.print_json(_record(row, settings, now))
+        return
+    words = f"Key {row.id} ({row.name}) is revoked; gateways follow within five seconds."
+    terminal.out().print(words, markup=False, soft_wrap=True)
+
+
+async def _ended(store: Store, name: str, now: float) -> KeyRow:
+    row = named(await store.keys(), name, now)
+    await store.revoke_key(row.id, now, by=storage.operator())
+    return await store.key(row.id) or row

@@ -1,0 +1,47 @@
+"""`baton tenants ls|add|disable|enable` manages tenants."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+
+from rich.text import Text
+
+from app.cli import event_loop, storage, terminal
+from app.cli.arguments import Asked
+from app.errors import NotFound
+from app.process.config import Settings, read
+from app.store.protocol import TenantRow
+
+
+def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> int:
+    """Carry out one of the verbs on the configured database."""
+    settings = read(environ)
+    terminal.log_to_stderr("warning")
+    storage.announce(settings)
+    if asked.verb != "ls":
+        event_loop.run(_change(settings, asked, now()))
+    rows = event_loop.run(_read(settings))
+    shown = rows if asked.verb == "ls" else [row for row in rows if row.name == asked.tenant]
+    if asked.json:
+        terminal.print_json([asdict(row) for row in shown])
+        return 0
+    table = terminal.table("tenant", "created", "keys", "state")
+    for row in shown:
+        state = "in force" if row.disabled_at is None else f"disabled {terminal.minute(row.disabled_at)}"
+        created = "-" if row.created_at is None else terminal.minute(row.created_at)
+        table.add_row(*(Text(terminal.clean(cell)) for cell in (row.name, created, str(row.keys), state)))
+    terminal.out().print(table if shown else "There are no tenants; a key or `baton tenants add NAME` makes one.")
+    return 0
+
+
+async def _change(settings: Settings, asked: Asked, now: float) -> None:
+    by = storage.operator()
+    async with storage.opened(settings) as store:
+        if asked.verb == "add":
+            await store.add_tenant(asked.tenant, now, by=by)
+        elif not await store.switch_tenant(asked.tenant, now, enabled=asked.verb == "enable", by=by):
+            raise NotFound("There is no such tenant; `baton tenants ls` lists them.")
+
+
+async def _read(settings: Settings) -> tuple[TenantRow, ...]:
+    async with storage.opened(settings) as store:
+        return await store.tenants()

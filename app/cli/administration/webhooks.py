@@ -1,0 +1,87 @@
+"""`baton webhooks failed|resend` shows messages to the operator's webhook that were given up, and sends them again."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from rich.text import Text
+
+from app.cli import event_loop, storage, terminal
+from app.cli.arguments import Asked
+from app.core.run import notices
+from app.core.run.notices import FailedNotice
+from app.errors import ConfigInvalid, NotFound
+from app.process.config import Settings, read
+
+MOST = 10_000
+"""Messages among which `resend` looks."""
+
+
+def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> int:
+    """Carry out one of the verbs on the configured database."""
+    settings = read(environ)
+    terminal.log_to_stderr("warning")
+    storage.announce(settings)
+    event_loop.run(_failed(settings, asked) if asked.verb == "failed" else _resend(settings, asked, now()))
+    return 0
+
+
+async def _failed(settings: Settings, asked: Asked) -> None:
+    async with storage.opened(settings) as store:
+        found = await store.failed_notices(asked.limit)
+    if asked.json:
+        terminal.print_json([_record(one) for one in found])
+        return
+    table = terminal.table()
+    for column in ("id", "type", "about", "made", "given up", "reason"):
+        table.add_column(column, overflow="fold")
+    for one in found:
+        table.add_row(*(Text(terminal.clean(cell)) for cell in _cells(one)))
+    terminal.out().print(table if found else "No message was given up.")
+
+
+def _record(one: FailedNotice) -> dict[str, Any]:
+    notice = one.notice
+    return {
+        "id": notice.id,
+        "type": notices.kind(notice),
+        "about": notice.run,
+        "created_at": notice.at,
+        "tries": notice.tries,
+        "failed_at": one.failed_at,
+        "reason": one.reason,
+    }
+
+
+def _cells(one: FailedNotice) -> tuple[str, ...]:
+    notice = one.notice
+    return (
+        notice.id,
+        notices.kind(notice),
+        notice.run,
+        terminal.minute(notice.at),
+        terminal.minute(one.failed_at),
+        one.reason,
+    )
+
+
+async def _resend(settings: Settings, asked: Asked, now: float) -> None:
+    if bool(asked.ids) == asked.all:
+        raise ConfigInvalid(["give the ids of messages, or --all"])
+    async with storage.opened(settings) as store:
+        chosen = _chosen(await store.failed_notices(MOST), asked.ids)
+        sent = await store.resend_notices([one.notice for one in chosen], now)
+    if asked.json:
+        terminal.print_json({"resent": sent})
+        return
+    terminal.out().print(f"{sent} {'message is' if sent == 1 else 'messages are'} due again.", markup=False)
+
+
+def _chosen(found: Sequence[FailedNotice], ids: Sequence[str]) -> Sequence[FailedNotice]:
+    """Return the messages of these ids, or all. Raises `NotFound` for an id that no message has."""
+    by_id = {one.notice.id: one for one in found}
+    unknown = sorted(set(ids) - set(by_id))
+    if unknown:
+        raise NotFound(f"No message of the id {unknown[0]} was given up; `baton webhooks failed` lists them.")
+    if ids:
+        return [by_id[name] for name in ids]
+    return found

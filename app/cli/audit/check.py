@@ -1,0 +1,148 @@
+"""`baton audit check|export|tiles|rules` checks a journal against Baton's promises, by code that did not write it.
+
+Exit status: 0 clean, 1 violations, 2 the journal could not be read.
+"""
+
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import orjson
+from rich.text import Text
+
+from app.audit.check import Auditor
+from app.audit.export import Export
+from app.audit.log.folder import save
+from app.audit.report import RULES, Report
+from app.cli import event_loop, storage, terminal
+from app.cli.arguments import Asked
+from app.cli.audit import content_reads
+from app.cli.terminal import count
+from app.errors import ConfigInvalid, StoreUnavailable
+from app.process.config import read
+from app.providers.formats import adapter
+from app.store.journal_file import write
+from app.store.sealed_rows import SealedRows, in_one_snapshot
+
+SHOWN = 200
+"""Violations that are printed; `--json` has up to 10,000."""
+CLEAN, VIOLATIONS, UNREADABLE = 0, 1, 2
+
+
+def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> int:
+    """Carry out one of the verbs. Returns the exit status."""
+    terminal.log_to_stderr("warning")
+    if asked.verb == "rules":
+        return _rules(as_json=asked.json)
+    if asked.verb != "check" or asked.file is None:
+        storage.announce(read(environ))
+    try:
+        if asked.verb == "export":
+            return event_loop.run(_export(asked, environ, now()))
+        if asked.verb == "tiles":
+            return event_loop.run(_tiles(asked, environ))
+        report = event_loop.run(_check(asked, environ, now()))
+    except StoreUnavailable as error:
+        print(f"baton: {error.message}", file=sys.stderr)
+        return UNREADABLE
+    if asked.run is not None and not (report.runs or report.pruned):
+        print("baton: there is no such run", file=sys.stderr)
+        return UNREADABLE
+    print(_json(report)) if asked.json else _print(report)
+    return CLEAN if report.clean else VIOLATIONS
+
+
+async def _check(asked: Asked, environ: Mapping[str, str], now: float) -> Report:
+    since = now - asked.since if asked.since else None
+    earlier = Export(Path(asked.against)) if asked.against else None
+    if asked.file is not None:
+        export = Export(Path(asked.file))
+        return await Auditor(export.at, adapter).audit(export, run=asked.run, since=since, against=earlier)
+    settings = read(environ)
+    async with storage.used(settings), storage.journals(settings) as archive:
+        return await Auditor(now, adapter).audit(archive, run=asked.run, since=since, against=earlier)
+
+
+async def _export(asked: Asked, environ: Mapping[str, str], now: float) -> int:
+    since = now - asked.since if asked.since else None
+    settings = read(environ)
+    async with storage.used(settings), storage.journals(settings) as archive:
+        runs = await write(archive, Path(asked.file), now=now, run=asked.run, since=since)
+    async with storage.opened(settings) as store:
+        await content_reads.note(store, asked.run or "", "", f"export of {count(runs, 'run')}")
+    if asked.json:
+        terminal.print_json({"file": asked.file, "runs": runs})
+        return CLEAN
+    terminal.err().print(f"Wrote {count(runs, 'run')} to {asked.file}; it holds callers' texts.", markup=False)
+    return CLEAN
+
+
+async def _tiles(asked: Asked, environ: Mapping[str, str]) -> int:
+    """Save the transparency log in a folder."""
+    settings = read(environ)
+    saved = 0
+
+    def whole(stored: SealedRows) -> None:
+        nonlocal saved
+        state = stored.state()
+        if state is None or state["checkpoint"] is None:
+            raise ConfigInvalid(["Nothing was sealed in this database yet; engines of 0.3.0 and later seal."])
+        saved = save(Path(asked.folder), (entry.entry for entry in stored.entries()), state["checkpoint"])
+
+    async with storage.used(settings), storage.journals(settings) as archive:
+        await in_one_snapshot(archive, whole)
+    if asked.json:
+        terminal.print_json({"folder": asked.folder, "entries": saved})
+        return CLEAN
+    terminal.err().print(f"Wrote {count(saved, 'entry', 'entries')} of the log to {asked.folder}.", markup=False)
+    return CLEAN
+
+
+def _json(report: Report) -> str:
+    record = {
+        "clean": report.clean,
+        "runs": report.runs,
+        "events": report.events,
+        "calls": report.calls,
+        "rendered": report.rendered,
+        "unverifiable": dict(report.unverifiable),
+        "pruned": report.pruned,
+        "pending": report.pending,
+        "rules": {name: {"violations": count, "promises": RULES[name][0]} for name, count in report.rules.items()},
+        "violations": report.violations,
+    }
+    return orjson.dumps(record, option=orjson.OPT_INDENT_2).decode()
+
+
+def _print(report: Report) -> None:
+    console = terminal.out()
+    for violation in report.violations[:SHOWN]:
+        console.print(Text(str(violation)), soft_wrap=True)
+    if report.rules.total() > SHOWN:
+        console.print(f"... and {report.rules.total() - SHOWN:,} more")
+    for name, number in report.rules.most_common():
+        promises, meaning = RULES[name]
+        console.print(f"{number:,} x {name} ({promises}): {meaning}", style="red", markup=False, soft_wrap=True)
+    reasons = ", ".join(f"{reason}: {number:,}" for reason, number in sorted(report.unverifiable.items()))
+    journals = (count(report.runs, "run"), count(report.events, "event"), count(report.calls, "call"))
+    looked_at = (
+        ", ".join(journals),
+        f"{count(report.rendered, 'request')} rendered again",
+        f"{report.unverifiable.total():,} unverifiable" + (f" ({reasons})" if reasons else ""),
+        f"{count(report.pruned, 'run')} pruned",
+        f"{count(report.pending, 'outcome')} still to come",
+    )
+    console.print("; ".join(looked_at), markup=False, soft_wrap=True)
+    total = report.rules.total()
+    console.print(count(total, "violation"), style="green" if report.clean else "bold red")
+
+
+def _rules(*, as_json: bool) -> int:
+    if as_json:
+        terminal.print_json([{"rule": name, "promise": one, "meaning": words} for name, (one, words) in RULES.items()])
+        return CLEAN
+    table = terminal.table("rule", "promise", "what holds")
+    for name, (promises, meaning) in RULES.items():
+        table.add_row(name, promises, meaning)
+    terminal.out().print(table)
+    return CLEAN

@@ -1,0 +1,43 @@
+"""`baton audit reads` lists who has read texts of callers and workers, and logs such readings by commands."""
+
+import sys
+from collections.abc import Callable, Mapping
+
+from app.cli import storage, terminal
+from app.cli.arguments import Asked
+from app.cli.audit import changes
+from app.errors import StoreUnavailable
+from app.store.protocol import CONTENT_READ, AdminEvent, Store
+
+
+def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> int:
+    """Carry out the command on the configured database. Returns the exit status."""
+    found = changes.listed(asked, environ, now, target=asked.run, action=CONTENT_READ)
+    if asked.json:
+        terminal.print_json([_shown(one) for one in found])
+        return 0
+    table = terminal.table("at", "who", "via", "run", "tenant", "what")
+    for one in found:
+        at = terminal.second(one.at)
+        cells = (at, one.actor, one.via, one.target or "several", one.tenant, what_of(one))
+        terminal.add_row(table, cells)
+    terminal.out().print(table if found else "Nobody has read any content.")
+    return 0
+
+
+def _shown(one: AdminEvent) -> dict[str, object]:
+    run = one.target or None
+    return {"at": one.at, "who": one.actor, "via": one.via, "run": run, "tenant": one.tenant, "what": what_of(one)}
+
+
+def what_of(event: AdminEvent) -> str:
+    """Return the part of a run that was read."""
+    return str((event.after or {}).get("what", ""))
+
+
+async def note(store: Store, run: str, tenant: str, what: str, shown: str = "") -> None:
+    """Log that the user of this command reads content. On a read replica, which cannot be written, it says so."""
+    try:
+        await store.note_read(run, tenant, what, by=storage.operator(), shown=shown)
+    except StoreUnavailable:
+        print("baton: this reading could not be logged: the database takes no writes", file=sys.stderr)

@@ -1,0 +1,150 @@
+"""`baton disclosures` lists who was sent what; `baton disclosures rebuild` derives the rows of runs from before the
+ledger."""
+
+import sys
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+
+from rich.table import Table
+
+from app.cli import event_loop, storage, terminal
+from app.cli.arguments import Asked
+from app.cli.declarations import SPANS
+from app.core.run.disclosures import completed
+from app.errors import ConfigInvalid
+from app.gateway.runs import disclosures
+from app.gateway.wire import query as wire
+from app.process.config import Settings, read
+from app.store.protocol import Disclosure, DisclosureQuery, Store
+
+PAGE = 500
+"""Rows that are read at a time."""
+BATCH = 100
+"""Runs whose rows one transaction derives."""
+SHOWN = ("when", "run", "step", "recipient", "kind", "region", "saw", "labels", "outcome", "by")
+
+
+def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> int:
+    """Carry out the command on the configured database. Returns the exit status."""
+    settings = read(environ)
+    terminal.log_to_stderr("warning")
+    storage.announce(settings)
+    if asked.action == "rebuild":
+        return event_loop.run(_rebuild(settings, as_json=asked.json))
+    wanted = query_of(asked, now())
+    if asked.json and asked.csv:
+        raise ConfigInvalid(["--json and --csv exclude each other"])
+    return event_loop.run(_list(settings, asked, wanted))
+
+
+def query_of(asked: Asked, now: float) -> DisclosureQuery:
+    """Return the query that the options choose. Raises `ConfigInvalid` for a faulty one."""
+    try:
+        saw = wire.saw_of([wire.seen(value) for value in asked.saw])
+    except ValueError as error:
+        raise ConfigInvalid([f"--saw: {error}"]) from None
+    return DisclosureQuery(
+        recipients=asked.recipient,
+        kinds=asked.recipient_kind,
+        providers=asked.provider,
+        saw=saw,
+        since=moment("--since", asked.since, now),
+        until=moment("--until", asked.until, now),
+        tenants=asked.tenant,
+        users=asked.user,
+        runs=asked.run,
+        keys=asked.key,
+        ascending=asked.reverse,
+        limit=asked.limit,
+    )
+
+
+def moment(name: str, text: str | None, now: float) -> float | None:
+    """Return a time in seconds since 1970: one as RFC 3339 writes it, or a span such as 7d before now."""
+    if text is None:
+        return None
+    number, unit = text[:-1], text[-1:]
+    if unit in SPANS and number.isdecimal():
+        return now - int(number) * SPANS[unit]
+    try:
+        at = datetime.fromisoformat(text)
+    except ValueError:
+        raise ConfigInvalid([f"{name}: must be a span such as 7d, or a time such as 2026-11-17T00:00Z"]) from None
+    return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
+
+
+async def _list(settings: Settings, asked: Asked, query: DisclosureQuery) -> int:
+    found = 0
+    async with storage.opened(settings) as store:
+        if not asked.json and not asked.csv:
+            rows = [row async for page in pages(store, query) for row in page]
+            terminal.out().print(_table(rows) if rows else "Nothing was disclosed.")
+            return 0
+        async for page in pages(store, query):
+            text = disclosures.as_csv(page) if asked.csv else b"".join(disclosures.as_lines(page)).decode()
+            sys.stdout.write(text.partition("\n")[2] if asked.csv and found else text)
+            found += len(page)
+    if asked.csv and not found:
+        sys.stdout.write(disclosures.as_csv(()))
+    return 0
+
+
+async def pages(store: Store, query: DisclosureQuery) -> AsyncIterator[Sequence[Disclosure]]:
+    """Yield the rows that a query chooses, page by page, up to its limit."""
+    left = query.limit
+    while left > 0:
+        rows = await store.disclosures(replace(query, limit=min(left, PAGE)))
+        if rows:
+            yield rows
+        if len(rows) < min(left, PAGE):
+            return
+        left -= len(rows)
+        query = replace(query, before=(rows[-1].at, rows[-1].call))
+
+
+def _table(rows: Sequence[Disclosure]) -> Table:
+    table = terminal.table(*SHOWN)
+    for row in rows:
+        step = "" if row.step is None else str(row.step)
+        cells = (
+            terminal.second(row.at),
+            row.run,
+            step,
+            row.recipient,
+            row.kind,
+            row.region,
+            saw(row),
+            " ".join(row.labels),
+        )
+        terminal.add_row(table, (*cells, row.outcome or "open", why(row)))
+    return table
+
+
+def saw(row: Disclosure) -> str:
+    """Return what a recipient saw, in a few words."""
+    steps = [f"step {n}" for n in row.saw_steps]
+    return ", ".join([*(["user"] if row.saw_user else []), *steps, *(["results"] if row.saw_results else [])])
+
+
+def why(row: Disclosure) -> str:
+    """Return by whose decision a recipient saw that, and which workers were passed over for the call."""
+    passed_over = [f"not {worker} ({reason})" for worker, reason in row.passed_over]
+    return ", ".join([row.planned_by, *passed_over])
+
+
+async def _rebuild(settings: Settings, *, as_json: bool) -> int:
+    runs = added = 0
+    async with storage.opened(settings) as store:
+        place: tuple[float, str] | None = None
+        while True:
+            batch = await store.rebuild_disclosures(place, BATCH, completed)
+            runs, added, place = runs + batch.runs, added + batch.added, batch.following
+            if place is None:
+                break
+    if as_json:
+        terminal.print_json({"runs": runs, "rows": added})
+    else:
+        looked_at, changed = terminal.count(runs, "run"), terminal.count(added, "row")
+        terminal.out().print(f"Looked at {looked_at}; added or completed {changed}.", markup=False)
+    return 0

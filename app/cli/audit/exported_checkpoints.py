@@ -1,0 +1,105 @@
+"""The exported checkpoints of the transparency log: the newest one, and the last ones with cosignature or time stamp.
+
+They are read from the place itself, so that what is shown is what is there.
+"""
+
+import asyncio
+import re
+from dataclasses import dataclass, field
+
+from app.cli.runs import run_words
+from app.core.transparency.notes import NoteInvalid
+from app.core.transparency.witnesses import Witness, cosignature_time
+from app.errors import ArchiveUnavailable, ConfigInvalid
+from app.process.config import Settings, log_witnesses
+from app.store.archive_files import ArchiveFiles, open_archive_files
+
+NAME = re.compile(r"(\d{15})\.(txt|tsr)")
+LISTED = 1_000_000
+"""So many entries before the end of the log are looked at first."""
+READ = 100
+"""Most checkpoints that are read to find the last one that a witness has cosigned."""
+READ_SECONDS = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Cosigned:
+    """The last checkpoint that a witness has cosigned, by its size, and when; None where none of the last 100 is."""
+
+    size: int | None
+    at: str | None
+
+
+@dataclass(slots=True)
+class Outside:
+    """The checkpoints that are held outside of the database. `problem` says why it could not be read."""
+
+    place: str
+    problem: str = ""
+    size: int | None = None
+    """Entries that the newest checkpoint counts."""
+    written_at: str | None = None
+    witnesses: dict[str, Cosigned] = field(default_factory=dict)
+    stamped_size: int | None = None
+    """Entries that the last checkpoint with a time stamp counts."""
+
+    def facts(self, *, stamps: bool) -> dict[str, object]:
+        """Return the values by the names that are printed."""
+        found: dict[str, object] = {
+            "export": self.place,
+            "exported_size": self.size,
+            "exported_at": self.written_at,
+        }
+        if self.problem:
+            found["export_problem"] = self.problem
+        for name, one in self.witnesses.items():
+            found[f"witness {name}"] = {"size": one.size, "at": one.at}
+        if stamps:
+            found["timestamped_size"] = self.stamped_size
+        return found
+
+
+async def look(settings: Settings, size: int) -> Outside | None:
+    """Read the place; None if nothing is exported. `size` is the size of the log."""
+    if not settings.log_export:
+        return None
+    found = Outside(settings.log_export)
+    try:
+        async with asyncio.timeout(READ_SECONDS):
+            files = open_archive_files(settings.log_export, settings.archive_endpoint)
+            await asyncio.to_thread(_read, files, found, size, log_witnesses(settings))
+    except (ArchiveUnavailable, ConfigInvalid, TimeoutError) as error:
+        found.problem = str(error) or "it did not answer in time"
+    return found
+
+
+def _read(files: ArchiveFiles, found: Outside, size: int, witnesses: tuple[Witness, ...]) -> None:
+    names = files.names(f"{max(0, size - LISTED):015d}") or files.names("")
+    held: dict[str, list[int]] = {"txt": [], "tsr": []}
+    for name in names:
+        if known := NAME.fullmatch(name):
+            held[known[2]].append(int(known[1]))
+    if held["tsr"]:
+        found.stamped_size = held["tsr"][-1]
+    if held["txt"]:
+        found.size = held["txt"][-1]
+        written = files.written_at(f"{found.size:015d}.txt")
+        found.written_at = run_words.moment(written) if written is not None else None
+    found.witnesses = {one.name: Cosigned(size=None, at=None) for one in witnesses}
+    missing = list(witnesses)
+    for one in held["txt"][: -READ - 1 : -1] if missing else []:
+        body = files.read(f"{one:015d}.txt") or b""
+        for witness in missing[:]:
+            at = _cosigned_at(body, witness)
+            if at is not None:
+                found.witnesses[witness.name] = Cosigned(one, run_words.moment(at))
+                missing.remove(witness)
+        if not missing:
+            return
+
+
+def _cosigned_at(body: bytes, witness: Witness) -> float | None:
+    try:
+        return cosignature_time(body.decode(), witness.key)
+    except (UnicodeDecodeError, NoteInvalid):
+        return None

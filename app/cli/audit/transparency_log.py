@@ -1,0 +1,129 @@
+"""`baton audit log` shows the transparency log, and `baton runs proof` checks the proofs of its entries about a run."""
+
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from app.cli import event_loop, storage, terminal
+from app.cli.arguments import Asked
+from app.cli.audit import exported_checkpoints
+from app.cli.runs import run_words
+from app.core.transparency.leaves import parse_leaf
+from app.core.transparency.merkle import includes, leaf_hash
+from app.core.transparency.notes import Checkpoint, NoteInvalid, Signer, Verifier, open_checkpoint
+from app.errors import ConfigInvalid, NotFound, RunPruned
+from app.gateway.runs.log_route import proof_of_run
+from app.process.config import Settings, read
+from app.store.protocol import LogState, Proof, Store
+
+SEED_BYTES = 32
+
+
+def run(asked: Asked, environ: Mapping[str, str], _now: Callable[[], float]) -> int:
+    """Carry out one of the verbs. Returns the exit status."""
+    if getattr(asked, "new_key", None):
+        return _new_key(asked.new_key, as_json=asked.json)
+    settings = read(environ)
+    terminal.log_to_stderr("warning")
+    storage.announce(settings)
+    if asked.verb == "proof":
+        return event_loop.run(_prove(settings, asked))
+    return event_loop.run(_show(settings, asked))
+
+
+def _new_key(name: str, *, as_json: bool) -> int:
+    """Print a new key. It is a secret, so that standard output has nothing else."""
+    try:
+        signer = Signer(name, secrets.token_bytes(SEED_BYTES))
+    except NoteInvalid:
+        raise ConfigInvalid(["--new-key: the name of a log has neither spaces nor a plus"]) from None
+    if as_json:
+        terminal.print_json({"signer": signer.secret(), "verifier": str(signer.verifier)})
+        return 0
+    print(signer.secret())
+    terminal.err().print(f"verifier key, for everybody: {signer.verifier}", markup=False, soft_wrap=True)
+    return 0
+
+
+async def _show(settings: Settings, asked: Asked) -> int:
+    async with storage.opened(settings) as store:
+        state = await store.log.state()
+    facts = _facts(state, _checkpoint(state.checkpoint, state.verifiers))
+    outside = await exported_checkpoints.look(settings, state.size)
+    facts |= outside.facts(stamps=bool(settings.log_timestamp_url)) if outside is not None else {"export": None}
+    if asked.json:
+        terminal.print_json(facts)
+        return 0
+    for name, value in facts.items():
+        shown = "\n".join(value) if isinstance(value, list) else value
+        terminal.out().print(f"{name}: {shown}", markup=False, soft_wrap=True)
+    return 0
+
+
+def _facts(state: LogState, checkpoint: Checkpoint | None) -> dict[str, Any]:
+    """Return the state of the log by the names that are printed."""
+    return {
+        "origin": checkpoint.origin if checkpoint is not None else None,
+        "size": state.size,
+        "root": checkpoint.root.hex() if checkpoint is not None else None,
+        "sealed_at": run_words.moment(state.sealed_at) if state.sealed_at is not None else None,
+        "waiting": state.waiting,
+        "lag_seconds": round(state.lag, 3),
+        "catching_up": state.catching_up,
+        "key": "in the database" if state.stored_key else "BATON_LOG_KEY",
+        "verifiers": list(state.verifiers),
+    }
+
+
+def _checkpoint(note: str | None, verifiers: Sequence[str]) -> Checkpoint | None:
+    """Return the checkpoint of the log, whose signature is checked by its own keys."""
+    if note is None:
+        return None
+    return open_checkpoint(note, [Verifier.parsed(one) for one in verifiers])
+
+
+async def _prove(settings: Settings, asked: Asked) -> int:
+    async with storage.opened(settings) as store:
+        name, events = await _found(store, asked.run)
+        proof, state = await store.log.proof(name), await store.log.state()
+    if events is None and not proof.leaves:
+        raise NotFound("The log has nothing about this run.")
+    faults = _faults(proof, state.verifiers)
+    leaves = [parse_leaf(one.entry) for one in proof.leaves]
+    sealed = max([leaf.events for leaf in leaves], default=0)
+    if asked.json:
+        terminal.print_json(proof_of_run(name, events or sealed, proof) | {"sealed": sealed, "faults": faults})
+        return int(bool(faults))
+    for one, leaf in zip(proof.leaves, leaves, strict=True):
+        about = leaf.kind
+        if leaf.kind == "run":
+            about = terminal.count(leaf.events, "event")
+        print(f"entry {one.place}: {about}, sealed at {run_words.moment(leaf.at)}, proof of {len(one.proof)} hashes")
+    print(f"{sealed} of {events} events are sealed." if events is not None else "The run was pruned.")
+    for fault in faults:
+        print(fault)
+    return int(bool(faults))
+
+
+async def _found(store: Store, name: str) -> tuple[str, int | None]:
+    """Return the id of a run and the number of its events; None for one that was pruned."""
+    try:
+        row = await storage.find(store, name)
+    except RunPruned:
+        return name, None
+    return row.id, row.seq
+
+
+def _faults(proof: Proof, verifiers: Sequence[str]) -> list[str]:
+    """Return the faults of the proofs of a run: in the signature of the checkpoint, or in the place of an entry."""
+    try:
+        head = _checkpoint(proof.checkpoint, verifiers)
+    except NoteInvalid as error:
+        return [f"The checkpoint is not valid: {error}"]
+    if head is None:
+        return []
+    return [
+        f"Entry {leaf.place} is not in the tree of the checkpoint."
+        for leaf in proof.leaves
+        if not includes(leaf.place, head.size, leaf_hash(leaf.entry), leaf.proof, head.root)
+    ]

@@ -1,0 +1,160 @@
+"""`baton audit verify` checks the transparency log, and everything that is sealed in it.
+
+Exit status: 0 clean, 1 something is altered, missing or surplus, 2 the log could not be read.
+"""
+
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from rich.text import Text
+
+from app.audit.export import Export
+from app.audit.log.findings import RULES, Verified
+from app.audit.log.folder import TilesFolder
+from app.audit.log.journal import check_journal
+from app.audit.log.rows import check_database
+from app.audit.log.tree import Checkpoint, Key, Unreadable, read_checkpoint, read_key
+from app.audit.log.verify import LogCheck
+from app.cli import event_loop, storage, terminal
+from app.cli.arguments import Asked
+from app.cli.terminal import count
+from app.errors import ConfigInvalid, StoreUnavailable
+from app.process.config import read
+from app.store.sealed_rows import SealedRows, in_one_snapshot
+
+SHOWN = 100
+"""Findings that are printed; `--json` has up to 10,000."""
+CLEAN, ALTERED, UNREADABLE = 0, 1, 2
+HELD_BYTES = 2**16
+"""Most bytes of a checkpoint."""
+
+
+def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> int:
+    """Carry out the command. Returns the exit status."""
+    terminal.log_to_stderr("warning")
+    report = Verified()
+    check = LogCheck(report, keys=_keys(asked.keys, "--key"), held=_held(asked.checkpoints))
+    check.witnesses = _keys(asked.witnesses, "--witness")
+    if check.witnesses and not check.held:
+        raise ConfigInvalid(["--witness: needs the checkpoint that it has cosigned (--checkpoint)"])
+    if asked.saved is not None:
+        check.saved = TilesFolder(Path(asked.saved)).bundle
+    began = time.monotonic()
+    try:
+        if asked.folder is not None:
+            event_loop.run(_offline(asked, check))
+        else:
+            event_loop.run(_database(asked, environ, check))
+    except StoreUnavailable as error:
+        print(f"baton: {error.message}", file=sys.stderr)
+        return UNREADABLE
+    if not check.keys:
+        report.notes.append("The keys are those that the log itself names; --key compares with one that you know.")
+    if not check.held:
+        report.notes.append("No checkpoint from outside was given (--checkpoint), so a log that was made anew passes.")
+    if asked.json:
+        terminal.print_json(_json(report, check))
+    else:
+        _print(report, time.monotonic() - began)
+    return CLEAN if report.clean else ALTERED
+
+
+def _keys(given: tuple[str, ...], option: str) -> tuple[Key, ...]:
+    """Return the keys of an option, each as its text or as a file with one on each line."""
+    found = []
+    for one in given:
+        path = Path(one)
+        try:
+            lines = path.read_text().split() if path.is_file() else [one]
+            found += [read_key(line) for line in lines]
+        except (OSError, UnicodeDecodeError, Unreadable) as error:
+            raise ConfigInvalid([f"{option} {one}: {error}"]) from None
+    return tuple(found)
+
+
+def _held(given: tuple[str, ...]) -> tuple[tuple[str, Checkpoint], ...]:
+    """Return the checkpoints of this command, each a file or a folder of files."""
+    found = []
+    for one in given:
+        path = Path(one)
+        for file in sorted(path.rglob("*.txt")) if path.is_dir() else [path]:
+            try:
+                if file.is_file() and file.stat().st_size <= HELD_BYTES:
+                    found.append((file.name, read_checkpoint(file.read_text())))
+            except (OSError, UnicodeDecodeError, Unreadable) as error:
+                raise ConfigInvalid([f"--checkpoint {file}: {error}"]) from None
+        if not path.exists():
+            raise ConfigInvalid([f"--checkpoint {one}: there is no such file"])
+    return tuple(found)
+
+
+async def _offline(asked: Asked, check: LogCheck) -> None:
+    """Check a folder of tiles, and a file of journals against it."""
+    folder = TilesFolder(Path(asked.folder))
+    check.tiles = folder.tile
+    check.check(folder.entries(), folder.note())
+    if asked.journal is not None:
+        await check_journal(Export(Path(asked.journal)), list(folder.entries()), check.report)
+
+
+async def _database(asked: Asked, environ: Mapping[str, str], check: LogCheck) -> None:
+    """Check the configured database, all in one snapshot."""
+    settings = read(environ)
+    storage.announce(settings)
+
+    def whole(stored: SealedRows) -> None:
+        state = stored.state()
+        if not stored.has_entries() and (state is None or not state["size"]):
+            raise ConfigInvalid(["Nothing was sealed in this database yet; engines of 0.3.0 and later seal."])
+        check_database(check, stored, contents=not asked.no_contents, settled=asked.settled)
+
+    async with storage.used(settings), storage.journals(settings) as archive:
+        await in_one_snapshot(archive, whole)
+
+
+def _json(report: Verified, check: LogCheck) -> dict[str, object]:
+    first = report.first
+    return {
+        "clean": report.clean,
+        "first": first,
+        "entries": report.entries,
+        "checkpoints": len(check.held),
+        "runs": report.runs,
+        "events": report.events,
+        "rows": report.rows,
+        "contents": report.contents,
+        "pruned": report.pruned,
+        "erased": report.erased,
+        "pending": report.pending,
+        "rules": dict(report.rules),
+        "notes": report.notes,
+        "findings": list(report.ordered()),
+    }
+
+
+def _print(report: Verified, seconds: float) -> None:
+    console = terminal.out()
+    for number, finding in enumerate(report.ordered()):
+        if number == SHOWN:
+            console.print(f"... and {report.rules.total() - SHOWN:,} more")
+            break
+        console.print(Text(terminal.clean(str(finding))), soft_wrap=True)
+    for name, number in report.rules.most_common():
+        console.print(f"{number:,} x {name}: {RULES[name]}", style="red", markup=False, soft_wrap=True)
+    rate = report.events / max(seconds, 0.001)
+    counted = (
+        count(report.entries, "entry", "entries"),
+        f"{count(report.runs, 'run')} with {count(report.events, 'event')} ({rate:,.0f} a second)",
+        f"{count(report.rows, 'other row')}, {count(report.contents, 'text')}",
+        f"{count(report.erased, 'run')} erased, {report.pruned:,} pruned",
+        f"{report.pending:,} not sealed yet",
+    )
+    console.print("; ".join(counted), markup=False, soft_wrap=True)
+    for note in report.notes:
+        console.print(note, markup=False, soft_wrap=True)
+    if (first := report.first) is not None:
+        console.print(Text(terminal.clean(f"The first bad place: {first}"), style="bold red"), soft_wrap=True)
+        return
+    console.print("Nothing that was sealed is altered or missing.", style="green")

@@ -1,0 +1,33 @@
+"""`baton audit views` makes the SQL views for auditors in the configured Postgres, or drops them."""
+
+from collections.abc import Callable, Mapping
+
+from app.cli import storage, terminal
+from app.cli.arguments import Asked
+from app.errors import ConfigInvalid
+from app.process.config import read
+from app.store.sqlkit import audit_views, revisions
+
+
+def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> int:
+    """Carry out the command. Returns the exit status."""
+    settings = read(environ)
+    terminal.log_to_stderr("warning")
+    storage.announce(settings)
+    if settings.database_url.startswith("sqlite"):
+        raise ConfigInvalid(["the views are for Postgres; an SQLite file has no roles that could be kept from texts"])
+    names = ", ".join(audit_views.VIEWS)
+    with storage.causes(settings):
+        if asked.drop:
+            revisions.change(settings.database_url, audit_views.drop)
+        else:
+            revisions.change(settings.database_url, lambda conn: audit_views.make(conn, asked.role))
+    if asked.json:
+        terminal.print_json({"views": [] if asked.drop else list(audit_views.VIEWS), "role": asked.role})
+        return 0
+    done = "dropped" if asked.drop else "made"
+    granted = ""
+    if asked.role and not asked.drop:
+        granted = f" The role {asked.role} may read them."
+    terminal.out().print(f"The views {names} are {done}.{granted}", markup=False, soft_wrap=True)
+    return 0

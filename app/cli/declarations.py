@@ -1,0 +1,250 @@
+"""Parts of the command line: commands with examples, types of values, and options that several commands share."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import click
+
+from app.cli.arguments import Asked, asked
+
+Decorated = TypeVar("Decorated", bound=Callable[..., Any] | click.Command)
+Decorator = Callable[[Decorated], Decorated]
+SPANS: Mapping[str, int] = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
+"""Seconds of each unit of a time span."""
+
+
+class Option(click.Option):
+    """An option that may stand in a section of the help, under a title of its own."""
+
+    def __init__(self, *args: Any, section: str = "", **attributes: Any) -> None:
+        super().__init__(*args, **attributes)
+        self.section = section
+
+
+class Command(click.Command):
+    """A command whose help shows examples, each of which is a whole command line."""
+
+    def __init__(self, *args: Any, module: str, examples: Sequence[str] = (), **attributes: Any) -> None:
+        super().__init__(*args, **attributes)
+        self.module = module
+        self.examples = examples
+
+    def invoke(self, ctx: click.Context) -> Asked:
+        """Return the parsed request; nothing is carried out while the command line is read."""
+        return asked(self.module, self.name or "", ctx.params)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options by section, then the examples. The arguments stand above them."""
+        sections: dict[str, list[tuple[str, str]]] = {}
+        options = [one for one in self.get_params(ctx) if not isinstance(one, click.Argument)]
+        for one in options:
+            record = one.get_help_record(ctx)
+            if record is not None:
+                sections.setdefault(title(one), []).append(record)
+        for name, records in sections.items():
+            with formatter.section(name):
+                formatter.write_dl(records)
+        if self.examples:
+            with formatter.section("Examples"):
+                for line in self.examples:
+                    formatter.write(f"{'':>{formatter.current_indent}}{line}\n")
+
+
+def title(parameter: click.Parameter) -> str:
+    """Return the title in the help under which a parameter stands."""
+    if isinstance(parameter, click.Argument):
+        return "Arguments"
+    return getattr(parameter, "section", "") or "Options"
+
+
+class Group(click.Group):
+    """A group of commands in the order in which they were defined."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of the commands, in order of definition."""
+        return list(self.commands)
+
+    def add(self, name: str, module: str, *examples: str) -> Callable[[Callable[..., None]], Command]:
+        """Define a command that `module` of the package `app.cli` runs. Its description is the function's docstring."""
+
+        def made(function: Callable[..., None]) -> Command:
+            command = click.command(
+                name, cls=Command, module=module, examples=examples, context_settings={"show_default": True}
+            )(function)
+            self.add_command(command)
+            return command
+
+        return made
+
+
+def group(parent: Group, name: str, words: str) -> Group:
+    """Define a group of commands inside another group."""
+    made = Group(name, help=words)
+    parent.add_command(made)
+    return made
+
+
+def argument(name: str, words: str, **attributes: Any) -> Decorator[Any]:
+    """Declare a positional argument."""
+    return click.argument(name, help=words, **attributes)
+
+
+def option(*names: str, help: str, section: str = "", **attributes: Any) -> Decorator[Any]:
+    """Declare an option. Without a type or a default it takes a text and is None if it is not given."""
+    return click.option(*names, cls=Option, help=help, section=section, **attributes)
+
+
+def flag(*names: str, help: str, section: str = "") -> Decorator[Any]:
+    """Declare an option without a value."""
+    return option(*names, is_flag=True, help=help, section=section)
+
+
+def repeatable(*names: str, help: str, section: str = "", **attributes: Any) -> Decorator[Any]:
+    """Declare an option that may be given several times; its value is a tuple."""
+    return option(*names, multiple=True, help=f"{help} Repeatable.", section=section, **attributes)
+
+
+def in_order(*decorators: Decorator[Any]) -> Decorator[Any]:
+    """Join decorators of options into one that keeps their order."""
+
+    def decorated(function: Any) -> Any:
+        for decorator in reversed(decorators):
+            function = decorator(function)
+        return function
+
+    return decorated
+
+
+# -- types of values
+
+
+class Count(click.ParamType[int]):
+    """A whole number from 1 to a million."""
+
+    name = "number"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Return the number."""
+        number = _number(value)
+        if not 1 <= number <= 1_000_000 or number != int(number):
+            self.fail("must be a whole number from 1", param, ctx)
+        return int(number)
+
+
+class Dollars(click.ParamType[int]):
+    """An amount in dollars; its value is in micro-dollars."""
+
+    name = "dollars"
+
+    def __init__(self, *, or_nothing: bool = False) -> None:
+        """`or_nothing` is for an amount that may be 0."""
+        self._or_nothing = or_nothing
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Return micro-dollars."""
+        amount = _number(value)
+        if self._or_nothing and amount == 0:
+            return 0
+        if not 0.000001 <= amount <= 1_000_000:
+            least = "from 0" if self._or_nothing else "above 0"
+            self.fail(f"must be a number of dollars {least} to 1,000,000, in steps of 0.000001", param, ctx)
+        return round(amount * 1_000_000)
+
+
+class Share(click.ParamType[float]):
+    """A share of the runs, between 0 and 1."""
+
+    name = "share"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return the share."""
+        share = _number(value)
+        if not 0 < share < 1:
+            self.fail("must be a share of the runs between 0 and 1; `promote` is for all of them", param, ctx)
+        return share
+
+
+class Span(click.ParamType[float]):
+    """A time span such as 90s, 30m, 12h, 30d or 52w; its value is in seconds."""
+
+    name = "span"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return seconds."""
+        if isinstance(value, float):
+            return value
+        number, unit = value[:-1], value[-1:]
+        if unit not in SPANS or not number.isdecimal() or not int(number):
+            self.fail("must be a time span such as 90s, 30m, 12h, 30d or 52w", param, ctx)
+        return float(int(number) * SPANS[unit])
+
+
+def _number(text: Any) -> float:
+    """Return a number, or NaN, which no range contains."""
+    try:
+        return float(text)
+    except ValueError:
+        return float("nan")
+
+
+COUNT = Count()
+DOLLARS = Dollars()
+SHARE = Share()
+SPAN = Span()
+
+# -- options that several commands share
+
+HOST = option("--host", "baton_host", metavar="ADDRESS", help="The address to listen on (BATON_HOST).")
+PORT = option(
+    "--port", "baton_port", type=click.IntRange(0, 65_535), metavar="PORT", help="The port to listen on (BATON_PORT)."
+)
+POOL = option("--pool", "baton_pool", metavar="FILE", help="The pool file (BATON_POOL).")
+AS_JSON = flag("--json", help="Print JSON.")
+SINCE = option("--since", type=SPAN, metavar="SPAN", help="Only runs of the last 30m, 12h, 7d, ...")
+TRUST_CODE = flag(
+    "--trust-code",
+    help="Run unit tests of answers' code even if the kernel does not allow the network to be cut off.",
+)
+
+
+def only(*names: str) -> Decorator[Any]:
+    """Declare filters of runs, such as `--tier` and `--tenant`."""
+    return in_order(*(option(f"--{name}", help=f"Only runs of this {name}.") for name in names))
+
+
+def agreed(section: str = "") -> Decorator[Any]:
+    """Declare the options that choose the runs to learn from."""
+    return in_order(
+        option(
+            "--consent",
+            metavar="LABEL",
+            section=section,
+            help="Only runs with this label, or with it as a yes in their metadata.",
+        ),
+        flag("--everybody", section=section, help="All callers have agreed."),
+        repeatable("--without", metavar="LABEL", section=section, help="Leave out runs with this label."),
+        option(
+            "--held-out",
+            type=float,
+            default=0.1,
+            section=section,
+            help="The share of conversations that is kept from training.",
+        ),
+        option(
+            "--tier", section=section, help="Only runs of this tier; with --backend trl it is the tier to train for."
+        ),
+        option("--tenant", section=section, help="Only runs of this tenant."),
+        flag("--rated", section=section, help="Only runs that a person or a rule has rated."),
+    )
+
+
+PLANNING = in_order(
+    argument("question", "The question to plan for."),
+    option("--tier", default="baton-ultra", help="The tier, or an alias of one."),
+    option("--effort", help="minimal, low, medium, high, ... (default: the tier's own)."),
+    repeatable("--label", metavar="LABEL", help="A label of the task; workers not cleared for it are left out."),
+    repeatable("--allow", metavar="WORKER", help="A worker that may be used."),
+    repeatable("--deny", metavar="WORKER", help="A worker that may not be used."),
+    option("--pin", metavar="WORKER", help="The one worker to use."),
+)
+"""The question and the options of the commands that plan."""

@@ -1,0 +1,1 @@
+"""The service inside one command, for commands that start runs."""

@@ -1,0 +1,60 @@
+"""The whole service inside a command: the configured pool with its arms, and its own journal."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+
+from app.cli import storage
+from app.cli.embedded.engine import at_work
+from app.core.pool.snapshot import sealed
+from app.core.rating.calibration import Trial
+from app.gateway.app import create_app
+from app.gateway.http.api_keys import mint
+from app.process.config import Loaded, Settings
+from app.store.sqlkit import revisions
+
+TENANT = "evaluation"
+
+
+def in_folder(loaded: Loaded, folder: Path) -> Loaded:
+    """Return the pool with arms, for one process that shares nothing with a service that may be running."""
+    settings = loaded.settings.model_copy(
+        update={
+            "data_dir": folder,
+            "database_url": f"sqlite:///{folder / 'baton.db'}",
+            "redis_url": None,
+            "webhook_url": None,
+            "webhook_secret": None,
+        }
+    )
+    evaluation = replace(loaded.catalog.evaluation, arms=True)
+    return replace(loaded, settings=settings, catalog=sealed(replace(loaded.catalog, evaluation=evaluation)))
+
+
+@asynccontextmanager
+async def embedded(loaded: Loaded, folder: Path, concurrency: int) -> AsyncIterator[httpx.AsyncClient]:
+    """Yield a client with a key that calls the application without a socket. The service ends with the block.
+
+    The cards of its workers have the calibration of the configured database.
+    """
+    trials = await _calibrated(loaded.settings) if revisions.exists(loaded.settings.database_url) else ()
+    async with at_work(in_folder(loaded, folder), concurrency, dispatches=True) as opened:
+        for trial in trials:
+            await opened.gateway.store.note_trial(trial)
+        opened.pool.calibrated(await opened.gateway.store.trials())
+        scopes, now = ["runs:write", "runs:read"], opened.gateway.now()
+        key, row = mint(opened.gateway.pepper, tenant=TENANT, name=TENANT, scopes=scopes, now=now)
+        await opened.gateway.store.add_key(row)
+        transport = httpx.ASGITransport(create_app(opened.gateway), raise_app_exceptions=False)
+        headers = {"authorization": f"Bearer {key}"}
+        async with httpx.AsyncClient(transport=transport, base_url="http://baton", headers=headers) as client:
+            yield client
+
+
+async def _calibrated(settings: Settings) -> tuple[Trial, ...]:
+    """Return the results of `baton calibrate`."""
+    async with storage.opened(settings) as store:
+        return await store.trials()

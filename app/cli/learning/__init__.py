@@ -1,0 +1,1 @@
+"""Commands that rate, measure, compare and train."""

@@ -1,0 +1,316 @@
+"""`baton calibrate` gives every worker the same tasks, once each, and stores its scores.
+
+The tasks are the built-in ones, or those of a file. Each task is a run like any other, over exactly one worker:
+journaled, within its budget, carried out by the engine. Its score is stored at once, so that an interrupted calibration
+continues where it stopped. A failed call says nothing about what its worker can do: it is not a trial, and is repeated
+the next time.
+"""
+
+import asyncio
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from itertools import chain
+from pathlib import Path
+from typing import cast
+
+import orjson
+from rich.progress import Progress
+from rich.table import Table
+
+from app.cli import event_loop, storage, terminal
+from app.cli.arguments import Asked
+from app.cli.embedded import engine
+from app.cli.learning import task_set
+from app.cli.learning.sandbox import Sandbox
+from app.cli.learning.task_set import Graded
+from app.core.message.chat import Message, Role, Text, Usage
+from app.core.pool.budget import input_bound, worst_case
+from app.core.pool.catalog import Catalog, Limits, Tier, Worker
+from app.core.pool.policy import Overrides
+from app.core.rating.calibration import SOURCE, Rate, Trial, alike, of_worker, rates
+from app.core.rating.feedback import derived
+from app.core.rating.forecast import OUTPUT_TOKENS
+from app.engine.delivery.messages import TurnEnd
+from app.engine.runs.admission import Order
+from app.errors import BatonError, ConfigInvalid
+from app.lab.calibration_tasks import BuiltIn, built_in
+from app.process.config import Loaded, configure
+from app.process.wiring import Runtime
+
+KEY = "baton-calibrate"
+"""The name of the key in the journal."""
+ATTEMPTS = 2
+SECONDS = 180.0
+SAYS_NOTHING = (
+    "These tasks tell no two of the workers apart: nobody learns from them which worker is better. "
+    "Calibrate with tasks like those of your callers: baton calibrate --tasks FILE."
+)
+OUTAGES = 5
+"""Failed calls of one worker in a row after which it gets no further tasks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """One task for one worker, over a tier that has the worker in its pool, with its limits."""
+
+    worker: Worker
+    tier: Tier
+    built_in: BuiltIn
+    limits: Limits
+
+    @property
+    def likely(self) -> int:
+        """The micro-dollars of a usual answer."""
+        read = input_bound(self.built_in.task.messages) // 4
+        return self.worker.price.cost(Usage(input=read, output=min(OUTPUT_TOKENS, self.limits.output_tokens)))
+
+    @property
+    def key(self) -> tuple[str, str, str, str]:
+        """The key of the trial that it becomes."""
+        return (self.worker.name, self.worker.model, self.built_in.version, self.built_in.name)
+
+
+@dataclass(slots=True)
+class CalibrationProgress:
+    """The progress of a calibration."""
+
+    trials: list[Trial] = field(default_factory=list)
+    outages: Counter[str] = field(default_factory=Counter)
+    """Failed calls, by worker."""
+    in_a_row: Counter[str] = field(default_factory=Counter)
+    spent: int = 0
+    promised: int = 0
+    """Micro-dollars that the runs in progress may still cost."""
+    short: bool = False
+    """True if the money of `--usd` was not enough for all tasks."""
+
+
+def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> int:
+    """Calibrate and print the table. Returns 1 if some tasks could not be tried."""
+    loaded = configure(environ)
+    terminal.log_to_stderr("error")
+    storage.announce(loaded.settings)
+    tasks = _tasks(asked)
+    known = event_loop.run(_known(loaded))
+    wanted = list(_wanted(loaded.catalog, asked, tasks))
+    done = {trial.key for trial in known}
+    left = [] if asked.show else [one for one in wanted if asked.again or one.key not in done]
+    found = CalibrationProgress()
+    if left and _agreed(asked, left, len(wanted) - len(left), loaded.catalog.rehearsal):
+        with Progress(console=terminal.err(), transient=True) as progress:
+            step = progress.add_task("calibrating", total=len(left))
+            event_loop.run(_calibrate(loaded, asked, left, found, now, lambda: progress.advance(step)))
+        known = event_loop.run(_known(loaded))
+    _print(asked, loaded.catalog, known, found)
+    tried = {trial.key for trial in known}
+    missing = any(one.key not in tried for one in wanted)
+    return int(missing and not asked.show)
+
+
+async def _known(loaded: Loaded) -> tuple[Trial, ...]:
+    async with storage.opened(loaded.settings) as store:
+        return await store.trials()
+
+
+# -- tasks
+
+
+def _tasks(asked: Asked) -> Sequence[BuiltIn]:
+    """Return the tasks of `--tasks`, or the built-in ones. Raises `ConfigInvalid` for a file with faults."""
+    if not asked.tasks:
+        return built_in(asked.each)
+    sandbox = Sandbox(asked.trust_code)
+
+    def read(faults: list[str]) -> list[Graded]:
+        return task_set.read(Path(asked.tasks), sandbox.run, faults)
+
+    found = task_set.checked(read)
+    sandbox.ready(task.grader for task in found)
+    version = f"file-{task_set.digest(found)[:16]}"
+    return [_of_file(task, version) for task in found]
+
+
+def _of_file(task: Graded, version: str) -> BuiltIn:
+    messages = [Message(cast(Role, message["role"]), (Text(message["content"]),)) for message in task.messages]
+    family = task.family or "tasks"
+    return BuiltIn(task.id, family, family, 0, task.question, task.grader, version, tuple(messages))
+
+
+def _wanted(catalog: Catalog, asked: Asked, tasks: Sequence[BuiltIn]) -> Iterator[Assignment]:
+    """Yield the tasks in turn, each for all workers, so that no provider gets all of its requests at once."""
+    tiers: dict[str, Tier] = {}
+    for tier in reversed(list(catalog.tiers.values())):
+        tiers |= dict.fromkeys(tier.pool, tier)
+    unknown = sorted(set(asked.worker) - set(tiers))
+    if unknown:
+        raise ConfigInvalid([f"--worker: no tier has {', '.join(unknown)}; there are {', '.join(sorted(tiers))}"])
+    chosen = [name for name in catalog.workers if name in tiers and (not asked.worker or name in asked.worker)]
+    for task in tasks:
+        for name in chosen:
+            worker = catalog.workers[name]
+            yield Assignment(worker, tiers[name], task, _limits(worker, tiers[name], task, asked.tokens))
+
+
+def _limits(worker: Worker, tier: Tier, task: BuiltIn, tokens: int) -> Limits:
+    """Return limits within the tier's own, for one call and one retry."""
+    given = tier.efforts[tier.effort]
+    tokens = min(tokens, worker.card.max_output, given.output_tokens)
+    attempts = min(ATTEMPTS, given.attempts)
+    most = attempts * worst_case(worker, input_bound(task.task.messages), tokens)[0]
+    seconds = min(SECONDS, given.seconds)
+    return replace(
+        given, steps=1, rounds=1, attempts=attempts, output_tokens=tokens, usd=min(most, given.usd), seconds=seconds
+    )
+
+
+def _agreed(asked: Asked, remaining: Sequence[Assignment], before: int, rehearsal: bool) -> bool:
+    """Print the cost and, without `--yes`, ask for consent, unless the workers are simulated."""
+    workers = ", ".join(dict.fromkeys(one.worker.name for one in remaining))
+    likely, most = sum(one.likely for one in remaining), sum(one.limits.usd for one in remaining)
+    console = terminal.err()
+    console.print(
+        f"{len(remaining)} tasks for {workers} ({before} were tried before): likely {terminal.dollars(likely)} "
+        f"({OUTPUT_TOKENS} output tokens an answer), at most {terminal.dollars(most)}."
+    )
+    if asked.usd is not None:
+        console.print(f"It stops before more than {terminal.dollars(asked.usd)} could be spent.")
+    if asked.yes or rehearsal or not most:
+        return True
+    if not sys.stdin.isatty():
+        raise ConfigInvalid(
+            ["--yes: standard input is not a terminal, so nobody can be asked; add it if you accept the cost"]
+        )
+    return console.input("Go on? (y/N) ").strip().casefold() in ("y", "yes")
+
+
+# -- carrying it out
+
+
+async def _calibrate(
+    loaded: Loaded,
+    asked: Asked,
+    remaining: Sequence[Assignment],
+    progress: CalibrationProgress,
+    now: Callable[[], float],
+    advance: Callable[[], object],
+) -> None:
+    waiting = iter(remaining)
+    async with engine.at_work(loaded, asked.concurrency, dispatches=True) as opened:
+
+        async def work() -> None:
+            for one in waiting:
+                if progress.in_a_row[one.worker.name] < OUTAGES and _affordable(asked.usd, one, progress):
+                    await _try(opened, one, progress, now)
+                advance()
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(min(asked.concurrency, len(remaining))):
+                group.create_task(work())
+
+
+def _affordable(cap: int | None, one: Assignment, progress: CalibrationProgress) -> bool:
+    if cap is not None and progress.spent + progress.promised + one.limits.usd > cap:
+        progress.short = True
+        return False
+    return True
+
+
+async def _try(opened: Runtime, one: Assignment, progress: CalibrationProgress, now: Callable[[], float]) -> None:
+    progress.promised += one.limits.usd
+    try:
+        ended = await engine.carried_out(opened, _order(one))
+    except BatonError:
+        progress.outages[one.worker.name] += 1
+        progress.in_a_row[one.worker.name] += 1
+        return
+    finally:
+        progress.promised -= one.limits.usd
+    progress.spent += ended.bill.usd
+    if ended.error is not None:
+        progress.outages[one.worker.name] += 1
+        progress.in_a_row[one.worker.name] += 1
+        return
+    progress.in_a_row[one.worker.name] = 0
+    grade = await asyncio.to_thread(one.built_in.grader.grade, ended.answer)
+    trial = _trial(one, ended, now(), grade.score)
+    await opened.context.store.note_trial(trial)
+    rating = derived(trial.run, "default", trial.at, "grader", SOURCE, trial.version, score=trial.score, by=trial.task)
+    await opened.context.store.rate(rating)
+    progress.trials.append(trial)
+
+
+def _order(one: Assignment) -> Order:
+    """Return the request for a run over this worker alone."""
+    return Order(
+        task=one.built_in.task,
+        tier=one.tier,
+        model=one.tier.name,
+        effort=one.tier.effort,
+        limits=one.limits,
+        tenant="default",
+        key=KEY,
+        overrides=Overrides(pin=one.worker.name),
+        plan={"steps": [{"worker": one.worker.name, "subtask": "", "access": ["user"]}]},
+    )
+
+
+def _trial(one: Assignment, ended: TurnEnd, at: float, score: float) -> Trial:
+    task = one.built_in
+    return Trial(
+        *one.key,
+        domain=task.domain,
+        family=task.family,
+        level=task.level,
+        question=task.question,
+        run=ended.state.run,
+        at=at,
+        score=score,
+        usd=ended.bill.usd,
+        seconds=sum(call.seconds for call in ended.state.calls.values()),
+    )
+
+
+# -- printing
+
+
+def _print(asked: Asked, catalog: Catalog, known: Sequence[Trial], progress: CalibrationProgress) -> None:
+    if asked.json:
+        print(orjson.dumps([asdict(one) for one in known], option=orjson.OPT_INDENT_2).decode())
+        return
+    of = {name: trials for name, worker in catalog.workers.items() if (trials := of_worker(known, worker))}
+    console = terminal.out()
+    console.print(_table(of) if of else "Nothing was measured yet.")
+    if alike(of):
+        console.print(SAYS_NOTHING)
+    if progress.trials:
+        console.print(f"{len(progress.trials)} trials, {terminal.dollars(progress.spent)}.")
+    for name, count in sorted(progress.outages.items()):
+        console.print(f"{name}: {count} calls failed; they are not counted as trials, and are repeated the next time.")
+        if progress.in_a_row[name] >= OUTAGES:
+            console.print(f"{name}: {OUTAGES} of them in a row, so it got no further tasks.")
+    if progress.short:
+        console.print("The money of --usd was not enough for the rest.")
+
+
+def _table(of: Mapping[str, Sequence[Trial]]) -> Table:
+    """Return the pass rates of each worker by family, with their 95 % intervals."""
+    table = terminal.table()
+    for column in ("domain", "family", *of):
+        table.add_column(column)
+    trials = list(chain.from_iterable(of.values()))
+    for domain, family in sorted({(trial.domain, trial.family) for trial in trials}):
+        table.add_row(domain, family, *(_cell(rates(own, lambda one: one.family).get(family)) for own in of.values()))
+    table.add_row("", "all", *(_cell(rates(own, lambda one: "").get("")) for own in of.values()))
+    for level in sorted({trial.level for trial in trials}):
+        of_level = (rates(own, lambda one: str(one.level)).get(str(level)) for own in of.values())
+        table.add_row("", f"level {level + 1}", *map(_cell, of_level))
+    return table
+
+
+def _cell(rate: Rate | None) -> str:
+    if rate is None:
+        return "-"
+    low, high = rate.ends
+    return f"{rate.value:.0%} [{low:.0%}, {high:.0%}]"

@@ -1,0 +1,80 @@
+"""The table of an evaluation for a terminal."""
+
+from rich.console import Group
+from rich.table import Table as Drawn
+from rich.text import Text
+
+from app.cli import terminal
+from app.cli.learning import plot
+from app.core.plan.arms import ORACLE
+from app.core.pool.catalog import MILLION
+from app.lab.comparison import LAMBDAS, Standing, Table
+from app.lab.paired_statistics import Interval
+
+
+def drawn(table: Table) -> Group:
+    """Return two tables: accuracy and cost of the arms, then their effort."""
+    rewards = "/".join(f"{share:g}" for share in LAMBDAS)
+    first = _columns(
+        "", "arm", "accuracy", "against the reference", "p (Holm)", "$ a task", "front", "for equal $", rewards
+    )
+    second = _columns("", "arm", "conductor", "workers", "wall", "path", "calls", "steps", "plans", "outage", "failed")
+    second.add_column("degraded", justify="right")
+    second.add_column("invalid", justify="right")
+    for place, one in enumerate(table.standings):
+        name = Text(terminal.clean(one.arm))
+        first.add_row(plot.mark(place), name, *_worth(one, table.reference))
+        if one.arm != ORACLE:
+            second.add_row(plot.mark(place), name, *_effort(one))
+    return Group(Text(_head(table)), first, Text("\nmeans for each task, and counts of rows"), second, Text(""))
+
+
+def _columns(*names: str) -> Drawn:
+    made = terminal.table()
+    for name in names:
+        made.add_column(name, justify="left" if name in ("", "arm") else "right")
+    return made
+
+
+def _head(table: Table) -> str:
+    left = ""
+    if table.missing:
+        left = f" ({table.missing} without a row of every arm left out)"
+    weights = " or ".join(f"{share:g}" for share in LAMBDAS)
+    return (
+        f"{table.tasks} tasks{left}; 95 % intervals over tasks, paired, {table.resamples:,} resamples; "
+        f"reference: {terminal.clean(table.reference)}\n"
+        f"reward: a right answer, less {weights} of its cost in parts of {terminal.dollars(table.full_usd * MILLION)}; "
+        "failures and outages are wrong; the oracle is a ceiling that cannot be served\n"
+    )
+
+
+def _worth(one: Standing, reference: str) -> tuple[str, ...]:
+    return (
+        _span(one.accuracy, "{:.3f}"),
+        "reference" if one.arm == reference else _span(one.ahead, "{:+.3f}"),
+        "" if one.p is None else f"{one.p:.4f}",
+        terminal.dollars(one.usd * MILLION),
+        "*" if one.front else "",
+        _span(one.bought, "{:+.3f}"),
+        "/".join(f"{reward:.3f}" for reward in one.rewards),
+    )
+
+
+def _span(found: Interval | None, form: str) -> str:
+    if found is None:
+        return ""
+    return f"{form} [{form}, {form}]".format(found.value, found.low, found.high)
+
+
+def _effort(one: Standing) -> tuple[str, ...]:
+    counts = (one.plans, one.outages, one.failures, one.degraded, one.invalid)
+    return (
+        f"{one.conductor_tokens:.0f}",
+        f"{one.worker_tokens:.0f}",
+        f"{one.wall:.2f} s",
+        f"{one.path:.2f} s",
+        f"{one.calls:.2f}",
+        f"{one.steps:.2f}",
+        *map(str, counts),
+    )

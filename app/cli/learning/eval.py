@@ -1,0 +1,256 @@
+"""`baton eval` gives the same tasks to several arms, and reports their differences in accuracy and cost.
+
+Rows are written as they are measured, to `rows.jsonl` in the folder; `evaluation.json` there describes the evaluation.
+The same command continues where it was interrupted. The report is made from the rows alone.
+"""
+
+import json
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from app.cli import event_loop, terminal
+from app.cli.arguments import Asked
+from app.cli.embedded.gateway import embedded
+from app.cli.learning import comparison_table, eval_requests, plot, sample_tasks, task_set
+from app.cli.learning.eval_requests import Bench, Experiment
+from app.cli.learning.sandbox import Sandbox
+from app.cli.learning.task_set import Graded
+from app.core.plan.arms import ORACLE
+from app.core.pool.catalog import MILLION
+from app.errors import ConfigInvalid, OursError
+from app.lab.comparison import Table, table
+from app.lab.grading import VERSION
+from app.lab.measurements import Measure, mixture, of_json
+from app.network.http_client import async_client
+from app.process.config import configure
+
+OWN = "tier"
+"""The name of the unchanged tier in `--arms`."""
+SPARE = 30.0
+"""Seconds that a request gets beyond its run's time limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """The tier as the service describes it: model ids, digest of the pool, time limit, and if workers are simulated."""
+
+    models: tuple[str, ...]
+    catalog: str
+    seconds: float
+    rehearsal: bool
+
+
+def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> int:
+    """Measure the rows that are missing, then print the report. Wrong answers do not change the exit status."""
+    terminal.log_to_stderr("warning")
+    out = Path(asked.out)
+    if not asked.report:
+        tasks = _tasks(asked, Sandbox(asked.trust_code))
+        out.mkdir(parents=True, exist_ok=True)
+        event_loop.run(_carry_out(asked, environ, now, tasks, out))
+    _report(asked, out)
+    return 0
+
+
+def _tasks(asked: Asked, sandbox: Sandbox) -> list[Graded]:
+    def read(faults: list[str]) -> list[Graded]:
+        if asked.tasks is None:
+            return task_set.parse(sample_tasks.lines(), "built-in tasks", sandbox.run, faults)
+        return task_set.read(Path(asked.tasks), sandbox.run, faults)
+
+    tasks = task_set.checked(read)[: asked.limit]
+    if walls := sandbox.ready(task.grader for task in tasks):
+        terminal.err().print(f"code from answers is isolated from: {', '.join(walls)}")
+    return tasks
+
+
+# -- asking
+
+
+async def _carry_out(
+    asked: Asked, environ: Mapping[str, str], now: Callable[[], float], tasks: Sequence[Graded], out: Path
+) -> None:
+    async with _client(asked, environ, out) as client:
+        served = await _served(client, asked.tier, asked.effort)
+        experiment = _experiment(asked, tasks, served, _opened(asked, tasks, served, out))
+        rows = out / "rows.jsonl"
+        done = by_place(out)
+        wanted = sum(1 for _ in experiment.places())
+        left = sum((task.id, arm, repeat) not in done for task, arm, repeat in experiment.places())
+        whole_lines = not rows.exists() or rows.read_bytes()[-1:] in (b"", b"\n")
+        with rows.open("a", encoding="utf-8") as file, terminal.err().status("") as status:
+            file.write("" if whole_lines else "\n")
+
+            def take(measure: Measure) -> None:
+                nonlocal left
+                file.write(json.dumps(asdict(measure)) + "\n")
+                file.flush()
+                left -= 1
+                status.update(f"{wanted - left} of {wanted} rows")
+
+            await eval_requests.carry_out(Bench(client, time.monotonic, now), experiment, done, take)
+
+
+@asynccontextmanager
+async def _client(asked: Asked, environ: Mapping[str, str], out: Path) -> AsyncIterator[httpx.AsyncClient]:
+    """Yield a client of the service at `--url`, or of one inside this process."""
+    if asked.url is None:
+        quick = {"BATON_REHEARSAL_DELAY": "0", **environ}  # simulated workers pause only if that is asked for
+        async with embedded(configure(quick), out, asked.concurrency) as client:
+            yield client
+        return
+    key = asked.key or environ.get("BATON_API_KEY", "")
+    if not key:
+        raise ConfigInvalid(["--key: the service needs a key; give one here or in BATON_API_KEY"])
+    url = asked.url.rstrip("/").removesuffix("/v1")
+    headers = {"authorization": f"Bearer {key}"}
+    async with async_client(base_url=url, headers=headers, connections=asked.concurrency) as client:
+        yield client
+
+
+async def _served(client: httpx.AsyncClient, tier: str, effort: str | None) -> Served:
+    try:
+        reply = await client.get("/v1/models", timeout=eval_requests.READ_SECONDS)
+        models = {model["id"]: model["baton"] for model in reply.json()["data"]}
+    except (httpx.HTTPError, ValueError, KeyError, TypeError):
+        raise OursError("The list of models cannot be read; check --url and --key.") from None
+    if tier not in models or models[tier]["tier"] != tier:
+        raise ConfigInvalid([f"--tier: the service has no tier {tier}, or the key may not use it"])
+    limits = models[tier]["efforts"]
+    seconds = limits.get(effort or models[tier]["effort"], limits[models[tier]["effort"]])["seconds"]
+    arms = tuple(name for name, one in models.items() if one["tier"] == tier and name.startswith(f"{tier}:"))
+    return Served((tier, *arms), models[tier]["catalog"], seconds, models[tier]["rehearsal"])
+
+
+def _arms(asked: Asked, served: Served) -> tuple[str, ...]:
+    """Return the model ids of the arms. Without `--arms` all are taken, if they cost nothing."""
+    if asked.arms is None:
+        if not served.rehearsal:
+            raise ConfigInvalid(
+                [f"--arms: real models cost money; choose among {', '.join(map(_short, served.models))}"]
+            )
+        return served.models
+    names = [name for name in dict.fromkeys(asked.arms.split(",")) if name not in ("", ORACLE)]
+    return tuple(whole(name, asked.tier) for name in names)
+
+
+def whole(arm: str, tier: str) -> str:
+    """Return the model id of an arm: `single:x` becomes `baton-ultra:single:x`."""
+    if arm == OWN:
+        return tier
+    if arm == tier or arm.startswith(f"{tier}:"):
+        return arm
+    return f"{tier}:{arm}"
+
+
+def _short(model: str) -> str:
+    return model.partition(":")[2] or OWN
+
+
+def _experiment(asked: Asked, tasks: Sequence[Graded], served: Served, name: str) -> Experiment:
+    return Experiment(
+        id=name,
+        tasks=tuple(tasks),
+        arms=_arms(asked, served),
+        repeats=asked.repeats,
+        digest=task_set.digest(tasks),
+        catalog=served.catalog,
+        concurrency=asked.concurrency,
+        deadline=served.seconds + SPARE,
+        usd=asked.usd / MILLION if asked.usd is not None else None,
+        options=_options(asked),
+    )
+
+
+def _options(asked: Asked) -> dict[str, Any]:
+    explores = {"explore": False} if asked.no_explore else None
+    given = {"temperature": asked.temperature, "reasoning_effort": asked.effort, "baton": explores}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _opened(asked: Asked, tasks: Sequence[Graded], served: Served, out: Path) -> str:
+    """Return the evaluation's id. Raises `ConfigInvalid` if the folder has rows of another evaluation."""
+    path = out / "evaluation.json"
+    wanted = {
+        "tasks": task_set.digest(tasks),
+        "catalog": served.catalog,
+        "grading": VERSION,
+        "options": _options(asked),
+    }
+    if not path.exists():
+        made = {"id": secrets.token_hex(8), **wanted, "code": version("baton"), "url": asked.url}
+        path.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
+    found = json.loads(path.read_text(encoding="utf-8"))
+    names = {
+        "tasks": "another task set",
+        "catalog": "another pool",
+        "grading": "other graders",
+        "options": "other options",
+    }
+    other = [words for name, words in names.items() if found.get(name) != wanted[name]]
+    if other:
+        raise ConfigInvalid([f"--out: {out} holds rows of {' and '.join(other)}; name another folder"])
+    return str(found["id"])
+
+
+# -- reporting
+
+
+def _rows(path: Path) -> Iterator[Measure]:
+    """Yield the rows of a file. A last line that was cut off is left out, and so measured again."""
+    if path.exists():
+        for line in path.read_text(encoding="utf-8").splitlines():
+            with suppress(ValueError, TypeError):
+                yield of_json(json.loads(line))
+
+
+def by_place(folder: Path) -> dict[tuple[str, str, int], Measure]:
+    """Return the rows of a folder by place, the latest if there are several."""
+    return {row.place: row for row in _rows(folder / "rows.jsonl")}
+
+
+def _report(asked: Asked, out: Path) -> None:
+    made = _table(asked, [Path(folder) for folder in (asked.out, *asked.beside)])
+    if asked.json:
+        print(json.dumps(asdict(made), indent=1))
+        return
+    console = terminal.out()
+    console.print(comparison_table.drawn(made))
+    console.print(plot.characters(made), markup=False)
+    drawn = plot.png(made, out / "cost-accuracy.png")
+    (out / "table.json").write_text(json.dumps(asdict(made), indent=1) + "\n", encoding="utf-8")
+    places = f"{out}/rows.jsonl, {out}/table.json" + (f", {out}/cost-accuracy.png" if drawn else "")
+    console.print(f"\n{places}" + ("" if drawn else " (a PNG too, where matplotlib is installed)"), markup=False)
+
+
+def _table(asked: Asked, folders: Sequence[Path]) -> Table:
+    rows: list[Measure] = []
+    for folder in folders:
+        rows += by_place(folder).values()
+    faults = mixture(rows)
+    if doubled := len(rows) - len({row.place for row in rows}):
+        faults.append(f"--with: {doubled} rows are of the same task, arm and repeat; compare folders of other arms")
+    if faults:
+        raise ConfigInvalid(faults)
+    arms = sorted({row.arm for row in rows})
+    if asked.arms is not None:
+        named = [whole(name, asked.tier) for name in asked.arms.split(",") if name not in ("", ORACLE)]
+        arms = [arm for arm in dict.fromkeys(named) if arm in arms]
+    usual = asked.tier if asked.tier in arms else (arms or [""])[0]
+    reference = usual
+    if asked.against is not None:
+        reference = whole(asked.against, asked.tier)
+    if reference not in arms:
+        raise ConfigInvalid([f"--against: there is no row of {reference or 'any arm'}"])
+    try:
+        return table(rows, arms, reference, asked.seed, asked.resamples)
+    except ValueError as error:
+        raise ConfigInvalid([f"{asked.out}: {error}; let the evaluation go on"]) from None

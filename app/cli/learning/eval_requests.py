@@ -1,0 +1,181 @@
+"""The requests of `baton eval`: each task goes to each arm several times, and each request makes one row.
+
+The service may be anywhere: this module is a client like any other. Every request has its own `Idempotency-Key`, so
+that one that is sent again, in this process or after a restart, gets the same run and is not paid for twice. A request
+that is refused before a run begins (rate, capacity) is sent again; the outcome of a run is final.
+"""
+
+import asyncio
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import httpx
+
+from app.cli.learning.task_set import Graded
+from app.errors import OursError
+from app.lab.grading import VERSION
+from app.lab.measurements import OUTAGE_STATUS, Figures, Measure, Outcome, figures
+
+RETRY_SECONDS = 120.0
+"""Seconds for which a request is sent again while the service is unreachable or refuses new work."""
+LONGEST_WAIT = 15.0
+READ_SECONDS = 30.0
+"""Seconds for reading a run's journal."""
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    """The tasks, arms and limits of an evaluation. `options` are further fields of requests; `deadline` is in
+    seconds."""
+
+    id: str
+    tasks: tuple[Graded, ...]
+    arms: tuple[str, ...]
+    repeats: int
+    digest: str
+    catalog: str
+    concurrency: int = 8
+    deadline: float = 330.0
+    usd: float | None = None
+    """Dollars after which no request is begun; requests that are under way are still paid for."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def places(self) -> Iterator[tuple[Graded, str, int]]:
+        """Yield task, arm and repeat, with all arms of a task in turn, so that changes over time affect all arms
+        alike."""
+        for repeat in range(self.repeats):
+            for task in self.tasks:
+                for arm in self.arms:
+                    yield task, arm, repeat
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """A client with its key, and two clocks in seconds: `tick` is monotonic, `now` counts from 1970."""
+
+    client: httpx.AsyncClient
+    tick: Callable[[], float]
+    now: Callable[[], float]
+
+
+async def carry_out(
+    bench: Bench,
+    experiment: Experiment,
+    done: Mapping[tuple[str, str, int], Measure],
+    take: Callable[[Measure], None],
+) -> None:
+    """Send all requests that are not `done`, several at a time. `take` gets each row. Raises `OursError`."""
+    spent, stopped = sum(one.usd for one in done.values()), False
+    left = iter([place for place in experiment.places() if (place[0].id, place[1], place[2]) not in done])
+
+    async def one_after_the_other() -> None:
+        nonlocal spent, stopped
+        for task, arm, repeat in left:
+            if experiment.usd is not None and spent >= experiment.usd:
+                stopped = True
+                return
+            row = await _measured(bench, experiment, task, arm, repeat)
+            spent += row.usd
+            take(row)
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(experiment.concurrency):
+                group.create_task(one_after_the_other())
+    except BaseExceptionGroup as found:
+        raise next((exception for exception in found.exceptions if isinstance(exception, OursError)), found) from None
+    if stopped:
+        raise OursError("The money of --usd is spent; the rows so far are kept, and a larger one goes on from them.")
+
+
+async def _measured(bench: Bench, experiment: Experiment, task: Graded, arm: str, repeat: int) -> Measure:
+    began = bench.tick()
+    reply = await _asked(bench, experiment, task, arm, repeat)
+    wall = bench.tick() - began
+    run = reply.headers.get("x-baton-run", "") if reply is not None else ""
+    found, seconds = await _figures(bench, run) if run else (Figures(), wall)
+    if reply is not None and "idempotent-replayed" in reply.headers:
+        wall = seconds  # an earlier process sent it, and ended before it wrote the row
+    if run and found.catalog != experiment.catalog:
+        raise OursError("The pool was changed while it was being evaluated; start again in another folder.")
+    right, outcome, reason = await _verdict(task, reply)
+    return Measure(
+        **asdict(found),
+        task=task.id,
+        arm=arm,
+        repeat=repeat,
+        right=right,
+        outcome=outcome,
+        reason=reason,
+        run=run,
+        wall=round(wall, 6),
+        tasks=experiment.digest,
+        grading=VERSION,
+        at=bench.now(),
+    )
+
+
+async def _verdict(task: Graded, reply: httpx.Response | None) -> tuple[float, Outcome, str]:
+    """Return grade, outcome and reason. A reply without an answer counts as wrong."""
+    if reply is None:
+        return 0.0, "failed", "too_late"
+    if reply.status_code != 200:
+        return 0.0, "outage" if reply.status_code in OUTAGE_STATUS else "failed", _code(reply)
+    answer = reply.json()["choices"][0]["message"]["content"] or ""
+    grade = await asyncio.to_thread(task.grader.grade, answer)
+    return grade.score, "answered", grade.reason
+
+
+async def _asked(bench: Bench, experiment: Experiment, task: Graded, arm: str, repeat: int) -> httpx.Response | None:
+    """Send a request until it gets a final reply, which is returned; None if it did not arrive in time."""
+    name = hashlib.sha256(f"{task.id}\0{arm}\0{repeat}".encode()).hexdigest()[:32]
+    headers = {"idempotency-key": f"eval-{experiment.id}-{name}"}
+    body = {"model": arm, "messages": list(task.messages), **experiment.options}
+    until, pause = bench.tick() + RETRY_SECONDS, 0.5
+    while True:
+        reply: httpx.Response | None = None
+        try:
+            async with asyncio.timeout(experiment.deadline):
+                reply = await bench.client.post("/v1/chat/completions", json=body, headers=headers, timeout=None)
+        except TimeoutError:
+            return None
+        except httpx.TransportError:
+            pass
+        if reply is not None and ("x-baton-run" in reply.headers or reply.status_code not in (429, 503)):
+            _refused(reply, arm)
+            return reply
+        if bench.tick() > until:
+            words = "cannot be reached"
+            if reply is not None:
+                words = f"refuses new work ({_code(reply)})"
+            raise OursError(f"The service {words}; the rows so far are kept, run the same command to go on.")
+        asked = reply.headers.get("retry-after", "") if reply is not None else ""
+        await asyncio.sleep(min(float(asked) if asked.isdecimal() else pause, LONGEST_WAIT))
+        pause *= 2
+
+
+def _refused(reply: httpx.Response, arm: str) -> None:
+    """Raise `OursError` for a reply that shows a fault of the command and not of the arm."""
+    if reply.status_code in (401, 403, 404):
+        raise OursError(f"The service refuses {arm}: {_code(reply)}; check the key, its tiers, and GET /v1/models.")
+
+
+async def _figures(bench: Bench, run: str) -> tuple[Figures, float]:
+    """Return a run's figures, and the seconds from its admission to its end."""
+    try:
+        reply = await bench.client.get(f"/v1/runs/{run}", timeout=READ_SECONDS)
+    except httpx.HTTPError:
+        raise OursError("The journal cannot be read; run the same command to go on.") from None
+    if reply.status_code != 200:
+        raise OursError(f"The journal cannot be read: {_code(reply)}; the key needs the scope runs:read.")
+    record = reply.json()
+    return figures(record), (record["ended_at"] or record["created_at"]) - record["created_at"]
+
+
+def _code(reply: httpx.Response) -> str:
+    try:
+        return str(reply.json()["error"]["code"])[:64]
+    except (ValueError, KeyError, TypeError):
+        return f"status {reply.status_code}"

@@ -1,0 +1,213 @@
+"""`baton grade` rates journaled runs by rules and notes what their callers did, apart from what callers said.
+
+A rating has a fixed id for each run, rule and version, so the command may be repeated over the same runs. Only answers
+are graded: a run that failed, was stopped or was only planned has none, and an outage is not a wrong answer.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from app.cli import event_loop, storage, terminal
+from app.cli.arguments import Asked
+from app.cli.learning import task_set
+from app.cli.learning.sandbox import Sandbox
+from app.core.message.chat import Message, task_from_json
+from app.core.rating.feedback import SIGNS, Feedback, derived, repeats, sign
+from app.core.run.events import Event, RunAdmitted, RunSucceeded, facts
+from app.core.run.kinds import COPIES
+from app.errors import ConfigInvalid
+from app.lab import grading
+from app.lab.grading import Execute, Grader
+from app.process.config import Settings, read
+from app.store.protocol import RunQuery, RunRow, Store
+
+PAGE = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A grader with its text, and the question that it is for; None if it is for every run."""
+
+    grader: Grader
+    written: str
+    question: str | None
+
+
+@dataclass(slots=True)
+class GradedRuns:
+    """The ratings that were made, and the runs that were left out."""
+
+    ratings: list[Feedback] = field(default_factory=list)
+    skipped: Counter[str] = field(default_factory=Counter)
+    """Runs that were not rated, by reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class EndedRun:
+    """A run that has ended, with its conversation, which is None if it was erased."""
+
+    row: RunRow
+    events: Sequence[Event]
+    messages: Sequence[Message] | None
+
+    @property
+    def question(self) -> str | None:
+        """The user's last message."""
+        said = [message.text for message in self.messages or () if message.role == "user"]
+        return _plain(said[-1]) if said else None
+
+
+def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> int:
+    """Rate the runs, store the ratings and print a summary."""
+    settings = read(environ)
+    terminal.log_to_stderr("warning")
+    sandbox = Sandbox(asked.trust_code)
+    rules = _rules(asked, sandbox.run)
+    sandbox.ready(rule.grader for rule in rules)
+    if not rules and not asked.signs:
+        raise ConfigInvalid(["say what to look for: --tasks FILE, --grader JSON or --signs"])
+    storage.announce(settings)
+    found = event_loop.run(_rate(settings, asked, rules, now()))
+    if asked.json:
+        print(orjson.dumps([_shown(rating) for rating in found.ratings], option=orjson.OPT_INDENT_2).decode())
+    else:
+        _print(found, stored=not asked.dry_run)
+    return 0
+
+
+# -- rules
+
+
+def _rules(asked: Asked, execute: Execute) -> list[Rule]:
+    """Return all rules. Raises `ConfigInvalid` with every fault."""
+    faults: list[str] = []
+    rules: list[Rule] = []
+    for text in asked.grader:
+        found = task_set.rule(text, "--grader", execute, faults)
+        rules += [Rule(grader, written, question=None) for grader, written in found]
+    if asked.tasks is not None:
+        tasks = task_set.read(Path(asked.tasks), execute, faults)
+        rules += [Rule(task.grader, task.written, _plain(task.question)) for task in tasks]
+    if faults:
+        raise ConfigInvalid(faults)
+    return rules
+
+
+def _plain(text: str) -> str:
+    """Return a question with single spaces."""
+    return " ".join(text.split())
+
+
+# -- runs
+
+
+async def _rate(settings: Settings, asked: Asked, rules: Sequence[Rule], now: float) -> GradedRuns:
+    found = GradedRuns()
+    by_question: dict[str | None, list[Rule]] = {}
+    for rule in rules:
+        by_question.setdefault(rule.question, []).append(rule)
+    async with storage.opened(settings) as store:
+        later: dict[str, EndedRun] = {}
+        async for ended in _runs(store, asked, now):
+            if rules:
+                await _graded(store, ended, by_question, found, now)
+            if asked.signs and ended.row.origin_kind not in COPIES:  # no caller did anything with those
+                found.ratings += _signs(ended, later.get(ended.row.key), now)
+                later[ended.row.key] = ended
+        for one in found.ratings if not asked.dry_run else ():
+            await store.rate(one)
+    return found
+
+
+async def _runs(store: Store, asked: Asked, now: float) -> AsyncIterator[EndedRun]:
+    """Yield the chosen runs that have ended, newest first."""
+    if asked.run is not None:
+        yield await _read_run(store, await storage.find(store, asked.run))
+        return
+    since = now - asked.since if asked.since else None
+    before: tuple[float, str] | None = None
+    while rows := await store.runs(
+        RunQuery(tenant=asked.tenant, tier=asked.tier, since=since, before=before, limit=PAGE)
+    ):
+        for row in rows:
+            if row.ended_at is not None:
+                yield await _read_run(store, row)
+        before = (rows[-1].created_at, rows[-1].id)
+
+
+async def _read_run(store: Store, row: RunRow) -> EndedRun:
+    events = (await store.journal(row.id)).events
+    task = next((fact.task for fact in facts(events, RunAdmitted)), "")
+    bodies = await store.contents(row.id, [task])
+    return EndedRun(row, events, task_from_json(orjson.loads(bodies[task])).messages if bodies else None)
+
+
+async def _graded(
+    store: Store, ended: EndedRun, rules: Mapping[str | None, Sequence[Rule]], graded: GradedRuns, now: float
+) -> None:
+    """Grade a run's answer by the rules for its question and by those for every run."""
+    row = ended.row
+    fitting = list(rules.get(None, ()))
+    if ended.question is not None:
+        fitting += rules.get(ended.question, ())
+    answers = [fact.answer for fact in facts(ended.events, RunSucceeded)]
+    if not fitting:
+        graded.skipped["no rule is for its question" if ended.messages is not None else "its content was erased"] += 1
+    elif not answers or any(fact.preview for fact in facts(ended.events, RunAdmitted)):
+        graded.skipped[f"it has no answer ({row.state})"] += 1
+    else:
+        bodies = await store.contents(row.id, [answers[0]]) if answers[0] else {"": b""}
+        if answers[0] not in bodies:
+            graded.skipped["its content was erased"] += 1
+            return
+        for rule in fitting:
+            grade = await asyncio.to_thread(rule.grader.grade, bodies[answers[0]].decode("utf-8", "replace"))
+            about = {"score": grade.score, "by": rule.written}
+            graded.ratings.append(
+                derived(row.id, row.tenant, now, "grader", rule.grader.kind, grading.VERSION, **about)
+            )
+
+
+def _signs(ended: EndedRun, later: EndedRun | None, now: float) -> Iterator[Feedback]:
+    """Yield the signs in what the caller did with a run. `later` is the next run of the same key."""
+    row = ended.row
+    seen = [sign(ended.events)]
+    if later is not None and ended.messages is not None and later.messages is not None and row.ended_at is not None:
+        again = repeats(ended.messages, later.messages, later.row.created_at - row.ended_at)
+        if again and row.state == "succeeded":
+            seen.append("regenerated")
+    for name in seen:
+        if name:
+            yield derived(row.id, row.tenant, now, "implicit", name, SIGNS, label=name)
+
+
+# -- printing
+
+
+def _shown(one: Feedback) -> dict[str, Any]:
+    named = ("id", "run", "kind", "source", "version", "score", "label")
+    return {name: getattr(one, name) for name in named}
+
+
+def _print(graded: GradedRuns, *, stored: bool) -> None:
+    table = terminal.table()
+    for column in ("kind", "source", "version", "runs", "mean score"):
+        table.add_column(column, justify="right" if column in ("runs", "mean score") else "left")
+    groups: dict[tuple[str, str, str], list[Feedback]] = {}
+    for rating in graded.ratings:
+        groups.setdefault((rating.kind, rating.source, rating.version), []).append(rating)
+    for names, ratings in sorted(groups.items()):
+        scores = [one.score for one in ratings if one.score is not None]
+        table.add_row(*names, str(len(ratings)), f"{sum(scores) / len(scores):.3f}" if scores else "-")
+    console = terminal.out()
+    console.print(table if groups else "Nothing was found.")
+    for reason, count in sorted(graded.skipped.items()):
+        console.print(f"not graded: {count}, because {reason}", markup=False)
+    if not stored and groups:
+        console.print("Nothing was stored (--dry-run).")

@@ -1,0 +1,311 @@
+"""`baton offpolicy` estimates what other policies would have earned, from rated runs whose plan was drawn at random.
+
+Each decision is weighted by the probability with which it was drawn, which was journaled before it took effect. A
+policy gets no verdict if too few decisions support it (`app/lab/offpolicy.py`).
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from itertools import chain
+from typing import Any
+
+import orjson
+from rich.table import Table
+
+from app.cli import event_loop, storage, terminal
+from app.cli.arguments import Asked
+from app.core.message.chat import task_from_json
+from app.core.pool.catalog import Tier
+from app.core.rating.features import Features, features, from_json
+from app.core.rating.features import asked as words
+from app.core.run.events import RunAdmitted, facts
+from app.engine.conductors.ratings import posterior_of
+from app.errors import ConfigInvalid
+from app.lab.logged_decisions import (
+    ALWAYS,
+    CURRENT,
+    GREEDY,
+    UNIFORM,
+    Beliefs,
+    Decided,
+    choice,
+    conversation,
+    decided,
+    folded,
+    worth,
+)
+from app.lab.offpolicy import SELECTION, Estimate, Log, Logged, Policy, Report, mean
+from app.process.config import Loaded, configure
+from app.store.protocol import RunQuery, RunRow, Store
+
+PAGE = 200
+FREQUENT = 6
+"""The number of arms that are judged by default: those that were taken most often."""
+
+Group = tuple[str, str, str]
+"""Tier, layer and shape, whose decisions are judged together."""
+
+
+@dataclass(frozen=True, slots=True)
+class RewardedDecision:
+    """A decision and its reward. `seen` is None if the request was erased; then only the arms are known."""
+
+    decided: Decided
+    seen: Features | None
+    reward: float
+    beliefs: Beliefs | None = None
+    """The beliefs of the tier's selector for the tenant of the run; None where the tier has no selector."""
+    conversation: str = ""
+    """The name of the conversation; empty if it was erased."""
+    seen_after: Features | None = None
+    """The features by which the selector decided about the answer in a second round; None if there was none."""
+
+    @property
+    def logged(self) -> Logged:
+        """The row in the form that the estimators read."""
+        first = self._of(self.decided, self.seen)
+        if self.decided.further is None:
+            return first
+        return replace(first, further=self._of(self.decided.further, self.seen_after))
+
+    def _of(self, one: Decided, seen: Features | None) -> Logged:
+        features = folded(seen) if seen is not None else ()
+        return Logged(features, one.action, one.propensity, self.reward, self.conversation)
+
+
+@dataclass(slots=True)
+class JournaledDecisions:
+    """The decisions that the journal has."""
+
+    rows: dict[Group, list[RewardedDecision]] = field(default_factory=dict)
+    unrated: Counter[str] = field(default_factory=Counter)
+    """Runs of each tier that have an answer and no score."""
+    skipped: Counter[str] = field(default_factory=Counter)
+    """Rated runs that say nothing about other policies, by reason."""
+    beliefs: dict[tuple[str, str], Beliefs] = field(default_factory=dict)
+    """The learned values of each tier that has a selector, for each tenant."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """The estimate of a policy from one group. `left_out` rows did not have its choice among their candidates."""
+
+    group: Group
+    policy: str
+    left_out: int
+    report: Report
+    unrated: int = 0
+    """Runs of the tier that have an answer and no score."""
+
+
+def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> int:
+    """Print the estimates. Returns 1 if there was nothing to judge."""
+    loaded = configure(environ)
+    terminal.log_to_stderr("warning")
+    for policy in asked.policy:
+        if policy not in (GREEDY, CURRENT, UNIFORM) and not policy.startswith(ALWAYS):
+            raise ConfigInvalid([f"--policy: write {GREEDY}, {CURRENT}, {UNIFORM} or '{ALWAYS}ARM'"])
+    storage.announce(loaded.settings)
+    found = event_loop.run(_read(loaded, asked, now()))
+    judged: list[Judged] = []
+    for group, rows in sorted(found.rows.items()):
+        of_group = _judged(group, rows, asked.policy)
+        judged += [replace(one, unrated=found.unrated[group[0]]) for one in of_group]
+    if asked.json:
+        print(orjson.dumps([_shown(one) for one in judged], option=orjson.OPT_INDENT_2).decode())
+    else:
+        _print(found, judged)
+    return 0 if judged else 1
+
+
+# -- reading
+
+
+async def _read(loaded: Loaded, asked: Asked, now: float) -> JournaledDecisions:
+    found = JournaledDecisions()
+    query = {"tenant": asked.tenant, "tier": asked.tier, "since": now - asked.since if asked.since else None}
+    before: tuple[float, str] | None = None
+    async with storage.opened(loaded.settings) as store:
+        while rows := await store.runs(RunQuery(**query, before=before, limit=PAGE)):
+            for row in rows:
+                if row.ended_at is not None and row.origin_kind != "shadow":
+                    await _note(store, loaded, row, found)
+            before = (rows[-1].created_at, rows[-1].id)
+    return found
+
+
+async def _note(store: Store, loaded: Loaded, row: RunRow, found: JournaledDecisions) -> None:
+    tier = loaded.catalog.tiers.get(row.tier)
+    reward = worth(await store.feedback(row.id), row.spent.usd, tier.conductor.selector if tier is not None else None)
+    if reward is None:
+        found.unrated[row.tier] += row.state == "succeeded"
+        return
+    events = (await store.journal(row.id)).events
+    one = decided(events)
+    reason = _reason_not_usable(tier, one)
+    admitted = next(facts(events, RunAdmitted), None)
+    if admitted is not None and admitted.served_by:
+        reason = "something else served it in the tier's place"
+    if reason or one is None:
+        found.skipped[reason] += 1
+        return
+    task = admitted.task if admitted is not None else ""
+    seen, named = await _seen(store, row.id, one, task)
+    after = None
+    if one.further is not None:
+        after = (await _seen(store, row.id, one.further, task))[0]
+    beliefs = await _beliefs(store, loaded, row, found)
+    read = RewardedDecision(one, seen, reward, beliefs, named, after)
+    found.rows.setdefault((row.tier, one.layer, one.shape), []).append(read)
+
+
+async def _beliefs(store: Store, loaded: Loaded, row: RunRow, found: JournaledDecisions) -> Beliefs | None:
+    """Return the present beliefs of the selector of a run's tier for the run's tenant."""
+    tier = loaded.catalog.tiers.get(row.tier)
+    spec = tier.conductor.selector if tier is not None else None
+    if spec is None:
+        return None
+    place = row.tier, row.tenant
+    if place not in found.beliefs:
+        posterior = await posterior_of(store, row.tier, row.tenant)
+        found.beliefs[place] = Beliefs(posterior, spec, loaded.catalog.workers)
+    return found.beliefs[place]
+
+
+def _reason_not_usable(tier: Tier | None, one: Decided | None) -> str:
+    if one is None:
+        return "no answer, or a plan without probabilities"
+    if one.shape and (tier is None or tier.conductor.temperature != 1.0):
+        return "the model decodes at a temperature other than 1, so its probabilities are not those of the draw"
+    if one.chance:
+        return ""
+    return "nothing was left to chance"
+
+
+async def _seen(store: Store, run: str, one: Decided, task: str) -> tuple[Features | None, str]:
+    """Return the features of a decision, which are the journaled ones of a selector or those of the task for a model,
+    and the name of the conversation. Both are missing where the content was erased."""
+    bodies = await store.contents(run, [ref for ref in (one.features, task) if ref])
+    messages = None
+    if task in bodies:
+        messages = task_from_json(orjson.loads(bodies[task])).messages
+    named = conversation(messages) if messages is not None else ""
+    if one.features:
+        return from_json(orjson.loads(bodies[one.features])) if one.features in bodies else None, named
+    return features(words(messages)) if messages is not None else None, named
+
+
+# -- judging
+
+
+def _judged(group: Group, rows: Sequence[RewardedDecision], policies: Sequence[str]) -> list[Judged]:
+    taken = Counter(row.decided.action for row in rows).most_common(FREQUENT)
+    logs: dict[tuple[int, ...], Log] = {}
+    found = []
+    for policy in policies or (GREEDY, CURRENT, UNIFORM, *(f"{ALWAYS}{arm}" for arm, _ in taken)):
+        choices = {place: made for place, row in enumerate(rows) if (made := _choices(policy, row)) is not None}
+        if not choices:
+            continue
+        places = tuple(choices)
+        if places not in logs:
+            logs[places] = Log([rows[place].logged for place in places])
+        firsts, furthers = zip(*choices.values(), strict=True)
+        found.append(Judged(group, policy, len(rows) - len(places), logs[places].report(firsts, furthers)))
+    return found
+
+
+def _choices(policy: str, row: RewardedDecision) -> tuple[Policy, Policy | None] | None:
+    """Return the choices of a policy in the places of a row's decision and of its further one; None if it has none
+    there."""
+    one, further = row.decided, row.decided.further
+    first = _choice(policy, row, one, row.seen, None)
+    if first is None or further is None:
+        if first is None:
+            return None
+        return (first, None)
+    second = _choice(policy, row, further, row.seen_after, one)
+    if second is None:
+        return None
+    return (first, second)
+
+
+def _choice(
+    policy: str, row: RewardedDecision, one: Decided, seen: Features | None, first: Decided | None
+) -> Policy | None:
+    if policy != CURRENT:
+        return choice(policy, one)
+    if row.beliefs is None or seen is None or one.shape:
+        return None
+    return row.beliefs.choice(one, seen, first)
+
+
+# -- printing
+
+
+def _shown(one: Judged) -> dict[str, Any]:
+    tier, layer, shape = one.group
+    about = {"tier": tier, "layer": layer, "shape": shape, "policy": one.policy, "left_out": one.left_out}
+    report = {**asdict(one.report), "verdict": one.report.verdict, "refusal": one.report.refusal}
+    return {**about, **report, "unrated": one.unrated}
+
+
+def _print(found: JournaledDecisions, judged: Sequence[Judged]) -> None:
+    console = terminal.out()
+    for group in dict.fromkeys(one.group for one in judged):
+        tier, layer, shape = group
+        rows = found.rows[group]
+        earned = _in_words(mean([row.reward for row in rows]))
+        about = f", plans of the shape {shape}" if shape else ""
+        console.print(f"{tier}, {layer}{about}: {len(rows)} decisions, which earned {earned}", markup=False)
+        console.print(_table([one for one in judged if one.group == group]))
+        for one in judged:
+            if one.group == group and (note := _note_on(one.report)):
+                console.print(f"{one.report.verdict}, {one.policy}: {note}", markup=False)
+        if unrated := found.unrated[tier]:
+            share = f"{len(rows) / (len(rows) + unrated):.0%}"
+            console.print(
+                f"runs of {tier} with an answer and no score: {unrated}; these rows are at most {share} of all, "
+                "and the estimates are about runs that get a score",
+                markup=False,
+            )
+    if found.rows and not judged:
+        arms: set[str] = set()
+        for row in chain.from_iterable(found.rows.values()):
+            arms |= set(row.decided.candidates)
+        console.print(f"No decision had that choice. The arms are: {', '.join(sorted(arms))}", markup=False)
+    elif not judged:
+        console.print("There are no rated runs whose plan was left to chance.")
+    for reason, count in sorted(found.skipped.items()):
+        console.print(f"rated, but not usable: {count}, because {reason}", markup=False)
+
+
+def _note_on(report: Report) -> str:
+    """Return what there is to say about a verdict: why there is none, and how far it depends on who rates."""
+    if report.refusal:
+        return report.refusal
+    if report.verdict == "undecided":
+        if report.needed is None:
+            return "the advantage is too small for any number of rows"
+        return f"about {max(report.needed - report.rows, 1)} more rows like these decide it, if the advantage stays"
+    low, high = report.selected
+    return (
+        f"it stays if the odds of being rated differ by a factor of up to {report.selection:.1f} between runs; "
+        f"by {SELECTION:.0f} the advantage is between {low:+.3f} and {high:+.3f}, without sampling error"
+    )
+
+
+def _table(judged: Sequence[Judged]) -> Table:
+    table = terminal.table()
+    for column in ("policy", "rows", "ESS", "covered", "IPS", "SNIPS", "doubly robust", "ahead of the log", "verdict"):
+        table.add_column(column, justify="right" if column in ("rows", "ESS", "covered") else "left")
+    for one in judged:
+        report = one.report
+        figures = (f"{report.rows}", f"{report.ess:.0f}", f"{report.covered:.0%}")
+        estimates = (report.ips, report.snips, report.dr, report.ahead)
+        table.add_row(one.policy, *figures, *map(_in_words, estimates), report.verdict)
+    return table
+
+
+def _in_words(one: Estimate) -> str:
+    return f"{one.value:.3f} [{one.low:.3f}, {one.high:.3f}]"

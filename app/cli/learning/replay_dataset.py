@@ -1,0 +1,205 @@
+"""`baton replay-dataset` runs the selector and baselines on recorded outcomes of models, read from files.
+
+With an outcome of every model for each prompt it says what each router would have earned; from a log with one outcome
+for each prompt it estimates that (`app/lab/replay.py`). It reads no journal and sends no request.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from app.cli import terminal
+from app.cli.arguments import Asked
+from app.errors import ConfigInvalid
+from app.lab.offpolicy import Report
+from app.lab.recorded_outcomes import Dataset, RecordsRefused, read, read_scores
+from app.lab.replay import Figures, Plan, Routes, estimated, replayed, routes
+
+UNITS: Mapping[str, str] = {
+    "usd": "the mean dollars of a call",
+    "tokens": "the mean tokens of a call",
+    "calls": "the share of calls of the better model, since no costs are recorded",
+}
+LOG = (
+    "This is a log with one outcome for each prompt (bandit feedback): these are off-policy estimates and no results. "
+    "APGR, AUC and regret cannot be known from it."
+)
+ASSUMED = (
+    "Lines without a propensity count as if the model had been drawn at random by its share of the log: the estimates "
+    "are biased if the choice depended on the prompt."
+)
+COLUMNS: Mapping[str, tuple[str, bool]] = {
+    "apgr": ("APGR", True),
+    "auc": ("AUC", True),
+    "cost_95": ("cost at 95 %", False),
+    "regret": ("regret", False),
+    "learning_regret": ("regret while learning", False),
+}
+"""The title of each figure, and True if more of it is better."""
+
+
+def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> int:
+    """Print the figures. Returns 0; raises `ConfigInvalid` for files that are no data set."""
+    if not 0 <= asked.cost_weight <= 1:
+        raise ConfigInvalid(["--cost-weight: write a share from 0 to 1"])
+    plan = Plan(asked.ratings, asked.held_out, list(range(asked.seeds)), asked.cost_weight)
+    try:
+        scores = read_scores(Path(asked.scores)) if asked.scores else {}
+        data = read([Path(name) for name in asked.files], scores, _costs(asked.cost))
+        open_ = routes(data, plan.cost_weight)
+        if data.full:
+            _full(asked, data, open_, plan)
+        else:
+            _log(asked, data, open_, plan)
+    except RecordsRefused as error:
+        raise ConfigInvalid([str(error)]) from None
+    except OSError as error:
+        raise ConfigInvalid([f"{error.filename}: {error.strerror}"]) from None
+    return 0
+
+
+def _costs(given: Sequence[str]) -> Mapping[str, float]:
+    found = {}
+    for one in given:
+        model, _, amount = one.rpartition("=")
+        try:
+            found[model] = float(amount)
+        except ValueError:
+            found[model] = -1.0
+        if not model or not 0 <= found[model] <= 1e6:
+            raise ConfigInvalid([f"--cost {one}: write MODEL=DOLLARS, the dollars of a usual call"])
+    return found
+
+
+# -- full information
+
+
+def _full(asked: Asked, data: Dataset, open_: Routes, plan: Plan) -> None:
+    found = replayed(data, plan)
+    if asked.json:
+        policies: dict[str, Any] = {}
+        for name, figures in found.items():
+            policies[name] = {**_summary(figures), "seeds": [asdict(figure) for figure in figures]}
+        terminal.print_json({**_about(data, open_, plan), "feedback": "full information", "policies": policies})
+        return
+    _print_about(data, open_, plan)
+    table = terminal.table()
+    table.add_column("policy")
+    for title, _ in COLUMNS.values():
+        table.add_column(f"{title}, mean (worst)")
+    for name, figures in found.items():
+        summary = _summary(figures)
+        table.add_row(name, *(_in_words(summary["mean"][key], summary["worst"][key]) for key in COLUMNS))
+    console = terminal.out()
+    console.print(table)
+    console.print(
+        "The selector learns from the score of the model that it chose; the others from the scores of all models.",
+        markup=False,
+    )
+
+
+def _summary(figures: Sequence[Figures]) -> dict[str, dict[str, float | None]]:
+    """Return the mean and the worst of each figure over the seeds in which it is defined."""
+    mean: dict[str, float | None] = {}
+    worst: dict[str, float | None] = {}
+    for key, (_, rising) in COLUMNS.items():
+        known = [value for figure in figures if (value := getattr(figure, key)) is not None]
+        mean[key] = fmean(known) if known else None
+        last = min if rising else max
+        worst[key] = last(known) if known else None
+    return {"mean": mean, "worst": worst}
+
+
+def _in_words(mean: float | None, worst: float | None) -> str:
+    if mean is not None and worst is not None:
+        return f"{mean:.3f} ({worst:.3f})"
+    return "-"
+
+
+# -- a log
+
+
+def _log(asked: Asked, data: Dataset, open_: Routes, plan: Plan) -> None:
+    found = estimated(data, plan)
+    assumed = any(row.propensity is None for row in data.rows)
+    if asked.json:
+        policies: dict[str, Any] = {}
+        for name, reports in found.items():
+            policies[name] = {**_judgement(reports), "seeds": [_shown(one) for one in reports]}
+        notes = [LOG, ASSUMED] if assumed else [LOG]
+        about = {**_about(data, open_, plan), "feedback": "one outcome for each prompt", "notes": notes}
+        terminal.print_json({**about, "policies": policies})
+        return
+    _print_about(data, open_, plan)
+    console = terminal.out()
+    for note in (LOG, *([ASSUMED] if assumed else [])):
+        console.print(note, markup=False)
+    table = terminal.table()
+    for title in ("policy", "doubly robust, mean (worst)", "ahead of the log", "least ESS", "verdicts"):
+        table.add_column(title)
+    for name, reports in found.items():
+        one = _judgement(reports)
+        verdicts = ", ".join(f"{count} {verdict}" for verdict, count in one["verdicts"].items())
+        reward = _in_words(one["mean"], one["worst"])
+        table.add_row(name, reward, f"{one['ahead']:+.3f}", f"{one['least_ess']:.0f}", verdicts)
+    console.print(table)
+    refusals = {report.refusal for reports in found.values() for report in reports if report.refusal}
+    for refusal in sorted(refusals)[:1]:
+        console.print(f"refused, for example: {refusal}", markup=False)
+
+
+def _judgement(reports: Sequence[Report]) -> dict[str, Any]:
+    """Return the estimates of one policy over the seeds."""
+    verdicts: dict[str, int] = {}
+    for report in reports:
+        verdicts[report.verdict] = verdicts.get(report.verdict, 0) + 1
+    values = [report.dr.value for report in reports]
+    return {
+        "mean": fmean(values),
+        "worst": min(values),
+        "ahead": fmean([report.ahead.value for report in reports]),
+        "least_ess": min(report.ess for report in reports),
+        "verdicts": verdicts,
+    }
+
+
+def _shown(report: Report) -> dict[str, Any]:
+    return {**asdict(report), "verdict": report.verdict, "refusal": report.refusal}
+
+
+# -- both
+
+
+def _about(data: Dataset, open_: Routes, plan: Plan) -> dict[str, Any]:
+    scores = data.scores
+    models = {}
+    for model in data.models:
+        models[model] = {"score": scores[model], "cost": data.costs.get(model), "routed": model in open_.models}
+    return {
+        "prompts": len(data.rows),
+        "left_out": dict(data.left_out),
+        "models": models,
+        "cheapest": open_.models[0],
+        "best": open_.models[-1],
+        "cost_unit": data.unit,
+        "cost_weight": plan.cost_weight,
+        "ratings": plan.ratings,
+        "held_out": plan.held_out,
+    }
+
+
+def _print_about(data: Dataset, open_: Routes, plan: Plan) -> None:
+    console, scores = terminal.out(), data.scores
+    cheapest, best = open_.models[0], open_.models[-1]
+    console.print(
+        f"{len(data.rows)} prompts, {len(plan.seeds)} seeds; costs are {UNITS[data.unit]}. The cheapest model is "
+        f"{cheapest} (score {scores[cheapest]:.3f}), the best one {best} (score {scores[best]:.3f}).",
+        markup=False,
+    )
+    for model in data.models:
+        if model not in open_.models:
+            console.print(f"{model} is left out: it costs as much as the best model or more", markup=False)
+    for reason, count in data.left_out.items():
+        console.print(f"left out: {count}, because {reason}", markup=False)

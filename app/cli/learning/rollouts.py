@@ -1,0 +1,74 @@
+"""`baton rollouts` writes journaled runs as rollouts for training and evaluation, if their callers have agreed."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from app.cli import event_loop, storage, terminal
+from app.cli.arguments import Asked
+from app.cli.audit import content_reads
+from app.core.pool.catalog import Catalog
+from app.core.pool.snapshot import restored
+from app.errors import ConfigInvalid
+from app.lab.journal_rollouts import RolloutFilter, Skipped, rollout
+from app.lab.rollouts import Rollout, to_line
+from app.process.config import Settings, read
+
+
+def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> int:
+    """Write the file and print why runs were left out. Returns 1 if the file has no rollout."""
+    terminal.log_to_stderr("warning")
+    since = now() - asked.since if asked.since else None
+    settings, chosen = read(environ), wanted(asked)
+    storage.announce(settings)
+    found, skipped = event_loop.run(collect(settings, chosen, since))
+    path = Path(asked.file)
+    path.touch(mode=0o600)
+    path.chmod(0o600)
+    path.write_text("".join(f"{to_line(one)}\n" for one in found))
+    counts = Counter(one.split for one in found)
+    rated = sum(one.score is not None for one in found)
+    if asked.json:
+        shown = {"file": str(path), "rollouts": len(found), "train": counts["train"], "held_out": counts["held-out"]}
+        terminal.print_json({**shown, "rated": rated, "left_out": dict(skipped.most_common())})
+        return 0 if found else 1
+    console = terminal.out()
+    console.print(
+        f"Wrote {terminal.count(len(found), 'rollout')} to {path} ({counts['train']:,} to train, "
+        f"{counts['held-out']:,} held out; {rated:,} rated); it holds callers' texts.",
+        markup=False,
+        soft_wrap=True,
+    )
+    for reason, count in skipped.most_common():
+        console.print(f"left out: {count:,}, because {reason}", markup=False, soft_wrap=True)
+    return 0 if found else 1
+
+
+def wanted(asked: Asked) -> RolloutFilter:
+    """Return the choice of runs. Raises `ConfigInvalid` if the options do not say who has agreed."""
+    if (asked.consent is None) is not asked.everybody:
+        raise ConfigInvalid(["say whose runs may be learned from: --consent LABEL, or --everybody if all have agreed"])
+    return RolloutFilter(
+        consent=asked.consent,
+        without=frozenset(asked.without),
+        held_out=asked.held_out,
+        tier=asked.tier,
+        tenant=asked.tenant,
+        rated=asked.rated,
+    )
+
+
+async def collect(settings: Settings, chosen: RolloutFilter, since: float | None) -> tuple[list[Rollout], Counter[str]]:
+    """Return the rollouts of the configured database, oldest first, and the number of runs left out, by reason."""
+    found: list[Rollout] = []
+    skipped: Counter[str] = Counter()
+    async with storage.opened(settings) as store, storage.journals(settings) as archive:
+        catalogs: dict[str, Catalog] = {digest: restored(body) for digest, body in (await archive.catalogs()).items()}
+        async for record in archive.records(since=since):
+            try:
+                ratings = await store.feedback(str(record.row["id"]))
+                found.append(rollout(record, catalogs, ratings, chosen))
+            except Skipped as reason:
+                skipped[str(reason)] += 1
+        await content_reads.note(store, "", chosen.tenant or "", f"rollouts of {terminal.count(len(found), 'run')}")
+    return found, skipped

@@ -1,0 +1,45 @@
+"""`baton train` trains a conductor and reports how good it is. It needs torch, which the service does not."""
+
+from collections.abc import Callable, Mapping
+from pkgutil import resolve_name
+from typing import Any
+
+from app.cli.arguments import Asked
+from app.errors import ConfigInvalid
+
+EXTRAS = frozenset({"torch", "transformers", "tokenizers", "safetensors", "trl", "peft", "datasets"})
+ONE_ROUND = ("drill_steps", "warm_start", "gap", "dear")
+"""Options of the builtin training that do not apply to second rounds."""
+
+
+def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> int:
+    """Train. Returns 1 if `--gap` asks for more than was reached."""
+    if asked.backend != "builtin":
+        found("app.cli.learning.train_chat:run")(asked, environ, found("app.lab.train_grpo"), _say)
+        return 0
+    if asked.rounds > 1:
+        if idle := [name for name in ONE_ROUND if getattr(asked, name) not in (None, False)]:
+            raise ConfigInvalid(
+                [f"--{name.replace('_', '-')}: has no effect with --rounds 2; remove it" for name in idle]
+            )
+        found("app.lab.train_rounds:run")(asked, _say)
+        return 0
+    rollouts = found("app.cli.learning.train_chat:imitated")(asked, environ) if asked.warm_start else ()
+    if found("app.lab.train:run")(asked, _say, rollouts):
+        return 0
+    return 1
+
+
+def found(name: str) -> Any:
+    """Import an object by its name. Raises `ConfigInvalid` if that needs an extra that is not installed."""
+    try:
+        return resolve_name(name)
+    except ModuleNotFoundError as error:
+        if error.name not in EXTRAS:
+            raise
+        where = "`make learn` sets up an environment that has it; `pip install 'baton[train]'` adds all that is needed"
+        raise ConfigInvalid([f"{error.name} is not installed; {where}"]) from None
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)

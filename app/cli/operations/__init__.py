@@ -1,0 +1,1 @@
+"""Commands that start the service, care for its database, and check it."""

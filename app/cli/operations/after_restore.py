@@ -1,0 +1,251 @@
+"""`baton restored` puts a database that was restored from a back-up into service, and lists what it lacks.
+
+What ran after the restore point is not in the journal any more. The evidence that is left are the logs of the engines
+(`A step has ended.`) and the accounts of the providers. A call of the planning has no line in the logs.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from pkgutil import resolve_name
+from typing import Any
+
+from app.cli import event_loop, storage, terminal
+from app.cli.arguments import Asked
+from app.cli.runs.run_words import moment
+from app.cli.terminal import count
+from app.core.pool.catalog import MILLION
+from app.core.records import record
+from app.core.run.kinds import ENDED, RUN_STATES
+from app.core.run.state import RunState, fold
+from app.engine.runs.recovery import end_restored
+from app.errors import ConfigInvalid, NotFound, QueueUnavailable
+from app.process.config import Settings, read
+from app.store.protocol import RunQuery, RunRow, Store
+from app.store.sqlkit import revisions
+
+STEP_LINE = "A step has ended."
+CLEAR = "app.stepqueue.redis:clear"
+PAGE = 200
+SHOWN = 50
+"""Lines of each list that are printed; `--json` has all of them."""
+
+
+@record(frozen=True, slots=True)
+class OpenCall:
+    """A call without an outcome. It may have been billed, with `usd` dollars at the most."""
+
+    call: str
+    worker: str
+    usd: float
+
+
+@record(frozen=True, slots=True)
+class OpenRun:
+    """A run that was open at the restore point; `spent` are the dollars that its journal knows of."""
+
+    run: str
+    tenant: str
+    state: str
+    spent: float
+    calls: tuple[OpenCall, ...]
+
+
+@record(frozen=True, slots=True)
+class Missing:
+    """A step that is in a log and cost `usd` dollars more than the journal knows of."""
+
+    run: str
+    step: int
+    worker: str
+    tenant: str
+    usd: float
+    known: bool
+    """False if the journal does not have the run at all."""
+
+
+@record(frozen=True, slots=True)
+class RestoredState:
+    """The result. `ends` is the time of the journal's last event, `keys` are the keys deleted in Redis, and None where
+    Redis is not used or does not answer."""
+
+    ends: float | None
+    open: tuple[OpenRun, ...]
+    missing: tuple[Missing, ...]
+    logged: int
+    keys: int | None
+
+
+def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> int:
+    """Carry out the command. Returns 1 if other processes of Baton use the database."""
+    settings = read(environ)
+    terminal.log_to_stderr("warning")
+    storage.announce(settings)
+    with storage.causes(settings):
+        others = revisions.connected(settings.database_url)
+    if others and not asked.dry_run:
+        raise ConfigInvalid(
+            [f"{others} connections of gateways or engines are open; stop them, and repeat this command"]
+        )
+    lines = list(_step_lines(asked.logs))
+    found = event_loop.run(_carry_out(settings, asked, lines, now()))
+    if asked.json:
+        terminal.print_json(asdict(found))
+    else:
+        _print(found, asked)
+    return 0
+
+
+async def _carry_out(settings: Settings, asked: Asked, lines: Sequence[Mapping[str, Any]], now: float) -> RestoredState:
+    async with storage.opened(settings) as store:
+        ends = await _last_event(store) if asked.dry_run else await store.begin_generation(now)
+        rows = await _open_rows(store)
+        states = {row.id: fold((await store.journal(row.id)).events) for row in rows}
+        missing = await _missing(store, lines)
+        if not (asked.dry_run or asked.keep_open):
+            for row in rows:
+                await end_restored(store, row, now)
+    keys = None if asked.dry_run else await _clear_queue(settings)
+    return RestoredState(ends, tuple([_open_run(row, states[row.id]) for row in rows]), missing, len(lines), keys)
+
+
+async def _last_event(store: Store) -> float | None:
+    """Return the time of the latest event of the newest runs, without writing."""
+    rows = await store.runs(RunQuery(limit=PAGE))
+    journals = [await store.journal(row.id) for row in rows]
+    return max([journal.events[-1].at for journal in journals if journal.events], default=None)
+
+
+async def _open_rows(store: Store) -> list[RunRow]:
+    """Return every run that has not ended, the oldest first."""
+    found: list[RunRow] = []
+    for state in RUN_STATES:
+        before: tuple[float, str] | None = None
+        while state not in ENDED:
+            rows = await store.runs(RunQuery(state=state, before=before, limit=PAGE))
+            found += rows
+            if len(rows) < PAGE:
+                break
+            before = (rows[-1].created_at, rows[-1].id)
+    return sorted(found, key=lambda row: (row.created_at, row.id))
+
+
+def _open_run(row: RunRow, state: RunState) -> OpenRun:
+    calls = [OpenCall(call.id, call.worker, call.usd_held / MILLION) for call in state.open_calls]
+    return OpenRun(row.id, row.tenant, row.state, row.spent.usd / MILLION, tuple(calls))
+
+
+# -- what the logs tell
+
+
+def _step_lines(files: Sequence[str]) -> Iterator[Mapping[str, Any]]:
+    """Yield the lines of steps in these logs. Raises `ConfigInvalid` for a file that cannot be read."""
+    for file in files:
+        try:
+            text = Path(file).read_text(errors="replace")
+        except OSError as error:
+            raise ConfigInvalid([f"--log {file}: cannot be read: {error.strerror}"]) from None
+        for line in text.splitlines():
+            if STEP_LINE in line and (fields := _fields(line)):
+                yield fields
+
+
+def _fields(line: str) -> Mapping[str, Any]:
+    """Return the fields of a line, which may have a prefix of the log's collector; empty if it is none of a step."""
+    try:
+        fields = json.loads(line[line.index("{") :])
+    except ValueError:
+        return {}
+    whole = isinstance(fields, dict) and isinstance(fields.get("run"), str) and isinstance(fields.get("step"), int)
+    return fields if whole else {}
+
+
+async def _missing(store: Store, lines: Sequence[Mapping[str, Any]]) -> tuple[Missing, ...]:
+    """Return the steps that cost more, by the logs, than the journal knows of; a step has one line for each of its
+    turns."""
+    costs: dict[tuple[str, int], float] = {}
+    last: dict[tuple[str, int], Mapping[str, Any]] = {}
+    for fields in lines:
+        place = (fields["run"], fields["step"])
+        costs[place] = costs.get(place, 0.0) + float(fields.get("cost_usd") or 0.0)
+        last[place] = fields
+    found = []
+    journals: dict[str, RunState | None] = {}
+    for run, step in sorted(costs):
+        if run not in journals:
+            journals[run] = await _state(store, run)
+        state, fields = journals[run], last[run, step]
+        rest = costs[run, step] - _known_usd(state, step)
+        done = state is not None and step in state.steps and state.steps[step].settled
+        if rest > 0 or not done:
+            worker, tenant = str(fields.get("worker", "")), str(fields.get("tenant", ""))
+            found.append(Missing(run, step, worker, tenant, max(0.0, round(rest, 6)), state is not None))
+    return tuple(found)
+
+
+async def _state(store: Store, run: str) -> RunState | None:
+    try:
+        return fold((await store.journal(run)).events)
+    except NotFound:
+        return None
+
+
+def _known_usd(state: RunState | None, step: int) -> float:
+    """Return the dollars that the journal knows of for a step: open calls with what is held for them."""
+    calls = [call for call in state.calls.values() if call.step == step] if state is not None else []
+    return sum([call.usd_held if call.outcome is None else call.usd for call in calls]) / MILLION
+
+
+async def _clear_queue(settings: Settings) -> int | None:
+    if settings.redis_url is None:
+        return None
+    try:
+        cleared: int = await resolve_name(CLEAR)(settings.redis_url)
+    except QueueUnavailable:
+        terminal.err().print("Redis does not answer; its tickets stay, and are ignored where they fit no row.")
+        return None
+    return cleared
+
+
+# -- words
+
+
+def _print(restored: RestoredState, asked: Asked) -> None:
+    would = "would be " if asked.dry_run else ""
+    since = moment(restored.ends) if restored.ends else "nothing"
+    print(f"The journal ends at {since}.")
+    bound = sum([call.usd for one in restored.open for call in one.calls])
+    calls = sum([len(one.calls) for one in restored.open])
+    what = "ended as failed (restored)"
+    if asked.keep_open:
+        what = "left to the engines"
+    runs = count(len(restored.open), "open run")
+    print(f"{runs} {would}{what}, with {count(calls, 'open call')} of at most ${bound:.6f}.")
+    _list([f"{one.run}  {one.state}  spent ${one.spent:.6f}  {_calls(one)}" for one in restored.open])
+    usd = sum([one.usd for one in restored.missing])
+    print(
+        f"{count(len(restored.missing), 'step')} of {restored.logged} in the logs missing from the journal: ${usd:.6f}."
+    )
+    _list([f"{one.run}  step {one.step}  {one.worker}  ${one.usd:.6f}  {_known(one)}" for one in restored.missing])
+    if restored.keys is not None:
+        print(f"{count(restored.keys, 'key')} of the queue deleted in Redis.")
+    print(f"What no log tells: compare the accounts of the providers since {since}.")
+    print("Keys that were revoked and contents that were erased since then are back: revoke and erase them again.")
+
+
+def _list(lines: Sequence[str]) -> None:
+    for line in lines[:SHOWN]:
+        print(f"  {terminal.clean(line)}")
+    if len(lines) > SHOWN:
+        print(f"  and {len(lines) - SHOWN} more; --json lists all")
+
+
+def _calls(one: OpenRun) -> str:
+    return ", ".join([f"{call.worker} at most ${call.usd:.6f}" for call in one.calls]) or "no open call"
+
+
+def _known(one: Missing) -> str:
+    if one.known:
+        return "the run is known"
+    return "the run is missing"

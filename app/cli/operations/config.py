@@ -1,0 +1,41 @@
+"""`baton config` prints every setting with its value, and the origin of the pool."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rich.text import Text
+
+from app.cli import terminal
+from app.cli.arguments import Asked
+from app.process.config import Loaded, configure, describe
+
+
+def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> int:
+    """Print the settings with masked secrets. Raises `ConfigInvalid` for a faulty configuration."""
+    loaded = configure(environ)
+    if asked.json:
+        terminal.print_json(_record(loaded))
+        return 0
+    table = terminal.table("setting", "value", "default", "from", "meaning")
+    for row in describe(loaded.settings):
+        style = "bold" if row.origin != "default" else ""
+        cells = (row.name, row.value, row.default, row.origin, row.meaning)
+        table.add_row(*(Text(cell, style=style, overflow="fold") for cell in cells))
+    console = terminal.out()
+    console.print(table)
+    catalog = loaded.catalog
+    console.print(f"\nPool: {loaded.origin}", markup=False)
+    for tier in catalog.tiers.values():
+        console.print(f"  {tier.name}: {', '.join(tier.pool)}", markup=False, soft_wrap=True)
+    for note in loaded.notes:
+        console.print(f"  note: {note}", markup=False, soft_wrap=True)
+    return 0
+
+
+def _record(loaded: Loaded) -> dict[str, Any]:
+    rows = [
+        {"name": row.name, "value": row.value, "default": row.default, "from": row.origin, "meaning": row.meaning}
+        for row in describe(loaded.settings)
+    ]
+    tiers = {tier.name: list(tier.pool) for tier in loaded.catalog.tiers.values()}
+    return {"settings": rows, "pool": {"from": loaded.origin, "tiers": tiers}, "notes": list(loaded.notes)}

@@ -1,0 +1,83 @@
+"""`baton doctor` checks everything that the configuration needs, with one line and a remedy for each check."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from rich.text import Text
+
+from app.cli import event_loop, terminal
+from app.cli.arguments import Asked
+from app.cli.operations import doctor_checks
+from app.cli.operations.doctor_checks import Verdict
+from app.errors import BatonError, ConfigInvalid
+from app.process.config import Loaded, configure
+from app.process.wiring import open_runtime
+from app.store.sqlkit import revisions
+
+STYLES: Mapping[str, str] = {"ok": "green", "fail": "bold red", "skip": "dim"}
+
+
+def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> int:
+    """Run all doctor_checks. Returns 1 if one failed."""
+    terminal.log_to_stderr("error")
+    report = _Report(as_json=asked.json)
+    try:
+        loaded = configure(environ)
+    except ConfigInvalid as error:
+        report.add([Verdict("settings", "fail", fault) for fault in error.faults])
+        return report.end()
+    report.add(doctor_checks.of_settings(loaded))
+    if not loaded.catalog.rehearsal:
+        terminal.err().print("Each real model is asked for one token now, which costs a fraction of a cent.")
+    with terminal.err().status("checking"):
+        verdicts = event_loop.run(_check(loaded, every=asked.every))
+    report.add(verdicts)
+    return report.end()
+
+
+async def _check(loaded: Loaded, *, every: bool) -> list[Verdict]:
+    """Check the schema first, because without it all other checks of the database fail for the same reason.
+
+    An SQLite file that nobody has made yet is not made: the parts are opened over a temporary folder instead.
+    """
+    if revisions.exists(loaded.settings.database_url):
+        return await _opened(loaded, loaded, every=every, exists=True)
+    with TemporaryDirectory(prefix="baton-doctor-") as folder:
+        place = {"data_dir": Path(folder), "database_url": f"sqlite:///{folder}/baton.db"}
+        elsewhere = replace(loaded, settings=loaded.settings.model_copy(update=place))
+        return await _opened(loaded, elsewhere, every=every, exists=False)
+
+
+async def _opened(loaded: Loaded, used: Loaded, *, every: bool, exists: bool) -> list[Verdict]:
+    schema = await doctor_checks.of_schema(loaded)
+    try:
+        async with open_runtime(used) as opened:
+            return [*schema, *await doctor_checks.of_house(loaded, opened, every=every, exists=exists)]
+    except BatonError as error:
+        return [*schema, Verdict("start", "fail", terminal.clean(error.message))]
+
+
+class _Report:
+    """Prints verdicts as they come, or all of them as JSON at the end."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        self._as_json = as_json
+        self._verdicts: list[Verdict] = []
+
+    def add(self, verdicts: list[Verdict]) -> None:
+        """Add verdicts, and print them unless they are printed as JSON."""
+        self._verdicts += verdicts
+        console = terminal.out()
+        for one in () if self._as_json else verdicts:
+            line = Text.assemble((f"{one.status:<4}", STYLES[one.status]), f"  {one.name}: {one.words}")
+            console.print(line, soft_wrap=True)
+            if one.remedy:
+                console.print(Text(f"      -> {one.remedy}"), soft_wrap=True)
+
+    def end(self) -> int:
+        """Return the exit status: 1 if a check failed."""
+        if self._as_json:
+            terminal.print_json([asdict(verdict) for verdict in self._verdicts])
+        return int(any(verdict.status == "fail" for verdict in self._verdicts))

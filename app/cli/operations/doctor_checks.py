@@ -1,0 +1,354 @@
+"""The checks of `baton doctor`. Each has its own deadline and reports a failure instead of raising it."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from app.cli import terminal
+from app.cli.audit import exported_checkpoints
+from app.cli.retention import periods
+from app.cli.runs.run_words import seconds
+from app.cli.terminal import count
+from app.core.message.chat import End, Message, Sampling, Text
+from app.core.pool.catalog import Catalog, Deadlines, ProviderSpec, Worker
+from app.core.pool.conductor_versions import versions_in_force
+from app.core.pool.serving import tier_in
+from app.engine.conductors.versions import missing_subjects
+from app.errors import (
+    BatonError,
+    OursError,
+    WorkerError,
+    WorkerRateLimited,
+    WorkerRefused,
+    WorkerTruncated,
+)
+from app.gateway.http.api_keys import any_accepted
+from app.process.config import Loaded, describe, log_witnesses
+from app.process.wiring import Runtime
+from app.providers.protocol import Request
+from app.store.sqlkit import revisions
+
+DEADLINES = Deadlines(connect=5.0, first=20.0, gap=10.0, total=25.0)
+UNSEALED_SECONDS = 60.0
+"""Time after which a change that waits to be sealed is reported."""
+CHECK_SECONDS = 30.0
+"""Seconds that one check may take."""
+NOT_OURS: Mapping[str, str] = {
+    "store_unavailable": "it cannot be reached, or does not take writes",
+    "queue_unavailable": "it cannot be reached",
+}
+"""Messages for operators in place of those for callers."""
+SHORTEST = (1, 16)
+"""Output tokens to ask for, in turn, because some providers refuse the first as too few."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The result of a check, in words, with its remedy."""
+
+    name: str
+    status: Literal["ok", "fail", "skip"]
+    words: str
+    remedy: str = ""
+
+
+def of_settings(loaded: Loaded) -> list[Verdict]:
+    """Report the settings and the pool, which were read without faults before."""
+    catalog = loaded.catalog
+    workers, providers = count(len(catalog.workers), "worker"), count(len(catalog.providers), "provider")
+    size = f"{workers} at {providers}, tiers {', '.join(catalog.tiers)}"
+    found = [
+        Verdict("settings", "ok", f"{len(loaded.settings.given)} set by the environment"),
+        Verdict("pool", "ok", f"{loaded.origin}: {size}"),
+    ]
+    if loaded.settings.log_export:
+        confirmed = [one.name for one in log_witnesses(loaded.settings)]
+        if loaded.settings.log_timestamp_url:
+            confirmed.append("a time-stamp authority")
+        words = f"checkpoints are written to {loaded.settings.log_export}"
+        if confirmed:
+            words += f", confirmed by {', '.join(confirmed)}"
+        found.append(Verdict("log export", "ok", words))
+    else:
+        words = "no checkpoint is held outside of the database, so a log that was made anew would pass"
+        found.append(Verdict("log export", "skip", words, "set BATON_LOG_EXPORT to a folder elsewhere, or a bucket"))
+    found.append(Verdict("retention", "ok", periods.words(loaded.settings)))
+    if catalog.rehearsal:
+        found.append(
+            Verdict(
+                "pool",
+                "ok",
+                "REHEARSAL: all workers are simulated; no language model is behind any answer",
+                "for real answers set a provider key such as OPENAI_API_KEY or ANTHROPIC_API_KEY, or BATON_POOL",
+            )
+        )
+    unpriced = [worker.name for worker in catalog.workers.values() if not worker.priced]
+    if unpriced:
+        words = f"no price is known of {', '.join(unpriced)}: not called for a request, key or tenant that has a budget"
+        remedy = "write `price` in the pool file; price = { input = 0, output = 0 } says that a worker is free"
+        found.append(Verdict("prices", "skip", words, remedy))
+    return found + [Verdict("pool", "ok", f"note: {note}") for note in loaded.notes]
+
+
+async def of_schema(loaded: Loaded) -> list[Verdict]:
+    """Check that the database has this version's tables. SQLite is left out, which gets them when it is opened."""
+    settings = loaded.settings
+    if settings.database_url.startswith("sqlite"):
+        return []
+    where = _shown(loaded, "BATON_DATABASE_URL")
+    remedy = "check BATON_DATABASE_URL, and that the server runs and accepts this user"
+
+    async def check() -> Verdict:
+        cause = await asyncio.to_thread(revisions.cause, settings.database_url)
+        if cause is None:
+            return Verdict("schema", "ok", "this version's")
+        words = "run `baton migrate`" if "baton migrate" in cause else remedy
+        return Verdict("schema", "fail", f"{where}: {cause}", words)
+
+    async def secured() -> Verdict:
+        found = await asyncio.to_thread(revisions.row_security, settings.database_url)
+        if found.reader:
+            return Verdict("row security", "ok", f"reads for callers are made by the role {found.reader}")
+        words = "not in force: reads for callers rely on the gateways' checks alone"
+        return Verdict("row security", "skip", words, found.reason)
+
+    schema = await _within("schema", check, remedy)
+    if schema.status == "ok":
+        return [schema, await _within("row security", secured, remedy)]
+    return [schema]
+
+
+async def of_house(loaded: Loaded, opened: Runtime, *, every: bool, exists: bool) -> list[Verdict]:
+    """Check database, queue, conductors and providers at the same time, and report them in this order.
+
+    `every` asks all workers instead of the cheapest of each provider. Unless `exists`, the configured database is an
+    SQLite file that nobody has made yet, and is not checked.
+    """
+    catalog = loaded.catalog
+    conductors = _conductors(catalog)
+    pending = [
+        _database(loaded, opened) if exists else _no_database(loaded),
+        _queue(loaded, opened),
+        *([_keys(opened), _log(opened), _tiers(opened)] if exists else []),
+        *([_outside(loaded, opened)] if exists and loaded.settings.log_export else []),
+        *[_generation(f"conductor of {tiers}", catalog.workers[name], opened) for name, tiers in conductors.items()],
+    ]
+    if every:
+        others = [worker for worker in catalog.workers.values() if worker.name not in conductors]
+        pending += [_generation(f"worker {worker.name}", worker, opened) for worker in others]
+    else:
+        pending += [_provider(spec, catalog, conductors, opened) for spec in catalog.providers.values()]
+    verdicts: list[Verdict] = list(await asyncio.gather(*pending))
+    if not conductors:
+        verdicts.insert(2, Verdict("conductor", "skip", "no tier is conducted by a model"))
+    return verdicts
+
+
+async def _database(loaded: Loaded, opened: Runtime) -> Verdict:
+    async def check() -> Verdict:
+        await opened.context.store.ready()
+        return Verdict("database", "ok", f"{_shown(loaded, 'BATON_DATABASE_URL')} takes writes")
+
+    return await _within(
+        "database",
+        check,
+        "check BATON_DATABASE_URL and `baton migrate`, and that the disk is neither full nor read-only",
+    )
+
+
+async def _keys(opened: Runtime) -> Verdict:
+    async def check() -> Verdict:
+        gateway = opened.gateway
+        accepted = await any_accepted(gateway.store, gateway.peppers(), gateway.now())
+        if accepted is None:
+            return Verdict("keys", "skip", "none is in force", "make one by `baton keys add NAME`")
+        if accepted:
+            return Verdict("keys", "ok", "hashed under the pepper that this command has")
+        remedy = "restore the pepper from the back-up, or give each key a new secret by `baton keys rotate`"
+        return Verdict("keys", "fail", "all are void: hashed under a pepper that this command does not have", remedy)
+
+    return await _within("keys", check, "check BATON_DATABASE_URL and `baton migrate`")
+
+
+async def _log(opened: Runtime) -> Verdict:
+    async def check() -> Verdict:
+        state = await opened.context.store.log.state()
+        if state.lag > UNSEALED_SECONDS:
+            words = f"{count(state.waiting, 'change')} not sealed for {seconds(state.lag)}"
+            return Verdict("log", "skip", words, "engines seal what was committed; start one")
+        if not state.size:
+            return Verdict("log", "skip", "nothing was sealed yet; an engine does so")
+        words = f"sealed up to entry {state.size - 1}"
+        if state.stored_key:
+            remedy = (
+                "whoever may write to the database may sign as well; set BATON_LOG_KEY (`baton audit log --new-key`)"
+            )
+            return Verdict("log", "ok", f"{words}; the key that signs is stored in the database", remedy)
+        return Verdict("log", "ok", f"{words}; signed by {', '.join(state.verifiers)}")
+
+    return await _within("log", check, "check BATON_DATABASE_URL and `baton migrate`")
+
+
+async def _tiers(opened: Runtime) -> Verdict:
+    """Check that what operators have put in the place of tiers stands in the pool file."""
+
+    async def check() -> Verdict:
+        standing = versions_in_force(await opened.context.store.changes())
+        missing = missing_subjects(opened.pool.catalog(), standing)
+        if missing:
+            remedy = "put it back into the pool file, or let the tier's own definition serve: `baton tier rollback`"
+            return Verdict("tiers", "fail", "; ".join(missing), remedy)
+        served = [f"{tier_in(name)} by the {now.live}" for name, now in standing.items() if tier_in(name) and now.live]
+        return Verdict("tiers", "ok", f"served in place of their own: {', '.join(served) or 'none'}")
+
+    return await _within("tiers", check, "check BATON_DATABASE_URL and `baton migrate`")
+
+
+async def _outside(loaded: Loaded, opened: Runtime) -> Verdict:
+    async def check() -> Verdict:
+        size = (await opened.context.store.log.state()).size
+        held = await exported_checkpoints.look(loaded.settings, size)
+        if held is None or held.problem:
+            words = held.problem if held is not None else ""
+            return Verdict("log held outside", "fail", words, "check BATON_LOG_EXPORT and its credentials")
+        if held.size is None:
+            return Verdict("log held outside", "skip", "no checkpoint is there yet; an engine writes one a minute")
+        words = f"the newest checkpoint counts {held.size} of {size} entries, written at {held.written_at}"
+        behind = [name for name, one in held.witnesses.items() if one.size != held.size]
+        if loaded.settings.log_timestamp_url and held.stamped_size != held.size:
+            behind.append("the time-stamp authority")
+        if behind:
+            words += f"; not confirmed by {', '.join(behind)}"
+            remedy = "see `baton audit log` for the last ones that are, and the log of the engines for the reason"
+            return Verdict("log held outside", "skip", words, remedy)
+        return Verdict("log held outside", "ok", words)
+
+    return await _within("log held outside", check, "check BATON_LOG_EXPORT and its credentials")
+
+
+async def _no_database(loaded: Loaded) -> Verdict:
+    where = _shown(loaded, "BATON_DATABASE_URL")
+    return Verdict("database", "skip", f"{where} does not exist yet; `baton serve` or `baton migrate` makes it")
+
+
+async def _queue(loaded: Loaded, opened: Runtime) -> Verdict:
+    if loaded.settings.redis_url is None:
+        return Verdict(
+            "redis", "skip", "not configured: the queue is inside the process, which is enough for `baton serve`"
+        )
+
+    async def check() -> Verdict:
+        await opened.context.queue.ready()  # an error with its own code: reached, but not usable as it is configured
+        return Verdict("redis", "ok", f"{_shown(loaded, 'BATON_REDIS_URL')} answers")
+
+    return await _within("redis", check, "check BATON_REDIS_URL, and that the server runs")
+
+
+def _shown(loaded: Loaded, variable: str) -> str:
+    return next(row.value for row in describe(loaded.settings) if row.name == variable)
+
+
+def _conductors(catalog: Catalog) -> Mapping[str, str]:
+    """Return the workers that conduct, with the tiers that they conduct."""
+    found: dict[str, list[str]] = {}
+    for tier in catalog.tiers.values():
+        if tier.conductor.worker is not None:
+            found.setdefault(tier.conductor.worker, []).append(tier.name)
+    return {name: ", ".join(tiers) for name, tiers in found.items()}
+
+
+async def _provider(spec: ProviderSpec, catalog: Catalog, conductors: Iterable[str], opened: Runtime) -> Verdict:
+    name = f"provider {spec.name}"
+    workers = [worker for worker in catalog.workers.values() if worker.provider == spec.name]
+    if not workers:
+        return Verdict(name, "skip", "no worker of the pool uses it")
+    if all(worker.name in conductors for worker in workers):
+        return Verdict(name, "skip", "checked as a conductor")
+    cheapest = min(workers, key=lambda worker: (3 * worker.price.input + worker.price.output, worker.name))
+    return await _generation(name, cheapest, opened)
+
+
+async def _generation(name: str, worker: Worker, opened: Runtime) -> Verdict:
+    """Ask a worker for one token."""
+    spec = opened.pool.catalog().providers[worker.provider]
+
+    async def check() -> Verdict:
+        began = opened.context.tick()
+        limited = await _answers(worker, opened)
+        simulated = " (simulated)" if spec.format == "rehearsal" else ""
+        words = f"{worker.name} answers{simulated}, {seconds(opened.context.tick() - began)}"
+        return Verdict(name, "ok", "accepts the key, but limits requests at the moment" if limited else words)
+
+    return await _within(name, check, f"check that {spec.base_url or 'it'} can be reached from here", spec, worker)
+
+
+async def _answers(worker: Worker, opened: Runtime) -> bool:
+    """Return True if the provider limits requests. Raises the reason if it gives no answer."""
+    for tokens in SHORTEST:
+        try:
+            await _generate(worker, opened, tokens)
+            return False
+        except WorkerRateLimited:
+            return True
+        except WorkerRefused:
+            if tokens == SHORTEST[-1]:
+                raise
+    return False
+
+
+async def _generate(worker: Worker, opened: Runtime, tokens: int) -> None:
+    request = Request(worker, (Message("user", (Text("Say ok."),)),), Sampling(max_tokens=tokens))
+    adapter = opened.context.provider(worker.provider)
+    ended = False
+    async for pieces in adapter.stream(request, adapter.render(request), DEADLINES):
+        ended = ended or any(isinstance(piece, End) for piece in pieces)
+    if not ended:
+        raise WorkerTruncated()
+
+
+async def _within(
+    name: str,
+    check: Callable[[], Awaitable[Verdict]],
+    remedy: str,
+    spec: ProviderSpec | None = None,
+    worker: Worker | None = None,
+) -> Verdict:
+    """Return the check's verdict, or its failure in words, within its time."""
+    try:
+        async with asyncio.timeout(CHECK_SECONDS):
+            return await check()
+    except TimeoutError:
+        return Verdict(name, "fail", f"no answer within {CHECK_SECONDS:.0f} s", remedy)
+    except OursError as error:
+        return Verdict(name, "fail", NOT_OURS.get(error.public_code or "", error.message), remedy)
+    except BatonError as error:
+        return Verdict(name, "fail", error.message + _cause(error), _remedy(error, remedy, spec, worker))
+
+
+def _cause(error: BatonError) -> str:
+    """Return the cause of a failed call as the provider named it; empty if it did not."""
+    if not isinstance(error, WorkerError):
+        return ""
+    failure = error.failure
+    request = f"request {failure.request_id}" if failure.request_id else ""
+    words = f'"{terminal.clean(failure.excerpt)}"' if failure.excerpt else ""
+    parts = [part for part in (failure.reason, failure.code, request, words) if part]
+    return f" Cause: {', '.join(parts)}."
+
+
+def _remedy(error: BatonError, usual: str, spec: ProviderSpec | None, worker: Worker | None) -> str:
+    """Return the remedy. A provider that is reached and refuses has a wrong key or model."""
+    if spec is None or worker is None:
+        return usual
+    key = f"the key in {spec.key_variable}" if spec.key_variable else "that it wants no key"
+    reason = error.failure.reason if isinstance(error, WorkerError) else ""
+    remedies = {
+        "authentication": f"check {key}, and that its account may use the model {worker.model} from this region",
+        "quota": "the account behind this key has no credit or quota left; add some at the provider",
+        "unknown_model": f"check the model name {worker.model}, {key}, and base_url ({spec.base_url})",
+        "endpoint": f"check base_url ({spec.base_url}): the server there does not take this kind of request",
+        "refused": "the endpoint is there but refuses a plain question; check the model name "
+        f"{worker.model} and its limits",
+    }
+    return remedies.get(reason, usual)

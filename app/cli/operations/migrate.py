@@ -1,0 +1,82 @@
+"""`baton migrate` upgrades the schema of the database, shows its state, or prints the SQL that would run."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+
+from app.cli import storage, terminal
+from app.cli.arguments import Asked
+from app.errors import ConfigInvalid, StoreUnavailable
+from app.process.config import Settings, read
+from app.store.sqlkit import revisions
+from app.store.sqlkit.migrate import migrate
+from app.store.sqlkit.revisions import Status
+
+
+def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> int:
+    """Bring the schema to a revision. With `--status`, return 1 unless the database has this version's schema."""
+    settings = read(environ)
+    terminal.log_to_stderr(settings.log_level)
+    storage.announce(settings)
+    with storage.causes(settings):
+        found = revisions.status(settings.database_url)
+    if asked.status:
+        return _print_status(settings, found, as_json=asked.json)
+    if found.newer:
+        raise StoreUnavailable(
+            f"The database is newer than this program: it has revision {found.current}, and this program knows "
+            f"revisions up to {found.head}. Use the version of Baton that has migrated it."
+        )
+    earlier = revisions.is_earlier(settings.database_url, found.current, asked.to)
+    if earlier and not asked.down:
+        raise ConfigInvalid(
+            [f"--to: {asked.to} is earlier than {found.current}; add --down to drop what later revisions have added"]
+        )
+    if asked.sql:
+        print(revisions.statements(settings.database_url, found.current, asked.to, down=earlier))
+        return 0
+    return _migrate(settings, asked, up=not earlier)
+
+
+def _migrate(settings: Settings, asked: Asked, *, up: bool) -> int:
+    with terminal.err().status("migrating the database"), storage.causes(settings):
+        migrate(settings.database_url, asked.to, up=up)
+        found = revisions.status(settings.database_url)
+    if asked.json:
+        return _print_status(settings, found, as_json=True)
+    if found.is_current:
+        terminal.out().print("The database has this version's schema.")
+        if terms := _row_security(settings):
+            terminal.out().print(terms, markup=False, soft_wrap=True)
+    else:
+        terminal.out().print(f"The database has the schema of revision {found.current}.", markup=False)
+    return 0
+
+
+def _row_security(settings: Settings) -> str:
+    """Return the state of row-level security in words; empty for SQLite, which has none."""
+    if settings.database_url.startswith("sqlite"):
+        return ""
+    found = revisions.row_security(settings.database_url)
+    if found.reader:
+        return f"Row-level security is in force: reads for callers are made by the role {found.reader}."
+    return f"Row-level security is not in force: {found.reason}."
+
+
+def _print_status(settings: Settings, found: Status, *, as_json: bool) -> int:
+    """Print the state of the schema. Returns 0 if it is this version's."""
+    if as_json:
+        terminal.print_json({"database": storage.shown(settings), **asdict(found)})
+        return int(not found.is_current)
+    print(f"current  {found.current or 'no tables'}")
+    print(f"head     {found.head}")
+    for one in found.pending:
+        print(f"pending  {one.id}  {one.title}")
+    if found.newer:
+        print("The database is newer than this program.")
+    elif found.pending:
+        print(f"{len(found.pending)} to apply: run `baton migrate`.")
+    else:
+        print("The database has this version's schema.")
+        if terms := _row_security(settings):
+            print(terms)
+    return int(not found.is_current)

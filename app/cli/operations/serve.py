@@ -1,0 +1,63 @@
+"""`baton serve`, `baton gateway` and `baton dispatcher` run one process of the service until it is stopped."""
+
+import errno
+import socket
+import sys
+from collections.abc import Callable, Mapping
+
+from app.cli import event_loop, terminal
+from app.cli.arguments import Asked
+from app.cli.operations import startup_message
+from app.process.config import Settings, configure
+from app.process.serve import Roles, Started, serve
+
+ROLES: Mapping[str, Roles] = {
+    "serve": Roles(gateway=True, dispatcher=True),
+    "gateway": Roles(gateway=True, dispatcher=False),
+    "dispatcher": Roles(gateway=False, dispatcher=True),
+}
+
+
+def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> int:
+    """Serve. Returns 0 after an orderly stop."""
+    loaded = configure(environ)
+    terminal.log_to_stderr(loaded.settings.log_level)
+    for note in loaded.notes:
+        terminal.err().print(f"note: {note}", markup=False, soft_wrap=True)
+    with terminal.err().status("starting") as status:
+
+        def announce(started: Started) -> None:
+            status.stop()
+            if asked.json:
+                print(startup_message.as_json(asked.verb, started), flush=True)
+            else:
+                print(startup_message.words(asked.verb, started, terminal.program()), flush=True)
+
+        try:
+            event_loop.run(serve(loaded, dict(environ), ROLES[asked.verb], announce))
+        except SystemExit:  # uvicorn's, when it cannot listen
+            status.stop()
+            print(f"baton: {_why_not_listening(loaded.settings, ROLES[asked.verb])}", file=sys.stderr)
+            return 1
+    return 0
+
+
+def _why_not_listening(settings: Settings, roles: Roles) -> str:
+    """Return the reason why the service cannot listen on one of its addresses, found by another try."""
+    places = [(settings.host, settings.port, "--port or BATON_PORT", "--host and --port")] if roles.gateway else []
+    if settings.metrics_port is not None:
+        named = "BATON_METRICS_PORT", "BATON_METRICS_HOST and BATON_METRICS_PORT"
+        places.append((settings.metrics_host or settings.host, settings.metrics_port, *named))
+    if roles.gateway and settings.admin_port is not None:
+        named = "BATON_ADMIN_PORT", "BATON_ADMIN_HOST and BATON_ADMIN_PORT"
+        places.append((settings.admin_host, settings.admin_port, *named))
+    for host, port, another, both in places:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        try:
+            with socket.socket(family) as tried:
+                tried.bind((host, port))
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                return f"{host}:{port} is in use by another program; choose another port with {another}"
+            return f"cannot listen on {host}:{port}: {error.strerror or error}; see {both}"
+    return "cannot listen on " + ", ".join(f"{host}:{port}" for host, port, *_ in places)

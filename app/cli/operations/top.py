@@ -1,0 +1,122 @@
+"""`baton top` draws the overview of the configured database, again every two seconds."""
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from app.cli import event_loop, storage, terminal
+from app.cli.arguments import Asked
+from app.cli.runs import run_words
+from app.core.pool.catalog import MILLION
+from app.gateway.runs.stored_overview import of_database
+from app.gateway.wire.query import OverviewFilters
+from app.process.config import Settings, read
+
+POLL_SECONDS = 2.0
+MOST_WORKERS = 8
+MOST_FAILURES = 5
+Json = Mapping[str, Any]
+
+
+def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> int:
+    """Carry out the command. Returns the exit status."""
+    settings = read(environ)
+    terminal.log_to_stderr("warning")
+    storage.announce(settings)
+    event_loop.run(_top(settings, asked, now))
+    return 0
+
+
+async def _top(settings: Settings, asked: Asked, now: Callable[[], float]) -> None:
+    filters = OverviewFilters(period=asked.period, tenant=asked.tenant)
+    console = terminal.out()
+    async with storage.opened(settings) as store:
+        shown = await of_database(store, filters, now())
+        if asked.json:
+            terminal.print_json(shown)
+            return
+        if asked.once or not console.is_terminal:
+            console.print(drawn(shown))
+            return
+        with Live(drawn(shown), console=console, auto_refresh=False) as live:
+            live.refresh()
+            while True:
+                await asyncio.sleep(POLL_SECONDS)
+                live.update(drawn(await of_database(store, filters, now())), refresh=True)
+
+
+def drawn(shown: Json) -> RenderableType:
+    """Draw an overview within 80 columns. No meaning depends on a colour."""
+    blank = Text("")
+    parts: list[RenderableType] = [_heading(shown), *_lines(shown)]
+    for table in (_workers(shown), _failures(shown)):
+        if table is not None:
+            parts += [blank, table]
+    return Group(*parts)
+
+
+def _heading(shown: Json) -> Text:
+    tenant = terminal.clean(shown["tenant"] or "every tenant")
+    return Text(f"baton top  {terminal.second(shown['until'])} UTC  last {shown['period']}, {tenant}", style="bold")
+
+
+def _lines(shown: Json) -> Iterator[Text]:
+    total, seconds, log = shown["total"], shown["seconds"], shown["log"]
+    by_state = {one["state"]: one["runs"] for one in shown["open"]}
+    waiting_runs = [f"{runs:,} {state}" for state, runs in sorted(by_state.items()) if state != "awaiting_approval"]
+    yield _line("open runs", ", ".join(waiting_runs) or "none")
+    yield _line("approvals", f"{by_state.get('awaiting_approval', 0):,} wait")
+    queue = shown["queue"]
+    oldest = queue["oldest_seconds"]
+    waits = ""
+    if oldest is not None:
+        waits = f", the oldest for {run_words.seconds(oldest)}"
+    yield _line("queue", f"{queue['waiting']:,} wait{waits}")
+    yield _line("runs", f"{total['runs']:,}, {total['ended']:,} ended, {total['degraded']:,} degraded")
+    yield _line("success", _share(total["success_rate"]))
+    cost = terminal.dollars(total["cost_usd"] * MILLION)
+    yield _line("cost", f"{cost}, {total['tokens']:,} tokens")
+    if seconds["count"]:
+        yield _line("time", f"median {run_words.seconds(seconds['p50'])}, p95 {run_words.seconds(seconds['p95'])}")
+    unsealed = f"{log['waiting']:,} to be sealed, {run_words.seconds(log['lag_seconds'])} behind"
+    yield _line("log", f"{log['size']:,} entries, {unsealed}")
+
+
+def _line(name: str, value: str) -> Text:
+    return Text(f"{name:<10} {value}")
+
+
+def _workers(shown: Json) -> Table | None:
+    """Return the workers with the most calls; None without any call."""
+    if not shown["workers"]:
+        return None
+    table = terminal.table("worker")
+    for column in ("calls", "failed", "ok", "tokens"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for worker in shown["workers"][:MOST_WORKERS]:
+        outcomes = worker["outcomes"]
+        failed = worker["calls"] - sum(outcomes.get(outcome, 0) for outcome in ("ok", "open", "cancelled"))
+        tokens = worker["input_tokens"] + worker["output_tokens"]
+        cells = (worker["worker"], f"{worker['calls']:,}", f"{failed:,}", _share(worker["success_rate"]), f"{tokens:,}")
+        terminal.add_row(table, cells)
+    return table
+
+
+def _failures(shown: Json) -> Table | None:
+    """Return the most frequent causes of runs that did not succeed; None without any."""
+    if not shown["failures"]:
+        return None
+    table = terminal.table("not succeeded", "cause")
+    table.add_column("runs", justify="right", no_wrap=True)
+    for one in shown["failures"][:MOST_FAILURES]:
+        terminal.add_row(table, (one["state"], one["error"] or "-", f"{one['runs']:,}"))
+    return table
+
+
+def _share(rate: float | None) -> str:
+    return "-" if rate is None else f"{rate:.1%}"

@@ -1,0 +1,1 @@
+"""Commands that make plans, edit, execute and approve them."""

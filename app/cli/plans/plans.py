@@ -1,0 +1,219 @@
+"""`baton plans make|show|edit|run`: plans as `/v1/plans` has them, in the configured database."""
+
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import orjson
+from rich.console import RenderableType
+from rich.text import Text
+from rich.tree import Tree
+
+from app.cli import event_loop, storage, terminal
+from app.cli.arguments import Asked
+from app.cli.audit import content_reads
+from app.cli.embedded import engine
+from app.cli.plans import preview
+from app.cli.plans.preview import PREVIEW_KEY
+from app.cli.runs import run_words
+from app.core.pool.catalog import MILLION, Catalog
+from app.core.records import changed
+from app.core.roles import SCOPES
+from app.engine.calls.step_request import task_of
+from app.engine.delivery.messages import TurnEnd
+from app.engine.runs.admission import Order
+from app.errors import ConfigInvalid, Conflict, InvalidRequest, NotFound
+from app.gateway.http.api_keys import Caller
+from app.gateway.plans import orders, reply, requests, revisions
+from app.gateway.plans.revisions import Plan, Revision
+from app.gateway.runs.forecasts import read_history
+from app.process.config import Loaded, configure
+from app.store.protocol import FIRST_REVISION, PLAN_TAG, TAKEN, DisclosureQuery, KeyRow, RunQuery, RunRow, Store
+
+RUN_KEY = "baton-plans"
+"""The key of runs that `baton plans run` has executed."""
+EDITS = ("change", "add", "remove", "move")
+
+
+def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> int:
+    """Carry out one of the verbs. Returns the exit status."""
+    loaded = configure(environ)
+    terminal.log_to_stderr("warning")
+    storage.announce(loaded.settings)
+    if asked.verb == "make":
+        shown = event_loop.run(_make(loaded, asked))
+    elif asked.verb == "edit":
+        shown = event_loop.run(_edit(loaded, asked))
+    elif asked.verb == "show":
+        shown = event_loop.run(_show(loaded, asked))
+    else:
+        return event_loop.run(_execute(loaded, asked))
+    if getattr(asked, "lists", False):
+        terminal.print_json(shown["plan"])
+    else:
+        terminal.print_json(shown) if asked.json else terminal.out().print(_drawn(shown))
+    return 0
+
+
+async def _make(loaded: Loaded, asked: Asked) -> dict[str, Any]:
+    order = orders.to_preview(preview.order_of(loaded.catalog, asked))
+    async with storage.used(loaded.settings), engine.at_work(loaded, 1) as opened:
+        ended = _checked(await engine.carried_out(opened, order))
+        store = opened.context.store
+        plan = Plan((revisions.of_state(ended.state, PREVIEW_KEY),))
+        return await _whole(store, loaded.catalog, plan, plan.first)
+
+
+async def _show(loaded: Loaded, asked: Asked) -> dict[str, Any]:
+    async with storage.opened(loaded.settings) as store:
+        plan, row = await _find(store, asked.plan)
+        await content_reads.note(store, row.id, row.tenant, "plan")
+        return await _whole(store, loaded.catalog, plan, plan.revision(asked.revision), lists=asked.lists)
+
+
+async def _edit(loaded: Loaded, asked: Asked) -> dict[str, Any]:
+    change = requests.read_revision(_change(asked))
+    async with storage.used(loaded.settings), engine.at_work(loaded, 1) as opened:
+        store = opened.context.store
+        plan, row = await _find(store, asked.plan)
+        await content_reads.note(store, row.id, row.tenant, "plan")
+        base = plan.revision(asked.revision)
+        number = orders.next_number(plan, base)
+        before = revisions.as_value(await revisions.steps_of(store.of_tenant(None), base))
+        value = requests.revised(change, before, plan.first.state.admitted.pool)
+        usual = await _repeated(store, loaded.catalog, plan, base, row.tenant, PREVIEW_KEY)
+        order = orders.to_revision(usual, plan, value, number)
+        once = orders.record_of_revision(plan, number, row.tenant, {"command": opened.context.name("edit")})
+        until = opened.context.now() + order.limits.seconds + opened.gateway.remembered
+        try:
+            ended = await engine.carried_out(opened, changed(order, once=changed(once, until=until)))
+        except InvalidRequest as refused:
+            raise orders.of_edit(refused) from None
+        except Conflict as conflict:
+            raise orders.overtaken() if conflict.public_code == TAKEN else conflict from None
+        made = revisions.of_state(_checked(ended).state, PREVIEW_KEY)
+        return await _whole(store, loaded.catalog, Plan((*plan.revisions, made)), made)
+
+
+def _change(asked: Asked) -> dict[str, Any]:
+    """Return the body that `PATCH /v1/plans/{id}` would be sent; its revision is looked up later."""
+    chosen = {name: getattr(asked, name) for name in EDITS if getattr(asked, name) is not None}
+    if len(chosen) + (asked.file is not None) != 1:
+        raise ConfigInvalid(["give one of --change, --add, --remove, --move and --file"])
+    if asked.file is not None:
+        return {"revision": 1, "plan": _read(asked.file)}
+    ((op, step),) = chosen.items()
+    fields = {"worker": asked.worker, "subtask": asked.subtask, "to": asked.to}
+    if asked.access is not None:
+        fields["access"] = [_entry(one.strip()) for one in asked.access.split(",") if one.strip()]
+    given = {name: value for name, value in fields.items() if value is not None}
+    return {"revision": 1, "edits": [{"op": op, "step": step, **given}]}
+
+
+def _entry(text: str) -> str | int:
+    return int(text) if text.isdecimal() else text
+
+
+def _read(name: str) -> Any:
+    try:
+        return orjson.loads(sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes())
+    except (OSError, orjson.JSONDecodeError) as error:
+        raise ConfigInvalid([f"--file: {name} cannot be read as JSON: {error}"]) from None
+
+
+async def _execute(loaded: Loaded, asked: Asked) -> int:
+    async with storage.used(loaded.settings), engine.at_work(loaded, 1, dispatches=True) as opened:
+        store = opened.context.store
+        plan, row = await _find(store, asked.plan)
+        revision = plan.revision(asked.revision)
+        steps = await revisions.steps_of(store.of_tenant(None), revision)
+        usual = await _repeated(store, loaded.catalog, plan, revision, row.tenant, RUN_KEY)
+        order = orders.to_execution(usual, revision, steps, requests.read_run({}))
+        try:
+            ended = await engine.carried_out(opened, order)
+        except InvalidRequest as refused:
+            raise orders.since_changed(refused) from None
+        _checked(ended)
+        await content_reads.note(store, ended.state.run, row.tenant, "answer")
+    said: dict[str, Any] = {"run": ended.state.run, "state": ended.state.state, "answer": ended.answer}
+    said |= {"cost_usd": ended.bill.usd / MILLION, "plan": plan.id, "revision": revision.number}
+    terminal.print_json(said) if asked.json else terminal.out().print(Text(terminal.clean(ended.answer)))
+    if not asked.json:
+        terminal.err().print(Text(f"{ended.state.run}: {terminal.dollars(ended.bill.usd)}"))
+    return 0
+
+
+def _checked(ended: TurnEnd) -> TurnEnd:
+    """Return the end of a run; raises the error that it ended with."""
+    if ended.error is not None:
+        raise ended.error
+    return ended
+
+
+async def _find(store: Store, name: str) -> tuple[Plan, RunRow]:
+    """Return the plan of this id, of this run, or the newest one. Raises `NotFound`."""
+    if name == "last":
+        rows = [row for row in await store.runs(RunQuery(tags=((PLAN_TAG, FIRST_REVISION),))) if not row.erased]
+        if not rows:
+            raise NotFound("There are no plans yet; make one with `baton plans make`.")
+        name = rows[0].id
+    return await revisions.find(store.of_tenant(None), name)
+
+
+async def _repeated(store: Store, catalog: Catalog, plan: Plan, base: Revision, tenant: str, key: str) -> Order:
+    """Return the order of the plan's request in the name of this command, which has every scope in the plan's
+    tenant."""
+    caller = Caller(KeyRow(key, tenant, key, b"", frozenset(SCOPES), 0.0))
+    task = await task_of(store, plan.run, plan.first.state.admitted.task)
+    return orders.repeated(catalog, caller, plan, base, tenant, task)
+
+
+async def _whole(
+    store: Store, catalog: Catalog, plan: Plan, revision: Revision, *, lists: bool = False
+) -> dict[str, Any]:
+    theirs = store.of_tenant(None)
+    return reply.whole(
+        catalog,
+        plan,
+        revision,
+        steps=await revisions.steps_of(theirs, revision),
+        task=await task_of(store, plan.run, plan.first.state.admitted.task),
+        history=await read_history(theirs, plan.first.state.admitted.tenant),
+        disclosed=await theirs.disclosures(DisclosureQuery(runs=(plan.run,), ascending=True)),
+        lists=lists,
+    )
+
+
+# -- what is shown
+
+
+def _drawn(shown: Mapping[str, Any]) -> RenderableType:
+    number = f"revision {shown['revision']} of {len(shown['revisions'])}"
+    tree = Tree(Text(f"{shown['id']}  {number}  {shown['tier']}, {shown['topology']}", style="bold"))
+    estimates = (shown["estimate"] or {"steps": []})["steps"]
+    for n, step in enumerate(shown["plan"]["steps"]):
+        tree.add(_step(n, step, shown["disclosures"][n], estimates))
+    for one in shown["disclosed"]:
+        tree.add(Text(f"{one['recipient']} ({one['provider']}) has read the conversation, as {one['recipient_kind']}"))
+    tree.add(preview.estimate(shown["estimate"], shown["planning_cost_usd"]))
+    tree.add(Text(f"digest: {shown['digest']}"))
+    return tree
+
+
+def _step(n: int, step: Mapping[str, Any], to: Mapping[str, Any], estimates: Any) -> RenderableType:
+    sees = ", ".join("the conversation" if one == "user" else f"step {one}" for one in step["access"]) or "nothing"
+    drawn = Tree(Text.assemble((f"{n} {step['worker']}", "bold"), f" ({to['provider']})  sees: {sees}"))
+    drawn.add(Text(terminal.clean(step["subtask"]) or "Answer the conversation."))
+    withheld = [one["what"] for one in to["why"]["withheld"]]
+    if withheld:
+        drawn.add(Text(f"withheld: {', '.join(withheld)}"))
+    if to["labels"]:
+        drawn.add(Text(f"labels: {', '.join(to['labels'])}"))
+    for one in estimates[n : n + 1]:
+        drawn.add(Text(f"about {_cost(one)} and {run_words.seconds(one['seconds']['p50'])}, by {one['basis']}"))
+    return drawn
+
+
+def _cost(figures: Mapping[str, Any]) -> str:
+    return terminal.dollars(figures["cost_usd"]["p50"] * MILLION)

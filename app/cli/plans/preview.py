@@ -1,0 +1,95 @@
+"""`baton plan` shows how a question would be routed. The plan is made and journaled, but not executed."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rich.text import Text
+from rich.tree import Tree
+
+from app.cli import event_loop, storage, terminal
+from app.cli.arguments import Asked
+from app.cli.embedded import engine
+from app.cli.runs import run_record, run_tree, run_words
+from app.core.message.chat import Message, Task
+from app.core.message.chat import Text as Said
+from app.core.plan.arms import tier_for
+from app.core.pool.catalog import MILLION, Catalog, Tier
+from app.core.pool.policy import Overrides
+from app.engine.delivery.messages import TurnEnd
+from app.engine.runs.admission import Order
+from app.errors import ConfigInvalid
+from app.gateway.plans import revisions
+from app.gateway.runs import forecasts
+from app.process.config import Loaded, configure
+from app.process.wiring import Runtime
+
+PREVIEW_KEY = "baton-plan"
+"""The key of runs that `baton plan` has journaled, which are planned and not executed."""
+
+
+def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> int:
+    """Print the plan, the eligible and the excluded workers, and an estimate. Returns 1 if no plan was made."""
+    loaded = configure(environ)
+    terminal.log_to_stderr("warning")
+    order = order_of(loaded.catalog, asked)
+    storage.announce(loaded.settings)
+    with terminal.err().status("planning"):
+        ended, drawn, shown = event_loop.run(_preview(loaded, order))
+    terminal.print_json(shown) if asked.json else terminal.out().print(drawn)
+    return 0 if ended.error is None else 1
+
+
+def order_of(catalog: Catalog, asked: Asked) -> Order:
+    """Return the order of a preview. Raises `ConfigInvalid` for a tier or an effort that there is not."""
+    tier, effort = _tier(catalog, asked)
+    overrides = Overrides(frozenset(asked.allow), frozenset(asked.deny), asked.pin)
+    return Order(
+        task=Task((Message("user", (Said(asked.question),)),)),
+        tier=tier,
+        model=asked.tier,
+        effort=effort,
+        limits=tier.efforts[effort],
+        tenant="default",
+        key=PREVIEW_KEY,
+        labels=frozenset(asked.label),
+        overrides=overrides,
+        preview=True,
+    )
+
+
+def _tier(catalog: Catalog, asked: Asked) -> tuple[Tier, str]:
+    tier = tier_for(catalog, asked.tier)
+    if tier is None:
+        raise ConfigInvalid([f"--tier: there is no such tier; there are {', '.join(catalog.tiers)}"])
+    effort = asked.effort or tier.effort
+    if effort not in tier.efforts:
+        raise ConfigInvalid([f"--effort: {tier.name} has no such level; there are {', '.join(tier.efforts)}"])
+    return tier, effort
+
+
+async def _preview(loaded: Loaded, order: Order) -> tuple[TurnEnd, Tree, dict[str, Any]]:
+    async with storage.used(loaded.settings), engine.at_work(loaded, 1) as opened:
+        ended = await engine.carried_out(opened, order)
+        store = opened.context.store
+        shown, question = await run_record.read(store, await store.run(ended.state.run))
+        drawn = run_tree.draw(shown, question, full=False)
+        if ended.error is None and ended.state.current:
+            drawn.add(await _estimate(opened, ended, order))
+        return ended, drawn, shown
+
+
+async def _estimate(opened: Runtime, ended: TurnEnd, order: Order) -> Text:
+    store = opened.context.store.of_tenant(order.tenant)
+    steps = await revisions.steps_of(store, revisions.of_state(ended.state, order.key))
+    history = await forecasts.read_history(store, order.tenant)
+    made = forecasts.of_plan(opened.pool.catalog(), order.task, steps, order.limits, history)
+    return estimate(forecasts.estimate(made), ended.bill.usd / MILLION)
+
+
+def estimate(known: Mapping[str, Any] | None, planning_usd: float) -> Text:
+    """Return the forecast of a plan, as the API has it, in words; `planning_usd` are the dollars that making the plan
+    cost."""
+    if known is None:
+        return Text("estimate: none, because a worker of the plan is not in the pool file, or is the conductor")
+    planning = f"Making the plan cost {run_words.cost(planning_usd)}."
+    return Text.assemble(("estimate: ", "bold"), f"{run_words.estimate(known)}. {planning}")

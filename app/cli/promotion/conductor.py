@@ -1,0 +1,227 @@
+"""`baton conductor VERB` takes a trained conductor from its checkpoint into service, and out of it again.
+
+export, describe ......... make a folder ready to be served: `lab/export.py`, `lab/manifest.py`
+sign ..................... sign the manifest, so that the folder can be told from others
+serve .................... start vLLM for it
+deploy, unload ........... load a version into a running vLLM, if it fits and its golden plans are right
+restore .................. load the deployed versions again where a server has lost them
+shadow ................... compare it with the live conductor on finished runs
+canary, promote, rollback  choose the version that conducts; gateways follow within two seconds
+ls ....................... print the version in force, and every change with its time and author
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from app.cli import event_loop, storage, terminal
+from app.cli.arguments import Asked
+from app.cli.learning import train
+from app.cli.promotion import deployment, shadow_plans, version_changes
+from app.core.pool.conductor_versions import Change, ChangeKind, VersionsInForce, refusal, versions_in_force
+from app.engine.conductors.versions import RequestedChange, checked_change, conducted, make_change
+from app.errors import ConfigInvalid
+from app.lab import manifest
+from app.process.conductor_server import conductor_servers, served_by_all
+from app.process.config import Loaded, Settings, conductor_signer, configure, trusted_signers
+from app.process.config import read as read_settings
+from app.providers.vllm import Management
+from app.store.protocol import Store
+
+KINDS: Mapping[str, ChangeKind] = {
+    "canary": "canary",
+    "promote": "promoted",
+    "rollback": "rolled_back",
+    "unload": "unloaded",
+}
+
+
+def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> int:
+    """Carry out one of the verbs. Returns the exit status."""
+    terminal.log_to_stderr("warning")
+    if asked.verb == "serve":
+        return deployment.serve(asked, environ)
+    if asked.verb == "export":
+        return _export(asked)
+    if asked.verb == "describe":
+        return _describe(asked)
+    if asked.verb == "sign":
+        return _sign(asked, environ)
+    loaded = configure(environ)
+    storage.announce(loaded.settings)
+    if asked.verb == "ls":
+        return _list(loaded.settings, asked.limit, as_json=asked.json)
+    if asked.verb == "deploy":
+        return _deploy(loaded, asked)
+    if asked.verb == "restore":
+        return _restore(loaded, asked)
+    if asked.verb == "shadow":
+        return _shadow(loaded, asked, now)
+    return _change(loaded, asked, now)
+
+
+def _export(asked: Asked) -> int:
+    export = train.found("app.lab.export")
+    source, out = export.trained(Path(asked.trained)), Path(asked.out)
+    if asked.adapter_of is None:
+        made = export.export(source, out, asked.title)
+    else:
+        made = export.export_adapter(source, Path(asked.adapter_of), out, asked.title, asked.rank)
+    if asked.json:
+        terminal.print_json({"version": made.name, "folder": asked.out, "evaluation": dict(made.evaluation)})
+        return 0
+    console = terminal.out()
+    console.print(f"{made.name} in {asked.out}", markup=False)
+    for split, found in made.evaluation.items():
+        figures = f"reward {found['reward']:.3f}, right {found['right']:.3f}, ${found['usd']:.6f} a task"
+        console.print(f"  {split}, {found['tasks']} tasks: {figures}", markup=False)
+    return 0
+
+
+def _describe(asked: Asked) -> int:
+    given = ("title", "prompt", "grammar", "steps", "workers", "reward", "commit")
+    facts = {name: getattr(asked, name) for name in given}
+    base = Path(asked.base) if asked.base is not None else None
+    golden = Path(asked.golden) if asked.golden is not None else None
+    made = manifest.describe(Path(asked.folder), base, golden, **facts)
+    if asked.json:
+        terminal.print_json({"version": made.name, "base": made.base, "folder": asked.folder})
+    else:
+        terminal.out().print(f"{made.name}, of the base {made.base}", markup=False)
+    return 0
+
+
+def _sign(asked: Asked, environ: Mapping[str, str]) -> int:
+    signer = conductor_signer(read_settings(environ))
+    if signer is None:
+        raise ConfigInvalid(["BATON_CONDUCTOR_SIGNING_KEY: is not set; `baton audit log --new-key NAME` makes a key"])
+    made = manifest.sign(Path(asked.folder), signer)
+    if asked.json:
+        terminal.print_json({"version": made.name, "folder": asked.folder, "verifier": str(signer.verifier)})
+    else:
+        told = f"{made.name} is signed; those who load it need BATON_CONDUCTOR_SIGNERS={signer.verifier}"
+        terminal.out().print(told, markup=False, soft_wrap=True)
+    return 0
+
+
+# -- versions
+
+
+def _deploy(loaded: Loaded, asked: Asked) -> int:
+    folder = Path(asked.folder)
+    card, golden = manifest.read(folder)
+    deployment.check_signature(folder, card, loaded.settings)
+    deployment.check_fit(card, loaded, asked.conductor)
+    with conductor_servers(loaded, asked.conductor) as servers:
+        note = deployment.deploy(servers, folder, card, golden, asked.path or str(folder.resolve()))
+    event_loop.run(_store(loaded.settings, asked, "loaded", card.name, note=note))
+    if asked.json:
+        terminal.print_json({"conductor": asked.conductor, "version": card.name, "checked": json.loads(note)})
+        return 0
+    console = terminal.out()
+    console.print(f"{card.name} is loaded and fit: {version_changes.found(note)}", markup=False, soft_wrap=True)
+    console.print(f"next: baton conductor shadow {asked.conductor} {card.name}", markup=False, soft_wrap=True)
+    return 0
+
+
+def _restore(loaded: Loaded, asked: Asked) -> int:
+    """Load what was deployed into each server that lacks it, from the same folder, by the same checks."""
+    changes = event_loop.run(version_changes.changes(loaded.settings, of_tiers=False))
+    standing = versions_in_force(changes).get(asked.conductor, VersionsInForce())
+    with conductor_servers(loaded, asked.conductor) as servers:
+        present = served_by_all(servers)
+        missing = [version for version in standing.loaded if version not in present]
+        for version in missing:
+            folder, path = _deployed_from(changes, asked.conductor, version)
+            card, golden = manifest.read(folder)
+            if card.name != version:
+                raise ConfigInvalid([f"{folder}: is {card.name} by now, not {version}; deploy it as another version"])
+            deployment.check_signature(folder, card, loaded.settings)
+            note = deployment.deploy(servers, folder, card, golden, path)
+            event_loop.run(_store(loaded.settings, asked, "loaded", version, note=note))
+    if asked.json:
+        terminal.print_json({"conductor": asked.conductor, "restored": missing})
+    else:
+        terminal.out().print(f"loaded again: {', '.join(missing) or 'nothing was missing'}", markup=False)
+    return 0
+
+
+def _deployed_from(changes: Sequence[Change], conductor: str, version: str) -> tuple[Path, str]:
+    """The folder from which a version was deployed last, as seen from here and from its server."""
+    notes = [one.note for one in changes if (one.conductor, one.kind, one.version) == (conductor, "loaded", version)]
+    found = json.loads(notes[-1] or "{}")
+    if "folder" not in found:
+        raise ConfigInvalid([f"{version}: was deployed by an older Baton, which kept no folder; deploy it once more"])
+    return Path(found["folder"]), found["path"]
+
+
+def _shadow(loaded: Loaded, asked: Asked, now: Callable[[], float]) -> int:
+    compared = shadow_plans.Compared()
+    with conductor_servers(loaded, asked.conductor) as servers:
+        event_loop.run(_compare(loaded.settings, servers[0], asked, now(), compared))
+    note = compared.as_json()
+    event_loop.run(_store(loaded.settings, asked, "shadowed", asked.version, note=note))
+    if asked.json:
+        print(note, flush=True)
+    else:
+        terminal.out().print(f"{shadow_plans.summary(note)}\n{note}", markup=False, soft_wrap=True)
+    return 0
+
+
+async def _compare(
+    settings: Settings, server: Management, asked: Asked, now: float, compared: shadow_plans.Compared
+) -> None:
+    known = await _in_force(settings, asked.conductor)
+    if reason := refusal(known, "shadowed", asked.version):
+        raise ConfigInvalid([reason])
+    async with storage.used(settings), storage.journals(settings) as archive:
+        async for case in shadow_plans.cases(archive, asked.conductor, now - asked.since, now, compared):
+            if compared.plans >= asked.limit:
+                break
+            shadow_plans.compare(server, asked.version, case, compared)
+
+
+def _change(loaded: Loaded, asked: Asked, now: Callable[[], float]) -> int:
+    kind, version = KINDS[asked.verb], getattr(asked, "version", "")
+    if asked.conductor not in conducted(loaded.catalog):
+        raise ConfigInvalid([f"{asked.conductor}: conducts no tier of the pool file"])
+    wanted = RequestedChange(asked.conductor, kind, version, getattr(asked, "share", 0.0))
+
+    def served() -> list[str]:
+        with conductor_servers(loaded, wanted.conductor) as servers:
+            return served_by_all(servers)
+
+    async def check(store: Store) -> RequestedChange:
+        return await checked_change(store, wanted, served, trusted_signers(loaded.settings), terminal.warn)
+
+    refused = event_loop.run(version_changes.change(loaded, asked, check, now()))
+    if refused:
+        return version_changes.refuse(refused, as_json=asked.json)
+    if kind == "unloaded":
+        with conductor_servers(loaded, asked.conductor) as servers:
+            for server in servers:
+                server.unload(version)
+    return _list(loaded.settings, 1, as_json=asked.json)
+
+
+async def _store(settings: Settings, asked: Asked, kind: ChangeKind, version: str, note: str) -> None:
+    """Store what was found about a version."""
+    async with storage.opened(settings) as store:
+        wanted = RequestedChange(asked.conductor, kind, version)
+        await make_change(store, wanted, name=version_changes.name(), by=version_changes.author(asked), note=note)
+
+
+async def _in_force(settings: Settings, conductor: str) -> VersionsInForce:
+    async with storage.opened(settings) as store:
+        return versions_in_force(await store.changes()).get(conductor, VersionsInForce())
+
+
+def _list(settings: Settings, limit: int, *, as_json: bool) -> int:
+    made = event_loop.run(version_changes.changes(settings, of_tiers=False))
+    version_changes.show(made, limit, as_json=as_json, words=_words)
+    return 0
+
+
+def _words(name: str, now: VersionsInForce) -> str:
+    live = now.live or "the pool file's own model"
+    return f"{name}: {live}{version_changes.canary_words(now)}; loaded: {', '.join(now.loaded) or 'none'}"

@@ -1,0 +1,209 @@
+"""`baton conductor serve` and `deploy`: start vLLM for a trained conductor, and load a version of it.
+
+A version that does not fit is refused before it is loaded: the server's base model, its tokenizer, the plan's schema,
+the prompt and the pool are checked. It is loaded under its own name and asked its golden prompts; if it fails, it is
+unloaded.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import chain
+from pathlib import Path
+
+from app.cli import terminal
+from app.cli.arguments import Asked
+from app.conductor.styles import STYLES, Style
+from app.core.plan import parse as core_plan
+from app.core.plan.workflow import Step
+from app.core.pool.catalog import Tier
+from app.engine.conductors.versions import accept
+from app.errors import ConfigInvalid, PlanRejected
+from app.lab import manifest
+from app.lab.manifest import Golden, Manifest
+from app.process.config import Loaded, Settings, trusted_signers
+from app.process.config import read as read_settings
+from app.providers.vllm import Management
+
+STRUCTURED: Mapping[str, str] = {
+    "xgrammar": '{"backend":"xgrammar"}',
+    "guidance": '{"backend":"guidance","disable_any_whitespace":true}',
+}
+"""Without disable_any_whitespace guidance allows endless blanks; with it xgrammar requires some."""
+ADAPTERS = 4
+AGREEMENT = 0.9
+"""The share of golden plans that must be equal to those of the manifest."""
+RUNTIME = "VLLM_ALLOW_RUNTIME_LORA_UPDATING"
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """The result of the golden prompts: the number of prompts, of valid plans, of prompts with a known plan, and of
+    those whose plan was equal to it."""
+
+    prompts: int
+    valid: int
+    known: int
+    agreed: int
+
+    @property
+    def faults(self) -> list[str]:
+        """The reasons why the version is refused."""
+        found = []
+        if self.valid < self.prompts:
+            found.append(f"{self.prompts - self.valid} of {self.prompts} golden prompts led to no valid plan")
+        if self.agreed < AGREEMENT * self.known:
+            found.append(f"{self.agreed} of {self.known} golden plans came out as they should; {AGREEMENT:.0%} must")
+        return found
+
+
+def command(asked: Asked, settings: Settings) -> tuple[list[str], dict[str, str]]:
+    """Return the command that starts vLLM for the folder of a whole model, and the variables that it needs."""
+    folder = Path(asked.folder)
+    card, _ = manifest.read(folder)
+    check_signature(folder, card, settings)
+    if card.kind != "model":
+        raise ConfigInvalid([f"{folder}: is an adapter; serve its base, {card.base}, then deploy it"])
+    config = json.loads((folder / "config.json").read_text())
+    flags = {
+        "--model": str(folder),
+        "--host": asked.host,
+        "--port": str(asked.port),
+        "--max-model-len": str(min(config["max_position_embeddings"], asked.context)),
+        "--structured-outputs-config": STRUCTURED[card.grammar],
+    }
+    if card.prompt == "general":  # a chat model, which was trained without thoughts before its plan
+        flags["--default-chat-template-kwargs"] = '{"enable_thinking": false}'
+    else:  # trained here, in full precision; it is small
+        flags["--dtype"] = "float32"
+    words = [asked.python, "-m", "vllm.entrypoints.openai.api_server", "--enable-prefix-caching"]
+    words += ["--served-model-name", asked.name, card.name]
+    words += chain.from_iterable(flags.items())
+    if not asked.adapters:
+        return [*words, *asked.flag], {}
+    words += ["--enable-lora", "--max-loras", str(ADAPTERS), "--max-lora-rank", str(asked.rank)]
+    return [*words, *asked.flag], {RUNTIME: "True"}
+
+
+def serve(asked: Asked, environ: Mapping[str, str]) -> int:
+    """Replace this process by the server, or print the command that would start it."""
+    words, variables = command(asked, read_settings(environ))
+    if asked.dry_run:
+        print(" ".join([*(f"{name}={value}" for name, value in variables.items()), *map(_quoted, words)]))
+        return 0
+    sys.stdout.flush()
+    try:
+        os.execvpe(words[0], words, {**environ, **variables})
+    except OSError as error:
+        raise ConfigInvalid([f"{words[0]}: {error.strerror}; name vLLM's interpreter with --python"]) from None
+
+
+def _quoted(word: str) -> str:
+    if any(char in word for char in ' "{}'):
+        return f"'{word}'"
+    return word
+
+
+def check_fit(card: Manifest, loaded: Loaded, conductor: str) -> None:
+    """`ConfigInvalid` with every reason why a version cannot conduct in this worker's name."""
+    tiers = conducted(loaded, conductor)
+    faults = [fault for tier in tiers for fault in _unfit(card, tier)]
+    if not tiers:
+        faults = [f"{conductor}: conducts no tier of the pool file"]
+    if faults:
+        raise ConfigInvalid(faults)
+
+
+def conducted(loaded: Loaded, conductor: str) -> list[Tier]:
+    """Return the tiers for which a worker plans, alone or as one of a selector's choices."""
+    return [tier for tier in loaded.catalog.tiers.values() if tier.conductor.worker == conductor]
+
+
+def _unfit(card: Manifest, tier: Tier) -> Iterator[str]:
+    asked = tier.conductor.prompt
+    if card.prompt != asked:
+        yield f'tiers.{tier.name}.conductor.prompt: is "{asked}", and {card.name} was made for "{card.prompt}"'
+    steps = max(limits.steps for limits in tier.efforts.values())
+    if steps > card.steps:
+        yield f"tiers.{tier.name}: allows {steps} steps, and {card.name} was trained on plans of at most {card.steps}"
+    if len(tier.pool) > card.workers:
+        yield f"tiers.{tier.name}: has {len(tier.pool)} workers, and {card.name} can name {card.workers}"
+
+
+def check_server(server: Management, card: Manifest, golden: Sequence[Golden]) -> None:
+    """Raise `ConfigInvalid` if the server has another base model, or another tokenizer by the golden prompts."""
+    names = server.models()
+    if card.base not in names:
+        raise ConfigInvalid(
+            [
+                f"the server answers to {', '.join(names)}, and not to {card.base}, the base of {card.name}; "
+                "`baton conductor serve` names it so, elsewhere add it to --served-model-name"
+            ]
+        )
+    for place, one in enumerate(golden):
+        if one.tokens is not None and server.tokens(card.base, one.messages) != one.tokens:
+            raise ConfigInvalid(
+                [f"golden prompt {place} has other tokens on this server: its tokenizer is not that of {card.name}"]
+            )
+
+
+def checked(server: Management, card: Manifest, golden: Sequence[Golden]) -> Checked:
+    """Ask every golden prompt at temperature 0, and count the results."""
+    style = STYLES[card.prompt]
+    found = [(one, _asked(server, card.name, one, style)) for one in golden]
+    known = [(one, steps) for one, steps in found if one.plan is not None]
+    agreed = sum(steps is not None and steps == read(one.plan or "", one) for one, steps in known)
+    return Checked(len(found), sum(steps is not None for _, steps in found), len(known), agreed)
+
+
+def _asked(server: Management, model: str, one: Golden, style: Style) -> tuple[Step, ...] | None:
+    schema = core_plan.schema(one.workers, one.steps, style.subtask_chars)
+    return read(server.plan(model, one.messages, schema, style.answer_tokens(one.steps)), one)
+
+
+def read(text: str, one: Golden) -> tuple[Step, ...] | None:
+    """Return the plan of a text, or None if it is not a valid plan."""
+    reader = core_plan.PlanReader(core_plan.by_ordinal([str(n) for n in range(one.workers)]), one.steps)
+    try:
+        return (*reader.feed(text), *reader.finish())
+    except PlanRejected:
+        return None
+
+
+def check_signature(folder: Path, card: Manifest, settings: Settings) -> None:
+    """Raise `ConfigInvalid` for a version that no key in `BATON_CONDUCTOR_SIGNERS` has signed, or warn of it, as
+    `BATON_CONDUCTOR_UNSIGNED` says."""
+    trusted = trusted_signers(settings)
+    accept(trusted, manifest.objection(folder, card.name, trusted), terminal.warn)
+
+
+def deploy(servers: Sequence[Management], folder: Path, card: Manifest, golden: Sequence[Golden], path: str) -> str:
+    """Load a version into each server that lacks it, and check it on all of them. Returns the result of the last one as
+    JSON, with the version's signature; where it fails, it is unloaded from each server that did not have it before."""
+    if not golden:
+        raise ConfigInvalid([f"{folder}: has no golden prompts, so that nothing could be checked"])
+    loaded: list[Management] = []
+    try:
+        for server in servers:
+            check_server(server, card, golden)
+            if card.name not in server.models():
+                _load(server, card, path)
+                loaded.append(server)
+            found = checked(server, card, golden)
+            if found.faults:
+                raise ConfigInvalid([f"{card.name}: {fault}" for fault in found.faults])
+    except BaseException:
+        for server in loaded:
+            server.unload(card.name)
+        raise
+    facts = {"base": card.base, "commit": card.commit, "folder": str(folder.resolve()), "path": path}
+    signature = manifest.signature(folder)
+    return json.dumps(asdict(found) | facts | ({"signature": signature} if signature else {}))
+
+
+def _load(server: Management, card: Manifest, path: str) -> None:
+    if card.kind == "model":
+        raise ConfigInvalid([f"the server does not answer to {card.name}; start it with `baton conductor serve`"])
+    server.load(card.name, path)

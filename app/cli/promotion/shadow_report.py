@@ -1,0 +1,128 @@
+"""`baton shadow report TIER` prints how a tier's live runs compare with their shadows."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from rich.table import Table
+
+from app.cli import event_loop, storage, terminal
+from app.cli.arguments import Asked
+from app.core.pool.catalog import Tier
+from app.core.rating.shadows import notes_from_json, policy_of
+from app.engine.conductors import trials
+from app.errors import ConfigInvalid
+from app.process.config import Settings, configure
+
+SHARES = ("success", "agreement", "answered", "degraded")
+"""Figures that are shares of the runs."""
+
+
+def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> int:
+    """Make the report. Returns 0, also where there are no pairs; 1 if `--gate` asks for more."""
+    terminal.log_to_stderr("warning")
+    loaded = configure(environ)
+    tier = loaded.catalog.tier(asked.tier)
+    if tier is None:
+        raise ConfigInvalid([f"{asked.tier}: there is no such tier; use one of {', '.join(loaded.catalog.tiers)}"])
+    storage.announce(loaded.settings)
+    figures = event_loop.run(_read(loaded.settings, tier, now() - asked.since, now()))
+    if asked.json:
+        terminal.print_json(figures)
+    else:
+        _print(figures)
+    return 1 if asked.gate and not _holds(figures) else 0
+
+
+def _holds(figures: Mapping[str, Any]) -> bool:
+    """Return True if there is a candidate, and the conditions hold for each."""
+    found = figures["candidates"]
+    return bool(found) and all(one["promotable"] for one in found)
+
+
+async def _read(settings: Settings, tier: Tier, since: float, until: float) -> dict[str, Any]:
+    async with storage.opened(settings) as store:
+        notes = await store.learned(policy_of(tier.name), 0)
+        drawn = notes_from_json(notes.body).since(since) if notes is not None else {}
+        return await trials.report(store, tier, since, until, drawn)
+
+
+def _print(figures: Mapping[str, Any]) -> None:
+    console = terminal.out()
+    drawn = ", ".join(f"{name} {count:,}" for name, count in figures["drawn"].items()) or "none yet"
+    console.print(f"Runs of {figures['tier']} that were drawn: {drawn}.", markup=False, soft_wrap=True)
+    for candidate in figures["candidates"]:
+        _print_candidate(candidate)
+    if not figures["candidates"]:
+        console.print(f"[tiers.{figures['tier']}.shadow] is not in the pool file.", markup=False)
+
+
+def _print_candidate(one: Mapping[str, Any]) -> None:
+    console = terminal.out()
+    plans = ""
+    if one["plans"]:
+        plans = f"; {one['valid_plans']:,} of {one['plans']:,} plans valid"
+    left = f"; {one['unfinished']:,} unfinished" if one["unfinished"] else ""
+    console.print(
+        f"\n{terminal.clean(one['subject'])}: {terminal.count(one['pairs'], 'pair')}{plans}{left}", markup=False
+    )
+    if not one["figures"]:
+        console.print("Nothing is known yet: there is no pair of a run and its shadow that have ended.", markup=False)
+    else:
+        console.print(_table(one["figures"]))
+    if one["new_recipients"]:
+        named = ", ".join(f"{terminal.clean(name)} ({count:,})" for name, count in one["new_recipients"].items())
+        console.print(f"Shown callers' words in the shadow alone: {named}.", markup=False, soft_wrap=True)
+    if one["conditions"]:
+        print_conditions(one["conditions"])
+        needed = ""
+        if one["pairs_needed"]:
+            needed = f"; about {one['pairs_needed']:,} pairs decide"
+        verdict = "all hold" if one["promotable"] else "not promotable"
+        console.print(f"Conditions of promotion: {verdict}{needed}.", markup=False)
+
+
+def _table(figures: Iterable[Mapping[str, Any]]) -> Table:
+    table = terminal.table("figure", "pairs", "users", "live", "shadow", "difference", "relative")
+    for figure in figures:
+        name = figure["name"]
+        own = "" if name == "agreement" else _amount(name, figure["live"])
+        table.add_row(
+            name,
+            f"{figure['count']:,}",
+            f"{figure['users']:,}",
+            own,
+            _amount(name, figure["candidate"]),
+            _interval(name, figure["difference"]),
+            _interval("share", figure["relative"]) if figure["relative"] is not None else "",
+        )
+    return table
+
+
+def print_conditions(found: Iterable[Mapping[str, Any]]) -> None:
+    """Print conditions of a promotion, each with its evidence."""
+    table = terminal.table("condition", "limit", "found", "pairs", "needed", "outcome")
+    for one in found:
+        is_count = one["name"] == "min_pairs"
+        limit = f"{one['limit']:,.0f}" if is_count else f"{one['limit']:+.1%}"
+        interval = "nothing"
+        if one["found"] is not None:
+            interval = _interval("share", one["found"])
+        needed = f"{one['needed']:,}" if one["needed"] is not None else "-"
+        shown = "" if is_count else interval
+        table.add_row(one["name"], limit, shown, f"{one['count']:,}", needed, one["outcome"])
+    terminal.out().print(table)
+
+
+def _interval(name: str, found: Mapping[str, float | None]) -> str:
+    ends = [_amount(name, found[end]) for end in ("low", "high")]
+    return f"{_amount(name, found['value'])} [{ends[0]}, {ends[1]}]"
+
+
+def _amount(name: str, value: float | None) -> str:
+    if value is None:
+        return "?"
+    if name in (*SHARES, "share"):
+        return f"{value:.1%}"
+    if name == "cost_usd":
+        return f"${value:.6f}"
+    return f"{value:.2f}"

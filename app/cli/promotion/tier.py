@@ -1,0 +1,67 @@
+"""`baton tier VERB` puts another tier, or a worker that answers alone, in the place of a tier, and ends that again.
+
+canary, promote, rollback  choose what serves a tier; gateways follow within two seconds
+ls ....................... print what serves each tier, and every change with its time and author
+"""
+
+from collections.abc import Callable, Mapping
+
+from app.cli import event_loop, storage, terminal
+from app.cli.arguments import Asked
+from app.cli.promotion import version_changes
+from app.core.pool.catalog import Catalog
+from app.core.pool.conductor_versions import ChangeKind, VersionsInForce
+from app.core.pool.serving import TIER, objection, subject_named, tier_in
+from app.engine.conductors.versions import RequestedChange, checked_service
+from app.errors import ConfigInvalid
+from app.process.config import Loaded, configure
+from app.store.protocol import Store
+
+KINDS: Mapping[str, ChangeKind] = {"canary": "canary", "promote": "promoted", "rollback": "rolled_back"}
+
+
+def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> int:
+    """Carry out one of the verbs. Returns the exit status."""
+    terminal.log_to_stderr("warning")
+    loaded = configure(environ)
+    storage.announce(loaded.settings)
+    if asked.verb == "ls":
+        return _list(loaded, asked.limit, as_json=asked.json)
+    return _change(loaded, asked, now)
+
+
+def _change(loaded: Loaded, asked: Asked, now: Callable[[], float]) -> int:
+    catalog = loaded.catalog
+    tier = catalog.tier(asked.tier)
+    if tier is None:
+        raise ConfigInvalid([f"{asked.tier}: there is no such tier; use one of {', '.join(catalog.tiers)}"])
+    kind = KINDS[asked.verb]
+    subject = subject_named(catalog, asked.to) if kind != "rolled_back" else ""
+    wanted = RequestedChange(f"{TIER}{tier.name}", kind, subject, getattr(asked, "share", 0.0))
+
+    async def check(store: Store) -> RequestedChange:
+        return await checked_service(store, catalog, wanted)
+
+    refused = event_loop.run(version_changes.change(loaded, asked, check, now()))
+    if refused:
+        return version_changes.refuse(refused, as_json=asked.json)
+    return _list(loaded, 1, as_json=asked.json)
+
+
+def _list(loaded: Loaded, limit: int, *, as_json: bool) -> int:
+    def words(name: str, now: VersionsInForce) -> str:
+        return _words(loaded.catalog, tier_in(name), now)
+
+    made = event_loop.run(version_changes.changes(loaded.settings, of_tiers=True))
+    names = [f"{TIER}{name}" for name in loaded.catalog.tiers]
+    version_changes.show(made, limit, as_json=as_json, words=words, names=names)
+    return 0
+
+
+def _words(catalog: Catalog, tier: str, now: VersionsInForce) -> str:
+    """Return in words what serves a tier; a subject that the pool file does not have serves nothing."""
+    if tier not in catalog.tiers:
+        return f"{tier}: is not in the pool file any more"
+    missing = [objection(catalog, tier, one) for one in (now.live, now.canary) if one]
+    reasons = "".join([f"; its own definition serves instead, because {one}" for one in missing if one])
+    return f"{tier}: {now.live or 'its own definition'}{version_changes.canary_words(now)}{reasons}"

@@ -1,0 +1,113 @@
+"""Commands about what operators have put in force: versions of conductors, and what serves tiers.
+
+Changes of both are made and listed in the same way.
+"""
+
+import json
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import asdict
+
+from app.cli import storage, terminal
+from app.cli.arguments import Asked
+from app.cli.promotion.shadow_report import print_conditions
+from app.core.pool.conductor_versions import Change, VersionsInForce, versions_in_force
+from app.core.pool.serving import tier_in
+from app.core.transparency.notes import split_note
+from app.engine.conductors import watch
+from app.engine.conductors.trials import Judged
+from app.engine.conductors.versions import RequestedChange, make_change
+from app.process.config import Loaded, Settings
+from app.store.protocol import Actor, Store
+
+
+async def change(
+    loaded: Loaded, asked: Asked, check: Callable[[Store], Awaitable[RequestedChange]], now: float
+) -> tuple[Judged, ...]:
+    """Make the change that `check` finds possible. Returns the evidence against a promotion that was not made."""
+    async with storage.opened(loaded.settings) as store:
+        possible = await check(store)
+        forced = getattr(asked, "force", None)
+        evidence = await watch.gate(store, loaded.catalog, possible, now)
+        if not watch.held(evidence) and not forced:
+            return evidence
+        note = watch.note(evidence, forced=forced)
+        await make_change(store, possible, name=name(), by=author(asked), note=note)
+        return ()
+
+
+def refuse(evidence: tuple[Judged, ...], *, as_json: bool) -> int:
+    """Print the conditions of a promotion that was not made."""
+    if as_json:
+        terminal.print_json({"promoted": False, "tiers": [one.to_json() for one in evidence]})
+        return 1
+    for one in evidence:
+        terminal.out().print(f"{one.tier}, by its {one.source} runs:", markup=False)
+        print_conditions(one.to_json()["conditions"])
+    terminal.err().print(
+        "Not promoted: not all conditions hold. --force REASON promotes it all the same.", markup=False
+    )
+    return 1
+
+
+def name() -> str:
+    """Return the id of a new change."""
+    return f"change_{time.time_ns():x}{secrets.token_hex(4)}"
+
+
+def author(asked: Asked) -> Actor:
+    """Whoever makes a change: the name that is given, or the system's user."""
+    if asked.who:
+        return Actor(asked.who, "command")
+    return storage.operator()
+
+
+def show(
+    made: Sequence[Change],
+    limit: int,
+    *,
+    as_json: bool,
+    words: Callable[[str, VersionsInForce], str],
+    names: Iterable[str] = (),
+) -> None:
+    """Print what is in force after these changes, a line of `words` for each name, and the latest changes; with a line
+    for each of `names`, whether or not something of it was changed."""
+    standing = {name: VersionsInForce() for name in names} | versions_in_force(made)
+    if as_json:
+        now_in_force = {name: asdict(now) for name, now in standing.items()}
+        terminal.print_json({"in_force": now_in_force, "changes": [asdict(one) for one in made[-limit:]]})
+        return
+    console = terminal.out()
+    for name, now in standing.items():
+        console.print(words(name, now), markup=False, soft_wrap=True)
+    table = terminal.table("at", "who", "of", "change", "version", "share", "found")
+    for one in made[-limit:]:
+        at = terminal.second(one.at)
+        share = f"{one.share:.0%}" if one.kind == "canary" else ""
+        cells = (at, one.who, tier_in(one.conductor) or one.conductor, one.kind, one.version, share, found(one.note))
+        terminal.add_row(table, cells)
+    console.print(table)
+
+
+def canary_words(now: VersionsInForce) -> str:
+    """Return the canary in words; empty if there is none."""
+    if not now.canary:
+        return ""
+    return f"; canary {now.canary} for {now.share:.0%} of the runs"
+
+
+def found(note: str) -> str:
+    """Return the findings about a version, with the name of the key that has signed it in place of the whole
+    signature."""
+    if '"signature"' not in note:
+        return note
+    facts = json.loads(note)
+    _, signatures = split_note(facts.pop("signature"))
+    return json.dumps({**facts, "signed_by": [name for name, _, _ in signatures]})
+
+
+async def changes(settings: Settings, *, of_tiers: bool) -> tuple[Change, ...]:
+    """Return the changes of what serves tiers, or those of conductors' versions."""
+    async with storage.opened(settings) as store:
+        return tuple([one for one in await store.changes() if bool(tier_in(one.conductor)) == of_tiers])

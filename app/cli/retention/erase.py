@@ -1,0 +1,138 @@
+"""`baton runs erase` erases the content of runs: of one, of an end user, of a tenant, or of all before some time."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from functools import partial
+
+from app.cli import event_loop, storage, terminal
+from app.cli.arguments import Asked
+from app.engine.retention import Erased, erase_all, runs_with_content, runs_with_text, texts_with_ref
+from app.errors import ConfigInvalid, LegalHold
+from app.gateway.runs import cancel
+from app.process.config import Settings, read
+from app.store.protocol import ContentQuery, RunRow, Store
+from app.store.protocol.journal import ErasedBy
+
+END_SECONDS = 4.0
+"""Seconds that open runs have to end, in addition to a lease."""
+
+
+def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> int:
+    """Carry out the command on the configured database."""
+    settings = read(environ)
+    terminal.log_to_stderr("warning")
+    if not any((asked.run, asked.user, asked.tenant, asked.before, asked.ref)):
+        raise ConfigInvalid(["runs erase: say what to erase, with --run, --ref, --user, --tenant or --before"])
+    for name in ("run", "ref"):
+        others = {"run", "ref", "user", "tenant", "before"} - {name}
+        if getattr(asked, name) and any(getattr(asked, other) for other in others):
+            raise ConfigInvalid([f"runs erase: --{name} says what to erase; leave the other options out"])
+    return event_loop.run(_erase(settings, asked, now))
+
+
+async def _erase(settings: Settings, asked: Asked, now: Callable[[], float]) -> int:
+    """Erase, and return the exit status: 1 if something was left because a legal hold covers it."""
+    before = now() - asked.before if asked.before else None
+    query = ContentQuery(tenant=asked.tenant, user=asked.user, before=before)
+    async with storage.opened(settings) as store:
+        if asked.dry_run:
+            found = await _counted(store, asked, query)
+            if asked.json:
+                terminal.print_json({"runs": found, "erased": False})
+            else:
+                terminal.out().print(f"The content of {terminal.count(found, 'run')} would be erased.")
+            return 0
+        patience = END_SECONDS + settings.lease_seconds
+        if asked.run:
+            erased = await _erase_one(store, asked.run, patience, now)
+        elif asked.ref:
+            erased = await _erase_text(store, asked.ref, patience, now)
+        else:
+            erased = await _erase_all(store, query, patience, now)
+    if asked.json:
+        done = {"runs": erased.runs, "erased": True, "overwritten": erased.overwritten}
+        terminal.print_json({**done, "held": dict(erased.held)} if erased.held else done)
+    else:
+        terminal.out().print(_report(settings, erased), soft_wrap=True)
+    return 1 if erased.held else 0
+
+
+async def _counted(store: Store, asked: Asked, query: ContentQuery) -> int:
+    """Return the number of runs whose content would be erased."""
+    if asked.run:
+        return 1
+    if asked.ref:
+        texts = await texts_with_ref(store, store, asked.ref)
+        return sum([len(rows) async for rows in _with_texts(store, texts)])
+    return sum([len(rows) async for rows in runs_with_content(store, query)])
+
+
+async def _erase_text(store: Store, ref: str, patience: float, now: Callable[[], float]) -> Erased:
+    """Erase the content of every run that has the text of this ref. The salt of a run goes with its content: as long as
+    it stays, a text can be guessed back from its hash."""
+    texts = await texts_with_ref(store, store, ref)
+    return await erase_all(store, lambda: _with_texts(store, texts), lambda rows: _end(store, rows, patience, now()))
+
+
+async def _with_texts(store: Store, texts: Sequence[tuple[str, bytes]]) -> AsyncIterator[Sequence[RunRow]]:
+    for tenant, text in texts:
+        async for rows in runs_with_text(store, tenant, text):
+            yield rows
+
+
+async def _erase_all(store: Store, query: ContentQuery, patience: float, now: Callable[[], float]) -> Erased:
+    """Erase what the query selects. Of a whole tenant, the keys under which its contents are encrypted are destroyed,
+    too: first they are taken out of use, so that no process writes under them any more."""
+    whole = query.tenant is not None and query == ContentQuery(tenant=query.tenant)
+    if whole and query.tenant is not None:
+        await asyncio.sleep(await store.retire_content_keys(query.tenant, now()))
+    find = partial(runs_with_content, store, query)
+    by: ErasedBy = "user" if query.user is not None else "operator"
+    if whole:
+        by = "tenant"
+    erased = await erase_all(store, find, lambda rows: _end(store, rows, patience, now()), by)
+    if whole and query.tenant is not None:
+        await _destroy_keys(store, query.tenant)
+    return erased
+
+
+async def _destroy_keys(store: Store, tenant: str) -> None:
+    """Destroy a tenant's content keys, unless a legal hold needs them."""
+    try:
+        await store.destroy_content_keys(tenant)
+    except LegalHold as error:
+        terminal.err().print(f"The tenant's content keys are kept: {error.message}", markup=False, soft_wrap=True)
+
+
+async def _erase_one(store: Store, name: str, patience: float, now: Callable[[], float]) -> Erased:
+    row = await storage.find(store, name)
+    if hold := (await store.held([row.id])).get(row.id):
+        raise LegalHold(f"The legal hold {hold} covers the run, so it is not erased; `baton holds ls` shows it.")
+    find = partial(_with_copies, store, row)
+    return await erase_all(store, find, lambda rows: _end(store, rows, patience, now()))
+
+
+async def _with_copies(store: Store, row: RunRow) -> AsyncIterator[Sequence[RunRow]]:
+    yield [row, *await cancel.copies(store.of_tenant(None), row.id)]
+
+
+async def _end(store: Store, rows: Sequence[RunRow], patience: float, now: float) -> None:
+    """Ask runs to end in the operator's name, and wait for that together."""
+    for row in rows:
+        await cancel.ask(store, None, row, "operator", now)
+    await asyncio.gather(*[cancel.settled(store, row, patience) for row in rows])
+
+
+def _report(settings: Settings, erased: Erased) -> str:
+    said = f"The content of {terminal.count(erased.runs, 'run')} is erased; every journal remains."
+    if erased.held:
+        names = ", ".join(sorted(set(erased.held.values())))
+        said = f"{said} Legal holds ({names}) cover {terminal.count(len(erased.held), 'run')}, left as before."
+    if erased.overwritten:
+        return f"{said} Nothing of it is left in the database's files."
+    if settings.database_url.startswith("sqlite"):
+        return (
+            f"{said} Parts of it may be left in the database's files: a reader was in the way, or the file is too "
+            "large to be written anew now. Run VACUUM on it while Baton is stopped."
+        )
+    return f"{said} Its bytes remain in Postgres's files until VACUUM FULL, in its write-ahead log and in back-ups."

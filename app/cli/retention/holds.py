@@ -1,0 +1,83 @@
+"""`baton holds add|ls|release` manages legal holds."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from secrets import token_hex
+
+from app.cli import event_loop, storage, terminal
+from app.cli.administration.keys import named
+from app.cli.arguments import Asked
+from app.errors import ConfigInvalid
+from app.process.config import Settings, read
+from app.store.protocol import Hold, HoldScope, Store
+
+COLUMNS = ("id", "covers", "reason", "placed", "by", "released", "by")
+
+
+def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> int:
+    """Carry out one of the verbs on the configured database."""
+    settings = read(environ)
+    terminal.log_to_stderr("warning")
+    storage.announce(settings)
+    verbs = {"add": _add, "ls": _list, "release": _release}
+    found = event_loop.run(verbs[asked.verb](settings, asked, now()))
+    if asked.json:
+        terminal.print_json([asdict(one) for one in found])
+        return 0
+    table = terminal.table(*COLUMNS)
+    for one in found:
+        terminal.add_row(table, _cells(one))
+    terminal.out().print(table if found else "No legal hold is in force.")
+    return 0
+
+
+async def _add(settings: Settings, asked: Asked, now: float) -> list[Hold]:
+    async with storage.opened(settings) as store:
+        scope, name = await _covered(store, asked, now)
+        by = storage.operator()
+        hold = Hold(
+            id=f"hold_{token_hex(8)}",
+            scope=scope,
+            name=name,
+            tenant=(asked.tenant or "") if scope == "user" else "",
+            reason=asked.reason,
+            placed_at=now,
+            placed_by=by.id,
+        )
+        return [await store.place_hold(hold, by=by)]
+
+
+async def _covered(store: Store, asked: Asked, now: float) -> tuple[HoldScope, str]:
+    """Return the scope and the name that the command names. Raises `ConfigInvalid` unless it names one."""
+    given: list[tuple[HoldScope, str | None]] = [("run", asked.run), ("user", asked.user), ("key", asked.key)]
+    if asked.user is None:
+        given.append(("tenant", asked.tenant))
+    chosen = [(scope, name) for scope, name in given if name]
+    if len(chosen) != 1:
+        raise ConfigInvalid(["holds add: name one of --run, --user, --tenant and --key"])
+    scope, name = chosen[0]
+    if scope == "run":
+        return scope, (await storage.find(store, name)).id
+    if scope == "key":
+        return scope, named(await store.keys(), name, now).id
+    return scope, name
+
+
+async def _list(settings: Settings, asked: Asked, _now: float) -> list[Hold]:
+    async with storage.opened(settings) as store:
+        return [hold for hold in await store.holds() if asked.every or hold.released_at is None]
+
+
+async def _release(settings: Settings, asked: Asked, now: float) -> list[Hold]:
+    async with storage.opened(settings) as store:
+        return [await store.release_hold(asked.hold, now, by=storage.operator())]
+
+
+def _cells(hold: Hold) -> tuple[str, ...]:
+    where = f" of {hold.tenant}" if hold.tenant and hold.scope != "tenant" else ""
+    released = "-"
+    if hold.released_at is not None:
+        released = terminal.minute(hold.released_at)
+    placed = terminal.minute(hold.placed_at)
+    covers = f"{hold.scope} {hold.name}{where}"
+    return hold.id, covers, hold.reason, placed, hold.placed_by, released, hold.released_by or "-"

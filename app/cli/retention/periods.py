@@ -1,0 +1,70 @@
+"""`baton retention show` shows how long texts and runs are kept, by tenant, tier and label."""
+
+from collections.abc import Callable, Mapping
+from math import inf
+
+from rich.text import Text
+
+from app.cli import terminal
+from app.cli.arguments import Asked
+from app.core.run.retention_classes import RunClass
+from app.process.config import Settings, read
+
+DAY_SECONDS = 86_400.0
+RULE = """\
+Of several classes of a run, the shortest time for texts counts, and the longest for runs.
+A run that is deleted goes with its texts. Legal holds keep both: see `baton holds ls`."""
+
+
+def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> int:
+    """Carry out the command."""
+    settings = read(environ)
+    classes = settings.classes_of_retention
+    if asked.json:
+        others = [{"of": one.of, "content": _days(one.content), "events": _days(one.events)} for one in classes]
+        usual = {"content": settings.retention_content, "events": settings.retention_events}
+        terminal.print_json({"default": usual, "classes": others})
+        return 0
+    table = terminal.table("runs", "texts are kept", "runs are kept")
+    for one in classes:
+        cells = (_named(one.of), _said(one.content, unsaid="-"), _said(one.events, unsaid="-"))
+        table.add_row(*(Text(terminal.clean(cell)) for cell in cells))
+    content, events = settings.retention_content_seconds, settings.retention_events_seconds
+    table.add_row("all others", _said(content, unsaid="for ever"), _said(events, unsaid="for ever"))
+    console = terminal.out()
+    console.print(table)
+    console.print(RULE, markup=False, soft_wrap=True)
+    return 0
+
+
+def words(settings: Settings) -> str:
+    """Return how long texts and runs are kept, as one line."""
+    texts = _said(settings.retention_content_seconds, unsaid="for ever")
+    runs = _said(settings.retention_events_seconds, unsaid="for ever")
+    classes = len(settings.classes_of_retention)
+    others = ""
+    if classes:
+        others = f"; {classes} of BATON_RETENTION_CLASSES: see `baton retention show`"
+    return f"texts are kept {texts}, runs {runs}{others}"
+
+
+def _days(seconds: float | None) -> float | str | None:
+    if seconds is None:
+        return None
+    if seconds == inf:
+        return "never"
+    return seconds / DAY_SECONDS
+
+
+def _said(seconds: float | None, *, unsaid: str) -> str:
+    """Return a time in words. `unsaid` stands for None."""
+    if seconds is None:
+        return unsaid
+    if seconds == inf:
+        return "for ever"
+    return f"for {seconds / DAY_SECONDS:g} days"
+
+
+def _named(run_class: RunClass) -> str:
+    parts = (("tenant", run_class.tenant), ("tier", run_class.tier), ("label", run_class.label))
+    return ", ".join([f"{name} {value}" for name, value in parts if value is not None])

@@ -1,0 +1,69 @@
+"""`baton runs prune` deletes runs that ended long ago, journal and all, and archives them first where there is one."""
+
+from collections.abc import Callable, Mapping
+from secrets import token_hex
+
+from app.cli import event_loop, storage, terminal
+from app.cli.arguments import Asked
+from app.engine.retention import Pruned, Pruning, archiving, prune_query
+from app.process.config import Settings, read
+from app.store.protocol import PruneQuery
+
+
+def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> int:
+    """Carry out the command on the configured database. Returns the exit status: 1 if a journal is damaged."""
+    settings = read(environ)
+    terminal.log_to_stderr("warning")
+    storage.announce(settings)
+    query = prune_query(now(), asked.before, settings.idempotency_hours * 3600)
+    if asked.dry_run:
+        runs, events = event_loop.run(_count(settings, query))
+        if asked.json:
+            terminal.print_json({"runs": runs, "events": events, "pruned": False})
+        else:
+            terminal.out().print(f"{_counted(runs, events)} would be pruned.")
+        return 0
+    done = event_loop.run(_prune(settings, query, now))
+    if asked.json:
+        counted = {"runs": done.runs, "events": done.events, "pruned": True}
+        terminal.print_json({**counted, "files": list(done.files), "damaged": list(done.damaged)})
+    else:
+        _report(settings, done)
+    return 1 if done.damaged else 0
+
+
+async def _count(settings: Settings, query: PruneQuery) -> tuple[int, int]:
+    async with storage.opened(settings) as store:
+        return await store.count_prunable(query)
+
+
+async def _prune(settings: Settings, query: PruneQuery, now: Callable[[], float]) -> Pruned:
+    async def rest() -> bool:
+        return True
+
+    kept = archiving(settings.archive, settings.archive_endpoint, contents=settings.archive_content)
+    async with storage.opened(settings) as store, storage.journals(settings) as journals:
+        done = await Pruning(store, journals, kept, now=now, name=_name, rest=rest).prune(query)
+        await store.overwrite_erased()
+    return done
+
+
+def _counted(runs: int, events: int) -> str:
+    return f"{terminal.count(runs, 'run')} with {terminal.count(events, 'event')}"
+
+
+def _name(prefix: str) -> str:
+    return f"{prefix}_{token_hex(8)}"
+
+
+def _report(settings: Settings, done: Pruned) -> None:
+    console = terminal.out()
+    console.print(f"Pruned: {_counted(done.runs, done.events)}.")
+    if done.held:
+        held = terminal.count(len(done.held), "run")
+        console.print(f"Kept, because a legal hold covers them: {held}; see `baton holds ls`.")
+    if settings.archive:
+        files = terminal.count(len(done.files), "file")
+        console.print(f"The journals are in {files}:", *done.files, sep="\n", soft_wrap=True)
+    for name in done.damaged:
+        console.print(f"{name} was kept: its journal is damaged. `baton audit check --run {name}` shows how.")

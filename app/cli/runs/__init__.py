@@ -1,0 +1,1 @@
+"""Commands that list, show, stop, repeat and sum up runs."""

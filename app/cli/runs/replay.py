@@ -1,0 +1,426 @@
+"""`baton replay` carries out past runs once more and compares each with its replay; `baton runs diff` compares two.
+
+The replays are runs of the configured database, made by an engine of this command's own, so that another pool file can
+be tried without a service that has it. They belong to their runs' tenants and to the key `baton-replay`.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import orjson
+from rich.table import Table
+
+from app.cli import event_loop, storage, terminal
+from app.cli.arguments import Asked
+from app.cli.embedded import engine
+from app.cli.runs import run_words
+from app.cli.runs.runs import query_of
+from app.core.plan.arms import tier_for, tier_of
+from app.core.pool.catalog import Catalog, Tier
+from app.core.pool.snapshot import restored, sealed
+from app.core.rating.comparison import Comparison, Paired, in_unit, paired
+from app.engine.runs import replays
+from app.engine.runs.admission import Order
+from app.engine.runs.replays import Changes
+from app.errors import BatonError, ConfigInvalid
+from app.gateway.runs import replay
+from app.gateway.wire.baton_options import nearest_effort
+from app.lab.paired_statistics import Interval, interval, resampled
+from app.process.config import Loaded, configure, read
+from app.process.wiring import Runtime
+from app.store.protocol import RunRow, Store
+
+REPLAY_KEY = "baton-replay"
+"""The key of runs that `baton replay` has made."""
+UNDER = ("tier", "version", "worker", "plan", "effort", "conductor", "snapshot")
+"""The names that `--under` accepts."""
+PAGE = 200
+DRAWN_FROM = 10_000
+"""Most runs among which `--seed` draws."""
+RESAMPLES = 2_000
+WAITS_SECONDS = 1.0
+"""Seconds after which a replay that waits for tools is taken for one that has no recorded results for its calls."""
+POLL_SECONDS = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayedRun:
+    """A run, and its replay or the reason why there is none."""
+
+    run: str
+    replay: str = ""
+    comparison: Comparison | None = None
+    refused: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the pair as a line of the file of `--out`."""
+        found = self.comparison.to_json() if self.comparison is not None else None
+        return {"run": self.run, "replay": self.replay or None, "refused": self.refused or None, "comparison": found}
+
+
+@dataclass(slots=True)
+class Money:
+    """The dollars that the replays may cost together, in micro-dollars. Each is given a part before it begins."""
+
+    most: int | None
+    slots: int
+    spent: int = 0
+    held: int = 0
+    dearest: int = 0
+
+    def part(self, wanted: int, usual: int) -> int | None:
+        """Hold the most that one replay may cost; None if what is left does not suffice for a usual one."""
+        if self.most is None:
+            return wanted
+        part = min(wanted, (self.most - self.spent - self.held) // max(self.slots, 1))
+        if part < max(usual, self.dearest, 1):
+            return None
+        self.held += part
+        return part
+
+    def settle(self, part: int, cost: int) -> None:
+        """Note what a replay has cost."""
+        if self.most is not None:
+            self.held -= part
+        self.spent += cost
+        self.dearest = max(self.dearest, cost)
+
+
+@dataclass(slots=True)
+class Batch:
+    """The replays of one command."""
+
+    opened: Runtime
+    asked: Asked
+    under: Mapping[str, str]
+    money: Money
+    pairs: list[ReplayedRun] = field(default_factory=list)
+    left_out: Counter[str] = field(default_factory=Counter)
+
+
+def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> int:
+    """Replay the runs, or compare two. Returns 1 if a run could not be replayed."""
+    terminal.log_to_stderr("warning")
+    if asked.verb == "diff":
+        return _diff(asked, environ)
+    loaded, under = configure(environ), _under(asked)
+    storage.announce(loaded.settings)
+    batch = event_loop.run(_replay(loaded, asked, under, now))
+    differences = _intervals(batch, asked.seed or 0)
+    if asked.json:
+        pairs = [pair.to_json() for pair in batch.pairs]
+        metrics = [_metric(one, spread) for one, spread in differences]
+        summed_up = {"object": "replays", "pairs": pairs, "metrics": metrics, "left_out": dict(batch.left_out)}
+        terminal.print_json(summed_up)
+    else:
+        _print(batch, differences)
+    if batch.pairs and not any(pair.refused for pair in batch.pairs):
+        return 0
+    return 1
+
+
+def _under(asked: Asked) -> Mapping[str, str]:
+    found: dict[str, str] = {}
+    for one in asked.under:
+        name, is_given, value = one.partition("=")
+        if name not in UNDER or not is_given or not value:
+            raise ConfigInvalid([f"--under: must be NAME=VALUE, with one of {', '.join(UNDER)}"])
+        found[name] = value
+    if asked.from_step is not None and len(asked.run) != 1:
+        raise ConfigInvalid(["--from-step: replay one run, because steps of different runs have nothing in common"])
+    if not asked.run and asked.since is None:
+        raise ConfigInvalid(["say which runs: their ids, or --since 7d with other filters"])
+    return found
+
+
+# -- replaying
+
+
+async def _replay(loaded: Loaded, asked: Asked, under: Mapping[str, str], now: Callable[[], float]) -> Batch:
+    async with storage.used(loaded.settings):
+        loaded = await _tried(loaded, under)
+        async with engine.at_work(loaded, asked.concurrency, dispatches=True) as opened:
+            batch = Batch(opened, asked, under, Money(asked.max_usd, asked.concurrency))
+            rows = await _rows(opened.context.store, asked, now())
+            known = _known(asked.out)
+            waiting = [row for row in rows if row.id not in known]
+            batch.left_out["replayed before"] = len(rows) - len(waiting)
+            waiting.reverse()
+            with terminal.err().status(f"replaying {terminal.count(len(waiting), 'run')}"):
+                async with asyncio.TaskGroup() as group:
+                    for _ in range(asked.concurrency):
+                        group.create_task(_work(batch, waiting))
+    batch.left_out = +batch.left_out
+    return batch
+
+
+async def _tried(loaded: Loaded, under: Mapping[str, str]) -> Loaded:
+    """Return the configuration with the pool snapshot that is to be tried, and with arms."""
+    catalog = loaded.catalog
+    if digest := under.get("snapshot"):
+        async with storage.opened(loaded.settings) as store:
+            bodies = await store.catalogs([digest])
+        if digest not in bodies:
+            raise ConfigInvalid([f"--under: no pool with the digest {digest[:12]} is stored; runs name theirs"])
+        catalog = restored(bodies[digest])
+    if "conductor" in under:
+        conductors = (*catalog.evaluation.conductors, under["conductor"])
+        catalog = sealed(replace(catalog, evaluation=replace(catalog.evaluation, arms=True, conductors=conductors)))
+    return replace(loaded, catalog=catalog)
+
+
+async def _rows(store: Store, asked: Asked, now: float) -> list[RunRow]:
+    """Return the runs to replay, which have ended and do not follow from others."""
+    if asked.run:
+        return [await storage.find(store, name) for name in asked.run]
+    query = replace(query_of(asked, await store.keys(), now), origin_kind="", limit=PAGE)
+    found: list[RunRow] = []
+    most = DRAWN_FROM if asked.seed is not None else asked.limit
+    while len(found) < most:
+        page = await store.runs(query)
+        found += [row for row in page if row.ended_at is not None and row.topology and not row.erased]
+        if len(page) < PAGE:
+            break
+        query = replace(query, before=(page[-1].created_at, page[-1].id))
+    if asked.seed is not None and len(found) > asked.limit:
+        return Random(asked.seed).sample(found, asked.limit)
+    return found[: asked.limit]
+
+
+def _known(out: str | None) -> set[str]:
+    """Return the runs that an earlier command has replayed into this file. A line that was cut off does not count."""
+    found: set[str] = set()
+    if out is None or not Path(out).exists():
+        return found
+    for line in Path(out).read_bytes().splitlines():
+        with suppress(orjson.JSONDecodeError, KeyError, TypeError):
+            found.add(str(orjson.loads(line)["run"]))
+    return found
+
+
+async def _work(batch: Batch, waiting: list[RunRow]) -> None:
+    """Replay one run after the other, until none is left."""
+    while waiting:
+        row = waiting.pop()
+        try:
+            pair = await _one(batch, row)
+        except BatonError as error:
+            pair = ReplayedRun(row.id, refused=error.message)
+        if pair is None:
+            batch.left_out["no money left"] += 1
+            continue
+        batch.pairs.append(pair)
+        if batch.asked.out is not None:
+            _append(Path(batch.asked.out), pair)
+
+
+def _append(path: Path, pair: ReplayedRun) -> None:
+    with path.open("ab") as file:
+        file.write(orjson.dumps(pair.to_json()) + b"\n")
+
+
+async def _one(batch: Batch, row: RunRow) -> ReplayedRun | None:
+    """Replay one run; None if no money is left for it."""
+    store = batch.opened.context.store
+    earlier = await replays.read(store, await store.journal(row.id))
+    order = _order(batch, row, earlier)
+    part = batch.money.part(order.limits.usd, row.spent.usd)
+    if part is None:
+        return None
+    cost = 0
+    try:
+        order = replace(order, followed=True, limits=replace(order.limits, usd=part))
+        again = await _ended(batch, order)
+        cost = again.spent.usd
+    finally:
+        batch.money.settle(part, cost)
+    journals = await store.journal(row.id), await store.journal(again.id)
+    ratings = await store.feedback(row.id), await store.feedback(again.id)
+    return ReplayedRun(row.id, again.id, await replay.compared(store, journals, ratings, reads=True))
+
+
+def _order(batch: Batch, row: RunRow, earlier: replays.Earlier) -> Order:
+    catalog, under = batch.opened.pool.catalog(), batch.under
+    tier, model = _tier(catalog, row, earlier.state.admitted.served_by, under)
+    effort = nearest_effort(tier, under.get("effort") or earlier.state.admitted.effort or None)
+    plan = None
+    if "plan" in under:
+        plan = orjson.loads(Path(under["plan"]).read_bytes())
+    anew = any(name in under for name in ("tier", "version", "conductor"))
+    changes = Changes(
+        plan,
+        under.get("worker"),
+        batch.asked.from_step,
+        conducts=anew and plan is None and "worker" not in under,
+        version=under.get("version", ""),
+    )
+    return replays.order(
+        earlier,
+        changes,
+        tier,
+        catalog,
+        model=model,
+        effort=effort,
+        limits=tier.efforts[effort],
+        tenant=row.tenant,
+        key=REPLAY_KEY,
+        labels=frozenset(batch.asked.add_label),
+    )
+
+
+def _tier(catalog: Catalog, row: RunRow, served_by: str, under: Mapping[str, str]) -> tuple[Tier, str]:
+    model = under.get("tier") or row.model
+    tier = tier_of(catalog, row.tier, row.model, served_by)
+    if "tier" in under:
+        tier = tier_for(catalog, under["tier"])
+    if tier is not None and "conductor" in under:
+        model = f"{tier.name}:conductor:{under['conductor']}"
+        tier = tier_for(catalog, model)
+    if tier is None:
+        raise ConfigInvalid([f"there is no tier {under.get('tier', row.tier)} with that conductor in the pool file"])
+    return tier, model
+
+
+async def _ended(batch: Batch, order: Order) -> RunRow:
+    """Return the row of a replay that has ended, or that waits for tools and has no recorded results for its calls."""
+    store = batch.opened.context.store
+    ended = await engine.carried_out(batch.opened, order)
+    row = await store.run(ended.state.run)
+    waits = 0.0
+    while row.ended_at is None and waits < WAITS_SECONDS:
+        await asyncio.sleep(POLL_SECONDS)
+        waits = waits + POLL_SECONDS if row.state == "awaiting_tool" else 0.0
+        row = await store.run(row.id)
+    return row
+
+
+# -- comparing
+
+
+def _diff(asked: Asked, environ: Mapping[str, str]) -> int:
+    settings = read(environ)
+    storage.announce(settings)
+    found = event_loop.run(_compared(settings, asked))
+    if asked.json:
+        terminal.print_json(found.to_json())
+    else:
+        _print_two(found)
+    return 0
+
+
+async def _compared(settings: Any, asked: Asked) -> Comparison:
+    async with storage.opened(settings) as store:
+        rows = [await storage.find(store, name) for name in (asked.run, asked.other)]
+        journals = await store.journal(rows[0].id), await store.journal(rows[1].id)
+        ratings = await store.feedback(rows[0].id), await store.feedback(rows[1].id)
+        return await replay.compared(store, journals, ratings, reads=True)
+
+
+def _intervals(batch: Batch, seed: int) -> list[tuple[Paired, Interval | None]]:
+    """Return the paired differences with their 95 % intervals by the bootstrap over runs; None for a single pair."""
+    found: list[tuple[Paired, Interval | None]] = []
+    for one in paired([pair.comparison for pair in batch.pairs if pair.comparison is not None]):
+        means = resampled({"difference": one.differences}, Random(seed), RESAMPLES) if one.pairs > 1 else []
+        found.append((one, interval([mean["difference"] for mean in means]) if means else None))
+    return found
+
+
+def _metric(one: Paired, spread: Interval | None) -> dict[str, Any]:
+    ends = None
+    if spread is not None:
+        ends = [in_unit(one.metric, spread.low), in_unit(one.metric, spread.high)]
+    return one.to_json() | {"interval_95": ends}
+
+
+# -- printing
+
+
+def _print(batch: Batch, differences: Sequence[tuple[Paired, Interval | None]]) -> None:
+    console = terminal.out()
+    table = terminal.table()
+    for column in ("run", "replay", "state", "answer", "cost", "time", "disclosures"):
+        table.add_column(column, no_wrap=True)
+    for pair in batch.pairs:
+        table.add_row(*_cells(pair))
+    console.print(table)
+    for pair in batch.pairs:
+        if pair.refused:
+            console.print(f"{pair.run}: {terminal.clean(pair.refused)}", markup=False, soft_wrap=True)
+    for reason, count in batch.left_out.most_common():
+        console.print(f"left out: {count:,}, {reason}", markup=False)
+    if len(batch.pairs) > 1:
+        console.print(_differences(differences))
+
+
+def _cells(pair: ReplayedRun) -> tuple[str, ...]:
+    found = pair.comparison
+    if found is None:
+        return pair.run, "refused", "", "", "", "", ""
+    first, second = found.first, found.second
+    return (
+        pair.run,
+        pair.replay,
+        second.state,
+        {True: "same", False: "other", None: "unknown"}[found.same_answer],
+        f"{terminal.dollars(first.usd)} -> {terminal.dollars(second.usd)}",
+        f"{run_words.seconds(first.seconds)} -> {run_words.seconds(second.seconds)}",
+        f"{len(found.only_first)} fewer, {len(found.only_second)} more",
+    )
+
+
+def _differences(differences: Sequence[tuple[Paired, Interval | None]]) -> Table:
+    table = terminal.table()
+    for column in ("per run", "pairs", "run", "replay", "difference", "95 % interval", "lower", "higher"):
+        table.add_column(column, justify="left" if column == "per run" else "right", no_wrap=True)
+    for one, spread in differences:
+        shown = _metric(one, spread)
+        ends = shown["interval_95"]
+        figures = [f"{shown[name]:g}" for name in ("first", "second")]
+        within = f"{ends[0]:+g} to {ends[1]:+g}" if ends is not None else ""
+        table.add_row(
+            str(shown["metric"]),
+            f"{one.pairs:,}",
+            *figures,
+            f"{shown['difference']:+g}",
+            within,
+            f"{one.lower:,}",
+            f"{one.higher:,}",
+        )
+    return table
+
+
+def _print_two(found: Comparison) -> None:
+    console, shown = terminal.out(), found.to_json()
+    console.print(f"first: {found.first.run}\nsecond: {found.second.run}", markup=False, soft_wrap=True)
+    table = terminal.table("", "first", "second")
+    for name in shown["first"]:
+        if name != "run":
+            table.add_row(name.replace("_", " "), str(shown["first"][name]), str(shown["second"][name]))
+    console.print(table)
+    answer = {True: "The answers are the same.", False: "The answers differ.", None: "An answer is missing or erased."}
+    console.print(answer[found.same_answer])
+    for step in found.steps:
+        console.print(_step(step.to_json()), markup=False, soft_wrap=True)
+    for words, those in (("Only the first run", found.only_first), ("Only the second run", found.only_second)):
+        for one in those:
+            saw = ", ".join(one.saw) or "its subtask alone"
+            where = f" in step {one.place}" if one.place else ""
+            console.print(f"{words}: {one.recipient} ({one.role}){where} saw {saw}.", markup=False, soft_wrap=True)
+
+
+def _step(shown: Mapping[str, Any]) -> str:
+    first, second = shown["first"], shown["second"]
+    if first is None or second is None:
+        there = first or second
+        return f"step {shown['step']}: only in the {'first' if first else 'second'} run, by {there['worker']}"
+    same = {True: "the same output", False: "another output", None: "an output that is missing or erased"}
+    return (
+        f"step {shown['step']}: {first['worker']} -> {second['worker']}, {same[shown['same_output']]}, "
+        f"{first['cost_usd']:g} -> {second['cost_usd']:g} dollars"
+    )

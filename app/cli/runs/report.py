@@ -1,0 +1,194 @@
+"""`baton report` prints what runs cost and what came of it: a table, or one part of it as JSON, CSV or Parquet."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from app.cli import event_loop, storage, terminal
+from app.cli.arguments import Asked
+from app.cli.runs import run_words
+from app.cli.runs.runs import query_of
+from app.core.pool.catalog import MILLION
+from app.core.rating.economics import GROUPINGS, METADATA, ReportOptions, TooManyGroups, known_grouping
+from app.errors import ConfigInvalid
+from app.gateway.runs import reports
+from app.process.config import Settings, read
+
+SHOWN = 20
+"""Rows of each table that are printed; the other forms have all of them."""
+GROUP_COLUMNS = ("runs", "no answer", "no verdict", "successes", "cost", "cost of judged", "cost of a success")
+
+
+def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> int:
+    """Make the report. Returns 0, also where there are no runs."""
+    settings = read(environ)
+    terminal.log_to_stderr("warning")
+    unknown = [name for name in asked.by if not known_grouping(name)]
+    if unknown:
+        raise ConfigInvalid([f"--by: there are {', '.join(GROUPINGS)} and {METADATA}FIELD"])
+    if sum(map(bool, (asked.json, asked.csv, asked.parquet))) > 1:
+        raise ConfigInvalid(["choose one of --json, --csv and --parquet"])
+    storage.announce(settings)
+    figures, names = event_loop.run(_read(settings, asked, now()))
+    rows = reports.table(figures, asked.part)
+    if asked.json:
+        terminal.print_json(figures)
+    elif asked.csv:
+        print(reports.as_csv(rows, asked.part), end="", flush=True)
+    elif asked.parquet:
+        body = reports.as_parquet(rows, asked.part)
+        Path(asked.parquet).write_bytes(body)
+        terminal.err().print(f"{len(rows):,} rows are in {asked.parquet}.", markup=False)
+    else:
+        _print(figures, names)
+    return 0
+
+
+async def _read(settings: Settings, asked: Asked, now: float) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the figures, and the names of the API keys by their ids."""
+    try:
+        zone = reports.zone_of(asked.zone)
+    except ValueError as error:
+        raise ConfigInvalid([f"--zone: {error}"]) from None
+    wanted = ReportOptions(tuple(dict.fromkeys(asked.by)) or ("tier",), asked.success, asked.threshold)
+    async with storage.opened(settings) as store:
+        keys = await store.keys()
+        query = query_of(asked, keys, now)
+        try:
+            figures = await reports.make(store, store, query, wanted, zone)
+        except TooManyGroups as error:
+            raise ConfigInvalid([f"--by: {reports.too_many_groups(error)}"]) from None
+    period = {"since": query.since, "until": query.until, "time_zone": asked.zone}
+    return period | figures, {key.id: key.name for key in keys}
+
+
+# -- printing
+
+
+def _print(figures: Mapping[str, Any], names: Mapping[str, str]) -> None:
+    console = terminal.out()
+    total, left_out = figures["total"], figures["left_out"]
+    period = f"{_moment(figures['since'])} to {_moment(figures['until'])}"
+    console.print(f"Runs admitted from {period} that have ended: {total['runs']:,}.", markup=False)
+    console.print(
+        f"Left out: {left_out['open']:,} that go on, {left_out['previews']:,} that were only planned, "
+        f"{left_out['shadows']:,} shadows, {left_out['replays']:,} replays.",
+        markup=False,
+    )
+    console.print(f"A success by {figures['success']}: {figures['definition']}", markup=False, soft_wrap=True)
+    if figures["threshold"] is not None:
+        console.print(f"The threshold is {figures['threshold']:g}.", markup=False)
+    named = ", ".join(f"{name} ({terminal.count(number, 'run')})" for name, number in figures["sources"].items())
+    console.print(f"It goes by: {terminal.clean(named) or 'nothing yet'}.", markup=False, soft_wrap=True)
+    _print_rows(console, "Cost of a successful query", _group_rows(figures["groups"], names))
+    _print_rows(console, "All of them", _group_rows([{"by": "all", "group": "", **total}], names))
+    if total["runs"]:
+        _print_dearest(console, figures["dearest"])
+        _print_alternatives(console, figures)
+        _print_rows(console, "Failures", _failure_rows(figures["failures"]))
+
+
+def _print_rows(console: Console, title: str, rows: Sequence[Mapping[str, str]]) -> None:
+    if not rows:
+        return
+    table = terminal.table(title=title)
+    for name in rows[0]:
+        table.add_column(name, justify="right" if name in (*GROUP_COLUMNS, "count", "of all", "lift") else "left")
+    for row in rows[:SHOWN]:
+        table.add_row(*map(terminal.clean, row.values()))
+    console.print()
+    console.print(table)
+    if len(rows) > SHOWN:
+        console.print(f"... and {len(rows) - SHOWN:,} more: --json and --csv have all of them", markup=False)
+
+
+def _group_rows(groups: Sequence[Mapping[str, Any]], names: Mapping[str, str]) -> list[dict[str, str]]:
+    return [
+        {
+            "by": str(group["by"]),
+            "group": _group(group["by"], group["group"], names),
+            "runs": f"{group['runs']:,}",
+            "no answer": f"{group['unanswered']:,}",
+            "no verdict": f"{group['without_verdict']:,}",
+            "successes": f"{group['successes']:,}",
+            "cost": _dollars(group["cost_usd"]),
+            "cost of judged": _dollars(group["judged_cost_usd"]),
+            "cost of a success": _dollars(group["cost_per_success_usd"]),
+        }
+        for group in groups
+    ]
+
+
+def _group(by: str, group: str | None, names: Mapping[str, str]) -> str:
+    """Return a group in words: an API key by its name, where that is known."""
+    if group is None:
+        return "(none)"
+    if by == "key":
+        return names.get(group, group)
+    return group
+
+
+def _print_dearest(console: Console, dearest: Mapping[str, Any]) -> None:
+    share = "-"
+    if dearest["share_of_cost"] is not None:
+        share = f"{dearest['share_of_cost']:.1%}"
+    words = f"The dearest {dearest['share_of_runs']:.0%} ({dearest['runs']:,} runs) make up {share} of the cost"
+    console.print(f"\n{words}; each costs {_dollars(dearest['from_cost_usd'])} or more.", markup=False)
+    rows = [
+        {
+            "feature": str(feature["feature"]),
+            "value": str(feature["value"]),
+            "runs": f"{feature['runs']:,}",
+            "of all": f"{feature['of_runs']:,}",
+            "lift": f"{feature['lift']:.2f}",
+        }
+        for feature in dearest["features"]
+    ]
+    _print_rows(console, "More frequent among them than among all runs", rows)
+
+
+def _print_alternatives(console: Console, figures: Mapping[str, Any]) -> None:
+    spared, cheapest = figures["access_lists"], figures["cheapest"]
+    console.print(
+        f"\nAccess lists spared {spared['spared_tokens']:,} tokens, {spared['share_spared']:.1%} of what the calls of "
+        f"steps would have read ({spared['calls_not_measured']:,} calls could not be measured).",
+        markup=False,
+        soft_wrap=True,
+    )
+    console.print(
+        f"The steps of {cheapest['runs']:,} runs cost {_dollars(cheapest['cost_usd'])}; with the cheapest worker of "
+        f"each run's pool the same tokens would have cost {_dollars(cheapest['cheapest_cost_usd'])}.",
+        markup=False,
+        soft_wrap=True,
+    )
+
+
+def _failure_rows(failures: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
+    return [
+        {
+            "level": one["level"],
+            "cause": f"{one['cause']} ({one['reason']})" if one["reason"] else one["cause"],
+            "shape": one["topology"],
+            "step": one["position"],
+            "worker": one["worker"],
+            "count": f"{one['count']:,}",
+            "first": _moment(one["first_at"]),
+            "last": _moment(one["last_at"]),
+            "for example": one["examples"][0],
+        }
+        for one in failures
+    ]
+
+
+def _dollars(amount: float | None) -> str:
+    if amount is None:
+        return "-"
+    return terminal.dollars(amount * MILLION)
+
+
+def _moment(at: float | None) -> str:
+    if at is None:
+        return "now"
+    return run_words.moment(at)[:16]

@@ -1,0 +1,143 @@
+"""A run as a tree on the terminal. Texts of callers and workers are shown without control characters."""
+
+from collections.abc import Mapping
+from itertools import chain
+from typing import Any
+
+from rich.text import Text
+from rich.tree import Tree
+
+from app.cli.runs import run_words
+from app.cli.terminal import clean, excerpt
+from app.core.plan.workflow import CONDUCTOR
+
+COLOURS: Mapping[str, str] = {
+    "succeeded": "green",
+    "done": "green",
+    "failed": "red",
+    "expired": "red",
+    "over_budget": "red",
+}
+
+
+def draw(run: run_words.Record, question: str | None, *, full: bool) -> Tree:
+    """Return the tree of a run. `question` is the caller's last message, or None if it was erased."""
+    tree = Tree(_header(run), guide_style="dim")
+    for name, value in _facts(run, question, full):
+        tree.add(_line(name, value))
+    branches: dict[int | None, Tree] = {None: tree}
+    _proposals(tree, run, parent=None)
+    answer = run["end"].get("step")
+    for step in run["steps"]:  # a step comes before the steps that are nested in it
+        around = branches[step["parent"]]
+        branches[step["n"]] = _step(around, step, answers=step["n"] == answer, full=full, planned=run["preview"])
+        _proposals(branches[step["n"]], run, parent=step["n"])
+    for one in chain.from_iterable(run["feedback"].values()):
+        branch = tree.add(_line("feedback", run_words.rating(one)))
+        if one["commented"]:
+            branch.add(_line("comment", _shown(run["comments"].get(one["id"]), full)))
+    return tree
+
+
+def _proposals(tree: Tree, run: run_words.Record, parent: int | None) -> None:
+    """Add the proposals for the run itself, or for the step in which they are nested."""
+    for one in run["proposals"]:
+        if one["parent"] != parent:
+            continue
+        branch = tree.add(_line(f"proposal {one['number']}", run_words.proposal(one)))
+        for reason in one["reasons"]:
+            branch.add(_line("rejected", reason))
+        for call in one["attempts"]:
+            branch.add(_line("planning call", run_words.attempt(call)))
+
+
+def _header(run: run_words.Record) -> Text:
+    state = run["state"]
+    words = Text(run["id"], style="bold")
+    words.append(f"  {state}", style=f"bold {COLOURS.get(state, 'yellow')}")
+    asked = f" (as {clean(run['model'])})" if run["model"] != run["tier"] else ""
+    words.append(f"  {clean(run['tier'])}{asked}, effort {run['effort']}")
+    words.append("  degraded", style="yellow") if run["degraded"] and not run["preview"] else None
+    words.append("  REHEARSAL: simulated workers", style="yellow") if run["rehearsal"] else None
+    words.append("  preview: planned only, nothing executed") if run["preview"] else None
+    return words
+
+
+def _erased(erasure: run_words.Record) -> str:
+    """Return when the content was erased, and by what."""
+    if erasure["at"] is None:
+        return "erased by an earlier release, which noted no time"
+    return f"erased {run_words.moment(erasure['at'])} ({erasure['by']})"
+
+
+def _facts(run: run_words.Record, question: str | None, full: bool) -> list[tuple[str, str]]:
+    until = f", took {run_words.seconds(run['ended_at'] - run['created_at'])}" if run["ended_at"] else ", still going"
+    facts = [
+        ("asked", _shown(question, full)),
+        ("when", f"{run_words.moment(run['created_at'])}{until}; key {run_words.key(run)}, tenant {run['tenant']}"),
+        ("used", f"{run_words.tokens(run['total_usage'])}, {run_words.cost(run['cost_usd'])}"),
+        *([("content", _erased(run["erasure"]))] if run["erasure"] else []),
+        ("limits", run_words.limits(run)),
+        ("labels", ", ".join(run["labels"]) or "none"),
+        ("pool", ", ".join(run["pool"])),
+        *[("left out", f"{worker}: {reason}") for worker, reason in run["excluded"].items()],
+        *[("why so", words) for words in run_words.why(run)],
+    ]
+    if requests := run_words.requests(run):
+        facts.append(("x-request-id", requests))
+    if replies := run_words.replies(run):
+        facts.append(("replies", replies))
+    if run["served_by"] is not None:
+        facts.append(("served by", f"the {run['served_by']}, in place of {run['tier']}'s own definition"))
+    if (origin := run["origin"]) is not None:
+        facts.append(("follows from", f"{origin['run']} ({origin['kind']})"))
+    if run["trace_id"]:
+        facts.append(("trace", run["trace_id"]))
+    if (turns := run_words.turns(run)) is not None:
+        facts.append(("turns", turns))
+    if run["ignored"]:
+        facts.append(("ignored", ", ".join(run["ignored"])))
+    if run["error"]:
+        facts.append(("error", run["error"]))
+    if run["end"].get("fell_back") and not run["end"].get("stopped"):
+        facts.append(("answer", "the last step returned nothing, so the last step with an output answers"))
+    return facts
+
+
+def _step(tree: Tree, step: run_words.Record, *, answers: bool, full: bool, planned: bool) -> Tree:
+    state = "planned" if planned else step["state"]
+    title = Text(f"step {step['n']}  ", style="bold")
+    title.append(f"of round {step['round']}  ") if step["round"] > 1 else None
+    title.append(clean(run_words.ITSELF if step["worker"] == CONDUCTOR else step["worker"]), style="bold cyan")
+    title.append(f"  {state}", style=COLOURS.get(state, "yellow"))
+    title.append("  ★ its output is the answer", style="bold green") if answers else None
+    branch = tree.add(title)
+    lines: list[tuple[str, str | None]] = [
+        ("sees", run_words.sees(step["access"])),
+        ("labels", ", ".join(step.get("labels", ())) or None),
+        ("declassified", ", ".join(step.get("declassified", ())) or None),
+        ("subtask", _shown(step["subtask"], full) if step["subtask"] != "" else "none: it answers the conversation"),
+        ("chosen", run_words.choice(step)),
+        ("kept", run_words.kept(step)),
+        *[(f"attempt {call['attempt']}", run_words.attempt(call)) for call in step["attempts"]],
+        *[("tools", run_words.exchange(one, full=full)) for one in step["exchanges"]],
+        ("error", None if planned else run_words.error(step["error"])),
+        ("not called", "; ".join(run_words.passed_over(step)) or None),
+        ("said", _shown(step["output"], full) if state == "done" else None),
+    ]
+    for name, value in lines:
+        if value is not None:
+            branch.add(_line(name, value))
+    return branch
+
+
+def _shown(text: str | None, full: bool) -> str:
+    if text is None:
+        return run_words.ERASED
+    if full:
+        return clean(text)
+    return excerpt(text, run_words.EXCERPT)
+
+
+def _line(name: str, value: Any) -> Text:
+    return Text.assemble((f"{name}: ", "dim"), clean(str(value)))

@@ -1,0 +1,214 @@
+"""The views of a run that the console draws, on a terminal of 80 columns and without colour as well.
+
+Each is drawn of the JSON that the API gives: `GET /v1/runs/{id}/graph`, `/timeline` and `/state`.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from rich.text import Text
+
+from app.cli.runs import run_words
+from app.cli.terminal import clean, count, dollars
+from app.core.pool.catalog import MILLION
+
+MARKS: Final[Mapping[str, str]] = {
+    "queue": ".",
+    "planning": "p",
+    "people": "?",
+    "retry": "~",
+    "first_word": "-",
+    "stream": "=",
+    "tools": "t",
+}
+"""The mark of each kind of time in a bar. Colour only repeats it."""
+COLOURS: Final[Mapping[str, str]] = {"people": "yellow", "tools": "yellow", "retry": "red", "stream": "green"}
+WORDS: Final[Mapping[str, str]] = {
+    "queue": "queue",
+    "planning": "planning",
+    "people": "waits for people",
+    "retry": "retry",
+    "first_word": "waits for the first word",
+    "stream": "streams",
+    "tools": "waits for tools",
+}
+WHAT: Final[Mapping[str, str]] = {
+    "conversation": "the conversation",
+    "subtask": "the subtask",
+    "output": "the output",
+    "task": "the task",
+    "tool_results": "results of tools",
+    "answer": "the answer",
+}
+REASONS: Final[Mapping[str, str]] = {
+    "not_listed": "not on the access list",
+    "no_output": "there was no output",
+    "policy": "by policy",
+}
+LABEL_COLUMNS: Final = 26
+FIGURE_COLUMNS: Final = 22
+NARROWEST_BAR: Final = 10
+LEGEND_WORDS: Final = 4
+"""Marks that are explained in one line."""
+SHORTEST_WAIT_SECONDS: Final = 0.001
+"""Waits for a slot that are shorter have no row."""
+
+Document = Mapping[str, Any]
+
+
+def graph(shown: Document) -> Iterator[Text]:
+    """Yield the nodes in their layers, each with what it was granted (`<==`) and what was withheld from it (`x..`)."""
+    yield heading(shown)
+    edges: dict[str, list[Document]] = {}
+    for edge in shown["edges"]:
+        edges.setdefault(edge["target"], []).append(edge)
+    for node in sorted(shown["nodes"], key=lambda one: (one["x"], one["y"])):
+        yield _node(node)
+        for edge in edges.get(node["id"], ()):
+            yield _edge(edge)
+
+
+def _node(node: Document) -> Text:
+    line = Text(f"{'  ' * node['x']}{_name(node['id'])}", style="bold")
+    if node["kind"] == "caller":
+        return line
+    line.append(f"  {clean(node['worker'] or node['planned_worker'] or '')}", style="cyan")
+    line.append(f"  {_words(node['state'])}")
+    if node["replaced"]:
+        line.append("  replaced by another plan", style="dim")
+    if node["answers"]:
+        line.append("  * answers")
+    if node["attempts"]:
+        calls = count(len(node["attempts"]), "call")
+        line.append(f"  {calls}, {run_words.seconds(node['seconds'])}, {_money(node['cost_usd'])}")
+    if node["error"]:
+        line.append(f"  {clean(node['error'])}", style="red")
+    return line
+
+
+def _edge(edge: Document) -> Text:
+    indent, source = " " * 6, _name(edge["source"])
+    what = WHAT[edge["what"]]
+    if edge["kind"] == "granted":
+        return Text(f"{indent}<== {source}: {what}{'' if edge['sent'] else ' (not sent yet)'}", style="dim")
+    reason = REASONS[edge["reason"]] + (f", {clean(edge['by'])}" if edge["by"] else "")
+    whom = f" from {clean(edge['worker'])}" if edge["worker"] else ""
+    return Text(f"{indent}x.. {source}: {what} withheld{whom} ({reason})", style="yellow")
+
+
+def timeline(shown: Document, width: int, *, by_money: bool) -> Iterator[Text]:
+    """Yield the spans as bars on one axis of this many columns in all, by seconds or by money."""
+    yield heading(shown)
+    columns = max(width - LABEL_COLUMNS - FIGURE_COLUMNS - 2, NARROWEST_BAR)
+    total = shown["cost_usd"] if by_money else shown["length_seconds"]
+    phases = _phases(shown["spans"])
+    for span in shown["spans"]:
+        if _has_no_row(span, by_money=by_money):
+            continue
+        yield _row(span, phases.get(span["id"], (span,)), total, columns, by_money=by_money)
+    if not by_money:
+        words = [f"{mark} {WORDS[kind]}" for kind, mark in MARKS.items()]
+        yield Text("  ".join(words[:LEGEND_WORDS]), style="dim")
+        yield Text("  ".join(words[LEGEND_WORDS:]), style="dim")
+
+
+def _has_no_row(span: Document, *, by_money: bool) -> bool:
+    if by_money and span["cost_usd"] is None:
+        return True
+    is_short = span["kind"] == "queue" and span["end"] is not None and span["seconds"] < SHORTEST_WAIT_SECONDS
+    return is_short or span["kind"] in ("first_word", "stream")
+
+
+def _phases(spans: Sequence[Document]) -> Mapping[str, Sequence[Document]]:
+    """Return the phases of each attempt."""
+    found: dict[str, list[Document]] = {}
+    for span in spans:
+        if span["kind"] in ("first_word", "stream"):
+            found.setdefault(span["parent"], []).append(span)
+    return found
+
+
+def _row(span: Document, parts: Sequence[Document], total: float, columns: int, *, by_money: bool) -> Text:
+    name = "  " * span["depth"] + _span_name(span)
+    name = name if len(name) < LABEL_COLUMNS else f"{name[: LABEL_COLUMNS - 2]}…"
+    line = Text(f"{name:<{LABEL_COLUMNS}}")
+    if by_money:
+        line.append_text(_bar([(span["cost_start_usd"], span["cost_usd"], "#", "")], total, columns))
+        return line.append(f" {_money(span['cost_usd']):>{FIGURE_COLUMNS}}")
+    pieces = [
+        (part["start"], part["seconds"], MARKS.get(part["kind"], "_"), COLOURS.get(part["kind"], "")) for part in parts
+    ]
+    line.append_text(_bar(pieces, total, columns))
+    figure = run_words.seconds(span["seconds"]) + ("" if span["end"] is not None else " so far")
+    words = f" {figure:>9}" + (f" {clean(span['error'])}" if span["error"] else "")
+    return line.append(words if len(words) <= FIGURE_COLUMNS else f"{words[: FIGURE_COLUMNS - 1]}…")
+
+
+def _bar(pieces: Sequence[tuple[float, float, str, str]], total: float, columns: int) -> Text:
+    """Return a bar of pieces, each with start, length, mark and colour; the shortest piece still has one column."""
+    scale = columns / total if total > 0 else 0.0
+    line = Text()
+    for start, length, mark, colour in pieces:
+        first = min(int(start * scale), columns - 1)
+        last = min(max(int((start + length) * scale + 0.5), first + 1), columns)
+        line.append(" " * (first - len(line)))
+        line.append(mark * (last - len(line)), style=colour)
+    line.append(" " * (columns - len(line)))
+    return line
+
+
+def _span_name(span: Document) -> str:
+    names = {
+        "run": "run",
+        "round": f"round {span['round']}",
+        "planning": f"plan {span['proposal']}",
+        "step": f"step {span['step']}",
+        "attempt": clean(span["worker"] or "call"),
+    }
+    return names.get(span["kind"]) or WORDS.get(span["kind"], span["kind"])
+
+
+def state(shown: Document) -> Iterator[Text]:
+    """Yield the exact state at the instant."""
+    yield heading(shown)
+    waits = shown["waits"]
+    facts = {
+        "latest event": shown["event"],
+        "waits for": f"{waits['kind']}, until {run_words.moment(waits['until'])}" if waits else None,
+        "topology": shown["topology"],
+        "cost": f"{_money(shown['cost_usd'])}, {_money(shown['held_usd'])} reserved",
+        "tokens": run_words.tokens(shown["usage"]),
+        "error": shown["error"],
+    }
+    for name, value in facts.items():
+        if value is not None:
+            yield Text.assemble((f"{name}: ", "dim"), clean(str(value)))
+    for proposal in shown["proposals"]:
+        reasons = f": {clean('; '.join(proposal['reasons']))}" if proposal["reasons"] else ""
+        yield Text(f"plan {proposal['number']}  {_words(proposal['state'])}{reasons}")
+    for step in shown["steps"]:
+        calls = ", ".join(f"{clean(call['worker'])} {call['outcome'] or 'goes on'}" for call in step["calls"])
+        error = f"  {clean(step['error'])}" if step["error"] else ""
+        yield Text(f"step {step['n']}  {clean(step['worker'])}  {_words(step['state'])}  {calls}{error}".rstrip())
+
+
+def heading(shown: Document) -> Text:
+    """Return the run, its state, and the instant that is shown."""
+    line = Text(shown["run"], style="bold")
+    line.append(f"  {_words(shown['state'])}")
+    if shown["seq"] == shown["last_seq"]:
+        return line.append(f"  after {run_words.seconds(shown['length_seconds'])}")
+    when = run_words.seconds(shown["seconds"])
+    return line.append(f"  at event {shown['seq']} of {shown['last_seq']}, {when} after its admission")
+
+
+def _name(node: str) -> str:
+    return node.replace(":", " ")
+
+
+def _words(state: str) -> str:
+    return state.replace("_", " ")
+
+
+def _money(usd: float) -> str:
+    return dollars(usd * MILLION)

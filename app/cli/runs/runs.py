@@ -1,0 +1,427 @@
+"""`baton runs ls|show|explain|watch|cancel` reads the journal of the configured database, or stops a run."""
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import orjson
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from app.cli import event_loop, storage, terminal
+from app.cli.administration.keys import named
+from app.cli.arguments import Asked
+from app.cli.audit import content_reads
+from app.cli.runs import run_record, run_tree, run_views, run_words
+from app.core.message.chat import usage_to_json
+from app.core.run.events import (
+    TERMINAL,
+    CallFinished,
+    CallIntended,
+    Event,
+    Fact,
+    Kind,
+    PlanAccepted,
+    PlanOpened,
+    PlanRejected,
+    PlanStep,
+    RunAdmitted,
+    RunAwaitingTool,
+    RunEnd,
+    RunResumed,
+    RunSucceeded,
+    StepAwaitingTool,
+    StepDone,
+    StepFailed,
+    StepQueued,
+    StepSkipped,
+    StepToolResults,
+)
+from app.core.run.graph import graph
+from app.core.run.instant import Instant, instant, snapshot
+from app.core.run.kinds import ENDED
+from app.core.run.timeline import timeline
+from app.errors import ConfigInvalid
+from app.gateway.runs import audit, cancel, explanation
+from app.process.config import Settings, read
+from app.store.protocol import METADATA_TAG, KeyRow, Rated, RunQuery, RunRow, Store
+
+POLL_SECONDS = 0.25
+LIST_POLL_SECONDS = 0.5
+CANCEL_SECONDS = 4.0
+"""Seconds that a cancelled run needs at most, in addition to the lease of its owner."""
+FILTERS = ("tenant", "state", "tier", "topology", "model", "user", "request_id", "trace_id")
+"""Options whose values are filters of the same name."""
+PREVIEWS = {None: None, "only": True, "none": False}
+TAGS = ("worker", "label", METADATA_TAG)
+"""Options whose values are tags of the same name."""
+COLUMNS = ("run", "when", "tier", "key", "state", "shape", "took", "tokens", "cost")
+NARROW = ("run", "when", "tier", "state", "took", "cost")
+WIDE, PREFIX = 130, 19
+
+
+def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> int:
+    """Carry out one of the verbs. Returns the exit status."""
+    settings = read(environ)
+    terminal.log_to_stderr("warning")
+    storage.announce(settings)
+    if asked.verb == "ls":
+        storage.check_state(asked.state)
+        event_loop.run(_follow(settings, asked, now) if asked.follow else _list(settings, asked, now()))
+    elif asked.verb == "show":
+        event_loop.run(_show(settings, asked, now()))
+    elif asked.verb == "explain":
+        event_loop.run(_explain(settings, asked))
+    elif asked.verb == "cancel":
+        return event_loop.run(_cancel(settings, asked, now()))
+    else:
+        return event_loop.run(_watch(settings, asked, now))
+    return 0
+
+
+# -- ls
+
+
+async def _list(settings: Settings, asked: Asked, now: float) -> None:
+    async with storage.opened(settings) as store:
+        keys = await store.keys()
+        rows = await store.runs(_ordered(asked, keys, now))
+        previews = await _previews(store, rows)
+    names = {key.id: key.name for key in keys}
+    if asked.json:
+        terminal.print_json([_summary(row, names, previews) for row in rows])
+    elif not rows:
+        terminal.out().print("There are no such runs.")
+    else:
+        console = terminal.out()
+        console.print(_table(rows, names, previews, console.width))
+
+
+def _ordered(asked: Asked, keys: Sequence[KeyRow], now: float) -> RunQuery:
+    order = {"sort": asked.sort, "ascending": asked.reverse, "limit": min(asked.limit, 1_000)}
+    return replace(query_of(asked, keys, now), **order)
+
+
+async def _follow(settings: Settings, asked: Asked, now: Callable[[], float]) -> None:
+    """Print a line for each run of the list, and again for each that is new on it or has changed, until interrupted."""
+    known: Mapping[str, Mapping[str, Any]] = {}
+    mark: tuple[object, ...] | None = None
+    async with storage.opened(settings) as store:
+        keys = await store.keys()
+        names = {key.id: key.name for key in keys}
+        while True:
+            latest = await store.lists.mark()
+            if latest != mark:
+                mark, rows = latest, await store.runs(_ordered(asked, keys, now()))
+                previews = await _previews(store, rows)
+                shown = {row.id: _summary(row, names, previews) for row in rows}
+                for row in reversed(rows):
+                    if known.get(row.id) != shown[row.id]:
+                        _print_line(row, shown[row.id], asked)
+                known = shown
+            await asyncio.sleep(LIST_POLL_SECONDS)
+
+
+def _print_line(row: RunRow, shown: Mapping[str, Any], asked: Asked) -> None:
+    if asked.json:
+        print(orjson.dumps(shown).decode(), flush=True)
+        return
+    key = terminal.clean(shown["key_name"] or row.key)
+    state = f"{row.state}{_note(row, is_preview=shown['preview'], wide=True)}"
+    words = (run_words.moment(row.created_at), row.id, terminal.clean(row.tier), key, state)
+    terminal.out().print("  ".join((*words, terminal.dollars(row.spent.usd))), markup=False, soft_wrap=True)
+
+
+def query_of(asked: Asked, keys: Sequence[KeyRow], now: float) -> RunQuery:
+    """Return the query for the runs that the options in `FILTERS` and the times choose."""
+    if asked.metadata is not None and "=" not in asked.metadata:
+        raise ConfigInvalid(["--metadata: must be FIELD=VALUE"])
+    given: dict[str, Any] = {name: getattr(asked, name, None) for name in FILTERS}
+    tags = [(name, getattr(asked, name)) for name in TAGS if getattr(asked, name)]
+    before, origin = getattr(asked, "before", None), getattr(asked, "origin", None)
+    rated = getattr(asked, "rated", None)
+    return RunQuery(
+        since=now - asked.since if asked.since else None,
+        until=now - before if before else None,
+        min_usd=getattr(asked, "min_cost", None),
+        max_usd=getattr(asked, "max_cost", None),
+        key=_key_id(keys, asked.key, now),
+        degraded=True if getattr(asked, "degraded", False) else None,
+        preview=PREVIEWS[getattr(asked, "previews", None)],
+        origin_kind="" if origin == "none" else origin,
+        origin_run=getattr(asked, "origin_run", None),
+        rated=Rated(rated == "good") if rated is not None else None,
+        untaken_at=now if getattr(asked, "queue", None) == "untaken" else None,
+        tags=tuple(tags),
+        **given,
+    )
+
+
+def _key_id(rows: Sequence[KeyRow], wanted: str | None, now: float) -> str | None:
+    """Return the id of the key of this name. A text that is no key's name is taken for an id."""
+    if wanted is None or wanted not in {row.name for row in rows}:
+        return wanted
+    return named(rows, wanted, now).id
+
+
+async def _previews(store: Store, rows: Sequence[RunRow]) -> frozenset[str]:
+    """Return the ids of those runs that were only planned, by `baton plan` or for a plan over HTTP."""
+    details = await store.lists.details([row.id for row in rows])
+    return frozenset({run for run, known in details.items() if known.is_preview})
+
+
+def _summary(row: RunRow, names: Mapping[str, str], previews: frozenset[str]) -> dict[str, Any]:
+    """Return a run as lists show it, with the name of its key (null if the key is not in the database)."""
+    return audit.summary(row) | {"key_name": names.get(row.key), "preview": row.id in previews}
+
+
+def _table(rows: tuple[RunRow, ...], names: Mapping[str, str], previews: frozenset[str], width: int) -> Table:
+    """Return the table of runs. A narrow one has prefixes of ids, which `show` accepts as well."""
+    wide = width >= WIDE
+    table = terminal.table()
+    table.padding = (0, 2 if wide else 1, 0, 0)
+    for column in COLUMNS if wide else NARROW:
+        is_figure, may_fold = column in ("took", "tokens", "cost"), column in ("tier", "state")
+        table.add_column(
+            column, justify="right" if is_figure else "left", overflow="fold", no_wrap=wide or not may_fold
+        )
+    for row in rows:
+        state = row.state + _note(row, is_preview=row.id in previews, wide=wide)
+        cells: dict[str, RenderableType] = {
+            "run": row.id if wide else row.id[:PREFIX],
+            "when": run_words.moment(row.created_at)[0 if wide else 5 : None if wide else 16],
+            "tier": terminal.clean(row.tier),
+            "key": terminal.clean(names.get(row.key, row.key)),
+            "state": Text(state, style=_colour(row), overflow="fold"),
+            "shape": f"{row.topology or '-'} {row.steps or ''}",
+            "took": run_words.seconds(row.ended_at - row.created_at) if row.ended_at else "…",
+            "tokens": f"{row.spent.tokens:,}",
+            "cost": terminal.dollars(row.spent.usd),
+        }
+        table.add_row(*(cells[str(column.header)] for column in table.columns))
+    return table
+
+
+def _colour(row: RunRow) -> str:
+    if row.degraded:
+        return "yellow"
+    return run_tree.COLOURS.get(row.state, "yellow")
+
+
+def _note(row: RunRow, *, is_preview: bool, wide: bool) -> str:
+    """Return what is particular about a run: it was only planned, it follows from another one, or a fallback decided
+    it."""
+    if is_preview:
+        return " (preview)"
+    if row.origin_kind:
+        return f" ({row.origin_kind})"
+    if not row.degraded:
+        return ""
+    return " (degraded)" if wide else " *"
+
+
+# -- show
+
+
+async def _show(settings: Settings, asked: Asked, now: float) -> None:
+    if asked.view != "tree":
+        return await _show_view(settings, asked, now)
+    if asked.at is not None or asked.seconds is not None:
+        raise ConfigInvalid(["--at, --seconds: need --view graph, timeline or state"])
+    async with storage.opened(settings) as store:
+        row = await storage.find(store, asked.run)
+        shown, question = await run_record.read(store, row)
+        await content_reads.note(store, row.id, row.tenant, "show")
+        key = await store.key(shown["key"])
+    shown["key_name"] = key.name if key is not None else None
+    if asked.json:
+        terminal.print_json(shown)
+    else:
+        terminal.out().print(run_tree.draw(shown, question, full=asked.full))
+
+
+async def _show_view(settings: Settings, asked: Asked, now: float) -> None:
+    """Draw the graph, the timeline or the state of a run at an instant."""
+    async with storage.opened(settings) as store:
+        row = await storage.find(store, asked.run)
+        journal = await store.journal(row.id)
+    try:
+        document = _document(asked.view, instant(journal.events, now, seq=asked.at, seconds=asked.seconds))
+    except ValueError as error:
+        raise ConfigInvalid([f"--at: {error}"]) from None
+    if asked.json:
+        terminal.print_json(document)
+        return
+    console = terminal.out()
+    for line in _drawn(asked, document, console.width):
+        console.print(line, soft_wrap=True)
+
+
+def _document(view: str, at: Instant) -> Mapping[str, Any]:
+    """Return the document of a view, as the API gives it to a key that may not read texts."""
+    if view == "graph":
+        return graph(at).to_json()
+    if view == "timeline":
+        return timeline(at).to_json()
+    return snapshot(at)
+
+
+def _drawn(asked: Asked, document: Mapping[str, Any], width: int) -> Iterator[Text]:
+    if asked.view == "graph":
+        return run_views.graph(document)
+    if asked.view == "timeline":
+        return run_views.timeline(document, width, by_money=asked.by == "money")
+    return run_views.state(document)
+
+
+async def _explain(settings: Settings, asked: Asked) -> None:
+    async with storage.opened(settings) as store:
+        row = await storage.find(store, asked.run)
+        found = await explanation.explain(store, store, row, content=True)
+    if asked.json:
+        terminal.print_json(found)
+    else:
+        terminal.out().print(terminal.clean(found["text"]), markup=False, soft_wrap=True)
+
+
+# -- watch
+
+
+async def _watch(settings: Settings, asked: Asked, now: Callable[[], float]) -> int:
+    """Print events as they are committed, or keep a drawing up to date. Returns 0 if the run succeeds, else 1."""
+    if asked.view != "tree" and not asked.json:
+        return await _watch_view(settings, asked, now)
+    console = terminal.out()
+    async with storage.opened(settings) as store:
+        row = await storage.find(store, asked.run)
+        if not asked.json:
+            console.print(f"{row.id}  {row.tier}", markup=False, style="bold")
+        seq, began = 0, row.created_at
+        with terminal.err().status("following") as status:
+            while True:
+                for event in (await store.journal(row.id, after=seq)).events:
+                    seq = event.seq
+                    if asked.json:
+                        print(orjson.dumps(_event(event)).decode(), flush=True)
+                    else:
+                        line = Text(f"{event.at - began:8.2f} s  "), Text(_event_in_words(event))
+                        console.print(*line, soft_wrap=True)
+                    if event.kind in TERMINAL:
+                        status.stop()
+                        return 0 if event.kind is Kind.SUCCEEDED else 1
+                await asyncio.sleep(POLL_SECONDS)
+
+
+async def _watch_view(settings: Settings, asked: Asked, now: Callable[[], float]) -> int:
+    """Redraw a view until the run has ended. What is no terminal gets the last drawing alone."""
+    console = terminal.out()
+    async with storage.opened(settings) as store:
+        row = await storage.find(store, asked.run)
+        with Live(console=console, auto_refresh=False) as live:
+            while True:
+                at = instant((await store.journal(row.id)).events, now())
+                lines = _drawn(asked, _document(asked.view, at), console.width)
+                live.update(Group(*lines), refresh=True)
+                if at.state.state in ENDED:
+                    return 0 if at.state.state == "succeeded" else 1
+                await asyncio.sleep(POLL_SECONDS)
+
+
+# -- cancel
+
+
+async def _cancel(settings: Settings, asked: Asked, now: float) -> int:
+    """Ask a run to end. Returns 0 if it has ended within two leases and some seconds, else 1: it will end later."""
+    console = terminal.out()
+    async with storage.opened(settings) as store:
+        row = await storage.find(store, asked.run)
+        await cancel.ask(store, None, row, "operator", now)
+        with terminal.err().status("waiting for its driver"):
+            row = await cancel.settled(store, row, 2 * settings.lease_seconds + CANCEL_SECONDS)
+    if asked.json:
+        terminal.print_json(audit.summary(row))
+        return int(row.ended_at is None)
+    if row.ended_at is None:
+        console.print(f"{row.id} was asked to end; `baton runs watch {row.id}` follows it.", markup=False)
+        return 1
+    console.print(f"{row.id} has ended: {row.state}.", markup=False)
+    return 0
+
+
+def _event(event: Event) -> dict[str, Any]:
+    """Return one event as `GET /v1/runs/{id}/events` shows it."""
+    return {"object": "run.event", "seq": event.seq, "kind": event.kind.value, "at": event.at, "body": event.body}
+
+
+def _event_in_words(event: Event) -> str:
+    """Return one event in words."""
+    fact = event.fact
+    detail = _run_detail(fact) or _plan_detail(fact) or _step_detail(fact)
+    return terminal.clean(f"{event.kind.value:<18} {detail}")
+
+
+def _run_detail(fact: Fact) -> str:
+    match fact:
+        case RunAdmitted():
+            return f"{fact.conductor} conductor, pool {', '.join(fact.pool)}"
+        case RunAwaitingTool():
+            return f"turn {fact.turn}, until {run_words.moment(fact.until)}"
+        case RunResumed():
+            return f"turn {fact.turn}"
+        case RunSucceeded():
+            return terminal.dollars(fact.usd)
+        case RunEnd():
+            return fact.error
+        case _:
+            return ""
+
+
+def _plan_detail(fact: Fact) -> str:
+    match fact:
+        case PlanOpened():
+            return f"proposal {fact.proposal}, {fact.mode}" + (f", round {fact.round}" if fact.round > 1 else "")
+        case PlanStep():
+            return f"step {fact.n}: {fact.worker}, sees {run_words.sees(fact.access.as_list())}"
+        case PlanAccepted():
+            if fact.steps:
+                return f"{fact.topology}, {fact.steps} steps"
+            return run_words.ENOUGH
+        case PlanRejected():
+            return "; ".join(fact.reasons)
+        case CallIntended():
+            return f"{_call(fact)}: {fact.worker}, {terminal.dollars(fact.usd_held)} reserved"
+        case CallFinished():
+            return f"{_call(fact)}: {_outcome(fact)}"
+        case _:
+            return ""
+
+
+def _step_detail(fact: Fact) -> str:
+    match fact:
+        case StepQueued():
+            return f"step {fact.n}"
+        case StepAwaitingTool():
+            return f"step {fact.n}: calls {', '.join(one.name for one in fact.calls)}"
+        case StepToolResults():
+            return f"step {fact.n}: {terminal.count(len(fact.ids), 'result')}"
+        case StepDone():
+            return f"step {fact.n}: {fact.chars:,} characters"
+        case StepFailed():
+            return f"step {fact.n}: {fact.error}"
+        case StepSkipped():
+            return f"step {fact.n}: {fact.reason}"
+        case _:
+            return ""
+
+
+def _call(fact: CallIntended | CallFinished) -> str:
+    return "plan" if fact.n is None else f"step {fact.n}"
+
+
+def _outcome(fact: CallFinished) -> str:
+    why = f" ({fact.error})" if fact.error else ""
+    spent = f"{terminal.dollars(fact.usd)}, {run_words.seconds(fact.seconds)}"
+    return f"{fact.outcome}{why}, {run_words.tokens(usage_to_json(fact.usage))}, {spent}"
