@@ -18,7 +18,7 @@ from app.core.run.state import DRIVER_LOST, fold
 from app.engine.commit.run_writer import RunWriter
 from app.engine.runs import driver as driver_module
 from app.engine.runs.planning import PlannerMessage, faults
-from app.gateway.chat.reply import extension
+from app.gateway.chat.route import extension
 from app.process.wiring import Runtime
 from app.stepqueue.memory import MemoryQueue
 from app.stepqueue.protocol import Live, Stop

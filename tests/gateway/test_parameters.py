@@ -15,7 +15,7 @@ from pydantic import BaseModel
 
 from app.core.message.chat import Form, Tool, Toolbox
 from app.engine.runs.admission import Order
-from app.gateway.chat import tools as tools
+from app.gateway.chat import request as chat_request
 from app.gateway.chat.request import ChatRequest, ImagePart, ImageUrl, RefusalPart, TextPart
 from app.gateway.wire.parameters import PARAMETERS, document
 from tests.harness.exact_replies import CUT
@@ -174,10 +174,10 @@ async def test_a_refused_parameter_may_ask_for_nothing(gateway: GatewayStandIn, 
         (ImagePart, chat.ChatCompletionContentPartImageParam),
         (RefusalPart, chat.ChatCompletionContentPartRefusalParam),
         (ImageUrl, ImageURL),
-        (tools.Custom, chat_completion_custom_tool_param.Custom),
-        (tools.Grammar, chat_completion_custom_tool_param.CustomFormatGrammar),
-        (tools.Rules, chat_completion_custom_tool_param.CustomFormatGrammarGrammar),
-        (tools.Written, chat_completion_message_custom_tool_call_param.Custom),
+        (chat_request.Custom, chat_completion_custom_tool_param.Custom),
+        (chat_request.Grammar, chat_completion_custom_tool_param.CustomFormatGrammar),
+        (chat_request.Rules, chat_completion_custom_tool_param.CustomFormatGrammarGrammar),
+        (chat_request.Written, chat_completion_message_custom_tool_call_param.Custom),
     ],
 )
 def test_what_is_nested_has_every_field(ours: type[BaseModel], theirs: type) -> None:

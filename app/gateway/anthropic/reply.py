@@ -18,7 +18,7 @@ from app.core.run.state import RunState
 from app.engine.delivery.messages import AnswerPart, StepEvent, TurnEnd
 from app.errors import BatonError
 from app.gateway.anthropic.request import UNTHREADED
-from app.gateway.chat.reply import extension, words_of
+from app.gateway.chat.route import extension, words_of
 from app.gateway.http import fault
 
 RATES: Final = b"x-ratelimit-"

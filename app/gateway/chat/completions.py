@@ -15,9 +15,8 @@ from app.core.run.state import RunState
 from app.engine.delivery.messages import AnswerPart, TurnEnd
 from app.engine.runs.admission import Order
 from app.errors import InvalidRequest
-from app.gateway.chat.reply import Chunks, extension, usage_of, words_of
 from app.gateway.chat.request import ChatRequest, read_request, to_order
-from app.gateway.chat.route import TERMINAL
+from app.gateway.chat.route import TERMINAL, Chunks, extension, usage_of, words_of
 from app.gateway.http.admission import Idempotency
 from app.gateway.http.api_keys import Caller
 from app.gateway.http.auth import Keys

@@ -1,17 +1,31 @@
 """`POST /v1/chat/completions`: key, body, admission, run, reply, in this order.
 
-Nothing costs money before the last check.
+Nothing costs money before the last check. The replies are the completion object, its chunks, and the `baton` field of
+both. `usage` keeps OpenAI's identity over what the caller can see of this turn; the orchestration stands beside it
+(DESIGN §6). A run that calls the caller's tools has several turns: `baton.turn` is this one's, `baton.usage` the run's
+so far. Chunks of a stream are cut from one template, so that a delta costs the encoding of its text and nothing else.
 """
 
-from typing import Annotated, Final
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Final
 
+import orjson
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from app.core.message.chat import Decoded, ToolDelta, Usage, gather, summed
+from app.core.pool.catalog import MILLION
+from app.core.run import position
+from app.core.run.bill import Bill
+from app.core.run.progress import parent_of
+from app.core.run.reply_ids import formatted
+from app.core.run.state import RunState, StepState
+from app.engine.delivery.messages import AnswerPart, StepEvent, TurnEnd
 from app.engine.runs.admission import Order
-from app.gateway.chat.reply import Chunks, completion
-from app.gateway.chat.request import ChatRequest, read_request, to_order
+from app.errors import BatonError
+from app.gateway.chat.request import ChatRequest, read_request, to_order, wire_calls
+from app.gateway.http import fault
 from app.gateway.http.admission import Begun, Idempotency
 from app.gateway.http.api_keys import Caller
 from app.gateway.http.auth import Keys
@@ -19,6 +33,7 @@ from app.gateway.http.context import GatewayContext
 from app.gateway.http.ingress import Direct, json_body
 from app.gateway.http.sse import EventStream, collect
 from app.gateway.openapi import chat_replies, operations, replies
+from app.gateway.wire import custom_tools
 from app.gateway.wire.baton_options import resolve_tier
 from app.gateway.wire.parameters import PARAMETERS
 from app.gateway.wire.request_schemas import tabled
@@ -68,3 +83,283 @@ def stream(context: GatewayContext, begun: Begun) -> EventStream:
     """The run as chunks, from behind the event that the caller named."""
     chunks = Chunks(begun.driven.state, begun.after)
     return EventStream(context, begun.driven, chunks, begun.permit, begun.seconds)
+
+
+# -- the replies
+
+
+def dollars(micro: int) -> float:
+    """Micro-dollars as a decimal number of dollars."""
+    return micro / MILLION
+
+
+def usage_of(bill: Bill) -> dict[str, Any]:
+    """OpenAI's `usage`: total = prompt + completion, and visible + orchestration = the journal's sum."""
+    visible, rest = bill.visible, bill.orchestration
+    return {
+        "prompt_tokens": visible.input,
+        "completion_tokens": visible.output,
+        "total_tokens": visible.input + visible.output,
+        "prompt_tokens_details": {
+            "cached_tokens": visible.cached,
+            "orchestration_input_tokens": rest.input,
+            "orchestration_input_cached_tokens": rest.cached,
+        },
+        "completion_tokens_details": {
+            "reasoning_tokens": visible.reasoning,
+            "orchestration_output_tokens": rest.output,
+        },
+    }
+
+
+def figures(usage: Usage) -> dict[str, int | bool]:
+    """Return a `Usage` as it stands in `baton`."""
+    return {
+        "input": usage.input,
+        "cached": usage.cached,
+        "output": usage.output,
+        "reasoning": usage.reasoning,
+        "estimated": usage.estimated,
+    }
+
+
+def extension(ended: TurnEnd) -> dict[str, Any]:
+    """Return the `baton` field of a reply."""
+    state = ended.state
+    proposal = state.proposal
+    field: dict[str, Any] = {
+        "run": state.run,
+        "tier": state.admitted.tier,
+        "state": state.state,
+        "topology": state.topology if proposal else None,
+        "conductor": proposal.conductor if proposal else state.admitted.conductor,
+        "degraded": state.degraded,
+        "rounds": state.rounds,
+        "proposals": proposals(state),
+        "steps": [step_figures(state, step) for step in state.steps.values()],
+        "usage": figures(ended.bill.total),
+        "cost_usd": dollars(ended.bill.usd),
+        "turn": {
+            "number": state.turn.number,
+            "usage": figures(ended.bill.turn),
+            "cost_usd": dollars(ended.bill.turn_usd),
+        },
+        "audit": f"/v1/runs/{state.run}",
+    }
+    if state.admitted.rehearsal:
+        field["rehearsal"] = True
+    if state.asked is not None and state.state == "awaiting_approval":
+        asked = state.asked
+        field["approval"] = {
+            "digest": asked.digest,
+            "reasons": list(asked.reasons),
+            "expires_at": asked.until,
+            "url": f"/v1/approvals/{state.run}",
+        }
+    return field
+
+
+def words_of(ended: TurnEnd) -> str:
+    """Return the text of a reply: the answer, or a sentence where a plan waits for an approval, for people who read
+    only that."""
+    if ended.state.state != "awaiting_approval":
+        return ended.answer
+    return (
+        f"This request waits for an approval of its plan, of which nothing was executed. Run {ended.state.run} goes on "
+        f"by itself once it is approved; GET /v1/runs/{ended.state.run}/stream has the answer then."
+    )
+
+
+def proposals(state: RunState) -> list[dict[str, Any]]:
+    """Return the workflows that were proposed, and their states."""
+    return [
+        {
+            "mode": proposal.mode,
+            "round": proposal.round,
+            "conductor": proposal.conductor,
+            "state": proposal.state,
+            "reasons": list(proposal.reasons),
+        }
+        | _within(proposal.parent)
+        for proposal in state.all_proposals
+    ]
+
+
+def _within(parent: int | None) -> dict[str, Any]:
+    """Return the field that names the step in which a workflow is nested."""
+    if parent is None:
+        return {}
+    return {"parent": parent}
+
+
+def step_figures(state: RunState, step: StepState) -> dict[str, Any]:
+    """Return one step with the sum over its attempts."""
+    calls = [call for call in state.calls.values() if call.step == step.n]
+    return {
+        "n": step.n,
+        "worker": step.worker,
+        "access": step.access.as_list(),
+        "state": step.state,
+        "usage": figures(summed(call.usage for call in calls)),
+        "cost_usd": dollars(sum(call.usd for call in calls)),
+        "seconds": sum(call.seconds for call in calls),
+    } | _within(parent.n if (parent := parent_of(state, step)) is not None else None)
+
+
+def completion_id(state: RunState) -> str:
+    """Return the id of the turn's chat completion, which any turn has: `GET /v1/runs/{id}/stream` streams it as one."""
+    return formatted("chat", state.run, state.turn.number)
+
+
+def custom_of(state: RunState) -> frozenset[str]:
+    """Return the turn's tools that take free text, by name."""
+    return frozenset(state.turn.wire.get("custom", ()))
+
+
+def completion(ended: TurnEnd) -> bytes:
+    """Return a whole `chat.completion`: the same bytes whenever it is made, since all of it is in the journal."""
+    state = ended.state
+    message: dict[str, Any] = {"role": "assistant", "content": words_of(ended), "refusal": None}
+    if ended.calls:
+        message |= {"content": ended.answer or None, "tool_calls": wire_calls(ended.calls, custom_of(state))}
+    elif ended.refusal:
+        message |= {"content": None, "refusal": ended.answer}
+    choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": ended.finish or "stop"}
+    if ended.logprobs is not None:
+        choice["logprobs"] = _logprobs(ended.logprobs, ended.refusal)
+    return orjson.dumps(
+        {
+            "id": completion_id(state),
+            "object": "chat.completion",
+            "created": int(state.turn.at),
+            "model": state.admitted.tier,
+            "choices": [choice],
+            "usage": usage_of(ended.bill),
+            "service_tier": "default",
+            "system_fingerprint": None,
+            "baton": extension(ended),
+        }
+    )
+
+
+def _logprobs(logprobs: Sequence[Decoded], refusal: bool) -> dict[str, Any]:
+    if refusal:
+        return {"content": None, "refusal": logprobs}
+    return {"content": logprobs, "refusal": None}
+
+
+class Chunks:
+    """The frames of one stream. With `usage` every chunk but the last says `usage: null`, as OpenAI's do.
+
+    Each frame's `id:` is its event number (`run/position.py`); those up to `after` are left out.
+    """
+
+    ping = b": ping\n"
+
+    def __init__(self, state: RunState, after: int | None = None) -> None:
+        start = {
+            "id": completion_id(state),
+            "object": "chat.completion.chunk",
+            "created": int(state.turn.at),
+            "model": state.admitted.tier,
+            "service_tier": "default",
+            "system_fingerprint": None,
+        }
+        self._after = -1 if after is None else after
+        self._at = max(self._after, 0)
+        self._head = b"data: " + orjson.dumps(start)[:-1]
+        self._usage = bool(state.turn.wire.get("usage"))
+        self._null = b',"usage":null' if self._usage else b""
+        self._said = self._head + b',"choices":[{"index":0,"delta":{"content":'
+        self._refused = self._head + b',"choices":[{"index":0,"delta":{"refusal":'
+        self._said_end = b',"finish_reason":null}]' + self._null + b"}\n\n"
+        self._custom = custom_of(state)
+        self._written: dict[int, list[str] | None] = {}
+        """The arguments of calls of free text, by the call's place; None once the text was sent."""
+
+    def role(self) -> bytes:
+        """Return the first chunk."""
+        delta = {"role": "assistant", "content": "", "refusal": None}
+        if self._after >= 0:
+            return b""
+        return b"id: 0\n" + self._chunk(delta, None, b"")
+
+    def said(self, said: AnswerPart) -> bytes:
+        """More of the answer, with the log-probabilities of its tokens if they were asked for; then more of tool calls,
+        which have no event number of their own."""
+        self._at = said.at
+        calls = b"".join(map(self._called, said.calls))
+        if calls and not said.text:
+            return calls
+        logprobs = b"null"
+        if said.logprobs:
+            logprobs = orjson.dumps(_logprobs(said.logprobs, said.refusal))
+        head = self._refused if said.refusal else self._said
+        words = head + orjson.dumps(said.text) + b'},"logprobs":' + logprobs + self._said_end
+        return b"id: %d\n" % said.at + words + calls
+
+    def _called(self, more: ToolDelta) -> bytes:
+        named = {"name": more.name} if more.name else {}
+        head = {"id": more.id} if more.name else {}
+        if more.name not in self._custom and more.index not in self._written:
+            return self._call(more.index, "function", head, named | {"arguments": more.arguments})
+        if more.name:
+            self._written[more.index] = []
+            return self._call(more.index, "custom", head, named | {"input": ""}) + self._more_text(more)
+        return self._more_text(more)
+
+    def _more_text(self, more: ToolDelta) -> bytes:
+        """Return the text inside of JSON, once it is whole."""
+        if (pieces := self._written[more.index]) is None:
+            return b""
+        gather(pieces, more.arguments)
+        text = None
+        if more.arguments.rstrip().endswith("}"):
+            text = custom_tools.whole("".join(pieces))
+        if text is None:
+            return b""
+        return self._tell(more.index, text)
+
+    def _tell(self, index: int, text: str) -> bytes:
+        self._written[index] = None
+        return self._call(index, "custom", {}, {"input": text})
+
+    def _call(self, index: int, kind: str, head: Mapping[str, object], body: Mapping[str, object]) -> bytes:
+        typed = {"type": kind} if head else {}
+        return self._chunk({"tool_calls": [{"index": index, **head, **typed, kind: body}]}, None, b"")
+
+    def noted(self, noted: StepEvent) -> bytes:
+        """Return a step's event, on a chunk whose delta is empty: clients that do not know `baton` see nothing new in
+        it."""
+        return b"id: %d\n" % self._at + self._chunk({}, None, _baton({"event": noted.kind, **noted.body}))
+
+    def ended(self, ended: TurnEnd) -> bytes:
+        """Return the chunk with the finish reason, the usage chunk if asked for, and the terminal marker. While a plan
+        waits for an approval none of them has a number: the stream goes on behind the same event once it is
+        approved."""
+        if ended.state.state == "awaiting_approval":
+            chunk = self._chunk({"content": words_of(ended)}, None, b"")
+            return chunk + self._chunk({}, "stop", _baton(extension(ended))) + b"data: [DONE]\n\n"
+        late = [at for at, pieces in self._written.items() if pieces is not None and at < len(ended.calls)]
+        texts = b"".join(self._tell(at, custom_tools.text_of(ended.calls[at].arguments)) for at in late)
+        finish = self._chunk({}, ended.finish or "stop", _baton(extension(ended)))
+        usage = self._head + b',"choices":[],"usage":' + orjson.dumps(usage_of(ended.bill)) + b"}\n\n"
+        behind = position.end_of(ended.state).number
+        last = ((position.FINISH, finish), (position.USAGE, usage), (position.DONE, b"data: [DONE]\n\n"))
+        return texts + b"".join(
+            b"id: %d\n" % (behind + place) + frame
+            for place, frame in last
+            if behind + place > self._after and (place != position.USAGE or self._usage)
+        )
+
+    def failed(self, error: BatonError, ended: TurnEnd) -> bytes:
+        """Return an error event; no terminal marker follows."""
+        return b"data: " + orjson.dumps(fault.describe(error)) + b"\n\n"
+
+    def _chunk(self, delta: Mapping[str, object], finish: str | None, more: bytes) -> bytes:
+        choices = [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}]
+        return self._head + b',"choices":' + orjson.dumps(choices) + self._null + more + b"}\n\n"
+
+
+def _baton(field: Mapping[str, object]) -> bytes:
+    return b',"baton":' + orjson.dumps(field)

@@ -13,7 +13,7 @@ from app.core.rating.forecast import History
 from app.core.run.bill import bill
 from app.core.run.labels import Flow
 from app.core.run.recipients import Recipient
-from app.gateway.chat.reply import dollars
+from app.gateway.chat.route import dollars
 from app.gateway.plans.revisions import Plan, Revision, as_lists, as_value, digest_of, limits_of, plan_id
 from app.gateway.runs import disclosures as ledger
 from app.gateway.runs import forecasts

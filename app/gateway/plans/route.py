@@ -21,8 +21,8 @@ from app.engine.runs.admission import Order
 from app.errors import Conflict, Forbidden, InvalidRequest, NotFound
 from app.gateway.anthropic import route as messages
 from app.gateway.chat import route as chat
-from app.gateway.chat.reply import completion
 from app.gateway.chat.request import read_request, to_order
+from app.gateway.chat.route import completion
 from app.gateway.http.admission import Begun, Idempotency
 from app.gateway.http.api_keys import Caller
 from app.gateway.http.auth import Keys

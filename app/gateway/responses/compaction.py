@@ -15,7 +15,7 @@ from app.core.message.chat import Message, Task, Text
 from app.core.run.reply_ids import formatted
 from app.engine.delivery.messages import TurnEnd
 from app.errors import InvalidRequest
-from app.gateway.chat.reply import extension
+from app.gateway.chat.route import extension
 from app.gateway.responses.calls import paired, unknown_call
 from app.gateway.responses.compaction_item import encoded, is_notes
 from app.gateway.responses.input import Item

@@ -29,7 +29,7 @@ from app.core.run.notices import response_id
 from app.core.run.state import RunState
 from app.engine.delivery.messages import AnswerPart, StepEvent, TurnEnd
 from app.errors import BatonError, RunOutOfQuota, RunOverBudget, RunRefused, RunTooLong
-from app.gateway.chat.reply import extension
+from app.gateway.chat.route import extension
 from app.gateway.http import fault
 from app.gateway.responses import tool_search
 from app.gateway.responses.tools import call_item, chosen, described, item_id, kind_of, searched

@@ -21,7 +21,7 @@ from app.core.run.state import Proposal, RunState, StepState, fold
 from app.core.run.withheld import decided_by, withheld
 from app.engine.runs.approvals import Decision
 from app.errors import NotFound
-from app.gateway.chat.reply import dollars
+from app.gateway.chat.route import dollars
 from app.gateway.http.admission import Idempotency
 from app.gateway.http.api_keys import Caller
 from app.gateway.http.auth import Keys

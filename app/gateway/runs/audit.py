@@ -30,7 +30,7 @@ from app.core.run.state import Call, Proposal, RunState, fold
 from app.core.run.trace import continued
 from app.engine.calls.step_request import see
 from app.errors import NotFound
-from app.gateway.chat.reply import dollars, figures, usage_of
+from app.gateway.chat.route import dollars, figures, usage_of
 from app.gateway.runs import exchanges
 from app.store.protocol import ContentReads, Journal, Ledger, RunRow
 

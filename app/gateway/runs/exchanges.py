@@ -23,8 +23,8 @@ from app.core.run.events import (
 )
 from app.core.run.reply_ids import reply_id
 from app.core.run.state import RunState, StepState
-from app.gateway.chat.reply import dollars, figures
-from app.gateway.chat.tools import wire_calls
+from app.gateway.chat.request import wire_calls
+from app.gateway.chat.route import dollars, figures
 
 
 def turns(state: RunState, events: Sequence[Event]) -> list[dict[str, Any]]:

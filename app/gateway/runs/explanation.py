@@ -26,7 +26,7 @@ from app.core.run.events import (
 )
 from app.core.run.state import Proposal, RunState, StepState, fold
 from app.core.run.withheld import decided_by, withheld
-from app.gateway.chat.reply import dollars
+from app.gateway.chat.route import dollars
 from app.gateway.runs import audit, explanation_words
 from app.store.protocol import Journal, Reports, RunRow, TenantStore
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from app.core.pool.catalog import MILLION, Price
 from app.core.run.kinds import ENDED
-from app.gateway.chat.reply import dollars
+from app.gateway.chat.route import dollars
 from app.store.protocol import CallGroup, Period, RunFigures, RunGroup
 
 PERCENTILES: Final = {"p50": 50, "p95": 95, "p99": 99}
