@@ -8,7 +8,7 @@ import pytest
 
 from app.cli.runs import run_words
 from app.core.pool.catalog import LIMITS, MILLION, Limit, Limits
-from app.gateway.wire.baton_options import Budget, narrowed
+from app.gateway.wire.parameters import Budget, narrowed
 from app.process.config.entries import LimitsEntry
 
 EVERY = pytest.mark.parametrize("limit", LIMITS.values(), ids=lambda limit: limit.name)

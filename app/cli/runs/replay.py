@@ -30,7 +30,7 @@ from app.engine.runs.admission import Order
 from app.engine.runs.replays import Changes
 from app.errors import BatonError, ConfigInvalid
 from app.gateway.runs import replay
-from app.gateway.wire.baton_options import nearest_effort
+from app.gateway.wire.parameters import nearest_effort
 from app.lab.paired_statistics import Interval, interval, resampled
 from app.process.config import Loaded, configure, read
 from app.process.wiring import Runtime

@@ -35,7 +35,7 @@ from app.gateway.http.auth import Keys
 from app.gateway.http.context import GatewayContext
 from app.gateway.http.ingress import json_body
 from app.gateway.openapi import operations
-from app.gateway.wire.baton_options import WireModel
+from app.gateway.wire.parameters import WireModel
 
 ConductorName = Annotated[str, Path(alias="conductor", description="The conductor's worker in the pool file.")]
 TierName = Annotated[str, Path(alias="tier", description="A tier of the pool file.")]

@@ -9,8 +9,7 @@ from pydantic import Field, StringConstraints, ValidationError
 from app.core.pool.budgets import LONGEST_NAME, MOST_SLICES, Period, Scope
 from app.gateway.openapi import operations
 from app.gateway.openapi.replies import Error
-from app.gateway.wire.baton_options import Label, WireModel
-from app.gateway.wire.parameters import invalid_request
+from app.gateway.wire.parameters import Label, WireModel, invalid_request
 from app.gateway.wire.query import EventNumber, Moment, Parameters, Text, Truth, Whole
 from app.store.protocol import HoldScope
 

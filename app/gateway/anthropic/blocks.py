@@ -6,8 +6,8 @@ from pydantic import Discriminator, Field, StringConstraints
 
 from app.core.message.chat import Document, Image, Part, Text
 from app.gateway.anthropic.tools import CacheMark, Name
-from app.gateway.wire.baton_options import PartOptions, WireModel
 from app.gateway.wire.documents import framed, unsupported
+from app.gateway.wire.parameters import PartOptions, WireModel
 
 CallId = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,256}$")]
 

@@ -28,8 +28,7 @@ from app.gateway.anthropic.blocks import (
     result_of,
 )
 from app.gateway.anthropic.tools import KNOWN, AnyTool, CacheMark, ToolChoice, allow, toolbox_of
-from app.gateway.wire.baton_options import BatonOptions, PartOptions, WireModel, labels_on
-from app.gateway.wire.parameters import check_kinds, invalid_request
+from app.gateway.wire.parameters import BatonOptions, PartOptions, WireModel, check_kinds, invalid_request, labels_on
 from app.gateway.wire.response_formats import check
 
 IGNORED: Final = (

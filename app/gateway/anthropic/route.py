@@ -32,7 +32,7 @@ from app.gateway.http.context import GatewayContext
 from app.gateway.http.ingress import Direct, json_body
 from app.gateway.http.sse import EventStream, collect
 from app.gateway.openapi import message_replies, operations
-from app.gateway.wire.baton_options import order_of, resolve_tier
+from app.gateway.wire.parameters import order_of, resolve_tier
 
 PREFIX: Final = "/v1/messages"
 """The beginning of the paths whose errors have Anthropic's shape, and whose replies name their id as Anthropic does."""

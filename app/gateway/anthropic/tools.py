@@ -8,7 +8,7 @@ from pydantic import Discriminator, Field, StringConstraints, Tag
 from app.core.message.chat import NO_TOOLS, Tool, Toolbox
 from app.core.records import record
 from app.errors import InvalidRequest
-from app.gateway.wire.baton_options import WireModel
+from app.gateway.wire.parameters import WireModel
 from app.gateway.wire.response_formats import check
 
 CHOICES: Final[Mapping[str, Literal["auto", "none", "required", "named"]]] = {

@@ -24,8 +24,7 @@ from app.gateway.http.context import GatewayContext
 from app.gateway.http.ingress import Direct, json_body
 from app.gateway.http.sse import EventStream, collect
 from app.gateway.openapi import chat_replies, operations, replies
-from app.gateway.wire.baton_options import resolve_tier
-from app.gateway.wire.parameters import COMPLETIONS, NAME, is_ignored, unknown_parameter
+from app.gateway.wire.parameters import COMPLETIONS, NAME, is_ignored, resolve_tier, unknown_parameter
 from app.gateway.wire.request_schemas import tabled
 
 SCHEMAS: Final[operations.Schemas] = {

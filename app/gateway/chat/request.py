@@ -16,9 +16,21 @@ from app.core.pool.catalog import Tier
 from app.engine.runs.admission import Order
 from app.errors import InvalidRequest
 from app.gateway.wire import custom_tools
-from app.gateway.wire.baton_options import BatonOptions, Effort, PartOptions, WireModel, labels_on, order_of
 from app.gateway.wire.documents import FILE, file_parts
-from app.gateway.wire.parameters import NAME, PARAMETERS, check_kinds, invalid_request, is_ignored, unknown_parameter
+from app.gateway.wire.parameters import (
+    NAME,
+    PARAMETERS,
+    BatonOptions,
+    Effort,
+    PartOptions,
+    WireModel,
+    check_kinds,
+    invalid_request,
+    is_ignored,
+    labels_on,
+    order_of,
+    unknown_parameter,
+)
 from app.gateway.wire.response_formats import ResponseFormat, check, form_of
 from app.store.protocol import KeyRow
 

@@ -34,8 +34,7 @@ from app.gateway.http.ingress import Direct, json_body
 from app.gateway.http.sse import EventStream, collect
 from app.gateway.openapi import chat_replies, operations, replies
 from app.gateway.wire import custom_tools
-from app.gateway.wire.baton_options import resolve_tier
-from app.gateway.wire.parameters import PARAMETERS
+from app.gateway.wire.parameters import PARAMETERS, resolve_tier
 from app.gateway.wire.request_schemas import tabled
 
 TERMINAL: Final = "[DONE]"

@@ -10,8 +10,7 @@ from app.core.plan.edits import Edit, edited
 from app.core.plan.parse import MAX_SUBTASK_CHARS, from_lists, is_published
 from app.errors import InvalidRequest, PlanRejected
 from app.gateway.chat.request import StreamOptions
-from app.gateway.wire.baton_options import WireModel, WorkerName
-from app.gateway.wire.parameters import invalid_request
+from app.gateway.wire.parameters import WireModel, WorkerName, invalid_request
 
 REASON: Final = re.compile(r"step (\d+): (worker|subtask|access|tools)\b")
 """A reason of the plan's reader that is about one field of one step."""

@@ -37,7 +37,7 @@ from app.gateway.runs import cancel, reads
 from app.gateway.runs.forecasts import Histories
 from app.gateway.runs.identity import key_names
 from app.gateway.wire import query
-from app.gateway.wire.baton_options import resolve_tier
+from app.gateway.wire.parameters import resolve_tier
 from app.store.protocol import FIRST_REVISION, PLAN_TAG, TAKEN, DisclosureQuery, RunQuery, RunRow, TenantStore
 
 SCHEMAS: Final[operations.Schemas] = {

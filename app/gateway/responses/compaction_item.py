@@ -12,7 +12,7 @@ from pydantic import StringConstraints
 
 from app.core.message.chat import Message, Text
 from app.errors import InvalidRequest
-from app.gateway.wire.baton_options import PartOptions, WireModel, labels_on
+from app.gateway.wire.parameters import PartOptions, WireModel, labels_on
 
 MARK: Final = "baton1."
 """The beginning of what Baton has encoded; other servers' content has another."""

@@ -17,8 +17,8 @@ from app.gateway.responses.compaction_item import CompactionItem
 from app.gateway.responses.tool_search import Execution, ToolSearch
 from app.gateway.responses.tools import MOST, AnyTool, FunctionName, Loadable, flat, functions, names_of
 from app.gateway.wire import custom_tools
-from app.gateway.wire.baton_options import PartOptions, WireModel, labels_on
 from app.gateway.wire.documents import FILE, file_parts
+from app.gateway.wire.parameters import PartOptions, WireModel, labels_on
 
 CallId = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.:|-]{1,256}$")]
 ItemId = Annotated[str, StringConstraints(max_length=256)] | None

@@ -20,7 +20,7 @@ from app.gateway.responses.input import (
 )
 from app.gateway.responses.request import ResponsesRequest
 from app.gateway.responses.tools import searched
-from app.gateway.wire.baton_options import PartOptions
+from app.gateway.wire.parameters import PartOptions
 from app.store.protocol import TenantStore
 
 MOST = 128

@@ -15,12 +15,14 @@ from app.gateway.chat.request import MetadataKey, MetadataValue
 from app.gateway.responses.calls import paired
 from app.gateway.responses.input import Item, conversation, loaded
 from app.gateway.responses.tools import MOST_LISTED, AllowedTools, AnyTool, Choice, check_search, left_out, toolbox_of
-from app.gateway.wire.baton_options import BatonOptions, Effort, WireModel
 from app.gateway.wire.parameters import (
     NAME,
     RESPONSES,
+    BatonOptions,
+    Effort,
     Includable,
     Parameter,
+    WireModel,
     check_kinds,
     invalid_request,
     is_ignored,

@@ -36,8 +36,7 @@ from app.gateway.responses.request import CountRequest, ResponsesRequest, checke
 from app.gateway.responses.tools import found_by
 from app.gateway.runs import cancel, reads
 from app.gateway.wire import query
-from app.gateway.wire.baton_options import order_of, resolve_tier
-from app.gateway.wire.parameters import COMPACTION, INPUT_TOKENS, RESPONSES
+from app.gateway.wire.parameters import COMPACTION, INPUT_TOKENS, RESPONSES, order_of, resolve_tier
 from app.gateway.wire.request_schemas import tabled
 from app.store.protocol import RunRow
 

@@ -16,7 +16,7 @@ from pydantic import StringConstraints
 
 from app.core.message.chat import Tool
 from app.errors import InvalidRequest
-from app.gateway.wire.baton_options import WireModel
+from app.gateway.wire.parameters import WireModel
 
 NAME: Final = "tool_search"
 """The name of the search's function for workers."""

@@ -26,7 +26,7 @@ from app.gateway.responses.tool_search import (
     on_offer,
 )
 from app.gateway.wire import custom_tools
-from app.gateway.wire.baton_options import WireModel
+from app.gateway.wire.parameters import WireModel
 from app.gateway.wire.response_formats import check
 
 MOST: Final = 128

@@ -33,8 +33,7 @@ from app.gateway.runs import reads as readings
 from app.gateway.runs.forecasts import Histories
 from app.gateway.runs.identity import key_names
 from app.gateway.wire import query
-from app.gateway.wire.baton_options import WireModel, WorkerName
-from app.gateway.wire.parameters import invalid_request
+from app.gateway.wire.parameters import WireModel, WorkerName, invalid_request
 from app.store.protocol import APPROVAL_TAG, ASKED, RunQuery, RunRow, TenantStore
 
 SCHEMAS: Final[operations.Schemas] = {

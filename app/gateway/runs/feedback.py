@@ -16,8 +16,7 @@ from app.errors import Conflict, InvalidRequest
 from app.gateway.http.api_keys import Caller
 from app.gateway.http.context import GatewayContext
 from app.gateway.runs import audit
-from app.gateway.wire.baton_options import Label, WireModel
-from app.gateway.wire.parameters import invalid_request
+from app.gateway.wire.parameters import Label, WireModel, invalid_request
 from app.store.protocol import IdempotencyRecord, RunRow
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:/@+-]{0,63}$")]

@@ -22,7 +22,7 @@ from app.gateway.http.auth import Keys
 from app.gateway.http.context import GatewayContext
 from app.gateway.openapi import message_replies, model_replies, operations, replies
 from app.gateway.wire import query
-from app.gateway.wire.baton_options import resolve_tier
+from app.gateway.wire.parameters import resolve_tier
 from app.store.protocol import KeyRow
 
 EFFORTS: Final = ("low", "medium", "high", "xhigh", "max")

@@ -22,7 +22,7 @@ from app.errors import Forbidden, InvalidRequest
 from app.gateway.http.api_keys import Caller
 from app.gateway.http.context import GatewayContext
 from app.gateway.runs import views
-from app.gateway.wire.baton_options import (
+from app.gateway.wire.parameters import (
     WHOLE_POOL,
     Budget,
     Effort,
@@ -30,12 +30,12 @@ from app.gateway.wire.baton_options import (
     PoolChoice,
     WireModel,
     WorkerName,
+    invalid_request,
     is_capped,
     narrowed,
     nearest_effort,
     resolve_tier,
 )
-from app.gateway.wire.parameters import invalid_request
 from app.store.protocol import ContentReads, Journal, RunRow, TenantStore
 
 WAIT_SECONDS = 600.0

@@ -10,7 +10,7 @@ from pydantic import Discriminator, Field, StringConstraints
 from app.core.message.chat import Form
 from app.core.message.response_format import is_closed, schema_fault
 from app.errors import InvalidRequest
-from app.gateway.wire.baton_options import WireModel
+from app.gateway.wire.parameters import WireModel
 
 SCHEMA_BYTES: Final = 64 * 1024
 SCHEMA_DEPTH: Final = 16
