@@ -45,8 +45,7 @@ from app.engine.runs.registry import Drivers
 from app.engine.steps.dispatcher import Dispatcher
 from app.engine.worker_health import Health
 from app.errors import ConfigInvalid, WorkerMisconfigured
-from app.gateway.http.context import GatewayContext, Rates
-from app.gateway.http.ingress import Bounds
+from app.gateway.http.context import Bounds, GatewayContext, Rates
 from app.network.tracing import SIGNALS, Tracing, exports
 from app.process.clock import Clock
 from app.process.config import Loaded, Settings, content_keys, endpoint_secret, pepper_file, peppers, rate_limits

@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
-from app.gateway.http.ingress import Bounds
+from app.gateway.http.context import Bounds
 from tests.harness.bad_bodies import CANARY, LIMIT, RAW
 from tests.harness.stand_ins import GatewayStandIn, ask
 

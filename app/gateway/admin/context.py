@@ -6,7 +6,7 @@ from app.core.pool.catalog import Catalog, Worker
 from app.core.records import record
 from app.core.transparency.version_signatures import TrustedSigners
 from app.gateway.admin.people import People
-from app.gateway.http.api_keys import Caller
+from app.gateway.http.auth import Caller
 from app.gateway.http.context import GatewayContext
 from app.store.protocol import TenantAdministration
 

@@ -24,8 +24,7 @@ from app.core.records import record
 from app.core.roles import ROLES
 from app.errors import Forbidden, InvalidRequest, Unauthorized
 from app.gateway.admin import replies
-from app.gateway.http.api_keys import Caller
-from app.gateway.http.auth import API_KEY, BEARER, Keys
+from app.gateway.http.auth import API_KEY, BEARER, Caller, Keys
 from app.gateway.http.context import GatewayContext
 from app.gateway.openapi import operations
 from app.store.protocol import KeyRow

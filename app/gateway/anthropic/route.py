@@ -26,8 +26,7 @@ from app.gateway.anthropic.request import (
     whole_task,
 )
 from app.gateway.http.admission import Begun, Idempotency
-from app.gateway.http.api_keys import Caller
-from app.gateway.http.auth import Keys
+from app.gateway.http.auth import Caller, Keys
 from app.gateway.http.context import GatewayContext
 from app.gateway.http.ingress import Direct, json_body
 from app.gateway.http.sse import EventStream, collect

@@ -18,8 +18,7 @@ from app.errors import InvalidRequest
 from app.gateway.chat.request import ChatRequest, read_request, to_order
 from app.gateway.chat.route import TERMINAL, Chunks, extension, usage_of, words_of
 from app.gateway.http.admission import Idempotency
-from app.gateway.http.api_keys import Caller
-from app.gateway.http.auth import Keys
+from app.gateway.http.auth import Caller, Keys
 from app.gateway.http.context import GatewayContext
 from app.gateway.http.ingress import Direct, json_body
 from app.gateway.http.sse import EventStream, collect

@@ -27,8 +27,7 @@ from app.errors import BatonError
 from app.gateway.chat.request import ChatRequest, read_request, to_order, wire_calls
 from app.gateway.http import fault
 from app.gateway.http.admission import Begun, Idempotency
-from app.gateway.http.api_keys import Caller
-from app.gateway.http.auth import Keys
+from app.gateway.http.auth import Caller, Keys
 from app.gateway.http.context import GatewayContext
 from app.gateway.http.ingress import Direct, json_body
 from app.gateway.http.sse import EventStream, collect

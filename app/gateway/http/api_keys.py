@@ -1,4 +1,4 @@
-"""API keys as strings, digests and rows, and callers that have one; `auth.py` finds the caller of a request.
+"""API keys as strings, digests and rows; `ingress.py` finds the caller of a request.
 
 A key is `bt_<public id>_<secret>`. Commands import this module without the web framework.
 """
@@ -10,53 +10,13 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from app.core.pool.catalog import MILLION
-from app.core.records import record
-from app.core.roles import SCOPES, permits, role_of
+from app.core.roles import SCOPES, role_of
 from app.errors import ConfigInvalid
-from app.store.protocol import Actor, KeyQuery, KeyRow, Keys
-from app.store.protocol.admin_events import Via
+from app.store.protocol import KeyQuery, KeyRow, Keys
 
 NEWEST_KEYS = 100
 """Keys that are looked at to tell whether the pepper is that of the database."""
 KEY_FORMAT = re.compile(r"bt_([A-Za-z0-9]{4,32})_([A-Za-z0-9_-]{16,128})")
-
-
-@record(frozen=True, slots=True)
-class Caller:
-    """An authenticated caller."""
-
-    key: KeyRow
-    via: Via = "key"
-    """`oidc` for a person, whose `key` has the rights that the settings give."""
-    csrf_token: str | None = None
-    """For a person: the value that a request must repeat to change something."""
-
-    @property
-    def actor(self) -> Actor:
-        """The author of what this caller changes."""
-        return Actor(self.key.id, self.via)
-
-    @property
-    def tenant(self) -> str | None:
-        """The tenant whose runs this caller may see; None means all of them.
-
-        `admin` carries every scope but stays inside its tenant: only a key of all tenants reaches beyond its own.
-        """
-        if self.key.all_tenants:
-            return None
-        return self.key.tenant
-
-    def sees(self, tenant: str) -> bool:
-        """Return True if this caller may see what belongs to a tenant."""
-        return self.tenant in (None, tenant)
-
-    def may_list(self, tenant: str | None) -> bool:
-        """False if a list is to have the entries of another tenant alone, so that this caller sees none of it."""
-        return tenant is None or self.sees(tenant)
-
-    def may(self, scope: str) -> bool:
-        """Return True if the key carries `scope`; `admin` carries every one (`core/roles.py`)."""
-        return permits(self.key.scopes, scope, all_tenants=self.key.all_tenants)
 
 
 def digest(secret: str, pepper: bytes) -> bytes:

@@ -20,10 +20,13 @@ from fastapi import Security
 from fastapi.security import APIKeyHeader, HTTPBearer, SecurityScopes
 from starlette.requests import HTTPConnection, Request
 
+from app.core.records import record
+from app.core.roles import permits
 from app.errors import BatonError, Forbidden, Overloaded, StoreUnavailable, Unauthorized
-from app.gateway.http.api_keys import KEY_FORMAT, Caller, digest, pepper_mark
+from app.gateway.http.api_keys import KEY_FORMAT, digest, pepper_mark
 from app.gateway.http.context import GatewayContext
-from app.store.protocol import KeyRow
+from app.store.protocol import Actor, KeyRow
+from app.store.protocol.admin_events import Via
 
 ABSENT_DIGEST = hashlib.sha256(b"no such key").digest()
 """The digest that is compared when no key has the id, so that both cases take the same path."""
@@ -55,6 +58,44 @@ API_KEY: Final = APIKeyHeader(
     description="A key as `x-api-key`, as Anthropic's clients do.",
 )
 """Both document where a key may stand; `presented` reads it from either."""
+
+
+@record(frozen=True, slots=True)
+class Caller:
+    """An authenticated caller."""
+
+    key: KeyRow
+    via: Via = "key"
+    """`oidc` for a person, whose `key` has the rights that the settings give."""
+    csrf_token: str | None = None
+    """For a person: the value that a request must repeat to change something."""
+
+    @property
+    def actor(self) -> Actor:
+        """The author of what this caller changes."""
+        return Actor(self.key.id, self.via)
+
+    @property
+    def tenant(self) -> str | None:
+        """The tenant whose runs this caller may see; None means all of them.
+
+        `admin` carries every scope but stays inside its tenant: only a key of all tenants reaches beyond its own.
+        """
+        if self.key.all_tenants:
+            return None
+        return self.key.tenant
+
+    def sees(self, tenant: str) -> bool:
+        """Return True if this caller may see what belongs to a tenant."""
+        return self.tenant in (None, tenant)
+
+    def may_list(self, tenant: str | None) -> bool:
+        """False if a list is to have the entries of another tenant alone, so that this caller sees none of it."""
+        return tenant is None or self.sees(tenant)
+
+    def may(self, scope: str) -> bool:
+        """Return True if the key carries `scope`; `admin` carries every one (`core/roles.py`)."""
+        return permits(self.key.scopes, scope, all_tenants=self.key.all_tenants)
 
 
 def presented(connection: HTTPConnection) -> str | None:

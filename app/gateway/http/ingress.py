@@ -14,9 +14,7 @@ that it would turn into floats are ours to find.
 
 import asyncio
 import zlib
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from contextlib import contextmanager
-from dataclasses import field
+from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from typing import Any, Final
 
@@ -30,8 +28,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from app.core.records import record
-from app.errors import InvalidRequest, Overloaded, TooLarge, TooSlow, UnsupportedMedia
+from app.errors import InvalidRequest, TooLarge, TooSlow, UnsupportedMedia
+from app.gateway.http.context import Bounds
 
 WHOLE = 1 << 63
 WHITE: Final = b" \t\r\n"
@@ -49,53 +47,6 @@ WINDOWS: Final = {"gzip": 16 + zlib.MAX_WBITS, "x-gzip": 16 + zlib.MAX_WBITS, "d
 UNSAID: Final = frozenset({"", "application/x-www-form-urlencoded", "text/plain", "application/octet-stream"})
 """Media types that clients send where nobody has set one."""
 Dependency = Callable[[Request], Awaitable[Any]]
-
-
-class Arriving:
-    """Bytes of all bodies that are being read or parsed."""
-
-    def __init__(self) -> None:
-        self._bytes = 0
-
-    @contextmanager
-    def reserve(self, most: int) -> Iterator[Callable[[int], None]]:
-        """A function that asks for more bytes within the block; it raises `Overloaded` where all together take more
-        than `most`."""
-        mine = 0
-
-        def more(size: int) -> None:
-            nonlocal mine
-            if self._bytes + size > most:
-                raise Overloaded("Too much is being sent to this service at once; try again shortly.", retry_after=1.0)
-            self._bytes += size
-            mine += size
-
-        try:
-            yield more
-        finally:
-            self._bytes -= mine
-
-
-@record(frozen=True, slots=True)
-class Bounds:
-    """Bounds on a body. `seconds` is the time within which it must arrive."""
-
-    body: int = 8 << 20
-    seconds: float = 60.0
-    depth: int = 32
-    nodes: int = 50_000
-    """Values and keys together."""
-    key: int = 256
-    keys: int = 1_000
-    """In one object."""
-    together: int = 64 << 20
-    """Bytes of all bodies that arrive at the same time; one alone may always have `body`."""
-    arriving: Arriving = field(default_factory=Arriving, compare=False)
-
-    @property
-    def text(self) -> int:
-        """The most characters of one string, such as an image as a `data:` URL."""
-        return self.body // 2
 
 
 async def read_json(request: Request, bounds: Bounds) -> dict[str, object]:

@@ -24,8 +24,7 @@ from app.gateway.chat import route as chat
 from app.gateway.chat.request import read_request, to_order
 from app.gateway.chat.route import completion
 from app.gateway.http.admission import Begun, Idempotency
-from app.gateway.http.api_keys import Caller
-from app.gateway.http.auth import Keys
+from app.gateway.http.auth import Caller, Keys
 from app.gateway.http.context import GatewayContext
 from app.gateway.http.ingress import json_body
 from app.gateway.http.sse import collect

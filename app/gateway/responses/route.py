@@ -22,8 +22,7 @@ from app.engine.delivery import turn_result as endings
 from app.engine.runs.admission import Order
 from app.errors import CallerError, Conflict, InvalidRequest, NotFound
 from app.gateway.http.admission import Begun, Idempotency, last_event
-from app.gateway.http.api_keys import Caller
-from app.gateway.http.auth import Keys
+from app.gateway.http.auth import Caller, Keys
 from app.gateway.http.context import GatewayContext
 from app.gateway.http.ingress import Direct, json_body
 from app.gateway.http.sse import EventStream, collect

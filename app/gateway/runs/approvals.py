@@ -23,8 +23,7 @@ from app.engine.runs.approvals import Decision
 from app.errors import NotFound
 from app.gateway.chat.route import dollars
 from app.gateway.http.admission import Idempotency
-from app.gateway.http.api_keys import Caller
-from app.gateway.http.auth import Keys
+from app.gateway.http.auth import Caller, Keys
 from app.gateway.http.context import GatewayContext
 from app.gateway.http.ingress import json_body
 from app.gateway.openapi import operations, run_replies

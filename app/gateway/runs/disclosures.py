@@ -17,8 +17,7 @@ from starlette.responses import Response
 
 from app.core.run.recipients import Recipient
 from app.errors import InvalidRequest
-from app.gateway.http.api_keys import Caller
-from app.gateway.http.auth import Keys
+from app.gateway.http.auth import Caller, Keys
 from app.gateway.http.context import GatewayContext
 from app.gateway.openapi import disclosure_replies, operations
 from app.gateway.runs.identity import key_names

@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from app.core.rating.feedback import Feedback
 from app.errors import Conflict, InvalidRequest
-from app.gateway.http.api_keys import Caller
+from app.gateway.http.auth import Caller
 from app.gateway.http.context import GatewayContext
 from app.gateway.runs import audit
 from app.gateway.wire.parameters import Label, WireModel, invalid_request

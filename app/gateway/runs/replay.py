@@ -19,7 +19,7 @@ from app.engine.runs import replays
 from app.engine.runs.admission import Order
 from app.engine.runs.replays import Changes
 from app.errors import Forbidden, InvalidRequest
-from app.gateway.http.api_keys import Caller
+from app.gateway.http.auth import Caller
 from app.gateway.http.context import GatewayContext
 from app.gateway.runs import views
 from app.gateway.wire.parameters import (

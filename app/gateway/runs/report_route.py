@@ -12,8 +12,7 @@ from starlette.responses import Response
 
 from app.core.rating.economics import METADATA, ReportOptions, TooManyGroups
 from app.errors import ConfigInvalid, Forbidden, InvalidRequest, Overloaded
-from app.gateway.http.api_keys import Caller
-from app.gateway.http.auth import Keys
+from app.gateway.http.auth import Caller, Keys
 from app.gateway.http.context import GatewayContext
 from app.gateway.openapi import operations, report_replies
 from app.gateway.runs import reports

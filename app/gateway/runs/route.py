@@ -28,8 +28,7 @@ from app.core.run.state import RunState, fold
 from app.errors import Forbidden, NotFound, RunPruned
 from app.gateway.chat import route
 from app.gateway.http.admission import Idempotency, idempotency_record, last_event
-from app.gateway.http.api_keys import Caller
-from app.gateway.http.auth import Keys
+from app.gateway.http.auth import Caller, Keys
 from app.gateway.http.context import GatewayContext
 from app.gateway.http.ingress import json_body
 from app.gateway.http.sse import EventStream
