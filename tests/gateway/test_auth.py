@@ -10,7 +10,7 @@ import pytest
 
 from app.errors import ConfigInvalid, StoreUnavailable, Unauthorized
 from app.gateway.http.api_keys import adopt, digest, mint, new_secret, pepper_mark
-from app.gateway.http.auth import NO_KEY
+from app.gateway.http.ingress import NO_KEY
 from app.gateway.openapi.docs_page import ASSETS
 from tests.harness.stand_ins import ASKING, CALLER, PEPPER, PLANNED, SECRET, GatewayStandIn, api_routes, ask
 

@@ -10,8 +10,8 @@ import pytest
 from app.engine.delivery.messages import CallerMessage, Mailbox
 from app.engine.runs.admission import Order
 from app.errors import StoreUnavailable
-from app.gateway.http.auth import LOOKUPS
 from app.gateway.http.context import Bounds, Rates
+from app.gateway.http.ingress import LOOKUPS
 from app.store.protocol import KeyRow
 from tests.harness.stand_ins import SECRET, GatewayStandIn, ask, ended
 from tests.harness.waiting import let_others_run, until

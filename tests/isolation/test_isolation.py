@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from app.gateway.http.auth import Caller
+from app.gateway.http.ingress import Caller
 from app.store.sql import SqlStore, SqlTenantStore
 from tests.harness.in_process import pool_text, running_service
 from tests.harness.stand_ins import GatewayStandIn

@@ -12,8 +12,7 @@ from app.gateway.admin import replies
 from app.gateway.admin.context import AdminContext, administration
 from app.gateway.admin.requests import AccountFilters, BudgetFilters, BudgetRequest, read
 from app.gateway.admin.responses import as_json, as_page
-from app.gateway.http.auth import Caller, Keys
-from app.gateway.http.ingress import json_body
+from app.gateway.http.ingress import Caller, Keys, json_body
 from app.gateway.openapi import operations
 from app.store.protocol import KeyQuery, TenantAdministration
 

@@ -13,8 +13,7 @@ from app.gateway.admin.context import AdminContext, administration
 from app.gateway.admin.requests import HoldFilters, HoldRequest, NoFields, read
 from app.gateway.admin.responses import as_json, as_page, positions
 from app.gateway.http.admission import Idempotency
-from app.gateway.http.auth import Caller, Keys
-from app.gateway.http.ingress import json_body
+from app.gateway.http.ingress import Caller, Keys, json_body
 from app.gateway.openapi import operations
 from app.store.protocol import Hold, HoldQuery
 

@@ -19,8 +19,7 @@ from app.gateway.admin.requests import KeyFilters, KeyRequest, NoFields, RotateR
 from app.gateway.admin.responses import as_json, as_page, positions
 from app.gateway.http.admission import idempotency_record
 from app.gateway.http.api_keys import is_in_force, key_to_json, mint, new_secret, pepper_mark
-from app.gateway.http.auth import Caller, Keys
-from app.gateway.http.ingress import json_body
+from app.gateway.http.ingress import Caller, Keys, json_body
 from app.gateway.openapi import operations
 from app.store.protocol import IdempotencyRecord, KeyQuery, KeyRow, TenantAdministration
 

@@ -24,8 +24,8 @@ from app.core.records import record
 from app.core.roles import ROLES
 from app.errors import Forbidden, InvalidRequest, Unauthorized
 from app.gateway.admin import replies
-from app.gateway.http.auth import API_KEY, BEARER, Caller, Keys
 from app.gateway.http.context import GatewayContext
+from app.gateway.http.ingress import API_KEY, BEARER, Caller, Keys
 from app.gateway.openapi import operations
 from app.store.protocol import KeyRow
 

@@ -21,8 +21,7 @@ from app.gateway.admin import replies
 from app.gateway.admin.context import AdminContext
 from app.gateway.admin.requests import PoolRequest, TrialRequest, read
 from app.gateway.admin.responses import as_json
-from app.gateway.http.auth import Caller, Keys
-from app.gateway.http.ingress import json_body
+from app.gateway.http.ingress import Caller, Keys, json_body
 from app.gateway.openapi import operations
 from app.store.protocol import RunQuery, TenantStore
 

@@ -30,9 +30,8 @@ from app.gateway.admin.requests import (
 )
 from app.gateway.admin.responses import as_json, page
 from app.gateway.http.admission import Idempotency
-from app.gateway.http.auth import Caller, Keys
 from app.gateway.http.context import GatewayContext
-from app.gateway.http.ingress import json_body
+from app.gateway.http.ingress import Caller, Keys, json_body
 from app.gateway.openapi import operations
 from app.gateway.wire.parameters import WireModel
 

@@ -19,8 +19,7 @@ from app.gateway.admin.requests import (
     read,
 )
 from app.gateway.admin.responses import as_json, as_page, page
-from app.gateway.http.auth import Caller, Keys
-from app.gateway.http.ingress import json_body
+from app.gateway.http.ingress import Caller, Keys, json_body
 from app.gateway.openapi import operations
 from app.store.protocol import AdminEvent, AdminEventQuery, SpendQuery, TenantRow
 

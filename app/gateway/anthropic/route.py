@@ -26,9 +26,8 @@ from app.gateway.anthropic.request import (
     whole_task,
 )
 from app.gateway.http.admission import Begun, Idempotency
-from app.gateway.http.auth import Caller, Keys
 from app.gateway.http.context import GatewayContext
-from app.gateway.http.ingress import Direct, json_body
+from app.gateway.http.ingress import Caller, Direct, Keys, json_body
 from app.gateway.http.sse import EventStream, collect
 from app.gateway.openapi import message_replies, operations
 from app.gateway.wire.parameters import order_of, resolve_tier

@@ -18,9 +18,8 @@ from app.errors import InvalidRequest
 from app.gateway.chat.request import ChatRequest, read_request, to_order
 from app.gateway.chat.route import TERMINAL, Chunks, extension, usage_of, words_of
 from app.gateway.http.admission import Idempotency
-from app.gateway.http.auth import Caller, Keys
 from app.gateway.http.context import GatewayContext
-from app.gateway.http.ingress import Direct, json_body
+from app.gateway.http.ingress import Caller, Direct, Keys, json_body
 from app.gateway.http.sse import EventStream, collect
 from app.gateway.openapi import chat_replies, operations, replies
 from app.gateway.wire.parameters import COMPLETIONS, NAME, is_ignored, resolve_tier, unknown_parameter

@@ -27,9 +27,8 @@ from app.errors import BatonError
 from app.gateway.chat.request import ChatRequest, read_request, to_order, wire_calls
 from app.gateway.http import fault
 from app.gateway.http.admission import Begun, Idempotency
-from app.gateway.http.auth import Caller, Keys
 from app.gateway.http.context import GatewayContext
-from app.gateway.http.ingress import Direct, json_body
+from app.gateway.http.ingress import Caller, Direct, Keys, json_body
 from app.gateway.http.sse import EventStream, collect
 from app.gateway.openapi import chat_replies, operations, replies
 from app.gateway.wire import custom_tools

@@ -22,7 +22,7 @@ from app.core.records import changed
 from app.core.run.tool_results import returned
 from app.engine.runs.admission import Order
 from app.errors import BatonError, Conflict, Forbidden, InvalidRequest
-from app.gateway.http.auth import Caller
+from app.gateway.http.ingress import Caller
 from app.gateway.plans.requests import PlanRunRequest, refused
 from app.gateway.plans.revisions import FORMAT, MOST_REVISIONS, Plan, Revision, as_value, digest_of, limits_of
 from app.store.protocol import IdempotencyRecord, KeyRow

@@ -24,9 +24,8 @@ from app.gateway.chat import route as chat
 from app.gateway.chat.request import read_request, to_order
 from app.gateway.chat.route import completion
 from app.gateway.http.admission import Begun, Idempotency
-from app.gateway.http.auth import Caller, Keys
 from app.gateway.http.context import GatewayContext
-from app.gateway.http.ingress import json_body
+from app.gateway.http.ingress import Caller, Keys, json_body
 from app.gateway.http.sse import collect
 from app.gateway.openapi import chat_replies, message_replies, operations, plan_replies, response_replies
 from app.gateway.plans import orders, reply, requests, revisions

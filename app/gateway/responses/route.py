@@ -22,9 +22,8 @@ from app.engine.delivery import turn_result as endings
 from app.engine.runs.admission import Order
 from app.errors import CallerError, Conflict, InvalidRequest, NotFound
 from app.gateway.http.admission import Begun, Idempotency, last_event
-from app.gateway.http.auth import Caller, Keys
 from app.gateway.http.context import GatewayContext
-from app.gateway.http.ingress import Direct, json_body
+from app.gateway.http.ingress import Caller, Direct, Keys, json_body
 from app.gateway.http.sse import EventStream, collect
 from app.gateway.openapi import operations, response_replies
 from app.gateway.responses import compaction, items

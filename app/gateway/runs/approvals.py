@@ -23,9 +23,8 @@ from app.engine.runs.approvals import Decision
 from app.errors import NotFound
 from app.gateway.chat.route import dollars
 from app.gateway.http.admission import Idempotency
-from app.gateway.http.auth import Caller, Keys
 from app.gateway.http.context import GatewayContext
-from app.gateway.http.ingress import json_body
+from app.gateway.http.ingress import Caller, Keys, json_body
 from app.gateway.openapi import operations, run_replies
 from app.gateway.runs import forecasts
 from app.gateway.runs import reads as readings

@@ -17,8 +17,8 @@ from starlette.responses import Response
 
 from app.core.run.recipients import Recipient
 from app.errors import InvalidRequest
-from app.gateway.http.auth import Caller, Keys
 from app.gateway.http.context import GatewayContext
+from app.gateway.http.ingress import Caller, Keys
 from app.gateway.openapi import disclosure_replies, operations
 from app.gateway.runs.identity import key_names
 from app.gateway.runs.reports import csv_cell

@@ -13,8 +13,8 @@ from starlette.responses import Response
 
 from app.core.rating.feedback import Feedback
 from app.errors import Conflict, InvalidRequest
-from app.gateway.http.auth import Caller
 from app.gateway.http.context import GatewayContext
+from app.gateway.http.ingress import Caller
 from app.gateway.runs import audit
 from app.gateway.wire.parameters import Label, WireModel, invalid_request
 from app.store.protocol import IdempotencyRecord, RunRow

@@ -8,7 +8,7 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 from app.core.roles import role_of
-from app.gateway.http.auth import Caller, Keys
+from app.gateway.http.ingress import Caller, Keys
 from app.gateway.openapi import operations, replies
 from app.store.protocol import KeyQuery
 from app.store.protocol import Keys as KeyStore

@@ -17,8 +17,8 @@ from app.core.plan.arms import is_arm, listed, tier_for
 from app.core.pool.catalog import MILLION, Card, Catalog, Limits, Tier, Worker
 from app.core.pool.serving import served
 from app.errors import InvalidRequest
-from app.gateway.http.auth import Caller, Keys
 from app.gateway.http.context import GatewayContext
+from app.gateway.http.ingress import Caller, Keys
 from app.gateway.openapi import message_replies, model_replies, operations, replies
 from app.gateway.wire import query
 from app.gateway.wire.parameters import resolve_tier

@@ -12,8 +12,8 @@ from starlette.responses import Response
 
 from app.core.rating.economics import METADATA, ReportOptions, TooManyGroups
 from app.errors import ConfigInvalid, Forbidden, InvalidRequest, Overloaded
-from app.gateway.http.auth import Caller, Keys
 from app.gateway.http.context import GatewayContext
+from app.gateway.http.ingress import Caller, Keys
 from app.gateway.openapi import operations, report_replies
 from app.gateway.runs import reports
 from app.gateway.wire import query

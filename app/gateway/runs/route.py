@@ -28,9 +28,8 @@ from app.core.run.state import RunState, fold
 from app.errors import Forbidden, NotFound, RunPruned
 from app.gateway.chat import route
 from app.gateway.http.admission import Idempotency, idempotency_record, last_event
-from app.gateway.http.auth import Caller, Keys
 from app.gateway.http.context import GatewayContext
-from app.gateway.http.ingress import json_body
+from app.gateway.http.ingress import Caller, Keys, json_body
 from app.gateway.http.sse import EventStream
 from app.gateway.openapi import explanation_replies, operations, run_replies, view_replies
 from app.gateway.runs import (

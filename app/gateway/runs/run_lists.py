@@ -16,8 +16,8 @@ from starlette.responses import Response
 
 from app.core.records import changed
 from app.errors import InvalidRequest, NotFound, StoreUnavailable
-from app.gateway.http.auth import Caller, Keys
 from app.gateway.http.context import GatewayContext
+from app.gateway.http.ingress import Caller, Keys
 from app.gateway.openapi import operations, run_replies
 from app.gateway.runs import audit
 from app.gateway.runs.identity import key_names

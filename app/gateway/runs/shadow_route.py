@@ -11,8 +11,8 @@ from app.core.pool.catalog import Catalog, Tier
 from app.core.rating.shadows import notes_from_json, policy_of
 from app.engine.conductors import trials
 from app.errors import InvalidRequest, NotFound, Overloaded
-from app.gateway.http.auth import Caller, Keys
 from app.gateway.http.context import GatewayContext
+from app.gateway.http.ingress import Caller, Keys
 from app.gateway.openapi import operations, report_replies
 from app.gateway.wire import query
 
