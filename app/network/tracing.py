@@ -2,7 +2,7 @@
 
 One trace goes from the caller through the gateway and the engine to each provider call:
 
-    POST /v1/chat/completions      SERVER    gateway/http/request_log.py
+    POST /v1/chat/completions      SERVER    gateway/http/connection.py
     └ invoke_workflow {tier}       INTERNAL  engine/spans.py: one for each turn and engine
       ├ baton.queue                INTERNAL  the wait of a run, or of one of its steps, for an engine
       ├ plan                       INTERNAL  a conductor proposes

@@ -3,7 +3,7 @@
 from app.engine.delivery.messages import CallerMessage, Mailbox
 from app.engine.runs.admission import Order
 from app.errors import InvalidRequest, OverQuota, RunOverBudget
-from app.gateway.http.request_log import REASONS
+from app.gateway.http.connection import REASONS
 from tests.harness.stand_ins import GatewayStandIn, ask, say_four
 
 

@@ -57,9 +57,9 @@ from app.errors import (
     StoreUnavailable,
 )
 from app.gateway.http import fault
+from app.gateway.http.connection import SPAN_KEY, RequestLog, link_run
 from app.gateway.http.context import GatewayContext
 from app.gateway.http.ingress import Caller
-from app.gateway.http.request_log import SPAN_KEY, RequestLog, link_run
 from app.store.protocol import TAKEN, IdempotencyRecord, KeyRow, TenantStore
 
 BUSY_RETRY = 1.0

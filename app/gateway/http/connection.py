@@ -1,21 +1,36 @@
-"""HTTP connections: uvicorn's own refusals in OpenAI's shape, and two bounds on the head of a request.
+"""HTTP connections and the traces that their requests leave: a line in the log, the metrics of requests, and a span.
 
-A request's head must come within `HEAD_SECONDS` and `HEAD_BYTES`; uvicorn bounds neither. A head that comes in one
-packet, as nearly all do, costs nothing more.
+uvicorn's own refusals are in OpenAI's shape, and the head of a request has two bounds: it must come within
+`HEAD_SECONDS` and `HEAD_BYTES`; uvicorn bounds neither. A head that comes in one packet, as nearly all do, costs
+nothing more.
+
+`Frontdoor` makes a `RequestLog` and a span for each request and puts both into the request's scope, as `baton.log` and
+`baton.span`; whoever learns something of the request notes it there. Nothing that a caller sends gets into the line but
+the request's id, whose form is checked. The span follows OpenTelemetry's conventions for servers and stands below the
+span that the caller names; the request's headers, query and body, and the addresses of callers, are not in it.
 """
 
 import asyncio
 import select
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, cast
 
 import orjson
+from opentelemetry.trace import SpanKind
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
+from app.core.pool.catalog import MILLION
+from app.core.run.state import RunState
+from app.core.run.trace import NO_TRACE, continued
+from app.engine.delivery.messages import FollowedRun, TurnEnd
+from app.errors import BatonError, OverQuota
 from app.gateway.http import fault
 from app.gateway.http.context import GatewayContext
-from app.gateway.http.request_log import write_unreadable
+from app.network.tracing import Span, Tracing, received
+from app.store.protocol import KeyRow
+from app.telemetry import Telemetry
 
 Refused = Callable[[int, str], str]
 """Called with the status and the code of each refusal; returns the id of the request."""
@@ -174,3 +189,171 @@ def _reply(status: int, message: str, code: str, request_id: str) -> bytes:
     body = orjson.dumps(fault.plain(message, code))
     head = f"content-type: application/json\r\ncontent-length: {len(body)}\r\nx-request-id: {request_id}\r\n"
     return STATUS_LINE[status] + head.encode() + b"connection: close\r\n\r\n" + body
+
+
+# -- the traces of a request
+
+UNMATCHED = "unmatched"
+"""The route of a request for which there is none."""
+METHOD_CLASSES = {"GET": "read", "HEAD": "read", "OPTIONS": "read"}
+"""The classes of methods in metrics; all others are `write`."""
+TEXT = 128
+"""Characters of a name in a line."""
+CLIENT_CLOSED = 499
+OVERLOADED = 503
+REASONS = 100
+"""Most reasons of refusals that are counted apart. They are codes of our own errors, of which there are fewer."""
+PROBES: Final = frozenset({"/healthz", "/readyz", "/metrics"})
+"""Paths that are asked every few seconds and belong to no request of a caller."""
+SPAN_KEY: Final = "baton.span"
+"""The key of the span in the scope of a request."""
+METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+"""Methods that spans name; others are `_OTHER`, as the conventions have it."""
+
+
+@dataclass(slots=True)
+class RequestLog:
+    """One HTTP request. `began` is the tick at which it came."""
+
+    id: str
+    began: float
+    key: KeyRow | None = None
+    """The API key, once it is known to be right."""
+    run: str = ""
+    """The run that the request has begun or follows."""
+    tier: str = ""
+    usd: int | None = None
+    """Micro-dollars of the turn that the request has begun; None for every other request."""
+    code: str = ""
+    """The code of the error with which the request, or its stream, has ended."""
+    limit: str = ""
+    """The limit that the request has reached, of those that `OverQuota` names."""
+    is_complete: bool = False
+    """True once all of the reply was handed to the server."""
+    is_disconnected: bool = False
+    """True if the client has left before that."""
+
+    def follow(self, driven: FollowedRun) -> None:
+        """Note the run of the request."""
+        self.run, self.tier = driven.run, driven.state.admitted.tier
+
+    def end(self, driven: FollowedRun, ended: TurnEnd) -> None:
+        """Note the end of its turn. What it has cost belongs to the request that has begun it."""
+        if not driven.replayed:
+            self.usd = ended.bill.turn_usd
+        if ended.error is not None:
+            self.fail(ended.error)
+
+    def fail(self, error: BatonError) -> None:
+        """Note an error."""
+        self.code = error.public_code or ""
+        self.limit = error.limit if isinstance(error, OverQuota) else ""
+
+    def outcome(self, status: int) -> str:
+        """`answered`, `failed` (an error, maybe inside of a stream), `disconnected` by the client, or `aborted`: this
+        process was stopped before the reply was complete."""
+        if self.is_disconnected:
+            return "disconnected"
+        if not self.is_complete:
+            return "aborted"
+        if self.code or status >= 400:
+            return "failed"
+        return "answered"
+
+    def write(self, telemetry: Telemetry, scope: MutableMapping[str, Any], tick: float) -> None:
+        """Count the request, and write its line. `tick` is the present one."""
+        status, route, method = scope["baton.status"], route_of(scope), scope["method"]
+        seconds = tick - self.began
+        telemetry.count("baton_requests_total", route, str(status))
+        kind = METHOD_CLASSES.get(method, "write")
+        telemetry.observe("baton_request_seconds", seconds, route, kind, f"{status // 100}xx")
+        count_refusal(telemetry, status, self.limit or self.code)
+        fields: dict[str, object] = {
+            "request": self.id,
+            "method": method[:TEXT],
+            "status": status,
+            "outcome": self.outcome(status),
+            "ms": round(seconds * 1000, 3),
+        }
+        if self.code:
+            fields["code"] = self.code
+        if self.key is not None:
+            fields |= {"key": self.key.name[:TEXT], "tenant": self.key.tenant[:TEXT]}
+        if self.run:
+            fields |= {"run": self.run, "tier": self.tier}
+        if self.usd is not None:
+            fields["cost_usd"] = self.usd / MILLION
+        telemetry.log_request(route, fields)
+
+
+def write_unreadable(telemetry: Telemetry, request_id: str, status: int, code: str) -> None:
+    """Count a request that the server has refused before it could be read, and write its line."""
+    telemetry.count("baton_requests_total", UNMATCHED, str(status))
+    count_refusal(telemetry, status, code)
+    telemetry.log_request(UNMATCHED, {"request": request_id, "status": status, "outcome": "failed", "code": code})
+
+
+def count_refusal(telemetry: Telemetry, status: int, reason: str) -> None:
+    """Count a request that was refused, by its reason. One that has failed otherwise (500, 502, 504) was not."""
+    if reason and (400 <= status < CLIENT_CLOSED or status == OVERLOADED):
+        telemetry.count("baton_refusals_total", str(status), telemetry.bounded("reason", reason, REASONS))
+
+
+def route_of(scope: MutableMapping[str, Any]) -> str:
+    """Return the route's template, never the path itself: metric labels come from closed sets."""
+    return getattr(scope.get("route"), "path", UNMATCHED)
+
+
+# -- the span
+
+
+def start_span(tracing: Tracing, scope: MutableMapping[str, Any]) -> Span:
+    """Start the span of a request and put it into its scope."""
+    if scope["path"] in PROBES:
+        span = Span(NO_TRACE)
+    elif not tracing.exports:
+        span = Span(received(scope["headers"]))
+    else:
+        span = _server_span(tracing, scope)
+    scope[SPAN_KEY] = span
+    return span
+
+
+def _server_span(tracing: Tracing, scope: MutableMapping[str, Any]) -> Span:
+    method = _named_method(scope)
+    attributes: dict[str, str | int] = {"http.request.method": method, "url.scheme": scope.get("scheme", "http")}
+    if scope.get("http_version"):
+        attributes["network.protocol.version"] = scope["http_version"]
+    if server := scope.get("server"):
+        attributes["server.address"] = server[0]
+        if server[1] is not None:
+            attributes["server.port"] = server[1]
+    return tracing.start(method, received(scope["headers"]), attributes, kind=SpanKind.SERVER)
+
+
+def end_span(span: Span, scope: MutableMapping[str, Any]) -> None:
+    """End it with the route and the status of the reply; a status of 500 or more is an error."""
+    if not span.is_recording:
+        return span.end()
+    status, route = scope["baton.status"], getattr(scope.get("route"), "path", None)
+    attributes: dict[str, str | int] = {"baton.request": scope["baton.headers"][0][1].decode()}
+    if route is not None:  # the path of a request that fits no route may be anything
+        span.rename(f"{_named_method(scope)} {route}")
+        attributes |= {"http.route": route, "url.path": scope["path"]}
+    if status:
+        attributes["http.response.status_code"] = status
+    span.set(attributes)
+    return span.end(str(status or 500) if not 0 < status < 500 else "")
+
+
+def link_run(scope: MutableMapping[str, Any], state: RunState) -> None:
+    """Note the run that a request began or follows, with a link if the run belongs to another trace."""
+    span: Span = scope[SPAN_KEY]
+    if span.is_recording:
+        span.set({"baton.run": state.run})
+        span.link(continued(state.admitted.trace, state.turn.trace))
+
+
+def _named_method(scope: MutableMapping[str, Any]) -> str:
+    method: str = scope["method"]
+    return method if method in METHODS else "_OTHER"

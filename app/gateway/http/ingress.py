@@ -1,4 +1,4 @@
-"""The way from a request to the endpoint of its route: `Direct` routes, the parser of bodies, and the key of the caller.
+"""The way from a request to the endpoint of its route: `Direct` routes, bodies, and callers by their keys.
 
 *The body.* What the parser gives is safe to store and to send on: UTF-8 only, no NUL, no lone surrogates, no duplicate
 keys, integers within 64 bits, and bounded depth, node count and lengths. It refuses everything else with a status and a
@@ -11,12 +11,12 @@ holds up the event loop for more than some tens of milliseconds (measured in tes
 does the parsing: it is strict about NaN, 1e999, surrogates, encodings and grammar; duplicate keys, NUL and integers
 that it would turn into floats are ours to find.
 
-*The caller.* One function reads the key from a request's headers. A key is `bt_<public id>_<secret>`. It is looked up by
-its public id and compared, in constant time, by the HMAC-SHA-256 of its secret under the service's pepper, or under an
-earlier pepper that is still accepted; such a key is then hashed anew under the present one. Every fault of a key gives
-the same 401 and costs the same work. A store that cannot be reached is a 503, so that an infrastructure fault never
-looks like a bad key. The results of lookups, good and bad, are cached for at most `GatewayContext.key_ttl` seconds under
-the hash of the whole key, so that a revocation takes effect within that time.
+*The caller.* One function reads the key from a request's headers. A key is `bt_<public id>_<secret>`. It is looked up
+by its public id and compared, in constant time, by the HMAC-SHA-256 of its secret under the service's pepper, or under
+an earlier pepper that is still accepted; such a key is then hashed anew under the present one. Every fault of a key
+gives the same 401 and costs the same work. A store that cannot be reached is a 503, so that an infrastructure fault
+never looks like a bad key. The results of lookups, good and bad, are cached for at most `GatewayContext.key_ttl`
+seconds under the hash of the whole key, so that a revocation takes effect within that time.
 """
 
 import asyncio

@@ -18,8 +18,8 @@ from app.engine.delivery.messages import AnswerPart, CallerMessage, FollowedRun,
 from app.engine.delivery.turn_result import without
 from app.errors import BatonError, RunExpired
 from app.gateway.http.admission import Begun, Permit
+from app.gateway.http.connection import RequestLog, route_of
 from app.gateway.http.context import GatewayContext
-from app.gateway.http.request_log import RequestLog, route_of
 
 UNWATCHED = 0.1
 """Seconds that a collected reply waits before it watches its connection: most of the cheap runs have ended by then."""
