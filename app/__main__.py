@@ -11,16 +11,16 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pkgutil import resolve_name
 
-from app.cli.arguments import Asked
+from app.cli.arguments import Arguments
 from app.cli.commands import parse
 from app.errors import BatonError, ConfigInvalid
 
 
-def main(arguments: Sequence[str] | None = None, environ: Mapping[str, str] = os.environ) -> int:
-    """Run one command; the exit status."""
-    asked = parse(arguments)
+def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] = os.environ) -> int:
+    """Run one command, and return the exit status."""
+    args = parse(argv)
     try:
-        return _command(asked.module, alone=arguments is None)(asked, {**environ, **asked.settings}, time.time)
+        return _command(args.module, alone=argv is None)(args, {**environ, **args.settings}, time.time)
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
@@ -30,7 +30,7 @@ def main(arguments: Sequence[str] | None = None, environ: Mapping[str, str] = os
         return _complain(error)
 
 
-def _command(module: str, *, alone: bool) -> Callable[[Asked, Mapping[str, str], Callable[[], float]], int]:
+def _command(module: str, *, alone: bool) -> Callable[[Arguments, Mapping[str, str], Callable[[], float]], int]:
     """Import the function that runs a command, by name: a command pays for what it uses, and not for the whole service.
 
     What is imported is never garbage. Where the process is this command's `alone`, the collector never looks through

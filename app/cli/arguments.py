@@ -1,12 +1,12 @@
-"""A parsed command line, as the modules of this package receive it."""
+"""The arguments of one command, as the modules of this package receive them."""
 
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
 
-class Asked(SimpleNamespace):
-    """One command with its options as attributes.
+class Arguments(SimpleNamespace):
+    """The arguments and options of one command, as attributes.
 
     `module` is the module of this package that runs the command, `verb` is the command's own name, and `settings` has
     the settings that options such as `--port` replace, by the names of their environment variables.
@@ -17,9 +17,9 @@ class Asked(SimpleNamespace):
     settings: Mapping[str, str]
 
 
-def asked(module: str, verb: str, options: Mapping[str, Any]) -> Asked:
-    """Return the request of one command. An option whose parameter is called `baton_...` replaces that setting."""
+def arguments(module: str, verb: str, options: Mapping[str, Any]) -> Arguments:
+    """Return the arguments of one command. An option whose parameter is called `baton_...` replaces that setting."""
     settings = {name: value for name, value in options.items() if name.startswith("baton_")}
     own = {name: value for name, value in options.items() if name not in settings}
     given = {name.upper(): str(value) for name, value in settings.items() if value is not None}
-    return Asked(module=module, verb=verb, settings=given, **own)
+    return Arguments(module=module, verb=verb, settings=given, **own)

@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 
 import click
 
-from app.cli.arguments import Asked, asked
+from app.cli.arguments import Arguments, arguments
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any] | click.Command)
 Decorator = Callable[[Decorated], Decorated]
@@ -29,18 +29,18 @@ class Command(click.Command):
         self.module = module
         self.examples = examples
 
-    def invoke(self, ctx: click.Context) -> Asked:
-        """Return the parsed request; nothing is carried out while the command line is read."""
-        return asked(self.module, self.name or "", ctx.params)
+    def invoke(self, ctx: click.Context) -> Arguments:
+        """Return the arguments; nothing is carried out while the command line is read."""
+        return arguments(self.module, self.name or "", ctx.params)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options by section, then the examples. The arguments stand above them."""
         sections: dict[str, list[tuple[str, str]]] = {}
-        options = [one for one in self.get_params(ctx) if not isinstance(one, click.Argument)]
-        for one in options:
-            record = one.get_help_record(ctx)
+        options = [parameter for parameter in self.get_params(ctx) if not isinstance(parameter, click.Argument)]
+        for parameter in options:
+            record = parameter.get_help_record(ctx)
             if record is not None:
-                sections.setdefault(title(one), []).append(record)
+                sections.setdefault(title(parameter), []).append(record)
         for name, records in sections.items():
             with formatter.section(name):
                 formatter.write_dl(records)

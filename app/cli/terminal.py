@@ -78,6 +78,18 @@ def second(at: float) -> str:
     return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
+def moment(at: float) -> str:
+    """Return a point in time in seconds since 1970 with its time zone, which is UTC."""
+    return f"{second(at)} UTC"
+
+
+def duration(seconds: float) -> str:
+    """Return a duration in milliseconds below one second, else in seconds."""
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    return f"{seconds:.1f} s"
+
+
 def table(*columns: str, title: str | None = None) -> Table:
     """Return an empty table in the style of all commands."""
     return Table(*columns, title=title, title_justify="left", box=None, header_style="bold", pad_edge=False)

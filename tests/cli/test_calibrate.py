@@ -11,7 +11,7 @@ import pytest
 
 from app.__main__ import main
 from app.cli import event_loop, storage
-from app.cli.arguments import Asked
+from app.cli.arguments import Arguments
 from app.cli.commands import parse
 from app.cli.learning import calibrate
 from app.core.rating.calibration import rates
@@ -40,7 +40,7 @@ def at(folder: Path, pool: str) -> dict[str, str]:
     return {"BATON_POOL": str(folder / "pool.toml"), "BATON_DATA_DIR": str(folder), **HERE}
 
 
-def asked(*arguments: str) -> Asked:
+def asked(*arguments: str) -> Arguments:
     return parse(["calibrate", *arguments])
 
 

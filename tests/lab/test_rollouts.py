@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from app.cli.arguments import Asked
+from app.cli.arguments import Arguments
 from app.cli.commands import parse
 from app.cli.learning import rollouts as command
 from app.core.message.chat import Message, Task, Text
@@ -198,5 +198,5 @@ def test_a_line_of_another_schema_is_refused() -> None:
 
 
 def test_every_option_that_chooses_runs_reaches_the_choice() -> None:
-    asked = Asked(consent="study", everybody=False, without=["phi"], held_out=0.3, tier="t", tenant="n", rated=True)
+    asked = Arguments(consent="study", everybody=False, without=["phi"], held_out=0.3, tier="t", tenant="n", rated=True)
     assert command.wanted(asked) == RolloutFilter("study", frozenset({"phi"}), 0.3, "t", "n", True)

@@ -22,7 +22,7 @@ from typing import Final
 import httpx
 import psutil
 
-from app.cli.arguments import Asked
+from app.cli.arguments import Arguments
 from app.cli.commands import parse
 from app.cli.promotion import deployment
 from app.lab import manifest
@@ -122,7 +122,7 @@ def _embedding(model: Path, port: int) -> list[str]:
     return [str(PYTHON), "-m", "vllm.entrypoints.openai.api_server", "--enforce-eager", *where, *flags]
 
 
-def _asked(trained: Path, port: int) -> Asked:
+def _asked(trained: Path, port: int) -> Arguments:
     """`baton conductor serve` for a small machine."""
     words = ["conductor", "serve", str(trained), "--adapters", "--rank", "16", "--port", str(port)]
     flags = ["--enforce-eager", "--kv-cache-memory-bytes", str(64 * 1024 * 1024)]

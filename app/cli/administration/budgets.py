@@ -9,7 +9,7 @@ from rich.text import Text
 
 from app.cli import event_loop, storage, terminal
 from app.cli.administration.keys import named
-from app.cli.arguments import Asked
+from app.cli.arguments import Arguments
 from app.core.pool import budgets
 from app.core.pool.budgets import EVERYBODY, Budget, Scope
 from app.core.pool.catalog import MILLION
@@ -21,32 +21,32 @@ MOST_ACCOUNTS = 10_000
 """Windows of one budget that are read for the sums of `baton budgets ls`."""
 
 
-def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> int:
+def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -> int:
     """Carry out one of the verbs on the configured database."""
     settings = read(environ)
     terminal.log_to_stderr("warning")
     storage.announce(settings)
     verbs = {"set": _set, "ls": _list, "show": _show, "rm": _remove}
-    event_loop.run(verbs[asked.verb](settings, asked, now()))
+    event_loop.run(verbs[args.verb](settings, args, now()))
     return 0
 
 
 # -- set and rm
 
 
-async def _set(settings: Settings, asked: Asked, now: float) -> None:
+async def _set(settings: Settings, args: Arguments, now: float) -> None:
     async with storage.opened(settings) as store:
-        scope, name = await _whose(store, asked, now)
+        scope, name = await _whose(store, args, now)
         budget = Budget(
-            tenant=asked.tenant,
+            tenant=args.tenant,
             scope=scope,
             name=name,
-            period=asked.per,
-            usd=asked.usd,
-            zone=asked.zone,
-            soft=asked.soft,
+            period=args.per,
+            usd=args.usd,
+            zone=args.zone,
+            soft=args.soft,
             created_at=now,
-            slices=asked.slices,
+            slices=args.slices,
         )
         if faults := budgets.faults(budget):
             raise ConfigInvalid(faults)
@@ -54,16 +54,16 @@ async def _set(settings: Settings, asked: Asked, now: float) -> None:
             words = f"No key has the tenant {budget.tenant} yet: `baton tenants ls` lists those that there are."
             terminal.err().print(words, markup=False, soft_wrap=True)
         await store.set_budget(budget, by=storage.operator())
-    if asked.json:
+    if args.json:
         terminal.print_json(record(budget, ()))
         return
     words = f"{budget.id}: {terminal.dollars(budget.usd)} for each {budget.period} ({budget.zone})."
     terminal.out().print(words, markup=False, soft_wrap=True)
 
 
-async def _whose(store: Store, asked: Asked, now: float) -> tuple[Scope, str]:
+async def _whose(store: Store, args: Arguments, now: float) -> tuple[Scope, str]:
     """The scope and the name that the command names. Raises `ConfigInvalid` if it names several."""
-    given: list[tuple[Scope, str | None]] = [("key", asked.key), ("user", asked.user), ("team", asked.team)]
+    given: list[tuple[Scope, str | None]] = [("key", args.key), ("user", args.user), ("team", args.team)]
     chosen = [(scope, name) for scope, name in given if name is not None]
     if len(chosen) > 1:
         raise ConfigInvalid(["name one of --key, --user and --team"])
@@ -72,15 +72,15 @@ async def _whose(store: Store, asked: Asked, now: float) -> tuple[Scope, str]:
     scope, name = chosen[0]
     if scope != "key" or name == EVERYBODY:
         return scope, name
-    theirs = [row for row in await store.keys() if row.tenant == asked.tenant]
+    theirs = [row for row in await store.keys() if row.tenant == args.tenant]
     return scope, named(theirs, name, now).id
 
 
-async def _remove(settings: Settings, asked: Asked, _now: float) -> None:
+async def _remove(settings: Settings, args: Arguments, _now: float) -> None:
     async with storage.opened(settings) as store:
-        budget = await _found(store, asked.budget)
+        budget = await _found(store, args.budget)
         await store.remove_budget(budget.id, by=storage.operator())
-    if asked.json:
+    if args.json:
         terminal.print_json(record(budget, ()))
         return
     terminal.out().print(f"The budget {budget.id} is removed.", markup=False, soft_wrap=True)
@@ -96,11 +96,11 @@ async def _found(store: Store, wanted: str) -> Budget:
 # -- ls and show
 
 
-async def _list(settings: Settings, asked: Asked, _now: float) -> None:
+async def _list(settings: Settings, args: Arguments, _now: float) -> None:
     async with storage.opened(settings) as store:
         clock = await store.clock()
-        found = [(one, await _present(store, one, clock)) for one in await store.budgets(asked.tenant)]
-    if asked.json:
+        found = [(budget, await _present(store, budget, clock)) for budget in await store.budgets(args.tenant)]
+    if args.json:
         terminal.print_json([record(budget, uses) for budget, uses in found])
         return
     table = terminal.table()
@@ -130,12 +130,12 @@ def _cells(budget: Budget, uses: Sequence[BudgetUse], clock: float) -> tuple[str
     )
 
 
-async def _show(settings: Settings, asked: Asked, _now: float) -> None:
+async def _show(settings: Settings, args: Arguments, _now: float) -> None:
     async with storage.opened(settings) as store:
-        budget = await _found(store, asked.budget)
-        account = budgets.account(budget, asked.of) if asked.of is not None else None
-        uses = await store.budget_use(budget.id, asked.windows, account)
-    if asked.json:
+        budget = await _found(store, args.budget)
+        account = budgets.account(budget, args.of) if args.of is not None else None
+        uses = await store.budget_use(budget.id, args.windows, account)
+    if args.json:
         terminal.print_json(record(budget, uses))
         return
     words = f"{budget.id}: {terminal.dollars(budget.usd)}"

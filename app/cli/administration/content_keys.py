@@ -3,26 +3,26 @@
 from collections.abc import Callable, Mapping
 
 from app.cli import event_loop, storage, terminal
-from app.cli.arguments import Asked
+from app.cli.arguments import Arguments
 from app.errors import ConfigInvalid
 from app.process.config import Settings, read
 
 
-def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> int:
+def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -> int:
     """Carry out the command on the configured database."""
     settings = read(environ)
     terminal.log_to_stderr("warning")
     storage.announce(settings)
     if settings.content_keys is None:
         raise ConfigInvalid(["BATON_CONTENT_KEYS: is not set; nothing is encrypted without it"])
-    event_loop.run(_rewrap(settings, asked))
+    event_loop.run(_rewrap(settings, args))
     return 0
 
 
-async def _rewrap(settings: Settings, asked: Asked) -> None:
+async def _rewrap(settings: Settings, args: Arguments) -> None:
     async with storage.opened(settings) as store:
         keys, rewrapped = await store.rewrap_content_keys()
-    if asked.json:
+    if args.json:
         terminal.print_json({"keys": keys, "rewrapped": rewrapped})
         return
     terminal.out().print(f"{rewrapped:,} of {keys:,} content keys were encrypted anew; all are under the present key.")

@@ -7,7 +7,7 @@ from typing import Any
 from rich.text import Text
 
 from app.cli import event_loop, storage, terminal
-from app.cli.arguments import Asked
+from app.cli.arguments import Arguments
 from app.core.roles import ROLES, role_of, scopes_of
 from app.errors import ConfigInvalid, NotFound
 from app.gateway.http.api_keys import is_in_force, key_to_json, mint, new_secret, pepper_mark
@@ -23,22 +23,22 @@ PEPPERS: Mapping[str, str] = {
 """The words of `baton keys ls` for the pepper of a key."""
 
 
-def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> int:
+def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -> int:
     """Carry out one of the verbs on the configured database."""
     settings = read(environ)
     terminal.log_to_stderr("warning")
     storage.announce(settings)
-    if asked.verb == "add":
-        _check_tiers(configure(environ), asked.tiers)
-        event_loop.run(_add(settings, asked, now()))
-    elif asked.verb == "ls":
-        event_loop.run(_list(settings, asked, now()))
-    elif asked.verb == "show":
-        event_loop.run(_show(settings, asked, now()))
-    elif asked.verb == "rotate":
-        event_loop.run(_rotate(settings, asked, now()))
+    if args.verb == "add":
+        _check_tiers(configure(environ), args.tiers)
+        event_loop.run(_add(settings, args, now()))
+    elif args.verb == "ls":
+        event_loop.run(_list(settings, args, now()))
+    elif args.verb == "show":
+        event_loop.run(_show(settings, args, now()))
+    elif args.verb == "rotate":
+        event_loop.run(_rotate(settings, args, now()))
     else:
-        event_loop.run(_revoke(settings, asked, now()))
+        event_loop.run(_revoke(settings, args, now()))
     return 0
 
 
@@ -71,31 +71,31 @@ def _check_tiers(loaded: Loaded, tiers: Sequence[str]) -> None:
 # -- add and rotate
 
 
-async def _add(settings: Settings, asked: Asked, now: float) -> None:
-    if not asked.tenant:
+async def _add(settings: Settings, args: Arguments, now: float) -> None:
+    if not args.tenant:
         raise ConfigInvalid(["--tenant: a tenant has a name of at least one character"])
     key, row = mint(
         peppers(settings)[0],
-        tenant=asked.tenant,
-        name=asked.name,
-        scopes=scopes_of(asked.roles, asked.scopes) or ROLES["caller"],
+        tenant=args.tenant,
+        name=args.name,
+        scopes=scopes_of(args.roles, args.scopes) or ROLES["caller"],
         now=now,
-        expires_at=now + asked.expires if asked.expires else None,
+        expires_at=now + args.expires if args.expires else None,
     )
     row = replace(
         row,
-        tiers=frozenset(asked.tiers),
-        labels=frozenset(asked.labels),
-        max_usd=asked.usd,
-        rpm=asked.rpm,
-        tpm=asked.tpm,
-        concurrency=asked.concurrency,
-        all_tenants=asked.all_tenants,
+        tiers=frozenset(args.tiers),
+        labels=frozenset(args.labels),
+        max_usd=args.usd,
+        rpm=args.rpm,
+        tpm=args.tpm,
+        concurrency=args.concurrency,
+        all_tenants=args.all_tenants,
     )
     async with storage.opened(settings) as store:
         _check_name(await store.keys(), row, now)
         await store.add_key(row, by=storage.operator())
-    _print_secret(asked, settings, row, key, now, "The key, shown only this once:")
+    _print_secret(args, settings, row, key, now, "The key, shown only this once:")
 
 
 def _check_name(rows: Sequence[KeyRow], new: KeyRow, now: float) -> None:
@@ -110,10 +110,10 @@ def _check_name(rows: Sequence[KeyRow], new: KeyRow, now: float) -> None:
             )
 
 
-async def _rotate(settings: Settings, asked: Asked, now: float) -> None:
-    overlap = 0.0 if asked.no_overlap else asked.overlap
+async def _rotate(settings: Settings, args: Arguments, now: float) -> None:
+    overlap = 0.0 if args.no_overlap else args.overlap
     async with storage.opened(settings) as store:
-        row = named(await store.keys(), asked.key, now)
+        row = named(await store.keys(), args.key, now)
         pepper = peppers(settings)[0]
         key, digest = new_secret(row, pepper)
         mark = pepper_mark(pepper)
@@ -124,11 +124,11 @@ async def _rotate(settings: Settings, asked: Asked, now: float) -> None:
     works = "the old one does not work any more"
     if overlap:
         works = f"the old one works until {_day(now + overlap)} UTC"
-    _print_secret(asked, settings, row, key, now, f"The new secret of {row.name}, shown only this once; {works}:")
+    _print_secret(args, settings, row, key, now, f"The new secret of {row.name}, shown only this once; {works}:")
 
 
-def _print_secret(asked: Asked, settings: Settings, row: KeyRow, key: str, now: float, words: str) -> None:
-    if asked.json:
+def _print_secret(args: Arguments, settings: Settings, row: KeyRow, key: str, now: float, words: str) -> None:
+    if args.json:
         terminal.print_json(_record(row, settings, now) | {"key": key})
         return
     terminal.err().print(words, markup=False, soft_wrap=True)
@@ -138,10 +138,10 @@ def _print_secret(asked: Asked, settings: Settings, row: KeyRow, key: str, now: 
 # -- ls and show
 
 
-async def _list(settings: Settings, asked: Asked, now: float) -> None:
+async def _list(settings: Settings, args: Arguments, now: float) -> None:
     async with storage.opened(settings) as store:
         rows = await store.keys()
-    if asked.json:
+    if args.json:
         terminal.print_json([_record(row, settings, now) for row in rows])
         return
     table = terminal.table()
@@ -152,10 +152,10 @@ async def _list(settings: Settings, asked: Asked, now: float) -> None:
     terminal.out().print(table if rows else "There are no keys; `baton keys add NAME` makes one.")
 
 
-async def _show(settings: Settings, asked: Asked, now: float) -> None:
+async def _show(settings: Settings, args: Arguments, now: float) -> None:
     async with storage.opened(settings) as store:
-        row = named(await store.keys(), asked.key, now)
-    if asked.json:
+        row = named(await store.keys(), args.key, now)
+    if args.json:
         terminal.print_json(_record(row, settings, now))
         return
     names = ("id", "name", "tenant", "role", "scopes", "tiers", "labels", "limits", "made", "state")
@@ -220,10 +220,10 @@ def _day(at: float | None) -> str:
 # -- revoke
 
 
-async def _revoke(settings: Settings, asked: Asked, now: float) -> None:
+async def _revoke(settings: Settings, args: Arguments, now: float) -> None:
     async with storage.opened(settings) as store:
-        row = await _ended(store, asked.id, now)
-    if asked.json:
+        row = await _ended(store, args.id, now)
+    if args.json:
         terminal.print_json(_record(row, settings, now))
         return
     words = f"Key {row.id} ({row.name}) is revoked; gateways follow within five seconds."

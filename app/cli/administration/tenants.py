@@ -6,22 +6,22 @@ from dataclasses import asdict
 from rich.text import Text
 
 from app.cli import event_loop, storage, terminal
-from app.cli.arguments import Asked
+from app.cli.arguments import Arguments
 from app.errors import NotFound
 from app.process.config import Settings, read
 from app.store.protocol import TenantRow
 
 
-def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> int:
+def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -> int:
     """Carry out one of the verbs on the configured database."""
     settings = read(environ)
     terminal.log_to_stderr("warning")
     storage.announce(settings)
-    if asked.verb != "ls":
-        event_loop.run(_change(settings, asked, now()))
+    if args.verb != "ls":
+        event_loop.run(_change(settings, args, now()))
     rows = event_loop.run(_read(settings))
-    shown = rows if asked.verb == "ls" else [row for row in rows if row.name == asked.tenant]
-    if asked.json:
+    shown = rows if args.verb == "ls" else [row for row in rows if row.name == args.tenant]
+    if args.json:
         terminal.print_json([asdict(row) for row in shown])
         return 0
     table = terminal.table("tenant", "created", "keys", "state")
@@ -33,12 +33,12 @@ def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> i
     return 0
 
 
-async def _change(settings: Settings, asked: Asked, now: float) -> None:
+async def _change(settings: Settings, args: Arguments, now: float) -> None:
     by = storage.operator()
     async with storage.opened(settings) as store:
-        if asked.verb == "add":
-            await store.add_tenant(asked.tenant, now, by=by)
-        elif not await store.switch_tenant(asked.tenant, now, enabled=asked.verb == "enable", by=by):
+        if args.verb == "add":
+            await store.add_tenant(args.tenant, now, by=by)
+        elif not await store.switch_tenant(args.tenant, now, enabled=args.verb == "enable", by=by):
             raise NotFound("There is no such tenant; `baton tenants ls` lists them.")
 
 

@@ -6,7 +6,7 @@ from typing import Any
 from rich.text import Text
 
 from app.cli import event_loop, storage, terminal
-from app.cli.arguments import Asked
+from app.cli.arguments import Arguments
 from app.core.run import notices
 from app.core.run.notices import FailedNotice
 from app.errors import ConfigInvalid, NotFound
@@ -16,61 +16,61 @@ MOST = 10_000
 """Messages among which `resend` looks."""
 
 
-def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> int:
+def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -> int:
     """Carry out one of the verbs on the configured database."""
     settings = read(environ)
     terminal.log_to_stderr("warning")
     storage.announce(settings)
-    event_loop.run(_failed(settings, asked) if asked.verb == "failed" else _resend(settings, asked, now()))
+    event_loop.run(_failed(settings, args) if args.verb == "failed" else _resend(settings, args, now()))
     return 0
 
 
-async def _failed(settings: Settings, asked: Asked) -> None:
+async def _failed(settings: Settings, args: Arguments) -> None:
     async with storage.opened(settings) as store:
-        found = await store.failed_notices(asked.limit)
-    if asked.json:
-        terminal.print_json([_record(one) for one in found])
+        found = await store.failed_notices(args.limit)
+    if args.json:
+        terminal.print_json([_record(message) for message in found])
         return
     table = terminal.table()
     for column in ("id", "type", "about", "made", "given up", "reason"):
         table.add_column(column, overflow="fold")
-    for one in found:
-        table.add_row(*(Text(terminal.clean(cell)) for cell in _cells(one)))
+    for message in found:
+        table.add_row(*(Text(terminal.clean(cell)) for cell in _cells(message)))
     terminal.out().print(table if found else "No message was given up.")
 
 
-def _record(one: FailedNotice) -> dict[str, Any]:
-    notice = one.notice
+def _record(message: FailedNotice) -> dict[str, Any]:
+    notice = message.notice
     return {
         "id": notice.id,
         "type": notices.kind(notice),
         "about": notice.run,
         "created_at": notice.at,
         "tries": notice.tries,
-        "failed_at": one.failed_at,
-        "reason": one.reason,
+        "failed_at": message.failed_at,
+        "reason": message.reason,
     }
 
 
-def _cells(one: FailedNotice) -> tuple[str, ...]:
-    notice = one.notice
+def _cells(message: FailedNotice) -> tuple[str, ...]:
+    notice = message.notice
     return (
         notice.id,
         notices.kind(notice),
         notice.run,
         terminal.minute(notice.at),
-        terminal.minute(one.failed_at),
-        one.reason,
+        terminal.minute(message.failed_at),
+        message.reason,
     )
 
 
-async def _resend(settings: Settings, asked: Asked, now: float) -> None:
-    if bool(asked.ids) == asked.all:
+async def _resend(settings: Settings, args: Arguments, now: float) -> None:
+    if bool(args.ids) == args.all:
         raise ConfigInvalid(["give the ids of messages, or --all"])
     async with storage.opened(settings) as store:
-        chosen = _chosen(await store.failed_notices(MOST), asked.ids)
-        sent = await store.resend_notices([one.notice for one in chosen], now)
-    if asked.json:
+        chosen = _chosen(await store.failed_notices(MOST), args.ids)
+        sent = await store.resend_notices([message.notice for message in chosen], now)
+    if args.json:
         terminal.print_json({"resent": sent})
         return
     terminal.out().print(f"{sent} {'message is' if sent == 1 else 'messages are'} due again.", markup=False)
@@ -78,7 +78,7 @@ async def _resend(settings: Settings, asked: Asked, now: float) -> None:
 
 def _chosen(found: Sequence[FailedNotice], ids: Sequence[str]) -> Sequence[FailedNotice]:
     """Return the messages of these ids, or all. Raises `NotFound` for an id that no message has."""
-    by_id = {one.notice.id: one for one in found}
+    by_id = {message.notice.id: message for message in found}
     unknown = sorted(set(ids) - set(by_id))
     if unknown:
         raise NotFound(f"No message of the id {unknown[0]} was given up; `baton webhooks failed` lists them.")

@@ -4,28 +4,28 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 
 from app.cli import event_loop, storage, terminal
-from app.cli.arguments import Asked
+from app.cli.arguments import Arguments
 from app.process.config import Settings, read
 from app.store.protocol import AdminEvent, AdminEventQuery
 
 
-def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> int:
+def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -> int:
     """Carry out the command on the configured database. Returns the exit status."""
-    found = listed(asked, environ, now, target=asked.target)
-    if asked.json:
-        terminal.print_json([asdict(one) for one in found])
+    found = listed(args, environ, now, target=args.target)
+    if args.json:
+        terminal.print_json([asdict(change) for change in found])
         return 0
     table = terminal.table("at", "who", "via", "change", "target", "tenant", "fields")
-    for one in found:
-        at = terminal.second(one.at)
-        cells = (at, one.actor, one.via, one.action, one.target, one.tenant, fields(one))
+    for change in found:
+        at = terminal.second(change.at)
+        cells = (at, change.actor, change.via, change.action, change.target, change.tenant, fields(change))
         terminal.add_row(table, cells)
     terminal.out().print(table if found else "Nothing was changed.")
     return 0
 
 
 def listed(
-    asked: Asked,
+    args: Arguments,
     environ: Mapping[str, str],
     now: Callable[[], float],
     *,
@@ -36,9 +36,9 @@ def listed(
     settings = read(environ)
     terminal.log_to_stderr("warning")
     storage.announce(settings)
-    since = now() - asked.since if asked.since else None
+    since = now() - args.since if args.since else None
     query = AdminEventQuery(
-        limit=asked.limit, tenant=asked.tenant, target=target, actor=asked.actor, action=action, since=since
+        limit=args.limit, tenant=args.tenant, target=target, actor=args.actor, action=action, since=since
     )
     return event_loop.run(_read(settings, query))
 

@@ -15,7 +15,7 @@ from app.audit.export import Export
 from app.audit.log.folder import save
 from app.audit.report import RULES, Report
 from app.cli import event_loop, storage, terminal
-from app.cli.arguments import Asked
+from app.cli.arguments import Arguments
 from app.cli.audit import content_reads
 from app.cli.terminal import count
 from app.errors import ConfigInvalid, StoreUnavailable
@@ -29,55 +29,55 @@ SHOWN = 200
 CLEAN, VIOLATIONS, UNREADABLE = 0, 1, 2
 
 
-def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> int:
+def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -> int:
     """Carry out one of the verbs. Returns the exit status."""
     terminal.log_to_stderr("warning")
-    if asked.verb == "rules":
-        return _rules(as_json=asked.json)
-    if asked.verb != "check" or asked.file is None:
+    if args.verb == "rules":
+        return _rules(as_json=args.json)
+    if args.verb != "check" or args.file is None:
         storage.announce(read(environ))
     try:
-        if asked.verb == "export":
-            return event_loop.run(_export(asked, environ, now()))
-        if asked.verb == "tiles":
-            return event_loop.run(_tiles(asked, environ))
-        report = event_loop.run(_check(asked, environ, now()))
+        if args.verb == "export":
+            return event_loop.run(_export(args, environ, now()))
+        if args.verb == "tiles":
+            return event_loop.run(_tiles(args, environ))
+        report = event_loop.run(_check(args, environ, now()))
     except StoreUnavailable as error:
         print(f"baton: {error.message}", file=sys.stderr)
         return UNREADABLE
-    if asked.run is not None and not (report.runs or report.pruned):
+    if args.run is not None and not (report.runs or report.pruned):
         print("baton: there is no such run", file=sys.stderr)
         return UNREADABLE
-    print(_json(report)) if asked.json else _print(report)
+    print(_json(report)) if args.json else _print(report)
     return CLEAN if report.clean else VIOLATIONS
 
 
-async def _check(asked: Asked, environ: Mapping[str, str], now: float) -> Report:
-    since = now - asked.since if asked.since else None
-    earlier = Export(Path(asked.against)) if asked.against else None
-    if asked.file is not None:
-        export = Export(Path(asked.file))
-        return await Auditor(export.at, adapter).audit(export, run=asked.run, since=since, against=earlier)
+async def _check(args: Arguments, environ: Mapping[str, str], now: float) -> Report:
+    since = now - args.since if args.since else None
+    earlier = Export(Path(args.against)) if args.against else None
+    if args.file is not None:
+        export = Export(Path(args.file))
+        return await Auditor(export.at, adapter).audit(export, run=args.run, since=since, against=earlier)
     settings = read(environ)
     async with storage.used(settings), storage.journals(settings) as archive:
-        return await Auditor(now, adapter).audit(archive, run=asked.run, since=since, against=earlier)
+        return await Auditor(now, adapter).audit(archive, run=args.run, since=since, against=earlier)
 
 
-async def _export(asked: Asked, environ: Mapping[str, str], now: float) -> int:
-    since = now - asked.since if asked.since else None
+async def _export(args: Arguments, environ: Mapping[str, str], now: float) -> int:
+    since = now - args.since if args.since else None
     settings = read(environ)
     async with storage.used(settings), storage.journals(settings) as archive:
-        runs = await write(archive, Path(asked.file), now=now, run=asked.run, since=since)
+        runs = await write(archive, Path(args.file), now=now, run=args.run, since=since)
     async with storage.opened(settings) as store:
-        await content_reads.note(store, asked.run or "", "", f"export of {count(runs, 'run')}")
-    if asked.json:
-        terminal.print_json({"file": asked.file, "runs": runs})
+        await content_reads.note(store, args.run or "", "", f"export of {count(runs, 'run')}")
+    if args.json:
+        terminal.print_json({"file": args.file, "runs": runs})
         return CLEAN
-    terminal.err().print(f"Wrote {count(runs, 'run')} to {asked.file}; it holds callers' texts.", markup=False)
+    terminal.err().print(f"Wrote {count(runs, 'run')} to {args.file}; it holds callers' texts.", markup=False)
     return CLEAN
 
 
-async def _tiles(asked: Asked, environ: Mapping[str, str]) -> int:
+async def _tiles(args: Arguments, environ: Mapping[str, str]) -> int:
     """Save the transparency log in a folder."""
     settings = read(environ)
     saved = 0
@@ -87,14 +87,14 @@ async def _tiles(asked: Asked, environ: Mapping[str, str]) -> int:
         state = stored.state()
         if state is None or state["checkpoint"] is None:
             raise ConfigInvalid(["Nothing was sealed in this database yet; engines of 0.3.0 and later seal."])
-        saved = save(Path(asked.folder), (entry.entry for entry in stored.entries()), state["checkpoint"])
+        saved = save(Path(args.folder), (entry.entry for entry in stored.entries()), state["checkpoint"])
 
     async with storage.used(settings), storage.journals(settings) as archive:
         await in_one_snapshot(archive, whole)
-    if asked.json:
-        terminal.print_json({"folder": asked.folder, "entries": saved})
+    if args.json:
+        terminal.print_json({"folder": args.folder, "entries": saved})
         return CLEAN
-    terminal.err().print(f"Wrote {count(saved, 'entry', 'entries')} of the log to {asked.folder}.", markup=False)
+    terminal.err().print(f"Wrote {count(saved, 'entry', 'entries')} of the log to {args.folder}.", markup=False)
     return CLEAN
 
 
@@ -139,7 +139,9 @@ def _print(report: Report) -> None:
 
 def _rules(*, as_json: bool) -> int:
     if as_json:
-        terminal.print_json([{"rule": name, "promise": one, "meaning": words} for name, (one, words) in RULES.items()])
+        terminal.print_json(
+            [{"rule": name, "promise": promise, "meaning": words} for name, (promise, words) in RULES.items()]
+        )
         return CLEAN
     table = terminal.table("rule", "promise", "what holds")
     for name, (promises, meaning) in RULES.items():

@@ -4,30 +4,37 @@ import sys
 from collections.abc import Callable, Mapping
 
 from app.cli import storage, terminal
-from app.cli.arguments import Asked
+from app.cli.arguments import Arguments
 from app.cli.audit import changes
 from app.errors import StoreUnavailable
 from app.store.protocol import CONTENT_READ, AdminEvent, Store
 
 
-def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> int:
+def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -> int:
     """Carry out the command on the configured database. Returns the exit status."""
-    found = changes.listed(asked, environ, now, target=asked.run, action=CONTENT_READ)
-    if asked.json:
-        terminal.print_json([_shown(one) for one in found])
+    found = changes.listed(args, environ, now, target=args.run, action=CONTENT_READ)
+    if args.json:
+        terminal.print_json([_shown(reading) for reading in found])
         return 0
     table = terminal.table("at", "who", "via", "run", "tenant", "what")
-    for one in found:
-        at = terminal.second(one.at)
-        cells = (at, one.actor, one.via, one.target or "several", one.tenant, what_of(one))
+    for reading in found:
+        at = terminal.second(reading.at)
+        cells = (at, reading.actor, reading.via, reading.target or "several", reading.tenant, what_of(reading))
         terminal.add_row(table, cells)
     terminal.out().print(table if found else "Nobody has read any content.")
     return 0
 
 
-def _shown(one: AdminEvent) -> dict[str, object]:
-    run = one.target or None
-    return {"at": one.at, "who": one.actor, "via": one.via, "run": run, "tenant": one.tenant, "what": what_of(one)}
+def _shown(reading: AdminEvent) -> dict[str, object]:
+    run = reading.target or None
+    return {
+        "at": reading.at,
+        "who": reading.actor,
+        "via": reading.via,
+        "run": run,
+        "tenant": reading.tenant,
+        "what": what_of(reading),
+    }
 
 
 def what_of(event: AdminEvent) -> str:

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from rich.table import Table
 
 from app.cli import event_loop, storage, terminal
-from app.cli.arguments import Asked
+from app.cli.arguments import Arguments
 from app.cli.declarations import SPANS
 from app.core.run.disclosures import completed
 from app.errors import ConfigInvalid
@@ -25,38 +25,38 @@ BATCH = 100
 SHOWN = ("when", "run", "step", "recipient", "kind", "region", "saw", "labels", "outcome", "by")
 
 
-def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> int:
+def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -> int:
     """Carry out the command on the configured database. Returns the exit status."""
     settings = read(environ)
     terminal.log_to_stderr("warning")
     storage.announce(settings)
-    if asked.action == "rebuild":
-        return event_loop.run(_rebuild(settings, as_json=asked.json))
-    wanted = query_of(asked, now())
-    if asked.json and asked.csv:
+    if args.action == "rebuild":
+        return event_loop.run(_rebuild(settings, as_json=args.json))
+    wanted = query_of(args, now())
+    if args.json and args.csv:
         raise ConfigInvalid(["--json and --csv exclude each other"])
-    return event_loop.run(_list(settings, asked, wanted))
+    return event_loop.run(_list(settings, args, wanted))
 
 
-def query_of(asked: Asked, now: float) -> DisclosureQuery:
+def query_of(args: Arguments, now: float) -> DisclosureQuery:
     """Return the query that the options choose. Raises `ConfigInvalid` for a faulty one."""
     try:
-        saw = wire.saw_of([wire.seen(value) for value in asked.saw])
+        saw = wire.saw_of([wire.seen(value) for value in args.saw])
     except ValueError as error:
         raise ConfigInvalid([f"--saw: {error}"]) from None
     return DisclosureQuery(
-        recipients=asked.recipient,
-        kinds=asked.recipient_kind,
-        providers=asked.provider,
+        recipients=args.recipient,
+        kinds=args.recipient_kind,
+        providers=args.provider,
         saw=saw,
-        since=moment("--since", asked.since, now),
-        until=moment("--until", asked.until, now),
-        tenants=asked.tenant,
-        users=asked.user,
-        runs=asked.run,
-        keys=asked.key,
-        ascending=asked.reverse,
-        limit=asked.limit,
+        since=moment("--since", args.since, now),
+        until=moment("--until", args.until, now),
+        tenants=args.tenant,
+        users=args.user,
+        runs=args.run,
+        keys=args.key,
+        ascending=args.reverse,
+        limit=args.limit,
     )
 
 
@@ -74,18 +74,18 @@ def moment(name: str, text: str | None, now: float) -> float | None:
     return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
 
 
-async def _list(settings: Settings, asked: Asked, query: DisclosureQuery) -> int:
+async def _list(settings: Settings, args: Arguments, query: DisclosureQuery) -> int:
     found = 0
     async with storage.opened(settings) as store:
-        if not asked.json and not asked.csv:
+        if not args.json and not args.csv:
             rows = [row async for page in pages(store, query) for row in page]
             terminal.out().print(_table(rows) if rows else "Nothing was disclosed.")
             return 0
         async for page in pages(store, query):
-            text = disclosures.as_csv(page) if asked.csv else b"".join(disclosures.as_lines(page)).decode()
-            sys.stdout.write(text.partition("\n")[2] if asked.csv and found else text)
+            text = disclosures.as_csv(page) if args.csv else b"".join(disclosures.as_lines(page)).decode()
+            sys.stdout.write(text.partition("\n")[2] if args.csv and found else text)
             found += len(page)
-    if asked.csv and not found:
+    if args.csv and not found:
         sys.stdout.write(disclosures.as_csv(()))
     return 0
 

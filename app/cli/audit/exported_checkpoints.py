@@ -7,7 +7,7 @@ import asyncio
 import re
 from dataclasses import dataclass, field
 
-from app.cli.runs import run_words
+from app.cli.terminal import moment
 from app.core.transparency.notes import NoteInvalid
 from app.core.transparency.witnesses import Witness, cosignature_time
 from app.errors import ArchiveUnavailable, ConfigInvalid
@@ -52,8 +52,8 @@ class Outside:
         }
         if self.problem:
             found["export_problem"] = self.problem
-        for name, one in self.witnesses.items():
-            found[f"witness {name}"] = {"size": one.size, "at": one.at}
+        for name, last in self.witnesses.items():
+            found[f"witness {name}"] = {"size": last.size, "at": last.at}
         if stamps:
             found["timestamped_size"] = self.stamped_size
         return found
@@ -84,15 +84,15 @@ def _read(files: ArchiveFiles, found: Outside, size: int, witnesses: tuple[Witne
     if held["txt"]:
         found.size = held["txt"][-1]
         written = files.written_at(f"{found.size:015d}.txt")
-        found.written_at = run_words.moment(written) if written is not None else None
-    found.witnesses = {one.name: Cosigned(size=None, at=None) for one in witnesses}
+        found.written_at = moment(written) if written is not None else None
+    found.witnesses = {witness.name: Cosigned(size=None, at=None) for witness in witnesses}
     missing = list(witnesses)
-    for one in held["txt"][: -READ - 1 : -1] if missing else []:
-        body = files.read(f"{one:015d}.txt") or b""
+    for checkpoint in held["txt"][: -READ - 1 : -1] if missing else []:
+        body = files.read(f"{checkpoint:015d}.txt") or b""
         for witness in missing[:]:
             at = _cosigned_at(body, witness)
             if at is not None:
-                found.witnesses[witness.name] = Cosigned(one, run_words.moment(at))
+                found.witnesses[witness.name] = Cosigned(checkpoint, moment(at))
                 missing.remove(witness)
         if not missing:
             return

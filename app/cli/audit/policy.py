@@ -7,7 +7,7 @@ import orjson
 from rich.text import Text
 
 from app.cli import event_loop, storage, terminal
-from app.cli.arguments import Asked
+from app.cli.arguments import Arguments
 from app.core.pool import policy_table
 from app.core.pool.catalog import Catalog
 from app.core.pool.policy_change import Widening, widenings
@@ -21,20 +21,20 @@ from app.store.archive import Record
 FINE, REFUSED = 0, 1
 
 
-def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> int:
+def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -> int:
     """Carry out one of the verbs. Returns the exit status. Raises `ConfigInvalid` for a faulty pool file."""
     terminal.log_to_stderr("warning")
-    if asked.verb == "check":
-        catalog = read_catalog(Path(asked.file)) if asked.file else configure(environ).catalog
-        return _check(catalog, as_json=asked.json)
-    if asked.verb == "diff":
-        found = list(widenings(read_catalog(Path(asked.old)), read_catalog(Path(asked.new))))
-        return _diff(found, as_json=asked.json)
-    settings, catalog = read(environ), read_catalog(Path(asked.file))
+    if args.verb == "check":
+        catalog = read_catalog(Path(args.file)) if args.file else configure(environ).catalog
+        return _check(catalog, as_json=args.json)
+    if args.verb == "diff":
+        found = list(widenings(read_catalog(Path(args.old)), read_catalog(Path(args.new))))
+        return _diff(found, as_json=args.json)
+    settings, catalog = read(environ), read_catalog(Path(args.file))
     storage.announce(settings)
-    since = now() - asked.since if asked.since else None
+    since = now() - args.since if args.since else None
     runs, refused = event_loop.run(_tried(settings, catalog, since))
-    return _try(runs, refused, as_json=asked.json)
+    return _try(runs, refused, as_json=args.json)
 
 
 # -- check
@@ -64,15 +64,17 @@ def _check(catalog: Catalog, *, as_json: bool) -> int:
 
 def _diff(found: Sequence[Widening], *, as_json: bool) -> int:
     if as_json:
-        terminal.print_json({"widens": bool(found), "witnesses": [policy_table.witness(one) for one in found]})
+        terminal.print_json(
+            {"widens": bool(found), "witnesses": [policy_table.witness(widening) for widening in found]}
+        )
     elif not found:
         terminal.out().print("Nothing is shown to anybody who did not see it before.")
-    for one in () if as_json else found:
-        who = f"{one.recipient.worker} at {one.recipient.provider}, as {one.recipient.role}"
-        if one.through:
-            who += f", as what {', then '.join(one.through)} makes of it"
-        labels = f"labels {', '.join(one.labels)}" if one.labels else "no label"
-        line = f"widens: {one.tier} with {labels} is shown to {who}; before: {one.reason}"
+    for widening in () if as_json else found:
+        who = f"{widening.recipient.worker} at {widening.recipient.provider}, as {widening.recipient.role}"
+        if widening.through:
+            who += f", as what {', then '.join(widening.through)} makes of it"
+        labels = f"labels {', '.join(widening.labels)}" if widening.labels else "no label"
+        line = f"widens: {widening.tier} with {labels} is shown to {who}; before: {widening.reason}"
         terminal.out().print(line, markup=False, soft_wrap=True)
     return REFUSED if found else FINE
 
@@ -93,20 +95,20 @@ async def _tried(settings: Settings, catalog: Catalog, since: float | None) -> t
     return runs, refused
 
 
-def _events(one: Record) -> list[Event]:
-    run = str(one.row["id"])
-    return [Event(run, event.seq, Kind(event.kind), event.at, orjson.loads(event.body)) for event in one.events]
+def _events(record: Record) -> list[Event]:
+    run = str(record.row["id"])
+    return [Event(run, event.seq, Kind(event.kind), event.at, orjson.loads(event.body)) for event in record.events]
 
 
 def _try(runs: int, refused: Sequence[Refused], *, as_json: bool) -> int:
     if as_json:
-        listed = [one.as_json() for one in refused]
+        listed = [run.as_json() for run in refused]
         terminal.print_json({"runs": runs, "refused": listed})
         return REFUSED if refused else FINE
     console = terminal.out()
-    for one in refused:
-        reasons = "; ".join(f"{name}: {reason}" for name, reason in one.reasons.items())
-        labels = ", ".join(one.labels) or "no label"
-        console.print(f"{one.run}  {one.tier}  {labels}  {reasons}", markup=False, soft_wrap=True)
+    for run in refused:
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in run.reasons.items())
+        labels = ", ".join(run.labels) or "no label"
+        console.print(f"{run.run}  {run.tier}  {labels}  {reasons}", markup=False, soft_wrap=True)
     console.print(f"This pool file would have refused calls of {len(refused):,} of {terminal.count(runs, 'run')}.")
     return REFUSED if refused else FINE

@@ -5,9 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from app.cli import event_loop, storage, terminal
-from app.cli.arguments import Asked
+from app.cli.arguments import Arguments
 from app.cli.audit import exported_checkpoints
-from app.cli.runs import run_words
 from app.core.transparency.leaves import parse_leaf
 from app.core.transparency.merkle import includes, leaf_hash
 from app.core.transparency.notes import Checkpoint, NoteInvalid, Signer, Verifier, open_checkpoint
@@ -19,16 +18,16 @@ from app.store.protocol import LogState, Proof, Store
 SEED_BYTES = 32
 
 
-def run(asked: Asked, environ: Mapping[str, str], _now: Callable[[], float]) -> int:
+def run(args: Arguments, environ: Mapping[str, str], _now: Callable[[], float]) -> int:
     """Carry out one of the verbs. Returns the exit status."""
-    if getattr(asked, "new_key", None):
-        return _new_key(asked.new_key, as_json=asked.json)
+    if getattr(args, "new_key", None):
+        return _new_key(args.new_key, as_json=args.json)
     settings = read(environ)
     terminal.log_to_stderr("warning")
     storage.announce(settings)
-    if asked.verb == "proof":
-        return event_loop.run(_prove(settings, asked))
-    return event_loop.run(_show(settings, asked))
+    if args.verb == "proof":
+        return event_loop.run(_prove(settings, args))
+    return event_loop.run(_show(settings, args))
 
 
 def _new_key(name: str, *, as_json: bool) -> int:
@@ -45,13 +44,13 @@ def _new_key(name: str, *, as_json: bool) -> int:
     return 0
 
 
-async def _show(settings: Settings, asked: Asked) -> int:
+async def _show(settings: Settings, args: Arguments) -> int:
     async with storage.opened(settings) as store:
         state = await store.log.state()
     facts = _facts(state, _checkpoint(state.checkpoint, state.verifiers))
     outside = await exported_checkpoints.look(settings, state.size)
     facts |= outside.facts(stamps=bool(settings.log_timestamp_url)) if outside is not None else {"export": None}
-    if asked.json:
+    if args.json:
         terminal.print_json(facts)
         return 0
     for name, value in facts.items():
@@ -66,7 +65,7 @@ def _facts(state: LogState, checkpoint: Checkpoint | None) -> dict[str, Any]:
         "origin": checkpoint.origin if checkpoint is not None else None,
         "size": state.size,
         "root": checkpoint.root.hex() if checkpoint is not None else None,
-        "sealed_at": run_words.moment(state.sealed_at) if state.sealed_at is not None else None,
+        "sealed_at": terminal.moment(state.sealed_at) if state.sealed_at is not None else None,
         "waiting": state.waiting,
         "lag_seconds": round(state.lag, 3),
         "catching_up": state.catching_up,
@@ -79,26 +78,28 @@ def _checkpoint(note: str | None, verifiers: Sequence[str]) -> Checkpoint | None
     """Return the checkpoint of the log, whose signature is checked by its own keys."""
     if note is None:
         return None
-    return open_checkpoint(note, [Verifier.parsed(one) for one in verifiers])
+    return open_checkpoint(note, [Verifier.parsed(key) for key in verifiers])
 
 
-async def _prove(settings: Settings, asked: Asked) -> int:
+async def _prove(settings: Settings, args: Arguments) -> int:
     async with storage.opened(settings) as store:
-        name, events = await _found(store, asked.run)
+        name, events = await _found(store, args.run)
         proof, state = await store.log.proof(name), await store.log.state()
     if events is None and not proof.leaves:
         raise NotFound("The log has nothing about this run.")
     faults = _faults(proof, state.verifiers)
-    leaves = [parse_leaf(one.entry) for one in proof.leaves]
+    leaves = [parse_leaf(proved.entry) for proved in proof.leaves]
     sealed = max([leaf.events for leaf in leaves], default=0)
-    if asked.json:
+    if args.json:
         terminal.print_json(proof_of_run(name, events or sealed, proof) | {"sealed": sealed, "faults": faults})
         return int(bool(faults))
-    for one, leaf in zip(proof.leaves, leaves, strict=True):
+    for proved, leaf in zip(proof.leaves, leaves, strict=True):
         about = leaf.kind
         if leaf.kind == "run":
             about = terminal.count(leaf.events, "event")
-        print(f"entry {one.place}: {about}, sealed at {run_words.moment(leaf.at)}, proof of {len(one.proof)} hashes")
+        print(
+            f"entry {proved.place}: {about}, sealed at {terminal.moment(leaf.at)}, proof of {len(proved.proof)} hashes"
+        )
     print(f"{sealed} of {events} events are sealed." if events is not None else "The run was pruned.")
     for fault in faults:
         print(fault)

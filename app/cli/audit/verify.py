@@ -18,7 +18,7 @@ from app.audit.log.rows import check_database
 from app.audit.log.tree import Checkpoint, Key, Unreadable, read_checkpoint, read_key
 from app.audit.log.verify import LogCheck
 from app.cli import event_loop, storage, terminal
-from app.cli.arguments import Asked
+from app.cli.arguments import Arguments
 from app.cli.terminal import count
 from app.errors import ConfigInvalid, StoreUnavailable
 from app.process.config import read
@@ -31,22 +31,22 @@ HELD_BYTES = 2**16
 """Most bytes of a checkpoint."""
 
 
-def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> int:
+def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -> int:
     """Carry out the command. Returns the exit status."""
     terminal.log_to_stderr("warning")
     report = Verified()
-    check = LogCheck(report, keys=_keys(asked.keys, "--key"), held=_held(asked.checkpoints))
-    check.witnesses = _keys(asked.witnesses, "--witness")
+    check = LogCheck(report, keys=_keys(args.keys, "--key"), held=_held(args.checkpoints))
+    check.witnesses = _keys(args.witnesses, "--witness")
     if check.witnesses and not check.held:
         raise ConfigInvalid(["--witness: needs the checkpoint that it has cosigned (--checkpoint)"])
-    if asked.saved is not None:
-        check.saved = TilesFolder(Path(asked.saved)).bundle
+    if args.saved is not None:
+        check.saved = TilesFolder(Path(args.saved)).bundle
     began = time.monotonic()
     try:
-        if asked.folder is not None:
-            event_loop.run(_offline(asked, check))
+        if args.folder is not None:
+            event_loop.run(_offline(args, check))
         else:
-            event_loop.run(_database(asked, environ, check))
+            event_loop.run(_database(args, environ, check))
     except StoreUnavailable as error:
         print(f"baton: {error.message}", file=sys.stderr)
         return UNREADABLE
@@ -54,7 +54,7 @@ def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> i
         report.notes.append("The keys are those that the log itself names; --key compares with one that you know.")
     if not check.held:
         report.notes.append("No checkpoint from outside was given (--checkpoint), so a log that was made anew passes.")
-    if asked.json:
+    if args.json:
         terminal.print_json(_json(report, check))
     else:
         _print(report, time.monotonic() - began)
@@ -64,21 +64,21 @@ def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> i
 def _keys(given: tuple[str, ...], option: str) -> tuple[Key, ...]:
     """Return the keys of an option, each as its text or as a file with one on each line."""
     found = []
-    for one in given:
-        path = Path(one)
+    for text in given:
+        path = Path(text)
         try:
-            lines = path.read_text().split() if path.is_file() else [one]
+            lines = path.read_text().split() if path.is_file() else [text]
             found += [read_key(line) for line in lines]
         except (OSError, UnicodeDecodeError, Unreadable) as error:
-            raise ConfigInvalid([f"{option} {one}: {error}"]) from None
+            raise ConfigInvalid([f"{option} {text}: {error}"]) from None
     return tuple(found)
 
 
 def _held(given: tuple[str, ...]) -> tuple[tuple[str, Checkpoint], ...]:
     """Return the checkpoints of this command, each a file or a folder of files."""
     found = []
-    for one in given:
-        path = Path(one)
+    for name in given:
+        path = Path(name)
         for file in sorted(path.rglob("*.txt")) if path.is_dir() else [path]:
             try:
                 if file.is_file() and file.stat().st_size <= HELD_BYTES:
@@ -86,20 +86,20 @@ def _held(given: tuple[str, ...]) -> tuple[tuple[str, Checkpoint], ...]:
             except (OSError, UnicodeDecodeError, Unreadable) as error:
                 raise ConfigInvalid([f"--checkpoint {file}: {error}"]) from None
         if not path.exists():
-            raise ConfigInvalid([f"--checkpoint {one}: there is no such file"])
+            raise ConfigInvalid([f"--checkpoint {name}: there is no such file"])
     return tuple(found)
 
 
-async def _offline(asked: Asked, check: LogCheck) -> None:
+async def _offline(args: Arguments, check: LogCheck) -> None:
     """Check a folder of tiles, and a file of journals against it."""
-    folder = TilesFolder(Path(asked.folder))
+    folder = TilesFolder(Path(args.folder))
     check.tiles = folder.tile
     check.check(folder.entries(), folder.note())
-    if asked.journal is not None:
-        await check_journal(Export(Path(asked.journal)), list(folder.entries()), check.report)
+    if args.journal is not None:
+        await check_journal(Export(Path(args.journal)), list(folder.entries()), check.report)
 
 
-async def _database(asked: Asked, environ: Mapping[str, str], check: LogCheck) -> None:
+async def _database(args: Arguments, environ: Mapping[str, str], check: LogCheck) -> None:
     """Check the configured database, all in one snapshot."""
     settings = read(environ)
     storage.announce(settings)
@@ -108,7 +108,7 @@ async def _database(asked: Asked, environ: Mapping[str, str], check: LogCheck) -
         state = stored.state()
         if not stored.has_entries() and (state is None or not state["size"]):
             raise ConfigInvalid(["Nothing was sealed in this database yet; engines of 0.3.0 and later seal."])
-        check_database(check, stored, contents=not asked.no_contents, settled=asked.settled)
+        check_database(check, stored, contents=not args.no_contents, settled=args.settled)
 
     async with storage.used(settings), storage.journals(settings) as archive:
         await in_one_snapshot(archive, whole)

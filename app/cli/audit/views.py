@@ -3,13 +3,13 @@
 from collections.abc import Callable, Mapping
 
 from app.cli import storage, terminal
-from app.cli.arguments import Asked
+from app.cli.arguments import Arguments
 from app.errors import ConfigInvalid
 from app.process.config import read
 from app.store.sqlkit import audit_views, revisions
 
 
-def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> int:
+def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -> int:
     """Carry out the command. Returns the exit status."""
     settings = read(environ)
     terminal.log_to_stderr("warning")
@@ -18,16 +18,16 @@ def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> i
         raise ConfigInvalid(["the views are for Postgres; an SQLite file has no roles that could be kept from texts"])
     names = ", ".join(audit_views.VIEWS)
     with storage.causes(settings):
-        if asked.drop:
+        if args.drop:
             revisions.change(settings.database_url, audit_views.drop)
         else:
-            revisions.change(settings.database_url, lambda conn: audit_views.make(conn, asked.role))
-    if asked.json:
-        terminal.print_json({"views": [] if asked.drop else list(audit_views.VIEWS), "role": asked.role})
+            revisions.change(settings.database_url, lambda conn: audit_views.make(conn, args.role))
+    if args.json:
+        terminal.print_json({"views": [] if args.drop else list(audit_views.VIEWS), "role": args.role})
         return 0
-    done = "dropped" if asked.drop else "made"
+    done = "dropped" if args.drop else "made"
     granted = ""
-    if asked.role and not asked.drop:
-        granted = f" The role {asked.role} may read them."
+    if args.role and not args.drop:
+        granted = f" The role {args.role} may read them."
     terminal.out().print(f"The views {names} are {done}.{granted}", markup=False, soft_wrap=True)
     return 0

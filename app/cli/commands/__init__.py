@@ -1,6 +1,6 @@
 """The command line of `baton`, which consists of the commands of all rooms.
 
-Reading the command line imports nothing of the service, and carries nothing out: `parse` returns the request.
+Reading the command line imports nothing of the service, and carries nothing out: `parse` returns the arguments.
 """
 
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import click
 
 from app.cli.administration import commands as administration
-from app.cli.arguments import Asked
+from app.cli.arguments import Arguments
 from app.cli.audit import commands as audit
 from app.cli.declarations import Group
 from app.cli.learning import commands as learning
@@ -34,17 +34,17 @@ def command_line() -> Group:
     return root
 
 
-def parse(arguments: Sequence[str] | None = None) -> Asked:
+def parse(argv: Sequence[str] | None = None) -> Arguments:
     """Read a command line, by default that of this process.
 
     Raises `SystemExit` with 2 for a faulty one, and with 0 after it has printed help, the version or a completion.
     """
-    given = None if arguments is None else list(arguments)
+    given = None if argv is None else list(argv)
     try:
         found = command_line().main(given, prog_name="baton", standalone_mode=False)
     except click.ClickException as error:
         error.show()
         raise SystemExit(error.exit_code) from None
-    if not isinstance(found, Asked):
+    if not isinstance(found, Arguments):
         raise SystemExit(found)
     return found

@@ -4,16 +4,16 @@ from collections.abc import Callable, Mapping
 
 from click.shell_completion import get_completion_class
 
-from app.cli.arguments import Asked
+from app.cli.arguments import Arguments
 from app.cli.commands import command_line
 
 VARIABLE = "_BATON_COMPLETE"
 """The environment variable by which the shell asks this program for completions."""
 
 
-def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> int:
+def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -> int:
     """Print the script. Returns 0."""
-    kind = get_completion_class(asked.shell)
+    kind = get_completion_class(args.shell)
     assert kind is not None, "the command line offers the shells that click has"
     print(kind(command_line(), {}, "baton", VARIABLE).source())
     return 0

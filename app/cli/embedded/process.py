@@ -30,7 +30,7 @@ def baton(pool: str, environ: Mapping[str, str], *, runs: int) -> Iterator[tuple
     over the one that the environment names if the text is empty."""
     with TemporaryDirectory(prefix="baton-") as place:
         folder, key = Path(place), f"bt_training_{secrets.token_hex(16)}"
-        asked = {
+        variables = {
             **{name: value for name, value in environ.items() if not name.startswith("BATON_")},
             **_pool(pool, environ, folder),
             "PYTHONPATH": _search_path(environ),
@@ -42,7 +42,7 @@ def baton(pool: str, environ: Mapping[str, str], *, runs: int) -> Iterator[tuple
         }
         with (folder / "log").open("w") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "app", "serve"], cwd=folder, env=asked, stdout=log, stderr=log
+                [sys.executable, "-m", "app", "serve"], cwd=folder, env=variables, stdout=log, stderr=log
             )
         try:
             yield _url(process, folder / "log"), key

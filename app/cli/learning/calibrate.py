@@ -20,7 +20,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from app.cli import event_loop, storage, terminal
-from app.cli.arguments import Asked
+from app.cli.arguments import Arguments
 from app.cli.embedded import engine
 from app.cli.learning import task_set
 from app.cli.learning.sandbox import Sandbox
@@ -87,26 +87,26 @@ class CalibrationProgress:
     """True if the money of `--usd` was not enough for all tasks."""
 
 
-def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> int:
+def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -> int:
     """Calibrate and print the table. Returns 1 if some tasks could not be tried."""
     loaded = configure(environ)
     terminal.log_to_stderr("error")
     storage.announce(loaded.settings)
-    tasks = _tasks(asked)
+    tasks = _tasks(args)
     known = event_loop.run(_known(loaded))
-    wanted = list(_wanted(loaded.catalog, asked, tasks))
+    wanted = list(_wanted(loaded.catalog, args, tasks))
     done = {trial.key for trial in known}
-    left = [] if asked.show else [one for one in wanted if asked.again or one.key not in done]
+    left = [] if args.show else [task for task in wanted if args.again or task.key not in done]
     found = CalibrationProgress()
-    if left and _agreed(asked, left, len(wanted) - len(left), loaded.catalog.rehearsal):
+    if left and _agreed(args, left, len(wanted) - len(left), loaded.catalog.rehearsal):
         with Progress(console=terminal.err(), transient=True) as progress:
             step = progress.add_task("calibrating", total=len(left))
-            event_loop.run(_calibrate(loaded, asked, left, found, now, lambda: progress.advance(step)))
+            event_loop.run(_calibrate(loaded, args, left, found, now, lambda: progress.advance(step)))
         known = event_loop.run(_known(loaded))
-    _print(asked, loaded.catalog, known, found)
+    _print(args, loaded.catalog, known, found)
     tried = {trial.key for trial in known}
-    missing = any(one.key not in tried for one in wanted)
-    return int(missing and not asked.show)
+    missing = any(task.key not in tried for task in wanted)
+    return int(missing and not args.show)
 
 
 async def _known(loaded: Loaded) -> tuple[Trial, ...]:
@@ -117,14 +117,14 @@ async def _known(loaded: Loaded) -> tuple[Trial, ...]:
 # -- tasks
 
 
-def _tasks(asked: Asked) -> Sequence[BuiltIn]:
+def _tasks(args: Arguments) -> Sequence[BuiltIn]:
     """Return the tasks of `--tasks`, or the built-in ones. Raises `ConfigInvalid` for a file with faults."""
-    if not asked.tasks:
-        return built_in(asked.each)
-    sandbox = Sandbox(asked.trust_code)
+    if not args.tasks:
+        return built_in(args.each)
+    sandbox = Sandbox(args.trust_code)
 
     def read(faults: list[str]) -> list[Graded]:
-        return task_set.read(Path(asked.tasks), sandbox.run, faults)
+        return task_set.read(Path(args.tasks), sandbox.run, faults)
 
     found = task_set.checked(read)
     sandbox.ready(task.grader for task in found)
@@ -138,19 +138,19 @@ def _of_file(task: Graded, version: str) -> BuiltIn:
     return BuiltIn(task.id, family, family, 0, task.question, task.grader, version, tuple(messages))
 
 
-def _wanted(catalog: Catalog, asked: Asked, tasks: Sequence[BuiltIn]) -> Iterator[Assignment]:
+def _wanted(catalog: Catalog, args: Arguments, tasks: Sequence[BuiltIn]) -> Iterator[Assignment]:
     """Yield the tasks in turn, each for all workers, so that no provider gets all of its requests at once."""
     tiers: dict[str, Tier] = {}
     for tier in reversed(list(catalog.tiers.values())):
         tiers |= dict.fromkeys(tier.pool, tier)
-    unknown = sorted(set(asked.worker) - set(tiers))
+    unknown = sorted(set(args.worker) - set(tiers))
     if unknown:
         raise ConfigInvalid([f"--worker: no tier has {', '.join(unknown)}; there are {', '.join(sorted(tiers))}"])
-    chosen = [name for name in catalog.workers if name in tiers and (not asked.worker or name in asked.worker)]
+    chosen = [name for name in catalog.workers if name in tiers and (not args.worker or name in args.worker)]
     for task in tasks:
         for name in chosen:
             worker = catalog.workers[name]
-            yield Assignment(worker, tiers[name], task, _limits(worker, tiers[name], task, asked.tokens))
+            yield Assignment(worker, tiers[name], task, _limits(worker, tiers[name], task, args.tokens))
 
 
 def _limits(worker: Worker, tier: Tier, task: BuiltIn, tokens: int) -> Limits:
@@ -165,18 +165,18 @@ def _limits(worker: Worker, tier: Tier, task: BuiltIn, tokens: int) -> Limits:
     )
 
 
-def _agreed(asked: Asked, remaining: Sequence[Assignment], before: int, rehearsal: bool) -> bool:
+def _agreed(args: Arguments, remaining: Sequence[Assignment], before: int, rehearsal: bool) -> bool:
     """Print the cost and, without `--yes`, ask for consent, unless the workers are simulated."""
-    workers = ", ".join(dict.fromkeys(one.worker.name for one in remaining))
-    likely, most = sum(one.likely for one in remaining), sum(one.limits.usd for one in remaining)
+    workers = ", ".join(dict.fromkeys(task.worker.name for task in remaining))
+    likely, most = sum(task.likely for task in remaining), sum(task.limits.usd for task in remaining)
     console = terminal.err()
     console.print(
         f"{len(remaining)} tasks for {workers} ({before} were tried before): likely {terminal.dollars(likely)} "
         f"({OUTPUT_TOKENS} output tokens an answer), at most {terminal.dollars(most)}."
     )
-    if asked.usd is not None:
-        console.print(f"It stops before more than {terminal.dollars(asked.usd)} could be spent.")
-    if asked.yes or rehearsal or not most:
+    if args.usd is not None:
+        console.print(f"It stops before more than {terminal.dollars(args.usd)} could be spent.")
+    if args.yes or rehearsal or not most:
         return True
     if not sys.stdin.isatty():
         raise ConfigInvalid(
@@ -190,76 +190,76 @@ def _agreed(asked: Asked, remaining: Sequence[Assignment], before: int, rehearsa
 
 async def _calibrate(
     loaded: Loaded,
-    asked: Asked,
+    args: Arguments,
     remaining: Sequence[Assignment],
     progress: CalibrationProgress,
     now: Callable[[], float],
     advance: Callable[[], object],
 ) -> None:
     waiting = iter(remaining)
-    async with engine.at_work(loaded, asked.concurrency, dispatches=True) as opened:
+    async with engine.at_work(loaded, args.concurrency, dispatches=True) as opened:
 
         async def work() -> None:
-            for one in waiting:
-                if progress.in_a_row[one.worker.name] < OUTAGES and _affordable(asked.usd, one, progress):
-                    await _try(opened, one, progress, now)
+            for task in waiting:
+                if progress.in_a_row[task.worker.name] < OUTAGES and _affordable(args.usd, task, progress):
+                    await _try(opened, task, progress, now)
                 advance()
 
         async with asyncio.TaskGroup() as group:
-            for _ in range(min(asked.concurrency, len(remaining))):
+            for _ in range(min(args.concurrency, len(remaining))):
                 group.create_task(work())
 
 
-def _affordable(cap: int | None, one: Assignment, progress: CalibrationProgress) -> bool:
-    if cap is not None and progress.spent + progress.promised + one.limits.usd > cap:
+def _affordable(cap: int | None, task: Assignment, progress: CalibrationProgress) -> bool:
+    if cap is not None and progress.spent + progress.promised + task.limits.usd > cap:
         progress.short = True
         return False
     return True
 
 
-async def _try(opened: Runtime, one: Assignment, progress: CalibrationProgress, now: Callable[[], float]) -> None:
-    progress.promised += one.limits.usd
+async def _try(opened: Runtime, task: Assignment, progress: CalibrationProgress, now: Callable[[], float]) -> None:
+    progress.promised += task.limits.usd
     try:
-        ended = await engine.carried_out(opened, _order(one))
+        ended = await engine.carried_out(opened, _order(task))
     except BatonError:
-        progress.outages[one.worker.name] += 1
-        progress.in_a_row[one.worker.name] += 1
+        progress.outages[task.worker.name] += 1
+        progress.in_a_row[task.worker.name] += 1
         return
     finally:
-        progress.promised -= one.limits.usd
+        progress.promised -= task.limits.usd
     progress.spent += ended.bill.usd
     if ended.error is not None:
-        progress.outages[one.worker.name] += 1
-        progress.in_a_row[one.worker.name] += 1
+        progress.outages[task.worker.name] += 1
+        progress.in_a_row[task.worker.name] += 1
         return
-    progress.in_a_row[one.worker.name] = 0
-    grade = await asyncio.to_thread(one.built_in.grader.grade, ended.answer)
-    trial = _trial(one, ended, now(), grade.score)
+    progress.in_a_row[task.worker.name] = 0
+    grade = await asyncio.to_thread(task.built_in.grader.grade, ended.answer)
+    trial = _trial(task, ended, now(), grade.score)
     await opened.context.store.note_trial(trial)
     rating = derived(trial.run, "default", trial.at, "grader", SOURCE, trial.version, score=trial.score, by=trial.task)
     await opened.context.store.rate(rating)
     progress.trials.append(trial)
 
 
-def _order(one: Assignment) -> Order:
+def _order(task: Assignment) -> Order:
     """Return the request for a run over this worker alone."""
     return Order(
-        task=one.built_in.task,
-        tier=one.tier,
-        model=one.tier.name,
-        effort=one.tier.effort,
-        limits=one.limits,
+        task=task.built_in.task,
+        tier=task.tier,
+        model=task.tier.name,
+        effort=task.tier.effort,
+        limits=task.limits,
         tenant="default",
         key=KEY,
-        overrides=Overrides(pin=one.worker.name),
-        plan={"steps": [{"worker": one.worker.name, "subtask": "", "access": ["user"]}]},
+        overrides=Overrides(pin=task.worker.name),
+        plan={"steps": [{"worker": task.worker.name, "subtask": "", "access": ["user"]}]},
     )
 
 
-def _trial(one: Assignment, ended: TurnEnd, at: float, score: float) -> Trial:
-    task = one.built_in
+def _trial(assignment: Assignment, ended: TurnEnd, at: float, score: float) -> Trial:
+    task = assignment.built_in
     return Trial(
-        *one.key,
+        *assignment.key,
         domain=task.domain,
         family=task.family,
         level=task.level,
@@ -275,9 +275,9 @@ def _trial(one: Assignment, ended: TurnEnd, at: float, score: float) -> Trial:
 # -- printing
 
 
-def _print(asked: Asked, catalog: Catalog, known: Sequence[Trial], progress: CalibrationProgress) -> None:
-    if asked.json:
-        print(orjson.dumps([asdict(one) for one in known], option=orjson.OPT_INDENT_2).decode())
+def _print(args: Arguments, catalog: Catalog, known: Sequence[Trial], progress: CalibrationProgress) -> None:
+    if args.json:
+        print(orjson.dumps([asdict(trial) for trial in known], option=orjson.OPT_INDENT_2).decode())
         return
     of = {name: trials for name, worker in catalog.workers.items() if (trials := of_worker(known, worker))}
     console = terminal.out()
@@ -301,10 +301,12 @@ def _table(of: Mapping[str, Sequence[Trial]]) -> Table:
         table.add_column(column)
     trials = list(chain.from_iterable(of.values()))
     for domain, family in sorted({(trial.domain, trial.family) for trial in trials}):
-        table.add_row(domain, family, *(_cell(rates(own, lambda one: one.family).get(family)) for own in of.values()))
-    table.add_row("", "all", *(_cell(rates(own, lambda one: "").get("")) for own in of.values()))
+        table.add_row(
+            domain, family, *(_cell(rates(own, lambda trial: trial.family).get(family)) for own in of.values())
+        )
+    table.add_row("", "all", *(_cell(rates(own, lambda trial: "").get("")) for own in of.values()))
     for level in sorted({trial.level for trial in trials}):
-        of_level = (rates(own, lambda one: str(one.level)).get(str(level)) for own in of.values())
+        of_level = (rates(own, lambda trial: str(trial.level)).get(str(level)) for own in of.values())
         table.add_row("", f"level {level + 1}", *map(_cell, of_level))
     return table
 

@@ -21,11 +21,11 @@ def drawn(table: Table) -> Group:
     second = _columns("", "arm", "conductor", "workers", "wall", "path", "calls", "steps", "plans", "outage", "failed")
     second.add_column("degraded", justify="right")
     second.add_column("invalid", justify="right")
-    for place, one in enumerate(table.standings):
-        name = Text(terminal.clean(one.arm))
-        first.add_row(plot.mark(place), name, *_worth(one, table.reference))
-        if one.arm != ORACLE:
-            second.add_row(plot.mark(place), name, *_effort(one))
+    for place, standing in enumerate(table.standings):
+        name = Text(terminal.clean(standing.arm))
+        first.add_row(plot.mark(place), name, *_worth(standing, table.reference))
+        if standing.arm != ORACLE:
+            second.add_row(plot.mark(place), name, *_effort(standing))
     return Group(Text(_head(table)), first, Text("\nmeans for each task, and counts of rows"), second, Text(""))
 
 
@@ -49,15 +49,15 @@ def _head(table: Table) -> str:
     )
 
 
-def _worth(one: Standing, reference: str) -> tuple[str, ...]:
+def _worth(arm: Standing, reference: str) -> tuple[str, ...]:
     return (
-        _span(one.accuracy, "{:.3f}"),
-        "reference" if one.arm == reference else _span(one.ahead, "{:+.3f}"),
-        "" if one.p is None else f"{one.p:.4f}",
-        terminal.dollars(one.usd * MILLION),
-        "*" if one.front else "",
-        _span(one.bought, "{:+.3f}"),
-        "/".join(f"{reward:.3f}" for reward in one.rewards),
+        _span(arm.accuracy, "{:.3f}"),
+        "reference" if arm.arm == reference else _span(arm.ahead, "{:+.3f}"),
+        "" if arm.p is None else f"{arm.p:.4f}",
+        terminal.dollars(arm.usd * MILLION),
+        "*" if arm.front else "",
+        _span(arm.bought, "{:+.3f}"),
+        "/".join(f"{reward:.3f}" for reward in arm.rewards),
     )
 
 
@@ -67,14 +67,14 @@ def _span(found: Interval | None, form: str) -> str:
     return f"{form} [{form}, {form}]".format(found.value, found.low, found.high)
 
 
-def _effort(one: Standing) -> tuple[str, ...]:
-    counts = (one.plans, one.outages, one.failures, one.degraded, one.invalid)
+def _effort(arm: Standing) -> tuple[str, ...]:
+    counts = (arm.plans, arm.outages, arm.failures, arm.degraded, arm.invalid)
     return (
-        f"{one.conductor_tokens:.0f}",
-        f"{one.worker_tokens:.0f}",
-        f"{one.wall:.2f} s",
-        f"{one.path:.2f} s",
-        f"{one.calls:.2f}",
-        f"{one.steps:.2f}",
+        f"{arm.conductor_tokens:.0f}",
+        f"{arm.worker_tokens:.0f}",
+        f"{arm.wall:.2f} s",
+        f"{arm.path:.2f} s",
+        f"{arm.calls:.2f}",
+        f"{arm.steps:.2f}",
         *map(str, counts),
     )

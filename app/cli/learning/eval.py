@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 
 from app.cli import event_loop, terminal
-from app.cli.arguments import Asked
+from app.cli.arguments import Arguments
 from app.cli.embedded.gateway import embedded
 from app.cli.learning import comparison_table, eval_requests, plot, sample_tasks, task_set
 from app.cli.learning.eval_requests import Bench, Experiment
@@ -48,25 +48,25 @@ class Served:
     rehearsal: bool
 
 
-def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> int:
+def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -> int:
     """Measure the rows that are missing, then print the report. Wrong answers do not change the exit status."""
     terminal.log_to_stderr("warning")
-    out = Path(asked.out)
-    if not asked.report:
-        tasks = _tasks(asked, Sandbox(asked.trust_code))
+    out = Path(args.out)
+    if not args.report:
+        tasks = _tasks(args, Sandbox(args.trust_code))
         out.mkdir(parents=True, exist_ok=True)
-        event_loop.run(_carry_out(asked, environ, now, tasks, out))
-    _report(asked, out)
+        event_loop.run(_carry_out(args, environ, now, tasks, out))
+    _report(args, out)
     return 0
 
 
-def _tasks(asked: Asked, sandbox: Sandbox) -> list[Graded]:
+def _tasks(args: Arguments, sandbox: Sandbox) -> list[Graded]:
     def read(faults: list[str]) -> list[Graded]:
-        if asked.tasks is None:
+        if args.tasks is None:
             return task_set.parse(sample_tasks.lines(), "built-in tasks", sandbox.run, faults)
-        return task_set.read(Path(asked.tasks), sandbox.run, faults)
+        return task_set.read(Path(args.tasks), sandbox.run, faults)
 
-    tasks = task_set.checked(read)[: asked.limit]
+    tasks = task_set.checked(read)[: args.limit]
     if walls := sandbox.ready(task.grader for task in tasks):
         terminal.err().print(f"code from answers is isolated from: {', '.join(walls)}")
     return tasks
@@ -76,11 +76,11 @@ def _tasks(asked: Asked, sandbox: Sandbox) -> list[Graded]:
 
 
 async def _carry_out(
-    asked: Asked, environ: Mapping[str, str], now: Callable[[], float], tasks: Sequence[Graded], out: Path
+    args: Arguments, environ: Mapping[str, str], now: Callable[[], float], tasks: Sequence[Graded], out: Path
 ) -> None:
-    async with _client(asked, environ, out) as client:
-        served = await _served(client, asked.tier, asked.effort)
-        experiment = _experiment(asked, tasks, served, _opened(asked, tasks, served, out))
+    async with _client(args, environ, out) as client:
+        served = await _served(client, args.tier, args.effort)
+        experiment = _experiment(args, tasks, served, _opened(args, tasks, served, out))
         rows = out / "rows.jsonl"
         done = by_place(out)
         wanted = sum(1 for _ in experiment.places())
@@ -100,19 +100,19 @@ async def _carry_out(
 
 
 @asynccontextmanager
-async def _client(asked: Asked, environ: Mapping[str, str], out: Path) -> AsyncIterator[httpx.AsyncClient]:
+async def _client(args: Arguments, environ: Mapping[str, str], out: Path) -> AsyncIterator[httpx.AsyncClient]:
     """Yield a client of the service at `--url`, or of one inside this process."""
-    if asked.url is None:
+    if args.url is None:
         quick = {"BATON_REHEARSAL_DELAY": "0", **environ}  # simulated workers pause only if that is asked for
-        async with embedded(configure(quick), out, asked.concurrency) as client:
+        async with embedded(configure(quick), out, args.concurrency) as client:
             yield client
         return
-    key = asked.key or environ.get("BATON_API_KEY", "")
+    key = args.key or environ.get("BATON_API_KEY", "")
     if not key:
         raise ConfigInvalid(["--key: the service needs a key; give one here or in BATON_API_KEY"])
-    url = asked.url.rstrip("/").removesuffix("/v1")
+    url = args.url.rstrip("/").removesuffix("/v1")
     headers = {"authorization": f"Bearer {key}"}
-    async with async_client(base_url=url, headers=headers, connections=asked.concurrency) as client:
+    async with async_client(base_url=url, headers=headers, connections=args.concurrency) as client:
         yield client
 
 
@@ -126,20 +126,20 @@ async def _served(client: httpx.AsyncClient, tier: str, effort: str | None) -> S
         raise ConfigInvalid([f"--tier: the service has no tier {tier}, or the key may not use it"])
     limits = models[tier]["efforts"]
     seconds = limits.get(effort or models[tier]["effort"], limits[models[tier]["effort"]])["seconds"]
-    arms = tuple(name for name, one in models.items() if one["tier"] == tier and name.startswith(f"{tier}:"))
+    arms = tuple(name for name, model in models.items() if model["tier"] == tier and name.startswith(f"{tier}:"))
     return Served((tier, *arms), models[tier]["catalog"], seconds, models[tier]["rehearsal"])
 
 
-def _arms(asked: Asked, served: Served) -> tuple[str, ...]:
+def _arms(args: Arguments, served: Served) -> tuple[str, ...]:
     """Return the model ids of the arms. Without `--arms` all are taken, if they cost nothing."""
-    if asked.arms is None:
+    if args.arms is None:
         if not served.rehearsal:
             raise ConfigInvalid(
                 [f"--arms: real models cost money; choose among {', '.join(map(_short, served.models))}"]
             )
         return served.models
-    names = [name for name in dict.fromkeys(asked.arms.split(",")) if name not in ("", ORACLE)]
-    return tuple(whole(name, asked.tier) for name in names)
+    names = [name for name in dict.fromkeys(args.arms.split(",")) if name not in ("", ORACLE)]
+    return tuple(whole(name, args.tier) for name in names)
 
 
 def whole(arm: str, tier: str) -> str:
@@ -155,38 +155,38 @@ def _short(model: str) -> str:
     return model.partition(":")[2] or OWN
 
 
-def _experiment(asked: Asked, tasks: Sequence[Graded], served: Served, name: str) -> Experiment:
+def _experiment(args: Arguments, tasks: Sequence[Graded], served: Served, name: str) -> Experiment:
     return Experiment(
         id=name,
         tasks=tuple(tasks),
-        arms=_arms(asked, served),
-        repeats=asked.repeats,
+        arms=_arms(args, served),
+        repeats=args.repeats,
         digest=task_set.digest(tasks),
         catalog=served.catalog,
-        concurrency=asked.concurrency,
+        concurrency=args.concurrency,
         deadline=served.seconds + SPARE,
-        usd=asked.usd / MILLION if asked.usd is not None else None,
-        options=_options(asked),
+        usd=args.usd / MILLION if args.usd is not None else None,
+        options=_options(args),
     )
 
 
-def _options(asked: Asked) -> dict[str, Any]:
-    explores = {"explore": False} if asked.no_explore else None
-    given = {"temperature": asked.temperature, "reasoning_effort": asked.effort, "baton": explores}
+def _options(args: Arguments) -> dict[str, Any]:
+    explores = {"explore": False} if args.no_explore else None
+    given = {"temperature": args.temperature, "reasoning_effort": args.effort, "baton": explores}
     return {name: value for name, value in given.items() if value is not None}
 
 
-def _opened(asked: Asked, tasks: Sequence[Graded], served: Served, out: Path) -> str:
+def _opened(args: Arguments, tasks: Sequence[Graded], served: Served, out: Path) -> str:
     """Return the evaluation's id. Raises `ConfigInvalid` if the folder has rows of another evaluation."""
     path = out / "evaluation.json"
     wanted = {
         "tasks": task_set.digest(tasks),
         "catalog": served.catalog,
         "grading": VERSION,
-        "options": _options(asked),
+        "options": _options(args),
     }
     if not path.exists():
-        made = {"id": secrets.token_hex(8), **wanted, "code": version("baton"), "url": asked.url}
+        made = {"id": secrets.token_hex(8), **wanted, "code": version("baton"), "url": args.url}
         path.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
     found = json.loads(path.read_text(encoding="utf-8"))
     names = {
@@ -217,9 +217,9 @@ def by_place(folder: Path) -> dict[tuple[str, str, int], Measure]:
     return {row.place: row for row in _rows(folder / "rows.jsonl")}
 
 
-def _report(asked: Asked, out: Path) -> None:
-    made = _table(asked, [Path(folder) for folder in (asked.out, *asked.beside)])
-    if asked.json:
+def _report(args: Arguments, out: Path) -> None:
+    made = _table(args, [Path(folder) for folder in (args.out, *args.beside)])
+    if args.json:
         print(json.dumps(asdict(made), indent=1))
         return
     console = terminal.out()
@@ -231,7 +231,7 @@ def _report(asked: Asked, out: Path) -> None:
     console.print(f"\n{places}" + ("" if drawn else " (a PNG too, where matplotlib is installed)"), markup=False)
 
 
-def _table(asked: Asked, folders: Sequence[Path]) -> Table:
+def _table(args: Arguments, folders: Sequence[Path]) -> Table:
     rows: list[Measure] = []
     for folder in folders:
         rows += by_place(folder).values()
@@ -241,16 +241,16 @@ def _table(asked: Asked, folders: Sequence[Path]) -> Table:
     if faults:
         raise ConfigInvalid(faults)
     arms = sorted({row.arm for row in rows})
-    if asked.arms is not None:
-        named = [whole(name, asked.tier) for name in asked.arms.split(",") if name not in ("", ORACLE)]
+    if args.arms is not None:
+        named = [whole(name, args.tier) for name in args.arms.split(",") if name not in ("", ORACLE)]
         arms = [arm for arm in dict.fromkeys(named) if arm in arms]
-    usual = asked.tier if asked.tier in arms else (arms or [""])[0]
+    usual = args.tier if args.tier in arms else (arms or [""])[0]
     reference = usual
-    if asked.against is not None:
-        reference = whole(asked.against, asked.tier)
+    if args.against is not None:
+        reference = whole(args.against, args.tier)
     if reference not in arms:
         raise ConfigInvalid([f"--against: there is no row of {reference or 'any arm'}"])
     try:
-        return table(rows, arms, reference, asked.seed, asked.resamples)
+        return table(rows, arms, reference, args.seed, args.resamples)
     except ValueError as error:
-        raise ConfigInvalid([f"{asked.out}: {error}; let the evaluation go on"]) from None
+        raise ConfigInvalid([f"{args.out}: {error}; let the evaluation go on"]) from None

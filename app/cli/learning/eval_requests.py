@@ -67,7 +67,7 @@ async def carry_out(
     take: Callable[[Measure], None],
 ) -> None:
     """Send all requests that are not `done`, several at a time. `take` gets each row. Raises `OursError`."""
-    spent, stopped = sum(one.usd for one in done.values()), False
+    spent, stopped = sum(row.usd for row in done.values()), False
     left = iter([place for place in experiment.places() if (place[0].id, place[1], place[2]) not in done])
 
     async def one_after_the_other() -> None:
@@ -151,8 +151,8 @@ async def _asked(bench: Bench, experiment: Experiment, task: Graded, arm: str, r
             if reply is not None:
                 words = f"refuses new work ({_code(reply)})"
             raise OursError(f"The service {words}; the rows so far are kept, run the same command to go on.")
-        asked = reply.headers.get("retry-after", "") if reply is not None else ""
-        await asyncio.sleep(min(float(asked) if asked.isdecimal() else pause, LONGEST_WAIT))
+        retry_after = reply.headers.get("retry-after", "") if reply is not None else ""
+        await asyncio.sleep(min(float(retry_after) if retry_after.isdecimal() else pause, LONGEST_WAIT))
         pause *= 2
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 
 from app.cli import event_loop, storage, terminal
-from app.cli.arguments import Asked
+from app.cli.arguments import Arguments
 from app.cli.learning import task_set
 from app.cli.learning.sandbox import Sandbox
 from app.core.message.chat import Message, task_from_json
@@ -63,36 +63,36 @@ class EndedRun:
         return _plain(said[-1]) if said else None
 
 
-def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> int:
+def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -> int:
     """Rate the runs, store the ratings and print a summary."""
     settings = read(environ)
     terminal.log_to_stderr("warning")
-    sandbox = Sandbox(asked.trust_code)
-    rules = _rules(asked, sandbox.run)
+    sandbox = Sandbox(args.trust_code)
+    rules = _rules(args, sandbox.run)
     sandbox.ready(rule.grader for rule in rules)
-    if not rules and not asked.signs:
+    if not rules and not args.signs:
         raise ConfigInvalid(["say what to look for: --tasks FILE, --grader JSON or --signs"])
     storage.announce(settings)
-    found = event_loop.run(_rate(settings, asked, rules, now()))
-    if asked.json:
+    found = event_loop.run(_rate(settings, args, rules, now()))
+    if args.json:
         print(orjson.dumps([_shown(rating) for rating in found.ratings], option=orjson.OPT_INDENT_2).decode())
     else:
-        _print(found, stored=not asked.dry_run)
+        _print(found, stored=not args.dry_run)
     return 0
 
 
 # -- rules
 
 
-def _rules(asked: Asked, execute: Execute) -> list[Rule]:
+def _rules(args: Arguments, execute: Execute) -> list[Rule]:
     """Return all rules. Raises `ConfigInvalid` with every fault."""
     faults: list[str] = []
     rules: list[Rule] = []
-    for text in asked.grader:
+    for text in args.grader:
         found = task_set.rule(text, "--grader", execute, faults)
         rules += [Rule(grader, written, question=None) for grader, written in found]
-    if asked.tasks is not None:
-        tasks = task_set.read(Path(asked.tasks), execute, faults)
+    if args.tasks is not None:
+        tasks = task_set.read(Path(args.tasks), execute, faults)
         rules += [Rule(task.grader, task.written, _plain(task.question)) for task in tasks]
     if faults:
         raise ConfigInvalid(faults)
@@ -107,33 +107,33 @@ def _plain(text: str) -> str:
 # -- runs
 
 
-async def _rate(settings: Settings, asked: Asked, rules: Sequence[Rule], now: float) -> GradedRuns:
+async def _rate(settings: Settings, args: Arguments, rules: Sequence[Rule], now: float) -> GradedRuns:
     found = GradedRuns()
     by_question: dict[str | None, list[Rule]] = {}
     for rule in rules:
         by_question.setdefault(rule.question, []).append(rule)
     async with storage.opened(settings) as store:
         later: dict[str, EndedRun] = {}
-        async for ended in _runs(store, asked, now):
+        async for ended in _runs(store, args, now):
             if rules:
                 await _graded(store, ended, by_question, found, now)
-            if asked.signs and ended.row.origin_kind not in COPIES:  # no caller did anything with those
+            if args.signs and ended.row.origin_kind not in COPIES:  # no caller did anything with those
                 found.ratings += _signs(ended, later.get(ended.row.key), now)
                 later[ended.row.key] = ended
-        for one in found.ratings if not asked.dry_run else ():
-            await store.rate(one)
+        for rating in found.ratings if not args.dry_run else ():
+            await store.rate(rating)
     return found
 
 
-async def _runs(store: Store, asked: Asked, now: float) -> AsyncIterator[EndedRun]:
+async def _runs(store: Store, args: Arguments, now: float) -> AsyncIterator[EndedRun]:
     """Yield the chosen runs that have ended, newest first."""
-    if asked.run is not None:
-        yield await _read_run(store, await storage.find(store, asked.run))
+    if args.run is not None:
+        yield await _read_run(store, await storage.find(store, args.run))
         return
-    since = now - asked.since if asked.since else None
+    since = now - args.since if args.since else None
     before: tuple[float, str] | None = None
     while rows := await store.runs(
-        RunQuery(tenant=asked.tenant, tier=asked.tier, since=since, before=before, limit=PAGE)
+        RunQuery(tenant=args.tenant, tier=args.tier, since=since, before=before, limit=PAGE)
     ):
         for row in rows:
             if row.ended_at is not None:
@@ -190,9 +190,9 @@ def _signs(ended: EndedRun, later: EndedRun | None, now: float) -> Iterator[Feed
 # -- printing
 
 
-def _shown(one: Feedback) -> dict[str, Any]:
+def _shown(rating: Feedback) -> dict[str, Any]:
     named = ("id", "run", "kind", "source", "version", "score", "label")
-    return {name: getattr(one, name) for name in named}
+    return {name: getattr(rating, name) for name in named}
 
 
 def _print(graded: GradedRuns, *, stored: bool) -> None:
@@ -203,7 +203,7 @@ def _print(graded: GradedRuns, *, stored: bool) -> None:
     for rating in graded.ratings:
         groups.setdefault((rating.kind, rating.source, rating.version), []).append(rating)
     for names, ratings in sorted(groups.items()):
-        scores = [one.score for one in ratings if one.score is not None]
+        scores = [rating.score for rating in ratings if rating.score is not None]
         table.add_row(*names, str(len(ratings)), f"{sum(scores) / len(scores):.3f}" if scores else "-")
     console = terminal.out()
     console.print(table if groups else "Nothing was found.")

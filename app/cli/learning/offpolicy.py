@@ -14,7 +14,7 @@ import orjson
 from rich.table import Table
 
 from app.cli import event_loop, storage, terminal
-from app.cli.arguments import Asked
+from app.cli.arguments import Arguments
 from app.core.message.chat import task_from_json
 from app.core.pool.catalog import Tier
 from app.core.rating.features import Features, features, from_json
@@ -69,9 +69,9 @@ class RewardedDecision:
             return first
         return replace(first, further=self._of(self.decided.further, self.seen_after))
 
-    def _of(self, one: Decided, seen: Features | None) -> Logged:
+    def _of(self, decision: Decided, seen: Features | None) -> Logged:
         features = folded(seen) if seen is not None else ()
-        return Logged(features, one.action, one.propensity, self.reward, self.conversation)
+        return Logged(features, decision.action, decision.propensity, self.reward, self.conversation)
 
 
 @dataclass(slots=True)
@@ -99,21 +99,21 @@ class Judged:
     """Runs of the tier that have an answer and no score."""
 
 
-def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> int:
+def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -> int:
     """Print the estimates. Returns 1 if there was nothing to judge."""
     loaded = configure(environ)
     terminal.log_to_stderr("warning")
-    for policy in asked.policy:
+    for policy in args.policy:
         if policy not in (GREEDY, CURRENT, UNIFORM) and not policy.startswith(ALWAYS):
             raise ConfigInvalid([f"--policy: write {GREEDY}, {CURRENT}, {UNIFORM} or '{ALWAYS}ARM'"])
     storage.announce(loaded.settings)
-    found = event_loop.run(_read(loaded, asked, now()))
+    found = event_loop.run(_read(loaded, args, now()))
     judged: list[Judged] = []
     for group, rows in sorted(found.rows.items()):
-        of_group = _judged(group, rows, asked.policy)
-        judged += [replace(one, unrated=found.unrated[group[0]]) for one in of_group]
-    if asked.json:
-        print(orjson.dumps([_shown(one) for one in judged], option=orjson.OPT_INDENT_2).decode())
+        of_group = _judged(group, rows, args.policy)
+        judged += [replace(estimate, unrated=found.unrated[group[0]]) for estimate in of_group]
+    if args.json:
+        print(orjson.dumps([_shown(estimate) for estimate in judged], option=orjson.OPT_INDENT_2).decode())
     else:
         _print(found, judged)
     return 0 if judged else 1
@@ -122,9 +122,9 @@ def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> i
 # -- reading
 
 
-async def _read(loaded: Loaded, asked: Asked, now: float) -> JournaledDecisions:
+async def _read(loaded: Loaded, args: Arguments, now: float) -> JournaledDecisions:
     found = JournaledDecisions()
-    query = {"tenant": asked.tenant, "tier": asked.tier, "since": now - asked.since if asked.since else None}
+    query = {"tenant": args.tenant, "tier": args.tier, "since": now - args.since if args.since else None}
     before: tuple[float, str] | None = None
     async with storage.opened(loaded.settings) as store:
         while rows := await store.runs(RunQuery(**query, before=before, limit=PAGE)):
@@ -142,22 +142,22 @@ async def _note(store: Store, loaded: Loaded, row: RunRow, found: JournaledDecis
         found.unrated[row.tier] += row.state == "succeeded"
         return
     events = (await store.journal(row.id)).events
-    one = decided(events)
-    reason = _reason_not_usable(tier, one)
+    decision = decided(events)
+    reason = _reason_not_usable(tier, decision)
     admitted = next(facts(events, RunAdmitted), None)
     if admitted is not None and admitted.served_by:
         reason = "something else served it in the tier's place"
-    if reason or one is None:
+    if reason or decision is None:
         found.skipped[reason] += 1
         return
     task = admitted.task if admitted is not None else ""
-    seen, named = await _seen(store, row.id, one, task)
+    seen, named = await _seen(store, row.id, decision, task)
     after = None
-    if one.further is not None:
-        after = (await _seen(store, row.id, one.further, task))[0]
+    if decision.further is not None:
+        after = (await _seen(store, row.id, decision.further, task))[0]
     beliefs = await _beliefs(store, loaded, row, found)
-    read = RewardedDecision(one, seen, reward, beliefs, named, after)
-    found.rows.setdefault((row.tier, one.layer, one.shape), []).append(read)
+    read = RewardedDecision(decision, seen, reward, beliefs, named, after)
+    found.rows.setdefault((row.tier, decision.layer, decision.shape), []).append(read)
 
 
 async def _beliefs(store: Store, loaded: Loaded, row: RunRow, found: JournaledDecisions) -> Beliefs | None:
@@ -173,26 +173,26 @@ async def _beliefs(store: Store, loaded: Loaded, row: RunRow, found: JournaledDe
     return found.beliefs[place]
 
 
-def _reason_not_usable(tier: Tier | None, one: Decided | None) -> str:
-    if one is None:
+def _reason_not_usable(tier: Tier | None, decision: Decided | None) -> str:
+    if decision is None:
         return "no answer, or a plan without probabilities"
-    if one.shape and (tier is None or tier.conductor.temperature != 1.0):
+    if decision.shape and (tier is None or tier.conductor.temperature != 1.0):
         return "the model decodes at a temperature other than 1, so its probabilities are not those of the draw"
-    if one.chance:
+    if decision.chance:
         return ""
     return "nothing was left to chance"
 
 
-async def _seen(store: Store, run: str, one: Decided, task: str) -> tuple[Features | None, str]:
+async def _seen(store: Store, run: str, decision: Decided, task: str) -> tuple[Features | None, str]:
     """Return the features of a decision, which are the journaled ones of a selector or those of the task for a model,
     and the name of the conversation. Both are missing where the content was erased."""
-    bodies = await store.contents(run, [ref for ref in (one.features, task) if ref])
+    bodies = await store.contents(run, [ref for ref in (decision.features, task) if ref])
     messages = None
     if task in bodies:
         messages = task_from_json(orjson.loads(bodies[task])).messages
     named = conversation(messages) if messages is not None else ""
-    if one.features:
-        return from_json(orjson.loads(bodies[one.features])) if one.features in bodies else None, named
+    if decision.features:
+        return from_json(orjson.loads(bodies[decision.features])) if decision.features in bodies else None, named
     return features(words(messages)) if messages is not None else None, named
 
 
@@ -218,50 +218,50 @@ def _judged(group: Group, rows: Sequence[RewardedDecision], policies: Sequence[s
 def _choices(policy: str, row: RewardedDecision) -> tuple[Policy, Policy | None] | None:
     """Return the choices of a policy in the places of a row's decision and of its further one; None if it has none
     there."""
-    one, further = row.decided, row.decided.further
-    first = _choice(policy, row, one, row.seen, None)
+    decision, further = row.decided, row.decided.further
+    first = _choice(policy, row, decision, row.seen, None)
     if first is None or further is None:
         if first is None:
             return None
         return (first, None)
-    second = _choice(policy, row, further, row.seen_after, one)
+    second = _choice(policy, row, further, row.seen_after, decision)
     if second is None:
         return None
     return (first, second)
 
 
 def _choice(
-    policy: str, row: RewardedDecision, one: Decided, seen: Features | None, first: Decided | None
+    policy: str, row: RewardedDecision, decision: Decided, seen: Features | None, first: Decided | None
 ) -> Policy | None:
     if policy != CURRENT:
-        return choice(policy, one)
-    if row.beliefs is None or seen is None or one.shape:
+        return choice(policy, decision)
+    if row.beliefs is None or seen is None or decision.shape:
         return None
-    return row.beliefs.choice(one, seen, first)
+    return row.beliefs.choice(decision, seen, first)
 
 
 # -- printing
 
 
-def _shown(one: Judged) -> dict[str, Any]:
-    tier, layer, shape = one.group
-    about = {"tier": tier, "layer": layer, "shape": shape, "policy": one.policy, "left_out": one.left_out}
-    report = {**asdict(one.report), "verdict": one.report.verdict, "refusal": one.report.refusal}
-    return {**about, **report, "unrated": one.unrated}
+def _shown(judgement: Judged) -> dict[str, Any]:
+    tier, layer, shape = judgement.group
+    about = {"tier": tier, "layer": layer, "shape": shape, "policy": judgement.policy, "left_out": judgement.left_out}
+    report = {**asdict(judgement.report), "verdict": judgement.report.verdict, "refusal": judgement.report.refusal}
+    return {**about, **report, "unrated": judgement.unrated}
 
 
 def _print(found: JournaledDecisions, judged: Sequence[Judged]) -> None:
     console = terminal.out()
-    for group in dict.fromkeys(one.group for one in judged):
+    for group in dict.fromkeys(judgement.group for judgement in judged):
         tier, layer, shape = group
         rows = found.rows[group]
         earned = _in_words(mean([row.reward for row in rows]))
         about = f", plans of the shape {shape}" if shape else ""
         console.print(f"{tier}, {layer}{about}: {len(rows)} decisions, which earned {earned}", markup=False)
-        console.print(_table([one for one in judged if one.group == group]))
-        for one in judged:
-            if one.group == group and (note := _note_on(one.report)):
-                console.print(f"{one.report.verdict}, {one.policy}: {note}", markup=False)
+        console.print(_table([judgement for judgement in judged if judgement.group == group]))
+        for judgement in judged:
+            if judgement.group == group and (note := _note_on(judgement.report)):
+                console.print(f"{judgement.report.verdict}, {judgement.policy}: {note}", markup=False)
         if unrated := found.unrated[tier]:
             share = f"{len(rows) / (len(rows) + unrated):.0%}"
             console.print(
@@ -299,13 +299,13 @@ def _table(judged: Sequence[Judged]) -> Table:
     table = terminal.table()
     for column in ("policy", "rows", "ESS", "covered", "IPS", "SNIPS", "doubly robust", "ahead of the log", "verdict"):
         table.add_column(column, justify="right" if column in ("rows", "ESS", "covered") else "left")
-    for one in judged:
-        report = one.report
+    for judgement in judged:
+        report = judgement.report
         figures = (f"{report.rows}", f"{report.ess:.0f}", f"{report.covered:.0%}")
         estimates = (report.ips, report.snips, report.dr, report.ahead)
-        table.add_row(one.policy, *figures, *map(_in_words, estimates), report.verdict)
+        table.add_row(judgement.policy, *figures, *map(_in_words, estimates), report.verdict)
     return table
 
 
-def _in_words(one: Estimate) -> str:
-    return f"{one.value:.3f} [{one.low:.3f}, {one.high:.3f}]"
+def _in_words(estimate: Estimate) -> str:
+    return f"{estimate.value:.3f} [{estimate.low:.3f}, {estimate.high:.3f}]"

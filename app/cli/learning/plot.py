@@ -23,12 +23,12 @@ def mark(place: int) -> str:
 def characters(table: Table) -> str:
     """Return the plot in characters: accuracy upwards, cost to the right, a letter for each arm, `*` for several."""
     shown = table.standings
-    across, words = _scale([one.usd for one in shown])
-    low, high = min(one.accuracy.value for one in shown), max(one.accuracy.value for one in shown)
+    across, words = _scale([arm.usd for arm in shown])
+    low, high = min(arm.accuracy.value for arm in shown), max(arm.accuracy.value for arm in shown)
     rows = [[" "] * WIDTH for _ in range(HEIGHT)]
-    for place, one in enumerate(shown):
-        x = round(across(one.usd) * (WIDTH - 1))
-        y = HEIGHT - 1 - round((one.accuracy.value - low) / ((high - low) or 1.0) * (HEIGHT - 1))
+    for place, arm in enumerate(shown):
+        x = round(across(arm.usd) * (WIDTH - 1))
+        y = HEIGHT - 1 - round((arm.accuracy.value - low) / ((high - low) or 1.0) * (HEIGHT - 1))
         rows[y][x] = mark(place) if rows[y][x] == " " else "*"
     labels = {0: f"{high:.3f}", HEIGHT - 1: f"{low:.3f}"}
     lines = [f"{labels.get(n, ''):>6} |{''.join(row).rstrip()}" for n, row in enumerate(rows)]
@@ -55,12 +55,12 @@ def png(table: Table, path: Path) -> bool:
     except ModuleNotFoundError:
         return False
     figure, axes = pyplot.subplots(figsize=(7, 5))
-    for place, one in enumerate(table.standings):
-        below, above = one.accuracy.value - one.accuracy.low, one.accuracy.high - one.accuracy.value
-        form, named = "o" if one.front else "x", f"{mark(place)}  {one.arm}"
-        axes.errorbar([one.usd], [one.accuracy.value], yerr=[[below], [above]], fmt=form, label=named)
-        axes.annotate(mark(place), (one.usd, one.accuracy.value), xytext=(4, 4), textcoords="offset points")
-    if _wide([one.usd for one in table.standings]):
+    for place, arm in enumerate(table.standings):
+        below, above = arm.accuracy.value - arm.accuracy.low, arm.accuracy.high - arm.accuracy.value
+        form, named = "o" if arm.front else "x", f"{mark(place)}  {arm.arm}"
+        axes.errorbar([arm.usd], [arm.accuracy.value], yerr=[[below], [above]], fmt=form, label=named)
+        axes.annotate(mark(place), (arm.usd, arm.accuracy.value), xytext=(4, 4), textcoords="offset points")
+    if _wide([arm.usd for arm in table.standings]):
         axes.set_xscale("log")
     axes.set_xlabel("dollars for each task (o: on the Pareto front)")
     axes.set_ylabel(f"accuracy over {table.tasks} tasks, 95 % interval")

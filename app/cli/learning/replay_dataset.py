@@ -11,7 +11,7 @@ from statistics import fmean
 from typing import Any
 
 from app.cli import terminal
-from app.cli.arguments import Asked
+from app.cli.arguments import Arguments
 from app.errors import ConfigInvalid
 from app.lab.offpolicy import Report
 from app.lab.recorded_outcomes import Dataset, RecordsRefused, read, read_scores
@@ -40,19 +40,19 @@ COLUMNS: Mapping[str, tuple[str, bool]] = {
 """The title of each figure, and True if more of it is better."""
 
 
-def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> int:
+def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -> int:
     """Print the figures. Returns 0; raises `ConfigInvalid` for files that are no data set."""
-    if not 0 <= asked.cost_weight <= 1:
+    if not 0 <= args.cost_weight <= 1:
         raise ConfigInvalid(["--cost-weight: write a share from 0 to 1"])
-    plan = Plan(asked.ratings, asked.held_out, list(range(asked.seeds)), asked.cost_weight)
+    plan = Plan(args.ratings, args.held_out, list(range(args.seeds)), args.cost_weight)
     try:
-        scores = read_scores(Path(asked.scores)) if asked.scores else {}
-        data = read([Path(name) for name in asked.files], scores, _costs(asked.cost))
+        scores = read_scores(Path(args.scores)) if args.scores else {}
+        data = read([Path(name) for name in args.files], scores, _costs(args.cost))
         open_ = routes(data, plan.cost_weight)
         if data.full:
-            _full(asked, data, open_, plan)
+            _full(args, data, open_, plan)
         else:
-            _log(asked, data, open_, plan)
+            _log(args, data, open_, plan)
     except RecordsRefused as error:
         raise ConfigInvalid([str(error)]) from None
     except OSError as error:
@@ -62,23 +62,23 @@ def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> i
 
 def _costs(given: Sequence[str]) -> Mapping[str, float]:
     found = {}
-    for one in given:
-        model, _, amount = one.rpartition("=")
+    for text in given:
+        model, _, amount = text.rpartition("=")
         try:
             found[model] = float(amount)
         except ValueError:
             found[model] = -1.0
         if not model or not 0 <= found[model] <= 1e6:
-            raise ConfigInvalid([f"--cost {one}: write MODEL=DOLLARS, the dollars of a usual call"])
+            raise ConfigInvalid([f"--cost {text}: write MODEL=DOLLARS, the dollars of a usual call"])
     return found
 
 
 # -- full information
 
 
-def _full(asked: Asked, data: Dataset, open_: Routes, plan: Plan) -> None:
+def _full(args: Arguments, data: Dataset, open_: Routes, plan: Plan) -> None:
     found = replayed(data, plan)
-    if asked.json:
+    if args.json:
         policies: dict[str, Any] = {}
         for name, figures in found.items():
             policies[name] = {**_summary(figures), "seeds": [asdict(figure) for figure in figures]}
@@ -121,13 +121,13 @@ def _in_words(mean: float | None, worst: float | None) -> str:
 # -- a log
 
 
-def _log(asked: Asked, data: Dataset, open_: Routes, plan: Plan) -> None:
+def _log(args: Arguments, data: Dataset, open_: Routes, plan: Plan) -> None:
     found = estimated(data, plan)
     assumed = any(row.propensity is None for row in data.rows)
-    if asked.json:
+    if args.json:
         policies: dict[str, Any] = {}
         for name, reports in found.items():
-            policies[name] = {**_judgement(reports), "seeds": [_shown(one) for one in reports]}
+            policies[name] = {**_judgement(reports), "seeds": [_shown(report) for report in reports]}
         notes = [LOG, ASSUMED] if assumed else [LOG]
         about = {**_about(data, open_, plan), "feedback": "one outcome for each prompt", "notes": notes}
         terminal.print_json({**about, "policies": policies})
@@ -140,10 +140,10 @@ def _log(asked: Asked, data: Dataset, open_: Routes, plan: Plan) -> None:
     for title in ("policy", "doubly robust, mean (worst)", "ahead of the log", "least ESS", "verdicts"):
         table.add_column(title)
     for name, reports in found.items():
-        one = _judgement(reports)
-        verdicts = ", ".join(f"{count} {verdict}" for verdict, count in one["verdicts"].items())
-        reward = _in_words(one["mean"], one["worst"])
-        table.add_row(name, reward, f"{one['ahead']:+.3f}", f"{one['least_ess']:.0f}", verdicts)
+        judgement = _judgement(reports)
+        verdicts = ", ".join(f"{count} {verdict}" for verdict, count in judgement["verdicts"].items())
+        reward = _in_words(judgement["mean"], judgement["worst"])
+        table.add_row(name, reward, f"{judgement['ahead']:+.3f}", f"{judgement['least_ess']:.0f}", verdicts)
     console.print(table)
     refusals = {report.refusal for reports in found.values() for report in reports if report.refusal}
     for refusal in sorted(refusals)[:1]:

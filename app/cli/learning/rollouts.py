@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from app.cli import event_loop, storage, terminal
-from app.cli.arguments import Asked
+from app.cli.arguments import Arguments
 from app.cli.audit import content_reads
 from app.core.pool.catalog import Catalog
 from app.core.pool.snapshot import restored
@@ -15,20 +15,20 @@ from app.lab.rollouts import Rollout, to_line
 from app.process.config import Settings, read
 
 
-def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> int:
+def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -> int:
     """Write the file and print why runs were left out. Returns 1 if the file has no rollout."""
     terminal.log_to_stderr("warning")
-    since = now() - asked.since if asked.since else None
-    settings, chosen = read(environ), wanted(asked)
+    since = now() - args.since if args.since else None
+    settings, chosen = read(environ), wanted(args)
     storage.announce(settings)
     found, skipped = event_loop.run(collect(settings, chosen, since))
-    path = Path(asked.file)
+    path = Path(args.file)
     path.touch(mode=0o600)
     path.chmod(0o600)
-    path.write_text("".join(f"{to_line(one)}\n" for one in found))
-    counts = Counter(one.split for one in found)
-    rated = sum(one.score is not None for one in found)
-    if asked.json:
+    path.write_text("".join(f"{to_line(rollout)}\n" for rollout in found))
+    counts = Counter(rollout.split for rollout in found)
+    rated = sum(rollout.score is not None for rollout in found)
+    if args.json:
         shown = {"file": str(path), "rollouts": len(found), "train": counts["train"], "held_out": counts["held-out"]}
         terminal.print_json({**shown, "rated": rated, "left_out": dict(skipped.most_common())})
         return 0 if found else 1
@@ -44,17 +44,17 @@ def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> i
     return 0 if found else 1
 
 
-def wanted(asked: Asked) -> RolloutFilter:
+def wanted(args: Arguments) -> RolloutFilter:
     """Return the choice of runs. Raises `ConfigInvalid` if the options do not say who has agreed."""
-    if (asked.consent is None) is not asked.everybody:
+    if (args.consent is None) is not args.everybody:
         raise ConfigInvalid(["say whose runs may be learned from: --consent LABEL, or --everybody if all have agreed"])
     return RolloutFilter(
-        consent=asked.consent,
-        without=frozenset(asked.without),
-        held_out=asked.held_out,
-        tier=asked.tier,
-        tenant=asked.tenant,
-        rated=asked.rated,
+        consent=args.consent,
+        without=frozenset(args.without),
+        held_out=args.held_out,
+        tier=args.tier,
+        tenant=args.tenant,
+        rated=args.rated,
     )
 
 

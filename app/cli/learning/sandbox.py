@@ -44,9 +44,9 @@ class Sandbox:
     def execute(self, code: str, tests: str, seconds: float) -> Verdict:
         """Run the code, then the tests in the same namespace. Errors in either are part of the verdict."""
         token = secrets.token_hex(16)
-        asked = {"code": code, "tests": tests, "seconds": seconds, "token": token, "walled": not self.trusts}
+        request = {"code": code, "tests": tests, "seconds": seconds, "token": token, "walled": not self.trusts}
         with tempfile.TemporaryDirectory(prefix="baton-cell-") as folder:
-            printed = _ran(json.dumps(asked).encode(), folder, seconds + GRACE)
+            printed = _ran(json.dumps(request).encode(), folder, seconds + GRACE)
         try:
             reply = json.loads(printed)
             if reply.pop("token") == token:
@@ -82,7 +82,7 @@ class Sandbox:
         return Sandbox(trusts=True).execute("", "", 5.0).walls
 
 
-def _ran(asked: bytes, folder: str, seconds: float) -> bytes:
+def _ran(request: bytes, folder: str, seconds: float) -> bytes:
     cell = Path(__file__).with_name("sandbox_child.py")
     with subprocess.Popen(
         [sys.executable, "-I", "-S", str(cell)],
@@ -94,7 +94,7 @@ def _ran(asked: bytes, folder: str, seconds: float) -> bytes:
         start_new_session=True,
     ) as process:
         try:
-            return process.communicate(asked, seconds)[0][:MOST_BYTES]
+            return process.communicate(request, seconds)[0][:MOST_BYTES]
         except subprocess.TimeoutExpired:
             process.kill()
             return b""

@@ -27,24 +27,24 @@ MEMORY, FILE_BYTES, OPEN_FILES = 1 << 30, 16 << 20, 64
 
 def main() -> None:
     """Run the code that standard input has."""
-    asked = json.loads(sys.stdin.read())
+    request = json.loads(sys.stdin.read())
     out = os.dup(1)
     nothing = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(nothing, stream)
     walls = _apart()
-    if asked["walled"] and "network" not in walls:
-        return _say(out, asked["token"], "no sandbox", walls)
+    if request["walled"] and "network" not in walls:
+        return _say(out, request["token"], "no sandbox", walls)
     reading, writing = os.pipe()
     child = os.fork()
     if not child:
         os.close(out)
         os.close(reading)
-        _child(asked, writing)
+        _child(request, writing)
     os.close(writing)
-    verdict = _wait(child, reading, asked["seconds"])
+    verdict = _wait(child, reading, request["seconds"])
     files, _, said = verdict.partition(":")
-    _say(out, asked["token"], said, [*walls, *(["files"] if files == "files" else [])])
+    _say(out, request["token"], said, [*walls, *(["files"] if files == "files" else [])])
 
 
 def _say(out: int, token: str, verdict: str, walls: list[str]) -> None:
@@ -73,9 +73,9 @@ def _wait(child: int, reading: int, seconds: float) -> str:
     return ":time is up"
 
 
-def _child(asked: dict[str, Any], writing: int) -> None:
+def _child(request: dict[str, Any], writing: int) -> None:
     limits = {
-        resource.RLIMIT_CPU: int(asked["seconds"]) + 1,
+        resource.RLIMIT_CPU: int(request["seconds"]) + 1,
         resource.RLIMIT_AS: MEMORY,
         resource.RLIMIT_FSIZE: FILE_BYTES,
         resource.RLIMIT_NOFILE: OPEN_FILES,
@@ -85,7 +85,7 @@ def _child(asked: dict[str, Any], writing: int) -> None:
     for limit, most in limits.items():
         resource.setrlimit(limit, (most, most))
     files = "files" if _fenced(os.getcwd()) else ""
-    verdict = _judged(asked["code"], asked["tests"])
+    verdict = _judged(request["code"], request["tests"])
     os.write(writing, f"{files}:{verdict}".encode())
     os._exit(0)
 
@@ -108,14 +108,14 @@ def _judged(code: str, tests: str) -> str:
 
 def _called(defined: list[Any]) -> str:
     """Run functions named `test...` and test cases; bare assertions have run already."""
-    for one in defined:
-        if isinstance(one, type) and issubclass(one, unittest.TestCase):
+    for item in defined:
+        if isinstance(item, type) and issubclass(item, unittest.TestCase):
             result = unittest.TestResult()
-            unittest.defaultTestLoader.loadTestsFromTestCase(one).run(result)
+            unittest.defaultTestLoader.loadTestsFromTestCase(item).run(result)
             if not result.wasSuccessful():
                 return "a test fails"
-        elif callable(one) and getattr(one, "__name__", "").startswith("test"):
-            one()
+        elif callable(item) and getattr(item, "__name__", "").startswith("test"):
+            item()
     return "passed"
 
 

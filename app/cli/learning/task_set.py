@@ -110,11 +110,11 @@ def _messages(task: Mapping[str, Any]) -> tuple[Mapping[str, str], ...] | None:
     given = task.get("messages")
     if not isinstance(given, list) or "question" in task:
         return None
-    for one in given:
-        if not isinstance(one, dict) or set(one) != {"role", "content"} or one["role"] not in ROLES:
+    for message in given:
+        if not isinstance(message, dict) or set(message) != {"role", "content"} or message["role"] not in ROLES:
             return None
-        if not isinstance(one["content"], str):
+        if not isinstance(message["content"], str):
             return None
-    if not any(one["role"] == "user" for one in given):
+    if not any(message["role"] == "user" for message in given):
         return None
     return tuple(given)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from pkgutil import resolve_name
 from typing import Any
 
-from app.cli.arguments import Asked
+from app.cli.arguments import Arguments
 from app.errors import ConfigInvalid
 
 EXTRAS = frozenset({"torch", "transformers", "tokenizers", "safetensors", "trl", "peft", "datasets"})
@@ -12,20 +12,20 @@ ONE_ROUND = ("drill_steps", "warm_start", "gap", "dear")
 """Options of the builtin training that do not apply to second rounds."""
 
 
-def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> int:
+def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -> int:
     """Train. Returns 1 if `--gap` asks for more than was reached."""
-    if asked.backend != "builtin":
-        found("app.cli.learning.train_chat:run")(asked, environ, found("app.lab.train_grpo"), _say)
+    if args.backend != "builtin":
+        found("app.cli.learning.train_chat:run")(args, environ, found("app.lab.train_grpo"), _say)
         return 0
-    if asked.rounds > 1:
-        if idle := [name for name in ONE_ROUND if getattr(asked, name) not in (None, False)]:
+    if args.rounds > 1:
+        if idle := [name for name in ONE_ROUND if getattr(args, name) not in (None, False)]:
             raise ConfigInvalid(
                 [f"--{name.replace('_', '-')}: has no effect with --rounds 2; remove it" for name in idle]
             )
-        found("app.lab.train_rounds:run")(asked, _say)
+        found("app.lab.train_rounds:run")(args, _say)
         return 0
-    rollouts = found("app.cli.learning.train_chat:imitated")(asked, environ) if asked.warm_start else ()
-    if found("app.lab.train:run")(asked, _say, rollouts):
+    rollouts = found("app.cli.learning.train_chat:imitated")(args, environ) if args.warm_start else ()
+    if found("app.lab.train:run")(args, _say, rollouts):
         return 0
     return 1
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from app.cli import event_loop, storage, terminal
-from app.cli.arguments import Asked
+from app.cli.arguments import Arguments
 from app.cli.embedded import process
 from app.cli.learning import task_set
 from app.cli.learning.rollouts import collect, wanted
@@ -33,71 +33,71 @@ KEY = "BATON_API_KEY"
 Say = Callable[[str], None]
 
 
-def run(asked: Asked, environ: Mapping[str, str], trainer: Any, say: Say) -> None:
+def run(args: Arguments, environ: Mapping[str, str], trainer: Any, say: Say) -> None:
     """Train. `trainer` has `Order` and `train`. Raises `ConfigInvalid` if an option is missing."""
     terminal.log_to_stderr("warning")
-    if asked.model is None:
+    if args.model is None:
         raise ConfigInvalid(["--model: name a chat model, as a folder or as Hugging Face knows it"])
-    recipe, out = _recipe(asked), Path(asked.out)
+    recipe, out = _recipe(args), Path(args.out)
     out.mkdir(parents=True, exist_ok=True)
-    found = imitated(asked, environ)
-    examples, held_out = _examples(found, asked, recipe, say)
-    common = {"out": out, "recipe": recipe, "examples": examples, "held_out": held_out, "threads": asked.threads}
-    if asked.backend == "awr":
-        origin = {"imitated": asked.warm_start}
+    found = imitated(args, environ)
+    examples, held_out = _examples(found, args, recipe, say)
+    common = {"out": out, "recipe": recipe, "examples": examples, "held_out": held_out, "threads": args.threads}
+    if args.backend == "awr":
+        origin = {"imitated": args.warm_start}
         trainer.train(trainer.Order(**common, reach=chat_export.of_rollouts(found), origin=origin), say)
         return
-    loaded, pool = _pool(asked, environ, out)
-    tier = _tier(loaded, asked.tier or (world_file.TIER if pool else "baton-ultra"))
-    posed, held = _posed(asked, loaded, tier, recipe)
+    loaded, pool = _pool(args, environ, out)
+    tier = _tier(loaded, args.tier or (world_file.TIER if pool else "baton-ultra"))
+    posed, held = _posed(args, loaded, tier, recipe)
     origin = {
-        "imitated": asked.warm_start,
-        "questions": asked.tasks or VERSION,
-        "journaled": asked.rollouts,
+        "imitated": args.warm_start,
+        "questions": args.tasks or VERSION,
+        "journaled": args.rollouts,
         "pool": loaded.catalog.digest,
         "tier": tier.name,
-        "random_pools": asked.random_pools,
+        "random_pools": args.random_pools,
     }
-    with _place(asked, environ, tier, pool) as place:
+    with _place(args, environ, tier, pool) as place:
         reach = chat_export.of_questions(posed)
-        cache = Path(asked.cache) if asked.cache is not None else None
+        cache = Path(args.cache) if args.cache is not None else None
         more = {"reach": reach, "questions": posed, "asked": held, "place": place, "cache": cache, "origin": origin}
         trainer.train(trainer.Order(**common, **more), say)
 
 
-def _recipe(asked: Asked) -> Recipe:
+def _recipe(args: Arguments) -> Recipe:
     same = ("model", "seed", "lora", "questions", "group", "micro", "rate", "completion", "vllm", "vllm_url", "epochs")
-    chosen = {name: getattr(asked, name) for name in (*same, "batch", "imitation_rate", "beta", "every", "patience")}
-    chosen["held_out"] = asked.held_out_questions
-    if asked.vllm == "server" and not asked.vllm_url:
+    chosen = {name: getattr(args, name) for name in (*same, "batch", "imitation_rate", "beta", "every", "patience")}
+    chosen["held_out"] = args.held_out_questions
+    if args.vllm == "server" and not args.vllm_url:
         raise ConfigInvalid(["--vllm server: say where TRL's vLLM server is with --vllm-url"])
-    cost, wait = (0.60, 0.35) if asked.dear else (0.30, 0.10)
-    weights = Weights(cost, wait, asked.full_usd, asked.full_seconds)
-    return Recipe(**chosen, steps=asked.steps or Recipe(asked.model).steps, weights=weights)
+    cost, wait = (0.60, 0.35) if args.dear else (0.30, 0.10)
+    weights = Weights(cost, wait, args.full_usd, args.full_seconds)
+    return Recipe(**chosen, steps=args.steps or Recipe(args.model).steps, weights=weights)
 
 
 # -- imitation
 
 
-def imitated(asked: Asked, environ: Mapping[str, str]) -> list[Rollout]:
+def imitated(args: Arguments, environ: Mapping[str, str]) -> list[Rollout]:
     """Return the rollouts that `--warm-start` names, or none without it."""
-    if asked.warm_start is not None:
-        return _rollouts(asked, environ)
-    if asked.backend == "awr":
+    if args.warm_start is not None:
+        return _rollouts(args, environ)
+    if args.backend == "awr":
         raise ConfigInvalid(["--backend awr: name the rollouts with --warm-start FILE, or --warm-start journal"])
     return []
 
 
 def _examples(
-    found: Sequence[Rollout], asked: Asked, recipe: Recipe, say: Say
+    found: Sequence[Rollout], args: Arguments, recipe: Recipe, say: Say
 ) -> tuple[Sequence[Example], Sequence[Example]]:
     """Return the examples to train with, and those that are held out."""
-    if asked.warm_start is None:
+    if args.warm_start is None:
         return (), ()
     sides = []
     for side in ("train", "held-out"):
-        some = [one for one in found if one.split == side]
-        regressed = asked.backend == "awr"
+        some = [rollout for rollout in found if rollout.split == side]
+        regressed = args.backend == "awr"
         sides.append(weighted(some, recipe.weights, recipe.beta, recipe.cap) if regressed else accepted(some))
     say(f"{len(found)} rollouts; {len(sides[0])} plans to imitate, {len(sides[1])} held out")
     if not sides[0]:
@@ -105,10 +105,10 @@ def _examples(
     return sides[0], sides[1]
 
 
-def _rollouts(asked: Asked, environ: Mapping[str, str]) -> list[Rollout]:
-    if asked.warm_start == JOURNAL:
-        return event_loop.run(collect(read(environ), wanted(asked), since=None))[0]
-    return _read(asked.warm_start, "--warm-start")
+def _rollouts(args: Arguments, environ: Mapping[str, str]) -> list[Rollout]:
+    if args.warm_start == JOURNAL:
+        return event_loop.run(collect(read(environ), wanted(args), since=None))[0]
+    return _read(args.warm_start, "--warm-start")
 
 
 def _read(path: str, option: str) -> list[Rollout]:
@@ -121,9 +121,9 @@ def _read(path: str, option: str) -> list[Rollout]:
 # -- questions and pool
 
 
-def _pool(asked: Asked, environ: Mapping[str, str], out: Path) -> tuple[Loaded, str]:
+def _pool(args: Arguments, environ: Mapping[str, str], out: Path) -> tuple[Loaded, str]:
     """Return the configuration in force, or for the rehearsal world its own one with the text of its pool file."""
-    if asked.tasks is not None:
+    if args.tasks is not None:
         loaded = configure(environ)
         return replace(loaded, catalog=event_loop.run(_as_shown(loaded))), ""
     text = world_file.pool_file(tuple(profiles().values()))
@@ -148,36 +148,36 @@ def _tier(loaded: Loaded, name: str) -> Tier:
 
 
 def _posed(
-    asked: Asked, loaded: Loaded, tier: Tier, recipe: Recipe
+    args: Arguments, loaded: Loaded, tier: Tier, recipe: Recipe
 ) -> tuple[list[training_questions.Question], list[training_questions.Question]]:
     """Return a question for each group of each step, and those that are held out."""
     pool = [loaded.catalog.workers[name] for name in tier.pool]
     count = recipe.steps * recipe.questions
-    rules, held = training_questions.apart(_rules(asked, recipe.seed), recipe.held_out, recipe.seed)
-    limits, pools = tier.efforts[tier.effort], {"random_pools": asked.random_pools}
+    rules, held = training_questions.apart(_rules(args, recipe.seed), recipe.held_out, recipe.seed)
+    limits, pools = tier.efforts[tier.effort], {"random_pools": args.random_pools}
     posed = training_questions.posed(rules, pool, limits, count, recipe.seed, **pools)
     return list(posed), list(training_questions.posed(held, pool, limits, len(held), recipe.seed + 1, **pools))
 
 
-def _rules(asked: Asked, seed: int) -> list[training_questions.Rule]:
-    if asked.tasks is None:
-        if asked.rollouts is not None:
+def _rules(args: Arguments, seed: int) -> list[training_questions.Rule]:
+    if args.tasks is None:
+        if args.rollouts is not None:
             raise ConfigInvalid(["--rollouts: name a task set that rates their answers with --tasks"])
         return training_questions.of_world(WORLD_TASKS, seed)
-    sandbox = Sandbox(asked.trust_code)
-    tasks = task_set.checked(lambda faults: task_set.read(Path(asked.tasks), sandbox.run, faults))
+    sandbox = Sandbox(args.trust_code)
+    tasks = task_set.checked(lambda faults: task_set.read(Path(args.tasks), sandbox.run, faults))
     if (
-        not asked.trust_code
+        not args.trust_code
         and any(task.grader.kind == "tests" for task in tasks)
         and "network" not in sandbox.standing()
     ):
         raise ConfigInvalid(["--tasks: unit tests cannot be run safely here; see `baton eval`, or say --trust-code"])
     rules = [training_questions.Rule(task.messages, task.grader, task.written) for task in tasks]
-    if asked.rollouts is None:
+    if args.rollouts is None:
         return rules
-    found = training_questions.of_rollouts(_read(asked.rollouts, "--rollouts"), rules)
+    found = training_questions.of_rollouts(_read(args.rollouts, "--rollouts"), rules)
     if not found:
-        raise ConfigInvalid([f"--rollouts {asked.rollouts}: no run of the training side asks what {asked.tasks} rates"])
+        raise ConfigInvalid([f"--rollouts {args.rollouts}: no run of the training side asks what {args.tasks} rates"])
     return found
 
 
@@ -185,13 +185,13 @@ def _rules(asked: Asked, seed: int) -> list[training_questions.Rule]:
 
 
 @contextmanager
-def _place(asked: Asked, environ: Mapping[str, str], tier: Tier, pool: str) -> Iterator[Place]:
+def _place(args: Arguments, environ: Mapping[str, str], tier: Tier, pool: str) -> Iterator[Place]:
     limits = asdict(tier.efforts[tier.effort])
-    chosen = {"tier": tier.name, "concurrency": asked.concurrency, "deadline": float(limits["seconds"]) + 10.0}
-    if asked.url is not None:
+    chosen = {"tier": tier.name, "concurrency": args.concurrency, "deadline": float(limits["seconds"]) + 10.0}
+    if args.url is not None:
         if not environ.get(KEY):
             raise ConfigInvalid([f"--url: put a key of that Baton into {KEY}"])
-        yield Place(asked.url.rstrip("/").removesuffix("/v1"), environ[KEY], **chosen)
+        yield Place(args.url.rstrip("/").removesuffix("/v1"), environ[KEY], **chosen)
         return
-    with process.baton(pool, environ, runs=asked.concurrency) as (url, key):
+    with process.baton(pool, environ, runs=args.concurrency) as (url, key):
         yield Place(url, key, **chosen)

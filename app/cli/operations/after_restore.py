@@ -12,9 +12,8 @@ from pkgutil import resolve_name
 from typing import Any
 
 from app.cli import event_loop, storage, terminal
-from app.cli.arguments import Asked
-from app.cli.runs.run_words import moment
-from app.cli.terminal import count
+from app.cli.arguments import Arguments
+from app.cli.terminal import count, moment
 from app.core.pool.catalog import MILLION
 from app.core.records import record
 from app.core.run.kinds import ENDED, RUN_STATES
@@ -77,36 +76,38 @@ class RestoredState:
     keys: int | None
 
 
-def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> int:
+def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -> int:
     """Carry out the command. Returns 1 if other processes of Baton use the database."""
     settings = read(environ)
     terminal.log_to_stderr("warning")
     storage.announce(settings)
     with storage.causes(settings):
         others = revisions.connected(settings.database_url)
-    if others and not asked.dry_run:
+    if others and not args.dry_run:
         raise ConfigInvalid(
             [f"{others} connections of gateways or engines are open; stop them, and repeat this command"]
         )
-    lines = list(_step_lines(asked.logs))
-    found = event_loop.run(_carry_out(settings, asked, lines, now()))
-    if asked.json:
+    lines = list(_step_lines(args.logs))
+    found = event_loop.run(_carry_out(settings, args, lines, now()))
+    if args.json:
         terminal.print_json(asdict(found))
     else:
-        _print(found, asked)
+        _print(found, args)
     return 0
 
 
-async def _carry_out(settings: Settings, asked: Asked, lines: Sequence[Mapping[str, Any]], now: float) -> RestoredState:
+async def _carry_out(
+    settings: Settings, args: Arguments, lines: Sequence[Mapping[str, Any]], now: float
+) -> RestoredState:
     async with storage.opened(settings) as store:
-        ends = await _last_event(store) if asked.dry_run else await store.begin_generation(now)
+        ends = await _last_event(store) if args.dry_run else await store.begin_generation(now)
         rows = await _open_rows(store)
         states = {row.id: fold((await store.journal(row.id)).events) for row in rows}
         missing = await _missing(store, lines)
-        if not (asked.dry_run or asked.keep_open):
+        if not (args.dry_run or args.keep_open):
             for row in rows:
                 await end_restored(store, row, now)
-    keys = None if asked.dry_run else await _clear_queue(settings)
+    keys = None if args.dry_run else await _clear_queue(settings)
     return RestoredState(ends, tuple([_open_run(row, states[row.id]) for row in rows]), missing, len(lines), keys)
 
 
@@ -211,23 +212,25 @@ async def _clear_queue(settings: Settings) -> int | None:
 # -- words
 
 
-def _print(restored: RestoredState, asked: Asked) -> None:
-    would = "would be " if asked.dry_run else ""
+def _print(restored: RestoredState, args: Arguments) -> None:
+    would = "would be " if args.dry_run else ""
     since = moment(restored.ends) if restored.ends else "nothing"
     print(f"The journal ends at {since}.")
-    bound = sum([call.usd for one in restored.open for call in one.calls])
-    calls = sum([len(one.calls) for one in restored.open])
+    bound = sum([call.usd for run in restored.open for call in run.calls])
+    calls = sum([len(run.calls) for run in restored.open])
     what = "ended as failed (restored)"
-    if asked.keep_open:
+    if args.keep_open:
         what = "left to the engines"
     runs = count(len(restored.open), "open run")
     print(f"{runs} {would}{what}, with {count(calls, 'open call')} of at most ${bound:.6f}.")
-    _list([f"{one.run}  {one.state}  spent ${one.spent:.6f}  {_calls(one)}" for one in restored.open])
-    usd = sum([one.usd for one in restored.missing])
+    _list([f"{run.run}  {run.state}  spent ${run.spent:.6f}  {_calls(run)}" for run in restored.open])
+    usd = sum([step.usd for step in restored.missing])
     print(
         f"{count(len(restored.missing), 'step')} of {restored.logged} in the logs missing from the journal: ${usd:.6f}."
     )
-    _list([f"{one.run}  step {one.step}  {one.worker}  ${one.usd:.6f}  {_known(one)}" for one in restored.missing])
+    _list(
+        [f"{step.run}  step {step.step}  {step.worker}  ${step.usd:.6f}  {_known(step)}" for step in restored.missing]
+    )
     if restored.keys is not None:
         print(f"{count(restored.keys, 'key')} of the queue deleted in Redis.")
     print(f"What no log tells: compare the accounts of the providers since {since}.")
@@ -241,11 +244,11 @@ def _list(lines: Sequence[str]) -> None:
         print(f"  and {len(lines) - SHOWN} more; --json lists all")
 
 
-def _calls(one: OpenRun) -> str:
-    return ", ".join([f"{call.worker} at most ${call.usd:.6f}" for call in one.calls]) or "no open call"
+def _calls(run: OpenRun) -> str:
+    return ", ".join([f"{call.worker} at most ${call.usd:.6f}" for call in run.calls]) or "no open call"
 
 
-def _known(one: Missing) -> str:
-    if one.known:
+def _known(step: Missing) -> str:
+    if step.known:
         return "the run is known"
     return "the run is missing"

@@ -6,14 +6,14 @@ from typing import Any
 from rich.text import Text
 
 from app.cli import terminal
-from app.cli.arguments import Asked
+from app.cli.arguments import Arguments
 from app.process.config import Loaded, configure, describe
 
 
-def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> int:
+def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -> int:
     """Print the settings with masked secrets. Raises `ConfigInvalid` for a faulty configuration."""
     loaded = configure(environ)
-    if asked.json:
+    if args.json:
         terminal.print_json(_record(loaded))
         return 0
     table = terminal.table("setting", "value", "default", "from", "meaning")

@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 from rich.text import Text
 
 from app.cli import event_loop, terminal
-from app.cli.arguments import Asked
+from app.cli.arguments import Arguments
 from app.cli.operations import doctor_checks
 from app.cli.operations.doctor_checks import Verdict
 from app.errors import BatonError, ConfigInvalid
@@ -19,10 +19,10 @@ from app.store.sqlkit import revisions
 STYLES: Mapping[str, str] = {"ok": "green", "fail": "bold red", "skip": "dim"}
 
 
-def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> int:
+def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -> int:
     """Run all doctor_checks. Returns 1 if one failed."""
     terminal.log_to_stderr("error")
-    report = _Report(as_json=asked.json)
+    report = _Report(as_json=args.json)
     try:
         loaded = configure(environ)
     except ConfigInvalid as error:
@@ -32,7 +32,7 @@ def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> i
     if not loaded.catalog.rehearsal:
         terminal.err().print("Each real model is asked for one token now, which costs a fraction of a cent.")
     with terminal.err().status("checking"):
-        verdicts = event_loop.run(_check(loaded, every=asked.every))
+        verdicts = event_loop.run(_check(loaded, every=args.every))
     report.add(verdicts)
     return report.end()
 
@@ -70,11 +70,11 @@ class _Report:
         """Add verdicts, and print them unless they are printed as JSON."""
         self._verdicts += verdicts
         console = terminal.out()
-        for one in () if self._as_json else verdicts:
-            line = Text.assemble((f"{one.status:<4}", STYLES[one.status]), f"  {one.name}: {one.words}")
+        for verdict in () if self._as_json else verdicts:
+            line = Text.assemble((f"{verdict.status:<4}", STYLES[verdict.status]), f"  {verdict.name}: {verdict.words}")
             console.print(line, soft_wrap=True)
-            if one.remedy:
-                console.print(Text(f"      -> {one.remedy}"), soft_wrap=True)
+            if verdict.remedy:
+                console.print(Text(f"      -> {verdict.remedy}"), soft_wrap=True)
 
     def end(self) -> int:
         """Return the exit status: 1 if a check failed."""

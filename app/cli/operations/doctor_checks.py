@@ -8,8 +8,7 @@ from typing import Literal
 from app.cli import terminal
 from app.cli.audit import exported_checkpoints
 from app.cli.retention import periods
-from app.cli.runs.run_words import seconds
-from app.cli.terminal import count
+from app.cli.terminal import count, duration
 from app.core.message.chat import End, Message, Sampling, Text
 from app.core.pool.catalog import Catalog, Deadlines, ProviderSpec, Worker
 from app.core.pool.conductor_versions import versions_in_force
@@ -63,7 +62,7 @@ def of_settings(loaded: Loaded) -> list[Verdict]:
         Verdict("pool", "ok", f"{loaded.origin}: {size}"),
     ]
     if loaded.settings.log_export:
-        confirmed = [one.name for one in log_witnesses(loaded.settings)]
+        confirmed = [witness.name for witness in log_witnesses(loaded.settings)]
         if loaded.settings.log_timestamp_url:
             confirmed.append("a time-stamp authority")
         words = f"checkpoints are written to {loaded.settings.log_export}"
@@ -175,7 +174,7 @@ async def _log(opened: Runtime) -> Verdict:
     async def check() -> Verdict:
         state = await opened.context.store.log.state()
         if state.lag > UNSEALED_SECONDS:
-            words = f"{count(state.waiting, 'change')} not sealed for {seconds(state.lag)}"
+            words = f"{count(state.waiting, 'change')} not sealed for {duration(state.lag)}"
             return Verdict("log", "skip", words, "engines seal what was committed; start one")
         if not state.size:
             return Verdict("log", "skip", "nothing was sealed yet; an engine does so")
@@ -215,7 +214,7 @@ async def _outside(loaded: Loaded, opened: Runtime) -> Verdict:
         if held.size is None:
             return Verdict("log held outside", "skip", "no checkpoint is there yet; an engine writes one a minute")
         words = f"the newest checkpoint counts {held.size} of {size} entries, written at {held.written_at}"
-        behind = [name for name, one in held.witnesses.items() if one.size != held.size]
+        behind = [name for name, cosigned in held.witnesses.items() if cosigned.size != held.size]
         if loaded.settings.log_timestamp_url and held.stamped_size != held.size:
             behind.append("the time-stamp authority")
         if behind:
@@ -277,7 +276,7 @@ async def _generation(name: str, worker: Worker, opened: Runtime) -> Verdict:
         began = opened.context.tick()
         limited = await _answers(worker, opened)
         simulated = " (simulated)" if spec.format == "rehearsal" else ""
-        words = f"{worker.name} answers{simulated}, {seconds(opened.context.tick() - began)}"
+        words = f"{worker.name} answers{simulated}, {duration(opened.context.tick() - began)}"
         return Verdict(name, "ok", "accepts the key, but limits requests at the moment" if limited else words)
 
     return await _within(name, check, f"check that {spec.base_url or 'it'} can be reached from here", spec, worker)

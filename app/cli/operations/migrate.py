@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 
 from app.cli import storage, terminal
-from app.cli.arguments import Asked
+from app.cli.arguments import Arguments
 from app.errors import ConfigInvalid, StoreUnavailable
 from app.process.config import Settings, read
 from app.store.sqlkit import revisions
@@ -12,36 +12,36 @@ from app.store.sqlkit.migrate import migrate
 from app.store.sqlkit.revisions import Status
 
 
-def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> int:
+def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -> int:
     """Bring the schema to a revision. With `--status`, return 1 unless the database has this version's schema."""
     settings = read(environ)
     terminal.log_to_stderr(settings.log_level)
     storage.announce(settings)
     with storage.causes(settings):
         found = revisions.status(settings.database_url)
-    if asked.status:
-        return _print_status(settings, found, as_json=asked.json)
+    if args.status:
+        return _print_status(settings, found, as_json=args.json)
     if found.newer:
         raise StoreUnavailable(
             f"The database is newer than this program: it has revision {found.current}, and this program knows "
             f"revisions up to {found.head}. Use the version of Baton that has migrated it."
         )
-    earlier = revisions.is_earlier(settings.database_url, found.current, asked.to)
-    if earlier and not asked.down:
+    earlier = revisions.is_earlier(settings.database_url, found.current, args.to)
+    if earlier and not args.down:
         raise ConfigInvalid(
-            [f"--to: {asked.to} is earlier than {found.current}; add --down to drop what later revisions have added"]
+            [f"--to: {args.to} is earlier than {found.current}; add --down to drop what later revisions have added"]
         )
-    if asked.sql:
-        print(revisions.statements(settings.database_url, found.current, asked.to, down=earlier))
+    if args.sql:
+        print(revisions.statements(settings.database_url, found.current, args.to, down=earlier))
         return 0
-    return _migrate(settings, asked, up=not earlier)
+    return _migrate(settings, args, up=not earlier)
 
 
-def _migrate(settings: Settings, asked: Asked, *, up: bool) -> int:
+def _migrate(settings: Settings, args: Arguments, *, up: bool) -> int:
     with terminal.err().status("migrating the database"), storage.causes(settings):
-        migrate(settings.database_url, asked.to, up=up)
+        migrate(settings.database_url, args.to, up=up)
         found = revisions.status(settings.database_url)
-    if asked.json:
+    if args.json:
         return _print_status(settings, found, as_json=True)
     if found.is_current:
         terminal.out().print("The database has this version's schema.")
@@ -69,8 +69,8 @@ def _print_status(settings: Settings, found: Status, *, as_json: bool) -> int:
         return int(not found.is_current)
     print(f"current  {found.current or 'no tables'}")
     print(f"head     {found.head}")
-    for one in found.pending:
-        print(f"pending  {one.id}  {one.title}")
+    for revision in found.pending:
+        print(f"pending  {revision.id}  {revision.title}")
     if found.newer:
         print("The database is newer than this program.")
     elif found.pending:

@@ -4,16 +4,16 @@ import http.client
 import json
 from collections.abc import Callable, Mapping
 
-from app.cli.arguments import Asked
+from app.cli.arguments import Arguments
 from app.process.config import read
 
 TIMEOUT_SECONDS = 4.0
 
 
-def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> int:
+def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -> int:
     """Return 0 if `/readyz` answers 200; otherwise print the reason and return 1."""
     port = read(environ).port
-    connection = http.client.HTTPConnection(asked.host, port, timeout=TIMEOUT_SECONDS)
+    connection = http.client.HTTPConnection(args.host, port, timeout=TIMEOUT_SECONDS)
     try:
         connection.request("GET", "/readyz")
         reply = connection.getresponse()
@@ -21,7 +21,7 @@ def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> i
         return 0 if reply.status == 200 else 1
     except (OSError, http.client.HTTPException) as error:
         said = f"nothing answers on port {port} ({type(error).__name__})"
-        print(json.dumps({"ready": False, "error": said}) if asked.json else said)
+        print(json.dumps({"ready": False, "error": said}) if args.json else said)
         return 1
     finally:
         connection.close()

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Mapping
 
 from app.cli import event_loop, terminal
-from app.cli.arguments import Asked
+from app.cli.arguments import Arguments
 from app.cli.operations import startup_message
 from app.process.config import Settings, configure
 from app.process.serve import Roles, Started, serve
@@ -18,7 +18,7 @@ ROLES: Mapping[str, Roles] = {
 }
 
 
-def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> int:
+def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -> int:
     """Serve. Returns 0 after an orderly stop."""
     loaded = configure(environ)
     terminal.log_to_stderr(loaded.settings.log_level)
@@ -28,16 +28,16 @@ def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> i
 
         def announce(started: Started) -> None:
             status.stop()
-            if asked.json:
-                print(startup_message.as_json(asked.verb, started), flush=True)
+            if args.json:
+                print(startup_message.as_json(args.verb, started), flush=True)
             else:
-                print(startup_message.words(asked.verb, started, terminal.program()), flush=True)
+                print(startup_message.words(args.verb, started, terminal.program()), flush=True)
 
         try:
-            event_loop.run(serve(loaded, dict(environ), ROLES[asked.verb], announce))
+            event_loop.run(serve(loaded, dict(environ), ROLES[args.verb], announce))
         except SystemExit:  # uvicorn's, when it cannot listen
             status.stop()
-            print(f"baton: {_why_not_listening(loaded.settings, ROLES[asked.verb])}", file=sys.stderr)
+            print(f"baton: {_why_not_listening(loaded.settings, ROLES[args.verb])}", file=sys.stderr)
             return 1
     return 0
 

@@ -10,8 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from app.cli import event_loop, storage, terminal
-from app.cli.arguments import Asked
-from app.cli.runs import run_words
+from app.cli.arguments import Arguments
 from app.core.pool.catalog import MILLION
 from app.gateway.runs.stored_overview import of_database
 from app.gateway.wire.query import OverviewFilters
@@ -23,24 +22,24 @@ MOST_FAILURES = 5
 Json = Mapping[str, Any]
 
 
-def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> int:
+def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -> int:
     """Carry out the command. Returns the exit status."""
     settings = read(environ)
     terminal.log_to_stderr("warning")
     storage.announce(settings)
-    event_loop.run(_top(settings, asked, now))
+    event_loop.run(_top(settings, args, now))
     return 0
 
 
-async def _top(settings: Settings, asked: Asked, now: Callable[[], float]) -> None:
-    filters = OverviewFilters(period=asked.period, tenant=asked.tenant)
+async def _top(settings: Settings, args: Arguments, now: Callable[[], float]) -> None:
+    filters = OverviewFilters(period=args.period, tenant=args.tenant)
     console = terminal.out()
     async with storage.opened(settings) as store:
         shown = await of_database(store, filters, now())
-        if asked.json:
+        if args.json:
             terminal.print_json(shown)
             return
-        if asked.once or not console.is_terminal:
+        if args.once or not console.is_terminal:
             console.print(drawn(shown))
             return
         with Live(drawn(shown), console=console, auto_refresh=False) as live:
@@ -67,7 +66,7 @@ def _heading(shown: Json) -> Text:
 
 def _lines(shown: Json) -> Iterator[Text]:
     total, seconds, log = shown["total"], shown["seconds"], shown["log"]
-    by_state = {one["state"]: one["runs"] for one in shown["open"]}
+    by_state = {group["state"]: group["runs"] for group in shown["open"]}
     waiting_runs = [f"{runs:,} {state}" for state, runs in sorted(by_state.items()) if state != "awaiting_approval"]
     yield _line("open runs", ", ".join(waiting_runs) or "none")
     yield _line("approvals", f"{by_state.get('awaiting_approval', 0):,} wait")
@@ -75,15 +74,15 @@ def _lines(shown: Json) -> Iterator[Text]:
     oldest = queue["oldest_seconds"]
     waits = ""
     if oldest is not None:
-        waits = f", the oldest for {run_words.seconds(oldest)}"
+        waits = f", the oldest for {terminal.duration(oldest)}"
     yield _line("queue", f"{queue['waiting']:,} wait{waits}")
     yield _line("runs", f"{total['runs']:,}, {total['ended']:,} ended, {total['degraded']:,} degraded")
     yield _line("success", _share(total["success_rate"]))
     cost = terminal.dollars(total["cost_usd"] * MILLION)
     yield _line("cost", f"{cost}, {total['tokens']:,} tokens")
     if seconds["count"]:
-        yield _line("time", f"median {run_words.seconds(seconds['p50'])}, p95 {run_words.seconds(seconds['p95'])}")
-    unsealed = f"{log['waiting']:,} to be sealed, {run_words.seconds(log['lag_seconds'])} behind"
+        yield _line("time", f"median {terminal.duration(seconds['p50'])}, p95 {terminal.duration(seconds['p95'])}")
+    unsealed = f"{log['waiting']:,} to be sealed, {terminal.duration(log['lag_seconds'])} behind"
     yield _line("log", f"{log['size']:,} entries, {unsealed}")
 
 
@@ -113,8 +112,8 @@ def _failures(shown: Json) -> Table | None:
         return None
     table = terminal.table("not succeeded", "cause")
     table.add_column("runs", justify="right", no_wrap=True)
-    for one in shown["failures"][:MOST_FAILURES]:
-        terminal.add_row(table, (one["state"], one["error"] or "-", f"{one['runs']:,}"))
+    for failure in shown["failures"][:MOST_FAILURES]:
+        terminal.add_row(table, (failure["state"], failure["error"] or "-", f"{failure['runs']:,}"))
     return table
 
 

@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from app.cli import event_loop, storage, terminal
-from app.cli.arguments import Asked
+from app.cli.arguments import Arguments
 from app.cli.audit import content_reads
 from app.cli.runs import run_words
 from app.core.pool.catalog import MILLION, Catalog
@@ -19,56 +19,57 @@ from app.process.config import Settings, configure, read
 from app.store.protocol import APPROVAL_TAG, ASKED, RunQuery, RunRow, Store
 
 
-def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> int:
+def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -> int:
     """Carry out one of the verbs on the configured database."""
     settings = read(environ)
     terminal.log_to_stderr("warning")
     storage.announce(settings)
-    if asked.verb == "ls":
-        found = event_loop.run(_listed(settings, asked.limit, decided=asked.decided))
-        terminal.print_json(found) if asked.json else terminal.out().print(_table(found, decided=asked.decided))
+    if args.verb == "ls":
+        found = event_loop.run(_list(settings, args.limit, decided=args.decided))
+        terminal.print_json(found) if args.json else terminal.out().print(_table(found, decided=args.decided))
         return 0
-    if asked.verb == "show":
-        one = event_loop.run(_show(settings, configure(environ).catalog, asked.run))
+    if args.verb == "show":
+        approval = event_loop.run(_show(settings, configure(environ).catalog, args.run))
     else:
-        one = event_loop.run(_decide(settings, asked, environ, now))
-    if asked.json:
-        terminal.print_json(one)
+        approval = event_loop.run(_decide(settings, args, environ, now))
+    if args.json:
+        terminal.print_json(approval)
     else:
-        for line in _lines(one):
+        for line in _lines(approval):
             terminal.out().print(Text(terminal.clean(line)))
     return 0
 
 
-async def _listed(settings: Settings, limit: int, *, decided: bool) -> list[dict[str, Any]]:
-    waits = RunQuery(state=WAITING, limit=limit)
-    asked = RunQuery(tags=((APPROVAL_TAG, ASKED),), limit=limit)
+async def _list(settings: Settings, limit: int, *, decided: bool) -> list[dict[str, Any]]:
+    query = RunQuery(state=WAITING, limit=limit)
+    if decided:
+        query = RunQuery(tags=((APPROVAL_TAG, ASKED),), limit=limit)
     async with storage.opened(settings) as store:
-        rows = [row for row in await store.runs(asked if decided else waits) if decided == (row.state != WAITING)]
-        found = [await _shown(store, row) for row in rows]
-        return [one for one in found if one is not None]
+        rows = [row for row in await store.runs(query) if decided == (row.state != WAITING)]
+        found = [await _with_texts(store, row) for row in rows]
+        return [approval for approval in found if approval is not None]
 
 
 async def _show(settings: Settings, catalog: Catalog, name: str) -> dict[str, Any]:
-    """Return the question of a run; while its plan waits, with an estimate by the prices of the pool file."""
+    """Return the approval that a run needs; while its plan waits, with an estimate by the prices of the pool file."""
     async with storage.opened(settings) as store:
-        one = await _one(store, name)
-        if one["status"] == "waiting":
-            of_tenant = store.of_tenant(one["tenant"])
-            history = await read_history(of_tenant, one["tenant"])
-            one["estimate"] = await estimate(catalog, of_tenant, await of_tenant.run(one["run"]), history)
-        return one
+        approval = await _read(store, name)
+        if approval["status"] == "waiting":
+            of_tenant = store.of_tenant(approval["tenant"])
+            history = await read_history(of_tenant, approval["tenant"])
+            approval["estimate"] = await estimate(catalog, of_tenant, await of_tenant.run(approval["run"]), history)
+        return approval
 
 
-async def _one(store: Store, name: str) -> dict[str, Any]:
-    found = await _shown(store, await storage.find(store, name))
+async def _read(store: Store, name: str) -> dict[str, Any]:
+    found = await _with_texts(store, await storage.find(store, name))
     if found is None:
         raise NotFound("No plan of this run has needed an approval.")
     return found
 
 
-async def _shown(store: Store, row: RunRow) -> dict[str, Any] | None:
-    """Return the question of a run with its texts. That they are read is logged."""
+async def _with_texts(store: Store, row: RunRow) -> dict[str, Any] | None:
+    """Return the approval that a run needs, with its texts, or None. The reading of the texts is logged."""
     found = await shown(store.of_tenant(None), row, reads=True)
     if found is not None:
         await content_reads.note(store, row.id, row.tenant, "approval", mark(found))
@@ -76,23 +77,23 @@ async def _shown(store: Store, row: RunRow) -> dict[str, Any] | None:
 
 
 async def _decide(
-    settings: Settings, asked: Asked, environ: Mapping[str, str], now: Callable[[], float]
+    settings: Settings, args: Arguments, environ: Mapping[str, str], now: Callable[[], float]
 ) -> dict[str, Any]:
-    catalog, approves = configure(environ).catalog, asked.verb == "approve"
+    catalog, approves = configure(environ).catalog, args.verb == "approve"
     async with storage.opened(settings) as store:
-        one = await _one(store, asked.run)
-        max_usd = asked.max_usd if approves else None
+        approval = await _read(store, args.run)
+        max_usd = args.max_usd if approves else None
         decision = Decision(
             verdict="approve" if approves else "refuse",
-            digest=asked.digest or one["digest"],
+            digest=args.digest or approval["digest"],
             by=f"command:{storage.operator().id}",
             key="",
-            reason=asked.reason,
-            replacements=tuple(asked.replacement) if approves else (),
+            reason=args.reason,
+            replacements=tuple(args.replacement) if approves else (),
             max_usd=round(max_usd * MILLION) if max_usd is not None else None,
         )
-        await settle(store, catalog, now, one["run"], None, decision, 0.0)
-        return await _one(store, one["run"])
+        await settle(store, catalog, now, approval["run"], None, decision, 0.0)
+        return await _read(store, approval["run"])
 
 
 def _table(found: list[dict[str, Any]], *, decided: bool) -> Table | str:
@@ -105,9 +106,16 @@ def _table(found: list[dict[str, Any]], *, decided: bool) -> Table | str:
     table = terminal.table()
     for column in ("run", "tier", "reasons", "workers", "worst case", "until"):
         table.add_column(column, overflow="fold")
-    for one in found:
-        workers = ", ".join(one["discloses"])
-        cells = (one["run"], one["tier"], ", ".join(one["reasons"]), workers, _money(one), _minute(one["expires_at"]))
+    for approval in found:
+        workers = ", ".join(approval["discloses"])
+        cells = (
+            approval["run"],
+            approval["tier"],
+            ", ".join(approval["reasons"]),
+            workers,
+            _money(approval),
+            _minute(approval["expires_at"]),
+        )
         table.add_row(*[Text(terminal.clean(cell)) for cell in cells])
     return table
 
@@ -116,37 +124,37 @@ def _decided(found: list[dict[str, Any]]) -> Table:
     table = terminal.table()
     for column in ("run", "status", "by", "at", "reason", "workers"):
         table.add_column(column, overflow="fold")
-    for one in found:
-        decision = one["decision"] or {"by": "", "at": one["expires_at"], "reason": ""}
-        texts = (decision["by"], _minute(decision["at"]), decision["reason"] or "", ", ".join(one["discloses"]))
-        table.add_row(*[Text(terminal.clean(cell)) for cell in (one["run"], one["status"], *texts)])
+    for approval in found:
+        decision = approval["decision"] or {"by": "", "at": approval["expires_at"], "reason": ""}
+        texts = (decision["by"], _minute(decision["at"]), decision["reason"] or "", ", ".join(approval["discloses"]))
+        table.add_row(*[Text(terminal.clean(cell)) for cell in (approval["run"], approval["status"], *texts)])
     return table
 
 
-def _money(one: Mapping[str, Any]) -> str:
-    if one["worst_case_usd"] is None:
+def _money(approval: Mapping[str, Any]) -> str:
+    if approval["worst_case_usd"] is None:
         return "unknown"
-    return f"${one['worst_case_usd']:.6f}"
+    return f"${approval['worst_case_usd']:.6f}"
 
 
 def _minute(at: float) -> str:
     return f"{terminal.minute(at)} UTC"
 
 
-def _lines(one: Mapping[str, Any]) -> list[str]:
-    """Return a question in words: why, what would be called and disclosed, at what price, and what was decided."""
+def _lines(approval: Mapping[str, Any]) -> list[str]:
+    """Return an approval in words: why, what would be called and disclosed, at what price, and what was decided."""
     lines = [
-        f"{one['run']}: {one['status']} ({', '.join(one['reasons'])})",
-        f"digest {one['digest']}",
-        f"worst case {_money(one)}, spent ${one['spent_usd']:.6f}, limit ${one['limit_usd']:.2f}; "
-        f"until {_minute(one['expires_at'])}, then {one['on_expiry']}",
+        f"{approval['run']}: {approval['status']} ({', '.join(approval['reasons'])})",
+        f"digest {approval['digest']}",
+        f"worst case {_money(approval)}, spent ${approval['spent_usd']:.6f}, limit ${approval['limit_usd']:.2f}; "
+        f"until {_minute(approval['expires_at'])}, then {approval['on_expiry']}",
     ]
-    if one["estimate"] is not None:
-        lines.append(f"estimate: {run_words.estimate(one['estimate'])}")
-    for step in one["plan"]["steps"]:
+    if approval["estimate"] is not None:
+        lines.append(f"estimate: {run_words.estimate(approval['estimate'])}")
+    for step in approval["plan"]["steps"]:
         sees = ", ".join(str(entry) for entry in step["access"]) or "nothing"
         lines.append(f"step {step['n']}: {step['worker']} sees {sees}: {step['instruction'] or '(the request itself)'}")
-    decision = one["decision"]
+    decision = approval["decision"]
     if decision is not None:
         lines.append(
             f"{decision['decision']} by {decision['by']}, {_minute(decision['at'])}: {decision['reason'] or ''}"

@@ -11,12 +11,11 @@ from rich.text import Text
 from rich.tree import Tree
 
 from app.cli import event_loop, storage, terminal
-from app.cli.arguments import Asked
+from app.cli.arguments import Arguments
 from app.cli.audit import content_reads
 from app.cli.embedded import engine
 from app.cli.plans import preview
 from app.cli.plans.preview import PREVIEW_KEY
-from app.cli.runs import run_words
 from app.core.pool.catalog import MILLION, Catalog
 from app.core.records import changed
 from app.core.roles import SCOPES
@@ -36,28 +35,28 @@ RUN_KEY = "baton-plans"
 EDITS = ("change", "add", "remove", "move")
 
 
-def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> int:
+def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -> int:
     """Carry out one of the verbs. Returns the exit status."""
     loaded = configure(environ)
     terminal.log_to_stderr("warning")
     storage.announce(loaded.settings)
-    if asked.verb == "make":
-        shown = event_loop.run(_make(loaded, asked))
-    elif asked.verb == "edit":
-        shown = event_loop.run(_edit(loaded, asked))
-    elif asked.verb == "show":
-        shown = event_loop.run(_show(loaded, asked))
+    if args.verb == "make":
+        shown = event_loop.run(_make(loaded, args))
+    elif args.verb == "edit":
+        shown = event_loop.run(_edit(loaded, args))
+    elif args.verb == "show":
+        shown = event_loop.run(_show(loaded, args))
     else:
-        return event_loop.run(_execute(loaded, asked))
-    if getattr(asked, "lists", False):
+        return event_loop.run(_execute(loaded, args))
+    if getattr(args, "lists", False):
         terminal.print_json(shown["plan"])
     else:
-        terminal.print_json(shown) if asked.json else terminal.out().print(_drawn(shown))
+        terminal.print_json(shown) if args.json else terminal.out().print(_drawn(shown))
     return 0
 
 
-async def _make(loaded: Loaded, asked: Asked) -> dict[str, Any]:
-    order = orders.to_preview(preview.order_of(loaded.catalog, asked))
+async def _make(loaded: Loaded, args: Arguments) -> dict[str, Any]:
+    order = orders.to_preview(preview.order_of(loaded.catalog, args))
     async with storage.used(loaded.settings), engine.at_work(loaded, 1) as opened:
         ended = _checked(await engine.carried_out(opened, order))
         store = opened.context.store
@@ -65,20 +64,20 @@ async def _make(loaded: Loaded, asked: Asked) -> dict[str, Any]:
         return await _whole(store, loaded.catalog, plan, plan.first)
 
 
-async def _show(loaded: Loaded, asked: Asked) -> dict[str, Any]:
+async def _show(loaded: Loaded, args: Arguments) -> dict[str, Any]:
     async with storage.opened(loaded.settings) as store:
-        plan, row = await _find(store, asked.plan)
+        plan, row = await _find(store, args.plan)
         await content_reads.note(store, row.id, row.tenant, "plan")
-        return await _whole(store, loaded.catalog, plan, plan.revision(asked.revision), lists=asked.lists)
+        return await _whole(store, loaded.catalog, plan, plan.revision(args.revision), lists=args.lists)
 
 
-async def _edit(loaded: Loaded, asked: Asked) -> dict[str, Any]:
-    change = requests.read_revision(_change(asked))
+async def _edit(loaded: Loaded, args: Arguments) -> dict[str, Any]:
+    change = requests.read_revision(_change(args))
     async with storage.used(loaded.settings), engine.at_work(loaded, 1) as opened:
         store = opened.context.store
-        plan, row = await _find(store, asked.plan)
+        plan, row = await _find(store, args.plan)
         await content_reads.note(store, row.id, row.tenant, "plan")
-        base = plan.revision(asked.revision)
+        base = plan.revision(args.revision)
         number = orders.next_number(plan, base)
         before = revisions.as_value(await revisions.steps_of(store.of_tenant(None), base))
         value = requests.revised(change, before, plan.first.state.admitted.pool)
@@ -96,17 +95,17 @@ async def _edit(loaded: Loaded, asked: Asked) -> dict[str, Any]:
         return await _whole(store, loaded.catalog, Plan((*plan.revisions, made)), made)
 
 
-def _change(asked: Asked) -> dict[str, Any]:
+def _change(args: Arguments) -> dict[str, Any]:
     """Return the body that `PATCH /v1/plans/{id}` would be sent; its revision is looked up later."""
-    chosen = {name: getattr(asked, name) for name in EDITS if getattr(asked, name) is not None}
-    if len(chosen) + (asked.file is not None) != 1:
+    chosen = {name: getattr(args, name) for name in EDITS if getattr(args, name) is not None}
+    if len(chosen) + (args.file is not None) != 1:
         raise ConfigInvalid(["give one of --change, --add, --remove, --move and --file"])
-    if asked.file is not None:
-        return {"revision": 1, "plan": _read(asked.file)}
+    if args.file is not None:
+        return {"revision": 1, "plan": _read(args.file)}
     ((op, step),) = chosen.items()
-    fields = {"worker": asked.worker, "subtask": asked.subtask, "to": asked.to}
-    if asked.access is not None:
-        fields["access"] = [_entry(one.strip()) for one in asked.access.split(",") if one.strip()]
+    fields = {"worker": args.worker, "subtask": args.subtask, "to": args.to}
+    if args.access is not None:
+        fields["access"] = [_entry(entry.strip()) for entry in args.access.split(",") if entry.strip()]
     given = {name: value for name, value in fields.items() if value is not None}
     return {"revision": 1, "edits": [{"op": op, "step": step, **given}]}
 
@@ -122,11 +121,11 @@ def _read(name: str) -> Any:
         raise ConfigInvalid([f"--file: {name} cannot be read as JSON: {error}"]) from None
 
 
-async def _execute(loaded: Loaded, asked: Asked) -> int:
+async def _execute(loaded: Loaded, args: Arguments) -> int:
     async with storage.used(loaded.settings), engine.at_work(loaded, 1, dispatches=True) as opened:
         store = opened.context.store
-        plan, row = await _find(store, asked.plan)
-        revision = plan.revision(asked.revision)
+        plan, row = await _find(store, args.plan)
+        revision = plan.revision(args.revision)
         steps = await revisions.steps_of(store.of_tenant(None), revision)
         usual = await _repeated(store, loaded.catalog, plan, revision, row.tenant, RUN_KEY)
         order = orders.to_execution(usual, revision, steps, requests.read_run({}))
@@ -138,8 +137,8 @@ async def _execute(loaded: Loaded, asked: Asked) -> int:
         await content_reads.note(store, ended.state.run, row.tenant, "answer")
     said: dict[str, Any] = {"run": ended.state.run, "state": ended.state.state, "answer": ended.answer}
     said |= {"cost_usd": ended.bill.usd / MILLION, "plan": plan.id, "revision": revision.number}
-    terminal.print_json(said) if asked.json else terminal.out().print(Text(terminal.clean(ended.answer)))
-    if not asked.json:
+    terminal.print_json(said) if args.json else terminal.out().print(Text(terminal.clean(ended.answer)))
+    if not args.json:
         terminal.err().print(Text(f"{ended.state.run}: {terminal.dollars(ended.bill.usd)}"))
     return 0
 
@@ -194,24 +193,28 @@ def _drawn(shown: Mapping[str, Any]) -> RenderableType:
     estimates = (shown["estimate"] or {"steps": []})["steps"]
     for n, step in enumerate(shown["plan"]["steps"]):
         tree.add(_step(n, step, shown["disclosures"][n], estimates))
-    for one in shown["disclosed"]:
-        tree.add(Text(f"{one['recipient']} ({one['provider']}) has read the conversation, as {one['recipient_kind']}"))
+    for recipient in shown["disclosed"]:
+        who = f"{recipient['recipient']} ({recipient['provider']})"
+        tree.add(Text(f"{who} has read the conversation, as {recipient['recipient_kind']}"))
     tree.add(preview.estimate(shown["estimate"], shown["planning_cost_usd"]))
     tree.add(Text(f"digest: {shown['digest']}"))
     return tree
 
 
 def _step(n: int, step: Mapping[str, Any], to: Mapping[str, Any], estimates: Any) -> RenderableType:
-    sees = ", ".join("the conversation" if one == "user" else f"step {one}" for one in step["access"]) or "nothing"
-    drawn = Tree(Text.assemble((f"{n} {step['worker']}", "bold"), f" ({to['provider']})  sees: {sees}"))
+    seen = ["the conversation" if entry == "user" else f"step {entry}" for entry in step["access"]]
+    title = f" ({to['provider']})  sees: {', '.join(seen) or 'nothing'}"
+    drawn = Tree(Text.assemble((f"{n} {step['worker']}", "bold"), title))
     drawn.add(Text(terminal.clean(step["subtask"]) or "Answer the conversation."))
-    withheld = [one["what"] for one in to["why"]["withheld"]]
+    withheld = [item["what"] for item in to["why"]["withheld"]]
     if withheld:
         drawn.add(Text(f"withheld: {', '.join(withheld)}"))
     if to["labels"]:
         drawn.add(Text(f"labels: {', '.join(to['labels'])}"))
-    for one in estimates[n : n + 1]:
-        drawn.add(Text(f"about {_cost(one)} and {run_words.seconds(one['seconds']['p50'])}, by {one['basis']}"))
+    if n < len(estimates):
+        of_step = estimates[n]
+        likely = f"about {_cost(of_step)} and {terminal.duration(of_step['seconds']['p50'])}"
+        drawn.add(Text(f"{likely}, by {of_step['basis']}"))
     return drawn
 
 

@@ -7,7 +7,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from app.cli import event_loop, storage, terminal
-from app.cli.arguments import Asked
+from app.cli.arguments import Arguments
 from app.cli.embedded import engine
 from app.cli.runs import run_record, run_tree, run_words
 from app.core.message.chat import Message, Task
@@ -27,41 +27,41 @@ PREVIEW_KEY = "baton-plan"
 """The key of runs that `baton plan` has journaled, which are planned and not executed."""
 
 
-def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> int:
+def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -> int:
     """Print the plan, the eligible and the excluded workers, and an estimate. Returns 1 if no plan was made."""
     loaded = configure(environ)
     terminal.log_to_stderr("warning")
-    order = order_of(loaded.catalog, asked)
+    order = order_of(loaded.catalog, args)
     storage.announce(loaded.settings)
     with terminal.err().status("planning"):
         ended, drawn, shown = event_loop.run(_preview(loaded, order))
-    terminal.print_json(shown) if asked.json else terminal.out().print(drawn)
+    terminal.print_json(shown) if args.json else terminal.out().print(drawn)
     return 0 if ended.error is None else 1
 
 
-def order_of(catalog: Catalog, asked: Asked) -> Order:
+def order_of(catalog: Catalog, args: Arguments) -> Order:
     """Return the order of a preview. Raises `ConfigInvalid` for a tier or an effort that there is not."""
-    tier, effort = _tier(catalog, asked)
-    overrides = Overrides(frozenset(asked.allow), frozenset(asked.deny), asked.pin)
+    tier, effort = _tier(catalog, args)
+    overrides = Overrides(frozenset(args.allow), frozenset(args.deny), args.pin)
     return Order(
-        task=Task((Message("user", (Said(asked.question),)),)),
+        task=Task((Message("user", (Said(args.question),)),)),
         tier=tier,
-        model=asked.tier,
+        model=args.tier,
         effort=effort,
         limits=tier.efforts[effort],
         tenant="default",
         key=PREVIEW_KEY,
-        labels=frozenset(asked.label),
+        labels=frozenset(args.label),
         overrides=overrides,
         preview=True,
     )
 
 
-def _tier(catalog: Catalog, asked: Asked) -> tuple[Tier, str]:
-    tier = tier_for(catalog, asked.tier)
+def _tier(catalog: Catalog, args: Arguments) -> tuple[Tier, str]:
+    tier = tier_for(catalog, args.tier)
     if tier is None:
         raise ConfigInvalid([f"--tier: there is no such tier; there are {', '.join(catalog.tiers)}"])
-    effort = asked.effort or tier.effort
+    effort = args.effort or tier.effort
     if effort not in tier.efforts:
         raise ConfigInvalid([f"--effort: {tier.name} has no such level; there are {', '.join(tier.efforts)}"])
     return tier, effort

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from app.cli import event_loop, storage, terminal
-from app.cli.arguments import Asked
+from app.cli.arguments import Arguments
 from app.cli.learning import train
 from app.cli.promotion import deployment, shadow_plans, version_changes
 from app.core.pool.conductor_versions import Change, ChangeKind, VersionsInForce, refusal, versions_in_force
@@ -36,68 +36,68 @@ KINDS: Mapping[str, ChangeKind] = {
 }
 
 
-def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> int:
+def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -> int:
     """Carry out one of the verbs. Returns the exit status."""
     terminal.log_to_stderr("warning")
-    if asked.verb == "serve":
-        return deployment.serve(asked, environ)
-    if asked.verb == "export":
-        return _export(asked)
-    if asked.verb == "describe":
-        return _describe(asked)
-    if asked.verb == "sign":
-        return _sign(asked, environ)
+    if args.verb == "serve":
+        return deployment.serve(args, environ)
+    if args.verb == "export":
+        return _export(args)
+    if args.verb == "describe":
+        return _describe(args)
+    if args.verb == "sign":
+        return _sign(args, environ)
     loaded = configure(environ)
     storage.announce(loaded.settings)
-    if asked.verb == "ls":
-        return _list(loaded.settings, asked.limit, as_json=asked.json)
-    if asked.verb == "deploy":
-        return _deploy(loaded, asked)
-    if asked.verb == "restore":
-        return _restore(loaded, asked)
-    if asked.verb == "shadow":
-        return _shadow(loaded, asked, now)
-    return _change(loaded, asked, now)
+    if args.verb == "ls":
+        return _list(loaded.settings, args.limit, as_json=args.json)
+    if args.verb == "deploy":
+        return _deploy(loaded, args)
+    if args.verb == "restore":
+        return _restore(loaded, args)
+    if args.verb == "shadow":
+        return _shadow(loaded, args, now)
+    return _change(loaded, args, now)
 
 
-def _export(asked: Asked) -> int:
+def _export(args: Arguments) -> int:
     export = train.found("app.lab.export")
-    source, out = export.trained(Path(asked.trained)), Path(asked.out)
-    if asked.adapter_of is None:
-        made = export.export(source, out, asked.title)
+    source, out = export.trained(Path(args.trained)), Path(args.out)
+    if args.adapter_of is None:
+        made = export.export(source, out, args.title)
     else:
-        made = export.export_adapter(source, Path(asked.adapter_of), out, asked.title, asked.rank)
-    if asked.json:
-        terminal.print_json({"version": made.name, "folder": asked.out, "evaluation": dict(made.evaluation)})
+        made = export.export_adapter(source, Path(args.adapter_of), out, args.title, args.rank)
+    if args.json:
+        terminal.print_json({"version": made.name, "folder": args.out, "evaluation": dict(made.evaluation)})
         return 0
     console = terminal.out()
-    console.print(f"{made.name} in {asked.out}", markup=False)
+    console.print(f"{made.name} in {args.out}", markup=False)
     for split, found in made.evaluation.items():
         figures = f"reward {found['reward']:.3f}, right {found['right']:.3f}, ${found['usd']:.6f} a task"
         console.print(f"  {split}, {found['tasks']} tasks: {figures}", markup=False)
     return 0
 
 
-def _describe(asked: Asked) -> int:
+def _describe(args: Arguments) -> int:
     given = ("title", "prompt", "grammar", "steps", "workers", "reward", "commit")
-    facts = {name: getattr(asked, name) for name in given}
-    base = Path(asked.base) if asked.base is not None else None
-    golden = Path(asked.golden) if asked.golden is not None else None
-    made = manifest.describe(Path(asked.folder), base, golden, **facts)
-    if asked.json:
-        terminal.print_json({"version": made.name, "base": made.base, "folder": asked.folder})
+    facts = {name: getattr(args, name) for name in given}
+    base = Path(args.base) if args.base is not None else None
+    golden = Path(args.golden) if args.golden is not None else None
+    made = manifest.describe(Path(args.folder), base, golden, **facts)
+    if args.json:
+        terminal.print_json({"version": made.name, "base": made.base, "folder": args.folder})
     else:
         terminal.out().print(f"{made.name}, of the base {made.base}", markup=False)
     return 0
 
 
-def _sign(asked: Asked, environ: Mapping[str, str]) -> int:
+def _sign(args: Arguments, environ: Mapping[str, str]) -> int:
     signer = conductor_signer(read_settings(environ))
     if signer is None:
         raise ConfigInvalid(["BATON_CONDUCTOR_SIGNING_KEY: is not set; `baton audit log --new-key NAME` makes a key"])
-    made = manifest.sign(Path(asked.folder), signer)
-    if asked.json:
-        terminal.print_json({"version": made.name, "folder": asked.folder, "verifier": str(signer.verifier)})
+    made = manifest.sign(Path(args.folder), signer)
+    if args.json:
+        terminal.print_json({"version": made.name, "folder": args.folder, "verifier": str(signer.verifier)})
     else:
         told = f"{made.name} is signed; those who load it need BATON_CONDUCTOR_SIGNERS={signer.verifier}"
         terminal.out().print(told, markup=False, soft_wrap=True)
@@ -107,40 +107,40 @@ def _sign(asked: Asked, environ: Mapping[str, str]) -> int:
 # -- versions
 
 
-def _deploy(loaded: Loaded, asked: Asked) -> int:
-    folder = Path(asked.folder)
+def _deploy(loaded: Loaded, args: Arguments) -> int:
+    folder = Path(args.folder)
     card, golden = manifest.read(folder)
     deployment.check_signature(folder, card, loaded.settings)
-    deployment.check_fit(card, loaded, asked.conductor)
-    with conductor_servers(loaded, asked.conductor) as servers:
-        note = deployment.deploy(servers, folder, card, golden, asked.path or str(folder.resolve()))
-    event_loop.run(_store(loaded.settings, asked, "loaded", card.name, note=note))
-    if asked.json:
-        terminal.print_json({"conductor": asked.conductor, "version": card.name, "checked": json.loads(note)})
+    deployment.check_fit(card, loaded, args.conductor)
+    with conductor_servers(loaded, args.conductor) as servers:
+        note = deployment.deploy(servers, folder, card, golden, args.path or str(folder.resolve()))
+    event_loop.run(_store(loaded.settings, args, "loaded", card.name, note=note))
+    if args.json:
+        terminal.print_json({"conductor": args.conductor, "version": card.name, "checked": json.loads(note)})
         return 0
     console = terminal.out()
     console.print(f"{card.name} is loaded and fit: {version_changes.found(note)}", markup=False, soft_wrap=True)
-    console.print(f"next: baton conductor shadow {asked.conductor} {card.name}", markup=False, soft_wrap=True)
+    console.print(f"next: baton conductor shadow {args.conductor} {card.name}", markup=False, soft_wrap=True)
     return 0
 
 
-def _restore(loaded: Loaded, asked: Asked) -> int:
+def _restore(loaded: Loaded, args: Arguments) -> int:
     """Load what was deployed into each server that lacks it, from the same folder, by the same checks."""
     changes = event_loop.run(version_changes.changes(loaded.settings, of_tiers=False))
-    standing = versions_in_force(changes).get(asked.conductor, VersionsInForce())
-    with conductor_servers(loaded, asked.conductor) as servers:
+    standing = versions_in_force(changes).get(args.conductor, VersionsInForce())
+    with conductor_servers(loaded, args.conductor) as servers:
         present = served_by_all(servers)
         missing = [version for version in standing.loaded if version not in present]
         for version in missing:
-            folder, path = _deployed_from(changes, asked.conductor, version)
+            folder, path = _deployed_from(changes, args.conductor, version)
             card, golden = manifest.read(folder)
             if card.name != version:
                 raise ConfigInvalid([f"{folder}: is {card.name} by now, not {version}; deploy it as another version"])
             deployment.check_signature(folder, card, loaded.settings)
             note = deployment.deploy(servers, folder, card, golden, path)
-            event_loop.run(_store(loaded.settings, asked, "loaded", version, note=note))
-    if asked.json:
-        terminal.print_json({"conductor": asked.conductor, "restored": missing})
+            event_loop.run(_store(loaded.settings, args, "loaded", version, note=note))
+    if args.json:
+        terminal.print_json({"conductor": args.conductor, "restored": missing})
     else:
         terminal.out().print(f"loaded again: {', '.join(missing) or 'nothing was missing'}", markup=False)
     return 0
@@ -148,20 +148,24 @@ def _restore(loaded: Loaded, asked: Asked) -> int:
 
 def _deployed_from(changes: Sequence[Change], conductor: str, version: str) -> tuple[Path, str]:
     """The folder from which a version was deployed last, as seen from here and from its server."""
-    notes = [one.note for one in changes if (one.conductor, one.kind, one.version) == (conductor, "loaded", version)]
+    notes = [
+        change.note
+        for change in changes
+        if (change.conductor, change.kind, change.version) == (conductor, "loaded", version)
+    ]
     found = json.loads(notes[-1] or "{}")
     if "folder" not in found:
         raise ConfigInvalid([f"{version}: was deployed by an older Baton, which kept no folder; deploy it once more"])
     return Path(found["folder"]), found["path"]
 
 
-def _shadow(loaded: Loaded, asked: Asked, now: Callable[[], float]) -> int:
+def _shadow(loaded: Loaded, args: Arguments, now: Callable[[], float]) -> int:
     compared = shadow_plans.Compared()
-    with conductor_servers(loaded, asked.conductor) as servers:
-        event_loop.run(_compare(loaded.settings, servers[0], asked, now(), compared))
+    with conductor_servers(loaded, args.conductor) as servers:
+        event_loop.run(_compare(loaded.settings, servers[0], args, now(), compared))
     note = compared.as_json()
-    event_loop.run(_store(loaded.settings, asked, "shadowed", asked.version, note=note))
-    if asked.json:
+    event_loop.run(_store(loaded.settings, args, "shadowed", args.version, note=note))
+    if args.json:
         print(note, flush=True)
     else:
         terminal.out().print(f"{shadow_plans.summary(note)}\n{note}", markup=False, soft_wrap=True)
@@ -169,23 +173,23 @@ def _shadow(loaded: Loaded, asked: Asked, now: Callable[[], float]) -> int:
 
 
 async def _compare(
-    settings: Settings, server: Management, asked: Asked, now: float, compared: shadow_plans.Compared
+    settings: Settings, server: Management, args: Arguments, now: float, compared: shadow_plans.Compared
 ) -> None:
-    known = await _in_force(settings, asked.conductor)
-    if reason := refusal(known, "shadowed", asked.version):
+    known = await _in_force(settings, args.conductor)
+    if reason := refusal(known, "shadowed", args.version):
         raise ConfigInvalid([reason])
     async with storage.used(settings), storage.journals(settings) as archive:
-        async for case in shadow_plans.cases(archive, asked.conductor, now - asked.since, now, compared):
-            if compared.plans >= asked.limit:
+        async for case in shadow_plans.cases(archive, args.conductor, now - args.since, now, compared):
+            if compared.plans >= args.limit:
                 break
-            shadow_plans.compare(server, asked.version, case, compared)
+            shadow_plans.compare(server, args.version, case, compared)
 
 
-def _change(loaded: Loaded, asked: Asked, now: Callable[[], float]) -> int:
-    kind, version = KINDS[asked.verb], getattr(asked, "version", "")
-    if asked.conductor not in conducted(loaded.catalog):
-        raise ConfigInvalid([f"{asked.conductor}: conducts no tier of the pool file"])
-    wanted = RequestedChange(asked.conductor, kind, version, getattr(asked, "share", 0.0))
+def _change(loaded: Loaded, args: Arguments, now: Callable[[], float]) -> int:
+    kind, version = KINDS[args.verb], getattr(args, "version", "")
+    if args.conductor not in conducted(loaded.catalog):
+        raise ConfigInvalid([f"{args.conductor}: conducts no tier of the pool file"])
+    wanted = RequestedChange(args.conductor, kind, version, getattr(args, "share", 0.0))
 
     def served() -> list[str]:
         with conductor_servers(loaded, wanted.conductor) as servers:
@@ -194,21 +198,21 @@ def _change(loaded: Loaded, asked: Asked, now: Callable[[], float]) -> int:
     async def check(store: Store) -> RequestedChange:
         return await checked_change(store, wanted, served, trusted_signers(loaded.settings), terminal.warn)
 
-    refused = event_loop.run(version_changes.change(loaded, asked, check, now()))
+    refused = event_loop.run(version_changes.change(loaded, args, check, now()))
     if refused:
-        return version_changes.refuse(refused, as_json=asked.json)
+        return version_changes.refuse(refused, as_json=args.json)
     if kind == "unloaded":
-        with conductor_servers(loaded, asked.conductor) as servers:
+        with conductor_servers(loaded, args.conductor) as servers:
             for server in servers:
                 server.unload(version)
-    return _list(loaded.settings, 1, as_json=asked.json)
+    return _list(loaded.settings, 1, as_json=args.json)
 
 
-async def _store(settings: Settings, asked: Asked, kind: ChangeKind, version: str, note: str) -> None:
+async def _store(settings: Settings, args: Arguments, kind: ChangeKind, version: str, note: str) -> None:
     """Store what was found about a version."""
     async with storage.opened(settings) as store:
-        wanted = RequestedChange(asked.conductor, kind, version)
-        await make_change(store, wanted, name=version_changes.name(), by=version_changes.author(asked), note=note)
+        wanted = RequestedChange(args.conductor, kind, version)
+        await make_change(store, wanted, name=version_changes.name(), by=version_changes.author(args), note=note)
 
 
 async def _in_force(settings: Settings, conductor: str) -> VersionsInForce:

@@ -14,7 +14,7 @@ from itertools import chain
 from pathlib import Path
 
 from app.cli import terminal
-from app.cli.arguments import Asked
+from app.cli.arguments import Arguments
 from app.conductor.styles import STYLES, Style
 from app.core.plan import parse as core_plan
 from app.core.plan.workflow import Step
@@ -59,9 +59,9 @@ class Checked:
         return found
 
 
-def command(asked: Asked, settings: Settings) -> tuple[list[str], dict[str, str]]:
+def command(args: Arguments, settings: Settings) -> tuple[list[str], dict[str, str]]:
     """Return the command that starts vLLM for the folder of a whole model, and the variables that it needs."""
-    folder = Path(asked.folder)
+    folder = Path(args.folder)
     card, _ = manifest.read(folder)
     check_signature(folder, card, settings)
     if card.kind != "model":
@@ -69,28 +69,28 @@ def command(asked: Asked, settings: Settings) -> tuple[list[str], dict[str, str]
     config = json.loads((folder / "config.json").read_text())
     flags = {
         "--model": str(folder),
-        "--host": asked.host,
-        "--port": str(asked.port),
-        "--max-model-len": str(min(config["max_position_embeddings"], asked.context)),
+        "--host": args.host,
+        "--port": str(args.port),
+        "--max-model-len": str(min(config["max_position_embeddings"], args.context)),
         "--structured-outputs-config": STRUCTURED[card.grammar],
     }
     if card.prompt == "general":  # a chat model, which was trained without thoughts before its plan
         flags["--default-chat-template-kwargs"] = '{"enable_thinking": false}'
     else:  # trained here, in full precision; it is small
         flags["--dtype"] = "float32"
-    words = [asked.python, "-m", "vllm.entrypoints.openai.api_server", "--enable-prefix-caching"]
-    words += ["--served-model-name", asked.name, card.name]
+    words = [args.python, "-m", "vllm.entrypoints.openai.api_server", "--enable-prefix-caching"]
+    words += ["--served-model-name", args.name, card.name]
     words += chain.from_iterable(flags.items())
-    if not asked.adapters:
-        return [*words, *asked.flag], {}
-    words += ["--enable-lora", "--max-loras", str(ADAPTERS), "--max-lora-rank", str(asked.rank)]
-    return [*words, *asked.flag], {RUNTIME: "True"}
+    if not args.adapters:
+        return [*words, *args.flag], {}
+    words += ["--enable-lora", "--max-loras", str(ADAPTERS), "--max-lora-rank", str(args.rank)]
+    return [*words, *args.flag], {RUNTIME: "True"}
 
 
-def serve(asked: Asked, environ: Mapping[str, str]) -> int:
+def serve(args: Arguments, environ: Mapping[str, str]) -> int:
     """Replace this process by the server, or print the command that would start it."""
-    words, variables = command(asked, read_settings(environ))
-    if asked.dry_run:
+    words, variables = command(args, read_settings(environ))
+    if args.dry_run:
         print(" ".join([*(f"{name}={value}" for name, value in variables.items()), *map(_quoted, words)]))
         return 0
     sys.stdout.flush()
@@ -122,9 +122,9 @@ def conducted(loaded: Loaded, conductor: str) -> list[Tier]:
 
 
 def _unfit(card: Manifest, tier: Tier) -> Iterator[str]:
-    asked = tier.conductor.prompt
-    if card.prompt != asked:
-        yield f'tiers.{tier.name}.conductor.prompt: is "{asked}", and {card.name} was made for "{card.prompt}"'
+    prompt = tier.conductor.prompt
+    if card.prompt != prompt:
+        yield f'tiers.{tier.name}.conductor.prompt: is "{prompt}", and {card.name} was made for "{card.prompt}"'
     steps = max(limits.steps for limits in tier.efforts.values())
     if steps > card.steps:
         yield f"tiers.{tier.name}: allows {steps} steps, and {card.name} was trained on plans of at most {card.steps}"
@@ -142,8 +142,8 @@ def check_server(server: Management, card: Manifest, golden: Sequence[Golden]) -
                 "`baton conductor serve` names it so, elsewhere add it to --served-model-name"
             ]
         )
-    for place, one in enumerate(golden):
-        if one.tokens is not None and server.tokens(card.base, one.messages) != one.tokens:
+    for place, prompt in enumerate(golden):
+        if prompt.tokens is not None and server.tokens(card.base, prompt.messages) != prompt.tokens:
             raise ConfigInvalid(
                 [f"golden prompt {place} has other tokens on this server: its tokenizer is not that of {card.name}"]
             )
@@ -152,20 +152,20 @@ def check_server(server: Management, card: Manifest, golden: Sequence[Golden]) -
 def checked(server: Management, card: Manifest, golden: Sequence[Golden]) -> Checked:
     """Ask every golden prompt at temperature 0, and count the results."""
     style = STYLES[card.prompt]
-    found = [(one, _asked(server, card.name, one, style)) for one in golden]
-    known = [(one, steps) for one, steps in found if one.plan is not None]
-    agreed = sum(steps is not None and steps == read(one.plan or "", one) for one, steps in known)
+    found = [(prompt, _asked(server, card.name, prompt, style)) for prompt in golden]
+    known = [(prompt, steps) for prompt, steps in found if prompt.plan is not None]
+    agreed = sum(steps is not None and steps == read(prompt.plan or "", prompt) for prompt, steps in known)
     return Checked(len(found), sum(steps is not None for _, steps in found), len(known), agreed)
 
 
-def _asked(server: Management, model: str, one: Golden, style: Style) -> tuple[Step, ...] | None:
-    schema = core_plan.schema(one.workers, one.steps, style.subtask_chars)
-    return read(server.plan(model, one.messages, schema, style.answer_tokens(one.steps)), one)
+def _asked(server: Management, model: str, prompt: Golden, style: Style) -> tuple[Step, ...] | None:
+    schema = core_plan.schema(prompt.workers, prompt.steps, style.subtask_chars)
+    return read(server.plan(model, prompt.messages, schema, style.answer_tokens(prompt.steps)), prompt)
 
 
-def read(text: str, one: Golden) -> tuple[Step, ...] | None:
+def read(text: str, prompt: Golden) -> tuple[Step, ...] | None:
     """Return the plan of a text, or None if it is not a valid plan."""
-    reader = core_plan.PlanReader(core_plan.by_ordinal([str(n) for n in range(one.workers)]), one.steps)
+    reader = core_plan.PlanReader(core_plan.by_ordinal([str(n) for n in range(prompt.workers)]), prompt.steps)
     try:
         return (*reader.feed(text), *reader.finish())
     except PlanRejected:

@@ -61,7 +61,7 @@ async def cases(source: Source, conductor: str, since: float, now: float, compar
         if not run.begun or not run.proposals:
             continue
         proposal = run.proposals[0]
-        calls = [one for one in run.calls.values() if one.step is None and one.proposal == 0]
+        calls = [call for call in run.calls.values() if call.step is None and call.proposal == 0]
         if not calls or calls[0].intent.body["worker"] != conductor:
             continue
         call = calls[0]

@@ -6,7 +6,7 @@ from typing import Any
 from rich.table import Table
 
 from app.cli import event_loop, storage, terminal
-from app.cli.arguments import Asked
+from app.cli.arguments import Arguments
 from app.core.pool.catalog import Tier
 from app.core.rating.shadows import notes_from_json, policy_of
 from app.engine.conductors import trials
@@ -17,26 +17,26 @@ SHARES = ("success", "agreement", "answered", "degraded")
 """Figures that are shares of the runs."""
 
 
-def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> int:
+def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -> int:
     """Make the report. Returns 0, also where there are no pairs; 1 if `--gate` asks for more."""
     terminal.log_to_stderr("warning")
     loaded = configure(environ)
-    tier = loaded.catalog.tier(asked.tier)
+    tier = loaded.catalog.tier(args.tier)
     if tier is None:
-        raise ConfigInvalid([f"{asked.tier}: there is no such tier; use one of {', '.join(loaded.catalog.tiers)}"])
+        raise ConfigInvalid([f"{args.tier}: there is no such tier; use one of {', '.join(loaded.catalog.tiers)}"])
     storage.announce(loaded.settings)
-    figures = event_loop.run(_read(loaded.settings, tier, now() - asked.since, now()))
-    if asked.json:
+    figures = event_loop.run(_read(loaded.settings, tier, now() - args.since, now()))
+    if args.json:
         terminal.print_json(figures)
     else:
         _print(figures)
-    return 1 if asked.gate and not _holds(figures) else 0
+    return 1 if args.gate and not _holds(figures) else 0
 
 
 def _holds(figures: Mapping[str, Any]) -> bool:
     """Return True if there is a candidate, and the conditions hold for each."""
     found = figures["candidates"]
-    return bool(found) and all(one["promotable"] for one in found)
+    return bool(found) and all(candidate["promotable"] for candidate in found)
 
 
 async def _read(settings: Settings, tier: Tier, since: float, until: float) -> dict[str, Any]:
@@ -56,28 +56,29 @@ def _print(figures: Mapping[str, Any]) -> None:
         console.print(f"[tiers.{figures['tier']}.shadow] is not in the pool file.", markup=False)
 
 
-def _print_candidate(one: Mapping[str, Any]) -> None:
+def _print_candidate(candidate: Mapping[str, Any]) -> None:
     console = terminal.out()
     plans = ""
-    if one["plans"]:
-        plans = f"; {one['valid_plans']:,} of {one['plans']:,} plans valid"
-    left = f"; {one['unfinished']:,} unfinished" if one["unfinished"] else ""
+    if candidate["plans"]:
+        plans = f"; {candidate['valid_plans']:,} of {candidate['plans']:,} plans valid"
+    left = f"; {candidate['unfinished']:,} unfinished" if candidate["unfinished"] else ""
     console.print(
-        f"\n{terminal.clean(one['subject'])}: {terminal.count(one['pairs'], 'pair')}{plans}{left}", markup=False
+        f"\n{terminal.clean(candidate['subject'])}: {terminal.count(candidate['pairs'], 'pair')}{plans}{left}",
+        markup=False,
     )
-    if not one["figures"]:
+    if not candidate["figures"]:
         console.print("Nothing is known yet: there is no pair of a run and its shadow that have ended.", markup=False)
     else:
-        console.print(_table(one["figures"]))
-    if one["new_recipients"]:
-        named = ", ".join(f"{terminal.clean(name)} ({count:,})" for name, count in one["new_recipients"].items())
+        console.print(_table(candidate["figures"]))
+    if candidate["new_recipients"]:
+        named = ", ".join(f"{terminal.clean(name)} ({count:,})" for name, count in candidate["new_recipients"].items())
         console.print(f"Shown callers' words in the shadow alone: {named}.", markup=False, soft_wrap=True)
-    if one["conditions"]:
-        print_conditions(one["conditions"])
+    if candidate["conditions"]:
+        print_conditions(candidate["conditions"])
         needed = ""
-        if one["pairs_needed"]:
-            needed = f"; about {one['pairs_needed']:,} pairs decide"
-        verdict = "all hold" if one["promotable"] else "not promotable"
+        if candidate["pairs_needed"]:
+            needed = f"; about {candidate['pairs_needed']:,} pairs decide"
+        verdict = "all hold" if candidate["promotable"] else "not promotable"
         console.print(f"Conditions of promotion: {verdict}{needed}.", markup=False)
 
 
@@ -101,15 +102,15 @@ def _table(figures: Iterable[Mapping[str, Any]]) -> Table:
 def print_conditions(found: Iterable[Mapping[str, Any]]) -> None:
     """Print conditions of a promotion, each with its evidence."""
     table = terminal.table("condition", "limit", "found", "pairs", "needed", "outcome")
-    for one in found:
-        is_count = one["name"] == "min_pairs"
-        limit = f"{one['limit']:,.0f}" if is_count else f"{one['limit']:+.1%}"
+    for condition in found:
+        is_count = condition["name"] == "min_pairs"
+        limit = f"{condition['limit']:,.0f}" if is_count else f"{condition['limit']:+.1%}"
         interval = "nothing"
-        if one["found"] is not None:
-            interval = _interval("share", one["found"])
-        needed = f"{one['needed']:,}" if one["needed"] is not None else "-"
+        if condition["found"] is not None:
+            interval = _interval("share", condition["found"])
+        needed = f"{condition['needed']:,}" if condition["needed"] is not None else "-"
         shown = "" if is_count else interval
-        table.add_row(one["name"], limit, shown, f"{one['count']:,}", needed, one["outcome"])
+        table.add_row(condition["name"], limit, shown, f"{condition['count']:,}", needed, condition["outcome"])
     terminal.out().print(table)
 
 

@@ -7,7 +7,7 @@ ls ....................... print what serves each tier, and every change with it
 from collections.abc import Callable, Mapping
 
 from app.cli import event_loop, storage, terminal
-from app.cli.arguments import Asked
+from app.cli.arguments import Arguments
 from app.cli.promotion import version_changes
 from app.core.pool.catalog import Catalog
 from app.core.pool.conductor_versions import ChangeKind, VersionsInForce
@@ -20,32 +20,32 @@ from app.store.protocol import Store
 KINDS: Mapping[str, ChangeKind] = {"canary": "canary", "promote": "promoted", "rollback": "rolled_back"}
 
 
-def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> int:
+def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -> int:
     """Carry out one of the verbs. Returns the exit status."""
     terminal.log_to_stderr("warning")
     loaded = configure(environ)
     storage.announce(loaded.settings)
-    if asked.verb == "ls":
-        return _list(loaded, asked.limit, as_json=asked.json)
-    return _change(loaded, asked, now)
+    if args.verb == "ls":
+        return _list(loaded, args.limit, as_json=args.json)
+    return _change(loaded, args, now)
 
 
-def _change(loaded: Loaded, asked: Asked, now: Callable[[], float]) -> int:
+def _change(loaded: Loaded, args: Arguments, now: Callable[[], float]) -> int:
     catalog = loaded.catalog
-    tier = catalog.tier(asked.tier)
+    tier = catalog.tier(args.tier)
     if tier is None:
-        raise ConfigInvalid([f"{asked.tier}: there is no such tier; use one of {', '.join(catalog.tiers)}"])
-    kind = KINDS[asked.verb]
-    subject = subject_named(catalog, asked.to) if kind != "rolled_back" else ""
-    wanted = RequestedChange(f"{TIER}{tier.name}", kind, subject, getattr(asked, "share", 0.0))
+        raise ConfigInvalid([f"{args.tier}: there is no such tier; use one of {', '.join(catalog.tiers)}"])
+    kind = KINDS[args.verb]
+    subject = subject_named(catalog, args.to) if kind != "rolled_back" else ""
+    wanted = RequestedChange(f"{TIER}{tier.name}", kind, subject, getattr(args, "share", 0.0))
 
     async def check(store: Store) -> RequestedChange:
         return await checked_service(store, catalog, wanted)
 
-    refused = event_loop.run(version_changes.change(loaded, asked, check, now()))
+    refused = event_loop.run(version_changes.change(loaded, args, check, now()))
     if refused:
-        return version_changes.refuse(refused, as_json=asked.json)
-    return _list(loaded, 1, as_json=asked.json)
+        return version_changes.refuse(refused, as_json=args.json)
+    return _list(loaded, 1, as_json=args.json)
 
 
 def _list(loaded: Loaded, limit: int, *, as_json: bool) -> int:
@@ -62,6 +62,6 @@ def _words(catalog: Catalog, tier: str, now: VersionsInForce) -> str:
     """Return in words what serves a tier; a subject that the pool file does not have serves nothing."""
     if tier not in catalog.tiers:
         return f"{tier}: is not in the pool file any more"
-    missing = [objection(catalog, tier, one) for one in (now.live, now.canary) if one]
-    reasons = "".join([f"; its own definition serves instead, because {one}" for one in missing if one])
+    missing = [objection(catalog, tier, subject) for subject in (now.live, now.canary) if subject]
+    reasons = "".join([f"; its own definition serves instead, because {reason}" for reason in missing if reason])
     return f"{tier}: {now.live or 'its own definition'}{version_changes.canary_words(now)}{reasons}"

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import asdict
 
 from app.cli import storage, terminal
-from app.cli.arguments import Asked
+from app.cli.arguments import Arguments
 from app.cli.promotion.shadow_report import print_conditions
 from app.core.pool.conductor_versions import Change, VersionsInForce, versions_in_force
 from app.core.pool.serving import tier_in
@@ -23,28 +23,28 @@ from app.store.protocol import Actor, Store
 
 
 async def change(
-    loaded: Loaded, asked: Asked, check: Callable[[Store], Awaitable[RequestedChange]], now: float
+    loaded: Loaded, args: Arguments, check: Callable[[Store], Awaitable[RequestedChange]], now: float
 ) -> tuple[Judged, ...]:
     """Make the change that `check` finds possible. Returns the evidence against a promotion that was not made."""
     async with storage.opened(loaded.settings) as store:
         possible = await check(store)
-        forced = getattr(asked, "force", None)
+        forced = getattr(args, "force", None)
         evidence = await watch.gate(store, loaded.catalog, possible, now)
         if not watch.held(evidence) and not forced:
             return evidence
         note = watch.note(evidence, forced=forced)
-        await make_change(store, possible, name=name(), by=author(asked), note=note)
+        await make_change(store, possible, name=name(), by=author(args), note=note)
         return ()
 
 
 def refuse(evidence: tuple[Judged, ...], *, as_json: bool) -> int:
     """Print the conditions of a promotion that was not made."""
     if as_json:
-        terminal.print_json({"promoted": False, "tiers": [one.to_json() for one in evidence]})
+        terminal.print_json({"promoted": False, "tiers": [judged.to_json() for judged in evidence]})
         return 1
-    for one in evidence:
-        terminal.out().print(f"{one.tier}, by its {one.source} runs:", markup=False)
-        print_conditions(one.to_json()["conditions"])
+    for judged in evidence:
+        terminal.out().print(f"{judged.tier}, by its {judged.source} runs:", markup=False)
+        print_conditions(judged.to_json()["conditions"])
     terminal.err().print(
         "Not promoted: not all conditions hold. --force REASON promotes it all the same.", markup=False
     )
@@ -56,10 +56,10 @@ def name() -> str:
     return f"change_{time.time_ns():x}{secrets.token_hex(4)}"
 
 
-def author(asked: Asked) -> Actor:
+def author(args: Arguments) -> Actor:
     """Whoever makes a change: the name that is given, or the system's user."""
-    if asked.who:
-        return Actor(asked.who, "command")
+    if args.who:
+        return Actor(args.who, "command")
     return storage.operator()
 
 
@@ -76,16 +76,24 @@ def show(
     standing = {name: VersionsInForce() for name in names} | versions_in_force(made)
     if as_json:
         now_in_force = {name: asdict(now) for name, now in standing.items()}
-        terminal.print_json({"in_force": now_in_force, "changes": [asdict(one) for one in made[-limit:]]})
+        terminal.print_json({"in_force": now_in_force, "changes": [asdict(change) for change in made[-limit:]]})
         return
     console = terminal.out()
     for name, now in standing.items():
         console.print(words(name, now), markup=False, soft_wrap=True)
     table = terminal.table("at", "who", "of", "change", "version", "share", "found")
-    for one in made[-limit:]:
-        at = terminal.second(one.at)
-        share = f"{one.share:.0%}" if one.kind == "canary" else ""
-        cells = (at, one.who, tier_in(one.conductor) or one.conductor, one.kind, one.version, share, found(one.note))
+    for change in made[-limit:]:
+        at = terminal.second(change.at)
+        share = f"{change.share:.0%}" if change.kind == "canary" else ""
+        cells = (
+            at,
+            change.who,
+            tier_in(change.conductor) or change.conductor,
+            change.kind,
+            change.version,
+            share,
+            found(change.note),
+        )
         terminal.add_row(table, cells)
     console.print(table)
 
@@ -110,4 +118,4 @@ def found(note: str) -> str:
 async def changes(settings: Settings, *, of_tiers: bool) -> tuple[Change, ...]:
     """Return the changes of what serves tiers, or those of conductors' versions."""
     async with storage.opened(settings) as store:
-        return tuple([one for one in await store.changes() if bool(tier_in(one.conductor)) == of_tiers])
+        return tuple([change for change in await store.changes() if bool(tier_in(change.conductor)) == of_tiers])

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import partial
 
 from app.cli import event_loop, storage, terminal
-from app.cli.arguments import Asked
+from app.cli.arguments import Arguments
 from app.engine.retention import Erased, erase_all, runs_with_content, runs_with_text, texts_with_ref
 from app.errors import ConfigInvalid, LegalHold
 from app.gateway.runs import cancel
@@ -17,39 +17,39 @@ END_SECONDS = 4.0
 """Seconds that open runs have to end, in addition to a lease."""
 
 
-def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> int:
+def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -> int:
     """Carry out the command on the configured database."""
     settings = read(environ)
     terminal.log_to_stderr("warning")
-    if not any((asked.run, asked.user, asked.tenant, asked.before, asked.ref)):
+    if not any((args.run, args.user, args.tenant, args.before, args.ref)):
         raise ConfigInvalid(["runs erase: say what to erase, with --run, --ref, --user, --tenant or --before"])
     for name in ("run", "ref"):
         others = {"run", "ref", "user", "tenant", "before"} - {name}
-        if getattr(asked, name) and any(getattr(asked, other) for other in others):
+        if getattr(args, name) and any(getattr(args, other) for other in others):
             raise ConfigInvalid([f"runs erase: --{name} says what to erase; leave the other options out"])
-    return event_loop.run(_erase(settings, asked, now))
+    return event_loop.run(_erase(settings, args, now))
 
 
-async def _erase(settings: Settings, asked: Asked, now: Callable[[], float]) -> int:
+async def _erase(settings: Settings, args: Arguments, now: Callable[[], float]) -> int:
     """Erase, and return the exit status: 1 if something was left because a legal hold covers it."""
-    before = now() - asked.before if asked.before else None
-    query = ContentQuery(tenant=asked.tenant, user=asked.user, before=before)
+    before = now() - args.before if args.before else None
+    query = ContentQuery(tenant=args.tenant, user=args.user, before=before)
     async with storage.opened(settings) as store:
-        if asked.dry_run:
-            found = await _counted(store, asked, query)
-            if asked.json:
+        if args.dry_run:
+            found = await _counted(store, args, query)
+            if args.json:
                 terminal.print_json({"runs": found, "erased": False})
             else:
                 terminal.out().print(f"The content of {terminal.count(found, 'run')} would be erased.")
             return 0
         patience = END_SECONDS + settings.lease_seconds
-        if asked.run:
-            erased = await _erase_one(store, asked.run, patience, now)
-        elif asked.ref:
-            erased = await _erase_text(store, asked.ref, patience, now)
+        if args.run:
+            erased = await _erase_one(store, args.run, patience, now)
+        elif args.ref:
+            erased = await _erase_text(store, args.ref, patience, now)
         else:
             erased = await _erase_all(store, query, patience, now)
-    if asked.json:
+    if args.json:
         done = {"runs": erased.runs, "erased": True, "overwritten": erased.overwritten}
         terminal.print_json({**done, "held": dict(erased.held)} if erased.held else done)
     else:
@@ -57,12 +57,12 @@ async def _erase(settings: Settings, asked: Asked, now: Callable[[], float]) -> 
     return 1 if erased.held else 0
 
 
-async def _counted(store: Store, asked: Asked, query: ContentQuery) -> int:
+async def _counted(store: Store, args: Arguments, query: ContentQuery) -> int:
     """Return the number of runs whose content would be erased."""
-    if asked.run:
+    if args.run:
         return 1
-    if asked.ref:
-        texts = await texts_with_ref(store, store, asked.ref)
+    if args.ref:
+        texts = await texts_with_ref(store, store, args.ref)
         return sum([len(rows) async for rows in _with_texts(store, texts)])
     return sum([len(rows) async for rows in runs_with_content(store, query)])
 

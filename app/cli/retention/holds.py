@@ -6,7 +6,7 @@ from secrets import token_hex
 
 from app.cli import event_loop, storage, terminal
 from app.cli.administration.keys import named
-from app.cli.arguments import Asked
+from app.cli.arguments import Arguments
 from app.errors import ConfigInvalid
 from app.process.config import Settings, read
 from app.store.protocol import Hold, HoldScope, Store
@@ -14,44 +14,44 @@ from app.store.protocol import Hold, HoldScope, Store
 COLUMNS = ("id", "covers", "reason", "placed", "by", "released", "by")
 
 
-def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> int:
+def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -> int:
     """Carry out one of the verbs on the configured database."""
     settings = read(environ)
     terminal.log_to_stderr("warning")
     storage.announce(settings)
     verbs = {"add": _add, "ls": _list, "release": _release}
-    found = event_loop.run(verbs[asked.verb](settings, asked, now()))
-    if asked.json:
-        terminal.print_json([asdict(one) for one in found])
+    found = event_loop.run(verbs[args.verb](settings, args, now()))
+    if args.json:
+        terminal.print_json([asdict(hold) for hold in found])
         return 0
     table = terminal.table(*COLUMNS)
-    for one in found:
-        terminal.add_row(table, _cells(one))
+    for hold in found:
+        terminal.add_row(table, _cells(hold))
     terminal.out().print(table if found else "No legal hold is in force.")
     return 0
 
 
-async def _add(settings: Settings, asked: Asked, now: float) -> list[Hold]:
+async def _add(settings: Settings, args: Arguments, now: float) -> list[Hold]:
     async with storage.opened(settings) as store:
-        scope, name = await _covered(store, asked, now)
+        scope, name = await _covered(store, args, now)
         by = storage.operator()
         hold = Hold(
             id=f"hold_{token_hex(8)}",
             scope=scope,
             name=name,
-            tenant=(asked.tenant or "") if scope == "user" else "",
-            reason=asked.reason,
+            tenant=(args.tenant or "") if scope == "user" else "",
+            reason=args.reason,
             placed_at=now,
             placed_by=by.id,
         )
         return [await store.place_hold(hold, by=by)]
 
 
-async def _covered(store: Store, asked: Asked, now: float) -> tuple[HoldScope, str]:
+async def _covered(store: Store, args: Arguments, now: float) -> tuple[HoldScope, str]:
     """Return the scope and the name that the command names. Raises `ConfigInvalid` unless it names one."""
-    given: list[tuple[HoldScope, str | None]] = [("run", asked.run), ("user", asked.user), ("key", asked.key)]
-    if asked.user is None:
-        given.append(("tenant", asked.tenant))
+    given: list[tuple[HoldScope, str | None]] = [("run", args.run), ("user", args.user), ("key", args.key)]
+    if args.user is None:
+        given.append(("tenant", args.tenant))
     chosen = [(scope, name) for scope, name in given if name]
     if len(chosen) != 1:
         raise ConfigInvalid(["holds add: name one of --run, --user, --tenant and --key"])
@@ -63,14 +63,14 @@ async def _covered(store: Store, asked: Asked, now: float) -> tuple[HoldScope, s
     return scope, name
 
 
-async def _list(settings: Settings, asked: Asked, _now: float) -> list[Hold]:
+async def _list(settings: Settings, args: Arguments, _now: float) -> list[Hold]:
     async with storage.opened(settings) as store:
-        return [hold for hold in await store.holds() if asked.every or hold.released_at is None]
+        return [hold for hold in await store.holds() if args.every or hold.released_at is None]
 
 
-async def _release(settings: Settings, asked: Asked, now: float) -> list[Hold]:
+async def _release(settings: Settings, args: Arguments, now: float) -> list[Hold]:
     async with storage.opened(settings) as store:
-        return [await store.release_hold(asked.hold, now, by=storage.operator())]
+        return [await store.release_hold(args.hold, now, by=storage.operator())]
 
 
 def _cells(hold: Hold) -> tuple[str, ...]:

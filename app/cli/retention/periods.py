@@ -6,7 +6,7 @@ from math import inf
 from rich.text import Text
 
 from app.cli import terminal
-from app.cli.arguments import Asked
+from app.cli.arguments import Arguments
 from app.core.run.retention_classes import RunClass
 from app.process.config import Settings, read
 
@@ -16,18 +16,21 @@ Of several classes of a run, the shortest time for texts counts, and the longest
 A run that is deleted goes with its texts. Legal holds keep both: see `baton holds ls`."""
 
 
-def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> int:
+def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -> int:
     """Carry out the command."""
     settings = read(environ)
     classes = settings.classes_of_retention
-    if asked.json:
-        others = [{"of": one.of, "content": _days(one.content), "events": _days(one.events)} for one in classes]
+    if args.json:
+        others = [
+            {"of": run_class.of, "content": _days(run_class.content), "events": _days(run_class.events)}
+            for run_class in classes
+        ]
         usual = {"content": settings.retention_content, "events": settings.retention_events}
         terminal.print_json({"default": usual, "classes": others})
         return 0
     table = terminal.table("runs", "texts are kept", "runs are kept")
-    for one in classes:
-        cells = (_named(one.of), _said(one.content, unsaid="-"), _said(one.events, unsaid="-"))
+    for run_class in classes:
+        cells = (_named(run_class.of), _said(run_class.content, unsaid="-"), _said(run_class.events, unsaid="-"))
         table.add_row(*(Text(terminal.clean(cell)) for cell in cells))
     content, events = settings.retention_content_seconds, settings.retention_events_seconds
     table.add_row("all others", _said(content, unsaid="for ever"), _said(events, unsaid="for ever"))

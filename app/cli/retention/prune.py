@@ -4,27 +4,27 @@ from collections.abc import Callable, Mapping
 from secrets import token_hex
 
 from app.cli import event_loop, storage, terminal
-from app.cli.arguments import Asked
+from app.cli.arguments import Arguments
 from app.engine.retention import Pruned, Pruning, archiving, prune_query
 from app.process.config import Settings, read
 from app.store.protocol import PruneQuery
 
 
-def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> int:
+def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -> int:
     """Carry out the command on the configured database. Returns the exit status: 1 if a journal is damaged."""
     settings = read(environ)
     terminal.log_to_stderr("warning")
     storage.announce(settings)
-    query = prune_query(now(), asked.before, settings.idempotency_hours * 3600)
-    if asked.dry_run:
+    query = prune_query(now(), args.before, settings.idempotency_hours * 3600)
+    if args.dry_run:
         runs, events = event_loop.run(_count(settings, query))
-        if asked.json:
+        if args.json:
             terminal.print_json({"runs": runs, "events": events, "pruned": False})
         else:
             terminal.out().print(f"{_counted(runs, events)} would be pruned.")
         return 0
     done = event_loop.run(_prune(settings, query, now))
-    if asked.json:
+    if args.json:
         counted = {"runs": done.runs, "events": done.events, "pruned": True}
         terminal.print_json({**counted, "files": list(done.files), "damaged": list(done.damaged)})
     else:

@@ -17,9 +17,8 @@ import orjson
 from rich.table import Table
 
 from app.cli import event_loop, storage, terminal
-from app.cli.arguments import Asked
+from app.cli.arguments import Arguments
 from app.cli.embedded import engine
-from app.cli.runs import run_words
 from app.cli.runs.runs import query_of
 from app.core.plan.arms import tier_for, tier_of
 from app.core.pool.catalog import Catalog, Tier
@@ -97,25 +96,25 @@ class Batch:
     """The replays of one command."""
 
     opened: Runtime
-    asked: Asked
+    args: Arguments
     under: Mapping[str, str]
     money: Money
     pairs: list[ReplayedRun] = field(default_factory=list)
     left_out: Counter[str] = field(default_factory=Counter)
 
 
-def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> int:
+def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -> int:
     """Replay the runs, or compare two. Returns 1 if a run could not be replayed."""
     terminal.log_to_stderr("warning")
-    if asked.verb == "diff":
-        return _diff(asked, environ)
-    loaded, under = configure(environ), _under(asked)
+    if args.verb == "diff":
+        return _diff(args, environ)
+    loaded, under = configure(environ), _under(args)
     storage.announce(loaded.settings)
-    batch = event_loop.run(_replay(loaded, asked, under, now))
-    differences = _intervals(batch, asked.seed or 0)
-    if asked.json:
+    batch = event_loop.run(_replay(loaded, args, under, now))
+    differences = _intervals(batch, args.seed or 0)
+    if args.json:
         pairs = [pair.to_json() for pair in batch.pairs]
-        metrics = [_metric(one, spread) for one, spread in differences]
+        metrics = [_metric(metric, spread) for metric, spread in differences]
         summed_up = {"object": "replays", "pairs": pairs, "metrics": metrics, "left_out": dict(batch.left_out)}
         terminal.print_json(summed_up)
     else:
@@ -125,16 +124,16 @@ def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> i
     return 1
 
 
-def _under(asked: Asked) -> Mapping[str, str]:
+def _under(args: Arguments) -> Mapping[str, str]:
     found: dict[str, str] = {}
-    for one in asked.under:
-        name, is_given, value = one.partition("=")
+    for text in args.under:
+        name, is_given, value = text.partition("=")
         if name not in UNDER or not is_given or not value:
             raise ConfigInvalid([f"--under: must be NAME=VALUE, with one of {', '.join(UNDER)}"])
         found[name] = value
-    if asked.from_step is not None and len(asked.run) != 1:
+    if args.from_step is not None and len(args.run) != 1:
         raise ConfigInvalid(["--from-step: replay one run, because steps of different runs have nothing in common"])
-    if not asked.run and asked.since is None:
+    if not args.run and args.since is None:
         raise ConfigInvalid(["say which runs: their ids, or --since 7d with other filters"])
     return found
 
@@ -142,19 +141,19 @@ def _under(asked: Asked) -> Mapping[str, str]:
 # -- replaying
 
 
-async def _replay(loaded: Loaded, asked: Asked, under: Mapping[str, str], now: Callable[[], float]) -> Batch:
+async def _replay(loaded: Loaded, args: Arguments, under: Mapping[str, str], now: Callable[[], float]) -> Batch:
     async with storage.used(loaded.settings):
         loaded = await _tried(loaded, under)
-        async with engine.at_work(loaded, asked.concurrency, dispatches=True) as opened:
-            batch = Batch(opened, asked, under, Money(asked.max_usd, asked.concurrency))
-            rows = await _rows(opened.context.store, asked, now())
-            known = _known(asked.out)
+        async with engine.at_work(loaded, args.concurrency, dispatches=True) as opened:
+            batch = Batch(opened, args, under, Money(args.max_usd, args.concurrency))
+            rows = await _rows(opened.context.store, args, now())
+            known = _known(args.out)
             waiting = [row for row in rows if row.id not in known]
             batch.left_out["replayed before"] = len(rows) - len(waiting)
             waiting.reverse()
             with terminal.err().status(f"replaying {terminal.count(len(waiting), 'run')}"):
                 async with asyncio.TaskGroup() as group:
-                    for _ in range(asked.concurrency):
+                    for _ in range(args.concurrency):
                         group.create_task(_work(batch, waiting))
     batch.left_out = +batch.left_out
     return batch
@@ -175,22 +174,22 @@ async def _tried(loaded: Loaded, under: Mapping[str, str]) -> Loaded:
     return replace(loaded, catalog=catalog)
 
 
-async def _rows(store: Store, asked: Asked, now: float) -> list[RunRow]:
+async def _rows(store: Store, args: Arguments, now: float) -> list[RunRow]:
     """Return the runs to replay, which have ended and do not follow from others."""
-    if asked.run:
-        return [await storage.find(store, name) for name in asked.run]
-    query = replace(query_of(asked, await store.keys(), now), origin_kind="", limit=PAGE)
+    if args.run:
+        return [await storage.find(store, name) for name in args.run]
+    query = replace(query_of(args, await store.keys(), now), origin_kind="", limit=PAGE)
     found: list[RunRow] = []
-    most = DRAWN_FROM if asked.seed is not None else asked.limit
+    most = DRAWN_FROM if args.seed is not None else args.limit
     while len(found) < most:
         page = await store.runs(query)
         found += [row for row in page if row.ended_at is not None and row.topology and not row.erased]
         if len(page) < PAGE:
             break
         query = replace(query, before=(page[-1].created_at, page[-1].id))
-    if asked.seed is not None and len(found) > asked.limit:
-        return Random(asked.seed).sample(found, asked.limit)
-    return found[: asked.limit]
+    if args.seed is not None and len(found) > args.limit:
+        return Random(args.seed).sample(found, args.limit)
+    return found[: args.limit]
 
 
 def _known(out: str | None) -> set[str]:
@@ -216,8 +215,8 @@ async def _work(batch: Batch, waiting: list[RunRow]) -> None:
             batch.left_out["no money left"] += 1
             continue
         batch.pairs.append(pair)
-        if batch.asked.out is not None:
-            _append(Path(batch.asked.out), pair)
+        if batch.args.out is not None:
+            _append(Path(batch.args.out), pair)
 
 
 def _append(path: Path, pair: ReplayedRun) -> None:
@@ -256,7 +255,7 @@ def _order(batch: Batch, row: RunRow, earlier: replays.Earlier) -> Order:
     changes = Changes(
         plan,
         under.get("worker"),
-        batch.asked.from_step,
+        batch.args.from_step,
         conducts=anew and plan is None and "worker" not in under,
         version=under.get("version", ""),
     )
@@ -270,7 +269,7 @@ def _order(batch: Batch, row: RunRow, earlier: replays.Earlier) -> Order:
         limits=tier.efforts[effort],
         tenant=row.tenant,
         key=REPLAY_KEY,
-        labels=frozenset(batch.asked.add_label),
+        labels=frozenset(batch.args.add_label),
     )
 
 
@@ -303,20 +302,20 @@ async def _ended(batch: Batch, order: Order) -> RunRow:
 # -- comparing
 
 
-def _diff(asked: Asked, environ: Mapping[str, str]) -> int:
+def _diff(args: Arguments, environ: Mapping[str, str]) -> int:
     settings = read(environ)
     storage.announce(settings)
-    found = event_loop.run(_compared(settings, asked))
-    if asked.json:
+    found = event_loop.run(_compared(settings, args))
+    if args.json:
         terminal.print_json(found.to_json())
     else:
         _print_two(found)
     return 0
 
 
-async def _compared(settings: Any, asked: Asked) -> Comparison:
+async def _compared(settings: Any, args: Arguments) -> Comparison:
     async with storage.opened(settings) as store:
-        rows = [await storage.find(store, name) for name in (asked.run, asked.other)]
+        rows = [await storage.find(store, name) for name in (args.run, args.other)]
         journals = await store.journal(rows[0].id), await store.journal(rows[1].id)
         ratings = await store.feedback(rows[0].id), await store.feedback(rows[1].id)
         return await replay.compared(store, journals, ratings, reads=True)
@@ -325,17 +324,17 @@ async def _compared(settings: Any, asked: Asked) -> Comparison:
 def _intervals(batch: Batch, seed: int) -> list[tuple[Paired, Interval | None]]:
     """Return the paired differences with their 95 % intervals by the bootstrap over runs; None for a single pair."""
     found: list[tuple[Paired, Interval | None]] = []
-    for one in paired([pair.comparison for pair in batch.pairs if pair.comparison is not None]):
-        means = resampled({"difference": one.differences}, Random(seed), RESAMPLES) if one.pairs > 1 else []
-        found.append((one, interval([mean["difference"] for mean in means]) if means else None))
+    for metric in paired([pair.comparison for pair in batch.pairs if pair.comparison is not None]):
+        means = resampled({"difference": metric.differences}, Random(seed), RESAMPLES) if metric.pairs > 1 else []
+        found.append((metric, interval([mean["difference"] for mean in means]) if means else None))
     return found
 
 
-def _metric(one: Paired, spread: Interval | None) -> dict[str, Any]:
+def _metric(metric: Paired, spread: Interval | None) -> dict[str, Any]:
     ends = None
     if spread is not None:
-        ends = [in_unit(one.metric, spread.low), in_unit(one.metric, spread.high)]
-    return one.to_json() | {"interval_95": ends}
+        ends = [in_unit(metric.metric, spread.low), in_unit(metric.metric, spread.high)]
+    return metric.to_json() | {"interval_95": ends}
 
 
 # -- printing
@@ -369,7 +368,7 @@ def _cells(pair: ReplayedRun) -> tuple[str, ...]:
         second.state,
         {True: "same", False: "other", None: "unknown"}[found.same_answer],
         f"{terminal.dollars(first.usd)} -> {terminal.dollars(second.usd)}",
-        f"{run_words.seconds(first.seconds)} -> {run_words.seconds(second.seconds)}",
+        f"{terminal.duration(first.seconds)} -> {terminal.duration(second.seconds)}",
         f"{len(found.only_first)} fewer, {len(found.only_second)} more",
     )
 
@@ -378,19 +377,19 @@ def _differences(differences: Sequence[tuple[Paired, Interval | None]]) -> Table
     table = terminal.table()
     for column in ("per run", "pairs", "run", "replay", "difference", "95 % interval", "lower", "higher"):
         table.add_column(column, justify="left" if column == "per run" else "right", no_wrap=True)
-    for one, spread in differences:
-        shown = _metric(one, spread)
+    for metric, spread in differences:
+        shown = _metric(metric, spread)
         ends = shown["interval_95"]
         figures = [f"{shown[name]:g}" for name in ("first", "second")]
         within = f"{ends[0]:+g} to {ends[1]:+g}" if ends is not None else ""
         table.add_row(
             str(shown["metric"]),
-            f"{one.pairs:,}",
+            f"{metric.pairs:,}",
             *figures,
             f"{shown['difference']:+g}",
             within,
-            f"{one.lower:,}",
-            f"{one.higher:,}",
+            f"{metric.lower:,}",
+            f"{metric.higher:,}",
         )
     return table
 
@@ -408,10 +407,12 @@ def _print_two(found: Comparison) -> None:
     for step in found.steps:
         console.print(_step(step.to_json()), markup=False, soft_wrap=True)
     for words, those in (("Only the first run", found.only_first), ("Only the second run", found.only_second)):
-        for one in those:
-            saw = ", ".join(one.saw) or "its subtask alone"
-            where = f" in step {one.place}" if one.place else ""
-            console.print(f"{words}: {one.recipient} ({one.role}){where} saw {saw}.", markup=False, soft_wrap=True)
+        for disclosure in those:
+            saw = ", ".join(disclosure.saw) or "its subtask alone"
+            where = f" in step {disclosure.place}" if disclosure.place else ""
+            console.print(
+                f"{words}: {disclosure.recipient} ({disclosure.role}){where} saw {saw}.", markup=False, soft_wrap=True
+            )
 
 
 def _step(shown: Mapping[str, Any]) -> str:

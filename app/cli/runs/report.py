@@ -7,8 +7,7 @@ from typing import Any
 from rich.console import Console
 
 from app.cli import event_loop, storage, terminal
-from app.cli.arguments import Asked
-from app.cli.runs import run_words
+from app.cli.arguments import Arguments
 from app.cli.runs.runs import query_of
 from app.core.pool.catalog import MILLION
 from app.core.rating.economics import GROUPINGS, METADATA, ReportOptions, TooManyGroups, known_grouping
@@ -21,46 +20,46 @@ SHOWN = 20
 GROUP_COLUMNS = ("runs", "no answer", "no verdict", "successes", "cost", "cost of judged", "cost of a success")
 
 
-def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> int:
+def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -> int:
     """Make the report. Returns 0, also where there are no runs."""
     settings = read(environ)
     terminal.log_to_stderr("warning")
-    unknown = [name for name in asked.by if not known_grouping(name)]
+    unknown = [name for name in args.by if not known_grouping(name)]
     if unknown:
         raise ConfigInvalid([f"--by: there are {', '.join(GROUPINGS)} and {METADATA}FIELD"])
-    if sum(map(bool, (asked.json, asked.csv, asked.parquet))) > 1:
+    if sum(map(bool, (args.json, args.csv, args.parquet))) > 1:
         raise ConfigInvalid(["choose one of --json, --csv and --parquet"])
     storage.announce(settings)
-    figures, names = event_loop.run(_read(settings, asked, now()))
-    rows = reports.table(figures, asked.part)
-    if asked.json:
+    figures, names = event_loop.run(_read(settings, args, now()))
+    rows = reports.table(figures, args.part)
+    if args.json:
         terminal.print_json(figures)
-    elif asked.csv:
-        print(reports.as_csv(rows, asked.part), end="", flush=True)
-    elif asked.parquet:
-        body = reports.as_parquet(rows, asked.part)
-        Path(asked.parquet).write_bytes(body)
-        terminal.err().print(f"{len(rows):,} rows are in {asked.parquet}.", markup=False)
+    elif args.csv:
+        print(reports.as_csv(rows, args.part), end="", flush=True)
+    elif args.parquet:
+        body = reports.as_parquet(rows, args.part)
+        Path(args.parquet).write_bytes(body)
+        terminal.err().print(f"{len(rows):,} rows are in {args.parquet}.", markup=False)
     else:
         _print(figures, names)
     return 0
 
 
-async def _read(settings: Settings, asked: Asked, now: float) -> tuple[dict[str, Any], dict[str, str]]:
+async def _read(settings: Settings, args: Arguments, now: float) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the figures, and the names of the API keys by their ids."""
     try:
-        zone = reports.zone_of(asked.zone)
+        zone = reports.zone_of(args.zone)
     except ValueError as error:
         raise ConfigInvalid([f"--zone: {error}"]) from None
-    wanted = ReportOptions(tuple(dict.fromkeys(asked.by)) or ("tier",), asked.success, asked.threshold)
+    wanted = ReportOptions(tuple(dict.fromkeys(args.by)) or ("tier",), args.success, args.threshold)
     async with storage.opened(settings) as store:
         keys = await store.keys()
-        query = query_of(asked, keys, now)
+        query = query_of(args, keys, now)
         try:
             figures = await reports.make(store, store, query, wanted, zone)
         except TooManyGroups as error:
             raise ConfigInvalid([f"--by: {reports.too_many_groups(error)}"]) from None
-    period = {"since": query.since, "until": query.until, "time_zone": asked.zone}
+    period = {"since": query.since, "until": query.until, "time_zone": args.zone}
     return period | figures, {key.id: key.name for key in keys}
 
 
@@ -168,17 +167,17 @@ def _print_alternatives(console: Console, figures: Mapping[str, Any]) -> None:
 def _failure_rows(failures: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
     return [
         {
-            "level": one["level"],
-            "cause": f"{one['cause']} ({one['reason']})" if one["reason"] else one["cause"],
-            "shape": one["topology"],
-            "step": one["position"],
-            "worker": one["worker"],
-            "count": f"{one['count']:,}",
-            "first": _moment(one["first_at"]),
-            "last": _moment(one["last_at"]),
-            "for example": one["examples"][0],
+            "level": failure["level"],
+            "cause": f"{failure['cause']} ({failure['reason']})" if failure["reason"] else failure["cause"],
+            "shape": failure["topology"],
+            "step": failure["position"],
+            "worker": failure["worker"],
+            "count": f"{failure['count']:,}",
+            "first": _moment(failure["first_at"]),
+            "last": _moment(failure["last_at"]),
+            "for example": failure["examples"][0],
         }
-        for one in failures
+        for failure in failures
     ]
 
 
@@ -191,4 +190,4 @@ def _dollars(amount: float | None) -> str:
 def _moment(at: float | None) -> str:
     if at is None:
         return "now"
-    return run_words.moment(at)[:16]
+    return terminal.moment(at)[:16]

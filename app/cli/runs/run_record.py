@@ -17,7 +17,7 @@ async def read(store: Store, row: RunRow) -> tuple[dict[str, Any], str | None]:
     state = fold(journal.events)
     given = await store.feedback(row.id)
     record = audit.whole(row, journal, given)
-    record["comments"] = {one.id: one.comment for one in given if one.comment}
+    record["comments"] = {rating.id: rating.comment for rating in given if rating.comment}
     record |= {"rehearsal": state.admitted.rehearsal, "preview": state.admitted.preview}
     record["steps"] = [await audit.step_in_full(store, state, journal.events, n) for n in state.steps]
     return record, await _question(store, state)

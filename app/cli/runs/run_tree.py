@@ -8,7 +8,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from app.cli.runs import run_words
-from app.cli.terminal import clean, excerpt
+from app.cli.terminal import clean, duration, excerpt, moment
 from app.core.plan.workflow import CONDUCTOR
 
 COLOURS: Mapping[str, str] = {
@@ -32,22 +32,22 @@ def draw(run: run_words.Record, question: str | None, *, full: bool) -> Tree:
         around = branches[step["parent"]]
         branches[step["n"]] = _step(around, step, answers=step["n"] == answer, full=full, planned=run["preview"])
         _proposals(branches[step["n"]], run, parent=step["n"])
-    for one in chain.from_iterable(run["feedback"].values()):
-        branch = tree.add(_line("feedback", run_words.rating(one)))
-        if one["commented"]:
-            branch.add(_line("comment", _shown(run["comments"].get(one["id"]), full)))
+    for rating in chain.from_iterable(run["feedback"].values()):
+        branch = tree.add(_line("feedback", run_words.rating(rating)))
+        if rating["commented"]:
+            branch.add(_line("comment", _shown(run["comments"].get(rating["id"]), full)))
     return tree
 
 
 def _proposals(tree: Tree, run: run_words.Record, parent: int | None) -> None:
     """Add the proposals for the run itself, or for the step in which they are nested."""
-    for one in run["proposals"]:
-        if one["parent"] != parent:
+    for proposal in run["proposals"]:
+        if proposal["parent"] != parent:
             continue
-        branch = tree.add(_line(f"proposal {one['number']}", run_words.proposal(one)))
-        for reason in one["reasons"]:
+        branch = tree.add(_line(f"proposal {proposal['number']}", run_words.proposal(proposal)))
+        for reason in proposal["reasons"]:
             branch.add(_line("rejected", reason))
-        for call in one["attempts"]:
+        for call in proposal["attempts"]:
             branch.add(_line("planning call", run_words.attempt(call)))
 
 
@@ -55,8 +55,8 @@ def _header(run: run_words.Record) -> Text:
     state = run["state"]
     words = Text(run["id"], style="bold")
     words.append(f"  {state}", style=f"bold {COLOURS.get(state, 'yellow')}")
-    asked = f" (as {clean(run['model'])})" if run["model"] != run["tier"] else ""
-    words.append(f"  {clean(run['tier'])}{asked}, effort {run['effort']}")
+    named = f" (as {clean(run['model'])})" if run["model"] != run["tier"] else ""
+    words.append(f"  {clean(run['tier'])}{named}, effort {run['effort']}")
     words.append("  degraded", style="yellow") if run["degraded"] and not run["preview"] else None
     words.append("  REHEARSAL: simulated workers", style="yellow") if run["rehearsal"] else None
     words.append("  preview: planned only, nothing executed") if run["preview"] else None
@@ -67,14 +67,14 @@ def _erased(erasure: run_words.Record) -> str:
     """Return when the content was erased, and by what."""
     if erasure["at"] is None:
         return "erased by an earlier release, which noted no time"
-    return f"erased {run_words.moment(erasure['at'])} ({erasure['by']})"
+    return f"erased {moment(erasure['at'])} ({erasure['by']})"
 
 
 def _facts(run: run_words.Record, question: str | None, full: bool) -> list[tuple[str, str]]:
-    until = f", took {run_words.seconds(run['ended_at'] - run['created_at'])}" if run["ended_at"] else ", still going"
+    until = f", took {duration(run['ended_at'] - run['created_at'])}" if run["ended_at"] else ", still going"
     facts = [
         ("asked", _shown(question, full)),
-        ("when", f"{run_words.moment(run['created_at'])}{until}; key {run_words.key(run)}, tenant {run['tenant']}"),
+        ("when", f"{moment(run['created_at'])}{until}; key {run_words.key(run)}, tenant {run['tenant']}"),
         ("used", f"{run_words.tokens(run['total_usage'])}, {run_words.cost(run['cost_usd'])}"),
         *([("content", _erased(run["erasure"]))] if run["erasure"] else []),
         ("limits", run_words.limits(run)),
@@ -120,7 +120,7 @@ def _step(tree: Tree, step: run_words.Record, *, answers: bool, full: bool, plan
         ("chosen", run_words.choice(step)),
         ("kept", run_words.kept(step)),
         *[(f"attempt {call['attempt']}", run_words.attempt(call)) for call in step["attempts"]],
-        *[("tools", run_words.exchange(one, full=full)) for one in step["exchanges"]],
+        *[("tools", run_words.exchange(tool_use, full=full)) for tool_use in step["exchanges"]],
         ("error", None if planned else run_words.error(step["error"])),
         ("not called", "; ".join(run_words.passed_over(step)) or None),
         ("said", _shown(step["output"], full) if state == "done" else None),

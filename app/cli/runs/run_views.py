@@ -9,7 +9,7 @@ from typing import Any, Final
 from rich.text import Text
 
 from app.cli.runs import run_words
-from app.cli.terminal import clean, count, dollars
+from app.cli.terminal import clean, count, dollars, duration, moment
 from app.core.pool.catalog import MILLION
 
 MARKS: Final[Mapping[str, str]] = {
@@ -62,7 +62,7 @@ def graph(shown: Document) -> Iterator[Text]:
     edges: dict[str, list[Document]] = {}
     for edge in shown["edges"]:
         edges.setdefault(edge["target"], []).append(edge)
-    for node in sorted(shown["nodes"], key=lambda one: (one["x"], one["y"])):
+    for node in sorted(shown["nodes"], key=lambda node: (node["x"], node["y"])):
         yield _node(node)
         for edge in edges.get(node["id"], ()):
             yield _edge(edge)
@@ -80,7 +80,7 @@ def _node(node: Document) -> Text:
         line.append("  * answers")
     if node["attempts"]:
         calls = count(len(node["attempts"]), "call")
-        line.append(f"  {calls}, {run_words.seconds(node['seconds'])}, {_money(node['cost_usd'])}")
+        line.append(f"  {calls}, {duration(node['seconds'])}, {_money(node['cost_usd'])}")
     if node["error"]:
         line.append(f"  {clean(node['error'])}", style="red")
     return line
@@ -139,7 +139,7 @@ def _row(span: Document, parts: Sequence[Document], total: float, columns: int, 
         (part["start"], part["seconds"], MARKS.get(part["kind"], "_"), COLOURS.get(part["kind"], "")) for part in parts
     ]
     line.append_text(_bar(pieces, total, columns))
-    figure = run_words.seconds(span["seconds"]) + ("" if span["end"] is not None else " so far")
+    figure = duration(span["seconds"]) + ("" if span["end"] is not None else " so far")
     words = f" {figure:>9}" + (f" {clean(span['error'])}" if span["error"] else "")
     return line.append(words if len(words) <= FIGURE_COLUMNS else f"{words[: FIGURE_COLUMNS - 1]}…")
 
@@ -174,7 +174,7 @@ def state(shown: Document) -> Iterator[Text]:
     waits = shown["waits"]
     facts = {
         "latest event": shown["event"],
-        "waits for": f"{waits['kind']}, until {run_words.moment(waits['until'])}" if waits else None,
+        "waits for": f"{waits['kind']}, until {moment(waits['until'])}" if waits else None,
         "topology": shown["topology"],
         "cost": f"{_money(shown['cost_usd'])}, {_money(shown['held_usd'])} reserved",
         "tokens": run_words.tokens(shown["usage"]),
@@ -197,8 +197,8 @@ def heading(shown: Document) -> Text:
     line = Text(shown["run"], style="bold")
     line.append(f"  {_words(shown['state'])}")
     if shown["seq"] == shown["last_seq"]:
-        return line.append(f"  after {run_words.seconds(shown['length_seconds'])}")
-    when = run_words.seconds(shown["seconds"])
+        return line.append(f"  after {duration(shown['length_seconds'])}")
+    when = duration(shown["seconds"])
     return line.append(f"  at event {shown['seq']} of {shown['last_seq']}, {when} after its admission")
 
 

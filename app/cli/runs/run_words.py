@@ -4,7 +4,7 @@ choice."""
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from app.cli.terminal import clean, count, dollars, excerpt, second
+from app.cli.terminal import clean, count, dollars, duration, excerpt, moment
 from app.core.pool.catalog import LIMITS, MILLION, Limit
 
 Record = Mapping[str, Any]
@@ -38,22 +38,10 @@ EXCERPT = 300
 ERASED = "erased"
 
 
-def moment(at: float) -> str:
-    """Return a point in time in words."""
-    return f"{second(at)} UTC"
-
-
 def key(run: Record) -> str:
     """Return the id of a run's API key, after its name where that is known."""
     name = run.get("key_name")
     return clean(f"{name} ({run['key']})" if name else str(run["key"]))
-
-
-def seconds(span: float) -> str:
-    """Return a duration in milliseconds below one second, else in seconds."""
-    if span < 1:
-        return f"{span * 1000:.0f} ms"
-    return f"{span:.1f} s"
 
 
 def cost(usd: float) -> str:
@@ -65,7 +53,7 @@ def estimate(known: Record) -> str:
     """Return the likely cost and time of a plan with their spread, from its estimate as the API has it."""
     of_cost, of_time = known["cost_usd"], known["seconds"]
     low, middle, high = [cost(of_cost[name]) for name in ("p10", "p50", "p90")]
-    shortest, likely, longest = [seconds(of_time[name]) for name in ("p10", "p50", "p90")]
+    shortest, likely, longest = [duration(of_time[name]) for name in ("p10", "p50", "p90")]
     return (
         f"{middle} ({low} to {high}) and {likely} ({shortest} to {longest}) to execute, from {_basis(known)}; "
         f"at most {cost(of_cost['worst'])}"
@@ -118,7 +106,7 @@ def attempt(record: Record) -> str:
         f"{record['worker']}: {outcome}",
         tokens(record["usage"]),
         cost(record["cost_usd"]),
-        seconds(record["seconds"]) + (f", first words after {seconds(first)}" if first else ""),
+        duration(record["seconds"]) + (f", first words after {duration(first)}" if first else ""),
     ]
     if record.get("endpoint"):
         parts.append(f"endpoint {record['endpoint']}")
@@ -160,8 +148,8 @@ def exchange(record: Record, *, full: bool) -> str:
     if record["answered_at"] is None:
         return _cut(", ".join(calls), full) + " → waits for the caller"
     came = record.get("results")
-    words = ERASED if came is None else ", ".join(_result(one) for one in came if one["role"] == "tool")
-    waited = seconds(record["answered_at"] - record["at"])
+    words = ERASED if came is None else ", ".join(_result(message) for message in came if message["role"] == "tool")
+    waited = duration(record["answered_at"] - record["at"])
     return f"{_cut(', '.join(calls), full)} → {_cut(words, full)} (after {waited})"
 
 
@@ -196,7 +184,7 @@ def replies(run: Record) -> str:
 
 def passed_over(record: Record) -> list[str]:
     """Return the workers that were passed over for a call, each with the reason."""
-    return [f"{one['worker']} passed over ({one['reason']})" for one in record.get("passed_over", [])]
+    return [f"{worker['worker']} passed over ({worker['reason']})" for worker in record.get("passed_over", [])]
 
 
 def error(code: str | None) -> str | None:
@@ -231,7 +219,7 @@ def _replaced(step: Record, planned: str) -> str:
     for call in step["attempts"]:
         if call["worker"] == planned and (failure := call["error"] or call["outcome"]):
             failures.append(failure)
-        reasons += [one["reason"] for one in call.get("passed_over", []) if one["worker"] == planned]
+        reasons += [worker["reason"] for worker in call.get("passed_over", []) if worker["worker"] == planned]
     if failures:
         return f" after {', '.join(failures)}"
     if not reasons:
@@ -241,7 +229,7 @@ def _replaced(step: Record, planned: str) -> str:
 
 def proposal(record: Record) -> str:
     """Return a proposal in words: who made it, its state, and its topology."""
-    who = [_asked(one) for one in record["attempts"]]
+    who = [_asked(attempt) for attempt in record["attempts"]]
     kind = CONDUCTORS.get(record["conductor"], record["conductor"])
     first = f"round {record['round']}, " if record["round"] > 1 else ""
     parts = [f"{first}{MODES.get(record['mode'], record['mode'])}: {kind}" + (f" ({who[0]})" if who else "")]
@@ -266,7 +254,7 @@ def _asked(attempt: Record) -> str:
 
 def decision(record: Record) -> list[str]:
     """Return a selector's choice in words: its probability, its basis, and the likeliest alternatives."""
-    others = sorted(record["candidates"].items(), key=lambda one: -one[1])
+    others = sorted(record["candidates"].items(), key=lambda candidate: -candidate[1])
     said = f"{record['action']}, with probability {record['propensity']:.3g} among {count(len(others), 'arm')}"
     reason = "to explore" if record["explored"] else "as the best"
     if not record["explore"]:
@@ -284,23 +272,23 @@ def decision(record: Record) -> list[str]:
 
 def why(run: Record) -> list[str]:
     """Return one or two sentences that say why this run was routed as it was."""
-    proposals = [one for one in run["proposals"] if one.get("parent") is None]
+    proposals = [proposal for proposal in run["proposals"] if proposal.get("parent") is None]
     last = proposals[-1] if proposals else None
     if last is None:
         return ["no plan was made"]
     said = [CONDUCTORS.get(last["conductor"], str(last["conductor"]))]
-    before = [one for one in proposals[:-1] if one["reasons"]]
+    before = [proposal for proposal in proposals[:-1] if proposal["reasons"]]
     if before:
         reasons: dict[str, None] = {}
-        for one in before:
-            reasons |= dict.fromkeys(one["reasons"])
+        for proposal in before:
+            reasons |= dict.fromkeys(proposal["reasons"])
         said[0] += f", because {count(len(before), 'earlier proposal')} did not do: {'; '.join(reasons)}"
-    decided = [one["decision"] for one in run["proposals"] if one.get("decision")]
+    decided = [proposal["decision"] for proposal in run["proposals"] if proposal.get("decision")]
     if decided and last["conductor"] == "selector":
         said += decision(decided[-1])
     if run["rounds"] > 1:
         said.append(f"{run['rounds']} rounds: each was shown the previous answer")
-    if inner := {one.get("parent") for one in run["proposals"]} - {None}:
+    if inner := {proposal.get("parent") for proposal in run["proposals"]} - {None}:
         said.append(f"{count(len(inner), 'step')} taken by the conductor itself, each with a workflow of its own")
     if stopped := run["end"].get("stopped"):
         said.append(STOPPED_SHORT if run["end"].get("fell_back") and run["rounds"] == 1 else STOPPED)
@@ -313,15 +301,15 @@ def why(run: Record) -> list[str]:
 def limits(run: Record) -> str:
     """Return the run's limits in words."""
     bounds = run["limits"]
-    shown = [one for one in LIMITS.values() if one.name in bounds and bounds[one.name] != one.unsaid]
-    return ", ".join(_limit(one, bounds[one.name]) for one in shown)
+    shown = [limit for limit in LIMITS.values() if limit.name in bounds and bounds[limit.name] != limit.unsaid]
+    return ", ".join(_limit(limit, bounds[limit.name]) for limit in shown)
 
 
 def _limit(limit: Limit, value: float) -> str:
     if limit.unit == "usd":
         return cost(value) + limit.words
     if limit.unit == "seconds":
-        return seconds(value) + limit.words
+        return duration(value) + limit.words
     return f"{value:,} " + limit.words.format(s="" if value == 1 else "s")
 
 

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from app.cli import event_loop, storage, terminal
 from app.cli.administration.keys import named
-from app.cli.arguments import Asked
+from app.cli.arguments import Arguments
 from app.cli.audit import content_reads
 from app.cli.runs import run_record, run_tree, run_views, run_words
 from app.core.message.chat import usage_to_json
@@ -63,35 +63,35 @@ NARROW = ("run", "when", "tier", "state", "took", "cost")
 WIDE, PREFIX = 130, 19
 
 
-def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> int:
+def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -> int:
     """Carry out one of the verbs. Returns the exit status."""
     settings = read(environ)
     terminal.log_to_stderr("warning")
     storage.announce(settings)
-    if asked.verb == "ls":
-        storage.check_state(asked.state)
-        event_loop.run(_follow(settings, asked, now) if asked.follow else _list(settings, asked, now()))
-    elif asked.verb == "show":
-        event_loop.run(_show(settings, asked, now()))
-    elif asked.verb == "explain":
-        event_loop.run(_explain(settings, asked))
-    elif asked.verb == "cancel":
-        return event_loop.run(_cancel(settings, asked, now()))
+    if args.verb == "ls":
+        storage.check_state(args.state)
+        event_loop.run(_follow(settings, args, now) if args.follow else _list(settings, args, now()))
+    elif args.verb == "show":
+        event_loop.run(_show(settings, args, now()))
+    elif args.verb == "explain":
+        event_loop.run(_explain(settings, args))
+    elif args.verb == "cancel":
+        return event_loop.run(_cancel(settings, args, now()))
     else:
-        return event_loop.run(_watch(settings, asked, now))
+        return event_loop.run(_watch(settings, args, now))
     return 0
 
 
 # -- ls
 
 
-async def _list(settings: Settings, asked: Asked, now: float) -> None:
+async def _list(settings: Settings, args: Arguments, now: float) -> None:
     async with storage.opened(settings) as store:
         keys = await store.keys()
-        rows = await store.runs(_ordered(asked, keys, now))
+        rows = await store.runs(_ordered(args, keys, now))
         previews = await _previews(store, rows)
     names = {key.id: key.name for key in keys}
-    if asked.json:
+    if args.json:
         terminal.print_json([_summary(row, names, previews) for row in rows])
     elif not rows:
         terminal.out().print("There are no such runs.")
@@ -100,12 +100,12 @@ async def _list(settings: Settings, asked: Asked, now: float) -> None:
         console.print(_table(rows, names, previews, console.width))
 
 
-def _ordered(asked: Asked, keys: Sequence[KeyRow], now: float) -> RunQuery:
-    order = {"sort": asked.sort, "ascending": asked.reverse, "limit": min(asked.limit, 1_000)}
-    return replace(query_of(asked, keys, now), **order)
+def _ordered(args: Arguments, keys: Sequence[KeyRow], now: float) -> RunQuery:
+    order = {"sort": args.sort, "ascending": args.reverse, "limit": min(args.limit, 1_000)}
+    return replace(query_of(args, keys, now), **order)
 
 
-async def _follow(settings: Settings, asked: Asked, now: Callable[[], float]) -> None:
+async def _follow(settings: Settings, args: Arguments, now: Callable[[], float]) -> None:
     """Print a line for each run of the list, and again for each that is new on it or has changed, until interrupted."""
     known: Mapping[str, Mapping[str, Any]] = {}
     mark: tuple[object, ...] | None = None
@@ -115,46 +115,46 @@ async def _follow(settings: Settings, asked: Asked, now: Callable[[], float]) ->
         while True:
             latest = await store.lists.mark()
             if latest != mark:
-                mark, rows = latest, await store.runs(_ordered(asked, keys, now()))
+                mark, rows = latest, await store.runs(_ordered(args, keys, now()))
                 previews = await _previews(store, rows)
                 shown = {row.id: _summary(row, names, previews) for row in rows}
                 for row in reversed(rows):
                     if known.get(row.id) != shown[row.id]:
-                        _print_line(row, shown[row.id], asked)
+                        _print_line(row, shown[row.id], args)
                 known = shown
             await asyncio.sleep(LIST_POLL_SECONDS)
 
 
-def _print_line(row: RunRow, shown: Mapping[str, Any], asked: Asked) -> None:
-    if asked.json:
+def _print_line(row: RunRow, shown: Mapping[str, Any], args: Arguments) -> None:
+    if args.json:
         print(orjson.dumps(shown).decode(), flush=True)
         return
     key = terminal.clean(shown["key_name"] or row.key)
     state = f"{row.state}{_note(row, is_preview=shown['preview'], wide=True)}"
-    words = (run_words.moment(row.created_at), row.id, terminal.clean(row.tier), key, state)
+    words = (terminal.moment(row.created_at), row.id, terminal.clean(row.tier), key, state)
     terminal.out().print("  ".join((*words, terminal.dollars(row.spent.usd))), markup=False, soft_wrap=True)
 
 
-def query_of(asked: Asked, keys: Sequence[KeyRow], now: float) -> RunQuery:
+def query_of(args: Arguments, keys: Sequence[KeyRow], now: float) -> RunQuery:
     """Return the query for the runs that the options in `FILTERS` and the times choose."""
-    if asked.metadata is not None and "=" not in asked.metadata:
+    if args.metadata is not None and "=" not in args.metadata:
         raise ConfigInvalid(["--metadata: must be FIELD=VALUE"])
-    given: dict[str, Any] = {name: getattr(asked, name, None) for name in FILTERS}
-    tags = [(name, getattr(asked, name)) for name in TAGS if getattr(asked, name)]
-    before, origin = getattr(asked, "before", None), getattr(asked, "origin", None)
-    rated = getattr(asked, "rated", None)
+    given: dict[str, Any] = {name: getattr(args, name, None) for name in FILTERS}
+    tags = [(name, getattr(args, name)) for name in TAGS if getattr(args, name)]
+    before, origin = getattr(args, "before", None), getattr(args, "origin", None)
+    rated = getattr(args, "rated", None)
     return RunQuery(
-        since=now - asked.since if asked.since else None,
+        since=now - args.since if args.since else None,
         until=now - before if before else None,
-        min_usd=getattr(asked, "min_cost", None),
-        max_usd=getattr(asked, "max_cost", None),
-        key=_key_id(keys, asked.key, now),
-        degraded=True if getattr(asked, "degraded", False) else None,
-        preview=PREVIEWS[getattr(asked, "previews", None)],
+        min_usd=getattr(args, "min_cost", None),
+        max_usd=getattr(args, "max_cost", None),
+        key=_key_id(keys, args.key, now),
+        degraded=True if getattr(args, "degraded", False) else None,
+        preview=PREVIEWS[getattr(args, "previews", None)],
         origin_kind="" if origin == "none" else origin,
-        origin_run=getattr(asked, "origin_run", None),
+        origin_run=getattr(args, "origin_run", None),
         rated=Rated(rated == "good") if rated is not None else None,
-        untaken_at=now if getattr(asked, "queue", None) == "untaken" else None,
+        untaken_at=now if getattr(args, "queue", None) == "untaken" else None,
         tags=tuple(tags),
         **given,
     )
@@ -192,12 +192,12 @@ def _table(rows: tuple[RunRow, ...], names: Mapping[str, str], previews: frozens
         state = row.state + _note(row, is_preview=row.id in previews, wide=wide)
         cells: dict[str, RenderableType] = {
             "run": row.id if wide else row.id[:PREFIX],
-            "when": run_words.moment(row.created_at)[0 if wide else 5 : None if wide else 16],
+            "when": terminal.moment(row.created_at)[0 if wide else 5 : None if wide else 16],
             "tier": terminal.clean(row.tier),
             "key": terminal.clean(names.get(row.key, row.key)),
             "state": Text(state, style=_colour(row), overflow="fold"),
             "shape": f"{row.topology or '-'} {row.steps or ''}",
-            "took": run_words.seconds(row.ended_at - row.created_at) if row.ended_at else "…",
+            "took": terminal.duration(row.ended_at - row.created_at) if row.ended_at else "…",
             "tokens": f"{row.spent.tokens:,}",
             "cost": terminal.dollars(row.spent.usd),
         }
@@ -226,37 +226,37 @@ def _note(row: RunRow, *, is_preview: bool, wide: bool) -> str:
 # -- show
 
 
-async def _show(settings: Settings, asked: Asked, now: float) -> None:
-    if asked.view != "tree":
-        return await _show_view(settings, asked, now)
-    if asked.at is not None or asked.seconds is not None:
+async def _show(settings: Settings, args: Arguments, now: float) -> None:
+    if args.view != "tree":
+        return await _show_view(settings, args, now)
+    if args.at is not None or args.seconds is not None:
         raise ConfigInvalid(["--at, --seconds: need --view graph, timeline or state"])
     async with storage.opened(settings) as store:
-        row = await storage.find(store, asked.run)
+        row = await storage.find(store, args.run)
         shown, question = await run_record.read(store, row)
         await content_reads.note(store, row.id, row.tenant, "show")
         key = await store.key(shown["key"])
     shown["key_name"] = key.name if key is not None else None
-    if asked.json:
+    if args.json:
         terminal.print_json(shown)
     else:
-        terminal.out().print(run_tree.draw(shown, question, full=asked.full))
+        terminal.out().print(run_tree.draw(shown, question, full=args.full))
 
 
-async def _show_view(settings: Settings, asked: Asked, now: float) -> None:
+async def _show_view(settings: Settings, args: Arguments, now: float) -> None:
     """Draw the graph, the timeline or the state of a run at an instant."""
     async with storage.opened(settings) as store:
-        row = await storage.find(store, asked.run)
+        row = await storage.find(store, args.run)
         journal = await store.journal(row.id)
     try:
-        document = _document(asked.view, instant(journal.events, now, seq=asked.at, seconds=asked.seconds))
+        document = _document(args.view, instant(journal.events, now, seq=args.at, seconds=args.seconds))
     except ValueError as error:
         raise ConfigInvalid([f"--at: {error}"]) from None
-    if asked.json:
+    if args.json:
         terminal.print_json(document)
         return
     console = terminal.out()
-    for line in _drawn(asked, document, console.width):
+    for line in _drawn(args, document, console.width):
         console.print(line, soft_wrap=True)
 
 
@@ -269,19 +269,19 @@ def _document(view: str, at: Instant) -> Mapping[str, Any]:
     return snapshot(at)
 
 
-def _drawn(asked: Asked, document: Mapping[str, Any], width: int) -> Iterator[Text]:
-    if asked.view == "graph":
+def _drawn(args: Arguments, document: Mapping[str, Any], width: int) -> Iterator[Text]:
+    if args.view == "graph":
         return run_views.graph(document)
-    if asked.view == "timeline":
-        return run_views.timeline(document, width, by_money=asked.by == "money")
+    if args.view == "timeline":
+        return run_views.timeline(document, width, by_money=args.by == "money")
     return run_views.state(document)
 
 
-async def _explain(settings: Settings, asked: Asked) -> None:
+async def _explain(settings: Settings, args: Arguments) -> None:
     async with storage.opened(settings) as store:
-        row = await storage.find(store, asked.run)
+        row = await storage.find(store, args.run)
         found = await explanation.explain(store, store, row, content=True)
-    if asked.json:
+    if args.json:
         terminal.print_json(found)
     else:
         terminal.out().print(terminal.clean(found["text"]), markup=False, soft_wrap=True)
@@ -290,21 +290,21 @@ async def _explain(settings: Settings, asked: Asked) -> None:
 # -- watch
 
 
-async def _watch(settings: Settings, asked: Asked, now: Callable[[], float]) -> int:
+async def _watch(settings: Settings, args: Arguments, now: Callable[[], float]) -> int:
     """Print events as they are committed, or keep a drawing up to date. Returns 0 if the run succeeds, else 1."""
-    if asked.view != "tree" and not asked.json:
-        return await _watch_view(settings, asked, now)
+    if args.view != "tree" and not args.json:
+        return await _watch_view(settings, args, now)
     console = terminal.out()
     async with storage.opened(settings) as store:
-        row = await storage.find(store, asked.run)
-        if not asked.json:
+        row = await storage.find(store, args.run)
+        if not args.json:
             console.print(f"{row.id}  {row.tier}", markup=False, style="bold")
         seq, began = 0, row.created_at
         with terminal.err().status("following") as status:
             while True:
                 for event in (await store.journal(row.id, after=seq)).events:
                     seq = event.seq
-                    if asked.json:
+                    if args.json:
                         print(orjson.dumps(_event(event)).decode(), flush=True)
                     else:
                         line = Text(f"{event.at - began:8.2f} s  "), Text(_event_in_words(event))
@@ -315,15 +315,15 @@ async def _watch(settings: Settings, asked: Asked, now: Callable[[], float]) -> 
                 await asyncio.sleep(POLL_SECONDS)
 
 
-async def _watch_view(settings: Settings, asked: Asked, now: Callable[[], float]) -> int:
+async def _watch_view(settings: Settings, args: Arguments, now: Callable[[], float]) -> int:
     """Redraw a view until the run has ended. What is no terminal gets the last drawing alone."""
     console = terminal.out()
     async with storage.opened(settings) as store:
-        row = await storage.find(store, asked.run)
+        row = await storage.find(store, args.run)
         with Live(console=console, auto_refresh=False) as live:
             while True:
                 at = instant((await store.journal(row.id)).events, now())
-                lines = _drawn(asked, _document(asked.view, at), console.width)
+                lines = _drawn(args, _document(args.view, at), console.width)
                 live.update(Group(*lines), refresh=True)
                 if at.state.state in ENDED:
                     return 0 if at.state.state == "succeeded" else 1
@@ -333,15 +333,15 @@ async def _watch_view(settings: Settings, asked: Asked, now: Callable[[], float]
 # -- cancel
 
 
-async def _cancel(settings: Settings, asked: Asked, now: float) -> int:
+async def _cancel(settings: Settings, args: Arguments, now: float) -> int:
     """Ask a run to end. Returns 0 if it has ended within two leases and some seconds, else 1: it will end later."""
     console = terminal.out()
     async with storage.opened(settings) as store:
-        row = await storage.find(store, asked.run)
+        row = await storage.find(store, args.run)
         await cancel.ask(store, None, row, "operator", now)
         with terminal.err().status("waiting for its driver"):
             row = await cancel.settled(store, row, 2 * settings.lease_seconds + CANCEL_SECONDS)
-    if asked.json:
+    if args.json:
         terminal.print_json(audit.summary(row))
         return int(row.ended_at is None)
     if row.ended_at is None:
@@ -368,7 +368,7 @@ def _run_detail(fact: Fact) -> str:
         case RunAdmitted():
             return f"{fact.conductor} conductor, pool {', '.join(fact.pool)}"
         case RunAwaitingTool():
-            return f"turn {fact.turn}, until {run_words.moment(fact.until)}"
+            return f"turn {fact.turn}, until {terminal.moment(fact.until)}"
         case RunResumed():
             return f"turn {fact.turn}"
         case RunSucceeded():
@@ -404,7 +404,7 @@ def _step_detail(fact: Fact) -> str:
         case StepQueued():
             return f"step {fact.n}"
         case StepAwaitingTool():
-            return f"step {fact.n}: calls {', '.join(one.name for one in fact.calls)}"
+            return f"step {fact.n}: calls {', '.join(call.name for call in fact.calls)}"
         case StepToolResults():
             return f"step {fact.n}: {terminal.count(len(fact.ids), 'result')}"
         case StepDone():
@@ -423,5 +423,5 @@ def _call(fact: CallIntended | CallFinished) -> str:
 
 def _outcome(fact: CallFinished) -> str:
     why = f" ({fact.error})" if fact.error else ""
-    spent = f"{terminal.dollars(fact.usd)}, {run_words.seconds(fact.seconds)}"
+    spent = f"{terminal.dollars(fact.usd)}, {terminal.duration(fact.seconds)}"
     return f"{fact.outcome}{why}, {run_words.tokens(usage_to_json(fact.usage))}, {spent}"

@@ -191,62 +191,62 @@ class Rewards:
             self._parts[key] = self._right_at(asked, len(steps) - 1)
         return self._parts[key]
 
-    def _right_at(self, asked: "_Asked", at: int) -> Array:
+    def _right_at(self, args: "_Asked", at: int) -> Array:
         """The chance that the part is right in what the step `at` says."""
-        step = asked.steps[at]
+        step = args.steps[at]
         if step.role == "check":
-            return self._checked(asked, at)
+            return self._checked(args, at)
         if step.role == "combine":
-            return self._combined(asked, at)
-        handed = taken_over(asked.steps, step, asked.parts)
-        if asked.place in handed:
-            return self._known.handover * self._right_at(asked, handed[asked.place])
-        return self._solved(asked, at, step.role, len(handed))
+            return self._combined(args, at)
+        handed = taken_over(args.steps, step, args.parts)
+        if args.place in handed:
+            return self._known.handover * self._right_at(args, handed[args.place])
+        return self._solved(args, at, step.role, len(handed))
 
-    def _solved(self, asked: "_Asked", at: int, role: str, handed: int) -> Array:
+    def _solved(self, args: "_Asked", at: int, role: str, handed: int) -> Array:
         """The chance that the worker of a step solves the part, `handed` others being worked out already."""
-        step = asked.steps[at]
-        planned = any([asked.steps[seen].role == "plan" for seen in step.sees])
-        at_once = 1 if role in PARTIAL else asked.parts - handed
-        plan = asked.plan if planned else None
-        digest = None if step.user else asked.digest
-        key = (asked.family.name, role != "solve", at_once, _known(plan), _known(digest), asked.document)
+        step = args.steps[at]
+        planned = any([args.steps[seen].role == "plan" for seen in step.sees])
+        at_once = 1 if role in PARTIAL else args.parts - handed
+        plan = args.plan if planned else None
+        digest = None if step.user else args.digest
+        key = (args.family.name, role != "solve", at_once, _known(plan), _known(digest), args.document)
         if key not in self._chances:
-            self._chances[key] = self._chance(asked, role != "solve", at_once, plan, digest)
-        shown = [len(self.pool) if place == at else 1 for place in range(len(asked.steps))]
+            self._chances[key] = self._chance(args, role != "solve", at_once, plan, digest)
+        shown = [len(self.pool) if place == at else 1 for place in range(len(args.steps))]
         return self._chances[key].reshape([self._cases, *shown])
 
-    def _chance(self, asked: "_Asked", reasons: bool, at_once: int, plan: int | None, digest: int | None) -> Array:
+    def _chance(self, args: "_Asked", reasons: bool, at_once: int, plan: int | None, digest: int | None) -> Array:
         """The chance that each worker (column) solves the part in each case (row).
 
         `digest` is 1 if the digest that the step reads is good and 0 if it is not, None where the step sees the task.
         """
-        known, domain = self._known, asked.family.domain
-        logits = self._ability + self._edges[:, :, domain] - asked.family.difficulty - known.load * (at_once - 1)
+        known, domain = self._known, args.family.domain
+        logits = self._ability + self._edges[:, :, domain] - args.family.difficulty - known.load * (at_once - 1)
         logits = logits + (known.reason[domain] if reasons else 0.0)
         if plan is not None:
             logits = logits + (known.plan_good if plan else known.plan_bad)
         if digest is None:
-            logits = logits - known.length[asked.document] + self._short(asked.document)
+            logits = logits - known.length[args.document] + self._short(args.document)
         elif not digest:
             logits = logits + known.digest_lost
         traits = known.trait_sd * np.array(TRAITS)
         return _logistic(logits[:, None, :] - traits[:, None]).reshape(self._cases, len(self.pool))
 
-    def _checked(self, asked: "_Asked", at: int) -> Array:
-        known, steps = self._known, asked.steps
+    def _checked(self, args: "_Asked", at: int) -> Array:
+        known, steps = self._known, args.steps
         (seen,) = [place for place in steps[at].sees if steps[place].role in ANSWERING]
         skill = known.check_skill * (self._ability - known.ability_mean)
-        before = self._right_at(asked, seen)
+        before = self._right_at(args, seen)
         keeps = self._by_case(_logistic(known.keeps + skill), at, len(steps))
         other = self._by_case(_logistic(known.finds_other + skill), at, len(steps))
         own = self._by_case(_logistic(known.finds_own + skill), at, len(steps))
-        finds = np.where(self._same(steps, at, hands(steps, seen, asked.parts)), own, other)
-        return before * keeps + (1 - before) * finds * self._solved(asked, at, "reason", 0)
+        finds = np.where(self._same(steps, at, hands(steps, seen, args.parts)), own, other)
+        return before * keeps + (1 - before) * finds * self._solved(args, at, "reason", 0)
 
-    def _combined(self, asked: "_Asked", at: int) -> Array:
-        known, steps = self._known, asked.steps
-        branches = [self._right_at(asked, place) for place in steps[at].sees if steps[place].role in ANSWERING]
+    def _combined(self, args: "_Asked", at: int) -> Array:
+        known, steps = self._known, args.steps
+        branches = [self._right_at(args, place) for place in steps[at].sees if steps[place].role in ANSWERING]
         skill = known.check_skill * (self._ability - known.ability_mean)
         counts: list[Array] = [np.ones(())]
         for branch in branches:
