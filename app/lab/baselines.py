@@ -27,7 +27,7 @@ ARMS = (
 
 
 def arms(form: Form) -> tuple[str, ...]:
-    """The names of the arms that a conductor of this form is compared with."""
+    """Return the names of the arms that a conductor of this form is compared with."""
     if form is not WORDS:
         return ARMS
     return (*ARMS[:-1], UNWORDED, OPTIMUM)
@@ -53,7 +53,7 @@ def bests(setting: Setting) -> Bests:
 
 @lru_cache(256)
 def named(setting: Setting) -> tuple[Plan, ...]:
-    """The best plan for each class where every subtask names the right kind of task."""
+    """Return the best plan for each class where every subtask names the right kind of task."""
     pool = tuple(world.told(worker, NAMED) for worker in setting.pool)
     found = search.search(Setting(pool, setting.weights)).best
     return tuple(_named(plan, domain) for plan, (domain, _) in zip(found, CLASSES, strict=True))
@@ -68,19 +68,19 @@ def _single(shape: search.Shape) -> bool:
 
 
 def _chain(shape: search.Shape) -> bool:
-    """Plan, then solve by it, then check."""
+    """Return True for three steps: a plan, an answer by it, and a check of that answer."""
     return shape[0][0] == "plan" and [seen for _, seen in shape] == [(), (0,), (1,)] and shape[2][0] == "check"
 
 
 def _mixture(shape: search.Shape) -> bool:
-    """Some answer on their own, the last combines."""
+    """Return True if all steps but the last answer on their own and the last one combines their answers."""
     *before, (role, seen) = shape
     alone = all(not sees and other in ("solve", "reason") for other, sees in before)
     return role == "combine" and alone and len(seen) == len(before)
 
 
 def plans(arm: str, lessons: Sequence[Lesson], weights: Weights, seed: int, form: Form = ROLES) -> list[Plan]:
-    """The arm's plan for each lesson, over places of its pool."""
+    """Return the arm's plan for each lesson, over places of its pool."""
     random = Random(seed)
     if arm == "random plan":
         return [_any(random, len(one.pool), form) for one in lessons]
@@ -94,7 +94,7 @@ def plans(arm: str, lessons: Sequence[Lesson], weights: Weights, seed: int, form
 
 
 def _any(random: Random, workers: int, form: Form) -> Plan:
-    """A plan of the grammar, each token by chance."""
+    """Return a plan of the grammar whose tokens are drawn at random."""
     tokens, state = [0], form.follow(0, 0)
     while tokens[-1] != 2:
         tokens.append(random.choice(form.legal(state, workers)))

@@ -42,14 +42,14 @@ class BuiltIn:
 
     @property
     def task(self) -> Task:
-        """The task as a worker is asked it."""
+        """Return the task as a worker is asked it."""
         if self.messages:
             return Task(self.messages)
         return Task((Message("system", (Text(FORM),)), Message("user", (Text(self.question),))))
 
 
 def built_in(each: int = EACH) -> list[BuiltIn]:
-    """So many tasks of each family and level; fewer are the first ones of more."""
+    """Return `each` tasks of every family and level; a smaller number gives the first ones of a larger."""
     cells = [(family, level) for family in FAMILIES for level in range(LEVELS)]
     return [_task(family, level, number) for number in range(each) for family, level in cells]
 
@@ -62,7 +62,7 @@ def _task(family: Family, level: int, number: int) -> BuiltIn:
 
 
 def rule(problem: Problem) -> Grader:
-    """The rule for right answers: the number, or the words or the date however they are written."""
+    """Return the rule for right answers: the number, or the words or the date however they are written."""
     answer = problem.answer
     if WHOLE.fullmatch(answer):
         return grader({"kind": "numeric", "expected": answer})
@@ -73,7 +73,7 @@ def rule(problem: Problem) -> Grader:
 
 
 def _dates(answer: str) -> list[str]:
-    """Other ways to write a date; none for what is no date."""
+    """Return other ways to write a date; an empty list for what is no date."""
     found = all_dates(answer.lower())
     if not found:
         return []

@@ -34,11 +34,12 @@ class Pupil(Protocol):
     """A trained chat model."""
 
     def tokens(self, messages: Turns) -> list[int]:
-        """The tokens that its tokenizer and chat template make of a conversation, up to where its answer begins."""
+        """Return the tokens that the model's tokenizer and chat template make of a conversation, up to where its answer
+        begins."""
         ...
 
     def likeliest(self, messages: Turns, most: int) -> tuple[str, float]:
-        """Its likeliest answer of at most so many tokens, and the smallest margin among them in nats."""
+        """Return the model's likeliest answer of at most so many tokens, and the smallest margin among them in nats."""
         ...
 
 
@@ -55,8 +56,9 @@ class Base:
 
 
 def base_of(folder: Path) -> Base:
-    """The base in a folder; `ConfigInvalid` if it holds no weights or no tokenizer that can be served. One without a
-    manifest has the name that `baton conductor describe FOLDER --title` gives it with the folder's name."""
+    """Describe the base in a folder. Raises `ConfigInvalid` if it holds no weights or no tokenizer that can be served.
+    A base without a manifest gets the name that `baton conductor describe FOLDER --title` gives it with the folder's
+    name."""
     tokenizer = manifest.tokenizer_sha256(folder)
     if (folder / MANIFEST).is_file():
         card, golden = manifest.read(folder)
@@ -74,17 +76,18 @@ class Reach:
 
 
 def of_questions(questions: Sequence[Question]) -> Reach:
-    """Over the pools of some questions."""
+    """Return the reach of training over the pools of some questions."""
     return _reach([(one.prompt[0], len(one.workers), one.limits.steps) for one in questions])
 
 
 def of_rollouts(rollouts: Sequence[Rollout]) -> Reach:
-    """Over the pools of some journaled runs."""
+    """Return the reach of training over the pools of some journaled runs."""
     return _reach([(one.prompt[0], len(one.workers), max(one.most, one.steps)) for one in rollouts])
 
 
 def _reach(pools: Sequence[tuple[Mapping[str, str], int, int]]) -> Reach:
-    """Golden prompts are over the first different pools, by turns; none shows a caller's tools."""
+    """Return the reach over some pools. Golden prompts are over the first different pools, in turn; none shows a
+    caller's tools."""
     offered = {turn["content"]: (workers, steps) for turn, workers, steps in pools if OFFERED not in turn["content"]}
     kept = list(offered.items())[:COUNT]
     asked = of_world(COUNT, SEED) if kept else []
@@ -132,7 +135,7 @@ def _as_decoded(text: str, one: Golden) -> bool:
 
 
 def next_steps(folder: Path, base: Base, made: Manifest) -> list[str]:
-    """The commands that bring it into service."""
+    """Return the commands that bring the model into service."""
     if made.kind == "model":
         return [f"baton conductor serve {folder}", f"baton conductor deploy conductor {folder}"]
     title = base.name.rpartition("@")[0]

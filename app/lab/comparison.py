@@ -69,7 +69,8 @@ Rows = Mapping[str, Mapping[str, Sequence[Measure]]]
 
 
 def table(measures: Sequence[Measure], arms: Sequence[str], reference: str, seed: int, resamples: int) -> Table:
-    """The table of these arms over the tasks that all of them have rows for; ValueError if there is none."""
+    """Return the table of these arms over the tasks that all of them have rows for. Raises ValueError if there is
+    none."""
     rows: dict[str, dict[str, list[Measure]]] = {arm: {} for arm in arms}
     for one in measures:
         if one.arm in rows:
@@ -98,7 +99,7 @@ def _mean(rows: Mapping[str, Sequence[Measure]], tasks: Sequence[str], of: Calla
 
 
 def _oracle(series: Mapping[str, Sequence[float]], arms: Sequence[str], tasks: int) -> dict[str, list[float]]:
-    """The best arm of each task, and of several the cheapest."""
+    """Return the series of the oracle: each task's best arm, and the cheapest of several that are equally good."""
     best = [min(arms, key=lambda arm: (-series[f"right {arm}"][n], series[f"usd {arm}"][n])) for n in range(tasks)]
     found = {}
     for what in ("right", "usd"):
@@ -180,7 +181,8 @@ def _standing(
 
 
 def _bought(arm: str, arms: Sequence[str], means: Sequence[Mapping[str, float]]) -> Interval | None:
-    """At the cost of all tasks, and of each resample; None if that cost buys nothing else."""
+    """Return the accuracy that an arm has beyond what the other arms buy for its cost, in every resample where they buy
+    anything; None if they buy nothing for its cost over all tasks."""
     others = [other for other in arms if other != arm]
     gains: list[float] = []
     for mean in means:
@@ -196,7 +198,7 @@ def _bought(arm: str, arms: Sequence[str], means: Sequence[Mapping[str, float]])
 
 
 def _ceiling(means: Sequence[Mapping[str, float]], ahead: Interval, rows: int) -> Standing:
-    """The oracle has no rows of its own, so it has no more than an accuracy and a cost."""
+    """Return the standing of the oracle. It has no rows of its own, so it has only an accuracy and a cost."""
     accuracy = interval([mean[f"right {ORACLE}"] for mean in means])
     return Standing(
         arm=ORACLE,

@@ -52,16 +52,16 @@ class Table:
     """The most that one of its plans is worth for every lesson of its pool, less the best fixed plan: never above 0."""
 
     def row(self, arm: str) -> Row:
-        """The row of this arm."""
+        """Return the row of this arm."""
         return next(row for row in self.rows if row.arm == arm)
 
     def as_json(self) -> dict[str, Any]:
-        """For the run card."""
+        """Return the table as JSON, for the run card."""
         return asdict(self)
 
 
 def exam(split: Split, count: int, seed: int) -> list[Lesson]:
-    """The lessons of a split's evaluation."""
+    """Return the lessons of a split's evaluation."""
     random = Random(f"{split}|{seed}")
     drawn = [lesson(random, split) for _ in range(count)]
     if split != "random pools":
@@ -77,7 +77,7 @@ def _over(random: Random, one: Lesson, pool: Pool) -> Lesson:
 def compare(
     split: Split, lessons: Sequence[Lesson], trained: Sequence[Plan], weights: Weights, seed: int, form: Form = ROLES
 ) -> Table:
-    """The whole table of one split; `trained` holds the conductor's plan for each lesson."""
+    """Return the whole table of one split; `trained` holds the conductor's plan for each lesson."""
     chosen = {arm: plans(arm, lessons, weights, seed, form) for arm in arms(form)}
     if form is WORDS:
         chosen[UNSAID] = [_without_text(plan) for plan in trained]
@@ -102,7 +102,7 @@ def _without_text(plan: Plan) -> Plan:
 
 
 def closed(mean: Mapping[str, float]) -> float:
-    """The share of the gap that the trained conductor closes."""
+    """Return the share of the gap that the trained conductor closes."""
     return (mean[TRAINED] - mean[FIXED]) / (mean[OPTIMUM] - mean[FIXED])
 
 
@@ -126,7 +126,8 @@ def _row(arm: str, outcomes: Sequence[Outcome], plans_: Sequence[Plan], ahead: I
 
 
 def _constant(lessons: Sequence[Lesson], trained: Sequence[Plan], weights: Weights, seed: int) -> float:
-    """No plan of the conductor's, given to all classes of its pool, may beat the best fixed plan of that pool."""
+    """Return the most that one of the conductor's plans, given to all classes of its pool, gains over the pool's best
+    fixed plan; it is never above 0."""
     from_pool = {(one.pool, plan) for one, plan in zip(lessons, trained, strict=True)}
     fixed = dict(zip((one.pool for one in lessons), plans(FIXED, lessons, weights, seed), strict=True))
     settings = {pool: Setting(pool, weights) for pool in fixed}
@@ -135,7 +136,7 @@ def _constant(lessons: Sequence[Lesson], trained: Sequence[Plan], weights: Weigh
 
 
 def drawn(table: Table) -> str:
-    """The table for a terminal or a document."""
+    """Return the table as text, for a terminal or a document."""
     head = f"{table.split}: {table.lessons} lessons, {table.distinct} different plans"
     lines = [head, f"{'':31}reward  accuracy  cost m$  seconds  steps  trained is ahead by [95 %]"]
     for row in table.rows:

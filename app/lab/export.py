@@ -57,7 +57,7 @@ def trained(folder: Path) -> Trained:
 
 
 def export(source: Trained, folder: Path, title: str) -> Manifest:
-    """The whole model in bfloat16; the folder must be new or empty."""
+    """Export the whole model in bfloat16; the folder must be new or empty."""
     _empty(folder)
     conductor = untrained(source.recipe)
     conductor.load(source.weights)
@@ -70,7 +70,7 @@ def export(source: Trained, folder: Path, title: str) -> Manifest:
 
 
 def leave(out: Path) -> Manifest:
-    """`served` in the folder of a training run, made anew: what the run has come to, ready to be served."""
+    """Export a finished training run to `served` in its folder, in place of what was there."""
     shutil.rmtree(out / SERVED, ignore_errors=True)
     return export(trained(out), out / SERVED, manifest.titled(out))
 
@@ -99,7 +99,7 @@ def export_adapter(source: Trained, base: Path, folder: Path, title: str, rank: 
 
 @torch.no_grad()  # type: ignore[untyped-decorator]
 def _low_rank(base: Mapping[str, Tensor], tuned: Mapping[str, Tensor], rank: int) -> tuple[dict[str, Tensor], Any]:
-    """The adapter's two factors for each projection, by peft's names, and the projections under them."""
+    """Return the adapter's two factors for each projection, by peft's names, and the projections under them."""
     parts, merged = {}, {}
     for name in base:
         if not name.endswith("_proj.weight"):
@@ -131,7 +131,7 @@ def _adapter_config(base: str, rank: int) -> dict[str, Any]:
 
 
 def loaded(folder: Path) -> Conductor:
-    """The model of an exported folder, in full precision; its card names the form in which it writes."""
+    """Return the model of an exported folder, in full precision; its card names the form in which it writes."""
     recipe = Recipe(**json.loads((folder / "card.json").read_text())["recipe"])
     return Conductor.saved(folder, FORMS[recipe.form])
 
@@ -162,7 +162,8 @@ def _described(folder: Path, source: Trained, conductor: Conductor, *, tokens: P
 
 
 def golden(conductor: Conductor) -> list[Golden]:
-    """Prompts with this conductor's likeliest plans. Half of them are over the standard pool, half over unseen ones."""
+    """Return prompts with this conductor's likeliest plans. Half of them are over the standard pool, half over unseen
+    ones."""
     lessons = exam("held-out tasks", GOLDEN // 2, GOLDEN_SEED) + exam("random pools", GOLDEN // 2, GOLDEN_SEED)
     plans = greedy(conductor, lessons)
     return [
@@ -183,7 +184,7 @@ def _expected(one: Lesson, plan: Plan, form: Form) -> Golden:
 
 
 def measured(conductor: Conductor, split: Split, weighing: Weights) -> dict[str, float]:
-    """The mean reward, accuracy and dollars a task of its likeliest plans for a split's tasks."""
+    """Return the mean reward, accuracy and dollars a task of the conductor's likeliest plans for a split's tasks."""
     lessons = exam(split, TASKS, TASKS_SEED)
     found = [
         outcome(plan, one.problem.kind, Setting(one.pool, weighing))

@@ -61,11 +61,11 @@ class Grader(Protocol):
 
     @property
     def kind(self) -> str:
-        """Its name in a task set."""
+        """Return the name of this kind of rule in a task set."""
         ...
 
     def grade(self, answer: str) -> Grade:
-        """The grade of an answer; never raises."""
+        """Return the grade of an answer; never raises."""
         ...
 
 
@@ -79,7 +79,7 @@ class Exact:
     kind: str = field(default="exact", init=False)
 
     def grade(self, answer: str) -> Grade:
-        """1 for a match."""
+        """Return the grade 1 for a match, else 0."""
         wanted = {self._plain(one) for one in self.expected}
         text = answer[-MOST_CHARS:]
         return _grade(self._plain(text) in wanted or self._plain(conclusion(text) or text) in wanted)
@@ -99,13 +99,13 @@ class Numeric:
 
     expected: Fraction
     tolerance: Fraction = Fraction(0)
-    """Return the largest deviation that is accepted."""
+    """The largest deviation that is accepted."""
     relative: Fraction = Fraction(0)
     """The tolerance as a share of the expected number; the larger of the two counts."""
     kind: str = field(default="numeric", init=False)
 
     def grade(self, answer: str) -> Grade:
-        """1 for a number that is near enough."""
+        """Return the grade 1 for a number that is near enough, else 0."""
         found = number_in(answer)
         if found is None:
             return Grade(0.0, "no number")
@@ -123,7 +123,7 @@ class Choice:
     kind: str = field(default="choice", init=False)
 
     def grade(self, answer: str) -> Grade:
-        """1 for the right letter."""
+        """Return the grade 1 for the right letter, else 0."""
         chosen = self._chosen(answer[-MOST_CHARS:])
         if chosen is None:
             return Grade(0.0, "no choice")
@@ -155,7 +155,7 @@ class Regex:
     kind: str = field(default="regex", init=False)
 
     def grade(self, answer: str) -> Grade:
-        """1 for a match."""
+        """Return the grade 1 for a match, else 0."""
         # The schema validator's engine bounds its backtracking; Python's own does not.
         form = Form({"type": "object", "properties": {"text": {"type": "string", "pattern": self.pattern}}})
         return _grade(not faults(form, _as_json(answer[-MOST_CHARS:])))
@@ -169,7 +169,7 @@ class Schema:
     kind: str = field(default="schema", init=False)
 
     def grade(self, answer: str) -> Grade:
-        """1 for an answer that validates."""
+        """Return the grade 1 for an answer that validates, else 0."""
         if len(answer) > MOST_CHARS:
             return Grade(0.0, "too long")
         fenced = re.fullmatch(r"\s*```(?:json)?[ \t]*\n(.*?)\n?```\s*", answer, re.DOTALL)
@@ -186,7 +186,7 @@ class UnitTests:
     kind: str = field(default="tests", init=False)
 
     def grade(self, answer: str) -> Grade:
-        """1 if everything passes in time."""
+        """Return the grade 1 if everything passes in time, else 0."""
         failed = self.execute(code_in(answer), self.tests, self.seconds)
         if failed is None:
             return _grade(True)
@@ -194,7 +194,7 @@ class UnitTests:
 
 
 def code_in(answer: str) -> str:
-    """The last fenced block that says it is Python, else the last one, else the whole answer."""
+    """Return the last fenced block that says it is Python, else the last one, else the whole answer."""
     text = answer[-MOST_CHARS:]
     found = _FENCED.findall(text)
     python = [code for language, code in found if language.lower() in ("python", "py", "python3")]
@@ -202,7 +202,7 @@ def code_in(answer: str) -> str:
 
 
 def grader(spec: object, execute: Execute | None = None) -> Grader:
-    """The grader that a specification stands for. Raises ValueError, which says what to correct."""
+    """Return the grader that a specification stands for. Raises ValueError, which says what to correct."""
     if not isinstance(spec, Mapping) or spec.get("kind") not in FIELDS:
         raise ValueError(f"a grader must be an object whose kind is one of {', '.join(FIELDS)}")
     kind = spec["kind"]
@@ -214,7 +214,7 @@ def grader(spec: object, execute: Execute | None = None) -> Grader:
 
 
 def conclusion(answer: str) -> str | None:
-    """The result that an answer states; None if it does not say so."""
+    """Return the result that an answer states; None if it does not say so."""
     text = answer[-MOST_CHARS:]
     if (boxed := _boxed(text)) is not None:
         return boxed
@@ -226,7 +226,7 @@ def conclusion(answer: str) -> str | None:
 
 
 def number_in(answer: str) -> Fraction | None:
-    """The number that an answer concludes with, exactly; None if there is none."""
+    """Return the number that an answer concludes with, exactly; None if there is none."""
     text = answer[-MOST_CHARS:].replace("\u2212", "-")
     told = conclusion(text)
     if told is not None and "=" in told:
@@ -239,7 +239,7 @@ def number_in(answer: str) -> Fraction | None:
 
 
 def _boxed(text: str) -> str | None:
-    """The content of the last box; its braces may nest."""
+    """Return the content of the last box; its braces may nest."""
     start = text.rfind(_BOXED)
     depth, begin = 1, start + len(_BOXED)
     for at in range(begin, len(text) if start >= 0 else begin):

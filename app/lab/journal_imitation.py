@@ -42,7 +42,7 @@ class Remembered:
     weight: float
 
     def lesson(self, random: Random) -> Lesson:
-        """The task, with the pool in an order of its own: what was chosen was the worker and not its place."""
+        """Return the task with its pool in a random order, so that the worker is learned and not its place."""
         order = list(range(len(self.pool)))
         random.shuffle(order)
         return Lesson(self.problem, self.pool, tuple(order))
@@ -51,8 +51,8 @@ class Remembered:
 def remembered(
     rollouts: Sequence[Rollout], weights: Weights, beta: float = BETA, cap: float = CAP
 ) -> tuple[list[Remembered], Counter[str]]:
-    """The runs that can be learned from, each weighted by exp(advantage / beta) as in `rollouts.scored`; and the number
-    of those that cannot, by reason. Only those that can count in a mean."""
+    """Return the runs that can be learned from, each weighted by exp(advantage / beta) as in `rollouts.scored`; and the
+    number of those that cannot, by reason. Only those that can count in a mean."""
     kept: list[tuple[Rollout, tuple[Problem, Pool, Plan]]] = []
     skipped: Counter[str] = Counter()
     for one in rollouts:
@@ -68,7 +68,8 @@ def remembered(
 def learned_from(
     rollouts: Sequence[Rollout], weights: Weights, beta: float, say: Callable[[str], None]
 ) -> list[Remembered]:
-    """The runs that the small conductor learns from; reports those left out. Raises `ConfigInvalid` if none is left."""
+    """Return the runs that the small conductor learns from, and report those left out. Raises `ConfigInvalid` if none
+    is left."""
     found, skipped = remembered(rollouts, weights, beta)
     counts = [one.weight for one in found]
     worth = sum(counts) ** 2 / sum(count**2 for count in counts) if counts else 0.0
@@ -81,7 +82,7 @@ def learned_from(
 
 
 def digest_of(runs: Sequence[Remembered]) -> str:
-    """SHA-256 of what is imitated; empty if nothing is."""
+    """Return the SHA-256 of what is imitated; an empty string if nothing is."""
     if not runs:
         return ""
     return hashlib.sha256(repr(runs).encode()).hexdigest()
@@ -131,7 +132,8 @@ def _plan(one: Rollout) -> Plan:
 
 
 def _step(entry: Mapping[str, Any]) -> PlanStep:
-    """KeyError or ValueError for what the grammar has not, tools and other words included."""
+    """Return a step of a plan. Raises KeyError or ValueError for what the grammar does not have, tools and other words
+    included."""
     listed = list(entry["access"])
     user = "user" in listed
     sees = tuple(one for one in listed if one != "user")

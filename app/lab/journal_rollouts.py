@@ -95,7 +95,8 @@ def rollout(
 
 
 def judged(ratings: Sequence[Feedback]) -> tuple[float | None, str]:
-    """A run's score and who gave it: the mean of what rules found, else what its caller said last; signs are none."""
+    """Return a run's score and who gave it: the mean of the graders' scores, else the caller's last explicit rating.
+    Implicit signals do not count."""
     graded = [one for one in ratings if one.kind == "grader" and one.score is not None]
     said = [one for one in ratings if one.kind == "explicit" and one.score is not None][-1:]
     chosen = graded or said
@@ -141,7 +142,7 @@ def _task(record: Record, state: RunState, wanted: RolloutFilter) -> Task:
 
 
 def _accepted(state: RunState) -> Proposal:
-    """The proposal that was carried out from beginning to end."""
+    """Return the proposal that was carried out from beginning to end."""
     found = [one for one in state.proposals if one.state == "accepted" and one.topology]
     if state.degraded:
         raise Skipped("a fallback decided, or a worker was out")
@@ -155,7 +156,8 @@ def _accepted(state: RunState) -> Proposal:
 
 
 def _order(state: RunState, events: Sequence[Event], proposal: Proposal) -> list[str]:
-    """The workers in the order in which the conductor saw them; one that saw none would have seen them shuffled."""
+    """Return the workers in the order in which the conductor saw them; for a conductor that saw none, in the shuffled
+    order that it would have seen."""
     opened = next(fact for fact in facts(events, PlanOpened) if fact.proposal == proposal.number)
     order = list(opened.order)
     if opened.instant:
@@ -169,7 +171,7 @@ def _usd_left(state: RunState, events: Sequence[Event], proposal: Proposal) -> i
 
 
 def _seconds_left(events: Sequence[Event]) -> float | None:
-    """The seconds that the conductor was told; None where it was told none."""
+    """Return the seconds that the conductor was told; None where it was told none."""
     told = [fact.seconds_left for fact in facts(events, CallIntended) if fact.seconds_left is not None]
     return float(told[0]) if told else None
 

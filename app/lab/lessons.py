@@ -26,7 +26,7 @@ class Lesson:
     order: tuple[int, ...]
 
     def prompt(self, noise: Random | None = None, share: float = 0.0, form: Form = ROLES) -> list[int]:
-        """The tokens that the conductor reads."""
+        """Return the tokens that the conductor reads."""
         return prompt.tokens(self.problem.text, self.pool, self.order, noise, share, form)
 
     def shuffled(self, random: Random) -> "Lesson":
@@ -35,7 +35,7 @@ class Lesson:
 
 
 def lesson(random: Random, split: Split, standard: float = 0.5) -> Lesson:
-    """One of this split; in training a share `standard` of the lessons is over the standard pool."""
+    """Draw a lesson of this split. In training a share `standard` of the lessons is over the standard pool."""
     problem = write(random, random.choice(_families(split)), random.randrange(LEVELS), _phrasing(random, split))
     pool = _pool(random, split, standard)
     order = list(range(len(pool)))

@@ -57,13 +57,13 @@ class Decided:
 
     @property
     def chance(self) -> bool:
-        """True if another choice was possible."""
+        """Return True if another choice was possible."""
         return self.propensity < 1.0 or (self.further is not None and self.further.chance)
 
 
 def decided(events: Sequence[Event]) -> Decided | None:
-    """The decision behind the first workflow of a run that has an answer; None if there is none of these kinds, or if
-    that workflow was a repair or a fallback."""
+    """Return the decision behind the first workflow of a run that has an answer; None if there is none of these kinds,
+    or if that workflow was a repair or a fallback."""
     accepted = next((fact.proposal for fact in facts(events, PlanAccepted)), None)
     made = next((fact for fact in facts(events, PlanOpened) if fact.proposal == accepted), None)
     if made is None or made.mode != "first" or not any(event.kind is Kind.SUCCEEDED for event in events):
@@ -78,8 +78,8 @@ def decided(events: Sequence[Event]) -> Decided | None:
 
 
 def _selected(events: Sequence[Event], made: PlanOpened) -> Decided | None:
-    """The decision of a selector, with that of a second round. None where the latter was not carried out: the run went
-    on with the first answer for another reason than the choice."""
+    """Return the decision of a selector, with that of a second round. None where the latter was not carried out: the
+    run went on with the first answer for another reason than the choice."""
     first = _of(made)
     later = [fact for fact in facts(events, PlanOpened) if fact.round > 1 and fact.decision is not None]
     if first is None or not later:
@@ -100,7 +100,7 @@ def _of(made: PlanOpened) -> Decided | None:
 
 
 def _planned(made: PlanOpened, steps: Sequence[PlanStep], odds: Sequence[float]) -> Decided:
-    """The decision of a model; `odds` are the probabilities of the workers of its steps."""
+    """Return the decision of a model; `odds` are the probabilities of the workers of its steps."""
     shape = [step.access.shifted(-steps[0].n).as_list() for step in steps]
     action = " ".join(step.worker for step in steps)
     chance = min(1.0, math.prod(odds))
@@ -108,7 +108,8 @@ def _planned(made: PlanOpened, steps: Sequence[PlanStep], odds: Sequence[float])
 
 
 def choice(policy: str, one: Decided) -> Policy | None:
-    """The choice that a policy would have made in the place of a decision; None if it could not have done it there."""
+    """Return the choice that a policy would have made in the place of a decision; None if it could not have done it
+    there."""
     if policy == UNIFORM:
         return _uniform(one)
     if policy == GREEDY:
@@ -149,8 +150,8 @@ class Beliefs:
     workers: Mapping[str, Worker]
 
     def choice(self, one: Decided, seen: Features, first: Decided | None = None) -> Policy | None:
-        """The arm that it would take now, in the place of an earlier decision; None if it has none of the candidates
-        any more. `first` is the decision whose answer it is about, in a second round."""
+        """Return the arm that it would take now, in the place of an earlier decision; None if it has none of the
+        candidates any more. `first` is the decision whose answer it is about, in a second round."""
         workers = [self.workers[name] for name in one.pool if name in self.workers]
         if first is not None:
             known = further_arms(self.spec, workers, arm_named(first.action)) if workers else ()
@@ -164,7 +165,8 @@ class Beliefs:
 
 
 def worth(given: Sequence[Feedback], usd: int, spec: SelectorSpec | None) -> float | None:
-    """The reward of a run: its score, of which a selector's tier takes away the share of its cost; None: no score."""
+    """Return the reward of a run: its score, less the share of its cost where its tier has a selector; None without a
+    score."""
     found = score(given)
     if found is None or spec is None or not spec.full_usd:
         return found
@@ -172,8 +174,8 @@ def worth(given: Sequence[Feedback], usd: int, spec: SelectorSpec | None) -> flo
 
 
 def score(given: Sequence[Feedback]) -> float | None:
-    """The rating of a run: the mean over sources of the latest score of each; None: by nobody. What callers
-    did, without saying anything, has no score."""
+    """Return the rating of a run: the mean of each source's latest score; None if nobody has rated it. What callers did
+    without saying anything has no score."""
     latest = {
         (one.kind, one.source): one.score
         for one in sorted(given, key=lambda one: (one.at, one.id))
@@ -192,7 +194,7 @@ def conversation(messages: Sequence[Message]) -> str:
 
 
 def folded(seen: Features) -> tuple[float, ...]:
-    """A request's features for a regression, and those of the answer where one was seen."""
+    """Return a request's features for a regression, and those of the answer where one was seen."""
     asked, answered = [0.0] * PLACES, [0.0] * PLACES
     for place, value in seen.words:
         asked[place % PLACES] += value

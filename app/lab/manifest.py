@@ -85,8 +85,8 @@ OF_BASE = ("prompt", "grammar", "steps", "workers")
 
 
 def describe(folder: Path, base: Path | None, golden: Path | None, **told: Any) -> Manifest:
-    """The manifest of weights that are there: a whole model, or a LoRA adapter as peft saves it, whose `base` is the
-    described folder of its model. What is not `told` (None) is as training has left it for these very weights, else
+    """Write the manifest of weights that are there: a whole model, or a LoRA adapter as peft saves it, whose `base` is
+    the described folder of its model. What is not `told` (None) is as training has left it for these very weights, else
     the base's. Golden prompts come from a file, else from training, else from the base without their plans.
 
     Raises `ConfigInvalid` for what is neither.
@@ -113,7 +113,7 @@ def describe(folder: Path, base: Path | None, golden: Path | None, **told: Any) 
 
 
 def _left(folder: Path) -> tuple[Manifest | None, list[Golden]]:
-    """The earlier manifest and golden prompts, if they describe the weights that are there now."""
+    """Return the earlier manifest and golden prompts, if they describe the weights that are there now."""
     try:
         found = Manifest.model_validate_json((folder / MANIFEST).read_text())
         golden = [Golden.model_validate_json(line) for line in (folder / GOLDEN).read_text().splitlines()]
@@ -140,23 +140,24 @@ def _check_adapter(folder: Path) -> None:
 
 
 def sha256(data: bytes) -> str:
-    """The SHA-256 of some bytes, in hexadecimal."""
+    """Return the SHA-256 of some bytes, in hexadecimal."""
     return hashlib.sha256(data).hexdigest()
 
 
 def titled(folder: Path) -> str:
-    """The title of what is in a folder; a snapshot of Hugging Face's cache has its model's."""
+    """Return the title of what is in a folder; a snapshot in Hugging Face's cache has the title of its model."""
     cached = re.search(r"models--(?:.+--)?(.+)/snapshots/", str(folder.absolute()))
     return re.sub(r"[^\w.-]", "-", cached[1] if cached else folder.absolute().name) or str(DEFAULTS["title"])
 
 
 def version(title: str, digest: str) -> str:
-    """The name of a version whose weights have this SHA-256."""
+    """Return the name of a version whose weights have this SHA-256."""
     return f"{title}@{digest[:DIGITS]}"
 
 
 def weights_sha256(folder: Path, kind: str) -> str:
-    """The SHA-256 of the file that holds the weights, or over those of its parts. `ConfigInvalid` if there are none."""
+    """Return the SHA-256 of the file that holds the weights, or over those of its parts. Raises `ConfigInvalid` if
+    there are none."""
     files = _weights(folder, kind)
     if not all((folder / name).is_file() for name in files):
         absent = [f"{folder}: has no {WEIGHTS[kind]}; name a folder that has, with or without --base"]
@@ -168,7 +169,7 @@ def weights_sha256(folder: Path, kind: str) -> str:
 
 
 def _weights(folder: Path, kind: str) -> list[str]:
-    """The names of the files that hold the weights."""
+    """Return the names of the files that hold the weights."""
     if kind == "adapter" or (folder / WEIGHTS[kind]).is_file():
         return [WEIGHTS[kind]]
     try:
@@ -178,7 +179,7 @@ def _weights(folder: Path, kind: str) -> list[str]:
 
 
 def tokenizer_sha256(folder: Path) -> str:
-    """The SHA-256 of the tokenizer's files in a folder. `ConfigInvalid` if they are not there."""
+    """Return the SHA-256 of the tokenizer's files in a folder. Raises `ConfigInvalid` if they are not there."""
     chat = [CHAT] if (folder / CHAT).is_file() else []
     try:
         return sha256(b"\0".join((folder / name).read_bytes() for name in (*TOKENIZER, *chat)))
@@ -200,8 +201,8 @@ def write(folder: Path, golden: Sequence[Golden], **facts: Any) -> Manifest:
 
 
 def read(folder: Path) -> tuple[Manifest, list[Golden]]:
-    """The manifest of a folder and its golden prompts; `ConfigInvalid` with every fault, such as a file that is not as
-    the manifest has it, or a schema or prompt that this version of Baton does not speak."""
+    """Return the manifest of a folder and its golden prompts. Raises `ConfigInvalid` with every fault, such as a file
+    that is not as the manifest has it, or a schema or prompt that this version of Baton does not speak."""
     try:
         found = Manifest.model_validate_json((folder / MANIFEST).read_text())
         golden = [Golden.model_validate_json(line) for line in (folder / GOLDEN).read_text().splitlines()]
@@ -223,7 +224,7 @@ def sign(folder: Path, signer: Signer) -> Manifest:
 
 
 def signature(folder: Path) -> str:
-    """The signature of a folder's manifest as it stands there, not yet checked; empty if there is none."""
+    """Return the signature of a folder's manifest as it stands there, not yet checked; empty if there is none."""
     place = folder / SIGNATURE
     if not place.is_file():
         return ""
@@ -231,7 +232,7 @@ def signature(folder: Path) -> str:
 
 
 def objection(folder: Path, version: str, trusted: TrustedSigners) -> str:
-    """The reason why the signature of a version's folder is not accepted, or an empty string."""
+    """Return the reason why the signature of a version's folder is not accepted, or an empty string."""
     return trusted.objection(version, signature(folder), _digest(folder / MANIFEST))
 
 
@@ -265,6 +266,6 @@ def _hashes(folder: Path) -> dict[str, str]:
 
 
 def _digest(place: Path) -> str:
-    """The SHA-256 of a file, which may be larger than memory."""
+    """Return the SHA-256 of a file, which may be larger than memory."""
     with place.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

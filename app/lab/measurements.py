@@ -59,18 +59,18 @@ class Measure(Figures):
 
     @property
     def place(self) -> tuple[str, str, int]:
-        """The task, arm and repeat that this row belongs to."""
+        """Return the task, arm and repeat that this row belongs to."""
         return self.task, self.arm, self.repeat
 
 
 def of_json(value: Mapping[str, Any]) -> Measure:
-    """A row as it was written; fields that this version does not know are left out."""
+    """Return a row as it was written; fields that this version does not know are left out."""
     known = {field.name for field in fields(Measure)}
     return Measure(**{name: one for name, one in value.items() if name in known})
 
 
 def figures(run: Mapping[str, Any]) -> Figures:
-    """The figures of a run as `GET /v1/runs/{id}` shows it."""
+    """Return the figures of a run as `GET /v1/runs/{id}` shows it."""
     proposals, steps = run["proposals"], run["steps"]
     planning = [call for proposal in proposals for call in proposal["attempts"]]
     working = [call for step in steps for call in step["attempts"]]

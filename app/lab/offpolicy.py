@@ -126,8 +126,8 @@ class Report:
 
     @property
     def verdict(self) -> str:
-        """`better` or `worse` than what was logged, `undecided` if the interval holds both, `refused` for too little
-        to go by."""
+        """Return `better` or `worse` than what was logged, `undecided` if the interval holds both, or `refused` for too
+        little to go by."""
         if self.refusal:
             return "refused"
         if self.ahead.low > 0:
@@ -185,11 +185,12 @@ class Log:
         )
 
     def _weights(self, target: Sequence[Policy]) -> list[float]:
-        """For each row the other policy's probability of what was done over the logged one."""
+        """Return for each row the other policy's probability of the logged action over the logged one."""
         return [choice.get(row.action, 0.0) / row.propensity for row, choice in zip(self._rows, target, strict=True)]
 
     def _followed_by(self, weights: Sequence[float], further: Sequence[Policy]) -> tuple[list[float], list[float]]:
-        """The weights of the rows with those of their further decisions, and the value of what each row led to."""
+        """Return the weights of the rows with those of their further decisions, and the value of what each row led
+        to."""
         whole, later = list(weights), [row.reward for row in self._rows]
         if self._further is None:
             return whole, later
@@ -202,15 +203,15 @@ class Log:
     def _corrected(
         self, target: Sequence[Policy], values: Sequence[float]
     ) -> tuple[list[float], list[float], list[float]]:
-        """For each row what its model expects of the other policy's choice; the error of the model, if the row led to
-        this value; and the expectation with the weighted error."""
+        """Return for each row what its model expects of the other policy's choice; the error of the model, if the row
+        led to this value; and the expectation with the weighted error."""
         weights = [min(CAP, weight) for weight in self._weights(target)]
         expected, believed = self._believed(target)
         errors = [value - q for value, q in zip(values, believed, strict=True)]
         return expected, errors, [e + w * error for e, w, error in zip(expected, weights, errors, strict=True)]
 
     def _believed(self, target: Sequence[Policy]) -> tuple[list[float], list[float]]:
-        """For each row what its model expects of the other policy's choice, and of what was done."""
+        """Return for each row what its model expects of the other policy's choice, and of the logged action."""
         expected, believed = [], []
         for place, (row, choice) in enumerate(zip(self._rows, target, strict=True)):
             model, vector = self._models[self._clusters[place] % FOLDS], self._vectors[place]
@@ -220,15 +221,15 @@ class Log:
 
 
 def mean(values: Sequence[float], doubt: float = 0.0) -> Estimate:
-    """The mean of at least one value, with the normal interval; `doubt` is a standard error of another kind."""
+    """Return the mean of at least one value, with the normal interval; `doubt` is a standard error of another kind."""
     value, error = _averaged(values)
     wide = WIDE * math.hypot(error, doubt)
     return Estimate(value, value - wide, value + wide)
 
 
 def always(values: Sequence[float], clusters: Sequence[int], doubt: float = 0.0) -> Estimate:
-    """The mean of values with the interval that holds at all times; `doubt` is a standard error of another kind. The
-    interval is infinite for fewer clusters than `intervals.LEAST`."""
+    """Return the mean of values with the interval that holds at all times; `doubt` is a standard error of another kind.
+    The interval is infinite for fewer clusters than `intervals.LEAST`."""
     value, spread, count = fmean(values), _spread(values, clusters), max(clusters) + 1
     width = half_width(count)
     if math.isinf(width):
@@ -248,14 +249,14 @@ def _spread(values: Sequence[float], clusters: Sequence[int]) -> float:
 
 
 def _numbered(rows: Sequence[Logged]) -> list[int]:
-    """The number of each row's conversation, from 0 in the order in which they come."""
+    """Return the number of each row's conversation, from 0 in the order in which they come."""
     known: dict[str, int] = {}
     return [known.setdefault(row.cluster or f"row {place}", len(known)) for place, row in enumerate(rows)]
 
 
 def _needed(rows: int, ess: float, gains: Sequence[float], clusters: Sequence[int]) -> int | None:
-    """About how many rows like these give a verdict: enough effective ones, and an interval that is shorter than the
-    advantage."""
+    """Return about how many rows like these give a verdict: enough effective ones, and an interval that is shorter than
+    the advantage."""
     if not ess:
         return None
     count = max(clusters) + 1
@@ -267,14 +268,14 @@ def _needed(rows: int, ess: float, gains: Sequence[float], clusters: Sequence[in
 
 
 def selected(gains: Sequence[float], factor: float) -> tuple[float, float]:
-    """The least and the largest mean of the gains of all decisions, rated or not, where the odds that a decision was
-    rated differ by at most `factor` between any two of them, in any way."""
+    """Return the least and the largest mean of the gains of all decisions, rated or not, where the odds that a decision
+    was rated differ by at most `factor` between any two of them, in any way."""
     low = _least(sorted(gains), factor)
     return low, -_least(sorted([-one for one in gains]), factor)
 
 
 def _least(rising: Sequence[float], factor: float) -> float:
-    """The least mean of values where each counts between once and `factor` times: the lowest count for more."""
+    """Return the least mean of values where each counts between once and `factor` times: the lowest count for more."""
     total, weight = sum(rising), float(len(rising))
     least = total / weight
     for value in rising:
@@ -300,7 +301,7 @@ def _selection(gains: Sequence[float], ahead: Estimate) -> float:
 
 
 def _averaged(values: Sequence[float]) -> tuple[float, float]:
-    """The mean and its standard error."""
+    """Return the mean and its standard error."""
     count = len(values)
     mean = sum(values) / count
     spread = sum((value - mean) ** 2 for value in values) / max(count - 1, 1)
@@ -316,7 +317,7 @@ def _off(errors: Sequence[float], widest: float) -> float:
 
 
 def _ratio(weights: Sequence[float], rewards: Sequence[float]) -> Estimate:
-    """The weighted mean, its spread by the delta method."""
+    """Return the weighted mean, with its spread by the delta method."""
     total = sum(weights)
     if not total:
         return Estimate(0.0, -math.inf, math.inf)
@@ -329,7 +330,7 @@ def _ratio(weights: Sequence[float], rewards: Sequence[float]) -> Estimate:
 
 
 def _crossed(rows: Sequence[Logged], vectors: Sequence[Vector], clusters: Sequence[int]) -> list["Model"]:
-    """For the rows of each fold, which are those of every `FOLDS`th conversation, the model of all others."""
+    """Return, for the rows of each fold (those of every `FOLDS`th conversation), the model fitted on all others."""
     bounds = (min(row.reward for row in rows), max(row.reward for row in rows))
     size = max(len(row.features) for row in rows) + 1
     sums = []
@@ -340,7 +341,7 @@ def _crossed(rows: Sequence[Logged], vectors: Sequence[Vector], clusters: Sequen
 
 
 def fitted(rows: Sequence[Logged]) -> "Model":
-    """The regressions over all of these rows, of which there is one at least."""
+    """Return the regressions over all of these rows, of which there is one at least."""
     size = max(len(row.features) for row in rows) + 1
     rewards = [row.reward for row in rows]
     sums = _summed(rows, [_vector(row.features) for row in rows], size)
@@ -357,7 +358,7 @@ class Model:
     bounds: tuple[float, float]
 
     def expects(self, arm: str, features: Sequence[float]) -> float:
-        """The reward of this arm."""
+        """Return the expected reward of this arm."""
         return self.predicted(arm, _vector(features))
 
     def predicted(self, arm: str, vector: Vector) -> float:
@@ -367,7 +368,7 @@ class Model:
 
 
 def _vector(features: Sequence[float]) -> Vector:
-    """The features after a constant."""
+    """Return the features after a constant."""
     return [(0, 1.0), *((place, value) for place, value in enumerate(features, 1) if value)]
 
 
@@ -381,7 +382,7 @@ class _Sums:
         self.moment = [0.0] * size
 
     def note(self, vector: Vector, value: float) -> None:
-        """One row; places rise within a vector."""
+        """Note one row; places rise within a vector."""
         for count, (i, x) in enumerate(vector, 1):
             line = self.square[i]
             self.moment[i] += x * value
@@ -414,7 +415,7 @@ def _fitted(folds: Sequence[Mapping[str, _Sums]], size: int, bounds: tuple[float
 
 
 def _ridge(sums: _Sums, centre: Sequence[float]) -> list[float]:
-    """The regression that is drawn towards `centre`."""
+    """Return the regression that is drawn towards `centre`."""
     size = len(centre)
     square = sums.square
     predicted = []
@@ -427,7 +428,7 @@ def _ridge(sums: _Sums, centre: Sequence[float]) -> list[float]:
 
 
 def _solved(square: Sequence[Sequence[float]], right: Sequence[float]) -> list[float]:
-    """x with (square + RIDGE) x = right, by Cholesky; `square` is a lower half."""
+    """Return x with (square + RIDGE) x = right, by Cholesky; `square` is a lower half."""
     size = len(right)
     lower: list[list[float]] = []
     for i in range(size):

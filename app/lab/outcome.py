@@ -27,12 +27,12 @@ class Outcome(NamedTuple):
 
     @property
     def reward(self) -> float:
-        """The expected reward: nothing for a wrong answer."""
+        """Return the expected reward: nothing for a wrong answer."""
         return self.right * self.worth
 
 
 def outcome(plan: Plan, kind: tuple[int, int], setting: Setting) -> Outcome:
-    """The outcome of `plan` for tasks of class `kind` = (domain, level)."""
+    """Return the outcome of `plan` for tasks of class `kind` = (domain, level)."""
     usd, seconds = bill(plan, kind[1], setting.pool)
     return Outcome(right(plan, kind, setting.pool), usd, seconds, setting.weights.worth(usd, seconds))
 
@@ -56,7 +56,7 @@ class _Part(NamedTuple):
 
 @lru_cache(20_000)
 def _layout(shape: tuple[tuple[str, bool, tuple[int, ...]], ...]) -> tuple[tuple[_Part, ...], bool]:
-    """The parts of all plans of this shape, and whether they answer at all."""
+    """Return the parts of all plans of this shape, and whether they answer at all."""
     plan = tuple(PlanStep(0, role, user, sees) for role, user, sees in shape)
     yields = kinds(plan)
     used = [needs(plan, place, yields) for place in range(len(plan))]
@@ -84,13 +84,13 @@ def bits_at(places: Sequence[int], bits: int) -> tuple[int, ...]:
 
 
 def parts_of(plan: Plan) -> tuple[tuple[_Part, ...], bool]:
-    """The facts that each step of a plan depends on, and whether the plan answers at all."""
+    """Return the facts that each step of a plan depends on, and whether the plan answers at all."""
     return _layout(tuple([step[1:4] for step in plan]))
 
 
 @lru_cache(20_000)
 def right(plan: Plan, kind: tuple[int, int], pool: tuple[Profile, ...]) -> float:
-    """The chance that the plan's answer is right."""
+    """Return the chance that the plan's answer is right."""
     parts, answers = parts_of(plan)
     if not answers:
         return 0.0
@@ -98,7 +98,7 @@ def right(plan: Plan, kind: tuple[int, int], pool: tuple[Profile, ...]) -> float
 
 
 def right_for(plan: Plan, kind: tuple[int, int], trait: float, pool: tuple[Profile, ...]) -> float:
-    """The chance of a right answer for tasks of one trait."""
+    """Return the chance of a right answer for tasks of one trait."""
     parts, answers = parts_of(plan)
     if not answers:
         return 0.0
@@ -138,7 +138,7 @@ def chance(
 
 
 def bill(plan: Plan, level: int, pool: tuple[Profile, ...]) -> tuple[float, float]:
-    """Dollars of all calls, and seconds on the critical path to the last step."""
+    """Return the dollars of all calls, and the seconds on the critical path to the last step."""
     ends: list[float] = []
     dollars = 0.0
     for step, part in zip(plan, parts_of(plan)[0], strict=True):

@@ -15,7 +15,8 @@ RESAMPLES = 10_000
 
 
 def resampled(values: Mapping[str, Sequence[float]], random: Random, times: int = RESAMPLES) -> list[dict[str, float]]:
-    """The series' means over tasks drawn again with replacement, the same for every series; the first is of all."""
+    """Return the series' means over tasks drawn again with replacement, the same for every series. The first entry is
+    over all tasks as they are."""
     count = len(next(iter(values.values())))
     means = [{name: sum(of) / count for name, of in values.items()}]
     if count < 2:
@@ -27,20 +28,23 @@ def resampled(values: Mapping[str, Sequence[float]], random: Random, times: int 
 
 
 def interval(values: Sequence[float]) -> Interval:
-    """The first value is that of all tasks, the others are resampled."""
+    """Return the percentile interval of resampled values. The first value is that of all tasks, the others are
+    resampled."""
     ordered = sorted(values[1:])
     return Interval(values[0], ordered[int(0.025 * len(ordered))], ordered[int(0.975 * len(ordered)) - 1])
 
 
 def p_value(differences: Sequence[float]) -> float:
-    """Two-sided: twice the smaller share of resampled differences on either side of nought, never below 1 of them."""
+    """Return the two-sided p-value: twice the smaller share of resampled differences on either side of zero, at least
+    the share of one of them."""
     drawn = differences[1:]
     below, above = sum(one <= 0 for one in drawn), sum(one >= 0 for one in drawn)
     return min(1.0, 2 * (min(below, above) + 1) / (len(drawn) + 1))
 
 
 def holm(found: Mapping[str, float]) -> dict[str, float]:
-    """p-values corrected for their number (Holm, 1979): the chance of even one false claim stays below the level."""
+    """Return p-values corrected for their number (Holm, 1979): the chance of even one false claim stays below the
+    level."""
     corrected: dict[str, float] = {}
     least = 0.0
     for place, (name, p) in enumerate(sorted(found.items(), key=itemgetter(1))):
@@ -54,7 +58,7 @@ Point = tuple[float, float]
 
 
 def pareto(points: Mapping[str, Point]) -> set[str]:
-    """The arms that no other one beats in one respect without being worse in the other."""
+    """Return the arms that no other one beats in one respect without being worse in the other."""
     return {name for name, point in points.items() if not _dominated(point, points.values())}
 
 
@@ -65,8 +69,8 @@ def _dominated(point: Point, others: Iterable[Point]) -> bool:
 
 
 def at_cost(points: Sequence[Point], cost: float) -> float | None:
-    """The best that these arms come to for `cost` on average, if tasks may be dealt out among two of them by lot; None
-    if even the cheapest costs more. Money that is not needed is not spent."""
+    """Return the best that these arms come to for `cost` on average, if tasks may be dealt out among two of them by
+    lot; None if even the cheapest costs more. Money that is not needed is not spent."""
     affordable = [point for point in points if point[0] <= cost]
     if not affordable:
         return None

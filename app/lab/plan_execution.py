@@ -67,7 +67,7 @@ class PlanCache:
             raise ConfigInvalid([f"{file}: is no file of carried out plans; name another one with --cache"]) from None
 
     def find(self, name: str) -> Carried | None:
-        """The result of a plan; None if it was not carried out yet."""
+        """Return the result of a plan; None if it was not carried out yet."""
         return self._known.get(name)
 
     def note(self, name: str, found: Carried) -> None:
@@ -98,7 +98,7 @@ class Executor:
     def __init__(
         self, place: Place, transport: httpx.AsyncBaseTransport | None = None, cache: PlanCache | None = None
     ) -> None:
-        """`transport` takes the place of the network."""
+        """Connect to a service; `transport` takes the place of the network."""
         self._place = place
         self._cache = cache
         self._turns: dict[str, asyncio.Lock] = {}
@@ -160,7 +160,7 @@ class Executor:
 
 
 def read(text: str, question: Question) -> tuple[Step, ...] | None:
-    """The plan in a conductor's text, by the reader that the service uses; None if there is none."""
+    """Return the plan in a conductor's text, by the reader that the service uses; None if there is none."""
     reader = PlanReader(by_ordinal(question.names), question.limits.steps)
     try:
         return (*reader.feed(text), *reader.finish()) or None
@@ -169,7 +169,8 @@ def read(text: str, question: Question) -> tuple[Step, ...] | None:
 
 
 def _tells(steps: tuple[Step, ...], grader: Grader) -> bool:
-    """True if a subtask alone is graded as right. Unit tests are left out, since they would be run for each subtask."""
+    """Return True if a subtask alone is graded as right. Unit tests are left out, since they would be run for each
+    subtask."""
     if isinstance(grader, UnitTests):
         return False
     return any([grader.grade(step.subtask).score >= RIGHT for step in steps])

@@ -40,7 +40,7 @@ class Form:
     """The part of a card that describes its worker's skills, as words of the prompt."""
 
     def text(self, written: Sequence[int]) -> str:
-        """The text that these tokens stand for."""
+        """Return the text that these tokens stand for."""
         return "".join(self.tokens[token] for token in written)
 
 
@@ -123,7 +123,7 @@ def _encode(plan: Plan) -> list[int]:
 
 
 def _decode(tokens: Sequence[int]) -> Plan:
-    """The plan; what a step's words ask for is its role."""
+    """Return the plan. The words of a step decide its role."""
     steps: list[PlanStep] = []
     state, worker, words = 0, 0, [""]
     for token in tokens:

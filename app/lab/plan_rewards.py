@@ -48,13 +48,14 @@ class Scorer:
 
     @property
     def collapsed(self) -> bool:
-        """True if the last batches had one plan for all of their questions: nothing more can be learned from them."""
+        """Return True if the last batches had one plan for all of their questions: nothing more can be learned from
+        them."""
         return self._alike >= COLLAPSED
 
     async def executor_reward(
         self, completions: Sequence[Any], row: Sequence[int], trainer_state: Any = None, **more: Any
     ) -> list[float | None]:
-        """The reward of each completion, whose question is `questions[row]`; None for an outage."""
+        """Return the reward of each completion, whose question is `questions[row]`; None for an outage."""
         texts = [_text(completion) for completion in completions]
         async with Executor(self.place, self.transport, self.cache) as executor:
             found = await asyncio.gather(
@@ -72,7 +73,7 @@ class Scorer:
         return rewards
 
     def _judged(self, step: int, found: Sequence[Carried]) -> list[float | None]:
-        """The rewards of plans for questions that are held out."""
+        """Return the rewards of plans for questions that are held out."""
         rewards = [reward(one.verdict, one.usd, one.seconds, self.weights) for one in found]
         known = [one for one in rewards if one is not None]
         if not known:
@@ -104,7 +105,7 @@ class Scorer:
 
 
 def _text(completion: Any) -> str:
-    """TRL gives conversational completions as one message each, others as text."""
+    """Return the text of a completion: TRL gives conversational completions as one message each, others as text."""
     if isinstance(completion, str):
         return completion
     return str(completion[-1]["content"] or "")

@@ -15,7 +15,7 @@ Written = Sequence[tuple[Lesson, Plan]]
 
 
 def told(form: Form, written: Written) -> str:
-    """The share of valid plans, how many different subtasks there are, and some plans, evenly from all."""
+    """Return as text the share of valid plans, the number of different subtasks, and some plans, evenly from all."""
     read = sum(valid(form, one, plan) for one, plan in written)
     different = len({step.text for _, plan in written for step in plan})
     head = f"valid plans: {read} of {len(written)}, with {different} different subtasks; for example"

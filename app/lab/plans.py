@@ -44,7 +44,7 @@ Plan = tuple[PlanStep, ...]
 
 @cache
 def vocabulary() -> tuple[str, ...]:
-    """Every token of a plan, as text: JSON without blanks, as servers write it that decode under a schema."""
+    """Return every token of a plan, as text: JSON without blanks, as servers write it that decode under a schema."""
     workers = [ordinal(number) for number in range(SLOTS)]
     roles = [f'"subtask":"{words}",' for words in SUBTASKS.values()]
     return (START, NEXT, END, *workers, *roles, *(access_text(user, sees) for user, sees in accesses()))
@@ -52,7 +52,7 @@ def vocabulary() -> tuple[str, ...]:
 
 @cache
 def accesses() -> tuple[tuple[bool, tuple[int, ...]], ...]:
-    """Every access list, those that hold no later step first: the last step's choices are all of them."""
+    """Return every access list, those that hold no later step first: the last step's choices are all of them."""
     lists = []
     for bits in range(1, 1 << STEPS):
         lists.append((bool(bits & 1), tuple(n for n in range(STEPS - 1) if bits >> n + 1 & 1)))
@@ -60,7 +60,7 @@ def accesses() -> tuple[tuple[bool, tuple[int, ...]], ...]:
 
 
 def access_text(user: bool, sees: Sequence[int]) -> str:
-    """An access list as it ends a step."""
+    """Return an access list as it ends a step."""
     entries = [*(['"user"'] if user else []), *map(str, sees)]
     return f'"access":[{",".join(entries)}]}}'
 
@@ -74,7 +74,7 @@ LONGEST = 1 + 4 * STEPS
 
 
 def legal(place: int, workers: int) -> tuple[int, int] | tuple[int, ...]:
-    """The tokens that may stand at this place of a plan over so many workers, however it began.
+    """Return the tokens that may stand at this place of a plan over so many workers, however it began.
 
     Place 0 is the start; then four tokens for each step: worker, role, access list, and what comes after.
     """
@@ -95,8 +95,8 @@ FURTHER = STEPS - 1
 
 
 def legal_again(place: int, workers: int) -> tuple[int, ...]:
-    """The legal tokens of a second round's plan: it may end at once, which takes the answer for final, and in its
-    access lists 0 is that answer, so that its own steps are counted from 1."""
+    """Return the legal tokens of a second round's plan: it may end at once, which takes the answer for final, and in
+    its access lists 0 is that answer, so that its own steps are counted from 1."""
     if place == 1:
         return (2, *legal(1, workers))
     if place > 4 * FURTHER:
@@ -106,7 +106,7 @@ def legal_again(place: int, workers: int) -> tuple[int, ...]:
 
 
 def to_tokens(plan: Plan) -> list[int]:
-    """A plan's tokens."""
+    """Return a plan's tokens."""
     tokens = [0]
     for step in plan:
         access = accesses().index((step.user, step.sees))
@@ -115,7 +115,7 @@ def to_tokens(plan: Plan) -> list[int]:
 
 
 def from_tokens(tokens: Sequence[int]) -> Plan:
-    """The plan of these tokens, up to the end token; ValueError if they are none."""
+    """Return the plan of these tokens, up to the end token. Raises ValueError if they are none."""
     if not tokens or tokens[0] != 0:
         raise ValueError("a plan begins with its start")
     steps: list[PlanStep] = []
@@ -131,19 +131,19 @@ def from_tokens(tokens: Sequence[int]) -> Plan:
 
 
 def to_text(tokens: Sequence[int]) -> str:
-    """The text that these tokens stand for."""
+    """Return the text that these tokens stand for."""
     return "".join(vocabulary()[token] for token in tokens)
 
 
 def to_workflow(plan: Plan, names: Sequence[str]) -> Workflow:
-    """The plan as the executor knows it, over workers of these names."""
+    """Return the plan as the executor knows it, over workers of these names."""
     steps = [Step(names[one.worker], one.text or SUBTASKS[one.role], Access(one.user, one.sees)) for one in plan]
     return Workflow((*steps[:-1], replace(steps[-1], answers=True)))
 
 
 def kinds(plan: Plan) -> list[str]:
-    """The result of each step: `plan`, `answer`, or `nothing` where it lacks the question or something to work on:
-    an answer to check, two to combine."""
+    """Return the result of each step: `plan`, `answer`, or `nothing` where it lacks the question or something to work
+    on: an answer to check, two to combine."""
     found: list[str] = []
     for step in plan:
         answers = sum(found[n] == "answer" for n in step.sees)
@@ -155,7 +155,7 @@ def kinds(plan: Plan) -> list[str]:
 
 
 def needs(plan: Plan, place: int, yields: Sequence[str]) -> tuple[int, ...]:
-    """The earlier steps that a step works on: the last plan, the last answer, or all answers, by its role."""
+    """Return the earlier steps that a step works on: the last plan, the last answer, or all answers, by its role."""
     step = plan[place]
     if yields[place] == "nothing" or step.role == "plan":
         return ()
@@ -167,7 +167,7 @@ def needs(plan: Plan, place: int, yields: Sequence[str]) -> tuple[int, ...]:
 
 
 def hands(used: Sequence[tuple[int, ...]], yields: Sequence[str], place: int) -> frozenset[int]:
-    """The steps that have had a hand in the answer of step `place`, itself included; plans are not answers."""
+    """Return the steps that have had a hand in the answer of step `place`, itself included; plans are not answers."""
     earlier = (hands(used, yields, n) for n in used[place] if yields[n] == "answer")
     return frozenset({place}).union(*earlier)
 
@@ -178,7 +178,7 @@ def behind(step: PlanStep) -> PlanStep:
 
 
 def lean(plan: Plan) -> Plan | None:
-    """The plan without what cannot help: needless access, and steps that the answer does not rest on.
+    """Return the plan without what cannot help: needless access, and steps that the answer does not rest on.
 
     It is right at least as often, and costs no more; None if the plan can never answer.
     """

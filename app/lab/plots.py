@@ -42,7 +42,7 @@ def main() -> int:
 
 
 def front(standings: Sequence[dict[str, Any]]) -> Figure:
-    """Accuracy and dollars a task of the arms of an evaluation, with 95 % intervals over tasks."""
+    """Draw accuracy and dollars a task of the arms of an evaluation, with 95 % intervals over tasks."""
     figure = _figure()
     axes = figure.add_subplot(xlabel="dollars a task", ylabel="accuracy")
     for one in standings:
@@ -58,7 +58,7 @@ def front(standings: Sequence[dict[str, Any]]) -> Figure:
 
 
 def curves(page: str) -> Figure:
-    """The reward of learned policies above the best plan by domain, by their verdicts, and that of the optimum."""
+    """Draw the reward of learned policies above the best plan by domain, by their verdicts, and that of the optimum."""
     figure = _figure()
     axes = figure.add_subplot(xlabel="verdicts, one for each execution", ylabel="reward above the best plan by domain")
     axes.set_xscale("log")
@@ -92,7 +92,7 @@ def _verdicts(row: re.Match[str]) -> int:
 
 
 def regret(selector: dict[str, Any]) -> Figure:
-    """The cumulative regret of a selector that begins without ratings, each seed and their mean."""
+    """Draw the cumulative regret of a selector that begins without ratings: each seed and their mean."""
     figure = _figure()
     axes = figure.add_subplot(xlabel="decisions", ylabel="cumulative regret in reward")
     runs = selector["regret"]
@@ -108,7 +108,7 @@ def regret(selector: dict[str, Any]) -> Figure:
 
 
 def calibration(selector: dict[str, Any]) -> Figure:
-    """The selector's estimates of the chance of a right answer, and the share of right answers, by tenths."""
+    """Draw the selector's estimates of the chance of a right answer, and the share of right answers, by tenths."""
     figure = _figure()
     axes = figure.add_subplot(xlabel="estimated chance of a right answer", ylabel="share of right answers")
     axes.plot([0, 1], [0, 1], color="grey", linestyle=":")

@@ -25,7 +25,7 @@ an unknown one, with one more after it. The rest are replaced by an unknown one.
 
 @cache
 def words(form: Form = ROLES) -> tuple[str, ...]:
-    """The prompt's vocabulary, in the order of its ids, which begin after those of plan tokens."""
+    """Return the prompt's vocabulary, in the order of its ids, which begin after those of plan tokens."""
     asked = " ".join(phrase for family in FAMILIES if not family.held_out for phrase in seen_phrasings(family))
     texts = re.sub(r"\{\w\}", " ", asked).lower() + " multiply it by add subtract x y and"
     months = " january february march april may june july august september october november december"
@@ -39,7 +39,7 @@ def words(form: Form = ROLES) -> tuple[str, ...]:
 
 
 def seen_phrasings(family: Family) -> tuple[str, ...]:
-    """The phrasings of training; the last is held out."""
+    """Return the phrasings of training; the last is held out."""
     return family.phrasings[:-1]
 
 
@@ -54,14 +54,14 @@ def size(form: Form = ROLES) -> int:
 
 
 def pad(form: Form = ROLES) -> int:
-    """The id that fills up shorter prompts."""
+    """Return the id that fills up shorter prompts."""
     return _ids(form)[PAD]
 
 
 def tokens(
     text: str, pool: Pool, order: Sequence[int], noise: Random | None = None, share: float = 0.0, form: Form = ROLES
 ) -> list[int]:
-    """The prompt for a task: ordinal n stands for the worker `pool[order[n]]`.
+    """Return the prompt for a task: ordinal n stands for the worker `pool[order[n]]`.
 
     With `noise`, each known word of the task is disturbed with a chance of up to `share`, drawn anew for each task;
     unknown words, digits and signs stay.
@@ -93,7 +93,7 @@ def _disturbed(task: Sequence[int], noise: Random, share: float, form: Form) -> 
 
 @cache
 def _plain(form: Form) -> range:
-    """The ids of words: they stand together."""
+    """Return the ids of words, which stand together."""
     alphabetic = [number for word, number in _ids(form).items() if word.isalpha()]
     return range(min(alphabetic), max(alphabetic) + 1)
 
@@ -115,22 +115,22 @@ def _price(worker: Profile, form: Form) -> int:
 
 
 def as_text(text: str, pool: Pool, order: Sequence[int]) -> str:
-    """The prompt as a served conductor is sent it, which its tokenizer makes the same tokens of."""
+    """Return the prompt as a served conductor is sent it, which its tokenizer makes the same tokens of."""
     return compact.text(text, [compact.card(pool[place].strengths.split(), pool[place].price) for place in order])
 
 
 def drill(pool: Pool, order: Sequence[int], ordinal: int, form: Form = ROLES) -> list[int]:
-    """A prompt that names a card instead of a task: a conductor that can read cards points to the worker of that
+    """Return a prompt that names a card instead of a task: a conductor that can read cards points to the worker of that
     card."""
     return [*_strengths(pool[order[ordinal]], form), _ids(form)[compact.POOL], *_cards(pool, order, form)]
 
 
 def placed(plan: Plan, order: Sequence[int]) -> Plan:
-    """A plan over ordinals as the same plan over places of the pool."""
+    """Return a plan over ordinals as the same plan over places of the pool."""
     return tuple(step._replace(worker=order[step.worker]) for step in plan)
 
 
 def ordinals(plan: Plan, order: Sequence[int]) -> Plan:
-    """The inverse of `placed`."""
+    """Return a plan over places of the pool as the same plan over ordinals: the inverse of `placed`."""
     back = {place: ordinal for ordinal, place in enumerate(order)}
     return tuple(step._replace(worker=back[step.worker]) for step in plan)

@@ -54,7 +54,7 @@ class WorldProvider:
         yield [End(said.finish, Usage(input=said.read, output=said.written), call["model"])]
 
     def _answer(self, model: str, messages: Sequence[Message], *, seed: int | None, most: int | None) -> Said | None:
-        """The answer of a worker; None for who is no worker of the world."""
+        """Return the answer of a worker; None if the model is no worker of the world."""
         if self._second is not None:
             return self._second.answer(model, messages, seed=seed, most=most)
         worker = profiles().get(model)
@@ -65,10 +65,10 @@ class WorldProvider:
         return Said(said.text, said.read, said.written, seconds(worker, said.written))
 
     async def close(self) -> None:
-        """There is nothing to close but what stands behind."""
+        """Close the provider behind this one."""
         await self._inner.close()
 
 
 def _limits(sampling: Mapping[str, Any]) -> dict[str, int | None]:
-    """The request's seed, and the most tokens that it allows."""
+    """Return the request's seed, and the most tokens that it allows."""
     return {"seed": sampling["seed"], "most": sampling["max_tokens"]}

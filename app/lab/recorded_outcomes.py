@@ -75,7 +75,7 @@ class Dataset:
 
     @property
     def scores(self) -> Mapping[str, float]:
-        """The mean score of each model over the rows that have an outcome of it."""
+        """Return the mean score of each model over the rows that have an outcome of it."""
         found: dict[str, list[float]] = {model: [] for model in self.models}
         for row in self.rows:
             for model, outcome in row.outcomes.items():
@@ -203,7 +203,7 @@ def _next(lines: "csv.DictReader[str]", path: Path) -> dict[str, str] | None:
 
 
 def _models(header: Sequence[str]) -> list[str]:
-    """The columns of scores: those that do not add something to another column."""
+    """Return the columns of scores: those that do not add something to another column."""
     added = {f"{name}_{kind}" for name in header for kind in ("usd", "tokens", "response")}
     return [name for name in header if name not in added and name not in ("prompt", "id")]
 
@@ -304,7 +304,7 @@ def _logged(
 
 
 def _noted_score(value: Mapping[str, Any]) -> Any:
-    """The score in the line, or in the metadata that the caller of LiteLLM sent; None if there is none."""
+    """Return the score in the line, or in the metadata that the caller of LiteLLM sent; None if there is none."""
     metadata = value.get("metadata")
     noted = metadata if isinstance(metadata, dict) else {}
     sent = noted.get("requester_metadata")
@@ -322,7 +322,7 @@ def _logged_cost(value: Mapping[str, Any], place: str) -> tuple[float | None, Un
 
 
 def _prompt(value: Mapping[str, Any], place: str) -> str:
-    """The text of the last message of a user, from a prompt or from messages."""
+    """Return the text of the last message of a user, from a prompt or from messages."""
     found = next((value[name] for name in ("prompt", "messages", "input") if value.get(name)), None)
     if isinstance(found, dict):
         found = found.get("prompt") or found.get("messages")
@@ -336,7 +336,7 @@ def _prompt(value: Mapping[str, Any], place: str) -> str:
 
 
 def _text(content: Any) -> str | None:
-    """The text of a message's content, which may have parts."""
+    """Return the text of a message's content, which may have parts."""
     if not isinstance(content, list):
         if not isinstance(content, str):
             return None
@@ -375,7 +375,7 @@ def _propensity(value: Any, place: str) -> float | None:
 
 
 def _number(value: Any) -> float | None:
-    """A finite number, or None."""
+    """Return a finite number, or None."""
     try:
         found = float(value)
     except (TypeError, ValueError):

@@ -74,16 +74,16 @@ class Routes:
     cost_weight: float
 
     def reward(self, model: str, score: float) -> float:
-        """The score of an answer less the worth that its cost takes away."""
+        """Return the score of an answer less the worth that its cost takes away."""
         return score * (1 - self.cost_weight * min(1.0, self.costs[model]))
 
     def best(self, scores: Scores) -> str:
-        """The model with the highest reward by these scores."""
+        """Return the model with the highest reward by these scores."""
         return max(self.models, key=lambda model: self.reward(model, scores[model]))
 
 
 def routes(data: Dataset, cost_weight: float) -> Routes:
-    """The routes of a data set. Raises `RecordsRefused` if the cheapest model is the best as well."""
+    """Return the routes of a data set. Raises `RecordsRefused` if the cheapest model is the best as well."""
     scores = data.scores
     if data.unit == "calls":
         weak, strong = sorted(data.models, key=lambda model: scores[model])
@@ -106,12 +106,12 @@ class Part:
 
     @property
     def examples(self) -> Sequence[Example]:
-        """The rows as baselines learn them."""
+        """Return the rows as baselines learn them."""
         return [Example(seen, scores) for seen, scores in zip(self.seen, self.scores, strict=True)]
 
 
 def split(data: Dataset, open_: Routes, seen: dict[int, Features], plan: Plan, seed: int) -> tuple[Part, Part]:
-    """The training and the held-out part of a seed; of few rows at least half are for training.
+    """Return the training and the held-out part of a seed; of few rows at least half are for training.
 
     `seen` keeps the features of rows, by their place, for the next seed.
     """
@@ -137,7 +137,7 @@ def _part(data: Dataset, open_: Routes, seen: Mapping[int, Features], places: Se
 
 
 def replayed(data: Dataset, plan: Plan) -> Mapping[str, Sequence[Figures]]:
-    """The figures of each policy, one for each seed. Raises `RecordsRefused`."""
+    """Return the figures of each policy, one for each seed. Raises `RecordsRefused`."""
     open_ = routes(data, plan.cost_weight)
     seen: dict[int, Features] = {}
     found: dict[str, list[Figures]] = {}
@@ -154,7 +154,7 @@ def replayed(data: Dataset, plan: Plan) -> Mapping[str, Sequence[Figures]]:
 
 
 def judged(open_: Routes, held: Part, estimator: Estimator, lost: float | None = None) -> Figures:
-    """The figures of an estimator on held-out prompts."""
+    """Return the figures of an estimator on held-out prompts."""
     return _figures(open_, held, [estimator(seen) for seen in held.seen], lost)
 
 
@@ -171,7 +171,7 @@ def _figures(open_: Routes, held: Part, believed: Sequence[Scores], lost: float 
 
 
 def regret(open_: Routes, scores: Scores, chosen: str) -> float:
-    """The reward that a choice loses to the perfect one."""
+    """Return the reward that a choice loses to the perfect one."""
     best = open_.best(scores)
     return open_.reward(best, scores[best]) - open_.reward(chosen, scores[chosen])
 
@@ -181,7 +181,7 @@ Upgrade = tuple[float, float, float]
 
 
 def curve(open_: Routes, true: Sequence[Scores], believed: Sequence[Scores]) -> list[tuple[float, float]]:
-    """Mean cost and mean score, from all prompts at the cheapest model to all at the best one.
+    """Return pairs of mean cost and mean score, from all prompts at the cheapest model to all at the best one.
 
     Upgrades with the same estimate are made together, along a straight line, as if drawn by chance.
     """
@@ -201,7 +201,7 @@ def curve(open_: Routes, true: Sequence[Scores], believed: Sequence[Scores]) -> 
 
 
 def _upgrades(open_: Routes, scores: Scores, own: Scores) -> list[Upgrade]:
-    """The steps of one prompt along the upper hull of estimated score over cost, up to the best model."""
+    """Return the steps of one prompt along the upper hull of estimated score over cost, up to the best model."""
     found: list[Upgrade] = []
     place, models = 0, open_.models
     while place < len(models) - 1:
@@ -218,7 +218,7 @@ def _upgrades(open_: Routes, scores: Scores, own: Scores) -> list[Upgrade]:
 
 
 def _cost_at(points: Sequence[tuple[float, float]], target: float) -> float | None:
-    """The least cost at which a score is reached; None if it never is."""
+    """Return the least cost at which a score is reached; None if it never is."""
     if points[0][1] >= target:
         return points[0][0]
     for (before, low), (after, high) in pairwise(points):
@@ -265,13 +265,13 @@ class Bandit:
         self.posterior = learned(self.posterior, self._spec, self._workers, rating)
 
     def expects(self, seen: Features) -> Scores:
-        """The expected score of each model at the posterior's mean."""
+        """Return the expected score of each model at the posterior's mean."""
         found = estimates(self.posterior, self._spec, self._arms, self._workers, seen)
         return {one.arm.main: logistic(one.mean) for one in found}
 
 
 def _worker(model: str, usd: int) -> Worker:
-    """A worker whose usual step costs so many micro-dollars."""
+    """Return a worker whose usual step costs so many micro-dollars."""
     return Worker(model, "recorded", model, Price(0, round(usd * 1e6 / USUAL_OUTPUT_TOKENS)), Card())
 
 
@@ -279,7 +279,7 @@ def _worker(model: str, usd: int) -> Worker:
 
 
 def estimated(data: Dataset, plan: Plan) -> Mapping[str, Sequence[Report]]:
-    """The off-policy estimate of each policy from a log, one for each seed. Raises `RecordsRefused`."""
+    """Return the off-policy estimate of each policy from a log, one for each seed. Raises `RecordsRefused`."""
     open_ = routes(data, plan.cost_weight)
     shares = {model: 0.0 for model in data.models}
     for row in data.rows:
@@ -305,7 +305,7 @@ def estimated(data: Dataset, plan: Plan) -> Mapping[str, Sequence[Report]]:
 
 
 def _logged(open_: Routes, row: Recorded, seen: Features, shares: Mapping[str, float]) -> Logged:
-    """The row as the estimators read it. Without its own propensity it has the model's share of the log."""
+    """Return the row as the estimators read it. Without its own propensity it has the model's share of the log."""
     model, outcome = next(iter(row.outcomes.items()))
     propensity = row.propensity if row.propensity is not None else shares[model]
     return Logged(folded(seen), model, propensity, open_.reward(model, outcome.score))

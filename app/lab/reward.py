@@ -26,11 +26,11 @@ def reward(verdict: Verdict, usd: float, seconds: float, weights: Weights) -> fl
 
 
 def expected(found: Outcome, weights: Weights) -> float:
-    """The mean reward of a well-formed plan over the workers' dice."""
+    """Return the mean reward of a well-formed plan over the workers' dice."""
     return found.right * weights.worth(found.usd, found.seconds) + (1 - found.right) * WRONG
 
 
 def ramped(weights: Weights, progress: float, ramp: float) -> Weights:
-    """The weights after a share `progress` of training, if they are complete after the share `ramp` of it."""
+    """Return the weights after a share `progress` of training, if they are complete after the share `ramp` of it."""
     part = 1.0 if ramp <= 0 else min(1.0, progress / ramp)
     return replace(weights, cost=weights.cost * part, wait=weights.wait * part)

@@ -64,20 +64,20 @@ class Rollout:
 
     @property
     def verdict(self) -> Verdict | None:
-        """Right or wrong; None if it is not rated."""
+        """Return right or wrong; None if it is not rated."""
         if self.score is None:
             return None
         return "right" if self.score >= RIGHT else "wrong"
 
 
 def shown(brief: Brief) -> Turns:
-    """The very prompt that the `model` conductor uses."""
+    """Return the very prompt that the `model` conductor uses."""
     return tuple({"role": message.role, "content": message.text} for message in messages(brief))
 
 
 def written(steps: Sequence[Step], workers: Sequence[str]) -> str:
-    """A plan as a conductor writes it over these ordinals, without blanks, as servers decode it under the schema;
-    ValueError for a worker that is not among them."""
+    """Return a plan as a conductor writes it over these ordinals, without blanks, as servers decode it under the
+    schema. Raises ValueError for a worker that is not among them."""
     entries = [
         {"worker": workers.index(step.worker), "subtask": step.subtask, "access": step.access.as_list()}
         | ({"tools": True} if step.tools else {})
@@ -87,7 +87,7 @@ def written(steps: Sequence[Step], workers: Sequence[str]) -> str:
 
 
 def critical(steps: Iterable[tuple[Sequence[int], float]]) -> float:
-    """Seconds of the longest path through steps, each given as its inputs and its own seconds."""
+    """Return the seconds of the longest path through steps, each given as its inputs and its own seconds."""
     ends: list[float] = []
     for inputs, seconds in steps:
         ends.append(max((ends[n] for n in inputs), default=0.0) + seconds)
@@ -95,7 +95,7 @@ def critical(steps: Iterable[tuple[Sequence[int], float]]) -> float:
 
 
 def split(conversation: Turns, held_out: float) -> Split:
-    """The side of a conversation, by a hash of how it begins: a share of `held_out` is not used for training."""
+    """Return the side of a conversation, by a hash of how it begins: a share of `held_out` is not used for training."""
     first = next((place for place, turn in enumerate(conversation) if turn["role"] == "user"), 0)
     begun = json.dumps([dict(turn) for turn in conversation[: first + 1]], sort_keys=True)
     if hashlib.sha256(begun.encode()).digest()[0] < 256 * held_out:
@@ -104,12 +104,12 @@ def split(conversation: Turns, held_out: float) -> Split:
 
 
 def to_line(one: Rollout) -> str:
-    """A rollout as one line."""
+    """Return a rollout as one line."""
     return json.dumps(asdict(one), ensure_ascii=False)
 
 
 def from_lines(lines: Iterable[str]) -> Iterator[Rollout]:
-    """The rollouts of a file; ValueError names the line that is none."""
+    """Yield the rollouts of a file. Raises ValueError with the number of the line that is none."""
     for number, line in enumerate(lines, 1):
         if number > MOST_LINES:
             raise ValueError(f"more than {MOST_LINES} lines")
@@ -144,17 +144,17 @@ class Example:
 
 
 def accepted(rollouts: Iterable[Rollout]) -> list[Example]:
-    """For a warm start: the plans of runs that were rated right."""
+    """Return the examples of a warm start: the plans of runs that were rated right."""
     return [Example(one.prompt, one.completion) for one in rollouts if one.verdict == "right"]
 
 
 def weighted(rollouts: Iterable[Rollout], weights: Weights, beta: float, cap: float) -> list[Example]:
-    """For advantage-weighted regression (arXiv 1910.00177): each rated plan with its weight."""
+    """Return the examples of advantage-weighted regression (arXiv 1910.00177): each rated plan with its weight."""
     return [Example(one.prompt, one.completion, weight) for one, weight in scored(rollouts, weights, beta, cap)]
 
 
 def scored(rollouts: Iterable[Rollout], weights: Weights, beta: float, cap: float) -> list[tuple[Rollout, float]]:
-    """Each rated rollout with exp(advantage / beta), at most `cap`.
+    """Return each rated rollout with its weight, exp(advantage / beta), at most `cap`.
 
     The advantage is over the mean reward of the same conversation's other plans where there are some, else of all
     rollouts. What nobody has rated is left out. The weights have the mean 1.

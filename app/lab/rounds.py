@@ -51,7 +51,7 @@ class Second(NamedTuple):
 
 
 def one_round(setting: Setting, most: int = STEPS) -> list[list[Point]]:
-    """For each class, all plans of at most `most` steps."""
+    """Return for each class the points of all plans of at most `most` steps."""
     walk = _Every(setting)
     for shape in shapes(most):
         walk.through(shape)
@@ -66,7 +66,7 @@ class _Every(Walk):
         self.points: list[list[Point]] = [[] for _ in CLASSES]
 
     def note(self, shape: Shape, tokens: list[tuple[int, int]], workers: list[int], good: list[list[float]]) -> None:
-        """One plan."""
+        """Note one plan."""
         pool = [self.setting.pool[worker] for worker in workers]
         called = list(zip(pool, tokens, strict=True))
         costs = []
@@ -79,7 +79,7 @@ class _Every(Walk):
 
 
 def two_rounds(setting: Setting, conductor: int) -> list[list[Point]]:
-    """For each class, all first and second plans of at most two steps, if this worker conducts."""
+    """Return for each class the points of all first and second plans of at most two steps, if this worker conducts."""
     walk = _Firsts(setting)
     for shape in shapes(2):
         walk.through(shape)
@@ -94,7 +94,7 @@ def two_rounds(setting: Setting, conductor: int) -> list[list[Point]]:
 
 
 def policy(setting: Setting, plan: Plan, judge: int, second: Second) -> list[Point]:
-    """For each class, what one first plan, one conductor and one second plan come to."""
+    """Return for each class the point of one first plan, one conductor and one second plan."""
     good = [right_for(plan, kind, trait, setting.pool) for kind, trait in CONTEXTS]
     return list(_points(setting.pool, plan, good, judge, second, writers(plan)))
 
@@ -107,7 +107,7 @@ class _Firsts(Walk):
         self.plans: list[tuple[Plan, list[float]]] = []
 
     def note(self, shape: Shape, tokens: list[tuple[int, int]], workers: list[int], good: list[list[float]]) -> None:
-        """One plan."""
+        """Note one plan."""
         plan = tuple(PlanStep(worker, *step) for worker, step in zip(workers, _with_user(shape), strict=True))
         self.plans.append((plan, [sum(chances) for chances in good]))
 
@@ -124,7 +124,7 @@ def _seconds(workers: int) -> list[Second]:
 
 
 def writers(plan: Plan) -> frozenset[int]:
-    """The workers that had a hand in a plan's answer."""
+    """Return the workers that had a hand in a plan's answer."""
     yields = kinds(plan)
     had = hands([step.sees for step in plan], yields, len(plan) - 1)
     return frozenset(plan[n].worker for n in {*had, len(plan) - 1} if yields[n] == "answer")
@@ -133,7 +133,7 @@ def writers(plan: Plan) -> frozenset[int]:
 def _points(
     pool: Sequence[Profile], plan: Plan, good: Sequence[float], judge: int, second: Second, wrote: frozenset[int]
 ) -> Iterable[Point]:
-    """The points of one policy for each class."""
+    """Yield the points of one policy, one for each class."""
     doubts = [doubted(pool[judge], right=right, own=judge in wrote) for right in (0, 1)]
     for kind in CLASSES:
         right = again = 0.0
@@ -149,21 +149,21 @@ def _points(
 
 
 def doubted(judge: Profile, *, right: int, own: bool) -> float:
-    """The probability that a conductor opens a second round: as likely as a checker finds fault."""
+    """Return the probability that a conductor opens a second round: as likely as a checker finds fault."""
     if right:
         return 1 - world.logistic(2.2 + 0.7 * judge.checks)
     return world.logistic(judge.checks - 0.5 + (world.SELF if own else 0.0))
 
 
 def judged(judge: Profile, level: int, written: int) -> float:
-    """The cost of showing a conductor the answer, in dollars."""
+    """Return the cost of showing a conductor the answer, in dollars."""
     return world.usd(judge, PROMPT + QUESTION + PER_LEVEL * level + OUTPUT["reason"], written)
 
 
 def _mended(
     pool: Sequence[Profile], second: Second, kind: tuple[int, int], trait: float, before: int, wrote: frozenset[int]
 ) -> float:
-    """The probability that the second plan's answer is right, if the one before was (1) or was not (0)."""
+    """Return the probability that the second plan's answer is right, if the one before was (1) or was not (0)."""
     if second.solver is not None:
         p = world.solve_chance(pool[second.solver], kind, trait, second.role, None, 0)
         if second.checker is None:
@@ -187,7 +187,7 @@ def _second_usd(pool: Sequence[Profile], second: Second, level: int) -> float:
 
 
 def frontier(points: Sequence[Point]) -> list[Point]:
-    """The policies that are worth mixing: the upper hull of accuracy over cost, as far as it rises."""
+    """Return the policies that are worth mixing: the upper hull of accuracy over cost, as far as it rises."""
     hull: list[Point] = []
     for point in sorted(points, key=lambda one: (one.usd, -one.right)):
         if hull and point.right <= hull[-1].right:
@@ -203,8 +203,8 @@ def _slope(one: Point, other: Point) -> float:
 
 
 def by_class(points: Sequence[Sequence[Point]], usd: float) -> list[Point] | None:
-    """The result for each class if each has the plans that are best for it and a task may cost so many dollars on
-    average; None if nothing is so cheap."""
+    """Return the result for each class if each has the plans that are best for it and a task may cost so many dollars
+    on average; None if nothing is so cheap."""
     hulls = [frontier(one) for one in points]
     chosen = [hull[0] for hull in hulls]
     left = usd * len(hulls) - sum(point.usd for point in chosen)
@@ -221,7 +221,7 @@ def by_class(points: Sequence[Sequence[Point]], usd: float) -> list[Point] | Non
 
 
 def same_for_all(points: Sequence[Sequence[Point]], usd: float) -> list[Point] | None:
-    """The result for each class if all have the same plan, or the same two mixed."""
+    """Return the result for each class if all have the same plan, or the same two mixed."""
     means = []
     for n, one in enumerate(zip(*points, strict=True)):
         usd_each = sum([point.usd for point in one]) / len(points)
@@ -251,7 +251,7 @@ class Row(NamedTuple):
 
 
 def row(single: Sequence[Point], double: Sequence[Point], seed: int = 0) -> Row:
-    """One round against two, given for each class; the interval is a paired bootstrap over tasks."""
+    """Compare one round with two, given for each class; the interval is a paired bootstrap over tasks."""
     random = Random(seed)
     tasks = random.choices(list(zip(single, double, strict=True)), k=LESSONS)
     ahead = [two.right - one.right for one, two in tasks]
@@ -263,7 +263,7 @@ def row(single: Sequence[Point], double: Sequence[Point], seed: int = 0) -> Row:
 
 
 def report(setting: Setting, most: int = STEPS) -> Iterator[str]:
-    """The tables, line by line. `most`: steps of a plan of one round."""
+    """Yield the tables, line by line. A plan of one round has at most `most` steps."""
     one = one_round(setting, most)
     each = [two_rounds(setting, conductor) for conductor in range(len(setting.pool))]
     two: list[list[Point]] = [[] for _ in CLASSES]

@@ -48,7 +48,7 @@ class Example:
 
 
 def means(examples: Sequence[Example], models: Sequence[str]) -> Scores:
-    """The mean score of each model; 0.5 for one without examples."""
+    """Return the mean score of each model; 0.5 for one without examples."""
     found = {}
     for model in models:
         scores = [one.scores[model] for one in examples if model in one.scores]
@@ -84,7 +84,7 @@ def knn(examples: Sequence[Example], models: Sequence[str], random: Random) -> E
 
 
 def _mean(model: str, near: Sequence[tuple[Scores, float]], usual: float) -> float:
-    """The weighted mean, with a little of the usual score."""
+    """Return the weighted mean, with a little of the usual score."""
     known = [(scores[model], weight) for scores, weight in near if model in scores]
     least = 0.1 * PRIOR
     total = sum([weight for _, weight in known]) + least
@@ -113,7 +113,7 @@ def k_means(examples: Sequence[Example], models: Sequence[str], random: Random) 
 
 
 def _centre(vectors: Sequence[Vector]) -> Sequence[float]:
-    """The sum of vectors, with length 1."""
+    """Return the sum of vectors, with length 1."""
     summed = [0.0] * WIDTH
     for vector in vectors:
         for place, value in vector:
@@ -132,14 +132,14 @@ def _likeness(vector: Vector, centre: Sequence[float]) -> float:
 
 
 def _rarity(examples: Sequence[Example]) -> Mapping[int, float]:
-    """A weight for each word: the rarer, the more, and none for one that most prompts have."""
+    """Return a weight for each word: the rarer, the more, and none for one that most prompts have."""
     counts = Counter(place for one in examples for place, _ in one.seen.words)
     rare = [(place, count) for place, count in counts.items() if count <= COMMON * len(examples)]
     return {place: math.log((1 + len(examples)) / count) for place, count in rare}
 
 
 def _weighted(words: Vector, weights: Mapping[int, float]) -> Vector:
-    """Weighted words with length 1."""
+    """Return weighted words with length 1."""
     found = [(place, value * weights[place]) for place, value in words if weights.get(place, 0.0) > 0]
     length = math.sqrt(sum([value * value for _, value in found])) or 1.0
     return [(place, value / length) for place, value in found]
@@ -168,13 +168,13 @@ def _sum(line: Mapping[int, Sequence[float]], vector: Vector) -> float:
 
 
 def _move(weight: list[float], gradient: float) -> None:
-    """One step of AdaGrad for a weight and its sum of squared gradients."""
+    """Take one step of AdaGrad for a weight and its sum of squared gradients."""
     weight[1] += gradient * gradient
     weight[0] += STEP * gradient / math.sqrt(weight[1]) - SHRINK * weight[0]
 
 
 def _shuffled(examples: Sequence[Example], random: Random) -> Sequence[Example]:
-    """All examples once for each epoch, each time in another order."""
+    """Return all examples once for each epoch, each time in another order."""
     found: list[Example] = []
     for _ in range(EPOCHS):
         found += random.sample(examples, len(examples))
@@ -182,7 +182,7 @@ def _shuffled(examples: Sequence[Example], random: Random) -> Sequence[Example]:
 
 
 def _inputs(seen: Features) -> Vector:
-    """A constant, the counts and the words."""
+    """Return a constant, the counts and the words."""
     counts = [(WIDTH + 1 + n, 0.3 * value) for n, value in enumerate(seen.counts)]
     return [(WIDTH, 1.0), *counts, *seen.words]
 
@@ -216,7 +216,7 @@ def matrix_factorisation(examples: Sequence[Example], models: Sequence[str], ran
 
 
 def _started(random: Random, spread: float) -> list[list[float]]:
-    """Factors before the first step: each weight with its sum of squared gradients."""
+    """Return the factors before the first step, each weight with its sum of squared gradients."""
     return [[random.gauss(0, spread), 1e-3] for _ in range(RANK)]
 
 

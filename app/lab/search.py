@@ -30,17 +30,17 @@ class Found(NamedTuple):
 
     @property
     def optimum(self) -> float:
-        """The mean reward of the best plan for each class."""
+        """Return the mean reward of the best plan for each class."""
         return sum(self.best_rewards) / len(self.best_rewards)
 
 
 def mean_reward(plan: Plan, setting: Setting) -> float:
-    """The mean reward of one plan over all classes."""
+    """Return the mean reward of one plan over all classes."""
     return sum(exact.outcome(plan, kind, setting).reward for kind in CLASSES) / len(CLASSES)
 
 
 def shapes(most: int = STEPS) -> tuple[Shape, ...]:
-    """All shapes of lean plans of at most `most` steps, each in one order of its steps."""
+    """Return all shapes of lean plans of at most `most` steps, each in one order of its steps."""
     found: set[Shape] = set()
     for steps in range(1, most + 1):
         found |= {ordered(shape) for shape in _grown((), steps)}
@@ -76,7 +76,7 @@ def _manned(shape: Shape, workers: Sequence[int]) -> Plan:
 
 
 def ordered(shape: Shape) -> Shape:
-    """The least of all orders in which its steps can stand."""
+    """Return the least of all orders in which its steps can stand."""
     return min(_reordered(shape, order) for order in permutations(range(len(shape))) if _possible(shape, order))
 
 
@@ -95,7 +95,7 @@ def _reordered(shape: Shape, order: Sequence[int]) -> Shape:
 
 
 def search(setting: Setting, *, most: int = STEPS, only: Callable[[Shape], bool] = lambda shape: True) -> Found:
-    """The best of all plans whose shape `only` lets pass."""
+    """Return the best of all plans whose shape `only` lets pass."""
     walk = Walk(setting)
     for shape in shapes(most):
         if only(shape):
@@ -119,7 +119,7 @@ class Walk:
         self._tried = 0
 
     def found(self) -> Found:
-        """The best of what was walked through."""
+        """Return the best of what was walked through."""
         rewards, plans = zip(*self._best, strict=True)
         return Found(self._fixed[1], self._fixed[0], plans, rewards, self._tried)
 
@@ -151,7 +151,7 @@ class Walk:
             self._extend(shape, tokens, [*workers, worker], grown)
 
     def _known(self, worker: int, role: str, own: bool, count: int) -> list[dict[tuple[int, ...], float]]:
-        """For each context the chances by the bits that are seen."""
+        """Return for each context the chances by the bits that are seen."""
         key = (worker, role, own, count)
         if key not in self._chances:
             seen = list(product((0, 1), repeat=count))
@@ -179,7 +179,7 @@ class Walk:
                 self._best[place] = (reward, _manned(shape, workers))
 
     def _worths(self, shape: Shape, tokens: list[tuple[int, int]], workers: list[int]) -> list[float]:
-        """The worth of a right answer by level: the sums of `outcome.bill`, made here for all levels at once."""
+        """Return the worth of a right answer by level: the sums of `outcome.bill`, made for all levels at once."""
         pool = [self.setting.pool[worker] for worker in workers]
         ends: list[float] = []
         for worker, (_, sees), (_, written) in zip(pool, shape, tokens, strict=True):

@@ -48,14 +48,14 @@ class Case(NamedTuple):
 
 
 def judge(pool: Pool) -> Profile:
-    """The worker that judges answers: one whose card says checking, else the dearest."""
+    """Return the worker that judges answers: one whose card says checking, else the dearest."""
     checkers = [one for one in pool if "checking" in one.strengths.split()]
     return max(checkers or pool, key=lambda one: one.price)
 
 
 @lru_cache(20_000)
 def cases(first: Plan, kind: Kind, pool: Pool, sign: int) -> tuple[Case, ...]:
-    """The ways in which a first plan may have ended with this sign; their chances add up to that of the sign."""
+    """Return the ways in which a first plan may have ended with this sign; their chances add up to that of the sign."""
     looks = judge(pool)
     own = any(pool[place] == looks for place in writers(first))
     found = []
@@ -70,8 +70,8 @@ def cases(first: Plan, kind: Kind, pool: Pool, sign: int) -> tuple[Case, ...]:
 
 @lru_cache(100_000)
 def continued(first: Plan, second: Plan, kind: Kind, setting: Setting, sign: int) -> Whole:
-    """A run whose first answer met this sign: what it comes to from its beginning to its end, and how likely it is
-    right. `again` is the chance of the sign, which the other figures are given."""
+    """Return the outcome, from beginning to end, of a run whose first answer met this sign. `again` is the chance of
+    the sign, and the other figures are given that sign."""
     pool, hands = setting.pool, writers(first)
     met = cases(first, kind, pool, sign)
     likely = sum(case.chance for case in met)
@@ -86,7 +86,7 @@ def continued(first: Plan, second: Plan, kind: Kind, setting: Setting, sign: int
 
 
 def mended(second: Plan, kind: Kind, case: Case, pool: Pool, hands: frozenset[int]) -> float:
-    """The probability that the run's answer is right after a second plan, in this case."""
+    """Return the probability that the run's answer is right after a second plan, in this case."""
     parts, answers = parts_of(second)
     if not answers:
         return 0.0
@@ -109,7 +109,7 @@ def mended(second: Plan, kind: Kind, case: Case, pool: Pool, hands: frozenset[in
 
 
 def _billed(second: Plan, level: int, pool: Pool) -> tuple[float, float]:
-    """Dollars of a second plan's calls, and seconds on their critical path."""
+    """Return the dollars of a second plan's calls, and the seconds on their critical path."""
     ends, dollars = [0.0], 0.0
     for step, part in zip(second[1:], parts_of(second)[0][1:], strict=True):
         worker = pool[step.worker]
@@ -119,7 +119,7 @@ def _billed(second: Plan, level: int, pool: Pool) -> tuple[float, float]:
 
 
 def whole(first: Plan, seconds: Sequence[Plan], kind: Kind, setting: Setting) -> Whole:
-    """A run whose conductor answers each of `SIGNS` with the plan at its place."""
+    """Return the outcome of a run whose conductor answers each of `SIGNS` with the plan at its place."""
     found = [continued(first, second, kind, setting, sign) for sign, second in zip(SIGNS, seconds, strict=True)]
     sums = []
     for place in range(4):
@@ -133,33 +133,33 @@ def whole(first: Plan, seconds: Sequence[Plan], kind: Kind, setting: Setting) ->
 
 
 def shown(read: Sequence[int], one: Lesson, first: Plan, sign: int) -> list[int]:
-    """The second prompt: what was read before, and behind the task the first plan, over ordinals, and
-    at the end the sign."""
+    """Return the second prompt: what was read before, and behind the task the first plan, over ordinals, and at the end
+    the sign."""
     cards = 3 * len(one.pool) + 1
     return [*read[:-cards], *to_tokens(first), *read[-cards:], sign]
 
 
 def written(second: Plan) -> list[int]:
-    """The tokens of a second plan over ordinals."""
+    """Return the tokens of a second plan over ordinals."""
     if second != TAKE:
         return [0, *to_tokens(second)[5:]]
     return [0, 2]
 
 
 def understood(tokens: Sequence[int]) -> Plan:
-    """The second plan of these tokens, up to its end."""
+    """Return the second plan of these tokens, up to its end."""
     if tokens[1] == 2:
         return TAKE
     return from_tokens([*to_tokens(TAKE)[:4], 1, *tokens[1:]])
 
 
 def placed(second: Plan, order: Sequence[int]) -> Plan:
-    """A second plan over ordinals as the same over places of the pool."""
+    """Return a second plan over ordinals as the same over places of the pool."""
     return (BEFORE, *(step._replace(worker=order[step.worker]) for step in second[1:]))
 
 
 def drawn(random: Random, workers: int) -> Plan:
-    """A second plan of a sensible shape, that goes on from the answer or begins anew."""
+    """Draw a second plan of a sensible shape, that goes on from the answer or begins anew."""
     while True:
         plan = sensible(random, workers)
         if len(plan) <= FURTHER and random.random() < 0.5:
@@ -172,6 +172,6 @@ def drawn(random: Random, workers: int) -> Plan:
 def weighed(
     lessons: Sequence[Lesson], chosen: Sequence[tuple[Plan, Sequence[Plan]]], weights: Weights
 ) -> Iterator[Whole]:
-    """The outcomes of the runs of some lessons, given each one's first plan and the second ones."""
+    """Yield the outcomes of the runs of some lessons, given each one's first plan and the second ones."""
     for one, (first, seconds) in zip(lessons, chosen, strict=True):
         yield whole(first, seconds, one.problem.kind, Setting(one.pool, weights))

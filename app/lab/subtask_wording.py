@@ -38,7 +38,7 @@ POINTS = r"\b(?:task|question|problem|answers?)\b"
 
 @cache
 def role_of(subtask: str) -> str:
-    """The role that a subtask asks for, by its words."""
+    """Return the role that a subtask asks for, by its words."""
     words = subtask.casefold()
     return next((role for role, mark in ASKS if re.search(mark, words)), "solve")
 
@@ -81,12 +81,12 @@ GENERAL = 4
 
 
 def phrase(random: Random, role: str, subject: int) -> str:
-    """One of the phrases for a role, by chance."""
+    """Draw one of the phrases for a role."""
     return random.choice(PHRASES[role]).format(it=random.choice(SUBJECTS[subject]))
 
 
 @cache
 def vocabulary() -> tuple[str, ...]:
-    """Every word of the phrases."""
+    """Return every word of the phrases."""
     texts = [text.replace("{it}", " ") for some in PHRASES.values() for text in some]
     return tuple(sorted({word for text in [*texts, *sum(SUBJECTS, ())] for word in text.split()}))

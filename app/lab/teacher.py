@@ -20,7 +20,7 @@ answering at once and step by step. The rest change a worker."""
 
 
 def best(random: Random, workers: int, worth: Callable[[Plan], float], tries: int) -> tuple[Plan, float]:
-    """The best of at most `tries` different plans over so many workers, and what it was worth."""
+    """Return the best of at most `tries` different plans over so many workers, and what it was worth."""
     found: dict[Plan, float] = {}
     leader: Plan = ()
     most = -math.inf
@@ -36,7 +36,8 @@ def best(random: Random, workers: int, worth: Callable[[Plan], float], tries: in
 
 
 def worded(random: Random, plan: Plan, worth: Callable[[Plan], float], count: int) -> tuple[list[Plan], float]:
-    """The plan put into words, in so many ways: about that of `wording.SUBJECTS` with which it was worth most."""
+    """Return the plan put into words in `count` ways, about the subject of `SUBJECTS` with which it was worth most, and
+    what it was worth."""
     tried = [worth(_told(random, plan, subject)) for subject in range(len(SUBJECTS))]
     best = tried.index(max(tried))
     return [_told(random, plan, best) for _ in range(count)], tried[best]
@@ -47,7 +48,7 @@ def _told(random: Random, plan: Plan, subject: int) -> Plan:
 
 
 def changed(random: Random, plan: Plan, workers: int) -> Plan:
-    """The plan with one thing changed by chance: a step more or less, another worker, at once or step by step."""
+    """Return the plan with one random change: a step more or less, another worker, at once or step by step."""
     if random.random() < RESHAPED:
         shorter = len(plan) == STEPS or (len(plan) > 1 and random.random() < 0.5)
         if shorter:
@@ -62,12 +63,12 @@ def changed(random: Random, plan: Plan, workers: int) -> Plan:
 
 
 def _shorter(plan: Plan) -> Plan:
-    """Without its last step, where the others answer too."""
+    """Return the plan without its last step, where the others answer too."""
     return lean(plan[:-1]) or plan
 
 
 def _longer(random: Random, plan: Plan, workers: int) -> Plan:
-    """The plan with a check of its answer, or a plan for its first step."""
+    """Return the plan with a check of its answer, or a plan for its first step."""
     worker = random.randrange(workers)
     if random.random() < 0.5:
         return (*plan, PlanStep(worker, "check", True, (len(plan) - 1,)))

@@ -21,7 +21,7 @@ CARD = r"<(?!\$|pool>)|(?<=[a-z])-(?=[a-z])|(?<=[a-z])(?<!<pool)>"
 
 
 def tokenizer(form: Form = ROLES, context: int = 256) -> PreTrainedTokenizerFast:
-    """The tokenizer of a form; `context` is the model's, in tokens."""
+    """Return the tokenizer of a form; `context` is the model's, in tokens."""
     texts = (*form.tokens, *prompt.words(form))
     vocabulary = {text.replace(" ", BLANK): number for number, text in enumerate(texts)}
     made = Tokenizer(models.WordLevel(vocabulary, unk_token=prompt.UNKNOWN))

@@ -75,7 +75,7 @@ def train(order: Order, say: Callable[[str], None]) -> tuple[Table, ...]:
 
 
 def _over_pools(count: int) -> list[Lesson]:
-    """Lessons of validation over random pools, such as training meets."""
+    """Draw the lessons of validation over random pools, such as training meets."""
     random = Random("validation")
     return [lesson(random, "train", standard=0.0) for _ in range(count)]
 
@@ -94,7 +94,8 @@ def _validated(lessons: list[Lesson], chosen: list[Plan], weights: Weights) -> d
 
 
 def _joined(standard: dict[str, float], pools: dict[str, float]) -> dict[str, float]:
-    """Columns of the curve: what both halves come to together, by which weights are chosen, and each half's reward."""
+    """Return the columns of the curve: the means of both halves, by which weights are chosen, and each half's
+    reward."""
     return {
         "validation": round((standard["reward"] + pools["reward"]) / 2, 4),
         "standard": round(standard["reward"], 4),
@@ -105,7 +106,7 @@ def _joined(standard: dict[str, float], pools: dict[str, float]) -> dict[str, fl
 
 
 def restored(order: Order, trainer: Trainer, say: Callable[[str], None]) -> list[dict[str, Any]]:
-    """The rows of the folder's checkpoint, with which the trainer goes on; none without one."""
+    """Restore the trainer from the folder's checkpoint, if there is one, and return the checkpoint's rows."""
     place = order.out / "checkpoint.pt"
     if not place.exists():
         return []
@@ -116,7 +117,8 @@ def restored(order: Order, trainer: Trainer, say: Callable[[str], None]) -> list
 
 
 def save(order: Order, trainer: Trainer, rows: list[dict[str, Any]]) -> None:
-    """The state, and apart the weights if no validation was better; written aside first, so that a kill is harmless."""
+    """Save the state, and the weights apart if no validation was better. Each file is written aside first, so that a
+    kill is harmless."""
     if rows[-1]["validation"] >= max(row["validation"] for row in rows):
         _written(order.out / "model.pt", trainer.state()["averaged"])
     _written(order.out / "checkpoint.pt", {"trainer": trainer.state(), "rows": rows})
@@ -129,7 +131,7 @@ def _written(place: Path, value: Any) -> None:
 
 
 def choose(order: Order, trainer: Trainer) -> None:
-    """The weights of the best validation."""
+    """Load the weights of the best validation."""
     trainer.averaged.load(torch.load(order.out / "model.pt", weights_only=True))
 
 
@@ -203,7 +205,8 @@ def _card(order: Order, trainer: Trainer, tables: list[Table]) -> dict[str, Any]
 
 
 def _leave(out: Path, say: Callable[[str], None]) -> None:
-    """A folder to be served; the manifest needs Baton's own dependencies, which need not be installed with torch."""
+    """Export the folder to be served. The manifest needs Baton's own dependencies, which need not be installed with
+    torch."""
     try:
         made = resolve_name("app.lab.export").leave(out)
     except ModuleNotFoundError as error:
@@ -213,8 +216,8 @@ def _leave(out: Path, say: Callable[[str], None]) -> None:
 
 
 def _accelerated(recipe: Recipe) -> AbstractContextManager[Any]:
-    """On a GPU, if there is one: all new tensors are there, and products of matrices in TF32. Plans by role are small
-    enough for a CPU, and were measured there."""
+    """Return the context of training: on a GPU, if there is one, all new tensors are there, and products of matrices
+    are in TF32. Plans by role are small enough for a CPU, and were measured there."""
     if FORMS[recipe.form] is not WORDS or not torch.cuda.is_available():
         return nullcontext()
     torch.set_float32_matmul_precision("high")
@@ -222,7 +225,7 @@ def _accelerated(recipe: Recipe) -> AbstractContextManager[Any]:
 
 
 def run(options: Any, say: Callable[[str], None], rollouts: Sequence[Rollout] = ()) -> bool:
-    """For the command line; whether every target that was asked for is met."""
+    """Train for the command line; return True if every target that was asked for is met."""
     asked = {name: getattr(options, name) for name in ("drill_steps", "warm_steps", "steps")}
     steps = {name: count for name, count in asked.items() if count is not None}
     recipe = replace(RECIPES[options.recipe], seed=options.seed, **steps)

@@ -32,13 +32,13 @@ class Pupil:
     tokenizer: Any
 
     def tokens(self, messages: Turns) -> list[int]:
-        """The prompt as the server's chat template writes it."""
+        """Return the prompt as the server's chat template writes it."""
         turns = [dict(turn) for turn in messages]
         text = self.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True, **PLAIN)
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def likeliest(self, messages: Turns, most: int) -> tuple[str, float]:
-        """The likeliest answer of at most `most` tokens, and the smallest margin among them in nats."""
+        """Return the likeliest answer of at most `most` tokens, and the smallest margin among them in nats."""
         asked = torch.tensor([self.tokens(messages)], device=self.model.device)
         told = self.model.eval().generate(
             input_ids=asked,
@@ -56,7 +56,7 @@ class Pupil:
 
 
 def pupil(recipe: Recipe) -> Pupil:
-    """The recipe's model, with fresh adapters if it has some. `ConfigInvalid` if it cannot be loaded.
+    """Return the recipe's model, with fresh adapters if it has some. Raises `ConfigInvalid` if it cannot be loaded.
 
     Weights are float32 on a GPU, too, which computes with them in bfloat16 (`computing`): the steps of training are
     smaller than what bfloat16 can add to a weight, and adapters that are merged into the base for vLLM, and out of it
@@ -81,19 +81,19 @@ def pupil(recipe: Recipe) -> Pupil:
 
 
 def place(model: str) -> Path:
-    """The folder of a model that was loaded: its own, or that of the library's cache."""
+    """Return the folder of a model that was loaded: its own, or that of the library's cache."""
     if Path(model).is_dir():
         return Path(model)
     return Path(str(cached_file(model, "config.json"))).parent
 
 
 def computing(device: str) -> Any:
-    """The block in which a model computes: in bfloat16 on a GPU; without one bfloat16 saves little."""
+    """Return the context in which a model computes: in bfloat16 on a GPU; without one bfloat16 saves little."""
     return torch.autocast(device, dtype=torch.bfloat16, enabled=device == "cuda")
 
 
 def save(taught: Pupil, out: Path) -> Path:
-    """Adapters in PEFT's format under `adapter`, or the whole model under `model`, with the tokenizer."""
+    """Save adapters in PEFT's format under `adapter`, or the whole model under `model`, with the tokenizer."""
     folder = out / ("adapter" if isinstance(taught.model, PeftModel) else "model")
     taught.model.save_pretrained(folder)
     taught.tokenizer.save_pretrained(folder)
@@ -137,7 +137,7 @@ def _batches(examples: Sequence[Example], recipe: Recipe) -> Iterator[list[Examp
 
 
 def _loss(taught: Pupil, examples: Sequence[Example]) -> Any:
-    """The sum over the examples of weight times mean negative log-likelihood of a plan's tokens."""
+    """Return the sum over the examples of weight times mean negative log-likelihood of a plan's tokens."""
     ids, mask, spoken = _padded(taught, examples)
     with computing(ids.device.type):
         logits = taught.model(input_ids=ids, attention_mask=mask).logits[:, :-1].float()
@@ -160,7 +160,7 @@ def _measured(taught: Pupil, examples: Sequence[Example], recipe: Recipe) -> flo
 
 
 def _padded(taught: Pupil, examples: Sequence[Example]) -> tuple[Any, Any, Any]:
-    """Tokens, what is no padding, and what is the plan's; padded on the right."""
+    """Return tokens, the mask of what is no padding, and the mask of the plan's tokens; padded on the right."""
     read = [_tokens(taught, one) for one in examples]
     longest = max(len(prompt) + len(plan) for prompt, plan in read)
     device = taught.model.device
@@ -175,6 +175,6 @@ def _padded(taught: Pupil, examples: Sequence[Example]) -> tuple[Any, Any, Any]:
 
 
 def _tokens(taught: Pupil, example: Example) -> tuple[list[int], list[int]]:
-    """The prompt, and the plan with the token that ends a turn."""
+    """Return the prompt, and the plan with the token that ends a turn."""
     plan = taught.tokenizer(example.completion, add_special_tokens=False)["input_ids"]
     return taught.tokens(example.prompt), [*plan, taught.tokenizer.eos_token_id]

@@ -90,7 +90,7 @@ def train(order: Order, say: Callable[[str], None]) -> Path:
 def _handed_over(
     order: Order, folder: Path, base: chat_export.Base, taught: Pupil, history: Sequence[Mapping[str, Any]]
 ) -> Manifest:
-    """The manifest, with what is known of how good it is."""
+    """Write the manifest, with what is known of how good the model is."""
     last = history[-LAST:]
     found: dict[str, Any] = {}
     if last:
@@ -116,7 +116,7 @@ def _handed_over(
 
 
 def _improve(taught: Pupil, order: Order, scorer: Scorer, last: str | None) -> list[dict[str, Any]]:
-    """Policy gradients; the curve, from the first step on."""
+    """Train with policy gradients; return the curve, from the first step on."""
     trainer = GRPOTrainer(
         model=taught.model,
         reward_funcs=scorer.executor_reward,
@@ -134,13 +134,13 @@ def _improve(taught: Pupil, order: Order, scorer: Scorer, last: str | None) -> l
 
 
 def _data(questions: Sequence[Question], first: int) -> Dataset:
-    """The questions as TRL reads them; `row` is the place among those of the scorer."""
+    """Return the questions as TRL reads them; `row` is the place among those of the scorer."""
     rows = [{"prompt": list(map(dict, one.prompt)), "row": row} for row, one in enumerate(questions, first)]
     return Dataset.from_list(rows)
 
 
 def _curve(history: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """A row for each step, with the reward on held-out questions where they were looked at."""
+    """Return a row for each step, with the reward on held-out questions where they were looked at."""
     looks = {logged["step"]: logged["eval_reward"] for logged in history if "eval_reward" in logged}
     curve = []
     for logged in history:
@@ -163,8 +163,8 @@ class _Collapse(TrainerCallback):  # type: ignore[misc]
 
 
 def settings(recipe: Recipe, out: Path, *, watched: bool) -> dict[str, Any]:
-    """The arguments of TRL's configuration; `watched` by held-out questions. `ConfigInvalid` if a group does not fit
-    its parts."""
+    """Return the arguments of TRL's configuration; `watched` by held-out questions. Raises `ConfigInvalid` if a group
+    does not fit its parts."""
     batch = recipe.questions * recipe.group
     if recipe.group < 2 or batch % recipe.micro:
         raise ConfigInvalid(
@@ -213,7 +213,7 @@ def settings(recipe: Recipe, out: Path, *, watched: bool) -> dict[str, Any]:
 
 
 def _asked(order: Order) -> dict[str, Any]:
-    """The facts that identify an order: a folder is continued only by the same order."""
+    """Return the facts that identify an order: a folder is continued only by the same order."""
     return {
         "recipe": order.recipe.as_json(),
         "origin": dict(order.origin),
@@ -255,6 +255,6 @@ def _imitated(order: Order) -> dict[str, Any]:
 
 
 def _workers(questions: Sequence[Question]) -> list[dict[str, Any]]:
-    """Everybody who stood in a prompt, with price and card."""
+    """Return everybody who stood in a prompt, with price and card."""
     everyone = {worker.name: worker for question in questions for worker in question.workers}
     return [training_record.plain(everyone[name]) for name in sorted(everyone)]

@@ -21,7 +21,7 @@ class Regressor(Trainer):
         self._runs = runs
 
     def _warm(self) -> dict[str, float]:
-        """Some of the runs, in orders of their own; every eighth lesson is a drill, lest they be forgotten."""
+        """Imitate some of the runs, in orders of their own; every eighth lesson is a drill, lest they be forgotten."""
         recipe = self.recipe
         chosen = self._random.choices(self._runs, k=recipe.warm_lessons)
         lessons = [one.lesson(self._random) for one in chosen]

@@ -77,7 +77,7 @@ RECIPES: Mapping[str, Recipe] = {
 
 
 def untrained(recipe: Recipe) -> Conductor:
-    """The model that a recipe begins with."""
+    """Return the model that a recipe begins with."""
     form = FORMS[recipe.form]
     return Conductor.fresh(config(form, recipe.hidden, recipe.layers, recipe.heads), recipe.seed, form)
 
@@ -109,11 +109,11 @@ class Trainer:
 
     @property
     def total(self) -> int:
-        """Steps of all three parts."""
+        """Return the number of steps of all three parts."""
         return self.recipe.drill_steps + self.recipe.warm_steps + self.recipe.steps
 
     def advance(self) -> dict[str, float]:
-        """One more step; what it measured."""
+        """Do one more step; return what it measured."""
         if self.step < self.recipe.drill_steps:
             measured = self._drill()
         elif self.step < self.recipe.drill_steps + self.recipe.warm_steps:
@@ -124,7 +124,7 @@ class Trainer:
         return measured
 
     def state(self) -> dict[str, Any]:
-        """All that the next step depends on."""
+        """Return all that the next step depends on."""
         return {
             "recipe": asdict(self.recipe),
             "step": self.step,
@@ -137,7 +137,7 @@ class Trainer:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from a state; ValueError if it is another recipe's."""
+        """Go on from a state. Raises ValueError if it is another recipe's."""
         if state["recipe"] != asdict(self.recipe):
             raise ValueError("the checkpoint was made by another recipe")
         self.step, self.executed = state["step"], state["executed"]
@@ -150,7 +150,8 @@ class Trainer:
     # The three parts.
 
     def _drill(self) -> dict[str, float]:
-        """Reading cards: the prompt names one, the plan is its worker alone. Nothing is said of who is good at what."""
+        """Teach reading cards: the prompt names one, the plan is its worker alone. Nothing is said of who is good at
+        what."""
         lessons = self._draw(self.recipe.warm_lessons)
         asked = [self._random.randrange(len(one.pool)) for one in lessons]
         prompts = [self._asked(one, ordinal) for one, ordinal in zip(lessons, asked, strict=True)]
@@ -159,7 +160,8 @@ class Trainer:
         return {"imitation": float(logprobs.detach().mean())}
 
     def _warm(self) -> dict[str, float]:
-        """The best of the plans that the teacher tried; every eighth lesson is a drill, lest they be forgotten."""
+        """Imitate the best of the plans that the teacher tried; every eighth lesson is a drill, lest they be
+        forgotten."""
         recipe, weights = self.recipe, self._ramped()
         lessons: list[Lesson] = []
         prompts: list[list[int]] = []
@@ -193,12 +195,12 @@ class Trainer:
         return prompt.drill(one.pool, one.order, ordinal, self.form)
 
     def _alone(self, ordinal: int) -> Plan:
-        """The plan that answers a drill."""
+        """Return the plan that answers a drill."""
         text = subtask_wording.phrase(self._random, "solve", subtask_wording.GENERAL) if self.form is WORDS else ""
         return (PlanStep(ordinal, "solve", text=text),)
 
     def _imitate(self, lessons: Sequence[Lesson], prompts: Sequence[Sequence[int]], plans: Sequence[Plan]) -> Tensor:
-        """The log-probability of each lesson's plan."""
+        """Return the log-probability of each lesson's plan."""
         workers = torch.tensor([len(one.pool) for one in lessons])
         tokens = [self.form.encode(plan) for plan in plans]
         longest = max(map(len, tokens))
@@ -234,7 +236,8 @@ class Trainer:
         return measured | {"entropy": entropy}
 
     def _objective(self, kept: Sequence["Group"], bonus: float) -> tuple[Tensor, float]:
-        """Minus the weighted log-probability of the groups' plans, less the bonus; and the mean entropy of a choice.
+        """Return minus the weighted log-probability of the groups' plans, less the bonus; and the mean entropy of a
+        choice.
 
         The rollout has read whole tasks, the loss reads them with words hidden: what came of knowing all is to be done
         knowing less. (Hiding the same words in both was tried; `deploy/docs/learning.md` has the figures.)
@@ -256,7 +259,7 @@ class Trainer:
         return loss, float(spread.detach() / choices)
 
     def _logprobs(self, prompts: Sequence[Sequence[int]], workers: Tensor, plans: Tensor) -> tuple[Tensor, Tensor]:
-        """The log-probability of each plan, and the entropies of its choices summed: both [prompts, group]."""
+        """Return the log-probability of each plan, and the entropies of its choices summed: both [prompts, group]."""
         scores = self.conductor.scores(prompts, plans[:, :, :-1], workers)
         asked = plans[:, :, 1:] != 0
         chosen = scores.gather(-1, plans[:, :, 1:, None]).squeeze(-1)
@@ -296,7 +299,7 @@ class Trainer:
 
 
 def greedy(conductor: Conductor, lessons: Sequence[Lesson]) -> list[Plan]:
-    """The most likely plan of each lesson, over places of its pool."""
+    """Return the most likely plan of each lesson, over places of its pool."""
     plans: list[Plan] = []
     form = conductor.form
     for start in range(0, len(lessons), 64):
@@ -314,10 +317,10 @@ def _detached(conductor: Conductor) -> dict[str, Tensor]:
 
 
 def ended(tokens: Sequence[int]) -> list[int]:
-    """A written plan without what follows its end."""
+    """Return a written plan without what follows its end."""
     return list(tokens[: list(tokens).index(2) + 1])
 
 
 def decayed(step: int, steps: int) -> float:
-    """The factor on a learning rate: ten steps up, then down to a tenth."""
+    """Return the factor on a learning rate: ten steps up, then down to a tenth."""
     return min((step + 1) / 10, 1.0) * (1 - 0.9 * step / max(steps, 1))

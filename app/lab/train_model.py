@@ -31,7 +31,7 @@ LOOK_BACK, BACK = 4.6, 1.5
 
 
 def config(form: Form, hidden: int, layers: int, heads: int) -> LlamaConfig:
-    """The sizes of a model for this form; `hidden` is the width of its stream."""
+    """Return the sizes of a model for this form; `hidden` is the width of its stream."""
     return LlamaConfig(
         vocab_size=prompt.size(form),
         hidden_size=hidden,
@@ -58,7 +58,7 @@ class Conductor:
 
     @classmethod
     def fresh(cls, sizes: LlamaConfig, seed: int, form: Form = ROLES) -> "Conductor":
-        """A model with random weights that depend on the seed alone."""
+        """Return a model with random weights that depend on the seed alone."""
         disable_progress_bar()
         with torch.random.fork_rng():
             torch.manual_seed(seed)
@@ -68,13 +68,13 @@ class Conductor:
 
     @classmethod
     def saved(cls, folder: Path, form: Form = ROLES) -> "Conductor":
-        """The model of an exported folder, in full precision."""
+        """Return the model of an exported folder, in full precision."""
         disable_progress_bar()
         return cls(LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32), form)
 
     @property
     def weights(self) -> dict[str, Tensor]:
-        """The parameters by the names that checkpoints use."""
+        """Return the parameters by the names that checkpoints use."""
         return dict(self.model.named_parameters())
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
@@ -84,11 +84,11 @@ class Conductor:
                 parameter.copy_(weights[name])
 
     def copied(self) -> "Conductor":
-        """A second conductor with weights of its own, equal to these."""
+        """Return a second conductor with weights of its own, equal to these."""
         return Conductor(copy.deepcopy(self.model), self.form)
 
     def scores(self, prompts: Sequence[Sequence[int]], plans: Tensor, workers: Tensor) -> Tensor:
-        """Log-probabilities of the tokens that follow each place of `plans`, under the grammar.
+        """Return log-probabilities of the tokens that follow each place of `plans`, under the grammar.
 
         `plans` is [prompts, group, length] and begins with the start token; `workers` is [prompts], the masks' rows.
         The result is [prompts, group, length, plan tokens]; illegal tokens have minus infinity.
@@ -110,7 +110,8 @@ class Conductor:
         return self._masked(logits, workers, torch.stack(states[1:], dim=-1))
 
     def write(self, prompts: Sequence[Sequence[int]], workers: Tensor, group: int, generator: Tensor | None) -> Tensor:
-        """`group` plans for each prompt, sampled, or the most likely without a generator: [prompts, group, longest].
+        """Write `group` plans for each prompt, sampled, or the most likely without a generator: [prompts, group,
+        longest].
 
         What follows a plan's end token is 0.
         """
@@ -141,8 +142,8 @@ class Conductor:
         return plans
 
     def _beside(self, prompts: Sequence[Sequence[int]], group: int, length: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Prompts with room behind each for `length` places of `group` plans, place by place: the prompts' tokens, and
-        of all places the attention mask [prompts, 1, all, all] and the positions [1, all]."""
+        """Return prompts with room behind each for `length` places of `group` plans, place by place: the prompts'
+        tokens, and of all places the attention mask [prompts, 1, all, all] and the positions [1, all]."""
         longest, pad = max(map(len, prompts)), prompt.pad(self.form)
         read = torch.tensor([[pad] * (longest - len(one)) + list(one) for one in prompts])
         size = longest + length * group
@@ -155,14 +156,14 @@ class Conductor:
         return read, allowed[:, None], torch.cat([torch.arange(longest), behind])[None]
 
     def _masked(self, logits: Tensor, workers: Tensor, states: Tensor) -> Tensor:
-        """Log-probabilities under the grammar in these states, which are [prompts, group, length]."""
+        """Return log-probabilities under the grammar in these states, which are [prompts, group, length]."""
         allowed = self._masks[workers[:, None, None], states]
         return logits[..., : len(self.form.tokens)].masked_fill(~allowed, float("-inf")).log_softmax(-1)
 
 
 def masks(form: Form = ROLES) -> Tensor:
-    """The legal tokens: [rows, states, tokens]. A row is a number of workers, SLOTS more for a second round's plan in
-    the form `roles`; a state is the grammar's."""
+    """Return the legal tokens: [rows, states, tokens]. A row is a number of workers, SLOTS more for a second round's
+    plan in the form `roles`; a state is the grammar's."""
     table = torch.zeros(form.rows, form.states, len(form.tokens), dtype=torch.bool)
     for row in range(1, form.rows):
         for state in range(form.states):
@@ -171,7 +172,7 @@ def masks(form: Form = ROLES) -> Tensor:
 
 
 def _follows(form: Form) -> Tensor:
-    """The state after each token in each state: [states, tokens]; of tokens that are illegal there, any."""
+    """Return the state after each token in each state: [states, tokens]; of tokens that are illegal there, any."""
     rows = []
     for state in range(form.states):
         rows.append([form.follow(state, token) for token in range(len(form.tokens))])
@@ -179,7 +180,7 @@ def _follows(form: Form) -> Tensor:
 
 
 def _chosen(scores: Tensor, generator: Tensor | None) -> Tensor:
-    """A token for each row of log-probabilities: a sample, or the most likely one without a generator."""
+    """Return a token for each row of log-probabilities: a sample, or the most likely one without a generator."""
     if generator is None:
         return scores.argmax(-1)
     sampled = torch.multinomial(scores.exp().flatten(0, 1), 1, generator=generator)
@@ -187,7 +188,7 @@ def _chosen(scores: Tensor, generator: Tensor | None) -> Tensor:
 
 
 def _begin(model: LlamaForCausalLM) -> None:
-    """Two changes of the library's random weights, both of which training may undo.
+    """Make two changes to the library's random weights, both of which training may undo.
 
     What a layer adds to the stream is scaled down by the depth. One head of the first layer looks at the two tokens
     before: a card's words stand just before its ordinal, and to find that out from rewards alone takes thousands of

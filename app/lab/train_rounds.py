@@ -83,7 +83,7 @@ class Rounds(Trainer):
         return {"imitation": float(seconds.detach().mean())}
 
     def _best(self, one: Lesson, first: Plan, sign: int) -> Plan:
-        """Over ordinals: the empty plan, or the best of some that are tried."""
+        """Return, over ordinals, the empty plan or the best of some that are tried."""
         tried = [TAKE, *(second_round.drawn(self._random, len(one.pool)) for _ in range(self.recipe.warm_draws))]
         return max(tried, key=lambda second: self._continued(one, first, second, sign).reward)
 
@@ -113,7 +113,7 @@ class Rounds(Trainer):
         read: Sequence[list[int]],
         hidden: Sequence[list[int]],
     ) -> list[_Answer]:
-        """Every different answer of these first plans with either sign."""
+        """Return every different answer of these first plans with either sign."""
         return [
             _Answer(
                 place, one, first, sign, count / self.recipe.group, *_both(one, first, sign, read[place], hidden[place])
@@ -142,7 +142,7 @@ class Rounds(Trainer):
         return worth
 
     def _valued(self, one: Lesson, first: Tokens, run: float) -> float:
-        """The discounted reward of a first plan whose runs are worth so much."""
+        """Return the discounted reward of a first plan whose runs are worth `run`."""
         alone = outcome(prompt.placed(from_tokens(first), one.order), one.problem.kind, Setting(one.pool, self.weights))
         return DISCOUNT * reward.expected(alone, self.weights) + (1 - DISCOUNT) * run
 
@@ -154,7 +154,7 @@ class Rounds(Trainer):
     def _written(
         self, lessons: Sequence[Lesson], prompts: Sequence[Sequence[int]], group: int, row: int
     ) -> list[Counter[Tokens]]:
-        """Sampled plans for each prompt, counted; `row` is where the masks of this round begin."""
+        """Return sampled plans for each prompt, counted; `row` is where the masks of this round begin."""
         found = self.conductor.write(prompts, _workers(lessons, row), group, self._generator).tolist()
         return [Counter(map(tuple, one)) for one in found]
 
@@ -173,7 +173,8 @@ def _padded(plans: Sequence[Sequence[int]]) -> Tensor:
 
 
 def both_rounds(conductor: Conductor, lessons: Sequence[Lesson]) -> list[tuple[Plan, list[Plan]]]:
-    """The likeliest first plan of each lesson and the likeliest second one to each sign, over places of its pool."""
+    """Return the likeliest first plan of each lesson and the likeliest second one to each sign, over places of its
+    pool."""
     firsts = greedy(conductor, lessons)
     seconds: list[list[Plan]] = [[] for _ in lessons]
     for sign in SIGNS:
@@ -194,7 +195,7 @@ def both_rounds(conductor: Conductor, lessons: Sequence[Lesson]) -> list[tuple[P
 
 
 def train(order: Order, trainer: Rounds, say: Callable[[str], None]) -> dict[Split, dict[str, Any]]:
-    """Fine-tune, or go on from the folder's checkpoint; the comparison of each split."""
+    """Fine-tune, or go on from the folder's checkpoint; return the comparison of each split."""
     torch.set_num_threads(order.threads)
     order.out.mkdir(parents=True, exist_ok=True)
     rows = restored(order, trainer, say)
@@ -215,8 +216,8 @@ def train(order: Order, trainer: Rounds, say: Callable[[str], None]) -> dict[Spl
 
 
 def compared(order: Order, trainer: Rounds, lessons: Sequence[Lesson]) -> dict[str, Any]:
-    """One round by the checkpoint, one round by what has learned two, and two: means, and the advantage of the last in
-    reward and accuracy, paired over lessons."""
+    """Compare three arms: one round by the checkpoint, one round by what has learned two, and two rounds. Return their
+    means, and the advantage of the last in reward and accuracy, paired over lessons."""
     settings = [Setting(one.pool, order.weights) for one in lessons]
     runs: dict[str, list[Whole]] = {}
     for arm, conductor in ((BEFORE, trainer.base), (ALONE, trainer.averaged)):
@@ -237,7 +238,7 @@ def compared(order: Order, trainer: Rounds, lessons: Sequence[Lesson]) -> dict[s
 
 
 def _ahead(runs: Mapping[str, Sequence[Whole]], name: str, seed: int) -> Interval:
-    """The advantage of two rounds over the checkpoint's one."""
+    """Return the advantage of two rounds over the checkpoint's one."""
     series: dict[str, list[float]] = {}
     for arm, of_arm in runs.items():
         series[arm] = [getattr(one, name) for one in of_arm]
@@ -246,7 +247,7 @@ def _ahead(runs: Mapping[str, Sequence[Whole]], name: str, seed: int) -> Interva
 
 
 def drawn(split: str, found: Mapping[str, Any]) -> str:
-    """A comparison for a terminal or a document."""
+    """Return a comparison as text, for a terminal or a document."""
     lines = [f"{split}: {found['lessons']} lessons", f"{'':31}reward  accuracy  cost m$  seconds  second rounds"]
     for arm, one in found["arms"].items():
         figures = f"{one['reward']:.3f}     {one['right']:.3f}  {1000 * one['usd']:7.3f}  {one['seconds']:7.2f}"
@@ -269,7 +270,7 @@ def checkpoint(folder: Path) -> tuple[Recipe, Weights, Mapping[str, Tensor]]:
 
 
 def run(options: Any, say: Callable[[str], None]) -> None:
-    """For the command line."""
+    """Train for the command line."""
     if options.checkpoint is None:
         raise ConfigInvalid(["--rounds 2: name the folder of a training run with --from"])
     recipe, weights, start = checkpoint(Path(options.checkpoint))

@@ -53,14 +53,14 @@ class Recipe:
 
     @property
     def policy_rate(self) -> float:
-        """The learning rate of policy gradients."""
+        """Return the learning rate of policy gradients."""
         return self.rate or (LORA_RATE if self.lora else FULL_RATE)
 
     @property
     def warm_rate(self) -> float:
-        """The learning rate of imitation."""
+        """Return the learning rate of imitation."""
         return self.imitation_rate or (LORA_IMITATION if self.lora else FULL_IMITATION)
 
     def as_json(self) -> dict[str, Any]:
-        """All options, for the card and to tell one recipe from another."""
+        """Return all options, for the card and to tell one recipe from another."""
         return asdict(self)

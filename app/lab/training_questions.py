@@ -41,19 +41,19 @@ class Question:
 
     @property
     def prompt(self) -> Turns:
-        """The prompt that the `model` conductor is shown in the service."""
+        """Return the prompt that the `model` conductor is shown in the service."""
         task = Task(tuple(Message(turn["role"], (Text(turn["content"]),)) for turn in self.rule.conversation))  # type: ignore[arg-type]
         return shown(Brief(task, self.workers, self.limits, self.limits.usd))
 
     @property
     def names(self) -> list[str]:
-        """The workers' names, by ordinal."""
+        """Return the workers' names, by ordinal."""
         return [worker.name for worker in self.workers]
 
 
 def of_rollouts(rollouts: Iterable[Rollout], rules: Sequence[Rule]) -> list[Rule]:
-    """The conversations of journaled runs, each once, that end with a question for which there is a rule; only those
-    of the training side."""
+    """Return the conversations of journaled runs, each once, that end with a question for which there is a rule; only
+    those of the training side."""
     by_question = {_last(rule.conversation): rule for rule in rules}
     found: dict[str, Rule] = {}
     for one in rollouts:
@@ -70,7 +70,7 @@ def _last(conversation: Sequence[Mapping[str, str]]) -> str:
 
 
 def of_world(count: int, seed: int) -> list[Rule]:
-    """Tasks of the rehearsal world's training split."""
+    """Draw tasks of the rehearsal world's training split."""
     random = Random(seed)
     drawn = (lesson(random, "train").problem for _ in range(count))
     return [_exactly(problem.text, problem.answer) for problem in drawn]
@@ -82,7 +82,7 @@ def _exactly(text: str, answer: str) -> Rule:
 
 
 def apart(rules: Sequence[Rule], held_out: int, seed: int) -> tuple[list[Rule], list[Rule]]:
-    """The rules to train with, and those that are held out: at most a tenth."""
+    """Return the rules to train with, and those that are held out: at most a tenth."""
     count = min(held_out, len(rules) // 10)
     chosen = {id(rule) for rule in Random(f"held out|{seed}").sample(rules, count)}
     return [one for one in rules if id(one) not in chosen], [one for one in rules if id(one) in chosen]
@@ -91,8 +91,8 @@ def apart(rules: Sequence[Rule], held_out: int, seed: int) -> tuple[list[Rule], 
 def posed(
     rules: Sequence[Rule], pool: Sequence[Worker], limits: Limits, count: int, seed: int, *, random_pools: bool
 ) -> Iterator[Question]:
-    """`count` questions: the rules by turns, in an order and before pools that depend on the seed alone. The workers
-    are always shuffled; with `random_pools`, only some of them are there."""
+    """Yield `count` questions: the rules in turn, in an order and before pools that depend on the seed alone. The
+    workers are always shuffled; with `random_pools`, only some of them are there."""
     random = Random(seed)
     order: list[Rule] = []
     for _ in range(count):

@@ -27,18 +27,18 @@ def same_or_new(out: Path, order: Mapping[str, Any]) -> None:
 
 
 def digest(value: Any) -> str:
-    """SHA-256 of a JSON value."""
+    """Return the SHA-256 of a JSON value."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def files(folder: Path) -> dict[str, str]:
-    """SHA-256 of every file of a folder, by its path."""
+    """Return the SHA-256 of every file of a folder, by its path."""
     found = sorted(path for path in folder.rglob("*") if path.is_file())
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in found}
 
 
 def software() -> dict[str, str]:
-    """Versions of what took part."""
+    """Return the versions of the software that took part."""
     found = {"python": platform.python_version()}
     for name in SOFTWARE:
         try:
@@ -49,7 +49,8 @@ def software() -> dict[str, str]:
 
 
 def commit() -> str:
-    """The commit of the code that runs, with a plus sign if it was changed since; empty where that cannot be known."""
+    """Return the commit of the code that runs, with a plus sign if it was changed since; empty where that cannot be
+    known."""
     here = Path(__file__).parent
     asked = ["git", "-C", str(here), "describe", "--always", "--abbrev=40", "--dirty=+", "--exclude=*"]
     try:
@@ -59,12 +60,12 @@ def commit() -> str:
 
 
 def write_card(out: Path, card: Mapping[str, Any]) -> None:
-    """`card.json`."""
+    """Write `card.json`."""
     (out / "card.json").write_text(json.dumps(card, indent=1) + "\n")
 
 
 def column(place: Path, name: str) -> list[float]:
-    """The figures of one column of a CSV file; none if there is no such file."""
+    """Return the figures of one column of a CSV file; none if there is no such file."""
     if not place.exists():
         return []
     with place.open(newline="") as file:
@@ -72,7 +73,7 @@ def column(place: Path, name: str) -> list[float]:
 
 
 def write_rows(place: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """A CSV file; its columns are those of all rows, in the order in which they appear."""
+    """Write a CSV file; its columns are those of all rows, in the order in which they appear."""
     names = list(dict.fromkeys(name for row in rows for name in row))
     with place.open("w", newline="") as file:
         writer = csv.DictWriter(file, names)
@@ -81,7 +82,8 @@ def write_rows(place: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def write_curve(out: Path, rows: Sequence[Mapping[str, Any]], columns: Sequence[str], name: str = "curve") -> None:
-    """`curve.csv` with all of the rows, and `curve.png` with these columns of them over `step`; under this name."""
+    """Write `curve.csv` with all of the rows, and `curve.png` with these columns of them over `step`; under this
+    name."""
     write_rows(out / f"{name}.csv", rows)
     try:
         pyplot = resolve_name("matplotlib.pyplot")
@@ -101,7 +103,7 @@ def write_curve(out: Path, rows: Sequence[Mapping[str, Any]], columns: Sequence[
 
 
 def plain(worker: Worker) -> dict[str, Any]:
-    """A worker as the card has it."""
+    """Return a worker as the card has it."""
     price, card = worker.price, worker.card
     return {
         "name": worker.name,

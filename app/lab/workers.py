@@ -59,7 +59,7 @@ class _Shown:
 
 
 def reply(worker: Profile, messages: Sequence[Message], seed: str) -> Reply:
-    """This worker's answer to these messages."""
+    """Return this worker's answer to these messages."""
     problem, role, told, shown = _read(messages)
     read_tokens = (QUESTION + PER_LEVEL * problem.level if problem else 0) + sum(OUTPUT[one.role] for one in shown)
     heard = world.told(worker, shift(told, problem.domain)) if problem else worker
@@ -68,13 +68,14 @@ def reply(worker: Profile, messages: Sequence[Message], seed: str) -> Reply:
 
 
 def final(text: str) -> str:
-    """The answer that a text states, or nothing."""
+    """Return the answer that a text states, or an empty string."""
     match = ANSWER.fullmatch(text)
     return match.group("answer") if match else ""
 
 
 def _read(messages: Sequence[Message]) -> tuple[Problem | None, str, str, list[_Shown]]:
-    """The task if it was granted, the role that is asked for and the words that ask for it, and the earlier steps."""
+    """Return the task if it was granted, the role that is asked for and the words that ask for it, and the earlier
+    steps."""
     asked = [message.text for message in messages if message.role == "user"]
     last = asked[-1] if asked else ""
     steps = list(STEP.finditer(last))

@@ -67,7 +67,7 @@ class Profile:
 
 @cache
 def profiles() -> Mapping[str, Profile]:
-    """Everyone who could be in a pool; the first six, the standard pool, are the first trial's."""
+    """Return everyone who could be in a pool; the first six, the standard pool, are the first trial's."""
     everyone = (
         Profile("atlas", "general small", (0.6, 0.4, 0.2, 0.8), -0.5, -0.6, 0.2, 220),
         Profile("birch", "mathematics", (3.0, 2.9, 0.4, -0.2), 0.4, 1.0, 1.0, 90),
@@ -83,7 +83,7 @@ def profiles() -> Mapping[str, Profile]:
 
 @lru_cache(10_000)
 def told(worker: Profile, shift: float) -> Profile:
-    """The worker as its subtask's words make it: better or worse by so much, at planning and at every domain."""
+    """Return the worker as its subtask's words make it: better or worse by so much, at planning and at every domain."""
     if not shift:
         return worker
     first, second, third, fourth = worker.skills
@@ -98,7 +98,7 @@ SMALLEST = 3
 
 
 def standard_pool() -> Pool:
-    """The pool of the main table."""
+    """Return the pool of the main table."""
     return tuple(profiles().values())[:6]
 
 
@@ -110,7 +110,8 @@ def held_out(names: Sequence[str]) -> bool:
 
 
 def draw_pool(random: Random, *, unseen: bool) -> Pool:
-    """Three to six workers at other prices; `unseen`: a set of workers and prices that training never meets."""
+    """Draw three to six workers at other prices. `unseen` asks for a set of workers and prices that training never
+    meets."""
     while True:
         names = random.sample(list(profiles()), random.randint(SMALLEST, 6))
         if held_out(names) == unseen:
@@ -129,7 +130,7 @@ class Weights:
     full_seconds: float = 12.0
 
     def worth(self, usd: float, seconds: float) -> float:
-        """The worth of a right answer; it falls strictly with its cost up to the cap, and stays above 0."""
+        """Return the worth of a right answer; it falls strictly with its cost up to the cap, and stays above 0."""
         return 1 - self.cost * min(1.0, usd / self.full_usd) - self.wait * min(1.0, seconds / self.full_seconds)
 
 
@@ -137,19 +138,19 @@ DEAR = Weights(cost=0.60, wait=0.35)
 
 
 def logistic(value: float) -> float:
-    """The chance that `value` stands for."""
+    """Return the chance that `value` stands for."""
     return 1 / (1 + math.exp(-value))
 
 
 def plan_chance(worker: Profile, level: int, crowd: int) -> float:
-    """The chance that its plan is a good one."""
+    """Return the chance that its plan is a good one."""
     return logistic(worker.plans - 0.35 * DIFFICULTY[level] + 0.4 + SLOPE * CROWDS * crowd)
 
 
 def solve_chance(
     worker: Profile, kind: tuple[int, int], trait: float, role: str, plan: int | None, crowd: int
 ) -> float:
-    """The chance that it solves a task; `plan` is None, 0 for a bad one, 1 for a good one."""
+    """Return the chance that it solves a task; `plan` is None, 0 for a bad one, 1 for a good one."""
     helped = REASON_HELPS if role == "reason" else 0.0
     guided = 0.0
     if plan is not None:
@@ -158,7 +159,8 @@ def solve_chance(
 
 
 def check_chance(worker: Profile, kind: tuple[int, int], trait: float, right: int, own: bool, crowd: int) -> float:
-    """The chance that a checked answer is right: a right one is kept, a wrong one is found wrong and solved anew."""
+    """Return the chance that a checked answer is right: a right one is kept, a wrong one is found wrong and solved
+    anew."""
     if right:
         return logistic(2.2 + 0.7 * worker.checks + SLOPE * CROWDS * crowd)
     finds = logistic(worker.checks - 0.5 + (SELF if own else 0.0))
@@ -166,7 +168,8 @@ def check_chance(worker: Profile, kind: tuple[int, int], trait: float, right: in
 
 
 def combine_chance(worker: Profile, kind: tuple[int, int], trait: float, right: int, count: int, crowd: int) -> float:
-    """The chance that a right answer is given, where `right` of `count` answers are: weak judges take the majority."""
+    """Return the chance that a right answer is given, where `right` of `count` answers are: weak judges take the
+    majority."""
     if not right:
         return 0.0
     spoiled = SLOPE * CROWDS * crowd
@@ -180,12 +183,12 @@ def _margin(worker: Profile, kind: tuple[int, int], trait: float) -> float:
 
 
 def usd(worker: Profile, read: int, written: int) -> float:
-    """The cost of one call, in dollars."""
+    """Return the cost of one call, in dollars."""
     return worker.price * (written + INPUT_SHARE * read) / 1e6
 
 
 def seconds(worker: Profile, written: int) -> float:
-    """The duration of one call, in seconds."""
+    """Return the duration of one call, in seconds."""
     return OVERHEAD + written / worker.pace
 
 

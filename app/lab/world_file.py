@@ -9,8 +9,8 @@ TIER = "baton-world"
 
 
 def pool_file(workers: Sequence[Profile], delay: float = 0.0, conductor: str = "", model: str = "conductor") -> str:
-    """The TOML text. `delay` is the factor on the workers' seconds; `conductor` is the base URL of a server whose
-    `model` plans, else the first worker answers alone."""
+    """Return the TOML text. `delay` is the factor on the workers' seconds; `conductor` is the base URL of a server
+    whose `model` plans, else the first worker answers alone."""
     names = ", ".join(f'"{one.name}"' for one in workers)
     planner = (
         '{ kind = "model", worker = "planner", probe = 0 }'

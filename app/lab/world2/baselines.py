@@ -55,12 +55,12 @@ class Setting:
 
     @cached_property
     def trained(self) -> Table:
-        """The rewards of training tasks."""
+        """Return the rewards of training tasks."""
         return self.table(self.training)
 
     @cached_property
     def validated(self) -> Table:
-        """The rewards of validation tasks."""
+        """Return the rewards of validation tasks."""
         return self.table(self.validation)
 
     def table(self, tasks: Sequence[Task]) -> Table:
@@ -231,7 +231,7 @@ def same_worker(plan: Plan) -> bool:
 
 
 def _by_group(setting: Setting, trained: texts.Groups, asked: texts.Groups) -> Chosen:
-    """For each asked group the plan of the best mean, shrunk towards the mean over all."""
+    """Return the plan of the best mean for each asked group, shrunk towards the mean over all."""
     mean = setting.trained.mean(axis=0)
     best: dict[int, int] = {}
     for group in np.unique(asked):

@@ -106,7 +106,7 @@ def _by_domain(posed: Task) -> list[tuple[float, Task]]:
 
 @cache
 def _mean_difficulties() -> list[float]:
-    """The mean difficulty of training's families, by domain."""
+    """Return the mean difficulty of training's families, by domain."""
     found = []
     for domain in range(len(DOMAINS)):
         own = [one.difficulty for one in families() if one.domain == domain and not one.held_out]
@@ -115,7 +115,7 @@ def _mean_difficulties() -> list[float]:
 
 
 def _possible(chosen: Pool) -> list[Pool]:
-    """Draws of what the workers of a pool may be, each worker drawn apart from the others."""
+    """Draw what the workers of a pool may be, each worker apart from the others."""
     random = np.random.default_rng(0)
     columns = []
     for worker in chosen:
@@ -129,7 +129,7 @@ def _possible(chosen: Pool) -> list[Pool]:
 
 
 def _drawn(card: Card, random: np.random.Generator) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Abilities, and skills by domain (a row for each draw)."""
+    """Draw abilities, and skills by domain (a row for each draw)."""
     weights, by_domain = _posterior(card)
     places = _spread(np.tile(weights, (DRAWS, 1)), random)
     skills = [GRID[_spread(conditional[places], random)] for conditional in by_domain]
@@ -137,7 +137,7 @@ def _drawn(card: Card, random: np.random.Generator) -> tuple[NDArray[np.float64]
 
 
 def _spread(weights: NDArray[np.float64], random: np.random.Generator) -> NDArray[np.int64]:
-    """One place of each row, by its weights; the dice of all rows are evenly spread."""
+    """Draw one place of each row, by its weights; the dice of all rows are evenly spread."""
     dice = random.permutation((np.arange(len(weights)) + random.random(len(weights))) / len(weights))
     sums = weights.cumsum(axis=1)
     places: NDArray[np.int64] = (sums < (dice * sums[:, -1])[:, None]).sum(axis=1)
@@ -146,8 +146,8 @@ def _spread(weights: NDArray[np.float64], random: np.random.Generator) -> NDArra
 
 @lru_cache(1_000)
 def _posterior(card: Card) -> tuple[NDArray[np.float64], list[NDArray[np.float64]]]:
-    """The weights of abilities, and for each domain those of skills (columns) at each ability (rows), given pass rates
-    and speed. Speed tells the worker's place in the range of prices, which the prices of pools do not."""
+    """Return the weights of abilities, and for each domain those of skills (columns) at each ability (rows), given pass
+    rates and speed. Speed tells the worker's place in the range of prices, which the prices of pools do not."""
     known = constants()
     z = (GRID - known.ability_mean) / known.ability_sd
     logs = -(z**2) / 2 + _logs_of_speed(card.speed, z)
@@ -164,7 +164,8 @@ def _posterior(card: Card) -> tuple[NDArray[np.float64], list[NDArray[np.float64
 
 
 def _logs_of_speed(speed: float, z: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The log likelihood of a speed at each ability in deviations. The ends of the range stand for all beyond them."""
+    """Return the log likelihood of a speed at each ability in deviations. The ends of the range stand for all beyond
+    them."""
     known = constants()
     rank = math.log(speed / known.speed_high) / math.log(known.speed_low / known.speed_high)
     off = (rank - 0.5 - PRICE_SLOPE * z) / PRICE_NOISE
@@ -175,7 +176,7 @@ def _logs_of_speed(speed: float, z: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _rates(domain: int) -> NDArray[np.float64]:
-    """The pass rate at each skill of the grid."""
+    """Return the pass rate at each skill of the grid."""
     known = constants()
     logits = GRID[None, :] + known.reason[domain] - known.trait_sd * np.array(TRAITS)[:, None]
     rates: NDArray[np.float64] = (1 / (1 + np.exp(-logits))).mean(axis=0)

@@ -59,7 +59,7 @@ def measured_anew(chosen: Pool, asked: int, random: Random) -> Pool:
 
 
 def _over(chosen: Pool, tasks: Sequence[Task], random: Random) -> dict[str, Matrix]:
-    """The rewards by task of everything that is compared over one pool."""
+    """Return the rewards by task of everything that is compared over one pool."""
     training = composed.tasks("train", "ceiling", TRAINING)
     validation = composed.tasks("train", "ceiling|validation", TRAINING // 2)
     setting = Setting(chosen, training, validation)
@@ -75,6 +75,6 @@ def _over(chosen: Pool, tasks: Sequence[Task], random: Random) -> dict[str, Matr
 
 
 def _ratios(closed: Matrix, gap: Matrix) -> Matrix:
-    """The share of the gap in each resample; both are drawn again alike."""
+    """Return the share of the gap in each resample; both are drawn again alike."""
     shares: Matrix = resampled(closed, np.random.default_rng(1)) / resampled(gap, np.random.default_rng(1))
     return shares

@@ -78,7 +78,7 @@ class Constants:
 
 @cache
 def constants() -> Constants:
-    """The values that the world uses."""
+    """Return the values that the world uses."""
     values: dict[str, Any] = {}
     for name, entry in entries().items():
         value = entry["value"]
@@ -87,12 +87,12 @@ def constants() -> Constants:
 
 
 def entries() -> Mapping[str, Any]:
-    """All tables of the file: value, range, source and how the source was read."""
+    """Return all tables of the file: value, range, source and how the source was read."""
     return tomllib.loads(_file().decode())
 
 
 def digest() -> str:
-    """The SHA-256 of the file as it is."""
+    """Return the SHA-256 of the file as it is."""
     return hashlib.sha256(_file()).hexdigest()
 
 

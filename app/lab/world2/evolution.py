@@ -344,7 +344,7 @@ def _choice(said: str) -> Choice:
 
 
 def _cues(tasks: Sequence[Task]) -> list[str]:
-    """Words and pairs of words that some, but not most, of the texts have."""
+    """Return words and pairs of words that some, but not most, of the texts have."""
     counts: dict[str, int] = {}
     for task in tasks:
         for word in words(task.text):

@@ -217,7 +217,7 @@ def _worked_apart(worker: Worker, shown: _Shown, task: Task, random: Random) -> 
 
 
 def _whole(worker: Worker, shown: _Shown, task: Task, random: Random) -> str:
-    """The results for all parts."""
+    """Return the results for all parts."""
     if shown.role in ("check", "combine") and not shown.answers:
         return CANNOT_KNOW
     makers = [*shown.makers, *[maker for hands, _ in shown.answers for maker in hands]]

@@ -87,7 +87,7 @@ class Value:
 
 
 def _order(value: Value, order: list[Value], seen: set[int]) -> None:
-    """Sources before what is computed from them."""
+    """Append the nodes to the order, sources before what is computed from them."""
     if id(value) in seen:
         return
     seen.add(id(value))

@@ -224,7 +224,7 @@ def policy_gradient(trial: Trial, most: int) -> list[tuple[int, Softmax]]:
 
 
 def _eligible(trial: Trial, passed: dict[int, list[float]], count: int) -> list[Case]:
-    """Tasks that do not nearly always pass or fail, as far as is known."""
+    """Return tasks that do not nearly always pass or fail, as far as is known."""
     found: list[Case] = []
     while len(found) < count:
         case = trial.random.choice(trial.cases)
@@ -247,7 +247,7 @@ def _case(reader: Reader, posed: Task, rewards: Rewards) -> Case:
 
 
 def _worker(card: Card, shares: Array, secret: float, document: int) -> list[float]:
-    """A card's figures for one task."""
+    """Return a card's figures for one task."""
     rates = (np.array(card.right) + 3.0) / (card.asked + 5.0)
     logits = np.log(rates / (1 - rates))
     short = card.context < DOCUMENT_TOKENS[document]

@@ -101,7 +101,7 @@ class Rewards:
     def _all_parts(
         self, shape: str, tasks: Sequence[tuple[float, Task]], plan: int | None, digest: int | None
     ) -> Array:
-        """The chance that all parts are right, given whether plan and digest are good, on average over tasks."""
+        """Return the chance that all parts are right, given whether plan and digest are good, on average over tasks."""
         average: Array = np.zeros(())
         for weight, task in tasks:
             whole: Array = np.full((), weight)
@@ -150,16 +150,16 @@ class Rewards:
         return np.broadcast_to(usd, shown), np.broadcast_to(last, shown), np.broadcast_to(disclosed, shown)
 
     def _axis(self, values: Array, place: int, steps: int) -> Array:
-        """Values by worker, laid along the axis of the step at `place`."""
+        """Return values by worker, laid along the axis of the step at `place`."""
         return values.reshape([len(self.pool) if n == place else 1 for n in range(steps)])
 
     def _by_case(self, values: Array, place: int, steps: int) -> Array:
-        """Values by pool and worker, laid along the axes of the case and of the step at `place`."""
+        """Return values by pool and worker, laid along the axes of the case and of the step at `place`."""
         repeated = np.repeat(values, len(TRAITS), axis=0)
         return repeated.reshape([self._cases, *[len(self.pool) if n == place else 1 for n in range(steps)]])
 
     def _chance_of(self, shape: str, role: str, good: int, document: int) -> Array:
-        """The chance that the plan, or the digest, is as `good` says."""
+        """Return the chance that the plan, or the digest, is as `good` says."""
         key = (shape, role, good, document)
         if key not in self._hints:
             steps = catalogue()[shape]
@@ -169,20 +169,20 @@ class Rewards:
         return self._hints[key]
 
     def _hint(self, role: str, document: int) -> Array:
-        """The chance that each worker's plan, or digest, is good, by case."""
+        """Return the chance that each worker's plan, or digest, is good, by case."""
         known = self._known
         if role == "plan":
             return _logistic(known.plan_skill + known.check_skill * (self._ability - known.ability_mean))
         return _logistic(known.digest_keeps + known.check_skill * self._edges[:, :, LANGUAGE] + self._short(document))
 
     def _short(self, document: int) -> Array:
-        """The loss of workers whose context is shorter than the document."""
+        """Return the loss of workers whose context is shorter than the document."""
         return np.where(self._context < DOCUMENT_TOKENS[document], self._known.truncated, 0.0)
 
     def _part(
         self, shape: str, family: Family, place: int, parts: int, document: int, plan: int | None, digest: int | None
     ) -> Array:
-        """The chance that one part is right in the end, by case and assignment."""
+        """Return the chance that one part is right in the end, by case and assignment."""
         steps = catalogue()[shape]
         place = min(place, len(PARTIAL)) if any([step.role in PARTIAL for step in steps]) else len(PARTIAL)
         key = (shape, family.name, place, parts, document, _known(plan), _known(digest))
@@ -192,7 +192,7 @@ class Rewards:
         return self._parts[key]
 
     def _right_at(self, args: "_Asked", at: int) -> Array:
-        """The chance that the part is right in what the step `at` says."""
+        """Return the chance that the part is right in what the step `at` says."""
         step = args.steps[at]
         if step.role == "check":
             return self._checked(args, at)
@@ -204,7 +204,7 @@ class Rewards:
         return self._solved(args, at, step.role, len(handed))
 
     def _solved(self, args: "_Asked", at: int, role: str, handed: int) -> Array:
-        """The chance that the worker of a step solves the part, `handed` others being worked out already."""
+        """Return the chance that the worker of a step solves the part, `handed` others being worked out already."""
         step = args.steps[at]
         planned = any([args.steps[seen].role == "plan" for seen in step.sees])
         at_once = 1 if role in PARTIAL else args.parts - handed
@@ -217,7 +217,7 @@ class Rewards:
         return self._chances[key].reshape([self._cases, *shown])
 
     def _chance(self, args: "_Asked", reasons: bool, at_once: int, plan: int | None, digest: int | None) -> Array:
-        """The chance that each worker (column) solves the part in each case (row).
+        """Return the chance that each worker (column) solves the part in each case (row).
 
         `digest` is 1 if the digest that the step reads is good and 0 if it is not, None where the step sees the task.
         """
@@ -258,7 +258,7 @@ class Rewards:
         return chosen
 
     def _same(self, steps: Shape, at: int, others: Sequence[int]) -> NDArray[np.bool_]:
-        """True where the worker of step `at` is the worker of one of the others."""
+        """Return True where the worker of step `at` is the worker of one of the others."""
         places = np.arange(float(len(self.pool)))
         mine = self._axis(places, at, len(steps))
         found = np.zeros([1] * len(steps), dtype=bool)
@@ -327,7 +327,7 @@ def expected(plan: Plan, task: Task, rewards: Rewards) -> float:
 
 
 def _counted(counts: Sequence[Array], branch: Array) -> list[Array]:
-    """The chances of 0, 1, 2... right answers, from those without this branch."""
+    """Return the chances of 0, 1, 2... right answers, from those without this branch."""
     nought: Array = np.zeros(())
     fewer, more = [*counts, nought], [nought, *counts]
     return [stays * (1 - branch) + gains * branch for stays, gains in zip(fewer, more, strict=True)]

@@ -80,7 +80,7 @@ class Reader:
     def _combined(
         self, evidence: NDArray[np.float64], parts: int
     ) -> tuple[dict[tuple[int, ...], float], NDArray[np.float64]]:
-        """The chances of combinations of families, and by sentence the chance that it asks for one."""
+        """Return the chances of combinations of families, and by sentence the chance that it asks for one."""
         sums = np.vstack([np.zeros(evidence.shape[1]), evidence.cumsum(axis=0)])
         cuts, logs, runs = [], [], []
         for cut in combinations(range(len(sums)), parts + 1) if len(evidence) >= parts else [tuple(range(parts + 1))]:
@@ -97,12 +97,12 @@ class Reader:
         return self._drawn(np.array(runs), weights), asking
 
     def _prior(self, cut: Sequence[int]) -> float:
-        """The log of how often the parts of training's texts begin and end there."""
+        """Return the log of how often the parts of training's texts begin and end there."""
         lengths = [self._lengths[end - begin] for begin, end in pairwise(cut)]
         return math.log(self._begins[cut[0]]) + sum([math.log(length) for length in lengths])
 
     def _drawn(self, runs: NDArray[np.float64], weights: NDArray[np.float64]) -> dict[tuple[int, ...], float]:
-        """Families by their chances: exactly for one part, by systematic draws for several."""
+        """Draw families by their chances: exactly for one part, by systematic draws for several."""
         chances = np.exp(runs - runs.max(axis=2, keepdims=True))
         chances /= chances.sum(axis=2, keepdims=True)
         if runs.shape[1] == 1:
@@ -123,7 +123,7 @@ class Reader:
         return {families: count / DRAWS for families, count in counts.items()}
 
     def _layout(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """How often the first part begins at each sentence, and how often a part has so many sentences."""
+        """Return how often the first part begins at each sentence, and how often a part has so many sentences."""
         begins, lengths = (np.full(MOST_SENTENCES + 1, 0.1) for _ in range(2))
         none = len(self.families)
         for text in self._sentences.labelled:
@@ -139,7 +139,7 @@ class Reader:
         return begins / begins.sum(), lengths / lengths.sum()
 
     def _following(self, training: Sequence[Task]) -> NDArray[np.float64]:
-        """How often a part of each family (row) is followed by one of each other, by their domains."""
+        """Return how often a part of each family (row) is followed by one of each other, by their domains."""
         counts = np.ones((len(DOMAINS), len(DOMAINS)))
         for task in training:
             for before, after in pairwise(task.parts):
@@ -153,14 +153,14 @@ class Reader:
     # Confidence.
 
     def _confidence(self, text: str, rest: str) -> float:
-        """The chance that a task is confidential: the mean of training, as far as words are not known; `rest` are the
-        sentences that ask for nothing."""
+        """Return the chance that a task is confidential: the mean of training, as far as words are not known; `rest`
+        are the sentences that ask for nothing."""
         novelty = min(1.0, self._sentences.novelty(rest) / NOVEL)
         logit = sum([self._secret.get(word, 0.0) for word in words(text)]) + self._start
         return (1 - novelty) / (1 + math.exp(-logit)) + novelty * self._share
 
     def _evidence_of_confidence(self, training: Sequence[Task]) -> dict[str, float]:
-        """The weights of words in a logistic regression on labels; words of few texts have none."""
+        """Return the weights of words in a logistic regression on labels; words of few texts have none."""
         counts = Counter(word for task in training for word in words(task.text))
         often = sorted(word for word, count in counts.items() if count >= SELDOM)
         places = {word: place for place, word in enumerate(often)}

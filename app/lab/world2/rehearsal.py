@@ -100,7 +100,7 @@ def _votes(plan: Plan) -> bool:
 
 
 def _written(shape: str) -> list[tuple[str, tuple[str | int, ...]]]:
-    """The subtasks and access lists of a shape, as a plan states them."""
+    """Return the subtasks and access lists of a shape, as a plan states them."""
     found = []
     for step in catalogue()[shape]:
         found.append((SUBTASKS[step.role], (*(("user",) if step.user else ()), *step.sees)))

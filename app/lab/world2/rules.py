@@ -23,7 +23,7 @@ class Size:
 
     @property
     def tokens(self) -> float:
-        """Input tokens of the task with its document."""
+        """Return the input tokens of the task with its document."""
         known = constants()
         return known.question_tokens + known.part_tokens * self.parts + DOCUMENT_TOKENS[self.document]
 
@@ -34,7 +34,7 @@ def size_of(task: Task) -> Size:
 
 
 def taken_over(shape: Shape, step: ShapeStep, parts: int) -> dict[int, int]:
-    """For each part that an earlier step of `step.sees` has worked out apart, the place of that step."""
+    """Return the place of the earlier step of `step.sees` that has worked out each part apart."""
     found = {}
     for place in step.sees:
         role = shape[place].role
@@ -44,7 +44,7 @@ def taken_over(shape: Shape, step: ShapeStep, parts: int) -> dict[int, int]:
 
 
 def written(role: str, parts: int, handed: int) -> float:
-    """Output tokens of a step for a task of so many parts, of which so many were handed to it."""
+    """Return the output tokens of a step for a task of so many parts, of which so many were handed to it."""
     known = constants()
     brief = known.solve_tokens / 2
     if role in PARTIAL:
@@ -62,12 +62,13 @@ def written(role: str, parts: int, handed: int) -> float:
 
 
 def written_at(shape: Shape, step: ShapeStep, parts: int) -> float:
-    """Output tokens of a step of a shape."""
+    """Return the output tokens of a step of a shape."""
     return written(step.role, parts, len(taken_over(shape, step, parts)))
 
 
 def passed_on(role: str, parts: int) -> float:
-    """Input tokens of a step that is shown to a later one: results are passed on, the thoughts behind them are not."""
+    """Return the input tokens of a step that is shown to a later one: results are passed on, the thoughts behind them
+    are not."""
     known = constants()
     if role in ("plan", "digest"):
         return written(role, parts, 0)
@@ -79,7 +80,7 @@ def passed_on(role: str, parts: int) -> float:
 
 
 def read(shape: Shape, step: ShapeStep, size: Size) -> float:
-    """Input tokens of a step, were its worker's context long enough."""
+    """Return the input tokens of a step, were its worker's context long enough."""
     shown = sum([passed_on(shape[place].role, size.parts) for place in step.sees])
     return (size.tokens if step.user else constants().question_tokens / 2) + shown
 
@@ -95,7 +96,8 @@ def hands(steps: Shape, at: int, parts: int) -> list[int]:
 
 
 def combine_logit(right: int, count: int, known: Constants) -> float:
-    """The logit of choosing a right answer for a part, if `right` of `count` are, for a worker of mean ability."""
+    """Return the logit of choosing a right answer for a part, if `right` of `count` are, for a worker of mean
+    ability."""
     if right == count:
         return known.unanimous
     return known.pair + known.majority * (2 * right - count)

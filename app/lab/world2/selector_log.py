@@ -45,7 +45,7 @@ def write(path: Path) -> None:
 
 
 def _simulated(seed: int) -> tuple[list[float], list[tuple[float, bool]]]:
-    """The regret of each decision of one seed, and each estimate with what came of it."""
+    """Return the regret of each decision of one seed, and each estimate with what came of it."""
     pool = tuple(worker for worker, _ in cast())
     setting, random, known = (
         Setting(pool, *[composed.tasks("train", "selector", 1)] * 2),
@@ -75,7 +75,7 @@ def _simulated(seed: int) -> tuple[list[float], list[tuple[float, bool]]]:
 
 
 def _binned(pairs: Sequence[tuple[float, bool]]) -> list[tuple[float, float, int]]:
-    """The mean estimate, the share of right answers and the number of decisions, by tenths of the estimate."""
+    """Return the mean estimate, the share of right answers and the number of decisions, by tenths of the estimate."""
     found = []
     for place in range(BINS):
         own = [pair for pair in pairs if place / BINS <= pair[0] < (place + 1) / BINS]

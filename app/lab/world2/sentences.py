@@ -116,7 +116,7 @@ class SentenceReader:
         return found
 
     def _naive_bayes(self, single: Sequence[Task]) -> tuple[Matrix, dict[str, int]]:
-        """For each family and word, the log of how much more often texts of this family alone have the word."""
+        """Return for each family and word the log of how much more often texts of this family alone have the word."""
         places = {word: place for place, word in enumerate(sorted(self.known))}
         rows = np.zeros((len(single), len(places)))
         for row, task in zip(rows, single, strict=True):
@@ -148,7 +148,7 @@ class _Words:
 
 
 def _chosen(pairs: Iterable[tuple[str, int]], families: int) -> list[tuple[str, int]]:
-    """Up to so many different sentences of each family, and of none."""
+    """Return up to so many different sentences of each family, and of none."""
     order = list({_plain(text): (text, label) for text, label in pairs}.values())
     Random(0).shuffle(order)
     counts: Counter[int] = Counter()
@@ -161,12 +161,12 @@ def _chosen(pairs: Iterable[tuple[str, int]], families: int) -> list[tuple[str, 
 
 
 def _plain(text: str) -> str:
-    """The sentence in small letters, with one number for all."""
+    """Return the sentence in small letters, with one number for all."""
     return NUMBER.sub("7", text.lower())
 
 
 def _regression(features: Matrix, labels: NDArray[np.int64], classes: int, decay: float) -> Matrix:
-    """The weights of a multinomial regression, a row for each feature and one for the start."""
+    """Return the weights of a multinomial regression, a row for each feature and one for the start."""
     rows = np.hstack([features, np.ones((len(features), 1))])
     shrinks = np.append(np.full(features.shape[1], decay), 0.0)[:, None]
     wanted = np.eye(classes)[labels]

@@ -61,7 +61,7 @@ def workflow(plan: Plan, names: tuple[str, ...]) -> Workflow:
 
 
 def _whole(solve: str) -> dict[str, Shape]:
-    """Every worker sees the task and works on all of it."""
+    """Return the shapes in which every worker sees the task and works on all of it."""
     alone, plan, check = ShapeStep(solve), ShapeStep("plan"), ShapeStep("check", (0,))
     by_plan = ShapeStep(solve, (0,))
     return {
@@ -79,7 +79,7 @@ def _whole(solve: str) -> dict[str, Shape]:
 
 
 def _in_parts(solve: str) -> dict[str, Shape]:
-    """Parts of the task are worked out apart from the rest; who solves takes them over."""
+    """Return the shapes in which parts of the task are worked out apart, and the worker that solves takes them over."""
     first, second = ShapeStep("first"), ShapeStep("second")
     rest, both = ShapeStep(solve, (0,)), ShapeStep(solve, (0, 1))
     return {
@@ -91,7 +91,7 @@ def _in_parts(solve: str) -> dict[str, Shape]:
 
 
 def _digested(solve: str) -> dict[str, Shape]:
-    """The first worker alone sees the task; all others see its digest."""
+    """Return the shapes in which the first worker alone sees the task, and all others see its digest."""
     digest = ShapeStep("digest")
     alone, check = _from_digest(solve), _from_digest("check", 1)
     first, second = _from_digest("first"), _from_digest("second")

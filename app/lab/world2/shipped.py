@@ -81,7 +81,7 @@ def profiles() -> Pool:
 
 
 def _believed(learner: Learner, believed: Rewards, texts: Sequence[Task]) -> Matrix:
-    """The believed rewards of all plans, by training text; the families of these are labels."""
+    """Return the believed rewards of all plans, by training text; the families of these are labels."""
     places = {family.name: place for place, family in enumerate(learner.reader.families)}
     rewards: dict[object, NDArray[np.float32]] = {}
     for text in texts:
@@ -92,7 +92,7 @@ def _believed(learner: Learner, believed: Rewards, texts: Sequence[Task]) -> Mat
 
 
 def _held(texts: Sequence[Task]) -> Matrix:
-    """The dollars that budgets hold for all plans, by training text, as the conductor reckons them."""
+    """Return the dollars that budgets hold for all plans, by training text, as the conductor reckons them."""
     share = figures.constants().input_share
     cards = [Card(0, "", share * worker.price / 1e6, worker.price / 1e6) for worker in profiles()]
     alone, with_text = [], []
@@ -107,7 +107,7 @@ def _held(texts: Sequence[Task]) -> Matrix:
 
 
 def _kept(rewards: Matrix, prices: Matrix) -> list[int]:
-    """The plans that add most to the best of those before them: for any money, then within each cap."""
+    """Return the plans that add most to the best of those before them: for any money, then within each cap."""
     found: list[int] = []
     for cap, count in ((np.inf, PLANS), *[(cap, CAPPED) for cap in CAPS]):
         within = np.where(prices <= cap, rewards, 0.0)
@@ -148,13 +148,13 @@ def _presence(texts: Sequence[Task], vocabulary: Mapping[str, int]) -> Matrix:
 
 
 def _plan(plan: Plan, scores: Matrix) -> dict[str, Any]:
-    """A plan as the conductor's file has it, with the weights of its worth."""
+    """Return a plan as the conductor's file has it, with the weights of its worth."""
     return {"shape": plan.shape, "steps": _steps(plan), "scores": _rounded(scores)}
 
 
 def _steps(plan: Plan) -> list[tuple[int, str, tuple[str | int, ...], int]]:
-    """For each step its worker's place, its subtask, what it sees, and the most tokens that it writes for a task of any
-    size."""
+    """Return for each step its worker's place, its subtask, what it sees, and the most tokens that it writes for a task
+    of any size."""
     steps = []
     roles = [step.role for step in catalogue()[plan.shape]]
     carried = workflow(plan, CAST).steps
@@ -168,7 +168,7 @@ def _rounded(values: Matrix) -> list[float]:
 
 
 def _lines(made: Mapping[str, Any]) -> str:
-    """JSON with one line for each word and each plan, so that changes can be read."""
+    """Return JSON with one line for each word and each plan, so that changes can be read."""
     lines = []
     for name, value in made.items():
         if isinstance(value, dict) and name == "words":

@@ -69,13 +69,14 @@ class Task:
 
     @property
     def domain(self) -> int:
-        """The domain of most parts, of several the first one's."""
+        """Return the domain of most parts, of several the first one's."""
         domains = [part.family.domain for part in self.parts]
         return max(domains, key=domains.count)
 
     @property
     def kind(self) -> tuple[tuple[str, ...], int, bool]:
-        """All that the expected reward of a plan depends on, apart from the trait: families, document, confidence."""
+        """Return all that the expected reward of a plan depends on, apart from the trait: families, document,
+        confidence."""
         return tuple(part.family.name for part in self.parts), self.document, self.confidential
 
 
@@ -121,7 +122,7 @@ def _work() -> Mapping[str, Callable[[int, int, int, Sequence[str]], object]]:
 
 @cache
 def families() -> tuple[Family, ...]:
-    """All families."""
+    """Return all families."""
     found = []
     for name, entry in _entries()["families"].items():
         phrases = tuple(entry["phrases"])
@@ -152,12 +153,12 @@ def tasks(split: Split, seed: str, count: int) -> list[Task]:
 
 
 def digest() -> str:
-    """The SHA-256 of families.toml as it is."""
+    """Return the SHA-256 of families.toml as it is."""
     return hashlib.sha256(_file()).hexdigest()
 
 
 def _families_of(random: Random, split: Split, count: int) -> list[Family]:
-    """The families of the parts; a held-out family takes the place of every part where families are held out."""
+    """Return the families of the parts; a held-out family takes the place of every part where families are held out."""
     eligible = [family for family in families() if family.held_out is (split == "families")]
     chosen = [random.choice(eligible)]
     while len(chosen) < count:
@@ -177,7 +178,7 @@ def _part(random: Random, family: Family, split: Split) -> tuple[Part, str]:
 
 
 def _slip(answer: str, words: Sequence[str]) -> str:
-    """A wrong answer."""
+    """Return a wrong answer."""
     if answer.isdecimal():
         return str(int(answer) + 1)
     others = {"on": "off", "off": "on", **dict(zip(WEEKDAYS, (*WEEKDAYS[1:], WEEKDAYS[0]), strict=True))}
@@ -203,7 +204,7 @@ def _text(random: Random, split: Split, sentences: Sequence[str], document: int,
 
 
 def _one(random: Random, phrases: Sequence[str], split: Split) -> str:
-    """One of these phrases: the last one if phrasings are held out, else one of the others."""
+    """Draw one of these phrases: the last one if phrasings are held out, else one of the others."""
     if split == "phrasings":
         return phrases[-1]
     return random.choice(phrases[:-1])

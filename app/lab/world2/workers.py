@@ -41,7 +41,7 @@ class Card:
     retains: bool
 
     def words(self) -> str:
-        """The card in words and numbers."""
+        """Return the card in words and numbers."""
         rates = ", ".join(f"{name} {right} of {self.asked}" for name, right in zip(DOMAINS, self.right, strict=True))
         data = "retains what it reads" if self.retains else "retains nothing"
         return (
@@ -61,7 +61,7 @@ class Worker:
 
     @property
     def price(self) -> float:
-        """Dollars per million output tokens."""
+        """Return the dollars per million output tokens."""
         return self.card.price
 
 
@@ -70,7 +70,7 @@ Pool = tuple[Worker, ...]
 
 @cache
 def workers(*, unseen: bool) -> Pool:
-    """The profiles of training, or those that are held out."""
+    """Return the profiles of training, or those that are held out."""
     random = Random(f"world-2|workers|{unseen}")
     return tuple(_worker(random, place, unseen) for place in range(UNSEEN if unseen else SEEN))
 
@@ -81,8 +81,8 @@ def held_out(names: Sequence[str]) -> bool:
 
 
 def pool(random: Random, *, unseen_pool: bool = False, unseen_workers: bool = False) -> Pool:
-    """Three to five workers. `unseen_pool`: a set of workers and prices that training never meets; `unseen_workers`:
-    workers, and so pools, that it never meets, at such prices."""
+    """Draw three to five workers. `unseen_pool`: a set of workers and prices that training never meets;
+    `unseen_workers`: workers, and so pools, that it never meets, at such prices."""
     known = workers(unseen=unseen_workers)
     while True:
         chosen = random.sample(known, random.randint(SMALLEST, LARGEST))
@@ -93,12 +93,12 @@ def pool(random: Random, *, unseen_pool: bool = False, unseen_workers: bool = Fa
 
 
 def logistic(value: float) -> float:
-    """The chance of this logit."""
+    """Return the chance of this logit."""
     return 1 / (1 + math.exp(-value))
 
 
 def pass_rate(ability: float, edge: float, domain: int) -> float:
-    """The chance of a right answer, step by step, to a question of one part of average difficulty."""
+    """Return the chance of a right answer, step by step, to a question of one part of average difficulty."""
     known = constants()
     margin = ability + edge + known.reason[domain]
     return sum(logistic(margin - known.trait_sd * trait) for trait in TRAITS) / len(TRAITS)

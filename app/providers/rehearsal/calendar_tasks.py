@@ -15,7 +15,7 @@ Worked = tuple[str, str, int]
 
 
 def draw_two(random: Random, level: int) -> Slots:
-    """Two days of one month, of one year, or of two years."""
+    """Draw two days of one month, of one year, or of two years."""
     year, month = random.randint(2001, 2040), random.randint(1, 11)
     first = date(year, month, random.randint(1, 14))
     if level == 0:
@@ -28,7 +28,7 @@ def draw_two(random: Random, level: int) -> Slots:
 
 
 def between(slots: Slots) -> Worked:
-    """Days from the first to the second."""
+    """Return the days from the first to the second."""
     first, second = _date(slots["a"]), _date(slots["b"])
     days = (second - first).days
     level = 2 if first.year != second.year else int(first.month != second.month)
@@ -69,6 +69,6 @@ def _spell(day: date) -> str:
 
 
 def _date(text: str) -> date:
-    """ValueError for a day that there is not."""
+    """Return the date. Raises ValueError for a day that there is not."""
     (day,) = all_dates(text.lower())
     return day

@@ -155,6 +155,6 @@ def _is_entity(name: str, schema: Mapping[str, Any]) -> bool:
 
 
 def _named(question: str) -> list[str]:
-    """Proper names: capitalised words that do not begin a sentence."""
+    """Return proper names: capitalised words that do not begin a sentence."""
     found = list(ENTITY.finditer(question))
     return [one.group() for one in found if question[: one.start()].rstrip()[-1:] not in ("", ".", "!", "?", ":")]

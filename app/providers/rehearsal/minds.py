@@ -82,7 +82,7 @@ def read(messages: Sequence[Message]) -> Shown:
 
 
 def reply(model: str, messages: Sequence[Message], seed: str) -> str:
-    """This worker's whole answer to these messages."""
+    """Return this worker's whole answer to these messages."""
     shown = read(messages)
     source, found = next(((one, got) for one in (shown.question, shown.subtask) if (got := solve(one))), ("", None))
     if found is None:
@@ -133,7 +133,7 @@ def _decide(mind: Mind, problem: Problem, answers: Sequence[str], who: str) -> s
 
 
 def _without_problem(shown: Shown) -> str:
-    """No problem was seen: pass on what earlier steps stated, or say honestly what is missing."""
+    """Pass on what earlier steps stated, or say honestly what is missing, where no problem was seen."""
     stated = [one for one in map(final, shown.answers) if one is not None]
     if stated:
         agreed = Counter(map(plain, stated)).most_common(1)[0][0]

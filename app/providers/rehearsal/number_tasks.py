@@ -17,7 +17,7 @@ Worked = tuple[str, str, int]
 
 
 def draw_sum(random: Random, level: int) -> Slots:
-    """Few small numbers, or many larger ones."""
+    """Draw a few small numbers, or many larger ones."""
     terms = ((2, 3), (4, 5), (6, 7))[level]
     most = (99, 99, 999)[level]
     count = random.randint(*terms)
@@ -29,14 +29,14 @@ def draw_sum(random: Random, level: int) -> Slots:
 
 
 def sum_of(slots: Slots) -> Worked:
-    """Products before sums."""
+    """Compute products before sums."""
     signs = len(slots["e"].split()) // 2
     total = evaluate(slots["e"])
     return str(total), str(total + 10), _level(signs, 2, 4)
 
 
 def draw_pair(random: Random, level: int) -> Slots:
-    """Two numbers of one, three or five digits, with a common factor."""
+    """Draw two numbers of one, three or five digits, with a common factor."""
     low, high = ((10, 99), (200, 999), (20_000, 99_999))[level]
     factor = random.randint(2, 9)
     first, second = (random.randint(-(-low // factor), high // factor) * factor for _ in range(2))
@@ -102,7 +102,7 @@ def draw_chain(random: Random, level: int) -> Slots:
 
 
 def chain(slots: Slots) -> Worked:
-    """Back from the result; ValueError where that leads to no whole number."""
+    """Compute back from the result. Raises ValueError where that leads to no whole number."""
     value, steps = int(slots["c"]), slots["s"].split(", ")
     for step in reversed(steps):
         match = STEP.fullmatch(step)
@@ -116,7 +116,7 @@ def chain(slots: Slots) -> Worked:
 
 
 def draw_neighbours(random: Random, level: int) -> Slots:
-    """Three, five or nine whole numbers in a row."""
+    """Draw three, five or nine whole numbers in a row."""
     count, start = (3, 5, 9)[level], random.randint(2, 60)
     return {"n": str(count), "t": str(count * start + count * (count - 1) // 2)}
 

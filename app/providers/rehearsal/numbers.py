@@ -81,7 +81,7 @@ def _spelled(values: Mapping[str, Fraction]) -> str:
 
 
 def _slips(found: Mapping[str, Fraction]) -> list[dict[str, Fraction]]:
-    """Solutions that somebody who slips might give."""
+    """Return solutions that somebody who slips might give."""
     added = (Fraction(1), Fraction(-1), Fraction(2), Fraction(1, 2))
     slips = []
     for slip in added:

@@ -113,7 +113,7 @@ def _learned(question: str, cards: Mapping[int, str], limit: int, around: str) -
 
 
 def _again(problem: Problem | None, answer: str, cards: Mapping[int, str], limit: int) -> list[Choice]:
-    """Nothing, if no fault is seen in the answer; else another opinion, weighed against it."""
+    """Return nothing if no fault is seen in the answer, else another opinion, weighed against it."""
     stated = final(answer) or answer
     fine = problem is None or plain(stated) == plain(problem.answer)
     if problem is None or fine or dice(f"eye|{problem.family}|{problem.answer}|{plain(stated)}") >= EYE:

@@ -53,7 +53,7 @@ def spell(value: Fraction, places: int = 4) -> str:
 
 
 def near(value: Fraction, unit: str = "") -> list[str]:
-    """Numbers that someone who slips might give instead, most plausible first."""
+    """Return numbers that someone who slips might give instead, most plausible first."""
     step = Fraction(1) if abs(value) < 50 or value.denominator != 1 else Fraction(10)
     slips = [value + step, value - step, value + 2, value * 2, value * 10, -value, value + 100, value - 9]
     return [f"{spell(slip)}{unit}" for slip in slips]

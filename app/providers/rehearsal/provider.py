@@ -55,13 +55,13 @@ class RehearsalProvider:
     """Simulated workers."""
 
     def __init__(self, spec: ProviderSpec, key: object = None, proxy_credentials: object = None) -> None:
-        """The secrets are parameters of every adapter; this one needs none."""
+        """Read the options. The secrets are parameters of every adapter; this one needs none."""
         self._options = spec.options
         self._seed = spec.options.get("seed", "")
         self.unsupported = UNSUPPORTED
 
     def render(self, request: Request) -> bytes:
-        """Canonical JSON of the request."""
+        """Return the canonical JSON of the request."""
         body = {
             "model": request.worker.model,
             "messages": [message_to_json(message) for message in request.messages],
@@ -101,7 +101,7 @@ class RehearsalProvider:
         yield [End(finish, usage, call["model"], stop_sequence=stopped)]
 
     async def close(self) -> None:
-        """There is nothing to close."""
+        """Do nothing: there is nothing to close."""
 
     def _answer(
         self, call: Mapping[str, Any], messages: tuple[Message, ...], *, wants_json: bool
@@ -198,7 +198,7 @@ def _places(tokens: list[str], choices: list[planner.Choice]) -> dict[int, Mappi
 
 
 def _size(messages: tuple[Message, ...]) -> int:
-    """Input tokens by the same tokenizer."""
+    """Return the number of input tokens by the same tokenizer."""
     texts = sum(len(TOKEN.findall(message.text)) + PER_MESSAGE for message in messages)
     images = sum(not hasattr(part, "text") for message in messages for part in message.parts)
     return texts + PER_IMAGE * images

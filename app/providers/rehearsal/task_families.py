@@ -48,7 +48,7 @@ class Problem:
 
     @property
     def kind(self) -> tuple[int, int]:
-        """Its class: domain and level, which is all that its workers' odds depend on."""
+        """Return its class: domain and level, which is all that its workers' odds depend on."""
         return (self.domain, self.level)
 
 
