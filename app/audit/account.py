@@ -74,7 +74,7 @@ class Exchange:
     @property
     def ids(self) -> list[str]:
         """The ids by which the caller knows the calls."""
-        return [str(one["id"]) for one in self.awaiting.body["calls"]]
+        return [str(call["id"]) for call in self.awaiting.body["calls"]]
 
 
 @dataclass(slots=True)
@@ -258,12 +258,12 @@ class Account:
 
     def tries(self, parent: int | None = None) -> Sequence[Proposal]:
         """Return the proposals that are nested in a step, or with None those for the run itself."""
-        return [one for one in self.proposals if one.parent == parent]
+        return [proposal for proposal in self.proposals if proposal.parent == parent]
 
     @property
     def openers(self) -> Sequence[Step]:
         """The steps for which a plan was made."""
-        parents = {one.parent for one in self.proposals}
+        parents = {proposal.parent for proposal in self.proposals}
         return [step for step in self.steps.values() if step.n in parents]
 
     def around(self, step: Step) -> Step | None:
@@ -282,24 +282,28 @@ class Account:
     def planned(self) -> Sequence[Step]:
         """The steps of every round and of the workflows nested in it, and those of the latest proposals."""
         own = self.tries()
-        kept = [one for one in own if one is own[-1] or (one.accepted and own[-1].round > 1)]
+        kept = [attempt for attempt in own if attempt is own[-1] or (attempt.accepted and own[-1].round > 1)]
         kept += [self.tries(step.n)[-1] for step in self.openers]
         found: list[Step] = []
-        for one in kept:
-            found += one.steps
+        for attempt in kept:
+            found += attempt.steps
         return found
 
     def before(self, proposal: Proposal) -> Step | None:
         """Return the step that gave the answer of the previous round; None for a nested proposal."""
         if proposal.parent is not None:
             return None
-        found = [one.answer for one in self.tries() if one.round == proposal.round - 1 and one.answer is not None]
+        found = [
+            attempt.answer
+            for attempt in self.tries()
+            if attempt.round == proposal.round - 1 and attempt.answer is not None
+        ]
         return found[-1] if found else None
 
     @property
     def answered(self) -> Sequence[Proposal]:
         """The rounds that have an answer."""
-        return [one for one in self.tries() if one.answer is not None]
+        return [attempt for attempt in self.tries() if attempt.answer is not None]
 
     @property
     def erased(self) -> bool:

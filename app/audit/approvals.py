@@ -96,7 +96,7 @@ def _question(run: Account, fact: Fact, accepted: Fact) -> Iterator[Violation]:
     shown: dict[str, list[Any]] = {}
     for step in proposal.steps:
         seen = shown.setdefault(step.plan.body["worker"], [])
-        seen += [one for one in step.plan.body["access"] if one not in seen]
+        seen += [entry for entry in step.plan.body["access"] if entry not in seen]
     stated = {
         "price": accepted.body.get("price"),
         "usd": _spent(run, fact.seq),

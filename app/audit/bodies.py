@@ -82,7 +82,7 @@ def is_calls(value: object) -> bool:
     """Tool calls: the ids by which the caller knows them, and the names of the tools."""
     if not isinstance(value, list) or not value:
         return False
-    return all(isinstance(one, dict) and is_text(one.get("id")) and is_text(one.get("name")) for one in value)
+    return all(isinstance(call, dict) and is_text(call.get("id")) and is_text(call.get("name")) for call in value)
 
 
 def is_table(value: object) -> bool:

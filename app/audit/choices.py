@@ -53,8 +53,8 @@ def _mispredicted(predicted: object, candidates: Mapping[str, Any]) -> str:
     """Return the fault of the predictions; empty if they have none. Journals of older releases have no predictions."""
     if not isinstance(predicted, dict):
         return "the predictions are not an object"
-    for arm, one in predicted.items():
-        if arm not in candidates or not isinstance(one, dict) or not 0 <= one.get("success", -1) <= 1:
+    for arm, estimate in predicted.items():
+        if arm not in candidates or not isinstance(estimate, dict) or not 0 <= estimate.get("success", -1) <= 1:
             return f"the prediction for {arm[:80]} is not valid"
     return ""
 
@@ -113,4 +113,4 @@ def affordable(run: Account, catalog: Catalog) -> Iterator[Violation]:
 def _outputs(arm: str, catalog: Catalog, floor: int) -> float:
     """Return the micro-dollars of an arm's outputs at the floor, without its inputs."""
     known = [catalog.workers[name] for name in arm.split(" ")[1:] if name in catalog.workers]
-    return sum(one.price.output * min(floor, one.card.max_output) for one in known) / MILLION
+    return sum(worker.price.output * min(floor, worker.card.max_output) for worker in known) / MILLION

@@ -69,7 +69,7 @@ def _unpacked(text: str) -> bytes:
 
 
 def _decoded(columns: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: _unpacked(one[BYTES]) if isinstance(one, dict) else one for name, one in columns.items()}
+    return {name: _unpacked(column[BYTES]) if isinstance(column, dict) else column for name, column in columns.items()}
 
 
 class Export:
@@ -164,8 +164,8 @@ class Export:
 
     def _preamble(self, kind: str) -> Iterator[tuple[int, dict[str, Any]]]:
         """Yield the lines of a kind before the first run."""
-        head = takewhile(lambda one: "run" not in one[1], self._lines())
-        return (one for one in head if kind in one[1])
+        head = takewhile(lambda line: "run" not in line[1], self._lines())
+        return (line for line in head if kind in line[1])
 
     def _lines(self) -> Iterator[tuple[int, dict[str, Any]]]:
         try:

@@ -60,9 +60,9 @@ class Labels:
         read = self.conversation
         if (before := self.run.before(proposal)) is None:
             return read
-        for one in self.run.tries():
-            if one.round == proposal.round - 1 and one.accepted is not None:
-                for step in one.steps:
+        for earlier in self.run.tries():
+            if earlier.round == proposal.round - 1 and earlier.accepted is not None:
+                for step in earlier.steps:
                     read = read.plus(self.subtasks.get(step.n, Read()))
         return read.plus(Read(self.outputs.get(before.n, frozenset()), frozenset({FROM_STEP})))
 

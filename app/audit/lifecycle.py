@@ -119,7 +119,7 @@ def _founded(run: Account, end: Fact) -> Iterator[Violation]:
 def _succeeded(run: Account, end: Fact) -> str:
     own = run.tries()
     last = own[-1] if own else None
-    if last is None or not any(one.accepted is not None and one.steps for one in own):
+    if last is None or not any(proposal.accepted is not None and proposal.steps for proposal in own):
         return "succeeded without an accepted plan"
     if run.admitted["preview"]:
         if last.accepted is not None and last.steps:
@@ -246,7 +246,7 @@ def degraded(run: Account) -> set[bool]:
         return {True}
     planned = [run.tries(None)] + [run.tries(step.n) for step in run.openers]
     latest = [tries[-1] for tries in planned if tries]
-    if any(FALLBACK in (one.opened.body["mode"], one.opened.body["conductor"]) for one in latest):
+    if any(FALLBACK in (proposal.opened.body["mode"], proposal.opened.body["conductor"]) for proposal in latest):
         return {True}
     possible = {False}
     for step in run.planned:

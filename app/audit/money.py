@@ -78,7 +78,7 @@ def amounts(run: Account) -> Iterator[Violation]:
     held = [call.intent.body for call in made if call.outcome is None]
     spent = [call.outcome.body for call in made if call.outcome is not None]
     due = {
-        "cap_usd": ([run.limits["usd"], *[one.body["max_usd"] for one in run.of(Kind.APPROVED)]])[-1],
+        "cap_usd": ([run.limits["usd"], *[approval.body["max_usd"] for approval in run.of(Kind.APPROVED)]])[-1],
         "cap_tokens": run.limits["tokens"],
         "held_usd": sum(body["usd_held"] for body in held),
         "held_tokens": sum(body["tokens_held"] for body in held),

@@ -37,9 +37,9 @@ def room(run: Account, proposal: Proposal) -> int:
     if proposal.parent is None:
         return most
     seq = proposal.opened.seq
-    standing = [one for one in run.proposals if one.round == proposal.round and _accepted_by(one, seq)]
-    replaced = {proposal.parent, *(one.parent for one in standing)}
-    steps = chain.from_iterable([one.steps for one in standing])
+    standing = [other for other in run.proposals if other.round == proposal.round and _accepted_by(other, seq)]
+    replaced = {proposal.parent, *(other.parent for other in standing)}
+    steps = chain.from_iterable([other.steps for other in standing])
     numbers = [step.n for step in steps]
     return most - sum(n not in replaced for n in numbers)
 
@@ -82,7 +82,7 @@ def _ready(run: Account, proposal: Proposal, parent: Step) -> bool:
         return False
     if any(n in run.steps and not run.steps[n].settled_by(seq) for n in parent.inputs):
         return False
-    return all(one.rejected is not None for one in run.tries(parent.n) if one.opened.seq < seq)
+    return all(attempt.rejected is not None for attempt in run.tries(parent.n) if attempt.opened.seq < seq)
 
 
 def _widens(step: Step, parent: Step, proposal: Proposal) -> bool:

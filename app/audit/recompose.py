@@ -184,15 +184,15 @@ def _shown(run: Account, step: Step, seq: int, task: Task) -> tuple[Message, ...
 
 def _transcript(run: Account, step: Step, call: Call) -> Iterator[Message]:
     """Yield the tool calls of the step's own workers, and their results."""
-    for one in step.exchanges:
-        if one.results is None or one.results.seq > call.intent.seq:
+    for exchange in step.exchanges:
+        if exchange.results is None or exchange.results.seq > call.intent.seq:
             continue
-        said = message_from_json(_stored(run, one.awaiting.body["said"]))
-        asker = run.calls.get(one.awaiting.body["call"])
+        said = message_from_json(_stored(run, exchange.awaiting.body["said"]))
+        asker = run.calls.get(exchange.awaiting.body["call"])
         same = asker is not None and asker.intent.body["worker"] == call.intent.body["worker"]
         yield said if same else replace(said, keepsake=None)
-        theirs = dict(zip(one.ids, (asked.id for asked in said.calls), strict=False))
-        for came in map(message_from_json, _stored(run, one.results.body["results"])):
+        theirs = dict(zip(exchange.ids, (tool_call.id for tool_call in said.calls), strict=False))
+        for came in map(message_from_json, _stored(run, exchange.results.body["results"])):
             if came.call_id:
                 yield replace(came, call_id=theirs.get(came.call_id, ""))
             elif "user" in step.plan.body["access"]:
@@ -258,7 +258,7 @@ def _brief(run: Account, call: Call, proposal: Proposal, catalog: Catalog) -> Br
     order = [name for name in proposal.opened.body["order"] if name != CONDUCTOR]
     if not set(order) <= set(catalog.workers):
         raise Unverifiable("a worker is not in the pool's snapshot")
-    former = [one for one in run.tries(proposal.parent) if one.number < proposal.number]
+    former = [earlier for earlier in run.tries(proposal.parent) if earlier.number < proposal.number]
     before = former[-1].rejected if former else None
     repairs = proposal.opened.body["mode"] == "repair"
     known = {field.name for field in fields(Limits)}
@@ -305,7 +305,7 @@ def _previous(run: Account, proposal: Proposal) -> Previous:
 
 
 def _features_request(run: Account, call: Call, catalog: Catalog, worker: Worker) -> Request:
-    said = [one.text for one in _task(run, run.admitted["task"]).messages if one.role == "user"]
+    said = [message.text for message in _task(run, run.admitted["task"]).messages if message.role == "user"]
     text = said[-1] if said else ""
     if len(text) > 2 * SEEN:
         text = f"{text[:SEEN]} {text[-SEEN:]}"

@@ -232,13 +232,17 @@ def _left(run: Account, call: Call) -> set[int]:
         if fact.seq < call.intent.seq:
             left -= fact.body["usd"]
             at[max(fact.seq, opened)] = left
-    return {max(one, 0) for one in at.values()}
+    return {max(limit, 0) for limit in at.values()}
 
 
 def _rejected(run: Account, call: Call) -> set[str]:
     """Return the outputs of the planning calls before this one."""
-    earlier = [one for one in run.calls.values() if one.step is None and one.intent.seq < call.intent.seq]
-    return {one.outcome.body["output"] for one in earlier if one.outcome is not None}
+    earlier = [
+        planning_call
+        for planning_call in run.calls.values()
+        if planning_call.step is None and planning_call.intent.seq < call.intent.seq
+    ]
+    return {planning_call.outcome.body["output"] for planning_call in earlier if planning_call.outcome is not None}
 
 
 # -- the money

@@ -30,7 +30,11 @@ def projection(run: Account) -> Iterator[Violation]:
 def _columns(run: Account) -> dict[str, Any]:
     """Return the columns that the row must have."""
     admitted, end = run.admitted, run.end
-    shapes = [one.accepted.body["topology"] for one in run.tries() if one.accepted is not None and one.steps]
+    shapes = [
+        proposal.accepted.body["topology"]
+        for proposal in run.tries()
+        if proposal.accepted is not None and proposal.steps
+    ]
     return {
         "tier": admitted["tier"],
         "model": admitted["model"],

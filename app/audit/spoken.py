@@ -116,9 +116,9 @@ def _lists(text: str, further: bool) -> tuple[list[Any], bool]:
     """Read the published format: three lists, of workers, subtasks and access lists."""
     body = text.rpartition("</think>")[2].replace("\u201c", '"').replace("\u201d", '"')
     lists = [_list(body, label) for label in LABELS]
-    if any(one is None for one in lists) or len({len(one or ()) for one in lists}) != 1:
+    if any(entries is None for entries in lists) or len({len(entries or ()) for entries in lists}) != 1:
         return [], False
-    workers, subtasks, access = (one or [] for one in lists)
+    workers, subtasks, access = (entries or [] for entries in lists)
     entries = [
         {"worker": worker, "subtask": subtask, "access": _seen(seen, place, further)}
         for place, (worker, subtask, seen) in enumerate(zip(workers, subtasks, access, strict=True))

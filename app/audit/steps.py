@@ -92,7 +92,7 @@ def _concluded(run: Account, step: Step, fact: Fact) -> Iterator[Violation]:
     """A step of the conductor is done by the workflow that was opened for it, once all of that is settled."""
     tries = run.tries(step.n)
     answer = tries[-1].answer if tries else None
-    if answer is None or answer.done is None or not all(one.settled_by(fact.seq) for one in tries[-1].steps):
+    if answer is None or answer.done is None or not all(nested.settled_by(fact.seq) for nested in tries[-1].steps):
         yield run.says("done-without-call", fact.seq, f"what is nested in step {step.n} has not answered")
     elif any(fact.body[name] != answer.done.body[name] for name in ("output", "chars", "finish", "call")):
         yield run.says("done-without-call", fact.seq, f"step {step.n} does not say what step {answer.n} said")

@@ -19,27 +19,27 @@ def tooling(run: Account) -> Iterator[Violation]:
             yield from _awaited(run, turn.awaiting.seq, set(turn.awaiting.body["steps"]))
 
 
-def _called(run: Account, step: Step, one: Exchange, given: set[str]) -> Iterator[Violation]:
+def _called(run: Account, step: Step, exchange: Exchange, given: set[str]) -> Iterator[Violation]:
     """The step's plan allows the calls, a successful call of its own made them, and their ids are new."""
-    fact, body = one.awaiting, step.plan.body
+    fact, body = exchange.awaiting, step.plan.body
     if not body["answers"] and not body.get("tools", False):
         yield run.says("tool-calls-wrong", fact.seq, f"the plan does not let step {step.n} call tools")
     call = run.calls.get(fact.body["call"])
     if call is None or call.step != step.n or call.went != "ok" or call.outcomes[0].seq > fact.seq:
         yield run.says("tool-calls-wrong", fact.seq, f"no successful call of step {step.n} asked for them")
-    if len(set(one.ids)) < len(one.ids) or given & set(one.ids):
+    if len(set(exchange.ids)) < len(exchange.ids) or given & set(exchange.ids):
         yield run.says("tool-calls-wrong", fact.seq, f"step {step.n} gives out an id twice")
 
 
-def _answered(run: Account, step: Step, one: Exchange) -> Iterator[Violation]:
+def _answered(run: Account, step: Step, exchange: Exchange) -> Iterator[Violation]:
     """All calls are answered together, in their order, at the beginning of a turn."""
-    fact = one.results
+    fact = exchange.results
     if fact is None:
         return
     turn = run.turn_at(fact.seq)
-    if fact.body["ids"] != one.ids:
+    if fact.body["ids"] != exchange.ids:
         yield run.says("tool-results-wrong", fact.seq, f"step {step.n} did not wait for these results")
-    if turn.number == 0 or turn.began.seq < one.awaiting.seq:
+    if turn.number == 0 or turn.began.seq < exchange.awaiting.seq:
         yield run.says("tool-results-wrong", fact.seq, f"step {step.n} has results and no turn began with them")
 
 

@@ -55,7 +55,7 @@ class Reign:
         elif change.kind == "rolled_back":
             live, before = before[-1] if before else "", before[:-1]
         elif change.kind == "unloaded":
-            before = tuple(one for one in before if one != change.version)
+            before = tuple(version for version in before if version != change.version)
         return Reign(change.at, live, before, canary, share)
 
 
@@ -70,7 +70,7 @@ class Reigns:
     def by(cls, changes: Iterable[Change] | None) -> "Reigns":
         """Return the history that these changes, in any order, have made."""
         made = cls(changes is not None)
-        for change in sorted(changes or (), key=lambda one: (one.at, one.id)):
+        for change in sorted(changes or (), key=lambda row: (row.at, row.id)):
             reigns = made.of[change.conductor]
             reigns.append(reigns[-1].followed_by(change))
         return made

@@ -40,7 +40,7 @@ def card(ordinal: int, worker: Worker) -> str:
     facts = []
     if known.strengths:
         facts.append(f"good at {', '.join(known.strengths)}")
-    rates = [(one.domain, one.passed / one.tried, one.tried) for one in known.measured if one.tried]
+    rates = [(rate.domain, rate.passed / rate.tried, rate.tried) for rate in known.measured if rate.tried]
     if len({tried for _, _, tried in rates}) == 1:
         facts.append(f"of {rates[0][2]} tasks each " + ", ".join(f"{domain} {rate:.0%}" for domain, rate, _ in rates))
     elif rates:

@@ -48,8 +48,8 @@ def ordinal(number: int) -> str:
 def text(question: str, cards: Sequence[tuple[str, str]]) -> str:
     """Return the whole prompt; a worker's ordinal is its place in `cards`."""
     shown: list[str] = []
-    for number, one in enumerate(cards):
-        shown += (*one, ordinal(number))
+    for number, card in enumerate(cards):
+        shown += (*card, ordinal(number))
     return " ".join([*words(question), POOL, *shown])
 
 

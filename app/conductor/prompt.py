@@ -237,6 +237,8 @@ def _card(ordinal: int, worker: Worker) -> str:
     if card.speed:
         facts.append(f"speed: {card.speed:g} tokens/s")
     if card.measured:
-        solved = (f"{one.domain} {one.passed / one.tried:.0%} of {one.tried}" for one in card.measured if one.tried)
+        solved = (
+            f"{rate.domain} {rate.passed / rate.tried:.0%} of {rate.tried}" for rate in card.measured if rate.tried
+        )
         facts.append(f"measured pass rates: {', '.join(solved)}")
     return f"Worker {ordinal}: {'; '.join(facts)}"

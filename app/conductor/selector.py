@@ -52,7 +52,7 @@ class Selector(Chooser):
         standing, lent = self._drawn(self._beliefs(brief.tenant), random, explores=explores)
         found = estimates(standing.posterior, self._spec, open_, brief.workers, seen, spent)
         choice = decide(found, share, _normals(random), random.random)
-        arm = next(one for one in open_ if one.name == choice.action)
+        arm = next(arm for arm in open_ if arm.name == choice.action)
         conductor = self.model if arm.name == MODEL and self.model is not None else Given(arm.steps)
         return Chosen(conductor, choice, self._policy, standing.version, seen, share or 0.0, seed, masked, lent)
 
@@ -118,7 +118,9 @@ def _price(arm: Arm, brief: Brief, question: int) -> Amount:
     floor = brief.limits.floor
     if arm.name != MODEL:
         return plan_price(arm.steps, brief.workers, question, floor)
-    return brief.planning + min([least(worker, question, floor) for worker in brief.workers], key=lambda one: one.usd)
+    return brief.planning + min(
+        [least(worker, question, floor) for worker in brief.workers], key=lambda amount: amount.usd
+    )
 
 
 def _normals(random: Random) -> Normals:

@@ -82,17 +82,17 @@ async def _one(
     given: Mapping[str, Sequence[str]] | None = None,
 ) -> Response:
     """Return the page of one plan, with the form of a decision for those who may decide."""
-    one = await pages.api.get(session, f"{prefix}/{segment(request.path_params['run'])}")
+    approval = await pages.api.get(session, f"{prefix}/{segment(request.path_params['run'])}")
     me = await pages.api.get(session, "/v1/me")
-    used = {step["worker"] for step in one["plan"]["steps"]}
+    used = {step["worker"] for step in approval["plan"]["steps"]}
     return pages.show(
         request,
         "approval.html",
         status,
-        one=one,
+        approval=approval,
         may_decide=not {"approvals:decide", "admin"}.isdisjoint(me["scopes"]),
-        is_own=one["four_eyes"] and one["key"] == me["id"],
-        others=[name for name in one["workers"] if name not in used],
+        is_own=approval["four_eyes"] and approval["key"] == me["id"],
+        others=[name for name in approval["workers"] if name not in used],
         faults=faults or {},
         given=given or {},
         once=secrets.token_urlsafe(TOKEN_BYTES),

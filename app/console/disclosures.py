@@ -17,7 +17,9 @@ FIELDS: Final = (
     Field("until", "Before day (UTC)", is_day=True),
     Field("saw", "Saw", (("", "anything"), ("user", "the caller's words"), ("results", "results of tools"))),
     Field("recipient", "Recipient"),
-    Field("recipient_kind", "Called as", tuple((one, one or "any") for one in ("", "worker", "conductor", "shadow"))),
+    Field(
+        "recipient_kind", "Called as", tuple((kind, kind or "any") for kind in ("", "worker", "conductor", "shadow"))
+    ),
     Field("user", "End user"),
     Field("key", "Key (id)"),
     Field("run", "Run"),

@@ -206,4 +206,4 @@ def _plans(graph: Mapping[str, Any]) -> list[dict[str, Any]]:
 def _failures(node: Mapping[str, Any]) -> list[str]:
     """Return the attempts of a step that gave no answer, in words."""
     tried = [attempt for attempt in node["attempts"] if attempt["outcome"] not in (None, "ok")]
-    return [f"{one['worker']}: {one['error'] or one['outcome']}" for one in tried]
+    return [f"{attempt['worker']}: {attempt['error'] or attempt['outcome']}" for attempt in tried]

@@ -3,9 +3,9 @@
 Each form carries an `Idempotency-Key` that was made with it, so that a form which is sent twice is carried out once.
 """
 
+import dataclasses
 import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import field
 from typing import Any, Final, Literal
 
 from starlette.requests import Request
@@ -57,10 +57,10 @@ class Form:
     """Sentences above the fields: what will happen, and whether it can be undone."""
     is_final: bool = False
     """True for what cannot be undone."""
-    given: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    faults: Mapping[str, str] = field(default_factory=dict)
+    given: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
+    faults: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """The fault of each field by its name; under the empty name that of the whole."""
-    once: str = field(default_factory=lambda: secrets.token_urlsafe(TOKEN_BYTES))
+    once: str = dataclasses.field(default_factory=lambda: secrets.token_urlsafe(TOKEN_BYTES))
     """The `Idempotency-Key`."""
 
     def values(self, asked: Field) -> list[str]:
@@ -114,23 +114,23 @@ def routes(pages: Pages, path: str, ask: Ask, act: Act, show: Show) -> list[Rout
 def fault_of(error: ApiError, fields: Sequence[Field]) -> dict[str, str]:
     """Return the refusal of the API beside the field that it names, or above the form."""
     name = error.param.partition("[")[0]
-    return {name if any(one.name == name for one in fields) else "": error.message}
+    return {name if any(field.name == name for field in fields) else "": error.message}
 
 
 def read(fields: Sequence[Field], given: Mapping[str, Sequence[str]]) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the body for the API, and the faults of fields that cannot be read."""
     body: dict[str, Any] = {}
     faults: dict[str, str] = {}
-    for one in fields:
-        texts = [text for text in given.get(one.name, ()) if text.strip()]
+    for field in fields:
+        texts = [text for text in given.get(field.name, ()) if text.strip()]
         if not texts:
-            if one.required:
-                faults[one.name] = "This field must be filled in."
+            if field.required:
+                faults[field.name] = "This field must be filled in."
             continue
         try:
-            body[one.name] = _value(one, texts)
+            body[field.name] = _value(field, texts)
         except ValueError:
-            faults[one.name] = "This must be a number."
+            faults[field.name] = "This must be a number."
     return body, faults
 
 

@@ -96,7 +96,7 @@ def _values(pages: Pages, found: Json, asked: Json) -> dict[str, Any]:
         "calls": _links(found, asked, found["calls_since"]),
         "rated": lambda worker: _rated(found, asked, worker),
         "spent": lambda budget: _spent(found, budget),
-        "by_state": {one["state"]: one for one in found["open"]},
+        "by_state": {group["state"]: group for group in found["open"]},
         "out": [breaker for breaker in found["breakers"] or () if breaker["state"] != "closed"],
     }
 

@@ -76,7 +76,7 @@ def new_step(lists: Lists) -> dict[str, Any]:
 
 
 def _step(lists: Lists, name: str) -> dict[str, Any]:
-    access = [_entry(one) for one in lists.get(f"access-{name}", ())]
+    access = [_entry(entry) for entry in lists.get(f"access-{name}", ())]
     return {
         "worker": _last(lists, f"worker-{name}"),
         "subtask": _last(lists, f"subtask-{name}"),
@@ -147,7 +147,7 @@ def _added(lists: Lists, count: int) -> dict[str, Any]:
     if not step["subtask"].strip():
         raise FormFault({f"subtask-{NEW}": "Write the instruction of the new step."})
     at = count if place is None else min(place, count)
-    if late := [str(one) for one in step["access"] if isinstance(one, int) and one >= at]:
+    if late := [str(entry) for entry in step["access"] if isinstance(entry, int) and entry >= at]:
         raise FormFault(
             {f"access-{NEW}": f"At that place it cannot be shown step {', '.join(late)}, which comes later."}
         )
@@ -235,7 +235,7 @@ def _behind(count: int, known: Collection[int]) -> list[int]:
 
 
 def _difference(old: int, new: int, first: Step, second: Step, places: Mapping[int, int]) -> list[StepDifference]:
-    moved = [places.get(one, -1) if isinstance(one, int) else one for one in first["access"]]
+    moved = [places.get(entry, -1) if isinstance(entry, int) else entry for entry in first["access"]]
     changes = []
     if first["worker"] != second["worker"]:
         changes.append(("worker", str(first["worker"]), str(second["worker"])))
@@ -250,7 +250,7 @@ def _difference(old: int, new: int, first: Step, second: Step, places: Mapping[i
 
 
 def _entries(access: Sequence[Any]) -> str:
-    names = ["the conversation" if one == "user" else f"step {one}" for one in access]
+    names = ["the conversation" if entry == "user" else f"step {entry}" for entry in access]
     return ", ".join(names) or "nothing"
 
 

@@ -127,7 +127,7 @@ class Playground:
         refusal: Refusal | None = None,
         notice: str = "",
     ) -> Response:
-        tiers = [one for one in (await self._api.get(session, "/v1/models"))["data"] if not one["baton"]["alias"]]
+        tiers = [model for model in (await self._api.get(session, "/v1/models"))["data"] if not model["baton"]["alias"]]
         fields["tier"] = fields["tier"] or (tiers[-1]["id"] if tiers else "")
         found = dict(faults or {})
         if refusal is not None and refusal.field:

@@ -171,10 +171,12 @@ def _tools(text: str, faults: dict[str, str]) -> list[Any]:
     if found is None:
         return []
     listed = found if isinstance(found, list) else [found]
-    if not all(isinstance(one, dict) for one in listed):
+    if not all(isinstance(tool, dict) for tool in listed):
         faults["tools"] = "Write a list of functions, each a JSON object with a name and its parameters."
         return []
-    return [one if "type" in one and "function" in one else {"type": "function", "function": one} for one in listed]
+    return [
+        tool if "type" in tool and "function" in tool else {"type": "function", "function": tool} for tool in listed
+    ]
 
 
 def _answer_format(fields: Fields, faults: dict[str, str]) -> dict[str, Any] | None:

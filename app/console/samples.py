@@ -103,7 +103,7 @@ def to_messages(body: Mapping[str, Any]) -> dict[str, Any]:
     if system:
         given["system"] = "\n\n".join(system)
     given["messages"] = _turns([message for message in body["messages"] if message["role"] != "system"])
-    tools = [_tool(one["function"]) for one in body.get("tools", ())]
+    tools = [_tool(tool["function"]) for tool in body.get("tools", ())]
     if tools:
         given["tools"] = tools
     further: dict[str, Any] = {}
@@ -175,10 +175,10 @@ def _literal(value: object, words: Sequence[str], indent: str, depth: int = 0) -
         return flat
     inner, outer = indent * (depth + 1), indent * depth
     if isinstance(value, Mapping):
-        entries = [f"{_text(str(name))}: {_literal(one, words, indent, depth + 1)}" for name, one in value.items()]
+        entries = [f"{_text(str(name))}: {_literal(item, words, indent, depth + 1)}" for name, item in value.items()]
         opening, closing = "{", "}"
     else:
-        entries = [_literal(one, words, indent, depth + 1) for one in value]
+        entries = [_literal(item, words, indent, depth + 1) for item in value]
         opening, closing = "[", "]"
     lines = f",\n{inner}".join(entries)
     return f"{opening}\n{inner}{lines}\n{outer}{closing}"
@@ -192,9 +192,9 @@ def _flat(value: object, words: Sequence[str]) -> str:
     if isinstance(value, str):
         return _text(value)
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{_text(str(name))}: {_flat(one, words)}" for name, one in value.items()) + "}"
+        return "{" + ", ".join(f"{_text(str(name))}: {_flat(item, words)}" for name, item in value.items()) + "}"
     if isinstance(value, list):
-        return "[" + ", ".join(_flat(one, words) for one in value) + "]"
+        return "[" + ", ".join(_flat(item, words) for item in value) + "]"
     return repr(value)
 
 

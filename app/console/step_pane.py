@@ -30,7 +30,7 @@ def pane(found: Data, chosen: str) -> dict[str, Any] | None:
     the `content` of the step."""
     name = f"step:{chosen}" if chosen.isdecimal() else chosen
     whole, graph = found["run"], found["graph"]
-    node = next((one for one in graph["nodes"] if one["id"] == name), None)
+    node = next((node for node in graph["nodes"] if node["id"] == name), None)
     if node is None or node["kind"] == "caller":
         if not chosen:
             return None
@@ -45,7 +45,7 @@ def pane(found: Data, chosen: str) -> dict[str, Any] | None:
         "attempts": _attempts(node, whole),
     }
     if node["kind"] == "plan":
-        proposal = next(one for one in whole["proposals"] if one["number"] == node["number"])
+        proposal = next(proposal for proposal in whole["proposals"] if proposal["number"] == node["number"])
         return shown | {"proposal": proposal, "explained": None, "content": None, "not_shown": None}
     answer = _answer(node, whole, found["content"]["content"])
     return shown | {"proposal": None, **found["content"], "answer": answer}
@@ -68,7 +68,7 @@ def _source(edge: Data) -> dict[str, Any]:
 def _attempts(node: Data, whole: Data) -> Sequence[Data]:
     """Return the node's calls until the instant, with what was known of each by then."""
     owners = whole["steps"] if node["kind"] == "step" else whole["proposals"]
-    known = {call["id"]: call for one in owners for call in one["attempts"]}
+    known = {call["id"]: call for owner in owners for call in owner["attempts"]}
     found = []
     for attempt in node["attempts"]:
         more = known.get(attempt["id"], {})
@@ -83,14 +83,14 @@ def version(found: Data, step: int) -> list[Any] | None:
     such step."""
     if all(node["number"] != step for node in steps(found)):
         return None
-    now = next(one for one in found["run"]["steps"] if one["n"] == step)
+    now = next(known for known in found["run"]["steps"] if known["n"] == step)
     return [now["state"], len(now["attempts"]), len(now["exchanges"])]
 
 
 def content(found: Data, number: int) -> dict[str, Any]:
     """Return the texts and the explanation of the step that the views have in full."""
     explained, step = found["explanation"], found["step"]
-    own = next((one for one in explained["steps"] if one["n"] == number), None)
+    own = next((words for words in explained["steps"] if words["n"] == number), None)
     choice = explained["shape"]["choice"]
     return {
         "content": _cut_content(step),

@@ -127,7 +127,7 @@ class Tracing:
         """
         if self._tracer is None:
             return Span(parent)
-        others = [Link(_context_of(one)) for one in links if one and one.id != parent.id]
+        others = [Link(_context_of(link)) for link in links if link and link.id != parent.id]
         made = self._tracer.start_span(name, _below(parent), kind, attributes=attributes, links=others)
         return Span(_place(made), made)
 

@@ -22,7 +22,10 @@ def conductor_servers(loaded: Loaded, conductor: str) -> Iterator[tuple[Manageme
     keyed = [(spec.base_url, own)]
     if spec.endpoints:
         names = [endpoint_secret(spec.name, endpoint.name) for endpoint in spec.endpoints]
-        keyed = [(one.base_url, loaded.secrets.get(name, own)) for one, name in zip(spec.endpoints, names, strict=True)]
+        keyed = [
+            (endpoint.base_url, loaded.secrets.get(name, own))
+            for endpoint, name in zip(spec.endpoints, names, strict=True)
+        ]
     credentials = loaded.proxy_credentials.get(worker.provider)
     with ExitStack() as opened:
         servers = []

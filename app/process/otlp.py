@@ -43,10 +43,10 @@ class Export:
         until = time.monotonic() + FLUSH_SECONDS
         # The threads do not keep the process alive: one that still waits for a dead collector ends with it.
         flushing = [Thread(target=shutdown, daemon=True) for shutdown in self.shutdowns]
-        for one in flushing:
-            one.start()
-        for one in flushing:
-            one.join(max(until - time.monotonic(), 0.0))
+        for thread in flushing:
+            thread.start()
+        for thread in flushing:
+            thread.join(max(until - time.monotonic(), 0.0))
 
 
 def export(home: str, environ: Mapping[str, str]) -> Export:

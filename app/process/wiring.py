@@ -204,7 +204,7 @@ class Pool:
 
 def _adapter(name: str, spec: ProviderSpec, loaded: Loaded) -> ClosableProvider:
     """The adapter of a provider; the workers of a world answer in front of the rehearsal workers."""
-    own = {one.name: loaded.secrets.get(endpoint_secret(name, one.name)) for one in spec.endpoints}
+    own = {endpoint.name: loaded.secrets.get(endpoint_secret(name, endpoint.name)) for endpoint in spec.endpoints}
     keys = {endpoint: key.get_secret_value() for endpoint, key in own.items() if key is not None}
     key, credentials = loaded.secrets.get(name), loaded.proxy_credentials.get(name)
     made: ClosableProvider = adapter(spec, _text(key), _text(credentials), keys)

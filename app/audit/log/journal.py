@@ -17,9 +17,9 @@ from app.store.journal_file import Source
 async def check_journal(source: Source, entries: Sequence[StoredEntry], report: Verified) -> None:
     """Check every run of a file, whose log has these entries."""
     sealed: dict[str, list[Sealed]] = {}
-    for one in entries:
+    for stored in entries:
         try:
-            entry = read_entry(one.place, one.entry, one.salt)
+            entry = read_entry(stored.place, stored.entry, stored.salt)
         except Unreadable:
             continue
         if entry.kind == RUN:

@@ -224,7 +224,7 @@ class RowCheck:
     def _gap(self, thing: str, numbers: Sequence[int], entries: Sequence[Sealed]) -> None:
         known = set(numbers)
         first = next(seq for seq in range(1, entries[-1].events + 2) if seq not in known)
-        batch = next((one for one in entries if one.events >= first), entries[-1])
+        batch = next((entry for entry in entries if entry.events >= first), entries[-1])
         self._add("missing", thing, f"event {first} was sealed and is not stored", batch.place)
 
     def _roots(self, thing: str, run: SealedRun, entries: Sequence[Sealed]) -> None:
@@ -501,7 +501,7 @@ class RowCheck:
 
     def _history(self, kind: str, thing: str, entries: Sequence[Sealed]) -> None:
         """The entries about a row follow each other as the service would have changed it."""
-        if kind != REMOVED and any(one.gone for one in entries):
+        if kind != REMOVED and any(entry.gone for entry in entries):
             self._add("altered", thing, "it was deleted for a time, which the service never does", entries[0].place)
         for earlier, later in pairwise(entries):
             if BEFORE in later.fields and not has_salt_before(later, earlier.salt):
@@ -565,19 +565,23 @@ class RowCheck:
     def _forgotten(self) -> None:
         """The entries of pruned runs have lost their salts. Those of runs that 0.2 pruned have them, all of them."""
         kept = 0
-        for one in self.stored.unforgotten():
+        for entry in self.stored.unforgotten():
             kept += 1
-            if one.kind == RUN and None in (one.salt, one.frontier):
-                self._add("altered", f"run {one.subject}", "it was pruned, and an entry has a salt again", one.place)
+            if entry.kind == RUN and None in (entry.salt, entry.frontier):
+                self._add(
+                    "altered", f"run {entry.subject}", "it was pruned, and an entry has a salt again", entry.place
+                )
         if kept:
             self.report.notes.append(f"{kept:,} entries about pruned runs have salts, as release 0.2 leaves them.")
 
     def _absent_runs(self) -> None:
         absent = list(self.stored.absent(RUN))
-        pruned = self.stored.pruned([one.id for one in absent])
-        for one in absent:
-            if one.id not in pruned:
-                self._add("missing", f"run {one.id}", "it was sealed; it is not stored, and was not pruned", one.place)
+        pruned = self.stored.pruned([entry.id for entry in absent])
+        for entry in absent:
+            if entry.id not in pruned:
+                self._add(
+                    "missing", f"run {entry.id}", "it was sealed; it is not stored, and was not pruned", entry.place
+                )
 
     def _administration(self) -> None:
         """Keys, tenants, budgets, holds and conductors are as the log of changes says, whose entries are sealed, and
@@ -611,8 +615,8 @@ def check_database(check: LogCheck, stored: SealedRows, *, contents: bool = True
     check.tiles, check.stored_tiles = stored.tile, stored.count_tiles()
     state = stored.state()
     entries = (
-        StoredEntry(one.place, one.entry, one.salt, one.kind, one.id, one.subject, one.events, one.frontier)
-        for one in stored.entries()
+        StoredEntry(row.place, row.entry, row.salt, row.kind, row.id, row.subject, row.events, row.frontier)
+        for row in stored.entries()
     )
     check.check(entries, state["checkpoint"] if state is not None else None)
     if state is None:
@@ -688,7 +692,7 @@ def _is_of_later(row: Row, before: Sealed) -> bool:
 
 def _of_last_events(entries: Sequence[Sealed]) -> Sequence[Sealed]:
     """The entries of a run that stand for all of its events that are sealed."""
-    return [one for one in entries if one.events == entries[-1].events]
+    return [entry for entry in entries if entry.events == entries[-1].events]
 
 
 def _is_frontier(stored: bytes | None, last: Sealed) -> bool:

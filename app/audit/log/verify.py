@@ -169,19 +169,19 @@ class LogCheck:
             self._add("tile", f"{self.stored_tiles:,} tiles are stored, and the entries have {needed:,}", tree.size)
         return roots
 
-    def _read(self, one: StoredEntry, progress: dict[str, int]) -> None:
+    def _read(self, stored: StoredEntry, progress: dict[str, int]) -> None:
         try:
-            sealed = read_entry(one.place, one.entry, one.salt)
+            sealed = read_entry(stored.place, stored.entry, stored.salt)
         except Unreadable as error:
-            self._add("entry", str(error), one.place)
+            self._add("entry", str(error), stored.place)
             return
         self.last_at = sealed.at
-        columns = (one.kind, one.id, one.subject, one.events)
+        columns = (stored.kind, stored.id, stored.subject, stored.events)
         stated = (sealed.kind, sealed.id, sealed.run or sealed.id, sealed.events)
-        if one.kind is not None and (columns != stated or (one.frontier and sealed.kind != RUN)):
-            self._add("entry", "the columns beside the entry say something else", one.place)
-        if one.salt is not None and ROW not in sealed.fields:
-            self._add("entry", "it has a salt, and commits to no row", one.place)
+        if stored.kind is not None and (columns != stated or (stored.frontier and sealed.kind != RUN)):
+            self._add("entry", "the columns beside the entry say something else", stored.place)
+        if stored.salt is not None and ROW not in sealed.fields:
+            self._add("entry", "it has a salt, and commits to no row", stored.place)
         if sealed.kind == RUN:
             self._grows(sealed, progress)
         if sealed.kind == LOG_KEY:
@@ -208,7 +208,7 @@ class LogCheck:
             return []
         stored = self.tiles(0, first // WIDTH)
         hashes = [stored[at : at + HASH_BYTES] for at in range(0, len(stored), HASH_BYTES)]
-        found = [first + at for at, one in enumerate(level) if at >= len(hashes) or hashes[at] != one]
+        found = [first + at for at, digest in enumerate(level) if at >= len(hashes) or hashes[at] != digest]
         above = b""
         if len(level) == WIDTH:
             above = self.tiles(1, first // WIDTH // WIDTH)
@@ -277,7 +277,7 @@ class LogCheck:
 
     def _compare_held(self, roots: Mapping[int, bytes]) -> None:
         size = self.report.entries
-        for name, held in sorted(self.held, key=lambda one: one[1].size):
+        for name, held in sorted(self.held, key=lambda item: item[1].size):
             self._check_signature(name, held)
             if held.size > size:
                 words = f"{name} counts {held.size:,} entries, and the log has {size:,}: it was cut off or set back"
@@ -289,5 +289,5 @@ class LogCheck:
 
     def _begin(self, size: int, roots: Mapping[int, bytes]) -> int:
         """Return the size of the largest held checkpoint below `size` that still fits."""
-        good = [one.size for _, one in self.held if one.size < size and roots.get(one.size) == one.root]
+        good = [held.size for _, held in self.held if held.size < size and roots.get(held.size) == held.root]
         return max(good, default=0)

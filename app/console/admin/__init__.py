@@ -22,4 +22,4 @@ def routes(pages: Pages) -> list[Route]:
         return await shown.show(request, session, "start.html")
 
     sections = (keys, tenants, budgets, policy, pool, holds, log)
-    return [pages.route("/admin", start), *[route for one in sections for route in one.routes(shown)]]
+    return [pages.route("/admin", start), *[route for section in sections for route in section.routes(shown)]]

@@ -17,14 +17,14 @@ FILTERS: Final = (forms.Field("tenant", "Tenant"),)
 PAGE: Final = 20
 """Budgets of a page: the use of each is asked for apart."""
 FIELDS: Final = (
-    forms.Field("scope", "For", "select", choices=[(one, one) for one in ("tenant", "key", "user", "team")]),
+    forms.Field("scope", "For", "select", choices=[(scope, scope) for scope in ("tenant", "key", "user", "team")]),
     forms.Field(
         "name",
         "Name",
         hint="The key's id or name, the user or the team; * for each without an own one; empty for the tenant.",
     ),
     forms.Field("tenant", "Tenant", hint="Empty: your own."),
-    forms.Field("period", "Period", "select", choices=[(one, one) for one in ("hour", "day", "month")]),
+    forms.Field("period", "Period", "select", choices=[(period, period) for period in ("hour", "day", "month")]),
     forms.Field("usd", "Dollars in each period", "number", required=True),
     forms.Field("soft", "Share at which a warning is given", "number", "Such as 0.8; empty: no warning."),
     forms.Field("slices", "Slices", "number", "2 to 64, for many busy engines; empty: the account is held as a whole."),
@@ -37,7 +37,7 @@ def routes(admin: Administration) -> list[Route]:
 
     async def show_budgets(request: Request, session: Session) -> Response:
         page = await admin.api.get(session, f"{API}/budgets", **query(request, FILTERS) | {"limit": PAGE})
-        rows = [_row(await _budget(admin, session, one["id"])) for one in page["data"]]
+        rows = [_row(await _budget(admin, session, budget["id"])) for budget in page["data"]]
         table = Table(
             "Table of budgets",
             ("Budget", "Tenant", "Amount", "Account that has least left", "Spent", "Reserved", "Left", "Until (UTC)"),
@@ -49,14 +49,14 @@ def routes(admin: Administration) -> list[Route]:
         return await admin.show_list(request, session, "Budgets", table, actions=actions, filters=FILTERS)
 
     async def show_budget(request: Request, session: Session) -> Response:
-        one = await _budget(admin, session, request.query_params.get("id", ""))
+        budget = await _budget(admin, session, request.query_params.get("id", ""))
         table = Table(
             "Table of the latest periods",
             ("Account", "From (UTC)", "Until (UTC)", "Spent", "Reserved", "Left", "Beyond the worst case"),
-            [_window(one, window) for window in one["windows"]],
+            [_window(budget, window) for window in budget["windows"]],
             "Nothing was spent under this budget yet.",
         )
-        return await admin.show(request, session, "budget.html", one=one, table=table)
+        return await admin.show(request, session, "budget.html", budget=budget, table=table)
 
     return [
         admin.pages.route("/admin/budgets", show_budgets),
@@ -98,24 +98,24 @@ def _path(budget: str) -> str:
     return f"{API}/budgets/{quote(budget, safe='/')}"
 
 
-def _row(one: dict[str, Any]) -> list[Cell]:
+def _row(budget: dict[str, Any]) -> list[Cell]:
     """A budget with that of its present accounts of which the least is left."""
-    name = Cell(one["id"], at("budgets", "one", id=one["id"]))
-    head = [name, Cell(one["tenant"]), Cell(f"{usd(one['usd'])} a {one['period']}", kind="number")]
-    latest = max([window["start"] for window in one["windows"]], default=None)
-    present = [window for window in one["windows"] if window["start"] == latest]
+    name = Cell(budget["id"], at("budgets", "one", id=budget["id"]))
+    head = [name, Cell(budget["tenant"]), Cell(f"{usd(budget['usd'])} a {budget['period']}", kind="number")]
+    latest = max([window["start"] for window in budget["windows"]], default=None)
+    present = [window for window in budget["windows"] if window["start"] == latest]
     if not present:
         return [*head, Cell("nothing was spent yet"), *[Cell(NOTHING, kind="number") for _ in range(3)], Cell(NOTHING)]
     window = max(present, key=lambda found: float(found["spent"] + found["held"]))
-    return [*head, Cell(window["account"]), *_amounts(one, window), Cell(when(float(window["end"])))]
+    return [*head, Cell(window["account"]), *_amounts(budget, window), Cell(when(float(window["end"])))]
 
 
-def _window(one: Mapping[str, Any], window: Mapping[str, Any]) -> list[Cell]:
+def _window(budget: Mapping[str, Any], window: Mapping[str, Any]) -> list[Cell]:
     times = [Cell(when(float(window[name]))) for name in ("start", "end")]
-    return [Cell(window["account"]), *times, *_amounts(one, window), Cell(usd(window["overrun"]), kind="number")]
+    return [Cell(window["account"]), *times, *_amounts(budget, window), Cell(usd(window["overrun"]), kind="number")]
 
 
-def _amounts(one: Mapping[str, Any], window: Mapping[str, Any]) -> list[Cell]:
+def _amounts(budget: Mapping[str, Any], window: Mapping[str, Any]) -> list[Cell]:
     """The amounts that are spent, reserved and left."""
-    left = one["usd"] - window["spent"] - window["held"]
+    left = budget["usd"] - window["spent"] - window["held"]
     return [Cell(usd(amount), kind="number") for amount in (window["spent"], window["held"], left)]

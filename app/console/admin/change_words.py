@@ -95,7 +95,7 @@ def _value(name: str, value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, list):
-        return ", ".join([str(one) for one in value])
+        return ", ".join([str(item) for item in value])
     if name in MONEY:
         return usd(value / MILLION)
     if name in SHARES:

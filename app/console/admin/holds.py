@@ -16,7 +16,7 @@ FILTERS: Final = (
     forms.Field("in_force", "State", "select", choices=(("", "all"), ("true", "in force"), ("false", "released"))),
 )
 FIELDS: Final = (
-    forms.Field("scope", "On", "select", choices=[(one, f"a {one}") for one in ("run", "user", "tenant", "key")]),
+    forms.Field("scope", "On", "select", choices=[(scope, f"a {scope}") for scope in ("run", "user", "tenant", "key")]),
     forms.Field("name", "Name", hint="The id of the run or key, the user, or the tenant's name.", required=True),
     forms.Field("reason", "Reason", hint="Such as the number of the case.", required=True),
     forms.Field("tenant", "Tenant", hint="Of a user: the tenant whose runs are held; empty: every tenant's."),
@@ -32,7 +32,7 @@ def routes(admin: Administration) -> list[Route]:
         table = Table(
             "Table of legal holds",
             ("On", "Tenant", "Reason", "Placed (UTC)", "Placed by", "State", "Actions"),
-            [_row(one, person) for one in page["data"]],
+            [_row(hold, person) for hold in page["data"]],
             "No hold fits these filters.",
             following(request, page),
         )
@@ -64,15 +64,15 @@ def routes(admin: Administration) -> list[Route]:
     ]
 
 
-def _row(one: dict[str, Any], person: Person) -> list[Cell]:
-    may_release = one["in_force"] and person.may("holds:write")
-    released = f"released {when(one['released_at'])} by {one['released_by']}"
+def _row(hold: dict[str, Any], person: Person) -> list[Cell]:
+    may_release = hold["in_force"] and person.may("holds:write")
+    released = f"released {when(hold['released_at'])} by {hold['released_by']}"
     return [
-        Cell(f"{one['scope']} {one['name']}"),
-        Cell(one["tenant"] or "every tenant"),
-        Cell(one["reason"], kind="text"),
-        Cell(when(one["placed_at"])),
-        Cell(one["placed_by"]),
-        Cell("in force" if one["in_force"] else released, kind="state" if one["in_force"] else ""),
-        Cell("", links=[("Release", at("holds", one["id"], "release"))] if may_release else ()),
+        Cell(f"{hold['scope']} {hold['name']}"),
+        Cell(hold["tenant"] or "every tenant"),
+        Cell(hold["reason"], kind="text"),
+        Cell(when(hold["placed_at"])),
+        Cell(hold["placed_by"]),
+        Cell("in force" if hold["in_force"] else released, kind="state" if hold["in_force"] else ""),
+        Cell("", links=[("Release", at("holds", hold["id"], "release"))] if may_release else ()),
     ]

@@ -50,7 +50,7 @@ def routes(admin: Administration) -> list[Route]:
         table = Table(
             "Table of keys",
             ("Name", "Id", "Tenant", "Role", "Limits", "Made (UTC)", "Expires (UTC)", "State"),
-            [_row(one) for one in page["data"]],
+            [_row(key) for key in page["data"]],
             "No key fits these filters.",
             following(request, page),
         )
@@ -58,8 +58,8 @@ def routes(admin: Administration) -> list[Route]:
         return await admin.show_list(request, session, "Keys", table, actions=actions, filters=FILTERS)
 
     async def show_key(request: Request, session: Session) -> Response:
-        one = await _key(admin, request, session)
-        return await admin.show(request, session, "key.html", one=one, state=_state(one))
+        key = await _key(admin, request, session)
+        return await admin.show(request, session, "key.html", key=key, state=_state(key))
 
     return [
         admin.pages.route("/admin/keys", show_keys),
@@ -76,35 +76,35 @@ def _make(admin: Administration) -> list[Route]:
 
     async def act(request: Request, session: Session, sent: forms.Sent) -> Response:
         made = await admin.api.post(session, f"{API}/keys", sent.body, **sent.headers)
-        return await admin.show(request, session, "secret.html", one=made, verb="made")
+        return await admin.show(request, session, "secret.html", key=made, verb="made")
 
     return admin.form("/admin/keys/new", ask, act)
 
 
 def _rotate(admin: Administration) -> list[Route]:
     async def ask(request: Request, session: Session) -> forms.Form:
-        one = await _key(admin, request, session)
+        key = await _key(admin, request, session)
         says = (
-            f"The key {one['name']} of {one['tenant']} gets a new secret. Both work until the overlap is over, and a "
+            f"The key {key['name']} of {key['tenant']} gets a new secret. Both work until the overlap is over, and a "
             "secret from an earlier rotation ends now.",
         )
-        back = at("keys", one["id"])
-        return forms.Form(f"Rotate the key {one['name']}", "Make a new secret", (OVERLAP,), back, says)
+        back = at("keys", key["id"])
+        return forms.Form(f"Rotate the key {key['name']}", "Make a new secret", (OVERLAP,), back, says)
 
     async def act(request: Request, session: Session, sent: forms.Sent) -> Response:
         path = f"{API}/keys/{segment(request.path_params['key'])}/rotate"
         made = await admin.api.post(session, path, sent.body, **sent.headers)
-        return await admin.show(request, session, "secret.html", one=made, verb="rotated")
+        return await admin.show(request, session, "secret.html", key=made, verb="rotated")
 
     return admin.form("/admin/keys/{key}/rotate", ask, act)
 
 
 def _revoke(admin: Administration) -> list[Route]:
     async def ask(request: Request, session: Session) -> forms.Form:
-        one = await _key(admin, request, session)
-        says = (f"The key {one['name']} of {one['tenant']} is refused everywhere within five seconds.",)
-        back = at("keys", one["id"])
-        return forms.Form(f"Revoke the key {one['name']}", "Revoke it", (), back, says, is_final=True)
+        key = await _key(admin, request, session)
+        says = (f"The key {key['name']} of {key['tenant']} is refused everywhere within five seconds.",)
+        back = at("keys", key["id"])
+        return forms.Form(f"Revoke the key {key['name']}", "Revoke it", (), back, says, is_final=True)
 
     async def act(request: Request, session: Session, sent: forms.Sent) -> None:
         path = f"{API}/keys/{segment(request.path_params['key'])}/revoke"
@@ -118,31 +118,31 @@ async def _key(admin: Administration, request: Request, session: Session) -> dic
     return found
 
 
-def _row(one: dict[str, Any]) -> list[Cell]:
+def _row(key: dict[str, Any]) -> list[Cell]:
     return [
-        Cell(one["name"], at("keys", one["id"])),
-        Cell(one["id"], kind="code"),
-        Cell(f"{one['tenant']} (reaches all)" if one["all_tenants"] else one["tenant"]),
-        Cell(one["role"] or ", ".join(one["scopes"])),
-        Cell(_limits(one)),
-        Cell(when(one["created_at"])),
-        Cell(when(one["expires_at"])),
-        Cell(_state(one), kind="state"),
+        Cell(key["name"], at("keys", key["id"])),
+        Cell(key["id"], kind="code"),
+        Cell(f"{key['tenant']} (reaches all)" if key["all_tenants"] else key["tenant"]),
+        Cell(key["role"] or ", ".join(key["scopes"])),
+        Cell(_limits(key)),
+        Cell(when(key["created_at"])),
+        Cell(when(key["expires_at"])),
+        Cell(_state(key), kind="state"),
     ]
 
 
-def _state(one: dict[str, Any]) -> str:
-    if one["revoked_at"] is not None:
+def _state(key: dict[str, Any]) -> str:
+    if key["revoked_at"] is not None:
         return "revoked"
-    return "in force" if one["in_force"] else "expired"
+    return "in force" if key["in_force"] else "expired"
 
 
-def _limits(one: dict[str, Any]) -> str:
+def _limits(key: dict[str, Any]) -> str:
     known = (("rpm", "requests a minute"), ("tpm", "tokens a minute"), ("concurrency", "at one time"))
-    found = [f"{usd(one['usd'])} a run"] if one["usd"] is not None else []
-    found += [f"{one[name]:,} {words}" for name, words in known if one[name] is not None]
-    if one["labels"]:
-        found.append(f"labels {', '.join(one['labels'])}")
-    if one["tiers"]:
-        found.append(f"tiers {', '.join(one['tiers'])}")
+    found = [f"{usd(key['usd'])} a run"] if key["usd"] is not None else []
+    found += [f"{key[name]:,} {words}" for name, words in known if key[name] is not None]
+    if key["labels"]:
+        found.append(f"labels {', '.join(key['labels'])}")
+    if key["tiers"]:
+        found.append(f"tiers {', '.join(key['tiers'])}")
     return "; ".join(found) or NOTHING

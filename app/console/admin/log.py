@@ -29,7 +29,7 @@ def routes(admin: Administration) -> list[Route]:
         table = Table(
             "Table of changes",
             ("Number", "At (UTC)", "Who", "What was done", "To", "Tenant", "Facts"),
-            [_change(one) for one in page["data"]],
+            [_change(change) for change in page["data"]],
             "No change fits these filters.",
             following(request, page),
         )
@@ -52,17 +52,17 @@ def routes(admin: Administration) -> list[Route]:
     return [admin.pages.route("/admin/changes", show_changes), admin.pages.route("/admin/people", show_people)]
 
 
-def _change(one: dict[str, Any]) -> list[Cell]:
+def _change(change: dict[str, Any]) -> list[Cell]:
     return [
-        Cell(str(one["seq"])),
-        Cell(when(one["at"])),
-        Cell(f"{one['actor']} ({one['via']})"),
-        Cell(change_words.done(one)),
-        Cell(one["target"]),
-        Cell(one["tenant"] or "all"),
-        Cell(change_words.facts(one), kind="text"),
+        Cell(str(change["seq"])),
+        Cell(when(change["at"])),
+        Cell(f"{change['actor']} ({change['via']})"),
+        Cell(change_words.done(change)),
+        Cell(change["target"]),
+        Cell(change["tenant"] or "all"),
+        Cell(change_words.facts(change), kind="text"),
     ]
 
 
-def _grant(one: dict[str, Any]) -> list[Cell]:
-    return [Cell(one["claim"]), Cell(one["value"]), Cell(one["role"]), Cell(one["tenant"] or "all tenants")]
+def _grant(grant: dict[str, Any]) -> list[Cell]:
+    return [Cell(grant["claim"]), Cell(grant["value"]), Cell(grant["role"]), Cell(grant["tenant"] or "all tenants")]

@@ -115,12 +115,12 @@ def _difference(found: Mapping[str, Any]) -> tuple[str, Table]:
 def _trial(found: Mapping[str, Any]) -> tuple[str, Table]:
     rows = [
         [
-            Cell(one["run"], f"{PATH}/runs/{one['run']}"),
-            Cell(one["tier"]),
-            Cell(", ".join(one["labels"]) or "none"),
-            Cell(_reasons(one["refused"])),
+            Cell(run["run"], f"{PATH}/runs/{run['run']}"),
+            Cell(run["tier"]),
+            Cell(", ".join(run["labels"]) or "none"),
+            Cell(_reasons(run["refused"])),
         ]
-        for one in found["refused"]
+        for run in found["refused"]
     ]
     more = "" if found["all"] else " There are older ones in that time, which were not looked at."
     words = f"Of {found['runs']:,} runs {len(rows):,} have calls that the file would have refused.{more}"
@@ -133,5 +133,5 @@ def _reasons(reasons: Mapping[str, str]) -> str:
     return "; ".join([f"{name}: {reason}" for name, reason in reasons.items()])
 
 
-def _rule(one: Mapping[str, Any]) -> list[Cell]:
-    return [Cell(one["name"]), Cell(", ".join(one["labels"]) or "any"), Cell(", ".join(one["excludes"]) or "nobody")]
+def _rule(rule: Mapping[str, Any]) -> list[Cell]:
+    return [Cell(rule["name"]), Cell(", ".join(rule["labels"]) or "any"), Cell(", ".join(rule["excludes"]) or "nobody")]

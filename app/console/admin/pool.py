@@ -41,10 +41,10 @@ def routes(admin: Administration) -> list[Route]:
         table = Table(
             "Table of workers",
             (*COLUMNS, "Provider", "Model", "Tiers", "Region", "Clearance", "Kept away by the rules"),
-            [_worker(one, calls[one["name"]]) for one in found],
+            [_worker(worker, calls[worker["name"]]) for worker in found],
             "The pool file in force has no workers.",
         )
-        is_measured = any(one["state"] is not None for one in found)
+        is_measured = any(worker["state"] is not None for worker in found)
         hint = f"{MEASURED if is_measured else ELSEWHERE} {CALLS}"
         return await admin.show_list(request, session, "Workers", table, hint=hint)
 
@@ -54,7 +54,7 @@ def routes(admin: Administration) -> list[Route]:
         table = Table(
             "Table of conductors",
             ("Conductor", "Live", "Canary", "Share", "Loaded", "Live before", "Actions"),
-            [_conductor(one, person) for one in found],
+            [_conductor(conductor, person) for conductor in found],
             "No tier of the pool file has a model as its conductor.",
         )
         hint = "`baton conductor deploy` loads a version and checks it."
@@ -78,7 +78,7 @@ async def _calls(admin: Administration, session: Session) -> Mapping[str, Mappin
         if error.status == 401:
             raise
         return defaultdict(lambda: UNKNOWN)
-    ejected = {one["worker"]: f"left out at {when(one['at'])}" for one in found["ejected"]}
+    ejected = {circuit["worker"]: f"left out at {when(circuit['at'])}" for circuit in found["ejected"]}
     known: dict[str, Mapping[str, Any]] = {name: {**UNCALLED, "ejected": words} for name, words in ejected.items()}
     for worker in found["workers"]:
         known[worker["worker"]] = {**worker, "ejected": ejected.get(worker["worker"], "")}
@@ -92,69 +92,75 @@ def _of_plans(ejected: str | None) -> str:
     return ejected or "not left out"
 
 
-def _worker(one: Mapping[str, Any], calls: Mapping[str, Any]) -> list[Cell]:
-    state = one["state"].replace("_", " ") if one["state"] is not None else ""
+def _worker(worker: Mapping[str, Any], calls: Mapping[str, Any]) -> list[Cell]:
+    state = worker["state"].replace("_", " ") if worker["state"] is not None else ""
     return [
-        Cell(one["name"], f"{PATH}/runs?worker={segment(one['name'])}"),
+        Cell(worker["name"], f"{PATH}/runs?worker={segment(worker['name'])}"),
         Cell(state, kind="state") if state else Cell(_of_plans(calls["ejected"])),
         Cell(count(calls["calls"]), kind="number"),
         Cell(percent(calls["success_rate"]), kind="number"),
         Cell(usd(calls["about_usd"]), kind="number"),
-        Cell(one["provider"]),
-        Cell(one["model"]),
-        Cell(", ".join(one["tiers"]) or "none"),
-        Cell(one["region"] or "unknown"),
-        Cell(", ".join(one["clearance"]) or "none"),
-        Cell(", ".join(one["rules"]) or "none"),
+        Cell(worker["provider"]),
+        Cell(worker["model"]),
+        Cell(", ".join(worker["tiers"]) or "none"),
+        Cell(worker["region"] or "unknown"),
+        Cell(", ".join(worker["clearance"]) or "none"),
+        Cell(", ".join(worker["rules"]) or "none"),
     ]
 
 
-def _conductor(one: Mapping[str, Any], person: Person) -> list[Cell]:
-    links = [("What happened", at("changes", target=one["name"]))] if person.may("changes:read") else []
+def _conductor(conductor: Mapping[str, Any], person: Person) -> list[Cell]:
+    links = [("What happened", at("changes", target=conductor["name"]))] if person.may("changes:read") else []
     if person.may("conductors:write"):
         verbs = (("Canary", "canary"), ("Promote", "promote"), ("Roll back", "rollback"))
-        links += [(words, at("conductors", one["name"], verb)) for words, verb in verbs]
+        links += [(words, at("conductors", conductor["name"], verb)) for words, verb in verbs]
     return [
-        Cell(one["name"]),
-        Cell(one["live"] or POOL_FILE),
-        Cell(one["canary"] or NOTHING),
-        Cell(percent(one["share"]) if one["canary"] else NOTHING, kind="number"),
-        Cell(", ".join(one["loaded"]) or "none"),
-        Cell(", ".join([version or POOL_FILE for version in reversed(one["before"])]) or "none"),
+        Cell(conductor["name"]),
+        Cell(conductor["live"] or POOL_FILE),
+        Cell(conductor["canary"] or NOTHING),
+        Cell(percent(conductor["share"]) if conductor["canary"] else NOTHING, kind="number"),
+        Cell(", ".join(conductor["loaded"]) or "none"),
+        Cell(", ".join([version or POOL_FILE for version in reversed(conductor["before"])]) or "none"),
         Cell("", links=links),
     ]
 
 
 def _canary(admin: Administration) -> list[Route]:
     async def ask(request: Request, session: Session) -> forms.Form:
-        one = await _standing(admin, request, session)
+        conductor = await _standing(admin, request, session)
         share = forms.Field("share", "Share of the runs", "number", "Between 0 and 1.", required=True, value="0.05")
         says = ("The version conducts this share of the runs; engines follow within two seconds.",)
-        return forms.Form(f"Canary of {one['name']}", "Begin it", (_version(one), share), at("conductors"), says)
+        return forms.Form(
+            f"Canary of {conductor['name']}", "Begin it", (_version(conductor), share), at("conductors"), says
+        )
 
     return admin.form("/admin/conductors/{conductor}/canary", ask, _act(admin, "canary"))
 
 
 def _promote(admin: Administration) -> list[Route]:
     async def ask(request: Request, session: Session) -> forms.Form:
-        one = await _standing(admin, request, session)
+        conductor = await _standing(admin, request, session)
         says = ["The version conducts all runs; engines follow within two seconds. It can be rolled back."]
-        says += await _evidence(admin, session, one)
+        says += await _evidence(admin, session, conductor)
         force = forms.Field("force", "Reason to promote it although conditions do not hold", hint="It is recorded.")
-        fields = (_version(one), force)
-        return forms.Form(f"Promote a version of {one['name']}", "Promote it", fields, at("conductors"), says)
+        fields = (_version(conductor), force)
+        return forms.Form(f"Promote a version of {conductor['name']}", "Promote it", fields, at("conductors"), says)
 
     return admin.form("/admin/conductors/{conductor}/promote", ask, _act(admin, "promote"))
 
 
 def _roll_back(admin: Administration) -> list[Route]:
     async def ask(request: Request, session: Session) -> forms.Form:
-        one = await _standing(admin, request, session)
-        before = (one["before"][-1] if one["before"] else "") or POOL_FILE
-        what = f"The canary {one['canary']} ends." if one["canary"] else f"Instead of {one['live']} {before} conducts."
-        if not (one["canary"] or one["live"]):
+        conductor = await _standing(admin, request, session)
+        before = (conductor["before"][-1] if conductor["before"] else "") or POOL_FILE
+        what = (
+            f"The canary {conductor['canary']} ends."
+            if conductor["canary"]
+            else f"Instead of {conductor['live']} {before} conducts."
+        )
+        if not (conductor["canary"] or conductor["live"]):
             what = "There is nothing to roll back: the pool file's own model conducts."
-        return forms.Form(f"Roll {one['name']} back", "Roll it back", (), at("conductors"), (what,))
+        return forms.Form(f"Roll {conductor['name']} back", "Roll it back", (), at("conductors"), (what,))
 
     return admin.form("/admin/conductors/{conductor}/rollback", ask, _act(admin, "rollback"))
 
@@ -169,24 +175,24 @@ def _act(admin: Administration, verb: str) -> forms.Act:
 
 async def _standing(admin: Administration, request: Request, session: Session) -> dict[str, Any]:
     wanted = request.path_params["conductor"]
-    for one in (await admin.api.get(session, f"{API}/conductors"))["data"]:
-        if one["name"] == wanted:
-            found: dict[str, Any] = one
+    for conductor in (await admin.api.get(session, f"{API}/conductors"))["data"]:
+        if conductor["name"] == wanted:
+            found: dict[str, Any] = conductor
             return found
     return {"name": wanted, "live": "", "canary": "", "share": 0.0, "loaded": [], "before": []}
 
 
-def _version(one: Mapping[str, Any]) -> forms.Field:
-    versions = [(version, version) for version in one["loaded"] if version != one["live"]]
-    value = one["canary"] or (versions[0][0] if versions else "")
+def _version(conductor: Mapping[str, Any]) -> forms.Field:
+    versions = [(version, version) for version in conductor["loaded"] if version != conductor["live"]]
+    value = conductor["canary"] or (versions[0][0] if versions else "")
     return forms.Field("version", "Version", "select", choices=versions, required=True, value=value)
 
 
-async def _evidence(admin: Administration, session: Session, one: Mapping[str, Any]) -> list[str]:
+async def _evidence(admin: Administration, session: Session, conductor: Mapping[str, Any]) -> list[str]:
     """Return the conditions of a promotion of each version that may be promoted, in sentences."""
     said = []
-    for version in [version for version in one["loaded"] if version != one["live"]]:
-        path = f"{API}/conductors/{segment(one['name'])}/evidence"
+    for version in [version for version in conductor["loaded"] if version != conductor["live"]]:
+        path = f"{API}/conductors/{segment(conductor['name'])}/evidence"
         found = await admin.api.get(session, path, version=version)
         if not found["tiers"]:
             said.append(f"{version}: no tier states conditions for a promotion.")

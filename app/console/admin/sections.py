@@ -115,7 +115,7 @@ class Administration:
     ) -> Response:
         """Return a page of a section."""
         person = await self.person(request, session)
-        sections = [one for one in SECTIONS if person.may(one.scope)]
+        sections = [section for section in SECTIONS if person.may(section.scope)]
         address = request.url.path + (f"?{request.url.query}" if request.url.query else "")
         frame = {"sections": sections, "person": person, "address": address}
         return self.pages.show(request, f"admin/{template}", status, **frame, **values)
@@ -151,7 +151,7 @@ class Administration:
 
 def chosen(request: Request, filters: Sequence[forms.Field]) -> dict[str, list[str]]:
     """Return the filters that the address has, by the names of their fields."""
-    return {one.name: [request.query_params.get(one.name, "")] for one in filters}
+    return {filter_.name: [request.query_params.get(filter_.name, "")] for filter_ in filters}
 
 
 def query(request: Request, filters: Sequence[forms.Field]) -> dict[str, Any]:

@@ -27,7 +27,7 @@ def routes(admin: Administration) -> list[Route]:
         table = Table(
             "Table of tenants",
             ("Name", "Keys", "Created (UTC)", "State", "Actions"),
-            [_row(one, person) for one in page["data"]],
+            [_row(tenant, person) for tenant in page["data"]],
             "There are no tenants yet.",
             following(request, page),
         )
@@ -61,16 +61,16 @@ def _switch(admin: Administration, verb: str) -> list[Route]:
     return admin.form(f"/admin/tenants/{{tenant}}/{verb}", ask, act)
 
 
-def _row(one: dict[str, Any], person: Person) -> list[Cell]:
-    is_disabled = one["disabled_at"] is not None
+def _row(tenant: dict[str, Any], person: Person) -> list[Cell]:
+    is_disabled = tenant["disabled_at"] is not None
     verb = "enable" if is_disabled else "disable"
-    links = [(verb.capitalize(), at("tenants", one["name"], verb))] if person.may("tenants:write") else []
+    links = [(verb.capitalize(), at("tenants", tenant["name"], verb))] if person.may("tenants:write") else []
     if person.may("keys:read"):
-        links.append(("Keys", at("keys", tenant=one["name"])))
+        links.append(("Keys", at("keys", tenant=tenant["name"])))
     return [
-        Cell(one["name"]),
-        Cell(f"{one['keys']:,}", kind="number"),
-        Cell(when(one["created_at"])),
-        Cell(f"disabled {when(one['disabled_at'])}" if is_disabled else "enabled", kind="state"),
+        Cell(tenant["name"]),
+        Cell(f"{tenant['keys']:,}", kind="number"),
+        Cell(when(tenant["created_at"])),
+        Cell(f"disabled {when(tenant['disabled_at'])}" if is_disabled else "enabled", kind="state"),
         Cell("", links=links),
     ]

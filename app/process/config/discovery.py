@@ -199,14 +199,14 @@ def _provider(known: KnownProvider, key: str | None) -> dict[str, Any]:
 def _tiers(candidates: Sequence[Candidate], settings: Settings) -> dict[str, Any]:
     """Return `baton-mini` over the cheapest general workers and `baton-ultra` over the strongest workers."""
     general = [candidate for candidate in candidates if "general" in candidate.entry["strengths"]] or list(candidates)
-    cheap = sorted(general, key=lambda one: (one.cost, one.rank, one.name))[:MINI_POOL]
-    strong = sorted(candidates, key=lambda one: (one.rank, one.cost, one.name))
-    if sum(one.rank < SMALL for one in strong) > 1:
-        strong = [one for one in strong if one.rank < SMALL]
+    cheap = sorted(general, key=lambda candidate: (candidate.cost, candidate.rank, candidate.name))[:MINI_POOL]
+    strong = sorted(candidates, key=lambda candidate: (candidate.rank, candidate.cost, candidate.name))
+    if sum(candidate.rank < SMALL for candidate in strong) > 1:
+        strong = [candidate for candidate in strong if candidate.rank < SMALL]
     return {
         "baton-mini": {
             "description": "One worker, one call: fast and cheap.",
-            "pool": [one.name for one in cheap],
+            "pool": [candidate.name for candidate in cheap],
             "conductor": {"kind": "fixed", "shape": "single", "workers": [cheap[0].name]},
             "fallback": cheap[min(1, len(cheap) - 1)].name,
             "limits": MINI_LIMITS,
@@ -214,7 +214,7 @@ def _tiers(candidates: Sequence[Candidate], settings: Settings) -> dict[str, Any
         },
         "baton-ultra": {
             "description": "A conductor plans up to five steps over the strongest workers.",
-            "pool": [one.name for one in strong[:ULTRA_POOL]],
+            "pool": [candidate.name for candidate in strong[:ULTRA_POOL]],
             "conductor": _conductor(strong, settings),
             "fallback": strong[0].name,
             "limits": ULTRA_LIMITS,
@@ -227,10 +227,10 @@ def _conductor(strong: Sequence[Candidate], settings: Settings) -> dict[str, Any
     """Return the configured conductor, else the strongest worker that can follow a schema, else a fixed chain."""
     if settings.conductor_url is not None:
         return {"kind": "model", "worker": "conductor"}
-    able = next((one for one in strong if one.conducts), None)
+    able = next((candidate for candidate in strong if candidate.conducts), None)
     if able is not None:
         return {"kind": "model", "worker": able.name}
-    return {"kind": "fixed", "shape": "chain", "workers": [one.name for one in strong[:3]]}
+    return {"kind": "fixed", "shape": "chain", "workers": [candidate.name for candidate in strong[:3]]}
 
 
 def _models_variable(known: KnownProvider) -> str:

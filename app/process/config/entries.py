@@ -239,7 +239,7 @@ class ProviderEntry(Entry):
             region=self.region or "",
             api_version=self.api_version,
             traceparent=self.traceparent,
-            endpoints=tuple(one.core(place) for place, one in enumerate(self.endpoints)),
+            endpoints=tuple(endpoint.core(place) for place, endpoint in enumerate(self.endpoints)),
         )
 
 
@@ -321,8 +321,8 @@ class WorkerEntry(Entry):
             price=price,
             card=card,
             deadlines=self.deadlines.core(inherited),
-            drops=frozenset(one for one, treatment in table.items() if treatment != "take"),
-            refuses=frozenset(one for one, treatment in table.items() if treatment == "refuse"),
+            drops=frozenset(parameter for parameter, treatment in table.items() if treatment != "take"),
+            refuses=frozenset(parameter for parameter, treatment in table.items() if treatment == "refuse"),
             api_version=self.anthropic_version,
             priced=self.price is not None,
             declassifies=frozenset(self.declassifies),
@@ -338,7 +338,7 @@ def _limit(limit: Limit) -> Any:
     return Annotated[int, Field(ge=int(limit.least), le=limit.most)] | None
 
 
-_FIELDS: Final[dict[str, Any]] = {one.name: (_limit(one), None) for one in LIMITS.values()}
+_FIELDS: Final[dict[str, Any]] = {limit.name: (_limit(limit), None) for limit in LIMITS.values()}
 _Limits: Final[Any] = create_model("_Limits", __base__=Entry, **_FIELDS)
 
 
@@ -439,7 +439,7 @@ class RuleEntry(Entry):
 
     def core(self, name: str) -> Rule:
         """Return the core record."""
-        matches = [one.core() if one is not None else None for one in (self.allow, self.deny, self.approve)]
+        matches = [match.core() if match is not None else None for match in (self.allow, self.deny, self.approve)]
         return Rule(name, frozenset(self.labels), *matches)
 
 
@@ -470,7 +470,7 @@ class ShadowEntry(Entry):
 
     @model_validator(mode="after")
     def _names_one(self) -> "ShadowEntry":
-        if sum(one is not None for one in (self.tier, self.conductor, self.worker)) != 1:
+        if sum(number is not None for number in (self.tier, self.conductor, self.worker)) != 1:
             raise ValueError("must name one of tier, conductor and worker; name what is to be tried")
         return self
 

@@ -247,7 +247,7 @@ def _fields(model: type[Entry], path: Sequence[str | int]) -> list[str]:
         if get_origin(inner) in (dict, list):
             next(parts, "")
         here = next(
-            (one for one in (inner, *get_args(inner)) if isinstance(one, type) and issubclass(one, Entry)), here
+            (kind for kind in (inner, *get_args(inner)) if isinstance(kind, type) and issubclass(kind, Entry)), here
         )
     return list(here.model_fields)
 
@@ -299,10 +299,10 @@ def _endpoint_faults(name: str, entry: ProviderEntry, spec: ProviderSpec, faults
     path = ["providers", name]
     if entry.base_url:
         faults.add([*path, "base_url"], "is of no use beside endpoints; move it into one of them")
-    names = [one.name for one in spec.endpoints]
-    for place, one in enumerate(names):
-        if one in names[:place]:
-            faults.add([*path, "endpoints", place, "name"], f"{one} is the name of another endpoint; names differ")
+    names = [endpoint.name for endpoint in spec.endpoints]
+    for place, own_name in enumerate(names):
+        if own_name in names[:place]:
+            faults.add([*path, "endpoints", place, "name"], f"{own_name} is the name of another endpoint; names differ")
     for endpoint in spec.endpoints:
         for field_name, what in _route_faults(replace(spec, base_url=endpoint.base_url)):
             if not faults.has(*path, field_name):
@@ -330,8 +330,10 @@ def _secrets(draft: CheckedEntries, faults: Faults, environ: Mapping[str, str]) 
             continue
         for place, endpoint in enumerate(entry.endpoints):
             if endpoint.key is not None:
-                one = endpoint_secret(name, endpoint.core(place).name)
-                _note_key(endpoint.key, one, ["providers", name, "endpoints", place, "key"], found, faults, environ)
+                variable = endpoint_secret(name, endpoint.core(place).name)
+                _note_key(
+                    endpoint.key, variable, ["providers", name, "endpoints", place, "key"], found, faults, environ
+                )
         if entry.key is not None:
             _note_key(entry.key, name, ["providers", name, "key"], found, faults, environ)
     return found
