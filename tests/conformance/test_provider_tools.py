@@ -6,8 +6,19 @@ from typing import Any
 
 import pytest
 
-from app.core.message.chat import Image, Keepsake, Message, Piece, Sampling, Text, Tool, Toolbox, ToolCall, Words
-from app.core.message.tools import Gathering
+from app.core.message.chat import (
+    Gathering,
+    Image,
+    Keepsake,
+    Message,
+    Piece,
+    Sampling,
+    Text,
+    Tool,
+    Toolbox,
+    ToolCall,
+    Words,
+)
 from app.core.pool.catalog import ProviderSpec, Worker
 from app.errors import WorkerMalformed
 from app.providers.adapters.openai import Completion

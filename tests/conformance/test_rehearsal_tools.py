@@ -4,9 +4,21 @@ import json
 
 import pytest
 
-from app.core.message.chat import End, Form, Message, Sampling, Text, Tool, Toolbox, ToolCall, ToolDelta, Words
+from app.core.message.chat import (
+    End,
+    Form,
+    Gathering,
+    Message,
+    Sampling,
+    Text,
+    Tool,
+    Toolbox,
+    ToolCall,
+    ToolDelta,
+    Words,
+    fault,
+)
 from app.core.message.response_format import shown
-from app.core.message.tools import Gathering, fault
 from app.core.pool.catalog import Deadlines, ProviderSpec, Worker
 from app.providers.protocol import Request
 from app.providers.rehearsal.provider import RehearsalProvider

@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from app.core.message.chat import Message, Text, Usage, summed
-from app.core.message.tools import mint
+from app.core.message.chat import Message, Text, Usage, mint, summed
 from app.core.plan.workflow import Access, Step
 from app.core.run import drafts
 from app.core.run.bill import bill

@@ -5,6 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.core.message.chat import (
+    MOST_CALLS,
+    Gathering,
     Image,
     Message,
     Task,
@@ -13,10 +15,14 @@ from app.core.message.chat import (
     Toolbox,
     ToolCall,
     ToolDelta,
+    calls_that_count,
+    fault_of_calls,
+    mint,
+    run_of,
     task_from_json,
     task_to_json,
+    unsent,
 )
-from app.core.message.tools import MOST_CALLS, Gathering, fault, kept, mint, run_of, unsent
 
 ADD = Tool("add", "Adds.", {"type": "object", "properties": {"a": {"type": "integer"}}}, strict=True)
 LOOK = Tool("look")
@@ -91,8 +97,8 @@ def test_what_was_told_and_what_is_left_make_the_whole(chars: int, begun: int) -
 
 def test_where_one_call_is_allowed_the_first_one_counts() -> None:
     two = (ToolCall("a", "add"), ToolCall("b", "look"))
-    assert kept(two, BOX) == two
-    assert kept(two, Toolbox((ADD, LOOK), parallel=False)) == two[:1]
+    assert calls_that_count(two, BOX) == two
+    assert calls_that_count(two, Toolbox((ADD, LOOK), parallel=False)) == two[:1]
 
 
 @pytest.mark.parametrize(
@@ -108,21 +114,21 @@ def test_where_one_call_is_allowed_the_first_one_counts() -> None:
     ],
 )
 def test_arguments_must_be_a_json_object(arguments: str, fine: bool) -> None:
-    assert (fault([ToolCall("1", "add", arguments)], BOX) == "") is fine
+    assert (fault_of_calls([ToolCall("1", "add", arguments)], BOX) == "") is fine
 
 
 def test_what_cannot_be_handed_on_is_said() -> None:
     look, add = ToolCall("1", "look"), ToolCall("2", "add")
-    assert fault([], BOX) == fault([look, add], BOX) == ""
-    assert "not offered" in fault([ToolCall("1", "rm")], BOX)
-    assert "not offered" in fault([look], Toolbox(BOX.tools, "none"))
-    assert fault([], Toolbox(BOX.tools, "none")) == ""
-    assert "demanded" in fault([], Toolbox(BOX.tools, "required"))
-    assert fault([look], Toolbox(BOX.tools, "required")) == ""
-    assert fault([add], Toolbox(BOX.tools, "named", "add")) == ""
-    assert "another tool" in fault([look], Toolbox(BOX.tools, "named", "add"))
-    assert "demanded" in fault([], Toolbox(BOX.tools, "named", "add"))
-    assert "too many" in fault([look] * (MOST_CALLS + 1), BOX)
+    assert fault_of_calls([], BOX) == fault_of_calls([look, add], BOX) == ""
+    assert "not offered" in fault_of_calls([ToolCall("1", "rm")], BOX)
+    assert "not offered" in fault_of_calls([look], Toolbox(BOX.tools, "none"))
+    assert fault_of_calls([], Toolbox(BOX.tools, "none")) == ""
+    assert "demanded" in fault_of_calls([], Toolbox(BOX.tools, "required"))
+    assert fault_of_calls([look], Toolbox(BOX.tools, "required")) == ""
+    assert fault_of_calls([add], Toolbox(BOX.tools, "named", "add")) == ""
+    assert "another tool" in fault_of_calls([look], Toolbox(BOX.tools, "named", "add"))
+    assert "demanded" in fault_of_calls([], Toolbox(BOX.tools, "named", "add"))
+    assert "too many" in fault_of_calls([look] * (MOST_CALLS + 1), BOX)
 
 
 def test_a_task_with_tools_survives_its_storage() -> None:

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from app.core.message.chat import Image, Message, Text
-from app.core.message.tools import mint
+from app.core.message.chat import Image, Message, Text, mint
 from app.engine.runs import tool_results
 from app.errors import InvalidRequest
 from app.process.wiring import Runtime

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from app.core.message.chat import Toolbox
-from app.core.message.tools import run_of
+from app.core.message.chat import Toolbox, run_of
 from app.core.run.events import Kind, fact_from_json
 from app.errors import InvalidRequest
 from app.process.wiring import Runtime

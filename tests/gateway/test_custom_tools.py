@@ -7,8 +7,7 @@ import httpx
 import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from app.core.message.chat import Message, Text, Tool, Toolbox, ToolCall
-from app.core.message.tools import TOKEN_BYTES, mint
+from app.core.message.chat import TOKEN_BYTES, Message, Text, Tool, Toolbox, ToolCall, mint
 from app.gateway.wire import custom_tools
 from tests.gateway.test_exact_chat import events
 from tests.harness import callers

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 
 from app.core.message.chat import Task
-from app.core.message.tools import mint as mint_call
+from app.core.message.chat import mint as mint_call
 from app.core.plan.digest import plan_digest
 from app.core.plan.workflow import Access, Step
 from app.core.pool.catalog import Limits

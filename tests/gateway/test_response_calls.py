@@ -5,8 +5,7 @@ from typing import Any
 import httpx
 import pytest
 
-from app.core.message.chat import Message, Text, ToolCall
-from app.core.message.tools import TOKEN_BYTES, mint
+from app.core.message.chat import TOKEN_BYTES, Message, Text, ToolCall, mint
 from app.errors import InvalidRequest
 from app.gateway.responses.calls import paired
 from tests.gateway.test_response_tools import SPAWN, asked, calling

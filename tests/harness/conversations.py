@@ -4,8 +4,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-from app.core.message.chat import Message, Task, Text, Tool, Toolbox, ToolDelta
-from app.core.message.tools import Gathering
+from app.core.message.chat import Gathering, Message, Task, Text, Tool, Toolbox, ToolDelta
 from app.engine.delivery.messages import FollowedRun
 from app.engine.runs.admission import Order
 from app.process.wiring import Runtime

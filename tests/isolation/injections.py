@@ -25,7 +25,7 @@ from typing import Any
 
 import httpx
 
-from app.core.message.tools import run_of
+from app.core.message.chat import run_of
 from app.core.run.events import CallIntended, Event, PlanStep, RunAdmitted, StepAwaitingTool, StepDone, facts
 from app.process.wiring import Runtime
 from app.store.rows.content import address

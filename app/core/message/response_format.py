@@ -6,11 +6,11 @@ and a schema that cannot be used is refused before a run begins.
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 from jsonschema_rs import Draft202012Validator, FancyRegexOptions, ValidationError
 
-from app.core.message.chat import Form, Message, Text
+from app.core.message.chat import STRICT, Form, Message, Text
 from app.core.records import record
 
 FAULTS = 8
@@ -26,14 +26,6 @@ INSTRUCTION: Final = "Answer with one JSON "
 """The beginning of the message that asks for the form."""
 INSTRUCTING: Final = frozenset({"system", "developer", "user"})
 """Roles whose messages can ask for JSON."""
-
-
-def _no_constant(_name: str) -> NoReturn:
-    raise ValueError("NaN and infinities are not JSON")
-
-
-STRICT: Final = json.JSONDecoder(parse_constant=_no_constant)
-"""Parse JSON as RFC 8259 defines it; raises ValueError and RecursionError."""
 
 
 @record(frozen=True, slots=True)

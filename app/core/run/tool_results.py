@@ -8,8 +8,7 @@ cannot be continued: the conversation is then the history of a new run. Anything
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from app.core.message.chat import Message
-from app.core.message.tools import run_of
+from app.core.message.chat import Message, run_of
 from app.core.records import record
 from app.core.run.state import Exchange, RunState
 from app.errors import InvalidRequest

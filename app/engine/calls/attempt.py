@@ -20,11 +20,11 @@ from math import inf
 
 import orjson
 
-from app.core.message import tools
 from app.core.message.chat import (
     Chosen,
     Decoded,
     End,
+    Gathering,
     Keepsake,
     Message,
     Piece,
@@ -33,12 +33,13 @@ from app.core.message.chat import (
     ToolDelta,
     Usage,
     Words,
+    calls_that_count,
     decoded,
     decoded_size,
+    fault_of_calls,
     gather,
 )
 from app.core.message.response_format import Flaw, faults
-from app.core.message.tools import Gathering
 from app.core.plan.arms import tier_of
 from app.core.plan.workflow import Access
 from app.core.pool import budget
@@ -156,7 +157,7 @@ class Reply:
         self._room -= len(piece.name) + len(piece.arguments)
         if not piece.name:
             return ""
-        return tools.fault([ToolCall("", piece.name)], self._toolbox)
+        return fault_of_calls([ToolCall("", piece.name)], self._toolbox)
 
     def cut(self) -> None:
         """End it where it is: the text that has come is all of it."""
@@ -171,7 +172,7 @@ class Reply:
         """Raise `WorkerMalformed` for tool calls that cannot be handed on, for missing ones, and for an answer that has
         not the form that was asked for. A reply that was cut off has no calls that count, and no form."""
         if self.finish in ("stop", "tool_calls"):
-            self._object(tools.fault(self.calls, self._toolbox))
+            self._object(fault_of_calls(self.calls, self._toolbox))
         if self._form is not None and self.finish == "stop" and not self.calls and not self._refused:
             found = faults(self._form, self.text)
             if found:
@@ -235,7 +236,7 @@ class Reply:
     def calls(self) -> tuple[ToolCall, ...]:
         """The tool calls that it ended with."""
         if self._calls is None:
-            self._calls = tools.kept(self._gathering.calls, self._toolbox) if self.finish == "tool_calls" else ()
+            self._calls = calls_that_count(self._gathering.calls, self._toolbox) if self.finish == "tool_calls" else ()
         return self._calls
 
     def message(self, ids: Sequence[str]) -> Message:

@@ -21,8 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from app.core.message.chat import Decoded, ToolDelta, gather, spoken
-from app.core.message.tools import unsent
+from app.core.message.chat import Decoded, ToolDelta, gather, spoken, unsent
 from app.core.run import position
 from app.core.run.events import Event
 from app.core.run.position import Position

@@ -23,8 +23,7 @@ from typing import Any
 
 import orjson
 
-from app.core.message.chat import message_to_json
-from app.core.message.tools import TOKEN_BYTES, mint
+from app.core.message.chat import TOKEN_BYTES, message_to_json, mint
 from app.core.plan.pricing import question_tokens
 from app.core.pool.catalog import Amount, Catalog, Worker
 from app.core.pool.rules import Reading

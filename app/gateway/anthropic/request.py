@@ -11,9 +11,8 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 import orjson
 from pydantic import BaseModel, Field, StringConstraints, ValidationError
 
-from app.core.message.chat import Form, Message, Part, Sampling, Task, Text, ToolCall
+from app.core.message.chat import Form, Message, Part, Sampling, Task, Text, ToolCall, run_of
 from app.core.message.response_format import is_closed
-from app.core.message.tools import run_of
 from app.errors import InvalidRequest
 from app.gateway.anthropic.blocks import (
     Block,

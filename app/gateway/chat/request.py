@@ -10,8 +10,20 @@ from typing import Annotated, Any, Final, Literal, Protocol, overload
 
 from pydantic import Discriminator, Field, StringConstraints, ValidationError
 
-from app.core.message.chat import NO_TOOLS, Image, Message, Part, Sampling, Task, Text, Tool, Toolbox, ToolCall
-from app.core.message.tools import MOST_CALLS, run_of
+from app.core.message.chat import (
+    MOST_CALLS,
+    NO_TOOLS,
+    Image,
+    Message,
+    Part,
+    Sampling,
+    Task,
+    Text,
+    Tool,
+    Toolbox,
+    ToolCall,
+    run_of,
+)
 from app.core.pool.catalog import Tier
 from app.engine.runs.admission import Order
 from app.errors import InvalidRequest

@@ -7,8 +7,7 @@ output without its call. An output of a call of ours may come alone: its id lead
 from collections import defaultdict, deque
 from collections.abc import Iterable
 
-from app.core.message.chat import Message
-from app.core.message.tools import run_of
+from app.core.message.chat import Message, run_of
 from app.errors import InvalidRequest
 
 

@@ -3,8 +3,7 @@
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
-from app.core.message.chat import ToolCall
-from app.core.message.tools import run_of
+from app.core.message.chat import ToolCall, run_of
 from app.core.run.notices import response_id
 from app.engine.delivery import turn_result as endings
 from app.errors import InvalidRequest, NotFound
