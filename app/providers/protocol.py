@@ -61,12 +61,6 @@ class Provider(Protocol):
         ...
 
 
-def endpoint_of(provider: Provider) -> str:
-    """Return the name of the endpoint that this provider's calls go to; empty where it has only one."""
-    name: str = getattr(provider, "endpoint", "")
-    return name
-
-
 class ClosableProvider(Provider, Protocol):
     """A provider with the connections that it holds open."""
 

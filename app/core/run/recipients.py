@@ -46,17 +46,6 @@ class Recipient:
         return tuple(found)
 
 
-def recipient_kind(fact: CallIntended) -> RecipientKind:
-    """Return the kind of recipient that a call has."""
-    if fact.origin == SHADOW:
-        return "shadow"
-    if fact.n is not None:
-        return "worker"
-    if fact.template == EMBEDS:
-        return "embedder"
-    return "conductor"
-
-
 def seen_steps(fact: CallIntended) -> tuple[int, ...]:
     """Return the steps whose outputs the recipient of a call sees. An embedder sees what the caller said, and nothing
     else."""

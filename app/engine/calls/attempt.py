@@ -61,7 +61,7 @@ from app.errors import (
     WorkerTruncated,
 )
 from app.providers.faults import VERDICTS, malformed
-from app.providers.protocol import Request, endpoint_of
+from app.providers.protocol import Request
 from app.store.protocol import Ledger
 from app.store.rows.content import address
 
@@ -324,7 +324,8 @@ class Attempt:
         """None: nothing was sent."""
         self.catalog = catalog
         self._provider = context.provider(worker.provider)
-        self._endpoint = endpoint_of(self._provider)
+        self._endpoint: str = getattr(self._provider, "endpoint", "")
+        """The name of the endpoint that the call goes to; empty where the provider has only one."""
         self._body = trimmed(self._provider.render(request))
         schema_bytes = len(self._body) if request.form or request.toolbox.tools else 0
         self._input_bound = budget.input_bound(request.messages, schema_bytes)

@@ -10,7 +10,7 @@ import orjson
 from sqlalchemy import ColumnElement, Connection, bindparam, func, insert, or_, select, tuple_, update
 
 from app.core.run.events import CallFinished, CallIntended, Event, Kind
-from app.core.run.recipients import recipient_kind, seen_steps
+from app.core.run.recipients import EMBEDS, SHADOW, RecipientKind, seen_steps
 from app.store.protocol import ERASED_TAGS, USER_TAG
 from app.store.protocol.disclosures import Completed, Disclosure, DisclosureQuery, Place, Rebuilt, Saw
 from app.store.rows.transparency_log import queue_runs
@@ -21,6 +21,17 @@ LEDGER = DISCLOSURES.c
 CALLS = (Kind.CALL_INTENDED.value, Kind.CALL_FINISHED.value)
 Ended = tuple[str, int, int]
 """The outcome of a call, its input tokens and its output tokens."""
+
+
+def recipient_kind(fact: CallIntended) -> RecipientKind:
+    """Return the kind of recipient that a call has."""
+    if fact.origin == SHADOW:
+        return "shadow"
+    if fact.n is not None:
+        return "worker"
+    if fact.template == EMBEDS:
+        return "embedder"
+    return "conductor"
 
 
 def intended(run: str, tenant: str, key: str, fact: CallIntended, at: float) -> Row:
