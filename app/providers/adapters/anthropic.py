@@ -24,12 +24,11 @@ import orjson
 from app.core.message.chat import Document, End, Finish, Part, Piece, Sampling, Text, Usage, Words
 from app.core.pool.catalog import Deadlines, ProviderSpec
 from app.errors import WorkerTruncated
-from app.providers import functions, options
+from app.providers import document, options
 from app.providers.authentication import key_headers
-from app.providers.document import count, inner, label, parse, rows, usage, words
+from app.providers.document import StreamedCalls, count, inner, label, parse, rows, usage, words
 from app.providers.eventstream import MessageReader
 from app.providers.faults import fault, in_stream, malformed
-from app.providers.functions import StreamedCalls
 from app.providers.http import Endpoint, exchange
 from app.providers.protocol import Request
 from app.providers.turns import Called, Kept, Result, Said, inline, turns
@@ -99,7 +98,7 @@ class AnthropicProvider:
             _trim(body["messages"][-1]["content"])
         body |= _sampling(request.sampling, self.unsupported | request.worker.drops)
         strict = _loosened if self._spec.structured else None
-        body |= functions.for_anthropic(request.toolbox, request.messages, strict)
+        body |= document.tools_for_anthropic(request.toolbox, request.messages, strict)
         if request.form is not None and request.form.schema is not None and self._spec.structured:
             body["output_config"] = {"format": {"type": "json_schema", "schema": _loosened(request.form.schema)}}
         if self._spec.streams and request.live and self._spec.auth != "aws":
@@ -148,7 +147,7 @@ def _blocks(said: Said) -> list[dict[str, Any]]:
         return list(said.data.get("blocks", ()))
     if isinstance(said, Called):
         call = said.call
-        given = functions.object_of(call.arguments)
+        given = document.arguments_object(call.arguments)
         return [{"type": "tool_use", "id": _id(call.id), "name": call.name, "input": given}]
     if isinstance(said, Result):
         content = [_block(part) for part in said.parts]
@@ -295,7 +294,7 @@ class Reply:
         elif kind == "tool_use":
             given = inner(block.get("input"), self._who)
             name, id_ = words(block.get("name"), self._who), words(block.get("id"), self._who)
-            self._calls.take(index, id_, name, functions.text_of(given, self._who) if given else "", pieces)
+            self._calls.take(index, id_, name, document.arguments_text(given, self._who) if given else "", pieces)
         elif kind in ("thinking", "redacted_thinking"):
             self._thoughts[index] = dict(block)
 

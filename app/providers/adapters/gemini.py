@@ -18,10 +18,9 @@ import orjson
 from app.core.message.chat import End, Finish, Part, Piece, Sampling, Text, Usage, Words
 from app.core.pool.catalog import Deadlines, ProviderSpec
 from app.errors import WorkerMalformed, WorkerTruncated
-from app.providers import functions, options
-from app.providers.document import count, inner, label, parse, rows, usage, words
+from app.providers import document, options
+from app.providers.document import StreamedCalls, count, inner, label, parse, rows, usage, words
 from app.providers.faults import fault, in_stream, malformed
-from app.providers.functions import StreamedCalls
 from app.providers.http import Endpoint, exchange
 from app.providers.protocol import Request
 from app.providers.turns import Called, Kept, Result, Said, inline, turns
@@ -85,7 +84,7 @@ class GeminiProvider:
         if request.form is not None and self._spec.structured:
             shape = {"responseJsonSchema": request.form.schema} if request.form.schema is not None else {}
             body["generationConfig"] |= {"responseMimeType": "application/json", **shape}
-        body |= functions.for_gemini(request.toolbox)
+        body |= document.tools_for_gemini(request.toolbox)
         return orjson.dumps(body, default=dict)
 
     def stream(self, request: Request, body: bytes, deadlines: Deadlines) -> AsyncIterator[list[Piece]]:
@@ -93,7 +92,7 @@ class GeminiProvider:
         who, streams = f"{request.worker.name} at {self._spec.name}", self._spec.streams and request.live
         verb = "streamGenerateContent?alt=sse" if streams else "generateContent"
         path = f"/{_resource(request.worker.model)}:{verb}"
-        names = {functions.gemini_name(tool.name): tool.name for tool in request.toolbox.tools}
+        names = {document.gemini_name(tool.name): tool.name for tool in request.toolbox.tools}
         return exchange(
             self._endpoint, path, body, deadlines, Candidate(who, names), who, streams=streams, headers=request.headers
         )
@@ -114,11 +113,11 @@ def _parts(said: Said, signed: bool) -> list[dict[str, Any]]:
         return []
     if isinstance(said, Called):
         signature = _kept(said, "signatures") or (UNSIGNED if signed and not said.place and not said.keepsake else None)
-        call = {"name": functions.gemini_name(said.call.name), "args": functions.object_of(said.call.arguments)}
+        call = {"name": document.gemini_name(said.call.name), "args": document.arguments_object(said.call.arguments)}
         return [{"functionCall": call | _its_id(said)} | ({"thoughtSignature": signature} if signature else {})]
     if isinstance(said, Result):
         text = "".join(part.text for part in said.parts if isinstance(part, Text))
-        response = {"name": functions.gemini_name(said.called.call.name), **_its_id(said.called)}
+        response = {"name": document.gemini_name(said.called.call.name), **_its_id(said.called)}
         response["response"] = {"error" if said.failed else "output": text}
         pictures = [_part(part) for part in said.parts if not isinstance(part, Text)]
         return [{"functionResponse": response}, *pictures]
@@ -242,7 +241,7 @@ class Candidate:
     def _call(self, part: dict[str, Any], pieces: list[Piece]) -> None:
         call = inner(part["functionCall"], self._who)
         name = words(call.get("name"), self._who)
-        arguments = functions.text_of(inner(call.get("args"), self._who), self._who)
+        arguments = document.arguments_text(inner(call.get("args"), self._who), self._who)
         self._ids.append(words(call.get("id"), self._who))
         self._signatures.append(words(part.get("thoughtSignature"), self._who))
         self._calls.take(len(self._calls), self._ids[-1], self._names.get(name, name), arguments, pieces)

@@ -36,11 +36,10 @@ from app.core.message.chat import (
 from app.core.pool.catalog import Deadlines, ProviderSpec
 from app.core.records import record
 from app.errors import WorkerTruncated, WorkerUnavailable
-from app.providers import functions, options
+from app.providers import document, options
 from app.providers.authentication import key_headers
-from app.providers.document import inner, label, parse, rows, tokens, usage, words
+from app.providers.document import StreamedCalls, inner, label, openai_calls, parse, rows, tokens, usage, words
 from app.providers.faults import fault, in_stream, malformed
-from app.providers.functions import StreamedCalls, openai_calls
 from app.providers.http import Endpoint, exchange
 from app.providers.protocol import Request
 
@@ -101,7 +100,7 @@ class OpenAIProvider:
         spec = self._spec
         body: dict[str, Any] = {"model": request.worker.model, "messages": self._talk.render(request.messages)}
         body |= _sampling(request.sampling, self._cap, self.unsupported | request.worker.drops)
-        body |= functions.for_openai(request.toolbox, strict=spec.structured)
+        body |= document.tools_for_openai(request.toolbox, strict=spec.structured)
         if request.form is not None and spec.structured:
             body["response_format"] = _response_format(request.form)
         if request.logprobs is not None:
@@ -371,7 +370,7 @@ class Completion:
         who = self._who
         key = place if call.get("index") is None else call["index"]
         function = inner(call.get("function"), who)
-        arguments = functions.text_of(function.get("arguments"), who)
+        arguments = document.arguments_text(function.get("arguments"), who)
         named = words(call.get("id"), who), words(function.get("name"), who)
         number = self._calls.take(key, *named, arguments, pieces)
         if number is not None:

@@ -37,11 +37,10 @@ from app.core.message.chat import (
 from app.core.message.response_format import is_closed
 from app.core.pool.catalog import Deadlines, ProviderSpec
 from app.errors import WorkerTruncated, WorkerUnavailable
-from app.providers import functions, options
+from app.providers import document, options
 from app.providers.authentication import key_headers
-from app.providers.document import inner, label, parse, rows, tokens, usage, words
+from app.providers.document import StreamedCalls, inner, label, parse, rows, tokens, usage, words
 from app.providers.faults import fault, in_stream, malformed
-from app.providers.functions import StreamedCalls
 from app.providers.http import Endpoint, exchange
 from app.providers.protocol import Request
 
@@ -186,7 +185,7 @@ def _tools(toolbox: Toolbox, *, strict: bool) -> dict[str, Any]:
 def _tool(tool: Tool, strict: bool) -> dict[str, Any]:
     """Return a definition. `strict` is always sent, because the API takes an absent one for true."""
     described = {"description": tool.description} if tool.description else {}
-    parameters = functions.EMPTY_SCHEMA
+    parameters = document.EMPTY_SCHEMA
     if tool.parameters is not None:
         parameters = tool.parameters
     constrained = strict and tool.strict and is_closed(parameters)
@@ -302,7 +301,7 @@ class Response:
             self._items.append({"type": "function_call"})
             self._begin(place, item, pieces)
             if place not in self._given:
-                self._more(place, functions.text_of(item.get("arguments"), self._who), pieces)
+                self._more(place, document.arguments_text(item.get("arguments"), self._who), pieces)
         self._given.add(place)
 
     def _say(self, place: object, text: object, pieces: list[Piece]) -> None:
