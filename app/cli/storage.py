@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from datetime import UTC, datetime
 
+from app.core.run.identifiers import run_of_reply
 from app.core.run.kinds import RUN_STATES
-from app.core.run.reply_ids import run_of_reply
 from app.errors import ConfigInvalid, NotFound, RunPruned, StoreUnavailable
 from app.process.config import Settings, content_keys, describe
 from app.store.archive import Archive, open_archive

@@ -18,9 +18,9 @@ from opentelemetry.trace import SpanKind
 from app.core.message.chat import End
 from app.core.pool.catalog import ProviderSpec
 from app.core.run.events import CallFinished
+from app.core.run.identifiers import Trace, continued
 from app.core.run.kinds import Kind
 from app.core.run.state import RunState
-from app.core.run.trace import Trace, continued
 from app.engine.context import EngineContext
 from app.network.tracing import SPAN_CALL, SPAN_RUN, Attributes, Span, Tracing
 from app.providers.protocol import Request

@@ -24,7 +24,7 @@ from opentelemetry.metrics import Histogram, Meter
 from opentelemetry.trace import Link, SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from app.core.run.trace import NO_TRACE, Trace
+from app.core.run.identifiers import NO_TRACE, Trace
 
 SCHEMA = "https://opentelemetry.io/schemas/1.41.0"
 """The last version of the conventions that has the GenAI metrics below; the operation `plan` was added after it."""

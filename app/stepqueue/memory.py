@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Self
 
-from app.core.run.trace import NO_TRACE
+from app.core.run.identifiers import NO_TRACE
 from app.errors import QueueUnavailable
 from app.stepqueue.protocol import AGAIN, WHOLE_RUN, Live, Ticket
 

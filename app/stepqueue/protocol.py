@@ -16,7 +16,7 @@ from typing import Protocol
 from app.core.message.chat import Decoded, ToolDelta
 from app.core.records import record
 from app.core.run.events import Event
-from app.core.run.trace import NO_TRACE, Trace
+from app.core.run.identifiers import NO_TRACE, Trace
 
 DISPATCHERS = "dispatchers"
 AGAIN = -1

@@ -28,7 +28,7 @@ import orjson
 from redis.exceptions import OutOfMemoryError, RedisError, ResponseError
 
 from app.core.records import changed
-from app.core.run.trace import NO_TRACE, read_trace
+from app.core.run.identifiers import NO_TRACE, read_trace
 from app.errors import QueueUnavailable
 from app.stepqueue.protocol import AGAIN, WHOLE_RUN, Ticket
 from app.telemetry import PoolUse

@@ -11,7 +11,7 @@ import pytest
 
 from app.core.message.chat import ToolDelta
 from app.core.run.events import Event, Kind
-from app.core.run.trace import Trace
+from app.core.run.identifiers import Trace
 from app.errors import QueueUnavailable
 from app.stepqueue.memory import MemoryQueue
 from app.stepqueue.protocol import AGAIN, WHOLE_RUN, Adopted, Committed, Delta, Listen, Live, StepQueue, Stop, Ticket

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from app.core.run.trace import NO_TRACE
+from app.core.run.identifiers import NO_TRACE
 from app.network.tracing import OPERATION_DURATION, TOKEN_USAGE, Tracing, exports
 from app.process import otlp
 from tests.harness.in_process import ask, calling, pool_text, running_service

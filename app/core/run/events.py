@@ -22,10 +22,10 @@ from app.core.pool.approval import ApprovalTerms
 from app.core.pool.breaker import Verdict
 from app.core.pool.catalog import Limits
 from app.core.records import record
+from app.core.run.identifiers import Trace
 from app.core.run.kinds import TERMINAL as TERMINAL
 from app.core.run.kinds import Kind as Kind
 from app.core.run.kinds import Mode, OnDisconnect, OriginKind
-from app.core.run.trace import Trace
 
 # -- a fact and its JSON, by the fields of its record
 

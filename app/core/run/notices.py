@@ -16,7 +16,7 @@ from app.core.pool.budgets import Budget, Window
 from app.core.pool.catalog import MILLION
 from app.core.records import record
 from app.core.run.events import Fact, RunAwaitingApproval, RunAwaitingTool, RunCancelled, RunEnd, RunSucceeded
-from app.core.run.reply_ids import formatted
+from app.core.run.identifiers import formatted
 
 PREFIX = "whsec_"
 SECRET_BYTES = range(24, 65)

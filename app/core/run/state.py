@@ -41,6 +41,7 @@ from app.core.run.events import (
     StepToolResults,
     read,
 )
+from app.core.run.identifiers import NO_TRACE, Trace
 from app.core.run.kinds import (
     AFTER_THE_END,
     ENDED,
@@ -52,7 +53,6 @@ from app.core.run.kinds import (
     Mode,
     OnDisconnect,
 )
-from app.core.run.trace import NO_TRACE, Trace
 
 RATE_LIMITED = "worker_rate_limited"
 FALLBACK = "fallback"

@@ -12,8 +12,8 @@ from typing import Protocol
 
 from app.core.records import record
 from app.core.run.events import Event, Fact
+from app.core.run.identifiers import Trace
 from app.core.run.state import RunState
-from app.core.run.trace import Trace
 from app.errors import Conflict, RunOverBudget
 from app.stepqueue.protocol import Listen
 from app.store.protocol import MOVED, Appended, Entry, Ledger, Outbox

@@ -27,10 +27,10 @@ from app.core.pool.catalog import Catalog
 from app.core.records import changed
 from app.core.run import drafts
 from app.core.run.events import CallFinished, Event, Fact, Kind, PlanStep, RunAwaitingApproval, StepQueued
+from app.core.run.identifiers import NO_TRACE
 from app.core.run.kinds import AFTER_THE_END
 from app.core.run.progress import Await, AwaitApproval, Conclude, DropPlan, Finish, Propose, Queue, Skip, decide
 from app.core.run.state import RUN_ENDED, Call, RunState, advance, possible, tentative
-from app.core.run.trace import NO_TRACE
 from app.engine.commit.colocation import BegunStep, StepStarter, commit_with_intents, held
 from app.engine.commit.tickets import enqueue
 from app.engine.context import EngineContext

@@ -4,8 +4,8 @@ import logging
 from collections.abc import Iterable
 
 from app.core.records import changed
+from app.core.run.identifiers import Trace
 from app.core.run.state import RunState
-from app.core.run.trace import Trace
 from app.engine.context import EngineContext
 from app.errors import QueueUnavailable
 from app.stepqueue.protocol import AGAIN, WHOLE_RUN, Ticket

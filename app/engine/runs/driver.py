@@ -29,9 +29,9 @@ from app.conductor.protocol import Policy
 from app.core.message.chat import Task
 from app.core.run import drafts
 from app.core.run.events import CallFinished, Event, Kind
+from app.core.run.identifiers import NO_TRACE, Trace
 from app.core.run.progress import Finish, Propose, confirmed
 from app.core.run.state import DRIVER_LOST, Proposal, RunState, StepState, tentative
-from app.core.run.trace import NO_TRACE, Trace
 from app.engine.calls.attempt import given_up
 from app.engine.commit.colocation import StepStarter
 from app.engine.commit.run_writer import RunWriter, ending

@@ -45,12 +45,12 @@ from app.core.records import changed, record
 from app.core.run import disclosures, drafts
 from app.core.run.bill import unspent
 from app.core.run.events import Fact, StepSkipped
+from app.core.run.identifiers import NO_TRACE
 from app.core.run.labels import Flow, conversation, matters, refusals
 from app.core.run.progress import Propose, may_nest
 from app.core.run.recipients import EMBEDS
 from app.core.run.recording import RecordedPlan, places
 from app.core.run.state import CALLER, FALLBACK, REPLAY, Proposal, RunState, StepState
-from app.core.run.trace import NO_TRACE
 from app.engine.calls.attempt import Attempt, Purpose, tier_seconds
 from app.engine.calls.step_request import look, texts_of
 from app.engine.commit.run_writer import Append, Contents, patiently

@@ -31,11 +31,11 @@ from app.core.records import changed
 from app.core.run import approvals, disclosures
 from app.core.run.bill import spendable
 from app.core.run.events import CallFinished, Fact, NamedCall, StepAwaitingTool, StepDone, StepFailed
+from app.core.run.identifiers import Trace, continued
 from app.core.run.kinds import AFTER_THE_END
 from app.core.run.labels import readers
 from app.core.run.share import share
 from app.core.run.state import RunState, StepState, fold
-from app.core.run.trace import Trace, continued
 from app.engine.calls.attempt import Attempt, Purpose, lost, tier_seconds
 from app.engine.calls.candidates import Candidates
 from app.engine.calls.step_request import NOTHING, is_long, look

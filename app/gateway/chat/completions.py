@@ -10,7 +10,7 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from app.core.run.reply_ids import formatted
+from app.core.run.identifiers import formatted
 from app.core.run.state import RunState
 from app.engine.delivery.messages import AnswerPart, TurnEnd
 from app.engine.runs.admission import Order

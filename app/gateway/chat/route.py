@@ -18,8 +18,8 @@ from app.core.message.chat import Decoded, ToolDelta, Usage, gather, summed
 from app.core.pool.catalog import MILLION
 from app.core.run import position
 from app.core.run.bill import Bill
+from app.core.run.identifiers import formatted
 from app.core.run.progress import parent_of
-from app.core.run.reply_ids import formatted
 from app.core.run.state import RunState, StepState
 from app.engine.delivery.messages import AnswerPart, StepEvent, TurnEnd
 from app.engine.runs.admission import Order

@@ -22,8 +22,8 @@ from opentelemetry.trace import SpanKind
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from app.core.pool.catalog import MILLION
+from app.core.run.identifiers import NO_TRACE, continued
 from app.core.run.state import RunState
-from app.core.run.trace import NO_TRACE, continued
 from app.engine.delivery.messages import FollowedRun, TurnEnd
 from app.errors import BatonError, OverQuota
 from app.gateway.http import fault

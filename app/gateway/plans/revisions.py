@@ -14,8 +14,8 @@ from app.core.plan.parse import to_lists
 from app.core.plan.workflow import Access, Step
 from app.core.pool.catalog import Limits
 from app.core.records import changed, record
+from app.core.run.identifiers import formatted, run_of_reply
 from app.core.run.kinds import ENDED
-from app.core.run.reply_ids import formatted, run_of_reply
 from app.core.run.state import RunState, StepState, fold
 from app.engine.calls.step_request import texts_of
 from app.errors import InvalidRequest, NotFound, PlanRejected

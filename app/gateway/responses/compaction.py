@@ -12,7 +12,7 @@ import orjson
 from pydantic import Field
 
 from app.core.message.chat import Message, Task, Text
-from app.core.run.reply_ids import formatted
+from app.core.run.identifiers import formatted
 from app.engine.delivery.messages import TurnEnd
 from app.errors import InvalidRequest
 from app.gateway.chat.route import extension

@@ -16,7 +16,7 @@ from starlette.responses import Response
 from app.core.pool.catalog import MILLION, Catalog
 from app.core.rating.forecast import History
 from app.core.run.events import Event, RunApproved, RunAwaitingApproval, RunRefused, dated
-from app.core.run.reply_ids import run_of_reply
+from app.core.run.identifiers import run_of_reply
 from app.core.run.state import Proposal, RunState, StepState, fold
 from app.core.run.withheld import decided_by, withheld
 from app.engine.runs.approvals import Decision

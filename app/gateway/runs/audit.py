@@ -25,9 +25,9 @@ from app.core.run.events import (
     dated,
     facts,
 )
+from app.core.run.identifiers import continued
 from app.core.run.labels import Flow
 from app.core.run.state import Call, Proposal, RunState, fold
-from app.core.run.trace import continued
 from app.engine.calls.step_request import see
 from app.errors import NotFound
 from app.gateway.chat.route import dollars, figures, usage_of

@@ -21,7 +21,7 @@ from app.core.run.events import (
     StepToolResults,
     dated,
 )
-from app.core.run.reply_ids import reply_id
+from app.core.run.identifiers import reply_id
 from app.core.run.state import RunState, StepState
 from app.gateway.chat.request import wire_calls
 from app.gateway.chat.route import dollars, figures

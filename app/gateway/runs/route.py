@@ -22,8 +22,8 @@ from starlette.responses import Response
 from app.core.records import record
 from app.core.run import graph, timeline
 from app.core.run.events import Event, Kind
+from app.core.run.identifiers import run_of_reply
 from app.core.run.instant import Instant, snapshot
-from app.core.run.reply_ids import run_of_reply
 from app.core.run.state import RunState, fold
 from app.errors import Forbidden, NotFound, RunPruned
 from app.gateway.chat import route

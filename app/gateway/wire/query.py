@@ -21,8 +21,8 @@ from pydantic_core import PydanticCustomError
 from app.core.plan.workflow import Topology
 from app.core.pool.catalog import MILLION
 from app.core.rating.economics import GROUPINGS, METADATA, Success, known_grouping
+from app.core.run.identifiers import REPLY_ID, run_of_reply
 from app.core.run.recipients import RecipientKind
-from app.core.run.reply_ids import REPLY_ID, run_of_reply
 from app.gateway.openapi.replies import RunState
 from app.gateway.wire.parameters import Includable
 from app.store.protocol import RunSort, Saw

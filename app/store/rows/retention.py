@@ -21,8 +21,8 @@ from sqlalchemy import (
 )
 
 from app.core.run.events import Kind
+from app.core.run.identifiers import Trace
 from app.core.run.retention_classes import RunClass
-from app.core.run.trace import Trace
 from app.errors import NotFound
 from app.store.protocol import (
     APPROVAL_TAG,
