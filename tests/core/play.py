@@ -13,7 +13,7 @@ from app.core.message.chat import Usage, summed
 from app.core.plan.workflow import CONDUCTOR, Access, Step
 from app.core.pool.catalog import Limits
 from app.core.run import drafts
-from app.core.run.bill import bill
+from app.core.run.caller_view import bill
 from app.core.run.events import (
     CallFinished,
     CallIntended,

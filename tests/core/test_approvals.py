@@ -10,7 +10,7 @@ from app.core.pool.approval import ApprovalTerms, terms_of
 from app.core.pool.catalog import ApprovalRule, Catalog, ConductorSpec, Limits, Tier, Worker
 from app.core.pool.rules import Match, Rule
 from app.core.run import approvals, drafts
-from app.core.run.bill import spendable
+from app.core.run.caller_view import spendable
 from app.core.run.events import Fact, Kind, RunAdmitted, RunApproved, RunRefused
 from app.core.run.progress import AwaitApproval, DropPlan, Finish, Propose, Queue, decide
 from app.core.run.state import RunState, fold

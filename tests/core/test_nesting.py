@@ -6,10 +6,10 @@ import pytest
 
 from app.core.plan.workflow import CONDUCTOR, Access, Step
 from app.core.pool.catalog import Limits
-from app.core.run import drafts, position
+from app.core.run import caller_view, drafts
+from app.core.run.caller_view import Position
 from app.core.run.events import Event, Fact, Kind, fact_from_json
 from app.core.run.kinds import Mode
-from app.core.run.position import Position
 from app.core.run.progress import (
     Conclude,
     Finish,
@@ -230,11 +230,11 @@ def test_a_plan_is_opened_for_no_step_that_does_not_wait_for_one(fault: str) -> 
 def test_the_end_of_a_stream_is_that_of_the_call_inside() -> None:
     """A nested answer is told at once, so whoever takes its stream up again has all of it or nothing."""
     over = after(inside(OPENED, 1, Step("bob")), *answered(2, 9))
-    assert position.attempt_of(over, "call-2") == 0, "not yet the answer"
+    assert caller_view.attempt_of(over, "call-2") == 0, "not yet the answer"
     [command] = decide(over, 0.0)
     closed = after(over, *drafts.settled(over, command))  # type: ignore[arg-type]
     ended = after(closed, drafts.ended(closed, Finish(Kind.SUCCEEDED, 1)))
-    assert position.attempt_of(ended, "call-2") == 1
-    assert position.attempt_of(ended, "call-0") == 1, "of another step"
-    assert position.end_of(ended) == Position(1, 9)
-    position.check(ended, Position(1, 9 + position.DONE))
+    assert caller_view.attempt_of(ended, "call-2") == 1
+    assert caller_view.attempt_of(ended, "call-0") == 1, "of another step"
+    assert caller_view.end_of(ended) == Position(1, 9)
+    caller_view.check_position(ended, Position(1, 9 + caller_view.DONE))

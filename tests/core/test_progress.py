@@ -13,7 +13,7 @@ from app.core.plan.workflow import Access, Step, topology
 from app.core.pool.breaker import NO_TIME
 from app.core.pool.catalog import Limits
 from app.core.run import drafts
-from app.core.run.bill import bill
+from app.core.run.caller_view import bill
 from app.core.run.events import TERMINAL, Fact, Kind, RunSucceeded, fact_from_json
 from app.core.run.kinds import ENDED, Mode
 from app.core.run.progress import Finish, Propose, Queue, Skip, confirmed, decide

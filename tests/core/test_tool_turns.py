@@ -8,11 +8,10 @@ import pytest
 from app.core.message.chat import Message, Text, Usage, mint, summed
 from app.core.plan.workflow import Access, Step
 from app.core.run import drafts
-from app.core.run.bill import bill
+from app.core.run.caller_view import Returned, bill, latest, portions, returned, standing
 from app.core.run.events import Fact, Kind, StepToolResults, fact_from_json
 from app.core.run.progress import Await, Finish, Queue, confirmed, decide
 from app.core.run.state import NO_RESULTS, RunState
-from app.core.run.tool_results import Returned, latest, portions, returned, standing
 from app.errors import InvalidRequest
 from tests.core.play import called, done, failed, intent, outcome, resumed
 from tests.core.test_progress import FIRST_ROUND, MENDING, ROUNDS, answered, further, planned, queued, seeing, state_of

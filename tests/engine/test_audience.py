@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from app.core.run.bill import bill
-from app.core.run.position import ATTEMPT, DONE, Position
+from app.core.run.caller_view import ATTEMPT, DONE, Position, bill
 from app.core.run.state import RunState
 from app.engine.delivery import followers as module
 from app.engine.delivery.followers import Audience

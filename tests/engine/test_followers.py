@@ -16,6 +16,7 @@ import pytest
 
 from app.conductor.protocol import Policy
 from app.core.message.chat import Message, Task, Text, ToolCall, Usage, message_to_json
+from app.core.run.caller_view import Position
 from app.core.run.events import (
     CallFinished,
     CallIntended,
@@ -29,7 +30,6 @@ from app.core.run.events import (
     StepToolResults,
     fact_from_json,
 )
-from app.core.run.position import Position
 from app.core.run.state import fold
 from app.engine.calls.attempt import Reply
 from app.engine.context import EngineContext

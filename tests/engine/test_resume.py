@@ -10,7 +10,7 @@ import orjson
 import pytest
 from openai import AsyncOpenAI
 
-from app.core.run.position import ATTEMPT, DONE, FINISH, USAGE
+from app.core.run.caller_view import ATTEMPT, DONE, FINISH, USAGE
 from app.process.wiring import Runtime
 from tests.harness.callers import Heard, body, calling, key_of, listening, post, stream
 from tests.harness.waiting import until

@@ -10,7 +10,7 @@ import pytest
 from app.core.message.chat import Form, Message, Sampling, Task, Text, Tool, Toolbox
 from app.core.pool.budgets import Budget
 from app.core.pool.catalog import Amount
-from app.core.run.bill import spendable
+from app.core.run.caller_view import spendable
 from app.core.run.events import Kind
 from app.engine.runs.means import Means
 from app.engine.steps import execution

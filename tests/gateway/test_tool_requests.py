@@ -8,7 +8,7 @@ import pytest
 from openai import AsyncOpenAI
 
 from app.core.message.chat import Image, Message, Text, Tool, Toolbox, ToolCall, ToolDelta, mint
-from app.core.run.tool_results import returned
+from app.core.run.caller_view import returned
 from app.engine.delivery.messages import AnswerPart, CallerMessage, Mailbox, TurnEnd
 from app.engine.runs.admission import Order
 from app.gateway.chat.request import LazyConversation

@@ -19,9 +19,8 @@ from app.core.pool.catalog import Catalog, ConductorSpec, Limits, Price, Provide
 from app.core.pool.rates import RateReply, RateRequest, RunUse, Window, decide
 from app.core.rating.economics import JournaledRun
 from app.core.rating.feedback import Feedback
-from app.core.run.bill import bill
+from app.core.run.caller_view import Position, bill
 from app.core.run.events import Event, Fact, Kind, fact_from_json
-from app.core.run.position import Position
 from app.core.run.state import RunState, fold
 from app.engine.delivery.messages import AnswerPart, CallerMessage, FollowedRun, Mailbox, TurnEnd
 from app.engine.runs.admission import Order

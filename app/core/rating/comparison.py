@@ -17,7 +17,7 @@ from app.core.plan.workflow import Access
 from app.core.pool.catalog import MILLION
 from app.core.rating.feedback import Feedback, FeedbackKind
 from app.core.records import record
-from app.core.run.bill import bill
+from app.core.run.caller_view import bill
 from app.core.run.events import CallIntended, Event, PlanStep, facts
 from app.core.run.recipients import EMBEDS, seen_steps
 from app.core.run.recording import places

@@ -9,7 +9,7 @@ from app.core.plan.workflow import Step, asks_for_answer, topology
 from app.core.pool.catalog import Catalog
 from app.core.records import changed
 from app.core.run import approvals
-from app.core.run.bill import bill
+from app.core.run.caller_view import bill
 from app.core.run.events import (
     ENDS,
     Fact,

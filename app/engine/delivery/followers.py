@@ -22,9 +22,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from app.core.message.chat import Decoded, ToolDelta, gather, spoken, unsent
-from app.core.run import position
+from app.core.run import caller_view
+from app.core.run.caller_view import Position
 from app.core.run.events import Event
-from app.core.run.position import Position
 from app.core.run.state import RunState, fold_turn
 from app.engine.context import EngineContext
 from app.engine.delivery import turn_result
@@ -146,7 +146,7 @@ class Audience:
         Whatever is missed here is sent with the end, or when an engine sends it again.
         """
         if delta.call != self.call:
-            attempt = position.attempt_of(state, delta.call)
+            attempt = caller_view.attempt_of(state, delta.call)
             if state.answering is None or state.answering.n != delta.step or attempt <= self._attempt:
                 return False
             self._begin(delta, attempt)
@@ -225,7 +225,7 @@ class Audience:
                 self._end(listener, ended)
 
     def _end(self, listener: Listener, ended: TurnEnd) -> None:
-        at, answer = position.end_of(ended.state), ended.answer
+        at, answer = caller_view.end_of(ended.state), ended.answer
         error = ended.error or self._objection(listener, at, answer)
         tokens = ended.logprobs or ()
         rest = tokens[listener.tokens_sent(tokens) :]
@@ -244,8 +244,8 @@ class Audience:
         if received is None and listener.attempt == self._attempt and listener.chars <= self.chars:
             received = self.text[: listener.chars]
         if listener.attempt == at.attempt:
-            if listener.chars > len(answer) + position.DONE:
-                return position.unknown()
+            if listener.chars > len(answer) + caller_view.DONE:
+                return caller_view.unknown_event()
             if received is None or answer.startswith(received):
                 return None
             return answer_changed(self._run)

@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 
 from app.core.message.chat import Decoded, ToolCall, ToolDelta
 from app.core.records import record
-from app.core.run.bill import Bill
+from app.core.run.caller_view import Bill
 from app.core.run.events import Kind
 from app.core.run.state import RunState
 from app.errors import BatonError
@@ -77,7 +77,7 @@ def _wake(waiting: asyncio.Future[None]) -> None:
 @record(frozen=True, slots=True)
 class AnswerPart:
     """More of the answer, with the log-probabilities of its tokens where the caller asked for them; `at` is the event
-    number behind it (`run/position.py`)."""
+    number behind it (`run/caller_view.py`)."""
 
     text: str
     logprobs: tuple[Decoded, ...] = ()

@@ -13,8 +13,8 @@ import orjson
 from app import errors
 from app.core.message.chat import message_from_json
 from app.core.pool.budgets import scope_of
-from app.core.run import position
-from app.core.run.bill import bill
+from app.core.run import caller_view
+from app.core.run.caller_view import bill
 from app.core.run.events import TERMINAL, Event, RunAwaitingTool, RunResumed
 from app.core.run.state import NO_RESULTS, RunState, StepState, fold
 from app.engine.delivery.messages import TurnEnd
@@ -61,7 +61,7 @@ async def read(store: ContentReads, state: RunState) -> TurnEnd:
 
 def refs(state: RunState) -> list[str]:
     """Return the refs of a reply's contents: text, tokens with their log-probabilities, messages with tool calls."""
-    step = position.answered(state)
+    step = caller_view.answered(state)
     if step is not None:
         return of_step(step)
     return [step.exchanges[-1].said for step in _callers(state)]
@@ -76,7 +76,7 @@ def turn_end(state: RunState, contents: Mapping[str, bytes]) -> TurnEnd:
     """Return the end of a turn whose reply is at hand, by the refs of its parts."""
     if not contents.keys() >= set(refs(state)):
         raise NotFound("The content of this run was erased; its journal remains.", code="content_erased")
-    step, finish = position.answered(state), (state.end.finish if state.end is not None else None) or "stop"
+    step, finish = caller_view.answered(state), (state.end.finish if state.end is not None else None) or "stop"
     if state.state == "awaiting_tool":
         return _calling(state, contents)
     if step is None:

@@ -13,11 +13,10 @@ from math import inf
 from weakref import WeakValueDictionary
 
 from app.core.records import changed
-from app.core.run import position
+from app.core.run import caller_view
+from app.core.run.caller_view import Position, Returned, returned
 from app.core.run.events import RunCancelAsked
-from app.core.run.position import Position
 from app.core.run.state import RunState, Turn, admit, advanced
-from app.core.run.tool_results import Returned, returned
 from app.engine.commit.tickets import offer_run
 from app.engine.commit.waiting_runs import WaitingRuns
 from app.engine.context import EngineContext
@@ -339,7 +338,7 @@ class RunClient:
         the `tenant` may read it (None: of any).
 
         Raises `NotFound` (no such run, or its answer was erased), `InvalidRequest` and `Conflict` (see
-        `position.check`), `Overloaded`, `StoreUnavailable`.
+        `caller_view.check_position`), `Overloaded`, `StoreUnavailable`.
         """
         store = self._context.store.of_tenant(tenant)
         journal = await store.journal(run)
@@ -354,7 +353,7 @@ class RunClient:
         if present is not None:  # it may not have received yet that the attempt was lost whose words it has
             self._followers.fold(present, journal.events)
             state = present.state
-        position.check(state, at)
+        caller_view.check_position(state, at)
         line: Mailbox[CallerMessage] = Mailbox(LINE)
         notes = bool(state.turn.wire.get("steps"))
         for event in turn_result.of_turn(journal.events, state.turn.number) if notes and not at.chars else ():

@@ -15,7 +15,7 @@ from app.core.plan.workflow import Step
 from app.core.pool.catalog import MILLION, Amount, Worker
 from app.core.pool.policy import permits
 from app.core.run import approvals
-from app.core.run.bill import unspent
+from app.core.run.caller_view import unspent
 from app.core.run.labels import conversation
 from app.core.run.share import needed
 from app.core.run.state import RunState, StepState

@@ -43,7 +43,7 @@ from app.core.rating.decision import Decision
 from app.core.rating.features import asked, placed, viewed
 from app.core.records import changed, record
 from app.core.run import disclosures, drafts
-from app.core.run.bill import unspent
+from app.core.run.caller_view import unspent
 from app.core.run.events import Fact, StepSkipped
 from app.core.run.identifiers import NO_TRACE
 from app.core.run.labels import Flow, conversation, matters, refusals

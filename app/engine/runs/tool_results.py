@@ -4,7 +4,7 @@ the run waits for exactly these ...... run.resumed and step.tool_results, in one
                                        run queues the steps that waited
 the same once more, while it runs .... the caller follows that turn
 the run has ended .................... the conversation is the history of a new run
-anything else ........................ 400 (run/tool_results.py)
+anything else ........................ 400 (run/caller_view.py)
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,11 +16,11 @@ from app.core.message.chat import Document, Image, Message, labels_of, message_t
 from app.core.pool.policy import exclusion
 from app.core.pool.rules import TOOL, Reading
 from app.core.records import record
-from app.core.run import drafts, notices, tool_results
+from app.core.run import caller_view, drafts, notices
+from app.core.run.caller_view import Returned, Standing
 from app.core.run.events import Event, RunResumed, StepToolResults, facts
 from app.core.run.labels import reading_of
 from app.core.run.state import RunState, Turn, fold
-from app.core.run.tool_results import Returned, Standing
 from app.engine.commit.waiting_runs import WaitingRuns
 from app.engine.context import EngineContext
 from app.engine.runs.admission import Order, Owner, of_request, shared, untaken
@@ -89,11 +89,11 @@ async def find(
         known = await _look_up(context, order.tenant, came.run, known)
     state, tier = known.state, known.state.admitted.tier
     if known.owner.tenant != order.tenant or (tier != order.tier.name and known.owner.key != order.key):
-        raise tool_results.unknown()
-    standing = tool_results.standing(state, came)
+        raise caller_view.unknown_call()
+    standing = caller_view.standing(state, came)
     if standing == "history" or not known.salt or tier not in context.catalog().tiers:
         return None
-    portions = tool_results.portions(state, came)
+    portions = caller_view.portions(state, came)
     bodies = {n: _body(share) for n, share in portions.items()}
     shares = {n: (address(known.salt, body), body) for n, body in bodies.items()}
     if standing == "repeat":
@@ -114,7 +114,7 @@ async def _look_up(context: EngineContext, tenant: str, run: str, kept: WaitingR
         store = context.store.of_tenant(tenant)
         row = await store.run(run)
     except NotFound:
-        raise tool_results.unknown() from None
+        raise caller_view.unknown_call() from None
     if kept is None:
         journal = await store.journal(run, upto=row.seq)
         salt, state = journal.salt, fold(journal.events)
@@ -129,7 +129,7 @@ def _check_same(state: RunState, shares: Mapping[int, tuple[str, bytes]]) -> Non
     """Refuse results that differ from those that were sent before."""
     for n, (ref, _) in shares.items():
         if all(exchange.results != ref for exchange in state.steps[n].exchanges):
-            raise tool_results.answered()
+            raise caller_view.already_answered()
 
 
 def _check_labels(

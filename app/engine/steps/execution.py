@@ -29,7 +29,7 @@ from app.core.pool.catalog import Amount, Catalog, Worker
 from app.core.pool.rules import Reading
 from app.core.records import changed
 from app.core.run import approvals, disclosures
-from app.core.run.bill import spendable
+from app.core.run.caller_view import spendable
 from app.core.run.events import CallFinished, Fact, NamedCall, StepAwaitingTool, StepDone, StepFailed
 from app.core.run.identifiers import Trace, continued
 from app.core.run.kinds import AFTER_THE_END

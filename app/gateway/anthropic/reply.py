@@ -12,8 +12,8 @@ from typing import Any, Final
 import orjson
 from starlette.responses import Response
 
-from app.core.run import position
-from app.core.run.bill import Bill
+from app.core.run import caller_view
+from app.core.run.caller_view import Bill
 from app.core.run.state import RunState
 from app.engine.delivery.messages import AnswerPart, StepEvent, TurnEnd
 from app.errors import BatonError
@@ -131,7 +131,7 @@ def _stopped(ended: TurnEnd, stops: Sequence[str]) -> dict[str, Any]:
 class Events:
     """The frames of one stream: one message, whose blocks come one after the other.
 
-    The `id:` of a frame is its event number (`run/position.py`); those up to `after` are left out. A block's borders
+    The `id:` of a frame is its event number (`run/caller_view.py`); those up to `after` are left out. A block's borders
     and tool calls have none: they are sent again.
     """
 
@@ -184,10 +184,10 @@ class Events:
             block = self._start("text", {"type": "text", "text": ""})
             block += self._delta({"type": "text_delta", "text": words_of(ended)}) + self._stop()
             return block + last + _event("message_stop")
-        behind = position.end_of(ended.state).number
-        border = self._stop() if behind + position.FINISH > self._after else b""
-        finish = self._numbered(behind + position.FINISH, last)
-        return border + finish + self._numbered(behind + position.DONE, _event("message_stop"))
+        behind = caller_view.end_of(ended.state).number
+        border = self._stop() if behind + caller_view.FINISH > self._after else b""
+        finish = self._numbered(behind + caller_view.FINISH, last)
+        return border + finish + self._numbered(behind + caller_view.DONE, _event("message_stop"))
 
     def failed(self, error: BatonError, ended: TurnEnd) -> bytes:
         """Return the last event of a stream that failed."""

@@ -16,8 +16,8 @@ from starlette.responses import Response
 
 from app.core.message.chat import Decoded, ToolDelta, Usage, gather, summed
 from app.core.pool.catalog import MILLION
-from app.core.run import position
-from app.core.run.bill import Bill
+from app.core.run import caller_view
+from app.core.run.caller_view import Bill
 from app.core.run.identifiers import formatted
 from app.core.run.progress import parent_of
 from app.core.run.state import RunState, StepState
@@ -248,7 +248,7 @@ def _logprobs(logprobs: Sequence[Decoded], refusal: bool) -> dict[str, Any]:
 class Chunks:
     """The frames of one stream. With `usage` every chunk but the last says `usage: null`, as OpenAI's do.
 
-    Each frame's `id:` is its event number (`run/position.py`); those up to `after` are left out.
+    Each frame's `id:` is its event number (`run/caller_view.py`); those up to `after` are left out.
     """
 
     ping = b": ping\n"
@@ -341,12 +341,12 @@ class Chunks:
         texts = b"".join(self._tell(at, custom_tools.text_of(ended.calls[at].arguments)) for at in late)
         finish = self._chunk({}, ended.finish or "stop", _baton(extension(ended)))
         usage = self._head + b',"choices":[],"usage":' + orjson.dumps(usage_of(ended.bill)) + b"}\n\n"
-        behind = position.end_of(ended.state).number
-        last = ((position.FINISH, finish), (position.USAGE, usage), (position.DONE, b"data: [DONE]\n\n"))
+        behind = caller_view.end_of(ended.state).number
+        last = ((caller_view.FINISH, finish), (caller_view.USAGE, usage), (caller_view.DONE, b"data: [DONE]\n\n"))
         return texts + b"".join(
             b"id: %d\n" % (behind + place) + frame
             for place, frame in last
-            if behind + place > self._after and (place != position.USAGE or self._usage)
+            if behind + place > self._after and (place != caller_view.USAGE or self._usage)
         )
 
     def failed(self, error: BatonError, ended: TurnEnd) -> bytes:

@@ -41,9 +41,8 @@ from app.core.plan.arms import steps_needed
 from app.core.pool.budget import input_bound, tool_bytes
 from app.core.pool.rates import Figures, RateLimits, RateReply, RateRequest, Reason, Refusal
 from app.core.records import changed, record
-from app.core.run import position
-from app.core.run.position import Position
-from app.core.run.tool_results import returned
+from app.core.run import caller_view
+from app.core.run.caller_view import Position, returned
 from app.engine.delivery.messages import FollowedRun
 from app.engine.runs.admission import Order
 from app.errors import (
@@ -340,7 +339,7 @@ class Idempotency:
         body: Mapping[str, object],
         order: Callable[[], Order],
         *,
-        at: Callable[[int], Position] = position.read,
+        at: Callable[[int], Position] = caller_view.read_position,
         once: IdempotencyRecord | None = None,
     ) -> Begun:
         """Begin a run, or follow the one that this request began before. `order` is called only in the first case, and
@@ -358,7 +357,7 @@ class Idempotency:
             found = await self._store(caller).find_idempotency_record(once.id, self._context.now())
         if found is None:
             if after:
-                raise position.unknown()
+                raise caller_view.unknown_event()
             try:
                 return await self._begin(request, caller, order(), once)
             except Conflict as conflict:
@@ -379,7 +378,7 @@ class Idempotency:
         *,
         turn: int | None = None,
         once: str | None = None,
-        at: Callable[[int], Position] = position.read,
+        at: Callable[[int], Position] = caller_view.read_position,
     ) -> Begun:
         """Follow a run that exists, from behind the event `after`: the given turn, the one that an idempotent request
         began, or the latest one."""
@@ -500,7 +499,7 @@ def last_event(request: Request) -> int | None:
     if not given:
         return None
     if not EVENT.fullmatch(given):
-        raise position.unknown()
+        raise caller_view.unknown_event()
     return int(given)
 
 

@@ -19,7 +19,7 @@ from app.core.pool.approval import REQUESTED
 from app.core.pool.catalog import LIMITS, Catalog, Limits, Tier
 from app.core.pool.policy import Overrides
 from app.core.records import changed
-from app.core.run.tool_results import returned
+from app.core.run.caller_view import returned
 from app.engine.runs.admission import Order
 from app.errors import BatonError, Conflict, Forbidden, InvalidRequest
 from app.gateway.http.ingress import Caller

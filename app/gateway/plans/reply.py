@@ -10,7 +10,7 @@ from app.core.pool.catalog import Catalog, Worker
 from app.core.pool.policy import exclusion
 from app.core.pool.rules import Reading
 from app.core.rating.forecast import History
-from app.core.run.bill import bill
+from app.core.run.caller_view import bill
 from app.core.run.labels import Flow
 from app.core.run.recipients import Recipient
 from app.gateway.chat.route import dollars

@@ -3,7 +3,7 @@
 Both are written from the journal and the stored task alone, so that any process can give them again. A response is one
 turn of a run: `resp_<run>` is the first, `resp_<run>_<n>` the one that began with the n-th tool results.
 
-Sequence numbers never fall and never change: they say how much of the reply was sent (`run/position.py`).
+Sequence numbers never fall and never change: they say how much of the reply was sent (`run/caller_view.py`).
 
     0, 1                       response.created, response.in_progress
     2, 3                       the message's item and its part are there
@@ -23,8 +23,8 @@ import orjson
 
 from app.core.message.chat import Form, Task, ToolCall
 from app.core.records import record
-from app.core.run import position
-from app.core.run.bill import Bill
+from app.core.run import caller_view
+from app.core.run.caller_view import Bill
 from app.core.run.notices import response_id
 from app.core.run.state import RunState
 from app.engine.delivery.messages import AnswerPart, StepEvent, TurnEnd
@@ -262,7 +262,7 @@ class Events:
     def __init__(self, subject: Subject, after: int | None = None) -> None:
         self._of = subject
         self._after = -1 if after is None else after
-        self._base = (self._after // position.ATTEMPT) * position.ATTEMPT if self._after >= 0 else 0
+        self._base = (self._after // caller_view.ATTEMPT) * caller_view.ATTEMPT if self._after >= 0 else 0
         self._text = ""
         self._at = 0
         """The number of the latest event, within its attempt."""
@@ -278,7 +278,7 @@ class Events:
 
     def said(self, said: AnswerPart) -> bytes:
         """More of the text, or of the calls behind it."""
-        self._base = said.at - said.at % position.ATTEMPT if said.at else self._base
+        self._base = said.at - said.at % caller_view.ATTEMPT if said.at else self._base
         self._refused |= said.refusal
         frames = self._more_text(said) if said.text else b""
         for delta in said.calls:
@@ -310,7 +310,7 @@ class Events:
         frames += self._event(f"response.{body['status']}", self._at + 1, response=body)
         is_unknown = self._after > self._base + self._at
         if is_unknown:
-            return self._broken(position.unknown())
+            return self._broken(caller_view.unknown_event())
         return frames
 
     def failed(self, error: BatonError, ended: TurnEnd) -> bytes:

@@ -15,8 +15,8 @@ from starlette.responses import Response
 
 from app.core.message.chat import Tool, labels_of
 from app.core.pool import budget
-from app.core.run import position
-from app.core.run.position import Position
+from app.core.run import caller_view
+from app.core.run.caller_view import Position
 from app.core.run.state import RunState
 from app.engine.delivery import turn_result as endings
 from app.engine.runs.admission import Order
@@ -422,7 +422,7 @@ def _from_the_start(_after: int) -> Position:
 def _check(state: RunState, after: int | None) -> None:
     """Raise `InvalidRequest` if a stream cannot go on behind that event."""
     if after is not None:
-        at = position.read(after)
+        at = caller_view.read_position(after)
         chars = max(at.chars - reply.TEXT, 0)
-        said = position.end_of(state).chars if state.replied else chars
-        position.check(state, Position(at.attempt, min(chars, said)))
+        said = caller_view.end_of(state).chars if state.replied else chars
+        caller_view.check_position(state, Position(at.attempt, min(chars, said)))

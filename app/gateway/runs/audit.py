@@ -12,7 +12,7 @@ from app.core.message.chat import summed
 from app.core.pool.catalog import MILLION
 from app.core.rating.feedback import Feedback
 from app.core.records import record
-from app.core.run.bill import bill
+from app.core.run.caller_view import bill
 from app.core.run.events import (
     CallFinished,
     CallIntended,

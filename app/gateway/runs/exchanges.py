@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 
 from app.core.message.chat import Document, Message, Part, Text, Usage, message_from_json
-from app.core.run.bill import bill
+from app.core.run.caller_view import bill
 from app.core.run.events import (
     Event,
     RunAdmitted,

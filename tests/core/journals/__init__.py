@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from app.core.message.chat import usage_to_json
-from app.core.run.bill import bill
+from app.core.run.caller_view import bill
 from app.core.run.state import RunState, StepState
 
 FOLDER = Path(__file__).parent

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from app.core.run import drafts, position
+from app.core.run import caller_view, drafts
+from app.core.run.caller_view import ATTEMPT, DONE, Position
 from app.core.run.events import Fact, Kind
-from app.core.run.position import ATTEMPT, DONE, Position
 from app.core.run.progress import give_up
 from app.core.run.state import RunState, StepState, fold
 from app.errors import Conflict, InvalidRequest
@@ -19,7 +19,7 @@ from tests.harness.stand_ins import TEXTS, journal_of, state_of
 @pytest.mark.parametrize("chars", [0, 1, 2**31])
 def test_a_number_is_read_back(attempt: int, chars: int) -> None:
     at = Position(attempt, chars)
-    assert position.read(at.number) == at
+    assert caller_view.read_position(at.number) == at
     assert at.number < 2**53
 
 
@@ -43,26 +43,26 @@ def done(state: RunState, call: str) -> RunState:
 
 
 def test_where_the_end_is() -> None:
-    assert position.end_of(state_of("run")) == Position(1, 5)
-    assert position.end_of(state_of("run", Kind.FAILED)) == Position()
+    assert caller_view.end_of(state_of("run")) == Position(1, 5)
+    assert caller_view.end_of(state_of("run", Kind.FAILED)) == Position()
 
 
 def test_an_open_attempt_is_believed() -> None:
-    position.check(running(["unknown", None]), Position(2, 10**6))
+    caller_view.check_position(running(["unknown", None]), Position(2, 10**6))
 
 
 def test_a_lost_attempt_cannot_be_continued() -> None:
     for went in ("unknown", "cancelled", "truncated", "error"):
         with pytest.raises(Conflict, match="not part of the answer"):
-            position.check(running([went, None]), Position(1, 3))
+            caller_view.check_position(running([went, None]), Position(1, 3))
     with pytest.raises(Conflict, match="Run run is not affected"):
-        position.check(done(running(["unknown", "ok"]), "call_2"), Position(1, 3))
+        caller_view.check_position(done(running(["unknown", "ok"]), "call_2"), Position(1, 3))
 
 
 def test_nothing_told_can_always_be_continued() -> None:
     for attempt in (1, 9):
-        position.check(running(["unknown"]), Position(attempt, 0))
-        position.check(fold(journal_of("run", TEXTS)[:1]), Position(attempt, 0))
+        caller_view.check_position(running(["unknown"]), Position(attempt, 0))
+        caller_view.check_position(fold(journal_of("run", TEXTS)[:1]), Position(attempt, 0))
 
 
 @pytest.mark.parametrize(
@@ -77,13 +77,13 @@ def test_nothing_told_can_always_be_continued() -> None:
 )
 def test_a_number_that_was_never_given_out_is_refused(state: RunState, at: Position) -> None:
     with pytest.raises(InvalidRequest) as refused:
-        position.check(state, at)
+        caller_view.check_position(state, at)
     assert refused.value.public_code == "unknown_event"
 
 
 def test_every_number_of_an_ended_stream_is_known() -> None:
     for chars in range(5 + DONE + 1):
-        position.check(state_of("run"), Position(1, chars))
+        caller_view.check_position(state_of("run"), Position(1, chars))
     assert ATTEMPT > 5 + DONE
 
 
@@ -97,14 +97,14 @@ def second_round(*after: Fact) -> RunState:
 def test_attempts_are_counted_on_over_the_rounds() -> None:
     """Else a caller who heard words of the second round could be given the rest of the first one's answer."""
     state = second_round()
-    assert [position.attempt_of(state, call) for call in ("call-0", "second")] == [1, 2]
-    position.check(state, Position(2, 3))
+    assert [caller_view.attempt_of(state, call) for call in ("call-0", "second")] == [1, 2]
+    caller_view.check_position(state, Position(2, 3))
     with pytest.raises(Conflict, match="not part of the answer"):
-        position.check(state, Position(1, 3))
+        caller_view.check_position(state, Position(1, 3))
     lost = [outcome("second", 1, kind="cancelled"), failed(1)]
     gone = second_round(*lost)
     kept = second_round(*lost, drafts.ended(gone, give_up(gone, Kind.EXPIRED, "run_expired")))
-    assert position.end_of(kept) == Position(1, 5)
-    position.check(kept, Position(1, 3))
+    assert caller_view.end_of(kept) == Position(1, 5)
+    caller_view.check_position(kept, Position(1, 3))
     with pytest.raises((Conflict, InvalidRequest)):
-        position.check(kept, Position(2, 3))
+        caller_view.check_position(kept, Position(2, 3))

@@ -1,0 +1,333 @@
+"""A run as its caller sees it: the usage that is shown, positions in the stream of an answer, and results of tool
+calls.
+
+*Usage* is split into what the caller sees and what the orchestration added (DESIGN §6).
+
+*Positions* are event numbers that every process derives from the journal alone. The text of an answer is not journaled
+while it streams, so events are not counted. An event's number is the part of the answer that has been sent up to and
+including it, in characters (code points):
+
+    0                       nothing yet: the opening event
+    n                       the first n characters
+    length + 1, + 2, + 3    all of it, and the finish, the usage, the end of the stream
+    + (k - 1) * ATTEMPT     if it is the k-th attempt at an answer that speaks, over all rounds
+
+So the numbers of one stream never fall, and of two callers with the same number neither has received more. The attempt
+is part of it because two attempts may produce different texts: a caller that received text that is not the answer's
+cannot resume. Pieces of tool calls have no number of their own: words may follow them, so the journal does not say how
+much of both was sent by then. A caller that resumes a stream drops the calls that it has and receives all of them
+again.
+
+*Results of tool calls* that a caller returns: a conversation that ends with results (and perhaps words of the user
+after them) for calls of ours continues the run that the ids lead to. Everywhere else results are history, and so are
+ids of somebody else's form. A run that has ended cannot be continued: the conversation is then the history of a new
+run. Anything in between is refused, not guessed.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from app.core.message.chat import Message, Usage, run_of, summed
+from app.core.pool.catalog import Amount
+from app.core.records import record
+from app.core.run.events import RunSucceeded
+from app.core.run.progress import parent_of
+from app.core.run.state import Call, Exchange, RunState, StepState
+from app.errors import Conflict, InvalidRequest
+
+
+@record(frozen=True, slots=True)
+class Bill:
+    """The present turn's usage as its caller sees it, and the whole run's.
+
+    `visible` follows OpenAI's identity; `visible + orchestration = turn`, exactly. The turns of a run add up to
+    `total`, and `turn` is `total` where no tools were called. Money is in micro-dollars.
+    """
+
+    visible: Usage
+    orchestration: Usage
+    turn: Usage
+    turn_usd: int
+    total: Usage
+    usd: int
+
+
+def bill(state: RunState) -> Bill:
+    """Split the journal's sum over the calls of the latest turn (DESIGN §6).
+
+    Visible input is that of the first successful worker call that saw the caller's conversation (the first successful
+    call of any kind if none did); visible output is that of the call whose text is the answer, or of the calls whose
+    tool calls are.
+    """
+    total = summed(call.usage for call in state.calls.values())
+    calls = [call for call in state.calls.values() if call.turn == state.turn.number]
+    turn = summed(call.usage for call in calls) if state.turn.number else total
+    fine = [call for call in calls if call.outcome == "ok"]
+    seers = [call for call in fine if call.step is not None and call.sees_user] or fine
+    first = seers[0].usage if seers else Usage()
+    said = _said(state)
+    visible = Usage(first.input, first.cached, said.output, said.reasoning, turn.estimated)
+    rest = Usage(
+        turn.input - first.input,
+        turn.cached - first.cached,
+        turn.output - said.output,
+        turn.reasoning - said.reasoning,
+        turn.estimated,
+    )
+    return Bill(visible, rest, turn, sum(call.usd for call in calls), total, state.usd)
+
+
+def unspent(state: RunState) -> Amount:
+    """Return the amount that calls of a run may still hold: its limits without what open calls hold and others cost."""
+    usd, tokens = state.admitted.limits.usd, state.admitted.limits.tokens
+    for call in state.calls.values():
+        is_open = call.outcome is None
+        usd -= call.usd_held if is_open else call.usd
+        tokens -= call.tokens_held if is_open else call.usage.total
+    return Amount(max(usd, 0), max(tokens, 0))
+
+
+def spendable(state: RunState) -> Amount:
+    """Return the amount that calls of steps may still hold: what is unspent, within what was approved, or within what
+    needs no approval."""
+    left, terms = unspent(state), state.admitted.approval
+    if terms is None:
+        return left
+    cap = terms.above_usd
+    if state.approvals:
+        cap = list(state.approvals.values())[-1].max_usd
+    if cap is None:
+        return left
+    return Amount(max(min(left.usd, cap - state.admitted.limits.usd + left.usd), 0), left.tokens)
+
+
+def _said(state: RunState) -> Usage:
+    """Return the usage of the calls whose output the caller gets. The answer of an earlier turn was paid for there."""
+    speakers = []
+    if state.state == "awaiting_tool":
+        waiting = [step for step in state.steps.values() if step.state == "awaiting_tool"]
+        speakers = [step.exchanges[-1].call for step in waiting]
+    elif state.end is not None and state.end.step is not None:
+        speakers = [state.steps[state.end.step].call]
+    calls = [state.calls[name] for name in speakers if name]  # an output that was taken over has no call
+    return summed(call.usage for call in calls if call.turn == state.turn.number)
+
+
+# -- positions in the stream of an answer
+
+
+ATTEMPT = 2**32
+"""More characters than any answer has; 2**21 attempts still fit into the whole numbers that JavaScript has."""
+FINISH, USAGE, DONE = 1, 2, 3
+"""The events after the text."""
+
+
+@record(frozen=True, slots=True)
+class Position:
+    """The first `chars` characters of what the answering step's attempt of that number says; attempts count from 1."""
+
+    attempt: int = 1
+    chars: int = 0
+
+    @property
+    def number(self) -> int:
+        """Return the event number of the position."""
+        return (self.attempt - 1) * ATTEMPT + self.chars
+
+
+def read_position(number: int) -> Position:
+    """Return the inverse of `Position.number`."""
+    return Position(number // ATTEMPT + 1, number % ATTEMPT)
+
+
+def attempt_of(state: RunState, call: str) -> int:
+    """Return which attempt of its step a call is, from 1, counted on over the answering steps of earlier rounds; 0 if
+    the state knows no such call."""
+    known = state.calls.get(call)
+    if known is None or known.step is None:
+        return 0
+    step = state.steps[known.step]
+    while state.nested and (parent := parent_of(state, step)) is not None:
+        step = parent
+    made = [attempt.id for attempt in _attempts(state, step.n)]
+    return made.index(call) + 1 if call in made else 0
+
+
+def _attempts(state: RunState, n: int) -> list[Call]:
+    """Return the calls that gave, or were to give, the answers of the rounds up to that of step `n`; its own come last.
+    What is nested in a step gives its answer in one."""
+    of = state.steps[n].proposal
+    rounds = range(1, next(proposal.round for proposal in state.proposals if proposal.number == of))
+    earlier = [workflow[-1].n for number in rounds if (workflow := state.workflow(number))]
+    cut_short = state.end is not None and state.end.stopped and state.round == 1
+    if cut_short and state.answering is not None:
+        earlier.append(state.answering.n)  # what it had sent is not the answer, which another step gave before
+    steps = [state.steps[m] for m in (*earlier, n)]
+    return [call for step in steps for call in state.calls.values() if call.step == step.n or call.id == step.call]
+
+
+def answered(state: RunState) -> StepState | None:
+    """Return the step whose output is the answer of a run that has succeeded."""
+    if not isinstance(state.end, RunSucceeded) or state.end.step is None:
+        return None
+    return state.steps.get(state.end.step)
+
+
+def end_of(state: RunState) -> Position:
+    """Behind the last character of a turn's reply; the start if it has no text."""
+    step = answered(state)
+    if state.state == "awaiting_tool" and state.answering is not None and state.answering.state == "awaiting_tool":
+        last = state.answering.exchanges[-1]
+        return Position(attempt_of(state, last.call), last.chars)
+    if step is not None:
+        return Position(max(attempt_of(state, step.call), 1), step.chars)
+    return Position()
+
+
+def check_position(state: RunState, at: Position) -> None:
+    """Check that a stream can go on after `at`.
+
+    Raises `InvalidRequest` if no event can have had that number, `Conflict` if the text that was sent then is not the
+    answer's.
+    """
+    if not at.chars:
+        return
+    step = answered(state) or state.answering
+    calls = _attempts(state, step.n) if step is not None else []
+    if step is None or not at.attempt <= len(calls):
+        raise unknown_event()
+    call = calls[at.attempt - 1]
+    other = call.id != step.call if step.call else call.step != step.n
+    if call.failed or other:
+        raise answer_changed(state.run)
+    if step.state == "done" and at.chars > step.chars + DONE:
+        raise unknown_event()
+
+
+def unknown_event() -> InvalidRequest:
+    """Return an event number that was never given out."""
+    return InvalidRequest(
+        "No event of this run's stream has that number; send the number of the last event that you received, or none "
+        "to hear the stream from its start.",
+        param="starting_after",
+        code="unknown_event",
+    )
+
+
+def answer_changed(run: str) -> Conflict:
+    """The answer comes from another attempt than the text that was sent."""
+    return Conflict(
+        f"What was streamed up to that event is not part of the answer: the attempt was lost and another one took its "
+        f"place. Run {run} is not affected; ask again without an event number for its stream from the start.",
+        param="starting_after",
+        code="answer_changed",
+    )
+
+
+# -- results of tool calls
+
+
+Standing = Literal["go_on", "repeat", "history"]
+"""`repeat`: the results are those that the present turn began with, or the same ids with others."""
+
+
+@record(frozen=True, slots=True)
+class Returned:
+    """Results for calls of one run, by the ids that were issued, in the caller's order; and what the user says after
+    them."""
+
+    run: str
+    results: Mapping[str, Message]
+    tail: tuple[Message, ...] = ()
+
+
+def returned(messages: Sequence[Message]) -> Returned | None:
+    """Return the results at the end of a conversation, if they answer calls that were issued here.
+
+    Raises `InvalidRequest` for ids of several runs, or of ours among others: such a message was never given out.
+    """
+    tail: list[Message] = []
+    results: list[Message] = []
+    for message in reversed(messages):
+        if message.role == "tool":
+            results.append(message)
+        elif message.role == "user" and not results:
+            tail.append(message)
+        else:
+            break
+    runs = {run_of(message.call_id) for message in results}
+    if not runs or runs == {None}:
+        return None
+    run = runs.pop()
+    if runs or run is None:
+        raise InvalidRequest(
+            "These tool results answer calls of different replies; send back the results of one reply at a time.",
+            param="messages",
+            code="tool_results_mixed",
+        )
+    return Returned(run, {message.call_id: message for message in reversed(results)}, tuple(reversed(tail)))
+
+
+def standing(state: RunState, came: Returned) -> Standing:
+    """Classify results for a run. Raises `InvalidRequest` if the run cannot go on with them."""
+    if state.ended:
+        return "history"
+    given = {id_: exchange for step in state.steps.values() for exchange in step.exchanges for id_ in exchange.ids}
+    if not came.results.keys() <= given.keys():
+        raise unknown_call()
+    awaited = state.awaited.keys() if state.state == "awaiting_tool" else frozenset()
+    if came.results.keys() == awaited:
+        if not came.tail or _all_hear(state):
+            return "go_on"
+        return "history"
+    if missing := [id_ for id_ in awaited if id_ not in came.results] if came.results.keys() <= awaited else []:
+        raise InvalidRequest(
+            "Send the results of all tool calls of the reply together. Missing are those of: " + ", ".join(missing),
+            param="messages",
+            code="tool_results_missing",
+        )
+    if came.results.keys() == latest(state).keys():
+        return "repeat"
+    raise already_answered()
+
+
+def latest(state: RunState) -> Mapping[str, Exchange]:
+    """Return the exchanges whose results the present turn began with, by the id of each call."""
+    exchanges = [exchange for step in state.steps.values() for exchange in step.exchanges if exchange.results]
+    return {id_: one for one in exchanges if one.turn == state.turn.number - 1 for id_ in one.ids}
+
+
+def portions(state: RunState, came: Returned) -> Mapping[int, tuple[Message, ...]]:
+    """Return the messages for each step: the results of its calls in their order, then the user's words if it may see
+    the user."""
+    shares: dict[int, tuple[Message, ...]] = {}
+    for step in state.steps.values():
+        for exchange in step.exchanges:
+            if exchange.ids and exchange.ids[0] in came.results:
+                own = tuple(came.results[id_] for id_ in exchange.ids)
+                shares[step.n] = (*own, *(came.tail if step.access.user else ()))
+    return shares
+
+
+def unknown_call() -> InvalidRequest:
+    """Return the error for an id that has the form of an issued one and was never sent to this caller."""
+    return InvalidRequest(
+        "A tool result answers a tool call that is not known here; send ids back exactly as they were given.",
+        param="messages",
+        code="unknown_tool_call",
+    )
+
+
+def already_answered() -> InvalidRequest:
+    """Return the error for results that were received before."""
+    return InvalidRequest(
+        "These tool calls were answered already, and the run has gone on; send the results of its latest reply.",
+        param="messages",
+        code="tool_call_answered",
+    )
+
+
+def _all_hear(state: RunState) -> bool:
+    """Return true if every step that is not settled waits for results and may see what the user says now."""
+    open_steps = [step for step in state.current if not step.settled]
+    return all(step.state == "awaiting_tool" and step.access.user for step in open_steps)
