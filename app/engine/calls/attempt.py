@@ -324,8 +324,7 @@ class Attempt:
         """None: nothing was sent."""
         self.catalog = catalog
         self._provider = context.provider(worker.provider)
-        self._endpoint: str = getattr(self._provider, "endpoint", "")
-        """The name of the endpoint that the call goes to; empty where the provider has only one."""
+        self._endpoint: str = getattr(self._provider, "endpoint", "")  # empty where the provider has only one
         self._body = trimmed(self._provider.render(request))
         schema_bytes = len(self._body) if request.form or request.toolbox.tools else 0
         self._input_bound = budget.input_bound(request.messages, schema_bytes)
