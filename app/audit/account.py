@@ -45,20 +45,20 @@ class Call:
 
     @property
     def step(self) -> int | None:
-        """The step that it was made for."""
+        """Return the step that it was made for."""
         n: int | None = self.intent.body["n"]
         return n
 
     @property
     def outcome(self) -> Fact | None:
-        """The first outcome, which counts."""
+        """Return the first outcome, which counts."""
         if not self.outcomes:
             return None
         return self.outcomes[0]
 
     @property
     def went(self) -> str:
-        """The kind of its outcome; empty if it has none yet."""
+        """Return the kind of its outcome; empty if it has none yet."""
         if not self.outcomes:
             return ""
         return str(self.outcomes[0].body["outcome"])
@@ -73,7 +73,7 @@ class Exchange:
 
     @property
     def ids(self) -> list[str]:
-        """The ids by which the caller knows the calls."""
+        """Return the ids by which the caller knows the calls."""
         return [str(call["id"]) for call in self.awaiting.body["calls"]]
 
 
@@ -90,7 +90,7 @@ class Turn:
 
     @property
     def until(self) -> float:
-        """The time of its deadline, or if somebody is waited for, the time until which they are."""
+        """Return the time of its deadline, or if somebody is waited for, the time until which they are."""
         latest = self.awaiting or self.moved or self.began
         return float(latest.body["until"] if "until" in latest.body else latest.body["deadline"])
 
@@ -104,27 +104,27 @@ class Step:
 
     @property
     def n(self) -> int:
-        """Its number in the run."""
+        """Return its number in the run."""
         return int(self.plan.body["n"])
 
     @property
     def opens(self) -> bool:
-        """True if it is given to the conductor itself, which opens a workflow for it."""
+        """Return True if it is given to the conductor itself, which opens a workflow for it."""
         return bool(self.plan.body["worker"] == CONDUCTOR)
 
     @property
     def inherits(self) -> bool:
-        """True if its task is the view of the step in which it is nested."""
+        """Return True if its task is the view of the step in which it is nested."""
         return bool(self.plan.body.get("inherits"))
 
     @property
     def inputs(self) -> tuple[int, ...]:
-        """The steps on its access list."""
+        """Return the steps on its access list."""
         return tuple(entry for entry in self.plan.body["access"] if entry != "user")
 
     @property
     def settled(self) -> Fact | None:
-        """The first fact that settled it, which counts."""
+        """Return the first fact that settled it, which counts."""
         settling = [fact for fact in self.facts if fact.kind in SETTLING]
         return settling[0] if settling else None
 
@@ -135,7 +135,7 @@ class Step:
 
     @property
     def exchanges(self) -> list[Exchange]:
-        """Its uses of the caller's tools, in order."""
+        """Return its uses of the caller's tools, in order."""
         found: list[Exchange] = []
         for fact in self.facts:
             if fact.kind is Kind.STEP_AWAITING:
@@ -146,7 +146,7 @@ class Step:
 
     @property
     def done(self) -> Fact | None:
-        """Its completion, if it was settled by that."""
+        """Return its completion, if it was settled by that."""
         settled = self.settled
         if settled is not None and settled.kind is Kind.STEP_DONE:
             return settled
@@ -166,19 +166,19 @@ class Proposal:
 
     @property
     def round(self) -> int:
-        """The number of the workflow that it proposes."""
+        """Return the number of the workflow that it proposes."""
         return int(self.opened.body.get("round", 1))
 
     @property
     def parent(self) -> int | None:
-        """The step in which it is nested, or None."""
+        """Return the step in which it is nested, or None."""
         n: int | None = self.opened.body.get("parent")
         return n
 
     @property
     def answer(self) -> Step | None:
-        """The step whose output is its answer: the last one with an output, or the last one if none has; None if the
-        last one is not done."""
+        """Return the step whose output is its answer: the last one with an output, or the last one if none has; None if
+        the last one is not done."""
         if self.accepted is None or not self.steps or self.steps[-1].done is None:
             return None
         spoken = [step for step in self.steps if step.done is not None and step.done.body["chars"]]
@@ -186,7 +186,7 @@ class Proposal:
 
     @property
     def accepted(self) -> Fact | None:
-        """The acceptance, if that came first and was not taken back."""
+        """Return the acceptance, if that came first and was not taken back."""
         if self.dropped is not None:
             return None
         if self.verdicts and self.verdicts[0].kind is Kind.PLAN_ACCEPTED:
@@ -195,7 +195,7 @@ class Proposal:
 
     @property
     def rejected(self) -> Fact | None:
-        """The rejection, if that came first."""
+        """Return the rejection, if that came first."""
         if self.verdicts and self.verdicts[0].kind is Kind.PLAN_REJECTED:
             return self.verdicts[0]
         return None
@@ -225,35 +225,35 @@ class Account:
 
     @property
     def begun(self) -> bool:
-        """True if the journal begins with the admission. Without it no rule can be applied."""
+        """Return True if the journal begins with the admission. Without it no rule can be applied."""
         return bool(self.facts) and self.facts[0].kind is Kind.ADMITTED
 
     @property
     def admitted(self) -> Mapping[str, Any]:
-        """The body of `run.admitted`. The run must begin with it."""
+        """Return the body of `run.admitted`. The run must begin with it."""
         return self.facts[0].body
 
     @property
     def placed(self) -> tuple[str, str, str]:
-        """Its tier, the model id of its request and the subject that serves it, by which `tier_of` finds the tier as it
-        was for the run."""
+        """Return its tier, the model id of its request and the subject that serves it, by which `tier_of` finds the
+        tier as it was for the run."""
         admitted = self.admitted
         return admitted["tier"], admitted["model"], str(admitted.get("served_by", ""))
 
     @property
     def limits(self) -> Mapping[str, Any]:
-        """The limits that the run was admitted with. One that later releases have added may be left out."""
+        """Return the limits that the run was admitted with. One that later releases have added may be left out."""
         return {"floor_tokens": FLOOR_TOKENS, **self.admitted["limits"]}
 
     @property
     def end(self) -> Fact | None:
-        """The first terminal event, which counts."""
+        """Return the first terminal event, which counts."""
         return self.ends[0] if self.ends else None
 
     @property
     def unread(self) -> bool:
-        """True if it was ended, after its deadline, by older code that did not understand its journal. Such an end
-        settles no step and splits no bill."""
+        """Return True if it was ended, after its deadline, by older code that did not understand its journal. Such an
+        end settles no step and splits no bill."""
         return self.end is not None and self.end.kind is Kind.EXPIRED and self.end.body.get("unread") is True
 
     def tries(self, parent: int | None = None) -> Sequence[Proposal]:
@@ -262,7 +262,7 @@ class Account:
 
     @property
     def openers(self) -> Sequence[Step]:
-        """The steps for which a plan was made."""
+        """Return the steps for which a plan was made."""
         parents = {proposal.parent for proposal in self.proposals}
         return [step for step in self.steps.values() if step.n in parents]
 
@@ -280,7 +280,7 @@ class Account:
 
     @property
     def planned(self) -> Sequence[Step]:
-        """The steps of every round and of the workflows nested in it, and those of the latest proposals."""
+        """Return the steps of every round and of the workflows nested in it, and those of the latest proposals."""
         own = self.tries()
         kept = [attempt for attempt in own if attempt is own[-1] or (attempt.accepted and own[-1].round > 1)]
         kept += [self.tries(step.n)[-1] for step in self.openers]
@@ -302,12 +302,12 @@ class Account:
 
     @property
     def answered(self) -> Sequence[Proposal]:
-        """The rounds that have an answer."""
+        """Return the rounds that have an answer."""
         return [attempt for attempt in self.tries() if attempt.answer is not None]
 
     @property
     def erased(self) -> bool:
-        """True if the run's content was erased, which erases its salt as well."""
+        """Return True if the run's content was erased, which erases its salt as well."""
         return self.record.row["salt"] is None
 
     def turn_at(self, seq: int) -> Turn:

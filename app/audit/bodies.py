@@ -8,85 +8,85 @@ Test = Callable[[object], bool]
 
 
 def is_text(value: object) -> bool:
-    """A string."""
+    """Return True for a string."""
     return isinstance(value, str)
 
 
 def is_truth(value: object) -> bool:
-    """True or false."""
+    """Return True for a truth value."""
     return isinstance(value, bool)
 
 
 def is_whole(value: object) -> bool:
-    """A count: an integer that is not negative."""
+    """Return True for a count: an integer that is not negative."""
     return type(value) is int and value >= 0
 
 
 def is_number(value: object) -> bool:
-    """Any number."""
+    """Return True for any number."""
     return type(value) in (int, float)
 
 
 def is_step(value: object) -> bool:
-    """A step's number, or none."""
+    """Return True for a step's number, or None."""
     return value is None or is_whole(value)
 
 
 def is_mark(value: object) -> bool:
-    """True, or a missing field."""
+    """Return True for `true`, or a missing field."""
     return value is None or isinstance(value, bool)
 
 
 def is_texts(value: object) -> bool:
-    """A list of strings."""
+    """Return True for a list of strings."""
     return isinstance(value, list) and all(isinstance(entry, str) for entry in value)
 
 
 def is_set(value: object) -> bool:
-    """A list of strings, or a missing field."""
+    """Return True for a list of strings, or a missing field."""
     return value is None or is_texts(value)
 
 
 def is_word(value: object) -> bool:
-    """A string, or a missing field."""
+    """Return True for a string, or a missing field."""
     return value is None or isinstance(value, str)
 
 
 def is_steps(value: object) -> bool:
-    """A list of step numbers, or a missing field."""
+    """Return True for a list of step numbers, or a missing field."""
     return value is None or (isinstance(value, list) and all(is_whole(entry) for entry in value))
 
 
 def is_access(value: object) -> bool:
-    """An access list: `user` and step numbers, each once."""
+    """Return True for an access list: `user` and step numbers, each once."""
     if not isinstance(value, list) or not all(entry == "user" or is_whole(entry) for entry in value):
         return False
     return len(set(value)) == len(value)
 
 
 def is_usage(value: object) -> bool:
-    """Token counts, and whether they are estimated."""
+    """Return True for token counts that say whether they are estimated."""
     if not isinstance(value, dict):
         return False
     return all(is_whole(value.get(name)) for name in COUNTS) and is_truth(value.get("estimated"))
 
 
 def is_limits(value: object) -> bool:
-    """The limits of a run, by name."""
+    """Return True for the limits of a run, by name."""
     if not isinstance(value, dict):
         return False
     return all(is_whole(value.get(name)) for name in WHOLE_LIMITS) and is_number(value.get("seconds"))
 
 
 def is_calls(value: object) -> bool:
-    """Tool calls: the ids by which the caller knows them, and the names of the tools."""
+    """Return True for tool calls: the ids by which the caller knows them, and the names of the tools."""
     if not isinstance(value, list) or not value:
         return False
     return all(isinstance(call, dict) and is_text(call.get("id")) and is_text(call.get("name")) for call in value)
 
 
 def is_table(value: object) -> bool:
-    """An object."""
+    """Return True for an object."""
     return isinstance(value, dict)
 
 

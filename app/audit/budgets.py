@@ -120,7 +120,7 @@ def _slices(rows: Sequence[Mapping[str, Any]]) -> Iterator[Violation]:
 
 
 def _is_of(bounds: Window, budget: str, zones: Collection[str] | None) -> bool:
-    """True if these are the bounds of a period of the budget, or if its time zones are not known."""
+    """Return True if these are the bounds of a period of the budget, or if its time zones are not known."""
     period = budget.rpartition("/")[2]
     if zones is None:
         return True

@@ -80,7 +80,7 @@ class Export:
 
     @property
     def at(self) -> float:
-        """The time at which the journal was read, in seconds since 1970."""
+        """Return the time at which the journal was read, in seconds since 1970."""
         return float(self._head()["at"])
 
     def _head(self) -> dict[str, Any]:

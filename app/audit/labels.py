@@ -39,7 +39,7 @@ class Labels:
 
     @property
     def conversation(self) -> Read:
-        """The reading of somebody who is shown the caller's conversation."""
+        """Return the reading of somebody who is shown the caller's conversation."""
         return Read(frozenset(self.run.admitted["labels"]), frozenset({FROM_CALLER}))
 
     def of_call(self, call: Call) -> Read:

@@ -49,7 +49,7 @@ class Report:
 
     @property
     def clean(self) -> bool:
-        """True if no rule was broken."""
+        """Return True if no rule was broken."""
         return not self.rules
 
 

@@ -90,7 +90,8 @@ def requests(run: Account, pools: Pools, report: Report) -> Iterator[Violation]:
 
 
 def _members(run: Account, tier: Tier) -> Sequence[str]:
-    """The workers that a run of this tier may have: the tier's, or the one that answers alone as the tier's shadow."""
+    """Return the workers that a run of this tier may have: the tier's, or the one that answers alone as the tier's
+    shadow."""
     shadow = tier.shadow
     if run.admitted.get("origin_kind") == "shadow" and run.admitted.get("plan") and shadow is not None:
         return (shadow.worker,)
@@ -163,7 +164,7 @@ def _barring(read: Read, catalog: Catalog, worker: Worker) -> list[str]:
 
 
 def _has(worker: Worker, match: Match) -> bool:
-    """True if a worker has one of the values of every attribute that a match names."""
+    """Return True if a worker has one of the values of every attribute that a match names."""
     card = worker.card
     pairs = (
         (match.worker, {worker.name}),

@@ -59,5 +59,5 @@ def answer_tokens(steps: int) -> int:
 
 
 def _rounded(value: float) -> str:
-    """Two significant digits."""
+    """Return a number with two significant digits."""
     return f"{float(f'{value:.2g}'):g}"

@@ -143,7 +143,7 @@ def _ends(message_chars: int) -> tuple[int, int]:
 
 
 def _outline(text: str, most: int) -> str:
-    """Headings of a text, evenly thinned until they have at most so many characters."""
+    """Return the headings of a text, evenly thinned until they have at most so many characters."""
     found = [line.strip()[:HEADING_CHARS] for line in text.splitlines() if HEADING.match(line.strip())]
     while sum([len(line) + 1 for line in found]) > most:
         found = found[::2] if len(found) > 1 else []

@@ -120,7 +120,7 @@ class Conductor(Protocol):
 
     @property
     def instant(self) -> bool:
-        """True if `propose` never waits. Its plan is then committed together with the admission."""
+        """Return True if `propose` never waits. Its plan is then committed together with the admission."""
         ...
 
     def propose(self, brief: Brief, ask: Ask) -> AsyncIterator[Step | Rationale]:

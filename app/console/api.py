@@ -126,7 +126,7 @@ class Api:
         query: Mapping[str, object] | None = None,
         last_event_id: str | None = None,
     ) -> AsyncIterator[AsyncIterator[Event]]:
-        """The events of a GET's stream until it ends; leaving the block disconnects. Reading raises `ApiError`.
+        """Yield the events of a GET's stream until it ends; leaving the block disconnects. Reading raises `ApiError`.
 
         Keep-alives of the API come as events without a name and without data.
         """
@@ -145,7 +145,7 @@ class Api:
         body: object = None,
         headers: Mapping[str, str] | None = None,
     ) -> AsyncIterator["_Exchange"]:
-        """A request whose reply comes as a stream; leaving the block disconnects."""
+        """Open a request whose reply comes as a stream; leaving the block disconnects."""
         given = {**(headers or {}), "accept": "text/event-stream"}
         exchange = await self._prepared(session, method, path, query, body, given)
         failure: Exception | None = None
@@ -230,7 +230,7 @@ class _Exchange:
 
     @property
     def retry_after(self) -> int | None:
-        """The seconds of the reply's `Retry-After`."""
+        """Return the seconds of the reply's `Retry-After`."""
         given = self.headers.get("retry-after", "")
         return int(given) if given.isdecimal() else None
 

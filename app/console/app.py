@@ -104,7 +104,7 @@ class Console:
             self._report(error, scope["path"])
 
     async def _log_in(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """A step of a login at the OpenID provider; its refusal is shown on the page where people sign in."""
+        """Carry out a step of a login at the OpenID provider; its refusal is shown on the page where people sign in."""
         status, body = 0, bytearray()
 
         async def out(message: Message) -> None:
@@ -174,7 +174,7 @@ def _asset(name: str) -> Route:
 
 
 def _signing(pages: Pages) -> list[Route]:
-    """Signing in and out, and the choice of a theme."""
+    """Return the routes for signing in and out, and for the choice of a theme."""
 
     async def ask(request: Request) -> Response:
         return pages.show(request, "sign_in.html", next=_next(request.query_params.get("next", "")), fault="")

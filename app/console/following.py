@@ -54,14 +54,14 @@ class FollowedRun:
 
     @property
     def is_over(self) -> bool:
-        """True if nothing more comes by itself: the run has ended, or waits for the results of tools."""
+        """Return True if nothing more comes by itself: the run has ended, or waits for the results of tools."""
         return self._state in OVER or self._state == "awaiting_tool" or self._refusal is not None
 
     # -- the stream
 
     @asynccontextmanager
     async def source(self) -> AsyncIterator[AsyncIterator[Event]]:
-        """The events of the run's stream, which are noted here as they are read."""
+        """Yield the events of the run's stream, and note them here."""
         async with aclosing(self._events()) as events:
             yield events
 

@@ -165,7 +165,7 @@ def number(text: str) -> int | float:
 
 
 def _seconds(days: float) -> int:
-    """Days as seconds. Raises `ValueError` as `number`."""
+    """Return days as seconds. Raises `ValueError` as `number`."""
     seconds = round(days * DAY_SECONDS)
     if abs(seconds) > LARGEST:
         raise ValueError

@@ -225,7 +225,7 @@ def _paired(before: Sequence[Step], after: Sequence[Step]) -> list[tuple[int | N
 
 
 def _behind(count: int, known: Collection[int]) -> list[int]:
-    """For each place, the last known one before it; -1 if there is none."""
+    """Return for each place the last known one before it; -1 if there is none."""
     found: list[int] = []
     last = -1
     for place in range(count):

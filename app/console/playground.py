@@ -204,7 +204,7 @@ def _list(value: Any) -> list[Any]:
 
 
 def _read(text: str) -> Any:
-    """JSON of a hidden field; None if it is none."""
+    """Return the JSON of a hidden field; None if it is not valid."""
     try:
         return orjson.loads(text) if text else None
     except orjson.JSONDecodeError:

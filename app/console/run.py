@@ -66,14 +66,14 @@ class Cursor:
 
     @property
     def number(self) -> int | None:
-        """The number of the step in the pane; None if there is none, or a plan."""
+        """Return the number of the step in the pane; None if there is none, or a plan."""
         if not self.step.isdecimal():
             return None
         return int(self.step)
 
     @property
     def chosen(self) -> str:
-        """The id of the node in the pane; empty: none."""
+        """Return the id of the node in the pane; empty: none."""
         if self.step.isdecimal():
             return f"step:{self.step}"
         return self.step
@@ -294,8 +294,8 @@ def _live(pages: Pages, reader: _Reader, session: Session, cursor: Cursor, reque
 
 @asynccontextmanager
 async def _journal(pages: Pages, session: Session, run: str, after: str | None) -> AsyncIterator[AsyncIterator[Event]]:
-    """The events of the run's journal until it has ended. The API ends a stream after some time; then the next one goes
-    on behind the last event, if the session is still good."""
+    """Yield the events of the run's journal until it has ended. The API ends a stream after some time; then the next
+    one goes on behind the last event, if the session is still good."""
     path = f"/v1/runs/{segment(run)}"
 
     async def each() -> AsyncIterator[Event]:

@@ -151,7 +151,7 @@ def _tool(function: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _output_config(body: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Form and effort in Anthropic's words; a free JSON object is any object there."""
+    """Return form and effort in Anthropic's words; a free JSON object is any object there."""
     config: dict[str, Any] = {}
     asked = body.get("response_format")
     if asked is not None:
@@ -163,7 +163,7 @@ def _output_config(body: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _arguments(given: Mapping[str, Any]) -> str:
-    """Keyword arguments, one a line."""
+    """Return keyword arguments, one on each line."""
     return "".join(f"{INDENT}{name}={_literal(value, PYTHON, INDENT, 1)},\n" for name, value in given.items())
 
 

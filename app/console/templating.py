@@ -70,7 +70,7 @@ def environment() -> jinja2.Environment:
 
 
 def usd(amount: float | None) -> str:
-    """Dollars with as many digits as a small amount needs; a dash for None."""
+    """Return dollars with as many digits as a small amount needs; a dash for None."""
     if amount is None:
         return NOTHING
     if amount == 0:

@@ -101,7 +101,7 @@ class Transport(AiohttpTransport):
         self._connections = connections
 
     def _session(self) -> aiohttp.ClientSession:
-        """A session belongs to a running loop, so it is made at the first request."""
+        """Make the session at the first request, because it belongs to a running loop."""
         connector = aiohttp.TCPConnector(limit=self._connections, keepalive_timeout=KEEP_ALIVE, ssl=self.ssl_context)
         return aiohttp.ClientSession(
             connector=connector, cookie_jar=aiohttp.DummyCookieJar(), trust_env=False, auto_decompress=False
@@ -179,7 +179,7 @@ class _Client(httpx.AsyncClient):
 
     @property
     def cookies(self) -> httpx.Cookies:
-        """The empty jar."""
+        """Return the empty jar."""
         return self._none
 
     @cookies.setter

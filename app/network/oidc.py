@@ -143,7 +143,7 @@ class OpenIdProvider:
 
     @asynccontextmanager
     async def _client(self) -> AsyncIterator[httpx.AsyncClient]:
-        """A client for one login. A provider that cannot be reached, or takes too long, is an `OursError`."""
+        """Open a client for one login. Raises `OursError` if the provider cannot be reached, or takes too long."""
         headers = {"accept": "application/json", "accept-encoding": "identity"}
         try:
             async with asyncio.timeout(LOGIN_SECONDS), async_client(headers=headers) as client:

@@ -14,8 +14,8 @@ Fault = tuple[str, str]
 
 @cache
 def default_context() -> ssl.SSLContext:
-    """TLS with the certificate authorities that this machine trusts (or SSL_CERT_FILE names). Loading them takes some
-    ten milliseconds, so that all clients share it; nobody changes it."""
+    """Return TLS with the certificate authorities that this machine trusts (or SSL_CERT_FILE names). Loading them takes
+    some ten milliseconds, so that all clients share it; nobody changes it."""
     return ssl.create_default_context()
 
 
@@ -72,7 +72,7 @@ def _holds_certificates(path: str) -> bool:
 
 
 def _key_faults(route: Route) -> Iterator[Fault]:
-    """The key is in a file of its own, or follows its certificate in the same file."""
+    """Yield the faults of the key, which is in a file of its own or follows its certificate in the same file."""
     field = "client_key" if route.client_key else "client_certificate"
     try:
         empty = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

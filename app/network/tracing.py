@@ -57,7 +57,7 @@ class Span:
 
     @property
     def is_recording(self) -> bool:
-        """True if what is set on it is exported, so that it is worth computing."""
+        """Return True if what is set on it is exported, so that it is worth computing."""
         return self._span is not None and self._span.is_recording()
 
     def set(self, attributes: Attributes) -> None:
@@ -109,7 +109,7 @@ class Tracing:
 
     @property
     def exports(self) -> bool:
-        """True if spans or metrics are exported, so that their attributes are worth computing."""
+        """Return True if spans or metrics are exported, so that their attributes are worth computing."""
         return self._tracer is not None or self._durations is not None
 
     def start(

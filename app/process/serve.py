@@ -65,7 +65,7 @@ class Roles:
 
     @property
     def alone(self) -> bool:
-        """True if this one process is the whole service."""
+        """Return True if this one process is the whole service."""
         return self.gateway and self.dispatcher
 
 
@@ -130,13 +130,13 @@ async def serve(loaded: Loaded, environ: Mapping[str, str], roles: Roles, announ
 
 
 def _content_retention(opened: Runtime, settings: Settings) -> ContentRetention:
-    """The task that erases old content."""
+    """Return the task that erases old content."""
     seconds, classes = settings.retention_content_seconds, settings.classes_of_retention
     return ContentRetention(opened.context, seconds=seconds, classes=classes)
 
 
 def _log_export(opened: Runtime, settings: Settings) -> CheckpointExport:
-    """The task that exports checkpoints. Raises `ConfigInvalid` if a library is needed and not installed."""
+    """Return the task that exports checkpoints. Raises `ConfigInvalid` if a library is needed and not installed."""
     authorities = Authorities(log_witnesses(settings), settings.log_timestamp_url)
     if authorities.timestamps and find_spec(TSP) is None:
         raise ConfigInvalid(
@@ -151,7 +151,7 @@ def _log_export(opened: Runtime, settings: Settings) -> CheckpointExport:
 
 
 def _run_retention(opened: Runtime, settings: Settings) -> RunRetention:
-    """The task that prunes old runs. Raises `ConfigInvalid` if the archive's library is not installed."""
+    """Return the task that prunes old runs. Raises `ConfigInvalid` if the archive's library is not installed."""
     return RunRetention(
         opened.context,
         partial(open_archive, settings.database_url),

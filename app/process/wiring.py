@@ -87,11 +87,11 @@ class Peppers:
         self.seals.keys = tuple(hashlib.blake2b(pepper, person=b"baton live").digest() for pepper in self._accepted)
 
     def sharing_key(self) -> bytes:
-        """The key of the hashes by which texts are shared. With another pepper they are stored once more."""
+        """Return the key of the hashes by which texts are shared. With another pepper they are stored once more."""
         return hashlib.blake2b(self._accepted[0], person=b"baton texts").digest()
 
     def accepted(self) -> tuple[bytes, ...]:
-        """The pepper under which API keys are hashed, then the earlier ones that are still accepted."""
+        """Return the pepper under which API keys are hashed, then the earlier ones that are still accepted."""
         return self._accepted
 
 
@@ -142,12 +142,12 @@ class Pool:
         self.health.follow_endpoints(states)
 
     def catalog(self) -> Catalog:
-        """The workers and tiers in force."""
+        """Return the workers and tiers in force."""
         return self.loaded.catalog
 
     def provider(self, name: str) -> Provider:
-        """The adapter of a provider, for one call where it has several endpoints; `WorkerMisconfigured` if the pool
-        file no longer has it."""
+        """Return the adapter of a provider, for one call where it has several endpoints; raises `WorkerMisconfigured`
+        if the pool file no longer has it."""
         adapter = self._adapters.get(name)
         if adapter is None:
             raise WorkerMisconfigured()
@@ -156,7 +156,8 @@ class Pool:
         return adapter
 
     def conductor(self, tier: Tier) -> Policy:
-        """The policy that plans for a tier, or for an arm of one: there are many, so what costs nothing is not kept."""
+        """Return the policy that plans for a tier, or for an arm of one. Of the many arms none is kept that costs
+        nothing to make."""
         if tier.conductor.kind == "random":
             return RandomConductor()
         if tier.conductor.whole:
@@ -168,11 +169,11 @@ class Pool:
         return known
 
     def breakers(self) -> dict[str, str]:
-        """The state of each worker's breaker, as this process has measured it."""
+        """Return the state of each worker's breaker, as this process has measured it."""
         return {name: self.health.state(worker) for name, worker in sorted(self.catalog().workers.items())}
 
     def conducts(self) -> bool | None:
-        """True if every model that conducts is healthy, as far as is known; None if no tier has one."""
+        """Return True if every model that conducts is healthy, as far as is known; None if no tier has one."""
         names = {tier.conductor.worker for tier in self.catalog().tiers.values() if tier.conductor.kind == "model"}
         found = [worker for worker in self.catalog().workers.values() if worker.name in names]
         if not found:
@@ -203,7 +204,7 @@ class Pool:
 
 
 def _adapter(name: str, spec: ProviderSpec, loaded: Loaded) -> ClosableProvider:
-    """The adapter of a provider; the workers of a world answer in front of the rehearsal workers."""
+    """Return the adapter of a provider; the workers of a world answer in front of the rehearsal workers."""
     own = {endpoint.name: loaded.secrets.get(endpoint_secret(name, endpoint.name)) for endpoint in spec.endpoints}
     keys = {endpoint: key.get_secret_value() for endpoint, key in own.items() if key is not None}
     key, credentials = loaded.secrets.get(name), loaded.proxy_credentials.get(name)
@@ -214,7 +215,7 @@ def _adapter(name: str, spec: ProviderSpec, loaded: Loaded) -> ClosableProvider:
 
 
 def _rekeyed(before: Loaded, after: Loaded) -> frozenset[str]:
-    """The providers whose key, or whose credentials at a proxy, have changed."""
+    """Return the providers whose key, or whose credentials at a proxy, have changed."""
     found = set()
     for provider, spec in after.catalog.providers.items():
         names = (provider, *[endpoint_secret(provider, endpoint.name) for endpoint in spec.endpoints])
@@ -353,13 +354,13 @@ def _gateway(
 
 
 def _run_client(context: EngineContext, settings: Settings, home: str, engine: Drivers) -> RunClient:
-    """The gateway's side of runs; its address differs from that of the engine in the same process."""
+    """Return the gateway's side of runs; its address differs from that of the engine in the same process."""
     bound, untaken = settings.concurrent_runs, settings.waiting_runs
     return RunClient(context, home=f"{home}-gateway", bound=bound, untaken=untaken, engine=engine)
 
 
 def _engine(context: EngineContext, settings: Settings, home: str) -> tuple[Drivers, Dispatcher]:
-    """The two halves of an engine: the drivers of its runs, and the dispatcher that executes steps."""
+    """Return the two halves of an engine: the drivers of its runs, and the dispatcher that executes steps."""
     drivers = Drivers(context, home=home, bound=settings.concurrent_runs, spread=settings.steps == "spread")
     drivers.dispatcher = dispatcher = Dispatcher(
         context,
@@ -416,18 +417,19 @@ class Fresh:
         self._counter = itertools.count()
 
     def bytes(self, size: int) -> bytes:
-        """`size` bytes, at most 64, never the same twice."""
+        """Return `size` bytes, at most 64, never the same twice."""
         return hashlib.blake2b(next(self._counter).to_bytes(8, "big"), key=self._key, digest_size=size).digest()
 
     def name(self, prefix: str) -> str:
-        """A fresh id: a prefix, milliseconds since 1970 in hexadecimal so that ids sort by time, and 80 random bits."""
+        """Return a fresh id: a prefix, milliseconds since 1970 in hexadecimal so that ids sort by time, and 80 random
+        bits."""
         return f"{prefix}_{time.time_ns() // 1_000_000:011x}{self.bytes(10).hex()}"
 
 
 @asynccontextmanager
 async def _tracing(home: str) -> AsyncIterator[Tracing]:
-    """The spans and GenAI metrics of the process. They are exported over OTLP if OpenTelemetry's variables say where
-    to, the last of them when the block is left."""
+    """Open the spans and GenAI metrics of the process. They are exported over OTLP if OpenTelemetry's variables say
+    where to, the last of them when the block is left."""
     if not any(exports(signal, os.environ) for signal in SIGNALS):
         yield Tracing()
         return

@@ -65,12 +65,12 @@ class Verified:
 
     @property
     def clean(self) -> bool:
-        """True if nothing was found."""
+        """Return True if nothing was found."""
         return not self.rules
 
     @property
     def first(self) -> Finding | None:
-        """The finding that is the earliest in the log, which is where the alteration begins."""
+        """Return the finding that is the earliest in the log, which is where the alteration begins."""
         return min(self.findings, key=_order, default=None)
 
     def ordered(self) -> Iterator[Finding]:

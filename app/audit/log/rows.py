@@ -151,12 +151,13 @@ class RowCheck:
         self.report.add(Finding(rule, thing, words, place))
 
     def _is_new(self, at: float) -> bool:
-        """True for something so new that it need not be sealed yet."""
+        """Return True for something so new that it need not be sealed yet."""
         earliest, latest = self.sealed_at - UNSEALED_SECONDS, self._now + UNSEALED_SECONDS
         return not self.settled and earliest < at < latest
 
     def _is_changing(self, kind: str, id_: str) -> bool:
-        """True for what waits to be sealed again: its last entry stands for the state before. It is counted as pending.
+        """Return True for what waits to be sealed again, which is counted as pending: its last entry stands for the
+        state before.
 
         Whatever is sealed again is compared with its new entry from then on.
         """
@@ -167,7 +168,7 @@ class RowCheck:
         return found
 
     def _entries(self, rows: Sequence[LogRow]) -> list[Sealed]:
-        """The entries of these rows that can be read; the others are findings of the log's own check."""
+        """Return the entries of these rows that can be read; the others are findings of the log's own check."""
         found = []
         for row in rows:
             try:
@@ -340,7 +341,7 @@ class RowCheck:
             return {}
 
     def _end(self, thing: str, run: SealedRun, last: Sealed, salt: bytes) -> None:
-        """The end of a run, all of whose events are sealed."""
+        """Check the end of a run, all of whose events are sealed."""
         ended = {column: run.row[column] for column in ENDED}
         if (END in last.fields) != (run.row["ended_at"] is not None):
             self._add("altered", thing, "its row does not say whether it has ended as it was sealed", last.place)
@@ -527,8 +528,8 @@ class RowCheck:
             self._pruned(thing, row)
 
     def _is_new_state(self, kind: str, row: Row, last: Sealed) -> bool:
-        """True if the service may have given the row another state since its last entry: then it has a later time, and
-        what grows with each change is higher, if such rows have them."""
+        """Return True if the service may have given the row another state since its last entry: then it has a later
+        time, and what grows with each change is higher, if such rows have them."""
         is_past = "at" not in row or row["at"] < self._now + UNSEALED_SECONDS
         has_grown = kind not in GROWING or _is_higher(row[GROWING[kind][0]], kind, last)
         return is_past and has_grown and _is_of_later(row, last)
@@ -635,7 +636,7 @@ def _no_adapter(spec: ProviderSpec) -> Provider:
 
 
 def _tags(kind: str, raw: bytes) -> Iterator[tuple[str, str]]:
-    """The tags that an event gives its run."""
+    """Yield the tags that an event gives its run."""
     try:
         body: dict[str, Any] = orjson.loads(raw)
     except orjson.JSONDecodeError:
@@ -661,7 +662,7 @@ def _tags(kind: str, raw: bytes) -> Iterator[tuple[str, str]]:
 
 
 def _named(events: Sequence[Event]) -> Iterator[str]:
-    """The refs of all contents that events name."""
+    """Return the refs of all contents that events name."""
     for _, kind, _, raw in events:
         if kind == INTENT:
             continue
@@ -680,23 +681,23 @@ def _named(events: Sequence[Event]) -> Iterator[str]:
 
 
 def _is_higher(value: Any, kind: str, before: Sealed) -> bool:
-    """True if what grows with each change is higher than in an entry before, as far as entries name it."""
+    """Return True if what grows with each change is higher than in an entry before, as far as entries name it."""
     known = before.fields.get(GROWING[kind][1])
     return known is None or value is None or value > known
 
 
 def _is_of_later(row: Row, before: Sealed) -> bool:
-    """True if the state of a row was written after an entry before was sealed, if such rows say when."""
+    """Return True if the state of a row was written after an entry before was sealed, if such rows say when."""
     return "at" not in row or row["at"] > before.at - UNSEALED_SECONDS
 
 
 def _of_last_events(entries: Sequence[Sealed]) -> Sequence[Sealed]:
-    """The entries of a run that stand for all of its events that are sealed."""
+    """Return the entries of a run that stand for all of its events that are sealed."""
     return [entry for entry in entries if entry.events == entries[-1].events]
 
 
 def _is_frontier(stored: bytes | None, last: Sealed) -> bool:
-    """True if the subtrees from which sealing goes on have the root of the entry."""
+    """Return True if the subtrees from which sealing goes on have the root of the entry."""
     if stored is None:
         return False
     peaks = [stored[at : at + 32] for at in range(0, len(stored), 32)]

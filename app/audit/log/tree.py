@@ -90,7 +90,7 @@ class Key:
 
     @property
     def text(self) -> str:
-        """The key as files have it."""
+        """Return the key as files have it."""
         return f"{self.name}+{self.id.hex()}+{base64.b64encode(self.kind + self.public).decode()}"
 
 

@@ -62,7 +62,7 @@ async def _set(settings: Settings, args: Arguments, now: float) -> None:
 
 
 async def _whose(store: Store, args: Arguments, now: float) -> tuple[Scope, str]:
-    """The scope and the name that the command names. Raises `ConfigInvalid` if it names several."""
+    """Return the scope and the name that the command names. Raises `ConfigInvalid` if it names several."""
     given: list[tuple[Scope, str | None]] = [("key", args.key), ("user", args.user), ("team", args.team)]
     chosen = [(scope, name) for scope, name in given if name is not None]
     if len(chosen) > 1:
@@ -112,7 +112,7 @@ async def _list(settings: Settings, args: Arguments, _now: float) -> None:
 
 
 async def _present(store: Store, budget: Budget, clock: float) -> list[BudgetUse]:
-    """The present windows of a budget's accounts."""
+    """Return the present windows of a budget's accounts."""
     uses = await store.budget_use(budget.id, MOST_ACCOUNTS)
     return [use for use in uses if use.end > clock]
 

@@ -16,7 +16,7 @@ START_SECONDS = 5.0
 
 @asynccontextmanager
 async def at_work(loaded: Loaded, runs: int, *, dispatches: bool = False) -> AsyncIterator[Runtime]:
-    """An engine for so many runs of this command at once, and for no run of anybody else's.
+    """Start an engine for so many runs of this command at once, and for no run of anybody else's.
 
     Without `dispatches` it plans runs and executes no steps.
     """

@@ -62,13 +62,13 @@ class Assignment:
 
     @property
     def likely(self) -> int:
-        """The micro-dollars of a usual answer."""
+        """Return the micro-dollars of a usual answer."""
         read = input_bound(self.built_in.task.messages) // 4
         return self.worker.price.cost(Usage(input=read, output=min(OUTPUT_TOKENS, self.limits.output_tokens)))
 
     @property
     def key(self) -> tuple[str, str, str, str]:
-        """The key of the trial that it becomes."""
+        """Return the key of the trial that it becomes."""
         return (self.worker.name, self.worker.model, self.built_in.version, self.built_in.name)
 
 

@@ -58,7 +58,7 @@ class EndedRun:
 
     @property
     def question(self) -> str | None:
-        """The user's last message."""
+        """Return the user's last message."""
         said = [message.text for message in self.messages or () if message.role == "user"]
         return _plain(said[-1]) if said else None
 

@@ -63,7 +63,7 @@ class RewardedDecision:
 
     @property
     def logged(self) -> Logged:
-        """The row in the form that the estimators read."""
+        """Return the row in the form that the estimators read."""
         first = self._of(self.decided, self.seen)
         if self.decided.further is None:
             return first

@@ -31,7 +31,7 @@ class Verdict:
 
     @property
     def passed(self) -> bool:
-        """True if all tests passed."""
+        """Return True if all tests passed."""
         return self.said == "passed"
 
 

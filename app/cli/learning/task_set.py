@@ -34,7 +34,7 @@ class Graded:
 
     @property
     def question(self) -> str:
-        """The user's last message."""
+        """Return the user's last message."""
         return next(message["content"] for message in reversed(self.messages) if message["role"] == "user")
 
 

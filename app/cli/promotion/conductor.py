@@ -147,7 +147,7 @@ def _restore(loaded: Loaded, args: Arguments) -> int:
 
 
 def _deployed_from(changes: Sequence[Change], conductor: str, version: str) -> tuple[Path, str]:
-    """The folder from which a version was deployed last, as seen from here and from its server."""
+    """Return the folder from which a version was deployed last, as seen from here and from its server."""
     notes = [
         change.note
         for change in changes

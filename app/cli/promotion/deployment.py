@@ -50,7 +50,7 @@ class Checked:
 
     @property
     def faults(self) -> list[str]:
-        """The reasons why the version is refused."""
+        """Return the reasons why the version is refused."""
         found = []
         if self.valid < self.prompts:
             found.append(f"{self.prompts - self.valid} of {self.prompts} golden prompts led to no valid plan")
@@ -107,7 +107,7 @@ def _quoted(word: str) -> str:
 
 
 def check_fit(card: Manifest, loaded: Loaded, conductor: str) -> None:
-    """`ConfigInvalid` with every reason why a version cannot conduct in this worker's name."""
+    """Raise `ConfigInvalid` with every reason why a version cannot conduct in this worker's name."""
     tiers = conducted(loaded, conductor)
     faults = [fault for tier in tiers for fault in _unfit(card, tier)]
     if not tiers:

@@ -57,7 +57,7 @@ def name() -> str:
 
 
 def author(args: Arguments) -> Actor:
-    """Whoever makes a change: the name that is given, or the system's user."""
+    """Return the author of a change: the name that is given, or the system's user."""
     if args.who:
         return Actor(args.who, "command")
     return storage.operator()

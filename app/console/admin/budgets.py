@@ -33,7 +33,7 @@ FIELDS: Final = (
 
 
 def routes(admin: Administration) -> list[Route]:
-    """The pages of budgets."""
+    """Return the pages of budgets."""
 
     async def show_budgets(request: Request, session: Session) -> Response:
         page = await admin.api.get(session, f"{API}/budgets", **query(request, FILTERS) | {"limit": PAGE})
@@ -99,7 +99,7 @@ def _path(budget: str) -> str:
 
 
 def _row(budget: dict[str, Any]) -> list[Cell]:
-    """A budget with that of its present accounts of which the least is left."""
+    """Return the row of a budget, with that of its present accounts of which the least is left."""
     name = Cell(budget["id"], at("budgets", "one", id=budget["id"]))
     head = [name, Cell(budget["tenant"]), Cell(f"{usd(budget['usd'])} a {budget['period']}", kind="number")]
     latest = max([window["start"] for window in budget["windows"]], default=None)
@@ -116,6 +116,6 @@ def _window(budget: Mapping[str, Any], window: Mapping[str, Any]) -> list[Cell]:
 
 
 def _amounts(budget: Mapping[str, Any], window: Mapping[str, Any]) -> list[Cell]:
-    """The amounts that are spent, reserved and left."""
+    """Return the amounts that are spent, reserved and left."""
     left = budget["usd"] - window["spent"] - window["held"]
     return [Cell(usd(amount), kind="number") for amount in (window["spent"], window["held"], left)]

@@ -24,7 +24,7 @@ FIELDS: Final = (
 
 
 def routes(admin: Administration) -> list[Route]:
-    """The pages of legal holds."""
+    """Return the pages of legal holds."""
 
     async def show_holds(request: Request, session: Session) -> Response:
         page = await admin.api.get(session, f"{API}/holds", **query(request, FILTERS))

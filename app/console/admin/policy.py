@@ -129,7 +129,7 @@ def _trial(found: Mapping[str, Any]) -> tuple[str, Table]:
 
 
 def _reasons(reasons: Mapping[str, str]) -> str:
-    """Names with the reason of each, as one line."""
+    """Return names with the reason of each, as one line."""
     return "; ".join([f"{name}: {reason}" for name, reason in reasons.items()])
 
 

@@ -66,7 +66,7 @@ class Candidate:
 
     @property
     def cost(self) -> Decimal:
-        """The price in USD of three million input and one million output tokens, a usual mix."""
+        """Return the price in USD of three million input and one million output tokens, a usual mix."""
         price = self.entry["price"]
         return Decimal(3 * price["input"] + price["output"])
 

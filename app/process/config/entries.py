@@ -52,7 +52,7 @@ Modality = Literal["text", "image", "pdf", "audio", "video"]
 
 
 def _dollars(value: object) -> int:
-    """USD as a number or a decimal string, to micro-dollars, exactly or not at all."""
+    """Convert USD, a number or a decimal string, to micro-dollars, exactly or not at all."""
     if isinstance(value, bool) or not isinstance(value, str | int | Decimal):
         raise ValueError('must be an amount in USD; write it as 0.15 or "0.15"')
     try:
@@ -78,7 +78,7 @@ def _number(value: object) -> object:
 
 
 def _option(value: object) -> object:
-    """Options are strings to the adapters; a TOML boolean or number may be written plainly."""
+    """Return an option as a string, as adapters take it; a TOML boolean or number may be written plainly."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, int | float | Decimal):
@@ -179,7 +179,7 @@ class DeadlinesEntry(Entry):
     quickest: Seconds | None = None
 
     def core(self, inherited: Deadlines) -> Deadlines:
-        """These deadlines over the inherited ones."""
+        """Return these deadlines over the inherited ones."""
         return replace(inherited, **self.model_dump(exclude_none=True))
 
 
@@ -254,7 +254,7 @@ class RatesEntry(Entry):
     reasoning: Dollars | None = None
 
     def core(self) -> Price:
-        """Micro-dollars per million tokens."""
+        """Return the prices in micro-dollars per million tokens."""
         cached = self.input if self.cached is None else self.cached
         return Price(self.input, self.output, cached, self.cache_write, self.reasoning)
 
@@ -271,7 +271,7 @@ class PriceEntry(RatesEntry):
     long: LongEntry | None = None
 
     def core(self) -> Price:
-        """Micro-dollars per million tokens."""
+        """Return the prices in micro-dollars per million tokens."""
         price = super().core()
         if self.long is None:
             return price
@@ -346,7 +346,7 @@ class LimitsEntry(_Limits):  # type: ignore[misc]  # its fields are those of `ca
     """The limits of one run; what is left out is inherited. `usd` is in dollars."""
 
     def core(self, inherited: Limits) -> Limits:
-        """These limits over the inherited ones."""
+        """Return these limits over the inherited ones."""
         return replace(inherited, **self.model_dump(exclude_none=True))
 
 
@@ -505,7 +505,7 @@ class PromotionEntry(Entry):
 
 
 def _shadow(value: object) -> object:
-    """`shadow = "NAME"` in full."""
+    """Return `shadow = "NAME"` in full."""
     if isinstance(value, str):
         return {"tier": value}
     return value
@@ -554,7 +554,8 @@ class TierEntry(Entry):
 
 
 def levels(limits: LimitsEntry, efforts: Mapping[Effort, LimitsEntry]) -> dict[str, Limits]:
-    """Limits for every level that a caller may ask for; a missing one takes the nearest defined, the lower of two."""
+    """Return limits for every level that a caller may ask for; a missing one takes the nearest defined, the lower of
+    two."""
     inherited = limits.core(Limits())
     defined = [place for place, level in enumerate(EFFORTS) if level in efforts]
     if not defined:

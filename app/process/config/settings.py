@@ -373,26 +373,26 @@ class Settings(BaseModel):
 
     @property
     def retention_content_seconds(self) -> float | None:
-        """`retention_content` in seconds."""
+        """Return `retention_content` in seconds."""
         if self.retention_content is None:
             return None
         return self.retention_content * DAY_SECONDS
 
     @property
     def retention_events_seconds(self) -> float | None:
-        """`retention_events` in seconds."""
+        """Return `retention_events` in seconds."""
         if self.retention_events is None:
             return None
         return self.retention_events * DAY_SECONDS
 
     @property
     def classes_of_retention(self) -> tuple[RetentionClass, ...]:
-        """The classes of `retention_classes`."""
+        """Return the classes of `retention_classes`."""
         return retention_classes(self.retention_classes)
 
     @property
     def origins(self) -> frozenset[str]:
-        """The origins of `cors_origins`."""
+        """Return the origins of `cors_origins`."""
         return frozenset(_listed(self.cors_origins))
 
     @field_validator("database_url", "redis_url")
