@@ -3,22 +3,22 @@
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from app.audit.absent import Earlier, absent
 from app.audit.account import Account, account
 from app.audit.administration import administration
 from app.audit.approvals import approvals
 from app.audit.budgets import Books, budgets
 from app.audit.calls import calls, pending
+from app.audit.conductor_text import conductor_text
 from app.audit.contents import contents
 from app.audit.disclosures import disclosures
 from app.audit.lifecycle import lifecycle
+from app.audit.missing_runs import Earlier, missing_runs
 from app.audit.money import money
 from app.audit.plans import plans
 from app.audit.replays import Claims, replays
 from app.audit.report import Report, Violation
 from app.audit.requests import Pools, requests
-from app.audit.row import row
-from app.audit.spoken import spoken
+from app.audit.run_row import run_row
 from app.audit.steps import steps
 from app.audit.tooling import tooling
 from app.audit.versions import Reigns, versions
@@ -28,7 +28,19 @@ from app.store.archive import AccountSums, Record
 from app.store.journal_file import Source
 
 Rule = Callable[[Account], Iterator[Violation]]
-RULES: tuple[Rule, ...] = (lifecycle, plans, approvals, steps, tooling, replays, calls, money, budgets, row, contents)
+RULES: tuple[Rule, ...] = (
+    lifecycle,
+    plans,
+    approvals,
+    steps,
+    tooling,
+    replays,
+    calls,
+    money,
+    budgets,
+    run_row,
+    contents,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +69,7 @@ class Auditor:
                 report.add(violation)
         for violation in await claims.compare(source, report, self.now):
             report.add(violation)
-        await absent(source, earlier, report, run=run, since=since)
+        await missing_runs(source, earlier, report, run=run, since=since)
         if run is None and since is None:
             await self._check_all(source, report, books, before)
         return report
@@ -102,7 +114,7 @@ class Auditor:
         for rule in RULES:
             for violation in rule(run):
                 report.add(violation)
-        for violation in (*spoken(run, report), *requests(run, pools, report), *versions(run, reigns, report)):
+        for violation in (*conductor_text(run, report), *requests(run, pools, report), *versions(run, reigns, report)):
             report.add(violation)
         for violation in disclosures(run, pools, report):
             report.add(violation)

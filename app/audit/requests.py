@@ -10,8 +10,8 @@ from app.audit.bodies import WHOLE_LIMITS
 from app.audit.choices import affordable
 from app.audit.contents import address
 from app.audit.labels import FROM_CALLER, FROM_CONDUCTOR, Read, labels_of, lowered, unfounded
-from app.audit.recompose import EMBEDS, ERASED, UnknownTemplate, Unverifiable, recomposed
 from app.audit.report import Report, Violation
+from app.audit.request_rebuilding import EMBEDS, ERASED, UnknownTemplate, Unverifiable, rebuilt_request
 from app.core.message.chat import Text
 from app.core.plan.arms import tier_of
 from app.core.pool.catalog import MILLION, Catalog, ConductorSpec, Price, ProviderSpec, Tier, Worker
@@ -320,7 +320,7 @@ def _rendered(
     try:
         if salt is None:
             raise Unverifiable(ERASED)
-        request = recomposed(run, call, catalog, worker)
+        request = rebuilt_request(run, call, catalog, worker)
     except (KeyError, TypeError, ValueError, AttributeError):
         yield run.says("request-altered", call.intent.seq, f"{call.id}: what it was made of is not what it must be")
         return

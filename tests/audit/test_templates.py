@@ -1,7 +1,7 @@
 """What a template's name stands for: once calls were made with it, it means the same for ever.
 
-Whoever changes the words gives them a new name, keeps the old recipe in `app/audit/recompose.py`, and adds the new one
-there and here.
+Whoever changes the words gives them a new name, keeps the old recipe in `app/audit/request_rebuilding.py`, and adds
+the new one there and here.
 """
 
 import hashlib
@@ -10,7 +10,7 @@ from itertools import chain
 
 import orjson
 
-from app.audit.recompose import TEMPLATES
+from app.audit.request_rebuilding import TEMPLATES
 from app.conductor import compact, prompt
 from app.conductor.protocol import Brief, PastStep, Previous
 from app.core.message.chat import Message, Task, Text, Tool, Toolbox

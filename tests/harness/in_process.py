@@ -107,7 +107,7 @@ async def running_service(
     Without `dispatches` the engine drives runs and leaves their steps to their tickets, which nobody takes.
 
     When it has closed, and unless a test has failed or does wrong on purpose (`audits`), the independent auditor must
-    find nothing wrong with the journal. What is new in a request is to be recomposed in `app/audit/recompose.py`.
+    find nothing wrong with the journal. What is new in a request is to be rebuilt in `app/audit/request_rebuilding.py`.
     """
     path = folder / "pool.toml"
     path.write_text(pool)

@@ -33,7 +33,7 @@ from app.audit.log.verify import LOG, LogCheck, StoredEntry
 from app.audit.money import amounts
 from app.audit.report import Report, Violation
 from app.audit.requests import Pools
-from app.audit.row import projection
+from app.audit.run_row import projection
 from app.core.pool.catalog import ProviderSpec
 from app.providers.protocol import Provider
 from app.store.archive import Record, Stored

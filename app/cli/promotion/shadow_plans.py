@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import orjson
 
 from app.audit.account import Account, Call, Proposal, account
-from app.audit.recompose import UnknownTemplate, Unverifiable, recomposed, text_of
+from app.audit.request_rebuilding import UnknownTemplate, Unverifiable, rebuilt_request, text_of
 from app.core.plan import parse as core_plan
 from app.core.plan.workflow import Step
 from app.core.pool.catalog import Catalog
@@ -76,7 +76,7 @@ async def cases(source: Source, conductor: str, since: float, now: float, compar
 
 def _case(run: Account, call: Call, proposal: Proposal, kept: Mapping[str, bytes]) -> Case:
     catalog: Catalog = restored(kept[call.intent.body["catalog"]])
-    request = recomposed(run, call, catalog, catalog.workers[call.intent.body["worker"]])
+    request = rebuilt_request(run, call, catalog, catalog.workers[call.intent.body["worker"]])
     names = tuple(proposal.opened.body["order"])
     limit = int(run.limits["steps"])
     said = ""

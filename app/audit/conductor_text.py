@@ -13,8 +13,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from app.audit.account import Account, Call, Proposal, Step
-from app.audit.recompose import Unverifiable, text_of
 from app.audit.report import Report, Violation
+from app.audit.request_rebuilding import Unverifiable, text_of
 
 START = re.compile(r'\{\s*"steps"\s*:\s*\[')
 THOUGHT = re.compile(r"<think>.*?(</think>|$)", re.DOTALL)
@@ -25,7 +25,7 @@ MOST_REASON = 400
 JSON = json.JSONDecoder(strict=False)
 
 
-def spoken(run: Account, report: Report) -> Iterator[Violation]:
+def conductor_text(run: Account, report: Report) -> Iterator[Violation]:
     """Apply all rules of this module. Texts that were erased are counted in the report."""
     for proposal in run.proposals:
         asked = [call for call in run.calls.values() if call.step is None and call.proposal == proposal.number]

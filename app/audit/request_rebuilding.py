@@ -54,7 +54,7 @@ class UnknownTemplate(Exception):
     """The intent names a template that this auditor does not know; audit the journal with a newer version."""
 
 
-def recomposed(run: Account, call: Call, catalog: Catalog, worker: Worker) -> Request:
+def rebuilt_request(run: Account, call: Call, catalog: Catalog, worker: Worker) -> Request:
     """Return the request of a call. Raises `Unverifiable` or `UnknownTemplate`."""
     make = TEMPLATES.get(call.intent.body["template"])
     if make is None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from app.__main__ import main
-from app.audit import absent
+from app.audit import missing_runs
 from app.cli.terminal import count
 from app.core.run import journal_hash
 from app.engine.retention import Pruned, Pruning, archiving
@@ -139,4 +139,4 @@ def test_a_run_that_was_rewritten_consistently_differs_from_the_export(desk: Des
 def test_the_auditor_computes_the_hash_that_was_stored(count: int) -> None:
     events: Sequence[Stored] = [Stored(seq, "kind", seq / 3, b"%d" % seq) for seq in range(1, count + 1)]
     stored = journal_hash.root("run", [(event.seq, event.kind, event.at, event.body) for event in events])
-    assert absent.root("run", events) == stored
+    assert missing_runs.root("run", events) == stored

@@ -55,7 +55,9 @@ class Earlier:
             )
 
 
-async def absent(source: Source, earlier: Earlier, report: Report, *, run: str | None, since: float | None) -> None:
+async def missing_runs(
+    source: Source, earlier: Earlier, report: Report, *, run: str | None, since: float | None
+) -> None:
     """Apply all rules of this module, after all stored runs were compared."""
     async for left in source.pruned(run=run, since=since):
         report.pruned += 1

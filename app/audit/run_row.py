@@ -9,7 +9,7 @@ from app.audit.report import Violation
 from app.core.run.kinds import Kind
 
 
-def row(run: Account) -> Iterator[Violation]:
+def run_row(run: Account) -> Iterator[Violation]:
     """Apply all rules of this module."""
     columns = run.record.row
     yield from projection(run)
