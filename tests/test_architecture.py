@@ -337,7 +337,7 @@ PLANTED: Final[tuple[tuple[str, str, str], ...]] = (
     ),
     ("conductor/model.py", "import app.conductor.fixed", "implementations of a seam do not know each other"),
     ("audit/money.py", "import app.core.run.caller_view", "the auditor is independent of the executor"),
-    ("core/plan/workflow.py", "import app.core.plan.visibility", "the auditor is independent of the executor"),
+    ("core/plan/workflow.py", "import app.core.run.visibility", "the auditor is independent of the executor"),
     ("process/serve.py", "import app.lab.world", "the service imports neither the lab nor the auditor"),
     ("gateway/stray.py", "import app.audit.check", "the service imports neither the lab nor the auditor"),
     ("store/stray.py", "import fastapi", "the web framework stays in the gateway"),

@@ -18,8 +18,8 @@ from app.core.plan.workflow import Access, Step
 from app.core.pool.catalog import MILLION, Catalog
 from app.core.rating.feedback import Feedback
 from app.core.run.events import CallIntended, Event, Kind, PlanOpened, PlanStep, facts
-from app.core.run.labels import carried
 from app.core.run.state import Proposal, RunState, fold
+from app.core.run.visibility import carried
 from app.lab.rollouts import Rollout, critical, shown, split, written
 from app.store.archive import Record
 

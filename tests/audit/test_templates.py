@@ -14,11 +14,11 @@ from app.audit.request_rebuilding import TEMPLATES
 from app.conductor import compact, prompt
 from app.conductor.protocol import Brief, PastStep, Previous
 from app.core.message.chat import Message, Task, Text, Tool, Toolbox
-from app.core.plan import visibility
-from app.core.plan.visibility import EarlierStep
 from app.core.plan.workflow import CONDUCTOR
 from app.core.pool.catalog import Card, Limits, Measured, Price, Worker
 from app.core.rating.features import asked, viewed
+from app.core.run import visibility
+from app.core.run.visibility import EarlierStep
 from app.engine.runs.planning import EMBEDS
 
 CONVERSATION = (Message("system", (Text("Be brief."),)), Message("user", (Text("What is 2 + 2?"),)))

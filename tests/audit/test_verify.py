@@ -22,8 +22,8 @@ from app.audit.log.rows import OTHER_REFS
 from app.audit.log.tree import Checkpoint, GrowingTree, leaf_hash, root_of
 from app.audit.log.verify import LogCheck, tiles_of
 from app.core.pool.budgets import Budget
-from app.core.run.disclosures import completed
 from app.core.run.kinds import Kind
+from app.core.run.visibility import completed
 from app.core.transparency import tiles
 from app.core.transparency.merkle import tree_root
 from app.store.archive import Administration, open_archive

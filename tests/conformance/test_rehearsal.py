@@ -18,9 +18,9 @@ from app.conductor.protocol import Brief, PastStep, Previous
 from app.core.message.chat import Chosen, End, Form, Message, Piece, Sampling, Task, Text, Words
 from app.core.message.response_format import Flaw, faults, shown
 from app.core.plan import parse
-from app.core.plan.visibility import EarlierStep, compose
 from app.core.plan.workflow import Step, Workflow
 from app.core.pool.catalog import Deadlines, Limits, ProviderSpec, Worker
+from app.core.run.visibility import EarlierStep, compose
 from app.errors import WorkerTimeout
 from app.process.config import configure
 from app.providers.protocol import Request

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from app.core.message.chat import Message, Task, Text, ToolCall, Usage
-from app.core.plan.visibility import EarlierStep, ToolUse, compose, granted
 from app.core.plan.workflow import Access, Step
 from app.core.pool.catalog import Catalog, Limits, Worker
 from app.core.pool.policy import permits
@@ -30,9 +29,9 @@ from app.core.run.events import (
     StepSkipped,
     StepToolResults,
 )
-from app.core.run.labels import Flow, conversation, reading_of, refusals
 from app.core.run.progress import Propose
 from app.core.run.state import RunState, Turn, tentative
+from app.core.run.visibility import EarlierStep, Flow, ToolUse, compose, conversation, granted, reading_of, refusals
 
 MARK = re.compile(r"\[\[([^\]]+)\]\]")
 CALLER, TOOL, CONDUCTOR, STEP = "source:caller", "source:tool", "source:conductor", "source:step"

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.core.message.chat import Image, Message, Task, Text, ToolCall
-from app.core.plan.visibility import INTRODUCTION, EarlierStep, ToolUse, compose, granted
 from app.core.plan.workflow import Access
+from app.core.run.visibility import INTRODUCTION, EarlierStep, ToolUse, compose, granted
 
 TASK = Task((Message("system", (Text("Be brief."),)), Message("user", (Text("What is 2 + 2?"), Image("data:x")))))
 PLAN, CHECK = EarlierStep(0, "Plan it", "First add."), EarlierStep(1, "", "It is 4.")

@@ -6,7 +6,7 @@ import json
 
 import httpx
 
-from app.core.run.disclosures import completed
+from app.core.run.visibility import completed
 from app.gateway.http.api_keys import mint
 from app.process.wiring import Runtime
 from app.store.protocol import CONTENT_READ, AdminEventQuery, DisclosureQuery, RunQuery

@@ -10,7 +10,7 @@ import pytest
 
 from app.core.message.chat import Message, Text
 from app.core.run.events import CallIntended, Kind, PlanRejected, PlanStep, StepDone, StepToolResults
-from app.core.run.labels import carried
+from app.core.run.visibility import carried
 from app.errors import InvalidRequest
 from app.process.wiring import Runtime
 from tests.harness.conversations import Talk, look

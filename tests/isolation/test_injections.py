@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from app.core.message.chat import Message
-from app.core.plan.visibility import compose
+from app.core.run.visibility import compose
 from app.engine.calls.step_request import View
 from tests.isolation.injection_corpus import CARRIERS, FAMILIES, FORGED_CALL, ORDERS, corpus
 from tests.isolation.injections import INBOUND, OUTBOUND, TOPOLOGIES, Findings, played, sampled, scenes

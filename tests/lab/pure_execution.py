@@ -9,13 +9,13 @@ from itertools import count
 from typing import Any
 
 from app.core.message.chat import Message, Task, Text, Usage
-from app.core.plan.visibility import EarlierStep, compose, granted
 from app.core.plan.workflow import Step
 from app.core.pool.catalog import Limits
 from app.core.run import drafts
 from app.core.run.events import CallFinished, CallIntended, Event, Fact, RunAdmitted, StepDone, StepQueued
 from app.core.run.progress import Finish, Propose, Queue, Skip, decide
 from app.core.run.state import RunState, advance, begin
+from app.core.run.visibility import EarlierStep, compose, granted
 from app.lab.plans import Plan, to_workflow
 from app.lab.workers import Reply, final, reply
 from app.lab.world import Pool, seconds, usd

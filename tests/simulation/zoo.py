@@ -15,7 +15,7 @@ from sqlalchemy import Connection, delete, update
 from app.core.plan.workflow import Access
 from app.core.pool.catalog import Deadlines
 from app.core.pool.rules import Reading
-from app.core.run import drafts, labels, notices
+from app.core.run import drafts, notices, visibility
 from app.core.run.events import Event, StepFailed
 from app.core.run.state import RunState
 from app.engine.calls import step_request
@@ -303,7 +303,7 @@ def let_anybody_read(patch: Patch) -> None:
 
 
 def pass_words_on_without_labels(patch: Patch) -> None:
-    patch.setattr(labels, "conversation", lambda _state: Reading())
+    patch.setattr(visibility, "conversation", lambda _state: Reading())
 
 
 # -- a run

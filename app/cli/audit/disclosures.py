@@ -11,7 +11,7 @@ from rich.table import Table
 from app.cli import event_loop, storage, terminal
 from app.cli.arguments import Arguments
 from app.cli.declarations import SPANS
-from app.core.run.disclosures import completed
+from app.core.run.visibility import completed
 from app.errors import ConfigInvalid
 from app.gateway.runs import disclosures
 from app.gateway.wire import query as wire

@@ -2,7 +2,7 @@
 
 The conductor reads the whole task and writes the subtasks, so a subtask carries the task's labels: filtering workers
 after planning alone would leak. A worker stays in the pool if it may do some step of the run; what it reads in each
-step is checked when the plan is accepted and when the step's messages are composed (`app/core/run/labels.py`).
+step is checked when the plan is accepted and when the step's messages are composed (`app/core/run/visibility.py`).
 
 A label such as `region:eu` or `retention:none` is compared with the region and retention on a worker's card, any other
 one with its clearance; then the rules of the pool file apply (`rules.py`). Every exclusion has a reason, which is

@@ -584,7 +584,7 @@ class CallIntended(Fact):
     """The accounts of budgets in which the hold is reserved as well."""
     planned_by: str = optional("")
     """The kind of conductor that planned the step; `tier` for a planning call. Empty in journals of 0.2 and older. This
-    and the next five are what the ledger of disclosures has besides the access list (`disclosures.py`)."""
+    and the next five are what the ledger of disclosures has besides the access list (`visibility.py`)."""
     region: str = optional("")
     """The region on the worker's card, where it is known."""
     labels: frozenset[str] = optional(frozenset())

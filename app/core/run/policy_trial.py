@@ -11,8 +11,8 @@ from app.core.pool.policy import exclusion
 from app.core.records import record
 from app.core.run.events import CallIntended, Event
 from app.core.run.kinds import Kind
-from app.core.run.labels import Flow, conversation
 from app.core.run.state import RunState, advance, begin
+from app.core.run.visibility import Flow, conversation
 
 
 @record(frozen=True, slots=True)

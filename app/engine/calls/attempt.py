@@ -46,10 +46,10 @@ from app.core.pool import budget
 from app.core.pool.breaker import Verdict
 from app.core.pool.catalog import Amount, Catalog, Deadlines, Worker
 from app.core.records import changed, record, trimmed
-from app.core.run.disclosures import Disclosed
 from app.core.run.events import CallFinished, CallIntended, PassedOver
 from app.core.run.identifiers import NO_TRACE, Trace
 from app.core.run.state import Call, RunState
+from app.core.run.visibility import Disclosed
 from app.engine.context import EngineContext
 from app.engine.spans import CallSpan
 from app.errors import (

@@ -13,11 +13,11 @@ import orjson
 
 from app.core.message.chat import NO_TOOLS, Message, Sampling, Task, Toolbox, message_from_json, task_from_json
 from app.core.message.response_format import Flaw, constrains, keeps, shown, suffices
-from app.core.plan.visibility import JSON_MODE, NESTED, TEMPLATE, EarlierStep, ToolUse, compose, granted
 from app.core.pool.catalog import Limits, ProviderSpec, Worker
 from app.core.records import changed, record
 from app.core.run.progress import parent_of, speaks
 from app.core.run.state import RunState, StepState
+from app.core.run.visibility import JSON_MODE, NESTED, TEMPLATE, EarlierStep, ToolUse, compose, granted
 from app.errors import NotFound
 from app.providers.protocol import Request
 from app.store.protocol import ContentReads, Reader

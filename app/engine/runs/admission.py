@@ -27,9 +27,9 @@ from app.core.run import notices
 from app.core.run.events import RunAdmitted
 from app.core.run.identifiers import NO_TRACE, Trace
 from app.core.run.kinds import OnDisconnect, OriginKind
-from app.core.run.labels import refused_plan
 from app.core.run.recording import Recording
 from app.core.run.state import CALLER, FALLBACK, REPLAY
+from app.core.run.visibility import refused_plan
 from app.engine.context import EngineContext
 from app.errors import InvalidRequest, PlanRejected
 from app.store.protocol import (

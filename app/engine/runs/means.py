@@ -16,9 +16,9 @@ from app.core.pool.catalog import MILLION, Amount, Worker
 from app.core.pool.policy import permits
 from app.core.run import approvals
 from app.core.run.caller_view import unspent
-from app.core.run.labels import conversation
 from app.core.run.share import needed
 from app.core.run.state import RunState, StepState
+from app.core.run.visibility import conversation
 from app.engine.context import EngineContext
 
 PROMPT_BYTES, CARD_BYTES = 2_500, 250

@@ -42,15 +42,15 @@ from app.core.pool.policy import permits, spared
 from app.core.rating.decision import Decision
 from app.core.rating.features import asked, placed, viewed
 from app.core.records import changed, record
-from app.core.run import disclosures, drafts
+from app.core.run import drafts, visibility
 from app.core.run.caller_view import unspent
 from app.core.run.events import Fact, StepSkipped
 from app.core.run.identifiers import NO_TRACE
-from app.core.run.labels import Flow, conversation, matters, refusals
 from app.core.run.progress import Propose, may_nest
 from app.core.run.recipients import EMBEDS
 from app.core.run.recording import RecordedPlan, places
 from app.core.run.state import CALLER, FALLBACK, REPLAY, Proposal, RunState, StepState
+from app.core.run.visibility import Flow, conversation, matters, refusals
 from app.engine.calls.attempt import Attempt, Purpose, tier_seconds
 from app.engine.calls.step_request import look, texts_of
 from app.engine.commit.run_writer import Append, Contents, patiently
@@ -603,7 +603,7 @@ class Planner:
             tenant=state.admitted.tenant,
             shadow=state.admitted.origin_kind == "shadow",
             budgets=state.admitted.budgets,
-            disclosed=disclosures.of_plan(state, self._sees(state), embeds=template == EMBEDS),
+            disclosed=visibility.disclosed_to_planner(state, self._sees(state), embeds=template == EMBEDS),
         )
 
     def _sees(self, state: RunState) -> Access:

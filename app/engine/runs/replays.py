@@ -18,7 +18,6 @@ from app.core.pool.approval import REQUESTED
 from app.core.pool.catalog import LIMITS, Catalog, Limits, Tier
 from app.core.pool.policy import DENIED, Overrides
 from app.core.records import changed, record
-from app.core.run.labels import Flow
 from app.core.run.recording import (
     Kept,
     RecordedPlan,
@@ -33,6 +32,7 @@ from app.core.run.recording import (
     tools_of,
 )
 from app.core.run.state import RunState, fold
+from app.core.run.visibility import Flow
 from app.engine.calls.step_request import texts_of
 from app.engine.context import EngineContext
 from app.engine.runs.admission import Order

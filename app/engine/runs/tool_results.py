@@ -19,8 +19,8 @@ from app.core.records import record
 from app.core.run import caller_view, drafts, notices
 from app.core.run.caller_view import Returned, Standing
 from app.core.run.events import Event, RunResumed, StepToolResults, facts
-from app.core.run.labels import reading_of
 from app.core.run.state import RunState, Turn, fold
+from app.core.run.visibility import reading_of
 from app.engine.commit.waiting_runs import WaitingRuns
 from app.engine.context import EngineContext
 from app.engine.runs.admission import Order, Owner, of_request, shared, untaken

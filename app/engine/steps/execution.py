@@ -28,14 +28,14 @@ from app.core.plan.pricing import question_tokens
 from app.core.pool.catalog import Amount, Catalog, Worker
 from app.core.pool.rules import Reading
 from app.core.records import changed
-from app.core.run import approvals, disclosures
+from app.core.run import approvals, visibility
 from app.core.run.caller_view import spendable
 from app.core.run.events import CallFinished, Fact, NamedCall, StepAwaitingTool, StepDone, StepFailed
 from app.core.run.identifiers import Trace, continued
 from app.core.run.kinds import AFTER_THE_END
-from app.core.run.labels import readers
 from app.core.run.share import share
 from app.core.run.state import RunState, StepState, fold
+from app.core.run.visibility import readers
 from app.engine.calls.attempt import Attempt, Purpose, lost, tier_seconds
 from app.engine.calls.candidates import Candidates
 from app.engine.calls.step_request import NOTHING, is_long, look
@@ -444,7 +444,7 @@ class Execution:
                 shadow=state.admitted.origin_kind == "shadow",
                 watched=watched,
                 budgets=state.admitted.budgets,
-                disclosed=disclosures.of_step(state, view.step, self._reading.labels),
+                disclosed=visibility.disclosed_to_step(state, view.step, self._reading.labels),
             ),
         )
 

@@ -7,8 +7,8 @@ import orjson
 
 from app.core.message.chat import Message, Part, Text, ToolCall, message_from_json, task_from_json
 from app.core.records import record
-from app.core.run.labels import carried
 from app.core.run.state import Exchange, RunState, StepState
+from app.core.run.visibility import carried
 from app.engine.calls.step_request import texts_of
 from app.engine.delivery.messages import TurnEnd
 from app.gateway.responses.reply import Subject

@@ -26,8 +26,8 @@ from app.core.run.events import (
     facts,
 )
 from app.core.run.identifiers import continued
-from app.core.run.labels import Flow
 from app.core.run.state import Call, Proposal, RunState, fold
+from app.core.run.visibility import Flow
 from app.engine.calls.step_request import see
 from app.errors import NotFound
 from app.gateway.chat.route import dollars, figures, usage_of

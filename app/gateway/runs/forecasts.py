@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from app.core.message.chat import Message, Task, message_to_json
-from app.core.plan.visibility import EarlierStep, compose
 from app.core.plan.workflow import Access, Step
 from app.core.pool.budget import tool_bytes
 from app.core.pool.catalog import MILLION, Catalog, Limits, WireFormat
 from app.core.rating.forecast import Forecast, History, PlannedStep, Spread, StepForecast, forecast
 from app.core.run.state import Proposal, RunState
+from app.core.run.visibility import EarlierStep, compose
 from app.engine.calls.step_request import task_of, texts_of
 from app.errors import NotFound
 from app.gateway.http.context import GatewayContext

@@ -15,7 +15,7 @@ from random import Random
 
 from app.core.message.chat import Message, Text
 from app.core.message.chat import Task as Request
-from app.core.plan.visibility import EarlierStep, compose, granted
+from app.core.run.visibility import EarlierStep, compose, granted
 from app.lab.workers import STEP, SUBTASK
 from app.lab.world2.constants import DOCUMENT_TOKENS, DOMAINS, TRAITS, constants
 from app.lab.world2.rules import LANGUAGE, PARTIAL, combine_logit, passed_on, size_of, written

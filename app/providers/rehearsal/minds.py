@@ -69,7 +69,7 @@ class Shown:
 
 
 def read(messages: Sequence[Message]) -> Shown:
-    """Take a step's messages apart, as `plan/visibility.py` composed them; a plain conversation has only a question."""
+    """Take a step's messages apart, as `run/visibility.py` composed them; a plain conversation has only a question."""
     asked = [message.text for message in messages if message.role == "user"]
     last = asked[-1] if asked else ""
     steps = list(STEP.finditer(last))

@@ -16,7 +16,7 @@ Place = tuple[float, str]
 
 Completed = Callable[[Sequence[Event], Mapping[str, bytes]], Iterable[Event]]
 """Returns the events of calls with all that the ledger needs, from a journal and snapshots of pools by their digests
-(`core/run/disclosures.py`)."""
+(`core/run/visibility.py`)."""
 
 
 @record(frozen=True, slots=True)
