@@ -1,8 +1,9 @@
-"""A fork server: one interpreter that has imported the service, and whose forks are the processes that tests start.
+"""A fork server: an interpreter that has imported the service, and whose forks are the processes that tests start.
 
 To import the service takes more than a second of a core, and the tests start it often. `python -m
-tests.harness.fork_server MODULES` imports it, makes no thread and no event loop, and forks whenever a line on its
-standard input asks for it. The fork runs the requested module with the session, folder, environment, files, arguments
+tests.harness.fork_server SOCKET MODULES` imports it, and makes no thread and no event loop. For each process of tests
+that asks for it, it forks a server: so all workers of a session need one import. That server forks whenever a line on
+its own socket asks for it. The fork runs the requested module with the session, folder, environment, files, arguments
 and module path that `python -m` would have given it. Its id, signals, exit status and traceback are those of an
 interpreter of its own.
 
@@ -24,6 +25,7 @@ import os
 import re
 import runpy
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -112,28 +114,63 @@ def read_early(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 @cache
+def preloaded(environ: str) -> "Preloaded":
+    """Return the interpreter that has imported the service with an environment. The forks of this process share it."""
+    return Preloaded(json.loads(environ), PRELOADED)
+
+
+def preload(usual: Mapping[str, str]) -> None:
+    """Start to import the service now, so that this process and its forks need not wait for it later."""
+    preloaded(json.dumps(read_early(usual)))
+
+
+@cache
 def _server(environ: str) -> "ForkServer":
     """Return this process's server for an environment. It ends with this process, however that ends."""
-    server = ForkServer(json.loads(environ), PRELOADED)
+    server = ForkServer(preloaded(environ))
     atexit.register(server.close)
     return server
+
+
+class Preloaded:
+    """The interpreter that fork servers are forks of. It ends with the last process that could ask for one."""
+
+    def __init__(self, environ: Mapping[str, str], modules: Sequence[str]) -> None:
+        """Start it with this environment; it imports the modules."""
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._popen = subprocess.Popen(
+                [sys.executable, "-m", "tests.harness.fork_server", str(theirs.fileno()), *modules],
+                cwd=ROOT,
+                env=environ,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+
+    def fork(self) -> socket.socket:
+        """Fork a server, and return the socket on which it is asked."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            socket.send_fds(self._socket, [b"."], [theirs.fileno()])
+        return ours
+
+    def close(self) -> None:
+        """End the interpreter, unless another process may still ask it for servers."""
+        self._socket.close()
+        self._popen.wait()
 
 
 class ForkServer:
     """The fork server, seen by its client. Requests of several threads are answered one after the other."""
 
-    def __init__(self, environ: Mapping[str, str], preloaded: Sequence[str]) -> None:
-        """Start the server with this environment; it imports the `preloaded` modules."""
+    def __init__(self, preloaded: Preloaded) -> None:
+        """Start a server with the imports and the environment of that interpreter."""
         self.lock = threading.RLock()
         self._numbers = count()
-        self._popen = subprocess.Popen(
-            [sys.executable, "-m", "tests.harness.fork_server", *preloaded],
-            cwd=ROOT,
-            env=environ,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            start_new_session=True,
-        )
+        self._socket = preloaded.fork()
+        self._requests, self._answers = self._socket.makefile("wb"), self._socket.makefile("rb")
 
     def start(self, launch: Launch) -> "Fork":
         """Start a process and return once it is in its own session and writes to its own files."""
@@ -146,8 +183,7 @@ class ForkServer:
         """
         with self.lock:
             number = self.send(verb, argument)
-            assert self._popen.stdout is not None
-            for line in self._popen.stdout:
+            for line in self._answers:
                 answered, answer = json.loads(line)
                 if answered == number:
                     return answer
@@ -155,16 +191,20 @@ class ForkServer:
 
     def send(self, verb: str, argument: Any) -> int:
         """Send one request without waiting for its answer, and return its number."""
-        assert self._popen.stdin is not None
         with self.lock:
             number = next(self._numbers)
-            self._popen.stdin.write(json.dumps([number, verb, argument]).encode() + b"\n")
-            self._popen.stdin.flush()
+            self._requests.write(json.dumps([number, verb, argument]).encode() + b"\n")
+            self._requests.flush()
         return number
 
     def close(self) -> None:
         """End the server and all of its forks."""
-        self._popen.communicate()
+        if self._answers.closed:
+            return
+        self._socket.shutdown(socket.SHUT_WR)
+        self._answers.read()
+        for each in (self._requests, self._answers, self._socket):
+            each.close()
 
 
 @dataclass(slots=True)
@@ -221,6 +261,22 @@ def _preload(names: Sequence[str]) -> None:
     gc.enable()
     threads = len(os.listdir("/proc/self/task"))
     assert threads == threading.active_count() == 1, "only one thread survives a fork: no import may start another"
+
+
+def _fork_servers(clients: socket.socket) -> socket.socket | None:
+    """Fork a server for each client that sends the socket on which it will ask, until there can be no more clients.
+
+    Each server returns from here with its socket, and this process returns None.
+    """
+    while True:
+        _, (*received,), _, _ = socket.recv_fds(clients, 1, 1)
+        if not received:
+            return None
+        own = socket.socket(fileno=received[0])
+        if os.fork() == 0:
+            clients.close()
+            return own
+        own.close()
 
 
 def _serve(requests: BinaryIO, answers: BinaryIO) -> Forked | None:
@@ -283,9 +339,14 @@ def _become(forked: Forked) -> None:
 
 
 def main() -> None:
-    """Answer requests on the standard streams; return only at the end of this process or of a fork."""
-    with os.fdopen(os.dup(0), "rb") as requests, os.fdopen(os.dup(1), "wb", buffering=0) as answers:
-        _preload(sys.argv[1:])
+    """Serve on the socket that was passed; return only at the end of this process or of a fork."""
+    number, *modules = sys.argv[1:]
+    clients = socket.socket(fileno=int(number))
+    _preload(modules)
+    own = _fork_servers(clients)
+    if own is None:
+        return
+    with own, own.makefile("rb") as requests, own.makefile("wb", buffering=0) as answers:
         forked = _serve(requests, answers)
     if forked is not None:
         _become(forked)
