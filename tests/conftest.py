@@ -15,6 +15,7 @@ import shutil
 import signal
 import socket
 import ssl
+import subprocess
 import threading
 import uuid
 from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
@@ -35,10 +36,12 @@ from app.store.sqlkit.log_statements import LogStatements
 from app.store.sqlkit.migrate import migrate
 from app.store.sqlkit.statements import Statements
 from app.store.sqlkit.tables import ADMIN_EVENTS, FORMS, LOG_STATE, METADATA
-from tests.harness import servers
+from tests.harness import fork_server, prepared_postgres, processes, servers
 from tests.harness.waiting import PATIENCE_SECONDS
 
 pytest_plugins = ["tests.harness.fixtures"]
+PREPARED_POSTGRES: Final = pytest.StashKey[tuple[Path, subprocess.Popen[bytes]]]()
+"""The folder of `tests/harness/prepared_postgres.py`, and the process that makes it."""
 
 LONGEST: Final = (
     *("cli/test_commands.py", "deploy/test_readme.py", "simulation/test_seeds.py", "store/test_migrations.py"),
@@ -91,6 +94,26 @@ def pytest_configure() -> None:
     os.environ.pop("COLUMNS", None)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Before several workers are to run tests, have other processes make what each of the workers needs.
+
+    They are ready when the tests have been collected, which keeps one core only.
+    """
+    if not session.config.getoption("--workers", 0):
+        return
+    fork_server.preload(processes.environment(Path()))
+    if "BATON_TEST_DATABASE_URL" not in os.environ:
+        folder = session.config._tmp_path_factory.mktemp("postgres") / "data"  # type: ignore[attr-defined]
+        session.config.stash[PREPARED_POSTGRES] = folder, prepared_postgres.start(folder)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Wait for what workers will copy. Where it could not be made, the first test that needs it says why."""
+    _, making = session.config.stash.get(PREPARED_POSTGRES, (None, None))
+    if making is not None and making.wait():
+        del session.config.stash[PREPARED_POSTGRES]
 
 
 @pytest.hookimpl(wrapper=True)
@@ -222,13 +245,23 @@ def shared_schema_and_statements(make_schema: Callable[[str], None]) -> Iterator
 
 
 @pytest.fixture(scope="session")
-def postgres_server_url() -> Iterator[str]:
+def postgres_data(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data folder with a database that has the schema, to be copied."""
+    made, _ = request.config.stash.get(PREPARED_POSTGRES, (None, None))
+    if made is None:
+        made = tmp_path_factory.mktemp("postgres") / "data"
+        prepared_postgres.make(made)
+    return made
+
+
+@pytest.fixture(scope="session")
+def postgres_server_url(request: pytest.FixtureRequest) -> Iterator[str]:
     """The URL of the Postgres that all tests share; use `postgres_url`."""
     given = os.environ.get("BATON_TEST_DATABASE_URL")
     if given:
         yield make_url(given).set(drivername="postgresql").render_as_string(hide_password=False)
         return
-    with servers.postgres() as server:
+    with servers.postgres(copied=request.getfixturevalue("postgres_data")) as server:
         yield server.url
 
 
@@ -260,6 +293,9 @@ async def postgres_url(postgres_server_url: str) -> AsyncIterator[str]:
 @pytest.fixture(scope="session")
 def migrated_template(postgres_server_url: str) -> Iterator[str]:
     """The name of a database with the schema in it, which nobody connects to: to copy it is a tenth of migrating."""
+    if "BATON_TEST_DATABASE_URL" not in os.environ:
+        yield prepared_postgres.TEMPLATE
+        return
     server, name = make_url(postgres_server_url), f"baton_test_{uuid.uuid4().hex}"
     asyncio.run(_execute(server, f'CREATE DATABASE "{name}" TEMPLATE template0'))
     migrate(server.set(database=name).render_as_string(hide_password=False))

@@ -82,6 +82,10 @@ class Server:
         """Stop at once; only the data remain."""
         self._end(self.stop_signal)
 
+    def shut_down(self) -> None:
+        """End all connections and write everything to its files before it ends."""
+        self._end(signal.SIGINT)
+
     def crash(self) -> None:
         """Send SIGKILL: data that were not on disk are lost."""
         self._end(signal.SIGKILL)
@@ -129,8 +133,8 @@ class Server:
 
 
 @contextlib.contextmanager
-def postgres(*, fsync: bool = False, settings: Sequence[str] = ()) -> Iterator[Server]:
-    """Start a fresh Postgres; `settings` are `name=value`.
+def postgres(*, fsync: bool = False, settings: Sequence[str] = (), copied: Path | None = None) -> Iterator[Server]:
+    """Start a fresh Postgres; `settings` are `name=value`, and `copied` is a data folder to begin with a copy of.
 
     Ask for `fsync` only where durability is measured or tested.
     """
@@ -138,7 +142,10 @@ def postgres(*, fsync: bool = False, settings: Sequence[str] = ()) -> Iterator[S
     with _directory("baton-pg-", user) as directory:
         binaries = _reachable(_postgres_binaries(), directory, user)
         data, port = directory / "data", free_port()
-        _initdb(binaries, data, user)
+        if copied is None:
+            _initdb(binaries, data, user)
+        else:
+            copy_data(copied, data)
         server = _server_on(data, port, fsync=fsync, settings=settings, user=user, binaries=binaries)
         with _running(server):
             yield server
@@ -168,6 +175,11 @@ def _server_on(
         stop_signal=signal.SIGQUIT,
         is_ready=lambda pid: _postmaster_is_ready(data / "postmaster.pid", pid),
     )
+
+
+def copy_data(source: Path, target: Path) -> None:
+    """Copy the data folder of a Postgres that has been shut down, with the owner of its files."""
+    subprocess.run(["cp", "--archive", str(source), str(target)], check=True)
 
 
 @contextlib.contextmanager
