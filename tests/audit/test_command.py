@@ -153,8 +153,7 @@ def test_the_executor_is_not_loaded(desk: Desk, tmp_path: Path) -> None:
     shutil.copytree(ROOT / "app", tmp_path / "app", ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("progress", "state", "caller_view", "visibility"):
         (tmp_path / "app" / "core" / "run" / f"{name}.py").unlink()
-    for name in ("pool/budget", "pool/policy"):
-        (tmp_path / "app" / "core" / f"{name}.py").unlink()
+    (tmp_path / "app" / "core" / "pool" / "policy.py").unlink()
     (tmp_path / "app" / "process" / "wiring.py").unlink()
     shutil.rmtree(tmp_path / "app" / "engine")
     shutil.rmtree(tmp_path / "app" / "gateway")

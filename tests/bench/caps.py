@@ -30,8 +30,8 @@ from typing import Any
 import httpx
 
 from app.core.message.chat import Task
-from app.core.pool.budget import input_bound, worst_case
 from app.core.pool.catalog import MILLION, Catalog
+from app.core.pool.policy import input_bound, worst_case
 from app.lab.calibration_tasks import FORM, BuiltIn, built_in
 from app.process.wiring import Runtime
 from tests.harness.in_process import calling, running_service

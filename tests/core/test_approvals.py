@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from app.core.plan.workflow import Access, Step
-from app.core.pool.approval import ApprovalTerms, terms_of
-from app.core.pool.catalog import ApprovalRule, Catalog, ConductorSpec, Limits, Tier, Worker
+from app.core.pool.catalog import ApprovalRule, ApprovalTerms, Catalog, ConductorSpec, Limits, Tier, Worker
+from app.core.pool.policy import terms_of
 from app.core.pool.rules import Match, Rule
 from app.core.run import approvals, drafts
 from app.core.run.caller_view import spendable

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from app.core.message.chat import Form, Message, Task, Text, Tool, Toolbox
 from app.core.plan.pricing import ample, best_alone, least, plan_price, question_tokens
 from app.core.plan.workflow import CONDUCTOR, Access, Step
-from app.core.pool.budget import affordable_output, input_bound, worst_case
 from app.core.pool.catalog import Amount, Limits, Price, Worker
+from app.core.pool.policy import affordable_output, input_bound, worst_case
 
 RATES = st.integers(0, 200_000_000)
 CHEAP, DEAR = Worker("cheap", "p", "cheap", Price(1_000_000, 2_000_000)), Worker("dear", "p", "d", Price(10**7, 10**8))

@@ -26,9 +26,8 @@ from app.cli.learning import task_set
 from app.cli.learning.sandbox import Sandbox
 from app.cli.learning.task_set import Graded
 from app.core.message.chat import Message, Role, Text, Usage
-from app.core.pool.budget import input_bound, worst_case
 from app.core.pool.catalog import Catalog, Limits, Tier, Worker
-from app.core.pool.policy import Overrides
+from app.core.pool.policy import Overrides, input_bound, worst_case
 from app.core.rating.calibration import SOURCE, Rate, Trial, alike, of_worker, rates
 from app.core.rating.feedback import derived
 from app.core.rating.forecast import OUTPUT_TOKENS

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from app.core.message.chat import Task, message_to_json
 from app.core.plan.workflow import CONDUCTOR, Step
-from app.core.pool.budget import input_bound, tool_bytes, worst_case
 from app.core.pool.catalog import Amount, Limits, Worker
+from app.core.pool.policy import input_bound, tool_bytes, worst_case
 
 BYTES_A_TOKEN = 4
 """Bytes of a usual token: a step that sees an output of so many tokens is sent this many times as many bytes."""

@@ -572,6 +572,52 @@ class ApprovalRule:
     four_eyes: bool = True
 
 
+OnExpiry = Literal["refuse", "fallback-plan"]
+"""The two ends of a wait for an approval: the run ends, or it goes on with a plan that needs none."""
+REQUESTED, TIER = "requested", "tier"
+"""The reasons for which every plan of a run needs an approval: its request asks for it, or its tier does."""
+
+
+@record(frozen=True, slots=True)
+class ApprovalTerms:
+    """The terms of one run. Money is in micro-dollars, `seconds` is how long a plan waits for a decision."""
+
+    reasons: tuple[str, ...] = ()
+    """The reasons why every plan of the run needs an approval: `requested`, `tier`, `label:NAME`; empty if not every
+    plan does."""
+    above_usd: int | None = None
+    """The price above which a plan needs one: what the run has spent, and the worst case of the plan's steps."""
+    workers: tuple[str, ...] = ()
+    """The workers that no step may call without one."""
+    seconds: float = 86_400.0
+    on_expiry: OnExpiry = "refuse"
+    four_eyes: bool = True
+    """True if the key that began the run must not approve its plans."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the terms in plain JSON values."""
+        return {
+            "reasons": list(self.reasons),
+            "above_usd": self.above_usd,
+            "workers": list(self.workers),
+            "seconds": self.seconds,
+            "on_expiry": self.on_expiry,
+            "four_eyes": self.four_eyes,
+        }
+
+    @classmethod
+    def from_json(cls, body: Mapping[str, Any]) -> "ApprovalTerms":
+        """Return the inverse of `to_json`; fields of newer releases are ignored."""
+        return cls(
+            reasons=tuple(body.get("reasons", ())),
+            above_usd=body.get("above_usd"),
+            workers=tuple(body.get("workers", ())),
+            seconds=body.get("seconds", 86_400.0),
+            on_expiry=body.get("on_expiry", "refuse"),
+            four_eyes=body.get("four_eyes", True),
+        )
+
+
 @record(frozen=True, slots=True)
 class Tier:
     """The model as callers choose it. `efforts` maps each effort level to its limits and holds `effort`."""

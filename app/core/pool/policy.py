@@ -1,21 +1,40 @@
-"""The policy filter: the workers of the pool that may work on a task, chosen before planning (D6).
+"""What may be called for a run: the policy filter, the worst case of a call, and the approvals that plans need.
 
-The conductor reads the whole task and writes the subtasks, so a subtask carries the task's labels: filtering workers
-after planning alone would leak. A worker stays in the pool if it may do some step of the run; what it reads in each
-step is checked when the plan is accepted and when the step's messages are composed (`app/core/run/visibility.py`).
+*The policy filter* chooses before planning the workers of the pool that may work on a task (D6). The conductor reads
+the whole task and writes the subtasks, so a subtask carries the task's labels: filtering workers after planning alone
+would leak. A worker stays in the pool if it may do some step of the run; what it reads in each step is checked when the
+plan is accepted and when the step's messages are composed (`app/core/run/visibility.py`).
 
 A label such as `region:eu` or `retention:none` is compared with the region and retention on a worker's card, any other
 one with its clearance; then the rules of the pool file apply (`rules.py`). Every exclusion has a reason, which is
 journaled and names the rule.
+
+*The worst case* of a call, and the estimated cost of a call without reported usage (D7): a token is at least one byte
+of text in every tokenizer in use, so the bytes of the text bound the input from above.
+
+*Approvals.* A tier's `[tiers.NAME.approval]` and the `approve` of a rule say what somebody has to approve before any
+step of a plan is queued: every plan, a price, workers, labels. A request may ask for an approval of its own plans. What
+concerns a run is pinned when it is admitted, so that a later pool file neither lifts nor adds anything.
 """
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field
 
-from app.core.message.chat import SAMPLING, Sampling, Task
-from app.core.pool.budget import input_bound, tool_bytes
-from app.core.pool.catalog import Card, Catalog, Tier, Worker
-from app.core.pool.rules import Reading
+from app.core.message.chat import (
+    SAMPLING,
+    Document,
+    Image,
+    Message,
+    Part,
+    Sampling,
+    Task,
+    Toolbox,
+    Usage,
+    toolbox_to_json,
+)
+from app.core.pool.catalog import REQUESTED, TIER, ApprovalTerms, Card, Catalog, Tier, Worker, attributes
+from app.core.pool.rules import SOURCES, Match, Reading
 from app.core.records import record
 
 NO_PRICE = "its price is not known, and a budget applies; write `price` in the pool file"
@@ -184,3 +203,150 @@ def _unable(worker: Worker, needs: Needs) -> str | None:
     if needs.context >= worker.card.context:
         return "the conversation is longer than its context"
     return None
+
+
+# -- the worst case of a call
+
+
+PER_MESSAGE = 16
+PER_IMAGE = 6_000
+"""Above what the three wire formats bill for the largest image at high detail."""
+PER_PAGE = 6_000
+"""Above what providers bill for the text and the picture of a page of a PDF. The number of its pages is estimated by
+`PAGE_CHARS`, so what is reserved for a PDF is likely to be enough, and no bound."""
+PAGE_CHARS = 100_000
+"""Characters of a PDF in base64 for each of its pages."""
+MOST_PAGES = 100
+"""The most that Anthropic takes in one request; other providers take more."""
+
+
+def input_bound(messages: Sequence[Message], extra_bytes: int = 0) -> int:
+    """Return an upper bound of the input tokens; `extra_bytes` is for schemas and the like that the provider adds."""
+    bound = PER_MESSAGE * (len(messages) + 1) + extra_bytes
+    for message in messages:
+        bound += len(message.name or "")
+        for part in message.parts:
+            bound += _of_part(part)
+        if message.calls or message.keepsake:
+            bound += _of_tools(message)
+    return bound
+
+
+def _of_part(part: Part) -> int:
+    if isinstance(part, Image):
+        return PER_IMAGE
+    if isinstance(part, Document):
+        return PER_PAGE * min(1 + len(part.url) // PAGE_CHARS, MOST_PAGES)
+    return len(part.text.encode())
+
+
+def tool_bytes(toolbox: Toolbox) -> int:
+    """About what the definitions of tools add to a request."""
+    if not toolbox.tools:
+        return 0
+    return len(json.dumps(toolbox_to_json(toolbox)))
+
+
+def _of_tools(message: Message) -> int:
+    calls = sum(len(call.name) + len(call.arguments.encode()) + PER_MESSAGE for call in message.calls)
+    if not message.keepsake:
+        return calls
+    return calls + len(json.dumps(message.keepsake))
+
+
+def worst_case(worker: Worker, input_tokens: int, output_tokens: int) -> tuple[int, int]:
+    """(micro-dollars, tokens) to reserve before a call, at the dearest of the rates that it may be billed at: nobody
+    promises that cached input is the cheaper one."""
+    return worker.price.worst(input_tokens, output_tokens), input_tokens + output_tokens
+
+
+def affordable_output(worker: Worker, input_tokens: int, wanted: int, *, floor: int, usd: int, tokens: int) -> int:
+    """Return the largest number of output tokens, of at most `wanted`, whose worst case fits `usd` micro-dollars and
+    `tokens`.
+
+    0 if even `floor` tokens do not fit. A call that wants less than the floor is never cut.
+    """
+    low, high = min(floor, wanted), wanted
+    if not _fits(worker, input_tokens, low, usd, tokens):
+        return 0
+    while low < high:
+        middle = (low + high + 1) // 2
+        if _fits(worker, input_tokens, middle, usd, tokens):
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _fits(worker: Worker, input_tokens: int, output_tokens: int, usd: int, tokens: int) -> bool:
+    hold = worst_case(worker, input_tokens, output_tokens)
+    return hold[0] <= usd and hold[1] <= tokens
+
+
+def estimated_usage(messages: Sequence[Message], text: str) -> Usage:
+    """Return the likely usage of a complete call whose provider reported none: four bytes a token, marked as
+    estimated."""
+    return Usage(input=-(-input_bound(messages) // 4), output=-(-len(text.encode()) // 4), estimated=True)
+
+
+def usage_of_cancelled(messages: Sequence[Message], output_tokens: int, text: str) -> Usage:
+    """Return the likely usage of a streamed call that was cancelled: its input, and what had been received by then. A
+    provider stops when its connection is closed, so that the rest is not billed."""
+    likely = estimated_usage(messages, text)
+    return Usage(input=likely.input, output=min(likely.output, output_tokens), estimated=True)
+
+
+def usage_of_broken(input_tokens: int, output_tokens: int, text: str, unheard: int) -> Usage:
+    """Return an upper bound for a call that broke off: all of its input, and what was received at one token a byte.
+
+    `unheard` is what the worker may have written without our hearing of it: everything, if its reply was to come whole.
+    """
+    received = len(text.encode()) + PER_MESSAGE
+    return Usage(input=input_tokens, output=min(max(received, unheard), output_tokens), estimated=True)
+
+
+# -- approvals of plans
+
+
+def terms_of(catalog: Catalog, tier: Tier, labels: frozenset[str], *, requested: bool) -> ApprovalTerms | None:
+    """Return the terms of a run of this tier with these labels; None if no plan of it can need an approval."""
+    ruled = _ruled(catalog, tier, labels)
+    rule = tier.approval
+    if rule is None:
+        if not (requested or ruled):
+            return None
+        return ApprovalTerms(reasons=(REQUESTED,) if requested else (), workers=ruled)
+    reasons = [REQUESTED] if requested else []
+    if rule.always:
+        reasons.append(TIER)
+    reasons += [f"label:{label}" for label in sorted(rule.labels & labels)]
+    asked = {*rule.workers, *ruled}
+    named = [name for name in tier.pool if name in asked or _provider(catalog, name) in rule.providers]
+    if not (reasons or named or rule.above_usd is not None):
+        return None
+    return ApprovalTerms(
+        reasons=tuple(reasons),
+        above_usd=rule.above_usd,
+        workers=tuple(named),
+        seconds=rule.seconds,
+        on_expiry=rule.on_expiry,
+        four_eyes=rule.four_eyes,
+    )
+
+
+def _provider(catalog: Catalog, name: str) -> str:
+    worker = catalog.workers.get(name)
+    return worker.provider if worker is not None else ""
+
+
+def _ruled(catalog: Catalog, tier: Tier, labels: frozenset[str]) -> tuple[str, ...]:
+    """Return the workers of a tier before which a rule asks for an approval of a run with these labels."""
+    wanted = [rule.approve for rule in catalog.rules if rule.approve is not None and rule.labels - SOURCES <= labels]
+    if not wanted:
+        return ()
+    known: Iterable[Worker] = [catalog.workers[name] for name in tier.pool if name in catalog.workers]
+    return tuple([worker.name for worker in known if _is_named(worker, wanted)])
+
+
+def _is_named(worker: Worker, matches: Sequence[Match]) -> bool:
+    return any([match.fits(attributes(worker)) for match in matches])

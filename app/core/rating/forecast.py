@@ -21,8 +21,8 @@ from typing import Literal
 
 from app.core.message.chat import Usage, usage_from_json
 from app.core.plan.workflow import topology
-from app.core.pool.budget import worst_case
 from app.core.pool.catalog import Limits, Worker
+from app.core.pool.policy import worst_case
 from app.core.rating.economics import JournaledRun
 from app.core.records import record
 from app.core.run.events import Json

@@ -17,8 +17,7 @@ from hashlib import sha256
 from typing import Any
 
 from app.core.plan.digest import digest
-from app.core.pool.approval import ApprovalTerms
-from app.core.pool.catalog import Catalog, Worker
+from app.core.pool.catalog import ApprovalTerms, Catalog, Worker
 from app.core.records import record
 
 PRICE, FURTHER = "price", "further_plan"

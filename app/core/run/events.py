@@ -18,9 +18,8 @@ from typing import Any, ClassVar, NamedTuple, Self, TypeVar, dataclass_transform
 
 from app.core.message.chat import Usage, usage_from_json, usage_to_json
 from app.core.plan.workflow import Access, access_from_list
-from app.core.pool.approval import ApprovalTerms
 from app.core.pool.breaker import Verdict
-from app.core.pool.catalog import Limits
+from app.core.pool.catalog import ApprovalTerms, Limits
 from app.core.records import record
 from app.core.run.identifiers import Trace
 from app.core.run.kinds import TERMINAL as TERMINAL

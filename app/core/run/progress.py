@@ -27,8 +27,8 @@ the steps of a round, nested ones included, are never more than the limit of ste
 from collections.abc import Sequence
 
 from app.core.plan.workflow import Access
-from app.core.pool.approval import ApprovalTerms
 from app.core.pool.breaker import NO_TIME
+from app.core.pool.catalog import ApprovalTerms
 from app.core.records import changed, record
 from app.core.run import approvals
 from app.core.run.kinds import Kind, Mode

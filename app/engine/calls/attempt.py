@@ -42,7 +42,7 @@ from app.core.message.chat import (
 from app.core.message.response_format import Flaw, faults
 from app.core.plan.arms import tier_of
 from app.core.plan.workflow import Access
-from app.core.pool import budget
+from app.core.pool import policy
 from app.core.pool.breaker import Verdict
 from app.core.pool.catalog import Amount, Catalog, Deadlines, Worker
 from app.core.records import changed, record, trimmed
@@ -327,9 +327,9 @@ class Attempt:
         self._endpoint: str = getattr(self._provider, "endpoint", "")  # empty where the provider has only one
         self._body = trimmed(self._provider.render(request))
         schema_bytes = len(self._body) if request.form or request.toolbox.tools else 0
-        self._input_bound = budget.input_bound(request.messages, schema_bytes)
+        self._input_bound = policy.input_bound(request.messages, schema_bytes)
         self._max_output = request.sampling.max_tokens or worker.card.max_output
-        self.hold = Ledger(*budget.worst_case(worker, self._input_bound, self._max_output))
+        self.hold = Ledger(*policy.worst_case(worker, self._input_bound, self._max_output))
         decodes = request.logprobs is not None and step is not None
         # A plan has a reader of its own, which reports every fault, so that the conductor can correct them.
         judged = request if step is not None else replace(request, form=None)
@@ -344,14 +344,14 @@ class Attempt:
 
     def least(self, floor: int) -> Amount:
         """The amount that it would hold if its output were cut to the floor."""
-        return Amount(*budget.worst_case(self.worker, self._input_bound, min(floor, self._max_output)))
+        return Amount(*policy.worst_case(self.worker, self._input_bound, min(floor, self._max_output)))
 
     def within(self, left: Amount, floor: int) -> "Attempt | None":
         """This attempt, with its output cut to what the amount that is left pays for, if that is needed; None if it
         does not pay for `floor` tokens. Only an attempt that is not made yet can be cut."""
         if left.holds(Amount(self.hold.usd, self.hold.tokens)):
             return self
-        fits = budget.affordable_output(
+        fits = policy.affordable_output(
             self.worker,
             self._input_bound,
             self._max_output,
@@ -594,16 +594,16 @@ class Attempt:
             return self.reply.end.usage
         written = self.reply.written
         if self.outcome == "ok" and not self._out_of_time:
-            return budget.estimate(self._request.messages, written)
+            return policy.estimated_usage(self._request.messages, written)
         stopped = self._out_of_time or self.outcome == "cancelled"
         if stopped and self._given is not None and self._request.live:
-            return budget.cancelled(self._request.messages, self._max_output, written)
+            return policy.usage_of_cancelled(self._request.messages, self._max_output, written)
         broke = self.error is not None and self.error.public_code == ADAPTER_BROKE
         given_up = broke or isinstance(self.error, WorkerTimeout)
         if self._given is None or (self.outcome == "error" and not written and not given_up):
             return Usage()
         unreceived = self._max_output if broke or not self._request.live else 0
-        return budget.broken(self._input_bound, self._max_output, written, unreceived)
+        return policy.usage_of_broken(self._input_bound, self._max_output, written, unreceived)
 
     @property
     def spent(self) -> Ledger:

@@ -15,10 +15,19 @@ from app.core.plan.arms import is_arm, steps_needed
 from app.core.plan.parse import by_name, read_plan
 from app.core.plan.workflow import CONDUCTOR as ITSELF
 from app.core.plan.workflow import Step
-from app.core.pool.approval import terms_of
 from app.core.pool.budgets import TEAM_FIELD, USER_FIELD, Scope
 from app.core.pool.catalog import Catalog, Limits, Tier, Worker
-from app.core.pool.policy import Eligible, Overrides, eligible, healthy, overridden, permits, priced, unknown_names
+from app.core.pool.policy import (
+    Eligible,
+    Overrides,
+    eligible,
+    healthy,
+    overridden,
+    permits,
+    priced,
+    terms_of,
+    unknown_names,
+)
 from app.core.pool.rules import CALLER as CALLERS_WORDS
 from app.core.pool.rules import CONDUCTOR, Reading
 from app.core.pool.serving import TIER, served, within

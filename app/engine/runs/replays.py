@@ -14,8 +14,7 @@ import orjson
 from app.core.message.chat import Task, message_from_json, message_to_json, task_from_json
 from app.core.plan.parse import by_name, read_plan
 from app.core.plan.workflow import CONDUCTOR, Step
-from app.core.pool.approval import REQUESTED
-from app.core.pool.catalog import LIMITS, Catalog, Limits, Tier
+from app.core.pool.catalog import LIMITS, REQUESTED, Catalog, Limits, Tier
 from app.core.pool.policy import DENIED, Overrides
 from app.core.records import changed, record
 from app.core.run.recording import (

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from app.core.message.chat import labels_of
-from app.core.pool import budget
+from app.core.pool import policy
 from app.engine.runs.admission import Order
 from app.gateway.anthropic import reply as reply
 from app.gateway.anthropic.request import (
@@ -66,7 +66,7 @@ def routes(context: GatewayContext, keys: Keys, idempotency: Idempotency) -> API
             asked = read_count(body)
             resolve_tier(context.catalog(), caller.key, asked.model)
             task = task_of(asked)
-            likely = budget.estimate(task.messages, "").input + budget.tool_bytes(task.toolbox) // 4
+            likely = policy.estimated_usage(task.messages, "").input + policy.tool_bytes(task.toolbox) // 4
             return Response(orjson.dumps({"input_tokens": likely}), media_type="application/json")
 
         return await idempotency.reply(request, caller, body, counted)

@@ -38,7 +38,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from app.core.plan.arms import steps_needed
-from app.core.pool.budget import input_bound, tool_bytes
+from app.core.pool.policy import input_bound, tool_bytes
 from app.core.pool.rates import Figures, RateLimits, RateReply, RateRequest, Reason, Refusal
 from app.core.records import changed, record
 from app.core.run import caller_view

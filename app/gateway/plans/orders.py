@@ -15,8 +15,7 @@ from app.core.message.chat import Task, labels_of
 from app.core.plan.arms import tier_of
 from app.core.plan.digest import plan_digest
 from app.core.plan.workflow import Step
-from app.core.pool.approval import REQUESTED
-from app.core.pool.catalog import LIMITS, Catalog, Limits, Tier
+from app.core.pool.catalog import LIMITS, REQUESTED, Catalog, Limits, Tier
 from app.core.pool.policy import Overrides
 from app.core.records import changed
 from app.core.run.caller_view import returned

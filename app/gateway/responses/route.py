@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from app.core.message.chat import Tool, labels_of
-from app.core.pool import budget
+from app.core.pool import policy
 from app.core.run import caller_view
 from app.core.run.caller_view import Position
 from app.core.run.state import RunState
@@ -172,7 +172,7 @@ def _counts(router: APIRouter, context: GatewayContext, keys: Keys, idempotency:
                 context.store.of_tenant(caller.tenant), asked, lambda response: _stored(context, response, caller)
             )
             task = task_of(found, before.messages if before else (), _found(before) if before else ())
-            likely = budget.estimate(task.messages, "").input + budget.tool_bytes(task.toolbox) // 4
+            likely = policy.estimated_usage(task.messages, "").input + policy.tool_bytes(task.toolbox) // 4
             return _json(orjson.dumps({"object": "response.input_tokens", "input_tokens": likely}))
 
         return await idempotency.reply(request, caller, body, counted)

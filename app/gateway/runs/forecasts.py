@@ -8,8 +8,8 @@ from typing import Any, Final
 
 from app.core.message.chat import Message, Task, message_to_json
 from app.core.plan.workflow import Access, Step
-from app.core.pool.budget import tool_bytes
 from app.core.pool.catalog import MILLION, Catalog, Limits, WireFormat
+from app.core.pool.policy import tool_bytes
 from app.core.rating.forecast import Forecast, History, PlannedStep, Spread, StepForecast, forecast
 from app.core.run.state import Proposal, RunState
 from app.core.run.visibility import EarlierStep, compose

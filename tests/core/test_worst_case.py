@@ -7,18 +7,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.core.message.chat import Document, Image, Message, Text, ToolCall, Usage, summed
-from app.core.pool.budget import (
+from app.core.pool.catalog import MILLION, Price, Worker
+from app.core.pool.policy import (
     MOST_PAGES,
     PAGE_CHARS,
     PER_IMAGE,
     PER_MESSAGE,
     PER_PAGE,
-    broken,
-    estimate,
+    estimated_usage,
     input_bound,
+    usage_of_broken,
     worst_case,
 )
-from app.core.pool.catalog import MILLION, Price, Worker
 
 RATES = st.integers(0, 200 * MILLION)
 TOKENS = st.integers(0, 2_000_000)
@@ -111,14 +111,14 @@ def test_the_bound_is_never_below_one_token_per_byte(text: str) -> None:
 
 def test_an_unreported_usage_is_estimated_and_marked() -> None:
     talk = [Message("user", (Text("x" * 68),))]
-    assert estimate(talk, "12345") == Usage(input=25, output=2, estimated=True)
-    assert estimate(talk, "") == Usage(input=25, output=0, estimated=True)
+    assert estimated_usage(talk, "12345") == Usage(input=25, output=2, estimated=True)
+    assert estimated_usage(talk, "") == Usage(input=25, output=0, estimated=True)
 
 
 def test_a_broken_call_is_counted_from_above_but_not_above_what_was_reserved() -> None:
-    assert broken(50, 1000, "é" * 10, 0) == Usage(input=50, output=20 + PER_MESSAGE, estimated=True)
-    assert broken(50, 30, "x" * 100, 0).output == 30
-    assert broken(50, 1000, "", 1000).output == 1000
+    assert usage_of_broken(50, 1000, "é" * 10, 0) == Usage(input=50, output=20 + PER_MESSAGE, estimated=True)
+    assert usage_of_broken(50, 30, "x" * 100, 0).output == 30
+    assert usage_of_broken(50, 1000, "", 1000).output == 1000
 
 
 def test_a_pdf_is_counted_by_the_pages_that_its_size_stands_for() -> None:
