@@ -13,7 +13,7 @@ from app.conductor.prompt import ALTERNATIVES
 from app.conductor.protocol import Ask, Brief, Rationale
 from app.conductor.styles import Style
 from app.core.message.chat import Chosen, Piece, Words
-from app.core.plan import parse
+from app.core.plan import workflow
 from app.core.plan.workflow import CONDUCTOR, Step
 
 
@@ -35,7 +35,7 @@ class ModelConductor:
         `PlanRejected` with every reason if the text is no plan."""
         names = [worker.name for worker in brief.workers] + ([CONDUCTOR] if brief.nests else [])
         reasoned = self._style.gives_reasons and brief.reasons
-        reader = parse.PlanReader(parse.by_ordinal(names), brief.limits.steps, brief.round > 1, reasoned)
+        reader = workflow.PlanReader(workflow.by_ordinal(names), brief.limits.steps, brief.round > 1, reasoned)
         odds = Odds()
         answer = ask(
             self._worker,

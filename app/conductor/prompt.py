@@ -13,8 +13,7 @@ from collections.abc import Sequence
 
 from app.conductor.protocol import Brief, PastStep, Previous
 from app.core.message.chat import Document, Image, Message, Text, Toolbox
-from app.core.plan.parse import REASON_CHARS
-from app.core.plan.workflow import CONDUCTOR
+from app.core.plan.workflow import CONDUCTOR, REASON_CHARS
 from app.core.pool.catalog import MILLION, Worker
 
 TEMPLATE, FURTHER = "plan-1", "further-1"

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from app.conductor.prompt import SUBTASK_CHARS, TEMPLATE, TOOLS
 from app.conductor.protocol import Brief
 from app.core.message.chat import Message, Task, Text
-from app.core.plan.parse import PlanReader, by_ordinal
+from app.core.plan.workflow import PlanReader, by_ordinal
 from app.core.pool.catalog import Limits
 from app.errors import PlanRejected
 from app.lab import manifest, reward, training_record

@@ -17,8 +17,7 @@ from typing import Any, Self
 
 import httpx
 
-from app.core.plan.parse import PlanReader, by_ordinal
-from app.core.plan.workflow import Step
+from app.core.plan.workflow import PlanReader, Step, by_ordinal
 from app.errors import ConfigInvalid, PlanRejected
 from app.lab.grading import Grader, UnitTests
 from app.lab.reward import Verdict

@@ -13,7 +13,7 @@ import pytest
 
 from app.__main__ import main
 from app.cli.commands import parse
-from app.core.plan.parse import schema
+from app.core.plan.workflow import schema
 from app.core.transparency.notes import Signer, sign
 from app.core.transparency.version_signatures import TrustedSigners, signed
 from app.lab import manifest

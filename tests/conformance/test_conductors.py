@@ -14,8 +14,7 @@ from app.conductor.prompt import messages, shortened, template
 from app.conductor.protocol import Brief, Conductor, Given, PastStep, Previous
 from app.conductor.styles import STYLES
 from app.core.message.chat import Chosen, End, Image, Message, Piece, Task, Text, Tool, Toolbox, ToolCall, Usage, Words
-from app.core.plan.parse import by_name, read_plan
-from app.core.plan.workflow import Access, Step
+from app.core.plan.workflow import Access, Step, by_name, read_plan
 from app.core.pool.catalog import Card, ConductorSpec, Limits, Price, Worker
 from app.errors import PlanRejected, WorkerUnavailable
 

@@ -17,7 +17,7 @@ from app.conductor.prompt import messages as prompt
 from app.conductor.protocol import Brief, PastStep, Previous
 from app.core.message.chat import Chosen, End, Form, Message, Piece, Sampling, Task, Text, Words
 from app.core.message.response_format import Flaw, faults, shown
-from app.core.plan import parse
+from app.core.plan import workflow
 from app.core.plan.workflow import Step, Workflow
 from app.core.pool.catalog import Deadlines, Limits, ProviderSpec, Worker
 from app.core.run.visibility import EarlierStep, compose
@@ -403,11 +403,11 @@ def brief(question: str, steps: int = 5) -> Brief:
 async def planned(of: Brief, *, positional: bool = True) -> tuple[list[Step], list[float | None]]:
     """What the model conductor would read from the rehearsal conductor's stream."""
     names = [worker.name for worker in of.workers]
-    schema = parse.schema(len(names), of.limits.steps, 600, positional, further=of.round > 1)
+    schema = workflow.schema(len(names), of.limits.steps, 600, positional, further=of.round > 1)
     found = await pieces(
         RehearsalProvider(spec()), request(CONDUCTOR, prompt(of), form=Form(schema, strict=True), logprobs=5)
     )
-    reader = parse.PlanReader(parse.by_ordinal(names), of.limits.steps, of.round > 1)
+    reader = workflow.PlanReader(workflow.by_ordinal(names), of.limits.steps, of.round > 1)
     odds = Odds()
     odds.note(found)
     steps = [*reader.feed(text(found)), *reader.finish()]
@@ -418,9 +418,9 @@ async def planned(of: Brief, *, positional: bool = True) -> tuple[list[Step], li
 async def test_the_conductor_gives_reasons_where_the_schema_asks_for_them() -> None:
     asked = brief(HARD[0][0])
     names = [worker.name for worker in asked.workers]
-    form = Form(parse.schema(len(names), asked.limits.steps, 600, reasons=True), strict=True)
+    form = Form(workflow.schema(len(names), asked.limits.steps, 600, reasons=True), strict=True)
     found = text(await pieces(RehearsalProvider(spec()), request(CONDUCTOR, prompt(asked), form=form)))
-    reader = parse.PlanReader(parse.by_ordinal(names), asked.limits.steps, reasoned=True)
+    reader = workflow.PlanReader(workflow.by_ordinal(names), asked.limits.steps, reasoned=True)
     steps = [*reader.feed(found), *reader.finish()]
     assert steps
     assert all(step.why for step in steps)

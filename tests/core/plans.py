@@ -7,8 +7,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from app.core.plan.parse import PlanReader, by_ordinal
-from app.core.plan.workflow import Step
+from app.core.plan.workflow import PlanReader, Step, by_ordinal
 
 NAMES = ("ada", "bob", "cyd")
 ODDITIES = (

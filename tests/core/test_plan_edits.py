@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from app.core.plan.edits import Edit, edited
-from app.core.plan.parse import by_name, from_lists, read_plan, to_lists
+from app.core.plan.workflow import by_name, from_lists, read_plan, to_lists
 from app.errors import PlanRejected
 
 POOL = ("a", "b", "c")

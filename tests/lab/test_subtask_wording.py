@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from app.core.plan import parse as core_plan
+from app.core.plan import workflow as core_plan
 from app.lab import prompt, search, subtask_wording, teacher
 from app.lab.baselines import named
 from app.lab.lessons import lesson, sensible

@@ -18,7 +18,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from app.cli.commands import parse  # noqa: E402
-from app.core.plan import parse as core_plan  # noqa: E402
+from app.core.plan import workflow as core_plan  # noqa: E402
 from app.errors import ConfigInvalid  # noqa: E402
 from app.lab import manifest, train, train_rounds  # noqa: E402
 from app.lab.baselines import FIXED, OPTIMUM, UNWORDED  # noqa: E402

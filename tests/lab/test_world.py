@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from app.core.plan import parse as core_plan
+from app.core.plan import workflow as core_plan
 from app.lab import search
 from app.lab.outcome import bill, outcome, right
 from app.lab.plans import (

@@ -10,7 +10,7 @@ from app.conductor.protocol import Brief
 from app.conductor.styles import STYLES
 from app.core.message.chat import Message, Text
 from app.core.message.chat import Task as Request
-from app.core.plan import parse
+from app.core.plan.workflow import by_ordinal, read_plan
 from app.core.pool import catalog
 from app.core.pool.catalog import Catalog, Limits
 from app.core.rating.calibration import Trial, measured
@@ -26,11 +26,11 @@ ORDER = (2, 0, 1)
 
 def test_each_plan_of_the_world_is_written_as_the_service_reads_it() -> None:
     names = [f"worker {place}" for place in range(3)]
-    shuffled = parse.by_ordinal([names[place] for place in ORDER])
+    shuffled = by_ordinal([names[place] for place in ORDER])
     for shape, steps in catalogue().items():
         plan = Plan(shape, (2, 0, 1, 2)[: len(steps)])
         text = plan_text(plan, ORDER)
-        read = parse.read_plan(json.loads(text), shuffled, MOST_STEPS)
+        read = read_plan(json.loads(text), shuffled, MOST_STEPS)
         assert [replace(step, answers=False) for step in read] == list(workflow(plan, tuple(names)).steps)
         assert plan_of(text, ORDER) == plan
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import pytest
 
-from app.core.plan import parse as core_plan
+from app.core.plan import workflow as core_plan
 from app.lab import manifest
 from app.lab.evaluate import exam
 from app.lab.lessons import Lesson, Split

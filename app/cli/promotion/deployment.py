@@ -16,7 +16,7 @@ from pathlib import Path
 from app.cli import terminal
 from app.cli.arguments import Arguments
 from app.conductor.styles import STYLES, Style
-from app.core.plan import parse as core_plan
+from app.core.plan import workflow as core_plan
 from app.core.plan.workflow import Step
 from app.core.pool.catalog import Tier
 from app.engine.conductors.versions import accept

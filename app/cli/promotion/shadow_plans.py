@@ -14,7 +14,7 @@ import orjson
 
 from app.audit.account import Account, Call, Proposal, account
 from app.audit.request_rebuilding import UnknownTemplate, Unverifiable, rebuilt_request, text_of
-from app.core.plan import parse as core_plan
+from app.core.plan import workflow as core_plan
 from app.core.plan.workflow import Step
 from app.core.pool.catalog import Catalog
 from app.core.pool.snapshot import restored

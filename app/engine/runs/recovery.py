@@ -18,8 +18,7 @@ import orjson
 from app.conductor.protocol import Given, Policy
 from app.conductor.recorded import RecordedConductor
 from app.core.message.chat import Task, Usage
-from app.core.plan.parse import by_name, read_plan
-from app.core.plan.workflow import Step
+from app.core.plan.workflow import Step, by_name, read_plan
 from app.core.pool.catalog import Catalog, Tier
 from app.core.records import record
 from app.core.run.events import Fact, Kind, RunExpired

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 from pydantic import Field, StringConstraints, ValidationError
 
 from app.core.plan.edits import Edit, edited
-from app.core.plan.parse import MAX_SUBTASK_CHARS, from_lists, is_published
+from app.core.plan.workflow import MAX_SUBTASK_CHARS, from_lists, is_published
 from app.errors import InvalidRequest, PlanRejected
 from app.gateway.chat.request import StreamOptions
 from app.gateway.wire.parameters import WireModel, WorkerName, invalid_request

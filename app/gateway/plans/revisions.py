@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from app.core.plan.digest import plan_digest
-from app.core.plan.parse import to_lists
-from app.core.plan.workflow import Access, Step
+from app.core.plan.workflow import Access, Step, to_lists
 from app.core.pool.catalog import Limits
 from app.core.records import changed, record
 from app.core.run.identifiers import formatted, run_of_reply

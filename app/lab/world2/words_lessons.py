@@ -16,7 +16,7 @@ from random import Random
 import numpy as np
 
 from app.conductor import cards
-from app.core.plan import parse
+from app.core.plan import workflow
 from app.core.pool import catalog
 from app.errors import PlanRejected
 from app.lab.world2.constants import DOMAINS, constants
@@ -162,7 +162,7 @@ def plan_of(text: str, order: Sequence[int]) -> Plan | None:
     """Return the plan that a text states, over places of the pool; None if it is none of `shapes.catalogue`."""
     names = [str(place) for place in order]
     try:
-        steps = parse.read_plan(json.loads(text), parse.by_ordinal(names), MOST_STEPS)
+        steps = workflow.read_plan(json.loads(text), workflow.by_ordinal(names), MOST_STEPS)
     except (ValueError, PlanRejected):
         return None
     found = []
