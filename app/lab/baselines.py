@@ -83,14 +83,14 @@ def plans(arm: str, lessons: Sequence[Lesson], weights: Weights, seed: int, form
     """Return the arm's plan for each lesson, over places of its pool."""
     random = Random(seed)
     if arm == "random plan":
-        return [_any(random, len(one.pool), form) for one in lessons]
+        return [_any(random, len(lesson.pool), form) for lesson in lessons]
     if arm == "random sensible plan":
-        return [sensible(random, len(one.pool)) for one in lessons]
-    settings = [Setting(one.pool, weights) for one in lessons]
+        return [sensible(random, len(lesson.pool)) for lesson in lessons]
+    settings = [Setting(lesson.pool, weights) for lesson in lessons]
     if arm in (OPTIMUM, UNWORDED):
-        best = [named(one) if arm == OPTIMUM and form is WORDS else bests(one).optimum for one in settings]
-        return [found[CLASSES.index(one.problem.kind)] for one, found in zip(lessons, best, strict=True)]
-    return [bests(one).fixed[arm] for one in settings]
+        best = [named(setting) if arm == OPTIMUM and form is WORDS else bests(setting).optimum for setting in settings]
+        return [found[CLASSES.index(lesson.problem.kind)] for lesson, found in zip(lessons, best, strict=True)]
+    return [bests(setting).fixed[arm] for setting in settings]
 
 
 def _any(random: Random, workers: int, form: Form) -> Plan:

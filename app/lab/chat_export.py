@@ -77,12 +77,12 @@ class Reach:
 
 def of_questions(questions: Sequence[Question]) -> Reach:
     """Return the reach of training over the pools of some questions."""
-    return _reach([(one.prompt[0], len(one.workers), one.limits.steps) for one in questions])
+    return _reach([(question.prompt[0], len(question.workers), question.limits.steps) for question in questions])
 
 
 def of_rollouts(rollouts: Sequence[Rollout]) -> Reach:
     """Return the reach of training over the pools of some journaled runs."""
-    return _reach([(one.prompt[0], len(one.workers), max(one.most, one.steps)) for one in rollouts])
+    return _reach([(rollout.prompt[0], len(rollout.workers), max(rollout.most, rollout.steps)) for rollout in rollouts])
 
 
 def _reach(pools: Sequence[tuple[Mapping[str, str], int, int]]) -> Reach:
@@ -92,7 +92,7 @@ def _reach(pools: Sequence[tuple[Mapping[str, str], int, int]]) -> Reach:
     kept = list(offered.items())[:COUNT]
     asked = of_world(COUNT, SEED) if kept else []
     golden = [_golden(rule, *kept[place % len(kept)]) for place, rule in enumerate(asked)]
-    return Reach(golden, max((one[2] for one in pools), default=0), max((one[1] for one in pools), default=0))
+    return Reach(golden, max((pool[2] for pool in pools), default=0), max((pool[1] for pool in pools), default=0))
 
 
 def _golden(rule: Rule, system: str, pool: tuple[int, int]) -> Golden:
@@ -113,19 +113,19 @@ def hand_over(folder: Path, base: Base, reach: Reach, pupil: Pupil, most: int, *
     name = manifest.version(facts.pop("title"), manifest.weights_sha256(folder, kind))
     facts |= {"name": name, "kind": kind, "base": base.name if adapter else name, "template": TEMPLATE}
     facts["tokenizer_sha256"] = base.tokenizer_sha256 if adapter else manifest.tokenizer_sha256(folder)
-    return manifest.write(folder, [_answered(one, pupil, most) for one in base.golden or reach.golden], **facts)
+    return manifest.write(folder, [_answered(golden, pupil, most) for golden in base.golden or reach.golden], **facts)
 
 
-def _answered(one: Golden, pupil: Pupil, most: int) -> Golden:
-    turns = tuple(one.messages)
+def _answered(golden: Golden, pupil: Pupil, most: int) -> Golden:
+    turns = tuple(golden.messages)
     text, ahead = pupil.likeliest(turns, most)
-    sure = ahead >= CLEAR and _as_decoded(text, one)
-    return one.model_copy(update={"tokens": pupil.tokens(turns), "plan": text if sure else None})
+    sure = ahead >= CLEAR and _as_decoded(text, golden)
+    return golden.model_copy(update={"tokens": pupil.tokens(turns), "plan": text if sure else None})
 
 
-def _as_decoded(text: str, one: Golden) -> bool:
+def _as_decoded(text: str, golden: Golden) -> bool:
     """Return True if a server that decodes under the schema can write exactly this."""
-    reader = PlanReader(by_ordinal([str(n) for n in range(one.workers)]), one.steps)
+    reader = PlanReader(by_ordinal([str(n) for n in range(golden.workers)]), golden.steps)
     try:
         steps = (*reader.feed(text), *reader.finish())
         tight = json.dumps(json.loads(text), ensure_ascii=False, separators=(",", ":"))

@@ -72,21 +72,21 @@ def table(measures: Sequence[Measure], arms: Sequence[str], reference: str, seed
     """Return the table of these arms over the tasks that all of them have rows for. Raises ValueError if there is
     none."""
     rows: dict[str, dict[str, list[Measure]]] = {arm: {} for arm in arms}
-    for one in measures:
-        if one.arm in rows:
-            rows[one.arm].setdefault(one.task, []).append(one)
-    every = list(dict.fromkeys(one.task for one in measures))
+    for measure in measures:
+        if measure.arm in rows:
+            rows[measure.arm].setdefault(measure.task, []).append(measure)
+    every = list(dict.fromkeys(measure.task for measure in measures))
     shared = set(every).intersection(*rows.values())
     tasks = [task for task in every if task in shared]
     if not tasks:
         raise ValueError("no task has a row of every arm")
-    full = max(_mean(rows[arm], tasks, lambda one: one.usd) for arm in arms) or 1.0
-    series = {f"right {arm}": _series(rows[arm], tasks, lambda one: one.right) for arm in arms}
-    series |= {f"usd {arm}": _series(rows[arm], tasks, lambda one: one.usd) for arm in arms}
+    full = max(_mean(rows[arm], tasks, lambda row: row.usd) for arm in arms) or 1.0
+    series = {f"right {arm}": _series(rows[arm], tasks, lambda row: row.right) for arm in arms}
+    series |= {f"usd {arm}": _series(rows[arm], tasks, lambda row: row.usd) for arm in arms}
     series |= _oracle(series, arms, len(tasks))
     means = resampled(series, Random(seed), resamples)
     found = _standings(rows, tasks, means, reference, full)
-    found.sort(key=lambda one: (-one.accuracy.value, one.usd))
+    found.sort(key=lambda standing: (-standing.accuracy.value, standing.usd))
     return Table(reference, len(tasks), len(every) - len(tasks), full, resamples, tuple(found))
 
 
@@ -150,7 +150,7 @@ def _standing(
     front: bool,
     full: float,
 ) -> Standing:
-    flat = [one for task in tasks for one in rows[task]]
+    flat = [row for task in tasks for row in rows[task]]
     weights = [Weights(cost=share, wait=0.0, full_usd=full) for share in LAMBDAS]
 
     def mean(of: Callable[[Measure], float]) -> float:
@@ -162,21 +162,21 @@ def _standing(
         accuracy=accuracy,
         ahead=ahead,
         p=p,
-        usd=mean(lambda one: one.usd),
+        usd=mean(lambda row: row.usd),
         bought=bought,
         front=front,
-        rewards=tuple(mean(lambda one, by=by: one.right * by.worth(one.usd, 0.0)) for by in weights),  # type: ignore[misc]
-        conductor_tokens=mean(lambda one: one.conductor_input + one.conductor_output),
-        worker_tokens=mean(lambda one: one.worker_input + one.worker_output),
-        wall=mean(lambda one: one.wall),
-        path=mean(lambda one: one.path),
-        calls=mean(lambda one: one.calls),
-        steps=mean(lambda one: one.steps),
-        plans=len({one.plan for one in flat} - {""}),
-        outages=sum(one.outcome == "outage" for one in flat),
-        failures=sum(one.outcome == "failed" for one in flat),
-        degraded=sum(one.degraded for one in flat),
-        invalid=sum(one.invalid for one in flat),
+        rewards=tuple(mean(lambda row, by=by: row.right * by.worth(row.usd, 0.0)) for by in weights),  # type: ignore[misc]
+        conductor_tokens=mean(lambda row: row.conductor_input + row.conductor_output),
+        worker_tokens=mean(lambda row: row.worker_input + row.worker_output),
+        wall=mean(lambda row: row.wall),
+        path=mean(lambda row: row.path),
+        calls=mean(lambda row: row.calls),
+        steps=mean(lambda row: row.steps),
+        plans=len({row.plan for row in flat} - {""}),
+        outages=sum(row.outcome == "outage" for row in flat),
+        failures=sum(row.outcome == "failed" for row in flat),
+        degraded=sum(row.degraded for row in flat),
+        invalid=sum(row.invalid for row in flat),
     )
 
 

@@ -10,7 +10,7 @@ from random import Random
 from typing import Any
 
 from app.lab.baselines import FIXED, OPTIMUM, arms, plans
-from app.lab.lessons import Lesson, Split, lesson
+from app.lab.lessons import Lesson, Split, draw_lesson
 from app.lab.outcome import Outcome, outcome
 from app.lab.paired_statistics import Interval, interval, resampled
 from app.lab.plan_grammar import ROLES, WORDS, Form
@@ -63,15 +63,15 @@ class Table:
 def exam(split: Split, count: int, seed: int) -> list[Lesson]:
     """Return the lessons of a split's evaluation."""
     random = Random(f"{split}|{seed}")
-    drawn = [lesson(random, split) for _ in range(count)]
+    drawn = [draw_lesson(random, split) for _ in range(count)]
     if split != "random pools":
         return drawn
     pools = [draw_pool(random, unseen=True) for _ in range(min(POOLS, max(1, count // PER_POOL)))]
-    return [_over(random, one, pools[n % len(pools)]) for n, one in enumerate(drawn)]
+    return [_over(random, lesson, pools[n % len(pools)]) for n, lesson in enumerate(drawn)]
 
 
-def _over(random: Random, one: Lesson, pool: Pool) -> Lesson:
-    return Lesson(one.problem, pool, tuple(random.sample(range(len(pool)), len(pool))))
+def _over(random: Random, lesson: Lesson, pool: Pool) -> Lesson:
+    return Lesson(lesson.problem, pool, tuple(random.sample(range(len(pool)), len(pool))))
 
 
 def compare(
@@ -85,7 +85,7 @@ def compare(
     found = {arm: _outcomes(lessons, plans_, weights) for arm, plans_ in chosen.items()}
     rewards: dict[str, list[float]] = {}
     for arm, outcomes in found.items():
-        rewards[arm] = [one.reward for one in outcomes]
+        rewards[arm] = [result.reward for result in outcomes]
     means = resampled(rewards, Random(seed), RESAMPLES)
     rows = []
     for arm, outcomes in found.items():
@@ -108,7 +108,8 @@ def closed(mean: Mapping[str, float]) -> float:
 
 def _outcomes(lessons: Sequence[Lesson], plans_: Sequence[Plan], weights: Weights) -> list[Outcome]:
     return [
-        outcome(plan, one.problem.kind, Setting(one.pool, weights)) for one, plan in zip(lessons, plans_, strict=True)
+        outcome(plan, lesson.problem.kind, Setting(lesson.pool, weights))
+        for lesson, plan in zip(lessons, plans_, strict=True)
     ]
 
 
@@ -116,10 +117,10 @@ def _row(arm: str, outcomes: Sequence[Outcome], plans_: Sequence[Plan], ahead: I
     count = len(outcomes)
     return Row(
         arm,
-        sum(one.reward for one in outcomes) / count,
-        sum(one.right for one in outcomes) / count,
-        sum(one.usd for one in outcomes) / count,
-        sum(one.seconds for one in outcomes) / count,
+        sum(result.reward for result in outcomes) / count,
+        sum(result.right for result in outcomes) / count,
+        sum(result.usd for result in outcomes) / count,
+        sum(result.seconds for result in outcomes) / count,
         sum(map(len, plans_)) / count,
         ahead,
     )
@@ -128,8 +129,8 @@ def _row(arm: str, outcomes: Sequence[Outcome], plans_: Sequence[Plan], ahead: I
 def _constant(lessons: Sequence[Lesson], trained: Sequence[Plan], weights: Weights, seed: int) -> float:
     """Return the most that one of the conductor's plans, given to all classes of its pool, gains over the pool's best
     fixed plan; it is never above 0."""
-    from_pool = {(one.pool, plan) for one, plan in zip(lessons, trained, strict=True)}
-    fixed = dict(zip((one.pool for one in lessons), plans(FIXED, lessons, weights, seed), strict=True))
+    from_pool = {(lesson.pool, plan) for lesson, plan in zip(lessons, trained, strict=True)}
+    fixed = dict(zip((lesson.pool for lesson in lessons), plans(FIXED, lessons, weights, seed), strict=True))
     settings = {pool: Setting(pool, weights) for pool in fixed}
     worth = {pool: mean_reward(plan, settings[pool]) for pool, plan in fixed.items()}
     return max(mean_reward(plan, settings[pool]) - worth[pool] for pool, plan in from_pool)

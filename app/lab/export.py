@@ -167,18 +167,18 @@ def golden(conductor: Conductor) -> list[Golden]:
     lessons = exam("held-out tasks", GOLDEN // 2, GOLDEN_SEED) + exam("random pools", GOLDEN // 2, GOLDEN_SEED)
     plans = greedy(conductor, lessons)
     return [
-        _expected(one, prompt.ordinals(plan, one.order), conductor.form)
-        for one, plan in zip(lessons, plans, strict=True)
+        _expected(lesson, prompt.ordinals(plan, lesson.order), conductor.form)
+        for lesson, plan in zip(lessons, plans, strict=True)
     ]
 
 
-def _expected(one: Lesson, plan: Plan, form: Form) -> Golden:
-    asked = prompt.as_text(one.problem.text, one.pool, one.order)
+def _expected(lesson: Lesson, plan: Plan, form: Form) -> Golden:
+    asked = prompt.as_text(lesson.problem.text, lesson.pool, lesson.order)
     return Golden(
         messages=[{"role": "user", "content": asked}],
-        workers=len(one.pool),
+        workers=len(lesson.pool),
         steps=STEPS,
-        tokens=one.prompt(form=form),
+        tokens=lesson.prompt(form=form),
         plan=form.text(form.encode(plan)),
     )
 
@@ -187,12 +187,12 @@ def measured(conductor: Conductor, split: Split, weighing: Weights) -> dict[str,
     """Return the mean reward, accuracy and dollars a task of the conductor's likeliest plans for a split's tasks."""
     lessons = exam(split, TASKS, TASKS_SEED)
     found = [
-        outcome(plan, one.problem.kind, Setting(one.pool, weighing))
-        for one, plan in zip(lessons, greedy(conductor, lessons), strict=True)
+        outcome(plan, lesson.problem.kind, Setting(lesson.pool, weighing))
+        for lesson, plan in zip(lessons, greedy(conductor, lessons), strict=True)
     ]
     means = {}
     for name in ("reward", "right", "usd"):
-        means[name] = round(sum(getattr(one, name) for one in found) / TASKS, 6)
+        means[name] = round(sum(getattr(result, name) for result in found) / TASKS, 6)
     return {"tasks": TASKS, "seed": TASKS_SEED, **means}
 
 

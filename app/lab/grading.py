@@ -80,7 +80,7 @@ class Exact:
 
     def grade(self, answer: str) -> Grade:
         """Return the grade 1 for a match, else 0."""
-        wanted = {self._plain(one) for one in self.expected}
+        wanted = {self._plain(accepted) for accepted in self.expected}
         text = answer[-MOST_CHARS:]
         return _grade(self._plain(text) in wanted or self._plain(conclusion(text) or text) in wanted)
 
@@ -337,7 +337,7 @@ def _tests(spec: Mapping[str, Any], execute: Execute | None) -> Grader:
 
 
 def _texts(value: list[object]) -> bool:
-    return all(isinstance(one, str) and one for one in value)
+    return all(isinstance(text, str) and text for text in value)
 
 
 FIELDS: Mapping[str, frozenset[str]] = {

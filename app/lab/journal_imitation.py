@@ -55,12 +55,12 @@ def remembered(
     number of those that cannot, by reason. Only those that can count in a mean."""
     kept: list[tuple[Rollout, tuple[Problem, Pool, Plan]]] = []
     skipped: Counter[str] = Counter()
-    for one in rollouts:
+    for rollout in rollouts:
         try:
-            kept.append((one, _understood(one)))
+            kept.append((rollout, _understood(rollout)))
         except Unreadable as reason:
             skipped[str(reason)] += 1
-    weighed = scored([one for one, _ in kept], weights, beta, cap)
+    weighed = scored([rollout for rollout, _ in kept], weights, beta, cap)
     found = [Remembered(*known, weight) for (_, known), (_, weight) in zip(kept, weighed, strict=True)]
     return found, skipped
 
@@ -71,7 +71,7 @@ def learned_from(
     """Return the runs that the small conductor learns from, and report those left out. Raises `ConfigInvalid` if none
     is left."""
     found, skipped = remembered(rollouts, weights, beta)
-    counts = [one.weight for one in found]
+    counts = [run.weight for run in found]
     worth = sum(counts) ** 2 / sum(count**2 for count in counts) if counts else 0.0
     say(f"{len(found)} of {len(rollouts)} rollouts are imitated, by their weights worth {worth:.0f} equal ones")
     for reason, count in skipped.most_common():
@@ -88,16 +88,16 @@ def digest_of(runs: Sequence[Remembered]) -> str:
     return hashlib.sha256(repr(runs).encode()).hexdigest()
 
 
-def _understood(one: Rollout) -> tuple[Problem, Pool, Plan]:
-    if one.split != "train":
+def _understood(rollout: Rollout) -> tuple[Problem, Pool, Plan]:
+    if rollout.split != "train":
         raise Unreadable("it is held out")
-    if one.verdict is None:
+    if rollout.verdict is None:
         raise Unreadable("nobody has rated it")
-    return _problem(one), _pool(one), _plan(one)
+    return _problem(rollout), _pool(rollout), _plan(rollout)
 
 
-def _problem(one: Rollout) -> Problem:
-    asked = [turn["content"] for turn in one.conversation]
+def _problem(rollout: Rollout) -> Problem:
+    asked = [turn["content"] for turn in rollout.conversation]
     problem = read(asked[0]) if len(asked) == 1 else None
     if problem is None:
         raise Unreadable("its task is none of the world's")
@@ -106,27 +106,27 @@ def _problem(one: Rollout) -> Problem:
     return problem
 
 
-def _pool(one: Rollout) -> Pool:
+def _pool(rollout: Rollout) -> Pool:
     known = profiles()
-    if not set(one.workers) <= known.keys():
+    if not set(rollout.workers) <= known.keys():
         raise Unreadable("its pool has workers that are not of the world")
-    if len(one.workers) > SLOTS:
+    if len(rollout.workers) > SLOTS:
         raise Unreadable(f"its pool has more than {SLOTS} workers")
-    if held_out(one.workers):
+    if held_out(rollout.workers):
         raise Unreadable("its pool is kept for examinations")
-    prices = {int(place): float(price) for place, price in PRICE.findall(one.prompt[0]["content"])}
-    found = (known[name] for name in one.workers)
+    prices = {int(place): float(price) for place, price in PRICE.findall(rollout.prompt[0]["content"])}
+    found = (known[name] for name in rollout.workers)
     return tuple(replace(worker, price=prices.get(place, worker.price)) for place, worker in enumerate(found))
 
 
-def _plan(one: Rollout) -> Plan:
+def _plan(rollout: Rollout) -> Plan:
     try:
-        plan = tuple(_step(entry) for entry in json.loads(one.completion)["steps"])
+        plan = tuple(_step(entry) for entry in json.loads(rollout.completion)["steps"])
         from_tokens(to_tokens(plan))
         least, most = min(step.worker for step in plan), max(step.worker for step in plan)
     except (ValueError, KeyError, TypeError):
         raise Unreadable("its plan is none that the small conductor can write") from None
-    if least < 0 or most >= len(one.workers):
+    if least < 0 or most >= len(rollout.workers):
         raise Unreadable("its plan names a worker that was not offered")
     return plan
 
@@ -136,7 +136,7 @@ def _step(entry: Mapping[str, Any]) -> PlanStep:
     included."""
     listed = list(entry["access"])
     user = "user" in listed
-    sees = tuple(one for one in listed if one != "user")
+    sees = tuple(name for name in listed if name != "user")
     if entry.get("tools") or (user, sees) not in accesses():
         raise ValueError
     return PlanStep(int(entry["worker"]), ROLES[entry["subtask"]], user, sees)

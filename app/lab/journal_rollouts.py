@@ -5,6 +5,7 @@ too. A run without a plan of its own (it failed before, a fallback decided, or t
 nothing about the plan that is its first, and is left out; so is one that a worker's outage spoiled.
 """
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -89,7 +90,7 @@ def rollout(
         seconds=round(_seconds(state, proposal), 6),
         score=score,
         rated=rated,
-        probability=_product([p for p in odds if p is not None]) if None not in odds else None,
+        probability=_product(odds),
         most=state.admitted.limits.steps,
     )
 
@@ -97,19 +98,21 @@ def rollout(
 def judged(ratings: Sequence[Feedback]) -> tuple[float | None, str]:
     """Return a run's score and who gave it: the mean of the graders' scores, else the caller's last explicit rating.
     Implicit signals do not count."""
-    graded = [one for one in ratings if one.kind == "grader" and one.score is not None]
-    said = [one for one in ratings if one.kind == "explicit" and one.score is not None][-1:]
+    graded = [rating for rating in ratings if rating.kind == "grader" and rating.score is not None]
+    said = [rating for rating in ratings if rating.kind == "explicit" and rating.score is not None][-1:]
     chosen = graded or said
     if not chosen:
         return None, ""
-    scores = [one.score for one in chosen if one.score is not None]
-    names = sorted({f"{one.kind} {one.source} {one.version}".strip() for one in chosen})
+    scores = [rating.score for rating in chosen if rating.score is not None]
+    names = sorted({f"{rating.kind} {rating.source} {rating.version}".strip() for rating in chosen})
     return sum(scores) / len(scores), ", ".join(names)
 
 
 def _folded(record: Record) -> tuple[RunState, tuple[Event, ...]]:
     run = str(record.row["id"])
-    events = tuple(Event(run, one.seq, Kind(one.kind), one.at, orjson.loads(one.body)) for one in record.events)
+    events = tuple(
+        Event(run, stored.seq, Kind(stored.kind), stored.at, orjson.loads(stored.body)) for stored in record.events
+    )
     if not events:
         raise Skipped("it has no journal")
     return fold(events), events
@@ -143,7 +146,7 @@ def _task(record: Record, state: RunState, wanted: RolloutFilter) -> Task:
 
 def _accepted(state: RunState) -> Proposal:
     """Return the proposal that was carried out from beginning to end."""
-    found = [one for one in state.proposals if one.state == "accepted" and one.topology]
+    found = [proposal for proposal in state.proposals if proposal.state == "accepted" and proposal.topology]
     if state.degraded:
         raise Skipped("a fallback decided, or a worker was out")
     if state.state != "succeeded" or not found:
@@ -201,8 +204,9 @@ def _seconds(state: RunState, proposal: Proposal) -> float:
     return critical(path)
 
 
-def _product(odds: Sequence[float]) -> float:
-    product = 1.0
-    for one in odds:
-        product *= one
-    return product
+def _product(odds: Sequence[float | None]) -> float | None:
+    """Return the probability of all choices together; None if one of them is not known."""
+    known = [probability for probability in odds if probability is not None]
+    if len(known) < len(odds):
+        return None
+    return math.prod(known)

@@ -34,7 +34,7 @@ class Lesson:
         return replace(self, order=tuple(random.sample(self.order, len(self.order))))
 
 
-def lesson(random: Random, split: Split, standard: float = 0.5) -> Lesson:
+def draw_lesson(random: Random, split: Split, standard: float = 0.5) -> Lesson:
     """Draw a lesson of this split. In training a share `standard` of the lessons is over the standard pool."""
     problem = write(random, random.choice(_families(split)), random.randrange(LEVELS), _phrasing(random, split))
     pool = _pool(random, split, standard)

@@ -107,38 +107,38 @@ def _planned(made: PlanOpened, steps: Sequence[PlanStep], odds: Sequence[float])
     return Decided(made.conductor, json.dumps(shape), action, chance, {action: chance}, made.order)
 
 
-def choice(policy: str, one: Decided) -> Policy | None:
+def choice(policy: str, decision: Decided) -> Policy | None:
     """Return the choice that a policy would have made in the place of a decision; None if it could not have done it
     there."""
     if policy == UNIFORM:
-        return _uniform(one)
+        return _uniform(decision)
     if policy == GREEDY:
-        if one.shape:
+        if decision.shape:
             return None
-        return {max(one.candidates, key=lambda arm: one.candidates[arm]): 1.0}
+        return {max(decision.candidates, key=lambda arm: decision.candidates[arm]): 1.0}
     arm = policy.removeprefix(ALWAYS)
-    if ACCEPT in one.candidates:
+    if ACCEPT in decision.candidates:
         return {ACCEPT: 1.0}
-    if not _possible(arm, one):
+    if not _possible(arm, decision):
         return None
     return {arm: 1.0}
 
 
-def _uniform(one: Decided) -> Policy | None:
-    if not one.shape:
-        return dict.fromkeys(one.candidates, 1 / len(one.candidates))
-    steps = len(json.loads(one.shape))
-    if len(one.pool) ** steps > MOST_COMBINED:
+def _uniform(decision: Decided) -> Policy | None:
+    if not decision.shape:
+        return dict.fromkeys(decision.candidates, 1 / len(decision.candidates))
+    steps = len(json.loads(decision.shape))
+    if len(decision.pool) ** steps > MOST_COMBINED:
         return None
-    arms = [" ".join(workers) for workers in product(one.pool, repeat=steps)]
+    arms = [" ".join(workers) for workers in product(decision.pool, repeat=steps)]
     return dict.fromkeys(arms, 1 / len(arms))
 
 
-def _possible(arm: str, one: Decided) -> bool:
-    if not one.shape:
-        return arm in one.candidates
+def _possible(arm: str, decision: Decided) -> bool:
+    if not decision.shape:
+        return arm in decision.candidates
     workers = arm.split(" ")
-    return len(workers) == len(json.loads(one.shape)) and set(workers) <= set(one.pool)
+    return len(workers) == len(json.loads(decision.shape)) and set(workers) <= set(decision.pool)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,15 +149,15 @@ class Beliefs:
     spec: SelectorSpec
     workers: Mapping[str, Worker]
 
-    def choice(self, one: Decided, seen: Features, first: Decided | None = None) -> Policy | None:
+    def choice(self, decision: Decided, seen: Features, first: Decided | None = None) -> Policy | None:
         """Return the arm that it would take now, in the place of an earlier decision; None if it has none of the
         candidates any more. `first` is the decision whose answer it is about, in a second round."""
-        workers = [self.workers[name] for name in one.pool if name in self.workers]
+        workers = [self.workers[name] for name in decision.pool if name in self.workers]
         if first is not None:
             known = further_arms(self.spec, workers, arm_named(first.action)) if workers else ()
         else:
-            known = arms(self.spec, workers, MOST_STEPS, model=MODEL in one.candidates) if workers else ()
-        able = [arm for arm in known if arm.name in one.candidates]
+            known = arms(self.spec, workers, MOST_STEPS, model=MODEL in decision.candidates) if workers else ()
+        able = [arm for arm in known if arm.name in decision.candidates]
         if not able:
             return None
         found = estimates(self.posterior, self.spec, able, workers, seen)
@@ -177,9 +177,9 @@ def score(given: Sequence[Feedback]) -> float | None:
     """Return the rating of a run: the mean of each source's latest score; None if nobody has rated it. What callers did
     without saying anything has no score."""
     latest = {
-        (one.kind, one.source): one.score
-        for one in sorted(given, key=lambda one: (one.at, one.id))
-        if one.score is not None and one.kind != "implicit"
+        (rating.kind, rating.source): rating.score
+        for rating in sorted(given, key=lambda rating: (rating.at, rating.id))
+        if rating.score is not None and rating.kind != "implicit"
     }
     if not latest:
         return None
@@ -188,8 +188,8 @@ def score(given: Sequence[Feedback]) -> float | None:
 
 def conversation(messages: Sequence[Message]) -> str:
     """Return the name of a conversation: a hash of how it begins, up to the caller's first message."""
-    first = next((place for place, one in enumerate(messages) if one.role == "user"), 0)
-    begun = json.dumps([[one.role, one.text] for one in messages[: first + 1]])
+    first = next((place for place, message in enumerate(messages) if message.role == "user"), 0)
+    begun = json.dumps([[message.role, message.text] for message in messages[: first + 1]])
     return hashlib.sha256(begun.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 

@@ -101,7 +101,7 @@ def describe(folder: Path, base: Path | None, golden: Path | None, **told: Any) 
         card, theirs = read(base)
         facts |= {name: getattr(card, name) for name in OF_BASE}
         facts |= {"base": card.name, "tokenizer_sha256": tokenizer_sha256(base)}
-        kept = kept or [one.model_copy(update={"plan": None}) for one in theirs]
+        kept = kept or [prompt.model_copy(update={"plan": None}) for prompt in theirs]
     elif kind == "model":
         facts["tokenizer_sha256"] = tokenizer_sha256(folder)
     facts |= {name: value for name, value in told.items() if value is not None}
@@ -193,7 +193,7 @@ def write(folder: Path, golden: Sequence[Golden], **facts: Any) -> Manifest:
     """Write golden prompts and manifest into the folder; `facts` are the manifest's other fields. The signature of an
     earlier manifest is removed."""
     (folder / SIGNATURE).unlink(missing_ok=True)
-    lines = [json.dumps(one.model_dump(), ensure_ascii=False) for one in golden]
+    lines = [json.dumps(prompt.model_dump(), ensure_ascii=False) for prompt in golden]
     (folder / GOLDEN).write_text("".join(f"{line}\n" for line in lines))
     made = Manifest(schema_version=SCHEMA, files=_hashes(folder), **facts)
     (folder / MANIFEST).write_text(json.dumps(made.model_dump(), indent=1) + "\n")
@@ -209,7 +209,7 @@ def read(folder: Path) -> tuple[Manifest, list[Golden]]:
     except OSError as error:
         raise ConfigInvalid([f"{error.filename}: {error.strerror}; `baton conductor` exports what it needs"]) from None
     except ValidationError as error:
-        told = (f"{folder}: {'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
+        told = (f"{folder}: {'.'.join(map(str, detail['loc']))}: {detail['msg']}" for detail in error.errors())
         raise ConfigInvalid(list(told)) from None
     if faults := [f"{folder}: {fault}" for fault in _faults(folder, found)]:
         raise ConfigInvalid(faults)
@@ -261,8 +261,8 @@ def _own_name(folder: Path, found: Manifest) -> bool:
 
 
 def _hashes(folder: Path) -> dict[str, str]:
-    files = sorted(one for one in folder.iterdir() if one.is_file() and one.name not in (MANIFEST, SIGNATURE))
-    return {one.name: _digest(one) for one in files}
+    files = sorted(path for path in folder.iterdir() if path.is_file() and path.name not in (MANIFEST, SIGNATURE))
+    return {file.name: _digest(file) for file in files}
 
 
 def _digest(place: Path) -> str:

@@ -66,7 +66,7 @@ class Measure(Figures):
 def of_json(value: Mapping[str, Any]) -> Measure:
     """Return a row as it was written; fields that this version does not know are left out."""
     known = {field.name for field in fields(Measure)}
-    return Measure(**{name: one for name, one in value.items() if name in known})
+    return Measure(**{name: figure for name, figure in value.items() if name in known})
 
 
 def figures(run: Mapping[str, Any]) -> Figures:
@@ -86,7 +86,7 @@ def figures(run: Mapping[str, Any]) -> Figures:
         rounds=run["rounds"],
         plan=_skeleton(proposals, steps),
         degraded=bool(run["degraded"]),
-        invalid=any(one["state"] == "rejected" and not one["outage"] for one in proposals),
+        invalid=any(proposal["state"] == "rejected" and not proposal["outage"] for proposal in proposals),
         catalog=run["catalog"],
     )
 
@@ -111,7 +111,7 @@ def _round(steps: Sequence[Mapping[str, Any]], n: int) -> int | None:
 
 
 def _skeleton(proposals: Sequence[Mapping[str, Any]], steps: Sequence[Mapping[str, Any]]) -> str:
-    taken = {one["number"]: one for one in proposals if one["state"] == "accepted"}
+    taken = {proposal["number"]: proposal for proposal in proposals if proposal["state"] == "accepted"}
     plan = [
         [step["round"], step["planned_worker"], step["access"]] for step in steps if step["proposal"] in taken
     ]  # fmt: skip
@@ -127,7 +127,7 @@ def mixture(measures: Iterable[Measure]) -> list[str]:
     names = {"tasks": "task sets", "catalog": "pools", "grading": "versions of the graders"}
     faults = []
     for name, plural in names.items():
-        digests = sorted({getattr(one, name) for one in found} - {""})
+        digests = sorted({getattr(row, name) for row in found} - {""})
         if len(digests) > 1:
             shown = ", ".join(digest[:12] for digest in digests)
             faults.append(f"rows of {len(digests)} {plural} cannot be compared: {shown}")

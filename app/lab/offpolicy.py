@@ -157,7 +157,7 @@ class Log:
         its choices in the places of further decisions, None where there was none."""
         rows = self._rows
         rewards = [row.reward for row in rows]
-        full, later = self._followed_by(self._weights(target), [one for one in further if one is not None])
+        full, later = self._followed_by(self._weights(target), [policy for policy in further if policy is not None])
         weights = [min(CAP, weight) for weight in full]
         expected, errors, corrected = self._corrected(target, later)
         total, squares = sum(weights), sum(weight * weight for weight in weights)
@@ -240,12 +240,12 @@ def always(values: Sequence[float], clusters: Sequence[int], doubt: float = 0.0)
 
 def _spread(values: Sequence[float], clusters: Sequence[int]) -> float:
     """Return the standard deviation of what a cluster adds to the mean of all values, times their number."""
-    count, value = max(clusters) + 1, fmean(values)
+    count, average = max(clusters) + 1, fmean(values)
     sums = [0.0] * count
-    for one, cluster in zip(values, clusters, strict=True):
-        sums[cluster] += one - value
+    for value, cluster in zip(values, clusters, strict=True):
+        sums[cluster] += value - average
     scale = count / len(values)
-    return scale * math.sqrt(sum([one * one for one in sums]) / max(count - 1, 1))
+    return scale * math.sqrt(sum([deviation * deviation for deviation in sums]) / max(count - 1, 1))
 
 
 def _numbered(rows: Sequence[Logged]) -> list[int]:
@@ -271,7 +271,7 @@ def selected(gains: Sequence[float], factor: float) -> tuple[float, float]:
     """Return the least and the largest mean of the gains of all decisions, rated or not, where the odds that a decision
     was rated differ by at most `factor` between any two of them, in any way."""
     low = _least(sorted(gains), factor)
-    return low, -_least(sorted([-one for one in gains]), factor)
+    return low, -_least(sorted([-gain for gain in gains]), factor)
 
 
 def _least(rising: Sequence[float], factor: float) -> float:
@@ -290,7 +290,7 @@ def _selection(gains: Sequence[float], ahead: Estimate) -> float:
     if not ahead.low > 0 and not ahead.high < 0:
         return 1.0
     side = 1.0 if ahead.low > 0 else -1.0
-    rising, half = sorted([side * one for one in gains]), (ahead.high - ahead.low) / 2
+    rising, half = sorted([side * gain for gain in gains]), (ahead.high - ahead.low) / 2
     low, high = 1.0, MOST_SELECTION
     if _least(rising, high) > half:
         return high

@@ -38,7 +38,7 @@ def p_value(differences: Sequence[float]) -> float:
     """Return the two-sided p-value: twice the smaller share of resampled differences on either side of zero, at least
     the share of one of them."""
     drawn = differences[1:]
-    below, above = sum(one <= 0 for one in drawn), sum(one >= 0 for one in drawn)
+    below, above = sum(difference <= 0 for difference in drawn), sum(difference >= 0 for difference in drawn)
     return min(1.0, 2 * (min(below, above) + 1) / (len(drawn) + 1))
 
 

@@ -131,7 +131,7 @@ class Executor:
 
     async def _once(self, question: Question, steps: tuple[Step, ...], cache: PlanCache) -> Carried:
         """Carry out a plan if it is not known yet; equal plans wait for the first of them."""
-        workers = [[one.name, one.model, one.price.input, one.price.output] for one in question.workers]
+        workers = [[worker.name, worker.model, worker.price.input, worker.price.output] for worker in question.workers]
         name = digest([self._request(question, steps), workers, asdict(question.limits), question.rule.written])
         async with self._turns.setdefault(name, asyncio.Lock()):
             known = cache.find(name)
@@ -150,7 +150,7 @@ class Executor:
         return await _found(reply, question, steps)
 
     def _request(self, question: Question, steps: tuple[Step, ...]) -> Mapping[str, Any]:
-        plan = [{"worker": one.worker, "subtask": one.subtask, "access": one.access.as_list()} for one in steps]
+        plan = [{"worker": step.worker, "subtask": step.subtask, "access": step.access.as_list()} for step in steps]
         return {
             "model": self._place.tier,
             "messages": [dict(turn) for turn in question.rule.conversation],
@@ -187,7 +187,7 @@ async def _found(reply: httpx.Response, question: Question, steps: tuple[Step, .
     grade = await asyncio.to_thread(question.rule.grader.grade, answer)  # unit tests take seconds
     verdict: Verdict = "right" if grade.score >= RIGHT else "wrong"
     taken = zip(steps, told["steps"], strict=True)
-    seconds = critical((step.access.steps, float(one["seconds"])) for step, one in taken)
+    seconds = critical((step.access.steps, float(report["seconds"])) for step, report in taken)
     return Carried(verdict, float(told["cost_usd"]), seconds, told["run"], len(steps))
 
 

@@ -65,7 +65,7 @@ class Scorer:
         if row[0] >= len(self.questions) - self.held_out:
             return self._judged(step, found)
         weights = ramped(self.weights, step / max(steps, 1), self.ramp)
-        rewards = [reward(one.verdict, one.usd, one.seconds, weights) for one in found]
+        rewards = [reward(carried.verdict, carried.usd, carried.seconds, weights) for carried in found]
         self._alike = self._alike + 1 if len(texts) > 1 and len(set(texts)) == 1 else 0
         if self._alike == COLLAPSED:
             self.tell(f"step {step}: for {COLLAPSED} batches all plans were alike; training ends here")
@@ -74,8 +74,8 @@ class Scorer:
 
     def _judged(self, step: int, found: Sequence[Carried]) -> list[float | None]:
         """Return the rewards of plans for questions that are held out."""
-        rewards = [reward(one.verdict, one.usd, one.seconds, self.weights) for one in found]
-        known = [one for one in rewards if one is not None]
+        rewards = [reward(carried.verdict, carried.usd, carried.seconds, self.weights) for carried in found]
+        known = [reward for reward in rewards if reward is not None]
         if not known:
             raise WorkerUnavailable("No plan for held-out questions got a verdict; the Baton or its workers are out.")
         self.tell(f"step {step}: {len(known)} held-out questions, reward {sum(known) / len(known):.3f}")
@@ -84,16 +84,16 @@ class Scorer:
     def _note(
         self, step: int, found: Sequence[Carried], different: int, log: Callable[[str, float], None] | None
     ) -> None:
-        counts = Counter(one.verdict for one in found)
+        counts = Counter(carried.verdict for carried in found)
         self.carried.update(counts)
         self._out = self._out + 1 if counts["outage"] and not counts["right"] + counts["wrong"] else 0
-        judged = [one for one in found if one.verdict in ("right", "wrong")] or [Carried("wrong")]
+        judged = [carried for carried in found if carried.verdict in ("right", "wrong")] or [Carried("wrong")]
         figures = {name: counts[name] / len(found) for name in VERDICTS} | {
-            "usd": sum(one.usd for one in judged) / len(judged),
-            "steps_planned": sum(one.steps for one in judged) / len(judged),
+            "usd": sum(carried.usd for carried in judged) / len(judged),
+            "steps_planned": sum(carried.steps for carried in judged) / len(judged),
             "different": float(different),
-            "told": sum(one.told for one in found) / len(found),
-            "known": sum(one.known for one in found) / len(found),
+            "told": sum(carried.told for carried in found) / len(found),
+            "known": sum(carried.known for carried in found) / len(found),
         }
         for name, value in figures.items():
             if log is not None:

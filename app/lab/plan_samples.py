@@ -16,29 +16,29 @@ Written = Sequence[tuple[Lesson, Plan]]
 
 def told(form: Form, written: Written) -> str:
     """Return as text the share of valid plans, the number of different subtasks, and some plans, evenly from all."""
-    read = sum(valid(form, one, plan) for one, plan in written)
+    read = sum(valid(form, lesson, plan) for lesson, plan in written)
     different = len({step.text for _, plan in written for step in plan})
     head = f"valid plans: {read} of {len(written)}, with {different} different subtasks; for example"
     return "\n".join(
-        [head, *(line for one, plan in written[:: -(-len(written) // SHOWN)] for line in _shown(one, plan))]
+        [head, *(line for lesson, plan in written[:: -(-len(written) // SHOWN)] for line in _shown(lesson, plan))]
     )
 
 
-def valid(form: Form, one: Lesson, plan: Plan) -> bool:
+def valid(form: Form, lesson: Lesson, plan: Plan) -> bool:
     """Return True if the service reads the plan's text as a plan of so many steps by the same workers."""
-    names = [one.pool[place].name for place in one.order]
+    names = [lesson.pool[place].name for place in lesson.order]
     reader = PlanReader(by_ordinal(names), STEPS)
     try:
-        steps = (*reader.feed(form.text(form.encode(prompt.ordinals(plan, one.order)))), *reader.finish())
+        steps = (*reader.feed(form.text(form.encode(prompt.ordinals(plan, lesson.order)))), *reader.finish())
     except PlanRejected:
         return False
-    return [step.worker for step in steps] == [one.pool[step.worker].name for step in plan]
+    return [step.worker for step in steps] == [lesson.pool[step.worker].name for step in plan]
 
 
-def _shown(one: Lesson, plan: Plan) -> list[str]:
+def _shown(lesson: Lesson, plan: Plan) -> list[str]:
     steps = [
-        f"    {place}  {one.pool[step.worker].name}: {step.text}"
+        f"    {place}  {lesson.pool[step.worker].name}: {step.text}"
         + (f" (sees {', '.join(map(str, step.sees))})" if step.sees else "")
         for place, step in enumerate(plan)
     ]
-    return [f"  {one.problem.text}", *steps]
+    return [f"  {lesson.problem.text}", *steps]

@@ -121,7 +121,7 @@ def from_tokens(tokens: Sequence[int]) -> Plan:
     steps: list[PlanStep] = []
     for place in range(1, len(tokens), 4):
         entry = list(tokens[place : place + 4])
-        if len(entry) < 4 or any(one not in legal(place + n, SLOTS) for n, one in enumerate(entry)):
+        if len(entry) < 4 or any(token not in legal(place + n, SLOTS) for n, token in enumerate(entry)):
             raise ValueError(f"no step begins at token {place}")
         user, sees = accesses()[entry[2] - FIRST_ACCESS]
         steps.append(PlanStep(entry[0] - FIRST_WORKER, ROLES[entry[1] - FIRST_ROLE], user, sees))
@@ -137,7 +137,7 @@ def to_text(tokens: Sequence[int]) -> str:
 
 def to_workflow(plan: Plan, names: Sequence[str]) -> Workflow:
     """Return the plan as the executor knows it, over workers of these names."""
-    steps = [Step(names[one.worker], one.text or SUBTASKS[one.role], Access(one.user, one.sees)) for one in plan]
+    steps = [Step(names[step.worker], step.text or SUBTASKS[step.role], Access(step.user, step.sees)) for step in plan]
     return Workflow((*steps[:-1], replace(steps[-1], answers=True)))
 
 

@@ -45,13 +45,13 @@ def front(standings: Sequence[dict[str, Any]]) -> Figure:
     """Draw accuracy and dollars a task of the arms of an evaluation, with 95 % intervals over tasks."""
     figure = _figure()
     axes = figure.add_subplot(xlabel="dollars a task", ylabel="accuracy")
-    for one in standings:
-        if one["arm"] == "oracle":
+    for standing in standings:
+        if standing["arm"] == "oracle":
             continue
-        value = one["accuracy"]
+        value = standing["accuracy"]
         spread = [[value["value"] - value["low"]], [value["high"] - value["value"]]]
-        shape = "s" if one["front"] else "o"
-        axes.errorbar(one["usd"], value["value"], spread, fmt=shape, capsize=2, label=_short(one["arm"]))
+        shape = "s" if standing["front"] else "o"
+        axes.errorbar(standing["usd"], value["value"], spread, fmt=shape, capsize=2, label=_short(standing["arm"]))
     axes.legend(fontsize=7, title="squares: the front", title_fontsize=7)
     axes.set_xlim(left=0)
     return figure

@@ -100,9 +100,9 @@ def _plain(form: Form) -> range:
 
 def _cards(pool: Pool, order: Sequence[int], form: Form) -> list[int]:
     return [
-        one
+        token
         for ordinal, place in enumerate(order)
-        for one in (*_strengths(pool[place], form), _price(pool[place], form), FIRST_WORKER + ordinal)
+        for token in (*_strengths(pool[place], form), _price(pool[place], form), FIRST_WORKER + ordinal)
     ]
 
 

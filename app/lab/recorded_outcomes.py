@@ -115,7 +115,7 @@ def _files(paths: Sequence[Path]) -> Iterator[Path]:
         if not path.is_dir():
             yield path
             continue
-        inside = sorted(one for one in path.iterdir() if one.suffix in SUFFIXES)
+        inside = sorted(file for file in path.iterdir() if file.suffix in SUFFIXES)
         if not inside:
             raise RecordsRefused(
                 f"{path}: the folder has no file that ends in .csv or .jsonl; name the files themselves"
@@ -252,9 +252,9 @@ def _json_lines(path: Path, scores: Mapping[str, float], left_out: Counter[str])
 
 def _own(value: Mapping[str, Any], place: str) -> Recorded:
     found = value["outcomes"]
-    if not isinstance(found, dict) or not all(isinstance(one, dict) for one in found.values()) or not found:
+    if not isinstance(found, dict) or not all(isinstance(value, dict) for value in found.values()) or not found:
         raise RecordsRefused(f'{place}: "outcomes" must be an object of {{"score": ..., "usd": ...}} by model')
-    outcomes = {model: _outcome(one, place) for model, one in found.items()}
+    outcomes = {model: _outcome(value, place) for model, value in found.items()}
     return Recorded(str(value.get("id") or place), _prompt(value, place), outcomes)
 
 
@@ -309,7 +309,7 @@ def _noted_score(value: Mapping[str, Any]) -> Any:
     noted = metadata if isinstance(metadata, dict) else {}
     sent = noted.get("requester_metadata")
     given = (value.get("score"), noted.get("score"), sent.get("score") if isinstance(sent, dict) else None)
-    return next((one for one in given if one is not None), None)
+    return next((score for score in given if score is not None), None)
 
 
 def _logged_cost(value: Mapping[str, Any], place: str) -> tuple[float | None, Unit]:
@@ -327,7 +327,7 @@ def _prompt(value: Mapping[str, Any], place: str) -> str:
     if isinstance(found, dict):
         found = found.get("prompt") or found.get("messages")
     if isinstance(found, list):
-        asked = [one for one in found if isinstance(one, dict) and one.get("role") == "user"]
+        asked = [turn for turn in found if isinstance(turn, dict) and turn.get("role") == "user"]
         found = _text(asked[-1].get("content")) if asked else None
     if not isinstance(found, str) or not found:
         remedy = "have the proxy store prompts (LiteLLM: store_prompts_in_spend_logs), or merge them into the line"

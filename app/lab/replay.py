@@ -188,14 +188,14 @@ def curve(open_: Routes, true: Sequence[Scores], believed: Sequence[Scores]) -> 
     upgrades: list[Upgrade] = []
     for scores, own in zip(true, believed, strict=True):
         upgrades += _upgrades(open_, scores, own)
-    upgrades.sort(key=lambda one: -one[0])
+    upgrades.sort(key=lambda upgrade: -upgrade[0])
     count, cheapest = len(true), open_.models[0]
     cost, score = open_.costs[cheapest], sum([scores[cheapest] for scores in true]) / count
     points = [(cost, score)]
-    for _, group in groupby(upgrades, key=lambda one: one[0]):
+    for _, group in groupby(upgrades, key=lambda upgrade: upgrade[0]):
         together = list(group)
-        cost += sum([one[1] for one in together]) / count
-        score += sum([one[2] for one in together]) / count
+        cost += sum([upgrade[1] for upgrade in together]) / count
+        score += sum([upgrade[2] for upgrade in together]) / count
         points.append((cost, score))
     return points
 
@@ -267,7 +267,7 @@ class Bandit:
     def expects(self, seen: Features) -> Scores:
         """Return the expected score of each model at the posterior's mean."""
         found = estimates(self.posterior, self._spec, self._arms, self._workers, seen)
-        return {one.arm.main: logistic(one.mean) for one in found}
+        return {estimate.arm.main: logistic(estimate.mean) for estimate in found}
 
 
 def _worker(model: str, usd: int) -> Worker:
@@ -296,9 +296,11 @@ def estimated(data: Dataset, plan: Plan) -> Mapping[str, Sequence[Report]]:
         policies[SELECTOR] = bandit.expects
         for name, fit in BASELINES.items():
             policies[name] = fit(training.examples, open_.models, Random(f"{name}|{seed}"))
-        judge = Log([_logged(open_, row, one, shares) for row, one in zip(held.rows, held.seen, strict=True)])
+        judge = Log([_logged(open_, row, observed, shares) for row, observed in zip(held.rows, held.seen, strict=True)])
         for name, estimator in policies.items():
-            found.setdefault(name, []).append(judge.report([{open_.best(estimator(one)): 1.0} for one in held.seen]))
+            found.setdefault(name, []).append(
+                judge.report([{open_.best(estimator(observed)): 1.0} for observed in held.seen])
+            )
         for model in open_.models:
             found.setdefault(LOGGED + model, []).append(judge.report([{model: 1.0}] * len(held.rows)))
     return found

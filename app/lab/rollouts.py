@@ -103,9 +103,9 @@ def split(conversation: Turns, held_out: float) -> Split:
     return "train"
 
 
-def to_line(one: Rollout) -> str:
+def to_line(rollout: Rollout) -> str:
     """Return a rollout as one line."""
-    return json.dumps(asdict(one), ensure_ascii=False)
+    return json.dumps(asdict(rollout), ensure_ascii=False)
 
 
 def from_lines(lines: Iterable[str]) -> Iterator[Rollout]:
@@ -145,12 +145,14 @@ class Example:
 
 def accepted(rollouts: Iterable[Rollout]) -> list[Example]:
     """Return the examples of a warm start: the plans of runs that were rated right."""
-    return [Example(one.prompt, one.completion) for one in rollouts if one.verdict == "right"]
+    return [Example(rollout.prompt, rollout.completion) for rollout in rollouts if rollout.verdict == "right"]
 
 
 def weighted(rollouts: Iterable[Rollout], weights: Weights, beta: float, cap: float) -> list[Example]:
     """Return the examples of advantage-weighted regression (arXiv 1910.00177): each rated plan with its weight."""
-    return [Example(one.prompt, one.completion, weight) for one, weight in scored(rollouts, weights, beta, cap)]
+    return [
+        Example(rollout.prompt, rollout.completion, weight) for rollout, weight in scored(rollouts, weights, beta, cap)
+    ]
 
 
 def scored(rollouts: Iterable[Rollout], weights: Weights, beta: float, cap: float) -> list[tuple[Rollout, float]]:
@@ -159,32 +161,34 @@ def scored(rollouts: Iterable[Rollout], weights: Weights, beta: float, cap: floa
     The advantage is over the mean reward of the same conversation's other plans where there are some, else of all
     rollouts. What nobody has rated is left out. The weights have the mean 1.
     """
-    rated = [(one, worth) for one in rollouts if (worth := _worth(one, weights)) is not None]
+    rated = [(rollout, worth) for rollout in rollouts if (worth := _worth(rollout, weights)) is not None]
     if not rated:
         return []
     mean = sum(worth for _, worth in rated) / len(rated)
     groups: dict[str, list[float]] = defaultdict(list)
-    for one, worth in rated:
-        groups[_asked(one)].append(worth)
-    raw = [min(cap, math.exp((worth - _usual(groups[_asked(one)], worth, mean)) / beta)) for one, worth in rated]
+    for rollout, worth in rated:
+        groups[_asked(rollout)].append(worth)
+    raw = [
+        min(cap, math.exp((worth - _usual(groups[_asked(rollout)], worth, mean)) / beta)) for rollout, worth in rated
+    ]
     scale = len(raw) / sum(raw)
-    return [(one, weight * scale) for (one, _), weight in zip(rated, raw, strict=True)]
+    return [(rollout, weight * scale) for (rollout, _), weight in zip(rated, raw, strict=True)]
 
 
 def effective(examples: Sequence[Example]) -> float:
     """Return the effective number of examples: as many equally weighted ones have the same variance."""
-    total, squares = sum(one.weight for one in examples), sum(one.weight**2 for one in examples)
+    total, squares = sum(example.weight for example in examples), sum(example.weight**2 for example in examples)
     return total**2 / squares if squares else 0.0
 
 
-def _worth(one: Rollout, weights: Weights) -> float | None:
-    if one.verdict is None:
+def _worth(rollout: Rollout, weights: Weights) -> float | None:
+    if rollout.verdict is None:
         return None
-    return reward(one.verdict, one.usd, one.seconds, weights)
+    return reward(rollout.verdict, rollout.usd, rollout.seconds, weights)
 
 
-def _asked(one: Rollout) -> str:
-    return json.dumps([dict(turn) for turn in one.conversation], sort_keys=True)
+def _asked(rollout: Rollout) -> str:
+    return json.dumps([dict(turn) for turn in rollout.conversation], sort_keys=True)
 
 
 def _usual(group: Sequence[float], worth: float, mean: float) -> float:

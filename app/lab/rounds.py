@@ -189,7 +189,7 @@ def _second_usd(pool: Sequence[Profile], second: Second, level: int) -> float:
 def frontier(points: Sequence[Point]) -> list[Point]:
     """Return the policies that are worth mixing: the upper hull of accuracy over cost, as far as it rises."""
     hull: list[Point] = []
-    for point in sorted(points, key=lambda one: (one.usd, -one.right)):
+    for point in sorted(points, key=lambda point: (point.usd, -point.right)):
         if hull and point.right <= hull[-1].right:
             continue
         while len(hull) > 1 and _slope(hull[-2], point) >= _slope(hull[-2], hull[-1]):
@@ -198,14 +198,14 @@ def frontier(points: Sequence[Point]) -> list[Point]:
     return hull
 
 
-def _slope(one: Point, other: Point) -> float:
-    return (other.right - one.right) / max(other.usd - one.usd, 1e-12)
+def _slope(point: Point, other: Point) -> float:
+    return (other.right - point.right) / max(other.usd - point.usd, 1e-12)
 
 
 def by_class(points: Sequence[Sequence[Point]], usd: float) -> list[Point] | None:
     """Return the result for each class if each has the plans that are best for it and a task may cost so many dollars
     on average; None if nothing is so cheap."""
-    hulls = [frontier(one) for one in points]
+    hulls = [frontier(of_class) for of_class in points]
     chosen = [hull[0] for hull in hulls]
     left = usd * len(hulls) - sum(point.usd for point in chosen)
     if left < 0:
@@ -223,9 +223,9 @@ def by_class(points: Sequence[Sequence[Point]], usd: float) -> list[Point] | Non
 def same_for_all(points: Sequence[Sequence[Point]], usd: float) -> list[Point] | None:
     """Return the result for each class if all have the same plan, or the same two mixed."""
     means = []
-    for n, one in enumerate(zip(*points, strict=True)):
-        usd_each = sum([point.usd for point in one]) / len(points)
-        right = sum([point.right for point in one]) / len(points)
+    for n, of_plan in enumerate(zip(*points, strict=True)):
+        usd_each = sum([point.usd for point in of_plan]) / len(points)
+        right = sum([point.right for point in of_plan]) / len(points)
         means.append(Point(usd_each, right, float(n)))
     hull = frontier(means)
     place = bisect_right([point.usd for point in hull], usd) - 1
@@ -233,7 +233,7 @@ def same_for_all(points: Sequence[Sequence[Point]], usd: float) -> list[Point] |
         return None
     low, high = hull[place], hull[min(place + 1, len(hull) - 1)]
     part = (usd - low.usd) / (high.usd - low.usd) if high is not low else 0.0
-    return [_mixed(one[int(low.again)], one[int(high.again)], part) for one in points]
+    return [_mixed(of_class[int(low.again)], of_class[int(high.again)], part) for of_class in points]
 
 
 def _mixed(low: Point, high: Point, part: float) -> Point:

@@ -51,7 +51,7 @@ def means(examples: Sequence[Example], models: Sequence[str]) -> Scores:
     """Return the mean score of each model; 0.5 for one without examples."""
     found = {}
     for model in models:
-        scores = [one.scores[model] for one in examples if model in one.scores]
+        scores = [example.scores[model] for example in examples if model in example.scores]
         found[model] = sum(scores) / len(scores) if scores else 0.5
     return found
 
@@ -66,8 +66,8 @@ def knn(examples: Sequence[Example], models: Sequence[str], random: Random) -> E
     """Estimate by the nearest prompts, by the cosine of their weighted words."""
     weights = _rarity(examples)
     postings: dict[int, list[tuple[int, float]]] = {}
-    for number, one in enumerate(examples):
-        for place, value in _weighted(one.seen.words, weights):
+    for number, example in enumerate(examples):
+        for place, value in _weighted(example.seen.words, weights):
             postings.setdefault(place, []).append((number, value))
     usual = means(examples, models)
 
@@ -94,7 +94,7 @@ def _mean(model: str, near: Sequence[tuple[Scores, float]], usual: float) -> flo
 def k_means(examples: Sequence[Example], models: Sequence[str], random: Random) -> Estimator:
     """Estimate by clusters of words, by the cosine."""
     weights = _rarity(examples)
-    vectors = [_weighted(one.seen.words, weights) for one in examples]
+    vectors = [_weighted(example.seen.words, weights) for example in examples]
     count = max(1, min(CLUSTERS, len(examples) // PROMPTS_PER_CLUSTER))
     centres = [_centre([vector]) for vector in random.sample(vectors, count)]
     for _ in range(ITERATIONS):
@@ -104,8 +104,8 @@ def k_means(examples: Sequence[Example], models: Sequence[str], random: Random) 
         centres = [_centre(members[n]) if n in members else centre for n, centre in enumerate(centres)]
     usual = means(examples, models)
     inside: dict[int, list[tuple[Scores, float]]] = {}
-    for vector, one in zip(vectors, examples, strict=True):
-        inside.setdefault(_nearest(vector, centres), []).append((one.scores, 0.1))
+    for vector, example in zip(vectors, examples, strict=True):
+        inside.setdefault(_nearest(vector, centres), []).append((example.scores, 0.1))
     found: dict[int, Scores] = {}
     for n, near in inside.items():
         found[n] = {model: _mean(model, near, usual[model]) for model in models}
@@ -133,7 +133,7 @@ def _likeness(vector: Vector, centre: Sequence[float]) -> float:
 
 def _rarity(examples: Sequence[Example]) -> Mapping[int, float]:
     """Return a weight for each word: the rarer, the more, and none for one that most prompts have."""
-    counts = Counter(place for one in examples for place, _ in one.seen.words)
+    counts = Counter(place for example in examples for place, _ in example.seen.words)
     rare = [(place, count) for place, count in counts.items() if count <= COMMON * len(examples)]
     return {place: math.log((1 + len(examples)) / count) for place, count in rare}
 
@@ -148,9 +148,9 @@ def _weighted(words: Vector, weights: Mapping[int, float]) -> Vector:
 def logistic_regression(examples: Sequence[Example], models: Sequence[str], random: Random) -> Estimator:
     """Estimate by a regression for each model, fitted by AdaGrad."""
     lines: dict[str, dict[int, list[float]]] = {model: {} for model in models}
-    for one in _shuffled(examples, random):
-        vector = _inputs(one.seen)
-        for model, score in one.scores.items():
+    for example in _shuffled(examples, random):
+        vector = _inputs(example.seen)
+        for model, score in example.scores.items():
             line = lines[model]
             error = score - logistic(_sum(line, vector))
             for place, value in vector:
@@ -192,13 +192,13 @@ def matrix_factorisation(examples: Sequence[Example], models: Sequence[str], ran
     factors: dict[int, list[list[float]]] = {}
     own = {model: _started(random, 0.5) for model in models}
     bias = {model: [0.0, 1e-3] for model in models}
-    for one in _shuffled(examples, random):
-        vector = _inputs(one.seen)
+    for example in _shuffled(examples, random):
+        vector = _inputs(example.seen)
         for place, _ in vector:
             if place not in factors:
                 factors[place] = _started(random, 0.1)
         prompt, pulls = _projected(factors, vector), [0.0] * RANK
-        for model, score in one.scores.items():
+        for model, score in example.scores.items():
             error = score - logistic(bias[model][0] + _product(own[model], prompt))
             _move(bias[model], error)
             for n, weight in enumerate(own[model]):

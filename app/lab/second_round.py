@@ -49,8 +49,8 @@ class Case(NamedTuple):
 
 def judge(pool: Pool) -> Profile:
     """Return the worker that judges answers: one whose card says checking, else the dearest."""
-    checkers = [one for one in pool if "checking" in one.strengths.split()]
-    return max(checkers or pool, key=lambda one: one.price)
+    checkers = [worker for worker in pool if "checking" in worker.strengths.split()]
+    return max(checkers or pool, key=lambda worker: worker.price)
 
 
 @lru_cache(20_000)
@@ -123,19 +123,19 @@ def whole(first: Plan, seconds: Sequence[Plan], kind: Kind, setting: Setting) ->
     found = [continued(first, second, kind, setting, sign) for sign, second in zip(SIGNS, seconds, strict=True)]
     sums = []
     for place in range(4):
-        sums.append(sum(one.again * one[place] for one in found))
+        sums.append(sum(run.again * run[place] for run in found))
     worth, right, usd, waited = sums
-    again = sum(one.again for one, second in zip(found, seconds, strict=True) if second != TAKE)
+    again = sum(run.again for run, second in zip(found, seconds, strict=True) if second != TAKE)
     return Whole(worth, right, usd, waited, again)
 
 
 # -- prompts and plans as tokens
 
 
-def shown(read: Sequence[int], one: Lesson, first: Plan, sign: int) -> list[int]:
+def shown(read: Sequence[int], lesson: Lesson, first: Plan, sign: int) -> list[int]:
     """Return the second prompt: what was read before, and behind the task the first plan, over ordinals, and at the end
     the sign."""
-    cards = 3 * len(one.pool) + 1
+    cards = 3 * len(lesson.pool) + 1
     return [*read[:-cards], *to_tokens(first), *read[-cards:], sign]
 
 
@@ -173,5 +173,5 @@ def weighed(
     lessons: Sequence[Lesson], chosen: Sequence[tuple[Plan, Sequence[Plan]]], weights: Weights
 ) -> Iterator[Whole]:
     """Yield the outcomes of the runs of some lessons, given each one's first plan and the second ones."""
-    for one, (first, seconds) in zip(lessons, chosen, strict=True):
-        yield whole(first, seconds, one.problem.kind, Setting(one.pool, weights))
+    for lesson, (first, seconds) in zip(lessons, chosen, strict=True):
+        yield whole(first, seconds, lesson.problem.kind, Setting(lesson.pool, weights))

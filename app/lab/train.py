@@ -22,7 +22,7 @@ from app.lab import plan_samples, prompt, reward, world
 from app.lab.baselines import FIXED, OPTIMUM, bests, plans
 from app.lab.evaluate import Table, compare, drawn, exam
 from app.lab.journal_imitation import Remembered, digest_of, learned_from
-from app.lab.lessons import SPLITS, Lesson, lesson
+from app.lab.lessons import SPLITS, Lesson, draw_lesson
 from app.lab.outcome import outcome
 from app.lab.plan_grammar import FORMS, WORDS, Form
 from app.lab.plans import Plan
@@ -77,17 +77,18 @@ def train(order: Order, say: Callable[[str], None]) -> tuple[Table, ...]:
 def _over_pools(count: int) -> list[Lesson]:
     """Draw the lessons of validation over random pools, such as training meets."""
     random = Random("validation")
-    return [lesson(random, "train", standard=0.0) for _ in range(count)]
+    return [draw_lesson(random, "train", standard=0.0) for _ in range(count)]
 
 
 def _validated(lessons: list[Lesson], chosen: list[Plan], weights: Weights) -> dict[str, float]:
     found = [
-        outcome(plan, one.problem.kind, Setting(one.pool, weights)) for one, plan in zip(lessons, chosen, strict=True)
+        outcome(plan, lesson.problem.kind, Setting(lesson.pool, weights))
+        for lesson, plan in zip(lessons, chosen, strict=True)
     ]
     count = len(lessons)
     return {
-        "reward": sum(one.reward for one in found) / count,
-        "accuracy": sum(one.right for one in found) / count,
+        "reward": sum(result.reward for result in found) / count,
+        "accuracy": sum(result.right for result in found) / count,
         "steps": sum(map(len, chosen)) / count,
         "different": len(set(chosen)),
     }

@@ -50,7 +50,7 @@ class Pupil:
             use_cache=True,
             pad_token_id=self.tokenizer.pad_token_id,
         )
-        ahead = [-float(one[0].float().topk(2).values.diff()) for one in told.scores]
+        ahead = [-float(logits[0].float().topk(2).values.diff()) for logits in told.scores]
         text = self.tokenizer.decode(told.sequences[0, asked.shape[1] :], skip_special_tokens=True)
         return str(text), min(ahead, default=0.0)
 
@@ -144,7 +144,7 @@ def _loss(taught: Pupil, examples: Sequence[Example]) -> Any:
     wanted = ids[:, 1:]
     each = torch.nn.functional.cross_entropy(logits.transpose(1, 2), wanted, reduction="none")
     told = spoken[:, 1:]
-    weights = torch.tensor([one.weight for one in examples], device=each.device)
+    weights = torch.tensor([example.weight for example in examples], device=each.device)
     return ((each * told).sum(1) / told.sum(1).clamp(min=1) * weights).sum()
 
 
@@ -156,12 +156,12 @@ def _measured(taught: Pupil, examples: Sequence[Example], recipe: Recipe) -> flo
             float(_loss(taught, examples[start : start + recipe.micro]))
             for start in range(0, len(examples), recipe.micro)
         ]
-    return round(sum(parts) / sum(one.weight for one in examples), 5)
+    return round(sum(parts) / sum(example.weight for example in examples), 5)
 
 
 def _padded(taught: Pupil, examples: Sequence[Example]) -> tuple[Any, Any, Any]:
     """Return tokens, the mask of what is no padding, and the mask of the plan's tokens; padded on the right."""
-    read = [_tokens(taught, one) for one in examples]
+    read = [_tokens(taught, example) for example in examples]
     longest = max(len(prompt) + len(plan) for prompt, plan in read)
     device = taught.model.device
     ids = torch.full((len(read), longest), taught.tokenizer.pad_token_id, device=device)

@@ -135,7 +135,7 @@ def _improve(taught: Pupil, order: Order, scorer: Scorer, last: str | None) -> l
 
 def _data(questions: Sequence[Question], first: int) -> Dataset:
     """Return the questions as TRL reads them; `row` is the place among those of the scorer."""
-    rows = [{"prompt": list(map(dict, one.prompt)), "row": row} for row, one in enumerate(questions, first)]
+    rows = [{"prompt": list(map(dict, question.prompt)), "row": row} for row, question in enumerate(questions, first)]
     return Dataset.from_list(rows)
 
 
@@ -219,12 +219,12 @@ def _asked(order: Order) -> dict[str, Any]:
         "origin": dict(order.origin),
         "questions": _of_questions(order.questions),
         "held_out_questions": _of_questions(order.asked),
-        "examples": training_record.digest([asdict(one) for one in order.examples]),
+        "examples": training_record.digest([asdict(example) for example in order.examples]),
     }
 
 
 def _of_questions(questions: Sequence[Question]) -> str:
-    return training_record.digest([[one.prompt, one.rule.written] for one in questions])
+    return training_record.digest([[question.prompt, question.rule.written] for question in questions])
 
 
 def _card(order: Order, folder: Path, scorer: Scorer | None) -> dict[str, Any]:

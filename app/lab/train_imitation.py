@@ -24,9 +24,11 @@ class Regressor(Trainer):
         """Imitate some of the runs, in orders of their own; every eighth lesson is a drill, lest they be forgotten."""
         recipe = self.recipe
         chosen = self._random.choices(self._runs, k=recipe.warm_lessons)
-        lessons = [one.lesson(self._random) for one in chosen]
+        lessons = [run.lesson(self._random) for run in chosen]
         prompts = self._prompts(lessons, hide=True)
-        plans: list[Plan] = [prompt.ordinals(run.plan, one.order) for run, one in zip(chosen, lessons, strict=True)]
+        plans: list[Plan] = [
+            prompt.ordinals(run.plan, lesson.order) for run, lesson in zip(chosen, lessons, strict=True)
+        ]
         counts = torch.tensor([run.weight for run in chosen])
         for place in range(0, len(lessons), 8):
             ordinal = self._random.randrange(len(lessons[place].pool))

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 
 from app.lab import prompt, reward, subtask_wording, teacher
-from app.lab.lessons import Lesson, lesson
+from app.lab.lessons import Lesson, draw_lesson
 from app.lab.outcome import outcome
 from app.lab.plan_grammar import FORMS, WORDS
 from app.lab.plans import Plan, PlanStep
@@ -153,8 +153,8 @@ class Trainer:
         """Teach reading cards: the prompt names one, the plan is its worker alone. Nothing is said of who is good at
         what."""
         lessons = self._draw(self.recipe.warm_lessons)
-        asked = [self._random.randrange(len(one.pool)) for one in lessons]
-        prompts = [self._asked(one, ordinal) for one, ordinal in zip(lessons, asked, strict=True)]
+        asked = [self._random.randrange(len(lesson.pool)) for lesson in lessons]
+        prompts = [self._asked(lesson, ordinal) for lesson, ordinal in zip(lessons, asked, strict=True)]
         logprobs = self._imitate(lessons, prompts, [self._alone(ordinal) for ordinal in asked])
         self._update(-logprobs.mean(), self.recipe.drill_rate * min((self.step + 1) / 10, 1.0))
         return {"imitation": float(logprobs.detach().mean())}
@@ -167,22 +167,22 @@ class Trainer:
         prompts: list[list[int]] = []
         plans: list[Plan] = []
         rewards: list[float] = []
-        for place, one in enumerate(self._draw(recipe.warm_lessons // recipe.warm_orders)):
-            orders = [one.shuffled(self._random) for _ in range(recipe.warm_orders)]
+        for place, lesson in enumerate(self._draw(recipe.warm_lessons // recipe.warm_orders)):
+            orders = [lesson.shuffled(self._random) for _ in range(recipe.warm_orders)]
             lessons += orders
             if place % 8 == 0:
-                asked = [self._random.randrange(len(one.pool)) for _ in orders]
+                asked = [self._random.randrange(len(lesson.pool)) for _ in orders]
                 prompts += [self._asked(other, n) for other, n in zip(orders, asked, strict=True)]
                 plans += [self._alone(ordinal) for ordinal in asked]
                 continue
-            worth = partial(self._reward, one, weights=weights)
-            plan, found = teacher.best(self._random, len(one.pool), worth, recipe.warm_draws)
+            worth = partial(self._reward, lesson, weights=weights)
+            plan, found = teacher.best(self._random, len(lesson.pool), worth, recipe.warm_draws)
             told = [plan] * len(orders)
             if self.form is WORDS:
                 told, found = teacher.worded(self._random, plan, worth, len(orders))
             prompts += self._prompts(orders, hide=True)
             plans += [
-                prompt.ordinals(prompt.placed(plan, one.order), other.order)
+                prompt.ordinals(prompt.placed(plan, lesson.order), other.order)
                 for plan, other in zip(told, orders, strict=True)
             ]
             rewards.append(found)
@@ -191,8 +191,8 @@ class Trainer:
         self._update(-logprobs.mean(), recipe.warm_rate * slope)
         return {"reward": sum(rewards) / len(rewards), "imitation": float(logprobs.detach().mean())}
 
-    def _asked(self, one: Lesson, ordinal: int) -> list[int]:
-        return prompt.drill(one.pool, one.order, ordinal, self.form)
+    def _asked(self, lesson: Lesson, ordinal: int) -> list[int]:
+        return prompt.drill(lesson.pool, lesson.order, ordinal, self.form)
 
     def _alone(self, ordinal: int) -> Plan:
         """Return the plan that answers a drill."""
@@ -201,10 +201,10 @@ class Trainer:
 
     def _imitate(self, lessons: Sequence[Lesson], prompts: Sequence[Sequence[int]], plans: Sequence[Plan]) -> Tensor:
         """Return the log-probability of each lesson's plan."""
-        workers = torch.tensor([len(one.pool) for one in lessons])
+        workers = torch.tensor([len(lesson.pool) for lesson in lessons])
         tokens = [self.form.encode(plan) for plan in plans]
         longest = max(map(len, tokens))
-        padded = torch.tensor([[[*one, *[0] * (longest - len(one))]] for one in tokens])
+        padded = torch.tensor([[[*encoded, *[0] * (longest - len(encoded))]] for encoded in tokens])
         return self._logprobs(prompts, workers, padded)[0][:, 0]
 
     def _ramped(self) -> Weights:
@@ -214,19 +214,19 @@ class Trainer:
     def _policy(self) -> dict[str, float]:
         recipe, lessons = self.recipe, self._draw(self.recipe.lessons)
         weights = self._ramped()
-        workers = torch.tensor([len(one.pool) for one in lessons])
+        workers = torch.tensor([len(lesson.pool) for lesson in lessons])
         prompts = self._prompts(lessons, hide=True)
         written = self.conductor.write(self._prompts(lessons), workers, recipe.group, self._generator).tolist()
         kept: list[Group] = []
         rewards: list[float] = []
-        for one, asked, group in zip(lessons, prompts, written, strict=True):
+        for lesson, asked, group in zip(lessons, prompts, written, strict=True):
             counted = Counter(map(tuple, group))
-            found = {plan: self._reward(one, self.form.decode(ended(plan)), weights) for plan in counted}
+            found = {plan: self._reward(lesson, self.form.decode(ended(plan)), weights) for plan in counted}
             mean = sum(found[plan] * count for plan, count in counted.items()) / recipe.group
             rewards.append(mean)
             if len(counted) > 1:
                 scored = [(plan, found[plan] - mean, float(count)) for plan, count in counted.items()]
-                kept.append(Group(asked, len(one.pool), scored))
+                kept.append(Group(asked, len(lesson.pool), scored))
         measured = {"reward": sum(rewards) / len(rewards), "distinct": len({p for g in written for p in map(tuple, g)})}
         if not kept:
             return measured | {"entropy": 0.0}
@@ -282,15 +282,15 @@ class Trainer:
     # Lessons and their rewards.
 
     def _draw(self, count: int) -> list[Lesson]:
-        return [lesson(self._random, "train", self.recipe.standard) for _ in range(count)]
+        return [draw_lesson(self._random, "train", self.recipe.standard) for _ in range(count)]
 
     def _prompts(self, lessons: Sequence[Lesson], *, hide: bool = False) -> list[list[int]]:
         share = self.recipe.unknown if hide else 0.0
-        return [one.prompt(self._random if hide else None, share, self.form) for one in lessons]
+        return [lesson.prompt(self._random if hide else None, share, self.form) for lesson in lessons]
 
-    def _reward(self, one: Lesson, plan: Plan, weights: Weights) -> float:
-        placed = prompt.placed(plan, one.order)
-        found = outcome(placed, one.problem.kind, Setting(one.pool, weights))
+    def _reward(self, lesson: Lesson, plan: Plan, weights: Weights) -> float:
+        placed = prompt.placed(plan, lesson.order)
+        found = outcome(placed, lesson.problem.kind, Setting(lesson.pool, weights))
         self.executed += max(1, self.recipe.executions)
         if not self.recipe.executions:
             return reward.expected(found, weights)
@@ -304,10 +304,11 @@ def greedy(conductor: Conductor, lessons: Sequence[Lesson]) -> list[Plan]:
     form = conductor.form
     for start in range(0, len(lessons), 64):
         some = lessons[start : start + 64]
-        workers = torch.tensor([len(one.pool) for one in some])
-        written = conductor.write([one.prompt(form=form) for one in some], workers, 1, None)[:, 0].tolist()
+        workers = torch.tensor([len(lesson.pool) for lesson in some])
+        written = conductor.write([lesson.prompt(form=form) for lesson in some], workers, 1, None)[:, 0].tolist()
         plans += [
-            prompt.placed(form.decode(ended(tokens)), one.order) for one, tokens in zip(some, written, strict=True)
+            prompt.placed(form.decode(ended(tokens)), lesson.order)
+            for lesson, tokens in zip(some, written, strict=True)
         ]
     return plans
 

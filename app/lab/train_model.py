@@ -145,7 +145,7 @@ class Conductor:
         """Return prompts with room behind each for `length` places of `group` plans, place by place: the prompts'
         tokens, and of all places the attention mask [prompts, 1, all, all] and the positions [1, all]."""
         longest, pad = max(map(len, prompts)), prompt.pad(self.form)
-        read = torch.tensor([[pad] * (longest - len(one)) + list(one) for one in prompts])
+        read = torch.tensor([[pad] * (longest - len(tokens)) + list(tokens) for tokens in prompts])
         size = longest + length * group
         allowed = torch.ones(size, size, dtype=torch.bool).tril().repeat(len(prompts), 1, 1)
         allowed[:, :, :longest] &= (read != pad)[:, None, :]

@@ -70,22 +70,25 @@ class Rounds(Trainer):
     def _warm(self) -> dict[str, float]:
         recipe, lessons = self.recipe, self._draw(self.recipe.warm_lessons)
         read = self._prompts(lessons, hide=True)
-        firsts = [from_tokens(next(iter(one))) for one in self._written(lessons, self._prompts(lessons), 1, 0)]
+        firsts = [from_tokens(next(iter(counted))) for counted in self._written(lessons, self._prompts(lessons), 1, 0)]
         signs = [self._random.choice(SIGNS) for _ in lessons]
-        best = [self._best(*one) for one in zip(lessons, firsts, signs, strict=True)]
-        prompts = [second_round.shown(*one) for one in zip(read, lessons, firsts, signs, strict=True)]
+        best = [self._best(*case) for case in zip(lessons, firsts, signs, strict=True)]
+        prompts = [second_round.shown(*case) for case in zip(read, lessons, firsts, signs, strict=True)]
         seconds = self._logprobs(
             prompts, _workers(lessons, SLOTS), _padded([second_round.written(plan) for plan in best])
         )[0]
-        kept = [prompt.ordinals(plan, one.order) for plan, one in zip(greedy(self.base, lessons), lessons, strict=True)]
+        kept = [
+            prompt.ordinals(plan, lesson.order)
+            for plan, lesson in zip(greedy(self.base, lessons), lessons, strict=True)
+        ]
         anchored = self._imitate(lessons, read, kept)
         self._update(-(seconds.mean() + anchored.mean()) / 2, recipe.warm_rate * decayed(self.step, recipe.warm_steps))
         return {"imitation": float(seconds.detach().mean())}
 
-    def _best(self, one: Lesson, first: Plan, sign: int) -> Plan:
+    def _best(self, lesson: Lesson, first: Plan, sign: int) -> Plan:
         """Return, over ordinals, the empty plan or the best of some that are tried."""
-        tried = [TAKE, *(second_round.drawn(self._random, len(one.pool)) for _ in range(self.recipe.warm_draws))]
-        return max(tried, key=lambda second: self._continued(one, first, second, sign).reward)
+        tried = [TAKE, *(second_round.drawn(self._random, len(lesson.pool)) for _ in range(self.recipe.warm_draws))]
+        return max(tried, key=lambda second: self._continued(lesson, first, second, sign).reward)
 
     def _policy(self) -> dict[str, float]:
         recipe, lessons = self.recipe, self._draw(self.recipe.lessons)
@@ -95,11 +98,11 @@ class Rounds(Trainer):
         rewards = []
         answers = self._answers(lessons, firsts, read, hidden)
         worth = self._second_groups(answers, groups)
-        for place, (one, counted) in enumerate(zip(lessons, firsts, strict=True)):
-            values = {first: self._valued(one, first, worth[place, first]) for first in counted}
+        for place, (lesson, counted) in enumerate(zip(lessons, firsts, strict=True)):
+            values = {first: self._valued(lesson, first, worth[place, first]) for first in counted}
             mean = sum(values[first] * count for first, count in counted.items()) / recipe.group
             scored = [(first, values[first] - mean, float(count)) for first, count in counted.items()]
-            groups.append(Group(hidden[place], len(one.pool), scored))
+            groups.append(Group(hidden[place], len(lesson.pool), scored))
             rewards.append(sum(worth[place, first] * count for first, count in counted.items()) / recipe.group)
         slope = decayed(self.step - recipe.warm_steps, recipe.steps)
         loss, entropy = self._objective(groups, recipe.entropy * slope)
@@ -116,60 +119,68 @@ class Rounds(Trainer):
         """Return every different answer of these first plans with either sign."""
         return [
             _Answer(
-                place, one, first, sign, count / self.recipe.group, *_both(one, first, sign, read[place], hidden[place])
+                place,
+                lesson,
+                first,
+                sign,
+                count / self.recipe.group,
+                *_both(lesson, first, sign, read[place], hidden[place]),
             )
-            for place, (one, counted) in enumerate(zip(lessons, firsts, strict=True))
+            for place, (lesson, counted) in enumerate(zip(lessons, firsts, strict=True))
             for first, count in counted.items()
             for sign in SIGNS
         ]
 
     def _second_groups(self, answers: Sequence[_Answer], groups: list[Group]) -> dict[tuple[int, Tokens], float]:
         """Add a group of second plans for each answer; what the runs of each lesson's first plans are worth."""
-        lessons = [one.lesson for one in answers]
-        written = self._written(lessons, [one.read for one in answers], self.recipe.group, SLOTS)
+        lessons = [answer.lesson for answer in answers]
+        written = self._written(lessons, [answer.read for answer in answers], self.recipe.group, SLOTS)
         worth: dict[tuple[int, Tokens], float] = defaultdict(float)
-        for one, counted in zip(answers, written, strict=True):
-            first = from_tokens(one.first)
+        for answer, counted in zip(answers, written, strict=True):
+            first = from_tokens(answer.first)
             found = {
-                plan: self._continued(one.lesson, first, second_round.understood(plan), one.sign) for plan in counted
+                plan: self._continued(answer.lesson, first, second_round.understood(plan), answer.sign)
+                for plan in counted
             }
             mean = sum(found[plan].reward * count for plan, count in counted.items()) / self.recipe.group
             likely = next(iter(found.values())).again
-            worth[one.place, one.first] += likely * mean
-            share = one.share * likely
+            worth[answer.place, answer.first] += likely * mean
+            share = answer.share * likely
             scored = [(plan, found[plan].reward - mean, count * share) for plan, count in counted.items()]
-            groups.append(Group(one.hidden, len(one.lesson.pool) + SLOTS, scored))
+            groups.append(Group(answer.hidden, len(answer.lesson.pool) + SLOTS, scored))
         return worth
 
-    def _valued(self, one: Lesson, first: Tokens, run: float) -> float:
+    def _valued(self, lesson: Lesson, first: Tokens, run: float) -> float:
         """Return the discounted reward of a first plan whose runs are worth `run`."""
-        alone = outcome(prompt.placed(from_tokens(first), one.order), one.problem.kind, Setting(one.pool, self.weights))
+        alone = outcome(
+            prompt.placed(from_tokens(first), lesson.order), lesson.problem.kind, Setting(lesson.pool, self.weights)
+        )
         return DISCOUNT * reward.expected(alone, self.weights) + (1 - DISCOUNT) * run
 
-    def _continued(self, one: Lesson, first: Plan, second: Plan, sign: int) -> Whole:
+    def _continued(self, lesson: Lesson, first: Plan, second: Plan, sign: int) -> Whole:
         self.executed += 1
-        plans = prompt.placed(first, one.order), second_round.placed(second, one.order)
-        return second_round.continued(*plans, one.problem.kind, Setting(one.pool, self.weights), sign)
+        plans = prompt.placed(first, lesson.order), second_round.placed(second, lesson.order)
+        return second_round.continued(*plans, lesson.problem.kind, Setting(lesson.pool, self.weights), sign)
 
     def _written(
         self, lessons: Sequence[Lesson], prompts: Sequence[Sequence[int]], group: int, row: int
     ) -> list[Counter[Tokens]]:
         """Return sampled plans for each prompt, counted; `row` is where the masks of this round begin."""
         found = self.conductor.write(prompts, _workers(lessons, row), group, self._generator).tolist()
-        return [Counter(map(tuple, one)) for one in found]
+        return [Counter(map(tuple, plans)) for plans in found]
 
 
-def _both(one: Lesson, first: Tokens, sign: int, *prompts: list[int]) -> list[list[int]]:
-    return [second_round.shown(read, one, from_tokens(first), sign) for read in prompts]
+def _both(lesson: Lesson, first: Tokens, sign: int, *prompts: list[int]) -> list[list[int]]:
+    return [second_round.shown(read, lesson, from_tokens(first), sign) for read in prompts]
 
 
 def _workers(lessons: Sequence[Lesson], row: int) -> Tensor:
-    return torch.tensor([len(one.pool) + row for one in lessons])
+    return torch.tensor([len(lesson.pool) + row for lesson in lessons])
 
 
 def _padded(plans: Sequence[Sequence[int]]) -> Tensor:
     longest = max(map(len, plans))
-    return torch.tensor([[[*one, *[0] * (longest - len(one))]] for one in plans])
+    return torch.tensor([[[*plan, *[0] * (longest - len(plan))]] for plan in plans])
 
 
 def both_rounds(conductor: Conductor, lessons: Sequence[Lesson]) -> list[tuple[Plan, list[Plan]]]:
@@ -204,8 +215,8 @@ def train(order: Order, trainer: Rounds, say: Callable[[str], None]) -> dict[Spl
         measured = trainer.advance()
         if trainer.step % EVERY == 0 or trainer.step == trainer.total:
             runs = list(second_round.weighed(validation, both_rounds(trainer.averaged, validation), order.weights))
-            reward_mean = round(sum(one.reward for one in runs) / len(runs), 5)
-            again_mean = round(sum(one.again for one in runs) / len(runs), 5)
+            reward_mean = round(sum(run.reward for run in runs) / len(runs), 5)
+            again_mean = round(sum(run.again for run in runs) / len(runs), 5)
             rows.append({"step": trainer.step, "validation": reward_mean, "again": again_mean})
             rows[-1] |= {name: round(value, 4) for name, value in measured.items()}
             save(order, trainer, rows)
@@ -218,12 +229,12 @@ def train(order: Order, trainer: Rounds, say: Callable[[str], None]) -> dict[Spl
 def compared(order: Order, trainer: Rounds, lessons: Sequence[Lesson]) -> dict[str, Any]:
     """Compare three arms: one round by the checkpoint, one round by what has learned two, and two rounds. Return their
     means, and the advantage of the last in reward and accuracy, paired over lessons."""
-    settings = [Setting(one.pool, order.weights) for one in lessons]
+    settings = [Setting(lesson.pool, order.weights) for lesson in lessons]
     runs: dict[str, list[Whole]] = {}
     for arm, conductor in ((BEFORE, trainer.base), (ALONE, trainer.averaged)):
         plans = zip(greedy(conductor, lessons), lessons, settings, strict=True)
-        found = [outcome(plan, one.problem.kind, setting) for plan, one, setting in plans]
-        runs[arm] = [Whole(one.reward, one.right, one.usd, one.seconds, 0.0) for one in found]
+        found = [outcome(plan, lesson.problem.kind, setting) for plan, lesson, setting in plans]
+        runs[arm] = [Whole(result.reward, result.right, result.usd, result.seconds, 0.0) for result in found]
     runs[BOTH] = list(second_round.weighed(lessons, both_rounds(trainer.averaged, lessons), order.weights))
     arms = {}
     for arm, of_arm in runs.items():
@@ -241,7 +252,7 @@ def _ahead(runs: Mapping[str, Sequence[Whole]], name: str, seed: int) -> Interva
     """Return the advantage of two rounds over the checkpoint's one."""
     series: dict[str, list[float]] = {}
     for arm, of_arm in runs.items():
-        series[arm] = [getattr(one, name) for one in of_arm]
+        series[arm] = [getattr(run, name) for run in of_arm]
     means = resampled(series, Random(seed), RESAMPLES)
     return interval([mean[BOTH] - mean[BEFORE] for mean in means])
 
@@ -249,10 +260,13 @@ def _ahead(runs: Mapping[str, Sequence[Whole]], name: str, seed: int) -> Interva
 def drawn(split: str, found: Mapping[str, Any]) -> str:
     """Return a comparison as text, for a terminal or a document."""
     lines = [f"{split}: {found['lessons']} lessons", f"{'':31}reward  accuracy  cost m$  seconds  second rounds"]
-    for arm, one in found["arms"].items():
-        figures = f"{one['reward']:.3f}     {one['right']:.3f}  {1000 * one['usd']:7.3f}  {one['seconds']:7.2f}"
-        lines.append(f"{arm:31}{figures}  {one['again']:13.0%}")
-    told = (f"{name} {one.value:+.3f} [{one.low:+.3f}, {one.high:+.3f}]" for name, one in found["ahead"].items())
+    for arm, means in found["arms"].items():
+        figures = f"{means['reward']:.3f}     {means['right']:.3f}  {1000 * means['usd']:7.3f}  {means['seconds']:7.2f}"
+        lines.append(f"{arm:31}{figures}  {means['again']:13.0%}")
+    told = (
+        f"{name} {advantage.value:+.3f} [{advantage.low:+.3f}, {advantage.high:+.3f}]"
+        for name, advantage in found["ahead"].items()
+    )
     return "\n".join([*lines, f"two rounds are ahead of the checkpoint: {', '.join(told)}"])
 
 
@@ -293,7 +307,7 @@ def run(options: Any, say: Callable[[str], None]) -> None:
 def _card(order: Order, trainer: Rounds, begun: Path, tables: Mapping[Split, dict[str, Any]]) -> dict[str, Any]:
     shown = {}
     for split, found in tables.items():
-        ahead = {name: asdict(one) for name, one in found["ahead"].items()}
+        ahead = {name: asdict(advantage) for name, advantage in found["ahead"].items()}
         shown[split] = {**found, "ahead": ahead}
     return {
         "caveat": CAVEAT,

@@ -14,7 +14,7 @@ from app.conductor.protocol import Brief
 from app.core.message.chat import Message, Task, Text
 from app.core.pool.catalog import Limits, Worker
 from app.lab.grading import Grader, grader
-from app.lab.lessons import lesson
+from app.lab.lessons import draw_lesson
 from app.lab.rollouts import Rollout, Turns, shown
 
 SMALLEST = 3
@@ -56,11 +56,11 @@ def of_rollouts(rollouts: Iterable[Rollout], rules: Sequence[Rule]) -> list[Rule
     those of the training side."""
     by_question = {_last(rule.conversation): rule for rule in rules}
     found: dict[str, Rule] = {}
-    for one in rollouts:
-        rule = by_question.get(_last(one.conversation))
-        if rule is not None and one.split == "train":
-            key = json.dumps([dict(turn) for turn in one.conversation])
-            found[key] = Rule(one.conversation, rule.grader, rule.written)
+    for rollout in rollouts:
+        rule = by_question.get(_last(rollout.conversation))
+        if rule is not None and rollout.split == "train":
+            key = json.dumps([dict(turn) for turn in rollout.conversation])
+            found[key] = Rule(rollout.conversation, rule.grader, rule.written)
     return list(found.values())
 
 
@@ -72,7 +72,7 @@ def _last(conversation: Sequence[Mapping[str, str]]) -> str:
 def of_world(count: int, seed: int) -> list[Rule]:
     """Draw tasks of the rehearsal world's training split."""
     random = Random(seed)
-    drawn = (lesson(random, "train").problem for _ in range(count))
+    drawn = (draw_lesson(random, "train").problem for _ in range(count))
     return [_exactly(problem.text, problem.answer) for problem in drawn]
 
 
@@ -85,7 +85,7 @@ def apart(rules: Sequence[Rule], held_out: int, seed: int) -> tuple[list[Rule], 
     """Return the rules to train with, and those that are held out: at most a tenth."""
     count = min(held_out, len(rules) // 10)
     chosen = {id(rule) for rule in Random(f"held out|{seed}").sample(rules, count)}
-    return [one for one in rules if id(one) not in chosen], [one for one in rules if id(one) in chosen]
+    return [rule for rule in rules if id(rule) not in chosen], [rule for rule in rules if id(rule) in chosen]
 
 
 def posed(

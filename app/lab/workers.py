@@ -61,7 +61,7 @@ class _Shown:
 def reply(worker: Profile, messages: Sequence[Message], seed: str) -> Reply:
     """Return this worker's answer to these messages."""
     problem, role, told, shown = _read(messages)
-    read_tokens = (QUESTION + PER_LEVEL * problem.level if problem else 0) + sum(OUTPUT[one.role] for one in shown)
+    read_tokens = (QUESTION + PER_LEVEL * problem.level if problem else 0) + sum(OUTPUT[step.role] for step in shown)
     heard = world.told(worker, shift(told, problem.domain)) if problem else worker
     text = _answer(heard, problem, role, shown, seed) if problem else CANNOT_KNOW
     return Reply(text, read_tokens, OUTPUT["nothing" if text == CANNOT_KNOW else role])
@@ -102,7 +102,7 @@ def _hands(text: str) -> tuple[str, ...]:
 def _answer(worker: Profile, problem: Problem, role: str, shown: Sequence[_Shown], seed: str) -> str:
     trait = TRAITS[_dice(f"trait|{problem.text}") < 0.5]
     luck = _dice(f"{seed}|{worker.name}|{role}|{problem.text}|{shown}")
-    answers = [one for one in shown if one.answer]
+    answers = [step for step in shown if step.answer]
     if role == "plan":
         good = luck < world.plan_chance(worker, problem.level, len(shown))
         return f"Plan: {METHODS[DOMAINS[(problem.domain + (0 if good else 1)) % len(DOMAINS)]]}."
@@ -112,7 +112,7 @@ def _answer(worker: Profile, problem: Problem, role: str, shown: Sequence[_Shown
         return _combine(worker, problem, trait, answers, len(shown) - len(answers), luck)
     if role in ("check", "combine"):
         return CANNOT_KNOW
-    methods = [one.method for one in shown if one.method]
+    methods = [step.method for step in shown if step.method]
     plan = int(methods[-1] == METHODS[DOMAINS[problem.domain]]) if methods else None
     crowd = len(shown) - bool(methods)
     chance = world.solve_chance(worker, problem.kind, trait, role, plan, crowd)
@@ -130,10 +130,10 @@ def _check(worker: Profile, problem: Problem, trait: float, seen: _Shown, crowd:
 def _combine(
     worker: Profile, problem: Problem, trait: float, answers: Sequence[_Shown], crowd: int, luck: float
 ) -> str:
-    wrong = [one.answer for one in answers if one.answer != problem.answer]
+    wrong = [answer.answer for answer in answers if answer.answer != problem.answer]
     right = len(answers) - len(wrong)
     chance = world.combine_chance(worker, problem.kind, trait, right, len(answers), crowd)
-    hands = tuple(hand for one in answers for hand in one.hands)
+    hands = tuple(hand for answer in answers for hand in answer.hands)
     return _say(worker, hands, problem.answer if luck < chance else (wrong or [problem.slip])[0])
 
 

@@ -11,7 +11,7 @@ TIER = "baton-world"
 def pool_file(workers: Sequence[Profile], delay: float = 0.0, conductor: str = "", model: str = "conductor") -> str:
     """Return the TOML text. `delay` is the factor on the workers' seconds; `conductor` is the base URL of a server
     whose `model` plans, else the first worker answers alone."""
-    names = ", ".join(f'"{one.name}"' for one in workers)
+    names = ", ".join(f'"{worker.name}"' for worker in workers)
     planner = (
         '{ kind = "model", worker = "planner", probe = 0 }'
         if conductor
@@ -22,10 +22,10 @@ def pool_file(workers: Sequence[Profile], delay: float = 0.0, conductor: str = "
     return "".join([*parts, TIERS.format(tier=TIER, names=names, planner=planner, steps=STEPS)])
 
 
-def _worker(one: Profile) -> str:
-    strengths = ", ".join(f'"{word}"' for word in one.strengths.split())
+def _worker(worker: Profile) -> str:
+    strengths = ", ".join(f'"{word}"' for word in worker.strengths.split())
     return WORKER.format(
-        name=one.name, input=one.price * INPUT_SHARE, output=one.price, strengths=strengths, speed=one.pace
+        name=worker.name, input=worker.price * INPUT_SHARE, output=worker.price, strengths=strengths, speed=worker.pace
     )
 
 

@@ -10,7 +10,7 @@ from app.core.pool.catalog import Card, Price, SelectorSpec, Worker
 from app.core.rating.decision import ArmChoice, decide
 from app.core.rating.features import Features, features
 from app.core.rating.posterior import Posterior, Rating, estimates, learned
-from app.lab.lessons import lesson
+from app.lab.lessons import draw_lesson
 from app.lab.outcome import bill, outcome, right
 from app.lab.plans import Plan, PlanStep
 from app.lab.world import CLASSES, INPUT_SHARE, Setting, Weights, standard_pool
@@ -76,7 +76,7 @@ def score(answered: bool, waited: float) -> float:
 def problems(count: int, seed: int) -> list[Problem]:
     """Fresh tasks."""
     random = Random(f"selector|{seed}")
-    return [lesson(random, "held-out tasks").problem for _ in range(count)]
+    return [draw_lesson(random, "held-out tasks").problem for _ in range(count)]
 
 
 def choose(posterior: Posterior, seen: Features, random: Random, share: float | None = SPEC.explore) -> ArmChoice:

@@ -8,7 +8,7 @@ import pytest
 from app.lab import search
 from app.lab.baselines import ARMS, FIXED, OPTIMUM, bests, plans
 from app.lab.evaluate import TRAINED, compare, drawn, exam
-from app.lab.lessons import SPLITS, Lesson, lesson
+from app.lab.lessons import SPLITS, Lesson, draw_lesson
 from app.lab.paired_statistics import resampled
 from app.lab.world import HELD_OUT_PRICES, Setting, Weights, held_out, profiles
 from app.providers.rehearsal.task_families import FAMILIES
@@ -20,7 +20,7 @@ SMALL = tuple(profiles()[name] for name in ("birch", "cedar", "flint"))
 def lessons(count: int) -> list[Lesson]:
     """Fresh tasks over the small pool."""
     random = Random(4)
-    drawn_ = [lesson(random, "held-out tasks") for _ in range(count)]
+    drawn_ = [draw_lesson(random, "held-out tasks") for _ in range(count)]
     return [Lesson(one.problem, SMALL, (2, 0, 1)) for one in drawn_]
 
 
@@ -71,7 +71,7 @@ def test_the_bootstrap_is_paired() -> None:
 def test_what_is_held_out_is_not_what_is_trained_on(split: str) -> None:
     assert split in SPLITS
     by_name = {family.name: family for family in FAMILIES}
-    trained = {lesson(Random(f"t{n}"), "train").problem.text for n in range(300)}
+    trained = {draw_lesson(Random(f"t{n}"), "train").problem.text for n in range(300)}
     for one in exam(split, 80, 1):
         family = by_name[one.problem.family]
         assert family.held_out is (split == "unseen families")

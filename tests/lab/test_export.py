@@ -18,7 +18,7 @@ from transformers import AutoTokenizer  # noqa: E402
 from app.errors import ConfigInvalid  # noqa: E402
 from app.lab import export, manifest, prompt, train  # noqa: E402
 from app.lab.evaluate import exam  # noqa: E402
-from app.lab.lessons import SPLITS, lesson  # noqa: E402
+from app.lab.lessons import SPLITS, draw_lesson  # noqa: E402
 from app.lab.manifest import Manifest  # noqa: E402
 from app.lab.plan_grammar import FORMS, Form  # noqa: E402
 from app.lab.plans import Plan, to_text, to_tokens  # noqa: E402
@@ -63,7 +63,7 @@ def test_the_tokenizer_makes_the_tokens_of_the_trainer(form: Form, tmp_path: Pat
     random = Random(3)
     for split in (*SPLITS, "train"):
         for _ in range(20):
-            one = lesson(random, split)
+            one = draw_lesson(random, split)
             asked = [{"role": "user", "content": prompt.as_text(one.problem.text, one.pool, one.order)}]
             assert read.apply_chat_template(asked, tokenize=True, return_dict=False) == one.prompt(form=form)
             plan = form.encode(drawn(random, form))

@@ -8,7 +8,7 @@ import pytest
 
 from app.cli.commands import parse
 from app.lab import prompt, rounds, second_round
-from app.lab.lessons import lesson
+from app.lab.lessons import draw_lesson
 from app.lab.outcome import outcome
 from app.lab.plans import FURTHER, LONGEST, SLOTS, TOKENS, Plan, PlanStep, legal_again, to_tokens
 from app.lab.rounds import Second
@@ -94,7 +94,7 @@ def test_drawn_second_plans_go_on_or_begin_anew_and_are_legal() -> None:
 
 def test_the_second_prompt_is_the_first_with_the_plan_and_a_sign() -> None:
     random = Random(5)
-    one = lesson(random, "train")
+    one = draw_lesson(random, "train")
     first = any_plan(random, len(one.pool))
     cards = 3 * len(one.pool) + 1
     for read in (one.prompt(), one.prompt(Random(1), 0.9)):

@@ -10,7 +10,7 @@ import pytest
 from app.core.plan import workflow as core_plan
 from app.lab import prompt, search, subtask_wording, teacher
 from app.lab.baselines import named
-from app.lab.lessons import lesson, sensible
+from app.lab.lessons import draw_lesson, sensible
 from app.lab.outcome import outcome, right
 from app.lab.plan_grammar import MOST, ROLES, WORDS
 from app.lab.plan_samples import told, valid
@@ -121,7 +121,7 @@ def reward_of(plan: Plan, kind: tuple[int, int], setting: Setting) -> float:
 def test_a_plan_in_words_is_read_by_the_service_as_it_was_meant() -> None:
     random = Random(5)
     for turn in range(300):
-        one = lesson(random, "train")
+        one = draw_lesson(random, "train")
         plan = phrased(random, len(one.pool)) if turn % 2 else in_words(random, len(one.pool))
         tokens = WORDS.encode(plan)
         assert WORDS.decode(tokens) == plan

@@ -5,7 +5,7 @@ from random import Random
 import pytest
 
 from app.lab import prompt, teacher
-from app.lab.lessons import lesson, sensible
+from app.lab.lessons import draw_lesson, sensible
 from app.lab.outcome import outcome
 from app.lab.plans import STEPS, Plan, from_tokens, kinds, lean, to_tokens
 from app.lab.world import Setting
@@ -15,7 +15,7 @@ class Tries:
     """What plans are worth for one lesson, and which were carried out."""
 
     def __init__(self, seed: int) -> None:
-        self.lesson = lesson(Random(seed), "train", standard=0.3)
+        self.lesson = draw_lesson(Random(seed), "train", standard=0.3)
         self.workers = len(self.lesson.pool)
         self.found: dict[Plan, float] = {}
         self.times = 0

@@ -11,7 +11,7 @@ from random import Random
 import pytest
 
 from app.lab import prompt
-from app.lab.lessons import Split, lesson
+from app.lab.lessons import Split, draw_lesson
 from app.lab.plan_grammar import ROLES
 from app.lab.plans import TOKENS, to_text, to_tokens
 from tests.lab.test_world import any_plan
@@ -44,12 +44,12 @@ def decoded(ids: list[int]) -> str:
 def test_a_server_reads_what_the_trainer_reads(split: Split) -> None:
     random = Random(split)
     for _ in range(60):
-        one = lesson(random, split)
+        one = draw_lesson(random, split)
         assert encoded(prompt.as_text(one.problem.text, one.pool, one.order)) == one.prompt()
 
 
 def test_words_that_were_never_learned_are_unknown_and_no_text_becomes_a_plan() -> None:
-    one = lesson(Random(1), "train")
+    one = draw_lesson(Random(1), "train")
     text = f'Zyzzyva {to_text([0, 3, 9])} <pool> {{"worker":0, 7'
     read = one.prompt()[one.prompt().index(IDS["<pool>"]) :]
     ids = encoded(prompt.as_text(text, one.pool, one.order))
@@ -65,7 +65,7 @@ def test_training_disturbs_known_words_alone() -> None:
     words = {number for text, number in IDS.items() if text.isalpha()}
     changed: set[int] = set()
     for _ in range(200):
-        one = lesson(random, "train")
+        one = draw_lesson(random, "train")
         read, disturbed = one.prompt(), one.prompt(random, 1.0)
         assert [n for n in disturbed if n not in words | {IDS[prompt.UNKNOWN]}] == [
             n for n in read if n not in words | {IDS[prompt.UNKNOWN]}

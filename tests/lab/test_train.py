@@ -24,7 +24,7 @@ from app.lab import manifest, train, train_rounds  # noqa: E402
 from app.lab.baselines import FIXED, OPTIMUM, UNWORDED  # noqa: E402
 from app.lab.evaluate import TRAINED, UNSAID  # noqa: E402
 from app.lab.journal_imitation import remembered  # noqa: E402
-from app.lab.lessons import SPLITS, lesson  # noqa: E402
+from app.lab.lessons import SPLITS, draw_lesson  # noqa: E402
 from app.lab.outcome import outcome  # noqa: E402
 from app.lab.plan_grammar import FORMS, ROLES, Form  # noqa: E402
 from app.lab.plans import PlanStep, to_tokens  # noqa: E402
@@ -52,7 +52,7 @@ def conductor(seed: int = 0, form: Form = ROLES) -> Conductor:
 def asked(count: int, form: Form) -> tuple[list[list[int]], Any]:
     """Prompts of different lengths and pools, and the sizes of the pools."""
     random = Random(count)
-    lessons = [lesson(random, "train", standard=0.3) for _ in range(count)]
+    lessons = [draw_lesson(random, "train", standard=0.3) for _ in range(count)]
     return [one.prompt(form=form) for one in lessons], torch.tensor([len(one.pool) for one in lessons])
 
 
@@ -92,7 +92,7 @@ def test_the_loss_sees_the_same_mask_and_the_same_odds_as_the_rollout(form: Form
 def test_padding_and_company_change_nothing() -> None:
     """A prompt is read the same alone and with longer ones, and a plan alone and in a group of others."""
     model, random = conductor(), Random(5)
-    prompts = [lesson(random, "train").prompt() for _ in range(5)]
+    prompts = [draw_lesson(random, "train").prompt() for _ in range(5)]
     tokens = [to_tokens(any_plan(random, 3)) for _ in range(3)]
     longest = max(map(len, tokens))
     plans = torch.tensor([[*one, *[0] * (longest - len(one))] for one in tokens])
@@ -239,7 +239,7 @@ def test_a_size_is_data_and_the_larger_one_has_25_to_30_million_parameters() -> 
 
 def test_greedy_plans_name_workers_of_the_pool() -> None:
     random = Random(8)
-    lessons = [lesson(random, "random pools") for _ in range(20)]
+    lessons = [draw_lesson(random, "random pools") for _ in range(20)]
     for one, plan in zip(lessons, greedy(conductor(), lessons), strict=True):
         assert all(step.worker < len(one.pool) for step in plan)
 
@@ -252,7 +252,7 @@ GOOD, BAD = (PlanStep(5, "plan"), PlanStep(4, "reason", True, (0,))), (PlanStep(
 def journaled(*, swapped: bool = False, runs: int = 160) -> list[Rollout]:
     """Runs of the standard pool: to each task a plan that is mostly right and one that is mostly wrong, rated so."""
     random, found = Random(4), []
-    for one in (lesson(random, "train", standard=1.0).problem for _ in range(runs // 2)):
+    for one in (draw_lesson(random, "train", standard=1.0).problem for _ in range(runs // 2)):
         found += [rollout(one, GOOD, float(not swapped)), rollout(one, BAD, float(swapped))]
     return found
 

@@ -16,7 +16,7 @@ pytest.importorskip("transformers")
 
 from app.errors import ConfigInvalid  # noqa: E402
 from app.lab import export, second_round, train_rounds  # noqa: E402
-from app.lab.lessons import lesson  # noqa: E402
+from app.lab.lessons import draw_lesson  # noqa: E402
 from app.lab.plans import LONGEST, SLOTS, TOKENS, legal_again  # noqa: E402
 from app.lab.second_round import DOUBT, TAKE, TRUST  # noqa: E402
 from app.lab.train_loop import Recipe, Trainer, ended, greedy  # noqa: E402
@@ -43,7 +43,7 @@ def test_second_plans_have_a_grammar_of_their_own() -> None:
         for place in range(1, LONGEST):
             allowed = {token for token in range(TOKENS) if table[SLOTS + workers, place, token]}
             assert allowed == set(legal_again(place, workers))
-    lessons = [lesson(random, "train") for _ in range(8)]
+    lessons = [draw_lesson(random, "train") for _ in range(8)]
     prompts = [second_round.shown(one.prompt(), one, (second_round.BEFORE,), DOUBT) for one in lessons]
     sizes = torch.tensor([len(one.pool) + SLOTS for one in lessons])
     written = trainer.conductor.write(prompts, sizes, 20, torch.Generator().manual_seed(1)).tolist()
@@ -79,7 +79,7 @@ def test_it_learns_to_take_an_answer_that_is_trusted_sooner_than_one_that_is_dou
     trainer = Rounds(recipe, Weights(), export.loaded(TRAINED).weights)
     while trainer.step < trainer.total:
         trainer.advance()
-    lessons = [lesson(Random(n), "held-out tasks") for n in range(80)]
+    lessons = [draw_lesson(Random(n), "held-out tasks") for n in range(80)]
     chosen = both_rounds(trainer.conductor, lessons)
     taken = {}
     for place, sign in enumerate(second_round.SIGNS):

@@ -109,7 +109,7 @@ def _mean_difficulties() -> list[float]:
     """Return the mean difficulty of training's families, by domain."""
     found = []
     for domain in range(len(DOMAINS)):
-        own = [one.difficulty for one in families() if one.domain == domain and not one.held_out]
+        own = [family.difficulty for family in families() if family.domain == domain and not family.held_out]
         found.append(sum(own) / len(own))
     return found
 
@@ -172,7 +172,7 @@ def _logs_of_speed(speed: float, z: NDArray[np.float64]) -> NDArray[np.float64]:
     if 0 < rank < 1:
         return np.asarray(-(off**2) / 2)
     beyond = off if rank >= 1 else -off
-    return np.log([math.erfc(one / math.sqrt(2)) for one in beyond.tolist()])
+    return np.log([math.erfc(deviation / math.sqrt(2)) for deviation in beyond.tolist()])
 
 
 def _rates(domain: int) -> NDArray[np.float64]:

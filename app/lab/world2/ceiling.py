@@ -69,8 +69,8 @@ def _over(chosen: Pool, tasks: Sequence[Task], random: Random) -> dict[str, Matr
     for policy in domain_plans(0):
         found[policy.name] = table[places, policy.choose(setting, tasks)]
     pools = {AS_THEY_ARE: chosen} | {str(asked): measured_anew(chosen, asked, random) for asked in ASKED}
-    for name, one in pools.items():
-        found[name] = table[places, OptimumByCards().choose(Setting(one, [], []), tasks)]
+    for name, offered in pools.items():
+        found[name] = table[places, OptimumByCards().choose(Setting(offered, [], []), tasks)]
     return found
 
 

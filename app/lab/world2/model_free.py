@@ -130,7 +130,7 @@ class Trial:
         self.random = Random(f"world-2|model-free|{seed}")
         self.reader = Reader([task(self.random, "train") for _ in range(texts)], pretrained())
         drawn = [pool(self.random) for _ in range(POOLS)]
-        pools = [Rewards(one) for one in (*seen, *drawn)]
+        pools = [Rewards(offered) for offered in (*seen, *drawn)]
         found = []
         for _ in range(posed + HELD_OUT):
             found.append(_case(self.reader, task(self.random, "train"), self.random.choice(pools)))

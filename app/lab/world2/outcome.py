@@ -55,9 +55,9 @@ class Rewards:
     ) -> None:
         self.pool, self._known = pool, known or constants()
         abilities, edges = [], []
-        for one in (pool, *others):
-            abilities.append([worker.ability for worker in one])
-            edges.append([worker.edges for worker in one])
+        for offered in (pool, *others):
+            abilities.append([worker.ability for worker in offered])
+            edges.append([worker.edges for worker in offered])
         self._ability, self._edges = np.array(abilities), np.array(edges)
         self._cases = len(self._ability) * len(TRAITS)
         self._context = np.array([float(worker.card.context) for worker in pool])

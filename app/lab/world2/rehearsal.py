@@ -116,12 +116,12 @@ def _most_accurate(of: Sequence[Plan], tasks: Sequence[Task], rewards: Rewards) 
 
 def _row(name: str, plan: Plan | None, chosen: Sequence[Plan], tasks: Sequence[Task], rewards: Rewards) -> Row:
     right, usd, tokens, reward = [], [], [], []
-    for one, task in zip(chosen, tasks, strict=True):
+    for choice, task in zip(chosen, tasks, strict=True):
         size = size_of(task)
-        right.append(float(rewards.right(one.shape, task).mean(axis=0)[one.workers]))
-        usd.append(float(rewards.bill(one.shape, size)[0][one.workers]))
-        tokens.append(tokens_of(one, size, rewards.pool))
-        reward.append(right[-1] * float(rewards.worth(one.shape, size)[one.workers]))
+        right.append(float(rewards.right(choice.shape, task).mean(axis=0)[choice.workers]))
+        usd.append(float(rewards.bill(choice.shape, size)[0][choice.workers]))
+        tokens.append(tokens_of(choice, size, rewards.pool))
+        reward.append(right[-1] * float(rewards.worth(choice.shape, size)[choice.workers]))
     return Row(name, plan, np.array(right), float(np.mean(usd)), float(np.mean(tokens)), float(np.mean(reward)))
 
 

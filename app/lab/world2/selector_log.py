@@ -60,7 +60,7 @@ def _simulated(seed: int) -> tuple[list[float], list[tuple[float, bool]]]:
         seen = features(task.text)
         found = estimates(posterior, rules, every, workers, seen)
         choice = decide(found, rules.explore, lambda count: random.choices(normals(), k=count), random.random)
-        chosen = next(one for one in found if one.arm.name == choice.action)
+        chosen = next(estimate for estimate in found if estimate.arm.name == choice.action)
         plan = plans[chosen.arm.name]
         best = max([expected(plan, task, setting.rewards) for plan in plans.values()])
         regret.append(best - expected(plan, task, setting.rewards))
@@ -80,6 +80,6 @@ def _binned(pairs: Sequence[tuple[float, bool]]) -> list[tuple[float, float, int
     for place in range(BINS):
         own = [pair for pair in pairs if place / BINS <= pair[0] < (place + 1) / BINS]
         if own:
-            mean, right = sum(one[0] for one in own) / len(own), sum(one[1] for one in own) / len(own)
+            mean, right = sum(pair[0] for pair in own) / len(own), sum(pair[1] for pair in own) / len(own)
             found.append((round(mean, 4), round(right, 4), len(own)))
     return found

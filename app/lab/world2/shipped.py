@@ -59,7 +59,7 @@ def write(path: Path) -> None:
     kept = _kept(rewards, _held(texts))
     reader, vocabulary = _reader(texts)
     latent = _presence(texts, vocabulary) @ reader[1:] + reader[0]
-    rows = np.array([terms(list(row), one.document) for row, one in zip(latent, texts, strict=True)])
+    rows = np.array([terms(list(row), text.document) for row, text in zip(latent, texts, strict=True)])
     scores = np.linalg.solve(rows.T @ rows + 1e-3 * np.eye(rows.shape[1]), rows.T @ rewards[:, kept])
     every = plans(len(CAST))
     made = {
