@@ -125,6 +125,22 @@ async def test_an_entry_on_outdated_rows_is_written_after_the_entries_of_others(
     assert [event.seq for event in (await other.journal("run")).events] == [1, 2, 3, 4]
 
 
+async def test_what_follows_an_entry_of_another_process_takes_two_round_trips(
+    stores: Sequence[SqlStore], round_trips: list[str]
+) -> None:
+    """As where an engine takes a run whose next turn a gateway has begun: the rows are read and then written, and no
+    lock is held in between."""
+    one, other = stores
+    await one.append(admitted("run"))
+    await other.append(driven(lease=Lease("other", 9.0, 9.0)))
+    await one.step_input("run")
+    await other.append(replace(driven(), epoch=2))
+    round_trips.clear()
+    appended = await one.append(replace(driven(), epoch=2, seq=3, outbox=(Outbox(0, "mini", "driver"),)))
+    assert ([event.seq for event in appended.events], len(round_trips)) == ([4], 2)
+    assert (await ticket(other))["claim"] == 0
+
+
 async def test_nothing_of_a_batch_is_written_on_outdated_rows(stores: Sequence[SqlStore]) -> None:
     one, other = stores
     for run in ("a", "b"):

@@ -46,7 +46,7 @@ from app.store.protocol import (
     StepInput,
 )
 from app.store.sqlkit.sealing import Open, place_of
-from app.store.sqlkit.statements import ALONG, SEEN, Row, SingleStatement, Statements
+from app.store.sqlkit.statements import ALONG, SEEN, Row, SingleStatement, Statements, runs_and_tickets
 from app.store.sqlkit.tables import (
     CONTENTS,
     DISCLOSURES,
@@ -144,6 +144,20 @@ def _step_input(name: str, opened: Open, rows: Sequence[Row]) -> tuple[StepInput
     named = [Event(name, seq, _KINDS[kind], at, orjson.loads(body)) for seq, kind, at, body in events]
     cached = _cached((*row, salt), tickets)
     return StepInput(bytes(salt or b""), tuple(named), _small(name, contents, opened), row[1], driver), cached
+
+
+def for_cache(statements: Statements, names: Sequence[str]) -> SingleStatement[dict[str, CachedRows | None]]:
+    """A read of the rows of these runs, with all of their tickets, for the row cache. Postgres only."""
+    assert statements.rows is not None
+    return SingleStatement(statements.rows, (names, names), _all_cached)
+
+
+def _all_cached(rows: Sequence[Row]) -> dict[str, CachedRows | None]:
+    found, tickets = runs_and_tickets(rows)
+    of_run: dict[str, list[Row]] = {row[0]: [] for row in found}
+    for ticket in tickets:
+        of_run.setdefault(ticket[0], []).append(ticket)
+    return {row[0]: _cached(row, of_run[row[0]]) for row in found}
 
 
 def _cached(row: Sequence[Any], tickets: Sequence[Row]) -> CachedRows | None:

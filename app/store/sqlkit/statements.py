@@ -349,7 +349,9 @@ class Statements:
         self.step_input = Prepared(_step_input(), dialect, ["its_id", "its_seq", "most"]) if self.arrays else None
         self.contents = Prepared(self._contents(), dialect, ["shared_run", "shared_ids", "its_run", "ids"])
         self.tickets = Lookup(self, dialect, TICKETS, ["run", "step"])
-        self._both = Prepared(self._runs_and_tickets(), dialect, ["ids", "moving"]) if self.arrays else None
+        ids = ["ids", "moving"]
+        self.rows = Prepared(self._runs_and_tickets(locks=False), dialect, ids) if self.arrays else None
+        self._both = Prepared(self._runs_and_tickets(locks=True), dialect, ids) if self.arrays else None
         self.write = WriteStatements(dialect)
         if self.arrays:
             self._conditions = {
@@ -443,14 +445,16 @@ class Statements:
         """
         if self._both is None or not moving:
             return self.runs.fetch(conn, ids), self.tickets.fetch(conn, moving)
-        rows = self._both.fetch(conn, ids, moving)
-        return [row[: len(RUN)] for row in rows if row[0]], [row[len(RUN) :] for row in rows if not row[0]]
+        return runs_and_tickets(self._both.fetch(conn, ids, moving))
 
-    def _runs_and_tickets(self) -> Executable:
-        """Both are locked in the order of their keys, so that no two transactions wait for each other in a circle."""
+    def _runs_and_tickets(self, *, locks: bool) -> Executable:
+        """Runs, and the tickets of those that are `moving`. With `locks` both are locked, in the order of their keys,
+        so that no two transactions wait for each other in a circle."""
         runs = select(*[RUNS.c[name] for name in RUN]).where(self.among(RUNS.c.id)).order_by(RUNS.c.id)
         tickets = select(TICKETS).where(self.among(TICKETS.c.run, "moving")).order_by(TICKETS.c.run, TICKETS.c.step)
-        first, second = runs.with_for_update().subquery(), tickets.with_for_update().subquery()
+        if locks:
+            runs, tickets = runs.with_for_update(), tickets.with_for_update()
+        first, second = runs.subquery(), tickets.subquery()
         return union_all(
             select(*first.c, *[cast(null(), column.type) for column in second.c]),
             select(*[cast(null(), column.type) for column in first.c], *second.c),
@@ -548,6 +552,11 @@ class Statements:
             return column == func.any(bindparam(name, type_=ARRAY(Text)))
         values = func.json_each(bindparam(name, type_=Text)).table_valued("value")
         return column.in_(select(values.c.value))
+
+
+def runs_and_tickets(rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
+    """Return the columns `RUN` of runs, and `TICKET` of tickets, from rows that have either."""
+    return [row[: len(RUN)] for row in rows if row[0]], [row[len(RUN) :] for row in rows if not row[0]]
 
 
 def _literals(name: str, value: str, local: str) -> list[ColumnElement[Any]]:

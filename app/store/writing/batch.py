@@ -10,8 +10,9 @@ If the rows are cached it takes one. A process remembers the row and the tickets
 `apply_to_cached_rows` checks and applies the entries on these in the same way as on locked rows, and
 `conditional_write` writes them by one statement: it locks the run's row, compares its `revision` with the cached one,
 and writes nothing at all if they differ. Every change of a run's row or tickets raises the revision (renewals of leases
-and claims do not: nothing is decided by those), so cached rows may be as old as they like. If they are, they cost one
-round trip, and the rows are read from the database.
+and claims do not: nothing is decided by those), so cached rows may be as old as they like. If they are, that costs one
+round trip, and another one reads the rows, to which the batch is then applied. The first one is saved where an entry
+names the epoch or the event that it follows, and those of the cached rows are older.
 """
 
 from collections import OrderedDict
@@ -712,6 +713,11 @@ class Speculative:
     cached: Sequence[CachedRows]
     moving: Sequence[str]
     done: Applied
+
+    @property
+    def refuses(self) -> bool:
+        """True if an entry is refused on these rows, which is most likely because they are outdated."""
+        return any(isinstance(outcome, Exception) for outcome in self.done.outcomes)
 
 
 def apply_to_cached_rows(batch: Sequence[EncodedEntry], row_cache: RowCache) -> Speculative | None:

@@ -21,6 +21,7 @@ from app.errors import BatonError, Conflict, NotFound, StoreUnavailable
 from app.network import retries
 from app.network.retries import retried
 from app.store.protocol import UNDECIDED, Appended
+from app.store.rows.runs import for_cache
 from app.store.sqlkit.runner import AWAY, Fault, Runner
 from app.store.sqlkit.statements import Statements
 from app.store.writing.batch import (
@@ -32,6 +33,7 @@ from app.store.writing.batch import (
     apply_to_cached_rows,
     commit,
     conditional_write,
+    touched,
     was_committed,
 )
 from app.store.writing.budget_ledger import NeedsAllSlices, Signal
@@ -165,7 +167,7 @@ class GroupCommit:
     ) -> None:
         """`committed` is called with each committed entry before the caller of `put` gets its result, and `signalled`
         with what is to be counted of budgets. `patience` is the longest time in the queue behind other batches, in
-        seconds. With a `row_cache` the first attempt does not read rows that it holds."""
+        seconds. With a `row_cache` the first attempt does not lock rows before it writes."""
         self._availability = availability
         self._row_cache = row_cache
         self._losses = runner.losses
@@ -298,10 +300,8 @@ class GroupCommit:
         """Commit a batch in one transaction: on cached rows, unless `locks` or one of them is missing or outdated."""
         applied = None
         try:
-            speculative = None if locks else self._apply_to_cached_rows(batch)
-            if speculative is not None:
-                work = conditional_write(self._statements, speculative)
-                applied = await self._runner.write(work, meant=speculative.done)
+            if not locks and self._row_cache is not None:
+                applied = await self._write_on_cached_rows(batch, self._row_cache)
             if applied is None:
                 work_on_rows = partial(
                     commit, statements=self._statements, batch=batch, number=self.slice, all_slices=all_slices
@@ -317,14 +317,31 @@ class GroupCommit:
             self._signalled(signal)
         return applied.outcomes
 
-    def _apply_to_cached_rows(self, batch: list[EncodedEntry]) -> Speculative | None:
-        """None if the rows have to be read first."""
-        if self._row_cache is None:
+    async def _write_on_cached_rows(self, batch: list[EncodedEntry], cache: RowCache) -> Applied | None:
+        """Write a batch that needs no locked rows; rows that others have changed are read once. None if nothing was
+        written."""
+        speculative = self._apply_to_cached_rows(batch, cache)
+        if speculative is None:
             return None
+        if not speculative.refuses and (applied := await self._write_if_current(speculative)) is not None:
+            return applied
+        runs, _ = touched([encoded for encoded in batch if encoded.entry.new is None])
+        cache.update(await self._runner.read(for_cache(self._statements, runs)))
+        speculative = self._apply_to_cached_rows(batch, cache)
+        if speculative is None:
+            return None
+        return await self._write_if_current(speculative)
+
+    async def _write_if_current(self, speculative: Speculative) -> Applied | None:
+        work = conditional_write(self._statements, speculative)
+        return await self._runner.write(work, meant=speculative.done)
+
+    def _apply_to_cached_rows(self, batch: list[EncodedEntry], cache: RowCache) -> Speculative | None:
+        """None if the entries need locked rows, or rows that are not cached."""
         if self._losses != self._runner.losses:
             self._losses = self._runner.losses
-            self._row_cache.clear()
-        return apply_to_cached_rows(batch, self._row_cache)
+            cache.clear()
+        return apply_to_cached_rows(batch, cache)
 
     async def _one_by_one(self, batch: list[EncodedEntry], *, all_slices: bool) -> list[Outcome]:
         """Write a batch with a value that the database refuses, so that only the entry at fault fails."""
