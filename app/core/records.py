@@ -13,7 +13,7 @@ def _values(names: list[str]) -> Callable[[object], tuple[Any, ...]]:
     """Return a function that reads these fields of a record."""
     if len(names) > 1:
         return attrgetter(*names)
-    return lambda one: tuple([getattr(one, name) for name in names])
+    return lambda value: tuple([getattr(value, name) for name in names])
 
 
 if TYPE_CHECKING:
@@ -35,11 +35,11 @@ else:
         return made
 
 
-def changed(one: Record, /, **changes: Any) -> Record:
+def changed(original: Record, /, **changes: Any) -> Record:
     """`dataclasses.replace` in a seventh of its time (0.6 us instead of 4.0 for a step): for records with nothing to do
     after their initialisation, which a test looks for. An unknown field is an AttributeError."""
-    cls: Any = type(one)
-    made: Record = cls(*cls.__values__(one))
+    cls: Any = type(original)
+    made: Record = cls(*cls.__values__(original))
     for name, value in changes.items():
         setattr(made, name, value)
     return made

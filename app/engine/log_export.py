@@ -111,7 +111,7 @@ class CheckpointExport:
         if not missing and newest.note == newest.written and (not stamps or newest.stamped == newest.note):
             return
         async with authority_client() as client:
-            lines = await asyncio.gather(*[self._cosigned(client, one, newest) for one in missing])
+            lines = await asyncio.gather(*[self._cosigned(client, witness, newest) for witness in missing])
             newest.note += "".join(lines)
             if newest.note != newest.written:
                 await self._put(files, file_name(newest.size, mark=newest.mark), newest.note.encode())

@@ -121,9 +121,9 @@ async def runs_with_text(store: Retention, tenant: str, text: bytes) -> AsyncIte
     async for page in runs_with_content(store, ContentQuery(tenant=tenant)):
         for start in range(0, len(page), GROUP):
             group = page[start : start + GROUP]
-            holding = set(await store.runs_that_hold([one.id for one in group], text))
+            holding = set(await store.runs_that_hold([run.id for run in group], text))
             if holding:
-                yield [one for one in group if one.id in holding]
+                yield [run for run in group if run.id in holding]
 
 
 async def erase_all(store: Erasable, find: Find, end: End, by: ErasedBy = "operator") -> Erased:
@@ -252,16 +252,16 @@ class Pruning:
             read_any = True
             self._after = place(page[-1])
             whole: list[Record] = []
-            held = await self._store.held([str(one.row["id"]) for one in page])
+            held = await self._store.held([str(record.row["id"]) for record in page])
             self.done.held |= held
-            for one in page:
-                if one.row["id"] in held:
+            for journal in page:
+                if journal.row["id"] in held:
                     continue
-                if _is_whole(one):
-                    whole.append(one)
+                if _is_whole(journal):
+                    whole.append(journal)
                 else:
-                    self.done.damaged.append(str(one.row["id"]))
-            batch.runs += [(_left_of(one), int(one.row["revision"])) for one in whole]
+                    self.done.damaged.append(str(journal.row["id"]))
+            batch.runs += [(_left_of(record), int(record.row["revision"])) for record in whole]
             if batch.file is not None:
                 await asyncio.to_thread(batch.file.add, whole)
             if batch.full:
@@ -295,12 +295,12 @@ class Pruning:
         return location
 
 
-def _is_whole(one: Record) -> bool:
+def _is_whole(record: Record) -> bool:
     """Return True if the journal has all of its events, and each is a JSON object. A damaged one is evidence, and is
     kept."""
-    if [event.seq for event in one.events] != list(range(1, one.row["seq"] + 1)):
+    if [event.seq for event in record.events] != list(range(1, record.row["seq"] + 1)):
         return False
-    return all(_is_object(event.body) for event in one.events)
+    return all(_is_object(event.body) for event in record.events)
 
 
 def _is_object(body: bytes) -> bool:
@@ -310,9 +310,9 @@ def _is_object(body: bytes) -> bool:
         return False
 
 
-def _left_of(one: Record) -> PrunedRun:
+def _left_of(record: Record) -> PrunedRun:
     """Return the row that is to be left of a run, without the archive's place and the time."""
-    row: Any = one.row
+    row: Any = record.row
     return PrunedRun(
         id=row["id"],
         tenant=row["tenant"],
@@ -321,7 +321,7 @@ def _left_of(one: Record) -> PrunedRun:
         ended_at=row["ended_at"],
         pruned_at=0.0,
         events=row["seq"],
-        root=root(row["id"], [(event.seq, event.kind, event.at, event.body) for event in one.events]),
+        root=root(row["id"], [(event.seq, event.kind, event.at, event.body) for event in record.events]),
         archive="",
     )
 

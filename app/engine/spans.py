@@ -59,7 +59,7 @@ def known_as(spec: ProviderSpec) -> str:
 def address(spec: ProviderSpec, endpoint: str) -> dict[str, str | int]:
     """Return the attributes of the server that is called: that of the endpoint of this name, where there are
     several."""
-    urls = {one.name: one.base_url for one in spec.endpoints}
+    urls = {known.name: known.base_url for known in spec.endpoints}
     parts = urlsplit(urls.get(endpoint, spec.base_url))
     if not parts.hostname:
         return {}

@@ -118,11 +118,11 @@ def tokens(value: object, who: str) -> list[Chosen]:
     """
     found = []
     for entry in rows(value, who):
-        if (one := _likely(entry, who)) is not None:
+        if (likely := _likely(entry, who)) is not None:
             listed = [_likely(rival, who) for rival in rows(entry.get("top_logprobs"), who)]
             top = tuple(rival for rival in listed if rival is not None)
-            others = tuple((rival.token, rival.logprob) for rival in top if rival.token != one.token)
-            found.append(Chosen(one.token, one.logprob, others, one.raw, top))
+            others = tuple((rival.token, rival.logprob) for rival in top if rival.token != likely.token)
+            found.append(Chosen(likely.token, likely.logprob, others, likely.raw, top))
     return found
 
 

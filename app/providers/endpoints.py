@@ -103,8 +103,8 @@ class Endpoints:
         if self.on_ejection and member.breaker.reason and member.breaker.since != before.since:
             self.on_ejection(member.spec.name, member.breaker.reason)
         if error is not None and verdict != "silent":
-            others = (one for one in self._members if one is not member)
-            error.elsewhere = any(not one.breaker.objection(now) for one in others)
+            others = (other for other in self._members if other is not member)
+            error.elsewhere = any(not other.breaker.objection(now) for other in others)
 
 
 class Member:

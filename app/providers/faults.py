@@ -178,7 +178,7 @@ def _reason(kind: type[WorkerError], status: int, words: list[str], message: str
         return "quota"
     meant = [WORDS[word] for word in words if word in WORDS and _kind(WORDS[word]) is kind]
     statuses = [*meant, status] if _kind(status) is kind else meant
-    return next((REASONS[one] for one in statuses if one in REASONS), kind.reason)
+    return next((REASONS[known] for known in statuses if known in REASONS), kind.reason)
 
 
 def _kind(status: int) -> type[WorkerError]:

@@ -41,6 +41,6 @@ def adapter(
         return make(spec, key, proxy_credentials)
     made = []
     for endpoint in spec.endpoints:
-        one = replace(spec, base_url=endpoint.base_url, endpoints=())
-        made.append((endpoint, make(one, keys.get(endpoint.name, key), proxy_credentials)))
+        single = replace(spec, base_url=endpoint.base_url, endpoints=())
+        made.append((endpoint, make(single, keys.get(endpoint.name, key), proxy_credentials)))
     return Endpoints(made)

@@ -83,7 +83,7 @@ def _parts(message: Message, known: dict[str, Called]) -> tuple[Said, ...]:
         return (Result(known[message.call_id], _filled(message), message.failed),)
     keepsake = message.keepsake or {}
     called = tuple(Called(call, place, keepsake) for place, call in enumerate(message.calls))
-    known |= {one.call.id: one for one in called}
+    known |= {result.call.id: result for result in called}
     return (*((Kept(keepsake),) if keepsake else ()), *_filled(message), *called)
 
 

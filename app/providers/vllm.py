@@ -47,7 +47,7 @@ class Management:
         """Return every model name that it serves: its base model's names, and adapters."""
         found = self._asked("GET", f"{self._base}/models")
         try:
-            return [one["id"] for one in found["data"]]
+            return [model["id"] for model in found["data"]]
         except (KeyError, TypeError):
             raise WorkerMalformed(f"{self._base}/models did not list models.") from None
 

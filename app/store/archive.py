@@ -166,8 +166,8 @@ class Archive:
         after: tuple[float, str] | None = None
         where = _chosen(RUNS, run, since)
         while page := await self._read(partial(_page, where=where, after=after, opened=self._keyring.open)):
-            for one in page:
-                yield one
+            for journal in page:
+                yield journal
             after = place(page[-1])
 
     async def prunable(self, query: PruneQuery, after: tuple[float, str] | None, *, contents: bool) -> Sequence[Record]:
@@ -192,8 +192,8 @@ class Archive:
         while True:
             query = select(PRUNED_RUNS).where(*where, PRUNED_RUNS.c.id > last).order_by(PRUNED_RUNS.c.id)
             page = await self._read(partial(_pruned, query=query.limit(PRUNED_ROWS)))
-            for one in page:
-                yield one
+            for journal in page:
+                yield journal
             if len(page) < PRUNED_ROWS:
                 return
             last = page[-1].id

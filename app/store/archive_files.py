@@ -215,7 +215,7 @@ class Bucket:
         try:
             pages = self._connected().get_paginator("list_objects_v2")
             for page in pages.paginate(Bucket=self._bucket, Prefix=before, StartAfter=before + after):
-                found += [one["Key"].removeprefix(before) for one in page.get("Contents", [])]
+                found += [entry["Key"].removeprefix(before) for entry in page.get("Contents", [])]
         except (self._failures.BotoCoreError, self._failures.ClientError, OSError) as error:
             raise self._unreadable(error) from None
         return found

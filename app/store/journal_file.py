@@ -149,7 +149,9 @@ def _line(value: Mapping[str, Any]) -> bytes:
 
 
 def _columns(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: {BYTES: b64encode(one).decode()} if isinstance(one, bytes) else one for name, one in row.items()}
+    return {
+        name: {BYTES: b64encode(value).decode()} if isinstance(value, bytes) else value for name, value in row.items()
+    }
 
 
 def _body(body: bytes) -> Any:

@@ -178,7 +178,7 @@ class SealedRows:
             keys = [cast(key, Text) for key in table.primary_key.columns]
             wrong = or_(*[types[name].not_in(names) for name, names in allowed.items()])
             for row in self._conn.execute(select(*keys, *types.values()).where(wrong).limit(ROWS)):
-                key = " ".join([str(one) for one in row[: len(keys)]])
+                key = " ".join([str(value) for value in row[: len(keys)]])
                 for name, found in zip(types, row[len(keys) :], strict=True):
                     if found not in allowed[name]:
                         yield table.name, key, str(name), str(found)
@@ -247,8 +247,8 @@ class SealedRows:
             yield SealedRun(
                 row=row,
                 events=events[name],
-                entries=[one for one in entries.get(name, ()) if one.kind == "run"],
-                erasures=[one for one in entries.get(name, ()) if one.kind == "erasure"],
+                entries=[entry for entry in entries.get(name, ()) if entry.kind == "run"],
+                erasures=[entry for entry in entries.get(name, ()) if entry.kind == "erasure"],
                 private=private.get(name, ()),
                 disclosures=disclosures.get(name, ()),
                 contents=bodies.get(name, {}),
@@ -279,8 +279,8 @@ class SealedRows:
         row = LOG_LEAVES.c
         query = select(LOG_LEAVES).where(chosen, row.kind.in_(kinds)).order_by(row.place)
         found: defaultdict[str, list[LogRow]] = defaultdict(list)
-        for one in self._conn.execute(query):
-            found[one.id].append(_log_row(one._mapping))
+        for entry_row in self._conn.execute(query):
+            found[entry_row.id].append(_log_row(entry_row._mapping))
         return found
 
     def _private(self, ends: Ends) -> Mapping[str, Sequence[Row]]:
@@ -295,8 +295,8 @@ class SealedRows:
         row = DISCLOSURES.c
         query = select(DISCLOSURES).where(row.run.between(*ends)).order_by(row.run, row.call)
         found: defaultdict[str, list[Row]] = defaultdict(list)
-        for one in self._conn.execute(query).mappings():
-            found[one["run"]].append(named_columns(one))
+        for disclosure in self._conn.execute(query).mappings():
+            found[disclosure["run"]].append(named_columns(disclosure))
         return found
 
     def tags(self, wanted: Sequence[Tag]) -> set[Tag]:
@@ -319,8 +319,8 @@ class SealedRows:
         row = LOG_LEAVES.c
         pruned = row.subject.in_(select(PRUNED_RUNS.c.id)), row.kind != "pruned"
         kept = or_(row.salt.is_not(None), row.frontier.is_not(None))
-        for one in self._conn.execute(select(LOG_LEAVES).where(*pruned, kept).order_by(row.place)):
-            yield _log_row(one._mapping)
+        for leaf in self._conn.execute(select(LOG_LEAVES).where(*pruned, kept).order_by(row.place)):
+            yield _log_row(leaf._mapping)
 
     def count_tags(self) -> int:
         """Return the number of all tags, but for those that are erased with content."""
@@ -364,8 +364,8 @@ class SealedRows:
         last = select(func.max(row.place)).where(row.kind == kind).group_by(row.id)
         stored = exists(select(table.primary_key.columns[0]).where(_has_id(table, row.id)))
         query = select(LOG_LEAVES).where(row.place.in_(last), ~stored).order_by(row.place)
-        for one in self._conn.execute(query):
-            yield _log_row(one._mapping)
+        for entry_row in self._conn.execute(query):
+            yield _log_row(entry_row._mapping)
 
     def pruned(self, runs: Sequence[str]) -> Mapping[str, Row]:
         """Return the rows that are left of those of these runs that were pruned."""

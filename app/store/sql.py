@@ -281,7 +281,7 @@ class SqlStore(Administration):
 
     async def records(self, run: str, wanted: Collection[tuple[str, Reader]]) -> Mapping[tuple[str, Reader], Any]:
         found = self._journals.records(run, wanted)
-        missing = [one for one in wanted if one not in found]
+        missing = [digest for digest in wanted if digest not in found]
         bodies = await self.contents(run, sorted({ref for ref, _ in missing})) if missing else {}
         return found | {(ref, read): read(bodies[ref]) for ref, read in missing if ref in bodies}
 

@@ -203,10 +203,10 @@ class Usage:
 def summed(usages: Iterable[Usage]) -> Usage:
     """The sum of all of them, in one pass: each turn of a long run sums up all of its calls."""
     used, cached, output, reasoning, estimated, written = 0, 0, 0, 0, False, 0
-    for one in usages:
-        used, cached, output = used + one.input, cached + one.cached, output + one.output
-        reasoning, estimated = reasoning + one.reasoning, estimated or one.estimated
-        written += one.written
+    for usage in usages:
+        used, cached, output = used + usage.input, cached + usage.cached, output + usage.output
+        reasoning, estimated = reasoning + usage.reasoning, estimated or usage.estimated
+        written += usage.written
     return Usage(used, cached, output, reasoning, estimated, written)
 
 
@@ -290,7 +290,7 @@ class End:
 Piece = Words | ToolDelta | Keepsake | Chosen | End
 
 
-SAMPLING = tuple(one.name for one in fields(Sampling))
+SAMPLING = tuple(attribute.name for attribute in fields(Sampling))
 
 
 def task_to_json(task: Task) -> dict[str, Any]:
@@ -335,9 +335,9 @@ def sampling_from_json(value: Mapping[str, Any]) -> Sampling:
 def toolbox_to_json(toolbox: Toolbox) -> dict[str, Any]:
     """A toolbox as plain JSON values; schemas as they came."""
     tools = [
-        {"name": one.name, "description": one.description, "parameters": one.parameters, "strict": one.strict}
-        | ({"spelling": one.spelling} if one.spelling is not None else {})
-        for one in toolbox.tools
+        {"name": tool.name, "description": tool.description, "parameters": tool.parameters, "strict": tool.strict}
+        | ({"spelling": tool.spelling} if tool.spelling is not None else {})
+        for tool in toolbox.tools
     ]
     return {"tools": tools, "choice": toolbox.choice, "named": toolbox.named, "parallel": toolbox.parallel}
 
@@ -421,7 +421,7 @@ worker's decoder, and then stored, streamed and returned unchanged."""
 def decoded(chosen: Chosen) -> dict[str, Any]:
     """A decoded token: itself, its natural-log probability, its bytes where they are known, and the likeliest."""
     likely = Likely(chosen.token, chosen.logprob, chosen.raw)
-    return _figures(likely) | {"top_logprobs": [_figures(one) for one in chosen.top]}
+    return _figures(likely) | {"top_logprobs": [_figures(likely_token) for likely_token in chosen.top]}
 
 
 def _figures(likely: Likely) -> dict[str, Any]:
@@ -429,9 +429,9 @@ def _figures(likely: Likely) -> dict[str, Any]:
     return {"token": likely.token, "logprob": likely.logprob, "bytes": raw}
 
 
-def decoded_size(one: Decoded) -> int:
+def decoded_size(token: Decoded) -> int:
     """The characters of its tokens: what a worker that says too much is measured by."""
-    return len(one["token"]) + sum(1 + len(likely["token"]) for likely in one["top_logprobs"])
+    return len(token["token"]) + sum(1 + len(likely["token"]) for likely in token["top_logprobs"])
 
 
 def spoken(tokens: Sequence[Decoded], chars: int) -> int:
@@ -439,10 +439,10 @@ def spoken(tokens: Sequence[Decoded], chars: int) -> int:
 
     A character is counted with the first of its bytes, since a token may be a part of one.
     """
-    for place, one in enumerate(tokens):
+    for place, token in enumerate(tokens):
         if chars <= 0:
             return place
-        raw = one["token"].encode() if one["bytes"] is None else one["bytes"]
+        raw = token["token"].encode() if token["bytes"] is None else token["bytes"]
         chars -= sum(byte & 0xC0 != 0x80 for byte in raw)
     return len(tokens)
 

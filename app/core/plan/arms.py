@@ -120,7 +120,7 @@ def _conducted(catalog: Catalog, tier: Tier, worker: str) -> Tier | None:
     own = tier.conductor
     if worker not in {*tier.pool, own.worker, *catalog.evaluation.conductors}:
         return None
-    known = [one.conductor for one in (tier, *catalog.tiers.values())]
-    known = [one for one in known if one.kind == "model" and one.worker == worker]
+    known = [known_tier.conductor for known_tier in (tier, *catalog.tiers.values())]
+    known = [conductor for conductor in known if conductor.kind == "model" and conductor.worker == worker]
     usual = replace(own if own.kind == "model" else ConductorSpec("model"), worker=worker)
     return replace(tier, conductor=known[0] if known else usual)

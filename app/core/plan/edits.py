@@ -50,7 +50,7 @@ def _applied(steps: list[dict[str, Any]], edit: Edit) -> list[dict[str, Any]]:
     places = list(range(len(steps)))
     """The old place of each step that stays, in the new order."""
     if edit.op == "change":
-        return [one | dict(edit.fields) if n == edit.step else one for n, one in enumerate(steps)]
+        return [step | dict(edit.fields) if n == edit.step else step for n, step in enumerate(steps)]
     if edit.op == "add":
         moved = {n: n + (n >= edit.step) for n in places}
         found = [_renumbered(step, moved) for step in steps]

@@ -69,14 +69,19 @@ def _step_price(name: str, known: Mapping[str, Worker], size: int, floor: int) -
     worker = known.get(name) if name != CONDUCTOR else None
     if worker is not None:
         return least(worker, size, floor)
-    return min([least(one, size, floor) for one in known.values()], key=lambda one: one.usd, default=Amount())
+    return min(
+        [least(worker, size, floor) for worker in known.values()], key=lambda amount: amount.usd, default=Amount()
+    )
 
 
 def ample(workers: Sequence[Worker], steps: int, question: int, floor: int, left: Amount) -> bool:
     """Return True if any plan of so many steps over these workers fits, so that none needs to be priced."""
     size = question + SUBTASK_BYTES + FRAME_BYTES + seen_bytes(floor) * (steps - 1)
     dearest = [least(worker, size, floor) for worker in workers]
-    usd, tokens = max([one.usd for one in dearest], default=0), max([one.tokens for one in dearest], default=0)
+    usd, tokens = (
+        max([amount.usd for amount in dearest], default=0),
+        max([amount.tokens for amount in dearest], default=0),
+    )
     return left.holds(Amount(steps * usd, steps * tokens))
 
 
@@ -93,9 +98,9 @@ def best_alone(workers: Sequence[Worker], preferred: str, question: int, limits:
         return usual.name
     whole = [worker for worker in workers if left.holds(least(worker, question, limits.output_tokens))]
     if whole:
-        return max(whole, key=lambda one: one.price.output).name
+        return max(whole, key=lambda worker: worker.price.output).name
     short = [worker for worker in workers if left.holds(least(worker, question, floor))]
-    return min(short, key=lambda one: one.price.output, default=usual).name
+    return min(short, key=lambda worker: worker.price.output, default=usual).name
 
 
 def plan_seconds(steps: Sequence[tuple[str, Sequence[int]]], paces: Mapping[str, float], fan_out: int) -> float:

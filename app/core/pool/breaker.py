@@ -118,7 +118,7 @@ class Breaker:
         if place == "first" or (place == "replacement" and self.unanswered < MINIMUM):
             return True
         live = _live(self.slices, now)
-        return sum(one.extras for one in live) + 1 <= max(MINIMUM, SHARE * sum(one.firsts for one in live))
+        return sum(part.extras for part in live) + 1 <= max(MINIMUM, SHARE * sum(part.firsts for part in live))
 
     def scouted(self, now: float) -> bool:
         """Return whether scout calls are pending and none has failed, so that it is worth waiting for their outcome."""
@@ -196,7 +196,7 @@ def probed(breaker: Breaker, *, alive: bool, now: float) -> Breaker:
     if alive and breaker.reason != OUT:
         return breaker
     if alive:
-        slices = tuple(replace(one, good=0, bad=0) for one in breaker.slices)
+        slices = tuple(replace(part, good=0, bad=0) for part in breaker.slices)
         return Breaker(since=now, ejections=breaker.ejections, slices=slices, seconds=breaker.seconds)
     if breaker.reason == OUT:
         return replace(breaker, until=now + REPORT_SECONDS)
@@ -210,7 +210,7 @@ def _back(breaker: Breaker) -> Breaker:
 def _succeeded(breaker: Breaker, took: float, now: float) -> Breaker:
     seconds = (*breaker.seconds, took)[-REMEMBERED:]
     if breaker.reason:  # what was counted before the ejection must not lead to the next one
-        slices = tuple(replace(one, good=0, bad=0) for one in breaker.slices)
+        slices = tuple(replace(part, good=0, bad=0) for part in breaker.slices)
         return Breaker(since=now, ejections=breaker.ejections, slices=slices, seconds=seconds)
     slices = _counted(breaker.slices, now, good=1)
     return changed(breaker, failures=0, unanswered=0, slices=slices, seconds=seconds)
@@ -220,8 +220,8 @@ def _outlier(breaker: Breaker, now: float) -> bool:
     if breaker.reason or breaker.failures >= IN_A_ROW:
         return True
     live = _live(breaker.slices, now)
-    bad = sum(one.bad for one in live)
-    whole = bad + sum(one.good for one in live)
+    bad = sum(part.bad for part in live)
+    whole = bad + sum(part.good for part in live)
     return whole >= VOLUME and bad >= RATIO * whole
 
 
@@ -249,7 +249,7 @@ def _eject(breaker: Breaker, reason: str, now: float, until: float, ejections: i
 
 def _live(slices: tuple[Slice, ...], now: float) -> tuple[Slice, ...]:
     oldest = now // _SLICE - SLICES
-    return tuple(one for one in slices if one.number > oldest)
+    return tuple(part for part in slices if part.number > oldest)
 
 
 def _counted(
@@ -300,7 +300,7 @@ def pick(offers: Iterable[Offer], *, now: float, seconds_left: float) -> Pick:
     if not ejected:
         return Pick(None, tuple(passed))
     best = min(ejected, key=lambda offer: badness(offer.breaker))
-    others = tuple(one for one in passed if one[0] != best.worker)
+    others = tuple(outcome for outcome in passed if outcome[0] != best.worker)
     return Pick(best.worker, others, best.breaker.objection(now))
 
 

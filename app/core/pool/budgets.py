@@ -168,7 +168,7 @@ def accounts(budgets: Iterable[Budget], names: Mapping[Scope, str]) -> tuple[str
             chosen[place] = budget
         elif budget.name == EVERYBODY:
             chosen.setdefault(place, budget)
-    return tuple(sorted(account(one, names.get(scope, "")) for (scope, _), one in chosen.items()))
+    return tuple(sorted(account(budget, names.get(scope, "")) for (scope, _), budget in chosen.items()))
 
 
 def faults(budget: Budget) -> list[str]:

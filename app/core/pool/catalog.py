@@ -425,7 +425,9 @@ NEWER_LIMITS: Mapping[str, float] = {
     name: getattr(Limits(), name) for name in Limits.__slots__ if name not in FIRST_LIMITS
 }
 """All other limits, with their defaults."""
-LIMITS: Mapping[str, Limit] = {one.name: Limit(name=one.name, **one.metadata) for one in fields(Limits)}
+LIMITS: Mapping[str, Limit] = {
+    attribute.name: Limit(name=attribute.name, **attribute.metadata) for attribute in fields(Limits)
+}
 """Every limit by its name."""
 
 

@@ -63,10 +63,10 @@ def _after(now: VersionsInForce, change: Change) -> VersionsInForce:
     version = change.version
     match change.kind:
         case "loaded":
-            return replace(now, loaded=(*(one for one in now.loaded if one != version), version))
+            return replace(now, loaded=(*(loaded for loaded in now.loaded if loaded != version), version))
         case "unloaded":
-            left = tuple(one for one in now.loaded if one != version)
-            return replace(now, loaded=left, before=tuple(one for one in now.before if one != version))
+            left = tuple(loaded for loaded in now.loaded if loaded != version)
+            return replace(now, loaded=left, before=tuple(earlier for earlier in now.before if earlier != version))
         case "canary":
             return replace(now, canary=version, share=change.share)
         case "promoted":

@@ -96,7 +96,7 @@ def widenings(old: Catalog, new: Catalog) -> Iterator[Widening]:
     for name, tier in new.tiers.items():
         compared = [before[name]] if name in before else list(before.values())
         now, left = _compiled(bits, new, tier), list[Recipient]()
-        if any(_same(now, one) for one in compared):
+        if any(_same(now, before) for before in compared):
             continue
         for recipient, reader in now.items():
             earlier = [known[recipient] for known in compared if recipient in known]
@@ -168,7 +168,7 @@ def _same(new: Readers, old: Readers) -> bool:
 
 
 def _permissions(readers: Readers) -> Mapping[Recipient, tuple[int, tuple[int, ...], int]]:
-    return {who: (one.uncleared, one.barred, one.kept) for who, one in readers.items()}
+    return {who: (reader.uncleared, reader.barred, reader.kept) for who, reader in readers.items()}
 
 
 def _derives(catalog: Catalog) -> bool:
@@ -184,7 +184,7 @@ def _witness(bits: Bits, role: str, reader: Permissions, earlier: Sequence[Permi
     always = bits.of({CALLER}) if role != "worker" else 0
     for chosen in _subsets(bits.enumerated & ~reader.uncleared):
         read = chosen | always
-        if reader.may(read) and not any(one.may(read) for one in earlier):
+        if reader.may(read) and not any(known.may(read) for known in earlier):
             return chosen
     return None
 
@@ -196,11 +196,11 @@ def _derived(
     waiting = list(left)
     for chosen in _subsets(bits.labels) if waiting else ():
         made = words(bits, now, chosen)
-        made_before = [known for one in compared for known in words(bits, one, chosen)]
+        made_before = [known for reader in compared for known in words(bits, reader, chosen)]
         for recipient in tuple(waiting):
             earlier = [known[recipient] for known in compared if recipient in known]
             shown = next((read for read in made if now[recipient].may(read)), None)
-            if shown is None or any(one.may(read) for one in earlier for read in made_before):
+            if shown is None or any(reader.may(read) for reader in earlier for read in made_before):
                 continue
             waiting.remove(recipient)
             reason = _reason(earlier, bits.reading(chosen | bits.of({CALLER})))

@@ -79,15 +79,15 @@ def table(catalog: Catalog) -> dict[str, Any]:
     }
 
 
-def witness(one: Widening) -> dict[str, Any]:
+def witness(widening: Widening) -> dict[str, Any]:
     """Return the witness of a widening as a JSON value."""
-    recipient = one.recipient
+    recipient = widening.recipient
     return {
-        "tier": one.tier,
-        "labels": one.labels,
+        "tier": widening.tier,
+        "labels": widening.labels,
         "role": recipient.role,
         "worker": recipient.worker,
         "provider": recipient.provider,
-        "through": one.through,
-        "before": one.reason,
+        "through": widening.through,
+        "before": widening.reason,
     }

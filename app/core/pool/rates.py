@@ -141,7 +141,7 @@ class Window:
         """Return the inverse of `written`."""
         requests, tokens, claims = orjson.loads(body)
         known = {claim[0]: Claim(*claim) for claim in claims}
-        return cls([Slot(*one) for one in requests], [Slot(*one) for one in tokens], known)
+        return cls([Slot(*request) for request in requests], [Slot(*token) for token in tokens], known)
 
     def written(self) -> bytes:
         """Return the window as JSON, which other processes read."""
@@ -151,7 +151,7 @@ class Window:
     @property
     def runs(self) -> set[str]:
         """The runs that have to be looked up before a request is counted."""
-        return {run for one in self.claims.values() for run in (one.run, one.resumes) if run}
+        return {run for claim in self.claims.values() for run in (claim.run, claim.resumes) if run}
 
     def settle(self, runs: Mapping[str, RunUse], limits: RateLimits, now: float) -> None:
         """Forget what is more than a minute old, and the runs that are over; count what these have used."""
@@ -186,7 +186,9 @@ class Window:
         reserved: dict[float, int] = {}
         for claim in self.claims.values():
             reserved[claim.slot] = reserved.get(claim.slot, 0) + claim.tokens
-        return [Slot(one.opened, one.expires, one.amount - reserved.get(one.opened, 0)) for one in self.tokens]
+        return [
+            Slot(token.opened, token.expires, token.amount - reserved.get(token.opened, 0)) for token in self.tokens
+        ]
 
     def count(self, limits: RateLimits, asked: RateRequest, runs: Mapping[str, RunUse], now: float) -> None:
         """Count a request that was not refused."""
@@ -205,7 +207,7 @@ class Window:
     @property
     def until(self) -> float:
         """The time from which nothing in the window counts any more; runs may be open for a day."""
-        slots = [one.expires for one in (*self.requests, *self.tokens)]
+        slots = [slot.expires for slot in (*self.requests, *self.tokens)]
         return max([*slots, *[claim.until + DAY_SECONDS for claim in self.claims.values()]], default=0.0)
 
     def give_back(self, run: str) -> None:
@@ -244,16 +246,16 @@ def decide(
     """
     settled: set[str] = set()
     replies = []
-    for one in asked:
-        named = [(name, windows[name], limits) for name, limits in one.limits]
+    for request in asked:
+        named = [(name, windows[name], limits) for name, limits in request.limits]
         for name, window, limits in named:
             if name not in settled:
                 window.settle(runs, limits, now)
                 settled.add(name)
-        found = [window.refusal(name, limits, one, now) for name, window, limits in named]
+        found = [window.refusal(name, limits, request, now) for name, window, limits in named]
         refusal = next((each for each in found if each is not None), None)
         for _, window, limits in named if refusal is None else ():
-            window.count(limits, one, runs, now)
+            window.count(limits, request, runs, now)
         figures = [each for _, window, limits in named for each in window.figures(limits, now)]
         replies.append(RateReply(_tightest(figures), refusal))
     return tuple(replies)
@@ -288,9 +290,9 @@ def _current(slots: list[Slot], now: float) -> list[Slot]:
     """Return the slots that still count. A clock that was ahead once must not make them count for longer than they
     would."""
     kept = [slot for slot in slots if slot.expires > now and slot.amount > 0]
-    for one in kept:
-        if one.opened > now:
-            one.opened, one.expires = now, one.expires - (one.opened - now)
+    for slot in kept:
+        if slot.opened > now:
+            slot.opened, slot.expires = now, slot.expires - (slot.opened - now)
     return kept
 
 
@@ -310,10 +312,10 @@ def _wait(slots: Sequence[Slot], amount: int, limit: int, now: float) -> float:
     over = _total(slots) + amount - limit
     if over <= 0:
         return 0.0
-    for one in sorted(slots, key=lambda slot: slot.expires):
-        over -= one.amount
+    for oldest in sorted(slots, key=lambda slot: slot.expires):
+        over -= oldest.amount
         if over <= 0:
-            return one.expires - now
+            return oldest.expires - now
     return WINDOW_SECONDS
 
 

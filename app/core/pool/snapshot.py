@@ -71,7 +71,7 @@ def _made(kind: Any, value: Any) -> Any:
     if origin in (Union, UnionType):
         if value is None:
             return None
-        return _made(next(one for one in arguments if one is not type(None)), value)
+        return _made(next(argument for argument in arguments if argument is not type(None)), value)
     if is_dataclass(kind):
         return _record(kind, value)
     if origin is Mapping:

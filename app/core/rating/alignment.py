@@ -45,13 +45,13 @@ class AlignedSteps:
         """Return the names of what is different: `worker`, `state`, `access`, `tokens`, `cost`, `output`."""
         if self.first is None or self.second is None:
             return ()
-        one, other = self.first[1], self.second[1]
+        first, other = self.first[1], self.second[1]
         different = {
-            "worker": one.worker != other.worker,
-            "state": one.state != other.state,
+            "worker": first.worker != other.worker,
+            "state": first.state != other.state,
             "access": bool(self.only_first or self.only_second),
-            "tokens": one.usage.total != other.usage.total,
-            "cost": one.usd != other.usd,
+            "tokens": first.usage.total != other.usage.total,
+            "cost": first.usd != other.usd,
             "output": self.same_output is False,
         }
         return tuple([name for name, differs in different.items() if differs])
@@ -69,18 +69,18 @@ class AlignedSteps:
         }
 
 
-def _step(one: tuple[str, StepFigures] | None) -> dict[str, Any] | None:
-    if one is None:
+def _step(step: tuple[str, StepFigures] | None) -> dict[str, Any] | None:
+    if step is None:
         return None
-    return {"place": one[0], **one[1].to_json()}
+    return {"place": step[0], **step[1].to_json()}
 
 
-def _difference(one: StepFigures, other: StepFigures) -> dict[str, float]:
+def _difference(first: StepFigures, other: StepFigures) -> dict[str, float]:
     return {
-        "cost_usd": (other.usd - one.usd) / MILLION,
-        "seconds": round(other.seconds - one.seconds, DIGITS),
-        "input_tokens": other.usage.input - one.usage.input,
-        "output_tokens": other.usage.output - one.usage.output,
+        "cost_usd": (other.usd - first.usd) / MILLION,
+        "seconds": round(other.seconds - first.seconds, DIGITS),
+        "input_tokens": other.usage.input - first.usage.input,
+        "output_tokens": other.usage.output - first.usage.output,
     }
 
 
@@ -126,7 +126,7 @@ def side_by_side(
         else:
             pairs.append(AlignedSteps((place, step), None, "alone", same_output=None))
     alone = [(place, step) for place, step in second.steps.items() if place not in moved]
-    pairs += [AlignedSteps(None, one, "alone", same_output=None) for one in alone]
+    pairs += [AlignedSteps(None, step, "alone", same_output=None) for step in alone]
     answers = None
     if first.answer and second.answer:
         answers = same(first.answer, second.answer)
@@ -134,13 +134,13 @@ def side_by_side(
 
 
 def _pair(
-    one: tuple[str, StepFigures], other: tuple[str, StepFigures], by: Alignment, moved: Mapping[str, str], same: Same
+    first: tuple[str, StepFigures], other: tuple[str, StepFigures], by: Alignment, moved: Mapping[str, str], same: Same
 ) -> AlignedSteps:
     """Two aligned steps. `moved` has the places of the second run's steps in the first run."""
     here = {place: place if place == USER else moved.get(place, "") for place in other[1].access}
-    lost = tuple(sorted(set(one[1].access) - set(here.values())))
-    gained = tuple(sorted([place for place, as_first in here.items() if as_first not in one[1].access]))
-    return AlignedSteps(one, other, by, same_text(one[1].output, other[1].output, same), lost, gained)
+    lost = tuple(sorted(set(first[1].access) - set(here.values())))
+    gained = tuple(sorted([place for place, as_first in here.items() if as_first not in first[1].access]))
+    return AlignedSteps(first, other, by, same_text(first[1].output, other[1].output, same), lost, gained)
 
 
 def _matched(

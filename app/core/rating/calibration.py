@@ -85,8 +85,8 @@ def of_worker(trials: Sequence[Trial], worker: Worker) -> list[Trial]:
     """Return the trials that speak of a worker as it is now: of its model, and of the latest version of the tasks
     only."""
     own = [trial for trial in trials if (trial.worker, trial.model) == (worker.name, worker.model)]
-    latest = max(own, key=lambda one: one.at).version if own else ""
-    return [one for one in own if one.version == latest]
+    latest = max(own, key=lambda trial: trial.at).version if own else ""
+    return [trial for trial in own if trial.version == latest]
 
 
 def measured(catalog: Catalog, trials: Sequence[Trial]) -> Catalog:
@@ -98,7 +98,7 @@ def measured(catalog: Catalog, trials: Sequence[Trial]) -> Catalog:
 
 
 def _with_rates(worker: Worker, trials: Sequence[Trial]) -> Worker:
-    found: Mapping[str, Rate] = rates(sorted(trials, key=lambda one: one.domain), lambda one: one.domain)
+    found: Mapping[str, Rate] = rates(sorted(trials, key=lambda trial: trial.domain), lambda trial: trial.domain)
     shown = tuple(Measured(domain, round(rate.passed, 3), rate.tried) for domain, rate in found.items())
     return replace(worker, card=replace(worker.card, measured=shown))
 
@@ -108,9 +108,9 @@ def alike(trials: Mapping[str, Sequence[Trial]]) -> bool:
     together, do the intervals of two pass rates lie apart."""
     if len(trials) < 2:
         return False
-    groups: list[list[Rate]] = [[rates(own, lambda one: "")[""] for own in trials.values() if own]]
-    for domain in {one.domain for own in trials.values() for one in own}:
-        found = [rates(own, lambda one: one.domain).get(domain) for own in trials.values()]
+    groups: list[list[Rate]] = [[rates(own, lambda trial: "")[""] for own in trials.values() if own]]
+    for domain in {trial.domain for own in trials.values() for trial in own}:
+        found = [rates(own, lambda trial: trial.domain).get(domain) for own in trials.values()]
         groups.append([rate for rate in found if rate is not None])
     return not any(_apart(group) for group in groups)
 

@@ -186,9 +186,9 @@ def figures(events: Sequence[Event], ratings: Iterable[Feedback] = ()) -> RunFig
 def scores(ratings: Iterable[Feedback]) -> Mapping[FeedbackKind, float]:
     """Return the mean of the latest score from each source, by kind of rating. Signs have no score."""
     latest: dict[FeedbackKind, dict[str, float]] = {}
-    for one in sorted(ratings, key=lambda one: (one.at, one.id)):
-        if one.score is not None:
-            latest.setdefault(one.kind, {})[one.source] = one.score
+    for rating in sorted(ratings, key=lambda rating: (rating.at, rating.id)):
+        if rating.score is not None:
+            latest.setdefault(rating.kind, {})[rating.source] = rating.score
     return {kind: fmean(of.values()) for kind, of in latest.items()}
 
 
@@ -289,8 +289,8 @@ class Comparison:
             "steps": [step.to_json() for step in self.steps],
             "disclosures": {
                 "both": len(self.first.disclosures & self.second.disclosures),
-                "only_first": [one.to_json() for one in self.only_first],
-                "only_second": [one.to_json() for one in self.only_second],
+                "only_first": [disclosure.to_json() for disclosure in self.only_first],
+                "only_second": [disclosure.to_json() for disclosure in self.only_second],
             },
         }
 
@@ -324,7 +324,9 @@ def _numbers(place: str) -> tuple[tuple[int, str], ...]:
 
 
 def _sorted(these: Iterable[Recipient]) -> tuple[Recipient, ...]:
-    return tuple(sorted(these, key=lambda one: (one.role, one.place, one.recipient, one.saw)))
+    return tuple(
+        sorted(these, key=lambda disclosure: (disclosure.role, disclosure.place, disclosure.recipient, disclosure.saw))
+    )
 
 
 def shown(metric: str) -> str:
@@ -376,7 +378,7 @@ def paired(comparisons: Sequence[Comparison]) -> tuple[Paired, ...]:
     """Return the paired differences of each metric that at least one pair has."""
     found = []
     for metric in METRICS:
-        pairs = [one for one in comparisons if one.difference(metric) is not None]
+        pairs = [comparison for comparison in comparisons if comparison.difference(metric) is not None]
         if pairs:
             found.append(_paired(metric, pairs))
     return tuple(found)

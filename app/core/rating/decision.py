@@ -99,36 +99,45 @@ def decide(
     estimates: Sequence[Estimate], share: float | None, normals: Normals, uniform: Callable[[], float]
 ) -> ArmChoice:
     """Choose among arms. `share` is spread evenly over them; None: take the best and leave nothing to chance."""
-    best = max(estimates, key=lambda one: one.worth).arm.name
+    best = max(estimates, key=lambda estimate: estimate.worth).arm.name
     if share is None:
         return ArmChoice(
-            {one.arm.name: float(one.arm.name == best) for one in estimates}, best, best, predictions(estimates, best)
+            {estimate.arm.name: float(estimate.arm.name == best) for estimate in estimates},
+            best,
+            best,
+            predictions(estimates, best),
         )
     wins = won(estimates, normals)
     even = share / len(estimates)
-    candidates = {one.arm.name: (1 - share) * won_ / DRAWS + even for one, won_ in zip(estimates, wins, strict=True)}
+    candidates = {
+        estimate.arm.name: (1 - share) * won_ / DRAWS + even for estimate, won_ in zip(estimates, wins, strict=True)
+    }
     action = drawn(candidates, uniform())
     return ArmChoice(candidates, action, best, predictions(estimates, action))
 
 
 def predictions(estimates: Sequence[Estimate], action: str) -> Mapping[str, Mapping[str, float]]:
     """Return the expected success and cost of the action and of the arms that are worth the most, the action first."""
-    chosen = [one for one in estimates if one.arm.name == action]
-    others = [one for one in nlargest(MOST_PREDICTED + 1, estimates, key=lambda one: one.worth) if one not in chosen]
+    chosen = [estimate for estimate in estimates if estimate.arm.name == action]
+    others = [
+        estimate
+        for estimate in nlargest(MOST_PREDICTED + 1, estimates, key=lambda estimate: estimate.worth)
+        if estimate not in chosen
+    ]
     return {
-        one.arm.name: {"success": round(one.success, 6), "usd": round(one.usd)}
-        for one in [*chosen, *others[:MOST_PREDICTED]]
+        estimate.arm.name: {"success": round(estimate.success, 6), "usd": round(estimate.usd)}
+        for estimate in [*chosen, *others[:MOST_PREDICTED]]
     }
 
 
 def won(estimates: Sequence[Estimate], normals: Normals) -> list[int]:
     """In how many of `DRAWS` draws each arm is worth the most."""
     tops, leaders = [-1.0] * DRAWS, [0] * DRAWS
-    floor = max([one.left / (1 + exp(one.deviation - one.mean)) for one in estimates])
-    for place, one in enumerate(estimates):
-        if one.left / (1 + exp(-RARE * one.deviation - one.mean)) < floor:
+    floor = max([estimate.left / (1 + exp(estimate.deviation - estimate.mean)) for estimate in estimates])
+    for place, estimate in enumerate(estimates):
+        if estimate.left / (1 + exp(-RARE * estimate.deviation - estimate.mean)) < floor:
             continue
-        mean, deviation, left = one.mean, one.deviation, one.left
+        mean, deviation, left = estimate.mean, estimate.deviation, estimate.left
         for n, draw in enumerate([left / (1 + exp(-mean - deviation * z)) for z in normals(DRAWS)]):
             if draw > tops[n]:
                 tops[n], leaders[n] = draw, place

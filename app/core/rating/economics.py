@@ -236,9 +236,9 @@ def sources(run: JournaledRun, request: ReportOptions) -> Collection[str]:
 def _scores(run: JournaledRun, kind: FeedbackKind) -> Mapping[str, float]:
     """Return the latest score of each source of this kind."""
     latest: dict[str, float] = {}
-    for one in sorted(run.ratings, key=lambda one: (one.at, one.id)):
-        if one.kind == kind and one.score is not None:
-            latest[one.source] = one.score
+    for rating in sorted(run.ratings, key=lambda rating: (rating.at, rating.id)):
+        if rating.kind == kind and rating.score is not None:
+            latest[rating.source] = rating.score
     return latest
 
 
@@ -343,7 +343,9 @@ class _Dearest:
             if lift > 1:
                 shown = {"runs": count, "of_runs": everywhere, "lift": round(lift, 6)}
                 found.append({"feature": name, "value": value, **shown})
-        return sorted(found, key=lambda one: (-one["lift"], -one["runs"], one["feature"], one["value"]))
+        return sorted(
+            found, key=lambda feature: (-feature["lift"], -feature["runs"], feature["feature"], feature["value"])
+        )
 
     def _counted(self, places: Iterable[int]) -> dict[tuple[str, str], int]:
         kinds = list(self._numbers)
@@ -352,8 +354,8 @@ class _Dearest:
             times[self._kinds[place]] += 1
         counts: dict[tuple[str, str], int] = {}
         for features, count in zip(kinds, times, strict=True):
-            for one in features if count else ():
-                counts[one] = counts.get(one, 0) + count
+            for feature in features if count else ():
+                counts[feature] = counts.get(feature, 0) + count
         return counts
 
 
@@ -621,7 +623,7 @@ class Report:
     def _grouped(self) -> list[dict[str, Any]]:
         rows = []
         for name, groups in self._groups.items():
-            ordered = sorted(groups.items(), key=lambda one: (one[0] is None, one[0] or ""))
+            ordered = sorted(groups.items(), key=lambda item: (item[0] is None, item[0] or ""))
             rows += [{"by": name, "group": value, **sums.shown()} for value, sums in ordered]
         return rows
 
@@ -629,7 +631,7 @@ class Report:
         """Return the groups that a run belongs to. One that has none of them belongs to the group None."""
         if name.startswith(METADATA):
             beginning = name.removeprefix(METADATA) + "="
-            return [one.removeprefix(beginning) for one in run.metadata if one.startswith(beginning)] or [None]
+            return [key.removeprefix(beginning) for key in run.metadata if key.startswith(beginning)] or [None]
         if name == "user":
             return run.users or [None]
         if name == "worker":

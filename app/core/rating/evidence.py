@@ -158,13 +158,13 @@ def scores(
     weights = raters if raters is not None else {}
     latest: dict[tuple[str, str], float] = {}
     before: float | None = None
-    for one in sorted(ratings, key=lambda one: (one.at, one.id)):
-        if one.score is None or one.kind == "implicit" or not weights.get(one.source, 1.0):
+    for rating in sorted(ratings, key=lambda rating: (rating.at, rating.id)):
+        if rating.score is None or rating.kind == "implicit" or not weights.get(rating.source, 1.0):
             continue
-        if one.id == last.id:
+        if rating.id == last.id:
             before = _mean(latest, weights)
-        latest[one.kind, one.source] = one.score
-        if one.id == last.id:
+        latest[rating.kind, rating.source] = rating.score
+        if rating.id == last.id:
             return before, _mean(latest, weights)
     return None, None
 

@@ -142,7 +142,7 @@ def sketched(vector: Sequence[float]) -> tuple[float, ...]:
 @lru_cache(8)
 def _hands(count: int) -> tuple[tuple[int, int], ...]:
     hashed = [hashlib.blake2b(str(n).encode(), digest_size=2).digest() for n in range(count)]
-    return tuple((one[0] % SKETCH, 1 if one[1] & 1 else -1) for one in hashed)
+    return tuple((place % SKETCH, 1 if bits & 1 else -1) for place, bits in hashed)
 
 
 def placed(sketch: Sequence[float], model: str) -> tuple[tuple[int, float], ...]:

@@ -258,8 +258,8 @@ class History:
         """Return the past steps that are most like this one, whose request will have about so many bytes; and in what
         they are alike. They are in the order of their output."""
         basis, found = self._alike(worker, shape, place)
-        nearest = sorted(found, key=lambda one: abs(one.bytes - size))[:NEAREST]
-        return basis, sorted(nearest, key=lambda one: (one.usage.output, one.seconds))
+        nearest = sorted(found, key=lambda call: abs(call.bytes - size))[:NEAREST]
+        return basis, sorted(nearest, key=lambda call: (call.usage.output, call.seconds))
 
     def _alike(self, worker: str, shape: Sequence[Sequence[int]], place: int) -> tuple[Basis, Sequence[Past]]:
         """Return the closest past steps of which there are enough; else the few of the worker itself, and where it has
@@ -353,18 +353,18 @@ def forecast(steps: Sequence[PlannedStep], limits: Limits, history: History) -> 
     for place, step in enumerate(steps):
         read = sum(sum(drawn[n].chars) for n in step.inputs) / DRAWS
         basis, past = history.like(step.worker.name, shape, place, step.bytes + read)
-        one = _Drawn(basis, len(past))
+        sample = _Drawn(basis, len(past))
         for k in range(DRAWS):
             size = step.bytes + sum(drawn[n].chars[k] for n in step.inputs)
             chosen = past[int(_even(k, place) * len(past))] if past else _usual(step, _even(k, place))
-            _draw(one, step, chosen, history.tokens(step.worker.name, size) * history.residual(chosen))
-        drawn.append(one)
+            _draw(sample, step, chosen, history.tokens(step.worker.name, size) * history.residual(chosen))
+        drawn.append(sample)
     worst = [_worst(step, steps) for step in steps]
     return Forecast(
         usd=_spread([_cost(drawn, k) for k in range(DRAWS)], _most_usd(worst, limits)),
         seconds=_spread(_times(shape, drawn, history.overheads), limits.seconds),
         steps=tuple(
-            [_step_forecast(step, one, most, limits) for step, one, most in zip(steps, drawn, worst, strict=True)]
+            [_step_forecast(step, sample, most, limits) for step, sample, most in zip(steps, drawn, worst, strict=True)]
         ),
         runs=history.runs,
     )
@@ -372,7 +372,7 @@ def forecast(steps: Sequence[PlannedStep], limits: Limits, history: History) -> 
 
 def _cost(drawn: Sequence[_Drawn], k: int) -> float:
     """Return the cost of all steps in one draw."""
-    return sum(one.usd[k] for one in drawn)
+    return sum(sample.usd[k] for sample in drawn)
 
 
 def _even(k: int, axis: int) -> float:
@@ -391,17 +391,17 @@ def _usual(step: PlannedStep, u: float) -> Past:
     return Past(step.worker.name, 0, Usage(output=output), int(output * BYTES_A_TOKEN), seconds)
 
 
-def _draw(one: _Drawn, step: PlannedStep, past: Past, tokens: float) -> None:
+def _draw(sample: _Drawn, step: PlannedStep, past: Past, tokens: float) -> None:
     """Add a draw: a step that takes what this one took, but for the `tokens` of its input."""
     used = past.usage
     output = min(used.output, step.most_tokens)
     cached = tokens * used.cached / used.input if used.input else 0.0
     usage = Usage(input=round(tokens), cached=round(cached), output=output, reasoning=min(used.reasoning, output))
-    one.usd.append(float(step.worker.price.cost(usage)))
-    one.seconds.append(past.seconds)
-    one.input.append(tokens)
-    one.output.append(float(output))
-    one.chars.append(float(past.chars))
+    sample.usd.append(float(step.worker.price.cost(usage)))
+    sample.seconds.append(past.seconds)
+    sample.input.append(tokens)
+    sample.output.append(float(output))
+    sample.chars.append(float(past.chars))
 
 
 def _times(shape: Sequence[Sequence[int]], drawn: Sequence[_Drawn], overheads: Sequence[float]) -> list[float]:
@@ -409,7 +409,7 @@ def _times(shape: Sequence[Sequence[int]], drawn: Sequence[_Drawn], overheads: S
     found = []
     for k in range(DRAWS):
         added = overheads[int(_even(k, len(shape)) * len(overheads))]
-        found.append(longest(shape, [one.seconds[k] for one in drawn]) + levels * added)
+        found.append(longest(shape, [sample.seconds[k] for sample in drawn]) + levels * added)
     return found
 
 
@@ -424,15 +424,15 @@ def _most_usd(worst: Sequence[int], limits: Limits) -> int:
     return min(sum(worst) * limits.attempts, limits.usd)
 
 
-def _step_forecast(step: PlannedStep, one: _Drawn, worst: int, limits: Limits) -> StepForecast:
+def _step_forecast(step: PlannedStep, sample: _Drawn, worst: int, limits: Limits) -> StepForecast:
     return StepForecast(
         worker=step.worker.name,
-        basis=one.basis,
-        samples=one.samples,
-        usd=_spread(one.usd, min(worst * limits.attempts, limits.usd)),
-        seconds=_spread(one.seconds, limits.seconds),
-        input=_spread(one.input, limits.tokens),
-        output=_spread(one.output, step.most_tokens),
+        basis=sample.basis,
+        samples=sample.samples,
+        usd=_spread(sample.usd, min(worst * limits.attempts, limits.usd)),
+        seconds=_spread(sample.seconds, limits.seconds),
+        input=_spread(sample.input, limits.tokens),
+        output=_spread(sample.output, step.most_tokens),
     )
 
 

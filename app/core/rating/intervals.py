@@ -57,7 +57,7 @@ def bounded(values: Sequence[float], low: float, high: float, level: float = LEV
     total, squares = 0.5, 0.25  # one made-up value in the middle, with the largest variance
     weights = weighted = spent = 0.0
     lower, upper = 0.0, 1.0
-    for count, value in enumerate([(one - low) / scale for one in values], start=1):
+    for count, value in enumerate([(value - low) / scale for value in values], start=1):
         before = total / count
         weight = min(math.sqrt(2 * log_level / (squares * math.log(count + 1))), BOLDEST)
         weights += weight

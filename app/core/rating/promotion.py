@@ -76,13 +76,13 @@ def seen(run: JournaledRun) -> ComparedRun:
         cluster=run.users[0] if run.users else run.id,
         answered=run.state == "succeeded",
         degraded=run.degraded,
-        usd=sum(one.usd for one in facts(run.events, CallFinished)),
+        usd=sum(fact.usd for fact in facts(run.events, CallFinished)),
         seconds=max(ended_at - run.created_at, 0.0),
-        verdicts={source: one for source, one in found.items() if one is not None},
-        recipients=frozenset(one.worker for one in intents if one.access.user),
+        verdicts={source: score for source, score in found.items() if score is not None},
+        recipients=frozenset(intent.worker for intent in intents if intent.access.user),
         answer=end.answer if end is not None else "",
         served_by=next((fact.served_by for fact in facts(run.events, RunAdmitted)), ""),
-        version=next((one.version for one in intents if one.n is None and one.version), ""),
+        version=next((intent.version for intent in intents if intent.n is None and intent.version), ""),
     )
 
 
@@ -142,7 +142,7 @@ class Evidence:
 
     def to_json(self) -> dict[str, Any]:
         """The evidence in plain JSON values."""
-        shown = [one.to_json() for one in self.figures.values()]
+        shown = [figure.to_json() for figure in self.figures.values()]
         return {"method": self.method, "count": self.count, "figures": shown}
 
 
@@ -152,18 +152,18 @@ NO_EVIDENCE: Final = Evidence("paired", 0, {})
 def paired(pairs: Sequence[ShadowedRun]) -> Evidence:
     """Compare runs with their shadows."""
     judged = [(pair, pair.verdicts) for pair in pairs]
-    verdicts = [(pair, one) for pair, one in judged if one is not None]
+    verdicts = [(pair, value) for pair, value in judged if value is not None]
     known = [(pair, pair.same_answer) for pair in pairs if pair.same_answer is not None]
     found = {
         "success": _bounded("success", [(pair, (float(a), float(b))) for pair, (a, b) in verdicts]),
         "agreement": _bounded("agreement", [(pair, (0.0, float(same))) for pair, same in known]),
-        "answered": _bounded("answered", _both(pairs, lambda one: float(one.answered))),
-        "degraded": _bounded("degraded", _both(pairs, lambda one: float(one.degraded))),
-        "cost_usd": _unbounded("cost_usd", _both(pairs, lambda one: one.usd / MILLION)),
-        "seconds": _unbounded("seconds", _both(pairs, lambda one: one.seconds)),
-        "recipients": _unbounded("recipients", _both(pairs, lambda one: float(len(one.recipients)))),
+        "answered": _bounded("answered", _both(pairs, lambda run: float(run.answered))),
+        "degraded": _bounded("degraded", _both(pairs, lambda run: float(run.degraded))),
+        "cost_usd": _unbounded("cost_usd", _both(pairs, lambda run: run.usd / MILLION)),
+        "seconds": _unbounded("seconds", _both(pairs, lambda run: run.seconds)),
+        "recipients": _unbounded("recipients", _both(pairs, lambda run: float(len(run.recipients)))),
     }
-    return Evidence("paired", len(pairs), {name: one for name, one in found.items() if one is not None})
+    return Evidence("paired", len(pairs), {name: figure for name, figure in found.items() if figure is not None})
 
 
 Values = Sequence[tuple[ShadowedRun, tuple[float, float]]]
@@ -208,33 +208,33 @@ def apart(live: Sequence[ComparedRun], candidate: Sequence[ComparedRun]) -> Evid
     """Compare two sets of different runs."""
     found = {
         "success": _shares("success", _judged(live, candidate), _judged(candidate, live)),
-        "answered": _shares("answered", _of(live, lambda one: one.answered), _of(candidate, lambda one: one.answered)),
-        "degraded": _shares("degraded", _of(live, lambda one: one.degraded), _of(candidate, lambda one: one.degraded)),
-        "cost_usd": _amounts("cost_usd", live, candidate, lambda one: one.usd / MILLION),
-        "seconds": _amounts("seconds", live, candidate, lambda one: one.seconds),
+        "answered": _shares("answered", _of(live, lambda run: run.answered), _of(candidate, lambda run: run.answered)),
+        "degraded": _shares("degraded", _of(live, lambda run: run.degraded), _of(candidate, lambda run: run.degraded)),
+        "cost_usd": _amounts("cost_usd", live, candidate, lambda run: run.usd / MILLION),
+        "seconds": _amounts("seconds", live, candidate, lambda run: run.seconds),
     }
     count = min(len(live), len(candidate))
-    return Evidence("apart", count, {name: one for name, one in found.items() if one is not None})
+    return Evidence("apart", count, {name: figure for name, figure in found.items() if figure is not None})
 
 
 def _judged(these: Sequence[ComparedRun], others: Sequence[ComparedRun]) -> list[tuple[str, float]]:
     """The verdicts of these runs, from the first source that has judged runs of both sides."""
     for source in VERDICTS:
-        mine = [(one.cluster, float(one.verdicts[source])) for one in these if source in one.verdicts]
-        if mine and any(source in one.verdicts for one in others):
+        mine = [(run.cluster, float(run.verdicts[source])) for run in these if source in run.verdicts]
+        if mine and any(source in run.verdicts for run in others):
             return mine
     return []
 
 
 def _of(these: Sequence[ComparedRun], of: Callable[[ComparedRun], float]) -> list[tuple[str, float]]:
-    return [(one.cluster, float(of(one))) for one in these]
+    return [(run.cluster, float(of(run))) for run in these]
 
 
 def _shares(name: str, live: Sequence[tuple[str, float]], candidate: Sequence[tuple[str, float]]) -> Figure | None:
     if not live or not candidate:
         return None
     before, after = intervals.by_cluster(live), intervals.by_cluster(candidate)
-    base, other = (intervals.bounded(one, 0.0, 1.0, LEVEL / 2) for one in (before, after))
+    base, other = (intervals.bounded(values, 0.0, 1.0, LEVEL / 2) for values in (before, after))
     figures = (min(len(live), len(candidate)), min(len(before), len(after)), base.value, other.value)
     spread = math.hypot(_spread(before), _spread(after))
     return Figure(name, *figures, other.minus(base), alone=other, spread=spread)
@@ -333,17 +333,17 @@ def _needed(figure: Figure, margin: float) -> int | None:
 
 def promotable(found: Sequence[Condition]) -> bool:
     """Return True if every condition holds."""
-    return all(one.outcome == "holds" for one in found)
+    return all(condition.outcome == "holds" for condition in found)
 
 
 def breaches(found: Sequence[Condition]) -> tuple[Condition, ...]:
     """Return the conditions that are breached beyond chance."""
-    return tuple([one for one in found if one.outcome == "breached"])
+    return tuple([condition for condition in found if condition.outcome == "breached"])
 
 
 def pairs_needed(found: Sequence[Condition]) -> int | None:
     """Return about how many pairs decide every condition; None where that is not known."""
-    needed = [one.needed for one in found if one.outcome == "open"]
+    needed = [condition.needed for condition in found if condition.outcome == "open"]
     if needed and None not in needed:
-        return max([one or 0 for one in needed])
+        return max([number or 0 for number in needed])
     return None

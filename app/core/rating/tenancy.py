@@ -74,12 +74,12 @@ def _added(base: Posterior, whole: Posterior) -> Posterior:
             weights[part] = found
     return Posterior(
         weights=weights,
-        bills={arm: one for arm, one in whole.bills.items() if base.bills.get(arm) != one},
+        bills={arm: bill for arm, bill in whole.bills.items() if base.bills.get(arm) != bill},
         ratio=whole.ratio if whole.ratio != base.ratio else (0.0, 1.0),
         ratings=whole.ratings - base.ratings,
         at=whole.at,
-        watches={part: one for part, one in whole.watches.items() if base.watches.get(part) != one},
-        usual={part: one for part, one in whole.usual.items() if base.usual.get(part) != one},
+        watches={part: watch for part, watch in whole.watches.items() if base.watches.get(part) != watch},
+        usual={part: count for part, count in whole.usual.items() if base.usual.get(part) != count},
         changes=whole.changes - base.changes,
     )
 

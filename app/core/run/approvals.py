@@ -60,7 +60,7 @@ def reasons(
 def fingerprint(catalog: Catalog, worker: Worker) -> str:
     """The SHA-256 of what decides who reads the words and what they cost, shortened to 32 digits."""
     provider = catalog.providers.get(worker.provider)
-    places = [] if provider is None else [provider.base_url, *[one.base_url for one in provider.endpoints]]
+    places = [] if provider is None else [provider.base_url, *[endpoint.base_url for endpoint in provider.endpoints]]
     price = [worker.price.input, worker.price.output, worker.price.cached, worker.price.written, worker.price.reasoning]
     said = [worker.provider, worker.model, places, worker.card.region, worker.card.retention, price]
     return sha256(json.dumps(said).encode()).hexdigest()[:32]
@@ -109,6 +109,6 @@ def permitted(
         barred = [worker for worker in workers if needs_one(worker, terms)]
     else:
         known = approval.workers
-        barred = [one for one in workers if known.get(one.name) != fingerprint(catalog, one)]
+        barred = [worker for worker in workers if known.get(worker.name) != fingerprint(catalog, worker)]
     left = [worker for worker in workers if worker not in barred]
     return left, tuple([(worker.name, NOT_APPROVED) for worker in barred])

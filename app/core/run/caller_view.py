@@ -294,7 +294,7 @@ def standing(state: RunState, came: Returned) -> Standing:
 def latest(state: RunState) -> Mapping[str, Exchange]:
     """Return the exchanges whose results the present turn began with, by the id of each call."""
     exchanges = [exchange for step in state.steps.values() for exchange in step.exchanges if exchange.results]
-    return {id_: one for one in exchanges if one.turn == state.turn.number - 1 for id_ in one.ids}
+    return {id_: exchange for exchange in exchanges if exchange.turn == state.turn.number - 1 for id_ in exchange.ids}
 
 
 def portions(state: RunState, came: Returned) -> Mapping[int, tuple[Message, ...]]:

@@ -118,32 +118,32 @@ def fact(kind: Kind) -> Callable[[type[F]], type[F]]:
         hints = get_type_hints(cls)
         cls.kind = kind
         own = fields(cls)  # type: ignore[arg-type]
-        cls.written = tuple([_written(one, hints[one.name]) for one in own])
-        cls.read = tuple([_read(one, hints[one.name]) for one in own])
+        cls.written = tuple([_written(attribute, hints[attribute.name]) for attribute in own])
+        cls.read = tuple([_read(attribute, hints[attribute.name]) for attribute in own])
         return cls
 
     return made
 
 
-def _key(one: "Field[Any]") -> str:
-    return one.metadata.get("key") or one.name
+def _key(attribute: "Field[Any]") -> str:
+    return attribute.metadata.get("key") or attribute.name
 
 
-def _written(one: "Field[Any]", hint: Any) -> Written:
-    along: str = one.metadata.get("along", "")
+def _written(attribute: "Field[Any]", hint: Any) -> Written:
+    along: str = attribute.metadata.get("along", "")
     return Written(
-        name=one.name,
-        key=_key(one),
+        name=attribute.name,
+        key=_key(attribute),
         encode=_codes(hint)[0],
-        optional="optional" in one.metadata and not along,
-        default=one.default,
+        optional="optional" in attribute.metadata and not along,
+        default=attribute.default,
         along=along,
     )
 
 
-def _read(one: "Field[Any]", hint: Any) -> Read:
-    default = one.default if one.default_factory is MISSING else one.default_factory()
-    return Read(_key(one), _codes(hint)[1], default)
+def _read(attribute: "Field[Any]", hint: Any) -> Read:
+    default = attribute.default if attribute.default_factory is MISSING else attribute.default_factory()
+    return Read(_key(attribute), _codes(hint)[1], default)
 
 
 def _codes(hint: Any) -> tuple[Code, Code]:
@@ -164,16 +164,16 @@ def _codes(hint: Any) -> tuple[Code, Code]:
         return list, tuple
     if get_origin(hint) is frozenset:
         return sorted, frozenset
-    is_object = any(get_origin(one) is Mapping for one in (hint, *get_args(hint)))
+    is_object = any(get_origin(part) is Mapping for part in (hint, *get_args(hint)))
     return (dict, None) if is_object else (None, None)
 
 
 def _calls_to_json(calls: tuple[NamedCall, ...]) -> list[dict[str, str]]:
-    return [{"id": one.id, "name": one.name} for one in calls]
+    return [{"id": call.id, "name": call.name} for call in calls]
 
 
 def _calls_from_json(calls: list[dict[str, str]]) -> tuple[NamedCall, ...]:
-    return tuple([NamedCall(one["id"], one.get("name", "")) for one in calls])
+    return tuple([NamedCall(call["id"], call.get("name", "")) for call in calls])
 
 
 def _passed_to_json(workers: PassedOver) -> list[dict[str, str]]:
@@ -181,7 +181,7 @@ def _passed_to_json(workers: PassedOver) -> list[dict[str, str]]:
 
 
 def _passed_from_json(workers: list[dict[str, str]]) -> PassedOver:
-    return tuple([(one["worker"], one["reason"]) for one in workers])
+    return tuple([(worker["worker"], worker["reason"]) for worker in workers])
 
 
 # -- the run
@@ -763,8 +763,8 @@ CLASSES: tuple[type[Fact], ...] = (
     *_ENDS,
 )
 """The record of each kind."""
-_READERS: Mapping[Kind, Callable[[Json], Fact]] = {one.kind: one.from_json for one in CLASSES}
-ENDS: Mapping[Kind, type[RunEnd]] = {one.kind: one for one in _ENDS}
+_READERS: Mapping[Kind, Callable[[Json], Fact]] = {event.kind: event.from_json for event in CLASSES}
+ENDS: Mapping[Kind, type[RunEnd]] = {event.kind: event for event in _ENDS}
 """The records of the terminal kinds."""
 
 

@@ -377,7 +377,7 @@ def _shown_to_conductor(index: _Index, proposal: Proposal) -> Iterator[Edge]:
         yield Edge(step_node(proposal.parent), node, "granted", "task", sent=bool(calls))
     if any(call.access.user for call in calls):
         yield Edge(CALLER, node, "granted", "conversation", sent=True)
-    seen = {n: None for one in calls if one.template != EMBEDS for n in seen_steps(one)}
+    seen = {n: None for call in calls if call.template != EMBEDS for n in seen_steps(call)}
     for n in seen:
         yield Edge(step_node(n), node, "granted", "answer", sent=True)
 
@@ -390,7 +390,7 @@ def _granted(index: _Index, proposal: Proposal, step: StepState) -> Iterator[Edg
         yield Edge(CALLER, node, "granted", "conversation", sent=bool(calls))
     if step.inherits and proposal.parent is not None:
         yield Edge(step_node(proposal.parent), node, "granted", "task", sent=bool(calls))
-    shown = {n for one in calls for n in seen_steps(one)}
+    shown = {n for call in calls for n in seen_steps(call)}
     for n in step.access.steps:
         source = index.state.steps[n]
         if source.settled and not source.chars and n not in shown:

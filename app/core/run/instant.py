@@ -116,7 +116,7 @@ def snapshot(at: Instant) -> dict[str, Any]:
         "cost_usd": state.usd / MILLION,
         "held_usd": sum(call.usd_held for call in state.open_calls) / MILLION,
         "usage": usage_to_json(summed(call.usage for call in state.calls.values())),
-        "proposals": [_proposal(state, one) for one in state.all_proposals],
+        "proposals": [_proposal(state, proposal) for proposal in state.all_proposals],
         "planning": [_call(call) for call in calls.get(None, ())],
         "steps": [_step(step, calls.get(step.n, []), replaced=step.n not in planned) for step in state.steps.values()],
         "answer_step": state.end.step if state.end is not None else None,
@@ -144,18 +144,18 @@ def _waits(state: RunState) -> dict[str, Any] | None:
     return None
 
 
-def _proposal(state: RunState, one: Proposal) -> dict[str, Any]:
+def _proposal(state: RunState, proposal: Proposal) -> dict[str, Any]:
     return {
-        "number": one.number,
-        "round": one.round,
-        "parent": one.parent,
-        "mode": one.mode,
-        "conductor": one.conductor,
-        "state": one.state,
-        "outage": one.outage,
-        "reasons": list(one.reasons),
-        "topology": one.topology or None,
-        "steps": [step.n for step in state.steps_of(one)],
+        "number": proposal.number,
+        "round": proposal.round,
+        "parent": proposal.parent,
+        "mode": proposal.mode,
+        "conductor": proposal.conductor,
+        "state": proposal.state,
+        "outage": proposal.outage,
+        "reasons": list(proposal.reasons),
+        "topology": proposal.topology or None,
+        "steps": [step.n for step in state.steps_of(proposal)],
     }
 
 
@@ -169,7 +169,7 @@ def _step(step: StepState, calls: Sequence[Call], *, replaced: bool) -> dict[str
         "error": step.error or None,
         "chars": step.chars,
         "finish": step.finish or None,
-        "tool_calls": sum(len(one.ids) for one in step.exchanges),
+        "tool_calls": sum(len(exchange.ids) for exchange in step.exchanges),
         "cost_usd": sum(call.usd for call in calls) / MILLION,
         "usage": usage_to_json(summed(call.usage for call in calls)),
         "calls": [_call(call) for call in calls],

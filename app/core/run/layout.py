@@ -28,9 +28,9 @@ def layout(nodes: Iterable[tuple[str, Sequence[str]]]) -> Mapping[str, Place]:
     taken: dict[int, set[int]] = {}
     for name, sources in nodes:
         before = [found[source] for source in sources]
-        column = 1 + max([one.x for one in before], default=-1)
+        column = 1 + max([node.x for node in before], default=-1)
         rows = taken.setdefault(column, set())
-        row = _nearest(_mean([one.y for one in before]), rows)
+        row = _nearest(_mean([node.y for node in before]), rows)
         rows.add(row)
         found[name] = Place(column, row)
     return found

@@ -188,7 +188,7 @@ def _await_approval(state: RunState) -> tuple[Command, ...]:
         return ()
     if any(step.state in ("queued", "running") and not step.opens for step in state.live):
         return ()
-    if wanted.mode == "fallback" and any(approvals.EXPIRED in one.reasons for one in state.proposals):
+    if wanted.mode == "fallback" and any(approvals.EXPIRED in proposal.reasons for proposal in state.proposals):
         return (give_up(state, Kind.EXPIRED, approvals.EXPIRED),)  # nobody has decided on the plan before it either
     return (AwaitApproval(wanted.number),)
 
@@ -263,7 +263,7 @@ def best_so_far(state: RunState) -> StepState | None:
 def confirmed(command: Finish, state: RunState, decided: float) -> Finish:
     """The end that follows from a later state than that for which `command` was decided on, at that time. What ran has
     been stopped, so there is no way back; but others may have answered meanwhile."""
-    follows = next((one for one in decide(state, decided) if isinstance(one, Finish)), None)
+    follows = next((following for following in decide(state, decided) if isinstance(following, Finish)), None)
     if follows is not None or state.waits:
         return follows or command
     return give_up(state, command.kind, command.stopped or command.error)
@@ -299,7 +299,7 @@ def _gated(state: RunState) -> frozenset[int]:
     """The proposals of which no step may begin, by number: they are to be approved."""
     if state.admitted.approval is None:
         return frozenset()
-    return frozenset([one.number for one in state.all_proposals if state.is_gated(one)])
+    return frozenset([proposal.number for proposal in state.all_proposals if state.is_gated(proposal)])
 
 
 def _within(state: RunState, live: Sequence[StepState]) -> tuple[Command, ...]:
@@ -386,7 +386,7 @@ def _next_round(state: RunState, current: Sequence[StepState]) -> tuple[Command,
 def parent_of(state: RunState, step: StepState) -> StepState | None:
     """Return the step whose nested workflow contains this one; None for a step of the run's own workflow."""
     for n, tries in state.nested.items():
-        if any(one.number == step.proposal for one in tries):
+        if any(proposal.number == step.proposal for proposal in tries):
             return state.steps[n]
     return None
 
@@ -418,7 +418,7 @@ def room(state: RunState, parent: int) -> int:
     """
     accepted = {tries[-1].number for tries in state.nested.values() if tries[-1].state == "accepted"}
     taken = {n for n, tries in state.nested.items() if tries[-1].number in accepted} | {parent}
-    known = accepted | {one.number for one in state.proposals}
+    known = accepted | {proposal.number for proposal in state.proposals}
     others = sum(step.n not in taken and step.proposal in known for step in state.live)
     return state.admitted.limits.steps - others
 

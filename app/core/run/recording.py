@@ -67,13 +67,13 @@ class RecordedPlan:
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan in plain JSON values."""
-        kept = {str(position): one.to_json() for position, one in self.kept.items()}
+        kept = {str(position): kept.to_json() for position, kept in self.kept.items()}
         return {"steps": [_step_to_json(step) for step in self.steps], "instant": self.instant, "kept": kept}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "RecordedPlan":
         """Return the inverse of `to_json`."""
-        kept = {int(position): Kept.from_json(one) for position, one in value["kept"].items()}
+        kept = {int(position): Kept.from_json(kept) for position, kept in value["kept"].items()}
         return cls(tuple([_step_from_json(step) for step in value["steps"]]), value["instant"], kept)
 
 
@@ -143,7 +143,7 @@ class Recording:
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "Recording":
         """Return the inverse of `to_json`."""
-        plans = {key: RecordedPlan.from_json(one) for key, one in value["plans"].items()}
+        plans = {key: RecordedPlan.from_json(plan) for key, plan in value["plans"].items()}
         return cls(value["run"], plans, tuple([RecordedTools.from_json(tool) for tool in value["tools"]]))
 
 
@@ -207,7 +207,7 @@ def _planned(state: RunState, proposal: Proposal, fact: PlanStep, texts: Mapping
 
 def before(state: RunState, n: int) -> Sequence[StepState]:
     """Return the steps that were planned before step `n` and carried out, in order; not those of rejected proposals."""
-    numbers = {one.number for one in accepted(state)}
+    numbers = {plan.number for plan in accepted(state)}
     return [step for step in state.steps.values() if step.n < n and step.proposal in numbers]
 
 
@@ -236,10 +236,10 @@ def answered(
     calls = tools_of(message, (), place, frozenset()).calls
     of_step = [tool for tool in recording.tools if tool.place == place]
     same = of_step[index : index + 1] + [tool for tool in recording.tools if tool.calls == calls]
-    found = next((one for one in same if one.calls == calls), None)
+    found = next((exchange for exchange in same if exchange.calls == calls), None)
     if found is None:
         return None
-    own = [changed(one, call_id=id_) for one, id_ in zip(found.results, ids, strict=False)]
+    own = [changed(result, call_id=id_) for result, id_ in zip(found.results, ids, strict=False)]
     return changed(found, results=(*own, *found.results[len(own) :]))
 
 

@@ -38,10 +38,14 @@ def content_selections(seconds: float | None, classes: Sequence[RetentionClass])
 
     Content is personal data: it goes as soon as one of the reasons demands it. A legal hold keeps it longer.
     """
-    stating = [one for one in classes if one.content is not None]
-    chosen = [Selection(one.content, one.of) for one in stating if one.content is not None and one.content < inf]
+    stating = [run_class for run_class in classes if run_class.content is not None]
+    chosen = [
+        Selection(run_class.content, run_class.of)
+        for run_class in stating
+        if run_class.content is not None and run_class.content < inf
+    ]
     if seconds is not None:
-        chosen.append(Selection(seconds, without=tuple([one.of for one in stating])))
+        chosen.append(Selection(seconds, without=tuple([run_class.of for run_class in stating])))
     return chosen
 
 
@@ -50,7 +54,7 @@ def event_selections(seconds: float | None, classes: Sequence[RetentionClass]) -
 
     Journals are records, hold no words of callers, and cannot be brought back: they go when no reason keeps them.
     """
-    stating = [(one.of, one.events) for one in classes if one.events is not None]
+    stating = [(run_class.of, run_class.events) for run_class in classes if run_class.events is not None]
     chosen = []
     for of, kept in stating:
         longer = tuple([other for other, its_own in stating if its_own > kept])

@@ -286,7 +286,7 @@ class RunState:
         """The first accepted plan that needs an approval and has none."""
         if self.admitted.approval is None:
             return None
-        return next((one for one in self.all_proposals if one.needs and self.is_gated(one)), None)
+        return next((proposal for proposal in self.all_proposals if proposal.needs and self.is_gated(proposal)), None)
 
     def is_gated(self, proposal: Proposal) -> bool:
         """True if no step of a proposal may begin, because the run has terms of approval and the plan is not accepted
@@ -355,7 +355,9 @@ class RunState:
 
     def workflow(self, number: int) -> tuple[StepState, ...]:
         """The steps of a round's workflow; none before it is accepted."""
-        chosen = [one.number for one in self.proposals if one.round == number and one.state == "accepted"]
+        chosen = [
+            proposal.number for proposal in self.proposals if proposal.round == number and proposal.state == "accepted"
+        ]
         return tuple(step for step in self.steps.values() if step.proposal in chosen)
 
     def answer(self, number: int) -> Answer | None:
@@ -372,19 +374,23 @@ class RunState:
     @property
     def rounds(self) -> int:
         """Return the number of workflows."""
-        return sum(bool(one.topology) for one in self.proposals)
+        return sum(bool(proposal.topology) for proposal in self.proposals)
 
     @property
     def topology(self) -> str:
         """The topology of the latest workflow; empty before there is one."""
-        return next((one.topology for one in reversed(self.proposals) if one.topology), "")
+        return next((proposal.topology for proposal in reversed(self.proposals) if proposal.topology), "")
 
     @property
     def planned(self) -> tuple[StepState, ...]:
         """The steps of all rounds, and of what is nested in them; not those of proposals that were replaced."""
         if self.round == 1 and not self.nested:
             return self.current
-        kept = {one.number for one in self.proposals if one.state == "accepted" or one is self.proposals[-1]}
+        kept = {
+            proposal.number
+            for proposal in self.proposals
+            if proposal.state == "accepted" or proposal is self.proposals[-1]
+        }
         kept |= {tries[-1].number for tries in self.nested.values()}
         return tuple(step for step in self.steps.values() if step.proposal in kept)
 
@@ -439,9 +445,9 @@ class RunState:
     @property
     def all_proposals(self) -> tuple[Proposal, ...]:
         """All of them, in the order of their numbers."""
-        inner = (one for tries in self.nested.values() for one in tries)
+        inner = (proposal for tries in self.nested.values() for proposal in tries)
         if self.nested:
-            return tuple(sorted((*self.proposals, *inner), key=lambda one: one.number))
+            return tuple(sorted((*self.proposals, *inner), key=lambda proposal: proposal.number))
         return self.proposals
 
 
@@ -671,7 +677,7 @@ def _needs(state: RunState, proposal: Proposal, price: int | None) -> tuple[str,
     steps, terms = state.steps_of(proposal), state.admitted.approval
     if terms is None or not steps:
         return ()
-    further = any(one.needs and one.state == "accepted" for one in state.all_proposals)
+    further = any(opened.needs and opened.state == "accepted" for opened in state.all_proposals)
     return approvals.reasons(terms, [step.worker for step in steps], price, state.usd, further=further)
 
 
@@ -680,7 +686,7 @@ def _check_approved(state: RunState, n: int) -> None:
     if state.admitted.approval is None:
         return
     number = state.steps[n].proposal
-    if any(one.number == number and state.is_gated(one) for one in state.all_proposals):
+    if any(proposal.number == number and state.is_gated(proposal) for proposal in state.all_proposals):
         raise ValueError(f"step {n} belongs to a plan that is not approved")
 
 
@@ -728,7 +734,7 @@ def _call_finished(state: RunState, fact: CallFinished) -> Changes:
 
 def _step_awaiting(state: RunState, fact: StepAwaitingTool) -> Changes:
     step = state.steps[fact.n]
-    ids = tuple(one.id for one in fact.calls)
+    ids = tuple(call.id for call in fact.calls)
     exchange = Exchange(fact.call, step.worker, fact.said, ids, state.turn.number, chars=fact.chars)
     return _set_step(state, step.n, state="awaiting_tool", exchanges=(*step.exchanges, exchange))
 
@@ -789,7 +795,7 @@ def _refused(state: RunState, fact: RunRefused) -> Changes:
 def _approval_expired(state: RunState, fact: RunApprovalExpired) -> Changes:
     """The plan is dropped. A first round begins anew; what has answered or runs already stays as it is."""
     asked = _check_asked(state, fact.proposal, None)
-    dropped = next(one for one in state.all_proposals if one.number == asked.proposal)
+    dropped = next(proposal for proposal in state.all_proposals if proposal.number == asked.proposal)
     dropped = changed(dropped, state="rejected", reasons=(approvals.EXPIRED,), topology="")
     first = dropped.round == 1 and dropped.parent is None
     after = _run_arrow(state, "admitted" if first else "running")

@@ -171,7 +171,7 @@ class Flow:
         self._subtasks: dict[int, Reading] = {}
         self._planners: dict[int, Reading] = {}
         """The input that the planning model of each proposal read, by the number of the proposal."""
-        proposals = {one.number: one for one in state.all_proposals}
+        proposals = {proposal.number: proposal for proposal in state.all_proposals}
         for n in sorted(state.steps):  # a step reads earlier ones only
             step = state.steps[n]
             self._subtasks[n] = self._subtask(step, proposals[step.proposal])
@@ -271,7 +271,7 @@ def readers(state: RunState, n: int, workers: list[Worker]) -> tuple[Reading, li
         return Reading(), workers, ()
     reading = reading_of(state, n, workers)
     reasons = [(worker.name, exclusion(worker, reading)) for worker in workers]
-    excluded = tuple([one for one in reasons if one[1]])
+    excluded = tuple([reason for reason in reasons if reason[1]])
     if excluded:
         workers = [worker for worker in workers if permits(worker, reading)]
     return reading, workers, excluded
@@ -423,4 +423,4 @@ def _planner(state: RunState, step: StepState) -> str:
     for proposal in state.proposals:
         if proposal.number == step.proposal:
             return proposal.conductor
-    return next(one.conductor for one in state.all_proposals if one.number == step.proposal)
+    return next(proposal.conductor for proposal in state.all_proposals if proposal.number == step.proposal)

@@ -54,7 +54,7 @@ def chosen(events: Sequence[Event]) -> str | None:
 def withheld(state: RunState, step: StepState, proposal: Proposal, by: str, among: Sequence[StepState]) -> Withheld:
     """Return what a plan withheld from a step: the caller's words, earlier steps of the plan, the answer of the round
     before. `by` is who decided the plan, and `among` has all of its steps."""
-    earlier = [one.n for one in among if one.n < step.n]
+    earlier = [other.n for other in among if other.n < step.n]
     if proposal.parent is None and proposal.round > 1:
         before = state.answer(proposal.round - 1)
         if before is not None:

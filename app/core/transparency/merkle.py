@@ -175,14 +175,14 @@ def consistent(old: int, new: int, roots: tuple[bytes, bytes], proof: Sequence[b
     if not path or old > new:
         return False
     older = newer = path[0]
-    for one in path[1:]:
+    for sibling in path[1:]:
         if last == 0:
             return False
         if first & 1 or first == last:
-            older, newer = node_hash(one, older), node_hash(one, newer)
+            older, newer = node_hash(sibling, older), node_hash(sibling, newer)
             while first and not first & 1:
                 first, last = first >> 1, last >> 1
         else:
-            newer = node_hash(newer, one)
+            newer = node_hash(newer, sibling)
         first, last = first >> 1, last >> 1
     return (older, newer) == roots and last == 0

@@ -76,7 +76,7 @@ def cosignature_time(note: str, key: WitnessKey) -> int | None:
 def submission(old: int, proof: Sequence[bytes], note: str) -> bytes:
     """Return the body of a request for a cosignature; `proof` shows that the log has grown from its first `old`
     entries."""
-    lines = [f"old {old}", *[b64encode(one).decode() for one in proof], "", note]
+    lines = [f"old {old}", *[b64encode(sibling_hash).decode() for sibling_hash in proof], "", note]
     return "\n".join(lines).encode()
 
 

@@ -100,10 +100,10 @@ class Candidates:
     def _until_callable(self, seconds_left: float) -> float:
         """Return the seconds until the first rate limit is over, if that leaves time for an answer; its worker is
         called then."""
-        fitting = [one for one in self._limited.values() if one[1] > self._health.hopeless(one[0])]
+        fitting = [limited for limited in self._limited.values() if limited[1] > self._health.hopeless(limited[0])]
         if not fitting:
             return 0.0
-        worker, then = max(fitting, key=lambda one: one[1])
+        worker, then = max(fitting, key=lambda limited: limited[1])
         del self._limited[worker.name]
         self._workers = [worker]
         return max(seconds_left - then, 0.0)

@@ -132,16 +132,16 @@ async def look(store: ContentReads, state: RunState, n: int, fresh: Mapping[str,
     answered = [exchange for exchange in step.exchanges if exchange.results]
     wanted: set[tuple[str, Reader]] = {(ref, _task) for ref in (state.admitted.task, state.turn.request) if ref}
     wanted.add((step.subtask, _text))
-    for one in earlier:
-        wanted |= {(one.subtask, _text), (one.output, _text)}
+    for needed in earlier:
+        wanted |= {(needed.subtask, _text), (needed.output, _text)}
     for use in answered:
         wanted |= {(use.said, _message), (use.results, _messages)}
     found = await _records(store, state.run, wanted, fresh)
-    done = {one.n: EarlierStep(one.n, found[one.subtask, _text], found[one.output, _text]) for one in earlier}
+    done = {step.n: EarlierStep(step.n, found[step.subtask, _text], found[step.output, _text]) for step in earlier}
     task = found[state.admitted.task, _task]
     asked = found[state.turn.request, _task] if state.turn.request else task
     used = tuple(
-        [ToolUse(one.worker, found[one.said, _message], one.ids, found[one.results, _messages]) for one in answered]
+        [ToolUse(use.worker, found[use.said, _message], use.ids, found[use.results, _messages]) for use in answered]
     )
     if parent is not None and step.inherits:
         task = changed(task, messages=(await look(store, state, parent.n, fresh)).messages(""))
@@ -176,7 +176,7 @@ def _message(body: bytes) -> Message:
 
 
 def _messages(body: bytes) -> tuple[Message, ...]:
-    return tuple([message_from_json(one) for one in orjson.loads(body)])
+    return tuple([message_from_json(message) for message in orjson.loads(body)])
 
 
 async def _records(

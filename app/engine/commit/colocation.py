@@ -108,7 +108,7 @@ class StepStarter(Protocol):
 
 def held(begun: Sequence[BegunStep]) -> Ledger:
     """Return the amount that an entry reserves for all of them."""
-    return Ledger(sum(one.hold.usd for one in begun), sum(one.hold.tokens for one in begun))
+    return Ledger(sum(call.hold.usd for call in begun), sum(call.hold.tokens for call in begun))
 
 
 async def commit_with_intents(begun: Sequence[BegunStep], commit: Awaitable[Appended]) -> Appended | None:
@@ -116,13 +116,13 @@ async def commit_with_intents(begun: Sequence[BegunStep], commit: Awaitable[Appe
     try:
         appended = await commit
     except BaseException as error:
-        for one in begun:
-            one.forgo()
+        for call in begun:
+            call.forgo()
         moved = isinstance(error, Conflict) and error.public_code == MOVED  # which has nothing to do with the steps
         if isinstance(error, RunOverBudget | Conflict) and not moved:
             return None
         raise
-    for one, claim in zip_longest(begun, appended.taken):
+    for call, claim in zip_longest(begun, appended.taken):
         # An entry that is found again after an outage has no claims: those tickets lapse and are taken anew.
-        one.go(claim) if claim is not None else one.forgo()
+        call.go(claim) if claim is not None else call.forgo()
     return appended

@@ -179,7 +179,7 @@ class Consequences:
         state, terms = self.state, self.state.admitted.approval
         until = now + (terms.seconds if terms is not None else 0.0)
         self.lease = Lease("", until, until)
-        proposal = next(one for one in state.all_proposals if one.number == command.proposal)
+        proposal = next(proposal for proposal in state.all_proposals if proposal.number == command.proposal)
         left = max(state.turn.deadline - now, 0.0)
         return drafts.awaiting_approval(state, proposal, until, left, catalog, notifies=notifies)
 
@@ -196,7 +196,7 @@ class Consequences:
 
     def with_intents(self, begun: Sequence[BegunStep]) -> "Consequences":
         """These consequences with the intents of some steps, whose tickets are taken."""
-        rows, intents = {one.row.step: one.row for one in begun}, [one.intent for one in begun]
+        rows, intents = {call.row.step: call.row for call in begun}, [call.intent for call in begun]
         outbox = [rows.get(row.step, row) for row in self.outbox]
         return replace(self, state=tentative(self.state, intents), events=[*self.events, *intents], outbox=outbox)
 
@@ -489,7 +489,7 @@ class RunWriter:
             hold = changed(entry, hold=held(begun))
             appended = await commit_with_intents(begun, self._write(hold, follows.with_intents(begun)))
             if appended is not None:
-                taken = {one.row.step for one in begun}
+                taken = {call.row.step for call in begun}
                 follows.outbox = [row for row in follows.outbox if row.step not in taken]
                 return appended
         return await self._write(entry, follows)

@@ -130,7 +130,7 @@ class SelectorBeliefs:
         rated = {tenant: published for tenant, (published, ratings) in own.items() if ratings >= LEAST_RATINGS}
         found = {}
         for tenant, (published, ratings) in own.items():
-            peers = tuple([one for name, one in rated.items() if name != tenant])
+            peers = tuple([beliefs for name, beliefs in rated.items() if name != tenant])
             found[tenant] = Beliefs(published, ratings, peers)
         self._shared[tier], self._own[tier], self._peers[tier] = shared, found, tuple(rated.values())
 
@@ -259,7 +259,7 @@ class RatingReader:
         """The next ratings that were not seen yet; none if there are none."""
         last = (state.mark - LATE_SECONDS, "")
         while page := await self._context.store.feedback_after(last, PAGE):
-            if fresh := [one for one in page if (one.at, one.id) not in state.recent]:
+            if fresh := [rating for rating in page if (rating.at, rating.id) not in state.recent]:
                 return fresh
             last = (page[-1].at, page[-1].id)
         return ()
@@ -271,12 +271,12 @@ class RatingReader:
         state, rated = _within_daily_limit(state, spec, await self._rated(tier, fresh))
         workers, raters, posterior = self._workers(tier), dict(spec.raters), state.posterior
         ratings: dict[str, list[Rating]] = {}
-        for one in rated:
-            rating = evidence.rating(one, raters)
-            if rating is not None and one.rating.tenant in spec.trusted:
+        for rated_run in rated:
+            rating = evidence.rating(rated_run, raters)
+            if rating is not None and rated_run.rating.tenant in spec.trusted:
                 posterior, state = learned(posterior, spec, workers, rating), replace(state, shared=number)
             elif rating is not None:
-                ratings.setdefault(one.rating.tenant, []).append(rating)
+                ratings.setdefault(rated_run.rating.tenant, []).append(rating)
         parts = {}
         for tenant, own in ratings.items():
             part = await self._own_part(tier.name, tenant)
@@ -284,8 +284,10 @@ class RatingReader:
                 part = taught(posterior, part, spec, workers, own[first : first + RATINGS_AT_ONCE])
                 await asyncio.sleep(0)  # a page takes some ten milliseconds, and callers wait for none of it
             parts[tenant] = part
-        mark = max([state.mark, *(one.at for one in fresh)])
-        recent = {one for one in state.recent if one[0] >= mark - LATE_SECONDS} | {(one.at, one.id) for one in fresh}
+        mark = max([state.mark, *(rating.at for rating in fresh)])
+        recent = {key for key in state.recent if key[0] >= mark - LATE_SECONDS} | {
+            (rating.at, rating.id) for rating in fresh
+        }
         if state.shared == number or not posterior.at:
             posterior = faded(posterior, spec.decay, self._context.now())
         after = replace(state, posterior=posterior, mark=mark, recent=frozenset(recent))
@@ -294,7 +296,7 @@ class RatingReader:
     async def _rated(self, tier: Tier, fresh: Sequence[Feedback]) -> list[Rated]:
         """The runs of the tier that these ratings are about."""
         found = await self._context.store.rated(fresh, evidence.TOLD, evidence.looked_at) if fresh else ()
-        return [one for one in found if _learner(one) == tier.name]
+        return [rating for rating in found if _learner(rating) == tier.name]
 
     async def _own_part(self, tier: str, tenant: str) -> Posterior:
         """The own part of a tenant, whether it is held here or not."""
@@ -309,8 +311,8 @@ class RatingReader:
 
     def _trials(self, tier: Tier, state: LearningState, trials: Sequence[Trial]) -> list[Trial]:
         """The trials of the tier's workers that were not worked in yet, in the order of their times."""
-        own = [one for worker in self._workers(tier) for one in of_worker(trials, worker) if one.at > state.tried]
-        return sorted(own, key=lambda one: (one.at, one.worker, one.task))
+        own = [trial for worker in self._workers(tier) for trial in of_worker(trials, worker) if trial.at > state.tried]
+        return sorted(own, key=lambda trial: (trial.at, trial.worker, trial.task))
 
 
 def _calibrated(
@@ -318,10 +320,12 @@ def _calibrated(
 ) -> LearningState:
     """The state with trials worked in: each is a rating of the worker alone at that question."""
     posterior = state.posterior
-    for one in trials:
-        trial = Rating(manned("answer", [one.worker]), features(one.question), one.score, one.usd, one.at)
+    for measured in trials:
+        trial = Rating(
+            manned("answer", [measured.worker]), features(measured.question), measured.score, measured.usd, measured.at
+        )
         posterior = learned(posterior, spec, workers, trial)
-    return replace(state, posterior=posterior, tried=max([state.tried, *(one.at for one in trials)]))
+    return replace(state, posterior=posterior, tried=max([state.tried, *(trial.at for trial in trials)]))
 
 
 def _indexed(state: LearningState, number: int, parts: Mapping[str, Posterior]) -> LearningState:
@@ -343,13 +347,13 @@ def _within_daily_limit(
     if not spec.daily:
         return state, list(rated)
     day, counted, found = state.day, dict(state.counted), []
-    for one in rated:
-        today = int(one.rating.at // DAY_SECONDS)
+    for rated_run in rated:
+        today = int(rated_run.rating.at // DAY_SECONDS)
         if today > day:
             day, counted = today, {}
-        counted[one.rating.key] = counted.get(one.rating.key, 0) + 1
-        if not one.rating.key or counted[one.rating.key] <= spec.daily:
-            found.append(one)
+        counted[rated_run.rating.key] = counted.get(rated_run.rating.key, 0) + 1
+        if not rated_run.rating.key or counted[rated_run.rating.key] <= spec.daily:
+            found.append(rated_run)
     return replace(state, day=day, counted=counted), found
 
 

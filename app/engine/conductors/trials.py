@@ -84,8 +84,8 @@ async def shadows_of(runs: Runs, tier: str, since: float, until: float, *, answe
             pairs += len(found[subject].pairs) - len(before.pairs)
         if pairs >= MOST_PAIRS:
             break
-    compared = [await _compared(runs, one) if answers else one for one in found.values()]
-    return tuple([replace(one, pairs=one.pairs[::-1]) for one in compared])
+    compared = [await _compared(runs, shadow) if answers else shadow for shadow in found.values()]
+    return tuple([replace(shadow, pairs=shadow.pairs[::-1]) for shadow in compared])
 
 
 async def _pages(runs: Runs, query: RunQuery) -> AsyncIterator[tuple[JournaledRun, ...]]:
@@ -99,10 +99,13 @@ async def _pages(runs: Runs, query: RunQuery) -> AsyncIterator[tuple[JournaledRu
 
 
 async def _origins(runs: Runs, shadows: Sequence[JournaledRun]) -> Mapping[str, JournaledRun]:
-    names = tuple([_admitted(one).origin_run for one in shadows])
+    names = tuple([_admitted(shadow).origin_run for shadow in shadows])
     if not names:
         return {}
-    return {one.id: one for one in await runs.journaled_runs(RunQuery(ids=names, limit=len(names)))}
+    return {
+        journaled_run.id: journaled_run
+        for journaled_run in await runs.journaled_runs(RunQuery(ids=names, limit=len(names)))
+    }
 
 
 def _admitted(run: JournaledRun) -> RunAdmitted:
@@ -141,8 +144,8 @@ async def _compared(runs: Runs, shadows: SubjectShadows) -> SubjectShadows:
 async def _same(runs: Runs, pair: ShadowedRun) -> bool | None:
     """True if both answers are the same text but for case, spaces and the last full stop; None if one was erased."""
     texts = []
-    for one in (pair.live, pair.shadow):
-        body = (await runs.contents(one.run, [one.answer])).get(one.answer)
+    for run in (pair.live, pair.shadow):
+        body = (await runs.contents(run.run, [run.answer])).get(run.answer)
         if body is None:
             return None
         text = unicodedata.normalize("NFKC", body.decode(errors="replace")).casefold()
@@ -205,11 +208,13 @@ def subject_of(conductor: str, version: str) -> str:
 
 def candidate_of(changes: Sequence[Change], conductor: str, in_force: VersionsInForce) -> Candidate | None:
     """The version that is a canary, or was promoted last and is still live; None if there is none."""
-    own = [one for one in changes if one.conductor == conductor]
+    own = [change for change in changes if change.conductor == conductor]
     if in_force.canary:
-        begun = next(one.at for one in reversed(own) if one.kind == "canary" and one.version == in_force.canary)
+        begun = next(
+            change.at for change in reversed(own) if change.kind == "canary" and change.version == in_force.canary
+        )
         return Candidate(conductor, in_force.canary, begun, in_force.live, in_force.share)
-    decided = [one for one in own if one.kind in ("promoted", "rolled_back")]
+    decided = [change for change in own if change.kind in ("promoted", "rolled_back")]
     if not decided or decided[-1].kind != "promoted" or decided[-1].version != in_force.live:
         return None
     before = in_force.before[-1] if in_force.before else ""
@@ -221,12 +226,12 @@ async def versions_apart(runs: Runs, tier: Tier, candidate: Candidate, now: floa
     is a canary, of the time before once it was promoted. A run that a fallback planned because the version could not be
     asked is the version's, too."""
     planned = await _planned(runs, RunQuery(tier=tier.name, since=candidate.since, until=now), candidate)
-    mine = [one for one in planned if candidate.conducts(one.run)]
-    live = [one for one in planned if not candidate.conducts(one.run)]
+    mine = [run for run in planned if candidate.conducts(run.run)]
+    live = [run for run in planned if not candidate.conducts(run.run)]
     if candidate.promoted:
         length = tier.promotion.watch_hours * 3_600 if tier.promotion is not None else 0.0
         query = RunQuery(tier=tier.name, since=candidate.since - length, until=candidate.since)
-        live = [one for one in await _planned(runs, query, candidate) if not candidate.has_conducted(one)]
+        live = [run for run in await _planned(runs, query, candidate) if not candidate.has_conducted(run)]
     return apart(live, mine)
 
 
@@ -253,7 +258,7 @@ class Judged:
 
     def decision(self) -> dict[str, Any]:
         """The conditions with what was found, in plain JSON values."""
-        shown = [one.to_json() for one in self.conditions]
+        shown = [condition.to_json() for condition in self.conditions]
         return {"tier": self.tier, "source": self.source, "conditions": shown}
 
     def to_json(self) -> dict[str, Any]:
@@ -271,9 +276,9 @@ async def judged(
     if tier.promotion is None:
         return None
     source, evidence = "none", NO_EVIDENCE
-    for one in await shadows_of(runs, tier.name, since, now, answers=False):
-        if one.subject == subject and one.pairs:
-            source, evidence = "shadow", paired(one.pairs)
+    for shadow in await shadows_of(runs, tier.name, since, now, answers=False):
+        if shadow.subject == subject and shadow.pairs:
+            source, evidence = "shadow", paired(shadow.pairs)
     if canary is not None and canary.subject == subject and evidence.count < tier.promotion.min_pairs:
         found = await versions_apart(runs, tier, canary, now)
         if found.count > evidence.count:
@@ -296,7 +301,7 @@ DEFINITIONS: Final[Mapping[str, str]] = {
 
 async def report(runs: Runs, tier: Tier, since: float, until: float, drawn: Mapping[str, int] | None) -> dict[str, Any]:
     """The report on a tier's shadows as JSON values. `drawn` counts what became of the runs that were drawn."""
-    found = {one.subject: one for one in await shadows_of(runs, tier.name, since, until, answers=True)}
+    found = {shadow.subject: shadow for shadow in await shadows_of(runs, tier.name, since, until, answers=True)}
     if tier.shadow is not None:
         found.setdefault(tier.shadow.subject, SubjectShadows(tier.shadow.subject))
     return {
@@ -322,7 +327,7 @@ def _reported(tier: Tier, shadows: SubjectShadows) -> dict[str, Any]:
         "unfinished": shadows.unfinished,
         "figures": evidence.to_json()["figures"],
         "new_recipients": _new_recipients(shadows.pairs),
-        "conditions": [one.to_json() for one in decided],
+        "conditions": [judged.to_json() for judged in decided],
         "promotable": promotable(decided) if decided else None,
         "pairs_needed": pairs_needed(decided),
     }

@@ -77,7 +77,7 @@ class VersionReader:
             self._read_at = asked_at
             if known != self._known:
                 self._known = known
-                live = {name: one.canary or one.live for name, one in known.items()}
+                live = {name: version.canary or version.live for name, version in known.items()}
                 self._telemetry.log(
                     logging.INFO,
                     "The versions of conductors, or what serves tiers, have changed; new runs use these.",
@@ -181,7 +181,11 @@ def accept(trusted: TrustedSigners, objection: str, warn: Callable[[str], object
 
 def signature_of(changes: Sequence[Change], conductor: str, version: str) -> str:
     """The signature with which a version was deployed last; empty if it had none, or was deployed by an older Baton."""
-    notes = [one.note for one in changes if (one.conductor, one.kind, one.version) == (conductor, "loaded", version)]
+    notes = [
+        change.note
+        for change in changes
+        if (change.conductor, change.kind, change.version) == (conductor, "loaded", version)
+    ]
     if not notes:
         return ""
     return str(json.loads(notes[-1] or "{}").get("signature", ""))

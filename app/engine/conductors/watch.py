@@ -53,12 +53,17 @@ async def gate(store: Store, catalog: Catalog, wanted: RequestedChange, now: flo
     since = now - EVIDENCE_SECONDS
     subject = subject_of(wanted.conductor, wanted.version)
     found = [await judged(store, tier, subject, canary, since, now) for tier in tiers]
-    return tuple([one for one in found if one is not None])
+    return tuple([judged for judged in found if judged is not None])
 
 
 def refusals(found: Sequence[Judged]) -> list[str]:
     """The conditions that do not hold, in words."""
-    return [f"{one.tier}: {of.name} {_words(of)}" for one in found for of in one.conditions if of.outcome != "holds"]
+    return [
+        f"{judged.tier}: {of.name} {_words(of)}"
+        for judged in found
+        for of in judged.conditions
+        if of.outcome != "holds"
+    ]
 
 
 def _words(condition: Condition) -> str:
@@ -72,14 +77,14 @@ def _words(condition: Condition) -> str:
 
 def held(found: Sequence[Judged]) -> bool:
     """True if a promotion may be made."""
-    return all(promotable(one.conditions) for one in found)
+    return all(promotable(judged.conditions) for judged in found)
 
 
 def note(found: Sequence[Judged], **more: Any) -> str:
     """The evidence of a decision as it is stored with the change; empty where there are no conditions."""
     if not found and not any(more.values()):
         return ""
-    tiers = [one.decision() for one in found]
+    tiers = [judged.decision() for judged in found]
     return orjson.dumps({name: value for name, value in more.items() if value} | {"tiers": tiers}).decode()
 
 
@@ -142,11 +147,11 @@ class PromotionWatch:
         )
         if wanted.version != candidate.version:  # somebody has changed it meanwhile
             return
-        names = [one.name for one in broken]
+        names = [condition.name for condition in broken]
         evidence = note([found], breached=names)
         await versions.make_change(context.store, wanted, name=name, by=PROCESS, note=evidence)
-        for one in names:
-            context.telemetry.count("baton_rollbacks_total", candidate.conductor, one)
+        for name in names:
+            context.telemetry.count("baton_rollbacks_total", candidate.conductor, name)
         context.telemetry.log(
             logging.ERROR,
             "What was promoted, or is a canary, breached the conditions of its promotion and was rolled back.",

@@ -573,7 +573,7 @@ class Followers:
     async def _rewind(self) -> None:
         """Read all runs again: the database has moved to a server that may lack what was received of them."""
         changes = self._context.store.server_changes
-        for follower in [one for one in self._followers.values() if one.is_recorded]:
+        for follower in [follower for follower in self._followers.values() if follower.is_recorded]:
             try:
                 await follower.rewind()
             except RunLost as error:

@@ -191,14 +191,14 @@ def _of_caller(task: Task) -> tuple[tuple[str, str], ...]:
     """The filters with words of the caller's, which are erased with the content. Values that are too long get none."""
     users = {task.user, task.echoed.get("safety_identifier")} - {None, ""}
     found = [(USER_TAG, str(user)) for user in users]
-    found += [(METADATA_TAG, metadata_tag(*one)) for one in task.metadata.items()]
-    return tuple([one for one in found if len(one[1].encode()) <= TAG_BYTES])
+    found += [(METADATA_TAG, metadata_tag(*item)) for item in task.metadata.items()]
+    return tuple([tag for tag in found if len(tag[1].encode()) <= TAG_BYTES])
 
 
 def of_request(order: Order) -> tuple[tuple[str, str], ...]:
     """The filters by the ids of the HTTP request and of its trace, as far as there are any."""
     found = ((REQUEST_TAG, order.request_id), (TRACE_TAG, order.trace.id))
-    return tuple([one for one in found if one[1]])
+    return tuple([tag for tag in found if tag[1]])
 
 
 def untaken(context: EngineContext) -> float:
@@ -334,7 +334,7 @@ def _recorded(catalog: Catalog, order: Order, recording: Recording, choice: Elig
         reasons.append(f"a plan has {longest} steps; at most {order.limits.steps} are allowed here")
     if recording.nests and not order.limits.depth:
         reasons.append("a workflow is nested in a step, which this tier does not allow")
-    kept = {position: one.labels for position, one in first.kept.items()}
+    kept = {position: kept.labels for position, kept in first.kept.items()}
     reasons += refused_plan(catalog, order.labels, first.steps, kept, instant=first.instant)
     if reasons:
         raise InvalidRequest(

@@ -209,7 +209,7 @@ class _Answer:
         """Return the fingerprints of the workers that may be called: those of the plan and the replacements. One that
         is another worker by now is left out, if the decision names a replacement."""
         asked, replacements = self.asked, self.decision.replacements
-        proposal = next(one for one in self.state.all_proposals if one.number == asked.proposal)
+        proposal = next(proposal for proposal in self.state.all_proposals if proposal.number == asked.proposal)
         planned = [step.worker for step in self.state.steps_of(proposal) if step.worker != CONDUCTOR]
         unknown = sorted(set(replacements) - asked.workers.keys())
         if unknown:

@@ -278,7 +278,7 @@ class Planner:
         contents: Contents = ((ref, step.subtask.encode()),) if ref else ()
         if why or withheld:
             reasons = ((why, step.why.encode()), (withheld, step.why_withheld.encode()))
-            contents = (*contents, *[one for one in reasons if one[0]])
+            contents = (*contents, *[reason for reason in reasons if reason[0]])
         before, parent = state.answer(proposal.round - 1), proposal.parent
         return drafts.planned(
             proposal.number,
@@ -579,7 +579,9 @@ class Planner:
         Raises `RunOverBudget` if that is not enough for a short plan.
         """
         floor, question = seen.limits.floor, question_tokens(seen.task)
-        answer = min([least(one, question, floor) for one in seen.workers], key=lambda one: one.usd, default=Amount())
+        answer = min(
+            [least(worker, question, floor) for worker in seen.workers], key=lambda amount: amount.usd, default=Amount()
+        )
         attempt = asked.within(unspent(state).less(answer), 1 if embeds else max(PLAN_TOKENS, floor))
         if attempt is None:
             raise RunOverBudget
@@ -692,7 +694,7 @@ def brief(catalog: Catalog, task: Task, state: RunState, command: Propose, *, in
     known = catalog.workers
     workers = [known[name] for name in state.admitted.pool if name in known]
     earlier = state.proposals if command.parent is None else state.nested.get(command.parent, ())
-    last = next((one for one in reversed(earlier) if one.number < command.number), None)
+    last = next((proposal for proposal in reversed(earlier) if proposal.number < command.number), None)
     repairs = last is not None and command.mode == "repair"
     limits = state.admitted.limits
     return Brief(
@@ -727,7 +729,7 @@ async def shown(store: Store, state: RunState, command: Propose, known: Brief, l
         names[before.step.n] = PREVIOUS
     past = []
     for step in steps:
-        read = tuple(["user" if one == "user" else names[int(one)] for one in step.access.as_list()])
+        read = tuple(["user" if entry == "user" else names[int(entry)] for entry in step.access.as_list()])
         past.append(PastStep(step.worker, texts[step.subtask], read, step.state == "done"))
     return replace(known, previous=Previous(tuple(past), texts[answer.step.output]))
 

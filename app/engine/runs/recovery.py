@@ -282,7 +282,7 @@ async def hand_back(context: EngineContext, home: str, drivers: Mapping[str, Dri
     with suppress(StoreUnavailable, QueueUnavailable):
         given = await context.store.renew_leases(home, epochs, context.now() - GIVEN_UP_SECONDS) if epochs else ()
         states = [drivers[run].state for run in given]
-        await context.queue.enqueue([run_ticket(one) for one in states])
+        await context.queue.enqueue([run_ticket(state) for state in states])
 
 
 def is_begun(state: RunState) -> bool:

@@ -145,7 +145,7 @@ def _kept(earlier: Earlier, changes: Changes, catalog: Catalog, labels: frozense
     n, state = changes.from_step, earlier.state
     if n is None:
         return {}
-    own = {one.number: one.parent for one in accepted(state)}
+    own = {plan.number: plan.parent for plan in accepted(state)}
     step = state.steps.get(n)
     planned = step is not None and step.proposal in own
     _refuse(not planned, "from_step", f"The run has no step {n} that was carried out.")
@@ -154,12 +154,14 @@ def _kept(earlier: Earlier, changes: Changes, catalog: Catalog, labels: frozense
     then, now = Flow(state).outputs, Flow(state, catalog, lowered_now=True).outputs
     added = labels - state.admitted.labels
     found: dict[int, Kept] = {}
-    for step in before(state, n):
-        missing = f"Step {step.n} has no output that could be kept; begin from it or from an earlier one."
-        _refuse(step.state != "done", "from_step", missing)
-        carried = then[step.n] | now[step.n] | added
-        text = earlier.texts[step.output]
-        found[step.n] = Kept(step.n, step.output, text, step.finish, refusal=step.refusal, labels=carried)
+    for position in before(state, n):
+        missing = f"Step {position.n} has no output that could be kept; begin from it or from an earlier one."
+        _refuse(position.state != "done", "from_step", missing)
+        carried = then[position.n] | now[position.n] | added
+        text = earlier.texts[position.output]
+        found[position.n] = Kept(
+            position.n, position.output, text, position.finish, refusal=position.refusal, labels=carried
+        )
     return found
 
 
@@ -201,7 +203,7 @@ def _tools(earlier: Earlier) -> Sequence[RecordedTools]:
         for use in step.exchanges:
             if use.results:
                 said = message_from_json(earlier.messages[use.said])
-                results = [message_from_json(one) for one in earlier.messages[use.results]]
+                results = [message_from_json(message) for message in earlier.messages[use.results]]
                 found.append(tools_of(said, results, known[step.n], use.labels))
     return found
 

@@ -218,7 +218,7 @@ class Shadows:
         """Set the budget of a tier's shadows as the pool file says. False if nothing is left of it today."""
         store, budget = self._context.store, of_shadows(tier, spec.usd_per_day)
         if self._budgets.get(tier) != spec.usd_per_day:
-            known = {one.id: one.usd for one in await store.budgets(budget.tenant)}
+            known = {known.id: known.usd for known in await store.budgets(budget.tenant)}
             if known.get(budget.id) != budget.usd:
                 await store.set_budget(replace(budget, created_at=self._context.now()))
             self._budgets[tier] = spec.usd_per_day

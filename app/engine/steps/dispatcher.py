@@ -311,11 +311,11 @@ class Dispatcher:
             for row in rows:
                 if self._group is None or self._free() <= 0:
                     break
-                if (one := await self._begin(self._group, state, salt, fresh, row)) is not None:
-                    begun.append(one)
+                if (call := await self._begin(self._group, state, salt, fresh, row)) is not None:
+                    begun.append(call)
         except BaseException:
-            for one in begun:
-                one.forgo()
+            for begun_call in begun:
+                begun_call.forgo()
             raise
         return begun
 

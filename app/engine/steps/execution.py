@@ -531,7 +531,7 @@ class Execution:
 
     async def _settle_and_release(self) -> None:
         calls = (await self._fold(None)).calls  # the entry that failed may have been committed all the same
-        self._settled = tuple(one for one in self._settled if calls[one.call].outcome is None)
+        self._settled = tuple(settled for settled in self._settled if calls[settled.call].outcome is None)
         move = Move(self._ticket.step, "release", claim=self._work.claim, until=self._context.now())
         await self._append(self._entry(self._outcomes(), move=move))
         self._settled = ()
@@ -624,7 +624,7 @@ class Execution:
             return
         move = Move(self._ticket.step, "finish", claim=self._work.claim)
         named = orjson.dumps([fact.to_json() for fact in outcomes])
-        texts = tuple(one for one in entry.contents if one[0].encode() in named)
+        texts = tuple(content for content in entry.contents if content[0].encode() in named)
         await self._context.store.append(changed(entry, events=outcomes, contents=texts, hold=Ledger(), move=move))
 
     def _followers(self, state: RunState) -> Sequence[str]:

@@ -45,7 +45,7 @@ def _reads(router: APIRouter, context: AdminContext, keys: Keys) -> None:
             return as_page([], "id", filters.limit)
         tenant = filters.tenant or caller.tenant
         found = await administration(context, caller).budgets(tenant, after=filters.after, limit=filters.limit + 1)
-        return as_page([_shown(one) for one in found], "id", filters.limit)
+        return as_page([_shown(budget) for budget in found], "id", filters.limit)
 
     @router.get(
         "/{budget:path}",
@@ -59,9 +59,9 @@ def _reads(router: APIRouter, context: AdminContext, keys: Keys) -> None:
         found = await _visible(context, caller, budget)
         of = account(found, filters.of) if filters.of is not None else None
         windows = await administration(context, caller).budget_use(found.id, WINDOWS, of)
-        shown = [asdict(one) for one in windows]
-        for one in shown:
-            one |= {name: one[name] / MILLION for name in ("held", "spent", "overrun")}
+        shown = [asdict(window) for window in windows]
+        for window in shown:
+            window |= {name: window[name] / MILLION for name in ("held", "spent", "overrun")}
         return as_json(_shown(found) | {"windows": shown})
 
 

@@ -47,7 +47,7 @@ def _lists(router: APIRouter, context: AdminContext, keys: Keys) -> None:
         query = HoldQuery(tenant, in_force=filters.in_force, after=filters.after, limit=filters.limit + 1)
         with positions():
             found = await administration(context, caller).holds(query)
-        return as_page([_shown(one) for one in found], "id", filters.limit)
+        return as_page([_shown(hold) for hold in found], "id", filters.limit)
 
 
 def _changes(router: APIRouter, context: AdminContext, keys: Keys, idempotency: Idempotency) -> None:

@@ -161,8 +161,8 @@ class Access(Keys):
         mac, body = raw[:32], raw[32:]
         if not any(
             [
-                hmac.compare_digest(_mac(_session_key(one), purpose.encode(), body), mac)
-                for one in self._context.peppers()
+                hmac.compare_digest(_mac(_session_key(pepper), purpose.encode(), body), mac)
+                for pepper in self._context.peppers()
             ]
         ):
             return None

@@ -132,7 +132,7 @@ def _difference(router: APIRouter, context: AdminContext, keys: Keys, turn: Turn
         recipient, as `baton policy diff` does."""
         text, old = read(PoolRequest, body).pool, context.gateway.catalog()
         found = await turn.do(lambda: _compared(old, context.read_pool(text)))
-        witnesses = [policy_table.witness(one) for one in found]
+        witnesses = [policy_table.witness(widening) for widening in found]
         return as_json({"object": "policy.difference", "widens": bool(found), "witnesses": witnesses})
 
 
@@ -163,7 +163,7 @@ def _trial(router: APIRouter, context: AdminContext, keys: Keys, turn: Turn) -> 
         store = context.gateway.store.of_tenant(caller.tenant)
         query = RunQuery(tenant=caller.tenant, since=context.gateway.now() - asked.since_seconds, limit=PAGE)
         runs, found = await _tried(store, new, query)
-        listed = [one.as_json() for one in found]
+        listed = [run.as_json() for run in found]
         return as_json({"object": "policy.trial", "runs": runs, "all": runs < MOST_RUNS, "refused": listed})
 
 
@@ -174,11 +174,11 @@ async def _tried(store: TenantStore, catalog: Catalog, query: RunQuery) -> tuple
         rows = await store.runs(query)
         for row in rows:
             try:
-                one = refused((await store.journal(row.id)).events, catalog)
+                refusal = refused((await store.journal(row.id)).events, catalog)
             except NotFound:  # pruned meanwhile
                 continue
-            if one is not None:
-                found.append(one)
+            if refusal is not None:
+                found.append(refusal)
         looked_at += len(rows)
         if len(rows) < PAGE:
             break

@@ -78,7 +78,7 @@ def _workers(router: APIRouter, context: AdminContext, keys: Keys) -> None:
     async def list_workers(caller: Annotated[Caller, keys.needs("workers:read")]) -> Any:
         """The workers of the pool file in force. Their state is what the engine of this process has measured."""
         catalog = context.gateway.catalog()
-        return page([_worker(context, catalog, one) for one in catalog.workers.values()], "name", has_more=False)
+        return page([_worker(context, catalog, worker) for worker in catalog.workers.values()], "name", has_more=False)
 
 
 def _worker(context: AdminContext, catalog: Catalog, worker: Worker) -> dict[str, Any]:
@@ -133,7 +133,7 @@ def _conductors(router: APIRouter, context: AdminContext, keys: Keys) -> None:
 
 async def _judged(gateway: GatewayContext, wanted: versions.RequestedChange) -> list[dict[str, Any]]:
     found = await watch.gate(gateway.store, gateway.catalog(), wanted, gateway.now())
-    return [one.decision() | {"promotable": watch.held((one,))} for one in found]
+    return [judged.decision() | {"promotable": watch.held((judged,))} for judged in found]
 
 
 def _tiers(router: APIRouter, context: AdminContext, keys: Keys) -> None:

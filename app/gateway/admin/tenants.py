@@ -128,7 +128,7 @@ def _changes(router: APIRouter, context: AdminContext, keys: Keys) -> None:
             since=filters.since,
         )
         found = await administration(context, caller).admin_events(query)
-        return page([_entry(one) for one in found[: filters.limit]], "seq", has_more=len(found) > filters.limit)
+        return page([_entry(tenant) for tenant in found[: filters.limit]], "seq", has_more=len(found) > filters.limit)
 
 
 def _spending(router: APIRouter, context: AdminContext, keys: Keys) -> None:

@@ -185,7 +185,7 @@ def parts_of(block: ResultPart, where: str) -> tuple[Part, ...]:
     if block.citations is not None and block.citations.enabled:
         raise unsupported(f"{where}.citations", "answers have no citations: leave it out")
     if isinstance(block, SearchResultBlock):
-        return framed({"title": block.title, "source": block.source}, tuple(Text(one.text) for one in block.content))
+        return framed({"title": block.title, "source": block.source}, tuple(Text(part.text) for part in block.content))
     return _document(block, where)
 
 

@@ -297,7 +297,7 @@ def _referred(turns: list[Turn]) -> Iterator[tuple[str, str]]:
         for at, block in enumerate(turn.content if isinstance(turn.content, list) else ()):
             if isinstance(block, ToolResultBlock) and isinstance(block.content, list):
                 where = f"messages.{place}.content.{at}.content"
-                yield from ((one.tool_name, where) for one in block.content if isinstance(one, ToolReferenceBlock))
+                yield from ((part.tool_name, where) for part in block.content if isinstance(part, ToolReferenceBlock))
 
 
 def _form(asked: TokenCountRequest) -> Form | None:

@@ -155,7 +155,7 @@ class RateLimiter:
         return taken
 
     async def _count(self, places: Sequence[_Place]) -> None:
-        replies = await self._context.store.count_requests([one.asked for one in places], self._context.now())
+        replies = await self._context.store.count_requests([place.asked for place in places], self._context.now())
         for place, reply in zip(places, replies, strict=True):
             place.reply = reply
 
@@ -195,9 +195,9 @@ def _of_key(key: KeyRow, usual: RateLimits) -> RateLimits:
 
 def _headers(figures: Sequence[Figures]) -> Headers:
     found: Headers = []
-    for one in figures:
-        shown = {"limit": str(one.limit), "remaining": str(one.remaining), "reset": f"{one.reset:.3f}s"}
-        found += [(f"x-ratelimit-{name}-{one.unit}".encode(), value.encode()) for name, value in shown.items()]
+    for figure in figures:
+        shown = {"limit": str(figure.limit), "remaining": str(figure.remaining), "reset": f"{figure.reset:.3f}s"}
+        found += [(f"x-ratelimit-{name}-{figure.unit}".encode(), value.encode()) for name, value in shown.items()]
     return found
 
 

@@ -349,7 +349,7 @@ class Direct(APIRoute):
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """Return the coroutine function that FastAPI calls for each request."""
         endpoint: Callable[..., Coroutine[Any, Any, Response]] = self.endpoint
-        dependencies = [(self._bound(one), one.name) for one in self.dependant.dependencies]
+        dependencies = [(self._bound(dependency), dependency.name) for dependency in self.dependant.dependencies]
         if _reads_parameters(self.dependant) or self.dependant.request_param_name != "request":
             raise TypeError(f"{self.path}: an endpoint that needs more than the request and its dependencies")
 
@@ -369,7 +369,9 @@ class Direct(APIRoute):
         call = dependant.call
         if call is None or _reads_parameters(dependant) or not all(map(_only_documents, dependant.dependencies)):
             raise TypeError(f"{self.path}: a dependency that needs more than the request")
-        fixed: dict[str, Any] = {one.name: None for one in dependant.dependencies if one.name is not None}
+        fixed: dict[str, Any] = {
+            dependency.name: None for dependency in dependant.dependencies if dependency.name is not None
+        }
         if dependant.security_scopes_param_name is not None:
             fixed[dependant.security_scopes_param_name] = SecurityScopes(dependant.own_oauth_scopes)
         bound = partial(call, **fixed) if fixed else call
@@ -487,7 +489,7 @@ def _until_rotated(row: KeyRow) -> KeyRow:
 
 def _is_any(stored: bytes, asked: Iterable[bytes]) -> bool:
     """Return True if the stored digest is one of these; every one is compared, in constant time."""
-    return any([hmac.compare_digest(one, stored) for one in asked])
+    return any([hmac.compare_digest(digest, stored) for digest in asked])
 
 
 class Keys:

@@ -24,7 +24,7 @@ class Prices(Reply):
 
 
 _FIELDS: Final[dict[str, Any]] = {
-    one.name: (int if one.unit == "count" else float, Field(description=one.about)) for one in LIMITS.values()
+    limit.name: (int if limit.unit == "count" else float, Field(description=limit.about)) for limit in LIMITS.values()
 }
 _Limits: Final[Any] = create_model("_Limits", __base__=Reply, **_FIELDS)
 

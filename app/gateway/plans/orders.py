@@ -181,8 +181,8 @@ def record_of_revision(plan: Plan, number: int, tenant: str, body: Mapping[str, 
 
 def next_number(plan: Plan, base: Revision) -> int:
     """The number of the revision that follows this one. Raises `Conflict` if there is one already."""
-    later = [one for one in plan.revisions if one.number > base.number]
-    if any(one.stands or one.is_open for one in later):
+    later = [revision for revision in plan.revisions if revision.number > base.number]
+    if any(revision.stands or revision.is_open for revision in later):
         raise overtaken()
     if plan.revisions[-1].number >= MOST_REVISIONS:
         message = "The plan has as many revisions as a plan may have; make another one."

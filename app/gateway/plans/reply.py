@@ -65,7 +65,7 @@ def whole(
         "conductor": state.admitted.conductor,
         "degraded": state.degraded,
         "revision": revision.number,
-        "revisions": [_revision(one) for one in plan.revisions if one.stands],
+        "revisions": [_revision(known) for known in plan.revisions if known.stands],
         "digest": digest_of(revision, steps),
         "topology": state.topology,
         "plan": written,
@@ -88,12 +88,12 @@ def question(task: Task) -> str:
     return "\n".join(texts)
 
 
-def _revision(one: Revision) -> dict[str, Any]:
-    state = one.state
+def _revision(revision: Revision) -> dict[str, Any]:
+    state = revision.state
     return {
-        "revision": one.number,
+        "revision": revision.number,
         "run": state.run,
-        "author": one.author,
+        "author": revision.author,
         "created_at": state.turn.at,
         "conductor": state.admitted.conductor,
     }
@@ -112,7 +112,7 @@ def planned_disclosures(catalog: Catalog, revision: Revision, steps: Sequence[St
     for n, step in enumerate(steps):
         reading, worker = readings[n + base], catalog.workers.get(step.worker)
         said = ledger.recipient(_recipient(n, step, worker, reading, state.admitted.conductor))
-        granted = [one if isinstance(one, str) else f"step:{one}" for one in step.access.as_list()]
+        granted = [entry if isinstance(entry, str) else f"step:{entry}" for entry in step.access.as_list()]
         found.append(
             {
                 **said,

@@ -91,7 +91,7 @@ def revised(asked: PlanRevisionRequest, before: Mapping[str, Any], pool: tuple[s
             if is_published(asked.plan):
                 return from_lists(asked.plan, pool)
             return asked.plan
-        return {"steps": edited(before["steps"], [_edit(one) for one in asked.edits or ()])}
+        return {"steps": edited(before["steps"], [_edit(edit) for edit in asked.edits or ()])}
     except PlanRejected as rejected:
         raise refused(rejected.reasons[0], "; ".join(rejected.reasons)) from None
 

@@ -71,18 +71,18 @@ class Plan:
     @property
     def latest(self) -> Revision:
         """The last revision whose plan was accepted. Raises `NotFound` if there is none."""
-        for one in reversed(self.revisions):
-            if one.stands:
-                return one
+        for revision in reversed(self.revisions):
+            if revision.stands:
+                return revision
         raise NotFound("No plan was made for this request: its run says why.", code="plan_not_made")
 
     def revision(self, number: int | None) -> Revision:
         """The revision of this number, by default the latest. Raises `NotFound`."""
         if number is None:
             return self.latest
-        for one in self.revisions:
-            if one.number == number and one.stands:
-                return one
+        for revision in self.revisions:
+            if revision.number == number and revision.stands:
+                return revision
         raise NotFound("The plan has no revision of that number.", param="revision", code="no_such_revision")
 
 
@@ -103,8 +103,8 @@ async def find(store: TenantStore, name: str) -> tuple[Plan, RunRow]:
     if row.erased:
         raise NotFound("The plan was deleted.", code="plan_deleted")
     wanted = RunQuery(tenant=row.tenant, tags=((PLAN_TAG, row.id),), ascending=True, limit=MOST_REVISIONS)
-    further = [await _revision(store, one) for one in await store.runs(wanted)]
-    return Plan((first, *sorted(further, key=lambda one: one.number))), row
+    further = [await _revision(store, run) for run in await store.runs(wanted)]
+    return Plan((first, *sorted(further, key=lambda revision: revision.number))), row
 
 
 async def _revision(store: TenantStore, row: RunRow) -> Revision:

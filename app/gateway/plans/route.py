@@ -230,7 +230,7 @@ def _revises(
             raise orders.overtaken() if conflict.public_code in (TAKEN, "idempotency_key_reuse") else conflict from None
         await collect(context, begun, request.receive)
         made = await _made(found.store, begun, caller)
-        whole = Plan((*[one for one in plan.revisions if one.number != number], made))
+        whole = Plan((*[row for row in plan.revisions if row.number != number], made))
         return await _shown(context, histories, caller, whole, made, task=order.task, form=shown.format)
 
     @router.delete(
@@ -242,10 +242,10 @@ def _revises(
     )
     async def delete_plan(found: visible) -> Response:
         """Its texts are erased, as `DELETE /v1/runs/{run}` erases a run's; runs that have executed it stay."""
-        for one in reversed(found.plan.revisions):  # the first one last: while it is there, this can be done again
-            if one.row is not None:
-                await cancel.stop_with_copies(found.store, context.queue, one.row, context.now())
-            await found.store.erase(one.state.run)
+        for revision in reversed(found.plan.revisions):  # the first one last: while it is there, this can be done again
+            if revision.row is not None:
+                await cancel.stop_with_copies(found.store, context.queue, revision.row, context.now())
+            await found.store.erase(revision.state.run)
         return _json({"id": found.plan.id, "object": "plan", "deleted": True})
 
 
@@ -342,10 +342,10 @@ async def _shown(
         lists=form == "lists",
     )
     names = await key_names(
-        context.store.administration_of(caller.tenant), [one["author"] for one in shown["revisions"]]
+        context.store.administration_of(caller.tenant), [listed["author"] for listed in shown["revisions"]]
     )
-    for one in shown["revisions"]:
-        one["author_name"] = names[one["author"]]
+    for listed in shown["revisions"]:
+        listed["author_name"] = names[listed["author"]]
     return _json(shown)
 
 

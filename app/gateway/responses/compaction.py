@@ -79,7 +79,7 @@ def compacted(subject: Subject, ended: TurnEnd) -> bytes:
     run, conversation = subject.state.run, subject.task.messages[:-1]
     labels = sorted(subject.state.admitted.labels)
     marks = {"baton": {"labels": labels}} if labels else {}
-    kept = [one for one in conversation if one.role == "user" and not is_notes(one)]
+    kept = [message for message in conversation if message.role == "user" and not is_notes(message)]
     output = [message_item(f"{run}_in{place}", message) | marks for place, message in enumerate(kept)]
     output.append({"id": f"cmp_{run}", "type": "compaction", "encrypted_content": encoded(ended.answer)} | marks)
     return orjson.dumps(

@@ -57,7 +57,7 @@ async def exchanged(store: ContentReads, state: RunState, turn: int) -> list[Mes
     uses: list[tuple[StepState, Exchange]] = []
     for step in state.steps.values():
         uses += [(step, use) for use in step.exchanges if use.turn == turn]
-    uses.sort(key=lambda one: not one[0].answers)
+    uses.sort(key=lambda use: not use[0].answers)
     refs = {use.said for _, use in uses} | {use.results for _, use in uses}
     texts = await texts_of(store, state.run, refs)
     words: list[Part] = []
@@ -76,7 +76,7 @@ def _renamed(use: Exchange, message: Message) -> list[ToolCall]:
 
 def _returned(results: Iterable[str]) -> list[Message]:
     """Results by step; what the user said along with them stands in every share and once here."""
-    messages = [message_from_json(one) for text in results if text for one in orjson.loads(text)]
+    messages = [message_from_json(message) for text in results if text for message in orjson.loads(text)]
     tools = [message for message in messages if message.call_id]
     spoken: list[Message] = []
     for message in messages:

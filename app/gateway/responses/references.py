@@ -54,9 +54,9 @@ async def _named(store: TenantStore, name: str, place: int, found: dict[str, Sto
         if ended is not None and call is None and ended.answer:
             part = OutputText(type="output_text", text=ended.answer)
             return MessageItem(type="message", role="assistant", content=[part], baton=labels)
-        for one in ended.calls if ended is not None else ():
-            if one.id == call:
-                again = _again(name, one, searched(found[response].subject.asked.toolbox, one, ()))
+        for tool_call in ended.calls if ended is not None else ():
+            if tool_call.id == call:
+                again = _again(name, tool_call, searched(found[response].subject.asked.toolbox, tool_call, ()))
                 if isinstance(again, CallItem):
                     return again.model_copy(update={"baton": labels})
                 return again

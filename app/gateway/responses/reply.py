@@ -193,23 +193,23 @@ def _part(text: str, logprobs: Any, refusal: bool) -> dict[str, Any]:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": list(map(_token, logprobs or ()))}
 
 
-def _token(one: Mapping[str, Any]) -> dict[str, Any]:
+def _token(token: Mapping[str, Any]) -> dict[str, Any]:
     """Return a token of the whole part: each has its bytes, which a worker of this format does not send while it
     streams."""
-    return _spelled(one) | {"top_logprobs": list(map(_spelled, one["top_logprobs"]))}
+    return _spelled(token) | {"top_logprobs": list(map(_spelled, token["top_logprobs"]))}
 
 
-def _spelled(one: Mapping[str, Any]) -> dict[str, Any]:
-    return _bare(one) | {"bytes": list(one["token"].encode()) if one["bytes"] is None else one["bytes"]}
+def _spelled(token: Mapping[str, Any]) -> dict[str, Any]:
+    return _bare(token) | {"bytes": list(token["token"].encode()) if token["bytes"] is None else token["bytes"]}
 
 
 def _streamed(logprobs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Log-probabilities as events have them: without the tokens' bytes, which the whole part has."""
-    return [_bare(one) | {"top_logprobs": list(map(_bare, one["top_logprobs"]))} for one in logprobs]
+    return [_bare(token) | {"top_logprobs": list(map(_bare, token["top_logprobs"]))} for token in logprobs]
 
 
-def _bare(one: Mapping[str, Any]) -> dict[str, Any]:
-    return {"token": one["token"], "logprob": one["logprob"]}
+def _bare(token: Mapping[str, Any]) -> dict[str, Any]:
+    return {"token": token["token"], "logprob": token["logprob"]}
 
 
 def _error(ended: TurnEnd | None) -> dict[str, Any] | None:

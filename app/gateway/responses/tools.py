@@ -206,7 +206,7 @@ def toolbox_of(asked: Sequence[AnyTool], choice: Choice | None, parallel: bool, 
 
 
 def _known(chosen: Iterable[Named], names: set[str], param: str) -> set[str]:
-    found = {one.name for one in chosen}
+    found = {tool.name for tool in chosen}
     if not found <= names:
         raise InvalidRequest("It names none of the tools.", param=param, code="invalid_value")
     return found
@@ -217,11 +217,11 @@ def functions(asked: Iterable[AnyTool], param: str) -> Iterator[Tool]:
     for place, tool in enumerate(asked):
         if isinstance(tool, Namespace):
             about = {"namespace": tool.name, "about": tool.description}
-            for at, one in enumerate(tool.tools):
-                made = _function(one, f"{param}[{place}].tools[{at}]")
+            for at, member in enumerate(tool.tools):
+                made = _function(member, f"{param}[{place}].tools[{at}]")
                 description = "\n\n".join(filter(None, (tool.description, made.description)))
-                spelling = {"name": one.name, **about, "said": made.description, **(made.spelling or {})}
-                yield replace(made, name=flat(tool.name, one.name), description=description, spelling=spelling)
+                spelling = {"name": member.name, **about, "said": made.description, **(made.spelling or {})}
+                yield replace(made, name=flat(tool.name, member.name), description=description, spelling=spelling)
         elif isinstance(tool, ToolSearch):
             _checked(tool.parameters, f"{param}[{place}]")
         elif not isinstance(tool, WebSearch):
@@ -256,7 +256,7 @@ def names_of(tools: Iterable[FunctionTool | CustomTool | Namespace]) -> list[str
     names: list[str] = []
     for tool in tools:
         if isinstance(tool, Namespace):
-            names += [flat(tool.name, one.name) for one in tool.tools]
+            names += [flat(tool.name, member.name) for member in tool.tools]
         else:
             names.append(tool.name)
     return names
@@ -332,7 +332,7 @@ def searched(toolbox: Toolbox, call: ToolCall, before: Iterable[ToolCall]) -> li
     """Return the items of a hosted search that stand before a call: of each tool, before the first of a reply's
     calls."""
     tool = next((tool for tool in toolbox.tools if tool.name == call.name), None)
-    if tool is None or not is_hidden(tool) or any(one.name == call.name for one in before):
+    if tool is None or not is_hidden(tool) or any(tool.name == call.name for tool in before):
         return []
     return hosted(tool, call.id, spelled([tool]))
 

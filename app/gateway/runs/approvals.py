@@ -85,9 +85,9 @@ def _reads(router: APIRouter, context: GatewayContext, keys: Keys, histories: Hi
         for row in rows:
             if filters.status == "decided" and row.state == WAITING:
                 continue
-            one = await _shown(context, store, row, caller, words=filters.words)
-            if one is not None:
-                found.append(one)
+            approval = await _shown(context, store, row, caller, words=filters.words)
+            if approval is not None:
+                found.append(approval)
         following = None
         if has_more:
             following = query.as_cursor(query.Cursor(rows[-1].created_at, rows[-1].id))
@@ -192,7 +192,9 @@ async def _one(context: GatewayContext, histories: Histories, run: str, caller: 
 async def estimate(catalog: Catalog, store: TenantStore, row: RunRow, history: History) -> dict[str, Any] | None:
     """The likely cost and time of the plan that waits; None where nothing can be said."""
     state = fold((await store.journal(row.id)).events)
-    proposal = next((one for one in state.all_proposals if state.asked and one.number == state.asked.proposal), None)
+    proposal = next(
+        (proposal for proposal in state.all_proposals if state.asked and proposal.number == state.asked.proposal), None
+    )
     if proposal is None:
         return None
     return forecasts.estimate(await forecasts.of_proposal(catalog, store, state, proposal, history))
@@ -226,7 +228,7 @@ async def shown(store: TenantStore, row: RunRow, *, reads: bool, own: bool = Fal
     if asked is None or terms is None:
         return None
     asked_at = next(at for at, fact in dated(journal.events, RunAwaitingApproval) if fact.digest == asked.digest)
-    proposal = next(one for one in state.all_proposals if one.number == asked.proposal)
+    proposal = next(proposal for proposal in state.all_proposals if proposal.number == asked.proposal)
     steps = state.steps_of(proposal)
     decision = _last_decision(journal.events, asked.digest)
     refs = [step.subtask for step in steps if step.subtask] if reads else []
@@ -264,7 +266,7 @@ async def shown(store: TenantStore, row: RunRow, *, reads: bool, own: bool = Fal
 
 def _last_decision(events: Sequence[Event], digest: str) -> tuple[float, RunApproved | RunRefused] | None:
     made: list[tuple[float, RunApproved | RunRefused]] = [*dated(events, RunApproved), *dated(events, RunRefused)]
-    return next((one for one in made if one[1].digest == digest), None)
+    return next((question for question in made if question[1].digest == digest), None)
 
 
 def _status(state: RunState, decision: tuple[float, RunApproved | RunRefused] | None) -> str:

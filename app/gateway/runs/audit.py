@@ -137,7 +137,7 @@ def _known(state: RunState, events: Sequence[Event]) -> _RunFacts:
         state=state,
         events=events,
         labels={n: reading.labels for n, reading in readings.items()},
-        proposals={one.number: one for one in state.all_proposals},
+        proposals={proposal.number: proposal for proposal in state.all_proposals},
         calls=calls,
         opened=_first((fact.proposal, fact) for fact in facts(events, PlanOpened)),
         planned=_first((fact.n, fact) for fact in facts(events, PlanStep)),
@@ -158,27 +158,27 @@ def _first(pairs: Iterable[tuple[int, F]]) -> dict[int, F]:
 
 def _proposals(known: _RunFacts) -> list[dict[str, Any]]:
     shown = []
-    for one in known.state.all_proposals:
-        opened = known.opened.get(one.number)
-        planned = [fact for fact in known.planned.values() if fact.proposal == one.number]
-        made = [(at, intent) for at, intent in known.intents.get(None, ()) if intent.attempt == one.number + 1]
+    for proposal in known.state.all_proposals:
+        opened = known.opened.get(proposal.number)
+        planned = [fact for fact in known.planned.values() if fact.proposal == proposal.number]
+        made = [(at, intent) for at, intent in known.intents.get(None, ()) if intent.attempt == proposal.number + 1]
         calls = [_attempt(at, intent, known.finished) for at, intent in made]
         shown.append(
             {
-                "number": one.number,
-                "mode": one.mode,
-                "round": one.round,
-                "parent": one.parent,
-                "conductor": one.conductor,
-                "state": one.state,
-                "outage": one.outage,
-                "reasons": list(one.reasons),
-                "topology": one.topology or None,
+                "number": proposal.number,
+                "mode": proposal.mode,
+                "round": proposal.round,
+                "parent": proposal.parent,
+                "conductor": proposal.conductor,
+                "state": proposal.state,
+                "outage": proposal.outage,
+                "reasons": list(proposal.reasons),
+                "topology": proposal.topology or None,
                 "decision": opened.decision if opened is not None else None,
                 "order": list(opened.order) if opened is not None else None,
                 "steps": [fact.n for fact in planned],
                 "probabilities": {str(fact.n): fact.probability for fact in planned},
-                "attempts": [call for call in calls if call["id"] == one.call] or calls,
+                "attempts": [call for call in calls if call["id"] == proposal.call] or calls,
             }
         )
     return shown
@@ -303,23 +303,23 @@ async def step_in_full(store: ContentReads, state: RunState, events: Sequence[Ev
     }
 
 
-def rating(one: Feedback) -> dict[str, Any]:
+def rating(given: Feedback) -> dict[str, Any]:
     """A rating without its comment, which is content."""
     return {
-        "id": one.id,
-        "at": one.at,
-        "kind": one.kind,
-        "source": one.source,
-        "version": one.version or None,
-        "score": one.score,
-        "label": one.label or None,
-        "commented": bool(one.comment),
+        "id": given.id,
+        "at": given.at,
+        "kind": given.kind,
+        "source": given.source,
+        "version": given.version or None,
+        "score": given.score,
+        "label": given.label or None,
+        "commented": bool(given.comment),
     }
 
 
 def ratings(given: Sequence[Feedback]) -> dict[str, list[dict[str, Any]]]:
     """All ratings of a run by kind, oldest first: by callers, by graders, and from what callers did."""
     listed: dict[str, list[dict[str, Any]]] = {"explicit": [], "grader": [], "implicit": []}
-    for one in given:
-        listed[one.kind].append(rating(one))
+    for rating_given in given:
+        listed[rating_given.kind].append(rating(rating_given))
     return listed

@@ -46,9 +46,9 @@ async def stop_with_copies(store: TenantStore, queue: StepQueue, row: RunRow, no
     """Stop a run that is to be erased, and the shadows and replays that are erased with it: one that goes on would
     store texts after the erasure."""
     rows = [row, *await copies(store, row.id)]
-    for one in rows:
-        await ask(store, queue, one, "caller", now)
-    await asyncio.gather(*[settled(store, one, PATIENCE) for one in rows])
+    for copy in rows:
+        await ask(store, queue, copy, "caller", now)
+    await asyncio.gather(*[settled(store, copy, PATIENCE) for copy in rows])
 
 
 async def copies(store: TenantStore, run: str) -> list[RunRow]:
@@ -57,9 +57,9 @@ async def copies(store: TenantStore, run: str) -> list[RunRow]:
     origins = [run]
     while origins:
         following = await store.runs(RunQuery(origin_run=origins.pop(), limit=MOST_COPIES))
-        fresh = [one for one in following if one.origin_kind in COPIES]
+        fresh = [row for row in following if row.origin_kind in COPIES]
         found += fresh
-        origins += [one.id for one in fresh]
+        origins += [row.id for row in fresh]
     return found
 
 

@@ -129,20 +129,20 @@ def _written(
     return Response(b"".join(as_lines(rows)), media_type=LINES, headers=headers)
 
 
-def recipient(one: Recipient) -> dict[str, Any]:
+def recipient(recipient: Recipient) -> dict[str, Any]:
     """Return as JSON what a recipient is shown, and why: for the ledger, and for a plan that announces it."""
     return {
-        "step": one.step,
-        "recipient": one.recipient,
-        "recipient_kind": one.kind,
-        "provider": one.provider or None,
-        "model": one.model or None,
-        "region": one.region or None,
-        "labels": list(one.labels),
-        "saw": {"user": one.saw_user, "steps": list(one.saw_steps), "tool_results": one.saw_results},
+        "step": recipient.step,
+        "recipient": recipient.recipient,
+        "recipient_kind": recipient.kind,
+        "provider": recipient.provider or None,
+        "model": recipient.model or None,
+        "region": recipient.region or None,
+        "labels": list(recipient.labels),
+        "saw": {"user": recipient.saw_user, "steps": list(recipient.saw_steps), "tool_results": recipient.saw_results},
         "why": {
-            "planned_by": one.planned_by,
-            "withheld": [{"what": what, "reason": reason} for what, reason in one.withheld],
+            "planned_by": recipient.planned_by,
+            "withheld": [{"what": what, "reason": reason} for what, reason in recipient.withheld],
         },
     }
 

@@ -98,7 +98,7 @@ def _without_ids(calls: Sequence[Mapping[str, Any]], waiting: Collection[str]) -
 
 def refs(step: StepState) -> set[str]:
     """Return the content that `full` wants."""
-    return {ref for one in step.exchanges for ref in (one.said, one.results)} - {""}
+    return {ref for exchange in step.exchanges for ref in (exchange.said, exchange.results)} - {""}
 
 
 def full(step: StepState, events: Sequence[Event], texts: Mapping[str, str]) -> list[dict[str, Any]]:
@@ -114,18 +114,18 @@ def full(step: StepState, events: Sequence[Event], texts: Mapping[str, str]) -> 
     return shown
 
 
-def message(one: Message) -> dict[str, Any]:
+def message(message: Message) -> dict[str, Any]:
     """Return a message as OpenAI writes it, with what its provider wants back with it."""
-    shown: dict[str, Any] = {"role": one.role, "content": [_part(part) for part in one.parts]}
-    if one.calls:
-        shown["tool_calls"] = wire_calls(one.calls)
-    if one.call_id:
-        shown |= {"tool_call_id": one.call_id, "failed": one.failed}
-    if one.keepsake:
-        shown["keepsake"] = one.keepsake
-    if not one.name:
+    shown: dict[str, Any] = {"role": message.role, "content": [_part(part) for part in message.parts]}
+    if message.calls:
+        shown["tool_calls"] = wire_calls(message.calls)
+    if message.call_id:
+        shown |= {"tool_call_id": message.call_id, "failed": message.failed}
+    if message.keepsake:
+        shown["keepsake"] = message.keepsake
+    if not message.name:
         return shown
-    return shown | {"name": one.name}
+    return shown | {"name": message.name}
 
 
 def _part(part: Part) -> dict[str, Any]:

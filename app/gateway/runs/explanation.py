@@ -189,10 +189,10 @@ def _shape(known: _ExplainedRun) -> Data:
         "version": None,
         "reason": known.reason("", asked=False),
         "choice": _choice(known),
-        "proposals": [_proposal(one) for one in made],
-        "rejected": sum(one.state == "rejected" for one in made),
+        "proposals": [_proposal(proposal) for proposal in made],
+        "rejected": sum(proposal.state == "rejected" for proposal in made),
     }
-    kept = next((one for one in reversed(known.state.proposals) if one.topology), known.state.proposal)
+    kept = next((proposal for proposal in reversed(known.state.proposals) if proposal.topology), known.state.proposal)
     if kept is None:
         return shown
     shown["decided_by"] = decided_by(kept, known.events)
@@ -200,22 +200,22 @@ def _shape(known: _ExplainedRun) -> Data:
     opened = known.openings.get(kept.number)
     asked = opened.reasons if opened is not None else False
     shown["reason"] = known.reason(reasons.get(kept.number, ""), asked=asked)
-    attempts = next(one["attempts"] for one in known.whole["proposals"] if one["number"] == kept.number)
+    attempts = next(proposal["attempts"] for proposal in known.whole["proposals"] if proposal["number"] == kept.number)
     if attempts:
         shown |= {"conductor": attempts[0]["worker"], "version": attempts[0]["version"]}
     return shown
 
 
-def _proposal(one: Proposal) -> Data:
+def _proposal(proposal: Proposal) -> Data:
     return {
-        "number": one.number,
-        "round": one.round,
-        "parent": one.parent,
-        "mode": one.mode,
-        "state": one.state,
-        "outage": one.outage,
-        "topology": one.topology or None,
-        "rejected_because": list(one.reasons),
+        "number": proposal.number,
+        "round": proposal.round,
+        "parent": proposal.parent,
+        "mode": proposal.mode,
+        "state": proposal.state,
+        "outage": proposal.outage,
+        "topology": proposal.topology or None,
+        "rejected_because": list(proposal.reasons),
     }
 
 
@@ -283,9 +283,9 @@ def _left_out(worker: str, reason: str, proposal: int | None, otherwise: str = "
 
 def _approval(known: _ExplainedRun, asked: RunAwaitingApproval) -> Data:
     """A plan that needed an approval: why, and who decided what. There is no decision while it waits."""
-    approved = next((one for one in facts(known.events, RunApproved) if one.digest == asked.digest), None)
-    refused = next((one for one in facts(known.events, RunRefused) if one.digest == asked.digest), None)
-    expired = any(one.proposal == asked.proposal for one in facts(known.events, RunApprovalExpired))
+    approved = next((fact for fact in facts(known.events, RunApproved) if fact.digest == asked.digest), None)
+    refused = next((fact for fact in facts(known.events, RunRefused) if fact.digest == asked.digest), None)
+    expired = any(fact.proposal == asked.proposal for fact in facts(known.events, RunApprovalExpired))
     decided = approved or refused
     decision = "expired" if expired else None
     if decided is not None:
@@ -305,13 +305,13 @@ def _approval(known: _ExplainedRun, asked: RunAwaitingApproval) -> Data:
 
 
 def _steps(known: _ExplainedRun) -> list[Data]:
-    shown = {one["n"]: one for one in known.whole["steps"]}
+    shown = {step["n"]: step for step in known.whole["steps"]}
     return [_step(known, step, shown[step.n]) for step in known.steps]
 
 
 def _step(known: _ExplainedRun, step: StepState, shown: Data) -> Data:
     planned = known.plan_steps[step.n]
-    proposal = next(one for one in known.state.all_proposals if one.number == step.proposal)
+    proposal = next(proposal for proposal in known.state.all_proposals if proposal.number == step.proposal)
     opened = known.openings.get(step.proposal)
     asked = opened.reasons if opened is not None else False
     by = decided_by(proposal, known.events)
@@ -329,9 +329,9 @@ def _step(known: _ExplainedRun, step: StepState, shown: Data) -> Data:
         "reason": known.reason(planned.why, asked=asked),
         "saw": _saw(known, step),
         "withheld": _withheld(known, step, by) | {"reason": known.reason(planned.why_withheld, asked=asked)},
-        "calls": [_call(one) for one in shown["attempts"]],
+        "calls": [_call(attempt) for attempt in shown["attempts"]],
         "call_count": len(shown["attempts"]),
-        "failed_calls": sum(one["outcome"] not in ("ok", None) for one in shown["attempts"]),
+        "failed_calls": sum(attempt["outcome"] not in ("ok", None) for attempt in shown["attempts"]),
         "replaced": step.worker != planned.worker,
         "not_called": _not_called(shown),
         "cost_usd": shown["cost_usd"],
@@ -343,13 +343,15 @@ def _saw(known: _ExplainedRun, step: StepState) -> Data:
     return {
         "user": step.access.user,
         "steps": list(step.access.steps),
-        "tool_results": sum(bool(one.results) for one in step.exchanges),
+        "tool_results": sum(bool(exchange.results) for exchange in step.exchanges),
     }
 
 
 def _withheld(known: _ExplainedRun, step: StepState, by: str) -> Data:
-    proposal = next(one for one in known.state.all_proposals if one.number == step.proposal)
-    kept = withheld(known.state, step, proposal, by, [one for one in known.steps if one.proposal == step.proposal])
+    proposal = next(proposal for proposal in known.state.all_proposals if proposal.number == step.proposal)
+    kept = withheld(
+        known.state, step, proposal, by, [planned for planned in known.steps if planned.proposal == step.proposal]
+    )
     return {"user": kept.user, "steps": list(kept.steps), "by": kept.by or None}
 
 
@@ -362,8 +364,10 @@ def _not_called(step: Mapping[str, Any]) -> list[Data]:
     """The workers that were passed over for any of a step's calls, each once for each reason."""
     lists = [*(call["passed_over"] for call in step["attempts"]), step["passed_over"]]
     found: dict[tuple[str, str], Data] = {}
-    for one in [entry for entries in lists for entry in entries]:
-        found[one["worker"], one["reason"]] = _left_out(one["worker"], one["reason"], None, "health")
+    for left_out in [entry for entries in lists for entry in entries]:
+        found[left_out["worker"], left_out["reason"]] = _left_out(
+            left_out["worker"], left_out["reason"], None, "health"
+        )
     return list(found.values())
 
 
@@ -399,7 +403,11 @@ def _answer(known: _ExplainedRun) -> Data:
     """The facts that speak for the answer: how it ended, which steps it rests on, which of them agree, and its
     ratings."""
     state, end = known.state, known.state.end
-    accepted = [one.round for one in state.proposals if one.state == "accepted" and one.round > 1 and not one.topology]
+    accepted = [
+        proposal.round
+        for proposal in state.proposals
+        if proposal.state == "accepted" and proposal.round > 1 and not proposal.topology
+    ]
     shown: Data = {
         "step": None,
         "worker": None,
@@ -414,7 +422,7 @@ def _answer(known: _ExplainedRun) -> Data:
         "stopped": None,
         "degraded": state.degraded,
         "error": None,
-        "ratings": [_rating(one) for kind in known.whole["feedback"].values() for one in kind],
+        "ratings": [_rating(rating) for kind in known.whole["feedback"].values() for rating in kind],
     }
     if end is not None:
         shown |= {"fell_back": end.fell_back, "stopped": end.stopped or None, "error": end.error or None}
@@ -426,9 +434,9 @@ def _answer(known: _ExplainedRun) -> Data:
     return shown
 
 
-def _rating(one: Data) -> Data:
-    score = round(one["score"], DIGITS) if one["score"] is not None else None
-    return {"kind": one["kind"], "source": one["source"], "score": score, "label": one["label"]}
+def _rating(rating: Data) -> Data:
+    score = round(rating["score"], DIGITS) if rating["score"] is not None else None
+    return {"kind": rating["kind"], "source": rating["source"], "score": score, "label": rating["label"]}
 
 
 def _others(known: _ExplainedRun, answer: StepState) -> list[int]:
@@ -461,9 +469,9 @@ def _unknown(data: Data) -> list[Data]:
         if step["probability"] is None:
             found.append(_gap("probability", step["n"], "not_reported"))
     choice = data["shape"]["choice"]
-    if choice is not None and any(one["success"] is None for one in choice["alternatives"]):
+    if choice is not None and any(alternative["success"] is None for alternative in choice["alternatives"]):
         found.append(_gap("prediction", None, "not_journaled"))
-    return [one for one in [*found, *_open_questions(data)] if one["cause"] != "given"]
+    return [question for question in [*found, *_open_questions(data)] if question["cause"] != "given"]
 
 
 def _open_questions(data: Data) -> list[Data]:

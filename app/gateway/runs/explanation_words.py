@@ -119,8 +119,8 @@ def _listed(numbers: Sequence[int]) -> str:
     return ("step " if len(numbers) == 1 else "steps ") + ", ".join(map(str, numbers))
 
 
-def _counted(number: int, one: str, many: str) -> str:
-    return f"{number} {one if number == 1 else many}"
+def _counted(number: int, noun: str, many: str) -> str:
+    return f"{number} {noun if number == 1 else many}"
 
 
 def _opening(data: Data) -> str:
@@ -147,8 +147,8 @@ def _shape(shape: Data) -> list[str]:
     lines = [f"Shape: {named}. Why: {by}{model}."]
     if shape["reason"]["text"] is not None:
         lines.append(f"  The conductor's reason for the shape, in its own words: {quoted(shape['reason']['text'])}")
-    for one in shape["proposals"]:
-        lines += _rejected(one)
+    for proposal in shape["proposals"]:
+        lines += _rejected(proposal)
     if shape["choice"] is not None:
         return lines + _choice(shape["choice"])
     return lines
@@ -160,12 +160,12 @@ def _version(shape: Data) -> str:
     return ""
 
 
-def _rejected(one: Data) -> list[str]:
-    if one["state"] != "rejected":
+def _rejected(proposal: Data) -> list[str]:
+    if proposal["state"] != "rejected":
         return []
-    failed = "the conductor failed" if one["outage"] else "it was rejected"
-    reasons = "; ".join(map(quoted, one["rejected_because"]))
-    return [f"  Proposal {one['number']} was not used, because {failed}: {reasons}."]
+    failed = "the conductor failed" if proposal["outage"] else "it was rejected"
+    reasons = "; ".join(map(quoted, proposal["rejected_because"]))
+    return [f"  Proposal {proposal['number']} was not used, because {failed}: {reasons}."]
 
 
 def _choice(choice: Data) -> list[str]:
@@ -176,14 +176,16 @@ def _choice(choice: Data) -> list[str]:
         f"probability {figure(choice['probability'])} among {_counted(choice['candidates'], 'candidate', 'candidates')}"
     )
     lines = [f"  The selector chose {quoted(choice['action'])} with {share}, {purpose}."]
-    for one in choice["alternatives"]:
-        which = "It" if one["action"] == choice["action"] else f"Alternative {quoted(one['action'])}"
-        if one["success"] is not None:
-            expected = f"predicted success {figure(one['success'])}, predicted cost {money(one['cost_usd'])}"
-            lines.append(f"    {which}: probability {figure(one['probability'])}, {expected}.")
+    for alternative in choice["alternatives"]:
+        which = "It" if alternative["action"] == choice["action"] else f"Alternative {quoted(alternative['action'])}"
+        if alternative["success"] is not None:
+            expected = (
+                f"predicted success {figure(alternative['success'])}, predicted cost {money(alternative['cost_usd'])}"
+            )
+            lines.append(f"    {which}: probability {figure(alternative['probability'])}, {expected}.")
         elif which != "It":
-            lines.append(f"    {which}: probability {figure(one['probability'])}.")
-    names = ", ".join(quoted(one["action"]) for one in choice["left_out"])
+            lines.append(f"    {which}: probability {figure(alternative['probability'])}.")
+    names = ", ".join(quoted(arm["action"]) for arm in choice["left_out"])
     if not names:
         return lines
     return [*lines, f"    Left out because the run could not bear them: {names}."]
@@ -194,32 +196,34 @@ def _choice(choice: Data) -> list[str]:
 
 def _pool(data: Data) -> list[str]:
     lines = [f"Workers that could be chosen: {', '.join(map(_worker, data['pool']))}."]
-    for one in data["excluded"]:
-        when = f" from proposal {one['proposal']}" if one["proposal"] is not None else ""
-        lines.append(f"  {one['worker']} was left out{when} {EXCLUDED_BY[one['by']]}: {one['reason']}.")
+    for worker in data["excluded"]:
+        when = f" from proposal {worker['proposal']}" if worker["proposal"] is not None else ""
+        lines.append(f"  {worker['worker']} was left out{when} {EXCLUDED_BY[worker['by']]}: {worker['reason']}.")
     return lines
 
 
-def _approval(one: Data) -> list[str]:
-    price = f"; its worst case costs {money(one['worst_case_usd'])}" if one["worst_case_usd"] is not None else ""
-    reasons = "; ".join(map(quoted, one["needed_because"]))
-    lines = [f"Approval: proposal {one['proposal']} needed one, because of {reasons}{price}."]
-    words = DECISIONS[one["decision"]]
-    by = f" by {one['by']}" if one["by"] is not None else ""
-    most = f", for at most {money(one['max_usd'])}" if one["max_usd"] is not None else ""
+def _approval(approval: Data) -> list[str]:
+    price = (
+        f"; its worst case costs {money(approval['worst_case_usd'])}" if approval["worst_case_usd"] is not None else ""
+    )
+    reasons = "; ".join(map(quoted, approval["needed_because"]))
+    lines = [f"Approval: proposal {approval['proposal']} needed one, because of {reasons}{price}."]
+    words = DECISIONS[approval["decision"]]
+    by = f" by {approval['by']}" if approval["by"] is not None else ""
+    most = f", for at most {money(approval['max_usd'])}" if approval["max_usd"] is not None else ""
     lines.append(f"  {words}{by}{most}.")
-    if one["reason"]["text"] is not None:
-        lines.append(f"  The reason that was given: {quoted(one['reason']['text'])}")
+    if approval["reason"]["text"] is not None:
+        lines.append(f"  The reason that was given: {quoted(approval['reason']['text'])}")
     return lines
 
 
-def _worker(one: Data) -> str:
-    facts = [*one["strengths"]]
-    if one["input_usd"] is not None:
-        facts.append(f"{money(one['input_usd'])} in and {money(one['output_usd'])} out for a million tokens")
+def _worker(worker: Data) -> str:
+    facts = [*worker["strengths"]]
+    if worker["input_usd"] is not None:
+        facts.append(f"{money(worker['input_usd'])} in and {money(worker['output_usd'])} out for a million tokens")
     if facts:
-        return f"{one['worker']} ({', '.join(facts)})"
-    return str(one["worker"])
+        return f"{worker['worker']} ({', '.join(facts)})"
+    return str(worker["worker"])
 
 
 def _step(step: Data, *, preview: bool) -> list[str]:
@@ -242,8 +246,8 @@ def _step(step: Data, *, preview: bool) -> list[str]:
     if step["withheld"]["reason"]["text"] is not None:
         lines.append(f"  The reason for withholding, in its own words: {quoted(step['withheld']['reason']['text'])}")
     lines += _calls(step)
-    for one in step["not_called"]:
-        lines.append(f"  {one['worker']} was not called {EXCLUDED_BY[one['by']]}: {one['reason']}.")
+    for worker in step["not_called"]:
+        lines.append(f"  {worker['worker']} was not called {EXCLUDED_BY[worker['by']]}: {worker['reason']}.")
     return lines
 
 
@@ -276,18 +280,18 @@ def _calls(step: Data) -> list[str]:
     if step["call_count"] > 1 or step["failed_calls"]:
         failed = f", of which {step['failed_calls']} without success" if step["failed_calls"] else ""
         lines.append(f"  It took {_counted(step['call_count'], 'call', 'calls')}{failed}:")
-        lines += [f"    {_call(one)}" for one in step["calls"]]
+        lines += [f"    {_call(call)}" for call in step["calls"]]
     if step["replaced"] and not step["nested"]:
         lines.append(f"  {step['worker']} took over from {step['planned_worker']}, for which the step was planned.")
     return lines
 
 
-def _call(one: Data) -> str:
-    outcome = one["outcome"] or "has no outcome yet"
-    causes = ": ".join(str(one[name]) for name in ("error", "reason") if one[name])
-    spent = f", {money(one['cost_usd'])}" if one["cost_usd"] is not None else ""
-    despite = f", called although it was ejected ({one['despite']})" if one["despite"] else ""
-    return f"{one['worker']}: {outcome}{f' ({causes})' if causes else ''}{spent}{despite}."
+def _call(call: Data) -> str:
+    outcome = call["outcome"] or "has no outcome yet"
+    causes = ": ".join(str(call[name]) for name in ("error", "reason") if call[name])
+    spent = f", {money(call['cost_usd'])}" if call["cost_usd"] is not None else ""
+    despite = f", called although it was ejected ({call['despite']})" if call["despite"] else ""
+    return f"{call['worker']}: {outcome}{f' ({causes})' if causes else ''}{spent}{despite}."
 
 
 # -- money and the answer
@@ -315,7 +319,7 @@ def _answer(data: Data) -> list[str]:
             return [f"Answer: none ({answer['error']})."]
         return []
     lines = [f"What speaks for the answer, which is the output of step {answer['step']} ({answer['worker']}):"]
-    lines += [f"  {one}" for one in [*_for(answer), *_against(answer), *map(_rating, answer["ratings"])]]
+    lines += [f"  {line}" for line in [*_for(answer), *_against(answer), *map(_rating, answer["ratings"])]]
     return lines
 
 
@@ -349,10 +353,10 @@ def _against(answer: Data) -> list[str]:
     return found
 
 
-def _rating(one: Data) -> str:
-    score = f"{figure(one['score'])} of a full score" if one["score"] is not None else "no score"
-    label = f", {quoted(one['label'])}" if one["label"] else ""
-    return f"A rating ({one['kind']}, by {quoted(one['source'])}): {score}{label}."
+def _rating(rating: Data) -> str:
+    score = f"{figure(rating['score'])} of a full score" if rating["score"] is not None else "no score"
+    label = f", {quoted(rating['label'])}" if rating["label"] else ""
+    return f"A rating ({rating['kind']}, by {quoted(rating['source'])}): {score}{label}."
 
 
 def _unknown(gaps: Sequence[Data]) -> list[str]:

@@ -128,24 +128,24 @@ def estimate(made: Forecast | None) -> dict[str, Any] | None:
         "runs": made.runs,
         "cost_usd": _spread(made.usd, MILLION),
         "seconds": _spread(made.seconds),
-        "steps": [_step_estimate(n, one) for n, one in enumerate(made.steps)],
+        "steps": [_step_estimate(n, step) for n, step in enumerate(made.steps)],
     }
 
 
-def _step_estimate(n: int, one: StepForecast) -> dict[str, Any]:
+def _step_estimate(n: int, step_forecast: StepForecast) -> dict[str, Any]:
     return {
         "n": n,
-        "worker": one.worker,
-        "basis": one.basis,
-        "samples": one.samples,
-        "cost_usd": _spread(one.usd, MILLION),
-        "seconds": _spread(one.seconds),
-        "input_tokens": _spread(one.input),
-        "output_tokens": _spread(one.output),
+        "worker": step_forecast.worker,
+        "basis": step_forecast.basis,
+        "samples": step_forecast.samples,
+        "cost_usd": _spread(step_forecast.usd, MILLION),
+        "seconds": _spread(step_forecast.seconds),
+        "input_tokens": _spread(step_forecast.input),
+        "output_tokens": _spread(step_forecast.output),
     }
 
 
-def _spread(one: Spread, unit: int = 1) -> dict[str, float]:
+def _spread(spread: Spread, unit: int = 1) -> dict[str, float]:
     """Quantiles, in dollars where the unit is a million of micro-dollars."""
-    named = {"p10": one.p10, "p50": one.p50, "p90": one.p90, "worst": one.most}
+    named = {"p10": spread.p10, "p50": spread.p50, "p90": spread.p90, "worst": spread.most}
     return {name: round(value / unit, 8) for name, value in named.items()}

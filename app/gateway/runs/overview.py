@@ -29,13 +29,14 @@ def runs_of(period: Period, found: RunFigures) -> Json:
         "buckets": [_bucket(period, number, groups, by_bucket[number]) for number in range(period.buckets)],
         "tiers": [
             {"tier": name, **sums(some), "seconds": percentiles(lengths[name])}
-            for name, some in _grouped(groups, lambda one: one.tier)
+            for name, some in _grouped(groups, lambda group: group.tier)
         ],
         "topologies": [
-            {"topology": name or None, **sums(some)} for name, some in _grouped(groups, lambda one: one.topology or "")
+            {"topology": name or None, **sums(some)}
+            for name, some in _grouped(groups, lambda group: group.topology or "")
         ],
         "origins": [
-            {"origin": name or "none", **sums(some)} for name, some in _grouped(groups, lambda one: one.origin)
+            {"origin": name or "none", **sums(some)} for name, some in _grouped(groups, lambda group: group.origin)
         ],
         "failures": _failures(groups),
     }
@@ -51,16 +52,16 @@ def _bucket(period: Period, number: int, groups: Iterable[RunGroup], seconds: Se
 def sums(groups: Iterable[RunGroup]) -> Json:
     """Return the sums over groups of runs. `success_rate` is that of the runs that have ended; null without any."""
     some = list(groups)
-    ended = sum(one.runs for one in some if one.state in ENDED)
-    succeeded = sum(one.runs for one in some if one.state == "succeeded")
+    ended = sum(group.runs for group in some if group.state in ENDED)
+    succeeded = sum(group.runs for group in some if group.state == "succeeded")
     return {
-        "runs": sum(one.runs for one in some),
+        "runs": sum(group.runs for group in some),
         "ended": ended,
         "succeeded": succeeded,
         "success_rate": succeeded / ended if ended else None,
-        "degraded": sum(one.runs for one in some if one.degraded),
-        "cost_usd": dollars(sum(one.micro_usd for one in some)),
-        "tokens": sum(one.tokens for one in some),
+        "degraded": sum(group.runs for group in some if group.degraded),
+        "cost_usd": dollars(sum(group.micro_usd for group in some)),
+        "tokens": sum(group.tokens for group in some),
     }
 
 
@@ -69,7 +70,7 @@ def _grouped(groups: Iterable[RunGroup], name: Callable[[RunGroup], str]) -> lis
     found: defaultdict[str, list[RunGroup]] = defaultdict(list)
     for group in groups:
         found[name(group)].append(group)
-    return sorted(found.items(), key=lambda item: (-sum(one.runs for one in item[1]), item[0]))
+    return sorted(found.items(), key=lambda item: (-sum(group.runs for group in item[1]), item[0]))
 
 
 def _failures(groups: Iterable[RunGroup]) -> list[Json]:
@@ -96,8 +97,8 @@ def workers_of(found: RunFigures, prices: Mapping[str, Price]) -> list[Json]:
     by_worker: defaultdict[str, list[CallGroup]] = defaultdict(list)
     for call in found.calls:
         by_worker[call.recipient].append(call)
-    total = sum(one.calls for one in found.calls)
-    ordered = sorted(by_worker.items(), key=lambda item: (-sum(one.calls for one in item[1]), item[0]))
+    total = sum(call.calls for call in found.calls)
+    ordered = sorted(by_worker.items(), key=lambda item: (-sum(group.calls for group in item[1]), item[0]))
     return [_worker(name, some, total, ratings.get(name, (0, 0)), prices.get(name)) for name, some in ordered]
 
 
@@ -107,7 +108,7 @@ def _worker(name: str, groups: Sequence[CallGroup], total: int, ratings: tuple[i
         by_outcome[group.outcome or "open"] += group.calls
     calls = sum(by_outcome.values())
     known = calls - by_outcome["open"] - by_outcome["cancelled"]
-    tokens = sum(one.input_tokens for one in groups), sum(one.output_tokens for one in groups)
+    tokens = sum(group.input_tokens for group in groups), sum(group.output_tokens for group in groups)
     rated, passed = ratings
     return {
         "worker": name,

@@ -157,11 +157,11 @@ def _pairs(router: APIRouter, context: GatewayContext, keys: Keys) -> None:
     ) -> Response:
         """The steps of two runs side by side: those with the same subtask, then those of the same worker, then those at
         the same place. Subtasks and outputs are compared for those who may read the content of both runs."""
-        found = [await visible(one, caller) for one in (options.a, options.b)]
-        reads_both = all(one.may_read for one in found)
+        found = [await visible(name, caller) for name in (options.a, options.b)]
+        reads_both = all(run.may_read for run in found)
         if reads_both:
-            for one in found:
-                await reads.note_foreign(context, caller, one.row, "comparison")
+            for run in found:
+                await reads.note_foreign(context, caller, run.row, "comparison")
         first, second = found
         journals = await first.store.journal(first.row.id), await second.store.journal(second.row.id)
         ratings = await first.store.feedback(first.row.id), await second.store.feedback(second.row.id)
@@ -477,8 +477,8 @@ def _replays(router: APIRouter, context: GatewayContext, keys: Keys, idempotency
         second = await visible(other, caller)
         reads_both = replay.may_read(found.row, caller) and replay.may_read(second.row, caller)
         if reads_both:
-            for one in (found.row, second.row):
-                await reads.note_foreign(context, caller, one, "comparison")
+            for compared in (found.row, second.row):
+                await reads.note_foreign(context, caller, compared, "comparison")
         journals = await found.store.journal(found.row.id), await second.store.journal(second.row.id)
         ratings = await found.store.feedback(found.row.id), await second.store.feedback(second.row.id)
         return _json((await replay.compared(found.store, journals, ratings, reads=reads_both)).to_json())

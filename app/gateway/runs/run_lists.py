@@ -111,16 +111,16 @@ async def _shown(
     wanted = {"workers", "preview"}.intersection(filters.include)
     if wanted:
         details = await context.store.of_tenant(tenant).lists.details([row.id for row in rows])
-        for one in shown:
-            known = details.get(one["id"])
+        for run in shown:
+            known = details.get(run["id"])
             if "workers" in wanted:
-                one["workers"] = list(known.workers) if known is not None else []
+                run["workers"] = list(known.workers) if known is not None else []
             if "preview" in wanted:
-                one["preview"] = known is not None and known.is_preview
+                run["preview"] = known is not None and known.is_preview
     if "key_name" in filters.include:
         names = await key_names(context.store.administration_of(tenant), [row.key for row in rows])
-        for one in shown:
-            one["key_name"] = names[one["key"]]
+        for run in shown:
+            run["key_name"] = names[run["key"]]
     return shown
 
 
@@ -286,14 +286,14 @@ async def _followed(
 
 
 def _by_id(page: dict[str, Any]) -> dict[str, Shown]:
-    return {one["id"]: one for one in page["data"]}
+    return {run["id"]: run for run in page["data"]}
 
 
 def _difference(before: dict[str, Shown], now: dict[str, Shown]) -> bytes:
     """The events that lead from one page to another, those of older runs first where a list begins with the newest."""
     left = [{"object": "run.left", "id": run} for run in before if run not in now]
-    events = [_event("run.left", one) for one in left]
-    events += [_event("run", one) for run, one in reversed(now.items()) if before.get(run) != one]
+    events = [_event("run.left", run) for run in left]
+    events += [_event("run", summary) for run, summary in reversed(now.items()) if before.get(run) != summary]
     return b"".join(events)
 
 

@@ -55,7 +55,7 @@ async def figures(lists: RunLists, asked: query.OverviewFilters, now: float, pri
         "calls_since": found.calls_since,
         **overview.runs_of(period, found),
         "workers": overview.workers_of(found, prices),
-        "ejected": [asdict(one) for one in found.ejected],
+        "ejected": [asdict(ejected) for ejected in found.ejected],
         "open": [{"state": state, "runs": runs, "oldest_since": oldest} for state, runs, oldest in found.open],
     }
 
@@ -78,21 +78,21 @@ async def budgets(store: Budgets, now: float, tenant: str | None) -> Json:
     are."""
     shown: list[Json] = []
     known = await store.budgets(tenant)
-    for one in known[:MOST_BUDGETS]:
-        windows = await store.budget_use(one.id, 1)
+    for listed in known[:MOST_BUDGETS]:
+        windows = await store.budget_use(listed.id, 1)
         present = [window for window in windows if window.start <= now < window.end]
         used = sum(window.held + window.spent for window in present)
         shown.append(
             {
-                "id": one.id,
-                "tenant": one.tenant,
-                "scope": one.scope,
-                "name": one.name,
-                "period": one.period,
+                "id": listed.id,
+                "tenant": listed.tenant,
+                "scope": listed.scope,
+                "name": listed.name,
+                "period": listed.period,
                 "since": present[0].start if present else None,
-                "usd": one.usd / MILLION,
+                "usd": listed.usd / MILLION,
                 "used_usd": used / MILLION,
-                "left_usd": (one.usd - used) / MILLION,
+                "left_usd": (listed.usd - used) / MILLION,
             }
         )
     shown.sort(key=lambda budget: (budget["left_usd"] / max(budget["usd"], 1 / MILLION), budget["id"]))

@@ -68,7 +68,7 @@ async def aligned(
     first, second = [figures(journal.events, given) for journal, given in zip(journals, ratings, strict=True)]
     if not reads:
         return side_by_side(first, second)
-    texts = [await store.contents(one.run, one.refs) for one in (first, second)]
+    texts = [await store.contents(run.run, run.refs) for run in (first, second)]
     return side_by_side(first, second, (_hashes(texts[0]), _hashes(texts[1])), same_texts(texts[0], texts[1]))
 
 
@@ -84,8 +84,8 @@ def _hashes(texts: Mapping[str, bytes]) -> Hash:
 def same_texts(before: Mapping[str, bytes], after: Mapping[str, bytes]) -> Same:
     """Return the test whether texts of two runs are equal. It answers None for a text that was erased."""
 
-    def same(one: str, other: str) -> bool | None:
-        texts = before.get(one), after.get(other)
+    def same(first: str, other: str) -> bool | None:
+        texts = before.get(first), after.get(other)
         if None in texts:
             return None
         return texts[0] == texts[1]

@@ -52,7 +52,7 @@ def sentence(fault: Fault, value: object, alternatives: Sequence[Fault] = ()) ->
     the other members of a union at the same place."""
     kind, context = fault["type"], fault.get("ctx", {})
     if kind in TYPES:
-        return _of_type([TYPES[one["type"]] for one in (fault, *alternatives) if one["type"] in TYPES], value)
+        return _of_type([TYPES[error["type"]] for error in (fault, *alternatives) if error["type"] in TYPES], value)
     if kind in RANGES:
         words, name = RANGES[kind]
         bound = context[name]
@@ -92,8 +92,8 @@ def _noun(value: object) -> str:
     return next((noun for noun, kind in FITTING.items() if isinstance(value, kind)), "")
 
 
-def _of_length(context: Mapping[str, Any], one: str, several: str) -> str:
+def _of_length(context: Mapping[str, Any], singular: str, several: str) -> str:
     if (most := context.get("max_length")) is not None:
-        return f"it must have at most {most} {one if most == 1 else several}"
+        return f"it must have at most {most} {singular if most == 1 else several}"
     least = context["min_length"]
-    return f"it must have at least {least} {one if least == 1 else several}"
+    return f"it must have at least {least} {singular if least == 1 else several}"

@@ -281,7 +281,7 @@ def _table(decisions: Mapping[str, Parameter]) -> list[str]:
 def invalid_request(error: ValidationError, given: Mapping[str, Any]) -> InvalidRequest:
     """Return the deepest of the faults in `given`, as a 400 with OpenAI's `param` and `code`."""
     found = error.errors(include_url=False, include_input=False)
-    deepest = chosen(found, lambda one: _path(one["loc"], given)[1])
+    deepest = chosen(found, lambda fault: _path(fault["loc"], given)[1])
     param, value = _path(deepest["loc"], given)
     kind = deepest["type"]
     if kind == "union_tag_not_found" and isinstance(value, dict) and deepest["ctx"]["discriminator"] == "'type'":
@@ -290,7 +290,7 @@ def invalid_request(error: ValidationError, given: Mapping[str, Any]) -> Invalid
         return unknown_parameter(param)
     if kind == "missing":
         return _missing(param)
-    others = [one for one in found if one is not deepest and _path(one["loc"], given)[0] == param]
+    others = [fault for fault in found if fault is not deepest and _path(fault["loc"], given)[0] == param]
     said = sentence(deepest, value, others)
     return InvalidRequest(f"Invalid value for '{param}': {said}.", param=param, code=_code(kind, value))
 
@@ -428,7 +428,7 @@ class WireModel(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
 
-NARROWED: Final = tuple(one for one in LIMITS.values() if one.budget is not None)
+NARROWED: Final = tuple(limit for limit in LIMITS.values() if limit.budget is not None)
 """The limits that a request may narrow."""
 
 
@@ -440,7 +440,7 @@ def _budget(limit: Limit) -> Any:
 
 
 _FIELDS: Final[dict[str, Any]] = {
-    one.name: (_budget(one), Field(default=None, description=one.about)) for one in NARROWED
+    limit.name: (_budget(limit), Field(default=None, description=limit.about)) for limit in NARROWED
 }
 _Budget: Final[Any] = create_model("_Budget", __base__=WireModel, **_FIELDS)
 

@@ -94,8 +94,8 @@ def _fault(schema: dict[str, Any]) -> str | None:
 def _deeper(value: object, levels: int) -> bool:
     level = [value]
     for _ in range(levels):
-        level = [one for held in level if isinstance(held, dict | list) for one in _inner(held)]
-    return any(isinstance(one, dict | list) for one in level)
+        level = [inner for held in level if isinstance(held, dict | list) for inner in _inner(held)]
+    return any(isinstance(item, dict | list) for item in level)
 
 
 def _inner(held: dict[str, Any] | list[Any]) -> Iterable[object]:

@@ -101,10 +101,10 @@ class Vector:
     def _sketch(self, vector: object) -> list[float]:
         if not isinstance(vector, list) or len(vector) != self._dimensions:
             raise malformed(self._who, "a vector of another size")
-        if not all(type(one) in (int, float) and math.isfinite(one) for one in vector):
+        if not all(type(number) in (int, float) and math.isfinite(number) for number in vector):
             raise malformed(self._who, "a vector of something else than numbers")
         try:
-            return [round(one, DIGITS) for one in sketched(vector)]
+            return [round(number, DIGITS) for number in sketched(vector)]
         except (ValueError, OverflowError):
             raise malformed(self._who, "a vector without length") from None
 

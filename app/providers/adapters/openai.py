@@ -402,9 +402,9 @@ def _usage(value: object) -> Usage | None:
     return usage(into, out, cached, reasoning)
 
 
-def _sum(one: object, other: object) -> int | None:
-    if isinstance(one, int) and isinstance(other, int):
-        return one + other
+def _sum(first: object, other: object) -> int | None:
+    if isinstance(first, int) and isinstance(other, int):
+        return first + other
     return None
 
 

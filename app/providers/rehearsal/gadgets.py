@@ -147,7 +147,7 @@ def _text(name: str, schema: Mapping[str, Any], question: str) -> str:
 
 def _kind(schema: Mapping[str, Any]) -> str:
     kind = schema.get("type", "string")
-    return str(next((one for one in kind if one != "null"), "null") if isinstance(kind, list) else kind)
+    return str(next((hint for hint in kind if hint != "null"), "null") if isinstance(kind, list) else kind)
 
 
 def _is_entity(name: str, schema: Mapping[str, Any]) -> bool:
@@ -157,4 +157,4 @@ def _is_entity(name: str, schema: Mapping[str, Any]) -> bool:
 def _named(question: str) -> list[str]:
     """Return proper names: capitalised words that do not begin a sentence."""
     found = list(ENTITY.finditer(question))
-    return [one.group() for one in found if question[: one.start()].rstrip()[-1:] not in ("", ".", "!", "?", ":")]
+    return [match.group() for match in found if question[: match.start()].rstrip()[-1:] not in ("", ".", "!", "?", ":")]

@@ -84,7 +84,7 @@ def read(messages: Sequence[Message]) -> Shown:
 def reply(model: str, messages: Sequence[Message], seed: str) -> str:
     """Return this worker's whole answer to these messages."""
     shown = read(messages)
-    source, found = next(((one, got) for one in (shown.question, shown.subtask) if (got := solve(one))), ("", None))
+    source, found = next(((text, got) for text in (shown.question, shown.subtask) if (got := solve(text))), ("", None))
     if found is None:
         return _without_problem(shown)
     if _wants_plan(shown.subtask):
@@ -111,7 +111,7 @@ def dice(text: str) -> float:
 
 def _decide(mind: Mind, problem: Problem, answers: Sequence[str], who: str) -> str:
     """Solve, follow a plan, check one earlier answer, or weigh several."""
-    stated = [one for one in map(final, answers) if one is not None]
+    stated = [answer for answer in map(final, answers) if answer is not None]
     skill = mind.skill(problem)
     if answers and not stated:
         skill += PLAN_HELPS * (1 - skill)
@@ -126,7 +126,7 @@ def _decide(mind: Mind, problem: Problem, answers: Sequence[str], who: str) -> s
     votes = Counter(map(plain, stated)).most_common()
     if len(votes) > 1 and votes[0][1] == votes[1][1] and plain(own) in dict(votes):
         return own
-    trusted = next(one for one in stated if plain(one) == votes[0][0])
+    trusted = next(answer for answer in stated if plain(answer) == votes[0][0])
     if dice(f"{who}|trust") < TRUST:
         return trusted
     return own
@@ -134,10 +134,10 @@ def _decide(mind: Mind, problem: Problem, answers: Sequence[str], who: str) -> s
 
 def _without_problem(shown: Shown) -> str:
     """Pass on what earlier steps stated, or say honestly what is missing, where no problem was seen."""
-    stated = [one for one in map(final, shown.answers) if one is not None]
+    stated = [answer for answer in map(final, shown.answers) if answer is not None]
     if stated:
         agreed = Counter(map(plain, stated)).most_common(1)[0][0]
-        return f"The answer is {next(one for one in stated if plain(one) == agreed)}."
+        return f"The answer is {next(answer for answer in stated if plain(answer) == agreed)}."
     if not shown.question:
         return CANNOT_KNOW
     return OUTSIDE

@@ -91,7 +91,10 @@ def to_text(choices: Sequence[Choice], schema: Mapping[str, Any] | None = None) 
     reasoned = "shape" in (schema or {}).get("properties", {})
     if reasoned:
         more |= {"why": WHY, "withheld": ""}
-    steps = [{"worker": one.worker, "subtask": one.subtask, "access": list(one.access), **more} for one in choices]
+    steps = [
+        {"worker": choice.worker, "subtask": choice.subtask, "access": list(choice.access), **more}
+        for choice in choices
+    ]
     return json.dumps({"steps": steps, **({"shape": SHAPE} if reasoned else {})})
 
 
@@ -158,8 +161,8 @@ def _rank(cards: Mapping[int, str], wanted: str, but: int | None = None) -> dict
 
 def _score(card: str, wanted: str) -> float:
     match = STRENGTHS.search(card)
-    strengths = [one.strip().lower() for one in match.group(1).split(",")] if match else []
-    if any(wanted in one for one in strengths):
+    strengths = [name.strip().lower() for name in match.group(1).split(",")] if match else []
+    if any(wanted in strength for strength in strengths):
         return 3.0
     kin = {
         "arithmetic": "math",

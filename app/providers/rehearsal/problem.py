@@ -30,7 +30,7 @@ class Problem:
 
 def problem(family: Family, hard: bool, answer: str, wrong: Iterable[str]) -> Problem:
     """Return a problem whose wrong answers are really different from the right one, case and spacing aside."""
-    different = [one for one in dict.fromkeys(wrong) if one.strip() and plain(one) != plain(answer)]
+    different = [name for name in dict.fromkeys(wrong) if name.strip() and plain(name) != plain(answer)]
     return Problem(family, hard, answer, tuple(different) or ("unknown",))
 
 

@@ -264,7 +264,7 @@ def named(name: str) -> Family:
 def kept_back(problem: Problem) -> bool:
     """Return True for a task of a family, or in a phrasing, that training never meets."""
     family = named(problem.family)
-    seen = [pattern for one, pattern in _readers() if one is family][:-1]
+    seen = [pattern for owner, pattern in _readers() if owner is family][:-1]
     return family.held_out or not any(pattern.fullmatch(problem.text.strip()) for pattern in seen)
 
 

@@ -91,19 +91,19 @@ def slices_of(conn: Connection, places: Collection[Place]) -> list[Place]:
 def bring_home(own: WindowRow, slices: Collection[WindowRow]) -> None:
     """Move what the slices of a window have spent, and all that is free in them, to the account's own row. Each keeps
     in escrow what its calls hold."""
-    for one in slices:
-        own.spent += one.spent
-        own.overrun += one.overrun
-        own.held += one.held - one.escrow
-        own.escrow += one.held - one.escrow
-        one.spent, one.overrun, one.escrow = 0, 0, one.held
+    for part in slices:
+        own.spent += part.spent
+        own.overrun += part.overrun
+        own.held += part.held - part.escrow
+        own.escrow += part.held - part.escrow
+        part.spent, part.overrun, part.escrow = 0, 0, part.held
 
 
 def divide(own: WindowRow, slices: Collection[WindowRow], usd: int) -> None:
     """Put up to half of an amount that is free in escrow: as much for each of the slices."""
     share = max(usd, 0) // (2 * max(len(slices), 1))
-    for one in slices:
-        one.escrow += share
+    for part in slices:
+        part.escrow += share
         own.held += share
         own.escrow += share
 

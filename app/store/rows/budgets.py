@@ -183,13 +183,13 @@ def sum_up(conn: Connection, before: float) -> int:
     if not gone:
         return 0
     sums: dict[str, dict[str, Any]] = {}
-    for one in gone:
-        account = one.whole or one.account
-        new = {"account": account, "start": EARLIER, "budget": one.budget, "end": EARLIER, "held": 0}
+    for account_row in gone:
+        account = account_row.whole or account_row.account
+        new = {"account": account, "start": EARLIER, "budget": account_row.budget, "end": EARLIER, "held": 0}
         total = sums.setdefault(account, new | {"spent": 0, "overrun": 0})
-        total["spent"] += one.spent
-        total["overrun"] += one.overrun
-    conn.execute(delete(BUDGET_WINDOWS).where(tuple_(row.account, row.start).in_([(one[0], one[1]) for one in gone])))
+        total["spent"] += account_row.spent
+        total["overrun"] += account_row.overrun
+    conn.execute(delete(BUDGET_WINDOWS).where(tuple_(row.account, row.start).in_([(row[0], row[1]) for row in gone])))
     made = insert_into(conn, BUDGET_WINDOWS).values(list(sums.values()))
     added = {name: row[name] + made.excluded[name] for name in ("spent", "overrun")}
     conn.execute(made.on_conflict_do_update(index_elements=[row.account, row.start], set_=added))

@@ -54,7 +54,7 @@ def some(conn: Connection, wanted: Sequence[tuple[str, str]], opened: Open) -> M
     rows = conn.execute(select(whole.run, whole.ref, whole.body).where(tuple_(whole.run, whole.ref).in_(wanted)))
     bodies_of = {run: opened(place_of(run, ref), bytes(body)) for run, ref, body in rows}
     found = {run: body for run, body in bodies_of.items() if body is not None}
-    rest = [one for one in wanted if one[0] not in found]
+    rest = [pair for pair in wanted if pair[0] not in found]
     parts = conn.execute(shared_parts(tuple_(part.run, part.ref).in_(rest)))
     for run, bodies in texts.composed(parts, opened).items():
         found[run] = next(iter(bodies.values()))

@@ -173,7 +173,7 @@ def _steps(written: str) -> tuple[int, ...]:
 def _passed_over(written: str | None) -> tuple[tuple[str, str], ...]:
     if written is None:
         return ()
-    return tuple([(one["worker"], one["reason"]) for one in orjson.loads(written)])
+    return tuple([(message["worker"], message["reason"]) for message in orjson.loads(written)])
 
 
 # -- runs from before the ledger

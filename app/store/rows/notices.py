@@ -48,9 +48,9 @@ def failed(conn: Connection, limit: int) -> tuple[FailedNotice, ...]:
     row = NOTICES.c
     query = select(NOTICES).where(row.failed_at.is_not(None)).order_by(row.failed_at.desc(), row.run, row.turn)
     found = []
-    for one in conn.execute(query.limit(limit)):
-        notice = Notice(one.run, one.turn, one.word, one.at, one.tries, one.about)
-        found.append(FailedNotice(notice, one.failed_at, one.reason))
+    for found_row in conn.execute(query.limit(limit)):
+        notice = Notice(found_row.run, found_row.turn, found_row.word, found_row.at, found_row.tries, found_row.about)
+        found.append(FailedNotice(notice, found_row.failed_at, found_row.reason))
     return tuple(found)
 
 
@@ -58,7 +58,9 @@ def resend(conn: Connection, given_up: Sequence[Notice], now: float) -> int:
     """Have notices that were given up tried again. Returns their number."""
     changes = {"failed_at": None, "reason": None, "due": now, "tries": 0}
     chosen = NOTICES.c.failed_at.is_not(None)
-    again = [conn.execute(update(NOTICES).where(*_same(one), chosen).values(changes)).rowcount for one in given_up]
+    again = [
+        conn.execute(update(NOTICES).where(*_same(notice), chosen).values(changes)).rowcount for notice in given_up
+    ]
     return sum(again)
 
 

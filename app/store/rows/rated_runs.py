@@ -24,7 +24,7 @@ def of(
 
     Shadows and replays are left out: they repeat the task of another run, from which the tier learns already.
     """
-    names = sorted({one.run for one in given})
+    names = sorted({rating.run for rating in given})
     counts = func.coalesce(RUNS.c.origin_kind, "").not_in(COPIES)
     columns = (RUNS.c.id, RUNS.c.tier, RUNS.c.state, RUNS.c.degraded, RUNS.c.spent_usd)
     rows = {row.id: row for row in conn.execute(select(*columns).where(RUNS.c.id.in_(names), counts))}
@@ -34,21 +34,21 @@ def of(
     for run, seq, kind, at, body in conn.execute(query.order_by(EVENTS.c.run, EVENTS.c.seq)):
         events[run].append(Event(run, seq, Kind(kind), at, orjson.loads(body)))
     all_given: dict[str, list[Feedback]] = {name: [] for name in names}
-    for one in feedback.of_all(conn, names):
-        all_given[one.run].append(one)
+    for rating in feedback.of_all(conn, names):
+        all_given[rating.run].append(rating)
     bodies = content.some(conn, [(run, looked_at(found)) for run, found in events.items()], opened)
     return tuple(
         Rated(
-            one,
-            rows[one.run].tier,
-            rows[one.run].state == "succeeded" and not rows[one.run].degraded,
-            rows[one.run].spent_usd,
-            tuple(all_given[one.run]),
-            tuple(events[one.run]),
-            bodies.get(one.run),
+            rating,
+            rows[rating.run].tier,
+            rows[rating.run].state == "succeeded" and not rows[rating.run].degraded,
+            rows[rating.run].spent_usd,
+            tuple(all_given[rating.run]),
+            tuple(events[rating.run]),
+            bodies.get(rating.run),
         )
-        for one in given
-        if one.run in rows
+        for rating in given
+        if rating.run in rows
     )
 
 

@@ -22,9 +22,9 @@ _WRITE = (
 
 def count(conn: Connection, asked: Sequence[RateRequest], now: float) -> tuple[RateReply, ...]:
     """Count requests in their windows, as far as the limits allow."""
-    windows = _locked(conn, sorted({name for one in asked for name, _ in one.limits}))
+    windows = _locked(conn, sorted({name for request in asked for name, _ in request.limits}))
     named = {run for window in windows.values() for run in window.runs}
-    runs = _uses(conn, named | {one.resumes for one in asked if one.resumes})
+    runs = _uses(conn, named | {request.resumes for request in asked if request.resumes})
     replies = decide(windows, asked, runs, now)
     _write(conn, windows)
     return replies
@@ -69,7 +69,7 @@ def _read(conn: Connection, names: Sequence[str]) -> dict[str, Window]:
 
 
 def _write(conn: Connection, windows: Mapping[str, Window]) -> None:
-    rows = [{"named": name, "written": one.written(), "lasting": one.until} for name, one in windows.items()]
+    rows = [{"named": name, "written": window.written(), "lasting": window.until} for name, window in windows.items()]
     conn.execute(_WRITE, rows)
 
 

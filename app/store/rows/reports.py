@@ -54,8 +54,8 @@ def _events(conn: Connection, names: Sequence[str]) -> Mapping[str, list[Event]]
 
 def _ratings(conn: Connection, names: Sequence[str]) -> Mapping[str, list[Feedback]]:
     found: defaultdict[str, list[Feedback]] = defaultdict(list)
-    for one in feedback.of_all(conn, names):
-        found[one.run].append(changed(one, comment=""))
+    for rating in feedback.of_all(conn, names):
+        found[rating.run].append(changed(rating, comment=""))
     return found
 
 

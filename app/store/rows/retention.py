@@ -101,18 +101,18 @@ def page(
 def _of_class(query: ContentQuery | PruneQuery) -> list[ColumnElement[bool]]:
     """Return the conditions for a run of the class that a query names, and of none of the others."""
     within = [_matches(query.within)] if query.within is not None else []
-    return within + [~_matches(one) for one in query.without]
+    return within + [~_matches(run_class) for run_class in query.without]
 
 
-def _matches(one: RunClass) -> ColumnElement[bool]:
+def _matches(run_class: RunClass) -> ColumnElement[bool]:
     """Return the condition for a run of a class. The tag of a label is found by its key."""
     conditions: list[ColumnElement[bool]] = [true()]
-    if one.tenant is not None:
-        conditions.append(RUNS.c.tenant == one.tenant)
-    if one.tier is not None:
-        conditions.append(RUNS.c.tier == one.tier)
-    if one.label is not None:
-        tag = TAGS.c.name == "label", TAGS.c.value == one.label, TAGS.c.run == RUNS.c.id
+    if run_class.tenant is not None:
+        conditions.append(RUNS.c.tenant == run_class.tenant)
+    if run_class.tier is not None:
+        conditions.append(RUNS.c.tier == run_class.tier)
+    if run_class.label is not None:
+        tag = TAGS.c.name == "label", TAGS.c.value == run_class.label, TAGS.c.run == RUNS.c.id
         conditions.append(exists(select(TAGS.c.run).where(*tag).correlate(RUNS)))
     return and_(*conditions)
 
@@ -234,10 +234,10 @@ def _delete_tags(conn: Connection, statements: Statements, ids: Mapping[str, obj
             keys.add((PLAN_TAG, body.get("origin_run") or FIRST_REVISION, run))
         elif body.get("preview"):
             keys.add((PLAN_TAG, SHOWN_ONCE, run))
-    one = [column == bindparam(f"its_{column.name}") for column in (TAGS.c.name, TAGS.c.value, TAGS.c.run)]
+    conditions = [column == bindparam(f"its_{column.name}") for column in (TAGS.c.name, TAGS.c.value, TAGS.c.run)]
     if keys:
         values = [{"its_name": name, "its_value": value, "its_run": run} for name, value, run in sorted(keys)]
-        conn.execute(delete(TAGS).where(*one), values)
+        conn.execute(delete(TAGS).where(*conditions), values)
 
 
 def pruned_run(conn: Connection, name: str) -> PrunedRun:

@@ -149,7 +149,7 @@ def state(conn: Connection, statements: LogStatements) -> LogState:
 def _signs(signer: str, verifiers: str | None) -> bool:
     """Return True if the stored key is one of those in force: it is named by the same name and id."""
     mark = signer.removeprefix("PRIVATE+KEY+").split("+")[:2]
-    return any(one.split("+")[:2] == mark for one in (verifiers or "").split())
+    return any(verifier.split("+")[:2] == mark for verifier in (verifiers or "").split())
 
 
 # -- entries and tiles

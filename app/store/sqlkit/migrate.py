@@ -105,9 +105,9 @@ def _faults_as_unavailable(url: URL) -> Iterator[None]:
 def reason(error: BaseException, url: URL) -> str:
     """Return the reason of a fault in words, without a password and without the text of a statement."""
     cause = getattr(error, "orig", None) or error
-    for one in (cause, cause.__cause__, error):
+    for raised in (cause, cause.__cause__, error):
         for kind, words in REASONS.items():
-            if isinstance(one, kind):
+            if isinstance(raised, kind):
                 return words.format(database=url.database, user=url.username, host=url.host, place=_place(url))
     if "Can't locate revision" in str(error):
         return "the database is newer than this program; use the version of Baton that has migrated it"

@@ -66,7 +66,7 @@ def status(url: str) -> Status:
     except (OSError, SQLAlchemyError, asyncpg.PostgresError, asyncpg.InterfaceError, sqlite3.Error) as error:
         raise StoreUnavailable(f"The database cannot be used: {reason(error, _parsed(url))}.") from error
     known = _known(url)
-    names = [one.id for one in known]
+    names = [revision.id for revision in known]
     if current is None:
         return Status(None, names[-1], tuple(known))
     if current not in names:
@@ -168,7 +168,7 @@ def statements(url: str, start: str | None, to: str, *, down: bool = False) -> s
 def is_earlier(url: str, current: str | None, wanted: str) -> bool:
     """Return True if a revision comes before the current one. Raises `ConfigInvalid` for a revision that does not
     exist."""
-    names = [one.id for one in _known(url)]
+    names = [revision.id for revision in _known(url)]
     if wanted == "head":
         return False
     if wanted not in names and wanted != "base":

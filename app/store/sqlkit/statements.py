@@ -199,7 +199,7 @@ class Rows:
         The parameters are the values of `one` row, or arrays for any number of rows. Nothing is written unless the
         condition holds.
         """
-        table, types, mark = self._table, {name: one.type for name, one in self._columns.items()}, f"_{number}"
+        table, types, mark = self._table, {name: column.type for name, column in self._columns.items()}, f"_{number}"
         if one:  # the driver encodes a value in a tenth of the time of an array
             values: Mapping[str, Any] = {name: bindparam(name + mark, type_=kind) for name, kind in types.items()}
             names = [value.key for value in values.values()]

@@ -81,7 +81,7 @@ class BudgetLedger:
         has all slices, these are among the `windows`, and the amounts of budgets are locked."""
         self._now = now
         self._known = known
-        self._windows = {(one.account, one.start): one for one in windows}
+        self._windows = {(window.account, window.start): window for window in windows}
         self._slices = budget_windows.windows(self._windows.values())
         self._has_all_slices = has_all_slices
         self._present = present
@@ -130,7 +130,7 @@ class BudgetLedger:
             if left < 0:
                 refusals.append(BudgetExhausted(row.budget, row.end, left=left + wanted[place]))
         if refusals:
-            raise min(refusals, key=lambda one: one.left)
+            raise min(refusals, key=lambda refusal: refusal.left)
 
     def _left(self, row: WindowRow, held: Mapping[Place, int], spent: Mapping[Place, int]) -> int:
         """Return what a slice has left after these changes, or, with all slices, what its account has."""
@@ -140,11 +140,11 @@ class BudgetLedger:
         own = row.whole or row.account, row.start
         rows = [self._windows[own], *self._slices[own]]
         used = 0
-        for one in rows:
-            place = one.account, one.start
-            used += one.spent + one.held + held.get(place, 0) + spent.get(place, 0)
-            if one.whole is not None:
-                used -= one.escrow  # it is held in the account's own row
+        for open_window in rows:
+            place = open_window.account, open_window.start
+            used += open_window.spent + open_window.held + held.get(place, 0) + spent.get(place, 0)
+            if open_window.whole is not None:
+                used -= open_window.escrow  # it is held in the account's own row
         return self._known[row.budget].usd - used
 
     def _check_outcome(self, hold: _Hold, usd: int) -> None:
@@ -191,7 +191,8 @@ class BudgetLedger:
             for hold in its:
                 holds.append((run, call, *hold.place, hold.usd))
         amounts = [
-            (one.held, one.spent, one.overrun, one.warned_at, one.escrow, one.account, one.start) for one in changed
+            (window.held, window.spent, window.overrun, window.warned_at, window.escrow, window.account, window.start)
+            for window in changed
         ]
         return [(statements.change_window, amounts), (statements.new_hold, holds)]
 
@@ -200,7 +201,7 @@ class BudgetLedger:
         for own, slices in self._slices.items():
             if slices:
                 budget_windows.bring_home(self._windows[own], slices)
-                self._changed |= {own, *[(one.account, one.start) for one in slices]}
+                self._changed |= {own, *[(part.account, part.start) for part in slices]}
 
     def _divide(self) -> None:
         """Put in escrow again what is free of the accounts in which the batch holds something."""
@@ -212,7 +213,7 @@ class BudgetLedger:
                 limit = min(limit, ceil(budget.soft * budget.usd) - 1)
             if budget.slices is not None:
                 names = _names(account, budget.slices)
-                its = [one for one in slices if one.account in names]
+                its = [part for part in slices if part.account in names]
                 budget_windows.divide(own, its, limit - own.spent - own.held)
 
     def _warn(self, conn: Connection, row: WindowRow) -> None:

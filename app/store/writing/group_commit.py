@@ -259,9 +259,9 @@ class GroupCommit:
 
     async def _with_all_slices(self, batch: list[EncodedEntry], outcomes: list[Outcome]) -> list[Outcome]:
         """Write the entries that were put off, in a transaction of their own; return the outcomes of all."""
-        if not any(isinstance(one, NeedsAllSlices) for one in outcomes):
+        if not any(isinstance(outcome, NeedsAllSlices) for outcome in outcomes):
             return outcomes
-        put_off = [one for one, outcome in zip(batch, outcomes, strict=True) if isinstance(outcome, NeedsAllSlices)]
+        put_off = [entry for entry, outcome in zip(batch, outcomes, strict=True) if isinstance(outcome, NeedsAllSlices)]
         try:
             later = iter(await self._commit(put_off, all_slices=True))
         except Exception as error:  # the others are committed

@@ -96,13 +96,13 @@ class JournalCache:
         found: dict[tuple[str, Reader], Any] = {}
         if (kept := self._runs.get(run)) is None:
             return found
-        for one in wanted:
-            ref, read = one
-            if one not in kept.records and ref in kept.contents:
-                kept.records[one] = read(kept.contents[ref])
+        for content in wanted:
+            ref, read = content
+            if content not in kept.records and ref in kept.contents:
+                kept.records[content] = read(kept.contents[ref])
                 self._grow(run, kept, len(kept.contents[ref]))
-            if one in kept.records:
-                found[one] = kept.records[one]
+            if content in kept.records:
+                found[content] = kept.records[content]
         return found
 
     def clear(self) -> None:

@@ -126,14 +126,14 @@ class Pass:
     def seal(self, queued: Sequence[Waiting]) -> list[Waiting]:
         """Make the entries of these changes. Returns the changes that are sealed now."""
         by_kind: dict[str, dict[str, None]] = {}
-        for one in queued:
-            by_kind.setdefault(one.kind, {})[one.id] = None
+        for change in queued:
+            by_kind.setdefault(change.kind, {})[change.id] = None
         again = by_kind.pop(LEDGER, {})
         done = self._runs(list({**by_kind.pop(RUN, {}), **again}), again)
         for kind, ids in by_kind.items():
             if kind in SOURCES:
                 self._rows(kind, list(ids))
-        return [one for one in queued if one.kind not in (RUN, LEDGER) or one.id in done]
+        return [change for change in queued if change.kind not in (RUN, LEDGER) or change.id in done]
 
     def _runs(self, runs: list[str], again: Container[str]) -> set[str]:
         """Seal the events of these runs, as many as one pass may, and `again` those whose ledger was completed without
@@ -257,7 +257,7 @@ def seal(
         signers = stored.read(changes.get("signer", state["signer"]))
     changes |= _keys_in_force(made, state, signers)
     done = made.seal(queued)
-    transparency_log.taken(conn, statements, [one.n for one in done])
+    transparency_log.taken(conn, statements, [change.n for change in done])
     whole = len(done) == len(queued) < most
     place = window.horizon
     if not whole:
@@ -277,8 +277,8 @@ def seal(
 
 def _first_left(queued: Sequence[Waiting], done: Sequence[Waiting]) -> int:
     """Return the first transaction of which changes may be left in the queue, where a pass could not take all."""
-    left = {one.n for one in queued} - {one.n for one in done}
-    return min([one.xid for one in queued if one.n in left], default=queued[-1].xid)
+    left = {change.n for change in queued} - {change.n for change in done}
+    return min([change.xid for change in queued if change.n in left], default=queued[-1].xid)
 
 
 def _keys_in_force(made: Pass, state: Mapping[str, Any], signers: Sequence[Signer]) -> dict[str, Any]:
@@ -310,7 +310,7 @@ def _lag(conn: Connection, statements: LogStatements, now: float, done: Sequence
     """Return the lag after a pass: see `Sealed`."""
     since = transparency_log.oldest(conn, statements)
     if since is None:
-        since = min([one.at for one in done], default=now)
+        since = min([change.at for change in done], default=now)
     return max(now - since, 0.0)
 
 
