@@ -1,11 +1,13 @@
-"""Records, which nobody assigns to once they are made, and bytes that are held for long: both by the thousand."""
+"""Records, which nobody assigns to once they are made, and bytes that are held for long, with their address: all by the
+thousand."""
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
-__all__ = ["changed", "record", "trimmed"]
+__all__ = ["address", "changed", "record", "trimmed"]
 Record = TypeVar("Record")
 
 
@@ -50,3 +52,8 @@ def trimmed(body: bytes) -> bytes:
     to eight times its length, for as long as it is referenced, so this is for bytes that live as long as a run or a
     call."""
     return bytes(memoryview(body))
+
+
+def address(salt: bytes, body: bytes) -> str:
+    """Return the ref of a body within its run: the SHA-256 of the run's salt and the body, as 64 hex digits."""
+    return hashlib.sha256(salt + body).hexdigest()

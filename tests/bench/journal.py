@@ -13,9 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from app.core.records import address
 from app.core.run.events import Kind
 from app.store.protocol import Entry, Ledger, Move, NewRun, Outbox, Projection
-from app.store.rows.content import address
 from app.store.sql import SqlStore, open_store
 from app.store.sqlkit.migrate import migrate
 from tests.harness.raw_facts import Raw

@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 from app.core.message.chat import Message, Task, Text, Tool, Toolbox, task_parts
+from app.core.records import address
 from app.core.run.events import StepDone
 from app.store.protocol import Entry, Shared, Store
-from app.store.rows.content import address
 from tests.conformance.entries import SALT, admitted
 
 OWNER = "0a" * 32

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from app.core.records import address
 from app.core.run.events import TERMINAL, Event, Kind
 from app.errors import Conflict, LeaseLost, NotFound, RunEnded, RunOverBudget, StoreUnavailable
 from app.store.protocol import (
@@ -18,7 +19,6 @@ from app.store.protocol import (
     RunQuery,
     Store,
 )
-from app.store.rows.content import address
 from app.store.writing import group_commit
 from tests.conformance.entries import SALT, Opener, admitted, moved, note, queued, settled, take
 from tests.harness.raw_facts import Raw

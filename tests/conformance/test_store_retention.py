@@ -11,6 +11,7 @@ from sqlalchemy import Connection, func, select
 
 from app.core.message.chat import Message, Task, Text, task_to_json
 from app.core.rating.feedback import Feedback
+from app.core.records import address
 from app.core.run.events import Kind, RunSucceeded
 from app.core.run.retention_classes import RunClass
 from app.engine.retention import erase_all, runs_with_text, texts_with_ref
@@ -36,7 +37,7 @@ from app.store.protocol import (
     metadata_tag,
 )
 from app.store.rows import content, retention
-from app.store.rows.content import address, copies
+from app.store.rows.content import copies
 from app.store.sql import SqlStore, open_store
 from app.store.sqlkit.tables import METADATA, RUNS
 from tests.conformance.entries import SALT, Opener, admitted, note

@@ -11,7 +11,7 @@ import pytest
 from app.core.message.chat import Usage
 from app.core.plan.workflow import Access
 from app.core.run.events import CallFinished, CallIntended, Kind
-from app.engine.calls.candidates import WAIT_FOR_OTHERS_SECONDS
+from app.engine.calls.step_request import WAIT_FOR_OTHERS_SECONDS
 from app.process.wiring import Runtime
 from app.stepqueue.protocol import Committed
 from app.store.protocol import Entry, Ledger, Move

@@ -6,7 +6,7 @@ import pytest
 
 from app.core.pool.breaker import KNOWN
 from app.core.pool.catalog import SPARED, Worker
-from app.engine.calls.candidates import BACKOFF, Candidates
+from app.engine.calls.step_request import BACKOFF, Candidates
 from app.engine.worker_health import Health
 from app.errors import (
     Failure,

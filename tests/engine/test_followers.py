@@ -16,6 +16,7 @@ import pytest
 
 from app.conductor.protocol import Policy
 from app.core.message.chat import Message, Task, Text, ToolCall, Usage, message_to_json
+from app.core.records import address
 from app.core.run.caller_view import Position
 from app.core.run.events import (
     CallFinished,
@@ -44,7 +45,6 @@ from app.errors import Conflict, StoreUnavailable
 from app.stepqueue.memory import MemoryQueue
 from app.stepqueue.protocol import Committed, Delta, Listen, Live, Ticket
 from app.store.protocol import Journal, RunRow
-from app.store.rows.content import address
 from app.telemetry import Telemetry
 from tests.core.play import resumed
 from tests.harness.stand_ins import TEXTS, journal_of, row_of

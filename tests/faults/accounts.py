@@ -16,8 +16,8 @@ from typing import Any
 
 import orjson
 
+from app.core.records import address
 from app.core.run.events import Event, Kind
-from app.store.rows.content import address
 from tests.faults.scene import Scene, execute
 from tests.harness.audited import audited
 from tests.harness.waiting import NotInTime, wait_until

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from app.core.records import address
 from app.errors import StoreUnavailable
-from app.store.rows.content import address
 from app.store.sql import SqlStore, open_store
 from tests.conformance.entries import SALT, admitted
 

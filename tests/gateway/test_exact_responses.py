@@ -8,7 +8,7 @@ import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from openai.types.responses.response_item_list import ResponseItemList
 
-from app.engine.delivery.turn_result import without
+from app.engine.delivery.messages import without
 from app.errors import LeaseLost
 from app.gateway.responses.reply import Events, Subject
 from tests.harness.exact_replies import OURS, exactly, published

@@ -26,9 +26,9 @@ from typing import Any
 import httpx
 
 from app.core.message.chat import run_of
+from app.core.records import address
 from app.core.run.events import CallIntended, Event, PlanStep, RunAdmitted, StepAwaitingTool, StepDone, facts
 from app.process.wiring import Runtime
-from app.store.rows.content import address
 from tests.harness.in_process import calling, running_service
 from tests.isolation.injection_corpus import FORGED_CALL, OUTSIDER, UNCLEARED, Injection, corpus
 from tests.stubs import KEYS, ProviderStub, Reply, ToolCall

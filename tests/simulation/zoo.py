@@ -20,7 +20,7 @@ from app.core.run.events import Event, StepFailed
 from app.core.run.state import RunState
 from app.engine.calls import step_request
 from app.engine.calls.attempt import Attempt
-from app.engine.calls.candidates import Candidates
+from app.engine.calls.step_request import Candidates
 from app.engine.commit import run_writer
 from app.engine.commit.run_writer import RunWriter
 from app.engine.delivery.followers import Audience

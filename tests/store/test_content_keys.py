@@ -17,10 +17,10 @@ from sqlalchemy import Connection, func, select
 
 from app.__main__ import main
 from app.cli.retention import erase
+from app.core.records import address
 from app.errors import StoreUnavailable
 from app.store.archive import open_archive
 from app.store.protocol import ContentQuery, Entry
-from app.store.rows.content import address
 from app.store.sql import SqlStore, open_store
 from app.store.sqlkit.tables import CONTENTS, METADATA, TEXTS
 from app.store.writing import tenant_keys

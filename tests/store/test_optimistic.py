@@ -11,10 +11,10 @@ import asyncpg
 import pytest
 from sqlalchemy import Connection, text
 
+from app.core.records import address
 from app.core.run.events import Kind
 from app.errors import LeaseLost, NotFound, RunEnded, StoreUnavailable
 from app.store.protocol import BRIEF, Entry, Held, Lease, Ledger, Move, Outbox
-from app.store.rows.content import address
 from app.store.rows.runs import CachedRows
 from app.store.sql import SqlStore, open_store
 from app.store.writing.batch import RowCache

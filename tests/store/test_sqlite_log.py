@@ -8,9 +8,9 @@ from pathlib import Path
 
 from sqlalchemy import Connection, create_engine
 
+from app.core.records import address
 from app.store.protocol import RunQuery
 from app.store.rows import runs
-from app.store.rows.content import address
 from app.store.sql import open_store
 from app.store.sqlkit.runner import parse_url
 from app.store.sqlkit.sqlite import LOG_BYTES, Sqlite

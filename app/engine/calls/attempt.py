@@ -45,7 +45,7 @@ from app.core.plan.workflow import Access
 from app.core.pool import policy
 from app.core.pool.breaker import Verdict
 from app.core.pool.catalog import Amount, Catalog, Deadlines, Worker
-from app.core.records import changed, record, trimmed
+from app.core.records import address, changed, record, trimmed
 from app.core.run.events import CallFinished, CallIntended, PassedOver
 from app.core.run.identifiers import NO_TRACE, Trace
 from app.core.run.state import Call, RunState
@@ -63,7 +63,6 @@ from app.errors import (
 from app.providers.faults import VERDICTS, malformed
 from app.providers.protocol import Request
 from app.store.protocol import Ledger
-from app.store.rows.content import address
 
 ADAPTER_BROKE = "adapter_broke"
 """The code of a call that ended with a bug of ours."""

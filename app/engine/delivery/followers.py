@@ -3,16 +3,20 @@
 An engine sends a run's events, and the words of its answer, to the gateway that its admission names, from the first
 event on. A `Follower` folds them in the order of their numbers, through the same `advance` as the writer, and fills the
 run's audience. The journal is what counts: a gap, or words of a call that is not known yet, sends the follower there;
-and every `POLL_SECONDS` (`UNHEALTHY_POLL_SECONDS` while the queue is unavailable) one query finds, for all followers
-of the process, the journals that have moved without their having received it. A gateway that the admission does not
-name asks the run's engine to send to it as well. The engine answers with the latest event that it has sent to others,
-so that whatever was committed between the reading of the journal and that request is a gap like any other.
+and every `POLL_SECONDS` (`UNHEALTHY_POLL_SECONDS` while the queue is unavailable) one query finds, for all followers of
+the process, the journals that have moved without their having received it. A gateway that the admission does not name
+asks the run's engine to send to it as well. The engine answers with the latest event that it has sent to others, so
+that whatever was committed between the reading of the journal and that request is a gap like any other.
 
 The reply of a turn is sent once to each caller (an `Audience`), in order and without a gap, from wherever that caller
 wants to begin; a caller who cannot keep up gets the rest in larger pieces. Text that was sent cannot be taken back. So
 a caller who has received text of an attempt that was lost receives nothing of the next one until the answer is known;
 if that begins with the same text the stream goes on, else it ends with an error that says where the answer is. A caller
 who has not received anything yet follows the new attempt at once.
+
+`RunChanges` wakes those who look at lists of runs, once any run has changed. There is one look at the database a second
+for the whole process, and none while nobody waits. Where an engine tells this process of events, the look is made at
+once. Whoever is woken reads its own list again, as far as it may see it.
 """
 
 import asyncio
@@ -20,14 +24,16 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Final
 
 from app.core.message.chat import Decoded, ToolDelta, gather, spoken, unsent
+from app.core.records import address
 from app.core.run import caller_view
 from app.core.run.caller_view import Position
 from app.core.run.events import Event
 from app.core.run.state import RunState, fold_turn
 from app.engine.context import EngineContext
-from app.engine.delivery import turn_result
+from app.engine.delivery import messages
 from app.engine.delivery.messages import PUBLIC_FIELDS, AnswerPart, CallerMessage, Mailbox, StepEvent, TurnEnd
 from app.errors import (
     BatonError,
@@ -40,7 +46,6 @@ from app.errors import (
     StoreUnavailable,
 )
 from app.stepqueue.protocol import Committed, Delta, Listen, Live
-from app.store.rows.content import address
 
 POLL_SECONDS = 1.0
 """Time between two looks whether journals have moved, while the step queue is healthy."""
@@ -363,7 +368,7 @@ class Follower:
     def finish(self) -> bool:
         """End the audience's turn with what has been received; False if the reply has to be read first."""
         try:
-            self.audience.end(turn_result.turn_end(self.state, self._contents))
+            self.audience.end(messages.turn_end(self.state, self._contents))
         except NotFound:
             return False
         return True
@@ -375,7 +380,7 @@ class Follower:
             journal = await self._context.store.journal(self.state.run)
         except NotFound:
             raise RunLost from None
-        state = turn_result.until_end(journal.events, self.state.turn.number)
+        state = messages.until_end(journal.events, self.state.turn.number)
         if state.turn.number != self.state.turn.number:
             raise RunLost
         self.state = state
@@ -392,7 +397,7 @@ class Follower:
             journal = await self._context.store.journal(self.state.run, after=self.state.seq)
             self.fold(journal.events)
         if self.state.replied and not self.finish():
-            self.audience.end(await turn_result.read(self._context.store, self.state))
+            self.audience.end(await messages.read(self._context.store, self.state))
 
 
 class Followers:
@@ -549,7 +554,7 @@ class Followers:
             self.catch_up(follower)
 
     def _drop(self, follower: Follower, error: BatonError) -> None:
-        follower.audience.end(turn_result.without(follower.state, error))
+        follower.audience.end(messages.without(follower.state, error))
         self._over(follower)
 
     async def _look(self, *, healthy: bool) -> None:
@@ -590,3 +595,76 @@ class Followers:
             if not healthy or self._behind.get(run) == seq:  # otherwise its events may still be on their way
                 self.catch_up(self._followers[run])
         self._behind = behind
+
+
+# -- lists of runs
+
+
+LISTS_POLL_SECONDS: Final = 1.0
+"""Time between two looks at the database."""
+GATHERING_SECONDS: Final = 0.25
+"""Time for which changes are gathered before anybody is woken."""
+
+
+class RunChanges:
+    """Counts changes of runs, whichever process makes them. `run` is to be called for as long as somebody may wait."""
+
+    def __init__(self, context: EngineContext) -> None:
+        self._context = context
+        self.number = 0
+        """Grows with each change. The number may grow without one, never the other way round."""
+        self._waiting = 0
+        self._is_awaited = asyncio.Event()
+        self._noticed = asyncio.Event()
+        self._changed = asyncio.Event()
+        self._mark: tuple[object, ...] | None = None
+
+    async def run(self, stopping: asyncio.Event) -> None:
+        """Look for changes until `stopping` is set."""
+        async with asyncio.TaskGroup() as group:
+            looking = group.create_task(self._look())
+            await stopping.wait()
+            looking.cancel()
+
+    def notice(self) -> None:
+        """Note that a run has changed."""
+        if self._waiting:
+            self._noticed.set()
+
+    async def after(self, number: int, seconds: float) -> int:
+        """Return the number of changes once it is not `number` any more, or after so many seconds."""
+        self._waiting += 1
+        self._is_awaited.set()
+        try:
+            async with asyncio.timeout(seconds):
+                while self.number == number:
+                    await self._changed.wait()
+        except TimeoutError:
+            pass
+        finally:
+            self._waiting -= 1
+            if not self._waiting:
+                self._is_awaited.clear()
+        return self.number
+
+    async def _look(self) -> None:
+        while True:
+            await self._is_awaited.wait()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LISTS_POLL_SECONDS):
+                    await self._noticed.wait()
+                    await asyncio.sleep(GATHERING_SECONDS)
+            is_noticed = self._noticed.is_set()
+            self._noticed.clear()
+            if await self._has_changed() or is_noticed:
+                self.number += 1
+                self._changed.set()
+                self._changed.clear()
+
+    async def _has_changed(self) -> bool:
+        try:
+            mark = await self._context.store.lists.mark()
+        except StoreUnavailable:
+            return False
+        before, self._mark = self._mark, mark
+        return mark != before

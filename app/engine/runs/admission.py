@@ -30,7 +30,7 @@ from app.core.pool.policy import (
 from app.core.pool.rules import CALLER as CALLERS_WORDS
 from app.core.pool.rules import CONDUCTOR, Reading
 from app.core.pool.serving import TIER, served, within
-from app.core.records import changed, record
+from app.core.records import address, changed, record
 from app.core.run import notices
 from app.core.run.events import RunAdmitted
 from app.core.run.identifiers import NO_TRACE, Trace
@@ -57,7 +57,6 @@ from app.store.protocol import (
     Shared,
     metadata_tag,
 )
-from app.store.rows.content import address
 
 UNTAKEN_SECONDS = 0.5
 """Time for which a run that nobody drives is left to those who take its ticket; then engines find it by polling."""

@@ -13,7 +13,7 @@ from typing import Literal
 
 from app.core.plan.workflow import CONDUCTOR
 from app.core.pool.catalog import Catalog
-from app.core.records import changed, record
+from app.core.records import address, changed, record
 from app.core.run import approvals
 from app.core.run.events import Event, Fact, RunApproved, RunAwaitingApproval, RunRefused, dated
 from app.core.run.kinds import ENDED
@@ -22,7 +22,6 @@ from app.core.run.state import RunState, fold, tentative
 from app.engine.commit.run_writer import ending, projection
 from app.errors import Conflict, Forbidden, InvalidRequest, LeaseLost, NotFound, Overloaded, RunEnded
 from app.store.protocol import MOVED, Entry, Lease, RunRow, Store, TenantStore
-from app.store.rows.content import address
 
 RACES = 3
 """Tries to write a decision on a run to which others write at the same time."""

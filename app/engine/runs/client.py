@@ -20,9 +20,8 @@ from app.core.run.state import RunState, Turn, admit, advanced
 from app.engine.commit.tickets import offer_run
 from app.engine.commit.waiting_runs import WaitingRuns
 from app.engine.context import EngineContext
-from app.engine.delivery import turn_result
-from app.engine.delivery.changes import RunChanges
-from app.engine.delivery.followers import Audience, Follower, Followers, step_event
+from app.engine.delivery import messages
+from app.engine.delivery.followers import Audience, Follower, Followers, RunChanges, step_event
 from app.engine.delivery.messages import CallerMessage, FollowedRun, Mailbox
 from app.engine.runs import admission, approvals, tool_results
 from app.engine.runs.admission import Order, Owner
@@ -343,7 +342,7 @@ class RunClient:
         store = self._context.store.of_tenant(tenant)
         journal = await store.journal(run)
         wanted = tool_results.turn_of(journal.events, once) if once is not None else turn
-        state = turn_result.until_end(journal.events, wanted)
+        state = messages.until_end(journal.events, wanted)
         present = self._followers.of(run)
         if present is not None and not state.replied and present.state.turn.number > state.turn.number:
             # The turn has ended while its journal was read.
@@ -356,13 +355,13 @@ class RunClient:
         caller_view.check_position(state, at)
         line: Mailbox[CallerMessage] = Mailbox(LINE)
         notes = bool(state.turn.wire.get("steps"))
-        for event in turn_result.of_turn(journal.events, state.turn.number) if notes and not at.chars else ():
+        for event in messages.of_turn(journal.events, state.turn.number) if notes and not at.chars else ():
             if event.seq <= state.seq and (noted := step_event(event)) is not None:
                 line.push(noted)
         audience = present.audience if present is not None else Audience(run)
         audience.admit(line, at, notes=notes)
         if present is None and state.replied:
-            audience.end(await turn_result.read(store, state))
+            audience.end(await messages.read(store, state))
         elif present is None:
             if len(self._followers) >= self._bound:
                 raise Overloaded(retry_after=1.0)
@@ -373,7 +372,7 @@ class RunClient:
         """Note that a caller is gone. If it was the last one, the run goes on or stops as its admission says."""
         follower = self._followers.of(driven.run)
         if driven.replayed:  # it holds no place that is to be kept until the run has ended
-            driven.line.push(turn_result.without(driven.state, RunEnded()))
+            driven.line.push(messages.without(driven.state, RunEnded()))
         if follower is None:
             return
         follower.audience.leave(driven.line)

@@ -36,7 +36,7 @@ from app.engine.calls.attempt import given_up
 from app.engine.commit.colocation import StepStarter
 from app.engine.commit.run_writer import RunWriter, ending
 from app.engine.context import EngineContext
-from app.engine.delivery import turn_result
+from app.engine.delivery import messages
 from app.engine.delivery.followers import LISTEN_SECONDS
 from app.engine.delivery.messages import Mailbox
 from app.engine.runs.admission import Moved
@@ -226,7 +226,7 @@ class Driver:
         if not self.state.replied:
             return ()
         known = self.writer.answer
-        wanted = [ref for ref in turn_result.refs(self.state) if ref in known]
+        wanted = [ref for ref in messages.refs(self.state) if ref in known]
         return tuple((ref, known[ref].decode()) for ref in wanted if len(known[ref]) <= BRIEF)
 
     async def _send(self, address: str, messages: Sequence[Live]) -> None:
@@ -294,7 +294,7 @@ class Driver:
             upon = self.state
             command = confirmed(command, upon, decided)
             if command.step is not None:
-                await self.writer.read_answer(turn_result.of_step(upon.steps[command.step]))
+                await self.writer.read_answer(messages.of_step(upon.steps[command.step]))
             gone, held = given_up(upon.planning)
             events = (*gone, *ending(tentative(upon, gone), command))
             try:
@@ -313,7 +313,7 @@ class Driver:
         """Note the end of the turn."""
         state, telemetry = self.state, self._context.telemetry
         if state.ended:
-            turn_result.count(telemetry, state, self._context.tick() - self._began)
+            messages.count(telemetry, state, self._context.tick() - self._began)
         elif state.state == "awaiting_approval":
             telemetry.count("baton_approvals_total", state.admitted.tier, "asked")
         else:

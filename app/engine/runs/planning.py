@@ -41,7 +41,7 @@ from app.core.pool.catalog import Amount, Catalog, Worker
 from app.core.pool.policy import permits, spared
 from app.core.rating.decision import Decision
 from app.core.rating.features import asked, placed, viewed
-from app.core.records import changed, record
+from app.core.records import address, changed, record
 from app.core.run import drafts, visibility
 from app.core.run.caller_view import unspent
 from app.core.run.events import Fact, StepSkipped
@@ -62,7 +62,6 @@ from app.network.retries import Left
 from app.network.tracing import SPAN_PLAN
 from app.providers.protocol import Request
 from app.store.protocol import Store
-from app.store.rows.content import address
 
 NOT_CLEARED, NOT_HERE = "not_cleared", "not_here"
 SHAPED = frozenset({"fixed", "random"})

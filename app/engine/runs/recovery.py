@@ -30,7 +30,7 @@ from app.engine.calls.step_request import NOTHING, bodies_of, task_of
 from app.engine.commit.run_writer import ending, projection
 from app.engine.commit.tickets import due_ticket, run_ticket
 from app.engine.context import EngineContext
-from app.engine.delivery.turn_result import outcome
+from app.engine.delivery.messages import outcome
 from app.engine.runs.driver import Driver
 from app.errors import NotFound, PlanRejected, QueueUnavailable, StoreUnavailable
 from app.store.protocol import ContentReads, Entry, Lapsed, Ledger, Outbox, Projection, RunRow, Store

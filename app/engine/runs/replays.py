@@ -15,7 +15,7 @@ from app.core.message.chat import Task, message_from_json, message_to_json, task
 from app.core.plan.workflow import CONDUCTOR, Step, by_name, read_plan
 from app.core.pool.catalog import LIMITS, REQUESTED, Catalog, Limits, Tier
 from app.core.pool.policy import DENIED, Overrides
-from app.core.records import changed, record
+from app.core.records import address, changed, record
 from app.core.run.recording import (
     Kept,
     RecordedPlan,
@@ -38,7 +38,6 @@ from app.engine.runs.recovery import recording_of
 from app.engine.runs.tool_results import Resumption, WaitingRun
 from app.errors import Conflict, InvalidRequest, NotFound, PlanRejected
 from app.store.protocol import ContentReads, Journal
-from app.store.rows.content import address
 
 EXACT_LIMITS = ("usd", "tokens", "seconds", "steps", "output_tokens", "attempts", "fan_out", "depth")
 """The limits of the earlier run that a replay of its own plan keeps, as far as its tier still allows them."""

@@ -15,7 +15,7 @@ import orjson
 from app.core.message.chat import Document, Image, Message, labels_of, message_to_json, task_parts
 from app.core.pool.policy import exclusion
 from app.core.pool.rules import TOOL, Reading
-from app.core.records import record
+from app.core.records import address, record
 from app.core.run import caller_view, drafts, notices
 from app.core.run.caller_view import Returned, Standing
 from app.core.run.events import Event, RunResumed, StepToolResults, facts
@@ -26,7 +26,6 @@ from app.engine.context import EngineContext
 from app.engine.runs.admission import Order, Owner, of_request, shared, untaken
 from app.errors import InvalidRequest, NotFound
 from app.store.protocol import BRIEF, Entry, Lease
-from app.store.rows.content import address
 
 NEEDED: Mapping[type, str] = {Image: "image", Document: "pdf"}
 """The modality that a worker needs for a part of a message."""

@@ -10,8 +10,7 @@ from app.core.records import record
 from app.core.run.events import CallFinished, CallIntended, Fact, PassedOver, StepAwaitingTool, StepDone, StepFailed
 from app.core.run.state import RunState, StepState
 from app.engine.calls.attempt import Reply
-from app.engine.calls.candidates import Candidates
-from app.engine.calls.step_request import View
+from app.engine.calls.step_request import Candidates, View
 from app.engine.context import EngineContext
 from app.errors import RunOverBudget
 from app.stepqueue.protocol import Delta, Listen, Ticket

@@ -27,7 +27,7 @@ from app.core.message.chat import TOKEN_BYTES, message_to_json, mint
 from app.core.plan.pricing import question_tokens
 from app.core.pool.catalog import Amount, Catalog, Worker
 from app.core.pool.rules import Reading
-from app.core.records import changed
+from app.core.records import address, changed
 from app.core.run import approvals, visibility
 from app.core.run.caller_view import spendable
 from app.core.run.events import CallFinished, Fact, NamedCall, StepAwaitingTool, StepDone, StepFailed
@@ -37,8 +37,7 @@ from app.core.run.share import share
 from app.core.run.state import RunState, StepState, fold
 from app.core.run.visibility import readers
 from app.engine.calls.attempt import Attempt, Purpose, lost, tier_seconds
-from app.engine.calls.candidates import Candidates
-from app.engine.calls.step_request import NOTHING, is_long, look
+from app.engine.calls.step_request import NOTHING, Candidates, is_long, look
 from app.engine.commit.colocation import LocalRuns
 from app.engine.context import EngineContext
 from app.engine.steps.claimed_step import ClaimedStep, Relay, StepBasis, StepLog
@@ -56,7 +55,6 @@ from app.errors import (
 )
 from app.stepqueue.protocol import AGAIN, Committed, Live
 from app.store.protocol import Due, Entry, Ledger, Move
-from app.store.rows.content import address
 
 OUTCOME_DELAY_SECONDS = 1.0
 """Seconds for which an outcome may wait for the next entry of its step."""

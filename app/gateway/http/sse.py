@@ -14,8 +14,7 @@ from typing import Any, Protocol
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from app.engine.delivery.messages import AnswerPart, CallerMessage, FollowedRun, StepEvent, TurnEnd
-from app.engine.delivery.turn_result import without
+from app.engine.delivery.messages import AnswerPart, CallerMessage, FollowedRun, StepEvent, TurnEnd, without
 from app.errors import BatonError, RunExpired
 from app.gateway.http.admission import Begun, Permit
 from app.gateway.http.connection import RequestLog, route_of

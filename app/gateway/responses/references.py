@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from app.core.message.chat import ToolCall, run_of
 from app.core.run.notices import response_id
-from app.engine.delivery import turn_result as endings
+from app.engine.delivery import messages as endings
 from app.errors import InvalidRequest, NotFound
 from app.gateway.responses.history import StoredResponse
 from app.gateway.responses.input import (

@@ -18,7 +18,7 @@ from app.core.pool import policy
 from app.core.run import caller_view
 from app.core.run.caller_view import Position
 from app.core.run.state import RunState
-from app.engine.delivery import turn_result as endings
+from app.engine.delivery import messages as endings
 from app.engine.runs.admission import Order
 from app.errors import CallerError, Conflict, InvalidRequest, NotFound
 from app.gateway.http.admission import Begun, Idempotency, last_event

@@ -4,7 +4,6 @@ The journal holds addresses only. Without the salt, which is erased with the con
 hashing candidates; with the salt, a body proves that it is the one that the journal names.
 """
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from functools import partial
 
@@ -20,11 +19,6 @@ from app.store.rows.transparency_log import queue_runs
 from app.store.sqlkit.sealing import Open, place_of
 from app.store.sqlkit.statements import Row, SingleStatement, Statements, shared_parts
 from app.store.sqlkit.tables import CATALOGS, CONTENTS, RUNS, SHARED_CONTENTS, TAGS, insert_into
-
-
-def address(salt: bytes, body: bytes) -> str:
-    """Return the ref of a body within its run: the SHA-256 of the run's salt and the body, as 64 hex digits."""
-    return hashlib.sha256(salt + body).hexdigest()
 
 
 def read(statements: Statements, run: str, refs: Sequence[str], opened: Open) -> SingleStatement[dict[str, bytes]]:
