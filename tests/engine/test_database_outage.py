@@ -15,8 +15,8 @@ from app.core.run.state import fold
 from app.engine.commit import run_writer
 from app.engine.delivery.messages import FollowedRun
 from app.engine.runs import driver
-from app.engine.steps import pending_outcomes
-from app.engine.steps.pending_outcomes import PendingOutcomes
+from app.engine.steps import claimed_step
+from app.engine.steps.claimed_step import PendingOutcomes
 from app.errors import StoreUnavailable
 from app.process.wiring import Runtime
 from app.store.protocol import Appended, Entry, Store
@@ -69,7 +69,7 @@ async def test_a_run_outlives_an_outage_longer_than_its_lease(
     stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, streams: bool
 ) -> None:
     """It goes on as soon as the database is back: nobody lives to see the next look at the database."""
-    monkeypatch.setattr(pending_outcomes, "LOOK", 3600.0)
+    monkeypatch.setattr(claimed_step, "LOOK", 3600.0)
     stub.script("alpha", Reply(header_delay=0.3))
     async with running_service(tmp_path, pool_text(stub), SETTINGS) as opened:
         driven = await opened.runs.start(order(opened, "baton-mini", plan=CHAIN, streams=streams))
@@ -308,7 +308,7 @@ async def test_a_full_buffer_stops_new_steps_and_loses_nothing(bounds: dict[str,
 async def test_an_outcome_is_given_up_after_its_time_or_with_its_process(
     monkeypatch: pytest.MonkeyPatch, closes: bool
 ) -> None:
-    monkeypatch.setattr(pending_outcomes, "OUTCOME_PATIENCE", 60.0 if closes else 0.2)
+    monkeypatch.setattr(claimed_step, "OUTCOME_PATIENCE", 60.0 if closes else 0.2)
     shelf = Shelf()
     with kept(shelf) as (buffer, _):
         async with asyncio.TaskGroup() as group:

@@ -1,6 +1,6 @@
 """What is kept of runs that wait is bounded by its size."""
 
-from app.engine.commit.waiting_runs import EVENT_BYTES, WaitingRuns
+from app.engine.context import EVENT_BYTES, WaitingRuns
 
 
 def test_what_is_taken_is_kept_no_longer() -> None:

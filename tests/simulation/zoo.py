@@ -28,9 +28,9 @@ from app.engine.delivery.webhooks import DeliveryResult, Webhooks
 from app.engine.runs import driver, planning
 from app.engine.runs.recovery import Recovery
 from app.engine.steps import execution
+from app.engine.steps.claimed_step import PendingOutcomes
 from app.engine.steps.dispatcher import Dispatcher
 from app.engine.steps.execution import Execution
-from app.engine.steps.pending_outcomes import PendingOutcomes
 from app.errors import LeaseLost, RunOverBudget, StoreUnavailable
 from app.store.protocol import Appended, Entry, Ledger, Move
 from app.store.rows import content, runs

@@ -51,7 +51,6 @@ from app.core.run.identifiers import NO_TRACE, Trace
 from app.core.run.state import Call, RunState
 from app.core.run.visibility import Disclosed
 from app.engine.context import EngineContext
-from app.engine.spans import CallSpan
 from app.errors import (
     BatonError,
     Failure,
@@ -60,6 +59,7 @@ from app.errors import (
     WorkerTimeout,
     WorkerTruncated,
 )
+from app.network.tracing import CallSpan
 from app.providers.faults import VERDICTS, malformed
 from app.providers.protocol import Request
 from app.store.protocol import Ledger
@@ -452,7 +452,15 @@ class Attempt:
         times = self._times
         times.began = times.last_piece_at = self._context.tick()
         spec = self.catalog.providers[self.worker.provider]
-        span = CallSpan(self._context.tracing, self._trace, spec, self._request, self._endpoint)
+        span = CallSpan(
+            self._context.tracing,
+            self._trace,
+            spec,
+            self.worker,
+            self._endpoint,
+            sampling=self._request.sampling,
+            live=self._request.live,
+        )
         request = changed(self._request, headers=span.headers) if span.headers else self._request
         try:
             deadlines = self._deadlines()

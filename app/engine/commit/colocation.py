@@ -6,17 +6,15 @@ of such a step is committed by the run's writer together with what follows from 
 tickets, which any engine may take.
 """
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from itertools import zip_longest
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from app.core.records import record
 from app.core.run.events import Event, Fact
 from app.core.run.identifiers import Trace
 from app.core.run.state import RunState
-from app.errors import Conflict, RunOverBudget
 from app.stepqueue.protocol import Listen
-from app.store.protocol import MOVED, Appended, Entry, Ledger, Outbox
+from app.store.protocol import Appended, Entry, Ledger, Outbox
 
 
 class LocalRun(Protocol):
@@ -104,25 +102,3 @@ class StepStarter(Protocol):
     def listen(self, message: Listen) -> bool:
         """Send a gateway what it lacks of a run's answer; False if others may execute the answering step."""
         ...
-
-
-def held(begun: Sequence[BegunStep]) -> Ledger:
-    """Return the amount that an entry reserves for all of them."""
-    return Ledger(sum(call.hold.usd for call in begun), sum(call.hold.tokens for call in begun))
-
-
-async def commit_with_intents(begun: Sequence[BegunStep], commit: Awaitable[Appended]) -> Appended | None:
-    """Commit the entry that these steps wait for and let them go; None if it is refused because of them."""
-    try:
-        appended = await commit
-    except BaseException as error:
-        for call in begun:
-            call.forgo()
-        moved = isinstance(error, Conflict) and error.public_code == MOVED  # which has nothing to do with the steps
-        if isinstance(error, RunOverBudget | Conflict) and not moved:
-            return None
-        raise
-    for call, claim in zip_longest(begun, appended.taken):
-        # An entry that is found again after an outage has no claims: those tickets lapse and are taken anew.
-        call.go(claim) if claim is not None else call.forgo()
-    return appended

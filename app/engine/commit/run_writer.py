@@ -15,9 +15,11 @@ Work on steps is claimed by their dispatcher, and written here only to travel in
 """
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import zip_longest
 from math import inf
 from typing import Any, Protocol, TypeVar
 
@@ -27,17 +29,30 @@ from app.core.pool.catalog import Catalog
 from app.core.records import changed
 from app.core.run import drafts
 from app.core.run.events import CallFinished, Event, Fact, Kind, PlanStep, RunAwaitingApproval, StepQueued
-from app.core.run.identifiers import NO_TRACE
+from app.core.run.identifiers import NO_TRACE, Trace
 from app.core.run.kinds import AFTER_THE_END
 from app.core.run.progress import Await, AwaitApproval, Conclude, DropPlan, Finish, Propose, Queue, Skip, decide
 from app.core.run.state import RUN_ENDED, Call, RunState, advance, possible, tentative
-from app.engine.commit.colocation import BegunStep, StepStarter, commit_with_intents, held
-from app.engine.commit.tickets import enqueue
+from app.engine.commit.colocation import BegunStep, StepStarter
 from app.engine.context import EngineContext
-from app.errors import Conflict, LeaseLost, RunEnded, RunOverBudget, StoreUnavailable
+from app.errors import Conflict, LeaseLost, QueueUnavailable, RunEnded, RunOverBudget, StoreUnavailable
 from app.network import retries
 from app.network.retries import Left, retried
-from app.store.protocol import APPROVAL_TAG, ASKED, Appended, Entry, Journal, Lease, Ledger, Outbox, Projection, Store
+from app.stepqueue.protocol import AGAIN, WHOLE_RUN, Ticket
+from app.store.protocol import (
+    APPROVAL_TAG,
+    ASKED,
+    MOVED,
+    Appended,
+    Due,
+    Entry,
+    Journal,
+    Lease,
+    Ledger,
+    Outbox,
+    Projection,
+    Store,
+)
 from app.store.protocol.step_input import BRIEF
 
 LATE_SECONDS = 15.0
@@ -486,7 +501,7 @@ class RunWriter:
         fresh = self._known | dict((*entry.contents, *follows.contents))
         begun = await steps.begin(follows.state, self.salt, fresh, follows.outbox)
         if begun:
-            hold = changed(entry, hold=held(begun))
+            hold = changed(entry, hold=reserved_for(begun))
             appended = await commit_with_intents(begun, self._write(hold, follows.with_intents(begun)))
             if appended is not None:
                 taken = {call.row.step for call in begun}
@@ -628,3 +643,69 @@ def tags(events: Iterable[Fact]) -> tuple[tuple[str, str], ...]:
         elif isinstance(draft, RunAwaitingApproval):
             found.append((APPROVAL_TAG, ASKED))
     return tuple(found)
+
+
+# -- steps that are begun in the entry that queues them
+
+
+def reserved_for(begun: Sequence[BegunStep]) -> Ledger:
+    """Return the amount that an entry reserves for all of them."""
+    return Ledger(sum(call.hold.usd for call in begun), sum(call.hold.tokens for call in begun))
+
+
+async def commit_with_intents(begun: Sequence[BegunStep], commit: Awaitable[Appended]) -> Appended | None:
+    """Commit the entry that these steps wait for and let them go; None if it is refused because of them."""
+    try:
+        appended = await commit
+    except BaseException as error:
+        for call in begun:
+            call.forgo()
+        moved = isinstance(error, Conflict) and error.public_code == MOVED  # which has nothing to do with the steps
+        if isinstance(error, RunOverBudget | Conflict) and not moved:
+            return None
+        raise
+    for call, claim in zip_longest(begun, appended.taken):
+        # An entry that is found again after an outage has no claims: those tickets lapse and are taken anew.
+        call.go(claim) if claim is not None else call.forgo()
+    return appended
+
+
+# -- tickets
+
+
+async def enqueue(context: EngineContext, state: RunState, outbox: Iterable[Outbox], trace: Trace) -> None:
+    """Queue the tickets of committed outbox rows; while the queue is unavailable, engines poll the outbox.
+
+    `trace` is the span of the run, whose trace the steps continue.
+    """
+    tier, seq, now = state.admitted.tier, state.seq, context.now()
+    announced = [row for row in outbox if row.announced]
+    known = Ticket(state.run, WHOLE_RUN, tier, "", seq, trace=trace, at=now, tenant=state.admitted.tenant)
+    await _queue(context, [changed(known, step=row.step, driver=row.driver, version=row.version) for row in announced])
+
+
+async def offer_run(context: EngineContext, state: RunState) -> None:
+    """Queue a ticket for a run that nobody drives; while the queue is unavailable, engines poll for such runs."""
+    await _queue(context, [run_ticket(state)])
+
+
+def run_ticket(state: RunState) -> Ticket:
+    """Return the ticket of a run that nobody drives."""
+    return Ticket(state.run, WHOLE_RUN, state.admitted.tier, "", state.seq, tenant=state.admitted.tenant)
+
+
+async def _queue(context: EngineContext, tickets: list[Ticket]) -> None:
+    try:
+        if tickets:
+            await context.queue.enqueue(tickets)
+    except QueueUnavailable:
+        context.telemetry.log(
+            logging.WARNING,
+            "The step queue is unavailable; engines find the ticket in the database.",
+            run=tickets[0].run,
+        )
+
+
+def due_ticket(due: Due) -> Ticket:
+    """Return the ticket of an outbox row that was found by polling: the engine that takes it claims the row first."""
+    return Ticket(due.run, due.step, due.tier, due.driver, due.seq, AGAIN, tenant=due.tenant)

@@ -17,9 +17,8 @@ from app.core.run import caller_view
 from app.core.run.caller_view import Position, Returned, returned
 from app.core.run.events import RunCancelAsked
 from app.core.run.state import RunState, Turn, admit, advanced
-from app.engine.commit.tickets import offer_run
-from app.engine.commit.waiting_runs import WaitingRuns
-from app.engine.context import EngineContext
+from app.engine.commit.run_writer import offer_run
+from app.engine.context import EngineContext, WaitingRuns
 from app.engine.delivery import messages
 from app.engine.delivery.followers import Audience, Follower, Followers, RunChanges, step_event
 from app.engine.delivery.messages import CallerMessage, FollowedRun, Mailbox

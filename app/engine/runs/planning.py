@@ -56,7 +56,7 @@ from app.engine.calls.step_request import look, texts_of
 from app.engine.commit.run_writer import Append, Contents, patiently
 from app.engine.context import EngineContext
 from app.engine.runs.means import PLAN_TOKENS, Means
-from app.engine.steps import pending_outcomes
+from app.engine.steps import claimed_step
 from app.errors import BatonError, BudgetExhausted, PlanRejected, RunOverBudget, WorkerUnavailable
 from app.network.retries import Left
 from app.network.tracing import SPAN_PLAN
@@ -558,7 +558,7 @@ class Planner:
             self._text = attempt.reply.text
             outcome, content = (attempt.finished(),), attempt.contents
             settled = partial(append, outcome, contents=content, release=attempt.hold, spent=attempt.spent)
-            await settled(within=pending_outcomes.OUTCOME_PATIENCE)
+            await settled(within=claimed_step.OUTCOME_PATIENCE)
 
     def _callable(self, catalog: Catalog, worker: str) -> tuple[RunState, Worker]:
         """Return the run's state, and the conductor's model. Raises `PlanRejected` or `WorkerUnavailable` if it may not

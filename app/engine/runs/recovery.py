@@ -27,8 +27,7 @@ from app.core.run.recording import Recording
 from app.core.run.state import CALLER, FALLBACK, REPLAY, RunState, StepState, fold, tentative
 from app.engine.calls.attempt import given_up
 from app.engine.calls.step_request import NOTHING, bodies_of, task_of
-from app.engine.commit.run_writer import ending, projection
-from app.engine.commit.tickets import due_ticket, run_ticket
+from app.engine.commit.run_writer import due_ticket, ending, projection, run_ticket
 from app.engine.context import EngineContext
 from app.engine.delivery.messages import outcome
 from app.engine.runs.driver import Driver

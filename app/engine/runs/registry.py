@@ -23,16 +23,14 @@ from app.core.run.events import Event, Kind
 from app.core.run.state import RunState, fold, tentative
 from app.engine.calls.step_request import NOTHING
 from app.engine.commit.colocation import StepStarter
-from app.engine.commit.tickets import run_ticket
-from app.engine.commit.waiting_runs import WaitingRuns
-from app.engine.context import EngineContext
+from app.engine.commit.run_writer import run_ticket
+from app.engine.context import EngineContext, WaitingRuns
 from app.engine.runs import replays, tool_results
 from app.engine.runs.admission import Moved, Owner
 from app.engine.runs.driver import Driver
 from app.engine.runs.planning import PlannerMessage
 from app.engine.runs.recovery import HeldRun, Recovery, hand_back, is_begun, overtaken_steps, resumed_steps, take_over
 from app.engine.runs.tool_results import NextTurn, Resumption, WaitingRun
-from app.engine.spans import end_run_span, start_run_span
 from app.errors import (
     BatonError,
     Conflict,
@@ -44,6 +42,7 @@ from app.errors import (
     StoreUnavailable,
     WorkerUnavailable,
 )
+from app.network.tracing import end_run_span, start_run_span
 from app.stepqueue.protocol import AGAIN, DISPATCHERS, Adopted, Committed, Delta, Listen, Live, Stop, Ticket
 from app.store.protocol import MOVED, Entry, Lease, Outbox
 
@@ -137,7 +136,7 @@ class Drivers:
         until = self._context.now() + self._context.lease
         entry = changed(entry, new=changed(entry.new, driver=self._home, lease_until=until))
         driver = self._driver(changed(state, seq=0), salt, task, conductor, epoch=1)
-        driver.traced(start_run_span(self._context, state, taken_over=False))
+        driver.traced(start_run_span(self._context.tracing, state, taken_over=False))
         await self._begin(driver, entry)
 
     async def resume(self, begun: NextTurn, found: Resumption) -> None:
@@ -147,7 +146,7 @@ class Drivers:
         lease = Lease(self._home, self._context.now() + self._context.lease, begun.deadline)
         rows = tuple(Outbox(step, known.state.admitted.tier, self._home, begun.turn) for step in begun.steps)
         turn = tentative(known.state, begun.entry.events)
-        driver.traced(start_run_span(self._context, turn, taken_over=False))
+        driver.traced(start_run_span(self._context.tracing, turn, taken_over=False))
         await self._begin(driver, changed(begun.entry, lease=lease, outbox=rows))
 
     def take_soon(self, ticket: Ticket, taken: Callable[[Ticket], Awaitable[None]]) -> None:
@@ -241,7 +240,7 @@ class Drivers:
         lease = Lease(self._home, now + self._context.lease, state.turn.until if state.replied else state.turn.deadline)
         rows = resumed_steps(state, self._home)
         begun = is_begun(state)
-        driver.traced(start_run_span(self._context, state, taken_over=begun))
+        driver.traced(start_run_span(self._context.tracing, state, taken_over=begun))
         await self._begin(driver, Entry(state.run, now, epoch=epoch, lease=lease, seq=state.seq, outbox=rows))
         if not begun:
             self._context.tracing.waited(driver.trace, state.turn.at, now, {"baton.run": state.run})

@@ -21,8 +21,7 @@ from app.core.run.caller_view import Returned, Standing
 from app.core.run.events import Event, RunResumed, StepToolResults, facts
 from app.core.run.state import RunState, Turn, fold
 from app.core.run.visibility import reading_of
-from app.engine.commit.waiting_runs import WaitingRuns
-from app.engine.context import EngineContext
+from app.engine.context import EngineContext, WaitingRuns
 from app.engine.runs.admission import Order, Owner, of_request, shared, untaken
 from app.errors import InvalidRequest, NotFound
 from app.store.protocol import BRIEF, Entry, Lease

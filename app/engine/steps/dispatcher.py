@@ -20,11 +20,10 @@ from app.core.records import changed
 from app.core.run.state import RunState
 from app.engine.calls.attempt import Attempt
 from app.engine.commit.colocation import BegunStep, LocalRuns
-from app.engine.commit.tickets import due_ticket
+from app.engine.commit.run_writer import due_ticket
 from app.engine.context import EngineContext
-from app.engine.steps.claimed_step import ClaimedStep, Relay
+from app.engine.steps.claimed_step import ClaimedStep, PendingOutcomes, Relay
 from app.engine.steps.execution import Execution
-from app.engine.steps.pending_outcomes import PendingOutcomes
 from app.errors import BatonError, LeaseLost, QueueUnavailable, RunEnded, StoreUnavailable
 from app.stepqueue.protocol import AGAIN, DISPATCHERS, WHOLE_RUN, Adopted, Listen, Live, Stop, Ticket
 from app.store.protocol import Held, Outbox

@@ -40,8 +40,7 @@ from app.engine.calls.attempt import Attempt, Purpose, lost, tier_seconds
 from app.engine.calls.step_request import NOTHING, Candidates, is_long, look
 from app.engine.commit.colocation import LocalRuns
 from app.engine.context import EngineContext
-from app.engine.steps.claimed_step import ClaimedStep, Relay, StepBasis, StepLog
-from app.engine.steps.pending_outcomes import PendingOutcomes
+from app.engine.steps.claimed_step import ClaimedStep, PendingOutcomes, Relay, StepBasis, StepLog
 from app.engine.worker_health import WorkerChoice
 from app.errors import (
     BatonError,

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from app.core.pool.catalog import EndpointSpec, ProviderSpec
-from app.engine.spans import address, known_as
+from app.network.tracing import address, known_as
 
 OPENAI = "https://api.openai.com/v1"
 
