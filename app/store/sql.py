@@ -160,6 +160,7 @@ class SqlStore(Administration):
         self._budgeted: frozenset[str] = frozenset()
         """The tenants that had budgets at the loop's time `_budgeted_at`."""
         self._budgeted_at = -inf
+        self._budgets_lock = asyncio.Lock()
         self._statements = statements = Statements(runner.dialect)
         self._tenant_keys = TenantKeys(content_keys, self._read, self._write)
         self._opened = self._tenant_keys.keyring.open
@@ -554,10 +555,11 @@ class SqlStore(Administration):
         return windows
 
     async def budget_accounts(self, tenant: str, names: Mapping[Scope, str]) -> tuple[str, ...]:
-        now = asyncio.get_running_loop().time()
-        if now - self._budgeted_at > KNOWN_SECONDS:
-            self._budgeted = await self._read(budgets.tenants, brief=True)
-            self._budgeted_at = now
+        async with self._budgets_lock:  # requests that come when it is due wait for the same read
+            now = asyncio.get_running_loop().time()
+            if now - self._budgeted_at > KNOWN_SECONDS:
+                self._budgeted = await self._read(budgets.tenants, brief=True)
+                self._budgeted_at = now
         if tenant not in self._budgeted:
             return ()
         return await self._read(partial(budgets.accounts_of, tenant=tenant, names=names))

@@ -5,7 +5,7 @@ Houses over one database stand for processes: one that is a gateway alone, and o
 
 import asyncio
 import sqlite3
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -170,6 +170,23 @@ async def test_a_gateway_refuses_runs_while_too_many_wait_for_an_engine(
     assert (refusal.status, refusal.code) == (429, "rate_limit_exceeded")
     assert refusal.retry_after is not None
     assert refusal.retry_after > 0
+
+
+async def test_requests_that_come_together_wait_for_one_count_of_the_runs_that_wait(
+    stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts = []
+
+    async with running_service(tmp_path, pool_text(stub), drives=False) as gateway:
+        store, asked = gateway.context.store, gateway.context.store.untaken
+
+        async def counted(now: float) -> Mapping[str, int]:
+            counts.append(now)
+            return await asked(now)
+
+        monkeypatch.setattr(store, "untaken", counted)
+        await asyncio.gather(*[gateway.runs.start(order(gateway, "baton-mini")) for _ in range(8)])
+    assert len(counts) == 1
 
 
 async def test_gateways_count_together_the_runs_that_wait_for_an_engine(stub: ProviderStub, tmp_path: Path) -> None:

@@ -141,6 +141,14 @@ async def test_what_follows_an_entry_of_another_process_takes_two_round_trips(
     assert (await ticket(other))["claim"] == 0
 
 
+async def test_requests_that_come_together_read_once_who_has_budgets(
+    stores: Sequence[SqlStore], round_trips: list[str]
+) -> None:
+    store, _ = stores
+    assert await asyncio.gather(*[store.budget_accounts("acme", {"key": "k"}) for _ in range(16)]) == [()] * 16
+    assert len([sent for sent in round_trips if "FROM budgets" in sent]) == 1
+
+
 async def test_nothing_of_a_batch_is_written_on_outdated_rows(stores: Sequence[SqlStore]) -> None:
     one, other = stores
     for run in ("a", "b"):

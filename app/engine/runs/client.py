@@ -166,6 +166,7 @@ class RunClient:
         """Runs whose next turn is just being begun here."""
         self._untaken: tuple[float, Mapping[str, int]] = -inf, {}
         """The tick at which the runs that nobody has taken were counted, and their number by tenant."""
+        self._counting = asyncio.Lock()
         self._open = False
 
     def __len__(self) -> int:
@@ -250,11 +251,7 @@ class RunClient:
         less than its share of them is let in all the same."""
         if self._can_take_now:
             return
-        counted, waiting = self._untaken
-        if not 0.0 <= self._context.tick() - counted < COUNT_SECONDS:
-            waiting = await self._context.store.untaken(self._context.now())
-            counted = self._context.tick()
-        self._untaken = counted, waiting
+        waiting = await self._count_untaken()
         share = self._untaken_bound // len({*waiting, tenant})
         if sum(waiting.values()) >= self._untaken_bound and waiting.get(tenant, 0) >= share:
             raise OverQuota(
@@ -262,6 +259,16 @@ class RunClient:
                 limit="waiting_runs",
                 retry_after=1.0,
             )
+
+    async def _count_untaken(self) -> Mapping[str, int]:
+        """Return the number of runs that nobody has taken, by tenant, as of the latest count. Requests that come when
+        one is due wait for the same one."""
+        async with self._counting:
+            counted, waiting = self._untaken
+            if not 0.0 <= self._context.tick() - counted < COUNT_SECONDS:
+                waiting = await self._context.store.untaken(self._context.now())
+                self._untaken = self._context.tick(), waiting
+            return waiting
 
     # -- the next turn
 
