@@ -22,17 +22,25 @@ is sent to the gateways that follow the run as soon as it is folded; they find i
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from math import inf
 
-from app.conductor.protocol import Policy
+import orjson
+
+from app.conductor.protocol import Given, Policy
+from app.conductor.recorded import RecordedConductor
 from app.core.message.chat import Task
+from app.core.plan.workflow import Step, by_name, read_plan
+from app.core.pool.catalog import Catalog, Tier
 from app.core.run import drafts
 from app.core.run.events import CallFinished, Event, Kind
 from app.core.run.identifiers import NO_TRACE, Trace
 from app.core.run.progress import Finish, Propose, confirmed
-from app.core.run.state import DRIVER_LOST, Proposal, RunState, StepState, tentative
+from app.core.run.recording import Recording
+from app.core.run.state import CALLER, DRIVER_LOST, FALLBACK, REPLAY, Proposal, RunState, StepState, tentative
 from app.engine.calls.attempt import given_up
+from app.engine.calls.step_request import NOTHING, bodies_of, task_of
 from app.engine.commit.colocation import StepStarter
 from app.engine.commit.run_writer import RunWriter, ending
 from app.engine.context import EngineContext
@@ -41,10 +49,10 @@ from app.engine.delivery.followers import LISTEN_SECONDS
 from app.engine.delivery.messages import Mailbox
 from app.engine.runs.admission import Moved
 from app.engine.runs.planning import Planner, PlannerMessage, faults
-from app.errors import Conflict, QueueUnavailable
+from app.errors import Conflict, PlanRejected, QueueUnavailable
 from app.network.tracing import Span
 from app.stepqueue.protocol import DISPATCHERS, Committed, Listen, Live, Stop
-from app.store.protocol import Entry
+from app.store.protocol import ContentReads, Entry, Outbox
 from app.store.protocol.step_input import BRIEF
 
 QUIESCE_SECONDS = 1.5
@@ -323,3 +331,73 @@ class Driver:
 def _places(step: StepState, proposal: Proposal) -> list[int]:
     """The steps of the same proposal that a step reads, by their places in it."""
     return [n - proposal.base for n in step.access.steps if n >= proposal.base]
+
+
+# -- drivers of runs that exist already
+
+MakeDriver = Callable[[RunState, bytes, Task, Policy, int, Mapping[str, bytes]], Driver]
+
+
+async def take_over(
+    context: EngineContext,
+    make: MakeDriver,
+    state: RunState,
+    salt: bytes,
+    epoch: int,
+    contents: Mapping[str, bytes] = NOTHING,
+) -> Driver:
+    """A driver for a run that exists already; `contents` are some of its contents. `NotFound` if these were erased."""
+    catalog = context.catalog()
+    tier = context.tier_of(state.admitted)
+    if tier is None:
+        raise KeyError(state.admitted.tier)
+    task = await task_of(context.store, state.run, state.admitted.task, contents)
+    policy = await _policy(context.store, catalog, tier, state, contents)
+    return make(state, salt, task, policy or context.conductor(tier), epoch, contents)
+
+
+async def _policy(
+    store: ContentReads, catalog: Catalog, tier: Tier, state: RunState, contents: Mapping[str, bytes]
+) -> Policy | None:
+    """Return the policy of a run that the tier's conductor does not plan; None if it does."""
+    names = [name for name in state.admitted.pool if name in catalog.workers]
+    if state.admitted.conductor == FALLBACK:
+        worker = tier.fallback if tier.fallback in names else names[0]
+        return Given((Step(worker, answers=True),))
+    if state.admitted.conductor == REPLAY:
+        return RecordedConductor(await recording_of(store, state, contents))
+    if state.admitted.conductor != CALLER or not state.admitted.plan or state.accepted:
+        return None
+    body = (await bodies_of(store, state.run, [state.admitted.plan], contents))[state.admitted.plan]
+    with suppress(PlanRejected):  # it was valid for the pool then; without one of its workers the fallback decides
+        return Given(read_plan(orjson.loads(body), by_name(names), state.admitted.limits.steps))
+    return Given(())
+
+
+async def recording_of(store: ContentReads, state: RunState, contents: Mapping[str, bytes] = NOTHING) -> Recording:
+    """The recording of a replay, from its content. `NotFound` if that was erased."""
+    body = (await bodies_of(store, state.run, [state.admitted.plan], contents))[state.admitted.plan]
+    return Recording.from_json(orjson.loads(body))
+
+
+def resumed_steps(state: RunState, home: str) -> tuple[Outbox, ...]:
+    """The tickets of steps that go on with what their caller has brought, and have not been begun in this turn."""
+    turn = state.turn.number
+    begun = {call.step for call in state.calls.values() if call.turn == turn}
+    waiting = [step for step in state.live if _has_results(step, turn - 1) and step.n not in begun]
+    return tuple(Outbox(step.n, state.admitted.tier, home, turn) for step in waiting)
+
+
+def _has_results(step: StepState, turn: int) -> bool:
+    last = step.exchanges[-1] if step.exchanges else None
+    return step.state == "running" and last is not None and bool(last.results) and last.turn == turn
+
+
+def is_begun(state: RunState) -> bool:
+    """True if the run was begun in this turn, so that an engine was lost; else it was merely not taken yet."""
+    return any(call.turn == state.turn.number for call in state.calls.values())
+
+
+def overtaken_steps(state: RunState) -> Sequence[int]:
+    """The steps that were executed, or queued, when the run's engine was lost."""
+    return [step.n for step in state.live if step.state in ("queued", "running") and not step.opens]

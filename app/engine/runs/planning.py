@@ -13,7 +13,7 @@ rejected, and in a further round the round before.
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from math import inf
 from typing import Any
 
@@ -110,7 +110,6 @@ class Planner:
         self._context = context
         self._task = task
         self._salt = salt
-        self._means = Means(context, task)
         self._policy = conductor
         self._conductor = conductor if not isinstance(conductor, Chooser) else conductor.model or Given(())
         """The conductor that proposes: for a chooser the one that it chose last, and at first the one that repairs."""
@@ -185,6 +184,11 @@ class Planner:
                 written += [drafts.accepted(command.number, "", inputs, price=price), *taken]
                 contents += texts
         return written, contents
+
+    @cached_property
+    def _means(self) -> Means:
+        """The means of the run, for those plans whose price or time is looked at."""
+        return Means(self._context, self._task)
 
     def _has_to_wait(self, state: RunState, known: Brief) -> bool:
         """True if no step may begin before the plan is complete: it may need an approval, or money or time is short."""

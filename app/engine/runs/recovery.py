@@ -10,29 +10,21 @@ is past its deadline any engine ends it, even without understanding its journal.
 
 import logging
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 
-import orjson
-
-from app.conductor.protocol import Given, Policy
-from app.conductor.recorded import RecordedConductor
-from app.core.message.chat import Task, Usage
-from app.core.plan.workflow import Step, by_name, read_plan
-from app.core.pool.catalog import Catalog, Tier
+from app.core.message.chat import Usage
 from app.core.records import record
 from app.core.run.events import Fact, Kind, RunExpired
 from app.core.run.progress import Finish, give_up
-from app.core.run.recording import Recording
-from app.core.run.state import CALLER, FALLBACK, REPLAY, RunState, StepState, fold, tentative
+from app.core.run.state import RunState, fold, tentative
 from app.engine.calls.attempt import given_up
-from app.engine.calls.step_request import NOTHING, bodies_of, task_of
 from app.engine.commit.run_writer import due_ticket, ending, projection, run_ticket
 from app.engine.context import EngineContext
 from app.engine.delivery.messages import outcome
-from app.engine.runs.driver import Driver
-from app.errors import NotFound, PlanRejected, QueueUnavailable, StoreUnavailable
-from app.store.protocol import ContentReads, Entry, Lapsed, Ledger, Outbox, Projection, RunRow, Store
+from app.engine.runs.driver import Driver, is_begun
+from app.errors import NotFound, QueueUnavailable, StoreUnavailable
+from app.store.protocol import Entry, Lapsed, Ledger, Projection, RunRow, Store
 
 RESTORED = "restored"
 """The error of a run that was open when the database was restored from a back-up."""
@@ -48,7 +40,6 @@ makes."""
 
 Take = Callable[[RunState, bytes, int], Awaitable[None]]
 """Takes a run by its state, salt and epoch. Raises `NotFound` if its content was erased."""
-MakeDriver = Callable[[RunState, bytes, Task, Policy, int, Mapping[str, bytes]], Driver]
 
 
 @record(frozen=True, slots=True)
@@ -216,61 +207,6 @@ async def end_restored(store: Store, row: RunRow, now: float) -> None:
     await store.append(entry)
 
 
-async def take_over(
-    context: EngineContext,
-    make: MakeDriver,
-    state: RunState,
-    salt: bytes,
-    epoch: int,
-    contents: Mapping[str, bytes] = NOTHING,
-) -> Driver:
-    """A driver for a run that exists already; `contents` are some of its contents. `NotFound` if these were erased."""
-    catalog = context.catalog()
-    tier = context.tier_of(state.admitted)
-    if tier is None:
-        raise KeyError(state.admitted.tier)
-    task = await task_of(context.store, state.run, state.admitted.task, contents)
-    policy = await _policy(context.store, catalog, tier, state, contents)
-    return make(state, salt, task, policy or context.conductor(tier), epoch, contents)
-
-
-async def _policy(
-    store: ContentReads, catalog: Catalog, tier: Tier, state: RunState, contents: Mapping[str, bytes]
-) -> Policy | None:
-    """Return the policy of a run that the tier's conductor does not plan; None if it does."""
-    names = [name for name in state.admitted.pool if name in catalog.workers]
-    if state.admitted.conductor == FALLBACK:
-        worker = tier.fallback if tier.fallback in names else names[0]
-        return Given((Step(worker, answers=True),))
-    if state.admitted.conductor == REPLAY:
-        return RecordedConductor(await recording_of(store, state, contents))
-    if state.admitted.conductor != CALLER or not state.admitted.plan or state.accepted:
-        return None
-    body = (await bodies_of(store, state.run, [state.admitted.plan], contents))[state.admitted.plan]
-    with suppress(PlanRejected):  # it was valid for the pool then; without one of its workers the fallback decides
-        return Given(read_plan(orjson.loads(body), by_name(names), state.admitted.limits.steps))
-    return Given(())
-
-
-async def recording_of(store: ContentReads, state: RunState, contents: Mapping[str, bytes] = NOTHING) -> Recording:
-    """The recording of a replay, from its content. `NotFound` if that was erased."""
-    body = (await bodies_of(store, state.run, [state.admitted.plan], contents))[state.admitted.plan]
-    return Recording.from_json(orjson.loads(body))
-
-
-def resumed_steps(state: RunState, home: str) -> tuple[Outbox, ...]:
-    """The tickets of steps that go on with what their caller has brought, and have not been begun in this turn."""
-    turn = state.turn.number
-    begun = {call.step for call in state.calls.values() if call.turn == turn}
-    waiting = [step for step in state.live if _has_results(step, turn - 1) and step.n not in begun]
-    return tuple(Outbox(step.n, state.admitted.tier, home, turn) for step in waiting)
-
-
-def _has_results(step: StepState, turn: int) -> bool:
-    last = step.exchanges[-1] if step.exchanges else None
-    return step.state == "running" and last is not None and bool(last.results) and last.turn == turn
-
-
 async def hand_back(context: EngineContext, home: str, drivers: Mapping[str, Driver]) -> None:
     """Give up the leases of these runs, which are not driven here any more, and offer the runs to other engines.
 
@@ -282,11 +218,6 @@ async def hand_back(context: EngineContext, home: str, drivers: Mapping[str, Dri
         given = await context.store.renew_leases(home, epochs, context.now() - GIVEN_UP_SECONDS) if epochs else ()
         states = [drivers[run].state for run in given]
         await context.queue.enqueue([run_ticket(state) for state in states])
-
-
-def is_begun(state: RunState) -> bool:
-    """True if the run was begun in this turn, so that an engine was lost; else it was merely not taken yet."""
-    return any(call.turn == state.turn.number for call in state.calls.values())
 
 
 def _without_content(late: bool) -> Finish:
@@ -306,8 +237,3 @@ def is_newer(code: str, than: str) -> bool:
 def _numbers(version: str) -> list[int]:
     """The first three numbers in a version."""
     return [int(part) for part in re.findall(r"\d+", version)[:3]]
-
-
-def overtaken_steps(state: RunState) -> Sequence[int]:
-    """The steps that were executed, or queued, when the run's engine was lost."""
-    return [step.n for step in state.live if step.state in ("queued", "running") and not step.opens]

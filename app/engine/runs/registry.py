@@ -27,9 +27,9 @@ from app.engine.commit.run_writer import run_ticket
 from app.engine.context import EngineContext, WaitingRuns
 from app.engine.runs import replays, tool_results
 from app.engine.runs.admission import Moved, Owner
-from app.engine.runs.driver import Driver
+from app.engine.runs.driver import Driver, is_begun, overtaken_steps, resumed_steps, take_over
 from app.engine.runs.planning import PlannerMessage
-from app.engine.runs.recovery import HeldRun, Recovery, hand_back, is_begun, overtaken_steps, resumed_steps, take_over
+from app.engine.runs.recovery import HeldRun, Recovery, hand_back
 from app.engine.runs.tool_results import NextTurn, Resumption, WaitingRun
 from app.errors import (
     BatonError,

@@ -34,7 +34,7 @@ from app.core.run.visibility import Flow
 from app.engine.calls.step_request import texts_of
 from app.engine.context import EngineContext
 from app.engine.runs.admission import Order
-from app.engine.runs.recovery import recording_of
+from app.engine.runs.driver import recording_of
 from app.engine.runs.tool_results import Resumption, WaitingRun
 from app.errors import Conflict, InvalidRequest, NotFound, PlanRejected
 from app.store.protocol import ContentReads, Journal
