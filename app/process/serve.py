@@ -246,7 +246,7 @@ async def _listen(opened: Runtime, roles: Roles, stopping: asyncio.Event, announ
         announcer = group.create_task(_announce(servers, roles, key, opened.pool.loaded, announce, admin))
         for server, bound in zip(more, sockets, strict=True):
             group.create_task(server.serve([bound]))
-        await group.create_task(first.serve())
+        await first.serve()
         for server in more:  # metrics and the admin API are served until the last request is over
             server.should_exit = True
         for task in (key, closer, stopper, announcer):

@@ -82,8 +82,7 @@ from app.store.sqlkit.sqlite import Sqlite
 from app.store.sqlkit.statements import Statements
 from app.store.writing.batch import EncodedEntry, RowCache, encode
 from app.store.writing.budget_ledger import Signal
-from app.store.writing.group_commit import DatabaseAvailability, GroupCommit
-from app.store.writing.journal_cache import JournalCache
+from app.store.writing.group_commit import DatabaseAvailability, GroupCommit, JournalCache
 from app.store.writing.log_writer import DatabaseLog
 from app.store.writing.tenant_keys import TenantKeys
 from app.telemetry import PoolUse
