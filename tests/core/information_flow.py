@@ -156,7 +156,9 @@ class Run:
             ref, previous = self.keep(said), before.step.n if before is not None else None
             for worker in self.chance.sample(self.workers, len(self.workers)):
                 step = Step(worker.name, said, access, answers=place == last)
-                draft = drafts.planned(number, base, place, step, ref, previous, declassified=lost)
+                draft = drafts.planned(
+                    Propose(number, base, "first"), place, drafts.WrittenStep(step, ref, declassified=lost), previous
+                )
                 if not refusals(self.catalog, self.state, [draft]):
                     break
             else:

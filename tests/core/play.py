@@ -295,7 +295,7 @@ class Play:
             probability=random.choice((None, 0.5)),
         )
         parent = state.steps[proposal.parent] if proposal.parent is not None else None
-        return (drafts.planned(proposal.number, proposal.base, place, step, subtask, before, parent),)
+        return (drafts.planned(proposal, place, drafts.WrittenStep(step, subtask), before, parent),)
 
     def _reject(self, *, outage: bool) -> tuple[Fact, ...]:
         unmade = self.state.unmade

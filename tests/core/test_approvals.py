@@ -28,7 +28,10 @@ def run_of(terms: ApprovalTerms, *more: Fact, workers: tuple[str, ...] = ("ada",
     admitted = replace(plain, approval=terms)
     steps = [Step(name, access=Access(True), answers=name == workers[-1]) for name in workers]
     planned: list[Fact] = [drafts.opened(Propose(0, 0, "first"), "model", ("ada",), instant=True)]
-    planned += [drafts.planned(0, 0, place, step, f"ref{place}") for place, step in enumerate(steps)]
+    planned += [
+        drafts.planned(Propose(0, 0, "first"), place, drafts.WrittenStep(step, f"ref{place}"))
+        for place, step in enumerate(steps)
+    ]
     planned.append(drafts.accepted(0, "", [() for _ in steps], price=price))
     return fold(numbered(admitted, *planned, *more))
 

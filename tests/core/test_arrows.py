@@ -56,7 +56,7 @@ DRAFTS = {
     Kind.ADMITTED: admission(),
     Kind.CANCEL_ASKED: fact_from_json(Kind.CANCEL_ASKED, {"by": "client"}),
     Kind.PLAN_OPENED: drafts.opened(Propose(1, 1, "repair"), "model", POOL, instant=False),
-    Kind.PLAN_STEP: drafts.planned(0, 0, 1, Step("ada"), ""),
+    Kind.PLAN_STEP: drafts.planned(Propose(0, 0, "first"), 1, drafts.WrittenStep(Step("ada"), "")),
     Kind.PLAN_ACCEPTED: drafts.accepted(0, "", [()]),
     Kind.PLAN_REJECTED: drafts.rejected(0, "", ["no"], outage=False),
     Kind.STEP_QUEUED: fact_from_json(Kind.STEP_QUEUED, {"n": 0}),
@@ -186,7 +186,9 @@ def test_plans_open_one_after_the_other(plan: str) -> None:
     assert (after(state, DRAFTS[Kind.PLAN_OPENED]) is not None) == (plan in {"none", "rejected"})
     for kind in (Kind.PLAN_STEP, Kind.PLAN_ACCEPTED, Kind.PLAN_REJECTED):
         assert (after(state, DRAFTS[kind]) is not None) == (plan == "open")
-    assert after(state, drafts.planned(0, 0, 0, Step("ada"), "")) is None, "a step is planned once"
+    assert after(state, drafts.planned(Propose(0, 0, "first"), 0, drafts.WrittenStep(Step("ada"), ""))) is None, (
+        "a step is planned once"
+    )
 
 
 @pytest.mark.parametrize("kind", sorted(OUTCOMES))

@@ -52,7 +52,9 @@ def inside(state: RunState, parent: int, *steps: Step, mode: Mode = "first", clo
     written = [opened]
     for place, step in enumerate(steps):
         one = replace(step, answers=place == len(steps) - 1)
-        written.append(drafts.planned(number, base, place, one, "ref", None, around))
+        written.append(
+            drafts.planned(Propose(number, base, "first"), place, drafts.WrittenStep(one, "ref"), None, around)
+        )
     closing = [drafts.accepted(number, "", [step.access.steps for step in steps])] if close else []
     return after(state, *written, *closing)
 

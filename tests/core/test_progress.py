@@ -29,7 +29,11 @@ def planned(*steps: Step, mode: Mode = "first", number: int = 0, base: int = 0, 
     written = [drafts.opened(Propose(number, base, mode), "model", POOL, instant=False)]
     for place, step in enumerate(steps):
         answers = place == len(steps) - 1
-        written.append(drafts.planned(number, base, place, replace(step, answers=answers), "ref"))
+        written.append(
+            drafts.planned(
+                Propose(number, base, "first"), place, drafts.WrittenStep(replace(step, answers=answers), "ref")
+            )
+        )
     return [*written, drafts.accepted(number, "", [step.access.steps for step in steps])] if close else written
 
 
@@ -364,7 +368,14 @@ def further(*steps: Step, number: int = 1, base: int = 1, round: int = 2) -> lis
     written = [drafts.opened(Propose(number, base, "first", round), "model", POOL, instant=False)]
     for place, step in enumerate(steps):
         answers = place == len(steps) - 1
-        written.append(drafts.planned(number, base, place, replace(step, answers=answers), "ref", previous=0))
+        written.append(
+            drafts.planned(
+                Propose(number, base, "first"),
+                place,
+                drafts.WrittenStep(replace(step, answers=answers), "ref"),
+                previous=0,
+            )
+        )
     return [*written, drafts.accepted(number, "", [step.access.steps for step in steps])]
 
 

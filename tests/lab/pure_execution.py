@@ -71,7 +71,8 @@ class Stage:
                 steps = self._steps[command.base :]
                 for place, step in enumerate(steps):
                     previous = before.step.n if before is not None else None
-                    self._write(drafts.planned(command.number, command.base, place, step, step.subtask, previous))
+                    written = drafts.WrittenStep(step, step.subtask)
+                    self._write(drafts.planned(command, place, written, previous))
                 self._write(drafts.accepted(command.number, "", [step.access.steps for step in steps]))
             case Queue():
                 for n in command.steps:

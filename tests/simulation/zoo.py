@@ -15,6 +15,7 @@ from sqlalchemy import Connection, delete, update
 from app.core.plan.workflow import Access
 from app.core.pool.catalog import Deadlines
 from app.core.pool.rules import Reading
+from app.core.records import changed
 from app.core.run import drafts, notices, visibility
 from app.core.run.events import Event, StepFailed
 from app.core.run.state import RunState
@@ -244,7 +245,7 @@ def use_an_attempt_number_again(patch: Patch) -> None:
 
     def first(self: Execution, *given: Any) -> Attempt:
         attempt = made(self, *given)
-        attempt._number = 1
+        attempt._planned = changed(attempt._planned, number=1)
         return attempt
 
     patch.setattr(Execution, "_attempt", first)

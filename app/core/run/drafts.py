@@ -7,7 +7,7 @@ from typing import Any
 from app.core.plan.digest import plan_digest
 from app.core.plan.workflow import Step, asks_for_answer, topology
 from app.core.pool.catalog import Catalog
-from app.core.records import changed
+from app.core.records import changed, record
 from app.core.run import approvals
 from app.core.run.caller_view import bill
 from app.core.run.events import (
@@ -69,42 +69,52 @@ def opened(
     )
 
 
+@record(frozen=True, slots=True)
+class WrittenStep:
+    """A step of a plan with the refs of its texts: its subtask, and the conductor's reasons for the worker and for the
+    access list. The subtask has lost the labels `declassified`."""
+
+    step: Step
+    subtask: str
+    why: str = ""
+    why_withheld: str = ""
+    declassified: frozenset[str] = frozenset()
+
+
 def planned(
-    proposal: int,
-    base: int,
+    proposal: Propose | Proposal,
     place: int,
-    step: Step,
-    subtask: str,
+    written: WrittenStep,
     previous: int | None = None,
     parent: StepState | None = None,
-    declassified: frozenset[str] = frozenset(),
     *,
     may_stand_in: bool = True,
-    reasons: tuple[str, str] = ("", ""),
 ) -> PlanStep:
-    """Return one step with its access list in the run's own numbers; `subtask` is the ref of its text, `previous` the
-    step that gave the answer of the round before, `parent` the one that it is nested in. The subtask has lost the
-    labels `declassified`. No step may stand in for the answering one where the answer has a form that only that one is
-    given. `reasons` are the refs of the conductor's reasons for the worker and for the access list."""
+    """Return the step at this place of a proposal, with its access list in the run's own numbers.
+
+    `previous` is the step that gave the answer of the round before, `parent` the one that this is nested in. No step
+    may stand in for the answering one where the answer has a form that only that one is given.
+    """
+    step, base = written.step, proposal.base
+    access = step.access.shifted(base, previous)
+    if parent is not None:
+        access = granted(step.access, parent, base)
+    could_answer = not step.answers and step.access.user and asks_for_answer(step.subtask)
     return PlanStep(
-        proposal=proposal,
+        proposal=proposal.number,
         n=base + place,
         worker=step.worker,
-        subtask=subtask,
-        access=granted(step.access, parent, base) if parent is not None else step.access.shifted(base, previous),
+        subtask=written.subtask,
+        access=access,
         answers=step.answers,
         probability=step.probability,
         tools=step.tools,
-        complete=may_stand_in
-        and parent is None
-        and not step.answers
-        and step.access.user
-        and asks_for_answer(step.subtask),
+        complete=may_stand_in and parent is None and could_answer,
         parent=parent.n if parent is not None else None,
         inherits=parent is not None and step.access.user,
-        declassified=declassified,
-        why=reasons[0],
-        why_withheld=reasons[1],
+        declassified=written.declassified,
+        why=written.why,
+        why_withheld=written.why_withheld,
     )
 
 

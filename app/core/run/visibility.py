@@ -326,8 +326,9 @@ def refused_plan(
         labels=labels,
     )
     state = RunState(run="", admitted=admitted, turn=Turn())
-    opened = drafts.opened(Propose(0, 0, "first", 1), CALLERS_PLAN, pool, instant=instant)
-    planned = [drafts.planned(0, 0, place, step, step.subtask) for place, step in enumerate(steps)]
+    command = Propose(0, 0, "first", 1)
+    opened = drafts.opened(command, CALLERS_PLAN, pool, instant=instant)
+    planned = [drafts.planned(command, n, drafts.WrittenStep(step, step.subtask)) for n, step in enumerate(steps)]
     taken = [StepDone(n, "", "", 1, "", origin_run="earlier", labels=carried) for n, carried in kept.items()]
     return refusals(catalog, state, [opened, *planned, *taken])
 

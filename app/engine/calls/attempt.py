@@ -1,6 +1,6 @@
-"""THE CALL: one provider call, from the reservation to the settled outcome (D4, D7).
+"""One provider call, from the reservation to the settled outcome (D4, D7).
 
-An `Attempt` is made for a step by `execution.py` and for a plan by `planner.py`. It opens no transaction by itself: it
+An `Attempt` is made for a step by `execution.py` and for a plan by `planning.py`. It opens no transaction by itself: it
 gives the drafts and ledgers that its owner commits, so that an intent travels in one entry with the ticket's claim
 and an outcome with the step's end. The order is fixed:
 
@@ -277,61 +277,66 @@ class Times:
         return self.began + self.seconds - self.last_piece_at
 
 
+@record(frozen=True, slots=True)
+class PlannedCall:
+    """A provider call that is to be made for `step` of a run, or for its plan where that is None.
+
+    `number` counts the attempts of the step from 1; `purpose` is what else belongs into the intent; `extra` says that
+    the choice of the worker counts as an extra attempt. `trace` is the span of which the call is a part.
+    """
+
+    call: str
+    step: int | None
+    request: Request
+    access: Access
+    number: int
+    salt: bytes
+    purpose: Purpose
+    extra: bool = False
+    trace: Trace = NO_TRACE
+
+
+@record(frozen=True, slots=True)
+class CallTime:
+    """The time that a call has.
+
+    `deadline` is the run's, in seconds since 1970. `spare` says that something else could be done if the worker hangs.
+    `tier_seconds` is how long runs of its tier and effort may take. With `cuts` the text that has come by the end of
+    the run's time is the answer.
+    """
+
+    deadline: float
+    spare: bool
+    tier_seconds: float = inf
+    cuts: bool = False
+
+
 class Attempt:
     """One provider call for `step` of a run (None: for its plan)."""
 
-    def __init__(
-        self,
-        context: EngineContext,
-        catalog: Catalog,
-        *,
-        call: str,
-        step: int | None,
-        worker: Worker,
-        request: Request,
-        access: Access,
-        number: int,
-        salt: bytes,
-        deadline: float,
-        spare: bool,
-        purpose: Purpose,
-        extra: bool = False,
-        tier_seconds: float = inf,
-        cuts: bool = False,
-        trace: Trace = NO_TRACE,
-    ) -> None:
-        """`deadline` is the run's, in seconds since 1970; `number` counts a step's attempts from 1; `spare` says that
-        something else could be done if this worker hangs; `purpose` is what else belongs into the intent; `extra` is
-        the choice's. `tier_seconds` is how long runs of its tier and effort may take; with `cuts` the text that has
-        come by the end of the run's time is the answer. `trace` is the span of which the call is a part.
-        """
-        self.call = call
-        self.step = step
+    def __init__(self, context: EngineContext, catalog: Catalog, planned: PlannedCall, time: CallTime) -> None:
+        """The context has the provider's adapter and the clocks; nothing is sent before `stream`."""
+        self.call = planned.call
+        self.step = planned.step
         self._context = context
-        self._request = request
-        self._access = access
-        self._number = number
-        self._salt = salt
-        self._deadline = deadline
-        self._spare = spare
-        self._extra = extra
-        self._purpose = purpose
-        self._tier_seconds = tier_seconds
-        self._cuts, self._out_of_time = cuts, False
-        self._trace = trace
+        self._planned = planned
+        self._time = time
+        self._request = planned.request
+        self._purpose = planned.purpose
+        self._out_of_time = False
         self._given: Deadlines | None = None
         """None: nothing was sent."""
         self.catalog = catalog
-        self._provider = context.provider(worker.provider)
+        self._provider = context.provider(self.worker.provider)
         self._endpoint: str = getattr(self._provider, "endpoint", "")  # empty where the provider has only one
-        self._body = trimmed(self._provider.render(request))
-        schema_bytes = len(self._body) if request.form or request.toolbox.tools else 0
-        self._input_bound = policy.input_bound(request.messages, schema_bytes)
-        self._max_output = request.sampling.max_tokens or worker.card.max_output
-        self.hold = Ledger(*policy.worst_case(worker, self._input_bound, self._max_output))
-        decodes = request.logprobs is not None and step is not None
+        self._body = trimmed(self._provider.render(self._request))
+        schema_bytes = len(self._body) if self._request.form or self._request.toolbox.tools else 0
+        self._input_bound = policy.input_bound(self._request.messages, schema_bytes)
+        self._max_output = self._request.sampling.max_tokens or self.worker.card.max_output
+        self.hold = Ledger(*policy.worst_case(self.worker, self._input_bound, self._max_output))
+        decodes = self._request.logprobs is not None and self.step is not None
         # A plan has a reader of its own, which reports every fault, so that the conductor can correct them.
-        judged = request if step is not None else replace(request, form=None)
+        judged = self._request if self.step is not None else replace(self._request, form=None)
         self.reply = Reply(judged, self._max_output, decodes=decodes)
         self._times = Times()
         self.verdict: Verdict = "silent"
@@ -360,29 +365,10 @@ class Attempt:
         )
         if not fits:
             return None
-        sampling = changed(self._request.sampling, max_tokens=fits)
-        return self._again(changed(self._request, sampling=sampling))
-
-    def _again(self, request: Request) -> "Attempt":
-        """A copy of this attempt with a shorter output."""
-        return Attempt(
-            self._context,
-            self.catalog,
-            call=self.call,
-            step=self.step,
-            worker=request.worker,
-            request=request,
-            access=self._access,
-            number=self._number,
-            salt=self._salt,
-            deadline=self._deadline,
-            spare=self._spare,
-            purpose=changed(self._purpose, wanted_tokens=self._max_output),
-            extra=self._extra,
-            tier_seconds=self._tier_seconds,
-            cuts=self._cuts,
-            trace=self._trace,
-        )
+        request = changed(self._request, sampling=changed(self._request.sampling, max_tokens=fits))
+        purpose = changed(self._purpose, wanted_tokens=self._max_output)
+        planned = changed(self._planned, request=request, purpose=purpose)
+        return Attempt(self._context, self.catalog, planned, self._time)
 
     @property
     def worker(self) -> Worker:
@@ -401,13 +387,13 @@ class Attempt:
             call=self.call,
             n=self.step,
             worker=self.worker.name,
-            access=self._access,
+            access=self._planned.access,
             usd_held=self.hold.usd,
             tokens_held=self.hold.tokens,
-            attempt=self._number,
+            attempt=self._planned.number,
             provider=self.worker.provider,
             model=self.worker.model,
-            request=address(self._salt, self._body),
+            request=address(self._planned.salt, self._body),
             bytes=len(self._body),
             max_tokens=self._max_output,
             catalog=self.catalog.digest,
@@ -444,7 +430,7 @@ class Attempt:
 
     def forgo(self) -> None:
         """There is no call."""
-        self._context.health.forgo(self.worker, extra=self._extra)
+        self._context.health.forgo(self.worker, extra=self._planned.extra)
 
     async def stream(self) -> AsyncIterator[list[Piece]]:
         """Make the call and pass on its pieces. Raises the `WorkerError` that ended it, after noting it, also
@@ -454,7 +440,7 @@ class Attempt:
         spec = self.catalog.providers[self.worker.provider]
         span = CallSpan(
             self._context.tracing,
-            self._trace,
+            self._planned.trace,
             spec,
             self.worker,
             self._endpoint,
@@ -489,13 +475,13 @@ class Attempt:
             times.seconds = self._context.tick() - times.began
             self._judge()
             if span.is_wanted:
-                span.end(self.finished(), self._number, self.reply.end)
+                span.end(self.finished(), self._planned.number, self.reply.end)
 
     def _is_cut(self, error: BatonError) -> bool:
         """End the reply with what has come, if the run's time is over and that may be the answer; return whether it
         is."""
         taken = self._context.tick() - self._times.began
-        over = self._cuts and self._given is not None and taken >= self._given.total - CUT_TOLERANCE_SECONDS
+        over = self._time.cuts and self._given is not None and taken >= self._given.total - CUT_TOLERANCE_SECONDS
         if not (over and isinstance(error, WorkerTimeout) and self.reply.can_be_cut):
             return False
         self.reply.cut()
@@ -521,23 +507,23 @@ class Attempt:
             )
 
     def _deadlines(self) -> Deadlines:
-        left = self._deadline - self._context.now()
+        left = self._time.deadline - self._context.now()
         if left <= 0:
             raise WorkerTimeout()
-        if self._cuts:
+        if self._time.cuts:
             left -= min(CUT_SECONDS, left * CUT_SHARE)
         own, live = self.worker.deadlines, self._request.live
-        self._given = own.within(left, live=live, spare=self._spare, patience=self._patience)
+        self._given = own.within(left, live=live, spare=self._time.spare, patience=self._patience)
         return self._given
 
     @property
     def _patience(self) -> float:
         """Seconds of silence after which another worker is asked, if there is one."""
-        if self._tier_seconds == inf:
+        if self._time.tier_seconds == inf:
             return inf
         streams = self.catalog.providers[self.worker.provider].streams  # or its reply is expected to be brief
         writing = 0.0 if streams else self.worker.writing_seconds(self._max_output)
-        return self.worker.deadlines.patience(self._tier_seconds, writing)
+        return self.worker.deadlines.patience(self._time.tier_seconds, writing)
 
     def _judge(self) -> None:
         """Report the verdict of this call to the worker's breaker."""
@@ -555,7 +541,7 @@ class Attempt:
         if self._elsewhere:  # the worker has another endpoint, which is healthy
             self.verdict = "silent"
         self._context.health.settle(
-            self.call, self.worker, self.verdict, self._times.began, self._retry_after, extra=self._extra
+            self.call, self.worker, self.verdict, self._times.began, self._retry_after, extra=self._planned.extra
         )
 
     @property
@@ -574,14 +560,14 @@ class Attempt:
         """The content address of the text, or empty if there is none."""
         if not self.reply.text:
             return ""
-        return address(self._salt, self.reply.text.encode())
+        return address(self._planned.salt, self.reply.text.encode())
 
     @cached_property
     def logprobs(self) -> str:
         """The content address of the tokens with their log-probabilities, or empty if there are none."""
         if not self.reply.logprobs:
             return ""
-        return address(self._salt, self.reply.logprobs)
+        return address(self._planned.salt, self.reply.logprobs)
 
     @property
     def contents(self) -> tuple[tuple[str, bytes], ...]:

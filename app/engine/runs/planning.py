@@ -51,7 +51,7 @@ from app.core.run.recipients import EMBEDS
 from app.core.run.recording import RecordedPlan, places
 from app.core.run.state import CALLER, FALLBACK, REPLAY, Proposal, RunState, StepState
 from app.core.run.visibility import Flow, conversation, matters, refusals
-from app.engine.calls.attempt import Attempt, Purpose, tier_seconds
+from app.engine.calls.attempt import Attempt, CallTime, PlannedCall, Purpose, tier_seconds
 from app.engine.calls.step_request import look, texts_of
 from app.engine.commit.run_writer import Append, Contents, patiently
 from app.engine.context import EngineContext
@@ -283,17 +283,14 @@ class Planner:
             reasons = ((why, step.why.encode()), (withheld, step.why_withheld.encode()))
             contents = (*contents, *[reason for reason in reasons if reason[0]])
         before, parent = state.answer(proposal.round - 1), proposal.parent
+        written = drafts.WrittenStep(step, ref, why, withheld, declassified=self._lowered(state, proposal))
         return drafts.planned(
-            proposal.number,
-            proposal.base,
+            proposal,
             place,
-            step,
-            ref,
+            written,
             before.step.n if before is not None else None,
             state.steps[parent] if parent is not None else None,
-            declassified=self._lowered(state, proposal),
             may_stand_in=not _is_bound(self._task),
-            reasons=(why, withheld),
         ), contents
 
     def accepted(
@@ -529,22 +526,18 @@ class Planner:
         served = _served(known, version, within)
         sampling = Sampling(temperature=temperature, top_p=1.0 if temperature else None, max_tokens=max_tokens)
         form = Form(schema, strict=True) if schema else None
-        asked = Attempt(
-            self._context,
-            catalog,
+        planned = PlannedCall(
             call=self._context.name("call"),
             step=None,
-            worker=served,
             request=Request(served, messages, sampling, form, logprobs or None),
             access=self._sees(state),
             number=state.opened,
             salt=self._salt,
-            deadline=self._until,
-            spare=True,
-            tier_seconds=tier_seconds(catalog, state),
             trace=self._span or self.trace,
             purpose=self._purpose(state, seen, template, version),
         )
+        time = CallTime(self._until, spare=True, tier_seconds=tier_seconds(catalog, state))
+        asked = Attempt(self._context, catalog, planned, time)
         attempt = self._within_means(state, seen, asked, embeds=template == EMBEDS)
         if version and self._context.health.is_out(known):  # its server, whichever of its models is asked
             raise WorkerUnavailable(code="conductor_out")

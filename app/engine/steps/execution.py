@@ -36,7 +36,7 @@ from app.core.run.kinds import AFTER_THE_END
 from app.core.run.share import share
 from app.core.run.state import RunState, StepState, fold
 from app.core.run.visibility import readers
-from app.engine.calls.attempt import Attempt, Purpose, lost, tier_seconds
+from app.engine.calls.attempt import Attempt, CallTime, PlannedCall, Purpose, lost, tier_seconds
 from app.engine.calls.step_request import NOTHING, Candidates, is_long, look
 from app.engine.commit.colocation import LocalRuns
 from app.engine.context import EngineContext
@@ -416,21 +416,14 @@ class Execution:
         spare = basis.candidates.can_replace(worker, left)
         watched = spare and not quick and is_long(request, provider)
         watched = watched or (cuts and provider.streams and not request.live)
-        return Attempt(
-            self._context,
-            catalog,
+        planned = PlannedCall(
             call=self._context.name("call"),
             step=view.step.n,
-            worker=worker,
             request=changed(request, live=True) if watched else request,
             access=view.step.access,
             number=number,
             salt=self._salt,
-            deadline=state.turn.deadline,
-            spare=spare,
             extra=choice.extra,
-            tier_seconds=most_seconds,
-            cuts=cuts,
             trace=self._trace(state),
             purpose=Purpose(
                 template=view.template(worker, provider=provider, flaw=flaw),
@@ -444,6 +437,8 @@ class Execution:
                 disclosed=visibility.disclosed_to_step(state, view.step, self._reading.labels),
             ),
         )
+        time = CallTime(state.turn.deadline, spare=spare, tier_seconds=most_seconds, cuts=cuts)
+        return Attempt(self._context, catalog, planned, time)
 
     def _trace(self, state: RunState) -> Trace:
         """The span of the run's engine; where that is not known, that of the caller's request."""
