@@ -1,4 +1,4 @@
-"""What may be called for a run: the policy filter, the worst case of a call, and the approvals that plans need.
+"""Decides what may be called for a run: the policy filter, the worst case of a call, and the approvals that plans need.
 
 *The policy filter* chooses before planning the workers of the pool that may work on a task (D6). The conductor reads
 the whole task and writes the subtasks, so a subtask carries the task's labels: filtering workers after planning alone

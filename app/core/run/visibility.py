@@ -1,4 +1,4 @@
-"""What a step sees: the one function that composes it (D5), the labels of what is read and written (D6), and the facts
+"""Composes what a step sees: the one function that composes it (D5), the labels of what is read and written (D6), and the facts
 of it that the ledger of disclosures has.
 
 *Messages.* `compose` gets only what the access list grants, already picked out by `granted`; there is no other way for
