@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,6 +18,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+
+from tests.bench import reading
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 BANNED: Final = {"util", "helper", "common", "misc", "base", "manager", "service", "handler", "processor", "impl"}
@@ -61,9 +64,16 @@ class Module:
         return ast.parse(self.source)
 
     @cached_property
-    def nodes(self) -> tuple[ast.AST, ...]:
-        """Every node of the tree, walked once for all rules."""
-        return tuple(ast.walk(self.tree))
+    def nodes(self) -> Mapping[type[ast.AST], list[Any]]:
+        """Every node of the tree by its kind, walked once for all rules."""
+        found: dict[type[ast.AST], list[Any]] = defaultdict(list)
+        for node in ast.walk(self.tree):
+            found[type(node)].append(node)
+        return found
+
+    def of(self, *kinds: type[ast.AST]) -> list[Any]:
+        """Every node of these kinds."""
+        return [node for kind in kinds for node in self.nodes.get(kind, ())]
 
 
 Rule = Callable[[Module], Iterator[str]]
@@ -84,11 +94,10 @@ def modules_are_short(module: Module) -> Iterator[str]:
 
 
 def functions_are_short(module: Module) -> Iterator[str]:
-    for node in module.nodes:
-        if isinstance(node, FUNCTIONS):
-            lines = (node.end_lineno or node.lineno) - node.lineno + 1
-            if lines > FUNCTION_LINES:
-                yield f"{module.path}:{node.lineno}: {node.name} has {lines} lines, at most {FUNCTION_LINES}"
+    for node in module.of(*FUNCTIONS):
+        lines = (node.end_lineno or node.lineno) - node.lineno + 1
+        if lines > FUNCTION_LINES:
+            yield f"{module.path}:{node.lineno}: {node.name} has {lines} lines, at most {FUNCTION_LINES}"
 
 
 def modules_say_what_they_are(module: Module) -> Iterator[str]:
@@ -97,16 +106,17 @@ def modules_say_what_they_are(module: Module) -> Iterator[str]:
 
 
 def imports_stand_at_the_top(module: Module) -> Iterator[str]:
-    for function in module.nodes:
-        if isinstance(function, FUNCTIONS):
-            for node in ast.walk(function):
-                if isinstance(node, ast.Import | ast.ImportFrom):
-                    yield f"{module.path}:{node.lineno}: import inside {function.name}"
+    if not any(node.col_offset for node in module.of(ast.Import, ast.ImportFrom)):
+        return
+    for function in module.of(*FUNCTIONS):
+        for node in ast.walk(function):
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                yield f"{module.path}:{node.lineno}: import inside {function.name}"
 
 
 def tasks_have_owners(module: Module) -> Iterator[str]:
     """Task groups may create tasks; the loop and asyncio itself may not."""
-    for node in module.nodes:
+    for node in module.of(ast.ImportFrom, ast.Attribute):
         if isinstance(node, ast.ImportFrom) and node.module == "asyncio":
             bare = {alias.name for alias in node.names} & {"create_task", "ensure_future"}
         elif isinstance(node, ast.Attribute) and node.attr in {"create_task", "ensure_future"}:
@@ -119,9 +129,8 @@ def tasks_have_owners(module: Module) -> Iterator[str]:
 
 def modules_hold_no_state(module: Module) -> Iterator[str]:
     """Nothing at module level can be changed at run time, by mutation or by `global`."""
-    for node in module.nodes:
-        if isinstance(node, ast.Global):
-            yield f"{module.path}:{node.lineno}: global {', '.join(node.names)}"
+    for node in module.of(ast.Global):
+        yield f"{module.path}:{node.lineno}: global {', '.join(node.names)}"
     for node in module.tree.body:
         if isinstance(node, ast.Assign):
             names, annotation = [ast.unparse(target) for target in node.targets], ""
@@ -159,8 +168,8 @@ def sleeps_are_behaviour(module: Module) -> Iterator[str]:
     """
     if module.path.startswith(PACED):
         return
-    for node in module.nodes:
-        if isinstance(node, ast.Call) and _last_name(node.func) == "sleep" and node.args:
+    for node in module.of(ast.Call):
+        if _last_name(node.func) == "sleep" and node.args:
             duration = ast.unparse(node.args[0])
             if duration != "0" and not DURATION_NAME.search(duration):
                 yield f"{module.path}:{node.lineno}: sleep({duration}); use until, wait_until or stays, or name it"
@@ -170,11 +179,23 @@ def comprehensions_are_flat(module: Module) -> Iterator[str]:
     """No comprehension stands inside another one: a loop says the same, one thought a line."""
     if module.path in SHORTENED_SCRIPTS:
         return
-    for node in module.nodes:
-        if isinstance(node, COMPREHENSIONS):
-            for inner in ast.walk(node):
-                if isinstance(inner, COMPREHENSIONS) and inner is not node:
-                    yield f"{module.path}:{inner.lineno}: a comprehension inside another one"
+    for node in module.of(*COMPREHENSIONS):
+        for inner in ast.walk(node):
+            if isinstance(inner, COMPREHENSIONS) and inner is not node:
+                yield f"{module.path}:{inner.lineno}: a comprehension inside another one"
+
+
+def conditional_expressions_are_flat(module: Module) -> Iterator[str]:
+    """No `a if b else c` stands inside another one."""
+    for node in module.of(ast.IfExp):
+        for inner in reading.nested_conditionals(node):
+            yield f"{module.path}:{inner.lineno}: {ast.unparse(inner)} inside another conditional expression"
+
+
+def docstrings_are_sentences(module: Module) -> Iterator[str]:
+    """No docstring of what is public begins like a relative clause."""
+    for one in reading.fragments(module.tree):
+        yield f"{module.path}, {one}"
 
 
 def _last_name(function: ast.expr) -> str:
@@ -191,7 +212,13 @@ EVERYWHERE: Final[tuple[Rule, ...]] = (
     modules_say_what_they_are,
     comprehensions_are_flat,
 )
-IN_APP: Final[tuple[Rule, ...]] = (imports_stand_at_the_top, tasks_have_owners, modules_hold_no_state)
+IN_APP: Final[tuple[Rule, ...]] = (
+    conditional_expressions_are_flat,
+    docstrings_are_sentences,
+    imports_stand_at_the_top,
+    tasks_have_owners,
+    modules_hold_no_state,
+)
 IN_TESTS: Final[tuple[Rule, ...]] = (sleeps_are_behaviour,)
 RULES: Final = EVERYWHERE + IN_APP + IN_TESTS
 
@@ -204,6 +231,8 @@ VIOLATIONS: Final[tuple[tuple[Rule, str, str], ...]] = (
     (modules_say_what_they_are, "app/x.py", "# a comment is not a docstring\n"),
     (comprehensions_are_flat, "app/x.py", "x = [[b for b in a] for a in y]\n"),
     (comprehensions_are_flat, "tests/x.py", "x = any(a for a in y if all(b for b in a))\n"),
+    (conditional_expressions_are_flat, "app/x.py", "x = a if b else c if d else e\n"),
+    (docstrings_are_sentences, "app/x.py", "def f():\n 'Whether it is.'\n"),
     (imports_stand_at_the_top, "app/x.py", "def f():\n import json\n"),
     (imports_stand_at_the_top, "app/x.py", "class A:\n async def f(self):\n  from os import path\n"),
     (tasks_have_owners, "app/x.py", "import asyncio\nasync def f(): asyncio.create_task(g())\n"),

@@ -1,4 +1,4 @@
-"""All code of the app is plain: no nested comprehension or conditional expression, no docstring without a verb."""
+"""The figures about how code reads count what they say. `tests/test_architecture.py` holds the app to some of them."""
 
 import ast
 
@@ -11,19 +11,7 @@ from tests.bench.reading import (
     is_fragment,
     nested_comprehensions,
     nested_conditionals,
-    sources,
 )
-
-
-def test_no_expression_of_the_app_is_nested_and_its_docstrings_are_sentences() -> None:
-    nested, clauses = [], []
-    for path in sources(ROOT / "app"):
-        tree, name = ast.parse(path.read_text()), path.relative_to(ROOT)
-        expressions = [*nested_comprehensions(tree), *nested_conditionals(tree)]
-        nested += [f"{name}:{node.lineno}: {ast.unparse(node)}" for node in expressions]
-        clauses += [f"{name}, {one}" for one in fragments(tree)]
-    assert nested == []
-    assert clauses == []
 
 
 @pytest.mark.parametrize(
