@@ -49,13 +49,14 @@ def _normal(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def _modules(distribution: str) -> set[str]:
+@cache
+def _modules(distribution: str) -> frozenset[str]:
     """The top-level modules of a distribution; one that is not installed here is taken to be named as its module."""
     try:
         files = metadata.distribution(distribution).files or []
     except metadata.PackageNotFoundError:
-        return {distribution.replace("-", "_")}
-    return {file.parts[0].removesuffix(".py") for file in files if file.suffix in (".py", ".pyi", ".so")}
+        return frozenset((distribution.replace("-", "_"),))
+    return frozenset(file.parts[0].removesuffix(".py") for file in files if file.suffix in (".py", ".pyi", ".so"))
 
 
 def _third_party(*folders: str) -> set[str]:
