@@ -14,7 +14,6 @@ import pytest
 from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, create_engine, inspect
 from sqlalchemy.ext.asyncio import create_async_engine
 
@@ -99,11 +98,8 @@ def test_pages_keep_room_for_renewals(postgres_url: str) -> None:
 
 
 def test_every_version_goes_up_and_down(database: str) -> None:
-    versions = list(ScriptDirectory.from_config(alembic_config(database)).walk_revisions())[::-1]
-    for version in versions:
-        command.upgrade(alembic_config(database), version.revision)
-    for version in reversed(versions):
-        migrate(database, str(version.down_revision or "base"))
+    migrate(database)
+    migrate(database, "base")
     assert ask(database, tables) == set()
     migrate(database)
     assert ask(database, differences) == []
