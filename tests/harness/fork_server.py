@@ -116,7 +116,9 @@ def read_early(environ: Mapping[str, str]) -> dict[str, str]:
 @cache
 def preloaded(environ: str) -> "Preloaded":
     """Return the interpreter that has imported the service with an environment. The forks of this process share it."""
-    return Preloaded(json.loads(environ), PRELOADED)
+    made = Preloaded(json.loads(environ), PRELOADED)
+    atexit.register(made.close)
+    return made
 
 
 def preload(usual: Mapping[str, str]) -> None:
@@ -157,8 +159,9 @@ class Preloaded:
         return ours
 
     def close(self) -> None:
-        """End the interpreter, unless another process may still ask it for servers."""
+        """End the interpreter. The servers that are its forks go on."""
         self._socket.close()
+        self._popen.kill()
         self._popen.wait()
 
 
