@@ -30,6 +30,7 @@ from sqlalchemy import Dialect, Engine, create_engine
 from sqlalchemy.engine import URL, make_url
 
 from app.cli.terminal import NOISY
+from app.console import templating
 from app.stepqueue import live
 from app.stepqueue import redis as redis_queue
 from app.store.sqlkit.log_statements import LogStatements
@@ -185,6 +186,14 @@ def one_version() -> Iterator[None]:
     """Read the version once: each service would parse the metadata of its package, which takes 2 ms."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("app.process.wiring.version", functools.cache(version))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def shared_templates() -> Iterator[None]:
+    """Compile each template of the console once: each service would compile those that it shows."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(templating, "environment", functools.cache(templating.environment))
         yield
 
 
