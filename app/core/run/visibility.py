@@ -1,5 +1,5 @@
-"""Composes what a step sees: the one function that composes it (D5), the labels of what is read and written (D6), and the facts
-of it that the ledger of disclosures has.
+"""Composes what a step sees (D5), labels what is read and written (D6), and gives the facts of it that the ledger of
+disclosures has.
 
 *Messages.* `compose` gets only what the access list grants, already picked out by `granted`; there is no other way for
 a step's text or the caller's words into a provider request. Earlier steps stand in blocks fenced by a nonce that occurs
