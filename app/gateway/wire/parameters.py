@@ -94,9 +94,11 @@ PARAMETERS: Final[Mapping[str, Parameter]] = {
     "seed": _honoured("Passed to every step."),
     "presence_penalty": _honoured("-2 to 2. Passed to the answering step."),
     "frequency_penalty": _honoured("-2 to 2. Passed to the answering step."),
-    "logit_bias": _honoured("-100 to 100. Passed to the answering step; token ids are its worker's, so pin one."),
+    "logit_bias": _honoured(
+        "-100 to 100. Passed to the answering step; token ids are those of its worker, so pin one."
+    ),
     "logprobs": _honoured(
-        "Of the answer. Only workers may take part whose provider has the option `logprobs`; without one, a 400."
+        "Of the answer. Only workers whose provider has the option `logprobs` may take part; without one, a 400."
     ),
     "top_logprobs": _honoured("0 to 20, with `logprobs`; 0 asks for nothing."),
     "reasoning_effort": _honoured("The tier's limits for that effort, or for the nearest lower one that it has."),
@@ -108,8 +110,8 @@ PARAMETERS: Final[Mapping[str, Parameter]] = {
     ),
     # Tools and formats of the answer.
     "tools": _honoured(
-        "At most 128 functions and custom tools, whose grammar is told in words and kept by no decoder. Only workers "
-        "with `tools` may take part."
+        "At most 128 functions and custom tools. The grammar of a custom tool is described to the worker in words; no "
+        "decoder enforces it. Only workers with `tools` may take part."
     ),
     "tool_choice": _honoured("`none`, `auto`, `required`, a tool, or `allowed_tools`. Binds the answering step."),
     "parallel_tool_calls": _honoured("`false`: at most one call of each step in a reply."),
@@ -118,13 +120,13 @@ PARAMETERS: Final[Mapping[str, Parameter]] = {
     "response_format": _honoured(
         "JSON, or JSON by a schema of at most 64 KiB: the whole answer validates, or the run fails with "
         "`answer_off_form`. For `json_object` no message is added where the conversation mentions JSON and the worker "
-        "has a JSON mode. An answer cut off by `max_tokens` is passed on, as OpenAI does. Streamed as it comes only "
-        "under a `strict` schema and by a worker that can be held to it; or, by one whose provider has the option "
-        "`open_schemas`, under any that does not combine schemas (`oneOf`, `allOf`, `not`, `if` and their like)."
+        "has a JSON mode. An answer cut off by `max_tokens` is passed on, as OpenAI does. The answer is streamed as it "
+        "comes under a `strict` schema, by a worker whose decoder enforces it. A provider with the option "
+        "`open_schemas` streams under any schema that does not combine others (`oneOf`, `allOf`, `not`, `if`)."
     ),
     # What changes nothing about the answer.
     "store": _ignored("Every run is journaled; how long its content is kept is the operator's choice."),
-    "service_tier": _ignored("There is one; replies say `default`."),
+    "service_tier": _ignored("Baton has one service tier; replies say `default`."),
     "safety_identifier": _ignored("Kept with the task as `user` is: runs are found, and erased, by either."),
     "prompt_cache_key": _ignored("Providers cache by prefix."),
     "prompt_cache_retention": _ignored("Providers decide."),
@@ -134,7 +136,7 @@ PARAMETERS: Final[Mapping[str, Parameter]] = {
     "n": _refused("A run gives one answer: send the request again for another.", 1),
     "modalities": _refused("Answers are text.", ["text"]),
     "audio": _refused("Answers are text."),
-    "prediction": _refused("No worker is sent one."),
+    "prediction": _refused("Workers are sent no prediction."),
     "web_search_options": _refused("No worker searches the web on Baton's behalf."),
     "moderation": _refused("Answers are not moderated on the way."),
 }
@@ -144,13 +146,13 @@ SHARED: Final = (
     *("frequency_penalty", "logit_bias", "user", "baton"),
 )
 COMPLETIONS: Final[Mapping[str, Parameter]] = {
-    "prompt": _honoured("One text, which becomes the user's message; no tokens."),
+    "prompt": _honoured("One text, which becomes the user's message. Lists of tokens are refused."),
     **{name: PARAMETERS[name] for name in SHARED},
     "n": PARAMETERS["n"],
     "best_of": _refused("A run gives one answer.", 1),
-    "echo": _refused("The answer comes alone.", False),
-    "suffix": _refused("No worker is told what follows.", ""),
-    "logprobs": _refused("Ask `/v1/chat/completions` for them."),
+    "echo": _refused("The prompt is not repeated before the answer.", False),
+    "suffix": _refused("No worker is shown a text that follows the answer.", ""),
+    "logprobs": _refused("Use `/v1/chat/completions` for them."),
 }
 """The parameters of the legacy route."""
 
@@ -164,12 +166,12 @@ RESPONSES: Final[Mapping[str, Parameter]] = {
     "instructions": _honoured("A message before the conversation; not carried over to the next response."),
     "previous_response_id": _honoured("Goes on with that response's conversation, or its waiting run."),
     "tools": _honoured(
-        "At most 128 functions, also in namespaces, and custom tools, whose grammar is told in words and kept by no "
-        "decoder. A `tool_search` of `execution: client` is a function to workers, and what is deferred is on offer "
-        "once an output of it brings it; without `execution: client`, what is deferred is on offer at once, and what "
-        "is called of it has been found by a search in the reply. A "
-        "`web_search` that states its `external_web_access`, as Codex's does, is left out and noted (with "
-        "`BATON_WEB_SEARCH=refuse`, a 400 if it is true); other hosted tools are refused."
+        "At most 128 functions, also in namespaces, and custom tools. The grammar of a custom tool is described to the "
+        "worker in words; no decoder enforces it. Workers see a `tool_search` with `execution: client` as a function, "
+        "and get a deferred tool once a search has returned it. Without `execution: client` they get deferred tools at "
+        "once, and the reply shows a search for each that is called. A `web_search` that states its "
+        "`external_web_access`, as Codex's does, is left out and noted (with `BATON_WEB_SEARCH=refuse`, a 400 if it is "
+        "true). Other hosted tools are refused."
     ),
     "tool_choice": PARAMETERS["tool_choice"],
     "parallel_tool_calls": PARAMETERS["parallel_tool_calls"],
@@ -188,7 +190,7 @@ RESPONSES: Final[Mapping[str, Parameter]] = {
     "metadata": PARAMETERS["metadata"],
     "user": PARAMETERS["user"],
     "store": _honoured("false: the response cannot be retrieved. Its run is journaled all the same."),
-    "background": _honoured("The reply comes at once; the run goes on whatever becomes of the connection."),
+    "background": _honoured("The reply comes at once; the run goes on if the connection is lost."),
     "stream": _honoured("Server-sent events in OpenAI's order; see `GET /v1/responses/{id}?stream=true`."),
     "stream_options": _honoured("`include_obfuscation` changes nothing."),
     "baton": PARAMETERS["baton"],
@@ -200,7 +202,7 @@ RESPONSES: Final[Mapping[str, Parameter]] = {
     "truncation": _ignored("The reply repeats it. The conversation is passed on whole."),
     "max_tool_calls": _ignored("The reply repeats it. There are no built-in tools to count."),
     "client_metadata": _ignored("Codex's own. Send `metadata` to have something kept with the task."),
-    "access_programs": _refused("There are none."),
+    "access_programs": _refused("Baton has no access programs."),
     "context_management": _refused("The conversation is passed on as it is.", []),
     "conversation": _refused("Send `previous_response_id`, or the whole conversation."),
     "image": _refused("Answers are text."),
@@ -214,9 +216,9 @@ COMPACTION: Final[Mapping[str, Parameter]] = {
     "model": PARAMETERS["model"],
     "input": _honoured("As of a response. The messages of the user come back word for word."),
     "instructions": _honoured("A message before the conversation, for the writing of the notes."),
-    "previous_response_id": _honoured("The conversation up to that response stands before `input`."),
+    "previous_response_id": _honoured("The conversation up to that response is put before `input`."),
     "baton": PARAMETERS["baton"],
-    "service_tier": _ignored("There is one."),
+    "service_tier": _ignored("Baton has one service tier."),
     "prompt_cache_key": _ignored("Providers cache by prefix."),
     "prompt_cache_retention": _ignored("Providers decide."),
     "prompt_cache_options": PARAMETERS["prompt_cache_options"],
