@@ -454,7 +454,7 @@ async def test_one_string_may_have_half_as_many_characters_as_a_body() -> None:
 async def test_unpacked_bytes_count_with_those_that_arrive() -> None:
     gateway = GatewayStandIn(bounds=Bounds(body=1 << 16, together=1 << 16))
     body = gzip.compress(b'{"user":"' + b"a" * ((1 << 16) - 20) + b'"}')
-    with gateway.context.bounds.arriving.reserve(1 << 17) as more:
+    with reserve(gateway.context.bounds.arriving, 1 << 17) as more:
         more((1 << 17) - 2 * len(body))
         check(await send(gateway, gateway.add_key(), body, **{"content-encoding": "gzip"}), 503)
 

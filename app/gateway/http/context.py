@@ -1,44 +1,24 @@
 """The dependencies of the gateway: one record, made in `process/wiring.py` and passed to every route."""
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from app.core.pool.catalog import Catalog
 from app.core.pool.rates import RateLimits
 from app.core.records import record
 from app.engine.runs.client import RunClient
-from app.errors import Overloaded
 from app.network.tracing import Tracing
 from app.stepqueue.protocol import StepQueue
 from app.store.protocol import Store
 from app.telemetry import Telemetry
 
 
+@dataclass(slots=True)
 class Arriving:
-    """Bytes of all bodies that are being read or parsed."""
+    """The bodies that are being read or parsed; `ingress.py` counts them."""
 
-    def __init__(self) -> None:
-        self._bytes = 0
-
-    @contextmanager
-    def reserve(self, most: int) -> Iterator[Callable[[int], None]]:
-        """A function that asks for more bytes within the block; it raises `Overloaded` where all together take more
-        than `most`."""
-        mine = 0
-
-        def more(size: int) -> None:
-            nonlocal mine
-            if self._bytes + size > most:
-                raise Overloaded("Too much is being sent to this service at once; try again shortly.", retry_after=1.0)
-            self._bytes += size
-            mine += size
-
-        try:
-            yield more
-        finally:
-            self._bytes -= mine
+    bytes: int = 0
 
 
 @record(frozen=True, slots=True)
@@ -56,11 +36,6 @@ class Bounds:
     together: int = 64 << 20
     """Bytes of all bodies that arrive at the same time; one alone may always have `body`."""
     arriving: Arriving = field(default_factory=Arriving, compare=False)
-
-    @property
-    def text(self) -> int:
-        """The most characters of one string, such as an image as a `data:` URL."""
-        return self.body // 2
 
 
 @record(frozen=True, slots=True)

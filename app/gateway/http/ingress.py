@@ -23,8 +23,8 @@ import asyncio
 import hashlib
 import hmac
 import zlib
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, Final, Literal
@@ -53,7 +53,7 @@ from app.errors import (
     UnsupportedMedia,
 )
 from app.gateway.http.api_keys import KEY_FORMAT, digest, pepper_mark
-from app.gateway.http.context import Bounds, GatewayContext
+from app.gateway.http.context import Arriving, Bounds, GatewayContext
 from app.store.protocol import Actor, KeyRow
 from app.store.protocol.admin_events import Via
 
@@ -79,8 +79,27 @@ async def read_json(request: Request, bounds: Bounds) -> dict[str, object]:
     """Return the JSON object in a request's body; raises `TooLarge`, `TooSlow`, `UnsupportedMedia`, `InvalidRequest` or
     `Overloaded`."""
     _check_headers(request, bounds)
-    with bounds.arriving.reserve(max(bounds.together, 2 * bounds.body)) as more:
+    with reserve(bounds.arriving, max(bounds.together, 2 * bounds.body)) as more:
         return await _read_json(request, bounds, more)
+
+
+@contextmanager
+def reserve(arriving: Arriving, most: int) -> Iterator[Callable[[int], None]]:
+    """Yield a function that asks for more bytes within the block; it raises `Overloaded` where all bodies together take
+    more than `most`."""
+    mine = 0
+
+    def more(size: int) -> None:
+        nonlocal mine
+        if arriving.bytes + size > most:
+            raise Overloaded("Too much is being sent to this service at once; try again shortly.", retry_after=1.0)
+        arriving.bytes += size
+        mine += size
+
+    try:
+        yield more
+    finally:
+        arriving.bytes -= mine
 
 
 async def _read_json(request: Request, bounds: Bounds, more: Callable[[int], None]) -> dict[str, object]:
@@ -272,7 +291,8 @@ def _walk(root: object, bounds: Bounds, *, nul: bool) -> tuple[int, int]:
     these types exactly."""
     level = [root]
     colons = depth = 0
-    longest, objects = bounds.text, list[dict[str, object]]()
+    longest = bounds.body // 2  # characters of one string, such as an image as a `data:` URL
+    objects: list[dict[str, object]] = []
     while level and depth <= bounds.depth:
         depth += 1
         deeper: list[object] = []
