@@ -17,6 +17,7 @@ import httpx
 import pytest
 
 from app.gateway.http.context import Bounds
+from app.gateway.http.ingress import reserve
 from tests.harness.bad_bodies import CANARY, LIMIT, RAW
 from tests.harness.stand_ins import GatewayStandIn, ask
 
