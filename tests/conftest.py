@@ -19,12 +19,14 @@ import subprocess
 import threading
 import uuid
 from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
+from contextlib import asynccontextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
 import asyncpg
 import pytest
+from hypothesis import settings
 from redis.asyncio import Redis
 from sqlalchemy import Dialect, Engine, create_engine
 from sqlalchemy.engine import URL, make_url
@@ -41,13 +43,16 @@ from tests.harness import fork_server, prepared_postgres, processes, servers
 from tests.harness.waiting import PATIENCE_SECONDS
 
 pytest_plugins = ["tests.harness.fixtures"]
+settings.register_profile("tests", deadline=None, max_examples=50)
+settings.load_profile("tests")  # hypothesis would else fail an example that takes 0.2 s, as on a busy machine
 PREPARED_POSTGRES: Final = pytest.StashKey[tuple[Path, subprocess.Popen[bytes]]]()
 """The folder of `tests/harness/prepared_postgres.py`, and the process that makes it."""
 
 LONGEST: Final = (
     *("cli/test_commands.py", "deploy/test_readme.py", "simulation/test_seeds.py", "store/test_migrations.py"),
     *("integration/test_processes.py", "integration/test_degraded.py", "integration/test_reattachment.py"),
-    *("isolation/test_isolation.py", "tests/test_architecture.py", "bench/test_reading.py"),
+    *("isolation/test_isolation.py", "tests/test_architecture.py", "lab/test_offpolicy.py"),
+    *("lab/test_world.py", "lab/test_world2_learning.py", "tests/test_dependencies.py"),
 )
 """The files that take longest, the first of them first. Some wait for processes, and some compute meanwhile."""
 
@@ -288,11 +293,23 @@ def redis_server_url() -> Iterator[str]:
 @pytest.fixture
 async def postgres_url(postgres_server_url: str) -> AsyncIterator[str]:
     """The URL of an empty database of the test's own, which is dropped afterwards even if connections are open."""
-    server = make_url(postgres_server_url)
-    name = f"baton_test_{uuid.uuid4().hex}"
+    async with _database_like("template0", postgres_server_url) as url:
+        yield url
+
+
+@pytest.fixture
+async def copied_postgres_url(postgres_server_url: str, migrated_template: str) -> AsyncIterator[str]:
+    """The URL of a database of the test's own with the schema in it, for tests that change the schema."""
+    async with _database_like(migrated_template, postgres_server_url) as url:
+        yield url
+
+
+@asynccontextmanager
+async def _database_like(template: str, server_url: str) -> AsyncIterator[str]:
+    server, name = make_url(server_url), f"baton_test_{uuid.uuid4().hex}"
     admin = await asyncpg.connect(server.render_as_string(hide_password=False))
     try:
-        await admin.execute(f'CREATE DATABASE "{name}" TEMPLATE template0')
+        await admin.execute(f'CREATE DATABASE "{name}" TEMPLATE "{template}"')
         yield server.set(database=name).render_as_string(hide_password=False)
         await admin.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
     finally:

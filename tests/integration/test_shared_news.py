@@ -11,7 +11,6 @@ from app.core.pool.breaker import IN_A_ROW
 from app.core.run.events import Kind
 from app.process.config import configure
 from app.process.wiring import Runtime, open_runtime
-from app.store.sqlkit.migrate import migrate
 from tests.harness.in_process import calling, events, finish, order, pool_text, running_service
 from tests.harness.waiting import until
 from tests.stubs import Fail, ProviderStub
@@ -28,15 +27,14 @@ async def stub() -> AsyncIterator[ProviderStub]:
 
 @pytest.fixture
 async def pair(
-    stub: ProviderStub, tmp_path: Path, postgres_url: str, redis_url: str
+    stub: ProviderStub, tmp_path: Path, migrated_postgres_url: str, redis_url: str
 ) -> AsyncIterator[tuple[Runtime, Runtime]]:
     """A gateway that drives nothing, and an engine, each with a house of its own."""
-    await asyncio.to_thread(migrate, postgres_url)
     (tmp_path / "pool.toml").write_text(pool_text(stub))
     loaded = configure(
         {
             "BATON_POOL": str(tmp_path / "pool.toml"),
-            "BATON_DATABASE_URL": postgres_url,
+            "BATON_DATABASE_URL": migrated_postgres_url,
             "BATON_REDIS_URL": redis_url,
             "BATON_PEPPER": "p" * 32,
         }

@@ -25,12 +25,23 @@ from app.store.sqlkit.tables import BUDGET_HOLDS, BUDGET_WINDOWS, METADATA
 from tests.conformance.conversations import contents_of, converse
 from tests.harness import processes
 
+ON_BOTH = pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.integration)])
 
-@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.integration)])
+
+@ON_BOTH
 def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """The URL of an empty database."""
     given = f"sqlite:///{tmp_path}/baton.db" if request.param == "sqlite" else request.getfixturevalue("postgres_url")
     return str(given)
+
+
+@ON_BOTH
+def current(request: pytest.FixtureRequest, tmp_path: Path, make_schema: Callable[[str], None]) -> str:
+    """The URL of a database of the test's own with the schema in it, which is a copy."""
+    if request.param == "postgres":
+        return str(request.getfixturevalue("copied_postgres_url"))
+    make_schema(f"sqlite:///{tmp_path}/baton.db")
+    return f"sqlite:///{tmp_path}/baton.db"
 
 
 def ask(url: str, question: Callable[[Connection], Any]) -> Any:
@@ -89,24 +100,21 @@ def _listed(options: Mapping[str, object]) -> list[str]:
 
 
 @pytest.mark.integration
-def test_pages_keep_room_for_renewals(postgres_url: str) -> None:
-    migrate(postgres_url)
+def test_pages_keep_room_for_renewals(migrated_postgres_url: str) -> None:
     room = "SELECT relname, reloptions FROM pg_class WHERE relkind = 'r' AND reloptions IS NOT NULL"
-    found = ask(postgres_url, lambda conn: {name: options for name, options in conn.exec_driver_sql(room)})
+    found = ask(migrated_postgres_url, lambda conn: {name: options for name, options in conn.exec_driver_sql(room)})
     wanted = {table.name: table.dialect_options["postgresql"]["with"] for table in METADATA.tables.values()}
     assert found == {name: _listed(options) for name, options in wanted.items() if options}
 
 
-def test_every_version_goes_up_and_down(database: str) -> None:
-    migrate(database)
-    migrate(database, "base")
-    assert ask(database, tables) == set()
-    migrate(database)
-    assert ask(database, differences) == []
+def test_every_version_goes_up_and_down(current: str) -> None:
+    migrate(current, "base")
+    assert ask(current, tables) == set()
+    migrate(current)
+    assert ask(current, differences) == []
 
 
-def test_the_way_down_brings_the_slices_of_budgets_home(database: str) -> None:
-    migrate(database)
+def test_the_way_down_brings_the_slices_of_budgets_home(current: str) -> None:
     rows = (
         ("a", 500, 7, 1, 480, None),
         ("a+0", 90, 60, 2, 240, "a"),
@@ -122,12 +130,12 @@ def test_the_way_down_brings_the_slices_of_budgets_home(database: str) -> None:
             conn.execute(BUDGET_HOLDS.insert().values(run=run, call=account, account=account, start=0, usd=usd))
         conn.commit()
 
-    ask(database, fill)
-    migrate(database, "0032")
+    ask(current, fill)
+    migrate(current, "0032")
     windows = "SELECT account, held, spent, overrun FROM budget_windows ORDER BY account"
-    assert ask(database, lambda conn: conn.exec_driver_sql(windows).all()) == [("a", 110, 67, 3), ("b", 5, 6, 0)]
+    assert ask(current, lambda conn: conn.exec_driver_sql(windows).all()) == [("a", 110, 67, 3), ("b", 5, 6, 0)]
     holds = "SELECT account, sum(usd) FROM budget_holds GROUP BY account ORDER BY account"
-    assert ask(database, lambda conn: conn.exec_driver_sql(holds).all()) == [("a", 110), ("b", 5)]
+    assert ask(current, lambda conn: conn.exec_driver_sql(holds).all()) == [("a", 110), ("b", 5)]
 
 
 RELEASED = "0011"
@@ -140,9 +148,8 @@ CONTRACTS = re.compile(
 """Parts of DDL statements that may break a process of the release before."""
 
 
-def test_every_statement_of_the_release_before_still_works(database: str) -> None:
+def test_every_statement_of_the_release_before_still_works(current: str) -> None:
     """During a rolling upgrade processes of both releases share the database (deploy/docs/decisions.md)."""
-    migrate(database)
 
     def prepare(conn: Connection) -> None:
         for number, statement in enumerate(STATEMENTS[conn.dialect.name]):
@@ -151,7 +158,7 @@ def test_every_statement_of_the_release_before_still_works(database: str) -> Non
             else:
                 conn.exec_driver_sql(f"EXPLAIN {statement}", (None,) * statement.count("?"))
 
-    ask(database, prepare)
+    ask(current, prepare)
 
 
 @pytest.mark.parametrize("dialect", ["postgresql", "sqlite"])
@@ -171,9 +178,8 @@ def test_a_version_that_contracts_would_be_noticed(change: str) -> None:
     assert CONTRACTS.search(change)
 
 
-def test_an_update_by_the_release_before_raises_the_revision(database: str) -> None:
+def test_an_update_by_the_release_before_raises_the_revision(current: str) -> None:
     """It does not do so itself: a trigger does, until 0.3. A renewal of a lease raises nothing."""
-    migrate(database)
 
     def changed(conn: Connection) -> list[int]:
         names = [column.name for column in METADATA.tables["runs"].columns if column.name != "revision"]
@@ -186,13 +192,12 @@ def test_an_update_by_the_release_before_raises_the_revision(database: str) -> N
             found.append(conn.exec_driver_sql("SELECT revision FROM runs").scalar_one())
         return found
 
-    assert ask(database, changed) == [0, 1, 2, 7]
+    assert ask(current, changed) == [0, 1, 2, 7]
 
 
-def test_migrating_twice_changes_nothing(database: str) -> None:
-    migrate(database)
-    migrate(database)
-    assert ask(database, differences) == []
+def test_migrating_twice_changes_nothing(current: str) -> None:
+    migrate(current)
+    assert ask(current, differences) == []
 
 
 def test_several_processes_may_migrate_at_once(database: str, tmp_path: Path) -> None:
@@ -240,23 +245,21 @@ def sharing_since(conn: Connection) -> float:
     return float(conn.exec_driver_sql("SELECT since FROM forms WHERE name = 'shared'").scalar_one())
 
 
-def test_contents_are_stored_in_parts_once_no_process_of_the_release_before_can_be_left(database: str) -> None:
+def test_contents_are_stored_in_parts_once_no_process_of_the_release_before_can_be_left(current: str) -> None:
     """Such a process could not read them. It has a day to be replaced, and an empty database has never had one."""
-    migrate(database)
-    assert ask(database, sharing_since) == 0.0
-    migrate(database, "0016")
+    assert ask(current, sharing_since) == 0.0
+    migrate(current, "0016")
     used = "INSERT INTO pulse (id, beats) VALUES (1, 1)"
-    ask(database, lambda conn: (conn.exec_driver_sql(used), conn.commit()))
-    migrate(database)
-    assert abs(ask(database, sharing_since) - time.time() - 86_400) < 600
+    ask(current, lambda conn: (conn.exec_driver_sql(used), conn.commit()))
+    migrate(current)
+    assert abs(ask(current, sharing_since) - time.time() - 86_400) < 600
 
 
-async def test_the_way_back_makes_contents_whole(database: str) -> None:
-    await asyncio.to_thread(migrate, database)
-    async with open_store(database) as store:
+async def test_the_way_back_makes_contents_whole(current: str) -> None:
+    async with open_store(current) as store:
         await converse(store, 3)
-    await asyncio.to_thread(migrate, database, "0016")
+    await asyncio.to_thread(migrate, current, "0016")
     found = await asyncio.to_thread(
-        ask, database, lambda conn: conn.exec_driver_sql("SELECT ref, body FROM contents WHERE run = '3'").all()
+        ask, current, lambda conn: conn.exec_driver_sql("SELECT ref, body FROM contents WHERE run = '3'").all()
     )
     assert {ref: bytes(body) for ref, body in found} == contents_of("3", 3)
