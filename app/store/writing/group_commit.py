@@ -338,9 +338,8 @@ class GroupCommit:
             return None
         return await self._write_if_current(speculative)
 
-    async def _write_if_current(self, speculative: Speculative) -> Applied | None:
-        work = conditional_write(self._statements, speculative)
-        return await self._runner.write(work, meant=speculative.done)
+    def _write_if_current(self, speculative: Speculative) -> Awaitable[Applied | None]:
+        return self._runner.write(conditional_write(self._statements, speculative), meant=speculative.done)
 
     def _apply_to_cached_rows(self, batch: list[EncodedEntry], cache: RowCache) -> Speculative | None:
         """None if the entries need locked rows, or rows that are not cached."""
