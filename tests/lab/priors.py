@@ -1,6 +1,6 @@
 """The selector with other prior variances, on recorded outcomes and in the standard rehearsal world.
 
-    python -m tests.lab.priors RouteLLM/routellm/evals/mmlu/responses [--seeds 10] [--runs 2000]
+    python -m tests.lab.priors RouteLLM/routellm/evals/mmlu/responses [--seeds 10] [--first 0] [--runs 2000]
 
 `present` is the service's own setting (`app/core/rating/posterior.py`). Printed are APGR on recorded outcomes after
 2,000 ratings, mean and worst over the seeds, and how much of the way from the best single worker to the searched
@@ -31,13 +31,12 @@ SETTINGS: Mapping[str, Priors] = {
     "no counts of workers": {"base": (0.2, 1.0, 0.1), "main": (0.3, 0.2, 0.0), "template": TEMPLATE},
 }
 """Variances for words, bias and counts, by part."""
-RATINGS, HELD_OUT, COST_WEIGHT = 2_000, 1_000, 0.2
+RATINGS, COST_WEIGHT = 2_000, 0.2
 
 
-def recorded(data: Dataset, seeds: int, seen: dict[int, Features]) -> list[Figures]:
+def recorded(data: Dataset, plan: Plan, seen: dict[int, Features]) -> list[Figures]:
     """The figures of the selector, one for each seed."""
-    open_, plan = routes(data, COST_WEIGHT), Plan(RATINGS, HELD_OUT, range(seeds), COST_WEIGHT)
-    found = []
+    open_, found = routes(data, plan.cost_weight), []
     for seed in plan.seeds:
         training, held = split(data, open_, seen, plan, seed)
         selector = Bandit(open_)
@@ -58,12 +57,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("path", type=Path)
     parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--first", type=int, default=0, help="the first of the seeds")
+    parser.add_argument("--held-out", type=int, default=1_000, help="prompts that the selector is judged by")
     parser.add_argument("--runs", type=int, default=0, help="rated runs in the rehearsal world; 0: none")
     given = parser.parse_args()
     data, seen = read([given.path], {}, {}), dict[int, Features]()
+    plan = Plan(RATINGS, given.held_out, range(given.first, given.first + given.seeds), COST_WEIGHT)
     for name, priors in SETTINGS.items():
         with patch.object(posterior, "VARIANCES", priors):
-            found = recorded(data, given.seeds, seen)
+            found = recorded(data, plan, seen)
             gain = f", {rehearsed(given.runs):.1%} of the gain" if given.runs else ""
         rates = [one.apgr for one in found if one.apgr is not None]
         lost = mean(one.learning_regret or 0.0 for one in found)
