@@ -23,7 +23,7 @@ from app.store.sqlkit import postgres, sqlite
 from app.store.sqlkit.runner import Fault, parse_url
 from app.store.writing import group_commit
 from tests.harness.raw_facts import Raw
-from tests.harness.waiting import PATIENCE_SECONDS, let_others_run, stays
+from tests.harness.waiting import PATIENCE_SECONDS, let_others_run, stays, until
 
 pytestmark = [pytest.mark.integration, pytest.mark.faults]
 
