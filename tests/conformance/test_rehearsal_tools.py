@@ -16,7 +16,7 @@ from app.core.message.chat import (
     ToolCall,
     ToolDelta,
     Words,
-    fault,
+    fault_of_calls,
 )
 from app.core.message.response_format import shown
 from app.core.pool.catalog import Deadlines, ProviderSpec, Worker
@@ -134,7 +134,7 @@ async def test_a_failed_tool_is_told_of() -> None:
 async def test_a_worker_does_what_is_demanded(box: Toolbox, names: list[str]) -> None:
     calls, said, _ = await turn("What is 17 * 23?", box=box)
     assert [call.name for call in calls] == names
-    assert all(fault([call], box) == "" for call in calls)
+    assert all(fault_of_calls([call], box) == "" for call in calls)
     assert said == ("" if names else "The answer is 391.")
 
 
