@@ -192,7 +192,7 @@ async def test_it_stops_before_the_money_is_spent(
     stub: ProviderStub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     environ = at(tmp_path, pool_text(stub))
-    wanted = calibrate._wanted(configure(environ).catalog, asked("--tokens", "100"), built_in())
+    wanted = calibrate._assignments(configure(environ).catalog, asked("--tokens", "100"), built_in())
     worst = max(one.limits.usd for one in wanted)
     cap = worst * 3
     given = ("--worker", "alpha", "--tokens", "100", "--yes", "--usd", f"{cap / 1e6:.6f}", "--concurrency", "2")

@@ -43,10 +43,10 @@ def test_workers_of_unknown_price_are_named(tmp_path: Path) -> None:
         '[workers.free]\nprovider = "house"\nmodel = "n"\nprice = { input = 0, output = 0 }\n'
         '[tiers.mini]\npool = "all"\nfallback = "house"\nconductor = { kind = "fixed", shape = "single" }\n'
     )
-    verdicts = doctor_checks.of_settings(configure({"BATON_POOL": str(pool)}))
+    verdicts = doctor_checks.check_settings(configure({"BATON_POOL": str(pool)}))
     [words] = [verdict.words for verdict in verdicts if verdict.name == "prices"]
     assert words.startswith("no price is known of house: not called for a request, key or tenant that has a budget")
-    assert "prices" not in {setting.name for setting in doctor_checks.of_settings(configure({}))}
+    assert "prices" not in {setting.name for setting in doctor_checks.check_settings(configure({}))}
 
 
 async def test_every_worker_is_asked_where_that_is_wanted(tmp_path: Path, stub: ProviderStub) -> None:

@@ -170,7 +170,7 @@ def test_code_is_run_only_behind_walls_or_where_it_is_trusted(
 
 
 def test_real_models_are_asked_only_if_they_are_named() -> None:
-    served = evaluation.Served(("baton-ultra", "baton-ultra:random"), "c", 60.0, False)
+    served = evaluation.ServedTier(("baton-ultra", "baton-ultra:random"), "c", 60.0, False)
     with pytest.raises(ConfigInvalid, match="real models cost money; choose among tier, random"):
         evaluation._arms(parse(["eval"]), served)
 

@@ -199,4 +199,4 @@ def test_a_line_of_another_schema_is_refused() -> None:
 
 def test_every_option_that_chooses_runs_reaches_the_choice() -> None:
     asked = Arguments(consent="study", everybody=False, without=["phi"], held_out=0.3, tier="t", tenant="n", rated=True)
-    assert command.wanted(asked) == RolloutFilter("study", frozenset({"phi"}), 0.3, "t", "n", True)
+    assert command.rollout_filter(asked) == RolloutFilter("study", frozenset({"phi"}), 0.3, "t", "n", True)

@@ -155,7 +155,7 @@ def test_the_small_conductor_is_given_the_rollouts_too(tmp_path: Path, monkeypat
         return True
 
     modules = {"app.lab.train:run": trainer, "app.cli.learning.train_chat:imitated": train_chat.imitated}
-    monkeypatch.setattr(command, "found", modules.__getitem__)
+    monkeypatch.setattr(command, "imported", modules.__getitem__)
     for words in ([], ["--warm-start", rollouts(tmp_path), "--beta", "0.1"]):
         assert command.run(parse(["train", *words]), {}, lambda: 0.0) == 0
     assert [(beta, len(runs)) for beta, runs in given] == [(0.3, 0), (0.1, 4)]

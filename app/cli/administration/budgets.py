@@ -8,7 +8,7 @@ from zoneinfo import ZoneInfo
 from rich.text import Text
 
 from app.cli import event_loop, storage, terminal
-from app.cli.administration.keys import named
+from app.cli.administration.keys import find_key
 from app.cli.arguments import Arguments
 from app.core.pool import budgets
 from app.core.pool.budgets import EVERYBODY, Budget, Scope
@@ -73,7 +73,7 @@ async def _whose(store: Store, args: Arguments, now: float) -> tuple[Scope, str]
     if scope != "key" or name == EVERYBODY:
         return scope, name
     theirs = [row for row in await store.keys() if row.tenant == args.tenant]
-    return scope, named(theirs, name, now).id
+    return scope, find_key(theirs, name, now).id
 
 
 async def _remove(settings: Settings, args: Arguments, _now: float) -> None:

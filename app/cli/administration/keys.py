@@ -42,7 +42,7 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
     return 0
 
 
-def named(rows: Sequence[KeyRow], name: str, now: float) -> KeyRow:
+def find_key(rows: Sequence[KeyRow], name: str, now: float) -> KeyRow:
     """Return the key of this id, this whole key, or this name. Raises `NotFound` for none, and for several.
 
     A name is looked for among the keys in force first, because a name may be given again once its key has ended.
@@ -113,7 +113,7 @@ def _check_name(rows: Sequence[KeyRow], new: KeyRow, now: float) -> None:
 async def _rotate(settings: Settings, args: Arguments, now: float) -> None:
     overlap = 0.0 if args.no_overlap else args.overlap
     async with storage.opened(settings) as store:
-        row = named(await store.keys(), args.key, now)
+        row = find_key(await store.keys(), args.key, now)
         pepper = peppers(settings)[0]
         key, digest = new_secret(row, pepper)
         mark = pepper_mark(pepper)
@@ -154,7 +154,7 @@ async def _list(settings: Settings, args: Arguments, now: float) -> None:
 
 async def _show(settings: Settings, args: Arguments, now: float) -> None:
     async with storage.opened(settings) as store:
-        row = named(await store.keys(), args.key, now)
+        row = find_key(await store.keys(), args.key, now)
     if args.json:
         terminal.print_json(_record(row, settings, now))
         return
@@ -222,7 +222,7 @@ def _day(at: float | None) -> str:
 
 async def _revoke(settings: Settings, args: Arguments, now: float) -> None:
     async with storage.opened(settings) as store:
-        row = await _ended(store, args.id, now)
+        row = await _revoked(store, args.id, now)
     if args.json:
         terminal.print_json(_record(row, settings, now))
         return
@@ -230,7 +230,7 @@ async def _revoke(settings: Settings, args: Arguments, now: float) -> None:
     terminal.out().print(words, markup=False, soft_wrap=True)
 
 
-async def _ended(store: Store, name: str, now: float) -> KeyRow:
-    row = named(await store.keys(), name, now)
+async def _revoked(store: Store, name: str, now: float) -> KeyRow:
+    row = find_key(await store.keys(), name, now)
     await store.revoke_key(row.id, now, by=storage.operator())
     return await store.key(row.id) or row

@@ -31,7 +31,7 @@ class Cosigned:
 
 
 @dataclass(slots=True)
-class Outside:
+class ExportedCheckpoints:
     """The checkpoints that are held outside of the database. `problem` says why it could not be read."""
 
     place: str
@@ -59,11 +59,11 @@ class Outside:
         return found
 
 
-async def look(settings: Settings, size: int) -> Outside | None:
+async def read_exported(settings: Settings, size: int) -> ExportedCheckpoints | None:
     """Read the place; None if nothing is exported. `size` is the size of the log."""
     if not settings.log_export:
         return None
-    found = Outside(settings.log_export)
+    found = ExportedCheckpoints(settings.log_export)
     try:
         async with asyncio.timeout(READ_SECONDS):
             files = open_archive_files(settings.log_export, settings.archive_endpoint)
@@ -73,7 +73,7 @@ async def look(settings: Settings, size: int) -> Outside | None:
     return found
 
 
-def _read(files: ArchiveFiles, found: Outside, size: int, witnesses: tuple[Witness, ...]) -> None:
+def _read(files: ArchiveFiles, found: ExportedCheckpoints, size: int, witnesses: tuple[Witness, ...]) -> None:
     names = files.names(f"{max(0, size - LISTED):015d}") or files.names("")
     held: dict[str, list[int]] = {"txt": [], "tsr": []}
     for name in names:

@@ -48,7 +48,7 @@ async def _show(settings: Settings, args: Arguments) -> int:
     async with storage.opened(settings) as store:
         state = await store.log.state()
     facts = _facts(state, _checkpoint(state.checkpoint, state.verifiers))
-    outside = await exported_checkpoints.look(settings, state.size)
+    outside = await exported_checkpoints.read_exported(settings, state.size)
     facts |= outside.facts(stamps=bool(settings.log_timestamp_url)) if outside is not None else {"export": None}
     if args.json:
         terminal.print_json(facts)

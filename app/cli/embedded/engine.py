@@ -15,7 +15,7 @@ START_SECONDS = 5.0
 
 
 @asynccontextmanager
-async def at_work(loaded: Loaded, runs: int, *, dispatches: bool = False) -> AsyncIterator[Runtime]:
+async def started_engine(loaded: Loaded, runs: int, *, dispatches: bool = False) -> AsyncIterator[Runtime]:
     """Start an engine for so many runs of this command at once, and for no run of anybody else's.
 
     Without `dispatches` it plans runs and executes no steps.
@@ -45,7 +45,7 @@ async def at_work(loaded: Loaded, runs: int, *, dispatches: bool = False) -> Asy
                 runs_over.set()
 
 
-async def carried_out(opened: Runtime, order: Order) -> TurnEnd:
+async def run_to_end(opened: Runtime, order: Order) -> TurnEnd:
     """Carry out one run to its end, and return that. Raises `RunExpired` if it does not end in its time."""
     driven = await _start(opened, order)
     try:

@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 
 from app.cli import storage
-from app.cli.embedded.engine import at_work
+from app.cli.embedded.engine import started_engine
 from app.core.pool.snapshot import sealed
 from app.core.rating.calibration import Trial
 from app.gateway.app import create_app
@@ -41,7 +41,7 @@ async def embedded(loaded: Loaded, folder: Path, concurrency: int) -> AsyncItera
     The cards of its workers have the calibration of the configured database.
     """
     trials = await _calibrated(loaded.settings) if revisions.exists(loaded.settings.database_url) else ()
-    async with at_work(in_folder(loaded, folder), concurrency, dispatches=True) as opened:
+    async with started_engine(in_folder(loaded, folder), concurrency, dispatches=True) as opened:
         for trial in trials:
             await opened.gateway.store.note_trial(trial)
         opened.pool.calibrated(await opened.gateway.store.trials())

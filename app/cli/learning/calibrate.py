@@ -93,11 +93,11 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
     storage.announce(loaded.settings)
     tasks = _tasks(args)
     known = event_loop.run(_known(loaded))
-    wanted = list(_wanted(loaded.catalog, args, tasks))
+    wanted = list(_assignments(loaded.catalog, args, tasks))
     done = {trial.key for trial in known}
     left = [] if args.show else [task for task in wanted if args.again or task.key not in done]
     found = CalibrationProgress()
-    if left and _agreed(args, left, len(wanted) - len(left), loaded.catalog.rehearsal):
+    if left and _confirmed(args, left, len(wanted) - len(left), loaded.catalog.rehearsal):
         with Progress(console=terminal.err(), transient=True) as progress:
             step = progress.add_task("calibrating", total=len(left))
             event_loop.run(_calibrate(loaded, args, left, found, now, lambda: progress.advance(step)))
@@ -137,7 +137,7 @@ def _of_file(task: Graded, version: str) -> BuiltIn:
     return BuiltIn(task.id, family, family, 0, task.question, task.grader, version, tuple(messages))
 
 
-def _wanted(catalog: Catalog, args: Arguments, tasks: Sequence[BuiltIn]) -> Iterator[Assignment]:
+def _assignments(catalog: Catalog, args: Arguments, tasks: Sequence[BuiltIn]) -> Iterator[Assignment]:
     """Yield the tasks in turn, each for all workers, so that no provider gets all of its requests at once."""
     tiers: dict[str, Tier] = {}
     for tier in reversed(list(catalog.tiers.values())):
@@ -164,7 +164,7 @@ def _limits(worker: Worker, tier: Tier, task: BuiltIn, tokens: int) -> Limits:
     )
 
 
-def _agreed(args: Arguments, remaining: Sequence[Assignment], before: int, rehearsal: bool) -> bool:
+def _confirmed(args: Arguments, remaining: Sequence[Assignment], before: int, rehearsal: bool) -> bool:
     """Print the cost and, without `--yes`, ask for consent, unless the workers are simulated."""
     workers = ", ".join(dict.fromkeys(task.worker.name for task in remaining))
     likely, most = sum(task.likely for task in remaining), sum(task.limits.usd for task in remaining)
@@ -196,7 +196,7 @@ async def _calibrate(
     advance: Callable[[], object],
 ) -> None:
     waiting = iter(remaining)
-    async with engine.at_work(loaded, args.concurrency, dispatches=True) as opened:
+    async with engine.started_engine(loaded, args.concurrency, dispatches=True) as opened:
 
         async def work() -> None:
             for task in waiting:
@@ -219,7 +219,7 @@ def _affordable(cap: int | None, task: Assignment, progress: CalibrationProgress
 async def _try(opened: Runtime, task: Assignment, progress: CalibrationProgress, now: Callable[[], float]) -> None:
     progress.promised += task.limits.usd
     try:
-        ended = await engine.carried_out(opened, _order(task))
+        ended = await engine.run_to_end(opened, _order(task))
     except BatonError:
         progress.outages[task.worker.name] += 1
         progress.in_a_row[task.worker.name] += 1

@@ -39,7 +39,7 @@ SPARE = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class ServedTier:
     """The tier as the service describes it: model ids, digest of the pool, time limit, and if workers are simulated."""
 
     models: tuple[str, ...]
@@ -79,8 +79,8 @@ async def _carry_out(
     args: Arguments, environ: Mapping[str, str], now: Callable[[], float], tasks: Sequence[Graded], out: Path
 ) -> None:
     async with _client(args, environ, out) as client:
-        served = await _served(client, args.tier, args.effort)
-        experiment = _experiment(args, tasks, served, _opened(args, tasks, served, out))
+        served = await _served_tier(client, args.tier, args.effort)
+        experiment = _experiment(args, tasks, served, _evaluation_id(args, tasks, served, out))
         rows = out / "rows.jsonl"
         done = by_place(out)
         wanted = sum(1 for _ in experiment.places())
@@ -116,7 +116,7 @@ async def _client(args: Arguments, environ: Mapping[str, str], out: Path) -> Asy
         yield client
 
 
-async def _served(client: httpx.AsyncClient, tier: str, effort: str | None) -> Served:
+async def _served_tier(client: httpx.AsyncClient, tier: str, effort: str | None) -> ServedTier:
     try:
         reply = await client.get("/v1/models", timeout=eval_requests.READ_SECONDS)
         models = {model["id"]: model["baton"] for model in reply.json()["data"]}
@@ -127,10 +127,10 @@ async def _served(client: httpx.AsyncClient, tier: str, effort: str | None) -> S
     limits = models[tier]["efforts"]
     seconds = limits.get(effort or models[tier]["effort"], limits[models[tier]["effort"]])["seconds"]
     arms = tuple(name for name, model in models.items() if model["tier"] == tier and name.startswith(f"{tier}:"))
-    return Served((tier, *arms), models[tier]["catalog"], seconds, models[tier]["rehearsal"])
+    return ServedTier((tier, *arms), models[tier]["catalog"], seconds, models[tier]["rehearsal"])
 
 
-def _arms(args: Arguments, served: Served) -> tuple[str, ...]:
+def _arms(args: Arguments, served: ServedTier) -> tuple[str, ...]:
     """Return the model ids of the arms. Without `--arms` all are taken, if they cost nothing."""
     if args.arms is None:
         if not served.rehearsal:
@@ -139,10 +139,10 @@ def _arms(args: Arguments, served: Served) -> tuple[str, ...]:
             )
         return served.models
     names = [name for name in dict.fromkeys(args.arms.split(",")) if name not in ("", ORACLE)]
-    return tuple(whole(name, args.tier) for name in names)
+    return tuple(model_id(name, args.tier) for name in names)
 
 
-def whole(arm: str, tier: str) -> str:
+def model_id(arm: str, tier: str) -> str:
     """Return the model id of an arm: `single:x` becomes `baton-ultra:single:x`."""
     if arm == OWN:
         return tier
@@ -155,7 +155,7 @@ def _short(model: str) -> str:
     return model.partition(":")[2] or OWN
 
 
-def _experiment(args: Arguments, tasks: Sequence[Graded], served: Served, name: str) -> Experiment:
+def _experiment(args: Arguments, tasks: Sequence[Graded], served: ServedTier, name: str) -> Experiment:
     return Experiment(
         id=name,
         tasks=tuple(tasks),
@@ -176,7 +176,7 @@ def _options(args: Arguments) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value is not None}
 
 
-def _opened(args: Arguments, tasks: Sequence[Graded], served: Served, out: Path) -> str:
+def _evaluation_id(args: Arguments, tasks: Sequence[Graded], served: ServedTier, out: Path) -> str:
     """Return the evaluation's id. Raises `ConfigInvalid` if the folder has rows of another evaluation."""
     path = out / "evaluation.json"
     wanted = {
@@ -242,12 +242,12 @@ def _table(args: Arguments, folders: Sequence[Path]) -> Table:
         raise ConfigInvalid(faults)
     arms = sorted({row.arm for row in rows})
     if args.arms is not None:
-        named = [whole(name, args.tier) for name in args.arms.split(",") if name not in ("", ORACLE)]
+        named = [model_id(name, args.tier) for name in args.arms.split(",") if name not in ("", ORACLE)]
         arms = [arm for arm in dict.fromkeys(named) if arm in arms]
     usual = args.tier if args.tier in arms else (arms or [""])[0]
     reference = usual
     if args.against is not None:
-        reference = whole(args.against, args.tier)
+        reference = model_id(args.against, args.tier)
     if reference not in arms:
         raise ConfigInvalid([f"--against: there is no row of {reference or 'any arm'}"])
     try:

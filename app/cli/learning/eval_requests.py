@@ -92,7 +92,7 @@ async def carry_out(
 
 async def _measured(bench: Bench, experiment: Experiment, task: Graded, arm: str, repeat: int) -> Measure:
     began = bench.tick()
-    reply = await _asked(bench, experiment, task, arm, repeat)
+    reply = await _final_reply(bench, experiment, task, arm, repeat)
     wall = bench.tick() - began
     run = reply.headers.get("x-baton-run", "") if reply is not None else ""
     found, seconds = await _figures(bench, run) if run else (Figures(), wall)
@@ -128,7 +128,9 @@ async def _verdict(task: Graded, reply: httpx.Response | None) -> tuple[float, O
     return grade.score, "answered", grade.reason
 
 
-async def _asked(bench: Bench, experiment: Experiment, task: Graded, arm: str, repeat: int) -> httpx.Response | None:
+async def _final_reply(
+    bench: Bench, experiment: Experiment, task: Graded, arm: str, repeat: int
+) -> httpx.Response | None:
     """Send a request until it gets a final reply, which is returned; None if it did not arrive in time."""
     name = hashlib.sha256(f"{task.id}\0{arm}\0{repeat}".encode()).hexdigest()[:32]
     headers = {"idempotency-key": f"eval-{experiment.id}-{name}"}
@@ -144,7 +146,7 @@ async def _asked(bench: Bench, experiment: Experiment, task: Graded, arm: str, r
         except httpx.TransportError:
             pass
         if reply is not None and ("x-baton-run" in reply.headers or reply.status_code not in (429, 503)):
-            _refused(reply, arm)
+            _raise_refusal(reply, arm)
             return reply
         if bench.tick() > until:
             words = "cannot be reached"
@@ -156,7 +158,7 @@ async def _asked(bench: Bench, experiment: Experiment, task: Graded, arm: str, r
         pause *= 2
 
 
-def _refused(reply: httpx.Response, arm: str) -> None:
+def _raise_refusal(reply: httpx.Response, arm: str) -> None:
     """Raise `OursError` for a reply that shows a fault of the command and not of the arm."""
     if reply.status_code in (401, 403, 404):
         raise OursError(f"The service refuses {arm}: {_code(reply)}; check the key, its tiers, and GET /v1/models.")

@@ -19,7 +19,7 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
     """Write the file and print why runs were left out. Returns 1 if the file has no rollout."""
     terminal.log_to_stderr("warning")
     since = now() - args.since if args.since else None
-    settings, chosen = read(environ), wanted(args)
+    settings, chosen = read(environ), rollout_filter(args)
     storage.announce(settings)
     found, skipped = event_loop.run(collect(settings, chosen, since))
     path = Path(args.file)
@@ -44,7 +44,7 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
     return 0 if found else 1
 
 
-def wanted(args: Arguments) -> RolloutFilter:
+def rollout_filter(args: Arguments) -> RolloutFilter:
     """Return the choice of runs. Raises `ConfigInvalid` if the options do not say who has agreed."""
     if (args.consent is None) is not args.everybody:
         raise ConfigInvalid(["say whose runs may be learned from: --consent LABEL, or --everybody if all have agreed"])

@@ -46,7 +46,7 @@ class Sandbox:
         token = secrets.token_hex(16)
         request = {"code": code, "tests": tests, "seconds": seconds, "token": token, "walled": not self.trusts}
         with tempfile.TemporaryDirectory(prefix="baton-cell-") as folder:
-            printed = _ran(json.dumps(request).encode(), folder, seconds + GRACE)
+            printed = _output(json.dumps(request).encode(), folder, seconds + GRACE)
         try:
             reply = json.loads(printed)
             if reply.pop("token") == token:
@@ -82,7 +82,7 @@ class Sandbox:
         return Sandbox(trusts=True).execute("", "", 5.0).walls
 
 
-def _ran(request: bytes, folder: str, seconds: float) -> bytes:
+def _output(request: bytes, folder: str, seconds: float) -> bytes:
     cell = Path(__file__).with_name("sandbox_child.py")
     with subprocess.Popen(
         [sys.executable, "-I", "-S", str(cell)],

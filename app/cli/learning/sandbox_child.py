@@ -32,7 +32,7 @@ def main() -> None:
     nothing = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(nothing, stream)
-    walls = _apart()
+    walls = _isolate()
     if request["walled"] and "network" not in walls:
         return _say(out, request["token"], "no sandbox", walls)
     reading, writing = os.pipe()
@@ -51,7 +51,7 @@ def _say(out: int, token: str, verdict: str, walls: list[str]) -> None:
     os.write(out, json.dumps({"token": token, "verdict": verdict, "walls": walls}).encode())
 
 
-def _apart() -> list[str]:
+def _isolate() -> list[str]:
     """Leave the network and the processes of this machine, as far as the kernel allows."""
     libc = ctypes.CDLL(None, use_errno=True)
     if not hasattr(libc, "unshare"):
@@ -84,19 +84,19 @@ def _child(request: dict[str, Any], writing: int) -> None:
     }
     for limit, most in limits.items():
         resource.setrlimit(limit, (most, most))
-    files = "files" if _fenced(os.getcwd()) else ""
-    verdict = _judged(request["code"], request["tests"])
+    files = "files" if _restrict_files(os.getcwd()) else ""
+    verdict = _verdict(request["code"], request["tests"])
     os.write(writing, f"{files}:{verdict}".encode())
     os._exit(0)
 
 
-def _judged(code: str, tests: str) -> str:
+def _verdict(code: str, tests: str) -> str:
     space: dict[str, Any] = {"__name__": "answer"}
     try:
         exec(compile(code, "answer.py", "exec"), space)
         known = set(space)
         exec(compile(tests, "tests.py", "exec"), space)
-        return _called([space[name] for name in space if name not in known])
+        return _run_tests([space[name] for name in space if name not in known])
     except AssertionError:
         return "a test fails"
     except BaseException as error:
@@ -106,7 +106,7 @@ def _judged(code: str, tests: str) -> str:
         return f"raises {type(error).__name__}"
 
 
-def _called(defined: list[Any]) -> str:
+def _run_tests(defined: list[Any]) -> str:
     """Run functions named `test...` and test cases; bare assertions have run already."""
     for item in defined:
         if isinstance(item, type) and issubclass(item, unittest.TestCase):
@@ -119,7 +119,7 @@ def _called(defined: list[Any]) -> str:
     return "passed"
 
 
-def _fenced(home: str) -> bool:
+def _restrict_files(home: str) -> bool:
     """Restrict this process and its children by Landlock to the paths that are named here."""
     libc = ctypes.CDLL(None, use_errno=True)
     version = -1

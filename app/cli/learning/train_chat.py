@@ -14,7 +14,7 @@ from app.cli import event_loop, storage, terminal
 from app.cli.arguments import Arguments
 from app.cli.embedded import process
 from app.cli.learning import task_set
-from app.cli.learning.rollouts import collect, wanted
+from app.cli.learning.rollouts import collect, rollout_filter
 from app.cli.learning.sandbox import Sandbox
 from app.core.pool.catalog import Catalog, Tier
 from app.core.rating.calibration import measured
@@ -107,7 +107,7 @@ def _examples(
 
 def _rollouts(args: Arguments, environ: Mapping[str, str]) -> list[Rollout]:
     if args.warm_start == JOURNAL:
-        return event_loop.run(collect(read(environ), wanted(args), since=None))[0]
+        return event_loop.run(collect(read(environ), rollout_filter(args), since=None))[0]
     return _read(args.warm_start, "--warm-start")
 
 

@@ -28,7 +28,7 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
     except ConfigInvalid as error:
         report.add([Verdict("settings", "fail", fault) for fault in error.faults])
         return report.end()
-    report.add(doctor_checks.of_settings(loaded))
+    report.add(doctor_checks.check_settings(loaded))
     if not loaded.catalog.rehearsal:
         terminal.err().print("Each real model is asked for one token now, which costs a fraction of a cent.")
     with terminal.err().status("checking"):
@@ -51,10 +51,10 @@ async def _check(loaded: Loaded, *, every: bool) -> list[Verdict]:
 
 
 async def _opened(loaded: Loaded, used: Loaded, *, every: bool, exists: bool) -> list[Verdict]:
-    schema = await doctor_checks.of_schema(loaded)
+    schema = await doctor_checks.check_schema(loaded)
     try:
         async with open_runtime(used) as opened:
-            return [*schema, *await doctor_checks.of_house(loaded, opened, every=every, exists=exists)]
+            return [*schema, *await doctor_checks.check_parts(loaded, opened, every=every, exists=exists)]
     except BatonError as error:
         return [*schema, Verdict("start", "fail", terminal.clean(error.message))]
 

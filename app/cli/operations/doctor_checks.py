@@ -52,7 +52,7 @@ class Verdict:
     remedy: str = ""
 
 
-def of_settings(loaded: Loaded) -> list[Verdict]:
+def check_settings(loaded: Loaded) -> list[Verdict]:
     """Report the settings and the pool, which were read without faults before."""
     catalog = loaded.catalog
     workers, providers = count(len(catalog.workers), "worker"), count(len(catalog.providers), "provider")
@@ -90,7 +90,7 @@ def of_settings(loaded: Loaded) -> list[Verdict]:
     return found + [Verdict("pool", "ok", f"note: {note}") for note in loaded.notes]
 
 
-async def of_schema(loaded: Loaded) -> list[Verdict]:
+async def check_schema(loaded: Loaded) -> list[Verdict]:
     """Check that the database has this version's tables. SQLite is left out, which gets them when it is opened."""
     settings = loaded.settings
     if settings.database_url.startswith("sqlite"):
@@ -112,13 +112,13 @@ async def of_schema(loaded: Loaded) -> list[Verdict]:
         words = "not in force: reads for callers rely on the gateways' checks alone"
         return Verdict("row security", "skip", words, found.reason)
 
-    schema = await _within("schema", check, remedy)
+    schema = await _with_deadline("schema", check, remedy)
     if schema.status == "ok":
-        return [schema, await _within("row security", secured, remedy)]
+        return [schema, await _with_deadline("row security", secured, remedy)]
     return [schema]
 
 
-async def of_house(loaded: Loaded, opened: Runtime, *, every: bool, exists: bool) -> list[Verdict]:
+async def check_parts(loaded: Loaded, opened: Runtime, *, every: bool, exists: bool) -> list[Verdict]:
     """Check database, queue, conductors and providers at the same time, and report them in this order.
 
     `every` asks all workers instead of the cheapest of each provider. Unless `exists`, the configured database is an
@@ -130,7 +130,7 @@ async def of_house(loaded: Loaded, opened: Runtime, *, every: bool, exists: bool
         _database(loaded, opened) if exists else _no_database(loaded),
         _queue(loaded, opened),
         *([_keys(opened), _log(opened), _tiers(opened)] if exists else []),
-        *([_outside(loaded, opened)] if exists and loaded.settings.log_export else []),
+        *([_exported_checkpoints(loaded, opened)] if exists and loaded.settings.log_export else []),
         *[_generation(f"conductor of {tiers}", catalog.workers[name], opened) for name, tiers in conductors.items()],
     ]
     if every:
@@ -149,7 +149,7 @@ async def _database(loaded: Loaded, opened: Runtime) -> Verdict:
         await opened.context.store.ready()
         return Verdict("database", "ok", f"{_shown(loaded, 'BATON_DATABASE_URL')} takes writes")
 
-    return await _within(
+    return await _with_deadline(
         "database",
         check,
         "check BATON_DATABASE_URL and `baton migrate`, and that the disk is neither full nor read-only",
@@ -167,7 +167,7 @@ async def _keys(opened: Runtime) -> Verdict:
         remedy = "restore the pepper from the back-up, or give each key a new secret by `baton keys rotate`"
         return Verdict("keys", "fail", "all are void: hashed under a pepper that this command does not have", remedy)
 
-    return await _within("keys", check, "check BATON_DATABASE_URL and `baton migrate`")
+    return await _with_deadline("keys", check, "check BATON_DATABASE_URL and `baton migrate`")
 
 
 async def _log(opened: Runtime) -> Verdict:
@@ -186,7 +186,7 @@ async def _log(opened: Runtime) -> Verdict:
             return Verdict("log", "ok", f"{words}; the key that signs is stored in the database", remedy)
         return Verdict("log", "ok", f"{words}; signed by {', '.join(state.verifiers)}")
 
-    return await _within("log", check, "check BATON_DATABASE_URL and `baton migrate`")
+    return await _with_deadline("log", check, "check BATON_DATABASE_URL and `baton migrate`")
 
 
 async def _tiers(opened: Runtime) -> Verdict:
@@ -201,13 +201,13 @@ async def _tiers(opened: Runtime) -> Verdict:
         served = [f"{tier_in(name)} by the {now.live}" for name, now in standing.items() if tier_in(name) and now.live]
         return Verdict("tiers", "ok", f"served in place of their own: {', '.join(served) or 'none'}")
 
-    return await _within("tiers", check, "check BATON_DATABASE_URL and `baton migrate`")
+    return await _with_deadline("tiers", check, "check BATON_DATABASE_URL and `baton migrate`")
 
 
-async def _outside(loaded: Loaded, opened: Runtime) -> Verdict:
+async def _exported_checkpoints(loaded: Loaded, opened: Runtime) -> Verdict:
     async def check() -> Verdict:
         size = (await opened.context.store.log.state()).size
-        held = await exported_checkpoints.look(loaded.settings, size)
+        held = await exported_checkpoints.read_exported(loaded.settings, size)
         if held is None or held.problem:
             words = held.problem if held is not None else ""
             return Verdict("log held outside", "fail", words, "check BATON_LOG_EXPORT and its credentials")
@@ -223,7 +223,7 @@ async def _outside(loaded: Loaded, opened: Runtime) -> Verdict:
             return Verdict("log held outside", "skip", words, remedy)
         return Verdict("log held outside", "ok", words)
 
-    return await _within("log held outside", check, "check BATON_LOG_EXPORT and its credentials")
+    return await _with_deadline("log held outside", check, "check BATON_LOG_EXPORT and its credentials")
 
 
 async def _no_database(loaded: Loaded) -> Verdict:
@@ -241,7 +241,7 @@ async def _queue(loaded: Loaded, opened: Runtime) -> Verdict:
         await opened.context.queue.ready()  # an error with its own code: reached, but not usable as it is configured
         return Verdict("redis", "ok", f"{_shown(loaded, 'BATON_REDIS_URL')} answers")
 
-    return await _within("redis", check, "check BATON_REDIS_URL, and that the server runs")
+    return await _with_deadline("redis", check, "check BATON_REDIS_URL, and that the server runs")
 
 
 def _shown(loaded: Loaded, variable: str) -> str:
@@ -279,7 +279,9 @@ async def _generation(name: str, worker: Worker, opened: Runtime) -> Verdict:
         words = f"{worker.name} answers{simulated}, {duration(opened.context.tick() - began)}"
         return Verdict(name, "ok", "accepts the key, but limits requests at the moment" if limited else words)
 
-    return await _within(name, check, f"check that {spec.base_url or 'it'} can be reached from here", spec, worker)
+    return await _with_deadline(
+        name, check, f"check that {spec.base_url or 'it'} can be reached from here", spec, worker
+    )
 
 
 async def _answers(worker: Worker, opened: Runtime) -> bool:
@@ -306,7 +308,7 @@ async def _generate(worker: Worker, opened: Runtime, tokens: int) -> None:
         raise WorkerTruncated()
 
 
-async def _within(
+async def _with_deadline(
     name: str,
     check: Callable[[], Awaitable[Verdict]],
     remedy: str,

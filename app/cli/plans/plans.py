@@ -57,23 +57,23 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
 
 async def _make(loaded: Loaded, args: Arguments) -> dict[str, Any]:
     order = orders.to_preview(preview.order_of(loaded.catalog, args))
-    async with storage.used(loaded.settings), engine.at_work(loaded, 1) as opened:
-        ended = _checked(await engine.carried_out(opened, order))
+    async with storage.used(loaded.settings), engine.started_engine(loaded, 1) as opened:
+        ended = _checked(await engine.run_to_end(opened, order))
         store = opened.context.store
         plan = Plan((revisions.of_state(ended.state, PREVIEW_KEY),))
-        return await _whole(store, loaded.catalog, plan, plan.first)
+        return await _document(store, loaded.catalog, plan, plan.first)
 
 
 async def _show(loaded: Loaded, args: Arguments) -> dict[str, Any]:
     async with storage.opened(loaded.settings) as store:
         plan, row = await _find(store, args.plan)
         await content_reads.note(store, row.id, row.tenant, "plan")
-        return await _whole(store, loaded.catalog, plan, plan.revision(args.revision), lists=args.lists)
+        return await _document(store, loaded.catalog, plan, plan.revision(args.revision), lists=args.lists)
 
 
 async def _edit(loaded: Loaded, args: Arguments) -> dict[str, Any]:
     change = requests.read_revision(_change(args))
-    async with storage.used(loaded.settings), engine.at_work(loaded, 1) as opened:
+    async with storage.used(loaded.settings), engine.started_engine(loaded, 1) as opened:
         store = opened.context.store
         plan, row = await _find(store, args.plan)
         await content_reads.note(store, row.id, row.tenant, "plan")
@@ -81,18 +81,18 @@ async def _edit(loaded: Loaded, args: Arguments) -> dict[str, Any]:
         number = orders.next_number(plan, base)
         before = revisions.as_value(await revisions.steps_of(store.of_tenant(None), base))
         value = requests.revised(change, before, plan.first.state.admitted.pool)
-        usual = await _repeated(store, loaded.catalog, plan, base, row.tenant, PREVIEW_KEY)
+        usual = await _repeated_order(store, loaded.catalog, plan, base, row.tenant, PREVIEW_KEY)
         order = orders.to_revision(usual, plan, value, number)
         once = orders.record_of_revision(plan, number, row.tenant, {"command": opened.context.name("edit")})
         until = opened.context.now() + order.limits.seconds + opened.gateway.remembered
         try:
-            ended = await engine.carried_out(opened, changed(order, once=changed(once, until=until)))
+            ended = await engine.run_to_end(opened, changed(order, once=changed(once, until=until)))
         except InvalidRequest as refused:
             raise orders.of_edit(refused) from None
         except Conflict as conflict:
             raise orders.overtaken() if conflict.public_code == TAKEN else conflict from None
         made = revisions.of_state(_checked(ended).state, PREVIEW_KEY)
-        return await _whole(store, loaded.catalog, Plan((*plan.revisions, made)), made)
+        return await _document(store, loaded.catalog, Plan((*plan.revisions, made)), made)
 
 
 def _change(args: Arguments) -> dict[str, Any]:
@@ -122,15 +122,15 @@ def _read(name: str) -> Any:
 
 
 async def _execute(loaded: Loaded, args: Arguments) -> int:
-    async with storage.used(loaded.settings), engine.at_work(loaded, 1, dispatches=True) as opened:
+    async with storage.used(loaded.settings), engine.started_engine(loaded, 1, dispatches=True) as opened:
         store = opened.context.store
         plan, row = await _find(store, args.plan)
         revision = plan.revision(args.revision)
         steps = await revisions.steps_of(store.of_tenant(None), revision)
-        usual = await _repeated(store, loaded.catalog, plan, revision, row.tenant, RUN_KEY)
+        usual = await _repeated_order(store, loaded.catalog, plan, revision, row.tenant, RUN_KEY)
         order = orders.to_execution(usual, revision, steps, requests.read_run({}))
         try:
-            ended = await engine.carried_out(opened, order)
+            ended = await engine.run_to_end(opened, order)
         except InvalidRequest as refused:
             raise orders.since_changed(refused) from None
         _checked(ended)
@@ -160,7 +160,7 @@ async def _find(store: Store, name: str) -> tuple[Plan, RunRow]:
     return await revisions.find(store.of_tenant(None), name)
 
 
-async def _repeated(store: Store, catalog: Catalog, plan: Plan, base: Revision, tenant: str, key: str) -> Order:
+async def _repeated_order(store: Store, catalog: Catalog, plan: Plan, base: Revision, tenant: str, key: str) -> Order:
     """Return the order of the plan's request in the name of this command, which has every scope in the plan's
     tenant."""
     caller = Caller(KeyRow(key, tenant, key, b"", frozenset(SCOPES), 0.0))
@@ -168,7 +168,7 @@ async def _repeated(store: Store, catalog: Catalog, plan: Plan, base: Revision, 
     return orders.repeated(catalog, caller, plan, base, tenant, task)
 
 
-async def _whole(
+async def _document(
     store: Store, catalog: Catalog, plan: Plan, revision: Revision, *, lists: bool = False
 ) -> dict[str, Any]:
     theirs = store.of_tenant(None)

@@ -68,8 +68,8 @@ def _tier(catalog: Catalog, args: Arguments) -> tuple[Tier, str]:
 
 
 async def _preview(loaded: Loaded, order: Order) -> tuple[TurnEnd, Tree, dict[str, Any]]:
-    async with storage.used(loaded.settings), engine.at_work(loaded, 1) as opened:
-        ended = await engine.carried_out(opened, order)
+    async with storage.used(loaded.settings), engine.started_engine(loaded, 1) as opened:
+        ended = await engine.run_to_end(opened, order)
         store = opened.context.store
         shown, question = await run_record.read(store, await store.run(ended.state.run))
         drawn = run_tree.draw(shown, question, full=False)

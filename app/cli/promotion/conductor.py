@@ -61,7 +61,7 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
 
 
 def _export(args: Arguments) -> int:
-    export = train.found("app.lab.export")
+    export = train.imported("app.lab.export")
     source, out = export.trained(Path(args.trained)), Path(args.out)
     if args.adapter_of is None:
         made = export.export(source, out, args.title)
@@ -99,8 +99,8 @@ def _sign(args: Arguments, environ: Mapping[str, str]) -> int:
     if args.json:
         terminal.print_json({"version": made.name, "folder": args.folder, "verifier": str(signer.verifier)})
     else:
-        told = f"{made.name} is signed; those who load it need BATON_CONDUCTOR_SIGNERS={signer.verifier}"
-        terminal.out().print(told, markup=False, soft_wrap=True)
+        message = f"{made.name} is signed; those who load it need BATON_CONDUCTOR_SIGNERS={signer.verifier}"
+        terminal.out().print(message, markup=False, soft_wrap=True)
     return 0
 
 
@@ -119,7 +119,9 @@ def _deploy(loaded: Loaded, args: Arguments) -> int:
         terminal.print_json({"conductor": args.conductor, "version": card.name, "checked": json.loads(note)})
         return 0
     console = terminal.out()
-    console.print(f"{card.name} is loaded and fit: {version_changes.found(note)}", markup=False, soft_wrap=True)
+    console.print(
+        f"{card.name} is loaded and fit: {version_changes.signed_findings(note)}", markup=False, soft_wrap=True
+    )
     console.print(f"next: baton conductor shadow {args.conductor} {card.name}", markup=False, soft_wrap=True)
     return 0
 
@@ -212,7 +214,9 @@ async def _store(settings: Settings, args: Arguments, kind: ChangeKind, version:
     """Store what was found about a version."""
     async with storage.opened(settings) as store:
         wanted = RequestedChange(args.conductor, kind, version)
-        await make_change(store, wanted, name=version_changes.name(), by=version_changes.author(args), note=note)
+        await make_change(
+            store, wanted, name=version_changes.new_change_id(), by=version_changes.author(args), note=note
+        )
 
 
 async def _in_force(settings: Settings, conductor: str) -> VersionsInForce:

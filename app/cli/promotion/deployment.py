@@ -39,7 +39,7 @@ RUNTIME = "VLLM_ALLOW_RUNTIME_LORA_UPDATING"
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
+class GoldenResult:
     """The result of the golden prompts: the number of prompts, of valid plans, of prompts with a known plan, and of
     those whose plan was equal to it."""
 
@@ -108,7 +108,7 @@ def _quoted(word: str) -> str:
 
 def check_fit(card: Manifest, loaded: Loaded, conductor: str) -> None:
     """Raise `ConfigInvalid` with every reason why a version cannot conduct in this worker's name."""
-    tiers = conducted(loaded, conductor)
+    tiers = conducted_tiers(loaded, conductor)
     faults = [fault for tier in tiers for fault in _unfit(card, tier)]
     if not tiers:
         faults = [f"{conductor}: conducts no tier of the pool file"]
@@ -116,7 +116,7 @@ def check_fit(card: Manifest, loaded: Loaded, conductor: str) -> None:
         raise ConfigInvalid(faults)
 
 
-def conducted(loaded: Loaded, conductor: str) -> list[Tier]:
+def conducted_tiers(loaded: Loaded, conductor: str) -> list[Tier]:
     """Return the tiers for which a worker plans, alone or as one of a selector's choices."""
     return [tier for tier in loaded.catalog.tiers.values() if tier.conductor.worker == conductor]
 
@@ -149,16 +149,16 @@ def check_server(server: Management, card: Manifest, golden: Sequence[Golden]) -
             )
 
 
-def checked(server: Management, card: Manifest, golden: Sequence[Golden]) -> Checked:
+def golden_result(server: Management, card: Manifest, golden: Sequence[Golden]) -> GoldenResult:
     """Ask every golden prompt at temperature 0, and count the results."""
     style = STYLES[card.prompt]
-    found = [(prompt, _asked(server, card.name, prompt, style)) for prompt in golden]
+    found = [(prompt, _plan_of(server, card.name, prompt, style)) for prompt in golden]
     known = [(prompt, steps) for prompt, steps in found if prompt.plan is not None]
     agreed = sum(steps is not None and steps == read(prompt.plan or "", prompt) for prompt, steps in known)
-    return Checked(len(found), sum(steps is not None for _, steps in found), len(known), agreed)
+    return GoldenResult(len(found), sum(steps is not None for _, steps in found), len(known), agreed)
 
 
-def _asked(server: Management, model: str, prompt: Golden, style: Style) -> tuple[Step, ...] | None:
+def _plan_of(server: Management, model: str, prompt: Golden, style: Style) -> tuple[Step, ...] | None:
     schema = core_plan.schema(prompt.workers, prompt.steps, style.subtask_chars)
     return read(server.plan(model, prompt.messages, schema, style.answer_tokens(prompt.steps)), prompt)
 
@@ -191,7 +191,7 @@ def deploy(servers: Sequence[Management], folder: Path, card: Manifest, golden: 
             if card.name not in server.models():
                 _load(server, card, path)
                 loaded.append(server)
-            found = checked(server, card, golden)
+            found = golden_result(server, card, golden)
             if found.faults:
                 raise ConfigInvalid([f"{card.name}: {fault}" for fault in found.faults])
     except BaseException:

@@ -33,7 +33,7 @@ async def change(
         if not watch.held(evidence) and not forced:
             return evidence
         note = watch.note(evidence, forced=forced)
-        await make_change(store, possible, name=name(), by=author(args), note=note)
+        await make_change(store, possible, name=new_change_id(), by=author(args), note=note)
         return ()
 
 
@@ -51,7 +51,7 @@ def refuse(evidence: tuple[Judged, ...], *, as_json: bool) -> int:
     return 1
 
 
-def name() -> str:
+def new_change_id() -> str:
     """Return the id of a new change."""
     return f"change_{time.time_ns():x}{secrets.token_hex(4)}"
 
@@ -92,7 +92,7 @@ def show(
             change.kind,
             change.version,
             share,
-            found(change.note),
+            signed_findings(change.note),
         )
         terminal.add_row(table, cells)
     console.print(table)
@@ -105,7 +105,7 @@ def canary_words(now: VersionsInForce) -> str:
     return f"; canary {now.canary} for {now.share:.0%} of the runs"
 
 
-def found(note: str) -> str:
+def signed_findings(note: str) -> str:
     """Return the findings about a version, with the name of the key that has signed it in place of the whole
     signature."""
     if '"signature"' not in note:

@@ -5,7 +5,7 @@ from dataclasses import asdict
 from secrets import token_hex
 
 from app.cli import event_loop, storage, terminal
-from app.cli.administration.keys import named
+from app.cli.administration.keys import find_key
 from app.cli.arguments import Arguments
 from app.errors import ConfigInvalid
 from app.process.config import Settings, read
@@ -59,7 +59,7 @@ async def _covered(store: Store, args: Arguments, now: float) -> tuple[HoldScope
     if scope == "run":
         return scope, (await storage.find(store, name)).id
     if scope == "key":
-        return scope, named(await store.keys(), name, now).id
+        return scope, find_key(await store.keys(), name, now).id
     return scope, name
 
 

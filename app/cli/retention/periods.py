@@ -30,10 +30,14 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
         return 0
     table = terminal.table("runs", "texts are kept", "runs are kept")
     for run_class in classes:
-        cells = (_named(run_class.of), _said(run_class.content, unsaid="-"), _said(run_class.events, unsaid="-"))
+        cells = (
+            _class_name(run_class.of),
+            _in_words(run_class.content, otherwise="-"),
+            _in_words(run_class.events, otherwise="-"),
+        )
         table.add_row(*(Text(terminal.clean(cell)) for cell in cells))
     content, events = settings.retention_content_seconds, settings.retention_events_seconds
-    table.add_row("all others", _said(content, unsaid="for ever"), _said(events, unsaid="for ever"))
+    table.add_row("all others", _in_words(content, otherwise="for ever"), _in_words(events, otherwise="for ever"))
     console = terminal.out()
     console.print(table)
     console.print(RULE, markup=False, soft_wrap=True)
@@ -42,8 +46,8 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
 
 def words(settings: Settings) -> str:
     """Return how long texts and runs are kept, as one line."""
-    texts = _said(settings.retention_content_seconds, unsaid="for ever")
-    runs = _said(settings.retention_events_seconds, unsaid="for ever")
+    texts = _in_words(settings.retention_content_seconds, otherwise="for ever")
+    runs = _in_words(settings.retention_events_seconds, otherwise="for ever")
     classes = len(settings.classes_of_retention)
     others = ""
     if classes:
@@ -59,15 +63,15 @@ def _days(seconds: float | None) -> float | str | None:
     return seconds / DAY_SECONDS
 
 
-def _said(seconds: float | None, *, unsaid: str) -> str:
-    """Return a time in words. `unsaid` stands for None."""
+def _in_words(seconds: float | None, *, otherwise: str) -> str:
+    """Return a time in words. `otherwise` is the text for None."""
     if seconds is None:
-        return unsaid
+        return otherwise
     if seconds == inf:
         return "for ever"
     return f"for {seconds / DAY_SECONDS:g} days"
 
 
-def _named(run_class: RunClass) -> str:
+def _class_name(run_class: RunClass) -> str:
     parts = (("tenant", run_class.tenant), ("tier", run_class.tier), ("label", run_class.label))
     return ", ".join([f"{name} {value}" for name, value in parts if value is not None])

@@ -143,23 +143,23 @@ def _under(args: Arguments) -> Mapping[str, str]:
 
 async def _replay(loaded: Loaded, args: Arguments, under: Mapping[str, str], now: Callable[[], float]) -> Batch:
     async with storage.used(loaded.settings):
-        loaded = await _tried(loaded, under)
-        async with engine.at_work(loaded, args.concurrency, dispatches=True) as opened:
+        loaded = await _configuration(loaded, under)
+        async with engine.started_engine(loaded, args.concurrency, dispatches=True) as opened:
             batch = Batch(opened, args, under, Money(args.max_usd, args.concurrency))
             rows = await _rows(opened.context.store, args, now())
-            known = _known(args.out)
+            known = _replayed_before(args.out)
             waiting = [row for row in rows if row.id not in known]
             batch.left_out["replayed before"] = len(rows) - len(waiting)
             waiting.reverse()
             with terminal.err().status(f"replaying {terminal.count(len(waiting), 'run')}"):
                 async with asyncio.TaskGroup() as group:
                     for _ in range(args.concurrency):
-                        group.create_task(_work(batch, waiting))
+                        group.create_task(_replay_until_empty(batch, waiting))
     batch.left_out = +batch.left_out
     return batch
 
 
-async def _tried(loaded: Loaded, under: Mapping[str, str]) -> Loaded:
+async def _configuration(loaded: Loaded, under: Mapping[str, str]) -> Loaded:
     """Return the configuration with the pool snapshot that is to be tried, and with arms."""
     catalog = loaded.catalog
     if digest := under.get("snapshot"):
@@ -192,7 +192,7 @@ async def _rows(store: Store, args: Arguments, now: float) -> list[RunRow]:
     return found[: args.limit]
 
 
-def _known(out: str | None) -> set[str]:
+def _replayed_before(out: str | None) -> set[str]:
     """Return the runs that an earlier command has replayed into this file. A line that was cut off does not count."""
     found: set[str] = set()
     if out is None or not Path(out).exists():
@@ -203,12 +203,12 @@ def _known(out: str | None) -> set[str]:
     return found
 
 
-async def _work(batch: Batch, waiting: list[RunRow]) -> None:
+async def _replay_until_empty(batch: Batch, waiting: list[RunRow]) -> None:
     """Replay one run after the other, until none is left."""
     while waiting:
         row = waiting.pop()
         try:
-            pair = await _one(batch, row)
+            pair = await _replay_run(batch, row)
         except BatonError as error:
             pair = ReplayedRun(row.id, refused=error.message)
         if pair is None:
@@ -224,7 +224,7 @@ def _append(path: Path, pair: ReplayedRun) -> None:
         file.write(orjson.dumps(pair.to_json()) + b"\n")
 
 
-async def _one(batch: Batch, row: RunRow) -> ReplayedRun | None:
+async def _replay_run(batch: Batch, row: RunRow) -> ReplayedRun | None:
     """Replay one run; None if no money is left for it."""
     store = batch.opened.context.store
     earlier = await replays.read(store, await store.journal(row.id))
@@ -235,7 +235,7 @@ async def _one(batch: Batch, row: RunRow) -> ReplayedRun | None:
     cost = 0
     try:
         order = replace(order, followed=True, limits=replace(order.limits, usd=part))
-        again = await _ended(batch, order)
+        again = await _ended_replay(batch, order)
         cost = again.spent.usd
     finally:
         batch.money.settle(part, cost)
@@ -286,10 +286,10 @@ def _tier(catalog: Catalog, row: RunRow, served_by: str, under: Mapping[str, str
     return tier, model
 
 
-async def _ended(batch: Batch, order: Order) -> RunRow:
+async def _ended_replay(batch: Batch, order: Order) -> RunRow:
     """Return the row of a replay that has ended, or that waits for tools and has no recorded results for its calls."""
     store = batch.opened.context.store
-    ended = await engine.carried_out(batch.opened, order)
+    ended = await engine.run_to_end(batch.opened, order)
     row = await store.run(ended.state.run)
     waits = 0.0
     while row.ended_at is None and waits < WAITS_SECONDS:

@@ -229,7 +229,7 @@ def _replaced(step: Record, planned: str) -> str:
 
 def proposal(record: Record) -> str:
     """Return a proposal in words: who made it, its state, and its topology."""
-    who = [_asked(attempt) for attempt in record["attempts"]]
+    who = [_planner(attempt) for attempt in record["attempts"]]
     kind = CONDUCTORS.get(record["conductor"], record["conductor"])
     first = f"round {record['round']}, " if record["round"] > 1 else ""
     parts = [f"{first}{MODES.get(record['mode'], record['mode'])}: {kind}" + (f" ({who[0]})" if who else "")]
@@ -244,7 +244,7 @@ def proposal(record: Record) -> str:
     return " · ".join(parts)
 
 
-def _asked(attempt: Record) -> str:
+def _planner(attempt: Record) -> str:
     """Return the worker that was asked for a plan, with its version if it has several."""
     version = attempt.get("version")
     if version:

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from app.cli import event_loop, storage, terminal
-from app.cli.administration.keys import named
+from app.cli.administration.keys import find_key
 from app.cli.arguments import Arguments
 from app.cli.audit import content_reads
 from app.cli.runs import run_record, run_tree, run_views, run_words
@@ -164,7 +164,7 @@ def _key_id(rows: Sequence[KeyRow], wanted: str | None, now: float) -> str | Non
     """Return the id of the key of this name. A text that is no key's name is taken for an id."""
     if wanted is None or wanted not in {row.name for row in rows}:
         return wanted
-    return named(rows, wanted, now).id
+    return find_key(rows, wanted, now).id
 
 
 async def _previews(store: Store, rows: Sequence[RunRow]) -> frozenset[str]:
