@@ -25,10 +25,10 @@ run. Anything in between is refused, not guessed.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from app.core.message.chat import Message, Usage, run_of, summed
-from app.core.pool.catalog import Amount
+from app.core.pool.catalog import MILLION, Amount
 from app.core.records import record
 from app.core.run.events import RunSucceeded
 from app.core.run.progress import parent_of
@@ -331,3 +331,41 @@ def _all_hear(state: RunState) -> bool:
     """Return true if every step that is not settled waits for results and may see what the user says now."""
     open_steps = [step for step in state.current if not step.settled]
     return all(step.state == "awaiting_tool" and step.access.user for step in open_steps)
+
+
+# -- figures of replies
+
+
+def dollars(micro: int) -> float:
+    """Return micro-dollars as dollars."""
+    return micro / MILLION
+
+
+def usage_of(bill: Bill) -> dict[str, Any]:
+    """Return OpenAI's `usage`: total = prompt + completion, and visible + orchestration = the journal's sum."""
+    visible, rest = bill.visible, bill.orchestration
+    return {
+        "prompt_tokens": visible.input,
+        "completion_tokens": visible.output,
+        "total_tokens": visible.input + visible.output,
+        "prompt_tokens_details": {
+            "cached_tokens": visible.cached,
+            "orchestration_input_tokens": rest.input,
+            "orchestration_input_cached_tokens": rest.cached,
+        },
+        "completion_tokens_details": {
+            "reasoning_tokens": visible.reasoning,
+            "orchestration_output_tokens": rest.output,
+        },
+    }
+
+
+def figures(usage: Usage) -> dict[str, int | bool]:
+    """Return a `Usage` as it stands in `baton`."""
+    return {
+        "input": usage.input,
+        "cached": usage.cached,
+        "output": usage.output,
+        "reasoning": usage.reasoning,
+        "estimated": usage.estimated,
+    }

@@ -10,13 +10,14 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
+from app.core.run.caller_view import usage_of
 from app.core.run.identifiers import formatted
 from app.core.run.state import RunState
 from app.engine.delivery.messages import AnswerPart, TurnEnd
 from app.engine.runs.admission import Order
 from app.errors import InvalidRequest
 from app.gateway.chat.request import ChatRequest, read_request, to_order
-from app.gateway.chat.route import TERMINAL, Chunks, extension, usage_of, words_of
+from app.gateway.chat.route import TERMINAL, Chunks, extension, words_of
 from app.gateway.http.admission import Idempotency
 from app.gateway.http.context import GatewayContext
 from app.gateway.http.ingress import Caller, Direct, Keys, json_body

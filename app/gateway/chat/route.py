@@ -14,10 +14,9 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from app.core.message.chat import Decoded, ToolDelta, Usage, gather, summed
-from app.core.pool.catalog import MILLION
+from app.core.message.chat import Decoded, ToolDelta, gather, summed
 from app.core.run import caller_view
-from app.core.run.caller_view import Bill
+from app.core.run.caller_view import dollars, figures, usage_of
 from app.core.run.identifiers import formatted
 from app.core.run.progress import parent_of
 from app.core.run.state import RunState, StepState
@@ -83,41 +82,6 @@ def stream(context: GatewayContext, begun: Begun) -> EventStream:
 
 
 # -- the replies
-
-
-def dollars(micro: int) -> float:
-    """Micro-dollars as a decimal number of dollars."""
-    return micro / MILLION
-
-
-def usage_of(bill: Bill) -> dict[str, Any]:
-    """OpenAI's `usage`: total = prompt + completion, and visible + orchestration = the journal's sum."""
-    visible, rest = bill.visible, bill.orchestration
-    return {
-        "prompt_tokens": visible.input,
-        "completion_tokens": visible.output,
-        "total_tokens": visible.input + visible.output,
-        "prompt_tokens_details": {
-            "cached_tokens": visible.cached,
-            "orchestration_input_tokens": rest.input,
-            "orchestration_input_cached_tokens": rest.cached,
-        },
-        "completion_tokens_details": {
-            "reasoning_tokens": visible.reasoning,
-            "orchestration_output_tokens": rest.output,
-        },
-    }
-
-
-def figures(usage: Usage) -> dict[str, int | bool]:
-    """Return a `Usage` as it stands in `baton`."""
-    return {
-        "input": usage.input,
-        "cached": usage.cached,
-        "output": usage.output,
-        "reasoning": usage.reasoning,
-        "estimated": usage.estimated,
-    }
 
 
 def extension(ended: TurnEnd) -> dict[str, Any]:

@@ -10,10 +10,9 @@ from app.core.pool.catalog import Catalog, Worker
 from app.core.pool.policy import exclusion
 from app.core.pool.rules import Reading
 from app.core.rating.forecast import History
-from app.core.run.caller_view import bill
+from app.core.run.caller_view import bill, dollars
 from app.core.run.recipients import Recipient
 from app.core.run.visibility import Flow
-from app.gateway.chat.route import dollars
 from app.gateway.plans.revisions import Plan, Revision, as_lists, as_value, digest_of, limits_of, plan_id
 from app.gateway.runs import disclosures as ledger
 from app.gateway.runs import forecasts

@@ -15,13 +15,13 @@ from starlette.responses import Response
 
 from app.core.pool.catalog import MILLION, Catalog
 from app.core.rating.forecast import History
+from app.core.run.caller_view import dollars
 from app.core.run.events import Event, RunApproved, RunAwaitingApproval, RunRefused, dated
 from app.core.run.identifiers import run_of_reply
 from app.core.run.state import Proposal, RunState, StepState, fold
 from app.core.run.withheld import decided_by, withheld
 from app.engine.runs.approvals import Decision
 from app.errors import NotFound
-from app.gateway.chat.route import dollars
 from app.gateway.http.admission import Idempotency
 from app.gateway.http.context import GatewayContext
 from app.gateway.http.ingress import Caller, Keys, json_body

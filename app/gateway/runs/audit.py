@@ -12,7 +12,7 @@ from app.core.message.chat import summed
 from app.core.pool.catalog import MILLION
 from app.core.rating.feedback import Feedback
 from app.core.records import record
-from app.core.run.caller_view import bill
+from app.core.run.caller_view import bill, dollars, figures, usage_of
 from app.core.run.events import (
     CallFinished,
     CallIntended,
@@ -30,7 +30,6 @@ from app.core.run.state import Call, Proposal, RunState, fold
 from app.core.run.visibility import Flow
 from app.engine.calls.step_request import see
 from app.errors import NotFound
-from app.gateway.chat.route import dollars, figures, usage_of
 from app.gateway.runs import exchanges
 from app.store.protocol import ContentReads, Journal, Ledger, RunRow
 

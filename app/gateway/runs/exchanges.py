@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 
 from app.core.message.chat import Document, Message, Part, Text, Usage, message_from_json
-from app.core.run.caller_view import bill
+from app.core.run.caller_view import bill, dollars, figures
 from app.core.run.events import (
     Event,
     RunAdmitted,
@@ -24,7 +24,6 @@ from app.core.run.events import (
 from app.core.run.identifiers import reply_id
 from app.core.run.state import RunState, StepState
 from app.gateway.chat.request import wire_calls
-from app.gateway.chat.route import dollars, figures
 
 
 def turns(state: RunState, events: Sequence[Event]) -> list[dict[str, Any]]:

@@ -13,6 +13,7 @@ from app.core.pool.snapshot import restored
 from app.core.rating.economics import CHEAPEST, compared
 from app.core.records import record
 from app.core.run.approvals import NOT_APPROVED
+from app.core.run.caller_view import dollars
 from app.core.run.events import (
     Event,
     PlanAccepted,
@@ -26,7 +27,6 @@ from app.core.run.events import (
 )
 from app.core.run.state import Proposal, RunState, StepState, fold
 from app.core.run.withheld import decided_by, withheld
-from app.gateway.chat.route import dollars
 from app.gateway.runs import audit, explanation_words
 from app.store.protocol import Journal, Reports, RunRow, TenantStore
 

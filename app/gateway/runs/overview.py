@@ -6,8 +6,8 @@ from math import ceil
 from typing import Any, Final
 
 from app.core.pool.catalog import MILLION, Price
+from app.core.run.caller_view import dollars
 from app.core.run.kinds import ENDED
-from app.gateway.chat.route import dollars
 from app.store.protocol import CallGroup, Period, RunFigures, RunGroup
 
 PERCENTILES: Final = {"p50": 50, "p95": 95, "p99": 99}
