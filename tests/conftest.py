@@ -159,7 +159,8 @@ def _same_logging(_first_logging: list[tuple[logging.Logger, int, list[logging.H
 
 def _set_logging(wanted: list[tuple[logging.Logger, int, list[logging.Handler]]]) -> None:
     for one, level, handlers in wanted:
-        one.setLevel(level)
+        if one.level != level:  # to set it empties the caches of all loggers
+            one.setLevel(level)
         one.handlers[:] = handlers
 
 
