@@ -166,7 +166,7 @@ def test_commits_of_sqlite_are_counted_from_outside(tmp_path: Path) -> None:
     database.close()
 
 
-def test_commits_of_postgres_are_counted_from_outside() -> None:
+def test_commits_of_postgres_are_counted_from_outside(postgres_data: Path) -> None:
     async def write(url: str) -> None:
         connection = await commits.asyncpg.connect(url)
         await connection.execute("CREATE TABLE t (x int)")
@@ -175,7 +175,7 @@ def test_commits_of_postgres_are_counted_from_outside() -> None:
             await connection.execute("INSERT INTO t VALUES (1), (2)")
         await connection.close()
 
-    with servers.postgres() as server:
+    with servers.postgres(copied=postgres_data) as server:
         before = commits.read(server.url)
         assert commits.read(server.url).since(before) == 0
         asyncio.run(write(server.url))

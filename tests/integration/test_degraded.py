@@ -9,15 +9,16 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from redis import Redis
+from sqlalchemy.engine import make_url
 
-from app.store.sqlkit.migrate import migrate
 from app.store.writing.group_commit import DECIDE_SECONDS
-from tests.harness import servers
+from tests.harness import prepared_postgres, servers
 from tests.harness.processes import KEY, Caller, Process, calling
 from tests.harness.waiting import PATIENCE_SECONDS, fastest_in_thread, wait_until
 from tests.integration.installation import WORKERS, Installation, launched, settings
@@ -46,9 +47,9 @@ def redis() -> Iterator[servers.Server]:
 
 
 @pytest.fixture(scope="module")
-def postgres() -> Iterator[servers.Server]:
-    """A Postgres of this file's own."""
-    with servers.postgres() as server:
+def postgres(postgres_data: Path) -> Iterator[servers.Server]:
+    """A Postgres of this file's own, with a database that has the schema."""
+    with servers.postgres(copied=postgres_data) as server:
         yield server
 
 
@@ -57,13 +58,13 @@ def shared(
     tmp_path_factory: pytest.TempPathFactory, stub: StubControl, redis: servers.Server, postgres: servers.Server
 ) -> Iterator[Installation]:
     folder = tmp_path_factory.mktemp("house")
-    environ = settings(folder, stub, postgres.url, redis.url) | {"BATON_LEASE_SECONDS": str(LEASE)}
+    database = make_url(postgres.url).set(database=prepared_postgres.TEMPLATE).render_as_string(hide_password=False)
+    environ = settings(folder, stub, database, redis.url) | {"BATON_LEASE_SECONDS": str(LEASE)}
     pool = folder / "pool.toml"
     pool.write_text(pool.read_text().replace("probe = 0", "probe = 1.5"))
-    migrate(postgres.url)
     with launched(folder, environ, "gateway", "dispatcher", "dispatcher") as (gateway, *dispatchers):
         wait_until(gateway.ready)
-        yield Installation(stub, postgres.url, redis.url, gateway, dispatchers)
+        yield Installation(stub, database, redis.url, gateway, dispatchers)
 
 
 @pytest.fixture

@@ -249,10 +249,12 @@ def empty(redis: Redis) -> None:
         redis.delete(*keys)
 
 
-def test_processes_may_start_before_their_servers(tmp_path: Path, stub: StubControl, shared: Installation) -> None:
+def test_processes_may_start_before_their_servers(
+    tmp_path: Path, stub: StubControl, shared: Installation, postgres_data: Path
+) -> None:
     """In whatever order a machine comes up, and without a restart."""
     stub.clear()
-    with servers.postgres() as postgres, servers.redis() as redis:
+    with servers.postgres(copied=postgres_data) as postgres, servers.redis() as redis:
         postgres.stop()
         redis.stop()
         environ = settings(tmp_path, stub, postgres.url, redis.url)
