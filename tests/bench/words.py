@@ -78,8 +78,7 @@ def main() -> int:
     parser.add_argument("--url", help="a vLLM that serves the folder already, with /v1")
     parser.add_argument("--seed", type=int, default=0, help="of the pools")
     asked = parser.parse_args()
-    random = Random(f"words|bench|{asked.seed}")
-    pools = [pool(random, unseen_workers=True) for _ in range(POOLS)]
+    pools = bench_pools(asked.seed)
     if asked.url:
         _measure(asked, pools, VllmServer(asked.url))
         return 0
@@ -88,10 +87,16 @@ def main() -> int:
     return 0
 
 
+def bench_pools(seed: int) -> list[Pool]:
+    """Return pools of workers that training has never met."""
+    random = Random(f"words|bench|{seed}")
+    return [pool(random, unseen_workers=True) for _ in range(POOLS)]
+
+
 def _measure(asked: argparse.Namespace, pools: Sequence[Pool], server: VllmServer) -> None:
     held_out = posed("fresh")[: asked.tasks]
     over = [pools[place % POOLS] for place in range(len(held_out))]
-    fixed = _tuned(pools)
+    fixed = tuned(pools)
     with tempfile.TemporaryDirectory(prefix="baton-words-") as name:
         folder = Path(name)
         (folder / "pool.toml").write_text(pool_file(pools, server))
@@ -221,8 +226,8 @@ def _chances(
     return np.array(found)
 
 
-def _tuned(pools: Sequence[Pool]) -> dict[str, list[Plan]]:
-    """For each kind of fixed plan the best one over each pool, for tasks of training."""
+def tuned(pools: Sequence[Pool]) -> dict[str, list[Plan]]:
+    """Return, for each kind of fixed plan, the best one over each pool, for tasks of training."""
     kinds = [policy for policy in fixed_plans() if policy.name in BESIDE]
     found: dict[str, list[Plan]] = {policy.name: [] for policy in kinds}
     for one in pools:

@@ -15,10 +15,11 @@ from app.core.pool import catalog
 from app.core.pool.catalog import Catalog, Limits
 from app.core.rating.calibration import Trial, measured
 from app.lab.world2.constants import DOMAINS
-from app.lab.world2.outcome import plans, size_of
+from app.lab.world2.outcome import Rewards, plans, tokens_of_all
+from app.lab.world2.rules import Size, size_of
 from app.lab.world2.shapes import MOST_STEPS, Plan, catalogue, workflow
 from app.lab.world2.tasks import tasks
-from app.lab.world2.words_lessons import Teacher, as_catalog, plan_of, plan_text, prompt, tokens
+from app.lab.world2.words_lessons import TOKEN, Teacher, as_catalog, plan_of, plan_text, prompt
 from app.lab.world2.workers import Worker, pool, workers
 
 ORDER = (2, 0, 1)
@@ -63,12 +64,36 @@ def test_a_lesson_shows_nobody_of_the_world_and_believes_in_cards_alone() -> Non
         assert set(posed.plans) <= set(plans(len(lesson.pool)))
 
 
+def test_lessons_and_exam_depend_on_the_seed_alone() -> None:
+    teacher = Teacher(0, 0, texts=100)
+    alone = teacher.lessons("a seed", 3, 1)
+    assert alone == teacher.lessons("a seed", 3, 1, processes=2)
+    assert alone[0].pool != alone[1].pool
+    exam = teacher.exam("another seed", 2, 2)
+    assert [len(one.worth) for one in exam] == [len(plans(len(one.pool))) for one in exam]
+    assert {one.text for one in exam}.isdisjoint(posed.text for lesson in alone for posed in lesson.posed)
+
+
+def test_the_teacher_pays_for_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a plan's worth in the exam, only the price of its tokens is not what is believed of its reward."""
+    teacher = Teacher(0, 0, texts=100)
+    (priced,) = teacher.exam("a seed", 1, 1)
+    monkeypatch.setattr("app.lab.world2.words_lessons.TOKEN", 0.0)
+    (free,) = teacher.exam("a seed", 1, 1)
+    rewards = Rewards(priced.pool)
+    paid = [(free.worth[plan] - worth) / TOKEN for plan, worth in priced.worth.items()]
+    sizes = [Size(parts, document, confidential=False) for parts in (1, 2, 3) for document in (0, 1, 2)]
+    assert [one for one in sizes if paid == pytest.approx(tokens_of_all(rewards, one).tolist())]
+
+
 def test_tokens_are_those_that_workers_read_and_write() -> None:
     chosen = pool(Random(5))
     task = next(task for task in tasks("fresh", "words", 20) if not task.document and len(task.parts) == 1)
-    alone = tokens(Plan("solve", (0,)), task, chosen)
-    assert alone == size_of(task).tokens + 60
-    assert tokens(Plan("solve+solve combine", (0, 1, 2)), task, chosen) > 3 * alone
+    rewards, size = Rewards(chosen), size_of(task)
+    alone = rewards.tokens("solve", size)[0]
+    assert alone == size.tokens + 60
+    assert rewards.tokens("solve+solve combine", size)[0, 1, 2] > 3 * alone
+    assert len(tokens_of_all(rewards, size)) == len(plans(len(chosen)))
 
 
 def _without_rates(worker: Worker) -> catalog.Worker:

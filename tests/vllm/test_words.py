@@ -12,7 +12,7 @@ from app.lab import manifest
 from tests.vllm.server import OFFLINE, PYTHON, ROOT
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
-DRY = "--verdicts 0 --lessons 10 --steps 3 --judged 4"
+DRY = "--verdicts 0 --lessons 10 --steps 3 --judged 4 --processes 2"
 
 
 def words(*arguments: str, given: str = "") -> str:
@@ -32,7 +32,9 @@ def test_a_few_steps_leave_a_folder_that_is_served_as_it_is(tmp_path: Path) -> N
     card, golden = manifest.read(out)
     assert (card.kind, card.prompt, card.template, card.grammar) == ("model", "cards", cards.TEMPLATE, "xgrammar")
     assert set(card.evaluation) == {"fresh tasks", "unseen phrasings", "unseen families", "unseen workers"}
-    assert len((out / "curve.csv").read_text().splitlines()) == 1 + 3
+    curve = [line.split(",") for line in (out / "curve.csv").read_text().splitlines()]
+    assert [row[0] for row in curve] == ["step", "1", "2", "3"]
+    assert all(-1 <= float(row[-1]) <= 0 for row in curve[1:]), "the teacher thinks no plan better than its best"
     pairs = []
     for one in golden:
         pairs.append([message["content"] for message in one.messages])

@@ -149,6 +149,15 @@ class Rewards:
             last = np.maximum(last, end)
         return np.broadcast_to(usd, shown), np.broadcast_to(last, shown), np.broadcast_to(disclosed, shown)
 
+    def tokens(self, shape: str, size: Size) -> Array:
+        """Return the tokens that the workers of a plan read and write."""
+        steps = catalogue()[shape]
+        total: Array = np.zeros([1] * len(steps))
+        for place, step in enumerate(steps):
+            shown = np.minimum(self._context, read(steps, step, size))
+            total = total + self._axis(shown + written_at(steps, step, size.parts), place, len(steps))
+        return np.broadcast_to(total, [len(self.pool)] * len(steps))
+
     def _axis(self, values: Array, place: int, steps: int) -> Array:
         """Return values by worker, laid along the axis of the step at `place`."""
         return values.reshape([len(self.pool) if n == place else 1 for n in range(steps)])
@@ -319,6 +328,11 @@ def everything_read(rewards: Rewards, readings: Sequence[tuple[float, Task]]) ->
 def shares_of_cost(rewards: Rewards, size: Size) -> NDArray[np.float64]:
     """Return what the dollars of all plans take from the worth of a right answer, in the order of `plans`."""
     return np.concatenate([rewards.share_of_cost(name, size).ravel() for name in catalogue()])
+
+
+def tokens_of_all(rewards: Rewards, size: Size) -> NDArray[np.float64]:
+    """Return the tokens of all plans, in the order of `plans`."""
+    return np.concatenate([rewards.tokens(name, size).ravel() for name in catalogue()])
 
 
 def expected(plan: Plan, task: Task, rewards: Rewards) -> float:

@@ -2,15 +2,17 @@
 
 It reads the service's own prompt of cards and writes a plan as JSON with subtasks in words. It imitates what a policy
 that learned from one-sample verdicts believes to be best (`words_lessons.py`). It needs torch, transformers and
-tokenizers (`pip install 'baton[train,lab]'`), one thread, and no GPU.
+tokenizers (`pip install 'baton[train,lab]'`), and uses a GPU if torch finds one. The recipe `small` is for a CPU,
+`large` for a GPU beside several cores (`--processes`), which write its lessons.
 """
 
 import argparse
 import json
+import math
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from random import Random
 
@@ -24,8 +26,8 @@ from app.lab.world2.outcome import Rewards, expected
 from app.lab.world2.rules import size_of
 from app.lab.world2.shapes import MOST_STEPS
 from app.lab.world2.tasks import Task, tasks
-from app.lab.world2.words_lessons import Lesson, Teacher, invented, plan_of, plan_text, prompt, tokens
-from app.lab.world2.words_model import Sizes, Words, teach, tokenizer
+from app.lab.world2.words_lessons import Lesson, Question, Teacher, invented, plan_of, plan_text, prompt
+from app.lab.world2.words_model import Batches, Sizes, Teaching, Words, loaded, tokenizer
 from app.lab.world2.workers import LARGEST, Pool, pool
 
 TASKS = 8
@@ -35,6 +37,8 @@ CARDS = 2_000
 GOLDEN = 12
 SAID = 50
 """Steps between two lines of the curve."""
+LOOKS = 10
+"""How often the conductor sits its exam while it is taught."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +51,25 @@ class Recipe:
     lessons: int = 1_500
     steps: int = 750
     judged: int = 200
-    """Tasks of each split that the result is judged by."""
+    """Tasks of each split that the result is judged by, and about so many of the exam that training sits."""
+    sizes: Sizes = field(default_factory=Sizes)
+
+
+RECIPES: Mapping[str, Recipe] = {
+    "small": Recipe(),
+    "large": Recipe(
+        lessons=16_000, steps=10_000, sizes=Sizes(hidden=256, layers=5, heads=4, pools=64, rate=1e-3, rising=200)
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    """These are the means that a training may use. Its result does not depend on them, unless `seconds` end it."""
+
+    processes: int = 1
+    seconds: float = float("inf")
+    """After so long teaching ends, and the learning rate falls accordingly, whatever the number of steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +97,14 @@ def main() -> int:
         "--plan", type=Path, metavar="FOLDER",
         help="train nothing: read pairs of cards and question as JSON, and write this folder's likeliest plans",
     )  # fmt: skip
+    parser.add_argument("--recipe", choices=sorted(RECIPES), default="small")
     parser.add_argument("--seed", type=int, default=known.seed)
-    parser.add_argument("--verdicts", type=int, default=known.verdicts, help="executions that the teacher learns from")
-    parser.add_argument("--lessons", type=int, default=known.lessons, help="pools of invented workers")
-    parser.add_argument("--steps", type=int, default=known.steps, help="steps of training")
-    parser.add_argument("--judged", type=int, default=known.judged, help="tasks of each split to judge the result by")
+    parser.add_argument("--verdicts", type=int, help="executions that the teacher learns from")
+    parser.add_argument("--lessons", type=int, help="pools of invented workers")
+    parser.add_argument("--steps", type=int, help="steps of training")
+    parser.add_argument("--judged", type=int, help="tasks of each split to judge the result by")
+    parser.add_argument("--processes", type=int, default=1, help="that write lessons; the result is the same")
+    parser.add_argument("--seconds", type=float, default=Means().seconds, help="the most that teaching may take")
     asked = parser.parse_args()
     torch.set_num_threads(1)
     if asked.plan:
@@ -88,31 +113,61 @@ def main() -> int:
         return 0
     if not asked.out:
         parser.error("name a new folder with --out")
-    card = train(Recipe(asked.seed, asked.verdicts, asked.lessons, asked.steps, asked.judged), asked.out)
+    changed = {name: getattr(asked, name) for name in ("verdicts", "lessons", "steps", "judged")}
+    given = {name: value for name, value in changed.items() if value is not None}
+    recipe = replace(RECIPES[asked.recipe], seed=asked.seed, **given)
+    card = train(recipe, asked.out, Means(asked.processes, asked.seconds))
     print(json.dumps({"name": card.name, "evaluation": card.evaluation}, indent=1))
     return 0
 
 
-def train(recipe: Recipe, out: Path) -> Manifest:
-    """Train a conductor and leave it in the folder, which must be new, with its manifest."""
+def train(recipe: Recipe, out: Path, means: Means) -> Manifest:
+    """Train a conductor and leave it in the folder, which must be new, with its manifest. The weights
+    that did best in the exam are kept."""
     out.mkdir(parents=True)
-    random = Random(f"world-2|words|{recipe.seed}")
+    began, seed = time.monotonic(), f"world-2|words|{recipe.seed}"
     teacher = Teacher(recipe.seed, recipe.verdicts)
     _say("the teacher has learned")
-    lessons = [teacher.lesson(random, TASKS) for _ in range(recipe.lessons)]
+    exam = teacher.exam(f"{seed}|exam", math.ceil(recipe.judged / TASKS), TASKS)
+    lessons = teacher.lessons(seed, recipe.lessons, TASKS, means.processes)
     _say(f"there are {TASKS * len(lessons):,} tasks to learn from")
-    sizes = Sizes()
-    words = Words.fresh(sizes, tokenizer(_texts(lessons, random)), teacher.families, recipe.seed)
-    rows = ["step,plan,readers"]
-    for step, (plan, readers) in enumerate(teach(words, lessons, sizes, recipe.steps, recipe.seed), 1):
-        rows.append(f"{step},{plan:.4f},{readers:.4f}")
-        if step % SAID == 0:
-            _say(f"step {step} of {recipe.steps}: {plan:.3f} nats a plan, {readers:.3f} of the readers")
+    words = Words.fresh(recipe.sizes, tokenizer(_texts(lessons, Random(seed))), teacher.families, recipe.seed)
+    batches = loaded(Batches(words, lessons, recipe.sizes, recipe.steps, recipe.seed), means.processes)
+    taught = Teaching(recipe.sizes, recipe.steps, means.seconds)
+    rows, best = ["step,plan,readers,worth"], -math.inf
+    for step, (plan, readers) in enumerate(taught.losses(words, batches), 1):
+        worth = ""
+        if taught.looks(LOOKS):
+            found = sat(words, exam)
+            worth = f"{found:.4f}"
+            if found > best:
+                best = found
+                words.save(out)
+        rows.append(f"{step},{plan:.4f},{readers:.4f},{worth}")
+        if step % SAID == 0 or worth:
+            _say(f"step {step} of {recipe.steps}: {plan:.3f} nats a plan, {readers:.3f} of the readers; {worth}")
     (out / "curve.csv").write_text("\n".join(rows) + "\n")
-    words.save(out)
-    card = {"recipe": asdict(recipe), "sizes": asdict(sizes), "parameters": words.parameters, "constants": FROZEN}
-    (out / "card.json").write_text(json.dumps(card | {"software": training_record.software()}, indent=1) + "\n")
+    card = {"recipe": asdict(recipe), "parameters": words.parameters, "constants": FROZEN}
+    card |= {
+        "device": str(words.model.device),
+        "seconds": round(time.monotonic() - began),
+        "software": training_record.software(),
+    }
+    (out / "card.json").write_text(json.dumps(card, indent=1) + "\n")
     return described(Words.saved(out), out, recipe)
+
+
+def sat(words: Words, exam: Sequence[Question]) -> float:
+    """Return how much less the teacher believes the likeliest plans to be worth than the best ones, on average."""
+    random, asked, orders = Random(0), [], []
+    for one in exam:
+        orders.append(random.sample(range(len(one.pool)), len(one.pool)))
+        asked.append((prompt(one.pool, orders[-1]), cards.question(one.text)))
+    lost = 0.0
+    for text, order, one in zip(words.likeliest(asked), orders, exam, strict=True):
+        plan = plan_of(text, order)
+        lost += max(one.worth.values()) - (one.worth[plan] if plan else 0.0)
+    return -lost / len(exam)
 
 
 def described(words: Words, out: Path, recipe: Recipe) -> Manifest:
@@ -171,10 +226,11 @@ def judge(words: Words, pools: Sequence[Pool], posed: Sequence[Task]) -> Judged:
         known = rewards[id(one)]
         chance = float(known.right(plan.shape, task).mean(axis=0)[plan.workers])
         usd = float(known.bill(plan.shape, size_of(task))[0][plan.workers])
-        for place, value in enumerate((1.0, expected(plan, task, known), chance, usd, tokens(plan, task, one))):
+        read = float(known.tokens(plan.shape, size_of(task))[plan.workers])
+        for place, value in enumerate((1.0, expected(plan, task, known), chance, usd, read)):
             total[place] += value / len(posed)
-    valid, reward, right, usd, read = (round(value, 6) for value in total)
-    return Judged(valid, reward, right, usd, read, len(shapes))
+    valid, reward, right, usd, tokens = (round(value, 6) for value in total)
+    return Judged(valid, reward, right, usd, tokens, len(shapes))
 
 
 def golden(words: Words, seed: int) -> list[Golden]:

@@ -4,16 +4,20 @@ The teacher is the policy of `learning.py`: it has executed plans over pools of 
 verdicts of a judge who errs. For a lesson it knows what the operator knows of its own training texts (families and
 confidence are labels there), and of workers only their cards: those of a lesson are invented around the cards of
 training workers, so that a conductor has nobody to recognise and must read numbers. Its plans are drawn by how good it
-believes them to be. Nothing here knows a worker's hidden skills, nor the searched optimum.
+believes them to be, less a price of their tokens. Nothing here knows a worker's hidden skills, nor the searched
+optimum.
 """
 
 import json
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from random import Random
+from typing import TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from app.conductor import cards
 from app.core.plan import workflow
@@ -22,13 +26,17 @@ from app.errors import PlanRejected
 from app.lab.world2.constants import DOMAINS, constants
 from app.lab.world2.execution import role_of
 from app.lab.world2.learning import READ_TASKS, Learner
-from app.lab.world2.outcome import everything, plans
+from app.lab.world2.outcome import Rewards, everything, plans, tokens_of_all
 from app.lab.world2.reading import Read
-from app.lab.world2.rules import read, size_of, written_at
+from app.lab.world2.rules import size_of
 from app.lab.world2.shapes import MOST_STEPS, SUBTASKS, Plan, ShapeStep, catalogue
 from app.lab.world2.tasks import Task, task
 from app.lab.world2.workers import LARGEST, SAMPLES, SMALLEST, Card, Pool, Worker, workers
 
+Array: TypeAlias = NDArray[np.float64]
+TOKEN = 1e-5
+"""Reward that a plan loses in the teacher's eyes for each token that its workers read and write. The world's own price
+is in dollars; with this one the teacher's plans take two to five parts in a hundred fewer tokens."""
 TEMPERATURE = 0.004
 """Reward: a plan that is believed to be worth so much less than the best is imitated 1/e as often."""
 SHOWN = 12
@@ -62,39 +70,84 @@ class Lesson:
     facts: tuple[tuple[float, ...], ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One task of an exam, with what each plan over the pool is believed to be worth."""
+
+    pool: Pool
+    text: str
+    worth: Mapping[Plan, float]
+
+
 class Teacher:
     """A policy that has learned from some verdicts (0: from none), which makes lessons of its beliefs."""
 
     def __init__(self, seed: int, verdicts: int, texts: int = READ_TASKS) -> None:
-        self._learner = Learner(seed, [], texts)
+        learner = Learner(seed, [], texts)
         if verdicts:
-            self._learner.grow(verdicts)
-        families = self._learner.reader.families
-        self._places: Mapping[str, int] = {family.name: place for place, family in enumerate(families)}
+            learner.grow(verdicts)
+        self._beliefs = learner.most_probable()
+        self._places: Mapping[str, int] = {family.name: place for place, family in enumerate(self._beliefs.families)}
 
     @property
     def families(self) -> int:
         """The number of families of training."""
         return len(self._places)
 
+    def lessons(self, seed: str, count: int, tasks: int, processes: int = 1) -> list[Lesson]:
+        """Return so many lessons with so many tasks each, the same ones whatever the number of processes."""
+        make = partial(self._numbered, seed, tasks)
+        if processes == 1:
+            return [make(number) for number in range(count)]
+        with ProcessPoolExecutor(processes) as pool:
+            return list(pool.map(make, range(count), chunksize=16))
+
     def lesson(self, random: Random, tasks: int) -> Lesson:
         """Return one pool of invented workers with so many tasks of training."""
         pool = tuple(invented(random) for _ in range(random.randint(SMALLEST, LARGEST)))
-        believed = self._learner.believed(pool)
+        believed = self.believed(pool)
         every, posed = plans(len(pool)), []
         for _ in range(tasks):
             one = task(random, "train")
-            read = self._labelled(one)
-            worth = everything(believed, self._learner.understood(one, read)).astype(np.float64)
+            worth = self._worth(believed, one)
             best = np.argpartition(-worth, SHOWN)[:SHOWN]
             weights = np.exp((worth[best] - worth[best].max()) / TEMPERATURE)
             chosen, chances = tuple(every[place] for place in best), tuple((weights / weights.sum()).tolist())
-            posed.append(Posed(one.text, chosen, chances, read.families, read.document, read.confidential))
+            posed.append(Posed(one.text, chosen, chances, self._families(one), one.document, one.confidential))
         return Lesson(pool, tuple(posed), tuple(_facts(worker) for worker in believed.pool))
 
-    def _labelled(self, one: Task) -> Read:
-        families = tuple(self._places[part.family.name] for part in one.parts)
-        return Read(families, one.document, one.confidential)
+    def exam(self, seed: str, count: int, tasks: int) -> list[Question]:
+        """Return so many lessons' tasks, one after the other, with what is believed of every plan: what training is
+        stopped by knows no more than what it imitates."""
+        found = []
+        for number in range(count):
+            random = Random(f"{seed}|{number}")
+            pool = tuple(invented(random) for _ in range(random.randint(SMALLEST, LARGEST)))
+            believed = self.believed(pool)
+            for one in [task(random, "train") for _ in range(tasks)]:
+                worth = self._worth(believed, one)
+                found.append(Question(pool, one.text, dict(zip(plans(len(pool)), worth.tolist(), strict=True))))
+        return found
+
+    def _numbered(self, seed: str, tasks: int, number: int) -> Lesson:
+        return self.lesson(Random(f"{seed}|{number}"), tasks)
+
+    def believed(self, pool: Pool) -> Rewards:
+        """Return the rewards that would be true if what is believed were."""
+        return self._beliefs.rewards(pool)
+
+    def understood(self, one: Task) -> Task:
+        """Return a task of known families as the teacher knows it, whose training texts are labelled."""
+        return self._beliefs.understood(one, Read(self._families(one), one.document, one.confidential))
+
+    def _families(self, one: Task) -> tuple[int, ...]:
+        return tuple(self._places[part.family.name] for part in one.parts)
+
+    def _worth(self, believed: Rewards, one: Task) -> Array:
+        """The believed rewards of all plans for a task, less the price of their tokens."""
+        rewards = everything(believed, self.understood(one))
+        worth: Array = rewards.astype(np.float64) - TOKEN * tokens_of_all(believed, size_of(one))
+        return worth
 
 
 def invented(random: Random) -> Worker:
@@ -172,15 +225,6 @@ def plan_of(text: str, order: Sequence[int]) -> Plan | None:
     if not shape:
         return None
     return Plan(shape, tuple(int(step.worker) for step in steps))
-
-
-def tokens(plan: Plan, one: Task, pool: Pool) -> float:
-    """Return the tokens that the workers of a plan read and write."""
-    shape, size, total = catalogue()[plan.shape], size_of(one), 0.0
-    for step, place in zip(shape, plan.workers, strict=True):
-        shown = min(float(pool[place].card.context), read(shape, step, size))
-        total += shown + written_at(shape, step, size.parts)
-    return total
 
 
 @cache

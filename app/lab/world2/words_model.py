@@ -12,14 +12,16 @@ model learns to read numbers from plans alone, which takes many times as long.
 `Tensor` is torch's: the type checker runs where torch is not installed, so this is where types end.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch.utils.data import DataLoader, Dataset
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.utils.logging import disable_progress_bar
 
@@ -47,6 +49,8 @@ LOOKS = ((1.5, 4.6, 1.0), (18.0, 2.0, 16.0))
 wave by which it does so in parts of the shortest."""
 FACTS = 9
 """Numbers that the reader of cards tells: `Lesson.facts`."""
+TOGETHER = 64
+"""Plans that are written at a time."""
 CHOICES = 10
 """About so many tokens of a plan are choices."""
 DISTURBED = 0.4
@@ -63,6 +67,9 @@ class Sizes:
     pools: int = 8
     """Lessons of a step."""
     rate: float = 2e-3
+    """The learning rate after the first steps."""
+    rising: int = 50
+    """Steps until then."""
     reading: float = 1.0
     """The weight of the two readers' losses, at the beginning; at the end it is a tenth."""
 
@@ -110,6 +117,10 @@ class Batch:
     said: Tensor
     """[lessons x tasks, what the reader of questions tells]."""
 
+    def on(self, device: Any) -> "Batch":
+        """Return the same batch on a device."""
+        return Batch(*[getattr(self, one.name).to(device) for one in fields(self)])
+
 
 class Words:
     """A model with its tokenizer, and what stands beside them while they are taught."""
@@ -144,13 +155,16 @@ class Words:
             )
         )
         _begin(model)
-        return cls(model, known, families)
+        words = cls(model, known, families)
+        words.model.to(_device())
+        words.readers.to(_device())
+        return words
 
     @classmethod
     def saved(cls, folder: Path) -> "Words":
         """The model of an exported folder, in full precision."""
         disable_progress_bar()
-        model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).to(_device())
         return cls(model, PreTrainedTokenizerFast.from_pretrained(folder))
 
     @property
@@ -195,7 +209,7 @@ class Words:
         memory.batch_repeat_interleave(tasks // pools)
         known = torch.cat([shown.repeat_interleave(tasks // pools, 0), batch.tasks != self._pad], 1)
         begins = shown.sum(1).repeat_interleave(tasks // pools)
-        places = begins[:, None] + torch.arange(batch.tasks.shape[1])[None]
+        places = begins[:, None] + torch.arange(batch.tasks.shape[1], device=begins.device)[None]
         states = self.model.model(
             input_ids=batch.tasks,
             attention_mask=known.long(),
@@ -207,13 +221,13 @@ class Words:
         plain = torch.nn.functional.cross_entropy(logits, batch.tasks[:, 1:][batch.plans[:, 1:]], reduction="sum")
         ends = (batch.cards == self._line) | (batch.cards == self._end)
         told = self.readers[0](read.last_hidden_state[:, :-1][ends[:, 1:]])
-        asked = self.readers[1](states[torch.arange(tasks), batch.asked])
+        asked = self.readers[1](states[torch.arange(tasks, device=begins.device), batch.asked])
         beside = torch.nn.functional.mse_loss(told, batch.facts)
         beside = beside + 4 * torch.nn.functional.binary_cross_entropy_with_logits(asked, batch.said)
         return plain / tasks, beside
 
     def _tokens(self, text: str) -> list[int]:
-        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+        return list(self.tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids)
 
     def _disturbed(self, tokens: list[int], random: Random) -> list[int]:
         """Exchange some tokens for any others, as an unknown phrasing might."""
@@ -236,10 +250,10 @@ class Words:
     def likeliest(self, asked: Sequence[tuple[str, str]], most: int = 160) -> list[str]:
         """Return the likeliest plan for each pair of cards and question, token by token, without a grammar."""
         found: list[str] = []
-        for start in range(0, len(asked), 32):
-            some = asked[start : start + 32]
+        for start in range(0, len(asked), TOGETHER):
+            some = asked[start : start + TOGETHER]
             prompts = [self._tokens(f"{SYSTEM}{cards}{END}{USER}{question}{END}{PLAN}") for cards, question in some]
-            ids = torch.tensor(_padded(prompts, self._pad, left=True))
+            ids = torch.tensor(_padded(prompts, self._pad, left=True), device=self.model.device)
             written = self.model.eval().generate(
                 input_ids=ids,
                 attention_mask=(ids != self._pad).long(),
@@ -257,27 +271,73 @@ class Words:
         self.tokenizer.save_pretrained(folder)
 
 
-def teach(
-    words: Words, lessons: Sequence[Lesson], sizes: Sizes, steps: int, seed: int
-) -> Iterator[tuple[float, float]]:
-    """Teach for so many steps, and yield the losses of each. The lessons are met in random order, again and again.
+class Batches(Dataset[Batch]):  # type: ignore[misc]
+    """The batch of each step, which depends on the seed and the step alone. Lessons are met again and again."""
 
-    The weights are float32 and what is computed with them bfloat16, so that small changes are not rounded off."""
-    random = Random(f"words|{seed}")
-    trained = [*words.model.parameters(), *words.readers.parameters()]
-    optimizer = torch.optim.AdamW(trained, lr=sizes.rate, betas=(0.9, 0.98), weight_decay=0.01)
-    words.model.train()
-    for step in range(steps):
-        for group in optimizer.param_groups:
-            group["lr"] = sizes.rate * min((step + 1) / 50, 1.0) * (1 - 0.95 * step / steps)
-        batch = words.batch(random.sample(lessons, sizes.pools), random)
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            plain, beside = words.loss(batch)
-        optimizer.zero_grad()
-        (plain / CHOICES + sizes.reading * (1 - 0.9 * step / steps) * beside).backward()
-        torch.nn.utils.clip_grad_norm_(trained, 1.0)
-        optimizer.step()
-        yield float(plain.detach()), float(beside.detach())
+    def __init__(self, words: Words, lessons: Sequence[Lesson], sizes: Sizes, steps: int, seed: int) -> None:
+        self._words, self._lessons, self._sizes, self._steps, self._seed = words, lessons, sizes, steps, seed
+
+    def __len__(self) -> int:
+        return self._steps
+
+    def __getitem__(self, step: int) -> Batch:
+        random = Random(f"words|{self._seed}|{step}")
+        return self._words.batch(random.sample(self._lessons, self._sizes.pools), random)
+
+
+def loaded(batches: Batches, processes: int) -> Iterable[Batch]:
+    """The batches in order. With several processes all but one of them write texts as tokens, ahead of the training."""
+    if processes == 1:
+        return (batches[step] for step in range(len(batches)))
+    return DataLoader(batches, batch_size=None, num_workers=processes - 1, multiprocessing_context="fork")  # type: ignore[no-any-return]
+
+
+class Teaching:
+    """One training, which ends after so many steps, or after so many seconds if these end sooner."""
+
+    def __init__(self, sizes: Sizes, steps: int, seconds: float = float("inf")) -> None:
+        self._sizes, self._steps, self._seconds = sizes, steps, seconds
+        self._step, self._began, self._looked = 0, time.monotonic(), 0
+
+    @property
+    def done(self) -> float:
+        """From 0 to 1."""
+        return min(1.0, max(self._step / self._steps, (time.monotonic() - self._began) / self._seconds))
+
+    def looks(self, count: int) -> bool:
+        """Return True once in each of so many parts, and in the end."""
+        due = int(self.done * count) > self._looked
+        if due:
+            self._looked = int(self.done * count)
+        return due
+
+    def losses(self, words: Words, batches: Iterable[Batch]) -> Iterator[tuple[float, float]]:
+        """Teach to the end, and yield the losses of each step.
+
+        The weights are float32 and what is computed with them bfloat16, so that small changes are not rounded off."""
+        sizes, device = self._sizes, words.model.device
+        trained = [*words.model.parameters(), *words.readers.parameters()]
+        optimizer = torch.optim.AdamW(trained, lr=sizes.rate, betas=(0.9, 0.98), weight_decay=0.01)
+        for batch in batches:
+            words.model.train()
+            done = self.done
+            for group in optimizer.param_groups:
+                group["lr"] = sizes.rate * min((self._step + 1) / sizes.rising, 1.0) * (1 - 0.95 * done)
+            with torch.autocast(device.type, dtype=torch.bfloat16):
+                plain, beside = words.loss(batch.on(device))
+            optimizer.zero_grad()
+            (plain / CHOICES + sizes.reading * (1 - 0.9 * done) * beside).backward()
+            torch.nn.utils.clip_grad_norm_(trained, 1.0)
+            optimizer.step()
+            self._step += 1
+            yield float(plain.detach()), float(beside.detach())
+            if self.done == 1.0:
+                return
+
+
+def _device() -> Any:
+    """A GPU, if there is one."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def _begin(model: LlamaForCausalLM) -> None:

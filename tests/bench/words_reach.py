@@ -1,0 +1,75 @@
+"""`python -m tests.bench.words_reach`: what accuracy a conductor of words can have at how many tokens.
+
+Over the pools and tasks of `tests.bench.words`, in parts of the tokens of the tuned mixture of agents: plans that are
+best by exact chances, which no conductor knows, and by what the teacher of `words_lessons.py` believes of workers by
+their cards, each at several prices of a token. All figures are exact expectations, without a conductor's own tokens.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from app.lab.world2.outcome import Rewards, everything, plans, tokens_of_all
+from app.lab.world2.provider import posed
+from app.lab.world2.rules import size_of
+from app.lab.world2.shapes import catalogue
+from app.lab.world2.tasks import Task
+from app.lab.world2.words_lessons import Teacher
+from app.lab.world2.workers import Pool
+from tests.bench.words import BESIDE, POOLS, bench_pools, tuned
+
+PRICES = (0.0, 1e-5, 3e-5)
+
+
+def main() -> int:
+    """Print a table."""
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.words_reach", description=main.__doc__)
+    parser.add_argument("--tasks", type=int, default=1_000)
+    parser.add_argument("--verdicts", type=int, default=16_000, help="of the teacher")
+    parser.add_argument("--seed", type=int, default=0, help="of the pools")
+    asked = parser.parse_args()
+    pools, held_out = bench_pools(asked.seed), posed("fresh")[: asked.tasks]
+    found = reached(Teacher(0, asked.verdicts), pools, held_out)
+    mixture = found[f"tuned {BESIDE[0]}"]
+    print("| plans | accuracy | less the mixture's | tokens | in parts of the mixture's | reward |")
+    print("|---|---|---|---|---|---|")
+    for name, (right, tokens, reward) in found.items():
+        share = tokens / mixture[1]
+        print(f"| {name} | {right:.3f} | {right - mixture[0]:+.3f} | {tokens:,.0f} | {share:.3f} | {reward:.3f} |")
+    return 0
+
+
+def reached(teacher: Teacher, pools: Sequence[Pool], held_out: Sequence[Task]) -> dict[str, np.ndarray[Any, Any]]:
+    """Return accuracy, tokens and reward of each way to choose plans, on average over tasks."""
+    exact, believed = [Rewards(one) for one in pools], [teacher.believed(one) for one in pools]
+    fixed = tuned(pools)
+    rows: dict[str, list[tuple[float, float, float]]] = {}
+    for number, task in enumerate(held_out):
+        at = number % POOLS
+        every, known = plans(len(pools[at])), exact[at]
+        tokens, rewards = tokens_of_all(known, size_of(task)), everything(known, task)
+        right = _right(known, task)
+        chosen = {f"tuned {arm}": every.index(fixed[arm][at]) for arm in BESIDE}
+        theirs = everything(believed[at], teacher.understood(task))
+        for price in PRICES:
+            paid = price * tokens
+            chosen[f"most often right, {1e5 * price:g} in 100 less for 1,000 tokens"] = int((right - paid).argmax())
+            chosen[f"best reward, {1e5 * price:g} in 100 less"] = int((rewards - paid).argmax())
+            chosen[f"as the teacher believes, {1e5 * price:g} in 100 less"] = int((theirs - paid).argmax())
+        for name, place in chosen.items():
+            row = (float(right[place]), float(tokens[place]), float(rewards[place]))
+            rows.setdefault(name, []).append(row)
+    return {name: np.mean(some, axis=0) for name, some in rows.items()}
+
+
+def _right(known: Rewards, task: Task) -> np.ndarray[Any, Any]:
+    """The chance of a right answer by each plan."""
+    return np.concatenate([known.right(name, task).mean(axis=0).ravel() for name in catalogue()])
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
