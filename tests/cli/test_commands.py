@@ -117,7 +117,7 @@ def test_the_version_is_printed_without_loading_the_service() -> None:
 
 def test_a_process_loads_neither_redis_nor_migrations_nor_exporters_before_it_knows_that_it_needs_them() -> None:
     """Each is a twelfth of what an idle process holds. Commands about keys and runs load no web framework either."""
-    commands = "import sys, app.cli.administration.keys, app.cli.runs.runs, app.cli.operations.top\n"
+    commands = "import sys, app.cli.administration.keys, app.cli.runs.one_run, app.cli.operations.top\n"
     words = commands + "assert 'fastapi' not in sys.modules\nimport app.cli.operations.serve\n"
     check = "print(sorted(set(sys.modules) & {'redis', 'alembic', 'opentelemetry.sdk', 'opentelemetry.exporter'}))"
     done = subprocess.run(

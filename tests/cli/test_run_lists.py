@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from app.cli.commands import parse
-from app.cli.runs import runs
+from app.cli.runs import run_list
 from app.core.run.events import Kind
 from app.process.config import read
 from app.store.protocol import Projection
@@ -25,7 +25,7 @@ from tests.harness.waiting import until
 async def test_a_list_is_followed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(runs, "LIST_POLL_SECONDS", 0.01)
+    monkeypatch.setattr(run_list, "POLL_SECONDS", 0.01)
     url = f"sqlite:///{tmp_path}/baton.db"
     settings = read({"BATON_DATA_DIR": str(tmp_path), "BATON_DATABASE_URL": url})
     now, printed = time.time(), ""
@@ -39,7 +39,7 @@ async def test_a_list_is_followed(
     async with open_store(url) as store:
         await store.append(admitted("run_1", at=now - 1, row=Projection(state="admitted")))
         asked = parse(["runs", "ls", "--follow", "--json", "--tier", "mini"])
-        following = asyncio.create_task(runs._follow(settings, asked, lambda: now))
+        following = asyncio.create_task(run_list._follow(settings, asked, lambda: now))
         first, second = ("run_1", "admitted"), ("run_2", "admitted")
         await until(lambda: has(first))
         await store.append(admitted("run_2", at=now, row=Projection(state="admitted")))
@@ -59,7 +59,7 @@ def test_a_list_at_80_columns_cuts_neither_times_nor_money(tier: str) -> None:
         row_of("run_" + "b" * 31, "acme", tier=tier, state="awaiting_approval", ended_at=None),
     )
     console = Console(file=StringIO(), width=80)
-    console.print(runs._table(rows, {}, frozenset({rows[0].id}), console.width))
+    console.print(run_list._table(rows, {}, frozenset({rows[0].id}), console.width))
     said = console.file.getvalue()
     assert max(map(len, said.splitlines())) <= 80
     assert "run_aaaaaaaaaaaaaaa 09-09 01:46" in said

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from app.cli.runs import run_record, run_tree
+from app.cli.runs import run_tree
 from app.core.message.chat import Form, Sampling, Task, Tool, Toolbox, summed
 from app.core.plan.workflow import CONDUCTOR
 from app.core.run.events import Event, Kind
@@ -345,7 +345,7 @@ async def test_a_run_is_shown_as_a_tree(stub: ProviderStub, opened: Runtime) -> 
         assert step["messages"][-1]["content"][0]["text"].endswith("The task:\nTake it apart")
         assert step["output"] == SAYS[whole["steps"][4]["worker"]]
     store = opened.context.store
-    found, question = await run_record.read(store, await store.run(run_id))
+    found, question = await run_tree.read_run(store, await store.run(run_id))
     out = StringIO()
     Console(file=out, width=160).print(run_tree.draw(found, question, full=False))
     lines = out.getvalue().splitlines()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from app.cli.runs import run_record, run_tree
+from app.cli.runs import run_tree
 from app.core.run.state import fold
 from app.gateway.http.api_keys import mint
 from app.gateway.openapi import run_replies
@@ -42,7 +42,7 @@ async def in_full(runtime: Runtime, run: str, n: int = 0) -> dict[str, Any]:
 
 
 async def drawn(runtime: Runtime, run: str, *, full: bool = False) -> str:
-    shown, question = await run_record.read(runtime.context.store, await runtime.context.store.run(run))
+    shown, question = await run_tree.read_run(runtime.context.store, await runtime.context.store.run(run))
     console = Console(file=io.StringIO(), width=200)
     console.print(run_tree.draw(shown, question, full=full))
     file = console.file

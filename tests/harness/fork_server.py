@@ -45,7 +45,7 @@ PRELOADED: Final = (
     "alembic.command",
     "app.cli.operations.serve",
     "app.cli.commands",
-    "app.cli.runs.runs",
+    "app.cli.runs.one_run",
     "app.stepqueue.redis",
     "pydantic.v1",
     "rich.status",

@@ -9,7 +9,7 @@ import httpx
 import pytest
 from sqlalchemy import Connection
 
-from app.cli.runs.run_record import read
+from app.cli.runs.run_tree import read_run
 from app.store.sql import SqlStore, open_store
 from tests.harness.in_process import calling, pool_text, running_service
 from tests.stubs import ProviderStub, Reply
@@ -94,7 +94,7 @@ async def test_twenty_turns_store_little_more_than_their_texts(tmp_path: Path, m
             assert distinct <= await store._read(stored) <= 1.5 * distinct
             assert await store.erase_contents(runs[:-1]) == TURNS - 1
             async with open_store(opened.pool.loaded.settings.database_url) as other:
-                _, question = await read(other, await other.run(runs[-1]))
+                _, question = await read_run(other, await other.run(runs[-1]))
                 assert question == asked[-1]
             assert await store.erase(runs[-1])
             assert await store._read(stored) == 0

@@ -9,7 +9,7 @@ from rich.tree import Tree
 from app.cli import event_loop, storage, terminal
 from app.cli.arguments import Arguments
 from app.cli.embedded import engine
-from app.cli.runs import run_record, run_tree, run_words
+from app.cli.runs import run_tree, run_words
 from app.core.message.chat import Message, Task
 from app.core.message.chat import Text as Said
 from app.core.plan.arms import tier_for
@@ -71,7 +71,7 @@ async def _preview(loaded: Loaded, order: Order) -> tuple[TurnEnd, Tree, dict[st
     async with storage.used(loaded.settings), engine.started_engine(loaded, 1) as opened:
         ended = await engine.run_to_end(opened, order)
         store = opened.context.store
-        shown, question = await run_record.read(store, await store.run(ended.state.run))
+        shown, question = await run_tree.read_run(store, await store.run(ended.state.run))
         drawn = run_tree.draw(shown, question, full=False)
         if ended.error is None and ended.state.current:
             drawn.add(await _estimate(opened, ended, order))

@@ -59,7 +59,7 @@ def define(root: Group) -> None:
 
     @runs.add(
         "ls",
-        "runs.runs",
+        "runs.run_list",
         "baton runs ls --since 1h --state failed",
         "baton runs ls --tier baton-ultra --degraded --limit 50",
         "baton runs ls --request-id req_0199",
@@ -94,7 +94,7 @@ def define(root: Group) -> None:
     def ls() -> None:
         """List runs, by default the newest first."""
 
-    @runs.add("cancel", "runs.runs", "baton runs cancel run_0199")
+    @runs.add("cancel", "runs.one_run", "baton runs cancel run_0199")
     @argument("run", "A run's id, or a prefix of one.")
     @AS_JSON
     def cancel() -> None:
@@ -110,7 +110,7 @@ def define(root: Group) -> None:
 def _define_looks(runs: Group) -> None:
     @runs.add(
         "show",
-        "runs.runs",
+        "runs.one_run",
         "baton runs show last",
         "baton runs show run_0199 --full",
         "baton runs show last --view timeline --by money",
@@ -125,7 +125,7 @@ def _define_looks(runs: Group) -> None:
     def show() -> None:
         """Explain one run: why it was routed so, and what each worker saw and answered."""
 
-    @runs.add("watch", "runs.runs", "baton runs watch", "baton runs watch last --view timeline")
+    @runs.add("watch", "runs.one_run", "baton runs watch", "baton runs watch last --view timeline")
     @argument("run", "A run's id, a prefix of one, or last.", required=False, default="last")
     @VIEW
     @flag("--json", help="Print each event as a line of JSON.")
@@ -143,7 +143,7 @@ def _define_explain(runs: Group) -> None:
         Exits with 1 if one of them is not. `baton audit verify` compares the run itself with its entries.
         """
 
-    @runs.add("explain", "runs.runs", "baton runs explain last", "baton runs explain run_0199 --json")
+    @runs.add("explain", "runs.one_run", "baton runs explain last", "baton runs explain run_0199 --json")
     @argument("run", "A run's id, a prefix of one, the id of a reply, or last.", required=False, default="last")
     @AS_JSON
     def explain() -> None:

@@ -19,7 +19,7 @@ from rich.table import Table
 from app.cli import event_loop, storage, terminal
 from app.cli.arguments import Arguments
 from app.cli.embedded import engine
-from app.cli.runs.runs import query_of
+from app.cli.runs.run_list import query_of
 from app.core.plan.arms import tier_for, tier_of
 from app.core.pool.catalog import Catalog, Tier
 from app.core.pool.snapshot import restored, sealed

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from app.cli import event_loop, storage, terminal
 from app.cli.arguments import Arguments
-from app.cli.runs.runs import query_of
+from app.cli.runs.run_list import query_of
 from app.core.pool.catalog import MILLION
 from app.core.rating.economics import GROUPINGS, METADATA, ReportOptions, TooManyGroups, known_grouping
 from app.errors import ConfigInvalid

@@ -1,15 +1,23 @@
-"""A run as a tree on the terminal. Texts of callers and workers are shown without control characters."""
+"""A run as a tree on the terminal, for `baton runs show` and `baton plan`.
+
+Texts of callers and workers are shown without control characters.
+"""
 
 from collections.abc import Mapping
 from itertools import chain
 from typing import Any
 
+import orjson
 from rich.text import Text
 from rich.tree import Tree
 
 from app.cli.runs import run_words
 from app.cli.terminal import clean, duration, excerpt, moment
+from app.core.message.chat import task_from_json
 from app.core.plan.workflow import CONDUCTOR
+from app.core.run.state import RunState, fold
+from app.gateway.runs import audit
+from app.store.protocol import RunRow, Store
 
 COLOURS: Mapping[str, str] = {
     "succeeded": "green",
@@ -18,6 +26,27 @@ COLOURS: Mapping[str, str] = {
     "expired": "red",
     "over_budget": "red",
 }
+
+
+async def read_run(store: Store, row: RunRow) -> tuple[dict[str, Any], str | None]:
+    """Return the audit trail's record of a run, with its steps in full and the comments of its ratings, and the
+    caller's last message, which is None if it was erased."""
+    journal = await store.journal(row.id)
+    state = fold(journal.events)
+    given = await store.feedback(row.id)
+    record = audit.whole(row, journal, given)
+    record["comments"] = {rating.id: rating.comment for rating in given if rating.comment}
+    record |= {"rehearsal": state.admitted.rehearsal, "preview": state.admitted.preview}
+    record["steps"] = [await audit.step_in_full(store, state, journal.events, n) for n in state.steps]
+    return record, await _question(store, state)
+
+
+async def _question(store: Store, state: RunState) -> str | None:
+    bodies = await store.contents(state.run, [state.admitted.task])
+    if not bodies:
+        return None
+    messages = task_from_json(orjson.loads(bodies[state.admitted.task])).messages
+    return next((message.text for message in reversed(messages) if message.role == "user"), "")
 
 
 def draw(run: run_words.Record, question: str | None, *, full: bool) -> Tree:

@@ -1,0 +1,178 @@
+"""`baton runs ls` lists runs of the configured database, and follows the list with `--follow`."""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import orjson
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from app.cli import event_loop, storage, terminal
+from app.cli.administration.keys import find_key
+from app.cli.arguments import Arguments
+from app.cli.runs import run_tree
+from app.errors import ConfigInvalid
+from app.gateway.runs import audit
+from app.process.config import Settings, read
+from app.store.protocol import METADATA_TAG, KeyRow, Rated, RunQuery, RunRow, Store
+
+POLL_SECONDS = 0.5
+FILTERS = ("tenant", "state", "tier", "topology", "model", "user", "request_id", "trace_id")
+"""Options whose values are filters of the same name."""
+PREVIEWS = {None: None, "only": True, "none": False}
+TAGS = ("worker", "label", METADATA_TAG)
+"""Options whose values are tags of the same name."""
+COLUMNS = ("run", "when", "tier", "key", "state", "shape", "took", "tokens", "cost")
+NARROW = ("run", "when", "tier", "state", "took", "cost")
+WIDE, PREFIX = 130, 19
+
+
+def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -> int:
+    """Print the list. Returns 0."""
+    settings = read(environ)
+    terminal.log_to_stderr("warning")
+    storage.announce(settings)
+    storage.check_state(args.state)
+    event_loop.run(_follow(settings, args, now) if args.follow else _list(settings, args, now()))
+    return 0
+
+
+async def _list(settings: Settings, args: Arguments, now: float) -> None:
+    async with storage.opened(settings) as store:
+        keys = await store.keys()
+        rows = await store.runs(_ordered(args, keys, now))
+        previews = await _previews(store, rows)
+    names = {key.id: key.name for key in keys}
+    if args.json:
+        terminal.print_json([_summary(row, names, previews) for row in rows])
+    elif not rows:
+        terminal.out().print("There are no such runs.")
+    else:
+        console = terminal.out()
+        console.print(_table(rows, names, previews, console.width))
+
+
+def _ordered(args: Arguments, keys: Sequence[KeyRow], now: float) -> RunQuery:
+    order = {"sort": args.sort, "ascending": args.reverse, "limit": min(args.limit, 1_000)}
+    return replace(query_of(args, keys, now), **order)
+
+
+async def _follow(settings: Settings, args: Arguments, now: Callable[[], float]) -> None:
+    """Print a line for each run of the list, and again for each that is new on it or has changed, until interrupted."""
+    known: Mapping[str, Mapping[str, Any]] = {}
+    mark: tuple[object, ...] | None = None
+    async with storage.opened(settings) as store:
+        keys = await store.keys()
+        names = {key.id: key.name for key in keys}
+        while True:
+            latest = await store.lists.mark()
+            if latest != mark:
+                mark, rows = latest, await store.runs(_ordered(args, keys, now()))
+                previews = await _previews(store, rows)
+                shown = {row.id: _summary(row, names, previews) for row in rows}
+                for row in reversed(rows):
+                    if known.get(row.id) != shown[row.id]:
+                        _print_line(row, shown[row.id], args)
+                known = shown
+            await asyncio.sleep(POLL_SECONDS)
+
+
+def _print_line(row: RunRow, shown: Mapping[str, Any], args: Arguments) -> None:
+    if args.json:
+        print(orjson.dumps(shown).decode(), flush=True)
+        return
+    key = terminal.clean(shown["key_name"] or row.key)
+    state = f"{row.state}{_note(row, is_preview=shown['preview'], wide=True)}"
+    words = (terminal.moment(row.created_at), row.id, terminal.clean(row.tier), key, state)
+    terminal.out().print("  ".join((*words, terminal.dollars(row.spent.usd))), markup=False, soft_wrap=True)
+
+
+def query_of(args: Arguments, keys: Sequence[KeyRow], now: float) -> RunQuery:
+    """Return the query for the runs that the options in `FILTERS` and the times choose."""
+    if args.metadata is not None and "=" not in args.metadata:
+        raise ConfigInvalid(["--metadata: must be FIELD=VALUE"])
+    given: dict[str, Any] = {name: getattr(args, name, None) for name in FILTERS}
+    tags = [(name, getattr(args, name)) for name in TAGS if getattr(args, name)]
+    before, origin = getattr(args, "before", None), getattr(args, "origin", None)
+    rated = getattr(args, "rated", None)
+    return RunQuery(
+        since=now - args.since if args.since else None,
+        until=now - before if before else None,
+        min_usd=getattr(args, "min_cost", None),
+        max_usd=getattr(args, "max_cost", None),
+        key=_key_id(keys, args.key, now),
+        degraded=True if getattr(args, "degraded", False) else None,
+        preview=PREVIEWS[getattr(args, "previews", None)],
+        origin_kind="" if origin == "none" else origin,
+        origin_run=getattr(args, "origin_run", None),
+        rated=Rated(rated == "good") if rated is not None else None,
+        untaken_at=now if getattr(args, "queue", None) == "untaken" else None,
+        tags=tuple(tags),
+        **given,
+    )
+
+
+def _key_id(rows: Sequence[KeyRow], wanted: str | None, now: float) -> str | None:
+    """Return the id of the key of this name. A text that is no key's name is taken for an id."""
+    if wanted is None or wanted not in {row.name for row in rows}:
+        return wanted
+    return find_key(rows, wanted, now).id
+
+
+async def _previews(store: Store, rows: Sequence[RunRow]) -> frozenset[str]:
+    """Return the ids of those runs that were only planned, by `baton plan` or for a plan over HTTP."""
+    details = await store.lists.details([row.id for row in rows])
+    return frozenset({run for run, known in details.items() if known.is_preview})
+
+
+def _summary(row: RunRow, names: Mapping[str, str], previews: frozenset[str]) -> dict[str, Any]:
+    """Return a run as lists show it, with the name of its key (null if the key is not in the database)."""
+    return audit.summary(row) | {"key_name": names.get(row.key), "preview": row.id in previews}
+
+
+def _table(rows: tuple[RunRow, ...], names: Mapping[str, str], previews: frozenset[str], width: int) -> Table:
+    """Return the table of runs. A narrow one has prefixes of ids, which `show` accepts as well."""
+    wide = width >= WIDE
+    table = terminal.table()
+    table.padding = (0, 2 if wide else 1, 0, 0)
+    for column in COLUMNS if wide else NARROW:
+        is_figure, may_fold = column in ("took", "tokens", "cost"), column in ("tier", "state")
+        table.add_column(
+            column, justify="right" if is_figure else "left", overflow="fold", no_wrap=wide or not may_fold
+        )
+    for row in rows:
+        state = row.state + _note(row, is_preview=row.id in previews, wide=wide)
+        cells: dict[str, RenderableType] = {
+            "run": row.id if wide else row.id[:PREFIX],
+            "when": terminal.moment(row.created_at)[0 if wide else 5 : None if wide else 16],
+            "tier": terminal.clean(row.tier),
+            "key": terminal.clean(names.get(row.key, row.key)),
+            "state": Text(state, style=_colour(row), overflow="fold"),
+            "shape": f"{row.topology or '-'} {row.steps or ''}",
+            "took": terminal.duration(row.ended_at - row.created_at) if row.ended_at else "…",
+            "tokens": f"{row.spent.tokens:,}",
+            "cost": terminal.dollars(row.spent.usd),
+        }
+        table.add_row(*(cells[str(column.header)] for column in table.columns))
+    return table
+
+
+def _colour(row: RunRow) -> str:
+    if row.degraded:
+        return "yellow"
+    return run_tree.COLOURS.get(row.state, "yellow")
+
+
+def _note(row: RunRow, *, is_preview: bool, wide: bool) -> str:
+    """Return what is particular about a run: it was only planned, it follows from another one, or a fallback decided
+    it."""
+    if is_preview:
+        return " (preview)"
+    if row.origin_kind:
+        return f" ({row.origin_kind})"
+    if not row.degraded:
+        return ""
+    return " (degraded)" if wide else " *"
