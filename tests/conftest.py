@@ -143,7 +143,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _first_logging() -> list[tuple[logging.Logger, int, list[logging.Handler]]]:
     """The log levels and handlers before any test, and before any fixture that serves several tests."""
     loggers = [logging.getLogger(name) for name in (None, "app.store", *NOISY)]
-    return [(one, one.level, one.handlers[:]) for one in loggers]
+    return [(logger, logger.level, logger.handlers[:]) for logger in loggers]
 
 
 @pytest.fixture(autouse=True)

@@ -34,7 +34,10 @@ def written(value: Any) -> dict[str, str]:
 
 def lines(record: Record) -> list[Mapping[str, Any]]:
     """The lines of one run's file."""
-    events = [Event(record.row["id"], one.seq, Kind(one.kind), one.at, orjson.loads(one.body)) for one in record.events]
+    events = [
+        Event(record.row["id"], event.seq, Kind(event.kind), event.at, orjson.loads(event.body))
+        for event in record.events
+    ]
     states = [begin(events[0])]
     for event in events[1:]:
         states.append(advance(states[-1], event))
@@ -44,7 +47,7 @@ def lines(record: Record) -> list[Mapping[str, Any]]:
         "states": [state.state for state in states],
         "summary": summary(states[-1]),
     }
-    told = [{"seq": one.seq, "kind": one.kind.value, "at": one.at, "body": one.body} for one in events]
+    told = [{"seq": event.seq, "kind": event.kind.value, "at": event.at, "body": event.body} for event in events]
     contents = [{"ref": ref, "content": body} for ref, body in sorted(record.contents.items())]
     return [header, *told, *contents]
 

@@ -202,7 +202,7 @@ def edit(name: str, only: str = "") -> Tamper:
         table = TABLES[name]
         rows = [row for row in _rows(conn, table) if not only or row[only] is not None]
         row = rnd.choice(rows)
-        column = only or rnd.choice([one for one in recorded_columns(name) if row[one] is not None])
+        column = only or rnd.choice([column for column in recorded_columns(name) if row[column] is not None])
         values = {column: _other(row[column], rnd)}
         conn.execute(update(table).where(*_where(table, row)).values(values))
         return f"edit {name}.{column}"

@@ -46,7 +46,10 @@ CASES = (
     case("disclosure-surplus", "a row is invented", EVERY, other_row),
     case("disclosure-altered", "a step is added to what was seen", EVERY, saw_more),
     case("disclosure-altered", "the caller's words are denied", "single retried", in_ledger(saw_user=False)),
-    *[case("disclosure-altered", f"another {name}", EVERY, in_ledger(**{name: one})) for name, one in ALTERED.items()],
+    *[
+        case("disclosure-altered", f"another {name}", EVERY, in_ledger(**{name: value}))
+        for name, value in ALTERED.items()
+    ],
     case(
         "disclosed-wrong", "another decider", EVERY, in_first(INTENDED, lambda body: body.update(planned_by="caller"))
     ),

@@ -16,7 +16,7 @@ def asked(version: str, **fields: object) -> Tamper:
 
 def of_a_step(run: Forged) -> None:
     """A step's worker is said to be a version."""
-    next(one.body for one in run.all(INTENDED) if one.body["n"] is not None)["version"] = "planner@1"
+    next(intent.body for intent in run.all(INTENDED) if intent.body["n"] is not None)["version"] = "planner@1"
 
 
 def served_by(subject: str) -> Tamper:
@@ -28,7 +28,7 @@ def moved(seconds: float) -> Tamper:
     """All that was done with versions is said to have been done so much earlier."""
 
     def move(run: Forged) -> None:
-        run.changes = [replace(one, at=one.at - seconds) for one in run.changes]
+        run.changes = [replace(change, at=change.at - seconds) for change in run.changes]
 
     return move
 

@@ -74,7 +74,7 @@ async def test_every_run_is_read_once_whatever_the_pages(
         assert [record.row["id"] for record in await all_of(source, run=names[1])] == [names[1]]
         assert await all_of(source, run="run_nobody") == []
         third = whole[2].row["created_at"]
-        assert await all_of(source, since=third) == [one for one in whole if one.row["created_at"] >= third]
+        assert await all_of(source, since=third) == [record for record in whole if record.row["created_at"] >= third]
 
 
 async def test_an_export_holds_all_that_the_database_does(opened: Runtime, url: str, tmp_path: Path) -> None:

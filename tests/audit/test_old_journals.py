@@ -34,8 +34,10 @@ def lines(path: Path) -> list[dict[str, Any]]:
 def record(path: Path) -> Record:
     """A run as the archive reads it."""
     header, *rest = lines(path)
-    stored = [Stored(one["seq"], one["kind"], one["at"], orjson.dumps(one["body"])) for one in rest if "seq" in one]
-    contents = {one["ref"]: one["content"] for one in rest if "ref" in one}
+    stored = [
+        Stored(line["seq"], line["kind"], line["at"], orjson.dumps(line["body"])) for line in rest if "seq" in line
+    ]
+    contents = {line["ref"]: line["content"] for line in rest if "ref" in line}
     return Record(header["row"], tuple(stored), contents, tuple(header["tickets"]))
 
 

@@ -95,7 +95,7 @@ def nested_steps() -> str:
         for subtask in ("", "Take it apart")
         for earlier in ((), seen)
     ]
-    return digest(*(visibility.compose(Task(view), "Answer", one) for view in around for one in ((), seen)))
+    return digest(*(visibility.compose(Task(view), "Answer", steps) for view in around for steps in ((), seen)))
 
 
 def in_parts(brief: Brief) -> Brief:
@@ -125,7 +125,7 @@ def further_plans(*, nests: bool = False, timed: bool = False, reasons: bool = F
         for before in (Previous(past, "Four."), Previous(past[:1], ""), Previous(past, "12345678" * 3_000))
     ]
     left = 17.0 if timed else None
-    asked_of = [replace(one, nests=nests, seconds_left=left, reasons=reasons) for one in briefs]
+    asked_of = [replace(brief, nests=nests, seconds_left=left, reasons=reasons) for brief in briefs]
     return digest(*map(prompt.messages, map(in_parts, asked_of) if parts else asked_of))
 
 

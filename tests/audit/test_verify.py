@@ -90,8 +90,8 @@ async def test_erasing_all_content_changes_no_proof(subject: Subject, tmp_path: 
     engine.dispose()
     assert [list(report.ordered()) for report in reports] == [[], [], []]
     assert [(report.erased, report.contents, report.pending) for report in reports] == [(3, 0, 2), (3, 0, 0), (3, 0, 0)]
-    assert [(one.place, one.entry, one.salt) for one in after.leaves] == [
-        (one.place, one.entry, one.salt) for one in before.leaves
+    assert [(leaf.place, leaf.entry, leaf.salt) for leaf in after.leaves] == [
+        (leaf.place, leaf.entry, leaf.salt) for leaf in before.leaves
     ]
 
 
@@ -107,7 +107,7 @@ async def test_encrypted_texts_are_verified_and_those_of_destroyed_keys_are_eras
                 found.append(await archive.snapshot(lambda conn, opened: verify(conn, (), opened)))
             await store._write(lambda conn: conn.execute(text("DELETE FROM content_keys")))
     assert (list(found[0].ordered()), found[0].contents) == ([], 1)
-    assert [one.rule for one in found[1].ordered()] == ["content"]
+    assert [finding.rule for finding in found[1].ordered()] == ["content"]
 
 
 REASONS = (("plan.step", "why"), ("plan.step", "why_withheld"), ("plan.accepted", "why"))
@@ -127,7 +127,7 @@ def test_a_missing_text_is_found_by_every_field_that_names_one(
         conn.execute(change, named)
         report = verify(conn, subject.held)
         transaction.rollback()
-    assert "the text ffffffffffff is not stored" in " ".join([one.words for one in report.findings])
+    assert "the text ffffffffffff is not stored" in " ".join([finding.words for finding in report.findings])
 
 
 CHANGES = (
@@ -152,8 +152,10 @@ def test_what_waits_to_be_sealed_again_is_pending_beside_a_live_service(
         conn.execute(text("INSERT INTO log_queue (kind, id, xid, at) VALUES (:kind, :name, 0, :at)"), queued)
         live = verify(conn, subject.held, settled=False)
         transaction.rollback()
-    assert [one for one in unnoted.findings if one.thing == thing] != []
-    beside = [one for one in live.findings if one.thing == thing and "without an entry" not in one.words]
+    assert [finding for finding in unnoted.findings if finding.thing == thing] != []
+    beside = [
+        finding for finding in live.findings if finding.thing == thing and "without an entry" not in finding.words
+    ]
     assert (beside, live.pending) == ([], 1), "the hold alone is compared with the log of changes, too"
 
 
@@ -178,7 +180,7 @@ def test_a_change_that_the_service_never_makes_is_found_though_its_triggers_have
             tampers.seal_again(conn)
         report = verify(conn, subject.held, settled=False)
         transaction.rollback()
-    assert [one.thing for one in report.findings] == [thing]
+    assert [finding.thing for finding in report.findings] == [thing]
 
 
 def test_what_claims_to_be_of_the_future_is_not_taken_for_new(conn: Connection, subject: Subject) -> None:
@@ -189,7 +191,7 @@ def test_what_claims_to_be_of_the_future_is_not_taken_for_new(conn: Connection, 
         conn.execute(text("UPDATE trials SET task = 'another', at = 4e9"))
         report = verify(conn, subject.held, settled=False)
         transaction.rollback()
-    assert {"policy learns", "trial alpha m v1 another"} <= {one.thing for one in report.findings}
+    assert {"policy learns", "trial alpha m v1 another"} <= {finding.thing for finding in report.findings}
 
 
 def test_a_run_that_is_said_to_be_pruned_just_now_must_be_named_with_its_own_events(
@@ -206,7 +208,7 @@ def test_a_run_that_is_said_to_be_pruned_just_now_must_be_named_with_its_own_eve
         conn.execute(runs.delete().where(runs.c.id == "run_kept"))
         report = verify(conn, subject.held, settled=False)
         transaction.rollback()
-    assert [one.words for one in report.findings] == ["it was pruned with other events than were sealed"]
+    assert [finding.words for finding in report.findings] == ["it was pruned with other events than were sealed"]
 
 
 def test_an_altered_hold_is_compared_with_its_entry(conn: Connection, subject: Subject) -> None:
@@ -215,7 +217,7 @@ def test_an_altered_hold_is_compared_with_its_entry(conn: Connection, subject: S
         conn.execute(text("UPDATE holds SET reason = 'another'"))
         report = verify(conn, subject.held)
         transaction.rollback()
-    found = [(one.thing, one.words, one.place is not None) for one in report.findings]
+    found = [(finding.thing, finding.words, finding.place is not None) for finding in report.findings]
     assert ("hold hold_1", "its row is not as it was sealed", True) in found
 
 
@@ -244,7 +246,7 @@ def test_the_ledger_of_calls_that_were_made_in_another_order_than_they_are_named
         transaction.rollback()
     assert sealed is not None
     assert sealed.leaves == 1
-    assert [one for one in report.findings if "not as they were sealed" in one.words] == []
+    assert [finding for finding in report.findings if "not as they were sealed" in finding.words] == []
 
 
 async def open_run(folder: Path) -> str:
@@ -305,7 +307,7 @@ async def test_a_preview_has_the_tag_by_which_it_is_found_since_0_3(
             [tampers._pruned_of(await left_of(store, "run_shown"), await tampers._root(store, "run_shown"))]
         )
         left = await store._read(lambda conn: conn.execute(text("SELECT name FROM tags")).scalars().all())
-    assert [one.words for one in report.findings] == words
+    assert [finding.words for finding in report.findings] == words
     assert left == []
 
 
@@ -326,7 +328,7 @@ OF_SHARED_TEXTS = (
 def test_what_no_commitment_covers_fits_what_is_stored_beside_it(
     open_conn: Connection, change: str, words: str
 ) -> None:
-    assert words in " ".join([one.words for one in found_after(open_conn, change)])
+    assert words in " ".join([finding.words for finding in found_after(open_conn, change)])
 
 
 def test_an_open_run_is_clean_as_it_was_sealed(open_conn: Connection) -> None:
@@ -378,7 +380,7 @@ def test_content_that_was_deleted_without_a_date_is_a_finding_where_erasures_are
     conn: Connection, subject: Subject
 ) -> None:
     change = "UPDATE runs SET erased_at = NULL, erased_by = NULL WHERE id = 'run_erased'"
-    undated = [one.words for one in found_after(conn, change, subject.held)]
+    undated = [finding.words for finding in found_after(conn, change, subject.held)]
     assert "its content is gone, and its row does not say since when" in undated
 
 
@@ -424,7 +426,7 @@ def test_a_ledger_that_was_completed_after_its_run_was_sealed_is_as_the_events_s
         transaction.rollback()
     assert rebuilt.added > 0
     assert list(completed_later.ordered()) == []
-    assert [one.words.partition(" ")[0] for one in altered.ordered()] == ["region"]
+    assert [finding.words.partition(" ")[0] for finding in altered.ordered()] == ["region"]
 
 
 @pytest.mark.parametrize("column", ["state", "topology", "steps", "spent_usd", "spent_tokens", "held_usd", "deadline"])
@@ -458,7 +460,7 @@ async def test_a_window_of_a_budget_is_one_of_its_own_with_what_the_calls_have_s
         await tampers.seal(store)
         await store._write(lambda conn: conn.execute(insert(METADATA.tables["budget_windows"]).values(row | changed)))
         report = await store._read(lambda conn: verify(conn, ()))
-    assert [(one.thing, one.words) for one in report.findings] == (
+    assert [(finding.thing, finding.words) for finding in report.findings] == (
         [(f"account {row['account']}", words)] if words else []
     )
 
@@ -492,7 +494,7 @@ def test_slices_have_what_their_account_put_in_escrow(
     ]
     rows[number] |= changed
     empty = Administration((), (), (), (), (), (), since=0.0)
-    assert [f"{one.run}: {one.what}" for one in windows(rows, empty)] == ([words] if words else [])
+    assert [f"{window.run}: {window.what}" for window in windows(rows, empty)] == ([words] if words else [])
 
 
 OF_THE_STATE = (
@@ -513,15 +515,15 @@ def test_the_state_of_the_log_follows_from_its_entries(conn: Connection, subject
 
 
 def test_a_log_without_its_state_or_with_two_is_a_finding(conn: Connection, subject: Subject) -> None:
-    words = [one.words for one in found_after(conn, "DELETE FROM log_state", subject.held)]
+    words = [finding.words for finding in found_after(conn, "DELETE FROM log_state", subject.held)]
     assert "its state is not stored" in words
     second = "INSERT INTO log_state (id, size, xid) VALUES (2, 0, 0)"
-    assert [one.words for one in found_after(conn, second, subject.held)] == ["it has more than one state"]
+    assert [finding.words for finding in found_after(conn, second, subject.held)] == ["it has more than one state"]
 
 
 def test_an_entry_is_about_the_run_that_its_row_names(conn: Connection, subject: Subject) -> None:
     change = "UPDATE log_leaves SET subject = 'run_later' WHERE id = 'fb0'"
-    found = [(one.rule, one.words) for one in found_after(conn, change, subject.held)]
+    found = [(finding.rule, finding.words) for finding in found_after(conn, change, subject.held)]
     assert ("entry", "the columns beside the entry say something else") in found
 
 
@@ -530,7 +532,7 @@ def test_changes_that_no_pass_would_take_are_a_finding() -> None:
     for known, latest, passed_over, rules in ((90, 100, 0, []), (90, 100, 2, ["state"]), (900, 100, 2, [])):
         check = LogCheck(Verified())
         check.check_transactions(known, latest, passed_over)
-        assert [one.rule for one in check.report.findings] == rules
+        assert [finding.rule for finding in check.report.findings] == rules
         assert bool(check.report.notes) == (known > latest), "a database that was restored elsewhere counts anew"
 
 
@@ -568,9 +570,9 @@ def test_a_tamper_is_found(subject: Subject, conn: Connection, tamper: Tamper) -
 def test_random_tampers_are_found(subject: Subject, conn: Connection) -> None:
     rnd = random.Random(3)
     done = [attempt(conn, subject, rnd.choice(RANDOM), rnd) for _ in range(SEEDED)]
-    missed = [one[0] for one in done if one is not None and one[1] is None]
+    missed = [outcome[0] for outcome in done if outcome is not None and outcome[1] is None]
     assert missed == []
-    assert len([one for one in done if one is not None]) > SEEDED / 2
+    assert len([outcome for outcome in done if outcome is not None]) > SEEDED / 2
 
 
 def test_every_table_is_a_record_or_listed_with_the_reason_why_it_is_none() -> None:
@@ -583,7 +585,7 @@ def test_every_table_is_a_record_or_listed_with_the_reason_why_it_is_none() -> N
     assert records == set(RECORDS)
     assert records | others == set(METADATA.tables)
     assert not records & others
-    assert {one.table.name for one in log_sources.SOURCES.values()} <= records
+    assert {source.table.name for source in log_sources.SOURCES.values()} <= records
 
 
 def test_the_row_of_a_pruned_run_is_proved_by_its_own_salt(subject: Subject, conn: Connection) -> None:
@@ -696,5 +698,5 @@ def test_the_auditors_tree_is_that_of_the_log(size: int, tmp_path: Path) -> None
     for one in hashes:
         tree.add(one)
     assert tree.root() == root_of(hashes) == tree_root(hashes)
-    assert tiles_of(size) == len([one for one in tiles.tiles_of(size) if one.level is not None])
+    assert tiles_of(size) == len([tile for tile in tiles.tiles_of(size) if tile.level is not None])
     assert TilesFolder(tmp_path).tile(0, 0) == b""

@@ -103,7 +103,7 @@ def _printed(rows: Sequence[Sequence[Row]], *, as_json: bool) -> bool:
             sides.append([asdict(side) for side in row])
         print(json.dumps(sides))
     if comparisons:
-        return any(one.verdict == "WORSE" for one in comparisons)
+        return any(comparison.verdict == "WORSE" for comparison in comparisons)
     return any(row.verdict == "MISSED" for row in ours)
 
 

@@ -310,7 +310,7 @@ async def _figures(store: Store, database: str, row: Row, result: Result) -> Non
     """Read the accounts of a row once nothing is held, and compare them with the outcomes in the journal."""
     until = time.monotonic() + SETTLE_SECONDS
     while True:
-        uses = [(one, use) for one in row.budgets for use in await store.budget_use(one.id, 1_000)]
+        uses = [(budget, use) for budget in row.budgets for use in await store.budget_use(budget.id, 1_000)]
         if not any(use.held for _, use in uses) or time.monotonic() > until:
             break
         await asyncio.sleep(0.5)
@@ -329,7 +329,7 @@ async def _figures(store: Store, database: str, row: Row, result: Result) -> Non
         result.billed, result.unknown = await connection.fetchrow(query, row.tenant)
     finally:
         await connection.close()
-    for scope in {one.scope for one in row.budgets}:
+    for scope in {budget.scope for budget in row.budgets}:
         spent = sum(use.spent for one, use in uses if one.scope == scope)
         if spent != result.billed:
             result.faults.append(f"the accounts of each {scope} have {spent}, the journal {result.billed}")

@@ -96,13 +96,13 @@ def main() -> None:
     print("streams  first  middle  last token  all over  (ms of CPU)")
     for size, made in found.items():
         first, middle, last = [_at(made, place) for place in (0, (size - 1) // 2, size - 1)]
-        whole = statistics.median([one.whole for one in made])
+        whole = statistics.median([burst.whole for burst in made])
         print(f"{size:7} {first:6.1f} {middle:7.1f} {last:11.1f} {whole:9.1f}")
 
 
 def _at(bursts: Sequence[Burst], place: int) -> float:
     """The median processor time until the first token of the stream in that place."""
-    return statistics.median([one.firsts[place] for one in bursts])
+    return statistics.median([burst.firsts[place] for burst in bursts])
 
 
 if __name__ == "__main__":

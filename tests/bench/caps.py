@@ -286,7 +286,7 @@ def main() -> int:
     parser.add_argument("--before", type=Path, help="runs of an earlier measurement, to be drawn as dashed lines")
     given = parser.parse_args()
     logging.disable(logging.WARNING)
-    before = [Played(**one) for one in json.loads(given.before.read_text())] if given.before is not None else []
+    before = [Played(**entry) for entry in json.loads(given.before.read_text())] if given.before is not None else []
     kinds = (given.kind,) if given.kind else ("usd", "seconds")
     runs: list[Played] = []
     for kind in kinds:

@@ -74,7 +74,7 @@ async def erase(store: SqlStore, users: int) -> int:
     for first in range(0, users, ERASED_AT_ONCE):
         names = [user(number) for number in range(first, min(first + ERASED_AT_ONCE, users))]
         done = await asyncio.gather(*[_erased(store, name) for name in names])
-        erased += sum([one.runs for one in done])
+        erased += sum([erasure.runs for erasure in done])
         for entry in played(f"later_{first:05d}", None):
             await store.append(entry)
         await seal(store)

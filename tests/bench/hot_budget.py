@@ -180,7 +180,7 @@ async def held(url: str) -> int:
     total = 0
     async with open_store(url) as store:
         for budget in await store.budgets():
-            total += sum(one.held for one in await store.budget_use(budget.id, 9))
+            total += sum(window.held for window in await store.budget_use(budget.id, 9))
     return total
 
 
@@ -208,7 +208,7 @@ def main() -> None:
                 found[kind].append(together(pool.map(process, parts, chunksize=1)))
         left = asyncio.run(held(server.url))
     for kind, rounds in found.items():
-        calls = ", ".join(f"{one.calls:.0f}" for one in rounds)
+        calls = ", ".join(f"{figures.calls:.0f}" for figures in rounds)
         usual = Figures(*[median(column) for column in zip(*map(astuple, rounds), strict=True)])
         words = f"{kind:24} {usual.calls:6.0f} calls a second ({calls}), an entry in {usual.wait * 1_000:.0f} ms, "
         words += f"{usual.entries:.0f} entries a transaction"

@@ -66,10 +66,10 @@ def merged(counts: Sequence[dict[str, Any]]) -> Entered:
     files: Counter[str] = Counter()
     functions: set[str] = set()
     frames: tuple[str, ...] = ()
-    for one in counts:
-        files.update(one["files"])
-        functions.update(one["functions"])
-        frames = frames or tuple(one["frames"])
+    for count in counts:
+        files.update(count["files"])
+        functions.update(count["functions"])
+        frames = frames or tuple(count["frames"])
     return Entered(files, frozenset(functions), frames)
 
 

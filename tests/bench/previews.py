@@ -119,15 +119,15 @@ async def play(seed: int, *, runs: int, history: int, delay: int) -> list[Compar
 
 def share(errors: Sequence[float], most: float) -> float:
     """Return the share of the errors that are at most so large."""
-    return sum(abs(one) <= most for one in errors) / len(errors)
+    return sum(abs(error) <= most for error in errors) / len(errors)
 
 
 def told(seed: int, found: Sequence[Compared]) -> tuple[str, bool]:
     """Return the line of one seed, and whether it holds."""
-    cost, time = [one.cost_error for one in found], [one.time_error for one in found]
+    cost, time = [pair.cost_error for pair in found], [pair.time_error for pair in found]
     within = share(cost, COST_SHARE), share(time, TIME_SHARE)
-    inside = sum(one.cost_range[0] <= one.actual_cost <= one.cost_range[1] for one in found) / len(found)
-    in_time = sum(one.seconds_range[0] <= one.actual_seconds <= one.seconds_range[1] for one in found) / len(found)
+    inside = sum(pair.cost_range[0] <= pair.actual_cost <= pair.cost_range[1] for pair in found) / len(found)
+    in_time = sum(pair.seconds_range[0] <= pair.actual_seconds <= pair.seconds_range[1] for pair in found) / len(found)
     line = (
         f"seed {seed}: cost within 25 %: {within[0]:.1%} (median error {statistics.median(cost):+.1%}, p10 to p90 "
         f"holds {inside:.0%}); time within 30 %: {within[1]:.1%} (median error {statistics.median(time):+.1%}, "
@@ -139,15 +139,15 @@ def told(seed: int, found: Sequence[Compared]) -> tuple[str, bool]:
 def worst(found: Sequence[Compared]) -> list[str]:
     """Return the shares by tier and number of steps."""
     groups: dict[tuple[str, int], list[Compared]] = {}
-    for one in found:
-        groups.setdefault((one.tier, one.steps), []).append(one)
+    for pair in found:
+        groups.setdefault((pair.tier, pair.steps), []).append(pair)
     listed = []
     for (tier, steps), group in sorted(groups.items()):
         listed.append(
-            f"    {tier}, {steps} steps: {share([one.cost_error for one in group], COST_SHARE):.0%} and "
-            f"{share([one.time_error for one in group], TIME_SHARE):.0%} of {len(group)}; mean errors "
-            f"{statistics.mean([one.cost_error for one in group]):+.1%} and "
-            f"{statistics.mean([one.time_error for one in group]):+.1%}"
+            f"    {tier}, {steps} steps: {share([pair.cost_error for pair in group], COST_SHARE):.0%} and "
+            f"{share([pair.time_error for pair in group], TIME_SHARE):.0%} of {len(group)}; mean errors "
+            f"{statistics.mean([pair.cost_error for pair in group]):+.1%} and "
+            f"{statistics.mean([pair.time_error for pair in group]):+.1%}"
         )
     return listed
 

@@ -50,7 +50,7 @@ def _family(pid: int) -> list[psutil.Process]:
 
 def cpu_seconds(running: Sequence[Running]) -> float:
     """Return the sum over several processes."""
-    return sum(one.cpu_seconds() for one in running)
+    return sum(process.cpu_seconds() for process in running)
 
 
 def free_port() -> int:

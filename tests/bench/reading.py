@@ -172,9 +172,9 @@ def table(columns: dict[str, Figures]) -> str:
     rows = [_row("", list(columns))]
     for name in ("modules", "functions", "code_lines", "nested_comprehensions", "nested_conditionals", "fragments"):
         label = "bare fragments" if name == "fragments" else name.replace("_", " ")
-        rows.append(_row(label, [getattr(one, name) for one in given]))
+        rows.append(_row(label, [getattr(column, name) for column in given]))
     for label, name in counted.items():
-        rows.append(_row(label, [f"{one.per_thousand(getattr(one, name)):.1f}" for one in given]))
+        rows.append(_row(label, [f"{column.per_thousand(getattr(column, name)):.1f}" for column in given]))
     return "\n".join(rows)
 
 
@@ -195,8 +195,8 @@ def main() -> None:
     print(table(columns))
     print()
     print(_row("room", ["code lines", "nested c.", "nested if", "fragments"]))
-    for name, one in rooms().items():
-        counts = (one.code_lines, one.nested_comprehensions, one.nested_conditionals, one.fragments)
+    for name, room in rooms().items():
+        counts = (room.code_lines, room.nested_comprehensions, room.nested_conditionals, room.fragments)
         print(_row(name, counts))
 
 

@@ -166,14 +166,14 @@ def table(found: Sequence[Replayed]) -> list[str]:
         "|---|---|---|---|---|---|",
     ]
     for tier in (*TIERS, ""):
-        some = [one for one in found if tier in ("", one.tier)]
-        shapes = Counter(one.topology for one in some)
+        some = [replayed for replayed in found if tier in ("", replayed.tier)]
+        shapes = Counter(replayed.topology for replayed in some)
         cells = [
             len(some),
-            sum(one.turns > 0 for one in some),
+            sum(replayed.turns > 0 for replayed in some),
             ", ".join(f"{name} {times}" for name, times in shapes.most_common()),
-            sum(len(workers(one.first)) for one in some),
-            sum(one.differs for one in some),
+            sum(len(workers(replayed.first)) for replayed in some),
+            sum(replayed.differs for replayed in some),
         ]
         lines.append(f"| {tier or 'all'} | {' | '.join(map(str, cells))} |")
     return lines
@@ -187,9 +187,9 @@ def main() -> int:
     asked = parser.parse_args()
     found = asyncio.run(play(asked.runs, asked.seed))
     print("\n".join(table(found)))
-    wrong = [one for one in found if one.differs]
-    for one in wrong[:5]:
-        print(one.first.run, one.refused or one.second)
+    wrong = [replayed for replayed in found if replayed.differs]
+    for replayed in wrong[:5]:
+        print(replayed.first.run, replayed.refused or replayed.second)
     return 1 if wrong or len(found) < asked.runs else 0
 
 

@@ -319,7 +319,7 @@ async def prune(store: SqlStore, environ: Mapping[str, str]) -> None:
 
 def megabytes(sizes: Mapping[str, int]) -> str:
     """Sizes in words, the largest first."""
-    large = sorted(sizes.items(), key=lambda one: -one[1])
+    large = sorted(sizes.items(), key=lambda size: -size[1])
     parts = ", ".join(f"{name} {size / 1e6:,.1f}" for name, size in large if size > 1e5)
     return f"{sum(sizes.values()) / 1e6:,.1f} MB ({parts})"
 

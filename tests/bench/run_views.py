@@ -52,7 +52,7 @@ def facts(steps: int, rounds: int) -> list[Fact]:
 
 def bodies(written: list[Fact]) -> list[tuple[Kind, dict[str, Any]]]:
     """Return the kinds and the JSON of facts."""
-    return [(one.kind, one.to_json()) for one in written]
+    return [(fact.kind, fact.to_json()) for fact in written]
 
 
 def journal(stored: list[tuple[Kind, dict[str, Any]]]) -> tuple[Event, ...]:
@@ -111,7 +111,7 @@ async def _timed(ask: Callable[[], Awaitable[Any]]) -> tuple[list[float], int]:
 
 
 if __name__ == "__main__":
-    given = [int(one) for one in sys.argv[1:]] or [25, 4]
+    given = [int(number) for number in sys.argv[1:]] or [25, 4]
     played = bodies(facts(*given))
     print(f"{given[0] * given[1]} steps, {len(played)} events")
     views(played)

@@ -234,7 +234,7 @@ def test_a_figure_that_cannot_be_measured_has_a_reason_instead() -> None:
     ],
 )
 def test_a_comparison_has_a_verdict(this: float, other: float, better: str, verdict: str) -> None:
-    sides = [Row("f", None, "ms", one, better=better, rounds=(one,)) for one in (this, other)]  # type: ignore[arg-type]
+    sides = [Row("f", None, "ms", side, better=better, rounds=(side,)) for side in (this, other)]  # type: ignore[arg-type]
     assert Comparison(*sides).verdict == verdict
     assert verdict in compared([Comparison(*sides)])
 

@@ -90,7 +90,7 @@ class Counts:
         outside = bool(stack) and not stack[-1].f_code.co_filename.startswith(self._store)
         if self._answered and outside and len(stack) > len(self._appending):
             self._appending = stack
-            self._appended = [self._name(one) for one in stack]
+            self._appended = [self._name(frame) for frame in stack]
 
     @staticmethod
     def _suspended(stack: list[FrameType]) -> list[FrameType]:
@@ -107,7 +107,7 @@ class Counts:
         given = repr([one.f_locals for one in (frame, called) if one is not None])
         if STEP_END in given:
             writing = [one for one in self._stack(frame) if one not in self._appending]
-            self.frames = self._appended[::-1] + [self._name(one) for one in writing[::-1]]
+            self.frames = self._appended[::-1] + [self._name(frame) for frame in writing[::-1]]
 
     def _is_new(self, frame: FrameType) -> bool:
         """Return whether this is a call, and not a coroutine or generator that goes on."""
@@ -119,7 +119,7 @@ class Counts:
 
     def _after_answer(self, stack: list[FrameType]) -> list[FrameType]:
         """Return the frames that were called after the worker's answer was read to its end."""
-        return [one for one in stack if self._entered.get(id(one), 0) > self._answered]
+        return [frame_type for frame_type in stack if self._entered.get(id(frame_type), 0) > self._answered]
 
     def _stack(self, frame: FrameType | None) -> list[FrameType]:
         """Return the service's frames above the event loop, the innermost first."""

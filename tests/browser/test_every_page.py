@@ -63,9 +63,9 @@ def violations(page: "Page", axe: str) -> list[str]:
     page.evaluate(axe)
     found: dict[str, Any] = page.evaluate("levels => axe.run(document, {runOnly: levels})", LEVELS)
     return [
-        f"{one['id']}: {node['html'][:200]}: {node['failureSummary']}"
-        for one in found["violations"]
-        for node in one["nodes"]
+        f"{violation['id']}: {node['html'][:200]}: {node['failureSummary']}"
+        for violation in found["violations"]
+        for node in violation["nodes"]
     ]
 
 

@@ -34,7 +34,9 @@ def test_a_plan_is_shown_and_decided_on_at_the_command_line(tmp_path: Path) -> N
     priced = baton(tmp_path, "approvals", "show", run, "--pool", pool_file, "--json").out
     assert json.loads(priced)["estimate"]["steps"][0]["worker"] == "alpha"
     read = json.loads(baton(tmp_path, "audit", "reads", "--json").out)
-    assert [(one["run"], one["via"], one["what"]) for one in read] == [(run, "command", "approval")], "shown thrice"
+    assert [(entry["run"], entry["via"], entry["what"]) for entry in read] == [(run, "command", "approval")], (
+        "shown thrice"
+    )
     wrong = baton(tmp_path, "approvals", "approve", run, "--digest", "0" * 64, "--pool", pool_file)
     assert wrong.status == 1
     done = baton(tmp_path, "approvals", "refuse", run, "--reason", "No.", "--pool", pool_file, "--json")

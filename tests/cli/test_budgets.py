@@ -41,7 +41,7 @@ def test_a_budget_lives_from_set_to_rm(tmp_path: Path) -> None:
     assert shown["slices"] == 4
     assert baton(tmp_path, "budgets", "rm", "default/user/*/day").status == 0
     assert baton(tmp_path, "budgets", "rm", "default/user/*/day").status == 1
-    assert [one["id"] for one in json.loads(baton(tmp_path, "budgets", "ls", "--json").out)] == [
+    assert [entry["id"] for entry in json.loads(baton(tmp_path, "budgets", "ls", "--json").out)] == [
         "default/tenant/-/month"
     ]
 

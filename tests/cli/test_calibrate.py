@@ -68,7 +68,7 @@ def test_each_worker_gets_each_task_once_and_is_known_for_what_it_can(
         (worker, task.name) for worker in ("birch", "delta") for task in built_in(1)
     }
     assert len(trials) == 72
-    found = rates(trials, lambda one: f"{one.worker} {one.domain}")
+    found = rates(trials, lambda trial: f"{trial.worker} {trial.domain}")
     assert found["birch numbers"].value > found["delta numbers"].value + 0.2
     assert found["delta calendar"].value > found["birch calendar"].value + 0.2
     event_loop.run(_journaled(loaded, len(trials)))
@@ -77,7 +77,7 @@ def test_each_worker_gets_each_task_once_and_is_known_for_what_it_can(
     assert "tasks for" not in capsys.readouterr().err
     assert calibrate.run(asked("--each", "1", "--worker", "birch", "--again"), environ, lambda: 3e9) == 0
     again = known(environ, capsys)
-    assert sum(one["at"] == 3e9 for one in again) == 36
+    assert sum(trial["at"] == 3e9 for trial in again) == 36
     assert len(again) == 72
 
 
@@ -138,7 +138,7 @@ async def test_an_outage_is_no_wrong_answer_and_is_tried_again(
     found = await asyncio.to_thread(known, environ, capsys)
     assert len(found) == 36
     right = [task.name for task in built_in(1) if task.grader.grade("46").score]
-    assert [one["task"] for one in found if one["score"]] == right
+    assert [trial["task"] for trial in found if trial["score"]] == right
 
 
 async def test_workers_are_measured_by_the_tasks_of_a_file(
@@ -162,14 +162,14 @@ async def test_workers_are_measured_by_the_tasks_of_a_file(
     assert "tell no two of the workers apart" not in told.out
     assert json.loads(stub.of("alpha")[-1].body)["messages"][0] == {"role": "system", "content": "Be brief."}
     found = await asyncio.to_thread(known, environ, capsys)
-    assert {(one["worker"], one["score"]) for one in found} == {("alpha", 1.0), ("beta", 0.0)}
-    [version] = {one["version"] for one in found}
+    assert {(trial["worker"], trial["score"]) for trial in found} == {("alpha", 1.0), ("beta", 0.0)}
+    [version] = {trial["version"] for trial in found}
     assert await run(environ, *given) == 0
     assert len(stub.of("alpha")) == 10, "each task is given once"
     tasks.write_text("\n".join(map(json.dumps, lines[:2])))
     assert await run(environ, *given) == 0
     again = await asyncio.to_thread(known, environ, capsys)
-    assert len({one["version"] for one in again} - {version}) == 1
+    assert len({trial["version"] for trial in again} - {version}) == 1
     assert len(again) == 24
     tasks.write_text('{"question": 1}')
     with pytest.raises(ConfigInvalid, match="is no task"):
@@ -200,11 +200,11 @@ async def test_it_stops_before_the_money_is_spent(
     assert "was not enough for the rest" in capsys.readouterr().out
     found = await asyncio.to_thread(known, environ, capsys)
     assert 0 < len(found) < 72
-    assert sum(one["usd"] for one in found) <= cap
+    assert sum(trial["usd"] for trial in found) <= cap
 
 
 def test_the_documented_commands_are_carried_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    [block] = [one for one in blocks("sh", LEARNING) if "calibrate" in one]
+    [block] = [block for block in blocks("sh", LEARNING) if "calibrate" in block]
     environ = {"BATON_DATA_DIR": str(tmp_path), "BATON_REHEARSAL_DELAY": "0", **HERE}
     for line in block.splitlines():
         assert main(line.removeprefix("baton ").split(), environ) == 0

@@ -16,7 +16,7 @@ def test_the_log_names_the_user_and_what_changed(tmp_path: Path) -> None:
     assert baton(tmp_path, "keys", "revoke", "ci").status == 0
     logged = json.loads(baton(tmp_path, "audit", "changes", "--target", made["id"], "--json").out)
     user = getpass.getuser()
-    assert [(one["action"], one["actor"], one["via"]) for one in logged] == [
+    assert [(entry["action"], entry["actor"], entry["via"]) for entry in logged] == [
         ("key.revoked", user, "command"),
         ("key.added", user, "command"),
     ]
@@ -32,5 +32,7 @@ def test_the_log_names_the_user_and_what_changed(tmp_path: Path) -> None:
     assert "in force" in baton(tmp_path, "tenants", "add", "acme").out
     assert "no such tenant" in baton(tmp_path, "tenants", "disable", "none").err
     newest = json.loads(baton(tmp_path, "audit", "changes", "--limit", "1", "--json").out)
-    assert [(one["action"], one["target"], one["actor"]) for one in newest] == [("tenant.created", "acme", user)]
+    assert [(entry["action"], entry["target"], entry["actor"]) for entry in newest] == [
+        ("tenant.created", "acme", user)
+    ]
     assert baton(tmp_path, "audit", "check").status == 0

@@ -88,7 +88,9 @@ def test_the_reference_is_current() -> None:
 def test_every_option_of_a_command_is_in_its_part_of_the_reference() -> None:
     parts = {part.partition("\n")[0]: part for part in reference.document().split("\n## ")}
     for path, (command, _) in COMMANDS.items():
-        options = [name for one in command.params if isinstance(one, click.Option) for name in one.opts]
+        options = [
+            name for parameter in command.params if isinstance(parameter, click.Option) for name in parameter.opts
+        ]
         assert [name for name in options if name not in parts[path]] == []
 
 

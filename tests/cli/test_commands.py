@@ -201,7 +201,7 @@ def test_what_is_no_database_is_said(tmp_path: Path) -> None:
 def test_migrations_are_shown_printed_and_stopped_at_a_revision(tmp_path: Path) -> None:
     names = sorted(path.name[:4] for path in (ROOT / "migrations" / "versions").glob("0*.py"))
     state = json.loads(baton(tmp_path, "migrate", "--status", "--json").out)
-    assert (state["current"], state["head"], [one["id"] for one in state["pending"]]) == (None, names[-1], names)
+    assert (state["current"], state["head"], [entry["id"] for entry in state["pending"]]) == (None, names[-1], names)
     assert "CREATE TABLE runs" in baton(tmp_path, "migrate", "--sql").out
     assert baton(tmp_path, "migrate", "--to", names[-2]).status == 0
     shown = baton(tmp_path, "migrate", "--status")
@@ -263,7 +263,7 @@ def test_a_port_that_is_taken_is_said(service: Service, tmp_path: Path) -> None:
 
 
 def test_the_announcement_can_be_pasted(service: Service) -> None:
-    assert all(one in service.startup_message for one in ("REHEARSAL", "/console/playground"))
+    assert all(text in service.startup_message for text in ("REHEARSAL", "/console/playground"))
     assert KEY not in service.startup_message
     curl = service.startup_message[
         service.startup_message.index("  curl") : service.startup_message.index("Or in Python")
@@ -347,7 +347,7 @@ def test_a_run_is_found_by_the_id_of_its_request(service: Service) -> None:
     assert f"x-request-id: {turn['request_id']}" in shown
     assert f"replies: {turn['reply_id']}" in shown
     listed = baton(service.folder, "runs", "ls", "--json", "--request-id", turn["request_id"])
-    assert [one["id"] for one in json.loads(listed.out)] == [run]
+    assert [entry["id"] for entry in json.loads(listed.out)] == [run]
     assert json.loads(baton(service.folder, "runs", "ls", "--json", "--request-id", "other").out) == []
 
 
@@ -359,7 +359,7 @@ def test_runs_are_listed_by_their_ratings_and_by_what_waits(service: Service) ->
         httpx.post(url, json={"score": score}, headers=headers, timeout=PATIENCE_SECONDS).raise_for_status()
 
     def listed(*options: str) -> set[str]:
-        return {one["id"] for one in json.loads(baton(service.folder, "runs", "ls", "--json", *options).out)}
+        return {entry["id"] for entry in json.loads(baton(service.folder, "runs", "ls", "--json", *options).out)}
 
     assert {good, bad} & listed("--rated", "good") == {good}
     assert {good, bad} & listed("--rated", "bad") == {bad}
@@ -374,7 +374,7 @@ def test_a_run_is_found_by_the_id_of_its_trace(service: Service) -> None:
     run = reply.json()["baton"]["run"]
     assert f"trace: {trace}" in baton(service.folder, "runs", "show", run).out
     listed = baton(service.folder, "runs", "ls", "--json", "--trace-id", trace)
-    assert [one["id"] for one in json.loads(listed.out)] == [run]
+    assert [entry["id"] for entry in json.loads(listed.out)] == [run]
 
 
 def test_a_caller_plan_and_an_exclusion_are_explained(service: Service) -> None:
@@ -505,8 +505,8 @@ def test_names_of_keys_are_unique_among_those_in_force(tmp_path: Path) -> None:
     assert baton(tmp_path, "keys", "revoke", made["id"]).status == 0
     assert baton(tmp_path, "keys", "add", "ci").status == 0
     listed = json.loads(baton(tmp_path, "keys", "ls", "--json").out)
-    assert [(one["name"], one["in_force"]) for one in listed].count(("ci", True)) == 2
-    assert {one["tenant"]: one["role"] for one in listed} == {"default": "caller", "other": "auditor"}
+    assert [(entry["name"], entry["in_force"]) for entry in listed].count(("ci", True)) == 2
+    assert {entry["tenant"]: entry["role"] for entry in listed} == {"default": "caller", "other": "auditor"}
     assert not {"digest", "previous_digest", "key"} & set(listed[0])
 
 
@@ -539,7 +539,7 @@ def test_plan_executes_nothing(service: Service) -> None:
     assert shown["preview"]
     assert [step["attempts"] for step in shown["steps"]] == [[], [], []]
     newest = json.loads(baton(service.folder, "runs", "ls", "--limit", "1", "--json").out)
-    assert [(one["preview"], one["key_name"]) for one in newest] == [(True, None)]
+    assert [(entry["preview"], entry["key_name"]) for entry in newest] == [(True, None)]
     baton(service.folder, "plans", "make", HARD)
     assert baton(service.folder, "runs", "ls", "--limit", "2").out.count("succeeded (preview)") == 2
     for which, planned in (("only", True), ("none", False)):

@@ -368,7 +368,7 @@ def test_an_adapter_that_peft_has_made_is_described_from_its_base(
     assert bench.run(*words) == 0
     card, golden = manifest.read(folder)
     assert (card.kind, card.base, card.steps) == ("adapter", manifest.read(base)[0].name, 5)
-    assert {one.plan for one in golden} == {None}
+    assert {prompt.plan for prompt in golden} == {None}
     bench.stub.plans[card.name] = lambda _: OTHER
     assert bench.deploy("peft") == 0
     assert '"valid": 10, "known": 0' in capsys.readouterr().out

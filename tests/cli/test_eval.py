@@ -59,7 +59,7 @@ def test_it_goes_on_where_it_was_interrupted_and_pays_for_nothing_twice(
 ) -> None:
     assert baton(*FEW, "tier,single:rehearsal-sage,static:pev", "--json") == 0
     first = rows(home / "evaluation")
-    told = {one["arm"]: one for one in json.loads(capsys.readouterr().out)["standings"]}
+    told = {entry["arm"]: entry for entry in json.loads(capsys.readouterr().out)["standings"]}
     assert set(told) == {
         "baton-ultra",
         "baton-ultra:single:rehearsal-sage",
@@ -72,17 +72,17 @@ def test_it_goes_on_where_it_was_interrupted_and_pays_for_nothing_twice(
     path.write_text("".join(lines[:4]) + lines[4][:40])  # killed while it wrote
     assert baton(*FEW, "tier,single:rehearsal-sage,static:pev") == 0
     again = evaluation.by_place(home / "evaluation")
-    known = {(one["task"], one["arm"], one["repeat"]): one["run"] for one in first}
-    assert {place: one.run for place, one in again.items()} == known, "the same runs, not others"
+    known = {(row["task"], row["arm"], row["repeat"]): row["run"] for row in first}
+    assert {place: row.run for place, row in again.items()} == known, "the same runs, not others"
     with closing(sqlite3.connect(home / "evaluation" / "baton.db")) as database:
         assert database.execute("SELECT count(*) FROM runs").fetchone() == (9,)
-    chain = [one for one in first if one["arm"].endswith("static:pev")]
-    assert {(one["calls"], one["steps"], one["conductor_input"], one["degraded"]) for one in chain} == {
+    chain = [row for row in first if row["arm"].endswith("static:pev")]
+    assert {(row["calls"], row["steps"], row["conductor_input"], row["degraded"]) for row in chain} == {
         (3, 3, 0, False)
     }
-    conducted = [one for one in first if one["arm"] == "baton-ultra"]
-    assert all(one["conductor_output"] and one["usd"] > 0 and one["wall"] > 0 and one["plan"] for one in conducted)
-    assert {len(one["catalog"]) for one in first} == {64}
+    conducted = [row for row in first if row["arm"] == "baton-ultra"]
+    assert all(row["conductor_output"] and row["usd"] > 0 and row["wall"] > 0 and row["plan"] for row in conducted)
+    assert {len(row["catalog"]) for row in first} == {64}
 
 
 @pytest.mark.usefixtures("embedded_database")
@@ -107,7 +107,7 @@ async def test_the_service_inside_knows_what_was_calibrated_outside(tmp_path: Pa
 def test_what_an_arm_cannot_do_is_wrong_and_not_dropped(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert baton(*FEW, "single:rehearsal-sage,sc:16") == 0
     refused = [row for row in rows(home / "evaluation") if row["arm"].endswith("sc:16")]
-    assert [(one["right"], one["outcome"], one["reason"]) for one in refused] == [(0.0, "failed", "too_few_steps")] * 3
+    assert [(row["right"], row["outcome"], row["reason"]) for row in refused] == [(0.0, "failed", "too_few_steps")] * 3
     assert "oracle" in capsys.readouterr().out
 
 
@@ -300,7 +300,7 @@ async def test_nothing_more_is_begun_once_the_money_is_spent() -> None:
     async with httpx.AsyncClient(transport=httpx.MockTransport(answer), base_url="http://baton") as client:
         bench = Bench(client, lambda: 0.0, lambda: 1.0)
         for cap, rows in ((1.2, 3), (1.4, 3), (2.0, 4), (99.0, 9)):  # each costs half a dollar; one is asked at a time
-            done = {one.place: one for one in found}
+            done = {measure.place: measure for measure in found}
             experiment = Experiment("id", tasks, ("arm",), 1, "t", "c", 1, usd=cap)
             if rows < 9:
                 with pytest.raises(OursError, match="--usd is spent"):
@@ -308,7 +308,7 @@ async def test_nothing_more_is_begun_once_the_money_is_spent() -> None:
             else:
                 await eval_requests.carry_out(bench, experiment, done, found.append)
             assert len(found) == rows
-    assert len({one.place for one in found}) == 9
+    assert len({measure.place for measure in found}) == 9
 
 
 def drawing() -> Table:
@@ -322,7 +322,7 @@ def drawing() -> Table:
 
 def test_the_plot_has_every_arm_at_its_cost_and_accuracy() -> None:
     made = drawing()
-    assert [one.arm for one in made.standings] == ["dear", "oracle", "cheap"]
+    assert [standing.arm for standing in made.standings] == ["dear", "oracle", "cheap"]
     lines = plot.characters(made).splitlines()
     assert lines[0].endswith("*"), "the dear arm and the oracle are the same point: best and dearest"
     assert lines[0].startswith(" 1.000 |")

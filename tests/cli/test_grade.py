@@ -68,7 +68,7 @@ async def test_answers_are_graded_by_the_rule_of_their_question(
     assert not await kept(opened, right)
     for _ in range(2):  # twice is once
         told = await graded(tmp_path, capsys, "--tasks", file)
-        assert {one["run"]: one["score"] for one in told} == {right: 1.0, wrong: 0.0}
+        assert {rating["run"]: rating["score"] for rating in told} == {right: 1.0, wrong: 0.0}
     [one] = await kept(opened, right)
     assert (one.kind, one.source, one.version, one.score, one.tenant, one.key) == (
         "grader",
@@ -81,7 +81,9 @@ async def test_answers_are_graded_by_the_rule_of_their_question(
     assert not await kept(opened, other)
     another = '{"kind": "numeric", "expected": 7}'
     await graded(tmp_path, capsys, "--grader", another, "--run", right)
-    assert sorted(one.score or 0.0 for one in await kept(opened, right)) == [0.0, 1.0], "another rule, another rating"
+    assert sorted(rating.score or 0.0 for rating in await kept(opened, right)) == [0.0, 1.0], (
+        "another rule, another rating"
+    )
 
 
 async def test_only_answers_are_graded(
@@ -112,7 +114,7 @@ async def test_what_callers_did_is_kept_apart(
         stopped[by] = driven.run
     for _ in range(2):
         told = await graded(tmp_path, capsys, "--signs")
-        assert {one["run"]: one["label"] for one in told} == {
+        assert {rating["run"]: rating["label"] for rating in told} == {
             first: "regenerated",
             stopped["client"]: "abandoned",
             stopped["caller"]: "cancelled",

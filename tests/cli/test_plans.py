@@ -56,7 +56,7 @@ def test_a_plan_is_made_edited_and_executed(baton: Baton) -> None:
     ran = json.loads(baton("plans", "run", plan, "--json")[1])
     assert (ran["revision"], ran["answer"]) == (2, "The answer is x = 5.")
     asked = plan.removeprefix("plan_")
-    read = [(one["run"], one["what"]) for one in json.loads(baton("audit", "reads", "--json")[1])]
+    read = [(entry["run"], entry["what"]) for entry in json.loads(baton("audit", "reads", "--json")[1])]
     assert read == [(ran["run"], "answer"), (asked, "plan"), (asked, "plan")]
     run = json.loads(baton("runs", "show", ran["run"], "--json")[1])
     assert run["origin"]["kind"] == "plan"

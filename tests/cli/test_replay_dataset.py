@@ -123,7 +123,11 @@ def test_cached_results_of_routerarena_are_joined_by_prompt(tmp_path: Path) -> N
 
 def test_a_model_dearer_than_the_best_one_is_left_out(tmp_path: Path) -> None:
     found = replayed(full(tmp_path / "own.jsonl", dear={"score": 0.5, "usd": 1.0}), "--seeds", 1)
-    assert {name: one["routed"] for name, one in found["models"].items()} == {LARGE: True, SMALL: True, "dear": False}
+    assert {name: model["routed"] for name, model in found["models"].items()} == {
+        LARGE: True,
+        SMALL: True,
+        "dear": False,
+    }
 
 
 def spoken(number: int, prompt: str, right: bool, model: str) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -69,11 +69,11 @@ async def made(folder: Path) -> list[str]:
 def test_past_runs_are_replayed_once_and_compared(desk: Desk, tmp_path: Path) -> None:
     out = ("--out", str(tmp_path / "replayed.jsonl"))
     found = desk.read("replay", "--since", "1h", "--tier", "baton-ultra", *out)
-    assert {one["run"] for one in found["pairs"]} == set(desk.runs)
+    assert {pair["run"] for pair in found["pairs"]} == set(desk.runs)
     for pair in found["pairs"]:
         assert pair["comparison"]["same_answer"], "simulated workers answer equal requests equally"
         assert pair["comparison"]["disclosures"]["only_second"] == []
-    [cost] = [one for one in found["metrics"] if one["metric"] == "cost_usd"]
+    [cost] = [metric for metric in found["metrics"] if metric["metric"] == "cost_usd"]
     assert (cost["pairs"], cost["lower"]) == (RUNS, RUNS), "nobody plans again"
     assert cost["interval_95"][0] <= cost["difference"] <= cost["interval_95"][1]
     again = desk.read("replay", "--since", "1h", *out)
@@ -150,7 +150,7 @@ async def test_a_run_is_replayed_under_another_version_of_its_conductor(tmp_path
         environ = {"BATON_POOL": str(tmp_path / "pool.toml"), "BATON_DATA_DIR": str(tmp_path), "BATON_PEPPER": "p" * 32}
         shown = await asyncio.to_thread(replayed, Desk(environ, [run]), run, "version=planner@1")
         assert [attempt["version"] for attempt in shown["proposals"][0]["attempts"]] == ["planner@1"]
-        assert [one.json["model"] for one in stub.requests if "planner" in one.json["model"]] == [
+        assert [request.json["model"] for request in stub.requests if "planner" in request.json["model"]] == [
             "planner",
             "planner@1",
         ]

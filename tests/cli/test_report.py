@@ -93,7 +93,7 @@ class Copying:
 
     def billed(self, kind: str, body: dict[str, Any]) -> dict[str, Any]:
         if kind == "call.intended" and body["n"] is not None and self.chance.random() < 0.3:
-            return body | {"access": [one for one in body["access"] if self.chance.random() < 0.6]}
+            return body | {"access": [place for place in body["access"] if self.chance.random() < 0.6]}
         if kind == "run.admitted" and self.chance.random() < 0.1:
             return body | {"pool": ["gamma"]}  # whose price is not known
         if kind != "call.finished":
@@ -173,15 +173,15 @@ def test_every_figure_is_the_one_that_the_export_gives(
     assert {by for by, _ in groups} == set(BY)
     assert without(figures["dearest"], "features") == without(again["dearest"], "features")
     features = sorted(
-        again["dearest"]["features"], key=lambda one: (-one["lift"], -one["runs"], *list(one.values())[:2])
+        again["dearest"]["features"], key=lambda entry: (-entry["lift"], -entry["runs"], *list(entry.values())[:2])
     )
     assert figures["dearest"]["features"] == features
-    failures = {tuple(one["shape"]): without(one, "shape") for one in again["failures"]}
+    failures = {tuple(entry["shape"]): without(entry, "shape") for entry in again["failures"]}
     clusters = {}
     for failure in figures["failures"]:
         clusters[tuple(failure[name] for name in SHAPE)] = without(failure, *SHAPE)
     assert clusters == failures
-    assert {one["level"] for one in figures["failures"]} == {"call", "plan", "step", "run"}
+    assert {figure["level"] for figure in figures["failures"]} == {"call", "plan", "step", "run"}
     assert len(SCRIPT.read_text().splitlines()) <= 100
 
 

@@ -18,7 +18,7 @@ def test_the_times_of_all_classes_are_shown(tmp_path: Path) -> None:
         assert words in shown
     found = json.loads(baton(tmp_path, "retention", "show", "--json", BATON_RETENTION_CLASSES=CLASSES).out)
     assert found["default"] == {"content": None, "events": None}
-    assert [one["content"] for one in found["classes"]] == [7.0, "never"]
+    assert [entry["content"] for entry in found["classes"]] == [7.0, "never"]
 
 
 @pytest.mark.parametrize("text", ["label=phi", "label=phi=>content=x", "team=a=>content=1", "label=phi=>days=1"])

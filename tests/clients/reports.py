@@ -59,7 +59,7 @@ def turn(completion: ChatCompletion) -> Report:
     (choice,) = completion.choices
     calls: Any = choice.message.tool_calls or ()
     functions = [call.function for call in calls if _is_call(call)]
-    told = [[one.name, one.arguments] for one in functions]
+    told = [[function.name, function.arguments] for function in functions]
     return _turn(choice.message.content, told, choice.finish_reason, completion.usage)
 
 

@@ -47,7 +47,7 @@ async def test_tools(driven: Driven, stub: ProviderStub) -> None:
     assert min(how[name][1] for name in ("auto", "one")) > STALL / 4, "they came while the worker was still at them"
     for received in stub.of("alpha"):
         add, look = (tool["function"] for tool in received.json["tools"])
-        kinds = {name: one["type"] for name, one in add["parameters"]["properties"].items()}
+        kinds = {name: parameter["type"] for name, parameter in add["parameters"]["properties"].items()}
         assert (kinds, add["strict"], add["parameters"]["required"]) == (
             {"a": "integer", "b": "integer"},
             True,

@@ -29,9 +29,9 @@ def brief(*texts: str) -> Brief:
     return Brief(Task(tuple(said[:-1])), WORKERS, Limits(steps=4), usd_left=9)
 
 
-def sent(one: Brief) -> str:
+def sent(brief: Brief) -> str:
     """The prompt's only message."""
-    (message,) = STYLES["compact"].messages(one)
+    (message,) = STYLES["compact"].messages(brief)
     assert message.role == "user"
     return message.text
 
@@ -55,7 +55,7 @@ def test_its_schema_asks_for_nothing_that_such_a_model_cannot_write() -> None:
     offered = replace(brief("x").task, toolbox=Toolbox((Tool("look", "Look.", {}),)))
     asked = replace(brief("x"), task=offered)
     general, small = (STYLES[name].schema(asked, positional=True) for name in ("general", "compact"))
-    fields = [list(one["properties"]["steps"]["prefixItems"][0]["properties"]) for one in (general, small)]
+    fields = [list(schema["properties"]["steps"]["prefixItems"][0]["properties"]) for schema in (general, small)]
     assert fields == [["worker", "subtask", "access", "tools"], ["worker", "subtask", "access"]]
     pattern = small["properties"]["steps"]["prefixItems"][0]["properties"]["subtask"]["pattern"]
     assert pattern.endswith("{1,120}$")
@@ -79,7 +79,7 @@ async def test_a_tier_may_be_conducted_with_it_and_the_auditor_makes_it_again(
             reply = await client.post("/v1/chat/completions", json=body | ({"tools": box} if tools else {}))
             assert reply.status_code == 200, reply.text
             run = (await client.get(reply.json()["baton"]["audit"])).json()
-        planned = next(one.json for one in stub.requests if one.json["model"] == "planner")
+        planned = next(request.json for request in stub.requests if request.json["model"] == "planner")
     assert not run["degraded"]
     assert len(run["steps"]) == 1
     (message,) = planned["messages"]

@@ -73,7 +73,7 @@ async def asked(endpoints: Endpoints) -> tuple[str, WorkerError | None]:
 def test_calls_in_flight_are_spread_by_weight() -> None:
     endpoints = two(ProviderStub(), ProviderStub(), weights=(3, 1))
     held = [endpoints.choose() for _ in range(8)]
-    assert Counter(one.endpoint for one in held) == {"a": 6, "b": 2}
+    assert Counter(call.endpoint for call in held) == {"a": 6, "b": 2}
     del held[:]  # calls that were never made are in flight no longer
     assert Counter(endpoints.choose().endpoint for _ in range(8)) == {"a": 6, "b": 2}
 
@@ -156,7 +156,10 @@ async def test_a_run_goes_on_at_the_other_endpoint_and_the_journal_names_both(tm
             assert figures(opened, "ejections_total", reason="rate_limited") == {"east": 1, "west": None}
             opened.pool.install(opened.pool.loaded)
             assert figures(opened, "state") == {"east": 0, "west": 0}
-        assert [(one["endpoint"], one["outcome"]) for one in attempts] == [("east", "error"), ("west", "ok")]
+        assert [(attempt["endpoint"], attempt["outcome"]) for attempt in attempts] == [
+            ("east", "error"),
+            ("west", "ok"),
+        ]
         assert "endpoint west" in attempt(attempts[1])
         shown = str(attempts)
         assert KEYS["openai"] not in shown

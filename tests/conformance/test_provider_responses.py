@@ -252,14 +252,14 @@ async def test_log_probabilities_reach_the_caller_from_a_worker_that_gives_them(
             plain = (await client.post("/v1/responses", json={"model": "baton-mini", "input": "Hi"})).json()
     events = [json.loads(line[6:]) for line in streamed.splitlines() if line.startswith("data: ")]
     tokens = whole["output"][0]["content"][0]["logprobs"]
-    assert [(one["token"], bytes(one["bytes"]).decode(), len(one["top_logprobs"])) for one in tokens] == [
+    assert [(token["token"], bytes(token["bytes"]).decode(), len(token["top_logprobs"])) for token in tokens] == [
         (token, token, 2) for token in ("Hello", " there", ".")
     ]
-    assert [len(one["top_logprobs"]) for one in bare["output"][0]["content"][0]["logprobs"]] == [0, 0, 0]
-    sent = [one for event in events if event["type"] == "response.output_text.delta" for one in event["logprobs"]]
-    assert [one["token"] for one in sent] == ["Hello", " there", "."]
-    assert [one["token"] for one in completion["choices"][0]["logprobs"]["content"]] == ["Hello", " there", "."]
+    assert [len(token["top_logprobs"]) for token in bare["output"][0]["content"][0]["logprobs"]] == [0, 0, 0]
+    sent = [token for event in events if event["type"] == "response.output_text.delta" for token in event["logprobs"]]
+    assert [event["token"] for event in sent] == ["Hello", " there", "."]
+    assert [token["token"] for token in completion["choices"][0]["logprobs"]["content"]] == ["Hello", " there", "."]
     assert plain["output"][0]["content"][0]["logprobs"] == []
-    assert [one.model for one in stub.requests] == ["gpt-4.1"] * 4 + ["gpt-6-sol"]
-    assert [one.json.get("top_logprobs") for one in stub.requests[:4]] == [2, None, 2, 2]
-    assert {tuple(one.json["include"]) for one in stub.requests[:4]} == {("message.output_text.logprobs",)}
+    assert [request.model for request in stub.requests] == ["gpt-4.1"] * 4 + ["gpt-6-sol"]
+    assert [request.json.get("top_logprobs") for request in stub.requests[:4]] == [2, None, 2, 2]
+    assert {tuple(request.json["include"]) for request in stub.requests[:4]} == {("message.output_text.logprobs",)}

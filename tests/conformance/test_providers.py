@@ -115,7 +115,7 @@ async def test_the_headers_of_a_trace_are_sent_beside_the_adapters_own(line: Lin
     trace = {"traceparent": f"00-{'a' * 32}-{'b' * 16}-01", "tracestate": "vendor=opaque"}
     await line.pieces(request())
     await line.pieces(replace(request(), headers=trace))
-    plain, traced = [dict(one.headers) for one in line.stub.requests]
+    plain, traced = [dict(request.headers) for request in line.stub.requests]
     assert {name: value for name, value in traced.items() if plain.get(name) != value} == trace
 
 

@@ -39,7 +39,7 @@ async def test_every_change_is_logged_with_its_author_and_without_secrets(store:
     await store.rotate_key("k1", b"fourth", 50.0, "mark", by=ANNA)  # a revoked key has no new secret
     await store.change(Change("c1", 20.0, "bob", "planner", "promoted", "v2"))
     logged = await store.admin_events(AdminEventQuery())
-    assert [(one.action, one.actor, one.via, one.target, one.tenant) for one in reversed(logged)] == [
+    assert [(event.action, event.actor, event.via, event.target, event.tenant) for event in reversed(logged)] == [
         ("key.added", "anna", "command", "k1", "acme"),
         ("key.rotated", "root", "key", "k1", "acme"),
         ("key.rehashed", PROCESS.id, "process", "k1", "acme"),
@@ -47,9 +47,9 @@ async def test_every_change_is_logged_with_its_author_and_without_secrets(store:
         ("conductor.promoted", "bob", "command", "planner", ""),
     ]
     of_key = logged[:0:-1]
-    assert [one.before for one in of_key] == [None, *[one.after for one in of_key[:-1]]]
+    assert [change.before for change in of_key] == [None, *[change.after for change in of_key[:-1]]]
     assert dict(of_key[-1].after or {})["revoked_at"] == 9.0
-    shown = repr([(one.before, one.after) for one in logged])
+    shown = repr([(event.before, event.after) for event in logged])
     assert not [secret for secret in ("b'digest'", "second", "third") if secret in shown]
     assert await store.admin_events(AdminEventQuery(limit=2, before=logged[0].seq)) == logged[1:3]
     assert await store.admin_events(AdminEventQuery(target="k1", actor="anna")) == (logged[1], logged[4])
@@ -84,7 +84,7 @@ async def test_tenants_are_created_disabled_and_enabled(store: Store) -> None:
     assert not await store.switch_tenant("nobody", 9.0, enabled=False)
     logged = await store.admin_events(AdminEventQuery(actor="anna"))
     actions = ["tenant.enabled", "tenant.disabled", "tenant.created", "tenant.created"]
-    assert [one.action for one in logged] == actions
+    assert [event.action for event in logged] == actions
 
 
 async def test_spending_is_added_up_by_tenant_and_by_key(store: Store) -> None:

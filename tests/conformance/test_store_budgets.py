@@ -34,7 +34,7 @@ async def test_budgets_are_set_changed_and_removed(store: Store) -> None:
     await store.set_budget(Budget("globex", "tenant", "", "month", 5))
     await store.set_budget(replace(DAILY, usd=2_000, soft=None, created_at=9.0))
     assert await store.budgets("acme") == (replace(DAILY, usd=2_000, soft=None),)
-    assert [one.tenant for one in await store.budgets()] == ["acme", "globex"]
+    assert [budget.tenant for budget in await store.budgets()] == ["acme", "globex"]
     assert await store.remove_budget(DAILY.id)
     assert not await store.remove_budget(DAILY.id)
     assert await store.budgets("acme") == ()
@@ -78,7 +78,7 @@ async def begin(store: Store, *runs: str, budgets: tuple[Budget, ...] = (DAILY,)
 
 
 async def figures(store: Store, budget: Budget = DAILY) -> list[tuple[int, int, int]]:
-    return [(one.held, one.spent, one.overrun) for one in await store.budget_use(budget.id, 10)]
+    return [(window.held, window.spent, window.overrun) for window in await store.budget_use(budget.id, 10)]
 
 
 async def test_a_hold_is_settled_by_its_outcome(store: Store) -> None:
@@ -112,8 +112,8 @@ async def test_runs_of_two_processes_never_hold_more_than_the_budget(opener: Ope
         await begin(ours, *runs)
         holds = [(ours, theirs)[n % 2].append(intend(run, "a", 75)) for n, run in enumerate(runs)]
         done = await settled(holds)
-        assert sum(isinstance(one, Appended) for one in done) == 13
-        refused = [one for one in done if isinstance(one, BudgetExhausted)]
+        assert sum(isinstance(outcome, Appended) for outcome in done) == 13
+        refused = [outcome for outcome in done if isinstance(outcome, BudgetExhausted)]
         assert len(refused) == 11
         assert refused[0].budget == DAILY.id
         assert refused[0].until % 900 == 0
@@ -204,7 +204,7 @@ async def test_the_soft_limit_warns_once_in_a_window(store: SqlStore) -> None:
     for number, usd in enumerate((700, 150, 150)):
         await store.append(intend("run", str(number), usd))
         await store.append(outcome("run", str(number), usd, usd))
-    assert [(one.kind, one.budget) for one in signals] == [("soft_limit", DAILY.id)]
+    assert [(signal.kind, signal.budget) for signal in signals] == [("soft_limit", DAILY.id)]
     (notice,) = await store.take_notices(now=9e9, until=9e9, limit=10)
     told = orjson.loads(payload(notice))
     assert told["type"] == "budget.soft_limit"
@@ -221,7 +221,7 @@ async def test_a_soft_limit_below_what_is_spent_warns_at_once_and_only_once(stor
         await store.set_budget(replace(DAILY, soft=soft, usd=usd))
     await store.append(intend("run", "b", 0))
     await store.append(outcome("run", "b", 0, 0))
-    assert [(one.kind, one.budget) for one in signals] == [("soft_limit", DAILY.id)]
+    assert [(signal.kind, signal.budget) for signal in signals] == [("soft_limit", DAILY.id)]
     (notice,) = await store.take_notices(now=9e9, until=9e9, limit=10)
     assert orjson.loads(payload(notice))["data"]["spent_usd"] == 0.0005
 
@@ -341,7 +341,7 @@ async def test_the_soft_limit_of_slices_warns_with_the_outcome_that_reaches_it(o
             store, run = ((ours, "ours"), (theirs, "theirs"))[call % 2]
             await store.append(intend(run, str(call), 100))
             await (ours if settles == "ours" else theirs).append(outcome(run, str(call), 100, 100))
-        assert [(one.kind, one.budget) for one in signals] == [("soft_limit", DAILY.id)]
+        assert [(signal.kind, signal.budget) for signal in signals] == [("soft_limit", DAILY.id)]
         await ours.append(intend("ours", "last", 100))
         await ours.append(outcome("ours", "last", 100, 100))
         assert len(signals) == 1
@@ -376,8 +376,8 @@ async def test_slices_of_old_windows_are_summed_up_in_their_account(
 async def test_entries_of_a_run_stay_in_order_when_one_needs_all_slices(opener: Opener) -> None:
     async with two_processes(opener) as (ours, _):
         entries = [intend("ours", "a", 900), outcome("ours", "a", 900, 5), intend("ours", "b", 900)]
-        done = await settled([ours.append(one) for one in entries])
-        assert all(isinstance(one, Appended) for one in done), done
+        done = await settled([ours.append(entry) for entry in entries])
+        assert all(isinstance(outcome, Appended) for outcome in done), done
         assert await figures(ours) == [(900, 5, 0)]
 
 
@@ -397,11 +397,11 @@ async def test_processes_with_slices_of_several_budgets_spend_each_to_its_end(op
 
         for store in (ours, theirs):
             store.on_signal = signals.append
-        done = await settled([call(*one) for one in calls])
-        assert [type(one) for one in done if not isinstance(one, Appended)] == [BudgetExhausted] * 15
-        assert sum(isinstance(one, Appended) for one in done) == 25
+        done = await settled([call(*arguments) for arguments in calls])
+        assert [type(outcome) for outcome in done if not isinstance(outcome, Appended)] == [BudgetExhausted] * 15
+        assert sum(isinstance(outcome, Appended) for outcome in done) == 25
         assert await figures(ours, tenant) == [(0, 1_000, 0)]
-        assert [one.budget for one in signals].count(tenant.id) == 1
+        assert [signal.budget for signal in signals].count(tenant.id) == 1
 
 
 @pytest.mark.integration

@@ -63,8 +63,8 @@ async def test_comments_are_erased_with_the_content(store: Store) -> None:
         await store.append(admitted(run))
         await store.rate(replace(GOOD, id=f"fb_{run}", run=run))
     await store.erase("run")
-    assert [one.comment for one in await store.feedback("run")] == [""]
-    assert [one.comment for one in await store.feedback("other")] == [GOOD.comment]
+    assert [rating.comment for rating in await store.feedback("run")] == [""]
+    assert [rating.comment for rating in await store.feedback("other")] == [GOOD.comment]
     with pytest.raises(Conflict) as refused:
         await store.rate(replace(GOOD, id="fb_later"))
     assert refused.value.public_code == "content_erased"
@@ -103,8 +103,8 @@ async def test_rated_runs_come_with_what_was_asked_of_them(store: Store) -> None
     for one in given:
         await store.rate(one)
     found = await store.rated(given, (Kind.PLAN_OPENED,), lambda told: told[0].body["looked_at"] if told else "")
-    assert [one.rating for one in found] == given
-    assert [one.seen for one in found] == [b"seen", b"seen", None]
+    assert [rated.rating for rated in found] == given
+    assert [rated.seen for rated in found] == [b"seen", b"seen", None]
     assert set(found[0].given) == set(given[:2])
     assert [_kinds(rated.events) for rated in found] == [[Kind.PLAN_OPENED], [Kind.PLAN_OPENED], []]
     assert not found[0].answered, "it has not ended"

@@ -64,7 +64,7 @@ async def test_what_a_hold_covers_outlasts_every_way_of_removal(store: SqlStore,
     assert await store.erase("mine")
     assert await store.prune([await left_of(store, "mine")]) == ["mine"]
     logged = await store.admin_events(AdminEventQuery(target=placed.id))
-    assert [(one.action, one.actor) for one in logged] == [("hold.released", "boss"), ("hold.placed", "clerk")]
+    assert [(event.action, event.actor) for event in logged] == [("hold.released", "boss"), ("hold.placed", "clerk")]
 
 
 KEY_ROW = text(

@@ -180,7 +180,7 @@ async def test_erasing_leaves_the_journal_and_nothing_else(opener: Opener) -> No
             journal = await store.journal(run)
             assert (journal.salt, len(journal.events)) == (b"", 1)
             assert await store.contents(run, [ref]) == {}
-        assert [(one.label, one.comment) for one in await store.feedback("one")] == [("good", "")]
+        assert [(rating.label, rating.comment) for rating in await store.feedback("one")] == [("good", "")]
         assert not (await store.run("kept")).erased
         late = b"late"
         await store.append(note("one", contents=((address(SALT, late), late),)))

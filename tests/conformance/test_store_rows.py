@@ -274,7 +274,7 @@ async def test_runs_of_another_kind_are_left_until_their_deadline(store: Store) 
     assert await store.lapsed(10.0) == tuple(counted)
     assert await store.take_over("heir", 10.0, 30.0, 10, []) == ()
     assert [row.id for row in await store.take_over("heir", 10.0, 30.0, 10, KINDS)] == ["here"]
-    assert await store.lapsed(50.0) == tuple(replace(one, expired=1) for one in counted)
+    assert await store.lapsed(50.0) == tuple(replace(ticket, expired=1) for ticket in counted)
     late = await store.take_over("anybody", 50.0, 60.0, 10, [])
     assert {row.id: (row.tier, row.code) for row in late} == kinds
 

@@ -43,7 +43,7 @@ async def test_a_foreign_write_does_not_fail_the_others_of_its_batch(store: Stor
         await store.append(admitted(run))
     ours, theirs = store.of_tenant(OURS), store.of_tenant(THEIRS)
     first, foreign, last = await settled([ours.append(note("a")), theirs.append(note("run")), ours.append(note("b"))])
-    assert [type(one) for one in (first, foreign, last)] == [Appended, NotFound, Appended]
+    assert [type(outcome) for outcome in (first, foreign, last)] == [Appended, NotFound, Appended]
     assert [(await store.run(run)).seq for run in ("a", "run", "b")] == [2, 1, 2]
 
 

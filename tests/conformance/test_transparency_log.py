@@ -81,7 +81,7 @@ async def test_a_run_is_proven_by_its_events_and_its_row(store: SqlStore) -> Non
     assert proof.checkpoint == (await store.log.state()).checkpoint
     for one in proof.leaves:
         assert includes(one.place, head.size, leaf_hash(one.entry), one.proof, head.root)
-    first, second = [parse_leaf(one.entry) for one in proof.leaves]
+    first, second = [parse_leaf(leaf.entry) for leaf in proof.leaves]
     (row,), events = await fetched(store, select(RUNS)), await fetched(store, select(EVENTS).order_by(EVENTS.c.seq))
     journal = [(event["seq"], event["kind"], event["at"], event["body"]) for event in events]
     assert (first.events, first.root) == (1, events_root("run", journal[:1]))
@@ -181,7 +181,7 @@ async def test_a_comment_is_sealed_apart_from_its_rating(store: SqlStore) -> Non
     assert leaf.parts["private"] == commitment(SALT, "private", {"comment": "It was fine."})
     del row["comment"]
     assert leaf.parts["row"] == commitment(entry["salt"], "row", row)
-    assert [parse_leaf(one.entry).kind for one in (await store.log.proof("run")).leaves] == ["run", "feedback"]
+    assert [parse_leaf(leaf.entry).kind for leaf in (await store.log.proof("run")).leaves] == ["run", "feedback"]
 
 
 async def test_a_pruned_run_leaves_its_proofs_and_no_salt(store: SqlStore) -> None:

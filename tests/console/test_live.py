@@ -133,8 +133,8 @@ async def test_a_browser_asks_again_where_a_service_restarts_and_not_where_it_re
     assert await ended(Event("1", "", "x"), is_finite=True)
     assert not await ended(Event("1", "", "x"), is_finite=False)
     for is_finite in (True, False):
-        assert [await ended(status=one, is_finite=is_finite) for one in (401, 403, 404)] == [True] * 3
-        assert [await ended(status=one, is_finite=is_finite) for one in (429, 503, 504)] == [False] * 3
+        assert [await ended(status=status, is_finite=is_finite) for status in (401, 403, 404)] == [True] * 3
+        assert [await ended(status=status, is_finite=is_finite) for status in (429, 503, 504)] == [False] * 3
 
 
 async def test_a_page_that_has_missed_a_patch_because_of_a_fault_asks_again() -> None:

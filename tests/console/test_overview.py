@@ -58,7 +58,7 @@ async def test_every_link_of_the_overview_leads_to_runs_and_the_log_is_checked(o
             links = sorted(set(re.findall(r'href="(/console/runs\?[^"]+)"', page)))
             assert len(links) > 10
             counts = {}
-            for link in [html.unescape(one) for one in links]:
+            for link in [html.unescape(link) for link in links]:
                 counts[link] = "Runs 1 to 1 of 1" in words(await page_of(client, link))
             ours = [link for link in counts if "tier=baton-mini" in link or "worker=" in link or "metadata=" in link]
             assert all(counts[link] for link in ours), counts

@@ -84,8 +84,8 @@ def test_invisible_characters_are_made_visible(text: str, shown: str) -> None:
 def test_words_of_the_api_are_told_in_plain_words() -> None:
     assert [worker(name) for name in ("@conductor", "\x00ada")] == ["the conductor itself", "␀ada"]
     places = ["user", "1.0", "2.3", "1.1.0"]
-    assert [placed(one) for one in places] == ["the conversation", "step 0", "step 3 of round 2", "step 1.1.0"]
-    assert [needed(one) for one in ("requested", "label:phi", "worker:ada", "price", "new")] == [
+    assert [placed(place) for place in places] == ["the conversation", "step 0", "step 3 of round 2", "step 1.1.0"]
+    assert [needed(word) for word in ("requested", "label:phi", "worker:ada", "price", "new")] == [
         "its request",
         "the label phi",
         "the worker ada",

@@ -263,7 +263,7 @@ def printed_by(code: str) -> str:
 def arguments_in(code: str) -> dict[str, Any]:
     """The keyword arguments of the call in Python code that opens a stream."""
     call = next(
-        one for one in ast.walk(ast.parse(code)) if isinstance(one, ast.Call) and "stream" in ast.unparse(one.func)
+        node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Call) and "stream" in ast.unparse(node.func)
     )
     return {one.arg or "": ast.literal_eval(one.value) for one in call.keywords}
 

@@ -206,7 +206,7 @@ def regions(html: str, names: Iterable[str] = REGIONS) -> dict[str, str]:
     """The regions of a page that patches replace, by their ids."""
     found = {}
     for name in names:
-        [(start, tag)] = [(one.start(), one[1]) for one in re.finditer(rf'<(\w+) id="{name}"', html)]
+        [(start, tag)] = [(match.start(), match[1]) for match in re.finditer(rf'<(\w+) id="{name}"', html)]
         depth = 0
         for one in re.finditer(rf"<(/?){tag}\b", html[start:]):
             depth += -1 if one[1] else 1
@@ -234,7 +234,7 @@ async def test_after_any_break_the_page_equals_a_fresh_one(
     stub.script("gamma", Hang())
     order = {"model": "baton-mini", "input": "2 + 2?", "background": True, "baton": {"plan": STEPS}}
     run = (await client.post("/v1/responses", json=order)).json()["id"].removeprefix("resp_")
-    await until(lambda: any(one.model == "gamma" for one in stub.requests))
+    await until(lambda: any(request.model == "gamma" for request in stub.requests))
     address, live = f"/console/runs/{run}?step=2", f"/console/runs/{run}/live?step=2"
     page = (await browser.get(address)).text
     assert f'hx-sse:connect="/console/runs/{run}/live?after=' in page

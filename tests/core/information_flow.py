@@ -69,7 +69,7 @@ def marks(*texts: str) -> frozenset[str]:
 
 def labels(*texts: str) -> frozenset[str]:
     """The marks that are labels."""
-    return frozenset(one for one in marks(*texts) if not one.startswith("source:"))
+    return frozenset(mark for mark in marks(*texts) if not mark.startswith("source:"))
 
 
 class Run:
@@ -183,7 +183,7 @@ class Run:
         step, call = self.state.steps[n], f"call{len(self.state.calls)}"
         self.write(CallIntended(call, n, worker.name, step.access, 0, 0))
         earlier = [self.state.steps[m] for m in step.access.steps if self.state.steps[m].state == "done"]
-        done = {one.n: EarlierStep(one.n, self.texts[one.subtask], self.texts[one.output]) for one in earlier}
+        done = {step.n: EarlierStep(step.n, self.texts[step.subtask], self.texts[step.output]) for step in earlier}
         task = self.task if step.access.user else None
         seen = granted(step.access, done)
         shown = compose(task, self.texts[step.subtask], seen, self.used.get(n, ()), worker.name)

@@ -61,7 +61,7 @@ def text_of(*steps: Mapping[str, Any]) -> str:
 def read(*pieces: str, most: int = 5) -> list[Step]:
     """All steps of a text that comes in pieces; raises `PlanRejected`."""
     reader = PlanReader(by_ordinal(NAMES), most)
-    return [one for piece in pieces for one in reader.feed(piece)] + reader.finish()
+    return [step for piece in pieces for step in reader.feed(piece)] + reader.finish()
 
 
 def mutant(text: str, random: Random) -> str:

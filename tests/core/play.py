@@ -75,7 +75,7 @@ def admission(**changes: Any) -> Fact:
 
 def intent(call: str, n: int | None, *, access: tuple[str | int, ...] = ("user",), worker: str = "ada") -> Fact:
     """`call.intended`."""
-    seen = Access("user" in access, tuple(one for one in access if isinstance(one, int)))
+    seen = Access("user" in access, tuple(place for place in access if isinstance(place, int)))
     return CallIntended(call=call, n=n, worker=worker, access=seen, usd_held=9, tokens_held=90)
 
 
@@ -163,7 +163,7 @@ class Play:
             self.queued.append(step.n)
             assert all(state.steps[n].settled for n in step.access.steps), "inputs are settled"
             inputs = [state.steps[n] for n in step.access.steps]
-            there = step.access.user or step.inherits or not inputs or any(one.chars for one in inputs)
+            there = step.access.user or step.inherits or not inputs or any(step.chars for step in inputs)
             assert there, "there is something to see"
             unmade = state.unmade
             whole = unmade is None or unmade.number != step.proposal

@@ -112,12 +112,14 @@ def test_only_workers_that_are_approved_as_they_are_may_be_called() -> None:
     marks = approvals.fingerprints(CATALOG, ["ada", "bob"])
     given = approvals.Approval("digest", marks, 5)
     left, others = approvals.permitted(everybody, terms, given, CATALOG)
-    assert ([one.name for one in left], others) == (["ada", "bob"], (("cyd", "not_approved"),))
+    assert ([worker.name for worker in left], others) == (["ada", "bob"], (("cyd", "not_approved"),))
     moved = [replace(everybody[0], model="another"), everybody[1]]
-    assert [one.name for one in approvals.permitted(moved, terms, given, CATALOG)[0]] == ["bob"]
-    assert [one.name for one in approvals.permitted(everybody, terms, None, CATALOG)[0]] == ["ada", "bob"]
+    assert [worker.name for worker in approvals.permitted(moved, terms, given, CATALOG)[0]] == ["bob"]
+    assert [worker.name for worker in approvals.permitted(everybody, terms, None, CATALOG)[0]] == ["ada", "bob"]
     free = [replace(everybody[0], priced=False), everybody[1]]
-    assert [one.name for one in approvals.permitted(free, ApprovalTerms(above_usd=9), None, CATALOG)[0]] == ["bob"]
+    assert [worker.name for worker in approvals.permitted(free, ApprovalTerms(above_usd=9), None, CATALOG)[0]] == [
+        "bob"
+    ]
     assert approvals.permitted(free, terms, None, CATALOG)[0] == free, "nothing here depends on a price"
 
 

@@ -375,10 +375,10 @@ def test_some_eligible_worker_is_always_called_while_there_is_time_and_budget(
 ) -> None:
     offers = [offer(str(number), known, place) for number, (known, place) in enumerate(offered)]
     found = pick(offers, now=50.0, seconds_left=100.0)
-    affordable = [one for one in offers if one.breaker.affords(one.place, 50.0)]
+    affordable = [offer for offer in offers if offer.breaker.affords(offer.place, 50.0)]
     assert (found.worker is not None) == bool(affordable)
     assert found.worker not in {name for name, _ in found.passed_over}
-    well = [one.worker for one in affordable if not one.breaker.objection(50.0)]
+    well = [offer.worker for offer in affordable if not offer.breaker.objection(50.0)]
     if well:
         assert (found.worker, found.despite) == (well[0], "")
     elif found.worker is not None:

@@ -33,7 +33,7 @@ def test_the_interval_is_wilsons(passed: int, tried: int, low: float, high: floa
 
 
 def test_rates_are_counted_by_group() -> None:
-    found = rates([trial("sum-0-0", 1.0), trial("sort-0-0", 0.0), trial("sum-0-1", 0.5)], lambda one: one.family)
+    found = rates([trial("sum-0-0", 1.0), trial("sort-0-0", 0.0), trial("sum-0-1", 0.5)], lambda trial: trial.family)
     assert found == {"sum": Rate(1.5, 2), "sort": Rate(0.0, 1)}
 
 

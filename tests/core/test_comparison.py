@@ -15,7 +15,7 @@ def opened(proposal: int, base: int) -> Fact:
 
 
 def planned(n: int, worker: str, *access: str | int, proposal: int = 0, answers: bool = False) -> Fact:
-    seen = Access("user" in access, tuple(one for one in access if isinstance(one, int)))
+    seen = Access("user" in access, tuple(place for place in access if isinstance(place, int)))
     return PlanStep(proposal=proposal, n=n, worker=worker, subtask=f"subtask-{n}", access=seen, answers=answers)
 
 
@@ -96,8 +96,8 @@ def test_scores_are_the_latest_of_each_source_and_those_of_graders_count_first()
 
 def test_many_pairs_are_summed_up_by_their_differences() -> None:
     pairs = [compared(chain(), chain(usd=usd)) for usd in (100, 200, 500)]
-    [usd] = [one for one in paired(pairs) if one.metric == "usd"]
+    [usd] = [metric for metric in paired(pairs) if metric.metric == "usd"]
     assert (usd.pairs, usd.first, usd.second, usd.lower, usd.higher) == (3, 400.0, 1100 / 3, 2, 1)
     assert usd.differences == (-200.0, -100.0, 200.0)
     assert usd.to_json()["difference"] == round(-100 / 3 / 1e6, 9)
-    assert not [one for one in paired(pairs) if one.metric == "score"], "nobody has rated these"
+    assert not [metric for metric in paired(pairs) if metric.metric == "score"], "nobody has rated these"

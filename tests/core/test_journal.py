@@ -65,12 +65,12 @@ def test_a_task_comes_back_from_json_as_it_was(task: Task) -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(USAGES, USAGES, USAGES)
-def test_usages_add_up_and_come_back_from_json(one: Usage, two: Usage, three: Usage) -> None:
-    assert usage_from_json(json.loads(json.dumps(usage_to_json(one)))) == one
-    assert summed((one, two)) == summed((two, one))
-    assert summed((summed((one, two)), three)) == summed((one, two, three)) == summed((one, summed((two, three))))
-    assert summed((one, two)).total == one.total + two.total
-    assert summed((one,)) == summed((one, Usage())) == one
+def test_usages_add_up_and_come_back_from_json(usage: Usage, two: Usage, three: Usage) -> None:
+    assert usage_from_json(json.loads(json.dumps(usage_to_json(usage)))) == usage
+    assert summed((usage, two)) == summed((two, usage))
+    assert summed((summed((usage, two)), three)) == summed((usage, two, three)) == summed((usage, summed((two, three))))
+    assert summed((usage, two)).total == usage.total + two.total
+    assert summed((usage,)) == summed((usage, Usage())) == usage
     assert summed(()) == Usage()
 
 

@@ -106,7 +106,7 @@ def test_its_answer_is_the_steps() -> None:
     [command] = decide(over, 0.0)
     assert isinstance(command, Conclude)
     told = drafts.settled(over, command)
-    assert [(one.kind, one.to_json()["n"], one.to_json()["from"], one.to_json()["output"]) for one in told] == [
+    assert [(fact.kind, fact.to_json()["n"], fact.to_json()["from"], fact.to_json()["output"]) for fact in told] == [
         (Kind.STEP_DONE, 1, 3, "ref-3")
     ]
     closed = after(over, *told)
@@ -199,7 +199,7 @@ def test_the_steps_of_a_round_are_never_more_than_the_limit() -> None:
     state = inside(state, 3, Step("bob"))
     assert room(state, 1) == 1
     state = inside(state, 1, Step("cyd"))
-    assert sum(not one.opens for one in state.live) == LIMITS.steps
+    assert sum(not step.opens for step in state.live) == LIMITS.steps
 
 
 def test_plans_are_nested_no_deeper_than_the_limit() -> None:

@@ -68,9 +68,9 @@ def test_where_tools_are_offered_each_step_says_whether_it_may_call_them() -> No
         steps = workflow.schema(3, 2, 600, positional, tools=True)["properties"]["steps"]
         place = steps["prefixItems"][1] if positional else steps["items"]
         assert list(place["properties"]) == place["required"] == ["worker", "subtask", "access", "tools"]
-    tooled = [one | {"tools": place == 0} for place, one in enumerate(json.loads(TWO)["steps"])]
-    assert [one.tools for one in read(json.dumps({"steps": tooled}))] == [True, False]
-    assert [one.tools for one in read(TWO)] == [False, False]
+    tooled = [entry | {"tools": place == 0} for place, entry in enumerate(json.loads(TWO)["steps"])]
+    assert [step.tools for step in read(json.dumps({"steps": tooled}))] == [True, False]
+    assert [step.tools for step in read(TWO)] == [False, False]
     faulty = [tooled[0] | {"tools": "yes"}, tooled[1]]
     assert reasons_of(read, json.dumps({"steps": faulty})) == ["step 0: tools must be true or false"]
 
@@ -89,8 +89,8 @@ def test_every_plan_that_the_schema_permits_is_accepted(data: st.DataObject) -> 
     value = data.draw(drawn_from(workflow.schema(len(NAMES), most, 30)))
     steps = workflow.read_plan(value, workflow.by_ordinal(NAMES), most)
     assert read(json.dumps(value), most=most) == list(steps)
-    assert [one.answers for one in steps] == [False] * (len(steps) - 1) + [True]
-    assert all(n < place for place, one in enumerate(steps) for n in one.access.steps)
+    assert [step.answers for step in steps] == [False] * (len(steps) - 1) + [True]
+    assert all(n < place for place, step in enumerate(steps) for n in step.access.steps)
 
 
 @settings(max_examples=40, deadline=None)
@@ -237,7 +237,7 @@ def test_control_characters_in_a_subtask_are_kept() -> None:
 )
 def test_other_text_is_rejected(text: str, reason: str) -> None:
     found = reasons_of(read, text)
-    assert any(reason in one for one in found)
+    assert any(reason in problem for problem in found)
     assert reasons_of(read, *[text[at : at + 97] for at in range(0, len(text), 97)]) == found
 
 
@@ -370,9 +370,9 @@ def test_a_mutated_plan_is_a_plan_or_rejected(seed: int, text: str) -> None:
         if steps is None:
             continue
         assert 1 <= len(steps) <= 5
-        assert [one.answers for one in steps] == [False] * (len(steps) - 1) + [True]
-        assert all(one.worker in NAMES for one in steps)
-        assert all(n < place for place, one in enumerate(steps) for n in one.access.steps)
+        assert [step.answers for step in steps] == [False] * (len(steps) - 1) + [True]
+        assert all(step.worker in NAMES for step in steps)
+        assert all(n < place for place, step in enumerate(steps) for n in step.access.steps)
 
 
 JSON = st.recursive(

@@ -20,10 +20,10 @@ FAN = [step("a", "user"), step("b", "user"), step("c", "user", 0, 1)]
 
 def test_access_lists_keep_naming_the_same_steps() -> None:
     added = edited(FAN, [Edit("add", 1, step("c", "user"))])
-    assert [one["worker"] for one in added] == ["a", "c", "b", "c"]
+    assert [step["worker"] for step in added] == ["a", "c", "b", "c"]
     assert added[3]["access"] == ["user", 0, 2]
     removed = edited(added, [Edit("remove", 0)])
-    assert [one["access"] for one in removed] == [["user"], ["user"], ["user", 1]]
+    assert [step["access"] for step in removed] == [["user"], ["user"], ["user", 1]]
     assert edited(added, [Edit("remove", 1)]) == FAN
 
 
@@ -33,7 +33,7 @@ def test_access_lists_keep_naming_the_same_steps() -> None:
 )
 def test_a_step_that_is_moved_keeps_what_it_is_shown(step_moved: int, to: int, order: str, last: list[Any]) -> None:
     moved = edited(FAN, [Edit("move", step_moved, to=to)])
-    assert "".join(one["worker"] for one in moved) == order
+    assert "".join(step["worker"] for step in moved) == order
     assert moved[2]["access"] == last
 
 

@@ -82,7 +82,9 @@ def test_every_history_ends_in_exactly_one_terminal_state(seed: int) -> None:
         answer = end.steps[end_of(end).step]
         assert answer.state == "done"
         assert end_of(end).answer == answer.output
-        workflow = end.workflow(next(one.round for one in end.proposals if one.number == answer.proposal))
+        workflow = end.workflow(
+            next(proposal.round for proposal in end.proposals if proposal.number == answer.proposal)
+        )
         assert end_of(end).fell_back == (answer is not workflow[-1])
         last = end.proposals[-1]
         taken = answer in end.current or (last.state == "accepted" and not end.current)
@@ -124,8 +126,8 @@ def test_a_conductor_that_always_takes_the_steps_itself_is_held(seed: int) -> No
     limits = end.admitted.limits
     assert len(end.nested) <= limits.steps * limits.depth * limits.rounds
     for n, tries in end.nested.items():
-        assert len([one for one in tries if one.state == "accepted"]) <= 1, "one workflow for a step"
-        assert all(one.room >= 1 for one in tries)
+        assert len([trial for trial in tries if trial.state == "accepted"]) <= 1, "one workflow for a step"
+        assert all(trial.room >= 1 for trial in tries)
         assert end.steps[n].state in ("done", "failed", "skipped")
         answer = answer_of(end.steps_of(tries[-1]))
         if end.steps[n].state == "done":

@@ -48,7 +48,7 @@ def test_no_minute_has_more_requests_than_its_limit(pauses: Sequence[float], rpm
         if key.ask(now).refusal is None:
             passed.append(now)
     for last in passed:
-        assert sum(last - WINDOW_SECONDS < one <= last for one in passed) <= rpm
+        assert sum(last - WINDOW_SECONDS < moment <= last for moment in passed) <= rpm
 
 
 @settings(max_examples=60, deadline=None)

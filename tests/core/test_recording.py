@@ -45,8 +45,8 @@ def test_results_are_given_for_equal_calls_under_the_new_ids() -> None:
     assert Recording.from_json(json.loads(json.dumps(recording.to_json()))) == recording
     same = said(("look", '{"r":2,"q":1}'))
     found = [answered(recording, place, index, same, ["new"]) for place, index in (("1.0", 0), ("1.0", 1), ("2.5", 0))]
-    assert [one.results[0].text for one in found if one] == ["One.", "Two.", "One."]
-    assert [one.results[0].call_id for one in found if one] == ["new"] * 3
+    assert [kept.results[0].text for kept in found if kept] == ["One.", "Two.", "One."]
+    assert [kept.results[0].call_id for kept in found if kept] == ["new"] * 3
     assert found[0] is not None
     assert found[0].results[1].text == "Go on."
     assert answered(recording, "1.0", 0, said(("look", '{"q":2}')), ["new"]) is None

@@ -22,9 +22,9 @@ def test_every_widening_has_a_true_witness(seed: int) -> None:
     for old, new in policies.changes(random.Random(f"widenings {seed}"), 20, widen=True):
         found = list(widenings(old, new))
         assert found
-        for one in found:
-            who = (one.tier, one.recipient.role, one.recipient.worker, one.recipient.provider)
-            assert (*who, bool(one.through), frozenset(one.labels)) in policies.widens(old, new)
+        for widening in found:
+            who = (widening.tier, widening.recipient.role, widening.recipient.worker, widening.recipient.provider)
+            assert (*who, bool(widening.through), frozenset(widening.labels)) in policies.widens(old, new)
 
 
 @pytest.mark.parametrize("seed", range(3))

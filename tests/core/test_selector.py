@@ -109,7 +109,9 @@ def rate(posterior: Posterior, arm: str, score: float, **more: Any) -> Posterior
 
 
 def mean(posterior: Posterior, arm: str) -> Estimate:
-    return next(one for one in estimates(posterior, SPEC, arms(SPEC, POOL, 5), POOL, SEEN) if one.arm.name == arm)
+    return next(
+        estimate for estimate in estimates(posterior, SPEC, arms(SPEC, POOL, 5), POOL, SEEN) if estimate.arm.name == arm
+    )
 
 
 def test_a_rating_moves_its_arm_and_what_shares_a_part_with_it() -> None:
@@ -227,7 +229,9 @@ def test_the_dearer_worker_is_expected_to_gain_with_the_length_of_a_request() ->
     pool = worker("free", 0), worker("dear", 4_000_000)
     edges = []
     for seen in (SEEN, long):
-        free, dear = (one.mean for one in begun(SPEC, pool, seen).values() if one.arm.template == "answer")
+        free, dear = (
+            estimate.mean for estimate in begun(SPEC, pool, seen).values() if estimate.arm.template == "answer"
+        )
         edges.append(dear - free)
     assert 0 < edges[0] < edges[1], "a worker without a price is the cheapest"
 
@@ -240,7 +244,7 @@ def test_a_posterior_is_the_same_after_it_was_stored() -> None:
 
 def begun(spec: SelectorSpec, pool: tuple[Worker, ...], seen: Features) -> dict[str, Estimate]:
     """The estimates of single steps before any rating."""
-    return {one.arm.name: one for one in estimates(Posterior(), spec, arms(spec, pool, 1), pool, seen)}
+    return {estimate.arm.name: estimate for estimate in estimates(Posterior(), spec, arms(spec, pool, 1), pool, seen)}
 
 
 def test_cards_decide_before_any_rating_and_costs_take_their_share() -> None:
@@ -249,7 +253,8 @@ def test_cards_decide_before_any_rating_and_costs_take_their_share() -> None:
     assert found["answer sage"].mean > found["answer poet"].mean, "the dearer is held for a little better"
     asked = features("Write poems")
     found = {
-        one.arm.name: one for one in estimates(Posterior(), SPEC, arms(SPEC, (poet, sage), 1), (poet, sage), asked)
+        estimate.arm.name: estimate
+        for estimate in estimates(Posterior(), SPEC, arms(SPEC, (poet, sage), 1), (poet, sage), asked)
     }
     assert found["answer poet"].mean > found["answer sage"].mean, "but who is good at it is better"
     dear = replace(SPEC, cost=0.5, full_usd=1_000)
@@ -325,7 +330,7 @@ def journal(*workers: str, called: tuple[str, ...] = (), action: str = "", fallb
     told += [PlanAccepted(last, "", len(workers), "chain")]
     calls = enumerate(called or workers)
     told += [CallIntended(f"call-{n}", n, name, Access(), usd_held=0, tokens_held=0) for n, name in calls]
-    return tuple(Event.of("run", seq, 0.0, one) for seq, one in enumerate(told, 1))
+    return tuple(Event.of("run", seq, 0.0, fact) for seq, fact in enumerate(told, 1))
 
 
 def rated(events: tuple[Event, ...], *, answered: bool = True, seen: bytes | None = None) -> Rating | None:
@@ -360,7 +365,7 @@ def in_two_rounds(action: str, called: str = "") -> tuple[Event, ...]:
     told += [PlanStep(1, 1, worker, "", Access(), answers=True)] if worker else []
     told += [PlanAccepted(1, "", 1, "")]
     told += [CallIntended("c1", 1, called or worker, Access(), usd_held=0, tokens_held=0)] if worker else []
-    return tuple(Event.of("run", seq, 0.0, one) for seq, one in enumerate(told, 1))
+    return tuple(Event.of("run", seq, 0.0, fact) for seq, fact in enumerate(told, 1))
 
 
 def test_what_became_of_an_answer_teaches_of_what_was_done_with_it() -> None:
@@ -387,7 +392,7 @@ def test_it_learns_from_an_answers_words_when_to_ask_somebody_else() -> None:
     def choose(answer: str) -> str:
         seen = replace(SEEN, answer=of_answer(answer))
         found = estimates(told, spec, further_arms(spec, POOL[:2], first), POOL[:2], seen)
-        return max(found, key=lambda one: one.worth).arm.name
+        return max(found, key=lambda estimate: estimate.worth).arm.name
 
     for _ in range(400):
         answer = random.choice((sure, unsure))

@@ -52,7 +52,7 @@ def test_the_limits_are_the_lower_ones_of_both_at_each_level_of_the_tier() -> No
     found = served(POOL, OWN, "tier next")
     assert found is not None
     assert set(found.efforts) == {"low", "medium"}
-    assert [(one.steps, one.usd, one.rounds) for one in found.efforts.values()] == [(1, 10, 1), (3, 100, 1)]
+    assert [(effort.steps, effort.usd, effort.rounds) for effort in found.efforts.values()] == [(1, 10, 1), (3, 100, 1)]
 
 
 def test_an_approval_is_the_tiers_own_or_else_the_subjects() -> None:
@@ -69,7 +69,7 @@ def test_a_worker_answers_alone_and_once() -> None:
     assert found is not None
     assert (found.pool, found.fallback, found.learns_as) == (("c",), "c", "own")
     assert (found.conductor.kind, found.conductor.workers) == ("fixed", ("c",))
-    assert [one.rounds for one in found.efforts.values()] == [1, 1]
+    assert [effort.rounds for effort in found.efforts.values()] == [1, 1]
 
 
 @pytest.mark.parametrize("subject", ["tier gone", "worker gone", "conductor c", "next", ""])

@@ -34,7 +34,7 @@ def ratings(count: int, good: str, at: float = DAY, step: float = 60.0) -> list[
 
 def means(posterior: Posterior, question: str = "Sum 4 and 7") -> list[float]:
     found = estimates(posterior, SPEC, arms(SPEC, POOL, 1), POOL, features(question))
-    return [round(one.mean, 9) for one in found] + [round(one.deviation, 9) for one in found]
+    return [round(estimate.mean, 9) for estimate in found] + [round(estimate.deviation, 9) for estimate in found]
 
 
 @pytest.mark.parametrize("step", [60.0, 7_000.0])

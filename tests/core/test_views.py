@@ -40,7 +40,7 @@ def planned(*steps: PlanStep, conductor: str = "model") -> list[Fact]:
 
 
 def step(n: int, *access: str | int, worker: str = "ada") -> PlanStep:
-    seen = Access("user" in access, tuple(one for one in access if isinstance(one, int)))
+    seen = Access("user" in access, tuple(place for place in access if isinstance(place, int)))
     return PlanStep(proposal=0, n=n, worker=worker, subtask=f"sub-{n}", access=seen, answers=False)
 
 
@@ -100,7 +100,9 @@ def test_what_is_left_off_the_access_list_is_withheld_by_whoever_planned() -> No
 def test_an_output_without_words_is_withheld_because_there_is_none() -> None:
     begun = planned(step(0, "user"), step(1, "user", 0))
     facts = [*begun, intent("c0", 0), outcome("c0", 0, kind="error"), failed(0)]
-    [edge] = [one for one in edges(graph(instant(timed(*queued(facts, 0)), 0.0)), "step:1") if one.source == "step:0"]
+    [edge] = [
+        edge for edge in edges(graph(instant(timed(*queued(facts, 0)), 0.0)), "step:1") if edge.source == "step:0"
+    ]
     assert (edge.kind, edge.reason, edge.by, edge.detail) == ("withheld", "no_output", "failed", "worker_failed")
 
 
@@ -199,7 +201,7 @@ def test_the_state_at_an_instant_is_the_fold_of_the_events_until_then() -> None:
             assert at.state == fold(events[:seq])
             assert instant(events, 0.0, seconds=round(events[seq - 1].at - events[0].at, 6)).state.seq == seq
             shown = snapshot(at)
-            assert {one["n"]: one["state"] for one in shown["steps"]} == {
+            assert {step["n"]: step["state"] for step in shown["steps"]} == {
                 step.n: step.state for step in at.state.steps.values()
             }
             assert (shown["seq"], shown["last_seq"], shown["state"]) == (seq, len(events), at.state.state)

@@ -140,7 +140,7 @@ def test_the_image_is_slim_pinned_and_without_rights() -> None:
 def test_the_image_with_more_libraries_has_the_pins_of_the_others() -> None:
     plain, extras, dev = [pins(ROOT / f"requirements{name}.txt") for name in ("", "-extras", "-dev")]
     assert plain < extras
-    assert {one.partition("==")[0] for one in extras - plain} >= {
+    assert {extra.partition("==")[0] for extra in extras - plain} >= {
         "azure-identity",
         "botocore",
         "google-auth",
@@ -437,5 +437,5 @@ def test_the_release_is_named_alike_everywhere() -> None:
 @pytest.mark.parametrize("number", range(1, 14))
 def test_every_decision_is_there_in_at_most_three_lines(number: int) -> None:
     paragraphs = (DEPLOY / "docs" / "decisions.md").read_text().split("\n\n")
-    (found,) = [one for one in paragraphs if one.startswith(f"**D{number}.")]
+    (found,) = [paragraph for paragraph in paragraphs if paragraph.startswith(f"**D{number}.")]
     assert len(found.strip().splitlines()) <= 3

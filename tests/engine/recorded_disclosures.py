@@ -106,13 +106,13 @@ async def _differences(opened: Runtime, requests: Iterable[Received], run: str, 
     refs = {fact.n: fact.output for fact in done if fact.output}
     bodies = await opened.context.store.contents(run, sorted(set(refs.values())))
     texts = {n: bodies[ref].decode() for n, ref in refs.items()}
-    received = Counter(_received(one, set(texts.values()), number) for one in requests)
+    received = Counter(_received(request, set(texts.values()), number) for request in requests)
     rows = await opened.context.store.disclosures(DisclosureQuery(runs=(run,), limit=1_000))
     written = Counter(_written(row, texts) for row in rows)
     calls = [event for event in await events(opened, run) if event.kind is Kind.CALL_FINISHED]
     outcomes = {event.body["call"]: event.body["outcome"] for event in calls}
-    words = [f"{run}: received and not written: {one}" for one in (received - written).elements()]
-    words += [f"{run}: written and not received: {one}" for one in (written - received).elements()]
+    words = [f"{run}: received and not written: {element}" for element in (received - written).elements()]
+    words += [f"{run}: written and not received: {element}" for element in (written - received).elements()]
     words += [f"{run}: {row.call} ended as {row.outcome}" for row in rows if row.outcome != outcomes.get(row.call)]
     return words
 

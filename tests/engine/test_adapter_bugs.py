@@ -76,7 +76,9 @@ async def test_the_conductors_is_an_outage(opened: Runtime, broken: set[str]) ->
     broken.add("planner")
     outcome, journal = await run(opened, "baton-ultra")
     assert outcome.ended.error is None
-    assert [(one["reasons"], one["outage"]) for one in of(journal, Kind.PLAN_REJECTED)] == [(["adapter_broke"], True)]
+    assert [(rejection["reasons"], rejection["outage"]) for rejection in of(journal, Kind.PLAN_REJECTED)] == [
+        (["adapter_broke"], True)
+    ]
 
 
 async def test_a_bug_that_a_cancellation_brings_to_light_is_a_cancellation(

@@ -50,15 +50,17 @@ class Subscriber:
 
     def said(self) -> list[tuple[str, int]]:
         """The words among it, each with its event number."""
-        return [(one.text, one.at) for one in self.told() if isinstance(one, AnswerPart)]
+        return [(event.text, event.at) for event in self.told() if isinstance(event, AnswerPart)]
 
     def heard_out(self) -> tuple[str, str | None]:
         """All words until the end, and the code of the error there."""
         told = self.told()
         assert isinstance(told[-1], TurnEnd)
-        assert sum(isinstance(one, TurnEnd) for one in told) == 1
+        assert sum(isinstance(event, TurnEnd) for event in told) == 1
         error = told[-1].error
-        return "".join(one.text for one in told if isinstance(one, AnswerPart)), error.public_code if error else None
+        return "".join(
+            event.text for event in told if isinstance(event, AnswerPart)
+        ), error.public_code if error else None
 
 
 def test_everybody_is_told_everything_from_wherever_it_begins() -> None:
@@ -70,16 +72,16 @@ def test_everybody_is_told_everything_from_wherever_it_begins() -> None:
         Subscriber(audience, Position(1, 2)),
         Subscriber(audience, Position(1, 8)),
     )
-    assert [one.said() for one in (first, second, later, ahead)] == [
+    assert [follower.said() for follower in (first, second, later, ahead)] == [
         [("Four ", 5)],
         [("Four ", 5)],
         [("ur ", 5)],
         [],
     ]
     audience.receive(LIVE, words("times ", 5))
-    assert [one.said() for one in (first, second, later, ahead)] == [[("times ", 11)]] * 3 + [[("es ", 11)]]
+    assert [follower.said() for follower in (first, second, later, ahead)] == [[("times ", 11)]] * 3 + [[("es ", 11)]]
     audience.end(ended())
-    assert [one.heard_out() for one in (first, second, later, ahead)] == [("four.", None)] * 4
+    assert [follower.heard_out() for follower in (first, second, later, ahead)] == [("four.", None)] * 4
 
 
 def test_what_is_missed_comes_with_what_follows_or_with_the_end() -> None:
@@ -220,7 +222,7 @@ def test_events_are_noted_once_for_those_who_asked() -> None:
     journal = journal_of(RUN, TEXTS)
     for event in (*journal[:5], *journal[2:6]):
         audience.note([event])
-    assert [one.kind for one in asked.told() if isinstance(one, StepEvent)] == [
+    assert [event.kind for event in asked.told() if isinstance(event, StepEvent)] == [
         "plan.step",
         "plan.step",
         "plan.accepted",

@@ -140,7 +140,7 @@ async def test_one_call_probes_a_worker_and_its_success_brings_it_back(
     outcomes = await asyncio.gather(*(run(opened) for _ in range(6)))
     assert {outcome.ended.answer for outcome in outcomes} == {ANSWER}
     assert len(stub.of("alpha")) == 1
-    reasons = [one.get("passed_over") for outcome in outcomes for one in await intents(opened, outcome)]
+    reasons = [intent.get("passed_over") for outcome in outcomes for intent in await intents(opened, outcome)]
     assert reasons.count([{"worker": "alpha", "reason": "probing"}]) == 5
     assert level(opened, "alpha") == 0
     await run(opened)

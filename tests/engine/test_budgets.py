@@ -61,8 +61,8 @@ async def test_a_run_that_a_budget_cannot_pay_names_it_and_calls_nobody(
     (use,) = await opened.context.store.budget_use(POOR.id, 10)
     assert (ended.error.budget, ended.error.until, use.held) == (POOR.id, use.end, 0)
     rejected = of(await events(opened, ended.state.run), Kind.PLAN_REJECTED)
-    assert {one["budget"] for one in rejected} <= {POOR.id}
-    assert all(one["budget_until"] == use.end and POOR.id in one["reasons"][1] for one in rejected)
+    assert {rejection["budget"] for rejection in rejected} <= {POOR.id}
+    assert all(rejection["budget_until"] == use.end and POOR.id in rejection["reasons"][1] for rejection in rejected)
     assert bool(rejected) == (tier == "baton-ultra")
     said = describe(ended.error)["error"]
     assert (ended.error.status, said["type"], said["code"]) == (429, "insufficient_quota", "insufficient_quota")
@@ -158,7 +158,7 @@ async def test_an_account_that_is_not_what_the_journal_says_is_found(
             statement += " WHERE kind = 'call.intended'"
         database.execute(statement)
     found = (await look(f"sqlite:///{tmp_path}/baton.db")).violations
-    assert any(one.rule == "budget-wrong" and said in str(one) for one in found), found
+    assert any(violation.rule == "budget-wrong" and said in str(violation) for violation in found), found
 
 
 async def test_a_worker_of_unknown_price_is_not_called_for_a_run_that_says_what_it_may_cost(
@@ -186,7 +186,7 @@ async def test_a_worker_of_unknown_price_is_not_called_for_a_run_that_says_what_
         ]
         again = await client.post(f"/v1/runs/{shown[0]['run']}/replay", json={"model": "baton-mini", "wait": 20})
         assert again.json()["state"] == "succeeded", again.text
-        runs = [one["run"] for one in shown] + [again.json()["id"]]
+        runs = [run["run"] for run in shown] + [again.json()["id"]]
         for run in runs:
             journal = await events(opened, run)
             assert of(journal, Kind.ADMITTED)[0]["capped"] is True

@@ -60,7 +60,7 @@ async def watched(stub: ProviderStub, folder: Path, *, price: float = 0, more: s
 
 def probes(stub: ProviderStub) -> list[Received]:
     """Requests for one token."""
-    return [one for one in stub.of("planner") if b"Say ok." in one.body]
+    return [request for request in stub.of("planner") if b"Say ok." in request.body]
 
 
 def is_out(opened: Runtime) -> bool:

@@ -70,7 +70,7 @@ async def test_the_alias_moves_and_the_journal_names_the_version(tmp_path: Path)
             assert "version" not in proposal(run["proposals"][0])
             for path in ("load_lora_adapter", "unload_lora_adapter"):  # the server's management is nobody's business
                 assert (await client.post(f"/v1/{path}", json={"lora_name": "x"})).status_code == 404
-        assert [one.json["model"] for one in stub.requests if "planner" in one.json["model"]] == [
+        assert [request.json["model"] for request in stub.requests if "planner" in request.json["model"]] == [
             "planner", "planner", "planner@1", "planner@2", "planner@1", "planner",
         ]  # fmt: skip
 
@@ -101,13 +101,13 @@ async def test_a_shadow_is_asked_what_the_live_conductor_was_asked_and_conducts_
             for _ in range(3):
                 assert (await planned(client))[0] == "planner"
         before = len(stub.requests)
-        live = [one.json for one in stub.requests if one.json["model"] == "planner"]
+        live = [request.json for request in stub.requests if request.json["model"] == "planner"]
         compared, server = shadow_plans.Compared(), Management(stub.vllm_url, None)
         async with open_archive(opened.pool.loaded.settings.database_url) as archive:
             async for case in shadow_plans.cases(archive, "planner", 0.0, time(), compared):
                 await to_thread(shadow_plans.compare, server, "planner@1", case, compared)
         server.close()
-        asked = [one.json for one in stub.requests[before:]]
+        asked = [body.json for body in stub.requests[before:]]
     assert (compared.plans, compared.valid, compared.same) == (3, 2, 1)
     assert (compared.steps, compared.steps_live) == (2, 3)
     assert shadow_plans.summary(compared.as_json()) == "2 of 3 plans valid, 1 the same as the live conductor's"

@@ -116,7 +116,7 @@ async def test_steps_that_were_lost_together_are_executed_one_by_one_before_one_
             assert postponed.holder == f"dead-{MOST_DELIVERIES - 2}", "nobody has claimed it"
             let_go.set()
         assert ending.result() == "succeeded"
-        assert sorted(one.model for one in stub.requests) == workers
+        assert sorted(request.model for request in stub.requests) == workers
 
 
 async def test_the_claim_comes_before_what_could_kill_again(

@@ -180,7 +180,7 @@ async def test_reading_the_content_of_others_is_logged_and_polling_ones_own_is_n
     assert (await client.get(f"/v1/runs/{run}/steps/0", headers=theirs)).status_code == 200
     assert (await client.get(f"/v1/runs/{run}", headers=theirs)).status_code == 200
     found = await store.admin_events(reading)
-    assert [(one.actor, one.via, one.target, one.tenant, one.after) for one in found] == [
+    assert [(event.actor, event.via, event.target, event.tenant, event.after) for event in found] == [
         (row.id, "key", run, "acme", {"what": "step:0"}),
         (row.id, "key", run, "acme", {"what": "response"}),
     ]

@@ -67,7 +67,7 @@ def finished(call: str, outcome: str) -> CallFinished:
 
 
 def journaled(*drafts: Fact, after: int) -> tuple[Event, ...]:
-    return tuple(Event.of(RUN, seq, 1e9, one) for seq, one in enumerate(drafts, after + 1))
+    return tuple(Event.of(RUN, seq, 1e9, draft) for seq, draft in enumerate(drafts, after + 1))
 
 
 LOSS = journaled(finished("call_1", "unknown"), intended("call_2"), after=len(BEFORE))

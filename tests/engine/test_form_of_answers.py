@@ -142,7 +142,7 @@ async def test_a_json_mode_needs_no_further_message_where_the_caller_asks_for_js
     task = Task((Message("user", (Text("Where? Answer in json."),)),), form=Form())
     outcome = await finish(await opened.runs.start(order(opened, "baton-mini", task=task)))
     assert (outcome.ended.answer, len(stub.requests)) == ('{"x": 7}', 1 + words)
-    assert all(one.json["response_format"] == {"type": "json_object"} for one in stub.requests)
+    assert all(request.json["response_format"] == {"type": "json_object"} for request in stub.requests)
     sent = []
     for request in stub.requests:
         sent.append([message["content"] for message in request.json["messages"]])

@@ -48,7 +48,7 @@ def traced() -> Iterator[None]:
 
 def _all(kind: type[object]) -> list[object]:
     """Every object of this very type."""
-    return [one for one in gc.get_objects() if type(one) is kind]
+    return [stored_object for stored_object in gc.get_objects() if type(stored_object) is kind]
 
 
 async def _hold(stack: ExitStack, url: str, request: bytes) -> None:
@@ -86,7 +86,7 @@ async def test_an_idle_stream_holds_little(tmp_path: Path, traced: None) -> None
                 assert min(slopes) < BOUND, slopes  # a table of all streams may have grown in one of them
                 connections = _all(Connection)
                 assert len(connections) == 3 * MORE
-                assert max(len(vars(one)) for one in connections) <= SHARED
+                assert max(len(vars(connection)) for connection in connections) <= SHARED
 
 
 async def test_so_does_a_call(stub: ProviderStub, opened: Runtime) -> None:

@@ -125,7 +125,7 @@ async def test_a_conductors_plan_that_shows_too_much_is_repaired(stub: ProviderS
     outcome = await finish(await opened.runs.start(order(opened, "baton-ultra", labels=PHI)))
     assert outcome.ended.state.state == "succeeded"
     rejected: list[PlanRejected] = await of_kind(opened, outcome, Kind.PLAN_REJECTED)
-    assert [one.reasons for one in rejected] == [
+    assert [rejection.reasons for rejection in rejected] == [
         ("step 0: its worker may not read what the step reads: not cleared for phi",)
     ]
     assert "not cleared for phi" in str(stub.of("planner")[-1].json)
@@ -177,7 +177,7 @@ async def test_inside_a_step_nobody_reads_more_than_the_labels_allow(stub: Provi
     outcome = await finish(await opened.runs.start(order(opened, "baton-nested", labels=PHI, limits=limits)))
     assert outcome.ended.state.state == "succeeded"
     rejected: list[PlanRejected] = await of_kind(opened, outcome, Kind.PLAN_REJECTED)
-    assert [one.proposal for one in rejected] == [1]
+    assert [rejection.proposal for rejection in rejected] == [1]
     assert "not cleared for phi" in rejected[0].reasons[0]
     assert stub.of("beta") == []
 
@@ -194,7 +194,7 @@ async def test_a_further_round_reads_the_labels_of_the_one_before(stub: Provider
     outcome = await finish(await opened.runs.start(order(opened, "baton-deep", labels=PHI)))
     assert outcome.ended.state.state == "succeeded"
     rejected: list[PlanRejected] = await of_kind(opened, outcome, Kind.PLAN_REJECTED)
-    assert ["not cleared for phi" in one.reasons[0] for one in rejected] == [True]
+    assert ["not cleared for phi" in rejection.reasons[0] for rejection in rejected] == [True]
     assert stub.of("beta") == []
 
 

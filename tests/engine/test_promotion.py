@@ -62,7 +62,7 @@ def outcomes(evidence: Evidence) -> dict[str, str]:
 
 def test_without_a_pair_nothing_is_decided() -> None:
     found = conditions(SPEC, paired([]))
-    assert {one.outcome for one in found} == {"open"}
+    assert {condition.outcome for condition in found} == {"open"}
     assert (promotable(found), breaches(found), pairs_needed(found)) == (False, (), None)
 
 
@@ -72,13 +72,13 @@ def test_a_condition_holds_or_is_breached_only_beyond_chance() -> None:
     assert outcomes(dear)["max_cost_increase"] == "breached"
     assert outcomes(near)["max_cost_increase"] in ("holds", "open")
     few = conditions(SPEC, paired(pairs(10, 0.3)))
-    assert {one.outcome for one in few} == {"open"}
+    assert {condition.outcome for condition in few} == {"open"}
     assert (pairs_needed(few) or 0) >= SPEC.min_pairs
 
 
 def test_wrong_and_degraded_runs_are_breaches_in_pairs_and_apart() -> None:
     worse = [ShadowedRun(run(f"a{n}"), run(f"b{n}", right=False, degraded=True)) for n in range(60)]
-    live, candidate = [one.live for one in worse], [one.shadow for one in worse]
+    live, candidate = [run.live for run in worse], [run.shadow for run in worse]
     for evidence in (paired(worse), apart(live, candidate)):
         found = outcomes(evidence)
         assert (found["min_success_difference"], found["max_degraded"]) == ("breached", "breached")

@@ -169,7 +169,7 @@ async def test_a_conductor_that_always_takes_the_step_itself_is_held(stub: Provi
     assert (outcome.ended.error, state.degraded) == (None, True)
     assert outcome.ended.answer in SAYS.values()
     assert (len(state.nested), len(stub.of("planner"))) == (2, 4), "one plan a level; the deepest is mended once"
-    assert [one.mode for one in state.nested[1]] == ["first", "repair", "fallback"]
+    assert [proposal.mode for proposal in state.nested[1]] == ["first", "repair", "fallback"]
     assert len(_sent(stub)) == 1
 
 
@@ -218,7 +218,7 @@ async def test_money_is_the_runs(stub: ProviderStub, opened: Runtime) -> None:
     outcome = await run(opened, limits=narrowed(opened, TIER, rounds=1, usd=13_000))
     state = outcome.ended.state
     assert (state.state, state.degraded) == ("succeeded", True)
-    assert [one.reasons for tries in state.nested.values() for one in tries] == [("run_over_budget",), ()]
+    assert [trial.reasons for tries in state.nested.values() for trial in tries] == [("run_over_budget",), ()]
     assert len(stub.of("planner")) == 1
     assert state.usd <= 13_000
 
@@ -231,7 +231,7 @@ async def test_a_plan_inside_is_mended(stub: ProviderStub, opened: Runtime) -> N
     outcome = await run(opened)
     state = outcome.ended.state
     assert (outcome.ended.error, state.degraded) == (None, False)
-    assert [one.mode for one in state.nested[0]] == ["first", "repair"]
+    assert [proposal.mode for proposal in state.nested[0]] == ["first", "repair"]
     assert "worker is not an eligible worker" in asked(stub, "planner", 2)
     assert "Nobody" in asked(stub, "planner", 2)
     assert "Do it all" in asked(stub, "planner", 2)
@@ -243,7 +243,7 @@ async def test_a_conductor_that_is_out_is_stood_in_for_inside(stub: ProviderStub
     outcome = await run(opened)
     state, journal = outcome.ended.state, await events(opened, outcome.ended.state.run)
     assert (outcome.ended.error, state.degraded) == (None, True)
-    assert [(one.mode, one.outage) for one in state.nested[0]] == [("first", True), ("fallback", False)]
+    assert [(proposal.mode, proposal.outage) for proposal in state.nested[0]] == [("first", True), ("fallback", False)]
     assert outcome.ended.answer == SAYS["beta"]
     assert [body["conductor"] for body in of(journal, Kind.PLAN_OPENED)] == ["model", "model", "fallback"]
     assert "Do it all" in asked(stub, "beta")
@@ -335,11 +335,11 @@ async def test_a_run_is_shown_as_a_tree(stub: ProviderStub, opened: Runtime) -> 
         body = question | {"baton": {"budget": {"rounds": 1}}}
         told = (await client.post("/v1/chat/completions", json=body)).json()["baton"]
         assert [proposal.get("parent") for proposal in told["proposals"]] == [None, 1]
-        assert [one.get("parent") for one in told["steps"]] == [None, None, None, 1, 1]
+        assert [step.get("parent") for step in told["steps"]] == [None, None, None, 1, 1]
         run_id = told["run"]
         whole = (await client.get(f"/v1/runs/{run_id}")).json()
         assert [proposal["parent"] for proposal in whole["proposals"]] == [None, 1]
-        assert [one["parent"] for one in whole["steps"]] == [None, None, None, 1, 1]
+        assert [step["parent"] for step in whole["steps"]] == [None, None, None, 1, 1]
         assert whole["limits"]["depth"] == 2
         step = (await client.get(f"/v1/runs/{run_id}/steps/1")).json()
         assert step["messages"][-1]["content"][0]["text"].endswith("The task:\nTake it apart")

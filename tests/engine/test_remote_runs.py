@@ -94,8 +94,8 @@ async def test_live_words_reach_the_callers_of_another_process(
         goes_on.set()
         heard = [await first, *[await other for other in others]]
         assert early.text + (await rest).text == ANSWER
-    assert {one.text for one in heard} == {ANSWER}
-    assert all(one.chunks[-1] == heard[0].chunks[-1] for one in [*heard, rest.result()])
+    assert {stream.text for stream in heard} == {ANSWER}
+    assert all(stream.chunks[-1] == heard[0].chunks[-1] for stream in [*heard, rest.result()])
     notes = []
     for one in heard:
         notes.append([chunk["baton"]["event"] for chunk in one.chunks if "event" in chunk.get("baton", {})])

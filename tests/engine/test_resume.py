@@ -123,7 +123,7 @@ async def test_steps_are_told_again_from_the_start_and_not_in_the_middle(
     for one in (whole, again, rest):
         noted.append([chunk["baton"] for chunk in one.chunks if "event" in chunk.get("baton", {})])
     assert noted[0] == noted[1]
-    assert {"plan.step", "plan.accepted", "call.intended", "step.done"} == {one["event"] for one in noted[0]}
+    assert {"plan.step", "plan.accepted", "call.intended", "step.done"} == {event["event"] for event in noted[0]}
     assert noted[2] == []
 
 

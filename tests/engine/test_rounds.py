@@ -84,7 +84,7 @@ async def test_the_empty_plan_takes_the_answer(stub: ProviderStub, opened: Runti
     assert [(body["steps"], body["topology"]) for body in of(journal, Kind.PLAN_ACCEPTED)] == [(2, "chain"), (0, "")]
     told = extension(outcome.ended)
     assert (told["rounds"], told["topology"]) == (1, "chain")
-    assert [one["round"] for one in told["proposals"]] == [1, 2]
+    assert [entry["round"] for entry in told["proposals"]] == [1, 2]
     metrics = opened.context.telemetry.exposition().decode()
     assert 'baton_rounds_total{outcome="accepted",tier="baton-deep"} 1.0' in metrics
 
@@ -160,7 +160,9 @@ async def test_previous_means_nothing_in_the_first_round(stub: ProviderStub, ope
     assert outcome.ended.error is None
     plans(stub, EMPTY, EMPTY)
     outcome = await run(opened)
-    assert [one.mode for one in outcome.ended.state.proposals] == ["first", "repair", "fallback"], "nor does no plan"
+    assert [proposal.mode for proposal in outcome.ended.state.proposals] == ["first", "repair", "fallback"], (
+        "nor does no plan"
+    )
     assert outcome.ended.state.round == 1, "nobody conducts a further round of a fallback"
 
 
@@ -202,7 +204,9 @@ async def test_the_caller_may_want_fewer_rounds(stub: ProviderStub, opened: Runt
         run_id = reply.json()["baton"]["run"]
         whole = (await client.get(f"/v1/runs/{run_id}")).json()
         assert (whole["rounds"], whole["limits"]["rounds"], len(whole["steps"])) == (2, 2, 2)
-        assert [one["round"] for one in whole["proposals"]] == [one["round"] for one in whole["steps"]] == [1, 2]
+        assert (
+            [entry["round"] for entry in whole["proposals"]] == [entry["round"] for entry in whole["steps"]] == [1, 2]
+        )
 
 
 async def test_a_plan_of_the_callers_has_one_round(stub: ProviderStub, opened: Runtime) -> None:
@@ -229,7 +233,7 @@ async def test_a_further_round_has_its_share_of_the_time_that_is_left(stub: Prov
     for worker in SAYS:
         stub.always(worker, Reply(chunks=(SAYS[worker],), header_delay=4.5))
     outcome = await run(opened, limits=narrowed(opened, "baton-deep", seconds=10.0))
-    assert [one.state for one in outcome.ended.state.proposals] == ["accepted", "accepted"]
+    assert [proposal.state for proposal in outcome.ended.state.proposals] == ["accepted", "accepted"]
 
 
 # -- streaming
@@ -312,7 +316,7 @@ async def test_whatever_fails_in_a_further_round_leaves_the_answer_before(
     assert outcome.ended.answer in SAYS.values()
     assert end_of(state).step == 0
     assert end_of(state).stopped
-    modes = [one.mode for one in state.proposals]
+    modes = [proposal.mode for proposal in state.proposals]
     assert modes == {"outage": ["first"] * 2, "garbage": ["first", "first", "repair"], "lost": ["first"] * 2}[fault]
 
 

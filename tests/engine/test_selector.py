@@ -87,10 +87,10 @@ async def test_a_decision_is_journaled_whole_before_anything_is_executed(
     assert min(made["candidates"].values()) >= 0.05 / len(ARMS)
     assert next(iter(made["predicted"])) == made["action"]
     assert set(made["predicted"]) <= ARMS
-    assert all(0 < one["success"] < 1 and one["usd"] > 0 for one in made["predicted"].values())
+    assert all(0 < prediction["success"] < 1 and prediction["usd"] > 0 for prediction in made["predicted"].values())
     explained = (await client.get(f"/v1/runs/{run}/explain")).json()["shape"]["choice"]["alternatives"]
     assert len(explained) <= len(ARMS)
-    assert [one["success"] for one in explained if one["action"] == made["action"]] == [
+    assert [candidate["success"] for candidate in explained if candidate["action"] == made["action"]] == [
         made["predicted"][made["action"]]["success"]
     ]
     journal = await events(opened, run)
@@ -113,16 +113,16 @@ async def test_what_is_not_eligible_is_no_arm(opened: Runtime, client: httpx.Asy
 
 async def test_who_forbids_to_explore_gets_the_best_with_certainty(opened: Runtime, client: httpx.AsyncClient) -> None:
     made = [await decision(opened, await ask(client, explore=False)) for _ in range(3)]
-    assert {one["propensity"] for one in made} == {1.0}
-    assert {(one["explore"], one["explored"]) for one in made} == {(0.0, False)}
-    assert len({one["action"] for one in made}) == 1
+    assert {decision["propensity"] for decision in made} == {1.0}
+    assert {(decision["explore"], decision["explored"]) for decision in made} == {(0.0, False)}
+    assert len({decision["action"] for decision in made}) == 1
 
 
 async def test_the_propensities_are_those_of_the_dice(opened: Runtime, client: httpx.AsyncClient) -> None:
     made = [await decision(opened, await ask(client, model="baton-ultra", pool={"deny": []})) for _ in range(30)]
-    assert {one["explore"] for one in made} == {1.0}
-    assert all(set(one["candidates"].values()) == {1 / 3} for one in made)
-    assert len(Counter(one["action"] for one in made)) == 3, "the chance that one is missing is 1 in 60,000"
+    assert {decision["explore"] for decision in made} == {1.0}
+    assert all(set(decision["candidates"].values()) == {1 / 3} for decision in made)
+    assert len(Counter(decision["action"] for decision in made)) == 3, "the chance that one is missing is 1 in 60,000"
 
 
 async def test_ratings_move_the_choice_and_survive_a_restart(
@@ -218,9 +218,9 @@ async def test_what_was_learned_fades_without_new_ratings(opened: Runtime, clien
     before = readers[0]._beliefs.of(tier.name, "acme").published.posterior.weights["base"][BIAS]
     for one in (readers[1], readers[0]):
         await one.learn(tier, spec_of(tier))
-    for one in readers:
-        assert one._beliefs.of(tier.name, "acme").ratings == 6
-    bias = [one._beliefs.of(tier.name, "acme").published.posterior.weights["base"][BIAS] for one in readers]
+    for reader in readers:
+        assert reader._beliefs.of(tier.name, "acme").ratings == 6
+    bias = [reader._beliefs.of(tier.name, "acme").published.posterior.weights["base"][BIAS] for reader in readers]
     assert bias[0] == bias[1] != before, "both processes know the faded one"
     fresh = RatingReader(opened.context, SelectorBeliefs())
     await fresh.learn(tier, spec_of(tier))
@@ -235,15 +235,15 @@ def later(opened: Runtime, days: float) -> float:
 async def test_processes_that_learn_at_once_come_to_the_same(opened: Runtime, client: httpx.AsyncClient) -> None:
     tier = opened.pool.catalog().tiers["baton-mini"]
     beliefs = [SelectorBeliefs() for _ in range(3)]
-    learners = [RatingReader(opened.context, one) for one in beliefs]
+    learners = [RatingReader(opened.context, belief) for belief in beliefs]
     for _ in range(3):
         for _ in range(2):
             await client.post(f"/v1/runs/{await ask(client)}/feedback", json={"thumbs": "up"})
-        await asyncio.gather(*(one.learn(tier, spec_of(tier)) for one in learners))
-    await asyncio.gather(*(one.learn(tier, spec_of(tier)) for one in learners))
-    known = [one.of(tier.name, "acme") for one in beliefs]
-    assert len({one.published.version for one in known}) == 1
-    assert {one.published.posterior.ratings for one in known} == {6}, "each rating was learned once"
+        await asyncio.gather(*(learner.learn(tier, spec_of(tier)) for learner in learners))
+    await asyncio.gather(*(learner.learn(tier, spec_of(tier)) for learner in learners))
+    known = [belief.of(tier.name, "acme") for belief in beliefs]
+    assert len({learner.published.version for learner in known}) == 1
+    assert {learner.published.posterior.ratings for learner in known} == {6}, "each rating was learned once"
 
 
 async def test_ratings_are_learned_once_and_signs_and_labels_never(opened: Runtime, client: httpx.AsyncClient) -> None:
@@ -341,7 +341,7 @@ async def test_what_becomes_of_an_answer_is_a_decision_of_its_own(
         assert looked_at == replace(features(QUESTION), answer=of_answer(f"Here {answering} speaks."))
         done, _, worker = second["action"].partition(" ")
         if done not in seen:
-            shown = [str(one.json["messages"]) for one in stub.of(worker or answering)][-1]
+            shown = [str(request.json["messages"]) for request in stub.of(worker or answering)][-1]
             assert (f"Here {answering} speaks." in shown) is (done == "recheck")
             answer = reply.json()["choices"][0]["message"]["content"]
             assert answer == f"Here {worker or answering} speaks."
@@ -353,7 +353,7 @@ async def test_what_becomes_of_an_answer_is_a_decision_of_its_own(
     assert any(part.startswith("check:gamma") for part in learned)
     assert "template:recheck" in learned
     certain = await decisions(opened, await ask(client, model="baton-twice", explore=False))
-    assert [one["propensity"] for one in certain] == [1.0, 1.0]
+    assert [decision["propensity"] for decision in certain] == [1.0, 1.0]
 
 
 async def test_an_answer_that_cannot_be_read_any_more_is_accepted(

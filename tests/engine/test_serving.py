@@ -187,7 +187,7 @@ async def test_what_the_pool_file_lacks_is_refused_and_serves_nothing(
                 )
             )
             await opened.versions.look()
-            (told,) = [one.fields for one in caplog.records if "The pool file lacks" in one.getMessage()]
+            (told,) = [record.fields for record in caplog.records if "The pool file lacks" in record.getMessage()]
             assert told["reason"].startswith("tier baton-next is to serve baton-mini, and the pool file has no tier")
             said, admitted = await asked(opened)
             assert (said, "served_by" in admitted) == (SAYS["alpha"], False)
@@ -235,7 +235,7 @@ async def test_a_tier_that_degrades_runs_is_rolled_back_by_itself(tmp_path: Path
         async with running_service(tmp_path, pool(stub, STATED)) as opened:
             await put(opened, "canary", "tier baton-ultra", 0.5)
             before = [(await asked(opened, f"run_{number:031x}"))[1] for number in range(8)]
-            own = len([one for one in before if "served_by" not in one])
+            own = len([entry for entry in before if "served_by" not in entry])
             assert 2 <= own < 8
             await put(opened, "rolled_back")
             await put(opened, kind, "tier baton-ultra", share)
@@ -262,7 +262,7 @@ async def test_a_tier_that_degrades_runs_is_rolled_back_by_itself(tmp_path: Path
             assert len(await opened.context.store.changes()) == known
             logged = await opened.context.store.admin_events(AdminEventQuery())
             assert ("tier.rolled_back", "baton-mini", "process") in [
-                (one.action, one.target, one.via) for one in logged
+                (event.action, event.target, event.via) for event in logged
             ]
             await opened.versions.look()
             assert (await asked(opened))[0] == SAYS["alpha"]

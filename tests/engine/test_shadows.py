@@ -101,7 +101,7 @@ async def test_a_run_is_tried_a_second_time_once_it_has_ended(tmp_path: Path) ->
             await shadows.look()
             await shadows.look()
             shown = await opened.context.store.runs(RunQuery(origin_run=run))
-            assert [one.id for one in shown] == [row.id]
+            assert [run.id for run in shown] == [row.id]
             assert await counts(opened) == {"started": 1}
 
 
@@ -241,7 +241,7 @@ async def test_a_request_with_tools_is_only_planned_a_second_time(tmp_path: Path
             before = len(stub.requests)
             await shadows.look()
             row = await shadow_of(opened, run)
-            assert [one.json["model"] for one in stub.requests[before:]] == ["planner"]
+            assert [request.json["model"] for request in stub.requests[before:]] == ["planner"]
             (admitted,) = of(await events(opened, row.id), Kind.ADMITTED)
             assert (row.state, row.tier, admitted["preview"]) == ("succeeded", "baton-ultra", True)
 
@@ -319,7 +319,7 @@ async def test_an_erasure_of_a_run_reaches_its_shadow(tmp_path: Path) -> None:
                 assert not (await shadow_of(opened, one)).erased
             assert (await client.delete(f"/v1/runs/{run}")).status_code == 200
             store = opened.context.store
-            assert [(await store.run(shadow_id(one))).erased for one in (run, other)] == [True, False]
+            assert [(await store.run(shadow_id(name))).erased for name in (run, other)] == [True, False]
 
 
 async def reported(client: httpx.AsyncClient) -> dict[str, Any]:

@@ -278,7 +278,7 @@ async def test_arms_that_would_take_too_long_are_left_out_before_the_draw(opened
 async def test_a_plan_that_would_take_too_long_is_not_begun(opened: Runtime, stub: ProviderStub) -> None:
     slow(opened, dear=9.0, beta=3.0)
     outcome, opened_plans, [call] = await run(opened, "checked", seconds=8)
-    assert ([one["mode"] for one in opened_plans], call["worker"]) == (["first", "fallback"], "beta")
+    assert ([opened["mode"] for opened in opened_plans], call["worker"]) == (["first", "fallback"], "beta")
     assert "s are left" in outcome.ended.state.proposals[0].reasons[1]
     slow(opened, planner=9.0)
     alone, opened_plans, [call] = await run(opened, "planned", seconds=8)

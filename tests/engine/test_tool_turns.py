@@ -48,7 +48,7 @@ async def test_a_tool_loop_is_one_run_and_one_call_a_turn(stub: ProviderStub, ru
     assert (call.name, json.loads(call.arguments), run_of(call.id)) == ("look", {"q": "a"}, state.run)
     talk.answer(first, "A")
     second = await talk.say()
-    assert [one.name for one in second.ended.calls] == ["look", "add"]
+    assert [call.name for call in second.ended.calls] == ["look", "add"]
     talk.answer(second, "B", "3")
     third = await talk.say()
     assert (third.ended.answer, third.ended.finish, third.ended.calls) == ("It is 42.", "stop", ())

@@ -55,19 +55,19 @@ async def test_one_request_is_one_trace_from_the_callers_span_to_each_call(
     [run] = await spans.named("invoke_workflow")
     [server], [plan] = await spans.named("POST"), await spans.named("plan")
     planning, *steps = await spans.named("chat", 3)
-    assert {trace_of(one) for one in spans.ended} == {TRACE_ID}
+    assert {trace_of(span) for span in spans.ended} == {TRACE_ID}
     assert (server.name, server.kind.name, parent(server)) == ("POST /v1/chat/completions", "SERVER", CALLERS_SPAN)
     assert (run.name, run.kind.name, parent(run)) == ("invoke_workflow baton-ultra", "INTERNAL", own(server))
     assert (plan.name, parent(plan)) == ("plan", own(run))
     assert (planning.name, planning.kind.name, parent(planning)) == ("chat planner", "CLIENT", own(plan))
     assert [parent(step) for step in steps] == [own(run)] * 2
-    assert not any(failed(one) for one in spans.ended)
+    assert not any(failed(span) for span in spans.ended)
     for one in (planning, *steps):
         received = stub.of(attributes(one)["gen_ai.request.model"])[-1]
         assert received.header("traceparent") == f"00-{TRACE_ID}-{own(one)}-01"
         assert received.header("tracestate") == "vendor=opaque"
         assert received.header("baggage") is None
-    assert SECRET_WORDS not in "".join(one.to_json() for one in spans.ended)
+    assert SECRET_WORDS not in "".join(span.to_json() for span in spans.ended)
 
 
 async def test_spans_have_the_attributes_of_the_conventions(
@@ -164,9 +164,9 @@ async def test_a_failed_run_and_its_calls_are_errors(
     reply = await ask(client)
     assert reply.status_code >= 500
     [run], [server] = await spans.named("invoke_workflow"), await spans.named("POST")
-    calls = [one for one in spans.ended if one.name.startswith("chat")]
+    calls = [span for span in spans.ended if span.name.startswith("chat")]
     assert calls
-    assert all(failed(one) for one in (run, server, *calls))
+    assert all(failed(call) for call in (run, server, *calls))
     assert {attributes(call)["error.type"] for call in calls} == {"authentication"}
     assert attributes(run)["error.type"] == reply.json()["error"]["code"]
     assert attributes(server)["error.type"] == str(reply.status_code)
@@ -178,7 +178,7 @@ async def test_a_caller_who_does_not_sample_is_obeyed(
     await client.post("/v1/chat/completions", json=body(), headers=UNSAMPLED)
     await ask(client)
     await spans.named("invoke_workflow")
-    assert TRACE_ID not in {trace_of(one) for one in spans.ended}
+    assert TRACE_ID not in {trace_of(span) for span in spans.ended}
     parts = (stub.of("alpha")[0].header("traceparent") or "").split("-")
     assert (parts[1], parts[3]) == (TRACE_ID, "00")
 
@@ -201,8 +201,8 @@ async def test_a_turn_with_tool_results_continues_the_runs_trace(
     begun, resumed = await spans.named("invoke_workflow", 2)
     asked, returned = await spans.named("POST", 2)
     calls = await spans.named("chat", 2)
-    assert {trace_of(one) for one in (begun, resumed, *calls)} == {TRACE_ID}
-    assert [attributes(one)["baton.turn"] for one in (begun, resumed)] == [0, 1]
+    assert {trace_of(call) for call in (begun, resumed, *calls)} == {TRACE_ID}
+    assert [attributes(span)["baton.turn"] for span in (begun, resumed)] == [0, 1]
     assert attributes(begun)["baton.state"] == "awaiting_tool"
     assert not failed(begun)
     assert [parent(call) for call in calls] == [own(begun), own(resumed)]
@@ -227,7 +227,7 @@ async def test_another_engine_goes_on_in_the_same_trace(stub: ProviderStub, tmp_
     async with running_service(tmp_path, pool_text(stub), settings) as opened:
         spans.record(opened)
         [taken] = await spans.named("invoke_workflow")
-        calls = [one for one in spans.ended if one.name.startswith("chat")]
+        calls = [span for span in spans.ended if span.name.startswith("chat")]
     assert attributes(taken)["baton.taken_over"] is True
     assert attributes(taken)["baton.run"] == run
     assert (trace_of(taken), parent(taken)) == (TRACE_ID, CALLERS_SPAN), "the first process exported no spans"
@@ -245,7 +245,7 @@ async def test_without_an_exporter_the_callers_trace_reaches_the_record_and_the_
     await ask(client)
     assert stub.of("alpha")[1].header("traceparent") is None
     found = (await client.get("/v1/runs", params={"trace_id": TRACE_ID})).json()["data"]
-    assert [one["id"] for one in found] == [run]
+    assert [entry["id"] for entry in found] == [run]
     assert (await client.get("/v1/runs", params={"trace_id": "x"})).status_code == 400
 
 

@@ -76,7 +76,7 @@ class Game:
         piece = self.pieces[n]
         listed = [self.pieces[seen] for seen in piece.seen]
         own = CANARY.findall(piece.subtask)
-        shown = {canary for one in listed for canary in CANARY.findall(one.subtask + one.answer)}
+        shown = {canary for piece in listed for canary in CANARY.findall(piece.subtask + piece.answer)}
         return {*own, *shown, *(self.said if piece.user else ())}
 
 
@@ -108,7 +108,7 @@ class Table:
         """The run that a request belongs to, by any canary in it."""
         found = set(CANARY.findall(received.body.decode()))
         last = set(CANARY.findall(received.json["messages"][-1]["content"].rpartition(LAST)[2])) or found
-        return next(one for one in self.games if last & self.known(one))
+        return next(game for game in self.games if last & self.known(game))
 
     def known(self, one: Game) -> set[str]:
         """Every canary of a run."""
@@ -164,7 +164,7 @@ async def test_a_request_holds_what_its_access_list_grants_and_nothing_else(open
     for _ in range(RUNS // AT_ONCE):
         await asyncio.gather(*(table.play(running) for _ in range(AT_ONCE)))
     assert table.wrong == []
-    asked = [(id(one), n) for one, n in table.requests]
+    asked = [(id(request), n) for request, n in table.requests]
     assert len(asked) == len(set(asked)) == sum(len(one.pieces) for one in table.games)
     grants = [(piece.user, bool(piece.seen)) for one in table.games for piece in one.pieces]
     assert set(grants) == {(True, True), (True, False), (False, True), (False, False)}

@@ -66,7 +66,7 @@ def accounts(database: str) -> list[Account]:
 
 def account(scene: Scene, run: str) -> Account:
     """Return one run."""
-    return next(one for one in accounts(scene.database) if one.id == run)
+    return next(account for account in accounts(scene.database) if account.id == run)
 
 
 def settle(scene: Scene, seconds: float = 20.0) -> list[str]:
@@ -103,13 +103,13 @@ def unaccounted(known: Sequence[Account], received: Sequence[dict[str, Any]]) ->
     intents: Counter[bytes] = Counter()
     answers: Counter[bytes] = Counter()
     heard = 0
-    for one in known:
-        outcomes = {body["call"]: body["outcome"] for body in one.bodies(Kind.CALL_FINISHED)}
+    for account in known:
+        outcomes = {body["call"]: body["outcome"] for body in account.bodies(Kind.CALL_FINISHED)}
         meant: dict[str, list[str]] = {}
-        for body in one.bodies(Kind.CALL_INTENDED):
+        for body in account.bodies(Kind.CALL_INTENDED):
             meant.setdefault(body["request"], []).append(outcomes.get(body["call"], "open"))
         heard += sum(_was_heard(each) for them in meant.values() for each in them)
-        salt = bytes(one.row["salt"] or b"")
+        salt = bytes(account.row["salt"] or b"")
         for sent in bodies:
             mine = meant.get(address(salt, sent), ())
             intents[sent] += len(mine)

@@ -178,7 +178,7 @@ class Scene:
     def holding(self) -> Process:
         """Return the dispatcher that holds the one running step."""
         found = wait_until(self.holders, within=5, what="a step is held")
-        return next(one for one in self.dispatchers if one.alive and one.pid in found)
+        return next(dispatcher for dispatcher in self.dispatchers if dispatcher.alive and dispatcher.pid in found)
 
 
 async def execute(url: str, statement: str, *, script: bool = False) -> list[Any]:

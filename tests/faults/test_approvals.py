@@ -118,7 +118,9 @@ def test_no_step_is_executed_without_a_valid_approval(
     with ThreadPoolExecutor(CALLERS) as callers:
         list(callers.map(lambda seed: begun(shared, seed), range(RUNS)))
         waiting = [row[0] for row in shared.rows("SELECT id FROM runs WHERE state = 'awaiting_approval' ORDER BY id")]
-        kinds = dict(zip(waiting, callers.map(lambda one: decided(shared, *one), enumerate(waiting)), strict=True))
+        kinds = dict(
+            zip(waiting, callers.map(lambda arguments: decided(shared, *arguments), enumerate(waiting)), strict=True)
+        )
         over.set()
         restarts = breaking.result(PATIENCE)
         wait_until(lambda: not shared.open_runs(), within=WAIT + PATIENCE, what="every run has ended")
@@ -197,7 +199,7 @@ def test_plans_that_wait_for_an_approval_outlive_an_upgrade(tmp_path: Path, earl
         decide(runs[3], "refuse")
         system.replace(PRESENT, "gateway", 0)
         waiting = asked_of(url, "GET", "/v1/approvals")["data"]
-        assert {one["run"] for one in waiting} == set(runs[4:])
+        assert {approval["run"] for approval in waiting} == set(runs[4:])
         decide(runs[4], "approve")
         decide(runs[5], "refuse")
         states = {run["id"]: (run["state"], run["error"]) for run in system.runs()}

@@ -158,7 +158,10 @@ def test_a_half_open_caller_holds_nothing(system: Scene, wire: Line) -> None:
 def connections(system: Scene) -> int:
     """Return how many callers are connected to the gateway."""
     found = psutil.Process(system.gateway.pid).net_connections("tcp")
-    return sum(one.laddr.port == system.gateway.port and one.status == psutil.CONN_ESTABLISHED for one in found)
+    return sum(
+        connection.laddr.port == system.gateway.port and connection.status == psutil.CONN_ESTABLISHED
+        for connection in found
+    )
 
 
 @at("F-30", "callers who read slowly", "others unaffected; no more than 1 MiB for each of them")

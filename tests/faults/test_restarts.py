@@ -81,7 +81,7 @@ def test_a_dispatcher_that_stops_finishes_its_call(system: Scene) -> None:
     system.stub.always("alpha", Reply(chunks=("alpha ", "says so.")))
     for _ in range(5):
         assert ask(system.gateway, "baton-mini").status == 200
-        assert victim not in [one for one in system.dispatchers if not one.alive] or calling.done()
+        assert victim not in [dispatcher for dispatcher in system.dispatchers if not dispatcher.alive] or calling.done()
     answered = calling.result(30)
     assert answered.status == 200
     assert victim.ended() == 0

@@ -159,11 +159,11 @@ def test_a_restored_journal_against_a_newer_redis_and_later_calls(
             runs = {run.id: run for run in accounts(server.url)}
             assert runs.keys() == {kept["run"], *(one["run"] for one in answers), again["run"]}
             assert len(stub.requests()) == asked + 1, "nothing is called again"
-            for one in answers:
-                assert (runs[one["run"]].row["state"], runs[one["run"]].row["error"]) == ("failed", "restored")
-                assert runs[one["run"]].outcomes()[-1] == ["unknown"]
-                assert runs[one["run"]].row["held_usd"] == 0
-                assert one["run"] in told
+            for answer in answers:
+                assert (runs[answer["run"]].row["state"], runs[answer["run"]].row["error"]) == ("failed", "restored")
+                assert runs[answer["run"]].outcomes()[-1] == ["unknown"]
+                assert runs[answer["run"]].row["held_usd"] == 0
+                assert answer["run"] in told
             assert scene.violations() == []
         missing = {one["run"]: one for one in found["missing"] if not one["known"]}
         assert {run: one["usd"] for run, one in missing.items()} == {one["run"]: one["cost_usd"] for one in lost}

@@ -71,7 +71,7 @@ def test_every_run_gets_one_shadow_and_no_caller_notices(
     over.set()
     kills = killing.result(PATIENCE)
     wait_until(lambda: not lacking(shared), within=PATIENCE, what="every run has its shadow")
-    assert {(one.status, one.text) for one in answers} == {(200, "alpha says so.")}
+    assert {(answer.status, answer.text) for answer in answers} == {(200, "alpha says so.")}
     assert settle(shared, 60) == [], "the auditor finds no call, text or money where it does not belong"
     ours = {run.id: run for run in accounts(shared.database)}
     callers_runs = [name for name, run in ours.items() if run.row["origin_kind"] is None]

@@ -154,7 +154,7 @@ def test_a_poisoned_step_is_given_up(system: Scene, how: str, record_property: R
     system.mend()
     assert settle(system) == []
     assert len(system.orders.taken) == MOST_DELIVERIES
-    (poisoned,) = [one for one in accounts(system.database) if one.row["state"] == "failed"]
+    (poisoned,) = [account for account in accounts(system.database) if account.row["state"] == "failed"]
     (failed,) = poisoned.bodies(Kind.STEP_FAILED)
     assert (failed["error"], failed["deliveries"]) == ("dead_letter", MOST_DELIVERIES)
     assert system.stub.requests("epsilon") == []

@@ -98,7 +98,7 @@ async def test_a_key_is_made_rotated_and_revoked_and_the_log_says_by_whom(admin:
         assert await statuses(admin, first, rotated["key"]) == [401, 401]
         assert await refused(client, "POST", f"/keys/{made['id']}/rotate") == (409, "key_not_in_force")
         logged = (await asked(client, "GET", f"/changes?target={made['id']}"))["data"]
-    assert [(one["action"], one["actor"], one["via"]) for one in logged] == [
+    assert [(entry["action"], entry["actor"], entry["via"]) for entry in logged] == [
         ("key.revoked", "boss", "key"),
         ("key.rotated", "boss", "key"),
         ("key.added", "boss", "key"),
@@ -260,7 +260,7 @@ async def test_budgets_are_set_shown_and_removed(admin: AdminStandIn) -> None:
         assert await asked(client, "DELETE", "/budgets/acme/key/robot/day") == {"id": made["id"], "removed": True}
         assert await refused(client, "GET", "/budgets/acme/key/robot/day") == (404, "not_found")
         logged = (await asked(client, "GET", "/changes?target=acme/key/robot/day"))["data"]
-        assert [one["action"] for one in logged] == ["budget.removed", "budget.set", "budget.set"]
+        assert [entry["action"] for entry in logged] == ["budget.removed", "budget.set", "budget.set"]
     async with admin.client(await admin.add_key("root", tenant="ops", all_tenants=True)) as client:
         await asked(client, "POST", "/budgets", json=whole | {"tenant": "acme"})
         unknown = await refused(client, "POST", "/budgets", json=whole | {"tenant": "acmee"})
@@ -289,13 +289,13 @@ async def test_the_account_of_one_user_is_found_by_the_users_name(admin: AdminSt
     async with admin.client(await admin.add_key("boss")) as client:
         for query, held in (("", [0.0002, 0.0001]), ("?of=bob", [0.0002]), ("?of=nobody", [])):
             shown = await asked(client, "GET", f"/budgets/acme/user/*/day{query}")
-            assert [one["held"] for one in shown["windows"]] == held
+            assert [window["held"] for window in shown["windows"]] == held
 
 
 async def test_the_pool_and_its_rules_are_shown_and_a_file_is_compared(admin: AdminStandIn) -> None:
     async with admin.client(await admin.add_key("devel", "developer")) as client:
         workers = (await asked(client, "GET", "/workers"))["data"]
-        assert [(one["name"], one["state"], one["tiers"]) for one in workers] == [
+        assert [(worker["name"], worker["state"], worker["tiers"]) for worker in workers] == [
             ("alpha", "closed", ["baton-mini"]),
             ("beta", "open", ["baton-mini", "baton-ultra"]),
         ]
@@ -303,7 +303,7 @@ async def test_the_pool_and_its_rules_are_shown_and_a_file_is_compared(admin: Ad
         assert (policy["catalog"], policy["rules"]) == (CATALOG.digest, [])
         found = await asked(client, "POST", "/policy/diff", json={"pool": POOL})
         assert found["widens"]
-        assert {one["worker"] for one in found["witnesses"]} == {"alpha"}
+        assert {witness["worker"] for witness in found["witnesses"]} == {"alpha"}
         table = await asked(client, "POST", "/policy/check", json={"pool": POOL})
         (secret,) = [row for row in table["shown"] if row["labels"] == ["secret"]]
         assert (secret["tier"], secret["recipients"]) == ("baton-mini", ["alpha"])
@@ -367,7 +367,7 @@ async def test_a_version_is_promoted_and_rolled_back_by_its_author(admin: AdminS
         assert (await asked(client, "POST", "/conductors/alpha/rollback"))["live"] == ""
         assert [row["name"] for row in (await asked(client, "GET", "/conductors"))["data"]] == ["alpha"]
         logged = (await asked(client, "GET", "/changes?target=alpha"))["data"]
-    assert [(one["action"], one["actor"]) for one in logged][:2] == [
+    assert [(entry["action"], entry["actor"]) for entry in logged][:2] == [
         ("conductor.rolled_back", "root"),
         ("conductor.promoted", "root"),
     ]
@@ -392,7 +392,7 @@ async def test_a_subject_is_put_in_a_tiers_place_and_rolled_back_by_its_author(a
         assert (listed["baton-mini"]["live"], listed["baton-mini"]["missing"]) == ("worker beta", [])
         assert (await asked(client, "POST", "/tiers/baton-mini/rollback"))["live"] == ""
         logged = (await asked(client, "GET", "/changes?target=baton-mini"))["data"]
-    assert [(one["action"], one["actor"]) for one in logged] == [
+    assert [(entry["action"], entry["actor"]) for entry in logged] == [
         ("tier.rolled_back", "root"),
         ("tier.promoted", "root"),
         ("tier.canary", "root"),

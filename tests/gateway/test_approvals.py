@@ -144,7 +144,7 @@ async def test_texts_of_a_plan_are_shown_to_those_who_may_read_them_and_every_re
     reading = AdminEventQuery(action=CONTENT_READ)
     found = await runtime.context.store.admin_events(reading)
     once = {"what": "approval", "shown": f"{listed['digest']} waiting"}
-    assert [(one.target, one.after) for one in found] == [(run, once)]
+    assert [(event.target, event.after) for event in found] == [(run, once)]
     for path in ("/v1/approvals", "/v1/approvals", f"/v1/approvals/{run}"):
         assert (await boss.get(path)).status_code == 200
     assert len(await runtime.context.store.admin_events(reading)) == 1, "nothing new was shown"
@@ -169,12 +169,12 @@ async def test_decided_plans_are_listed_page_by_page_and_without_content_if_none
         found: dict[str, Any] = (await boss.get("/v1/approvals", params=query)).json()
         return found
 
-    assert [one["run"] for one in (await listed())["data"]] == [second]
+    assert [approval["run"] for approval in (await listed())["data"]] == [second]
     page = await listed(status="decided", limit=2)
     [newest] = page["data"]
     assert (newest["run"], newest["status"], newest["decision"]["reason"]) == (third, "refused", "Nor this.")
     page = await listed(status="decided", limit=2, after=page["next"])
-    assert ([one["run"] for one in page["data"]], page["has_more"]) == ([first], False)
+    assert ([approval["run"] for approval in page["data"]], page["has_more"]) == ([first], False)
     assert (await boss.get("/v1/approvals", params={"after": "x"})).json()["error"]["param"] == "after"
     read = await notes(runtime)
     [plain, *_rest] = (await listed(status="all", words=False))["data"]
@@ -236,8 +236,8 @@ async def test_whoever_wrote_a_plan_does_not_approve_it_for_a_run_that_somebody_
         plan = (await editor.patch(f"/v1/plans/{first['id']}", json=edit)).json()
         begun = await beginner.post(f"/v1/plans/{plan['id']}/run")
         run = begun.json()["baton"]["run"]
-        refused = [await decide(one, run) for one in (author, editor, beginner)]
-        assert [(one.status_code, one.json()["error"]["code"]) for one in refused] == [(403, "own_run")] * 3
+        refused = [await decide(person, run) for person in (author, editor, beginner)]
+        assert [(reply.status_code, reply.json()["error"]["code"]) for reply in refused] == [(403, "own_run")] * 3
         assert (await decide(boss, run)).json()["status"] == "approved"
         assert (await ended_row(runtime.context.store, run)).state == "succeeded"
 
@@ -275,7 +275,7 @@ async def test_only_approved_workers_take_over_and_the_price_is_a_limit(
     run = (await waiting(caller))["baton"]["run"]
     await decide(boss, run, replacements=["gamma"])
     assert (await ended_row(runtime.context.store, run)).state == "succeeded"
-    assert [one.json["model"] for one in stub.requests][-1] == "gamma"
+    assert [request.json["model"] for request in stub.requests][-1] == "gamma"
     assert not stub.of("beta"), "nobody has approved beta, which comes before gamma"
     poor = (await waiting(caller))["baton"]["run"]
     assert (await decide(boss, poor, max_usd=1e9)).status_code == 400
@@ -381,7 +381,7 @@ async def test_an_approval_is_void_for_a_worker_that_has_changed(
     stub.always("gamma", Reply(chunks=("4.",)))
     assert (await decide(boss, run, replacements=["gamma"])).json()["decision"]["workers"] == ["gamma"]
     assert (await ended_row(runtime.context.store, run)).state == "succeeded"
-    assert [one.json["model"] for one in stub.requests] == ["gamma"]
+    assert [request.json["model"] for request in stub.requests] == ["gamma"]
 
 
 async def test_an_approval_that_lowers_the_price_is_no_falsification(

@@ -45,7 +45,7 @@ async def test_a_planned_run_is_explained_step_by_step(stub: ProviderStub, clien
     events = (await client.get(f"{body['baton']['audit']}/events")).json()["data"]
     assert [event["seq"] for event in events] == list(range(1, len(events) + 1))
     listed = (await client.get("/v1/runs?worker=beta&state=succeeded")).json()["data"]
-    assert [one["id"] for one in listed] == [run["id"]]
+    assert [entry["id"] for entry in listed] == [run["id"]]
 
 
 async def test_a_replaced_worker_is_shown(stub: ProviderStub, client: httpx.AsyncClient) -> None:
@@ -84,7 +84,7 @@ async def test_pages_of_real_runs_hold_each_once(client: httpx.AsyncClient) -> N
     path = "/v1/runs?limit=2"
     while path:
         page = (await client.get(path)).json()
-        seen += [one["id"] for one in page["data"]]
+        seen += [entry["id"] for entry in page["data"]]
         path = f"/v1/runs?limit=2&after={page['next']}" if page["has_more"] else ""
     assert seen == made[::-1]
 
@@ -153,6 +153,6 @@ async def test_a_run_that_follows_from_another_one_names_it(
     queries = {"origin_kind=replay": run["id"], f"origin_run={first}": run["id"], "origin_kind=none": first}
     for query, found in queries.items():
         listed = (await client.get(f"/v1/runs?{query}")).json()["data"]
-        assert [one["id"] for one in listed] == [found]
+        assert [entry["id"] for entry in listed] == [found]
     events = (await client.get(f"/v1/runs/{ended.state.run}/events")).json()["data"]
     assert (events[0]["body"]["origin_kind"], events[0]["body"]["origin_run"]) == ("replay", first)

@@ -514,7 +514,7 @@ async def test_a_bug_is_a_500_that_tells_nothing(
     assert error["code"] == "internal_error"
     assert "mine-1" in error["message"]
     assert reply.headers["x-request-id"] == "mine-1"
-    [record] = [one for one in caplog.records if one.levelno == logging.ERROR]
+    [record] = [record for record in caplog.records if record.levelno == logging.ERROR]
     assert record.__dict__["fields"]["error"].startswith("RuntimeError at ")
     assert CANARY not in str(record.__dict__)
 

@@ -32,7 +32,7 @@ def frames(reply: httpx.Response) -> list[str]:
 
 def chunks(reply: httpx.Response) -> list[dict[str, Any]]:
     data = [frame.partition("data: ")[2] for frame in frames(reply) if "data: {" in frame]
-    return [orjson.loads(one) for one in data]
+    return [orjson.loads(line) for line in data]
 
 
 async def test_a_reply_is_a_chat_completion(gateway: GatewayStandIn, key: str) -> None:

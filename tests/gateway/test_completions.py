@@ -58,7 +58,7 @@ async def test_a_stream_says_the_same(client: httpx.AsyncClient) -> None:
     lines = (await client.post("/v1/completions", json=asked)).text.split("\n\n")
     assert lines[-2].endswith("data: [DONE]")
     data = [line.partition("data: ")[2] for line in lines]
-    *chunks, last = [json.loads(one) for one in data if one.startswith("{")]
+    *chunks, last = [json.loads(line) for line in data if line.startswith("{")]
     assert {chunk["object"] for chunk in (*chunks, last)} == {"text_completion"}
     assert "".join(choice["text"] for chunk in chunks for choice in chunk["choices"]) == "Four."
     assert [chunk["choices"][0]["finish_reason"] for chunk in chunks][-2:] == [None, "stop"]

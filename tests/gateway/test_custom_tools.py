@@ -59,7 +59,7 @@ async def streamed(client: httpx.AsyncClient, body: dict[str, Any]) -> tuple[dic
         deltas = [choice["delta"] for choice in chunk["choices"]]
         for delta in deltas:
             pieces += delta.get("tool_calls", ())
-            delta["tool_calls"] = [one for one in delta.get("tool_calls", ()) if "function" in one]
+            delta["tool_calls"] = [call for call in delta.get("tool_calls", ()) if "function" in call]
         exactly(ChatCompletionChunk, chunk)
         published("CreateChatCompletionStreamResponse", chunk)
     for piece in pieces:
@@ -107,7 +107,7 @@ async def test_results_go_on_with_the_run(stub: ProviderStub, client: httpx.Asyn
     sent = [received.json for received in stub.of("alpha")]
     assert sent[0]["tool_choice"] == chosen("patch", "function")
     said = sent[2]["messages"][1]["tool_calls"][0]["function"], sent[2]["messages"][3]["tool_calls"][0]["function"]
-    assert [json.loads(one["arguments"]) for one in said] == [{"input": "one"}, {"input": "two"}]
+    assert [json.loads(call["arguments"]) for call in said] == [{"input": "one"}, {"input": "two"}]
     assert [message["content"] for message in sent[2]["messages"] if message["role"] == "tool"] == [
         "patched",
         "patched again",

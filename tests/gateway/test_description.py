@@ -29,17 +29,17 @@ def test_every_public_route_is_described(gateway: GatewayStandIn, document: dict
 
 def test_every_operation_is_named_explained_and_typed(document: dict[str, Any]) -> None:
     named = [*operations(document)]
-    assert len({one["operationId"] for _, one in named}) == len(named)
-    for path, one in named:
-        assert one["tags"], path
-        assert one["summary"].endswith("."), path
-        assert one["description"].endswith("."), path
-        assert all(parameter.get("description") for parameter in one.get("parameters", ())), path
-        assert "422" not in one["responses"], path
-        assert one["responses"]["200"]["headers"]["x-request-id"], path
+    assert len({operation["operationId"] for _, operation in named}) == len(named)
+    for path, operation in named:
+        assert operation["tags"], path
+        assert operation["summary"].endswith("."), path
+        assert operation["description"].endswith("."), path
+        assert all(parameter.get("description") for parameter in operation.get("parameters", ())), path
+        assert "422" not in operation["responses"], path
+        assert operation["responses"]["200"]["headers"]["x-request-id"], path
         is_public = not path.startswith("/v1/")
-        assert bool(one.get("security")) != is_public, path
-        for medium, content in one["responses"]["200"]["content"].items():
+        assert bool(operation.get("security")) != is_public, path
+        for medium, content in operation["responses"]["200"]["content"].items():
             if medium == "application/json" and path != "/openapi.json":
                 assert content["schema"], path
             if medium == "text/event-stream":

@@ -33,7 +33,7 @@ REPLIES: dict[str, Reply] = {
 def events(reply: httpx.Response) -> list[dict[str, Any]]:
     data = [event.partition("data: ")[2] for event in reply.text.split("\n\n")]
     assert reply.text.endswith("data: [DONE]\n\n") or "error" in data[-2]
-    return [json.loads(one) for one in data if one.startswith("{")]
+    return [json.loads(line) for line in data if line.startswith("{")]
 
 
 @pytest.mark.parametrize("logprobs", [False, True])

@@ -93,7 +93,7 @@ def literals() -> set[str]:
     """The words of the phrases of the module that writes the sentences."""
     tree = ast.parse(Path(explanation_words.__file__).read_text())
     constants = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)]
-    return {word for one in constants if isinstance(one, str) for word in WORD.findall(one)}
+    return {word for constant in constants if isinstance(constant, str) for word in WORD.findall(constant)}
 
 
 def values(data: Any) -> Iterator[Any]:
@@ -113,9 +113,9 @@ def invented(data: dict[str, Any], known: set[str]) -> list[str]:
     """The words and figures of an explanation that are neither in its data nor in the module's phrases."""
     found = list(values(data))
     left = data["text"]
-    for text in sorted({one for one in found if isinstance(one, str) and one}, key=len, reverse=True):
+    for text in sorted({value for value in found if isinstance(value, str) and value}, key=len, reverse=True):
         left = re.sub(rf"(?<!\w){re.escape(text)}(?!\w)", " ", left)
-    figures = [one for one in found if not isinstance(one, str)]
+    figures = [value for value in found if not isinstance(value, str)]
     numbers = []
     for one in NUMBER.findall(left):
         if not any(abs(float(one) - known) < 1e-9 for known in figures):
@@ -142,7 +142,7 @@ def test_the_words_of_many_runs_have_no_figure_and_no_name_that_is_not_in_the_da
         assert "\x1b" not in data["text"]
         assert invented(data | {"quoted": list(clean.values())}, known) == [], data["text"]
         seen |= {gap["cause"] for gap in data["unknown"]}
-        seen |= {one["reason"]["state"] for step in data["steps"] for one in (step, step["withheld"])}
+        seen |= {part["reason"]["state"] for step in data["steps"] for part in (step, step["withheld"])}
         seen |= {data["shape"]["decided_by"]}
     expected = {"not_asked", "none", "given", "erased", "not_shown", "not_reported", "no_prices", "outcome_lost"}
     assert seen >= expected | {"conductor", "caller", "fixed_plan", "random_plan", "selector", "not_rated"}

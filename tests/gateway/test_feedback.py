@@ -96,7 +96,7 @@ async def test_the_same_request_rates_once_and_another_rates_again(opened: Runti
     assert (await rate(client, run, "one", thumbs="down")).status_code == 409
     assert (await rate(client, run, "two", thumbs="down")).status_code == 200
     assert (await rate(client, run, thumbs="down")).status_code == 200
-    assert [one.score for one in await opened.context.store.feedback(run)] == [1.0, 0.0, 0.0]
+    assert [rating.score for rating in await opened.context.store.feedback(run)] == [1.0, 0.0, 0.0]
 
 
 async def test_another_tenants_run_is_not_there(opened: Runtime, client: httpx.AsyncClient) -> None:

@@ -27,7 +27,7 @@ async def test_a_hold_is_placed_listed_and_released_by_an_owner_of_all_tenants(a
         assert user["tenant"] == ""
         released = await asked(client, "POST", f"/holds/{placed['id']}/release")
         assert (released["released_by"], released["in_force"]) == ("root", False)
-        assert [one["id"] for one in (await asked(client, "GET", "/holds?in_force=true"))["data"]] == [user["id"]]
+        assert [hold["id"] for hold in (await asked(client, "GET", "/holds?in_force=true"))["data"]] == [user["id"]]
         changes = (await asked(client, "GET", f"/changes?target={placed['id']}"))["data"]
         assert [(change["action"], change["actor"]) for change in changes] == [
             ("hold.released", "root"),
@@ -46,6 +46,6 @@ async def test_an_owner_of_one_tenant_sees_its_holds_and_changes_none(admin: Adm
         mine = await asked(client, "POST", "/holds", json={"scope": "tenant", "name": "other", "reason": "x"})
         await asked(client, "POST", "/holds", json={"scope": "tenant", "name": "ops", "reason": "y"})
     async with admin.client(await admin.add_key("boss", tenant="other")) as client:
-        assert [one["id"] for one in (await asked(client, "GET", "/holds"))["data"]] == [mine["id"]]
+        assert [hold["id"] for hold in (await asked(client, "GET", "/holds"))["data"]] == [mine["id"]]
         assert await refused(client, "POST", f"/holds/{mine['id']}/release") == (403, "insufficient_scope")
         assert await refused(client, "POST", "/holds", json=CASE) == (403, "insufficient_scope")

@@ -208,7 +208,7 @@ async def test_a_run_is_heard_by_all_who_ask(stub: ProviderStub, opened: Runtime
     stub.always("alpha", Reply(first_delay=0.4))
     async with calling(opened, await key_of(opened)) as client:
         heard = await asyncio.gather(*(stream(client, body(), "one") for _ in range(5)))
-    assert {one.text for one in heard} == {"Hello there."}
+    assert {stream.text for stream in heard} == {"Hello there."}
     assert len(stub.requests) == 1
 
 

@@ -32,7 +32,7 @@ async def test_events_are_sent_as_they_are_committed_and_a_reconnect_goes_on_beh
     stub.script("beta", Hang())
     order = {"model": "baton-mini", "input": "2 + 2?", "background": True, "baton": {"plan": STEPS}}
     run = (await client.post("/v1/responses", json=order)).json()["id"].removeprefix("resp_")
-    await until(lambda: any(one.model == "beta" for one in stub.requests))
+    await until(lambda: any(request.model == "beta" for request in stub.requests))
     async with asyncio.TaskGroup() as group:
         following = group.create_task(followed(client, run))
         await asyncio.sleep(0)
@@ -40,7 +40,7 @@ async def test_events_are_sent_as_they_are_committed_and_a_reconnect_goes_on_beh
     whole = (await client.get(f"/v1/runs/{run}/events")).json()["data"]
     assert whole[-1]["kind"] in ("run.cancelled", "call.finished")
     assert [body for _, body in following.result()] == whole
-    assert [id_ for id_, _ in following.result()] == [one["seq"] for one in whole]
+    assert [id_ for id_, _ in following.result()] == [event["seq"] for event in whole]
     for cut in (0, 1, len(whole) // 2, len(whole)):
         assert [id_ for id_, _ in await followed(client, run, cut)] == list(range(cut + 1, len(whole) + 1))
 

@@ -95,7 +95,7 @@ async def test_vercels_second_turn_refers_to_the_first(stub: ProviderStub, clien
     third = await client.post(RESPONSES, json={"model": "baton-mini", "input": asked, "tools": tools})
     assert third.status_code == 200, third.text
     sent = stub.of("alpha")[-1].json["messages"]
-    assert [(one["role"], one.get("content") or "") for one in sent] == [
+    assert [(message["role"], message.get("content") or "") for message in sent] == [
         ("user", "Hi"),
         ("assistant", "Let me look."),
         ("tool", "x"),

@@ -160,7 +160,7 @@ async def test_what_is_honoured_is_seen_at_the_worker_or_in_the_reply(
             stub.always(worker, reply)
         answer = await asked_of(client, **more)
         assert answer.status_code == 200, (name, answer.text)
-        sent = [one.json for worker in ("alpha", "beta") for one in stub.of(worker)]
+        sent = [request.json for worker in ("alpha", "beta") for request in stub.of(worker)]
         seen[name], expected[name] = see(answer, sent[-1]), value
         stub.requests.clear()
     assert seen == expected

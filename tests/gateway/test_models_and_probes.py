@@ -27,7 +27,7 @@ async def test_models_come_in_pages_in_both_shapes(gateway: GatewayStandIn, key:
 
         async def page(asked: str, **headers: str) -> tuple[list[str], object, object, object]:
             body = (await client.get(f"/v1/models{asked}", headers=headers)).json()
-            return [one["id"] for one in body["data"]], body["first_id"], body["last_id"], body["has_more"]
+            return [model["id"] for model in body["data"]], body["first_id"], body["last_id"], body["has_more"]
 
         for headers in ({}, {"anthropic-version": "2023-06-01"}):
             assert await page("", **headers) == (["baton-mini", "mini"], "baton-mini", "mini", False)

@@ -41,7 +41,7 @@ async def test_a_stream_ends_with_its_key_though_nothing_else_happens(
             assert (await anext(listed)).data
             assert (await anext(journal)).data
             await context.store.revoke_key(key.split("_")[1], context.now(), by=Actor("test", "command"))
-            assert not [one async for one in listed if one.name == "page"]
+            assert not [event async for event in listed if event.name == "page"]
             async for event in journal:
                 assert event.data
 

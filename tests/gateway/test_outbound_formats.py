@@ -228,7 +228,7 @@ async def test_files_of_openais_formats_reach_workers_in_theirs(
             whole = (await client.post(path, json=response({"file_data": URL, "filename": "Report"})[1])).json()
             items = (await client.get(f"/v1/responses/{whole['id']}/input_items")).json()["data"]
             assert items[0]["content"][0]["file_data"] == URL
-    sent = [one.json["messages"][0]["content"][0] for one in stub.of("alpha")]
+    sent = [request.json["messages"][0]["content"][0] for request in stub.of("alpha")]
     assert sent[:2] == sent[2:4] == [SHOWN["anthropic"], {"type": "text", "text": MADE}]
 
 

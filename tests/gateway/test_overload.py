@@ -43,7 +43,7 @@ async def busy() -> AsyncIterator[Busy]:
             yield gateway
         finally:
             gateway.done.set()
-            assert [(await one).status_code for one in running] == [200] * 3
+            assert [(await call).status_code for call in running] == [200] * 3
 
 
 async def untouched() -> AsyncIterator[bytes]:
@@ -91,7 +91,7 @@ async def test_bodies_that_arrive_together_are_bounded_together() -> None:
         for reply in (announced, told):
             assert (reply.status_code, reply.headers["retry-after"]) == (503, "1")
         going_on.set()
-        assert [(await one).status_code for one in sending] == [200, 200]
+        assert [(await call).status_code for call in sending] == [200, 200]
         assert (await client.post("/v1/chat/completions", content=slow(), headers=kind)).status_code == 200
 
 
@@ -128,7 +128,7 @@ async def test_a_key_is_looked_up_once_for_all_who_bring_it(fails: bool) -> None
         await let_others_run()
         assert slow.lookups == 1
         slow.answers.set()
-    assert {one.result().status_code for one in asking} == {503 if fails else 200}
+    assert {call.result().status_code for call in asking} == {503 if fails else 200}
     assert gateway.store.lookups == (0 if fails else 1)
 
 
@@ -154,8 +154,8 @@ async def test_a_flood_of_keys_is_bounded_and_known_ones_get_in() -> None:
     async with asyncio.TaskGroup() as group:
         flood = [group.create_task(models(gateway, f"bt_stranger{n:03}_{SECRET}")) for n in range(LOOKUPS + 20)]
         await until(lambda: slow.lookups == LOOKUPS)
-        await until(lambda: sum(one.done() for one in flood) >= 20)
-        assert [one.result().status_code for one in flood if one.done()] == [503] * 20
+        await until(lambda: sum(call.done() for call in flood) >= 20)
+        assert [call.result().status_code for call in flood if call.done()] == [503] * 20
         assert (await models(gateway, known)).status_code == 200
         slow.answers.set()
-    assert [one.result().status_code for one in flood].count(401) == LOOKUPS
+    assert [call.result().status_code for call in flood].count(401) == LOOKUPS

@@ -105,7 +105,7 @@ async def test_many_overviews_of_a_tenant_leave_room_for_another_one(
         held.set()
         await asyncio.wait(flood)
     assert refused.pop().result().json()["error"]["code"] == "overloaded"
-    assert sorted(one.result().status_code for one in flood) == [200] * 4 + [503] * 2
+    assert sorted(call.result().status_code for call in flood) == [200] * 4 + [503] * 2
 
 
 async def test_streams_of_the_same_overview_share_its_making(opened: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,11 +121,11 @@ async def test_streams_of_the_same_overview_share_its_making(opened: Runtime, mo
         session = Session((("authorization", client.headers["authorization"]),))
         api = Api(stack.enter_context(app_over(opened.gateway)))
         streams = [await stack.enter_async_context(api.events(session, "/v1/overview/live")) for _ in range(8)]
-        assert {json.loads((await anext(one)).data)["total"]["runs"] for one in streams} == {0}
+        assert {json.loads((await anext(stream)).data)["total"]["runs"] for stream in streams} == {0}
         assert made == [1]
         await ask(client)
-        for one in streams:
-            while json.loads((await anext(one)).data or "{}").get("total", {}).get("ended") != 1:
+        for stream in streams:
+            while json.loads((await anext(stream)).data or "{}").get("total", {}).get("ended") != 1:
                 pass
         assert made[0] < 8
 

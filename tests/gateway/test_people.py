@@ -77,7 +77,7 @@ async def test_a_person_logs_in_changes_something_and_logs_out(admin: AdminStand
         assert (await browser.get("/admin/v1/me")).status_code == 401
         reply = await logged_in(browser, "ann")
         assert (reply.status_code, reply.headers["location"]) == (303, "/console")
-        cookie = next(one for one in reply.headers.get_list("set-cookie") if one.startswith(SESSION))
+        cookie = next(header for header in reply.headers.get_list("set-cookie") if header.startswith(SESSION))
         assert {"HttpOnly", "SameSite=lax", "Max-Age=900"} <= set(cookie.split("; "))
         me = (await browser.get("/admin/v1/me")).json()
         assert (me["id"], me["via"], me["tenant"], me["role"], me["all_tenants"]) == (

@@ -48,7 +48,7 @@ async def test_a_plan_is_made_and_nothing_of_it_is_executed(stub: ProviderStub, 
     assert {name: again[name] for name in ("plan", "digest", "revision")} == {
         name: shown[name] for name in ("plan", "digest", "revision")
     }
-    assert [one["id"] for one in (await client.get("/v1/plans")).json()["data"]] == [shown["id"]]
+    assert [plan["id"] for plan in (await client.get("/v1/plans")).json()["data"]] == [shown["id"]]
 
 
 async def test_what_runs_is_what_was_shown(stub: ProviderStub, client: httpx.AsyncClient, opened: Runtime) -> None:
@@ -61,14 +61,14 @@ async def test_what_runs_is_what_was_shown(stub: ProviderStub, client: httpx.Asy
     assert (await client.get(f"/v1/runs/{shown['run']}")).json()["preview"] is True
     for given, names in (("true", [shown["run"]]), ("false", [whole["id"]])):
         listed = (await client.get("/v1/runs", params={"preview": given, "include": "preview"})).json()["data"]
-        assert [(one["id"], one["preview"]) for one in listed] == [(name, given == "true") for name in names]
+        assert [(plan["id"], plan["preview"]) for plan in listed] == [(name, given == "true") for name in names]
     for outcome, found in (("ok", 1), ("error", 0), ("open", 0)):
         listed = (await client.get("/v1/runs", params={"worker": "beta", "outcome": outcome})).json()["data"]
         assert len(listed) == found
     state = await opened.gateway.store.journal(whole["id"])
     steps = [
-        Step(one["worker"], text, Access("user" in one["access"], tuple(one["access"][1:])), answers=bool(one["n"]))
-        for one, text in zip(whole["steps"], ("Think.", "Answer."), strict=True)
+        Step(step["worker"], text, Access("user" in step["access"], tuple(step["access"][1:])), answers=bool(step["n"]))
+        for step, text in zip(whole["steps"], ("Think.", "Answer."), strict=True)
     ]
     assert plan_digest(steps, state.events[0].fact.limits) == shown["digest"]  # type: ignore[attr-defined]
 
@@ -114,7 +114,7 @@ async def test_of_two_authors_who_have_seen_the_same_revision_one_is_refused(cli
     late = await client.patch(path, json={"revision": 1, "edits": [{"op": "remove", "step": 0}]})
     assert (late.status_code, late.json()["error"]["code"]) == (409, "revision_conflict")
     edits = [{"op": "change", "step": 0, "subtask": f"Think {n} times."} for n in range(3)]
-    at_once = await asyncio.gather(*[client.patch(path, json={"revision": 2, "edits": [one]}) for one in edits])
+    at_once = await asyncio.gather(*[client.patch(path, json={"revision": 2, "edits": [edit]}) for edit in edits])
     assert sorted(reply.status_code for reply in at_once) == [200, 409, 409]
     assert len((await client.get(path)).json()["revisions"]) == 3
 
@@ -170,11 +170,13 @@ async def test_it_says_who_would_see_what_and_why(stub: ProviderStub, client: ht
     plans(stub, plan_text((0, "Think.", ["user"]), (1, "Check.", ["user"]), (2, "Answer.", [1])))
     asked = await client.post("/v1/plans", json=ASK | {"baton": {"pool": {"allow": ["alpha", "beta", "gamma"]}}})
     shown = asked.json()
-    assert [(one["recipient"], one["recipient_kind"]) for one in shown["disclosed"]] == [("planner", "conductor")]
+    assert [(disclosure["recipient"], disclosure["recipient_kind"]) for disclosure in shown["disclosed"]] == [
+        ("planner", "conductor")
+    ]
     last = shown["disclosures"][2]
     assert last["saw"] == {"user": False, "steps": [1], "tool_results": False}
     assert last["why"]["granted"] == ["step:1"]
-    assert [one["what"] for one in last["why"]["withheld"]] == ["user", "step:0"]
+    assert [part["what"] for part in last["why"]["withheld"]] == ["user", "step:0"]
     assert set(last["replacements"]) == {"alpha", "beta", "gamma"} - {last["recipient"]}
     run = (await client.post(f"/v1/plans/{shown['id']}/run")).headers["x-baton-run"]
     ledger = (await client.get("/v1/disclosures", params={"run": run, "order": "asc"})).json()["data"]
@@ -359,7 +361,7 @@ async def test_whoever_reads_a_plan_of_another_key_is_logged(client: httpx.Async
     reader, headers = await other_key(opened)
     assert (await client.get(f"/v1/plans/{shown['id']}", headers=headers)).status_code == 200
     found = await opened.gateway.store.admin_events(reading)
-    assert [(one.actor, one.target, one.after) for one in found] == [(reader, shown["run"], {"what": "plan"})]
+    assert [(event.actor, event.target, event.after) for event in found] == [(reader, shown["run"], {"what": "plan"})]
 
 
 async def test_the_labels_of_an_edits_author_stay_on_what_is_executed(
@@ -388,4 +390,4 @@ async def test_the_tags_of_plans_are_no_tampering(client: httpx.AsyncClient, ope
     store = opened.gateway.store
     await seal(store)
     report = await store._read(lambda conn: verify(conn, ()))  # type: ignore[attr-defined]
-    assert [one.rule for one in report.ordered()] == []
+    assert [finding.rule for finding in report.ordered()] == []

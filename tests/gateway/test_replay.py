@@ -84,7 +84,7 @@ async def test_without_changes_the_same_workers_see_the_same_and_no_conductor_is
     ]
     assert found["disclosures"]["both"] == 2
     assert found["disclosures"]["only_second"] == []
-    assert [one["role"] for one in found["disclosures"]["only_first"]] == ["conductor"]
+    assert [recipient["role"] for recipient in found["disclosures"]["only_first"]] == ["conductor"]
 
 
 async def test_rounds_and_nested_workflows_are_repeated_as_they_were_accepted(
@@ -92,7 +92,7 @@ async def test_rounds_and_nested_workflows_are_repeated_as_they_were_accepted(
 ) -> None:
     plans(stub, CHAIN, MEND, EMPTY)
     run = await answered(client, "baton-deep")
-    before = [one for one in called(stub) if one != "planner"]
+    before = [worker for worker in called(stub) if worker != "planner"]
     stub.requests.clear()
     again = await replayed(client, run)
     assert called(stub) == before
@@ -101,7 +101,7 @@ async def test_rounds_and_nested_workflows_are_repeated_as_they_were_accepted(
     stub.requests.clear()
     plans(stub, NESTED, INNER, EMPTY)
     run = await answered(client, "baton-nested")
-    before = [one for one in called(stub) if one != "planner"]
+    before = [worker for worker in called(stub) if worker != "planner"]
     assert len(before) == 4
     stub.requests.clear()
     again = await replayed(client, run)
@@ -118,7 +118,7 @@ async def test_from_a_step_on_the_outputs_before_are_kept_and_the_journal_names_
     run = await answered(client)
     [first, *_] = (await client.get(f"/v1/runs/{run}")).json()["steps"]
     done = (await client.get(f"/v1/runs/{run}/events")).json()["data"]
-    [ref] = [one["body"]["output"] for one in done if one["kind"] == "step.done" and one["body"]["n"] == 0]
+    [ref] = [event["body"]["output"] for event in done if event["kind"] == "step.done" and event["body"]["n"] == 0]
     stub.requests.clear()
     again = await replayed(client, run, from_step=1, worker="gamma")
     assert called(stub) == ["gamma"]
@@ -231,7 +231,7 @@ async def test_a_replay_of_anothers_run_is_logged_as_reading_it(opened: Runtime,
     again = await client.post(f"/v1/runs/{run}/replay", json={"wait": SECONDS}, headers=headers)
     await client.get(f"/v1/runs/{again.json()['id']}/compare/{run}", headers=headers)
     found = await opened.gateway.store.admin_events(reading)
-    assert [(one.actor, one.target, one.after) for one in found] == [
+    assert [(event.actor, event.target, event.after) for event in found] == [
         (row.id, run, {"what": "comparison"}),
         (row.id, run, {"what": "replay"}),
     ]
@@ -271,7 +271,7 @@ async def test_erasing_a_run_stops_and_erases_all_that_repeats_it(
     third = (await replay(client, second, worker="beta", wait=0)).json()["id"]
     await until(lambda: bool(stub.of("beta")))
     assert (await client.delete(f"/v1/runs/{run}")).status_code == 200
-    rows = [await opened.gateway.store.run(one) for one in (run, second, third)]
+    rows = [await opened.gateway.store.run(name) for name in (run, second, third)]
     assert [row.erased for row in rows] == [True, True, True]
     assert rows[2].state == "cancelled"
 
@@ -286,7 +286,7 @@ async def test_a_replay_is_listed_as_one_and_begun_once_for_each_idempotency_key
     ]
     assert first.json()["id"] == second.json()["id"]
     listed = (await client.get("/v1/runs?origin_kind=replay")).json()["data"]
-    assert [(one["id"], one["origin"]["run"]) for one in listed] == [(first.json()["id"], run)]
+    assert [(entry["id"], entry["origin"]["run"]) for entry in listed] == [(first.json()["id"], run)]
 
 
 async def test_labels_stay_on_what_is_kept_and_on_what_a_model_wrote(stub: ProviderStub, tmp_path: Path) -> None:
@@ -314,7 +314,7 @@ async def test_an_engine_that_has_the_journal_alone_carries_a_replay_out(stub: P
     async with running_service(tmp_path, pool) as opened, calling(opened) as client:
         plans(stub, CHAIN, MEND, EMPTY)
         run = await answered(client, "baton-deep")
-        second, third = [one for one in called(stub) if one != "planner"][1:]
+        second, third = [worker for worker in called(stub) if worker != "planner"][1:]
     async with running_service(tmp_path, pool, drives=False) as gateway, calling(gateway, name="again") as client:
         stub.requests.clear()
         reply = await client.post(f"/v1/runs/{run}/replay", json={"from_step": 1})

@@ -102,7 +102,7 @@ HONOURED: Mapping[str, tuple[dict[str, Any], Reply, Seen, object]] = {
     "include": (
         {"include": ["message.output_text.logprobs", "reasoning.encrypted_content"]},
         Reply(),
-        lambda _, body, sent: (sent["logprobs"], [one["token"] for one in logprobs_of(body)]),
+        lambda _, body, sent: (sent["logprobs"], [token["token"] for token in logprobs_of(body)]),
         (True, ["Hello", " there", "."]),
     ),
     "metadata": ({"metadata": {"a": "b"}}, Reply(), lambda _, body, __: body["metadata"], {"a": "b"}),
@@ -246,7 +246,7 @@ async def test_what_is_honoured_is_seen_at_the_worker_or_in_the_reply(
         answer = await asked_of(client, **more)
         assert answer.status_code == 200, (name, answer.text)
         body = {} if more.get("stream") else answer.json()
-        sent = [one.json for worker in ("alpha", "beta") for one in stub.of(worker)]
+        sent = [request.json for worker in ("alpha", "beta") for request in stub.of(worker)]
         seen[name], expected[name] = see(answer, body, sent[-1]), value
         stub.requests.clear()
     assert seen == expected
@@ -341,7 +341,7 @@ async def test_nothing_is_asked_by_zero_likeliest_tokens(stub: ProviderStub, cli
     chat = {"model": "baton-mini", "messages": [{"role": "user", "content": "Hi"}], "top_logprobs": 0}
     assert (await client.post("/v1/chat/completions", json=chat)).status_code == 200
     assert (await client.post("/v1/chat/completions", json=chat | {"logprobs": False})).status_code == 200
-    assert ["logprobs" in one.json for one in stub.requests] == [False] * 3
+    assert ["logprobs" in request.json for request in stub.requests] == [False] * 3
 
 
 async def test_what_is_refused_is_named(stub: ProviderStub, client: httpx.AsyncClient) -> None:

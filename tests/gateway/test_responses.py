@@ -206,7 +206,7 @@ async def test_input_items_come_in_pages(client: httpx.AsyncClient) -> None:
         body = (await client.get(path, params=query)).json()
         return [item["content"][0]["text"] for item in body["data"]], body["has_more"], body
 
-    words = [one["content"] for one in asked]
+    words = [message["content"] for message in asked]
     assert (await page())[:2] == (words[::-1], False)
     first, more, body = await page(order="asc", limit=2)
     assert (first, more) == (words[:2], True)
@@ -241,9 +241,9 @@ async def test_a_background_stream_is_left_and_taken_up(stub: ProviderStub, open
         heard = json.loads(line.removeprefix("data: "))
         response = heard["item_id"].replace("msg_", "resp_")
         rest = await events(client, response, starting_after=heard["sequence_number"])
-        text = heard["delta"] + "".join(one["delta"] for one in rest if one["type"].endswith("_text.delta"))
+        text = heard["delta"] + "".join(event["delta"] for event in rest if event["type"].endswith("_text.delta"))
         assert text == "Four."
-        assert [one["type"] for one in rest][-1] == "response.completed"
+        assert [event["type"] for event in rest][-1] == "response.completed"
         header = {"last-event-id": str(heard["sequence_number"])}
         again = await client.get(f"/v1/responses/{response}?stream=true", headers=header)
         assert json.loads(again.text.split("data: ")[1].split("\n")[0])["sequence_number"] > heard["sequence_number"]
@@ -254,13 +254,13 @@ async def test_a_background_response_can_be_heard_as_it_comes(stub: ProviderStub
     stub.script("alpha", Reply(chunks=("Fo", "ur", "."), header_delay=0.3, gap=0.2))
     begun = await made(client, background=True)
     told = await events(client, begun["id"])
-    deltas = [one["delta"] for one in told if one["type"] == "response.output_text.delta"]
+    deltas = [event["delta"] for event in told if event["type"] == "response.output_text.delta"]
     assert ("".join(deltas), len(deltas) > 1) == ("Four.", True)
 
 
 def numbered(told: list[dict[str, Any]]) -> list[tuple[int, str]]:
     """Each character of text and arguments with its number: that of its event less those behind it."""
-    deltas = [(one["sequence_number"], one["delta"]) for one in told if one["type"].endswith(".delta")]
+    deltas = [(event["sequence_number"], event["delta"]) for event in told if event["type"].endswith(".delta")]
     return [(number - len(text) + place + 1, char) for number, text in deltas for place, char in enumerate(text)]
 
 
@@ -290,7 +290,7 @@ async def test_a_stream_that_broke_off_in_the_middle_is_taken_up_to_its_failure(
 ) -> None:
     stub.always("alpha", Reply(chunks=("Fo", "ur", "."), fault=Reset(after=2), gap=0.1))
     begun = await made(client, background=True)
-    numbers = {one["sequence_number"]: one["type"] for one in await events(client, begun["id"])}
+    numbers = {event["sequence_number"]: event["type"] for event in await events(client, begun["id"])}
     assert list(numbers.values())[-2:] == ["response.output_text.delta", "response.failed"]
     for number in numbers:
         assert (await events(client, begun["id"], starting_after=number))[-1]["type"] == "response.failed"

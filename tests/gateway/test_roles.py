@@ -58,7 +58,7 @@ def matrix(routes: Iterable[Any]) -> Iterator[str]:
     """Yield the lines of the table of routes and roles."""
     yield f"| route | needs | {' | '.join(ROLES)} |"
     yield f"|---|---|{'---|' * len(ROLES)}"
-    for (method, path), scopes in sorted(declared(routes).items(), key=lambda one: (one[0][1], one[0][0])):
+    for (method, path), scopes in sorted(declared(routes).items(), key=lambda route: (route[0][1], route[0][0])):
         if scopes is None:
             continue
         marks = ["yes" if may(role, scopes) else "no" for role in ROLES]
@@ -208,8 +208,10 @@ async def test_an_owner_of_another_tenant_sees_and_changes_nothing(admin: AdminS
             else:
                 assert not re.search('acme|:"target"', reply.text) or method == "POST", path
     assert (await admin.store.key("target")) is not None
-    assert [one.usd for one in await admin.store.budgets("acme")] == [5]
-    assert not [one for one in await admin.store.admin_events(AdminEventQuery(tenant="acme")) if one.actor == "other"]
+    assert [budget.usd for budget in await admin.store.budgets("acme")] == [5]
+    assert not [
+        event for event in await admin.store.admin_events(AdminEventQuery(tenant="acme")) if event.actor == "other"
+    ]
 
 
 def test_roles_are_sets_of_scopes() -> None:

@@ -93,13 +93,13 @@ async def test_a_page_that_is_followed_sends_what_enters_changes_and_leaves(open
                 await begin(opened, "run_13", tenant="other")
                 await begin(opened, "run_14")
                 got = [await anext(events), await anext(events)]
-                assert [(one.name, orjson.loads(one.data)["id"]) for one in got] == [
+                assert [(event.name, orjson.loads(event.data)["id"]) for event in got] == [
                     ("run.left", "run_10"),
                     ("run", "run_14"),
                 ]
                 await end(opened, "run_11")
                 got = [await anext(events), await anext(events)]
-                assert [orjson.loads(one.data)["id"] for one in got] == ["run_11", "run_10"]
+                assert [orjson.loads(event.data)["id"] for event in got] == ["run_11", "run_10"]
 
 
 async def test_a_stream_of_a_list_needs_the_scope(opened: Runtime) -> None:

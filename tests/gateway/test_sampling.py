@@ -29,7 +29,7 @@ async def stub() -> AsyncIterator[ProviderStub]:
 
 def chunks(reply: httpx.Response) -> list[dict[str, Any]]:
     data = [event.partition("data: ")[2] for event in reply.text.split("\n\n")]
-    return [json.loads(one) for one in data if one.startswith("{")]
+    return [json.loads(line) for line in data if line.startswith("{")]
 
 
 def sent(stub: ProviderStub) -> Mapping[str, dict[str, Any]]:

@@ -82,8 +82,12 @@ async def test_a_step_shows_the_exact_messages_with_its_transcript(stub: Provide
     step = await in_full(runtime, run)
     sent = stub.of("alpha")[-1].json["messages"]
     assert [message["role"] for message in step["messages"]] == [message["role"] for message in sent]
-    assert [message.get("tool_call_id") for message in step["messages"]] == [one.get("tool_call_id") for one in sent]
-    assert [message.get("tool_calls") for message in step["messages"]] == [one.get("tool_calls") for one in sent]
+    assert [message.get("tool_call_id") for message in step["messages"]] == [
+        sent_message.get("tool_call_id") for sent_message in sent
+    ]
+    assert [message.get("tool_calls") for message in step["messages"]] == [
+        sent_message.get("tool_calls") for sent_message in sent
+    ]
     assert [result["content"][0]["text"] for result in step["exchanges"][0]["results"]] == ["A", "B"]
     assert step["exchanges"][0]["answered_at"] > step["exchanges"][0]["at"]
     shown = await whole(runtime, run)

@@ -113,9 +113,9 @@ async def test_a_streamed_turn_can_be_taken_up_again(stub: ProviderStub, client:
     rest = await stream(client, following, "second", last_event_id=str(part.numbers[-1]))
     assert part.text + rest.text == "".join(words)
     called = [
-        one for chunk in rest.chunks for choice in chunk["choices"] for one in choice["delta"].get("tool_calls", ())
+        call for chunk in rest.chunks for choice in chunk["choices"] for call in choice["delta"].get("tool_calls", ())
     ]
-    assert "".join(one["function"]["arguments"] for one in called) == '{"q": "b"}'
+    assert "".join(chunk["function"]["arguments"] for chunk in called) == '{"q": "b"}'
     assert rest.chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
     async with listening(client, "GET", f"/v1/runs/{run}/stream") as (heard, its):
         async for _ in its:

@@ -83,7 +83,7 @@ async def test_an_empty_answer_is_tried_once_more_with_another_worker(stub: Prov
         stub.always("beta", Reply(chunks=()))
         empty = await client.post("/v1/chat/completions", json=body())
         assert (empty.status_code, empty.json()["choices"][0]["message"]["content"]) == (200, "")
-        assert [one.model for one in stub.requests[-2:]] == ["alpha", "beta"]
+        assert [request.model for request in stub.requests[-2:]] == ["alpha", "beta"]
         for model in ("beta", "gamma"):
             stub.always(model, Fail(status=401))
         kept = await client.post("/v1/chat/completions", json=body())

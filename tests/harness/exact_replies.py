@@ -47,7 +47,7 @@ def _member(kind: Any, named: object) -> type[BaseModel]:
         return kind
     if get_origin(kind) is Annotated:
         return _member(get_args(kind)[0], named)
-    [found] = [one for one in get_args(kind) if named in get_args(one.model_fields["type"].annotation)]
+    [found] = [argument for argument in get_args(kind) if named in get_args(argument.model_fields["type"].annotation)]
     assert isinstance(found, type)
     return found
 

@@ -236,7 +236,7 @@ def kinds(journal: tuple[Event, ...]) -> list[Kind]:
 
 def of(journal: Sequence[Event], kind: Kind, **fields: Any) -> list[dict[str, Any]]:
     """Return the bodies of the events of this kind that have these values."""
-    return [dict(one.body) for one in journal if one.kind is kind and fields.items() <= one.body.items()]
+    return [dict(event.body) for event in journal if event.kind is kind and fields.items() <= event.body.items()]
 
 
 def plan(*steps: tuple[Any, str, list[Any]]) -> dict[str, Any]:

@@ -51,20 +51,22 @@ class Collector:
         for path, body in list(self.taken):
             if path == "/v1/traces":
                 found += _spans(body)
-        return sorted(found, key=lambda one: one.start)
+        return sorted(found, key=lambda exported: exported.start)
 
     @property
     def metrics(self) -> set[str]:
         """The names of all metrics."""
         bodies = [body for path, body in list(self.taken) if path == "/v1/metrics"]
-        parts = [one for body in bodies for one in ExportMetricsServiceRequest.FromString(body).resource_metrics]
+        parts = [
+            resource for body in bodies for resource in ExportMetricsServiceRequest.FromString(body).resource_metrics
+        ]
         return {metric.name for part in parts for scope in part.scope_metrics for metric in scope.metrics}
 
 
 def _spans(body: bytes) -> Iterator[Exported]:
     for part in ExportTraceServiceRequest.FromString(body).resource_spans:
         process = _values(part.resource.attributes)
-        for span in [one for scope in part.scope_spans for one in scope.spans]:
+        for span in [span for scope in part.scope_spans for span in scope.spans]:
             yield Exported(
                 name=span.name,
                 kind=KINDS[span.kind],
@@ -87,7 +89,7 @@ def _values(pairs: Any) -> dict[str, Any]:
 def _value(pair: KeyValue) -> Any:
     name = pair.value.WhichOneof("value")
     value = getattr(pair.value, name)
-    return tuple(one.string_value for one in value.values) if name == "array_value" else value
+    return tuple(item.string_value for item in value.values) if name == "array_value" else value
 
 
 @contextmanager

@@ -372,7 +372,7 @@ def nginx(ports: Sequence[int]) -> Iterator[Server]:
         raise ServerFailed("no nginx: install Debian's package nginx-light")
     with _directory("baton-nginx-", user) as directory:
         port = free_port()
-        gateways = "\n".join(f"    server 127.0.0.1:{one} max_fails=1 fail_timeout=1s;" for one in ports)
+        gateways = "\n".join(f"    server 127.0.0.1:{port} max_fails=1 fail_timeout=1s;" for port in ports)
         file = directory / "nginx.conf"
         file.write_text(NGINX.format(directory=directory, gateways=gateways, port=port))
         if user is not None:

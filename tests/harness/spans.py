@@ -39,16 +39,16 @@ class Spans:
     @property
     def ended(self) -> list[ReadableSpan]:
         """The spans that have ended, in the order of their beginnings."""
-        return sorted(self.exporter.get_finished_spans(), key=lambda one: one.start_time or 0)
+        return sorted(self.exporter.get_finished_spans(), key=lambda span: span.start_time or 0)
 
     async def named(self, name: str, count: int = 1) -> list[ReadableSpan]:
         """So many spans whose names begin so, once they have ended."""
 
         def found() -> list[ReadableSpan]:
-            return [one for one in self.ended if one.name.startswith(name)]
+            return [span for span in self.ended if span.name.startswith(name)]
 
         await until(lambda: len(found()) >= count, what=f"{count} spans {name}")
-        assert len(found()) == count, [one.name for one in self.ended]
+        assert len(found()) == count, [span.name for span in self.ended]
         return found()
 
     def points(self, metric: str) -> list[Any]:
@@ -56,7 +56,7 @@ class Spans:
         data = self.reader.get_metrics_data()
         scopes = [scope for resource in data.resource_metrics for scope in resource.scope_metrics] if data else []
         found = [one for scope in scopes for one in scope.metrics if one.name == metric]
-        return [point for one in found for point in one.data.data_points]
+        return [point for scope in found for point in scope.data.data_points]
 
 
 def parent(span: ReadableSpan) -> str:

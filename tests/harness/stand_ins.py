@@ -122,7 +122,7 @@ def journal_of(run: str, texts: Mapping[str, str], *, state: Kind = Kind.SUCCEED
         drafts += _executed(n, usage, len(texts[f"output{n}"]))
     end = {"step": 1, "usd": 100, "answer": "output1", "finish": "stop"}
     drafts.append(fact_from_json(state, end if state is Kind.SUCCEEDED else {"step": None, "error": "run_failed"}))
-    return tuple(Event.of(run, seq, 1e9 + seq, one) for seq, one in enumerate(drafts, 1))
+    return tuple(Event.of(run, seq, 1e9 + seq, draft) for seq, draft in enumerate(drafts, 1))
 
 
 def _approved() -> list[Fact]:
@@ -414,7 +414,7 @@ class ShelfStore:
     async def count_requests(self, asked: Sequence[RateRequest], now: float) -> tuple[RateReply, ...]:
         self._check()
         self.counted += len(asked)
-        for name in [name for one in asked for name, _ in one.limits]:
+        for name in [name for rate_request in asked for name, _ in rate_request.limits]:
             self.windows.setdefault(name, Window())
         return decide(self.windows, asked, self.uses, now)
 

@@ -81,7 +81,7 @@ class Installation:
     def holding(self) -> Process:
         """The dispatcher that holds the one running step."""
         found = wait_until(self.holders, what="a step is held")
-        return next(one for one in self.dispatchers if one.pid in found)
+        return next(dispatcher for dispatcher in self.dispatchers if dispatcher.pid in found)
 
 
 async def execute(url: str, statement: str) -> list[Any]:

@@ -88,9 +88,9 @@ def test_phoenix_shows_one_trace_over_two_processes(
             assert reply.status_code == 200
             spans = wait_until(lambda: shown(url), what="Phoenix shows the spans") or []
     by_name = {span["name"]: span for span in spans}
-    own = {name: one["context"]["span_id"] for name, one in by_name.items()}
+    own = {name: span["context"]["span_id"] for name, span in by_name.items()}
     assert {span["context"]["trace_id"] for span in spans} == {TRACE_ID}
-    assert {name: one["parent_id"] for name, one in by_name.items()} == {
+    assert {name: span["parent_id"] for name, span in by_name.items()} == {
         "POST /v1/chat/completions": CALLERS_SPAN,
         "invoke_workflow baton-ultra": own["POST /v1/chat/completions"],
         "baton.queue": own["invoke_workflow baton-ultra"],

@@ -84,7 +84,7 @@ def calls(installation: Installation, model: str, count: int = 1) -> list[dict[s
 
 def disconnected(installation: Installation, model: str) -> list[dict[str, Any]]:
     """The stub's records of that model whose connection was closed before their answer was over."""
-    return [one for one in installation.stub.requests(model) if one["disconnected_at"]]
+    return [request for request in installation.stub.requests(model) if request["disconnected_at"]]
 
 
 @pytest.mark.parametrize("streams", [False, True], ids=["whole", "streamed"])
@@ -113,7 +113,7 @@ def test_steps_are_shared_between_both_dispatchers(installation: Installation, c
     answers = [aside(caller.whole, "baton-ultra", "Work together.") for _ in range(8)]
     seen: set[int] = set()
     wait_until(lambda: seen.update(installation.holders()) or len(seen) == 2, what="both dispatchers hold a step")
-    assert seen == {one.pid for one in installation.dispatchers}
+    assert seen == {dispatcher.pid for dispatcher in installation.dispatchers}
     assert {answer.result()[1]["baton"]["state"] for answer in answers} == {"succeeded"}
 
 

@@ -261,7 +261,9 @@ def test_a_run_is_stopped_by_a_gateway_that_does_not_drive_it(
         (row,) = client.get("/v1/runs", params={"limit": 1}).json()["data"]
         assert client.post(f"/v1/runs/{row['id']}/cancel").status_code == 200
     assert asked.result().json()["error"]["code"] == "run_cancelled"
-    (record,) = wait_until(lambda: [one for one in installation.stub.requests("alpha") if one["disconnected_at"]])
+    (record,) = wait_until(
+        lambda: [request for request in installation.stub.requests("alpha") if request["disconnected_at"]]
+    )
     assert record
 
 

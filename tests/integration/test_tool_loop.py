@@ -68,7 +68,7 @@ def trail() -> dict[tuple[str, str], str]:
     for turn in range(TURNS):
         following = [call(turn + 1)] if turn + 1 < TURNS else []
         following = [ToolCall("search", '{"path": "src/aside.py"}'), *following] if turn + 1 == TWICE else following
-        then = [{"name": one.name, "arguments": json.loads(one.arguments)} for one in following]
+        then = [{"name": call.name, "arguments": json.loads(call.arguments)} for call in following]
         name, path = call(turn).name, json.loads(call(turn).arguments)["path"]
         found[name, path] = json.dumps({"word": word(name, path), "then": then})
     found["search", "src/aside.py"] = json.dumps({"word": word("search", "src/aside.py"), "then": []})
@@ -79,7 +79,7 @@ def answer() -> str:
     """All words in the order in which they were asked for."""
     words = [word(call(turn).name, json.loads(call(turn).arguments)["path"]) for turn in range(TURNS)]
     words.insert(TWICE, word("search", "src/aside.py"))
-    return "".join(f"{one} " for one in words)
+    return "".join(f"{word} " for word in words)
 
 
 @dataclass
@@ -98,10 +98,10 @@ class Coder:
         """Ask, and do what is wanted; the answer where nothing is."""
         message = wait_until(lambda: self._ask(number), what=f"turn {number} is answered")
         self.messages.append(message)  # the client's own object, as its users do
-        for one in message.tool_calls or ():
-            self.ids.append(one.id)
-            result = self.files[one.function.name, json.loads(one.function.arguments)["path"]]
-            self.messages.append({"role": "tool", "tool_call_id": one.id, "content": result})
+        for tool_call in message.tool_calls or ():
+            self.ids.append(tool_call.id)
+            result = self.files[tool_call.function.name, json.loads(tool_call.function.arguments)["path"]]
+            self.messages.append({"role": "tool", "tool_call_id": tool_call.id, "content": result})
         return None if message.tool_calls else message.content
 
     def _ask(self, number: int) -> Any:
@@ -191,11 +191,13 @@ def test_a_loop_of_twenty_turns_outlives_every_process(installation: Installatio
     first, second = run["steps"]
     assert (first["worker"] != worker, len(first["attempts"]), first["exchanges"]) == (True, 1, [])
     assert [exchange["turn"] for exchange in second["exchanges"]] == list(range(TURNS))
-    assert {one["worker"] for one in (*second["exchanges"], *second["attempts"])} == {second["worker"]} == {worker}
+    assert (
+        {attempt["worker"] for attempt in (*second["exchanges"], *second["attempts"])} == {second["worker"]} == {worker}
+    )
     outcomes = ["ok"] * (TURNS + 1)
     outcomes.insert(KILLED, "unknown")
     assert [attempt["outcome"] for attempt in second["attempts"]] == outcomes
-    assert [one["id"] for exchange in second["exchanges"] for one in exchange["calls"]] == coder.ids
+    assert [call["id"] for exchange in second["exchanges"] for call in exchange["calls"]] == coder.ids
     assert sum(len(asked(installation, name)) for name in WORKERS) == len(outcomes)
     audit = command(installation.gateway.folder, installation.gateway.environ, "audit", "check", "--json")
     assert (audit.returncode, json.loads(audit.stdout)["violations"]) == (0, []), audit.stdout

@@ -92,9 +92,9 @@ def test_one_ultra_request_is_one_trace_over_two_processes(installation: Install
     assert run.process != server.process
     assert {span.process for span in spans.spans if span != server} == {run.process}
     assert not any(span.failed for span in spans.spans)
-    sent = {one["model"]: dict(one["headers"])["traceparent"] for one in installation.stub.requests()}
-    calls = {one.attributes["gen_ai.request.model"]: one for one in (planning, *steps)}
-    assert sent == {model: f"00-{TRACE_ID}-{one.id}-01" for model, one in calls.items()}
+    sent = {request["model"]: dict(request["headers"])["traceparent"] for request in installation.stub.requests()}
+    calls = {step.attributes["gen_ai.request.model"]: step for step in (planning, *steps)}
+    assert sent == {model: f"00-{TRACE_ID}-{call.id}-01" for model, call in calls.items()}
 
 
 def test_a_run_whose_engine_is_killed_continues_its_trace(installation: Installation, spans: Collector) -> None:

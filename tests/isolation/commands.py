@@ -41,7 +41,7 @@ def takers_of_a_tenant() -> Iterator[str]:
     while pending:
         name, command = pending.pop()
         if isinstance(command, click.Group):
-            pending += [(f"{name} {part}".strip(), one) for part, one in command.commands.items()]
+            pending += [(f"{name} {part}".strip(), subcommand) for part, subcommand in command.commands.items()]
         elif any("--tenant" in option.opts for option in command.params):
             yield name
 

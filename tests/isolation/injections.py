@@ -276,7 +276,7 @@ def request(scene: Scene) -> tuple[str, dict[str, Any]]:
 
 def _callers_plan(outbound: str) -> dict[str, Any]:
     steps = [("alpha", "Draft.", ["user"]), ("beta", "Judge.", [0]), ("gamma", "Answer.", ["user", 1])]
-    return {"steps": [{"worker": f"{one}-{outbound}", "subtask": task, "access": see} for one, task, see in steps]}
+    return {"steps": [{"worker": f"{step}-{outbound}", "subtask": task, "access": see} for step, task, see in steps]}
 
 
 def _tool(name: str) -> dict[str, Any]:
@@ -354,25 +354,25 @@ async def _results(
 
 def _ids(inbound: str, reply: dict[str, Any]) -> list[str]:
     if inbound == "chat":
-        return [one["id"] for one in reply["choices"][0]["message"].get("tool_calls", ())]
+        return [call["id"] for call in reply["choices"][0]["message"].get("tool_calls", ())]
     if inbound == "responses":
-        return [one["call_id"] for one in reply["output"] if one["type"] == "function_call"]
-    return [one["id"] for one in reply["content"] if one["type"] == "tool_use"]
+        return [item["call_id"] for item in reply["output"] if item["type"] == "function_call"]
+    return [block["id"] for block in reply["content"] if block["type"] == "tool_use"]
 
 
 def _further(scene: Scene, body: dict[str, Any], reply: dict[str, Any], ids: list[str], result: str) -> dict[str, Any]:
     """Return the conversation with the calls under these ids and their results."""
     if scene.inbound == "chat":
-        calls = [{"id": one, "type": "function", "function": {"name": "look", "arguments": "{}"}} for one in ids]
+        calls = [{"id": id_, "type": "function", "function": {"name": "look", "arguments": "{}"}} for id_ in ids]
         said = {"role": "assistant", "content": None, "tool_calls": calls}
-        came = [{"role": "tool", "tool_call_id": one, "content": result} for one in ids]
+        came = [{"role": "tool", "tool_call_id": id_, "content": result} for id_ in ids]
         return body | {"messages": [*body["messages"], said, *came]}
     if scene.inbound == "responses":
-        made = [{"type": "function_call", "call_id": one, "name": "look", "arguments": "{}"} for one in ids]
-        came = [{"type": "function_call_output", "call_id": one, "output": result} for one in ids]
+        made = [{"type": "function_call", "call_id": id_, "name": "look", "arguments": "{}"} for id_ in ids]
+        came = [{"type": "function_call_output", "call_id": id_, "output": result} for id_ in ids]
         return body | {"input": [*body["input"], *made, *came]}
-    used = [{"type": "tool_use", "id": one, "name": "look", "input": {}} for one in ids]
-    came = [{"type": "tool_result", "tool_use_id": one, "content": result} for one in ids]
+    used = [{"type": "tool_use", "id": id_, "name": "look", "input": {}} for id_ in ids]
+    came = [{"type": "tool_result", "tool_use_id": id_, "content": result} for id_ in ids]
     turns = [{"role": "assistant", "content": used}, {"role": "user", "content": came}]
     return body | {"messages": [*body["messages"], *turns]}
 
@@ -440,14 +440,14 @@ class Judge:
         if (admitted.limits.attempts, admitted.limits.usd) != (2, 2_000_000) or admitted.limits.steps > 5:
             wrong.append(f"the limits are {admitted.limits}")
         allowed = {"planner", *[name for name in admitted.pool if not name.startswith(UNCLEARED)]}
-        wrong += [f"{one.model} was called" for one in self.received if one.model not in allowed]
+        wrong += [f"{request.model} was called" for request in self.received if request.model not in allowed]
         for intent in intents.values():
             step = planned.get(intent.n) if intent.n is not None else None
             if step is not None and intent.access != step.access:
                 wrong.append(f"step {step.n} was planned with {step.access}, and saw {intent.access}")
-        issued = [one.id for fact in facts(self.events, StepAwaitingTool) for one in fact.calls]
-        wrong += [f"the id {one} was issued" for one in issued if one == FORGED_CALL or run_of(one) is None]
-        self.found.authority += [f"{self.about}: {one}" for one in wrong]
+        issued = [call.id for fact in facts(self.events, StepAwaitingTool) for call in fact.calls]
+        wrong += [f"the id {id_} was issued" for id_ in issued if id_ == FORGED_CALL or run_of(id_) is None]
+        self.found.authority += [f"{self.about}: {fault}" for fault in wrong]
 
     def _canaries(
         self,
@@ -467,7 +467,9 @@ class Judge:
             granted.append(f"CANARY-doc-{self.scene.number}")
         granted += [done.get(n, "") for n in intent.access.steps]
         if intent.n is not None:
-            own = [call for call, one in intents.items() if one.n == intent.n and call != intent.call]
+            own = [
+                call for call, call_intended in intents.items() if call_intended.n == intent.n and call != intent.call
+            ]
             granted += [said.get(call, "") for call in own]
             granted += [*self.texts[1:], "CANARY-args-0"] if own else []
         known = {canary for text in granted for canary in CANARY.findall(text)}

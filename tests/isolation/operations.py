@@ -86,7 +86,7 @@ def routes_of(app: FastAPI, prefix: str = "/v1/") -> list[tuple[str, str]]:
     found = []
     for route in api_routes(list(app.routes)):
         found += [(method, route.path) for method in sorted((route.methods or set()) - {"HEAD"})]
-    return [one for one in found if one[1].startswith(prefix)]
+    return [route for route in found if route[1].startswith(prefix)]
 
 
 async def play(
@@ -111,12 +111,18 @@ async def play(
     report = Report()
     tenants = [await _tenant(opened, app, admin, name) for name in TENANTS]
     first = [(route, request) for route, request in requests if route in FIRST]
-    plan = [(own, *one) for own in (True,) * 4 for one in first]
+    plan = [(own, *operation) for own in (True,) * 4 for operation in first]
     plan.append((True, ("POST", "/v1/chat/completions"), asking))
-    plan += [(own, *one) for own in (True, False) for _ in range(least) for one in requests if one[0] not in ERASES]
+    plan += [
+        (own, *request)
+        for own in (True, False)
+        for _ in range(least)
+        for request in requests
+        if request[0] not in ERASES
+    ]
     while len(plan) < operations // len(TENANTS):
         plan.append((chance.random() < 0.5, *chance.choice(requests)))
-    erasures = [(own, *one) for own in (False, True) for one in requests if one[0] in ERASES]
+    erasures = [(own, *request) for own in (False, True) for request in requests if request[0] in ERASES]
     await Sealer(opened.context, ()).look(asyncio.Event())
     for part in (plan, erasures):
         for own, route, request in part:
@@ -126,9 +132,9 @@ async def play(
             for mine, other in (tenants, tenants[::-1]):
                 await _browse(opened, app, report, mine, other)
                 await _browse(opened, admin, report, mine, other, is_admin=True)
-    for one in tenants:
-        await one.client.aclose()
-        await one.admin.aclose()
+    for tenant in tenants:
+        await tenant.client.aclose()
+        await tenant.admin.aclose()
     return report
 
 
@@ -245,7 +251,7 @@ def _pages(console: Console) -> list[tuple[str, set[str]]]:
     """Return the pages and forms of the console that need a session, with their methods."""
     routes = [route for route in console._pages.routes if isinstance(route, Route)]
     found = [(route.path, route.methods or set()) for route in routes]
-    return [one for one in found if not re.search("/static/|/sign-", one[0])]
+    return [route for route in found if not re.search("/static/|/sign-", route[0])]
 
 
 def _read_page(report: Report, about: str, page: httpx.Response, other: Tenant, named: set[str]) -> None:
@@ -307,9 +313,9 @@ def _note(
     run = reply.headers.get("x-baton-run")
     if route in ERASES:
         gone = RUN_ID.findall(next(named[kind] for kind in ("run", "response", "plan") if f"{{{kind}}}" in route[1]))
-        mine.runs = [one for one in mine.runs if one not in gone]
+        mine.runs = [run for run in mine.runs if run not in gone]
         mine.responses = _without(mine.responses, gone)
-        mine.background = [one for one in mine.background if one in mine.responses]
+        mine.background = [response for response in mine.background if response in mine.responses]
         mine.plans = _without(mine.plans, gone)
         mine.asking = {run: digest for run, digest in mine.asking.items() if run not in gone}
     if route == ("POST", "/admin/v1/keys") and reply.status_code == 200:

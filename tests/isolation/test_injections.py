@@ -15,10 +15,10 @@ SAMPLE = 16
 
 def test_the_corpus_is_large_and_has_every_family_language_and_carrier() -> None:
     every = list(corpus())
-    assert len({one.text for one in every}) >= 300
+    assert len({case.text for case in every}) >= 300
     assert len(every) == len(FAMILIES) * len(ORDERS) * len(CARRIERS)
-    reached = {(one.topology, one.inbound) for one in scenes(every)} | {
-        (one.topology, one.outbound) for one in scenes(every)
+    reached = {(scene.topology, scene.inbound) for scene in scenes(every)} | {
+        (scene.topology, scene.outbound) for scene in scenes(every)
     }
     without = {("tools", "completions")}
     assert reached == {(shape, wire) for shape in TOPOLOGIES for wire in (*INBOUND, *OUTBOUND)} - without
@@ -26,8 +26,8 @@ def test_the_corpus_is_large_and_has_every_family_language_and_carrier() -> None
 
 async def test_injections_cause_no_call_give_no_authority_and_move_no_canary(tmp_path: Path) -> None:
     chosen = sampled(SAMPLE)
-    assert {one.topology for one in chosen} == set(TOPOLOGIES)
-    assert {one.outbound for one in chosen} == set(OUTBOUND)
+    assert {case.topology for case in chosen} == set(TOPOLOGIES)
+    assert {case.outbound for case in chosen} == set(OUTBOUND)
     found = await played(tmp_path, chosen)
     assert found.wrong == []
     assert found.runs == len(chosen)
@@ -36,7 +36,11 @@ async def test_injections_cause_no_call_give_no_authority_and_move_no_canary(tmp
 
 async def judged(folder: Path, topology: str) -> Findings:
     """Return what is found in one run of a topology."""
-    fitting = [one for one in scenes(corpus()) if (one.topology, one.inbound, one.repeats) == (topology, "chat", False)]
+    fitting = [
+        scene
+        for scene in scenes(corpus())
+        if (scene.topology, scene.inbound, scene.repeats) == (topology, "chat", False)
+    ]
     return await played(folder, fitting[:1], audits=False)
 
 
@@ -55,5 +59,5 @@ async def test_an_id_of_a_worker_and_a_call_of_an_uncleared_one_would_be_found(
     monkeypatch.setattr("app.engine.steps.execution.mint", lambda _run, _token: FORGED_CALL)
     monkeypatch.setattr("app.core.pool.policy.permits", lambda _worker, _reading: True)
     found = await judged(tmp_path, "tools")
-    assert any("an id that Baton did not mint" in one for one in found.authority)
-    assert any("the pool is" in one for one in found.authority)
+    assert any("an id that Baton did not mint" in fault for fault in found.authority)
+    assert any("the pool is" in fault for fault in found.authority)

@@ -108,6 +108,6 @@ async def test_the_operations_notice_a_write_that_nobody_checks(
     for mutation in (without_the_routes_checks, with_reads_of_the_service, with_writes_of_the_service):
         mutation(monkeypatch)
     report = await played(tmp_path, stub, {})
-    assert any("/v1/runs" in one for one in report.meddlings)
-    assert any("/admin/v1/keys" in one for one in report.meddlings)
-    assert any("/admin/v1/budgets" in one for one in report.meddlings)
+    assert any("/v1/runs" in meddling for meddling in report.meddlings)
+    assert any("/admin/v1/keys" in meddling for meddling in report.meddlings)
+    assert any("/admin/v1/budgets" in meddling for meddling in report.meddlings)

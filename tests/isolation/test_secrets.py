@@ -154,7 +154,7 @@ async def test_no_secret_shows_when_providers_quote_it_and_everything_fails(
         for key in KEYS.values():
             assert any(key in str(received.headers) for received in stub.requests), "the provider was sent its key"
     found += leaks("the log", logged.text)
-    found += leaks("a span", " ".join(one.to_json() for one in spans.ended))
+    found += leaks("a span", " ".join(span.to_json() for span in spans.ended))
     assert "Traceback" in logged.text
     assert spans.ended
     environ = environment(

@@ -31,13 +31,13 @@ def workers() -> tuple[Worker, ...]:
     """The standard pool as a catalog has it."""
     return tuple(
         Worker(
-            one.name,
+            worker.name,
             "world",
-            one.name,
-            Price(round(one.price * INPUT_SHARE * 1e6), round(one.price * 1e6)),
-            Card(strengths=(one.strengths,)),
+            worker.name,
+            Price(round(worker.price * INPUT_SHARE * 1e6), round(worker.price * 1e6)),
+            Card(strengths=(worker.strengths,)),
         )
-        for one in standard_pool()
+        for worker in standard_pool()
     )
 
 
@@ -50,7 +50,7 @@ def every_arm() -> tuple[Arm, ...]:
 @cache
 def as_plan(arm: Arm) -> Plan:
     """An arm as the world knows it."""
-    places = {one.name: place for place, one in enumerate(standard_pool())}
+    places = {worker.name: place for place, worker in enumerate(standard_pool())}
     steps = zip(arm.steps, ROLES[arm.template], strict=True)
     return tuple(PlanStep(places[step.worker], role, True, step.access.steps) for step, role in steps)
 

@@ -91,7 +91,7 @@ def value(posterior: Posterior, exam: Sequence[Problem], pool: Pool) -> float:
 def told(posterior: Posterior) -> Posterior:
     """The posterior of a selector that is told which two workers have changed: it forgets all that it knows of them."""
     changed = [bandit.workers()[place] for place in (BIRCH, CEDAR)]
-    gone = {f"{one.name}={one.model}" for one in changed}
+    gone = {f"{worker.name}={worker.model}" for worker in changed}
     weights = {part: of for part, of in posterior.weights.items() if part.partition(":")[2] not in gone}
     return replace(posterior, weights=weights, watches={}, usual={})
 
@@ -134,11 +134,11 @@ def swap_in_records(data: Dataset, seeds: range) -> list[list[float]]:
         random, selector = Random(f"bandit|{seed}"), Bandit(open_)
 
         def part(first: int, last: int, of: Part = training) -> Part:
-            scores = [{cheap: one[best], best: one[cheap]} for one in of.scores[first:last]]
+            scores = [{cheap: score[best], best: score[cheap]} for score in of.scores[first:last]]
             return Part(of.rows[first:last], of.seen[first:last], scores)
 
         def earned(of: Part, selector: Bandit = selector) -> float:
-            chosen = [open_.best(selector.expects(one)) for one in of.seen]
+            chosen = [open_.best(selector.expects(seen)) for seen in of.seen]
             return mean(scores[name] for name, scores in zip(chosen, of.scores, strict=True))
 
         selector.learn(Part(training.rows[:BEFORE], training.seen[:BEFORE], training.scores[:BEFORE]), random)
@@ -167,7 +167,7 @@ def poisoning(own: int, foreign: int, seed: int) -> tuple[float, float, float]:
         one = rated(task, pool, random, together, 1e9 + own + place)
         together = learned(together, bandit.SPEC, bandit.workers(), replace(one, score=1 - one.score))
     worths = values[0], (1 - lent) * values[0] + lent * values[1], value(together, exam, pool)
-    first, second, third = (bandit.share(one, exam, optimum) for one in worths)
+    first, second, third = (bandit.share(worth, exam, optimum) for worth in worths)
     print(f"  expected reward {worths[0]:.4f} alone, {worths[1]:.4f} beside the other one, {worths[2]:.4f} if shared")
     return first, second, third
 
@@ -183,8 +183,8 @@ def _own(count: int, seed: int, pool: Pool, said: Callable[[float], float]) -> P
 
 def _print(name: str, found: Sequence[Sequence[float]]) -> None:
     for place, look in enumerate(LOOKS):
-        of = [one[place] for one in found]
-        every = ", ".join(f"{one:.0%}" for one in sorted(of))
+        of = [row[place] for row in found]
+        every = ", ".join(f"{share:.0%}" for share in sorted(of))
         print(
             f"{name}, {look} ratings after the swap: {mean(of):.0%} is back; by seed, the worst first: {every}",
             flush=True,
@@ -211,7 +211,7 @@ def main() -> None:
         _print("rehearsal world, begun anew at the swap, without detection", swap_in_the_world(seeds, begun_anew))
     for seed in seeds:
         shares = poisoning(own=300, foreign=600, seed=seed)
-        signed = ", ".join(f"{one:+.2f}" for one in shares)
+        signed = ", ".join(f"{share:+.2f}" for share in shares)
         print(f"poisoning, seed {seed}: shares of the gain alone, beside the other tenant, with one for both: {signed}")
 
 

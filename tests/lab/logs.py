@@ -185,13 +185,17 @@ def table(found: Mapping[str, Sequence[Report]], truths: Mapping[str, float]) ->
     """Bias, spread and coverage of each estimator for each policy."""
     lines = [f"{'policy':37}truth   ESS  covered  refused  " + "".join(f"{name:>22}" for name in ESTIMATORS)]
     for policy, reports in found.items():
-        refused = sum(one.verdict == "refused" for one in reports)
-        head = f"{policy:37}{truths[policy]:.3f}  {mean(one.ess for one in reports):4.0f}  "
-        head += f"{mean(one.covered for one in reports):7.2f}  {refused:3d} of {len(reports):<2d}"
+        refused = sum(report.verdict == "refused" for report in reports)
+        head = f"{policy:37}{truths[policy]:.3f}  {mean(report.ess for report in reports):4.0f}  "
+        head += f"{mean(report.covered for report in reports):7.2f}  {refused:3d} of {len(reports):<2d}"
         for name in ESTIMATORS:
-            told = [getattr(one, name) for one in reports]
-            off, spread = mean(one.value for one in told) - truths[policy], stdev(one.value for one in told)
-            head += f"  {off:+.3f} / {spread:.3f} {sum(one.holds(truths[policy]) for one in told) / len(told):4.0%}"
+            told = [getattr(report, name) for report in reports]
+            off, spread = (
+                mean(estimate.value for estimate in told) - truths[policy],
+                stdev(estimate.value for estimate in told),
+            )
+            held = sum(estimate.holds(truths[policy]) for estimate in told) / len(told)
+            head += f"  {off:+.3f} / {spread:.3f} {held:4.0%}"
         lines.append(head)
     return "\n".join(lines)
 
@@ -207,8 +211,8 @@ def held_at_all_looks(repeats: int, looks: Sequence[int], seed: int = 0) -> tupl
     for repeat in range(repeats):
         rows = _conversations(Random(f"looks|{seed}|{repeat}"), max(looks))
         reports = [Log(rows[:look]).report([{"a": 1.0}] * look) for look in looks]
-        held += all(one.ahead.holds(0.1) for one in reports)
-        fixed += all(_of_one_look(one).holds(0.1) for one in reports)
+        held += all(report.ahead.holds(0.1) for report in reports)
+        fixed += all(_of_one_look(report).holds(0.1) for report in reports)
     return held / repeats, fixed / repeats
 
 
@@ -248,8 +252,8 @@ def main() -> None:
     under = study(given.seed)
     found: dict[str, list[Report]] = {name: [] for name in under.targets}
     for repeat in range(given.repeats):
-        for name, one in under.reports(repeat, given.rows):
-            found[name].append(one)
+        for name, report in under.reports(repeat, given.rows):
+            found[name].append(report)
     print(f"{len(arms())} arms, {given.rows} rows, {given.repeats} repeats; bias / sd and coverage of each estimator")
     print(table(found, under.truths()))
 

@@ -67,8 +67,8 @@ def main() -> None:
         with patch.object(posterior, "VARIANCES", priors):
             found = recorded(data, plan, seen)
             gain = f", {rehearsed(given.runs):.1%} of the gain" if given.runs else ""
-        rates = [one.apgr for one in found if one.apgr is not None]
-        lost = mean(one.learning_regret or 0.0 for one in found)
+        rates = [figures.apgr for figures in found if figures.apgr is not None]
+        lost = mean(figures.learning_regret or 0.0 for figures in found)
         print(f"{name}: APGR {mean(rates):.3f} ({min(rates):.3f}), regret while learning {lost:.3f}{gain}", flush=True)
 
 

@@ -57,7 +57,7 @@ class Stage:
         answering = end_of(self._state).step
         answer = self._replies[answering].text if answering is not None else ""
         dollars = sum(
-            usd(self._workers[self._steps[n].worker], one.read, one.written) for n, one in self._replies.items()
+            usd(self._workers[self._steps[n].worker], reply.read, reply.written) for n, reply in self._replies.items()
         )
         return Played(final(answer) == self._answer, dollars, max(self._ends.values()))
 

@@ -164,7 +164,7 @@ def main() -> None:
             shares.append(pure(asked.runs, seed, asked.held_out))
         else:
             shares.append(served(asked.runs, seed, asked.held_out, judge=asked.judge))
-    each = ", ".join(f"{one:.1%}" for one in shares)
+    each = ", ".join(f"{share:.1%}" for share in shares)
     print(f"after {asked.runs} rated runs: {each}; mean {sum(shares) / len(shares):.1%}")
 
 

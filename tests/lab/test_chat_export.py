@@ -135,10 +135,10 @@ def test_golden_prompts_hold_nobodys_words(school: School) -> None:
     school.train(Pupil())
     _, golden = manifest.read(school.folder / "out" / "adapter")
     assert len(golden) == 24
-    assert {one.messages[0]["content"] for one in golden} == {"Cards, in order 0", "Cards, in order 1"}
-    assert not any(SECRET in turn["content"] for one in golden for turn in one.messages)
-    assert len({one.messages[1]["content"] for one in golden}) > 12
-    assert all("<question>\nuser: " in one.messages[1]["content"] for one in golden)
+    assert {prompt.messages[0]["content"] for prompt in golden} == {"Cards, in order 0", "Cards, in order 1"}
+    assert not any(SECRET in turn["content"] for prompt in golden for turn in prompt.messages)
+    assert len({prompt.messages[1]["content"] for prompt in golden}) > 12
+    assert all("<question>\nuser: " in prompt.messages[1]["content"] for prompt in golden)
 
 
 @pytest.mark.parametrize(
@@ -155,8 +155,8 @@ def test_golden_prompts_hold_nobodys_words(school: School) -> None:
 def test_a_plan_is_expected_only_if_a_server_must_write_it(school: School, pupil: Pupil) -> None:
     school.train(pupil)
     _, golden = manifest.read(school.folder / "out" / "adapter")
-    assert {one.plan for one in golden} == {None}
-    assert all(one.tokens for one in golden)
+    assert {prompt.plan for prompt in golden} == {None}
+    assert all(prompt.tokens for prompt in golden)
 
 
 def test_a_base_that_is_described_gives_its_name_and_its_golden_prompts(school: School) -> None:
@@ -165,7 +165,7 @@ def test_a_base_that_is_described_gives_its_name_and_its_golden_prompts(school: 
     trained, said = school.train(Pupil(), base)
     assert (trained.base, trained.steps, trained.workers) == (card.name, card.steps, card.workers)
     golden = manifest.read(school.folder / "out" / "adapter")[1]
-    assert [one.messages for one in golden] == [one.messages for one in theirs]
+    assert [prompt.messages for prompt in golden] == [one.messages for one in theirs]
     assert not any(line.startswith("baton conductor describe") for line in said)
     assert school.bench.deploy("out/adapter") == 0
 
@@ -230,7 +230,7 @@ def test_questions_of_the_world_reach_as_far_as_its_pools(tmp_path: Path) -> Non
     words = ["train", "--backend", "trl", "--model", "m", "--out", str(tmp_path / "out"), *URL, "--steps", "4"]
     train_chat.run(parse([*words, "--random-pools"]), KEY, trainer, lambda _: None)
     reach = trainer.order.reach
-    assert (reach.steps, reach.workers) == (4, max(len(one.workers) for one in trainer.order.questions))
+    assert (reach.steps, reach.workers) == (4, max(len(question.workers) for question in trainer.order.questions))
     assert len(reach.golden) == 24
-    assert len({one.workers for one in reach.golden}) > 2
+    assert len({prompt.workers for prompt in reach.golden}) > 2
     assert trainer.order.origin["questions"] == VERSION

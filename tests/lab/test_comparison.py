@@ -15,7 +15,7 @@ def call(seconds: float, tokens: int, outcome: str | None = "ok") -> dict[str, A
 
 
 def step(n: int, round_: int, access: list[str | int], *calls: dict[str, Any], proposal: int = 0) -> dict[str, Any]:
-    seconds = sum(one.get("seconds", 0.0) for one in calls)
+    seconds = sum(call.get("seconds", 0.0) for call in calls)
     known = {"n": n, "round": round_, "access": access, "attempts": list(calls), "seconds": seconds}
     return known | {"proposal": proposal, "planned_worker": "abc"[n % 3]}
 
@@ -49,11 +49,11 @@ def test_a_rows_figures_are_those_of_all_its_calls() -> None:
 
 
 def test_a_plans_hash_is_that_of_workers_and_access_alone() -> None:
-    other = RUN | {"steps": [one | {"seconds": 0.0} for one in RUN["steps"]]}
+    other = RUN | {"steps": [step | {"seconds": 0.0} for step in RUN["steps"]]}
     assert figures(other).plan == figures(RUN).plan != ""
     first = RUN["steps"][0] | {"planned_worker": "c"}
     assert figures(RUN | {"steps": [first, *RUN["steps"][1:]]}).plan != figures(RUN).plan
-    rejected = RUN | {"proposals": [one | {"state": "rejected"} for one in RUN["proposals"]]}
+    rejected = RUN | {"proposals": [proposal | {"state": "rejected"} for proposal in RUN["proposals"]]}
     assert (figures(rejected).plan, figures(rejected).invalid) == ("", True)
     unanswered = RUN | {"steps": [step(0, 1, ["user"], call(0.0, 0, None))]}
     assert figures(unanswered).worker_input == 0, "a call without an outcome has no usage"
@@ -66,7 +66,7 @@ def row(task: int, arm: str, right: float, usd: float = 1.0, repeat: int = 0, **
 def test_repeats_are_averaged_and_failures_are_wrong() -> None:
     rows = [row(n, "a", float(repeat == 0), repeat=repeat) for n in range(4) for repeat in range(2)]
     rows += [row(n, "b", 1.0, 3.0) for n in range(3)] + [row(3, "b", 0.0, 3.0, outcome="outage", degraded=True)]
-    found = {one.arm: one for one in table(rows, ["a", "b"], "a", 0, 400).standings}
+    found = {standing.arm: standing for standing in table(rows, ["a", "b"], "a", 0, 400).standings}
     assert (found["a"].accuracy.value, found["a"].accuracy.low, found["a"].accuracy.high) == (0.5, 0.5, 0.5)
     assert (found["b"].accuracy.value, found["b"].outages, found["b"].failures, found["b"].degraded) == (0.75, 1, 0, 1)
     assert found["b"].ahead is not None

@@ -21,7 +21,7 @@ def lessons(count: int) -> list[Lesson]:
     """Fresh tasks over the small pool."""
     random = Random(4)
     drawn_ = [draw_lesson(random, "held-out tasks") for _ in range(count)]
-    return [Lesson(one.problem, SMALL, (2, 0, 1)) for one in drawn_]
+    return [Lesson(lesson.problem, SMALL, (2, 0, 1)) for lesson in drawn_]
 
 
 def test_each_fixed_arm_has_the_shape_of_its_name_and_none_beats_the_best_fixed_plan() -> None:

@@ -24,18 +24,18 @@ PLAN = (PlanStep(5, "plan"), PlanStep(1, "reason", True, (0,)))
 
 def offered(pool: Pool) -> tuple[Worker, ...]:
     """The workers of a pool as the service knows them."""
-    cards = [Card(strengths=tuple(one.strengths.split()), speed=one.pace) for one in pool]
-    prices = [Price(int(one.price * INPUT_SHARE * 1e6), int(one.price * 1e6), 0) for one in pool]
+    cards = [Card(strengths=tuple(worker.strengths.split()), speed=worker.pace) for worker in pool]
+    prices = [Price(int(worker.price * INPUT_SHARE * 1e6), int(worker.price * 1e6), 0) for worker in pool]
     return tuple(
-        Worker(one.name, "world", one.name, price=price, card=card)
-        for one, price, card in zip(pool, prices, cards, strict=True)
+        Worker(worker.name, "world", worker.name, price=price, card=card)
+        for worker, price, card in zip(pool, prices, cards, strict=True)
     )
 
 
 def rollout(problem: Problem, plan: Plan, score: float | None, pool: Pool | None = None, **more: Any) -> Rollout:
     """What the journal has of a run over this pool, whose places are the ordinals."""
     pool = pool or standard_pool()
-    names = tuple(one.name for one in pool)
+    names = tuple(worker.name for worker in pool)
     said = ({"role": "user", "content": problem.text},)
     task = Task((Message("user", (Text(problem.text),)),))
     prompt = shown(Brief(task, offered(pool), Limits(), Limits().usd))
@@ -54,7 +54,7 @@ def read(*rollouts: Rollout) -> tuple[list[Any], Counter[str]]:
 
 
 def test_a_run_is_read_back_as_it_was() -> None:
-    dear = tuple(replace(one, price=one.price * 2) for one in standard_pool()[::-1])
+    dear = tuple(replace(worker, price=worker.price * 2) for worker in standard_pool()[::-1])
     ((found,), skipped) = read(rollout(problem(), PLAN, 1.0, dear))
     assert (found.problem, found.pool, found.plan, found.weight) == (problem(), dear, PLAN, 1.0)
     assert not skipped
@@ -64,8 +64,8 @@ def test_the_pool_is_shown_in_another_order_each_time_and_the_plan_follows() -> 
     ((found,), _) = read(rollout(problem(), PLAN, 1.0))
     random = Random(0)
     lessons = [found.lesson(random) for _ in range(40)]
-    assert len({one.order for one in lessons}) > 30
-    assert {one.pool for one in lessons} == {standard_pool()}
+    assert len({lesson.order for lesson in lessons}) > 30
+    assert {lesson.pool for lesson in lessons} == {standard_pool()}
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_the_pool_is_shown_in_another_order_each_time_and_the_plan_follows() -> 
             "its plan is none that the small conductor can write",
         ),
         (
-            rollout(problem(), PLAN, 1.0, workers=tuple(one.name for one in standard_pool()[:3])),
+            rollout(problem(), PLAN, 1.0, workers=tuple(worker.name for worker in standard_pool()[:3])),
             "its plan names a worker that was not offered",
         ),
     ],
@@ -127,7 +127,7 @@ def test_the_weights_are_those_of_the_advantage() -> None:
     right, wrong = rollout(problem(), PLAN, 1.0), rollout(problem(), (PlanStep(0, "solve"),), 0.0)
     found, _ = read(right, wrong, rollout(problem(seed=2), PLAN, None))
     assert found[0].weight > 5 * found[1].weight
-    assert sum(one.weight for one in found) == pytest.approx(2)
+    assert sum(run.weight for run in found) == pytest.approx(2)
     assert digest_of(found) != digest_of(found[::-1])
     assert digest_of([]) == ""
 

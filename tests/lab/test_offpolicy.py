@@ -31,7 +31,7 @@ def test_weighted_means_are_those_of_pen_and_paper() -> None:
     assert found.snips.value == pytest.approx((2 * 1.0 + 4 * 0.0 + 0 + 2 * 0.5) / 8)
     assert found.ess == pytest.approx(8**2 / (4 + 16 + 4))
     assert found.logged.value == pytest.approx(2.5 / 4)
-    spread = math.sqrt(sum((one - 0.625) ** 2 for one in (1.0, 0.0, 1.0, 0.5)) / 3 / 4)
+    spread = math.sqrt(sum((reward - 0.625) ** 2 for reward in (1.0, 0.0, 1.0, 0.5)) / 3 / 4)
     assert found.logged.high - found.logged.value == pytest.approx(1.96 * spread)
 
 
@@ -104,19 +104,19 @@ def test_the_intervals_hold_at_all_looks_at_once() -> None:
 
 def test_rows_of_one_conversation_count_as_one() -> None:
     once = drawn(Random(0), 300)
-    often = [replace(one, cluster=f"{n}") for n, one in enumerate(once) for _ in range(5)]
+    often = [replace(row, cluster=f"{n}") for n, row in enumerate(once) for _ in range(5)]
     single, grouped = judged(once, A), judged(often, A)
-    apart = judged([replace(one, cluster="") for one in often], A)
+    apart = judged([replace(row, cluster="") for row in often], A)
     assert (single.clusters, grouped.clusters, apart.clusters) == (300, 300, 1_500)
-    widths = [one.ahead.high - one.ahead.low for one in (single, grouped, apart)]
+    widths = [report.ahead.high - report.ahead.low for report in (single, grouped, apart)]
     assert widths[1] == pytest.approx(widths[0], rel=0.05)
     assert widths[2] < 0.6 * widths[0]
 
 
 def test_no_row_is_judged_by_a_model_that_has_seen_its_conversation() -> None:
-    rows = [replace(one, cluster=f"{n % 10}") for n, one in enumerate(drawn(Random(1), 50))]
+    rows = [replace(row, cluster=f"{n % 10}") for n, row in enumerate(drawn(Random(1), 50))]
     only: list[Policy] = [A if n == 7 else {} for n in range(50)]
-    other = [replace(one, reward=0.5) if one.cluster == "7" else one for one in rows]
+    other = [replace(row, reward=0.5) if row.cluster == "7" else row for row in rows]
     assert Log(rows).report(only).direct == Log(other).report(only).direct
 
 
@@ -165,7 +165,7 @@ def test_no_row_is_judged_by_a_model_that_has_seen_it() -> None:
     rows = [row("a", 0.5, random.random(), random.random(), random.random()) for _ in range(50)]
     for place in (0, 7, 31):
         only: list[Policy] = [A if n == place else {} for n in range(50)]
-        other = [replace(one, reward=0.5) if n == place else one for n, one in enumerate(rows)]
+        other = [replace(row, reward=0.5) if n == place else row for n, row in enumerate(rows)]
         assert Log(rows).report(only).direct == Log(other).report(only).direct
         seen: list[Policy] = [A if n == (place + 1) % 50 else {} for n in range(50)]
         assert Log(rows).report(seen).direct != Log(other).report(seen).direct
@@ -182,7 +182,7 @@ def test_the_model_finds_what_each_arm_hangs_on_and_takes_unseen_arms_for_usual_
     assert model.expects("a", (0.0, 0.5)) == pytest.approx(0.7, abs=0.02)
     usual = (0.1 + 0.4 + 0.9 - 0.2) / 2
     assert model.expects("never done", (0.5, 0.5)) == pytest.approx(usual, abs=0.02)
-    assert model.expects("b", (50.0, 0.0)) == max(one.reward for one in rows), "nothing beyond what was seen"
+    assert model.expects("b", (50.0, 0.0)) == max(row.reward for row in rows), "nothing beyond what was seen"
 
 
 @pytest.fixture(scope="module")
@@ -203,7 +203,7 @@ def _studied() -> tuple[logs.Study, dict[str, float]]:
 def test_intervals_cover_the_truth(world: tuple[logs.Study, dict[str, float]]) -> None:
     """The short form of `python -m tests.lab.logs`: the log's own mean is far off, the doubly robust one is not."""
     study, truths = world
-    found = [one for repeat in range(REPEATS) for one in study.reports(repeat, ROWS)]
+    found = [report for repeat in range(REPEATS) for report in study.reports(repeat, ROWS)]
     held = sum(report.dr.holds(truths[name]) for name, report in found)
     assert held >= 0.8 * len(found)
     assert sum(report.logged.holds(truths[name]) for name, report in found) < held
@@ -226,10 +226,10 @@ def confounded(random: Random, count: int) -> list[Logged]:
 
 def test_it_is_right_if_either_the_probabilities_or_the_model_is() -> None:
     rows = confounded(Random(3), 4_000)
-    blind = judged([replace(one, features=()) for one in rows], A)
+    blind = judged([replace(row, features=()) for row in rows], A)
     assert blind.direct > 0.8
     assert blind.dr.holds(0.6)
-    misled = judged([replace(one, propensity=0.5) for one in rows], A)
+    misled = judged([replace(row, propensity=0.5) for row in rows], A)
     assert misled.snips.value > 0.8
     assert misled.dr.holds(0.6)
     assert blind.dr.high - blind.dr.low < 0.25
@@ -270,9 +270,9 @@ ESCALATED = 0.5 * 0.9 + (0.5 * 0.1 + 0.5 * 0.9) * 0.9 * 0.85
 def escalating(rows: Sequence[Logged]) -> Report:
     """The cheap worker first, and another answer where the first one does not look right."""
     further: list[Policy | None] = []
-    for one in rows:
-        assert one.further is not None
-        further.append({"keep" if one.further.features[0] else "redo": 1.0})
+    for row in rows:
+        assert row.further is not None
+        further.append({"keep" if row.further.features[0] else "redo": 1.0})
     return Log(rows).report([{"cheap": 1.0}] * len(rows), further)
 
 
@@ -294,7 +294,7 @@ def test_the_value_of_a_policy_over_two_rounds_is_found() -> None:
         found = escalating(rows)
         whole.append(found.dr.value)
         held += found.dr.holds(ESCALATED)
-        blind = Log([replace(one, further=None) for one in rows]).report([{"cheap": 1.0}] * len(rows))
+        blind = Log([replace(row, further=None) for row in rows]).report([{"cheap": 1.0}] * len(rows))
         one_round.append(blind.dr.value)
     assert sum(whole) / 20 == pytest.approx(ESCALATED, abs=0.02)
     assert held >= 19

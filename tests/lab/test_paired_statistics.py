@@ -13,8 +13,8 @@ def test_the_interval_of_a_difference_covers_the_truth_as_often_as_it_says() -> 
     covered = 0
     for _ in range(120):
         easy = [random.random() for _ in range(60)]
-        first = [float(random.random() < 0.2 + 0.5 * one) for one in easy]
-        second = [float(random.random() < 0.3 + 0.5 * one) for one in easy]
+        first = [float(random.random() < 0.2 + 0.5 * chance) for chance in easy]
+        second = [float(random.random() < 0.3 + 0.5 * chance) for chance in easy]
         means = resampled({"first": first, "second": second}, random, 250)
         found = interval([mean["second"] - mean["first"] for mean in means])
         covered += found.low <= 0.1 <= found.high

@@ -63,9 +63,9 @@ async def test_a_batch_is_rewarded_by_what_the_executor_made_of_it(opened: Runti
     state = SimpleNamespace(global_step=3, max_steps=10)
     rewards = await scorer.executor_reward(completions, rows, trainer_state=state, log_metric=logged.__setitem__)
     assert rewards[-2:] == [MALFORMED, MALFORMED]
-    right = [one for one in rewards[:-2] if one]
+    right = [reward for reward in rewards[:-2] if reward]
     assert 10 < len(right) < len(questions), "the large generalist solves many and not all"
-    assert all(one == 0.0 or 0.6 < one < 1 for one in rewards[:-2] if one is not None)
+    assert all(reward == 0.0 or 0.6 < reward < 1 for reward in rewards[:-2] if reward is not None)
     assert scorer.carried == {"right": len(right), "wrong": len(questions) - len(right), "malformed": 2}
     assert logged["right"] == pytest.approx(len(right) / len(rows))
     assert logged["usd"] > 0
@@ -74,8 +74,8 @@ async def test_a_batch_is_rewarded_by_what_the_executor_made_of_it(opened: Runti
 
 async def test_a_plan_is_bound_to_the_workers_that_were_shown(opened: Runtime) -> None:
     questions = asked(opened, random_pools=True)
-    assert {len(one.workers) for one in questions} >= {3, 8}
-    small = next(one for one in questions if len(one.workers) == 3)
+    assert {len(question.workers) for question in questions} >= {3, 8}
+    small = next(question for question in questions if len(question.workers) == 3)
     where, transport = await place(opened)
     async with Executor(where, transport) as executor:
         beyond = json.dumps({"steps": [{"worker": 3, **EMBER}]})
@@ -208,7 +208,7 @@ async def test_a_plan_that_was_carried_out_before_is_known_from_the_file(tmp_pat
         )  # fmt: skip
         rewards = await scorer.executor_reward(texts, [0] * len(texts), log_metric=logged.__setitem__)
         assert len(posted) == (1, 3, 3)[place]
-        assert [one is None for one in rewards] == [place == 0] * len(texts)
+        assert [reward is None for reward in rewards] == [place == 0] * len(texts)
     assert logged["known"] == 1.0
     assert logged["usd"] > 0, "what it cost counts each time"
     ember: Any = SimpleNamespace(name="ember", model="large", price=Price(4, 6))
@@ -251,7 +251,9 @@ def test_questions_are_held_out_by_the_seed_and_at_most_a_tenth() -> None:
     rules = of_world(60, 1)
     learned, held = apart(rules, 128, 7)
     assert (len(learned), len(held)) == (54, 6)
-    assert not {one.conversation[0]["content"] for one in learned} & {one.conversation[0]["content"] for one in held}
+    assert not {rule.conversation[0]["content"] for rule in learned} & {
+        rule.conversation[0]["content"] for rule in held
+    }
     assert apart(rules, 128, 7) == (learned, held)
     assert apart(rules, 0, 7) == (rules, [])
 
@@ -275,7 +277,7 @@ def test_conversations_of_the_journal_are_asked_again_by_the_rules_of_a_task_set
     longer = made("What is 2 + 2?", None)
     kept = replace(longer, split="held-out", conversation=(*longer.conversation, *longer.conversation))
     found = of_rollouts([longer, longer, kept, made("Else?", None)], rules)
-    assert [one.conversation for one in found] == [longer.conversation]
+    assert [question.conversation for question in found] == [longer.conversation]
     assert found[0].grader.grade("4").score == 1
 
 
@@ -285,7 +287,7 @@ def test_questions_come_by_turns_and_depend_on_the_seed_alone() -> None:
 
     def drawn(seed: int) -> list[tuple[str, list[str]]]:
         found = posed(rules, workers, Limits(), 15, seed, random_pools=False)
-        return [(one.rule.conversation[0]["content"], one.names) for one in found]
+        return [(question.rule.conversation[0]["content"], question.names) for question in found]
 
     first = drawn(1)
     assert first == drawn(1) != drawn(2)

@@ -19,8 +19,8 @@ def test_the_learning_curves_are_read_from_the_published_tables() -> None:
 
 def test_the_other_plots_are_drawn_from_kept_results_and_shown() -> None:
     standings = json.loads((DOCS / "results" / "eval.json").read_text())["standings"]
-    assert {one["arm"].split(":")[0] for one in standings} == {"baton-ultra", "oracle"}
-    assert next(one for one in standings if one["arm"] == "baton-ultra")["front"]
+    assert {standing["arm"].split(":")[0] for standing in standings} == {"baton-ultra", "oracle"}
+    assert next(standing for standing in standings if standing["arm"] == "baton-ultra")["front"]
     selector = json.loads((DOCS / "results" / "selector.json").read_text())
     assert {len(run) for run in selector["regret"]} == {40}
     page = (DOCS / "evidence.md").read_text()

@@ -32,13 +32,13 @@ def pool_text() -> str:
     """The standard pool as a pool file."""
     workers = "".join(
         f"""
-[workers.{one.name}]
+[workers.{worker.name}]
 provider = "world"
-model = "{one.name}"
-price = {{ input = {one.price * 0.35:.6f}, output = {one.price:.6f}, cached = 0 }}
-strengths = ["{one.strengths}"]
+model = "{worker.name}"
+price = {{ input = {worker.price * 0.35:.6f}, output = {worker.price:.6f}, cached = 0 }}
+strengths = ["{worker.strengths}"]
 """
-        for one in standard_pool()
+        for worker in standard_pool()
     )
     return f"""
 [providers.world]
@@ -46,7 +46,7 @@ format = "rehearsal"
 options = {{ world = "standard", delay = "0" }}
 {workers}
 [tiers.baton-mini]
-pool = [{", ".join(f'"{one.name}"' for one in standard_pool())}]
+pool = [{", ".join(f'"{worker.name}"' for worker in standard_pool())}]
 conductor = {{ kind = "fixed", shape = "single", workers = ["atlas"] }}
 limits = {{ steps = 4, seconds = 30, output_tokens = 1000 }}
 """

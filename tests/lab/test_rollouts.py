@@ -90,7 +90,7 @@ async def test_a_plan_that_no_model_wrote_is_shown_over_shuffled_ordinals(opened
     for n in range(8):
         await ask(opened, f"Why {n}?", "baton-mini")
     found, _ = await collected(opened)
-    assert len({json.loads(one.completion)["steps"][0]["worker"] for one in found}) > 1
+    assert len({json.loads(rollout.completion)["steps"][0]["worker"] for rollout in found}) > 1
     for one in found:
         assert one.workers[json.loads(one.completion)["steps"][0]["worker"]] == "alpha"
         assert "alpha" not in one.completion + "".join(turn["content"] for turn in one.prompt)
@@ -104,13 +104,13 @@ async def test_only_who_has_agreed_is_learned_from(opened: Runtime) -> None:
     silent = await ask(opened, "Or?")
     private = await ask(opened, labels=frozenset({"study", "phi"}))
     found, skipped = await collected(opened, RolloutFilter("study", frozenset({"phi"})))
-    assert {one.run for one in found} == {by_label, by_word}
+    assert {rollout.run for rollout in found} == {by_label, by_word}
     assert skipped == {"its caller has not agreed": 2, "it has the label phi": 1}
     everybody, _ = await collected(opened)
-    assert {one.run for one in everybody} == {by_label, by_word, refused, silent, private}
+    assert {rollout.run for rollout in everybody} == {by_label, by_word, refused, silent, private}
     await opened.context.store.erase(by_label)
     found, skipped = await collected(opened, RolloutFilter("study"))
-    assert {one.run for one in found} == {by_word, private}
+    assert {rollout.run for rollout in found} == {by_word, private}
     assert skipped["its content was erased"] == 1
 
 
@@ -181,13 +181,13 @@ def test_weights_grow_with_the_advantage_and_are_capped() -> None:
     rollouts = [made("a", 1.0), made("a", 1.0, 0.006), made("a", 0.0), made("b", 1.0), made("c", None)]
     examples = weighted(rollouts, free, 0.3, 20.0)
     assert len(examples) == 4
-    cheap, dear, wrong, _ = (one.weight for one in examples)
+    cheap, dear, wrong, _ = (example.weight for example in examples)
     assert cheap > dear > wrong > 0
-    assert sum(one.weight for one in examples) == pytest.approx(4)
-    tight = [one.weight for one in weighted(rollouts, free, 0.01, 5.0)]
+    assert sum(example.weight for example in examples) == pytest.approx(4)
+    tight = [example.weight for example in weighted(rollouts, free, 0.01, 5.0)]
     assert max(tight) / sorted(tight)[-2] == pytest.approx(1.0)
     assert 1 <= effective(examples) < 4
-    assert [one.weight for one in accepted(rollouts)] == [1.0] * 3
+    assert [example.weight for example in accepted(rollouts)] == [1.0] * 3
     assert weighted([made("c", None)], free, 0.3, 20.0) == []
 
 

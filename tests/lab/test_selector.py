@@ -22,7 +22,9 @@ def test_the_arms_can_express_the_optimum_and_nothing_better() -> None:
 def test_ratings_lead_a_good_part_of_the_way_to_the_optimum() -> None:
     exam = bandit.problems(EXAM, 1_000_003)
     untaught, taught = Posterior(), bandit.play(Posterior(), bandit.problems(RUNS, 0), Random(0))
-    before, after = (bandit.share(bandit.value(one, exam), exam, bandit.best_by_class()) for one in (untaught, taught))
+    before, after = (
+        bandit.share(bandit.value(policy, exam), exam, bandit.best_by_class()) for policy in (untaught, taught)
+    )
     assert before < -0.5, "cards alone know nothing"
     assert after > 0.5
     assert taught.ratings == RUNS

@@ -40,7 +40,7 @@ def in_words(random: Random, workers: int = 6) -> Plan:
 def phrased(random: Random, workers: int = 6) -> Plan:
     """A sensible plan in phrases that may be about anything."""
     plan = sensible(random, workers)
-    return tuple(one._replace(text=subtask_wording.phrase(random, one.role, random.randrange(6))) for one in plan)
+    return tuple(step._replace(text=subtask_wording.phrase(random, step.role, random.randrange(6))) for step in plan)
 
 
 # What words come to.
@@ -79,7 +79,7 @@ def test_the_executor_finds_what_the_simulator_says_of_words(level: int, texts: 
     random, pool, kind = Random(texts[0]), standard_pool(), (CALENDAR, level)
     roles = [subtask_wording.role_of(text) for text in texts]
     seen = ((), (0,), (1,)) if roles[0] == "plan" else ((), (), (0, 1))
-    plan = tuple(PlanStep(*one) for one in zip((5, 3, 0), roles, (True,) * 3, seen, texts, strict=True))
+    plan = tuple(PlanStep(*fields) for fields in zip((5, 3, 0), roles, (True,) * 3, seen, texts, strict=True))
     chance, spread = right(plan, kind, pool), math.sqrt(0.25 / 400)
     played = [Stage(plan, pool, any_problem(random, kind), str(n)).play().right for n in range(400)]
     assert abs(sum(played) / 400 - chance) <= 4 * spread
@@ -107,7 +107,7 @@ def test_the_teacher_finds_out_what_to_call_a_task_by_what_its_plans_were_worth(
         plan, kind = sensible(random, 3), random.choice(CLASSES)
         plans, worth = teacher.worded(random, plan, partial(reward_of, kind=kind, setting=setting), 8)
         assert worth == pytest.approx(outcome(plans[0], kind, setting).reward)
-        assert {subtask_wording.shift(step.text, kind[0]) for one in plans for step in one} == {subtask_wording.NAMED}
+        assert {subtask_wording.shift(step.text, kind[0]) for plan in plans for step in plan} == {subtask_wording.NAMED}
         assert len(set(plans)) > 1, "in several ways"
 
 

@@ -59,9 +59,9 @@ def rollouts(folder: Path) -> str:
 def test_the_world_is_asked_about_over_all_its_workers(tmp_path: Path) -> None:
     order = told(tmp_path, *URL, "--steps", "2", "--questions", "3", "--random-pools", "--dear")
     assert len(order.questions) == 6
-    assert len({one.names[0] for one in order.questions}) > 1
-    assert {name for one in order.questions for name in one.names} <= set(profiles())
-    assert min(len(one.names) for one in order.questions) < 8
+    assert len({question.names[0] for question in order.questions}) > 1
+    assert {name for question in order.questions for name in question.names} <= set(profiles())
+    assert min(len(question.names) for question in order.questions) < 8
     assert (order.place.url, order.place.tier) == ("http://127.0.0.1:1", "baton-world")
     assert order.recipe.weights.cost == 0.60
     prompt = order.questions[0].prompt
@@ -81,7 +81,7 @@ def test_a_task_set_is_asked_over_the_configured_pool(tmp_path: Path) -> None:
     named = told(
         tmp_path, *URL, "--tasks", str(tasks), "--rollouts", rollouts(tmp_path), "--tier", "ultra", environ=environ
     )
-    assert {one.rule.conversation[0]["content"] for one in named.questions} == {"a"}
+    assert {question.rule.conversation[0]["content"] for question in named.questions} == {"a"}
 
 
 @pytest.mark.usefixtures("embedded_database")
@@ -104,10 +104,10 @@ def test_what_is_imitated_depends_on_the_backend(tmp_path: Path) -> None:
     path = rollouts(tmp_path)
     regressed = told(tmp_path, "--warm-start", path, backend="awr")
     assert len(regressed.examples) == 3
-    assert len({one.weight for one in regressed.examples}) == 2
+    assert len({example.weight for example in regressed.examples}) == 2
     assert not regressed.questions
     warm = told(tmp_path, *URL, "--warm-start", path, "--steps", "1")
-    assert [one.weight for one in warm.examples] == [1.0, 1.0]
+    assert [example.weight for example in warm.examples] == [1.0, 1.0]
     assert warm.questions
 
 

@@ -53,7 +53,7 @@ def asked(count: int, form: Form) -> tuple[list[list[int]], Any]:
     """Prompts of different lengths and pools, and the sizes of the pools."""
     random = Random(count)
     lessons = [draw_lesson(random, "train", standard=0.3) for _ in range(count)]
-    return [one.prompt(form=form) for one in lessons], torch.tensor([len(one.pool) for one in lessons])
+    return [lesson.prompt(form=form) for lesson in lessons], torch.tensor([len(lesson.pool) for lesson in lessons])
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
@@ -95,7 +95,7 @@ def test_padding_and_company_change_nothing() -> None:
     prompts = [draw_lesson(random, "train").prompt() for _ in range(5)]
     tokens = [to_tokens(any_plan(random, 3)) for _ in range(3)]
     longest = max(map(len, tokens))
-    plans = torch.tensor([[*one, *[0] * (longest - len(one))] for one in tokens])
+    plans = torch.tensor([[*token, *[0] * (longest - len(token))] for token in tokens])
     sizes = torch.tensor([3] * 5)
     with torch.no_grad():
         wide = model.scores(prompts, plans.expand(5, 3, -1), sizes)
@@ -240,8 +240,8 @@ def test_a_size_is_data_and_the_larger_one_has_25_to_30_million_parameters() -> 
 def test_greedy_plans_name_workers_of_the_pool() -> None:
     random = Random(8)
     lessons = [draw_lesson(random, "random pools") for _ in range(20)]
-    for one, plan in zip(lessons, greedy(conductor(), lessons), strict=True):
-        assert all(step.worker < len(one.pool) for step in plan)
+    for lesson, plan in zip(lessons, greedy(conductor(), lessons), strict=True):
+        assert all(step.worker < len(lesson.pool) for step in plan)
 
 
 # From journaled runs.
@@ -264,11 +264,12 @@ def taught(runs: list[Rollout]) -> float:
     trainer = Regressor(recipe, Weights(), found)
     while runs and trainer.step < trainer.total:
         trainer.advance()
-    lessons = [one.lesson(Random(9)) for one in found[::4]]
+    lessons = [run.lesson(Random(9)) for run in found[::4]]
     plans = greedy(trainer.conductor, lessons)
-    settings = [Setting(one.pool, Weights()) for one in lessons]
+    settings = [Setting(lesson.pool, Weights()) for lesson in lessons]
     worth = [
-        outcome(plan, one.problem.kind, place).reward for plan, one, place in zip(plans, lessons, settings, strict=True)
+        outcome(plan, lesson.problem.kind, place).reward
+        for plan, lesson, place in zip(plans, lessons, settings, strict=True)
     ]
     return sum(worth) / len(worth)
 

@@ -44,8 +44,8 @@ def test_second_plans_have_a_grammar_of_their_own() -> None:
             allowed = {token for token in range(TOKENS) if table[SLOTS + workers, place, token]}
             assert allowed == set(legal_again(place, workers))
     lessons = [draw_lesson(random, "train") for _ in range(8)]
-    prompts = [second_round.shown(one.prompt(), one, (second_round.BEFORE,), DOUBT) for one in lessons]
-    sizes = torch.tensor([len(one.pool) + SLOTS for one in lessons])
+    prompts = [second_round.shown(lesson.prompt(), lesson, (second_round.BEFORE,), DOUBT) for lesson in lessons]
+    sizes = torch.tensor([len(lesson.pool) + SLOTS for lesson in lessons])
     written = trainer.conductor.write(prompts, sizes, 20, torch.Generator().manual_seed(1)).tolist()
     plans = [second_round.understood(ended(tokens)) for group in written for tokens in group]
     assert len(set(plans)) > 20
@@ -85,8 +85,8 @@ def test_it_learns_to_take_an_answer_that_is_trusted_sooner_than_one_that_is_dou
     for place, sign in enumerate(second_round.SIGNS):
         taken[sign] = sum(seconds[place] == TAKE for _, seconds in chosen)
     assert taken[TRUST] > taken[DOUBT] + 10
-    for (first, seconds), one in zip(chosen, lessons, strict=True):
-        assert all(step.worker < len(one.pool) for plan in (first, *seconds) for step in plan)
+    for (first, seconds), lesson in zip(chosen, lessons, strict=True):
+        assert all(step.worker < len(lesson.pool) for plan in (first, *seconds) for step in plan)
 
 
 @pytest.mark.timeout(180)
@@ -106,8 +106,8 @@ def test_the_command_goes_on_from_a_folder_and_compares(tmp_path: Path) -> None:
     lessons = train_rounds.exam("held-out tasks", 24, 1)
     plans = greedy(base.conductor, lessons)
     worth = [
-        train_rounds.outcome(plan, one.problem.kind, train_rounds.Setting(one.pool)).reward
-        for plan, one in zip(plans, lessons, strict=True)
+        train_rounds.outcome(plan, lesson.problem.kind, train_rounds.Setting(lesson.pool)).reward
+        for plan, lesson in zip(plans, lessons, strict=True)
     ]
     assert table["arms"][train_rounds.BEFORE]["reward"] == pytest.approx(sum(worth) / 24)
     both = table["arms"][train_rounds.BOTH]

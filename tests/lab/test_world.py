@@ -128,11 +128,11 @@ def test_the_executor_finds_what_the_simulator_says(name: str) -> None:
     random, pool, plan = Random(name), standard_pool(), PLANS[name]
     kind = (1, 1)
     played = [Stage(plan, pool, any_problem(random, kind), str(n)).play() for n in range(600)]
-    chance, found = right(plan, kind, pool), sum(one.right for one in played) / len(played)
+    chance, found = right(plan, kind, pool), sum(execution.right for execution in played) / len(played)
     assert abs(found - chance) <= 4 * math.sqrt(max(chance * (1 - chance), 0.002) / len(played))
     dollars, wait = bill(plan, kind[1], pool)
-    assert {round(one.usd, 9) for one in played} == {round(dollars, 9)}
-    assert {round(one.seconds, 6) for one in played} == {round(wait, 6)}
+    assert {round(execution.usd, 9) for execution in played} == {round(dollars, 9)}
+    assert {round(execution.seconds, 6) for execution in played} == {round(wait, 6)}
 
 
 def test_the_executor_agrees_on_any_plan_of_the_grammar() -> None:

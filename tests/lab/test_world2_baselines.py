@@ -47,7 +47,7 @@ def reached(setting: Setting, chosen: np.ndarray, tasks: list[composed.Task]) ->
 def test_nothing_is_above_the_optimum_and_the_best_fixed_plan_is_the_best_constant(settings: list[Setting]) -> None:
     for setting in settings:
         tasks = setting.training
-        rewards = {one.name: reached(setting, one.choose(setting, tasks), tasks) for one in fixed_plans()}
+        rewards = {policy.name: reached(setting, policy.choose(setting, tasks), tasks) for policy in fixed_plans()}
         assert max(rewards, key=rewards.__getitem__) == "best fixed plan"
         best = reached(setting, Optimum().choose(setting, tasks), tasks)
         for policy in (*domain_plans(0), ProductSelector(0, 20), RandomPlan(0)):

@@ -57,7 +57,7 @@ def test_a_reader_finds_the_parts_and_the_confidence_of_texts_that_it_has_not_se
     found = parts = right = confident = 0
     for task in composed.tasks("fresh", "reader", 80):
         read = reader.read(task)
-        assert sum(one.weight for one in reader.readings(task)) == pytest.approx(1)
+        assert sum(reading.weight for reading in reader.readings(task)) == pytest.approx(1)
         parts += len(task.parts)
         for place, part in zip(read.families, task.parts, strict=True):
             right += reader.families[place].name == part.family.name
@@ -88,7 +88,7 @@ def test_words_that_no_training_text_has_say_nothing_of_confidence(reader: Reade
 def test_vectors_of_words_stand_in_for_words_that_were_never_met() -> None:
     """A reader with vectors reads a word as its neighbours: here two words of each domain that are each other's."""
     training = composed.tasks("train", "vectors", 150)
-    families = tuple(sorted({part.family for task in training for part in task.parts}, key=lambda one: one.name))
+    families = tuple(sorted({part.family for task in training for part in task.parts}, key=lambda family: family.name))
     cues = ("coins", "monday", "program", "lamp", "letters")
     neighbours = ("ducats", "sabbath", "subroutine", "lantern switch", "glyphs")
 
@@ -180,7 +180,7 @@ def test_executions_are_shared_among_pools_and_half_of_the_tried_ones_ask_one_wo
         learner._execute(learner._seen[0], [Plan("plan reason check", (0, 1, 2))])
     alone = [row.members for row in learner._rows if row.shape == "reason"]
     whole = [row for row in learner._rows if row.shape == "plan reason check"]
-    planner = [one.name for one in workers(unseen=False)].index(learner._seen[0][0].name)
+    planner = [worker.name for worker in workers(unseen=False)].index(learner._seen[0][0].name)
     assert 50 <= len(alone) <= 100
     assert 50 <= len(whole) <= 100
     assert sum([members == (planner,) for members in alone]) <= 8
@@ -269,7 +269,9 @@ def test_a_plan_is_chosen_for_all_readings_at_once(learner: Learner) -> None:
     for read in learner.reader.readings(task):
         readings.append((read.weight, policy.probable.understood(task, read)))
         total += read.weight * everything(rewards, readings[-1][1])
-    assert len({one.confidential for _, one in readings}) == 2, "the text leaves open whether it is confidential"
+    assert len({reading.confidential for _, reading in readings}) == 2, (
+        "the text leaves open whether it is confidential"
+    )
     assert everything_read(rewards, readings) == pytest.approx(total, abs=1e-6)
     assert policy.choose(setting, [task])[0] == total.argmax()
 

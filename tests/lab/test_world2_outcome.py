@@ -75,7 +75,7 @@ def test_the_executor_and_the_simulator_agree_in_distribution_on_every_shape_and
     settings = [Rewards(pool(random)) for _ in range(3)]
     for number, (name, steps) in enumerate(catalogue().items()):
         rewards, parts = settings[number % 3], 2 if len(steps) <= 3 - ("combine" in name) else 1
-        task = next(one for one in drawn[number:] if len(one.parts) == parts and one.document == number % 3)
+        task = next(task for task in drawn[number:] if len(task.parts) == parts and task.document == number % 3)
         workers = [random.randrange(len(rewards.pool)) for _ in steps]
         workers[-1] = workers[0] if number % 2 else workers[-1]
         plan = Plan(name, tuple(workers))
@@ -88,7 +88,7 @@ def test_the_executor_and_the_simulator_agree_in_distribution_on_every_shape_and
 
 
 def test_three_parts_agree_where_parts_are_handed_over() -> None:
-    task = next(one for one in composed.tasks("train", "three", 100) if len(one.parts) == 3)
+    task = next(task for task in composed.tasks("train", "three", 100) if len(task.parts) == 3)
     rewards = Rewards(pool(Random(6)))
     for plan in (Plan("first+second solve", (0, 1, 2)), Plan("first reason", (1, 1)), Plan("solve check", (0, 0))):
         expected_right = float(rewards.right(plan.shape, task)[task.trait][plan.workers])
@@ -142,7 +142,7 @@ def test_withholding_the_task_pays_where_it_is_long_and_costs_where_it_is_short(
     for _ in range(12):
         rewards = Rewards(pool(random))
         for document in gains:
-            task = next(one for one in composed.tasks("train", str(random.random()), 80) if one.document == document)
+            task = next(task for task in composed.tasks("train", str(random.random()), 80) if task.document == document)
             open_, digested = rewards.table("reason", task).max(), rewards.table("digest reason", task).max()
             gains[document] += float(digested - open_)
     assert gains[0] < 0 < gains[2]
@@ -159,7 +159,7 @@ def test_a_judge_errs_as_often_as_published() -> None:
 def test_roles_are_worth_no_more_than_was_published(chosen: Pool) -> None:
     """A plan helps by at most 0.1 logits, a check of one's own by at most 0.2, and a mixture with weak members can be
     worse than the best worker alone."""
-    task = next(one for one in composed.tasks("train", "roles", 200) if len(one.parts) == 1 and not one.document)
+    task = next(task for task in composed.tasks("train", "roles", 200) if len(task.parts) == 1 and not task.document)
     rewards = Rewards(chosen)
     alone = _logit(rewards, "reason", task, 0)
     for worker in range(len(chosen)):

@@ -87,7 +87,9 @@ def test_what_a_worker_drops_is_not_sent(name: str) -> None:
     plain, lacking = Worker("w", "stub", "m"), Worker("w", "stub", "m", drops=frozenset(("temperature", "stop")))
     sampling = Sampling(temperature=0.25, stop=("END",), max_tokens=99)
     bodies = [adapter.render(request(sampling=sampling)).decode().lower()]
-    bodies += [adapter.render(request(worker=one, sampling=sampling)).decode().lower() for one in (plain, lacking)]
+    bodies += [
+        adapter.render(request(worker=worker, sampling=sampling)).decode().lower() for worker in (plain, lacking)
+    ]
     assert ['"temperature"' in body for body in bodies] == [True, True, False]
     assert "99" in bodies[2]
     assert '"end"' not in bodies[2]
@@ -98,7 +100,7 @@ async def test_the_version_of_a_worker_replaces_its_providers() -> None:
     async with ProviderStub() as stub, connected(FORMATS["anthropic"], stub, options=options) as line:
         await line.pieces(request())
         await line.pieces(request(worker=Worker("w", "stub", "m", api_version="2023-06-01")))
-    assert [one.header("anthropic-version") for one in stub.requests] == ["2023-01-01", "2023-06-01"]
+    assert [request.header("anthropic-version") for request in stub.requests] == ["2023-01-01", "2023-06-01"]
 
 
 async def test_a_refused_parameter_is_a_400_that_names_it_unless_another_worker_takes_it(tmp_path: Path) -> None:
@@ -115,8 +117,8 @@ async def test_a_refused_parameter_is_a_400_that_names_it_unless_another_worker_
             refused = await asked(client, top_p=0.5, seed=7)
             run = (await client.get("/v1/runs")).json()["data"][-1]["id"]
             events = (await client.get(f"/v1/runs/{run}/events")).json()["data"]
-    assert [json.loads(one.body).get("temperature") for one in stub.of("old-1")] == [None]
-    assert [json.loads(one.body).get("top_p") for one in stub.of("new-1")] == [0.5]
+    assert [json.loads(request.body).get("temperature") for request in stub.of("old-1")] == [None]
+    assert [json.loads(request.body).get("top_p") for request in stub.of("new-1")] == [0.5]
     assert [event["body"]["ignored"] for event in events if event["kind"] == "call.intended"] == [["temperature"]]
     assert refused.status_code == 400
     error = refused.json()["error"]

@@ -56,7 +56,9 @@ def test_tenants_beyond_the_bound_are_counted_together() -> None:
     for tenant, usd in (("a", 1), ("b", 2), ("c", 4), ("a", 8), ("", 16)):
         telemetry.spend(tenant, usd)
     name = "baton_tenant_cost_micro_usd_total"
-    spent = {one: telemetry.registry.get_sample_value(name, {"tenant": one}) for one in ("a", "b", "c", "other")}
+    spent = {
+        tenant: telemetry.registry.get_sample_value(name, {"tenant": tenant}) for tenant in ("a", "b", "c", "other")
+    }
     assert spent == {"a": 9, "b": 2, "c": None, "other": 20}
 
 

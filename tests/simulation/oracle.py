@@ -391,14 +391,14 @@ def the_receiver_is_told(case: Case) -> Iterator[str]:
             name, wants = f"{case.run}_{turn}" if turn else case.run, bool(fact.body["wire"].get("background"))
         elif wants and (fact.kind in ENDINGS or fact.kind == "run.awaiting_tool"):
             wanted[f"resp_{name}"], wants = (_word(fact), fact.at), False
-    told = [one for one in case.world.receiver.deliveries if one.response.startswith(f"resp_{case.run}")]
+    told = [delivery for delivery in case.world.receiver.deliveries if delivery.response.startswith(f"resp_{case.run}")]
     for response, (word, at) in wanted.items():
-        came = [one for one in told if one.response == response]
-        if not any(one.taken for one in came):
+        came = [delivery for delivery in told if delivery.response == response]
+        if not any(delivery.taken for delivery in came):
             yield f"the end of {response} was told {len(came)} times, and never taken"
-        if wrong := [one for one in came if one.kind != f"response.{word}" or one.at < at]:
+        if wrong := [delivery for delivery in came if delivery.kind != f"response.{word}" or delivery.at < at]:
             yield f"{response} is {word} since {at:.2f} s, and {wrong[0].kind} was told at {wrong[0].at:.2f} s"
-    if unknown := {one.response for one in told} - wanted.keys():
+    if unknown := {delivery.response for delivery in told} - wanted.keys():
         yield f"{sorted(unknown)} was told, and nobody wanted that"
 
 
@@ -410,7 +410,9 @@ def _word(fact: Fact) -> str:
 
 def what_is_erased_is_gone(case: Case) -> Iterator[str]:
     """Once its caller was told so, nothing of a run's words is kept, then or later; the journal never had any."""
-    if not case.erased and any(one.over and not one.refused for one in case.world.erasures if one.run == case.run):
+    if not case.erased and any(
+        erasure.over and not erasure.refused for erasure in case.world.erasures if erasure.run == case.run
+    ):
         yield "its caller was told that it is erased, and its salt is there"
     if case.erased and case.row["contents"]:
         yield f"it is erased, and {len(case.row['contents'])} contents are there"

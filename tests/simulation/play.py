@@ -37,6 +37,6 @@ def deeds(world: World) -> Iterator[str]:
             elif fact.kind == "run.expired" and fact.body.get("error") == ABANDONED:
                 yield "wait abandoned"
     yield from ("run handed back" for gift in world.witness.gifts if gift.taker)
-    told = [one.id for one in world.receiver.deliveries]
-    yield from ("notice told again" if one in told[:place] else "notice told" for place, one in enumerate(told))
-    yield from ("content erased" for one in world.erasures if one.over and not one.refused)
+    told = [delivery.id for delivery in world.receiver.deliveries]
+    yield from ("notice told again" if id_ in told[:place] else "notice told" for place, id_ in enumerate(told))
+    yield from ("content erased" for erasure in world.erasures if erasure.over and not erasure.refused)

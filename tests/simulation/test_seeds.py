@@ -44,7 +44,7 @@ def test_what_did_not_happen_is_a_gap() -> None:
     assert list(rich.gaps()) == []
     poor = [
         replace(rich, hits=rich.hits - Counter(SITES[:1])),
-        replace(rich, places={one for one in rich.places if one[0] != OF_READS[0]}),
+        replace(rich, places={place for place in rich.places if place[0] != OF_READS[0]}),
         replace(
             rich, places={(site, f"await {number}") for site in (*OF_READS, "a", "b", "c") for number in range(39)}
         ),
@@ -102,7 +102,7 @@ def test_a_world_rests_when_nobody_is_about_to_ask_again(monkeypatch: pytest.Mon
     monkeypatch.setattr(world, "_callers", nobody_else)
     assert world.run().violations == []
     assert world.database.rows("SELECT state FROM runs") == [("succeeded",)]
-    assert [bool(one.ended) for one in world.recalls.values()] == [True]
+    assert [bool(recall.ended) for recall in world.recalls.values()] == [True]
     assert judge(world) == []
 
 

@@ -280,8 +280,8 @@ class World:
         if rows("SELECT 1 FROM tickets LIMIT 1") or (self.setting.notifies and rows("SELECT 1 FROM notices LIMIT 1")):
             return True
         up = {process.name for process in self.living()}
-        asked = (*self.erasures, *(one for guest in self.visits for one in guest.hearings))
-        return any(one.place in up and not one.over for one in asked)
+        asked = (*self.erasures, *(hearing for guest in self.visits for hearing in guest.hearings))
+        return any(erasure.place in up and not erasure.over for erasure in asked)
 
     async def _recall(self) -> None:
         """Every run is asked for once more, anywhere."""
@@ -292,7 +292,7 @@ class World:
                 process = self.chance.choice(serving)
                 self.recalls[run] = Hearing(process.name, self.visits[0].order)
                 process.recall(run, self.recalls[run])
-        await self._until(lambda: all(one.over for one in self.recalls.values()), self.loop.time() + PATIENCE)
+        await self._until(lambda: all(recall.over for recall in self.recalls.values()), self.loop.time() + PATIENCE)
 
     async def _stop(self) -> None:
         self._stopping = True

@@ -168,7 +168,7 @@ async def test_a_connection_that_cannot_be_opened_at_once_is_nobodys_error(
         monkeypatch.setattr(postgres, "CONNECT_SECONDS", -1.0)  # long ago
         slow += [error] * 8
         refused = await asyncio.gather(*(store.run("run") for _ in range(12)), return_exceptions=True)
-        assert any(isinstance(one, StoreUnavailable) for one in refused)
+        assert any(isinstance(error, StoreUnavailable) for error in refused)
 
 
 async def test_losses_while_a_connection_opens_are_nobodys_error(

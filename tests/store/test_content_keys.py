@@ -46,7 +46,7 @@ async def raw(store: SqlStore) -> bytes:
 
     def work(conn: Connection) -> bytes:
         rows = [row for table in METADATA.tables.values() for row in conn.execute(select(table))]
-        return b" ".join(bytes(one) for row in rows for one in row if isinstance(one, bytes | memoryview))
+        return b" ".join(bytes(value) for row in rows for value in row if isinstance(value, bytes | memoryview))
 
     return await store._read(work)
 

@@ -204,7 +204,7 @@ def test_several_processes_may_migrate_at_once(database: str, tmp_path: Path) ->
     environ = processes.environment(tmp_path, BATON_DATABASE_URL=database)
     with ThreadPoolExecutor() as threads:
         racing = [threads.submit(processes.command, tmp_path, environ, "migrate") for _ in range(3)]
-        assert [one.result().returncode for one in racing] == [0, 0, 0]
+        assert [racer.result().returncode for racer in racing] == [0, 0, 0]
     assert ask(database, differences) == []
 
 

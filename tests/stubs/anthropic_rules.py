@@ -213,4 +213,4 @@ def _unsupported(schema: Any) -> str | None:
         return None
     found = sorted(UNSUPPORTED & schema.keys())
     inner = [*schema.get("properties", {}).values(), schema.get("items")]
-    return next((one for one in (*found, *map(_unsupported, inner)) if one), None)
+    return next((fault for fault in (*found, *map(_unsupported, inner)) if fault), None)

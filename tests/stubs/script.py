@@ -222,7 +222,7 @@ class Agent:
             calls = tuple(ToolCall(call["name"], json.dumps(call["arguments"])) for call in came[-1]["then"])
         if calls:
             return Reply(chunks=(), tool_calls=calls, finish="tool", first_delay=self.delay)
-        words = (f"{one['word']} " for one in came)
+        words = (f"{entry['word']} " for entry in came)
         return Reply(chunks=tuple(words), first_delay=self.delay)
 
 

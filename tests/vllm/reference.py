@@ -24,9 +24,9 @@ def main() -> None:
     asked = json.load(sys.stdin)
     orders = [tuple(order) for order in asked["orders"]]
     lessons = exam(asked["split"], len(orders), asked["seed"])
-    shown = [replace(one, order=order) for one, order in zip(lessons, orders, strict=True)]
+    shown = [replace(lesson, order=order) for lesson, order in zip(lessons, orders, strict=True)]
     plans = greedy(loaded(Path(asked["model"])), shown)
-    texts = [to_text(to_tokens(prompt.ordinals(plan, one.order))) for one, plan in zip(shown, plans, strict=True)]
+    texts = [to_text(to_tokens(prompt.ordinals(plan, lesson.order))) for lesson, plan in zip(shown, plans, strict=True)]
     json.dump(texts, sys.stdout)
 
 

@@ -114,7 +114,7 @@ def check_usage(reply: dict[str, Any], run: dict[str, Any], events: list[dict[st
     rest = usage["completion_tokens_details"]["orchestration_output_tokens"]
     assert usage["completion_tokens"] + rest == total["output"]
     spent = [event["body"]["usage"] for event in events if event["kind"] == "call.finished"]
-    assert (sum(one["input"] for one in spent), sum(one["output"] for one in spent)) == (
+    assert (sum(usage["input"] for usage in spent), sum(usage["output"] for usage in spent)) == (
         total["input"],
         total["output"],
     )
@@ -135,9 +135,11 @@ def check_replacement(step: dict[str, Any], attempts: list[dict[str, Any]]) -> N
     """Nobody was replaced, or one worker by another, because all that it wrote were tokens without a text."""
     replaced = attempts[:-1]
     assert len(replaced) <= 1, attempts
-    assert all(one["finish"] == "stop" and one["usage"]["output"] <= MOST_WITHOUT_TEXT for one in replaced), attempts
+    assert all(
+        attempt["finish"] == "stop" and attempt["usage"]["output"] <= MOST_WITHOUT_TEXT for attempt in replaced
+    ), attempts
     assert step["worker"] == attempts[-1]["worker"]
-    assert step["worker"] not in [one["worker"] for one in replaced]
+    assert step["worker"] not in [attempt["worker"] for attempt in replaced]
 
 
 def check_journal(events: list[dict[str, Any]]) -> None:

@@ -88,7 +88,7 @@ def test_an_adapter_goes_into_service_and_out_again(
         assert models(caller, 25) == {trained_server.model}
         conductor("unload", "conductor", name)
         listed = httpx.get(f"{trained_server.base_url}/models", trust_env=False).json()["data"]
-        assert name not in {one["id"] for one in listed}
+        assert name not in {model["id"] for model in listed}
         assert main(["audit", "check"], environ) == 0
 
 

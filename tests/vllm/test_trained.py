@@ -38,13 +38,13 @@ def pool(server: VllmServer) -> str:
     """The world's standard pool, conducted by the checkpoint."""
     workers = "".join(
         f"""
-[workers.{one.name}]
+[workers.{worker.name}]
 provider = "world"
-model = "{one.name}"
-price = {{ input = {one.price * 0.35:.6f}, output = {one.price:.6f}, cached = 0 }}
-strengths = {json.dumps(one.strengths.split())}
+model = "{worker.name}"
+price = {{ input = {worker.price * 0.35:.6f}, output = {worker.price:.6f}, cached = 0 }}
+strengths = {json.dumps(worker.strengths.split())}
 """
-        for one in standard_pool()
+        for worker in standard_pool()
     )
     return f"""
 [providers.world]
@@ -95,13 +95,13 @@ def conducted(caller: Caller, lesson: Lesson) -> Conducted:
 
 def step_of(step: dict[str, Any], subtask: str) -> PlanStep:
     """A journaled step as the world has it."""
-    sees = tuple(one for one in step["access"] if one != "user")
+    sees = tuple(name for name in step["access"] if name != "user")
     return PlanStep(NAMES.index(step["planned_worker"]), ROLES[subtask], "user" in step["access"], sees)
 
 
 def reference(found: list[Conducted]) -> list[Plan]:
     """The trainer's plan for each task under the order in which the service has shown the workers."""
-    asked = {"model": str(TRAINED), "split": SPLIT, "seed": SEED, "orders": [one.order for one in found]}
+    asked = {"model": str(TRAINED), "split": SPLIT, "seed": SEED, "orders": [result.order for result in found]}
     done = subprocess.run(
         [str(PYTHON), "-m", "tests.vllm.reference"],
         input=json.dumps(asked),
@@ -114,8 +114,8 @@ def reference(found: list[Conducted]) -> list[Plan]:
     )
     assert done.returncode == 0, done.stderr
     plans = []
-    for text, one in zip(json.loads(done.stdout), found, strict=True):
-        names = [NAMES[place] for place in one.order]
+    for text, result in zip(json.loads(done.stdout), found, strict=True):
+        names = [NAMES[place] for place in result.order]
         steps = core_plan.read_plan(json.loads(text), core_plan.by_ordinal(names), STEPS)
         plans.append(
             tuple(
@@ -139,7 +139,7 @@ def test_it_conducts_through_the_service_as_it_does_in_the_trainer(trained_serve
     environ = served(tmp_path, pool(trained_server))
     with running("serve", tmp_path, environ) as process, calling(process.url, timeout=120) as caller:
         with ThreadPoolExecutor(THREADS) as threads:
-            found = list(threads.map(lambda one: conducted(caller, one), lessons))
+            found = list(threads.map(lambda lesson: conducted(caller, lesson), lessons))
         assert caller.read("/v1/runs", tier="baton-ultra", degraded="true")["data"] == []
     trainers = reference(found)
     same = sum(one.plan == theirs for one, theirs in zip(found, trainers, strict=True))
@@ -147,7 +147,7 @@ def test_it_conducts_through_the_service_as_it_does_in_the_trainer(trained_serve
     trained = [worth(lesson, plan) for lesson, plan in zip(lessons, trainers, strict=True)]
     rewards = []
     for outcomes in (served_, trained):
-        rewards.append(sum(one.reward for one in outcomes) / TASKS)
+        rewards.append(sum(outcome.reward for outcome in outcomes) / TASKS)
     print(f"{same} of {TASKS} plans are the trainer's; reward {rewards[0]:.4f}, in the trainer {rewards[1]:.4f}")
     assert same >= 0.98 * TASKS
     assert rewards[0] == pytest.approx(rewards[1], abs=0.005)
@@ -159,4 +159,4 @@ def test_what_it_reaches_is_what_its_card_says(trained_server: VllmServer) -> No
     """The card's figures are of other tasks of the same split, and no plan is one for all."""
     card, golden = manifest.read(TRAINED)
     assert card.evaluation[SPLIT]["reward"] > 0.75
-    assert len({one.plan for one in golden}) > 4
+    assert len({prompt.plan for prompt in golden}) > 4

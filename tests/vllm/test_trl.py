@@ -117,7 +117,7 @@ def test_an_interrupted_training_goes_on_from_its_last_checkpoint(
     shutil.rmtree(copied / "adapter")
     said = train(journaled, *order(journaled, model, copied))
     assert "going on from checkpoint-2" in said
-    rows = [list(csv.DictReader((one / "curve.csv").read_text().splitlines())) for one in (trained, copied)]
+    rows = [list(csv.DictReader((folder / "curve.csv").read_text().splitlines())) for folder in (trained, copied)]
     assert [row["step"] for row in rows[1]] == ["1", "2", "3"]
     assert [row["reward"] for row in rows[0][:2]] == [row["reward"] for row in rows[1][:2]], "what was done stays done"
     card = json.loads((copied / "card.json").read_text())
@@ -138,7 +138,7 @@ def test_plans_are_rewarded_by_the_executor_and_move_the_adapter(trained: Path) 
     assert sum(card["plans_carried_out"].values()) == 3 * 2 * 6
     assert card["imitated"]["loss"][1] < 0.2 * card["imitated"]["loss"][0], "on conversations that it has not met"
     looks = [float(row["held_out"]) for row in rows]
-    assert all(-0.2 <= one <= 1.0 for one in looks), "a look at the held-out questions after each step"
+    assert all(-0.2 <= look <= 1.0 for look in looks), "a look at the held-out questions after each step"
     told = manifest.read(trained / "adapter")[0].evaluation["held-out questions"]
     assert told == {"questions": RUNS // 10, "reward": pytest.approx(max(looks), abs=1e-5)}
     assert card["held_out_questions"] != card["questions"]
@@ -149,7 +149,9 @@ def test_plans_are_rewarded_by_the_executor_and_move_the_adapter(trained: Path) 
     assert all(float(row["told"]) <= float(row["right"]) + float(row["wrong"]) for row in rows)
     raw = (trained / "adapter" / "adapter_model.safetensors").read_bytes()
     header = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])
-    assert {one["dtype"] for name, one in header.items() if name != "__metadata__"} == {"F32"}, "bfloat16 would drift"
+    assert {entry["dtype"] for name, entry in header.items() if name != "__metadata__"} == {"F32"}, (
+        "bfloat16 would drift"
+    )
 
 
 def test_the_adapter_is_deployed_as_it_is_and_plans_for_the_service(
@@ -167,8 +169,8 @@ def test_the_adapter_is_deployed_as_it_is_and_plans_for_the_service(
     assert found["agreed"] >= 0.9 * found["known"], told
     try:
         rollouts = list(from_lines((journaled / "rollouts.jsonl").read_text().splitlines()))[:PROMPTS]
-        assert sum(_proposes(vllm_server, name, one) for one in rollouts) >= PROMPTS / 2
-        assert not any(_proposes(vllm_server, vllm_server.model, one) for one in rollouts)
+        assert sum(_proposes(vllm_server, name, rollout) for rollout in rollouts) >= PROMPTS / 2
+        assert not any(_proposes(vllm_server, vllm_server.model, rollout) for rollout in rollouts)
         assert main(["conductor", "promote", "planner", name], environ) == 0
         with running("serve", tmp_path, environ) as process, calling(process.url, timeout=120) as caller:
             _conducts(caller)
@@ -185,7 +187,7 @@ def test_the_manifest_tells_what_training_knew(trained: Path) -> None:
     assert known["right"] == pytest.approx(sum(float(row["right"]) for row in rows) / len(rows), abs=1e-5)
     assert card.evaluation["imitation"] == json.loads((trained / "card.json").read_text())["imitated"]
     assert (card.kind, card.prompt, card.reward) == ("adapter", "general", "reward-1")
-    assert all(one.tokens for one in golden)
+    assert all(prompt.tokens for prompt in golden)
 
 
 def _proposes(server: VllmServer, name: str, rollout: Rollout) -> bool:
@@ -210,7 +212,7 @@ def _conducts(caller: Caller) -> None:
         (step,) = run["steps"]
         assert step["access"] == ["user"]
         said.append(caller.read(f"/v1/runs/{run['id']}/steps/{step['n']}")["subtask"])
-    assert sum(one.startswith("Solve the task step") for one in said) >= len(said) / 2
+    assert sum(text.startswith("Solve the task step") for text in said) >= len(said) / 2
 
 
 def test_advantage_weighted_regression_learns_from_the_same_journal(

@@ -38,4 +38,4 @@ def test_a_few_steps_leave_a_folder_that_is_served_as_it_is(tmp_path: Path) -> N
     pairs = []
     for one in golden:
         pairs.append([message["content"] for message in one.messages])
-    assert json.loads(words("--plan", str(out), given=json.dumps(pairs))) == [one.plan for one in golden]
+    assert json.loads(words("--plan", str(out), given=json.dumps(pairs))) == [prompt.plan for prompt in golden]

@@ -36,7 +36,7 @@ def worker(received: Received) -> Reply:
 
 def _functions(body: Mapping[str, Any]) -> dict[str, Any]:
     offered = (tool["function"] for tool in body.get("tools", ()))
-    return {one["name"]: one.get("parameters") or {} for one in offered}
+    return {tool["name"]: tool.get("parameters") or {} for tool in offered}
 
 
 def _called(words: str, role: str, tools: Mapping[str, Any], choice: Any) -> list[str]:

@@ -33,7 +33,8 @@ def summary(state: RunState) -> dict[str, Any]:
         "steps": [_step(step) for step in state.steps.values()],
         "calls": {call.id: [call.step, call.outcome, call.usd, call.turn] for call in state.calls.values()},
         "proposals": [
-            [one.number, one.state, one.mode, one.round, one.parent, len(one.reasons)] for one in state.all_proposals
+            [proposal.number, proposal.state, proposal.mode, proposal.round, proposal.parent, len(proposal.reasons)]
+            for proposal in state.all_proposals
         ],
         "visible": usage_to_json(split.visible),
         "total": usage_to_json(split.total),

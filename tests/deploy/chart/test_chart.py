@@ -90,7 +90,7 @@ def installed(values: Document, folder: Path) -> Objects:
             "plan", str(CHART), values=values, wait=False, timeout=60
         )
         asyncio.run(running)
-        return {(one["kind"], one["metadata"]["name"]): one for one in target.created}
+        return {(manifest["kind"], manifest["metadata"]["name"]): manifest for manifest in target.created}
 
 
 @pytest.fixture(scope="module", params=SETS)
@@ -105,9 +105,9 @@ def everything(tmp_path_factory: pytest.TempPathFactory) -> Objects:
     return installed(EVERYTHING, tmp_path_factory.mktemp("chart"))
 
 
-def pod(one: Document) -> Document:
+def pod(document: Document) -> Document:
     """The pod of a Deployment or a Job."""
-    found: Document = one["spec"]["template"]["spec"]
+    found: Document = document["spec"]["template"]["spec"]
     return found
 
 
@@ -123,7 +123,7 @@ def test_kubernetes_accepts_every_object(objects: Objects, version: str) -> None
 
 
 def test_every_pod_is_confined(objects: Objects) -> None:
-    pods = [pod(one) for (kind, _), one in objects.items() if kind in ("Deployment", "Job")]
+    pods = [pod(manifest) for (kind, _), manifest in objects.items() if kind in ("Deployment", "Job")]
     assert len(pods) == 3
     for one in pods:
         (container,) = one["containers"]
@@ -139,7 +139,9 @@ def test_every_pod_is_confined(objects: Objects) -> None:
 
 def test_services_budgets_and_policies_select_the_pods(objects: Objects) -> None:
     labels = [
-        one["spec"]["template"]["metadata"]["labels"] for (kind, _), one in objects.items() if kind == "Deployment"
+        manifest["spec"]["template"]["metadata"]["labels"]
+        for (kind, _), manifest in objects.items()
+        if kind == "Deployment"
     ]
     selectors = []
     for (kind, _), one in objects.items():
@@ -164,7 +166,7 @@ def test_ports_and_targets_exist(everything: Objects) -> None:
         (endpoint,) = everything["PodMonitor", f"plan-{component}"]["spec"]["podMetricsEndpoints"]
         assert endpoint["port"] == "metrics"
         assert endpoint["port"] in ports[component]
-        environ = {one["name"]: one.get("value") for one in container["env"]}
+        environ = {variable["name"]: variable.get("value") for variable in container["env"]}
         (named,) = [port for port in container["ports"] if port["name"] == "metrics"]
         assert environ["BATON_METRICS_PORT"] == str(named["containerPort"])
         rules = everything["NetworkPolicy", f"plan-{component}"]["spec"]["ingress"]
@@ -228,7 +230,7 @@ def test_the_rules_are_those_of_the_repository(everything: Objects) -> None:
         ({"ingress": {"enabled": True}}, "ingress.host"),
         ({"dispatcher": {"autoscaling": {"enabled": True}}}, "dispatcher.autoscaling.prometheus"),
     ],
-    ids=lambda one: one if isinstance(one, str) else "",
+    ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_wrong_values_are_refused_with_their_name(values: Document, words: str, tmp_path: Path) -> None:
     with pytest.raises(helm.InstallError, match=words):
@@ -238,4 +240,6 @@ def test_wrong_values_are_refused_with_their_name(values: Document, words: str, 
 def test_helm_finds_nothing_to_complain_of(tmp_path: Path) -> None:
     with cluster() as target:
         found = asyncio.run(helm.Lint(connection(target, tmp_path)).run(str(CHART)))
-    assert [one for one in found["Messages"] if one["Severity"] > 1] == []  # 1 is advice: the chart has no icon
+    assert [
+        message for message in found["Messages"] if message["Severity"] > 1
+    ] == []  # 1 is advice: the chart has no icon

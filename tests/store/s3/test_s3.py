@@ -126,8 +126,8 @@ async def test_checkpoints_are_exported_and_one_of_another_log_replaces_none(
         )
         await export.look()
     stored = {name: bucket.get_object(Bucket="journals", Key=f"held/{name}") for name in files.names("")}
-    assert {one["Body"].read().decode() for one in stored.values()} == {note, forged}
-    assert {one["ContentType"] for one in stored.values()} == {"text/plain"}
+    assert {stored_object["Body"].read().decode() for stored_object in stored.values()} == {note, forged}
+    assert {stored_object["ContentType"] for stored_object in stored.values()} == {"text/plain"}
     assert file_name(size) in stored
     assert files.written_at(file_name(size)) is not None
     assert (files.read("absent"), files.written_at("absent")) == (None, None)

@@ -53,7 +53,7 @@ async def drive(make: Callable[..., Any]) -> dict[str, Any]:
 
     async def usage() -> list[int]:
         both = (await model.ainvoke("Hi")), (await whole(model.astream("Hi")))
-        return [one.usage_metadata["total_tokens"] for one in both]
+        return [reply.usage_metadata["total_tokens"] for reply in both]
 
     async def forced() -> list[Any]:
         said = await model.bind_tools([weather, clock], tool_choice="weather").ainvoke("Hi")
@@ -63,7 +63,7 @@ async def drive(make: Callable[..., Any]) -> dict[str, Any]:
         bound = model.with_structured_output(Place, method=method)
         return [
             (await bound.ainvoke("Where?")).model_dump(),
-            [one async for one in bound.astream("Where?")][-1].model_dump(),
+            [chunk async for chunk in bound.astream("Where?")][-1].model_dump(),
         ]
 
     async def text(said: Any, tier: str = MINI) -> str:

@@ -34,7 +34,7 @@ async def drive(prefix: str, base: str) -> dict[str, Any]:
             return await litellm.acompletion(**where, **more)
         counted = {"stream": True, "stream_options": {"include_usage": True}}
         return litellm.stream_chunk_builder(
-            [one async for one in await litellm.acompletion(**where, **counted, **more)]
+            [chunk async for chunk in await litellm.acompletion(**where, **counted, **more)]
         )
 
     async def text(*args: Any, **more: Any) -> str:

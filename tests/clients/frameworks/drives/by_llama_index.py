@@ -38,7 +38,7 @@ async def drive(make: Callable[..., Any]) -> dict[str, Any]:
         return (await make(tier).achat([ChatMessage("Be brief.", role="system"), ChatMessage("Hi")])).message.content
 
     async def streamed(tier: str = MINI) -> str:
-        return [one async for one in await make(tier).astream_chat([ChatMessage("Hi")])][-1].message.content
+        return [chunk async for chunk in await make(tier).astream_chat([ChatMessage("Hi")])][-1].message.content
 
     async def agent(tier: str, streams: bool) -> str:
         return str(await FunctionAgent(tools=[weather, clock], llm=make(tier), streaming=streams).run("weather clock"))
@@ -50,7 +50,7 @@ async def drive(make: Callable[..., Any]) -> dict[str, Any]:
         return str(await made.run("two", memory=memory))
 
     async def forced() -> list[Any]:
-        tools = [FunctionTool.from_defaults(one) for one in (weather, clock)]
+        tools = [FunctionTool.from_defaults(tool) for tool in (weather, clock)]
         said = await model.achat_with_tools(tools, user_msg="weather", tool_required=True)
         return [[call.tool_name, call.tool_kwargs] for call in model.get_tool_calls_from_response(said)]
 
