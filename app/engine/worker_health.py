@@ -48,13 +48,13 @@ class WorkerChoice:
 
     @property
     def called(self) -> Worker:
-        """The worker, where there is one."""
+        """Return the worker, where there is one."""
         assert self.worker is not None
         return self.worker
 
     @property
     def hopeless(self) -> bool:
-        """True if nobody is called because nobody could answer in time."""
+        """Return True if nobody is called because nobody could answer in time."""
         return bool(self.passed_over) and all(reason == NO_TIME for _, reason in self.passed_over)
 
 

@@ -192,12 +192,12 @@ class Reading(Protocol):
 
     @property
     def done(self) -> bool:
-        """True once the terminal marker was read: nothing that follows matters."""
+        """Return True once the terminal marker was read: nothing that follows matters."""
         ...
 
     @property
     def complete(self) -> bool:
-        """True once the answer is whole, though usage or the marker may still follow."""
+        """Return True once the answer is whole, though usage or the marker may still follow."""
         ...
 
     def event(self, data: bytes, pieces: list[Piece]) -> None:

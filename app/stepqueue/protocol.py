@@ -137,8 +137,8 @@ class StepQueue(Protocol):
 
     @property
     def crowded(self) -> bool:
-        """True if runs wait that nobody has taken yet, as far as is known: a new one must not overtake them. Asking
-        costs nothing."""
+        """Return True if runs wait that nobody has taken yet, as far as is known: a new one must not overtake them.
+        Asking costs nothing."""
         ...
 
     async def enqueue(self, tickets: Sequence[Ticket]) -> None:

@@ -132,7 +132,7 @@ class RedisQueue:
 
     @property
     def pools(self) -> Mapping[str, Connections]:
-        """The bounded pools of connections, by the names under which metrics show them."""
+        """Return the bounded pools of connections, by the names under which metrics show them."""
         return {"redis_commands": self._commands, "redis_reads": self._reads}
 
     @property

@@ -134,7 +134,7 @@ class Connections:
 
     @property
     def use(self) -> PoolUse:
-        """The use of the connections."""
+        """Return the use of the connections."""
         return PoolUse(min(self._asked, CONNECTIONS), CONNECTIONS, max(self._asked - CONNECTIONS, 0), self._waits)
 
     async def call(self, *commands: Command) -> list[Any]:
@@ -214,7 +214,7 @@ class Streams:
 
     @property
     def runs_wait(self) -> bool:
-        """True if tickets of runs were left to wait when turns were taken last."""
+        """Return True if tickets of runs were left to wait when turns were taken last."""
         return any(self._tenants_waiting.get(lane, 0) for lane in self._by_kind.runs.values())
 
     async def add(self, tickets: Sequence[Ticket]) -> None:

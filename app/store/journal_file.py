@@ -106,7 +106,7 @@ class CompressedJournals:
 
     @property
     def size(self) -> int:
-        """The bytes that were compressed so far."""
+        """Return the bytes that were compressed so far."""
         return self._written.tell()
 
     def add(self, records: Sequence[Record]) -> None:

@@ -186,7 +186,7 @@ class SqlStore(Administration):
 
     @property
     def pool_use(self) -> PoolUse:
-        """The use of the connections to the database, for metrics."""
+        """Return the use of the connections to the database, for metrics."""
         return self._runner.pool_use
 
     @property

@@ -76,7 +76,7 @@ class Message:
 
     @property
     def text(self) -> str:
-        """The message's text parts, joined."""
+        """Return the message's text parts, joined."""
         return "".join(part.text for part in self.parts if isinstance(part, Text))
 
 
@@ -474,7 +474,7 @@ class TaskParts:
 
     @property
     def whole(self) -> bytes:
-        """The parts, joined."""
+        """Return the parts, joined."""
         return b"".join((*self.head, self.body, self.tail))
 
 
@@ -601,7 +601,8 @@ class Gathering:
 
     @property
     def calls(self) -> tuple[ToolCall, ...]:
-        """The calls as they are now. Missing arguments become an empty object; nothing that was sent is changed."""
+        """Return the calls as they are now. Missing arguments become an empty object; nothing that was sent is
+        changed."""
         texts = ["".join(pieces) for pieces in self._arguments]
         return tuple(
             ToolCall(id_, name, text if text.strip() else f"{text}{{}}")

@@ -100,7 +100,7 @@ class Workflow:
 
     @property
     def topology(self) -> Topology:
-        """The shape of the access lists."""
+        """Return the shape of the access lists."""
         return topology([step.access.steps for step in self.steps])
 
 
@@ -370,7 +370,7 @@ class PlanReader:
 
     @property
     def text(self) -> str:
-        """All that was fed, up to the bound."""
+        """Return all that was fed, up to the bound."""
         return self._text
 
     def feed(self, text: str) -> list[Step]:

@@ -120,8 +120,8 @@ class Card:
 
     @property
     def cleared(self) -> frozenset[str]:
-        """The labels of what it may see: its clearance, and `region:` and `retention:` with what the card says of
-        each. Of a region or retention that is not known nothing follows."""
+        """Return the labels of what it may see: its clearance, and `region:` and `retention:` with what the card says
+        of each. Of a region or retention that is not known nothing follows."""
         where = (("region", self.region), ("retention", self.retention))
         return self.clearance.union(f"{what}:{value}" for what, value in where if value)
 
@@ -398,7 +398,8 @@ class Limits:
 
     @property
     def floor(self) -> int:
-        """The output tokens below which no call is cut: `floor_tokens`, or all of a call's where those are fewer."""
+        """Return the output tokens below which no call is cut: `floor_tokens`, or all of a call's where those are
+        fewer."""
         return min(self.floor_tokens, self.output_tokens)
 
     def to_json(self) -> dict[str, Any]:
@@ -533,7 +534,8 @@ class ShadowSpec:
 
     @property
     def subject(self) -> str:
-        """The name of what is tried, with its kind: `tier baton-ultra`, `conductor mine-1a2b3c` or `worker old`."""
+        """Return the name of what is tried, with its kind: `tier baton-ultra`, `conductor mine-1a2b3c` or `worker
+        old`."""
         kinds = {"tier": self.tier, "conductor": self.conductor, "worker": self.worker}
         return next(f"{kind} {name}" for kind, name in kinds.items() if name)
 
@@ -641,7 +643,7 @@ class Tier:
 
     @property
     def learns_as(self) -> str:
-        """The tier in whose name its selector learns: the one whose conductor this is."""
+        """Return the tier in whose name its selector learns: the one whose conductor this is."""
         kind, _, name = self.served_by.partition(" ")
         return name if kind == "tier" else self.name
 

@@ -68,7 +68,7 @@ class Eligible:
 
     @property
     def blamed(self) -> str | None:
-        """The parameter without which somebody would be eligible, if it is one."""
+        """Return the parameter without which somebody would be eligible, if it is one."""
         return next((BLAMED[reason] for reason in self.excluded.values() if reason in BLAMED), None)
 
 

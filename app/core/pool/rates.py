@@ -150,7 +150,7 @@ class Window:
 
     @property
     def runs(self) -> set[str]:
-        """The runs that have to be looked up before a request is counted."""
+        """Return the runs that have to be looked up before a request is counted."""
         return {run for claim in self.claims.values() for run in (claim.run, claim.resumes) if run}
 
     def settle(self, runs: Mapping[str, RunUse], limits: RateLimits, now: float) -> None:
@@ -206,7 +206,7 @@ class Window:
 
     @property
     def until(self) -> float:
-        """The time from which nothing in the window counts any more; runs may be open for a day."""
+        """Return the time from which nothing in the window counts any more; runs may be open for a day."""
         slots = [slot.expires for slot in (*self.requests, *self.tokens)]
         return max([*slots, *[claim.until + DAY_SECONDS for claim in self.claims.values()]], default=0.0)
 

@@ -56,7 +56,7 @@ class Rate:
 
     @property
     def value(self) -> float:
-        """The share that was right."""
+        """Return the share that was right."""
         if not self.tried:
             return 0.0
         return self.passed / self.tried

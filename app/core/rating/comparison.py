@@ -121,12 +121,12 @@ class RunFigures:
 
     @property
     def score(self) -> float | None:
-        """The score of graders and judges, or else that of callers; None if nobody has rated the run."""
+        """Return the score of graders and judges, or else that of callers; None if nobody has rated the run."""
         return self.scores.get("grader", self.scores.get("explicit"))
 
     @property
     def refs(self) -> Sequence[str]:
-        """The refs of the texts that a comparison reads: the answer, the subtasks and the outputs."""
+        """Return the refs of the texts that a comparison reads: the answer, the subtasks and the outputs."""
         steps = [ref for step in self.steps.values() for ref in (step.subtask, step.output)]
         return sorted({self.answer, *steps} - {""})
 
@@ -263,12 +263,12 @@ class Comparison:
 
     @property
     def only_first(self) -> tuple[Recipient, ...]:
-        """The disclosures of the first run that the second one has not."""
+        """Return the disclosures of the first run that the second one has not."""
         return _sorted(self.first.disclosures - self.second.disclosures)
 
     @property
     def only_second(self) -> tuple[Recipient, ...]:
-        """The disclosures of the second run that the first one has not."""
+        """Return the disclosures of the second run that the first one has not."""
         return _sorted(self.second.disclosures - self.first.disclosures)
 
     def difference(self, metric: str) -> float | None:

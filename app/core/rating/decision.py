@@ -51,7 +51,7 @@ class ArmChoice:
 
     @property
     def propensity(self) -> float:
-        """The probability with which the action was taken."""
+        """Return the probability with which the action was taken."""
         return self.candidates[self.action]
 
 

@@ -98,7 +98,7 @@ class JournaledRun:
 
     @property
     def catalog(self) -> str:
-        """The digest of the pool's snapshot at the admission; empty where there is none."""
+        """Return the digest of the pool's snapshot at the admission; empty where there is none."""
         if not self.events:
             return ""
         return str(self.events[0].body.get("catalog", ""))

@@ -176,8 +176,8 @@ class _Run:
 
     @property
     def shape(self) -> list[tuple[int, ...]] | None:
-        """The inputs of each step, counted from 0; None for a run that is no example: of several plans, with tools, or
-        not executed as a whole."""
+        """Return the inputs of each step, counted from 0; None for a run that is no example: of several plans, with
+        tools, or not executed as a whole."""
         plans = {step.planned["proposal"] for step in self.steps.values()}
         whole = all(step.ended is not None and step.began is not None for step in self.steps.values())
         is_first = sorted(self.steps) == [*range(len(self.steps))]
@@ -249,7 +249,7 @@ class History:
 
     @cached_property
     def overheads(self) -> Sequence[float]:
-        """Seconds that Baton added to a step of a path, sorted; a usual figure where nothing is known."""
+        """Return the seconds that Baton added to a step of a path, sorted; a usual figure where nothing is known."""
         return sorted(self._overheads) or [STEP_SECONDS]
 
     def like(

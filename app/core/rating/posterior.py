@@ -226,12 +226,12 @@ class Estimate:
 
     @property
     def success(self) -> float:
-        """The expected probability of a right answer, at the mean."""
+        """Return the expected probability of a right answer, at the mean."""
         return logistic(self.mean)
 
     @property
     def worth(self) -> float:
-        """The expected worth at the mean."""
+        """Return the expected worth at the mean."""
         return self.left * logistic(self.mean)
 
 

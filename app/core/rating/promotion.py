@@ -57,7 +57,7 @@ class ShadowedRun:
 
     @property
     def verdicts(self) -> tuple[bool, bool] | None:
-        """The verdicts of both from the first source that has judged both; None if none has."""
+        """Return the verdicts of both from the first source that has judged both; None if none has."""
         for source in VERDICTS:
             live, shadow = self.live.verdicts.get(source), self.shadow.verdicts.get(source)
             if live is not None and shadow is not None:

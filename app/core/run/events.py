@@ -248,18 +248,19 @@ class RunAdmitted(Fact):
 
     @property
     def trace(self) -> Trace:
-        """The span of the request."""
+        """Return the span of the request."""
         return Trace(self.traceparent, self.tracestate)
 
     @property
     def needs_prices(self) -> bool:
-        """True if only workers whose price is known may be called, because their cost could not be held otherwise."""
+        """Return True if only workers whose price is known may be called, because their cost could not be held
+        otherwise."""
         return self.capped or bool(self.budgets)
 
     @property
     def tried_version(self) -> str:
-        """The version of the conductor that this run tries as a shadow or a replay, whichever is in force; empty in
-        other runs."""
+        """Return the version of the conductor that this run tries as a shadow or a replay, whichever is in force; empty
+        in other runs."""
         if self.origin_kind not in ("shadow", "replay"):
             return ""
         return str(self.wire.get("conductor", ""))
@@ -310,7 +311,7 @@ class RunResumed(Fact):
 
     @property
     def trace(self) -> Trace:
-        """The span of the request."""
+        """Return the span of the request."""
         return Trace(self.traceparent, self.tracestate)
 
 
@@ -799,14 +800,15 @@ class Event:
 
     @property
     def fact(self) -> Fact:
-        """The record. Raises KeyError or TypeError for a body that is not one of its kind."""
+        """Return the record. Raises KeyError or TypeError for a body that is not one of its kind."""
         if self._fact is None:
             self._fact = _READERS[self.kind](self.body)
         return self._fact
 
     @property
     def body(self) -> Json:
-        """The JSON of the fact, with all that a newer process may have added: for storing, sending and showing."""
+        """Return the JSON of the fact, with all that a newer process may have added: for storing, sending and
+        showing."""
         if self._body is None:
             self._body = self.fact.to_json()
         return self._body

@@ -103,12 +103,12 @@ class Node:
 
     @property
     def usd(self) -> int:
-        """Micro-dollars of its finished calls."""
+        """Return the micro-dollars of its finished calls."""
         return sum(attempt.usd for attempt in self.attempts)
 
     @property
     def seconds(self) -> float:
-        """Seconds of its finished calls."""
+        """Return the seconds of its finished calls."""
         return sum(attempt.ended - attempt.begun for attempt in self.attempts if attempt.ended is not None)
 
     def to_json(self) -> dict[str, Any]:
@@ -180,12 +180,12 @@ class Graph:
 
     @property
     def columns(self) -> int:
-        """The number of columns that have a node."""
+        """Return the number of columns that have a node."""
         return 1 + max(node.place.x for node in self.nodes)
 
     @property
     def rows(self) -> int:
-        """The number of rows that have a node."""
+        """Return the number of rows that have a node."""
         return 1 + max(node.place.y for node in self.nodes)
 
     def to_json(self) -> dict[str, Any]:

@@ -28,7 +28,7 @@ class Trace:
 
     @property
     def id(self) -> str:
-        """The trace's id, 32 hexadecimal digits; empty where there is no trace."""
+        """Return the trace's id, 32 hexadecimal digits; empty where there is no trace."""
         return self.parent[3:35]
 
     def headers(self) -> dict[str, str]:

@@ -34,17 +34,17 @@ class Instant:
 
     @property
     def begun(self) -> float:
-        """The time of the admission, in seconds since 1970."""
+        """Return the time of the admission, in seconds since 1970."""
         return self.events[0].at
 
     @property
     def seconds(self) -> float:
-        """Seconds since the admission."""
+        """Return the seconds since the admission."""
         return max(self.now - self.begun, 0.0)
 
     @property
     def is_latest(self) -> bool:
-        """True if nothing has been committed since."""
+        """Return True if nothing has been committed since."""
         return self.state.seq == self.last_seq
 
 

@@ -37,7 +37,7 @@ class Recipient:
 
     @property
     def withheld(self) -> tuple[tuple[str, str], ...]:
-        """The parts of the run that it is not shown, each with the reason: `not_listed` on the access list, or
+        """Return the parts of the run that it is not shown, each with the reason: `not_listed` on the access list, or
         `no_words` to be shown."""
         found = [] if self.saw_user else [("user", "not_listed")]
         for n in range(self.step or 0):

@@ -116,17 +116,17 @@ class Recording:
 
     @property
     def rounds(self) -> int:
-        """The number of recorded rounds."""
+        """Return the number of recorded rounds."""
         return sum(key.isdecimal() for key in self.plans)
 
     @property
     def nests(self) -> bool:
-        """True if a plan is nested in a step."""
+        """Return True if a plan is nested in a step."""
         return any(not key.isdecimal() for key in self.plans)
 
     @property
     def workers(self) -> frozenset[str]:
-        """The workers that are to be called."""
+        """Return the workers that are to be called."""
         called = [
             step.worker
             for plan in self.plans.values()

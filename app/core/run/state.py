@@ -119,7 +119,7 @@ class Call:
 
     @property
     def failed(self) -> bool:
-        """True if it has ended without an answer: what was streamed of it is no part of any answer."""
+        """Return True if it has ended without an answer: what was streamed of it is no part of any answer."""
         return self.outcome not in (None, "ok")
 
 
@@ -189,12 +189,12 @@ class StepState:
 
     @property
     def opens(self) -> bool:
-        """True if the conductor itself takes the step and opens a workflow for it."""
+        """Return True if the conductor itself takes the step and opens a workflow for it."""
         return self.worker == CONDUCTOR
 
     @property
     def settled(self) -> bool:
-        """True if the step is done, failed or skipped, so that nothing more happens to it."""
+        """Return True if the step is done, failed or skipped, so that nothing more happens to it."""
         return self.state in ("done", "failed", "skipped")
 
 
@@ -268,22 +268,22 @@ class RunState:
 
     @property
     def ended(self) -> bool:
-        """True if the run has reached a terminal state."""
+        """Return True if the run has reached a terminal state."""
         return self.state in ENDED
 
     @property
     def replied(self) -> bool:
-        """True if the reply of the present turn is complete: the run has ended, or waits for the caller."""
+        """Return True if the reply of the present turn is complete: the run has ended, or waits for the caller."""
         return self.ended or self.waits
 
     @property
     def waits(self) -> bool:
-        """True if somebody outside has to move the run: it waits for tool results, or for an approval."""
+        """Return True if somebody outside has to move the run: it waits for tool results, or for an approval."""
         return self.state in WAITING
 
     @property
     def awaits_approval(self) -> Proposal | None:
-        """The first accepted plan that needs an approval and has none."""
+        """Return the first accepted plan that needs an approval and has none."""
         if self.admitted.approval is None:
             return None
         return next((proposal for proposal in self.all_proposals if proposal.needs and self.is_gated(proposal)), None)
@@ -297,20 +297,20 @@ class RunState:
 
     @property
     def awaited(self) -> Mapping[str, int]:
-        """The ids of tool calls that a caller was given and has not answered yet, each with its step."""
+        """Return the ids of tool calls that a caller was given and has not answered yet, each with its step."""
         waiting = [step for step in self.steps.values() if step.state == "awaiting_tool"]
         return {id_: step.n for step in waiting for id_ in step.exchanges[-1].ids}
 
     @property
     def proposal(self) -> Proposal | None:
-        """The latest proposal for a workflow of the run's own."""
+        """Return the latest proposal for a workflow of the run's own."""
         if not self.proposals:
             return None
         return self.proposals[-1]
 
     @property
     def current(self) -> tuple[StepState, ...]:
-        """The steps of the latest proposal for a workflow of the run's own, in order."""
+        """Return the steps of the latest proposal for a workflow of the run's own, in order."""
         if len(self.proposals) == 1 and not self.nested:
             return tuple(self.steps.values())
         last = self.proposals[-1].number if self.proposals else None
@@ -322,7 +322,7 @@ class RunState:
 
     @property
     def unmade(self) -> Proposal | None:
-        """The one proposal that is being made, if there is one."""
+        """Return the one proposal that is being made, if there is one."""
         last = self.proposal
         if last is not None and last.state == "open":
             return last
@@ -330,26 +330,26 @@ class RunState:
 
     @property
     def accepted(self) -> bool:
-        """True if there is a workflow to execute."""
+        """Return True if there is a workflow to execute."""
         return self.proposal is not None and self.proposal.state == "accepted"
 
     @property
     def answering(self) -> StepState | None:
-        """The step whose output is the present round's answer; known once a proposal is accepted, and none if it is
-        the empty plan."""
+        """Return the step whose output is the present round's answer; known once a proposal is accepted, and none if it
+        is the empty plan."""
         current = self.current if self.accepted else ()
         return current[-1] if current else None
 
     @property
     def round(self) -> int:
-        """The number of the present round."""
+        """Return the number of the present round."""
         if self.proposal is None:
             return 1
         return self.proposal.round
 
     @property
     def is_last_round(self) -> bool:
-        """True if no other round may follow, so that the answer of the present one is the run's."""
+        """Return True if no other round may follow, so that the answer of the present one is the run's."""
         last = self.proposal
         return last is None or last.round >= self.admitted.limits.rounds or last.mode == FALLBACK
 
@@ -366,7 +366,7 @@ class RunState:
 
     @property
     def previous(self) -> Answer | None:
-        """The answer of the round before the present one."""
+        """Return the answer of the round before the present one."""
         if self.round > 1:
             return self.answer(self.round - 1)
         return None
@@ -378,12 +378,12 @@ class RunState:
 
     @property
     def topology(self) -> str:
-        """The topology of the latest workflow; empty before there is one."""
+        """Return the topology of the latest workflow; empty before there is one."""
         return next((proposal.topology for proposal in reversed(self.proposals) if proposal.topology), "")
 
     @property
     def planned(self) -> tuple[StepState, ...]:
-        """The steps of all rounds, and of what is nested in them; not those of proposals that were replaced."""
+        """Return the steps of all rounds, and of what is nested in them; not those of proposals that were replaced."""
         if self.round == 1 and not self.nested:
             return self.current
         kept = {
@@ -406,8 +406,8 @@ class RunState:
 
     @property
     def degraded(self) -> bool:
-        """True if a fallback decided, a step failed, the last round has no answer, or a text is cut off because time
-        was over. Steps that were skipped because the run or their round had ended do not count."""
+        """Return True if a fallback decided, a step failed, the last round has no answer, or a text is cut off because
+        time was over. Steps that were skipped because the run or their round had ended do not count."""
         last = self.proposal
         if (self.end is not None and self.end.stopped) or (
             last is not None and FALLBACK in (last.mode, last.conductor)
@@ -422,7 +422,7 @@ class RunState:
 
     @property
     def usd(self) -> int:
-        """Micro-dollars of all finished calls."""
+        """Return the micro-dollars of all finished calls."""
         return sum(call.usd for call in self.calls.values())
 
     # -- what is nested
@@ -434,7 +434,7 @@ class RunState:
 
     @property
     def live(self) -> tuple[StepState, ...]:
-        """The steps of the present round, and of what is nested in them."""
+        """Return the steps of the present round, and of what is nested in them."""
         found = inner = self.current
         while inner and self.nested:
             openers = [step.n for step in inner if step.n in self.nested]
@@ -444,7 +444,7 @@ class RunState:
 
     @property
     def all_proposals(self) -> tuple[Proposal, ...]:
-        """All of them, in the order of their numbers."""
+        """Return all of them, in the order of their numbers."""
         inner = (proposal for tries in self.nested.values() for proposal in tries)
         if self.nested:
             return tuple(sorted((*self.proposals, *inner), key=lambda proposal: proposal.number))

@@ -40,7 +40,7 @@ class Witness:
 
     @property
     def name(self) -> str:
-        """The name of its key."""
+        """Return the name of its key."""
         return self.key.name
 
 

@@ -164,7 +164,7 @@ class Reply:
 
     @property
     def can_be_cut(self) -> bool:
-        """True if what has come is text alone, and of an answer."""
+        """Return True if what has come is text alone, and of an answer."""
         return bool(self._texts) and not self.refuses and not len(self._gathering)
 
     def judge(self) -> None:
@@ -190,42 +190,44 @@ class Reply:
 
     @property
     def parallel(self) -> bool:
-        """True if more than its first tool call counts."""
+        """Return True if more than its first tool call counts."""
         return self._toolbox.parallel
 
     @property
     def began(self) -> bool:
-        """True once anything has come that could be sent to a caller."""
+        """Return True once anything has come that could be sent to a caller."""
         return bool(self._texts) or len(self._gathering) > 0
 
     @property
     def is_empty(self) -> bool:
-        """True if it ended with neither text nor tool calls, and not because the model or its provider refused."""
+        """Return True if it ended with neither text nor tool calls, and not because the model or its provider
+        refused."""
         return self.finish in ("stop", "length") and not (self.began or self._refused)
 
     @property
     def text(self) -> str:
-        """The text that has come so far."""
+        """Return the text that has come so far."""
         return "".join(self._texts)
 
     @property
     def refuses(self) -> bool:
-        """True if all of the text is a refusal, given instead of an answer."""
+        """Return True if all of the text is a refusal, given instead of an answer."""
         return bool(self._texts) and not self._answers
 
     @property
     def written(self) -> str:
-        """All that it has written, tool calls included."""
+        """Return all that it has written, tool calls included."""
         return self.text + "".join(call.name + call.arguments for call in self._gathering.calls)
 
     @property
     def finish(self) -> str:
-        """The finish reason, or empty."""
+        """Return the finish reason, or empty."""
         return self.end.finish if self.end else ""
 
     @property
     def stop_sequence(self) -> int | None:
-        """The place, among those of the request, of the stop sequence at which it ended, if the provider names one."""
+        """Return the place, among those of the request, of the stop sequence at which it ended, if the provider names
+        one."""
         named = self.end.stop_sequence if self.end is not None else ""
         if named not in self._stops:
             return None
@@ -233,7 +235,7 @@ class Reply:
 
     @property
     def calls(self) -> tuple[ToolCall, ...]:
-        """The tool calls that it ended with."""
+        """Return the tool calls that it ended with."""
         if self._calls is None:
             self._calls = calls_that_count(self._gathering.calls, self._toolbox) if self.finish == "tool_calls" else ()
         return self._calls
@@ -254,7 +256,7 @@ class Reply:
 
     @property
     def logprobs(self) -> bytes:
-        """All of them, as they are stored; empty if there are none."""
+        """Return all of them, as they are stored; empty if there are none."""
         if not self._decoded:
             return b""
         return orjson.dumps(self._decoded)
@@ -273,7 +275,7 @@ class Times:
 
     @property
     def silence(self) -> float:
-        """Seconds from the last piece to the end."""
+        """Return the seconds from the last piece to the end."""
         return self.began + self.seconds - self.last_piece_at
 
 
@@ -372,12 +374,12 @@ class Attempt:
 
     @property
     def worker(self) -> Worker:
-        """The worker that is called."""
+        """Return the worker that is called."""
         return self._request.worker
 
     @property
     def live(self) -> bool:
-        """True if its text is streamed to the caller as it comes."""
+        """Return True if its text is streamed to the caller as it comes."""
         return self._request.live and not self._purpose.watched
 
     def intended(self) -> CallIntended:
@@ -518,7 +520,7 @@ class Attempt:
 
     @property
     def _patience(self) -> float:
-        """Seconds of silence after which another worker is asked, if there is one."""
+        """Return the seconds of silence after which another worker is asked, if there is one."""
         if self._time.tier_seconds == inf:
             return inf
         streams = self.catalog.providers[self.worker.provider].streams  # or its reply is expected to be brief
@@ -550,35 +552,35 @@ class Attempt:
 
     @property
     def _retry_after(self) -> float | None:
-        """Seconds for which the worker asked to be left alone; None where only one of its endpoints did."""
+        """Return the seconds for which the worker asked to be left alone; None where only one of its endpoints did."""
         if self.error is None or self._elsewhere:
             return None
         return self.error.retry_after
 
     @cached_property
     def output(self) -> str:
-        """The content address of the text, or empty if there is none."""
+        """Return the content address of the text, or empty if there is none."""
         if not self.reply.text:
             return ""
         return address(self._planned.salt, self.reply.text.encode())
 
     @cached_property
     def logprobs(self) -> str:
-        """The content address of the tokens with their log-probabilities, or empty if there are none."""
+        """Return the content address of the tokens with their log-probabilities, or empty if there are none."""
         if not self.reply.logprobs:
             return ""
         return address(self._planned.salt, self.reply.logprobs)
 
     @property
     def contents(self) -> tuple[tuple[str, bytes], ...]:
-        """The (ref, body) pairs to store with the outcome."""
+        """Return the (ref, body) pairs to store with the outcome."""
         found = ((self.output, self.reply.text.encode()), (self.logprobs, self.reply.logprobs))
         return tuple((ref, body) for ref, body in found if ref)
 
     @property
     def usage(self) -> Usage:
-        """The usage as reported; else estimated: the likely figure for a call that is complete or was cancelled, an
-        upper bound for a broken one.
+        """Return the usage as reported; else estimated: the likely figure for a call that is complete or was cancelled,
+        an upper bound for a broken one.
 
         A call that failed before it said anything is not billed, but one that was given up may well be, and one whose
         adapter broke for words that we never saw.
@@ -600,7 +602,7 @@ class Attempt:
 
     @property
     def spent(self) -> Ledger:
-        """The cost of the call, for settling."""
+        """Return the cost of the call, for settling."""
         finished = self.finished()
         return Ledger(finished.usd, finished.usage.total)
 
@@ -642,7 +644,7 @@ class Attempt:
 
     @property
     def failure(self) -> Failure | None:
-        """The cause of its error; None for a call that succeeded or was cancelled."""
+        """Return the cause of its error; None for a call that succeeded or was cancelled."""
         if self.error is None:
             return None
         if isinstance(self.error, WorkerError):

@@ -84,7 +84,7 @@ class View:
 
     @property
     def toolbox(self) -> Toolbox:
-        """The tools that the step may call. A choice that the caller demands binds the answering step alone."""
+        """Return the tools that the step may call. A choice that the caller demands binds the answering step alone."""
         box = self.asked.toolbox
         if self.speaks:
             return box
@@ -257,7 +257,7 @@ class Candidates:
 
     @property
     def spare(self) -> bool:
-        """True if another worker could take over from the current one."""
+        """Return True if another worker could take over from the current one."""
         return len(self._workers) > 1 and self._left > 1
 
     def can_replace(self, worker: Worker, seconds_left: float) -> bool:

@@ -22,17 +22,17 @@ class LocalRun(Protocol):
 
     @property
     def state(self) -> RunState:
-        """The fold of a prefix of the journal, which is never stale."""
+        """Return the fold of a prefix of the journal, which is never stale."""
         ...
 
     @property
     def salt(self) -> bytes:
-        """The salt of its content addresses."""
+        """Return the salt of its content addresses."""
         ...
 
     @property
     def trace(self) -> Trace:
-        """The span of the run, whose trace its steps continue."""
+        """Return the span of the run, whose trace its steps continue."""
         ...
 
     def followers(self) -> Sequence[str]:
@@ -73,12 +73,12 @@ class StepStarter(Protocol):
 
     @property
     def slots(self) -> int:
-        """The number of steps that it carries out at a time."""
+        """Return the number of steps that it carries out at a time."""
         ...
 
     @property
     def free_slots(self) -> int:
-        """The number of steps that it can begin now, beyond one for each run that is being taken."""
+        """Return the number of steps that it can begin now, beyond one for each run that is being taken."""
         ...
 
     def slot_freed(self) -> None:

@@ -269,7 +269,7 @@ class RunWriter:
 
     @property
     def over(self) -> bool:
-        """True if nothing is left to write under this lease: the run has ended, or waits for its caller."""
+        """Return True if nothing is left to write under this lease: the run has ended, or waits for its caller."""
         return self.state.ended or self.released
 
     # -- committing
@@ -413,7 +413,7 @@ class RunWriter:
 
     @property
     def row_epoch(self) -> int:
-        """The epoch of the run's row, which is one more once the lease was given up."""
+        """Return the epoch of the run's row, which is one more once the lease was given up."""
         if not self.state.waits:
             return self.epoch
         return self.epoch + 1

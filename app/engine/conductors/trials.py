@@ -173,12 +173,12 @@ class Candidate:
 
     @property
     def subject(self) -> str:
-        """The name under which a shadow tries it."""
+        """Return the name under which a shadow tries it."""
         return subject_of(self.conductor, self.version)
 
     @property
     def promoted(self) -> bool:
-        """True once it conducts all runs."""
+        """Return True once it conducts all runs."""
         return not self.share
 
     def counts(self, run: JournaledRun) -> bool:

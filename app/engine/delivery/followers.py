@@ -108,12 +108,12 @@ class Audience:
 
     @property
     def ended(self) -> bool:
-        """True if the turn is over and its end was sent to every caller here."""
+        """Return True if the turn is over and its end was sent to every caller here."""
         return self._ended is not None
 
     @property
     def text(self) -> str:
-        """The text that can be sent by now."""
+        """Return the text that can be sent by now."""
         if len(self._pieces) > 1:
             self._pieces = ["".join(self._pieces)]
         return self._pieces[0] if self._pieces else ""
@@ -134,7 +134,7 @@ class Audience:
 
     @property
     def empty(self) -> bool:
-        """True if nobody here waits for the end, not even on behalf of a caller who is gone."""
+        """Return True if nobody here waits for the end, not even on behalf of a caller who is gone."""
         return not self._listeners
 
     def leave(self, line: Mailbox[CallerMessage]) -> None:

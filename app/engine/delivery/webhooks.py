@@ -66,7 +66,7 @@ class DeliveryResult:
 
     @property
     def delivered(self) -> bool:
-        """True if the receiver has accepted the notice."""
+        """Return True if the receiver has accepted the notice."""
         return 200 <= self.status < 300
 
 

@@ -132,23 +132,24 @@ class Order:
 
     @property
     def needs_prices(self) -> bool:
-        """True if only workers whose price is known may be called, because their cost could not be held otherwise."""
+        """Return True if only workers whose price is known may be called, because their cost could not be held
+        otherwise."""
         return self.capped or bool(self.budgets)
 
     @property
     def has_plan(self) -> bool:
-        """True if the request brings the plan, its own or that of the run that it replays."""
+        """Return True if the request brings the plan, its own or that of the run that it replays."""
         return self.plan is not None or (self.recording is not None and bool(self.recording.plans))
 
     @property
     def owner(self) -> Owner:
-        """The owner of the run that is begun, or is to go on."""
+        """Return the owner of the run that is begun, or is to go on."""
         return Owner(self.tenant, self.key)
 
     @property
     def user(self) -> str:
-        """The end user whom the request names, by `user`, else by `safety_identifier`, else in its metadata; empty if
-        it names none. Budgets and rates count by it."""
+        """Return the end user whom the request names, by `user`, else by `safety_identifier`, else in its metadata;
+        empty if it names none. Budgets and rates count by it."""
         named = self.task.user or self.task.echoed.get("safety_identifier")
         return named or self.task.metadata.get(USER_FIELD, "")
 

@@ -174,7 +174,7 @@ class RunClient:
 
     @property
     def is_open(self) -> bool:
-        """True while runs can be begun and followed."""
+        """Return True while runs can be begun and followed."""
         return self._open
 
     async def run(self, stopping: asyncio.Event) -> None:
@@ -243,7 +243,7 @@ class RunClient:
 
     @property
     def _can_take_now(self) -> bool:
-        """True if the engine of this process may take a new run at once: it has room, and none waits for it."""
+        """Return True if the engine of this process may take a new run at once: it has room, and none waits for it."""
         return self.engine is not None and self.engine.has_room and not self._context.queue.crowded
 
     async def _check_untaken(self, tenant: str) -> None:

@@ -113,17 +113,17 @@ class Driver:
 
     @property
     def state(self) -> RunState:
-        """The fold of a prefix of the journal, which is never stale."""
+        """Return the fold of a prefix of the journal, which is never stale."""
         return self.writer.state
 
     @property
     def salt(self) -> bytes:
-        """The salt of the run's content addresses."""
+        """Return the salt of the run's content addresses."""
         return self.writer.salt
 
     @property
     def trace(self) -> Trace:
-        """The span of the run, whose trace its plans and steps continue."""
+        """Return the span of the run, whose trace its plans and steps continue."""
         return self.span.trace
 
     def traced(self, span: Span) -> None:

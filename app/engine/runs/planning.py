@@ -82,12 +82,13 @@ class PlannerMessage:
 
     @property
     def outage(self) -> bool:
-        """True if the conductor failed, as opposed to having planned badly."""
+        """Return True if the conductor failed, as opposed to having planned badly."""
         return self.error is not None and not isinstance(self.error, PlanRejected)
 
     @property
     def budget(self) -> tuple[str, float] | None:
-        """The budget over several runs that had not enough left for its call, and the end of that budget's window."""
+        """Return the budget over several runs that had not enough left for its call, and the end of that budget's
+        window."""
         if not isinstance(self.error, BudgetExhausted):
             return None
         return (self.error.budget, self.error.until)
@@ -187,7 +188,7 @@ class Planner:
 
     @cached_property
     def _means(self) -> Means:
-        """The means of the run, for those plans whose price or time is looked at."""
+        """Return the means of the run, for those plans whose price or time is looked at."""
         return Means(self._context, self._task)
 
     def _has_to_wait(self, state: RunState, known: Brief) -> bool:
@@ -337,7 +338,7 @@ class Planner:
 
     @property
     def idle(self) -> bool:
-        """True if no proposal is in progress."""
+        """Return True if no proposal is in progress."""
         return self._running is None or self._running.done()
 
     async def stop(self) -> None:

@@ -103,12 +103,12 @@ class Drivers:
 
     @property
     def is_open(self) -> bool:
-        """True while runs can be driven."""
+        """Return True while runs can be driven."""
         return self._group is not None
 
     @property
     def room(self) -> int:
-        """The number of runs that may be taken now."""
+        """Return the number of runs that may be taken now."""
         if self._group is None or not self._context.timed():
             return 0
         room = self._bound - len(self._drivers) - len(self._taking)
@@ -118,12 +118,13 @@ class Drivers:
 
     @property
     def has_room(self) -> bool:
-        """True if a run can be taken at once."""
+        """Return True if a run can be taken at once."""
         return self.room > 0
 
     @property
     def is_quiet(self) -> bool:
-        """True while more than half of this engine's slots are free: work for which nobody waits then delays nobody."""
+        """Return True while more than half of this engine's slots are free: work for which nobody waits then delays
+        nobody."""
         slots = self._bound if self.dispatcher is None else min(self._bound, self.dispatcher.slots)
         return 2 * self.room > slots
 
@@ -159,7 +160,7 @@ class Drivers:
 
     @property
     def taking(self) -> int:
-        """The number of runs that are being taken."""
+        """Return the number of runs that are being taken."""
         return len(self._taking)
 
     @property

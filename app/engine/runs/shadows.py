@@ -165,7 +165,7 @@ class Shadows:
 
     @property
     def _has_room(self) -> bool:
-        """True while this engine may begin a shadow without delaying a caller."""
+        """Return True while this engine may begin a shadow without delaying a caller."""
         self._begun = {run for run in self._begun if self._drivers.known(run) is not None}
         return len(self._begun) < AT_ONCE and self._drivers.is_quiet and not self._context.queue.crowded
 

@@ -58,7 +58,7 @@ class Resumption:
 
     @property
     def state(self) -> RunState:
-        """The state of the run."""
+        """Return the state of the run."""
         return self.known.state
 
 

@@ -99,7 +99,7 @@ class StepBasis:
 
     @property
     def step(self) -> StepState:
-        """The step as it was in that state."""
+        """Return the step as it was in that state."""
         return self.view.step
 
 
@@ -255,7 +255,7 @@ class PendingOutcomes:
 
     @property
     def full(self) -> bool:
-        """True if no step may be begun, because there would be no room for its outcome."""
+        """Return True if no step may be begun, because there would be no room for its outcome."""
         return len(self._kept) >= self._most or sum(self._kept.values()) >= self._most_bytes
 
     async def write_later(self, entry: Entry, append: Callable[[], Awaitable[None]]) -> None:

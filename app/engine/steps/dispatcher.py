@@ -119,12 +119,12 @@ class Dispatcher:
 
     @property
     def slots(self) -> int:
-        """The number of steps that this engine carries out at a time."""
+        """Return the number of steps that this engine carries out at a time."""
         return self._slots
 
     @property
     def free_slots(self) -> int:
-        """The number of steps that can be begun now."""
+        """Return the number of steps that can be begun now."""
         if self._group is None:
             return 0
         return self._free() - self._taking()

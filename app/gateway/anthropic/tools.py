@@ -117,12 +117,12 @@ class KnownTool(WireModel):
 
     @property
     def description(self) -> str:
-        """The description of this tool that workers are given."""
+        """Return the description of this tool that workers are given."""
         return KNOWN[self.type].description
 
     @property
     def input_schema(self) -> dict[str, Any]:
-        """The schema of its arguments."""
+        """Return the schema of its arguments."""
         return KNOWN[self.type].schema
 
 

@@ -251,12 +251,12 @@ class Turn(Protocol):
 
     @property
     def tool_call_id(self) -> str | None:
-        """The call that a result answers; None in all other messages."""
+        """Return the call that a result answers; None in all other messages."""
         ...
 
     @property
     def tool_calls(self) -> Sequence[AnyCall] | None:
-        """The calls of an assistant's message."""
+        """Return the calls of an assistant's message."""
         ...
 
 

@@ -223,7 +223,7 @@ class Places:
 
     @property
     def full(self) -> bool:
-        """True if there is none left for anybody."""
+        """Return True if there is none left for anybody."""
         return self.running >= self._context.rates.running
 
     def has_share(self, tenant: str) -> bool:

@@ -86,7 +86,7 @@ class Connection(HttpToolsProtocol):
 
     @property
     def _has_unread(self) -> bool:
-        """True if the event loop has yet to read something that has come, or that the client has left."""
+        """Return True if the event loop has yet to read something that has come, or that the client has left."""
         if (sock := self.transport.get_extra_info("socket")) is None:
             return False
         unread = select.poll()

@@ -53,7 +53,7 @@ class Rates:
 
     @property
     def limited(self) -> bool:
-        """True if there are limits for requests whose key has none of its own."""
+        """Return True if there are limits for requests whose key has none of its own."""
         return bool(self.key or self.tenant or self.user)
 
 
@@ -101,5 +101,5 @@ class GatewayContext:
 
     @property
     def pepper(self) -> bytes:
-        """The secret under which new API keys are hashed."""
+        """Return the secret under which new API keys are hashed."""
         return self.peppers()[0]

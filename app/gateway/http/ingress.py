@@ -457,12 +457,12 @@ class Caller:
 
     @property
     def actor(self) -> Actor:
-        """The author of what this caller changes."""
+        """Return the author of what this caller changes."""
         return Actor(self.key.id, self.via)
 
     @property
     def tenant(self) -> str | None:
-        """The tenant whose runs this caller may see; None means all of them.
+        """Return the tenant whose runs this caller may see; None means all of them.
 
         `admin` carries every scope but stays inside its tenant: only a key of all tenants reaches beyond its own.
         """

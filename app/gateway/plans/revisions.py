@@ -38,12 +38,12 @@ class Revision:
 
     @property
     def stands(self) -> bool:
-        """True if its plan was accepted."""
+        """Return True if its plan was accepted."""
         return self.state.state == "succeeded" and self.state.accepted
 
     @property
     def is_open(self) -> bool:
-        """True while it is being made."""
+        """Return True while it is being made."""
         return self.state.state not in ENDED
 
 
@@ -55,22 +55,22 @@ class Plan:
 
     @property
     def run(self) -> str:
-        """The run of the first revision."""
+        """Return the run of the first revision."""
         return self.first.state.run
 
     @property
     def id(self) -> str:
-        """The plan's id."""
+        """Return the plan's id."""
         return plan_id(self.run)
 
     @property
     def first(self) -> Revision:
-        """The revision with the request's task, limits and options, which all others share."""
+        """Return the revision with the request's task, limits and options, which all others share."""
         return self.revisions[0]
 
     @property
     def latest(self) -> Revision:
-        """The last revision whose plan was accepted. Raises `NotFound` if there is none."""
+        """Return the last revision whose plan was accepted. Raises `NotFound` if there is none."""
         for revision in reversed(self.revisions):
             if revision.stands:
                 return revision

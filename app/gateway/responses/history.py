@@ -26,7 +26,7 @@ class StoredResponse:
 
     @property
     def labels(self) -> frozenset[str]:
-        """The labels of its conversation, of the results of tools in it, and thus of its output."""
+        """Return the labels of its conversation, of the results of tools in it, and thus of its output."""
         return carried(self.subject.state)
 
 

@@ -61,12 +61,12 @@ class Subject:
 
     @property
     def id(self) -> str:
-        """The response's id."""
+        """Return the response's id."""
         return response_id(self.state.run, self.state.turn.number)
 
     @property
     def instructions(self) -> str | None:
-        """The instructions in force: those that the run began with, as its first message; None without any."""
+        """Return the instructions in force: those that the run began with, as its first message; None without any."""
         if not self.state.admitted.wire.get("instructions"):
             return None
         return self.task.messages[0].text

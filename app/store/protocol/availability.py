@@ -16,7 +16,7 @@ class Availability(Protocol):
 
     @property
     def seconds_since_recovery(self) -> float:
-        """Seconds since the database came back; 0 while it is away, infinite if it was never away. No I/O.
+        """Return the seconds since the database came back; 0 while it is away, infinite if it was never away. No I/O.
 
         Leases and claims lapse during an outage, so their holders get as long as a lease to renew them before they are
         taken over.
@@ -25,8 +25,8 @@ class Availability(Protocol):
 
     @property
     def server_changes(self) -> int:
-        """The number of times that this process found the database on another server than before, as after a failover.
-        No I/O.
+        """Return the number of times that this process found the database on another server than before, as after a
+        failover. No I/O.
 
         That server may lack the latest commits. All epochs and claims were raised there before anything else was
         written, so that no writer of the time before can go on; whoever keeps states of runs reads them again.

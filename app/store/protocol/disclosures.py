@@ -34,7 +34,7 @@ class Saw:
 
     @property
     def is_any(self) -> bool:
-        """True if nothing is asked for, so that every recipient fits."""
+        """Return True if nothing is asked for, so that every recipient fits."""
         return not (self.user or self.results or self.steps or self.labels)
 
 

@@ -96,5 +96,5 @@ class WithLog(Protocol):
 
     @property
     def log(self) -> TransparencyLog:
-        """The log."""
+        """Return the log."""
         ...

@@ -63,12 +63,12 @@ class Source:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The columns that are sealed."""
+        """Return the columns that are sealed."""
         return self.columns or tuple([str(column.name) for column in self.table.columns])
 
     @property
     def identity(self) -> ColumnElement[str]:
-        """The id of a row's entry."""
+        """Return the id of a row's entry."""
         first, *others = [self.table.c[name] for name in self.key]
         found: ColumnElement[str] = first if isinstance(first.type, Text) else cast(first, Text)
         for column in others:

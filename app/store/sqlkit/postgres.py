@@ -166,7 +166,7 @@ class Connections:
 
     @property
     def losses(self) -> int:
-        """The number of losses so far, after a look at the connections at hand."""
+        """Return the number of losses so far, after a look at the connections at hand."""
         current = [kept.connection for kept in self._at_hand if kept.connection.losses == self._losses]
         if not all(connection.lives for connection in current):
             self.lost()
@@ -178,7 +178,7 @@ class Connections:
 
     @property
     def use(self) -> PoolUse:
-        """The use of the connections; those at hand are checked out of SQLAlchemy's pool, and free."""
+        """Return the use of the connections; those at hand are checked out of SQLAlchemy's pool, and free."""
         pool = self._engine.pool
         assert isinstance(pool, QueuePool)
         return PoolUse(pool.checkedout() - len(self._at_hand), pool.size(), self._waiting, self._waits)

@@ -46,7 +46,7 @@ class Status:
 
     @property
     def is_current(self) -> bool:
-        """True if the database has exactly this program's schema."""
+        """Return True if the database has exactly this program's schema."""
         return self.current == self.head
 
 

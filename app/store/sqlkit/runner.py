@@ -67,24 +67,24 @@ class Runner(Protocol):
 
     @property
     def losses(self) -> int:
-        """The number of times that connections to the server were lost. Each time it may have been replaced by an older
-        copy of itself."""
+        """Return the number of times that connections to the server were lost. Each time it may have been replaced by
+        an older copy of itself."""
         ...
 
     @property
     def server_changes(self) -> int:
-        """The number of times that a connection led to another server than before, which is an older copy perhaps; 0
-        for SQLite. All fences were raised then (see `generation.py`)."""
+        """Return the number of times that a connection led to another server than before, which is an older copy
+        perhaps; 0 for SQLite. All fences were raised then (see `generation.py`)."""
         ...
 
     @property
     def pool_use(self) -> PoolUse:
-        """The use of the connections on which work has to wait for its turn."""
+        """Return the use of the connections on which work has to wait for its turn."""
         ...
 
     @property
     def isolates_tenants(self) -> bool:
-        """True if the database itself can keep a read to the rows of one tenant."""
+        """Return True if the database itself can keep a read to the rows of one tenant."""
         ...
 
     async def read(self, work: Callable[[Connection], T], *, brief: bool = False, tenant: str | None = None) -> T:

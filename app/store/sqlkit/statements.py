@@ -241,7 +241,7 @@ class Condition:
 
     @property
     def holds(self) -> ColumnElement[bool]:
-        """The column that is true if the condition holds."""
+        """Return the column that is true if the condition holds."""
         return self.cte.c.holds
 
 

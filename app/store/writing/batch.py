@@ -638,7 +638,7 @@ class Applied:
 
     @property
     def cacheable(self) -> Mapping[str, CachedRows | None]:
-        """The rows after the write, for the row cache (see `RowBatch.cacheable`)."""
+        """Return the rows after the write, for the row cache (see `RowBatch.cacheable`)."""
         return self.rows.cacheable()
 
 
@@ -716,7 +716,7 @@ class Speculative:
 
     @property
     def refuses(self) -> bool:
-        """True if an entry is refused on these rows, which is most likely because they are outdated."""
+        """Return True if an entry is refused on these rows, which is most likely because they are outdated."""
         return any(isinstance(outcome, Exception) for outcome in self.done.outcomes)
 
 

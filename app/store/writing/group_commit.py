@@ -82,12 +82,12 @@ class DatabaseAvailability:
 
     @property
     def healthy(self) -> bool:
-        """True if the last call that reported reached the database."""
+        """Return True if the last call that reported reached the database."""
         return self._reached.is_set()
 
     @property
     def seconds_since_recovery(self) -> float:
-        """Seconds since the database came back; 0 while it is away, infinite if it was never away."""
+        """Return the seconds since the database came back; 0 while it is away, infinite if it was never away."""
         if not self.healthy:
             return 0.0
         return asyncio.get_running_loop().time() - self._recovered_at
