@@ -1,7 +1,7 @@
-"""One installation for the fault suite: doomed processes over lines to their servers, and the stub as every provider.
+"""One installation for the fault suite: processes with crash points, proxies to their servers, and a stub as provider.
 
 A scene outlives many cases, because starting it takes longer than any of them. Who breaks something mends it: processes
-that died are started again by `mend`, lines pass again, servers are started again.
+that died are started again by `mend`, proxies pass again, servers are started again.
 """
 
 import asyncio
@@ -17,8 +17,8 @@ import asyncpg
 import httpx
 import openai
 
-from tests.faults.fate import Orders, Taken
-from tests.faults.line import Line, Pass, line
+from tests.faults.crash_points import Orders, Taken
+from tests.faults.network_proxy import NetworkProxy, Pass, proxied
 from tests.harness import servers
 from tests.harness.processes import KEY, Caller, Process, calling, command, environment
 from tests.harness.servers import Server
@@ -72,9 +72,9 @@ class Scene:
     stub: StubControl
     postgres: Server
     redis: Server
-    to_postgres: Line
-    to_redis: Line
-    to_stub: Line
+    to_postgres: NetworkProxy
+    to_redis: NetworkProxy
+    to_stub: NetworkProxy
     orders: Orders
     environ: Mapping[str, str]
     gateways: list[Process] = field(default_factory=list)
@@ -203,7 +203,7 @@ async def empty(url: str, tables: Iterable[str]) -> None:
         await connection.close()
 
 
-def pool(stub: StubControl, to_stub: Line, seconds: float = 40) -> str:
+def pool(stub: StubControl, to_stub: NetworkProxy, seconds: float = 40) -> str:
     """Five workers and a planner, each under its own name, so that each can be told apart and made to misbehave."""
     workers = "".join(
         f'[workers.{name}]\nprovider = "stub"\nmodel = "{name}"\nprice = {{ input = 1, output = 2 }}\n'
@@ -213,7 +213,7 @@ def pool(stub: StubControl, to_stub: Line, seconds: float = 40) -> str:
     return POOL.format(workers=workers, workers_url=openai_url, planner_url=vllm_url, seconds=seconds)
 
 
-def over(line: Line, stub: StubControl) -> tuple[str, str]:
+def over(line: NetworkProxy, stub: StubControl) -> tuple[str, str]:
     """Return the stub's URLs, strict and lenient, over a line to it."""
     there = f":{line.target}/"
     return stub.openai_url.replace(there, f":{line.port}/"), stub.vllm_url.replace(there, f":{line.port}/")
@@ -233,7 +233,7 @@ def scene(
     seconds: float = 40,
     postgres: Sequence[str] = (),
     program: Mapping[str, tuple[str, ...]] | None = None,
-    pools: Callable[[StubControl, Line], str] | None = None,
+    pools: Callable[[StubControl, NetworkProxy], str] | None = None,
     start: bool = True,
     **settings: str,
 ) -> Iterator[Scene]:
@@ -245,7 +245,7 @@ def scene(
         stub = stack.enter_context(stub_process())
         database = stack.enter_context(servers.postgres(settings=postgres))
         redis = stack.enter_context(servers.redis())
-        lines = [stack.enter_context(line(port)) for port in (database.port, redis.port, _port(stub.url))]
+        lines = [stack.enter_context(proxied(port)) for port in (database.port, redis.port, _port(stub.url))]
         orders = Orders(folder / "orders")
         (folder / "pool.toml").write_text(pools(stub, lines[2]) if pools else pool(stub, lines[2], seconds))
         environ = environment(
@@ -262,7 +262,13 @@ def scene(
         made = Scene(folder, stub, database, redis, lines[0], lines[1], lines[2], orders, environ)
         stack.callback(made.threads.shutdown, cancel_futures=True)
         for verb, count, them in (("gateway", gateways, made.gateways), ("dispatcher", dispatchers, made.dispatchers)):
-            words = ("tests.faults.doomed", "--orders", str(orders.path), *(program or {}).get(verb, ()), "--")
+            words = (
+                "tests.faults.crashing_process",
+                "--orders",
+                str(orders.path),
+                *(program or {}).get(verb, ()),
+                "--",
+            )
             them += [Process(verb, folder, environ, program=words) for _ in range(count)]
         for process in made.processes:
             stack.callback(process.kill)

@@ -20,7 +20,7 @@ import pytest
 from app.core.run.events import Kind
 from tests.faults.accounts import Account, accounts, settle
 from tests.faults.fleet import PRESENT, VERBS, Release, fleet, unpacked
-from tests.faults.line import Line
+from tests.faults.network_proxy import NetworkProxy
 from tests.faults.points import at
 from tests.faults.scene import Scene, pool, scene
 from tests.harness.processes import KEY, Process
@@ -39,7 +39,7 @@ QUESTION = {"model": "baton-mini", "messages": [{"role": "user", "content": "Go 
 PATIENCE = 120.0
 
 
-def asking(stub: StubControl, to_stub: Line) -> str:
+def asking(stub: StubControl, to_stub: NetworkProxy) -> str:
     """Return the usual pool file, whose `baton-mini` needs an approval of each plan, also by the key that asked."""
     rules = f"\n[tiers.baton-mini.approval]\nalways = true\nseconds = {WAIT}\nfour_eyes = false\n"
     return pool(stub, to_stub, seconds=SECONDS) + rules

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from tests.faults.accounts import Account, account, settle
-from tests.faults.line import Hole, Line, Refuse, Slow, line
+from tests.faults.network_proxy import Hole, NetworkProxy, Refuse, Slow, proxied
 from tests.faults.points import at, case
 from tests.faults.scene import LEASE, Scene, ask, scene
 from tests.harness.processes import KEY, asking
@@ -39,9 +39,9 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
 
 
 @pytest.fixture
-def wire(system: Scene) -> Iterator[Line]:
+def wire(system: Scene) -> Iterator[NetworkProxy]:
     """A line to the gateway."""
-    with line(system.gateway.port) as made:
+    with proxied(system.gateway.port) as made:
         yield made
 
 
@@ -141,7 +141,7 @@ def test_many_callers_leave_at_once(system: Scene) -> None:
 
 
 @at("F-30", "caller's line goes dead in the middle of a stream", "the run ends; nothing is held for it")
-def test_a_half_open_caller_holds_nothing(system: Scene, wire: Line) -> None:
+def test_a_half_open_caller_holds_nothing(system: Scene, wire: NetworkProxy) -> None:
     system.stub.always("alpha", Reply(chunks=WORDS, gap=0.05))
     with closing(sent(wire.port, streams=True)) as peer:
         read_until(peer, b"word3")
@@ -165,7 +165,7 @@ def connections(system: Scene) -> int:
 
 
 @at("F-30", "callers who read slowly", "others unaffected; no more than 1 MiB for each of them")
-def test_slow_readers_cost_little(system: Scene, wire: Line, record_property: Record) -> None:
+def test_slow_readers_cost_little(system: Scene, wire: NetworkProxy, record_property: Record) -> None:
     system.stub.always("alpha", Reply(chunks=("Hello.",)))
     for _ in range(3):
         assert ask(system.gateway, "baton-mini").status == 200

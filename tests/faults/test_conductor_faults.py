@@ -13,7 +13,7 @@ import pytest
 
 from app.core.run.events import Kind
 from tests.faults.accounts import account, accounts, settle
-from tests.faults.line import Line, Refuse
+from tests.faults.network_proxy import NetworkProxy, Refuse
 from tests.faults.points import at, case
 from tests.faults.scene import TREE, WORKERS, Scene, ask, over, scene
 from tests.stubs import Drop, Fail, Hang, Raw, Reply, Stall
@@ -75,7 +75,7 @@ PLIGHTS = (
 )
 
 
-def pools(stub: StubControl, to_stub: Line) -> str:
+def pools(stub: StubControl, to_stub: NetworkProxy) -> str:
     """Return a conductor and a tier for each case; a sound one for the control; and one whose calls go to ourselves."""
     openai_url, vllm_url = over(to_stub, stub)
     parts = [

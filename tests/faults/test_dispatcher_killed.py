@@ -8,7 +8,7 @@ import pytest
 
 from app.core.run.events import Kind
 from tests.faults.accounts import Account, account, settle
-from tests.faults.fate import Taken
+from tests.faults.crash_points import Taken
 from tests.faults.points import at, case
 from tests.faults.scene import CHAIN, LEASE, SPREAD, WORKERS, Scene, ask, scene
 from tests.stubs import Hang, Reply, Stall, Trickle

@@ -9,8 +9,8 @@ import httpx
 import pytest
 
 from tests.faults.accounts import accounts, settle
-from tests.faults.line import Cut, Hole, Mode, Refuse
 from tests.faults.load import Flood, flood
+from tests.faults.network_proxy import Cut, Hole, Mode, Refuse
 from tests.faults.points import at, case
 from tests.faults.scene import WORKERS, Scene, ask, probe, scene
 from tests.harness.processes import KEY, asking

@@ -12,8 +12,8 @@ import openai
 import pytest
 
 from tests.faults.accounts import accounts, settle
-from tests.faults.line import Delay, Mode, Slow
 from tests.faults.load import flood
+from tests.faults.network_proxy import Delay, Mode, Slow
 from tests.faults.points import at, case
 from tests.faults.scene import WORKERS, Scene, ask, caller, probe, scene
 from tests.harness.processes import command

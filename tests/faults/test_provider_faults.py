@@ -11,7 +11,7 @@ import pytest
 
 from app.core.run.events import Kind
 from tests.faults.accounts import Account, account, settle
-from tests.faults.line import Line
+from tests.faults.network_proxy import NetworkProxy
 from tests.faults.points import case
 from tests.faults.scene import Scene, ask, over, probe, scene
 from tests.stubs import (
@@ -105,7 +105,7 @@ FAULTS = (
 PLACES = tuple((fault, streams) for fault in FAULTS for streams in (False, True) if streams or fault.whole)
 
 
-def pools(stub: StubControl, to_stub: Line) -> str:
+def pools(stub: StubControl, to_stub: NetworkProxy) -> str:
     """Two workers for each case."""
     workers = "".join(
         f'[workers.{name}-{n}]\nprovider = "stub"\nmodel = "{name}-{n}"\nprice = {{ input = 1, output = 2 }}\n'

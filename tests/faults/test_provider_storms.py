@@ -13,7 +13,7 @@ import pytest
 from app.core.pool.breaker import MINIMUM, SHARE
 from app.core.run.events import Kind
 from tests.faults.accounts import accounts, settle
-from tests.faults.line import Line
+from tests.faults.network_proxy import NetworkProxy
 from tests.faults.points import case
 from tests.faults.scene import Scene, ask, over, scene
 from tests.stubs import Drop, Fail
@@ -71,7 +71,7 @@ STORMS = (
 )
 
 
-def pools(stub: StubControl, to_stub: Line) -> str:
+def pools(stub: StubControl, to_stub: NetworkProxy) -> str:
     """Return a tier for each storm: the bad worker, perhaps a good one, and one that must never see what is asked."""
     parts = [f'[providers.stub]\nformat = "openai"\nbase_url = "{over(to_stub, stub)[0]}"\nkey = "STUB_KEY"\n']
     for n, storm in enumerate(STORMS):

@@ -11,8 +11,8 @@ import pytest
 from redis import Redis
 
 from tests.faults.accounts import accounts, settle
-from tests.faults.line import Cut, Delay, Hole, Mode, Refuse, Slow
 from tests.faults.load import flood
+from tests.faults.network_proxy import Cut, Delay, Hole, Mode, Refuse, Slow
 from tests.faults.points import case
 from tests.faults.scene import WORKERS, Scene, scene
 from tests.harness import servers

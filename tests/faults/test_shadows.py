@@ -16,7 +16,7 @@ import pytest
 from app.core.rating.shadows import shadow_id
 from app.core.run.events import Kind
 from tests.faults.accounts import accounts, settle
-from tests.faults.line import Line
+from tests.faults.network_proxy import NetworkProxy
 from tests.faults.points import at
 from tests.faults.scene import Scene, ask, pool, scene
 from tests.harness.waiting import wait_until
@@ -30,7 +30,7 @@ PATIENCE = 180.0
 SHADOW = '\n[tiers.baton-mini.shadow]\nshare = 1\nworker = "gamma"\nusd_per_day = 100\nmax_waiting = 10_000\n'
 
 
-def shadowed(stub: StubControl, to_stub: Line) -> str:
+def shadowed(stub: StubControl, to_stub: NetworkProxy) -> str:
     """Return the usual pool file, in which every run of `baton-mini` gets a shadow."""
     return pool(stub, to_stub) + SHADOW
 

@@ -66,8 +66,8 @@ def test_a_process_killed_between_commit_and_delivery_loses_nothing(
         "BATON_WEBHOOK_URL": address,
         "BATON_WEBHOOK_SECRET": SECRET,
     }
-    doomed = ("tests.faults.doomed", "--at", "append.after[run.succeeded]")
-    process = Process("serve", tmp_path, environ, program=doomed)
+    crashing = ("tests.faults.crashing_process", "--at", "append.after[run.succeeded]")
+    process = Process("serve", tmp_path, environ, program=crashing)
     try:
         process.start()
         stub.script("alpha", Reply(first_delay=2.0))

@@ -8,8 +8,8 @@ from contextlib import suppress
 
 import pytest
 
-from tests.faults.fate import Fate, Order, Orders, Struck
-from tests.faults.line import Cut, Delay, Hole, Line, Pass, Refuse, Slow, line
+from tests.faults.crash_points import CrashPoints, InjectedError, Order, Orders
+from tests.faults.network_proxy import Cut, Delay, Hole, NetworkProxy, Pass, Refuse, Slow, proxied
 
 
 @pytest.fixture
@@ -33,12 +33,12 @@ def echo() -> Iterator[int]:
 
 
 @pytest.fixture
-def wire(echo: int) -> Iterator[Line]:
-    with line(echo) as made:
+def wire(echo: int) -> Iterator[NetworkProxy]:
+    with proxied(echo) as made:
         yield made
 
 
-def connected(wire: Line, seconds: float = 5.0) -> socket.socket:
+def connected(wire: NetworkProxy, seconds: float = 5.0) -> socket.socket:
     peer = socket.create_connection(("127.0.0.1", wire.port), timeout=seconds)
     peer.settimeout(seconds)
     return peer
@@ -52,13 +52,13 @@ def said(peer: socket.socket, data: bytes) -> bytes:
     return found
 
 
-def test_it_passes_everything_and_counts_the_answers(wire: Line) -> None:
+def test_it_passes_everything_and_counts_the_answers(wire: NetworkProxy) -> None:
     with connected(wire) as peer:
         assert said(peer, b"x" * 200_000) == b"x" * 200_000
     assert wire.carried == 200_000
 
 
-def test_it_refuses_and_comes_back_on_its_port(wire: Line) -> None:
+def test_it_refuses_and_comes_back_on_its_port(wire: NetworkProxy) -> None:
     with connected(wire) as peer:
         said(peer, b"x")
         wire.set(Refuse())
@@ -71,7 +71,7 @@ def test_it_refuses_and_comes_back_on_its_port(wire: Line) -> None:
         assert said(peer, b"again") == b"again"
 
 
-def test_a_hole_swallows_and_gives_back_when_it_is_mended(wire: Line) -> None:
+def test_a_hole_swallows_and_gives_back_when_it_is_mended(wire: NetworkProxy) -> None:
     with connected(wire, 0.3) as peer:
         with wire.being(Hole()):
             peer.sendall(b"lost?")
@@ -81,7 +81,7 @@ def test_a_hole_swallows_and_gives_back_when_it_is_mended(wire: Line) -> None:
         assert peer.recv(5) == b"lost?"
 
 
-def test_it_is_slow_or_late(wire: Line) -> None:
+def test_it_is_slow_or_late(wire: NetworkProxy) -> None:
     with connected(wire) as peer:
         wire.set(Slow(1_000))
         began = time.monotonic()
@@ -93,15 +93,15 @@ def test_it_is_slow_or_late(wire: Line) -> None:
         assert time.monotonic() - began > 0.5
 
 
-def test_it_cuts_in_the_middle(wire: Line) -> None:
+def test_it_cuts_in_the_middle(wire: NetworkProxy) -> None:
     wire.set(Cut(after=10))
     with connected(wire) as peer, pytest.raises(ConnectionResetError):
         said(peer, b"x" * 100)
     assert (wire.carried, wire.cuts) == (10, 1)
 
 
-def test_it_can_lead_elsewhere(wire: Line, echo: int) -> None:
-    with line(echo) as other, connected(wire) as peer:
+def test_it_can_lead_elsewhere(wire: NetworkProxy, echo: int) -> None:
+    with proxied(echo) as other, connected(wire) as peer:
         assert said(peer, b"here") == b"here"
         wire.aim(other.port)
         with connected(wire) as again:
@@ -110,28 +110,28 @@ def test_it_can_lead_elsewhere(wire: Line, echo: int) -> None:
 
 
 def test_an_order_strikes_once_at_the_passing_that_it_names(tmp_path: object) -> None:
-    fate = Fate(own=Order.read("raise append.after[call.intended,step=2]:2"))
-    fate.pass_by("append.after", "call.intended", "step=2", "worker=alpha")
-    fate.pass_by("append.after", "call.intended", "step=1")
-    fate.pass_by("append.before", "call.intended", "step=2")
-    with pytest.raises(Struck):
-        fate.pass_by("append.after", "call.intended", "step=2")
-    fate.pass_by("append.after", "call.intended", "step=2")
+    crashes = CrashPoints(own=Order.read("raise append.after[call.intended,step=2]:2"))
+    crashes.pass_by("append.after", "call.intended", "step=2", "worker=alpha")
+    crashes.pass_by("append.after", "call.intended", "step=1")
+    crashes.pass_by("append.before", "call.intended", "step=2")
+    with pytest.raises(InjectedError):
+        crashes.pass_by("append.after", "call.intended", "step=2")
+    crashes.pass_by("append.after", "call.intended", "step=2")
     with pytest.raises(ValueError, match="not an order"):
         Order.read("append.after[")
 
 
 def test_a_watched_order_is_obeyed_by_one_process_only(tmp_path_factory: pytest.TempPathFactory) -> None:
     orders = Orders(tmp_path_factory.mktemp("orders") / "orders")
-    fates = [Fate(watched=orders.path) for _ in range(2)]
+    crash_points = [CrashPoints(watched=orders.path) for _ in range(2)]
     orders.lay("raise take.after")
-    with pytest.raises(Struck):
-        fates[0].pass_by("take.after", "step=0")
-    for fate in fates:
-        fate.pass_by("take.after", "step=0")
+    with pytest.raises(InjectedError):
+        crash_points[0].pass_by("take.after", "step=0")
+    for crashes in crash_points:
+        crashes.pass_by("take.after", "step=0")
     assert [(taken.boundary, taken.labels) for taken in orders.taken] == [("take.after", ("step=0",))]
     orders.lay("* raise take.after")
-    for fate in fates:
-        with pytest.raises(Struck):
-            fate.pass_by("take.after")
+    for crashes in crash_points:
+        with pytest.raises(InjectedError):
+            crashes.pass_by("take.after")
     assert len(orders.taken) == 2

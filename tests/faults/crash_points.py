@@ -27,7 +27,7 @@ FORM: Final = re.compile(r"(?P<how>(kill|stop|raise) )?(?P<at>[a-z.]+)(\[(?P<lab
 TAKEN: Final = ".taken"
 
 
-class Struck(RuntimeError):
+class InjectedError(RuntimeError):
     """What `raise` throws."""
 
 
@@ -57,7 +57,7 @@ class Order:
 
 
 @dataclass(slots=True)
-class Fate:
+class CrashPoints:
     """The orders that this process lives under: one of its own from the command line, and one in a watched file."""
 
     own: Order | None = None
@@ -105,7 +105,7 @@ class Fate:
 
 def _end(order: Order) -> None:
     if order.how == "raise":
-        raise Struck(f"struck at {order.at}")
+        raise InjectedError(f"struck at {order.at}")
     os.kill(os.getpid(), signal.SIGKILL if order.how == "kill" else signal.SIGSTOP)
 
 

@@ -1,10 +1,10 @@
-"""The service under a fate: `python -m tests.faults.doomed [--at ORDER] [--orders FILE] -- gateway|dispatcher|serve`.
+"""The service with crash points: `python -m tests.faults.crashing_process [--at ORDER] [--orders FILE] -- PROGRAM`.
 
-This runs the real `app`, all of it; only the seams that `wiring.open_runtime` opens are wrapped (`seams.py`), so the
-product needs no hooks. `--at` is an order for this process alone, `--orders` a file that is watched for them
-(`fate.py`). `--clock FILE` holds seconds that are added to this process's wall clock, read anew whenever it asks for
-the time. `--copies N` sends everything that goes through the queue N times, batches in reverse. `--files N` is the
-most files that it may have open, sockets included.
+PROGRAM is `gateway`, `dispatcher` or `serve`. This runs the real `app`, all of it; only what `wiring.open_runtime`
+opens is wrapped (`crash_boundaries.py`), so the product needs no hooks. `--at` is an order for this process alone,
+`--orders` a file that is watched for them (`crash_points.py`). `--clock FILE` holds seconds that are added to this
+process's wall clock, read anew whenever it asks for the time. `--copies N` sends everything that goes through the
+queue N times, batches in reverse. `--files N` is the most files that it may have open, sockets included.
 """
 
 import argparse
@@ -20,28 +20,28 @@ from typing import Any
 from app import __main__
 from app.process import serve, wiring
 from app.providers import http
-from tests.faults.fate import Fate, Order
-from tests.faults.seams import DoomedQueue, DoomedStore, doomed_call, doomed_pool
+from tests.faults.crash_boundaries import CrashingQueue, CrashingStore, crashing_call, crashing_pool
+from tests.faults.crash_points import CrashPoints, Order
 
 
-def bend(fate: Fate, *, clock: Path | None, copies: int) -> None:
+def bend(crashes: CrashPoints, *, clock: Path | None, copies: int) -> None:
     """Put the wrapped seams where `wiring` looks for the real ones."""
     open_store, open_queue = wiring.open_store, wiring._queue
 
     @asynccontextmanager
-    async def store(*words: Any, **named: Any) -> AsyncIterator[DoomedStore]:
+    async def store(*words: Any, **named: Any) -> AsyncIterator[CrashingStore]:
         async with open_store(*words, **named) as opened:
-            yield DoomedStore(opened, fate)
+            yield CrashingStore(opened, crashes)
 
     @asynccontextmanager
-    async def queue(*given: Any) -> AsyncIterator[DoomedQueue]:
+    async def queue(*given: Any) -> AsyncIterator[CrashingQueue]:
         async with open_queue(*given) as opened:
-            yield DoomedQueue(opened, fate, copies)
+            yield CrashingQueue(opened, crashes, copies)
 
     wiring.open_store = store  # type: ignore[assignment]
     wiring._queue = queue  # type: ignore[assignment]
-    wiring.Pool = doomed_pool(fate)  # type: ignore[misc]
-    http.Call = doomed_call(fate)  # type: ignore[misc]
+    wiring.Pool = crashing_pool(crashes)  # type: ignore[misc]
+    http.Call = crashing_call(crashes)  # type: ignore[misc]
     if clock is not None:
         serve.open_runtime = partial(serve.open_runtime, now=shifted(clock))
 
@@ -60,7 +60,7 @@ def shifted(path: Path) -> Callable[[], float]:
 
 def main() -> int:
     """Run one role of the service to its end."""
-    parser = argparse.ArgumentParser(prog="python -m tests.faults.doomed", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.faults.crashing_process", description=__doc__)
     parser.add_argument("--at", type=Order.read, help="an order for this process")
     parser.add_argument("--orders", type=Path, help="a file that is watched for orders")
     parser.add_argument("--clock", type=Path, help="a file with the seconds by which its clock is wrong")
@@ -68,7 +68,7 @@ def main() -> int:
     parser.add_argument("--files", type=int, help="most open files")
     parser.add_argument("role", nargs="+", help="a command of `python -m app`")
     chosen = parser.parse_args()
-    bend(Fate(chosen.at, chosen.orders), clock=chosen.clock, copies=chosen.copies)
+    bend(CrashPoints(chosen.at, chosen.orders), clock=chosen.clock, copies=chosen.copies)
     if chosen.files is not None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (chosen.files, chosen.files))
     return __main__.main(chosen.role)

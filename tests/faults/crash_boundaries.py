@@ -1,4 +1,4 @@
-"""The seams of the service with a boundary at each of their verbs: what passes is told to a `Fate`, else unchanged.
+"""Wrappers of store, queue and providers that tell `CrashPoints` of each call and otherwise change nothing.
 
     append.before .after      one entry, around its commit; labels: each KIND and KIND@STEP, move=VERB, worker=NAME
     take.after                tickets were taken; labels: step=N of each
@@ -27,23 +27,23 @@ from app.providers import http
 from app.providers.protocol import Deadlines, Provider, Request
 from app.stepqueue.protocol import Committed, Live, StepQueue, Ticket
 from app.store.protocol import Appended, Entry, Store
-from tests.faults.fate import Fate
+from tests.faults.crash_points import CrashPoints
 
 
-class DoomedStore:
+class CrashingStore:
     """A store whose commits are boundaries."""
 
-    def __init__(self, store: Store, fate: Fate) -> None:
-        self._store, self._fate = store, fate
+    def __init__(self, store: Store, crashes: CrashPoints) -> None:
+        self._store, self._crashes = store, crashes
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
 
     async def append(self, entry: Entry) -> Appended:
         labels = _labels(entry)
-        self._fate.pass_by("append.before", *labels)
+        self._crashes.pass_by("append.before", *labels)
         appended = await self._store.append(entry)
-        self._fate.pass_by("append.after", *labels)
+        self._crashes.pass_by("append.after", *labels)
         return appended
 
 
@@ -57,46 +57,46 @@ def _labels(entry: Entry) -> set[str]:
     return labels
 
 
-class DoomedQueue:
+class CrashingQueue:
     """A queue whose verbs are boundaries, and which can stutter: everything sent so many times, in another order."""
 
-    def __init__(self, queue: StepQueue, fate: Fate, copies: int) -> None:
-        self._queue, self._fate, self._copies = queue, fate, copies
+    def __init__(self, queue: StepQueue, crashes: CrashPoints, copies: int) -> None:
+        self._queue, self._crashes, self._copies = queue, crashes, copies
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._queue, name)
 
     async def enqueue(self, tickets: Sequence[Ticket]) -> None:
-        self._fate.pass_by("ring.before", *_steps(tickets))
+        self._crashes.pass_by("ring.before", *_steps(tickets))
         await self._queue.enqueue(self._stuttered(tickets))
-        self._fate.pass_by("ring.after", *_steps(tickets))
+        self._crashes.pass_by("ring.after", *_steps(tickets))
 
     async def take(self, slots: int, wait: float) -> list[Ticket]:
         found = await self._queue.take(slots, wait)
         if found:
-            self._fate.pass_by("take.after", *_steps(found))
+            self._crashes.pass_by("take.after", *_steps(found))
         return found
 
     async def done(self, tickets: Sequence[Ticket]) -> None:
-        self._fate.pass_by("done.before", *_steps(tickets))
+        self._crashes.pass_by("done.before", *_steps(tickets))
         await self._queue.done(tickets)
-        self._fate.pass_by("done.after", *_steps(tickets))
+        self._crashes.pass_by("done.after", *_steps(tickets))
 
     async def publish(self, address: str, messages: Sequence[Live], *, at_once: bool = False) -> None:
         labels = {label for message in messages for label in _told(message)}
-        self._fate.pass_by("tell.before", *labels)
+        self._crashes.pass_by("tell.before", *labels)
         await self._queue.publish(address, self._stuttered(messages), at_once=at_once)
         publisher = getattr(self._queue, "_publisher", None)  # the queue within a process delivers at once
         if publisher is not None:
             await publisher.idle.wait()  # until then it waits to be published
-        self._fate.pass_by("tell.after", *labels)
+        self._crashes.pass_by("tell.after", *labels)
 
     def subscribe(self, address: str, sink: Callable[[Live], None]) -> AbstractAsyncContextManager[None]:
-        def doomed(message: Live) -> None:
+        def received(message: Live) -> None:
             sink(message)
-            self._fate.pass_by("hear.after", *_told(message))
+            self._crashes.pass_by("hear.after", *_told(message))
 
-        return self._queue.subscribe(address, doomed)
+        return self._queue.subscribe(address, received)
 
     def _stuttered(self, sent: Sequence[Any]) -> list[Any]:
         """As it is; or each thing so many times and, where there are several, the last one first."""
@@ -114,11 +114,11 @@ def _steps(tickets: Sequence[Ticket]) -> set[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class DoomedProvider:
+class CrashingProvider:
     """A provider whose stream is full of boundaries."""
 
     provider: Provider
-    fate: Fate
+    crashes: CrashPoints
 
     @property
     def unsupported(self) -> frozenset[str]:
@@ -129,36 +129,36 @@ class DoomedProvider:
 
     async def stream(self, request: Request, body: bytes, deadlines: Deadlines) -> AsyncIterator[list[Piece]]:
         worker = f"worker={request.worker.name}"
-        self.fate.pass_by("stream.before", worker)
+        self.crashes.pass_by("stream.before", worker)
         async for pieces in self.provider.stream(request, body, deadlines):
-            self.fate.pass_by("stream.piece", worker)
+            self.crashes.pass_by("stream.piece", worker)
             yield pieces
-        self.fate.pass_by("stream.last", worker)
+        self.crashes.pass_by("stream.last", worker)
 
 
-def doomed_pool(fate: Fate) -> type[Pool]:
-    """Return a `Pool` whose providers are doomed."""
+def crashing_pool(crashes: CrashPoints) -> type[Pool]:
+    """Return a `Pool` whose providers crash where an order says so."""
 
     class DoomedPool(Pool):
         def provider(self, name: str) -> Provider:
-            return DoomedProvider(super().provider(name), fate)
+            return CrashingProvider(super().provider(name), crashes)
 
     return DoomedPool
 
 
-def doomed_call(fate: Fate) -> type[http.Call]:
+def crashing_call(crashes: CrashPoints) -> type[http.Call]:
     """Return a provider's call on the wire, with boundaries where bytes come."""
 
     class DoomedCall(http.Call):
         async def __aenter__(self) -> "DoomedCall":
             await super().__aenter__()
-            fate.pass_by("stream.headers", f"worker={self._who.split()[0]}")
+            crashes.pass_by("stream.headers", f"worker={self._who.split()[0]}")
             return self
 
         async def read(self, *, answered: bool = False) -> bytes:
             data = await super().read(answered=answered)
             if data:
-                fate.pass_by("stream.read", f"worker={self._who.split()[0]}")
+                crashes.pass_by("stream.read", f"worker={self._who.split()[0]}")
             return data
 
     return DoomedCall

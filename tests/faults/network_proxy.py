@@ -1,7 +1,7 @@
-"""The line between Baton and one of its servers, which can be made slow, silent, broken or absent.
+"""A TCP proxy between Baton and one of its servers, which can be made slow, silent, broken or absent.
 
-A `Line` listens on a loopback port of its own and forwards to another one, in a thread with an event loop of its own,
-so that a test may block. Its port stays reserved while it refuses, so that nobody else gets it meanwhile.
+A `NetworkProxy` listens on a loopback port of its own and forwards to another one, in a thread with an event loop of
+its own, so that a test may block. Its port stays reserved while it refuses, so that nobody else gets it meanwhile.
 """
 
 import asyncio
@@ -59,8 +59,8 @@ Mode = Pass | Slow | Delay | Hole | Refuse | Cut
 
 
 @dataclass(slots=True, eq=False)
-class Line:
-    """Made by `line`; the methods may be called from any thread and return when the change is in force."""
+class NetworkProxy:
+    """A proxy, made by `proxied`; its methods may be called from any thread and return when the change is in force."""
 
     target: int
     _loop: asyncio.AbstractEventLoop
@@ -232,10 +232,10 @@ def _break(end: asyncio.StreamWriter) -> None:
 
 
 @contextmanager
-def line(target: int) -> Iterator[Line]:
-    """A line to that port for the length of the block."""
-    with running_loop("line") as loop:
-        made = Line(target, loop)
+def proxied(target: int) -> Iterator[NetworkProxy]:
+    """Proxy a port for the length of the block."""
+    with running_loop("network proxy") as loop:
+        made = NetworkProxy(target, loop)
         made._call(made.open())
         try:
             yield made
