@@ -229,7 +229,7 @@ class Learner:
         self._rows.append(Row(plan.shape, read, members, passed))
 
     def _posed(self) -> tuple[Task, Read]:
-        """A task of training, and how it is read."""
+        """Return a task of training, and how it is read."""
         if len(self._tasks) < POSED:
             posed = task(self._random, "train")
             self._tasks.append((posed, self.reader.read(posed)))
@@ -237,7 +237,8 @@ class Learner:
         return self._random.choice(self._tasks)
 
     def _believed_best(self, chosen: Pool, considered: int) -> list[Plan]:
-        """The plans that are best over a pool for so many tasks, each if a draw of beliefs is true; none at first."""
+        """Return the plans that are best over a pool for so many tasks, each if a draw of beliefs is true; none at
+        first."""
         if not self._rows:
             return []
         beliefs, worths = [self.drawn() for _ in range(DRAWS)], dict[tuple[str, Size], Array]()
@@ -275,11 +276,11 @@ class Learner:
         self.figures = self._unflattened(before + step)
 
     def _prior(self, flat: Array) -> float:
-        """The log of how probable these figures are without evidence, apart from a constant."""
+        """Return the log of how probable these figures are without evidence, apart from a constant."""
         return -float(((flat - self._guess()) ** 2 / self._deviations() ** 2).sum()) / 2
 
     def _summed(self, arrays: Mapping[tuple[str, int], dict[str, NDArray[np.int64]]]) -> tuple[float, Array, Array]:
-        """The log chance of all evidence, with its first and expected second derivatives by all figures."""
+        """Return the log chance of all evidence, with its first and expected second derivatives by all figures."""
         size = len(self.covariance)
         total, slope, curve = 0.0, np.zeros(size), np.zeros((size, size))
         for logs, scores, slopes, weights in self._evidence(arrays):
@@ -291,7 +292,7 @@ class Learner:
     def _evidence(
         self, arrays: Mapping[tuple[str, int], dict[str, NDArray[np.int64]]]
     ) -> Iterator[tuple[float, Array, Array, Array]]:
-        """By batch: the log chance; by row its derivative by the row's chance, that by figures, and a weight."""
+        """Yield by batch the log chance; by row its derivative by the row's chance, that by figures, and a weight."""
         known = constants()
         slack = 1 - known.judge_false_pass - known.judge_false_fail
         for (name, parts), batch in _batches(arrays):
@@ -305,8 +306,8 @@ class Learner:
         yield self._evidence_of_cards()
 
     def _evidence_of_cards(self) -> tuple[float, Array, Array, Array]:
-        """The log chance of the pass rates on cards, and its derivatives and weights as of a batch, with a row for each
-        worker and domain."""
+        """Return the log chance of the pass rates on cards, and its derivatives and weights as of a batch, with a row
+        for each worker and domain."""
         cards = [worker.card for worker in workers(unseen=False)]
         members, domains = np.divmod(np.arange(len(cards) * len(DOMAINS)), len(DOMAINS))
         figures = self._copied(len(members))
@@ -358,7 +359,7 @@ class Learner:
         return found
 
     def _copied(self, rows: int) -> dict[str, Value]:
-        """The figures with a copy for each row, so that derivatives are those of each row."""
+        """Return the figures with a copy for each row, so that derivatives are those of each row."""
         found = {}
         for name in self._names():
             copies = np.broadcast_to(self.figures[name], (rows, len(self.figures[name])))
@@ -366,7 +367,7 @@ class Learner:
         return found
 
     def _flattened(self, figures: Mapping[str, Value]) -> Array:
-        """The derivatives by all figures, a row for each row."""
+        """Return the derivatives by all figures, a row for each row."""
         parts = []
         for name in self._names():
             gradient = figures[name].gradient
@@ -420,7 +421,7 @@ class LearnedPolicy:
         }  # fmt: skip
 
     def _believed(self, rewards: Rewards, posed: Task) -> Array:
-        """The rewards that are believed of all plans, on average over readings."""
+        """Return the rewards that are believed of all plans, on average over readings."""
         readings = [(read.weight, self.probable.understood(posed, read)) for read in self._reader.readings(posed)]
         return everything_read(rewards, readings)
 
@@ -458,20 +459,20 @@ def from_card(
 
 
 def _answering(plan: Plan) -> list[int]:
-    """The workers of a plan's steps that answer, or work out a part of an answer."""
+    """Return the workers of a plan's steps that answer, or work out a part of an answer."""
     steps = zip(catalogue()[plan.shape], plan.workers, strict=True)
     return [worker for step, worker in steps if step.role in (*ANSWERING, *PARTIAL)]
 
 
 @cache
 def _places() -> Mapping[str, int]:
-    """The places of the workers of training."""
+    """Return the places of the workers of training."""
     return {worker.name: place for place, worker in enumerate(workers(unseen=False))}
 
 
 @cache
 def _scale() -> tuple[float, float]:
-    """Mean and deviation of log speed over the workers of training."""
+    """Return mean and deviation of log speed over the workers of training."""
     logs = np.log([worker.card.speed for worker in workers(unseen=False)])
     return float(logs.mean()), float(logs.std())
 
@@ -504,7 +505,7 @@ def _batches(
 
 
 def _expected(figures: Mapping[str, Value], members: NDArray[np.int64]) -> Value:
-    """The abilities that speeds alone lead one to expect."""
+    """Return the abilities that speeds alone lead one to expect."""
     expected: Value = figures["mean"] + figures["speed"] * _standards()[members]
     return expected
 
@@ -571,7 +572,7 @@ class _Chances:
         return (logits.column() - figures["trait"].exponential().column() * self._traits).logistic()
 
     def _helper(self, at: int) -> Value:
-        """The effect of the ability of who checks or combines."""
+        """Return the effect that the ability of the worker who checks or combines has."""
         members = self._batch["members"][:, at]
         above = _expected(self._figures, members) - self._figures["mean"] + self._figures["abilities"].at(members)
         effect: Value = self._figures["skill"] * above
@@ -605,7 +606,7 @@ class _Chances:
         return chosen
 
     def _picks(self, at: int, right: int, count: int) -> Value:
-        """The chance of choosing a right answer where `right` of `count` are."""
+        """Return the chance of choosing a right answer where `right` of `count` are."""
         majority = self._figures["majority"] * float(2 * right - count if right < count else 2)
         logits = self._figures["pair"] + majority + (1.0 if right == count else self._helper(at))
         return (logits + np.zeros(len(self._batch["passed"]))).logistic().column()

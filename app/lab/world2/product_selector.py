@@ -74,7 +74,7 @@ class ProductSelector:
 
 
 def _rated(setting: Setting, plan: Plan, task: Task, random: Random) -> tuple[float, float]:
-    """One execution: the judge's verdict less what the wait was worth, and the dollars."""
+    """Return the result of one execution: the judge's verdict less what the wait was worth, and the dollars."""
     known = constants()
     right = random.random() < setting.rewards.right(plan.shape, task)[task.trait][plan.workers]
     usd, seconds, _ = setting.rewards.bill(plan.shape, size_of(task))

@@ -169,7 +169,7 @@ def _compared(settings: Sequence[Setting], policies: Sequence[Policy], tasks: Se
 
 
 def _bills(setting: Setting, tasks: Sequence[Task], chosen: NDArray[np.int64]) -> tuple[Matrix, Matrix]:
-    """Accuracy and dollars of the chosen plans."""
+    """Return accuracy and dollars of the chosen plans."""
     right, usd = [], []
     for task, place in zip(tasks, chosen, strict=True):
         plan = setting.plans[int(place)]
@@ -273,7 +273,7 @@ def _split_table(found: Sequence[Found], split: Name) -> list[str]:
 
 
 def _shared(rows: Sequence[Mapping[str, Figures]]) -> list[str]:
-    """The policies that all seeds have, those with the least reward first."""
+    """Return the policies that all seeds have, those with the least reward first."""
     names = set(rows[0]).intersection(*rows)
     return sorted(names, key=lambda name: float(np.mean([one[name].reward.mean() for one in rows])))
 
@@ -290,7 +290,7 @@ def _gap_table(found: Sequence[Found]) -> list[str]:
 
 
 def _share_table(found: Sequence[Found], name: str) -> list[str]:
-    """The share of the gap that a policy closes under each seed."""
+    """Return the share of the gap that a policy closes under each seed."""
     lines = [f"| seed | {' | '.join(SPLITS)} |", "|---" * (1 + len(SPLITS)) + "|"]
     rows = []
     for one in found:

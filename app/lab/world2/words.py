@@ -247,7 +247,7 @@ def golden(words: Words, seed: int) -> list[Golden]:
 
 
 def _texts(lessons: Sequence[Lesson], random: Random) -> list[str]:
-    """The texts that the tokenizer learns from."""
+    """Return the texts that the tokenizer learns from."""
     texts = [prompt((invented(random),), [0]) for _ in range(CARDS)]
     for lesson in lessons:
         order = range(len(lesson.pool))

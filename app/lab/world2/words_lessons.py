@@ -91,7 +91,7 @@ class Teacher:
 
     @property
     def families(self) -> int:
-        """The number of families of training."""
+        """Return the number of families of training."""
         return len(self._places)
 
     def lessons(self, seed: str, count: int, tasks: int, processes: int = 1) -> list[Lesson]:
@@ -144,7 +144,7 @@ class Teacher:
         return tuple(self._places[part.family.name] for part in one.parts)
 
     def _worth(self, believed: Rewards, one: Task) -> Array:
-        """The believed rewards of all plans for a task, less the price of their tokens."""
+        """Return the believed rewards of all plans for a task, less the price of their tokens."""
         rewards = everything(believed, self.understood(one))
         worth: Array = rewards.astype(np.float64) - TOKEN * tokens_of_all(believed, size_of(one))
         return worth

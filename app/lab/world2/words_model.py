@@ -135,7 +135,7 @@ class Words:
 
     @classmethod
     def fresh(cls, sizes: Sizes, known: PreTrainedTokenizerFast, families: int, seed: int) -> "Words":
-        """A model with random weights that depend on the seed alone."""
+        """Return a model with random weights that depend on the seed alone."""
         torch.manual_seed(seed)
         model = LlamaForCausalLM(
             LlamaConfig(
@@ -162,14 +162,14 @@ class Words:
 
     @classmethod
     def saved(cls, folder: Path) -> "Words":
-        """The model of an exported folder, in full precision."""
+        """Return the model of an exported folder, in full precision."""
         disable_progress_bar()
         model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).to(_device())
         return cls(model, PreTrainedTokenizerFast.from_pretrained(folder))
 
     @property
     def parameters(self) -> int:
-        """The number of weights."""
+        """Return the number of weights."""
         return sum(weights.numel() for weights in self.model.parameters())
 
     # Teaching.
@@ -286,7 +286,8 @@ class Batches(Dataset[Batch]):  # type: ignore[misc]
 
 
 def loaded(batches: Batches, processes: int) -> Iterable[Batch]:
-    """The batches in order. With several processes all but one of them write texts as tokens, ahead of the training."""
+    """Return the batches in order. With several processes all but one of them write texts as tokens, ahead of the
+    training."""
     if processes == 1:
         return (batches[step] for step in range(len(batches)))
     return DataLoader(batches, batch_size=None, num_workers=processes - 1, multiprocessing_context="fork")  # type: ignore[no-any-return]
@@ -301,7 +302,7 @@ class Teaching:
 
     @property
     def done(self) -> float:
-        """From 0 to 1."""
+        """Return the share that is done, from 0 to 1."""
         return min(1.0, max(self._step / self._steps, (time.monotonic() - self._began) / self._seconds))
 
     def looks(self, count: int) -> bool:
@@ -336,7 +337,7 @@ class Teaching:
 
 
 def _device() -> Any:
-    """A GPU, if there is one."""
+    """Return the GPU, or the CPU where there is none."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
@@ -360,7 +361,7 @@ def _begin(model: LlamaForCausalLM) -> None:
 
 
 def _padded(rows: Sequence[Sequence[Any]], fill: int, *, left: bool = False) -> list[list[Any]]:
-    """Rows of one length."""
+    """Return rows that are filled up to one length."""
     longest = max(map(len, rows))
     if left:
         return [[fill] * (longest - len(row)) + list(row) for row in rows]
