@@ -146,14 +146,21 @@ def _step_input(name: str, opened: Open, rows: Sequence[Row]) -> tuple[StepInput
     return StepInput(bytes(salt or b""), tuple(named), _small(name, contents, opened), row[1], driver), cached
 
 
-def for_cache(statements: Statements, names: Sequence[str]) -> SingleStatement[dict[str, CachedRows | None]]:
-    """A read of the rows of these runs, with all of their tickets, for the row cache. Postgres only."""
-    assert statements.rows is not None
+def for_cache(
+    statements: Statements, names: Sequence[str]
+) -> Callable[[Connection], dict[str, CachedRows | None]] | SingleStatement[dict[str, CachedRows | None]]:
+    """A read of the rows of these runs, with all of their tickets, for the row cache. On Postgres it is one statement;
+    on SQLite only the simulation has a row cache."""
+    if statements.rows is None:
+        return lambda conn: _by_run(statements.runs.fetch(conn, names), statements.tickets.fetch(conn, names))
     return SingleStatement(statements.rows, (names, names), _all_cached)
 
 
 def _all_cached(rows: Sequence[Row]) -> dict[str, CachedRows | None]:
-    found, tickets = runs_and_tickets(rows)
+    return _by_run(*runs_and_tickets(rows))
+
+
+def _by_run(found: Sequence[Row], tickets: Sequence[Row]) -> dict[str, CachedRows | None]:
     of_run: dict[str, list[Row]] = {row[0]: [] for row in found}
     for ticket in tickets:
         of_run.setdefault(ticket[0], []).append(ticket)
