@@ -39,7 +39,7 @@ retention = "none"
 
 [tiers.baton-mini]
 pool = "all"
-conductor = {{ kind = "selector", templates = ["answer"], embedder = "eye", patience = 1.5 }}
+conductor = {{ kind = "selector", templates = ["answer"], embedder = "eye", patience = {patience} }}
 limits = {{ steps = 2, attempts = 2, seconds = 30, output_tokens = 1000 }}
 """
 QUESTION = "Please tell me of oceans"
@@ -52,10 +52,14 @@ async def served() -> AsyncIterator[Embeddings]:
 
 
 @pytest.fixture
-async def opened(stub: ProviderStub, served: Embeddings, tmp_path: Path) -> AsyncIterator[Runtime]:
+async def opened(
+    request: pytest.FixtureRequest, stub: ProviderStub, served: Embeddings, tmp_path: Path
+) -> AsyncIterator[Runtime]:
+    """The service. It is patient, as a busy machine needs it, unless the provider of embeddings will be silent."""
+    patience = 1.5 if "hang" in request.node.name else 25
     cleared = 'clearance = ["internal", "secret"]\nregion = "eu"\nretention = "none"\n'
     workers = "".join(WORKER.format(name=name) + cleared for name in ("alpha", "beta"))
-    made = POOL.format(url=stub.vllm_url, vectors=served.url, workers=workers, dimensions=DIMENSIONS)
+    made = POOL.format(url=stub.vllm_url, vectors=served.url, workers=workers, dimensions=DIMENSIONS, patience=patience)
     async with running_service(tmp_path, made) as running:
         yield running
 
