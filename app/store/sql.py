@@ -24,6 +24,7 @@ from app.core.run.events import Event, Kind
 from app.core.run.notices import FailedNotice, Notice
 from app.errors import NotFound, StoreUnavailable
 from app.network import retries
+from app.network.shared_read import SharedRead
 from app.store.administration import Administration
 from app.store.protocol import (
     PROCESS,
@@ -156,10 +157,7 @@ class SqlStore(Administration):
         self._journals = JournalCache()
         self._catalogs: set[str] = set()
         self._shares_from: float | None = None
-        self._budgeted: frozenset[str] = frozenset()
-        """The tenants that had budgets at the loop's time `_budgeted_at`."""
-        self._budgeted_at = -inf
-        self._budgets_lock = asyncio.Lock()
+        self._tenants_with_budgets = SharedRead(partial(self._read, budgets.tenants, brief=True), KNOWN_SECONDS)
         self._statements = statements = Statements(runner.dialect)
         self._tenant_keys = TenantKeys(content_keys, self._read, self._write)
         self._opened = self._tenant_keys.keyring.open
@@ -545,7 +543,7 @@ class SqlStore(Administration):
     def budget_changed(self, id_: str, warnings: int) -> None:
         for _ in range(warnings):
             self._signalled(Signal("soft_limit", id_))
-        self._budgeted_at = -inf
+        self._tenants_with_budgets.forget()
 
     async def sum_up_budget_use(self, before: float) -> int:
         windows = 0
@@ -554,12 +552,7 @@ class SqlStore(Administration):
         return windows
 
     async def budget_accounts(self, tenant: str, names: Mapping[Scope, str]) -> tuple[str, ...]:
-        async with self._budgets_lock:  # requests that come when it is due wait for the same read
-            now = asyncio.get_running_loop().time()
-            if now - self._budgeted_at > KNOWN_SECONDS:
-                self._budgeted = await self._read(budgets.tenants, brief=True)
-                self._budgeted_at = now
-        if tenant not in self._budgeted:
+        if tenant not in await self._tenants_with_budgets.get():
             return ()
         return await self._read(partial(budgets.accounts_of, tenant=tenant, names=names))
 

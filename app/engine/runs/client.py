@@ -9,7 +9,6 @@ the admission itself, together with the plan and the first intents.
 import asyncio
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from math import inf
 from weakref import WeakValueDictionary
 
 from app.core.records import changed
@@ -38,6 +37,7 @@ from app.errors import (
     RunUndecided,
     StoreUnavailable,
 )
+from app.network.shared_read import SharedRead
 from app.stepqueue.protocol import Committed, Live
 from app.store.protocol import MOVED, UNDECIDED, Entry
 
@@ -164,9 +164,8 @@ class RunClient:
         """The owners of runs that were begun here and are followed, by run."""
         self._turning: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         """Runs whose next turn is just being begun here."""
-        self._untaken: tuple[float, Mapping[str, int]] = -inf, {}
-        """The tick at which the runs that nobody has taken were counted, and their number by tenant."""
-        self._counting = asyncio.Lock()
+        self._untaken = SharedRead(self._count_untaken, COUNT_SECONDS)
+        """The number of runs that nobody has taken, by tenant."""
         self._open = False
 
     def __len__(self) -> int:
@@ -251,7 +250,7 @@ class RunClient:
         less than its share of them is let in all the same."""
         if self._can_take_now:
             return
-        waiting = await self._count_untaken()
+        waiting = await self._untaken.get()
         share = self._untaken_bound // len({*waiting, tenant})
         if sum(waiting.values()) >= self._untaken_bound and waiting.get(tenant, 0) >= share:
             raise OverQuota(
@@ -261,14 +260,7 @@ class RunClient:
             )
 
     async def _count_untaken(self) -> Mapping[str, int]:
-        """Return the number of runs that nobody has taken, by tenant, as of the latest count. Requests that come when
-        one is due wait for the same one."""
-        async with self._counting:
-            counted, waiting = self._untaken
-            if not 0.0 <= self._context.tick() - counted < COUNT_SECONDS:
-                waiting = await self._context.store.untaken(self._context.now())
-                self._untaken = self._context.tick(), waiting
-            return waiting
+        return await self._context.store.untaken(self._context.now())
 
     # -- the next turn
 
