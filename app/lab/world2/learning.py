@@ -207,8 +207,8 @@ class Learner:
 
     def _gather(self, executions: int) -> None:
         """Execute plans until there are so many."""
-        seen = [(one, self._believed_best(one, CONSIDERED_SEEN)) for one in self._seen]
-        others = [(one, self._believed_best(one, CONSIDERED)) for one in self._others]
+        seen = [(workers, self._believed_best(workers, CONSIDERED_SEEN)) for workers in self._seen]
+        others = [(workers, self._believed_best(workers, CONSIDERED)) for workers in self._others]
         while len(self._rows) < executions:
             ours = bool(seen) and self._random.random() < SEEN
             self._execute(*self._random.choice(seen if ours else others))
@@ -242,11 +242,11 @@ class Learner:
         if not self._rows:
             return []
         beliefs, worths = [self.drawn() for _ in range(DRAWS)], dict[tuple[str, Size], Array]()
-        rewards, every = [one.rewards(chosen, worths) for one in beliefs], plans(len(chosen))
+        rewards, every = [belief.rewards(chosen, worths) for belief in beliefs], plans(len(chosen))
         found = []
         for at, posed in enumerate(self._random.sample(self._labelled, considered)):
-            one = at % DRAWS
-            expected = everything(rewards[one], beliefs[one].understood(posed, self.reader.read(posed)))
+            draw = at % DRAWS
+            expected = everything(rewards[draw], beliefs[draw].understood(posed, self.reader.read(posed)))
             found.append(every[int(expected.argmax())])
         return found
 

@@ -134,7 +134,7 @@ def run(seed: int, sizes: Sizes, groups: Sequence[Group], found: Found | None = 
     compared = {split: _compared(seen, policies, tests[split]) for split in SPLITS[:3]}
     fresh = tests["fresh tasks"]
     for split, pools in _unseen(random, sizes.pools).items():
-        settings = [Setting(one, training, validation) for one in pools]
+        settings = [Setting(unseen, training, validation) for unseen in pools]
         compared[split] = _compared(settings, policies, fresh)
     for split, rows in compared.items():
         found.splits[split] = found.splits.get(split, {}) | rows
@@ -186,8 +186,8 @@ def keep(found: Found, path: Path) -> None:
     """Write the figures of a seed, so that an interrupted comparison can go on."""
     arrays = {}
     for split, rows in found.splits.items():
-        for name, one in rows.items():
-            arrays[f"{split}|{name}"] = np.stack([one.reward, one.right, one.usd])
+        for name, row in rows.items():
+            arrays[f"{split}|{name}"] = np.stack([row.reward, row.right, row.usd])
     with path.open("wb") as file:
         np.savez(file, **arrays)  # type: ignore[arg-type]
 
@@ -254,16 +254,16 @@ def _split_table(found: Sequence[Found], split: Name) -> list[str]:
         "| policy | reward | worst seed | less the mark | share of the gap | accuracy | m$ |",
         "|---|---|---|---|---|---|---|",
     ]
-    gap = float(np.mean([one.gap(split).mean() for one in found]))
-    own = [one.splits[split] for one in found]
+    gap = float(np.mean([result.gap(split).mean() for result in found]))
+    own = [result.splits[split] for result in found]
     for name in _shared(own):
         random = np.random.default_rng(1)
-        means = [float(one[name].reward.mean()) for one in own]
-        lead = [one[name].reward - one[mark(one)].reward for one in own]
-        draws = pooled([resampled(one, random) for one in lead], random)
-        less = float(np.mean([one.mean() for one in lead]))
-        accuracy = float(np.mean([one[name].right.mean() for one in own]))
-        usd = float(np.mean([one[name].usd.mean() for one in own]))
+        means = [float(by_policy[name].reward.mean()) for by_policy in own]
+        lead = [by_policy[name].reward - by_policy[mark(by_policy)].reward for by_policy in own]
+        draws = pooled([resampled(tasks, random) for tasks in lead], random)
+        less = float(np.mean([tasks.mean() for tasks in lead]))
+        accuracy = float(np.mean([by_policy[name].right.mean() for by_policy in own]))
+        usd = float(np.mean([by_policy[name].usd.mean() for by_policy in own]))
         bill = "" if np.isnan(usd) else f"{accuracy:.3f} | {1e3 * usd:.2f}"
         lines.append(
             f"| {name} | {np.mean(means):.3f} | {min(means):.3f} | {less:+.3f} {interval(draws)} | "
@@ -275,17 +275,17 @@ def _split_table(found: Sequence[Found], split: Name) -> list[str]:
 def _shared(rows: Sequence[Mapping[str, Figures]]) -> list[str]:
     """Return the policies that all seeds have, those with the least reward first."""
     names = set(rows[0]).intersection(*rows)
-    return sorted(names, key=lambda name: float(np.mean([one[name].reward.mean() for one in rows])))
+    return sorted(names, key=lambda name: float(np.mean([by_policy[name].reward.mean() for by_policy in rows])))
 
 
 def _gap_table(found: Sequence[Found]) -> list[str]:
     lines = [f"| seed | {' | '.join(SPLITS)} |", "|---" * (1 + len(SPLITS)) + "|"]
-    for one in sorted(found, key=lambda each: float(each.gap("fresh tasks").mean())):
+    for result in sorted(found, key=lambda each: float(each.gap("fresh tasks").mean())):
         cells = []
         for split in SPLITS:
-            draws = resampled(one.gap(split), np.random.default_rng(1))
-            cells.append(f"{one.gap(split).mean():+.3f} {interval(draws)}")
-        lines.append(f"| {one.seed} | {' | '.join(cells)} |")
+            draws = resampled(result.gap(split), np.random.default_rng(1))
+            cells.append(f"{result.gap(split).mean():+.3f} {interval(draws)}")
+        lines.append(f"| {result.seed} | {' | '.join(cells)} |")
     return lines
 
 
@@ -293,13 +293,13 @@ def _share_table(found: Sequence[Found], name: str) -> list[str]:
     """Return the share of the gap that a policy closes under each seed."""
     lines = [f"| seed | {' | '.join(SPLITS)} |", "|---" * (1 + len(SPLITS)) + "|"]
     rows = []
-    for one in found:
+    for result in found:
         shares = []
         for split in SPLITS:
-            figures = one.splits[split]
+            figures = result.splits[split]
             lead = figures[name].reward - figures[mark(figures)].reward
-            shares.append(float(lead.mean()) / float(one.gap(split).mean()))
-        rows.append((shares, one.seed))
+            shares.append(float(lead.mean()) / float(result.gap(split).mean()))
+        rows.append((shares, result.seed))
     for shares, seed in sorted(rows):
         lines.append(f"| {seed} | {' | '.join(f'{100 * share:.0f} %' for share in shares)} |")
     return lines

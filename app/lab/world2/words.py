@@ -138,7 +138,7 @@ def train(recipe: Recipe, out: Path, means: Means) -> Manifest:
     for step, (plan, readers) in enumerate(taught.losses(words, batches), 1):
         worth = ""
         if taught.looks(LOOKS):
-            found = sat(words, exam)
+            found = exam_mark(words, exam)
             worth = f"{found:.4f}"
             if found > best:
                 best = found
@@ -157,16 +157,17 @@ def train(recipe: Recipe, out: Path, means: Means) -> Manifest:
     return described(Words.saved(out), out, recipe)
 
 
-def sat(words: Words, exam: Sequence[Question]) -> float:
+def exam_mark(words: Words, exam: Sequence[Question]) -> float:
     """Return how much less the teacher believes the likeliest plans to be worth than the best ones, on average."""
-    random, asked, orders = Random(0), [], []
-    for one in exam:
-        orders.append(random.sample(range(len(one.pool)), len(one.pool)))
-        asked.append((prompt(one.pool, orders[-1]), cards.question(one.text)))
+    random, prompts, orders = Random(0), [], []
+    for question in exam:
+        orders.append(random.sample(range(len(question.pool)), len(question.pool)))
+        prompts.append((prompt(question.pool, orders[-1]), cards.question(question.text)))
     lost = 0.0
-    for text, order, one in zip(words.likeliest(asked), orders, exam, strict=True):
+    for text, order, question in zip(words.likeliest(prompts), orders, exam, strict=True):
         plan = plan_of(text, order)
-        lost += max(one.worth.values()) - (one.worth[plan] if plan else 0.0)
+        earned = question.worth[plan] if plan else 0.0
+        lost += max(question.worth.values()) - earned
     return -lost / len(exam)
 
 
@@ -212,18 +213,18 @@ def judge(words: Words, pools: Sequence[Pool], posed: Sequence[Task]) -> Judged:
     """Return what the likeliest plans for these tasks come to."""
     random = Random(0)
     over = [pools[place % len(pools)] for place in range(len(posed))]
-    orders = [random.sample(range(len(one)), len(one)) for one in over]
-    asked = [
-        (prompt(one, order), cards.question(task.text)) for one, order, task in zip(over, orders, posed, strict=True)
-    ]
+    orders = [random.sample(range(len(workers)), len(workers)) for workers in over]
+    prompts = []
+    for workers, order, task in zip(over, orders, posed, strict=True):
+        prompts.append((prompt(workers, order), cards.question(task.text)))
     total, shapes = [0.0] * 5, set()
-    rewards = {id(one): Rewards(one) for one in pools}
-    for text, one, order, task in zip(words.likeliest(asked), over, orders, posed, strict=True):
+    rewards = {id(workers): Rewards(workers) for workers in pools}
+    for text, workers, order, task in zip(words.likeliest(prompts), over, orders, posed, strict=True):
         plan = plan_of(text, order)
         if plan is None:
             continue
         shapes.add(plan.shape)
-        known = rewards[id(one)]
+        known = rewards[id(workers)]
         chance = float(known.right(plan.shape, task).mean(axis=0)[plan.workers])
         usd = float(known.bill(plan.shape, size_of(task))[0][plan.workers])
         read = float(known.tokens(plan.shape, size_of(task))[plan.workers])
@@ -238,11 +239,11 @@ def golden(words: Words, seed: int) -> list[Golden]:
     random = Random(f"world-2|words|golden|{seed}")
     found = []
     for task in tasks("fresh", f"words golden|{seed}", GOLDEN):
-        one = pool(random, unseen_workers=True)
-        shown, question = prompt(one, range(len(one))), cards.question(task.text)
+        workers = pool(random, unseen_workers=True)
+        shown, question = prompt(workers, range(len(workers))), cards.question(task.text)
         messages = [{"role": "system", "content": shown}, {"role": "user", "content": question}]
         (plan,) = words.likeliest([(shown, question)])
-        found.append(Golden(messages=messages, workers=len(one), steps=MOST_STEPS, plan=plan))
+        found.append(Golden(messages=messages, workers=len(workers), steps=MOST_STEPS, plan=plan))
     return found
 
 

@@ -108,12 +108,12 @@ class Teacher:
         believed = self.believed(pool)
         every, posed = plans(len(pool)), []
         for _ in range(tasks):
-            one = task(random, "train")
-            worth = self._worth(believed, one)
+            drawn = task(random, "train")
+            worth = self._worth(believed, drawn)
             best = np.argpartition(-worth, SHOWN)[:SHOWN]
             weights = np.exp((worth[best] - worth[best].max()) / TEMPERATURE)
             chosen, chances = tuple(every[place] for place in best), tuple((weights / weights.sum()).tolist())
-            posed.append(Posed(one.text, chosen, chances, self._families(one), one.document, one.confidential))
+            posed.append(Posed(drawn.text, chosen, chances, self._families(drawn), drawn.document, drawn.confidential))
         return Lesson(pool, tuple(posed), tuple(_facts(worker) for worker in believed.pool))
 
     def exam(self, seed: str, count: int, tasks: int) -> list[Question]:
@@ -124,9 +124,9 @@ class Teacher:
             random = Random(f"{seed}|{number}")
             pool = tuple(invented(random) for _ in range(random.randint(SMALLEST, LARGEST)))
             believed = self.believed(pool)
-            for one in [task(random, "train") for _ in range(tasks)]:
-                worth = self._worth(believed, one)
-                found.append(Question(pool, one.text, dict(zip(plans(len(pool)), worth.tolist(), strict=True))))
+            for drawn in [task(random, "train") for _ in range(tasks)]:
+                worth = self._worth(believed, drawn)
+                found.append(Question(pool, drawn.text, dict(zip(plans(len(pool)), worth.tolist(), strict=True))))
         return found
 
     def _numbered(self, seed: str, tasks: int, number: int) -> Lesson:
@@ -136,17 +136,17 @@ class Teacher:
         """Return the rewards that would be true if what is believed were."""
         return self._beliefs.rewards(pool)
 
-    def understood(self, one: Task) -> Task:
+    def understood(self, known: Task) -> Task:
         """Return a task of known families as the teacher knows it, whose training texts are labelled."""
-        return self._beliefs.understood(one, Read(self._families(one), one.document, one.confidential))
+        return self._beliefs.understood(known, Read(self._families(known), known.document, known.confidential))
 
-    def _families(self, one: Task) -> tuple[int, ...]:
-        return tuple(self._places[part.family.name] for part in one.parts)
+    def _families(self, known: Task) -> tuple[int, ...]:
+        return tuple(self._places[part.family.name] for part in known.parts)
 
-    def _worth(self, believed: Rewards, one: Task) -> Array:
+    def _worth(self, believed: Rewards, known: Task) -> Array:
         """Return the believed rewards of all plans for a task, less the price of their tokens."""
-        rewards = everything(believed, self.understood(one))
-        worth: Array = rewards.astype(np.float64) - TOKEN * tokens_of_all(believed, size_of(one))
+        rewards = everything(believed, self.understood(known))
+        worth: Array = rewards.astype(np.float64) - TOKEN * tokens_of_all(believed, size_of(known))
         return worth
 
 

@@ -119,7 +119,7 @@ class Batch:
 
     def on(self, device: Any) -> "Batch":
         """Return the same batch on a device."""
-        return Batch(*[getattr(self, one.name).to(device) for one in fields(self)])
+        return Batch(*[getattr(self, column.name).to(device) for column in fields(self)])
 
 
 class Words:
