@@ -105,18 +105,20 @@ def main() -> int:
     parser.add_argument("--judged", type=int, help="tasks of each split to judge the result by")
     parser.add_argument("--processes", type=int, default=1, help="that write lessons; the result is the same")
     parser.add_argument("--seconds", type=float, default=Means().seconds, help="the most that teaching may take")
-    asked = parser.parse_args()
+    args = parser.parse_args()
     torch.set_num_threads(1)
-    if asked.plan:
+    if args.plan:
         pairs = [(str(shown), str(question)) for shown, question in json.load(sys.stdin)]
-        json.dump(Words.saved(asked.plan).likeliest(pairs), sys.stdout)
+        json.dump(Words.saved(args.plan).likeliest(pairs), sys.stdout)
         return 0
-    if not asked.out:
+    if not args.out:
         parser.error("name a new folder with --out")
-    changed = {name: getattr(asked, name) for name in ("verdicts", "lessons", "steps", "judged")}
+    changed = {name: getattr(args, name) for name in ("verdicts", "lessons", "steps", "judged")}
     given = {name: value for name, value in changed.items() if value is not None}
-    recipe = replace(RECIPES[asked.recipe], seed=asked.seed, **given)
-    card = train(recipe, asked.out, Means(asked.processes, asked.seconds))
+    recipe = replace(RECIPES[args.recipe], seed=args.seed, **given)
+    if recipe.lessons < recipe.sizes.pools:
+        parser.error(f"a step takes {recipe.sizes.pools} lessons: --lessons must be at least that")
+    card = train(recipe, args.out, Means(args.processes, args.seconds))
     print(json.dumps({"name": card.name, "evaluation": card.evaluation}, indent=1))
     return 0
 
