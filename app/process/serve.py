@@ -238,14 +238,15 @@ async def _listen(opened: Runtime, roles: Roles, stopping: asyncio.Event, announ
         servers.append(admin)
     first, *more = servers
     # Bound here, because an address in use ends the process, and cannot do so out of a task.
-    sockets = [server.config.bind_socket() for server in servers]
+    sockets = [server.config.bind_socket() for server in more]
     async with asyncio.TaskGroup() as group:
         key = group.create_task(_first_key(opened, roles))
         closer = group.create_task(_close_connections(first, opened.gateway.leaving))
         stopper = group.create_task(_stop(first, stopping))
         announcer = group.create_task(_announce(servers, roles, key, opened.pool.loaded, announce, admin))
-        serving = [group.create_task(server.serve([bound])) for server, bound in zip(servers, sockets, strict=True)]
-        await serving[0]
+        for server, bound in zip(more, sockets, strict=True):
+            group.create_task(server.serve([bound]))
+        await first.serve()
         for server in more:  # metrics and the admin API are served until the last request is over
             server.should_exit = True
         for task in (key, closer, stopper, announcer):
