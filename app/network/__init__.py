@@ -1,1 +1,2 @@
-"""Connections to others: HTTP clients, TLS, logins, the traces of requests, and retries that are not journaled."""
+"""Connections to others: HTTP clients, TLS, logins, the traces of requests, retries that are not journaled, and reads
+of the database that callers share."""
