@@ -19,7 +19,8 @@ MARKUP = (
 ELEMENT = '<h1 id="hostile">x</h1><hx-partial hx-target="main"><b id="hostile">x</b></hx-partial>'
 HTMX = '<p id="hostile" hx-get="/console/sign-out" hx-trigger="load" hx-on:click="window.ran=1">'
 STREAM = "\n\ndata: <b id='hostile'>x</b>\n\nevent: end\n\n"
-TEMPLATE = "{{ 7*191 }}{% if true %}{{ config }}{% endif %}${7*191}<%= 7*191 %>"
+TEMPLATE = "{{ 76543*98765 }}{% if true %}{{ config }}{% endif %}${76543*98765}<%= 76543*98765 %>"
+"""Its product has ten digits: no id and no duration of a page has these by chance."""
 MARKDOWN = "[x](javascript:window.ran=1) ![y](https://evil.example/z.png)"
 MARKS = "invoice\u202efdp.exe\u2066\u200f \x1b[31m\x07\x08"
 HOSTILE = MARKUP + ELEMENT + HTMX + STREAM + TEMPLATE + MARKDOWN + MARKS
@@ -30,7 +31,7 @@ HARM = """() => [
   document.querySelector('#hostile') ? 'an element was made' : '',
   document.querySelector('main img, main [onload], main [onerror], main iframe, main base') ? 'markup was made' : '',
   document.querySelector('a[href^="javascript:"], a[href*="evil.example"]') ? 'a link was made' : '',
-  document.body.innerText.includes('1337') ? 'a template was carried out' : '',
+  document.body.innerText.includes('7559769395') ? 'a template was carried out' : '',
   document.querySelectorAll('h1').length === 1 ? '' : 'the page is broken',
   document.querySelector('body > header nav') ? '' : 'the page has lost its head',
 ].filter(one => one)"""
@@ -98,7 +99,7 @@ def test_what_was_written_is_shown_as_it_was_written(page: "Page", runs: dict[st
     page.goto(f"/console/runs/{runs['steps']}?step=2")
     text = page.inner_text("main")
     assert "<script>window.ran=1</script>" in text
-    assert "{{ 7*191 }}" in text
+    assert "{{ 76543*98765 }}" in text
     assert "[U+202E]" in text, "a mark that turns the text round is invisible"
     assert "\x1b" not in page.content()
 
@@ -120,7 +121,7 @@ def test_a_very_long_word_is_cut_with_its_length(page: "Page", runs: dict[str, s
         "/console/compare?a=%22%3E%3Cscript%3Ewindow.ran=1%3C/script%3E&b=x",
         "/console/runs?status=%22%3E%3Cimg%20src=x%20onerror=window.ran=1%3E&after=%00",
         "/console/sign-in?next=javascript:window.ran=1",
-        "/console/plans/%7B%7B7*191%7D%7D",
+        "/console/plans/%7B%7B76543*98765%7D%7D",
     ],
 )
 def test_a_forged_address_is_a_page_that_says_so(page: "Page", address: str) -> None:
