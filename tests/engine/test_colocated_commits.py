@@ -244,7 +244,7 @@ async def test_a_step_that_could_not_be_begun_gives_its_slot_back(
         await asyncio.sleep(DELAY_SECONDS)
         raise StoreUnavailable
 
-    monkeypatch.setattr(Execution, "begin", too_hard)
+    monkeypatch.setattr(Execution, "prepare", too_hard)
     async with running_service(tmp_path, pool_text(stub), dispatches=False) as opened:
         dispatcher, stopping = Dispatcher(opened.context, name="narrow", slots=1, grace=1.0), asyncio.Event()
         opened.drivers.dispatcher = dispatcher
@@ -306,13 +306,13 @@ async def test_a_joined_entry_is_as_old_as_what_follows_in_it(
     stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a dispatcher brings may have waited; the caller has as long for its results as the limits say."""
-    join = RunWriter.join
+    join = RunWriter.commit_step_end
 
     async def late(writer: RunWriter, entry: Entry) -> Appended:
         await asyncio.sleep(DELAY_SECONDS)
         return await join(writer, entry)
 
-    monkeypatch.setattr(RunWriter, "join", late)
+    monkeypatch.setattr(RunWriter, "commit_step_end", late)
     stub.script("alpha", calling(look("a")))
     async with watched(tmp_path, stub) as (opened, _):
         state = (await Talk(opened).say()).ended.state

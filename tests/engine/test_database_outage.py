@@ -136,7 +136,7 @@ async def test_a_planning_call_goes_on_and_is_settled(stub: ProviderStub, tmp_pa
 async def test_an_outage_beyond_the_deadline_ends_the_run_as_expired(
     stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_writer, "LATE_SECONDS", 0.2)
+    monkeypatch.setattr(run_writer, "WRITE_GRACE_SECONDS", 0.2)
     monkeypatch.setattr(driver, "QUIESCE_SECONDS", 0.1)
     stub.script("alpha", Reply(header_delay=0.3))
     async with running_service(tmp_path, pool_text(stub), SETTINGS) as opened:

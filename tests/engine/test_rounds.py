@@ -365,7 +365,7 @@ async def test_an_answer_that_is_folded_while_the_end_is_prepared_is_the_answer(
 ) -> None:
     """The dispatcher beside it joins the driver, which reads the answer before; another step's call is still open."""
     plans(stub, plan_text((0, "One", ["user"])), plan_text((1, "Aside", ["user"]), (2, "Two", ["user"])))
-    contents, join = opened.context.store.contents, RunWriter.join
+    contents, join = opened.context.store.contents, RunWriter.commit_step_end
     reading, answered, over = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     async def held(writer: RunWriter, entry: Entry) -> Appended:
@@ -385,7 +385,7 @@ async def test_an_answer_that_is_folded_while_the_end_is_prepared_is_the_answer(
         return found
 
     monkeypatch.setattr(opened.context.store, "contents", slow)
-    monkeypatch.setattr(RunWriter, "join", held)
+    monkeypatch.setattr(RunWriter, "commit_step_end", held)
     monkeypatch.setattr(driver_module, "QUIESCE_SECONDS", 0.0)
     limits = narrowed(opened, "baton-deep", rounds=2, seconds=4.0)
     driven = await opened.runs.start(order(opened, "baton-deep", limits=limits))

@@ -427,11 +427,11 @@ class Attempt:
         try:
             yield
         except BaseException:
-            self.forgo()
+            self.abandon()
             raise
 
-    def forgo(self) -> None:
-        """There is no call."""
+    def abandon(self) -> None:
+        """Note that the call is not made after all, for the worker's breaker."""
         self._context.health.forgo(self.worker, extra=self._planned.extra)
 
     async def stream(self) -> AsyncIterator[list[Piece]]:

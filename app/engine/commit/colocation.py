@@ -1,9 +1,9 @@
 """The protocols between a run's writer and the dispatcher of the same process.
 
-A step that is queued may be begun in the very entry that queues it: the dispatcher composes its first call before the
-entry is committed, the entry carries the intent and the ticket as taken, and after the commit the call is made. The end
-of such a step is committed by the run's writer together with what follows from it. Whatever fails here falls back to
-tickets, which any engine may take.
+A step may begin in the very entry that queues it. The dispatcher prepares it: it composes the first call before the
+entry is committed, and the entry carries the intent and the ticket as taken. After the commit the step starts, and the
+call is made. The end of such a step is committed by the run's writer together with what follows from it. Whatever fails
+here falls back to tickets, which any engine may take.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -39,7 +39,7 @@ class LocalRun(Protocol):
         """Return the addresses of the gateways that follow the run."""
         ...
 
-    async def join(self, entry: Entry) -> Appended:
+    async def commit_step_end(self, entry: Entry) -> Appended:
         """Commit the entry that ends a step together with what follows from it."""
         ...
 
@@ -53,18 +53,18 @@ LocalRuns = Callable[[str], LocalRun | None]
 
 
 @record(frozen=True, slots=True)
-class BegunStep:
-    """A step whose first call is composed. Exactly one of `go` and `forgo` is called."""
+class PreparedStep:
+    """A step whose first call is composed, but not made. Exactly one of `start` and `abandon` is called."""
 
     row: Outbox
     """Its ticket, taken."""
     intent: Fact
     """To be committed in the entry that queues the step."""
-    hold: Ledger
+    reserved: Ledger
     """The amount that the entry reserves for the call."""
-    go: Callable[[int], None]
+    start: Callable[[int], None]
     """Make the call: the entry is committed, with this claim."""
-    forgo: Callable[[], None]
+    abandon: Callable[[], None]
     """Make no call: the entry was refused."""
 
 
@@ -85,13 +85,13 @@ class StepStarter(Protocol):
         """A run was taken, and the slot that was kept for it is free."""
         ...
 
-    async def begin(
-        self, state: RunState, salt: bytes, fresh: Mapping[str, bytes], rows: Sequence[Outbox]
-    ) -> Sequence[BegunStep]:
-        """Begin those of the steps for which there are free slots; the others are left to their tickets.
+    async def prepare(
+        self, state: RunState, salt: bytes, contents: Mapping[str, bytes], rows: Sequence[Outbox]
+    ) -> Sequence[PreparedStep]:
+        """Prepare the steps for which there are free slots; the others are left to their tickets.
 
-        `rows` are tickets that are about to be committed, `state` is the run's then, and `fresh` has the contents that
-        are committed with them. Raises nothing that concerns one step alone.
+        `rows` are tickets that are about to be committed, `state` is the run's then, and `contents` has those that are
+        committed with them or are at hand. Raises nothing that concerns one step alone.
         """
         ...
 

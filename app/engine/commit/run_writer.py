@@ -32,8 +32,8 @@ from app.core.run.events import CallFinished, Event, Fact, Kind, PlanStep, RunAw
 from app.core.run.identifiers import NO_TRACE, Trace
 from app.core.run.kinds import AFTER_THE_END
 from app.core.run.progress import Await, AwaitApproval, Conclude, DropPlan, Finish, Propose, Queue, Skip, decide
-from app.core.run.state import RUN_ENDED, Call, RunState, advance, possible, tentative
-from app.engine.commit.colocation import BegunStep, StepStarter
+from app.core.run.state import RUN_ENDED, RunState, advance, possible, tentative
+from app.engine.commit.colocation import PreparedStep, StepStarter
 from app.engine.context import EngineContext
 from app.errors import Conflict, LeaseLost, QueueUnavailable, RunEnded, RunOverBudget, StoreUnavailable
 from app.network import retries
@@ -55,10 +55,10 @@ from app.store.protocol import (
 )
 from app.store.protocol.step_input import BRIEF
 
-LATE_SECONDS = 15.0
-"""How long beyond its deadline a run is still worth waiting for the database, so that its end can be written."""
+WRITE_GRACE_SECONDS = 15.0
+"""How long beyond its deadline a run still waits for the database, so that its end can be written."""
 
-KNOWN = 64
+MOST_CACHED_CONTENTS = 64
 """Contents of a run that are kept in memory while it is driven, each of at most `BRIEF` bytes."""
 
 Contents = tuple[tuple[str, bytes], ...]
@@ -86,69 +86,79 @@ class Append(Protocol):
 T = TypeVar("T")
 
 
-async def patiently(store: Store, call: Callable[[], Awaitable[T]], left: Left) -> T:
-    """Return what `call` returns once the database takes it; raises `StoreUnavailable` when no seconds are `left`.
+async def retry_until_deadline(store: Store, call: Callable[[], Awaitable[T]], seconds_left: Left) -> T:
+    """Return what `call` returns, tried again while the database is away. Raises `StoreUnavailable` when there are no
+    `seconds_left`.
 
-    While the database is away, callers are woken in the order in which they came.
+    Callers are woken in the order in which they came, once the database is back.
     """
 
     async def sleep(pause: float) -> None:
         if store.healthy:
-            await asyncio.sleep(min(pause, left()))
+            await asyncio.sleep(min(pause, seconds_left()))
         else:
-            await store.wait_until_healthy(min(retries.DATABASE_LONGEST, left()))
+            await store.wait_until_healthy(min(retries.DATABASE_LONGEST, seconds_left()))
 
-    return await retried(call, lambda: retries.database(left=left, sleep=sleep))
+    return await retried(call, lambda: retries.database(left=seconds_left, sleep=sleep))
 
 
-class PatientStore:
-    """The store as a run's writer uses it: calls wait for the database while it is away.
+class RetryingStore:
+    """The store as a run's writer uses it: calls are tried again while the database is away.
 
-    `left` gives the seconds for which it is still worth waiting.
+    `seconds_left` says for how long.
     """
 
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    async def append(self, entry: Entry, seq: int, left: Left, within: float = inf) -> Appended:
-        """Commit an entry of at least one event, once, and within so many seconds. `seq` is that of an event that was
-        known before."""
-        tries = 0
+    async def append(self, entry: Entry, after: int, seconds_left: Left, within: float = inf) -> Appended:
+        """Commit an entry of at least one event exactly once, and within so many seconds.
+
+        `after` is the number of the last event that was known before. A try that went unanswered may have been
+        committed, so the entry is looked for in the journal before each further try.
+        """
         loop = asyncio.get_running_loop()
-        until = loop.time() + within
+        give_up_at = loop.time() + within
+        is_first_try = True
 
-        async def once() -> Appended:
-            nonlocal tries
-            tries += 1
-            # A commit that went unanswered may have been one.
-            landed = await self._landed(entry, seq) if tries > 1 else None
-            return landed or await self._store.append(entry)
+        async def append_once() -> Appended:
+            nonlocal is_first_try
+            if not is_first_try:
+                committed = await self._find_committed(entry, after)
+                if committed is not None:
+                    return committed
+            is_first_try = False
+            return await self._store.append(entry)
 
-        return await patiently(self._store, once, lambda: min(left(), until - loop.time()))
+        return await retry_until_deadline(
+            self._store, append_once, lambda: min(seconds_left(), give_up_at - loop.time())
+        )
 
-    async def _landed(self, entry: Entry, seq: int) -> Appended | None:
-        events = (await self._store.journal(entry.run, after=seq)).events
-        wanted = [_as_stored(draft, entry.at) for draft in entry.events]
-        for start in range(len(events) - len(wanted) + 1):
-            found = events[start : start + len(wanted)]
-            if [_stored(event) for event in found] == wanted:
-                return Appended(found)
+    async def _find_committed(self, entry: Entry, after: int) -> Appended | None:
+        """Find the events of an entry in the journal; None if they are not there."""
+        journaled = (await self._store.journal(entry.run, after=after)).events
+        wanted = [_drafted_values(draft, entry.at) for draft in entry.events]
+        for start in range(len(journaled) - len(wanted) + 1):
+            events = journaled[start : start + len(wanted)]
+            if [_journaled_values(event) for event in events] == wanted:
+                return Appended(events)
         return None
 
-    async def journal(self, run: str, after: int, left: Left) -> Journal:
+    async def journal(self, run: str, after: int, seconds_left: Left) -> Journal:
         """The journal of a run, from the event after `after` on."""
-        return await patiently(self._store, partial(self._store.journal, run, after=after), left)
+        return await retry_until_deadline(self._store, partial(self._store.journal, run, after=after), seconds_left)
 
-    async def contents(self, run: str, refs: Sequence[str], left: Left) -> dict[str, bytes]:
+    async def contents(self, run: str, refs: Sequence[str], seconds_left: Left) -> dict[str, bytes]:
         """The bodies, by ref, that are still stored."""
-        return dict(await patiently(self._store, partial(self._store.contents, run, refs), left))
+        return dict(await retry_until_deadline(self._store, partial(self._store.contents, run, refs), seconds_left))
 
 
-def _as_stored(draft: Fact, at: float) -> tuple[str, float, object]:
+def _drafted_values(draft: Fact, at: float) -> tuple[str, float, object]:
+    """Return what identifies an event that is to be journaled: kind, time and body, as `_journaled_values` has them."""
     return draft.kind.value, at, orjson.loads(orjson.dumps(draft.to_json()))
 
 
-def _stored(event: Event) -> tuple[str, float, object]:
+def _journaled_values(event: Event) -> tuple[str, float, object]:
     return event.kind.value, event.at, event.body
 
 
@@ -160,25 +170,25 @@ has to wait."""
 
 @dataclass(slots=True)
 class Consequences:
-    """The consequences of a state, ready to be committed; `pending` is a command that needs waiting first."""
+    """All that follows from a state, ready to be committed."""
 
     state: RunState
+    """The state once `events` are committed."""
     events: list[Fact] = field(default_factory=list)
     outbox: list[Outbox] = field(default_factory=list)
     contents: list[tuple[str, bytes]] = field(default_factory=list)
-    pending: Propose | Finish | None = None
+    pending_command: Propose | Finish | None = None
+    """The next command, which cannot be carried out before these consequences are committed."""
     lease: Lease | None = None
-    """Set where the run is let go of."""
+    """Set where the lease is given up, because the run waits for its caller."""
     deadline: float | None = None
     """The time after which the run is overdue, where that has changed."""
-    whole: bool = False
+    is_complete: bool = False
     """True if nothing more follows from `state` until its deadline, or until somebody writes to the run."""
 
-    def facts_of(self, command: Queue | Skip | Conclude, home: str, *, enqueues: bool) -> list[Fact]:
-        """The events of a command that needs nobody to be asked. Its tickets report to `home`; without `enqueues` they
-        are not put into the queue, and dispatchers find them in the outbox."""
-        if not isinstance(command, Queue):
-            return list(drafts.settled(self.state, command))
+    def queue_steps(self, command: Queue, home: str, *, enqueues: bool) -> list[Fact]:
+        """The events of steps that are queued, whose tickets report to `home`. Without `enqueues` the tickets are not
+        put into the queue, and dispatchers find them in the outbox."""
         tier, turn = self.state.admitted.tier, self.state.turn.number
         self.outbox += [Outbox(n, tier, home, turn, enqueues) for n in command.steps]
         return [StepQueued(n) for n in command.steps]
@@ -195,8 +205,8 @@ class Consequences:
         until = now + (terms.seconds if terms is not None else 0.0)
         self.lease = Lease("", until, until)
         proposal = next(proposal for proposal in state.all_proposals if proposal.number == command.proposal)
-        left = max(state.turn.deadline - now, 0.0)
-        return drafts.awaiting_approval(state, proposal, until, left, catalog, notifies=notifies)
+        seconds_left = max(state.turn.deadline - now, 0.0)
+        return drafts.awaiting_approval(state, proposal, until, seconds_left, catalog, notifies=notifies)
 
     def drop_plan(self, command: DropPlan, now: float) -> tuple[Fact, ...]:
         """The events of a plan that nobody has approved in time, for which another one is made."""
@@ -204,15 +214,16 @@ class Consequences:
         self.deadline = dropped[-1].deadline
         return dropped
 
-    def add(self, fresh: Sequence[Fact]) -> None:
-        """Events that follow from the state as it is here."""
-        self.events += fresh
-        self.state = tentative(self.state, fresh)
+    def add(self, events: Sequence[Fact]) -> None:
+        """Add events that follow from `state`, and fold them into it."""
+        self.events += events
+        self.state = tentative(self.state, events)
 
-    def with_intents(self, begun: Sequence[BegunStep]) -> "Consequences":
-        """These consequences with the intents of some steps, whose tickets are taken."""
-        rows, intents = {call.row.step: call.row for call in begun}, [call.intent for call in begun]
-        outbox = [rows.get(row.step, row) for row in self.outbox]
+    def with_intents(self, steps: Sequence[PreparedStep]) -> "Consequences":
+        """These consequences with the intents of prepared steps, whose tickets are taken."""
+        taken = {step.row.step: step.row for step in steps}
+        intents = [step.intent for step in steps]
+        outbox = [taken.get(row.step, row) for row in self.outbox]
         return replace(self, state=tentative(self.state, intents), events=[*self.events, *intents], outbox=outbox)
 
 
@@ -239,9 +250,9 @@ class RunWriter:
         self._context = context
         self._home = home
         self._open_plan = open_plan
-        self._store = PatientStore(context.store)
+        self._store = RetryingStore(context.store)
         self._lock = asyncio.Lock()
-        self._early: dict[int, Event] = {}
+        self._events_after_gap: dict[int, Event] = {}
         """Events that were received before those which precede them, by number."""
         self.state = state
         self.salt = salt
@@ -249,26 +260,27 @@ class RunWriter:
         """The epoch under which this writer writes: that of its lease, once it has been taken."""
         self._steps = steps
         self.released = False
-        """The run waits for its caller, and nobody drives it."""
-        self.settled: RunState | None = None
-        """A state that was committed with all that follows from it, so that there is nothing to do but to wait."""
-        self._known = dict(contents)
+        """True if the run waits for its caller, and nobody drives it."""
+        self.idle_state: RunState | None = None
+        """The state after the latest commit, if all that follows from it was committed as well: then the driver has
+        nothing to do but to wait."""
+        self._cached_contents = dict(contents)
         """Brief contents, by ref, from which the next steps are composed."""
         self.answer: Mapping[str, bytes] = {}
         """Contents, by ref, of the latest end of a step that was committed here: the reply is among them."""
         self.trace = NO_TRACE
         """The span of the run, which its tickets name."""
-        self.on_folded: OnFolded = _ignore
+        self.on_folded: OnFolded = _ignore_events
         """Is called with events in the order of their numbers, as soon as they are folded."""
-        self.on_joined: Callable[[], None] = _nothing
+        self.on_step_end: Callable[[], None] = _do_nothing
         """Is called once the end of a step was committed here, for the driver to look at the state."""
 
-    def worth_waiting(self) -> float:
-        """Seconds for which it is still worth waiting for the database."""
-        return self.state.turn.deadline + LATE_SECONDS - self._context.now()
+    def seconds_to_wait(self) -> float:
+        """Seconds for which a write of this run waits for the database, if that is away."""
+        return self.state.turn.deadline + WRITE_GRACE_SECONDS - self._context.now()
 
     @property
-    def over(self) -> bool:
+    def is_over(self) -> bool:
         """Return True if nothing is left to write under this lease: the run has ended, or waits for its caller."""
         return self.state.ended or self.released
 
@@ -287,43 +299,47 @@ class RunWriter:
         return await self._commit_first(entry, tentative(self.state, entry.events))
 
     async def _commit_first(self, entry: Entry, state: RunState) -> Consequences:
-        follows = await self._consequences(state)
-        if isinstance(follows.pending, Finish):  # it was asked for before anything could begin
-            entry = changed(entry, outbox=())
-        follows.outbox = [*entry.outbox, *follows.outbox]
+        consequences = await self._consequences_of(state)
+        is_cancelled = isinstance(consequences.pending_command, Finish)  # before anything could begin
+        if not is_cancelled:
+            consequences.outbox = [*entry.outbox, *consequences.outbox]
         async with self._lock:
-            await self._commit(changed(entry, outbox=()), follows)
-        await self._enqueue(follows.outbox)
-        return follows
+            await self._commit(changed(entry, outbox=()), consequences)
+        await self._enqueue(consequences.outbox)
+        return consequences
 
-    async def commit(self, first: tuple[Fact, ...] = (), contents: Contents = ()) -> Consequences:
-        """Commit `first` and all that follows from it, in one entry; nothing if nothing follows.
+    async def commit(self, events: tuple[Fact, ...] = (), contents: Contents = ()) -> Consequences:
+        """Commit `events` and all that follows from them, in one entry; nothing if nothing follows.
 
         The state in what is returned is the writer's own unless others have written meanwhile.
         """
         async with self._lock:
-            while (follows := await self._try_commit(first, contents)) is None:
+            consequences = await self._try_commit(events, contents)
+            while consequences is None:
                 await self.catch_up()
-        await self._enqueue(follows.outbox)
-        return follows
+                consequences = await self._try_commit(events, contents)
+        await self._enqueue(consequences.outbox)
+        return consequences
 
-    async def _try_commit(self, first: tuple[Fact, ...], contents: Contents) -> Consequences | None:
+    async def _try_commit(self, events: tuple[Fact, ...], contents: Contents) -> Consequences | None:
         """Commit once; None if nothing was written, because others have written what may forbid it."""
-        if self.state.ended:  # the end of a step has brought the run's with it: see `join`
+        if self.state.ended:  # the end of a step has brought the run's with it: see `commit_step_end`
             return Consequences(self.state)
-        upon = self.state
-        follows = await self._consequences(tentative(upon, first), plans=not first)
-        if first or follows.events:
-            entry = Entry(upon.run, self._context.now(), events=first, epoch=self.epoch, contents=contents)
-            try:
-                appended = await self._commit(entry, follows)
-            except Conflict:
-                return None
-            alone = self.state.seq == upon.seq + len(appended.events)
-            follows.state = self.state if alone else follows.state
-        return follows
+        before = self.state
+        consequences = await self._consequences_of(tentative(before, events), may_plan=not events)
+        if not events and not consequences.events:
+            return consequences
+        entry = Entry(before.run, self._context.now(), events=events, epoch=self.epoch, contents=contents)
+        try:
+            appended = await self._commit(entry, consequences)
+        except Conflict:
+            return None
+        others_have_written = self.state.seq != before.seq + len(appended.events)
+        if not others_have_written:
+            consequences.state = self.state
+        return consequences
 
-    async def join(self, entry: Entry) -> Appended:
+    async def commit_step_end(self, entry: Entry) -> Appended:
         """Commit the entry with which a step of this process ends, together with what follows from it.
 
         The entry keeps its ticket's fence and gets the run's in addition. Where the run's does not hold any more, or
@@ -335,20 +351,22 @@ class RunWriter:
         outbox: Sequence[Outbox] = ()
         async with self._lock:
             after = possible(self.state, entry.events)
-            if after is None or self.over:
+            if after is None or self.is_over:
                 appended = await self._append_alone(entry)
             else:
-                follows = self._with_end(entry, await self._consequences(after, plans=False))
+                consequences = await self._consequences_of(after, may_plan=False)
+                self._add_success(entry, consequences)
+                # It may have waited for the lock, and what follows counts from now: a wait for results, for one.
+                fenced = changed(entry, at=self._context.now(), epoch=self.epoch)
                 try:
-                    # It may have waited for the lock, and what follows counts from now: a wait for results, for one.
-                    appended = await self._commit(changed(entry, at=self._context.now(), epoch=self.epoch), follows)
-                    outbox = follows.outbox
+                    appended = await self._commit(fenced, consequences)
+                    outbox = consequences.outbox
                 except (LeaseLost, RunEnded):
                     appended = await self._context.store.append(entry)
                 except Conflict:
                     appended = await self._append_alone(entry)
         await self._enqueue(outbox)
-        self.on_joined()
+        self.on_step_end()
         return appended
 
     async def _append_alone(self, entry: Entry) -> Appended:
@@ -369,12 +387,12 @@ class RunWriter:
         """Commit events from which nothing else is to follow yet; they are folded when this returns.
 
         `within` is how many seconds it may wait for the database. Nothing is written if the run has ended meanwhile,
-        nor an outcome that was given up for lost already.
+        nor an outcome of a call that has one already, because it was given up for lost.
         """
         async with self._lock:
             if self.state.ended and not all(draft.kind in AFTER_THE_END for draft in events):
                 return
-            if any(call.outcome is not None for draft in events if (call := self._finished(draft)) is not None):
+            if any(self._has_outcome(draft) for draft in events):
                 return
             entry = Entry(
                 run=self.state.run,
@@ -388,16 +406,23 @@ class RunWriter:
             )
             await self._write(entry, Consequences(tentative(self.state, events)), within)
 
-    async def end(self, upon: RunState, events: tuple[Fact, ...], lost: Ledger) -> None:
-        """Commit the run's end as it was decided upon that state; nothing if others have written meanwhile.
+    def _has_outcome(self, draft: Fact) -> bool:
+        """Return True if the event is the outcome of a call that has an outcome in the journal already."""
+        if not isinstance(draft, CallFinished):
+            return False
+        call = self.state.calls.get(draft.call)
+        return call is not None and call.outcome is not None
+
+    async def end(self, decided_on: RunState, events: tuple[Fact, ...], lost: Ledger) -> None:
+        """Commit the run's end as it was decided on that state; nothing if others have written meanwhile.
 
         `lost` was held for calls that `events` give up for lost. Raises `Conflict` if there are events which have not
         been folded here.
         """
         async with self._lock:
-            if self.state is upon:
-                entry = Entry(upon.run, self._context.now(), events, epoch=self.epoch, release=lost, spent=lost)
-                await self._write(entry, Consequences(tentative(upon, events)))
+            if self.state is decided_on:
+                entry = Entry(decided_on.run, self._context.now(), events, epoch=self.epoch, release=lost, spent=lost)
+                await self._write(entry, Consequences(tentative(decided_on, events)))
 
     async def release(self) -> None:
         """Give the lease up for as long as the run waits for its caller: it was taken over in the middle of that."""
@@ -420,8 +445,8 @@ class RunWriter:
 
     def close(self) -> None:
         """Call the driver back no more, so that it can be freed without the garbage collector."""
-        self.on_folded = _ignore
-        self.on_joined = _nothing
+        self.on_folded = _ignore_events
+        self.on_step_end = _do_nothing
 
     def decide_again(self) -> None:
         """Make the driver decide once more, although nothing was written."""
@@ -429,12 +454,7 @@ class RunWriter:
 
     async def read_answer(self, refs: Sequence[str]) -> None:
         """Read the contents of which the run's answer consists."""
-        self.answer = await self._store.contents(self.state.run, refs, self.worth_waiting)
-
-    def _finished(self, draft: Fact) -> Call | None:
-        if not isinstance(draft, CallFinished):
-            return None
-        return self.state.calls.get(draft.call)
+        self.answer = await self._store.contents(self.state.run, refs, self.seconds_to_wait)
 
     async def _enqueue(self, outbox: Sequence[Outbox]) -> None:
         if outbox:
@@ -442,116 +462,150 @@ class RunWriter:
 
     # -- deciding
 
-    async def _consequences(self, state: RunState, *, plans: bool = True) -> Consequences:
-        """Decide on tentative states until nothing follows any more.
+    async def _consequences_of(self, state: RunState, *, may_plan: bool = True) -> Consequences:
+        """Decide on tentative states until nothing follows any more, or a command has to wait for the commit.
 
-        Without `plans` nothing follows where a conductor is to be asked: that is for the driver's own turn.
+        Without `may_plan` there are no consequences where a conductor is to be asked: the driver asks it, in its turn.
         """
-        follows = Consequences(state)
+        consequences = Consequences(state)
         now = self._context.now()
-        while follows.pending is None:
-            commands = decide(follows.state, now)
+        while consequences.pending_command is None:
+            commands = decide(consequences.state, now)
             if not commands:
                 break
-            fresh: list[Fact] = []
+            events: list[Fact] = []
             for command in commands:
-                if isinstance(command, Propose):
-                    opened, contents = await self._open_plan(follows.state, command, self.append)
-                    if len(opened) < 2 and not plans:
+                if isinstance(command, Finish):  # no step is to begin that is about to be stopped
+                    consequences.pending_command = command
+                    consequences.outbox = []
+                elif isinstance(command, Propose):
+                    events += await self._open_proposal(command, consequences)
+                    if consequences.pending_command is not None and not may_plan:
                         return Consequences(state)
-                    fresh += opened
-                    follows.contents += contents
-                    follows.pending = command if len(opened) < 2 else None
-                elif isinstance(command, Queue | Skip | Conclude):
-                    fresh += follows.facts_of(command, self._home, enqueues=self._context.queue.healthy)
-                elif isinstance(command, Await):
-                    fresh.append(follows.await_tools(command, now))
-                elif isinstance(command, AwaitApproval):
-                    catalog, notifies = self._context.catalog(), self._context.notifies
-                    fresh.append(follows.await_approval(command, now, catalog, notifies=notifies))
-                elif isinstance(command, DropPlan):
-                    fresh += follows.drop_plan(command, now)
-                else:  # a proposal or the end: no step is to begin that is about to be stopped
-                    follows.pending, follows.outbox = command, []
-            follows.add(fresh)
-        follows.whole = follows.pending is None
-        return follows
+                else:
+                    events += self._carry_out(command, consequences, now)
+            consequences.add(events)
+        consequences.is_complete = consequences.pending_command is None
+        return consequences
 
-    def _with_end(self, entry: Entry, follows: Consequences) -> Consequences:
+    async def _open_proposal(self, command: Propose, consequences: Consequences) -> Sequence[Fact]:
+        """Return the events of a proposal. The command stays pending where these do not include the whole plan."""
+        events, contents = await self._open_plan(consequences.state, command, self.append)
+        consequences.contents += contents
+        if len(events) < 2:
+            consequences.pending_command = command
+        return events
+
+    def _carry_out(
+        self,
+        command: Queue | Skip | Conclude | Await | AwaitApproval | DropPlan,
+        consequences: Consequences,
+        now: float,
+    ) -> Sequence[Fact]:
+        """Return the events of a command for which nobody needs to be asked."""
+        if isinstance(command, Queue):
+            return consequences.queue_steps(command, self._home, enqueues=self._context.queue.healthy)
+        if isinstance(command, Await):
+            return [consequences.await_tools(command, now)]
+        if isinstance(command, AwaitApproval):
+            catalog, notifies = self._context.catalog(), self._context.notifies
+            return [consequences.await_approval(command, now, catalog, notifies=notifies)]
+        if isinstance(command, DropPlan):
+            return consequences.drop_plan(command, now)
+        return drafts.settled(consequences.state, command)
+
+    def _add_success(self, entry: Entry, consequences: Consequences) -> None:
         """Add the run's success, where nothing needs to be waited for and the answer is in the entry."""
-        command, state = follows.pending, follows.state
-        self.answer = fresh = dict(entry.contents)
-        if isinstance(command, Finish) and ends_at_once(state, command, fresh) and state.unmade is None:
-            follows.add(ending(state, command))
-        return follows
+        self.answer = dict(entry.contents)
+        command, state = consequences.pending_command, consequences.state
+        if isinstance(command, Finish) and ends_at_once(state, command, self.answer) and state.unmade is None:
+            consequences.add(ending(state, command))
 
     # -- writing
 
-    def _commit(self, entry: Entry, follows: Consequences) -> Coroutine[Any, Any, Appended]:
+    def _commit(self, entry: Entry, consequences: Consequences) -> Coroutine[Any, Any, Appended]:
         """Commit an entry with what follows from it, and with the intents of those steps that are begun here at once.
 
-        The tickets that are left in `follows.outbox` are to be queued.
+        The tickets that are left in `consequences.outbox` are to be queued.
         """
-        if self._steps is not None and follows.outbox:
-            return self._with_intents(self._steps, entry, follows)
-        return self._write(entry, follows)
+        if self._steps is not None and consequences.outbox:
+            return self._commit_with_steps(self._steps, entry, consequences)
+        return self._write(entry, consequences)
 
-    async def _with_intents(self, steps: StepStarter, entry: Entry, follows: Consequences) -> Appended:
-        """Where a step cannot be paid for, nothing is begun here, and the dispatcher that takes its ticket fails it."""
-        fresh = self._known | dict((*entry.contents, *follows.contents))
-        begun = await steps.begin(follows.state, self.salt, fresh, follows.outbox)
-        if begun:
-            hold = changed(entry, hold=reserved_for(begun))
-            appended = await commit_with_intents(begun, self._write(hold, follows.with_intents(begun)))
+    async def _commit_with_steps(self, starter: StepStarter, entry: Entry, consequences: Consequences) -> Appended:
+        """Commit with the intents of the steps that can begin here.
+
+        Where these cannot be paid for, none begins here, and the dispatcher that takes a step's ticket fails it.
+        """
+        contents = self._cached_contents | dict((*entry.contents, *consequences.contents))
+        steps = await starter.prepare(consequences.state, self.salt, contents, consequences.outbox)
+        if steps:
+            reserving = changed(entry, hold=total_reserved(steps))
+            appended = await start_after_commit(steps, self._write(reserving, consequences.with_intents(steps)))
             if appended is not None:
-                taken = {call.row.step for call in begun}
-                follows.outbox = [row for row in follows.outbox if row.step not in taken]
+                started = {step.row.step for step in steps}
+                consequences.outbox = [row for row in consequences.outbox if row.step not in started]
                 return appended
-        return await self._write(entry, follows)
+        return await self._write(entry, consequences)
 
-    async def _write(self, entry: Entry, follows: Consequences, within: float = inf) -> Appended:
+    async def _write(self, entry: Entry, consequences: Consequences, within: float = inf) -> Appended:
         """Commit an entry with what follows from it, and fold it. The caller holds the lock.
 
         Raises `Conflict` if the entry decides something and there are events that have not been folded here.
         """
-        ends = follows.lease is not None or (follows.state.ended and not self.state.ended)
-        decides = ends or (bool(follows.events) and entry.lease is None)  # an entry that takes a run has the number
-        seq = self.state.seq if decides and entry.new is None else entry.seq
-        complete = with_consequences(entry, follows, seq)
+        complete = with_consequences(entry, consequences, self._seq_to_follow(entry, consequences))
         if entry.move is None and entry.new is None and entry.lease is None:
-            try:
-                appended = await self._store.append(complete, self.state.seq, self.worth_waiting, within)
-            except RunOverBudget:  # the run ends with it later
-                raise
-            except RunEnded:  # by others: nothing of this entry is needed any more
-                await self.catch_up()
+            appended = await self._append_unless_ended(complete, within)
+            if appended is None:
                 return Appended(())
         else:  # the start of a run or a turn does not wait, and a step's end is retried by its dispatcher
             appended = await self._context.store.append(complete)
         if entry.lease is not None:
             self.epoch += 1
-        self._remember(complete.contents)
-        await self._committed(appended.events, follows.state)
-        self.released = self.released or follows.lease is not None
-        self.settled = follows.state if follows.whole else None
+        self._cache(complete.contents)
+        await self._fold_own(appended.events, consequences.state)
+        if consequences.lease is not None:
+            self.released = True
+        self.idle_state = consequences.state if consequences.is_complete else None
         return appended
 
-    def _remember(self, contents: Contents) -> None:
+    def _seq_to_follow(self, entry: Entry, consequences: Consequences) -> int | None:
+        """Return the number of the event that an entry must follow because it decides something; None if any may come
+        before it."""
+        ends_run = consequences.state.ended and not self.state.ended
+        ends_turn = ends_run or consequences.lease is not None
+        takes_lease = entry.lease is not None  # such an entry has the number already
+        decides = ends_turn or (bool(consequences.events) and not takes_lease)
+        if decides and entry.new is None:
+            return self.state.seq
+        return entry.seq
+
+    async def _append_unless_ended(self, entry: Entry, within: float) -> Appended | None:
+        """Append, waiting for the database; None if others have ended the run, so that nothing is needed any more."""
+        try:
+            return await self._store.append(entry, self.state.seq, self.seconds_to_wait, within)
+        except RunOverBudget:  # a `RunEnded`, but the run has not ended yet
+            raise
+        except RunEnded:
+            await self.catch_up()
+            return None
+
+    def _cache(self, contents: Contents) -> None:
         """Keep brief contents for the run's next steps, up to a bound; what is not kept is read."""
         for ref, body in contents:
-            if len(body) <= BRIEF and len(self._known) < KNOWN:
-                self._known[ref] = body
+            if len(body) <= BRIEF and len(self._cached_contents) < MOST_CACHED_CONTENTS:
+                self._cached_contents[ref] = body
 
     # -- folding
 
-    async def _committed(self, events: tuple[Event, ...], after: RunState) -> None:
+    async def _fold_own(self, events: tuple[Event, ...], after: RunState) -> None:
         """Fold events of our own: `after` is the state then, unless others wrote in between."""
-        known = self.state.seq
-        if not events or events[-1].seq <= known:
+        before = self.state
+        if not events or events[-1].seq <= before.seq:
             return
-        if events[0].seq == known + 1 and events[-1].seq == after.seq:
-            replied = after.replied and not self.state.replied
-            self.state = changed(after, replied_at=events[-1].at) if replied else after
+        if events[0].seq == before.seq + 1 and events[-1].seq == after.seq:
+            is_new_reply = after.replied and not before.replied
+            self.state = changed(after, replied_at=events[-1].at) if is_new_reply else after
             await self.on_folded(events)
         else:
             await self.receive(events)
@@ -560,35 +614,39 @@ class RunWriter:
         """Fold what others have committed, in the order of the numbers; an event that is missing is read."""
         for event in events:
             if event.seq > self.state.seq:
-                self._early[event.seq] = event
+                self._events_after_gap[event.seq] = event
         folded = []
-        while (following := self._early.pop(self.state.seq + 1, None)) is not None:
-            folded.append(self._advance(following))
+        while (event_in_order := self._events_after_gap.pop(self.state.seq + 1, None)) is not None:
+            self._advance(event_in_order)
+            folded.append(event_in_order)
         if folded:
             await self.on_folded(folded)
-        if self._early:
+        if self._events_after_gap:
             await self.catch_up()
 
     async def catch_up(self) -> None:
         """Fold what the journal has beyond the state."""
-        self._early.clear()
-        journal = await self._store.journal(self.state.run, self.state.seq, self.worth_waiting)
-        folded = [self._advance(event) for event in journal.events if event.seq == self.state.seq + 1]
+        self._events_after_gap.clear()
+        journal = await self._store.journal(self.state.run, self.state.seq, self.seconds_to_wait)
+        folded = []
+        for event in journal.events:
+            if event.seq == self.state.seq + 1:
+                self._advance(event)
+                folded.append(event)
         if folded:
             await self.on_folded(folded)
 
-    def _advance(self, event: Event) -> Event:
-        if not self.over:  # what is journaled after a turn belongs to the audit and not to its reply
+    def _advance(self, event: Event) -> None:
+        if not self.is_over:  # what is journaled after a turn belongs to the audit and not to its reply
             self.state = advance(self.state, event)
             self.released = event.kind in (Kind.AWAITING, Kind.AWAITING_APPROVAL)
-        return event
 
 
-async def _ignore(_events: Sequence[Event]) -> None:
+async def _ignore_events(_events: Sequence[Event]) -> None:
     return
 
 
-def _nothing() -> None:
+def _do_nothing() -> None:
     return
 
 
@@ -599,18 +657,20 @@ def ends_at_once(state: RunState, command: Finish, contents: Mapping[str, bytes]
     return state.steps[command.step].output in contents
 
 
-def with_consequences(entry: Entry, follows: Consequences, seq: int | None) -> Entry:
+def with_consequences(entry: Entry, consequences: Consequences, seq: int | None) -> Entry:
     """Return an entry with what follows from it; `seq` is the number of the event that it must follow, if it must."""
-    events = (*entry.events, *follows.events)
-    lease = follows.lease or entry.lease
-    if lease is not None and follows.deadline is not None and follows.lease is None:
-        lease = changed(lease, deadline=follows.deadline)
+    events = (*entry.events, *consequences.events)
+    lease = entry.lease
+    if consequences.lease is not None:
+        lease = consequences.lease
+    elif lease is not None and consequences.deadline is not None:
+        lease = changed(lease, deadline=consequences.deadline)
     return changed(
         entry,
         events=events,
-        contents=(*entry.contents, *follows.contents),
-        outbox=(*entry.outbox, *follows.outbox),
-        row=projection(follows.state),
+        contents=(*entry.contents, *consequences.contents),
+        outbox=(*entry.outbox, *consequences.outbox),
+        row=projection(consequences.state),
         tags=(*entry.tags, *tags(events)),
         lease=lease,
         seq=seq,
@@ -625,22 +685,23 @@ def ending(state: RunState, command: Finish) -> tuple[Fact, ...]:
 
 def projection(state: RunState) -> Projection:
     """The columns of the run's row that lists and filters read."""
+    error = state.end.error if state.end is not None else ""
     return Projection(
         state=state.state,
         topology=state.topology or None,
         degraded=state.degraded,
         steps=len(state.planned),
-        error=state.end.error or None if state.end is not None else None,
+        error=error or None,
     )
 
 
 def tags(events: Iterable[Fact]) -> tuple[tuple[str, str], ...]:
     """The filters that these events add."""
     found = []
-    for draft in events:
-        if isinstance(draft, PlanStep):
-            found.append(("worker", draft.worker))
-        elif isinstance(draft, RunAwaitingApproval):
+    for event in events:
+        if isinstance(event, PlanStep):
+            found.append(("worker", event.worker))
+        elif isinstance(event, RunAwaitingApproval):
             found.append((APPROVAL_TAG, ASKED))
     return tuple(found)
 
@@ -648,26 +709,34 @@ def tags(events: Iterable[Fact]) -> tuple[tuple[str, str], ...]:
 # -- steps that are begun in the entry that queues them
 
 
-def reserved_for(begun: Sequence[BegunStep]) -> Ledger:
-    """Return the amount that an entry reserves for all of them."""
-    return Ledger(sum(call.hold.usd for call in begun), sum(call.hold.tokens for call in begun))
+def total_reserved(steps: Sequence[PreparedStep]) -> Ledger:
+    """Return the amount that an entry reserves for the first calls of all these steps."""
+    return Ledger(sum(step.reserved.usd for step in steps), sum(step.reserved.tokens for step in steps))
 
 
-async def commit_with_intents(begun: Sequence[BegunStep], commit: Awaitable[Appended]) -> Appended | None:
-    """Commit the entry that these steps wait for and let them go; None if it is refused because of them."""
+async def start_after_commit(steps: Sequence[PreparedStep], commit: Awaitable[Appended]) -> Appended | None:
+    """Start prepared steps once their entry is committed. None if it was refused because of them."""
     try:
         appended = await commit
     except BaseException as error:
-        for call in begun:
-            call.forgo()
-        moved = isinstance(error, Conflict) and error.public_code == MOVED  # which has nothing to do with the steps
-        if isinstance(error, RunOverBudget | Conflict) and not moved:
+        for step in steps:
+            step.abandon()
+        if _refuses_steps(error):
             return None
         raise
-    for call, claim in zip_longest(begun, appended.taken):
-        # An entry that is found again after an outage has no claims: those tickets lapse and are taken anew.
-        call.go(claim) if claim is not None else call.forgo()
+    for step, claim in zip_longest(steps, appended.taken):
+        if claim is not None:
+            step.start(claim)
+        else:  # an entry that is found again after an outage has no claims: those tickets lapse and are taken anew
+            step.abandon()
     return appended
+
+
+def _refuses_steps(error: BaseException) -> bool:
+    """Return True if an entry was refused because of the steps that begin in it, and may be committed without them."""
+    if isinstance(error, Conflict):
+        return error.public_code != MOVED
+    return isinstance(error, RunOverBudget)
 
 
 # -- tickets
@@ -678,10 +747,12 @@ async def enqueue(context: EngineContext, state: RunState, outbox: Iterable[Outb
 
     `trace` is the span of the run, whose trace the steps continue.
     """
-    tier, seq, now = state.admitted.tier, state.seq, context.now()
-    announced = [row for row in outbox if row.announced]
-    known = Ticket(state.run, WHOLE_RUN, tier, "", seq, trace=trace, at=now, tenant=state.admitted.tenant)
-    await _queue(context, [changed(known, step=row.step, driver=row.driver, version=row.version) for row in announced])
+    of_run = changed(run_ticket(state), trace=trace, at=context.now())
+    tickets = []
+    for row in outbox:
+        if row.announced:
+            tickets.append(changed(of_run, step=row.step, driver=row.driver, version=row.version))
+    await _queue(context, tickets)
 
 
 async def offer_run(context: EngineContext, state: RunState) -> None:

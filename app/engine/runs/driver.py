@@ -58,6 +58,7 @@ from app.store.protocol.step_input import BRIEF
 QUIESCE_SECONDS = 1.5
 """Time that running calls get to write their outcome before the run's end is written."""
 INBOX = 4_096
+"""Messages that wait for the driver, at the most."""
 FOLLOWERS = 64
 """Gateways that one run is sent to; more of them follow it by the journal alone."""
 
@@ -97,8 +98,8 @@ class Driver:
             contents=contents,
         )
         self.writer.on_folded = self._folded
-        self.writer.on_joined = self._wake
-        self.join = self.writer.join
+        self.writer.on_step_end = self._wake
+        self.commit_step_end = self.writer.commit_step_end
         """Commits the entry that ends a step of this process together with what follows from it."""
         self._steps = steps
         self.span = Span(NO_TRACE)
@@ -133,8 +134,12 @@ class Driver:
 
     async def begin(self, entry: Entry) -> None:
         """Commit the entry that admits the run, or takes its lease, with all that follows; see `RunWriter`."""
-        follows = await (self.writer.admit(entry) if entry.new is not None else self.writer.take(entry))
-        self.planning = follows.pending if isinstance(follows.pending, Propose) else None
+        if entry.new is not None:
+            consequences = await self.writer.admit(entry)
+        else:
+            consequences = await self.writer.take(entry)
+        if isinstance(consequences.pending_command, Propose):
+            self.planning = consequences.pending_command
 
     async def drive(self) -> None:
         """Drive until the turn is over. Raises `LeaseLost` if somebody else drives the run; then this driver writes
@@ -146,33 +151,42 @@ class Driver:
                     self._planner.start(group, self.state, self.planning, writer.append)
                 elif self.state.unmade is not None:
                     await self._reject([DRIVER_LOST], outage=True)
-                while not writer.over:
-                    known, writer.settled, wait = writer.settled, None, inf
-                    if known is not self.state:
-                        known = await self._act(group)
-                    while self.state is known and not writer.over and wait:
-                        await self._receive(await self.inbox.take(wait := self._patience()))
+                while not writer.is_over:
+                    await self._wait_for_change(await self._decide_all(group))
             finally:
                 await self._planner.stop()
                 writer.close()
         self._count()
 
-    def _patience(self) -> float:
-        return max(self.state.turn.deadline - self._context.now(), 0.0)
+    async def _decide_all(self, group: asyncio.TaskGroup) -> RunState:
+        """Bring the run to a state from which nothing follows until something is committed to it, or the deadline is
+        over; return that state."""
+        idle, self.writer.idle_state = self.writer.idle_state, None
+        if idle is self.state:  # the latest entry has brought all that follows with it
+            return self.state
+        return await self._act(group)
+
+    async def _wait_for_change(self, idle: RunState) -> None:
+        """Take messages until the run's state is another one, the turn is over, or the deadline has passed."""
+        seconds_left = inf
+        while self.state is idle and not self.writer.is_over and seconds_left > 0:
+            seconds_left = max(self.state.turn.deadline - self._context.now(), 0.0)
+            await self._receive(await self.inbox.take(seconds_left))
 
     async def _act(self, group: asyncio.TaskGroup) -> RunState:
-        """Commit everything that follows from the present state, then begin what needs waiting. Returns the state from
-        which nothing else can follow until it is late."""
-        follows = await self.writer.commit()
+        """Commit everything that follows from the present state, then carry out the command that had to wait for the
+        commit. Returns the state that was committed."""
+        consequences = await self.writer.commit()
+        command = consequences.pending_command
         if self.state.ended:
             return self.state
-        if isinstance(follows.pending, Finish):
-            await self._finish(follows.pending)
-        elif follows.pending is not None:
-            self._planner.start(group, self.state, follows.pending, self.writer.append)
+        if isinstance(command, Finish):
+            await self._finish(command)
+        elif command is not None:
+            self._planner.start(group, self.state, command, self.writer.append)
         elif self.state.waits and not self.writer.released:
             await self.writer.release()
-        return follows.state
+        return consequences.state
 
     # -- for the steps of this run that are executed in this process: see commit/colocation.py
 

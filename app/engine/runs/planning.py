@@ -53,7 +53,7 @@ from app.core.run.state import CALLER, FALLBACK, REPLAY, Proposal, RunState, Ste
 from app.core.run.visibility import Flow, conversation, matters, refusals
 from app.engine.calls.attempt import Attempt, CallTime, PlannedCall, Purpose, tier_seconds
 from app.engine.calls.step_request import look, texts_of
-from app.engine.commit.run_writer import Append, Contents, patiently
+from app.engine.commit.run_writer import Append, Contents, retry_until_deadline
 from app.engine.context import EngineContext
 from app.engine.runs.means import PLAN_TOKENS, Means
 from app.engine.steps import claimed_step
@@ -545,7 +545,7 @@ class Planner:
         if refusal := self._context.health.refusal(served, self._left()):
             raise WorkerUnavailable(code=f"conductor_{refusal}")
         with attempt.promised():
-            await patiently(self._context.store, partial(self._context.pin, attempt.catalog), self._left)
+            await retry_until_deadline(self._context.store, partial(self._context.pin, attempt.catalog), self._left)
             await append((attempt.intended(),), hold=attempt.hold)
         self.call, self._text = attempt.call, ""
         try:
@@ -712,14 +712,14 @@ async def shown(store: Store, state: RunState, command: Propose, known: Brief, l
     """The brief with the round before, if there was one, or with the view of the step that it is for. `NotFound` if
     that was erased, `StoreUnavailable` if the database is away until nothing is `left`."""
     if command.parent is not None:
-        view = await patiently(store, partial(look, store, state, command.parent), left)
+        view = await retry_until_deadline(store, partial(look, store, state, command.parent), left)
         return replace(known, task=replace(known.task, messages=view.messages("")))
     answer = state.answer(command.round - 1)
     if answer is None:
         return known
     steps = state.workflow(command.round - 1)
     refs = {answer.step.output, *(step.subtask for step in steps)}
-    texts = await patiently(store, partial(texts_of, store, state.run, refs), left)
+    texts = await retry_until_deadline(store, partial(texts_of, store, state.run, refs), left)
     before = state.answer(command.round - 2)
     names: dict[int, str | int] = {step.n: place for place, step in enumerate(steps)}
     if before is not None:

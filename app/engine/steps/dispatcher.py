@@ -19,7 +19,7 @@ from functools import partial
 from app.core.records import changed
 from app.core.run.state import RunState
 from app.engine.calls.attempt import Attempt
-from app.engine.commit.colocation import BegunStep, LocalRuns
+from app.engine.commit.colocation import LocalRuns, PreparedStep
 from app.engine.commit.run_writer import due_ticket
 from app.engine.context import EngineContext
 from app.engine.steps.claimed_step import ClaimedStep, PendingOutcomes, Relay
@@ -69,8 +69,8 @@ class Dispatcher:
         self._slots = slots
         self._grace = grace
         self._claimed: dict[tuple[str, int], ClaimedStep] = {}
-        self._begun = 0
-        """Steps that wait for the entry that queues them; each has a slot."""
+        self._prepared = 0
+        """The number of steps that are prepared and wait for the entry that queues them; each has a slot."""
         self._group: asyncio.TaskGroup | None = None
         """The group of the tasks, while steps are taken."""
         self._interrupting = self._ended = False
@@ -165,7 +165,7 @@ class Dispatcher:
         """Slots that have no step; those whose outcome waits for the database need none."""
         if self._outcomes.full:
             return 0
-        return self._slots - len(self._claimed) - self._begun + len(self._outcomes)
+        return self._slots - len(self._claimed) - self._prepared + len(self._outcomes)
 
     async def _take_from_outbox(self, free: int, missed: float) -> list[Ticket]:
         try:
@@ -256,7 +256,7 @@ class Dispatcher:
     async def _drain(self) -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout(self._grace):
-                while self._claimed or self._begun or self._planning():
+                while self._claimed or self._prepared or self._planning():
                     self._freed.clear()
                     with suppress(TimeoutError):
                         async with asyncio.timeout(PLAN_LOOK_SECONDS):
@@ -301,60 +301,64 @@ class Dispatcher:
                 run=ticket.run,
             )
 
-    async def begin(
-        self, state: RunState, salt: bytes, fresh: Mapping[str, bytes], rows: Sequence[Outbox]
-    ) -> list[BegunStep]:
+    async def prepare(
+        self, state: RunState, salt: bytes, contents: Mapping[str, bytes], rows: Sequence[Outbox]
+    ) -> list[PreparedStep]:
         """Compose the first calls of these steps, as far as there are slots, before their entry is committed."""
-        begun: list[BegunStep] = []
+        steps: list[PreparedStep] = []
         try:
             for row in rows:
                 if self._group is None or self._free() <= 0:
                     break
-                if (call := await self._begin(self._group, state, salt, fresh, row)) is not None:
-                    begun.append(call)
+                step = await self._prepare(self._group, state, salt, contents, row)
+                if step is not None:
+                    steps.append(step)
         except BaseException:
-            for begun_call in begun:
-                begun_call.forgo()
+            for step in steps:
+                step.abandon()
             raise
-        return begun
+        return steps
 
-    async def _begin(
-        self, group: asyncio.TaskGroup, state: RunState, salt: bytes, fresh: Mapping[str, bytes], row: Outbox
-    ) -> BegunStep | None:
+    async def _prepare(
+        self, group: asyncio.TaskGroup, state: RunState, salt: bytes, contents: Mapping[str, bytes], row: Outbox
+    ) -> PreparedStep | None:
         work = ClaimedStep(Ticket(state.run, row.step, row.tier, row.driver, state.seq, AGAIN))
         execution, attempt = self._execution(work), None
-        self._begun += 1
+        self._prepared += 1
         try:
-            attempt = await execution.begin(state, salt, fresh)
+            attempt = await execution.prepare(state, salt, contents)
         except Exception:  # the engine that takes the ticket meets the error again, and logs it
             return None
         finally:
             if attempt is None:
-                self._let_slot_go()
+                self._free_prepared_slot()
         if attempt is None:
             return None
-        taken = changed(row, holder=self._name, until=self._context.now() + self._context.lease)
-        forgo = partial(self._forgo, attempt)
-        go = partial(self._go, group, work, execution, forgo)
-        return BegunStep(taken, attempt.intended(), attempt.hold, go, forgo)
+        return PreparedStep(
+            row=changed(row, holder=self._name, until=self._context.now() + self._context.lease),
+            intent=attempt.intended(),
+            reserved=attempt.hold,
+            start=partial(self._start_prepared, group, work, execution, attempt),
+            abandon=partial(self._abandon_prepared, attempt),
+        )
 
-    def _go(
-        self, group: asyncio.TaskGroup, work: ClaimedStep, execution: Execution, forgo: Callable[[], None], claim: int
+    def _start_prepared(
+        self, group: asyncio.TaskGroup, work: ClaimedStep, execution: Execution, attempt: Attempt, claim: int
     ) -> None:
         if self._ended:  # its claim lapses, and the engine that takes it then gives the call the outcome `unknown`
-            return forgo()
-        self._begun -= 1
+            self._abandon_prepared(attempt)
+            return
+        self._prepared -= 1
         work.claim = claim
         self._start(group, work, execution)
         if self._interrupting:
             work.interrupt(stopped=False)
-        return None
 
-    def _forgo(self, attempt: Attempt) -> None:
-        self._let_slot_go()
-        attempt.forgo()
+    def _abandon_prepared(self, attempt: Attempt) -> None:
+        self._free_prepared_slot()
+        attempt.abandon()
 
-    def _let_slot_go(self) -> None:
-        """Free the slot of a step that is not begun, and wake those who wait for a slot."""
-        self._begun -= 1
+    def _free_prepared_slot(self) -> None:
+        """Free the slot of a step that does not start, and wake those who wait for a slot."""
+        self._prepared -= 1
         self._freed.set()

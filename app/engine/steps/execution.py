@@ -106,17 +106,18 @@ class Execution:
         """The number of the latest attempt."""
         self._gateway: tuple[str, ...] = ()
         """The address of the gateway that follows the run, of one that is driven elsewhere."""
-        self._begun: tuple[StepBasis, Attempt] | None = None
+        self._prepared: tuple[StepBasis, Attempt] | None = None
+        """The first call, if it was composed before the step was queued, and its intent is committed."""
         self._log = StepLog(context)
 
-    async def begin(self, state: RunState, salt: bytes, fresh: Mapping[str, bytes]) -> Attempt | None:
+    async def prepare(self, state: RunState, salt: bytes, contents: Mapping[str, bytes]) -> Attempt | None:
         """Compose the first call of a step that is yet to be queued; None if it cannot be made right now.
 
         The writer commits the intent together with the claim, and then has the step performed; see `colocation.py`.
         """
         self._salt = salt
         self._gateway = (state.turn.gateway,) if state.turn.gateway else ()
-        basis = await self._basis(state, fresh)
+        basis = await self._basis(state, contents)
         if (left := self._left(state)) <= 0 or basis.candidates.pause(left):
             return None
         attempt = self._affordable(basis, left)
@@ -124,15 +125,15 @@ class Execution:
             return None
         with attempt.promised():
             await self._context.pin(attempt.catalog)
-        self._begun = basis, attempt
+        self._prepared = basis, attempt
         self._log.begin(state, self._ticket.step)
         self._log.call(attempt.worker.name)
         return attempt
 
     async def perform(self) -> None:
         """Claim the step and bring it to its end, unless there is nothing to do or another engine has it."""
-        if self._begun is not None:
-            return await self._keeping_outcomes(self._call_until_done(*self._begun))
+        if self._prepared is not None:
+            return await self._keeping_outcomes(self._call_until_done(*self._prepared))
         if self._version != AGAIN:
             state = await self._fold(self._ticket.seq)
             if self._is_not_queued(state):
@@ -592,9 +593,12 @@ class Execution:
         If the run has ended meanwhile only outcomes are kept, with the texts that they name, and `RunEnded` is raised.
         """
         run = self._local(entry.run)
-        joins = run is not None and bool(entry.events) and entry.move is not None and entry.move.verb == "finish"
+        ends_step = bool(entry.events) and entry.move is not None and entry.move.verb == "finish"
         try:
-            appended = await (run.join(entry) if run is not None and joins else self._context.store.append(entry))
+            if run is not None and ends_step:
+                appended = await run.commit_step_end(entry)
+            else:
+                appended = await self._context.store.append(entry)
         except RunOverBudget:  # the run ends later: the step's own end is written first, under this claim
             raise
         except RunEnded:
@@ -603,12 +607,12 @@ class Execution:
             raise
         self._log.committed(entry.events)
         self._work.claim = appended.claim or self._work.claim
-        if not appended.events or joins:
+        if not appended.events:
             return
-        if run is not None:
-            await run.receive(appended.events)
-        else:
+        if run is None:
             await self._send(self._engine_and_gateway(), Committed(entry.run, appended.events))
+        elif not ends_step:  # else the run's writer has folded them
+            await run.receive(appended.events)
 
     async def _keep_outcomes(self, entry: Entry) -> None:
         outcomes = tuple(fact for fact in entry.events if fact.kind in AFTER_THE_END)
