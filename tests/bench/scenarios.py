@@ -17,7 +17,7 @@ from .load import Load, Report, run
 from .processes import DidNotStart, cpu_seconds, finished
 from .stalls import longest_stall
 from .subject import SATURATED_SLOTS, Target, Tree, fan_out, one_step, one_two_one
-from .talk import Lost, turns
+from .talk import TURNS, Lost, turns
 
 LEVELS = 3
 """Steps on the critical path of 1-2-1."""
@@ -96,9 +96,9 @@ def workflow_added_per_step(target: Target, direct: Target, effort: Effort) -> f
     return (_asked(target, asked, "a", 1, effort.seconds).latency_ms["p50"] - LEVELS * floor) / LEVELS
 
 
-def workflow_cpu(target: Target, effort: Effort) -> float:
-    """CPU ms per 1-2-1 run at 64 concurrent runs."""
-    return _cpu_ms_per_request(target, one_two_one(), "a", 64, effort.seconds)
+def workflow_cpu(target: Target, effort: Effort, runs: int = 64) -> float:
+    """CPU ms per 1-2-1 run at so many concurrent runs."""
+    return _cpu_ms_per_request(target, one_two_one(), "a", runs, effort.seconds)
 
 
 def tool_turn_added(target: Target, direct: Target, effort: Effort, *, stream: bool) -> float:
@@ -108,6 +108,13 @@ def tool_turn_added(target: Target, direct: Target, effort: Effort, *, stream: b
         return statistics.median(turns(target, "caller", effort.seconds, stream=stream)) - floor
     except Lost as problem:
         raise Failed(f"{target.name}: {problem}") from problem
+
+
+def tool_turn_cpu(target: Target, effort: Effort) -> float:
+    """CPU ms of a turn that brings back a tool's result and calls the next tool; the few first turns count as well."""
+    before = cpu_seconds(target.processes)
+    times = turns(target, "caller", effort.seconds, stream=False)
+    return (cpu_seconds(target.processes) - before) * 1000 / (len(times) * (TURNS + 1) / TURNS)
 
 
 def stream_rate(target: Target, effort: Effort) -> float:

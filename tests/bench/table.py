@@ -79,16 +79,17 @@ class Comparison:
 
 def rendered(rows: Sequence[Row]) -> str:
     """Return a Markdown table with aligned columns: one tree against its budgets."""
-    return _table(("what", "budget", "measured", "verdict", "note"), [row.cells() for row in rows])
+    return table(("what", "budget", "measured", "verdict", "note"), [row.cells() for row in rows])
 
 
 def compared(rows: Sequence[Comparison]) -> str:
     """Return a Markdown table with aligned columns: this tree against another one."""
     titles = ("what", "budget", "this tree", "budget met", "other tree", "this / other", "verdict", "note")
-    return _table(titles, [row.cells() for row in rows])
+    return table(titles, [row.cells() for row in rows])
 
 
-def _table(titles: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
+def table(titles: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
+    """Return a Markdown table with aligned columns."""
     lines = [titles, *rows]
     widths = []
     for column in range(len(titles)):

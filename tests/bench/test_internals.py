@@ -1,14 +1,16 @@
-"""The tool that measures the queue seam, tried over both of its implementations."""
+"""The tools that measure the queue seam and the floor of the stack."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 from app.stepqueue.memory import MemoryQueue
 from tests.harness import servers
 
 from .hop import TIERS, echo, hops
 from .scenarios import queue_hop
+from .stack import Together, Write, part
 
 
 async def test_hops_over_a_queue_in_memory() -> None:
@@ -22,3 +24,24 @@ async def test_hops_over_a_queue_in_memory() -> None:
 def test_hop_over_redis() -> None:
     with servers.redis() as server:
         assert queue_hop(server.url) > 0
+
+
+async def test_what_meets_shares_one_round_trip() -> None:
+    acted: list[list[int]] = []
+
+    async def act(items: Sequence[int]) -> None:
+        acted.append(list(items))
+        await asyncio.sleep(0)
+
+    together = Together(act)
+    first = together.put(1)
+    await asyncio.sleep(0)
+    await asyncio.gather(first, together.put(2), together.put(3))
+    assert acted == [[1], [2, 3]]
+
+
+def test_rows_of_the_stack_are_array_parameters() -> None:
+    assert part(Write("tickets", 2, "delete"), 0, 4) == (
+        "part_0 AS (DELETE FROM tickets USING unnest($4::text[], $5::text[]) AS given(c1, c2)"
+        " WHERE tickets.c1 = given.c1 AND tickets.c2 = given.c2)"
+    )
