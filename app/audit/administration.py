@@ -25,39 +25,39 @@ LISTS = ("scopes", "tiers", "labels")
 DIGESTS = ("digest", "previous_digest")
 
 
-def administration(found: Administration, report: Report) -> Iterator[Violation]:
+def check_administration(found: Administration, report: Report) -> Iterator[Violation]:
     """Check every key, tenant, budget, legal hold and change of a conductor against the log."""
     histories: defaultdict[tuple[str, str], list[Mapping[str, Any]]] = defaultdict(list)
     for event in found.events:
         histories[event["action"].partition(".")[0], event["target"]].append(event)
     for (kind, name), history in histories.items():
         if kind not in UNSTORED:
-            yield from _chain(f"{kind} {name}", history)
+            yield from _check_chain(f"{kind} {name}", history)
     for row in found.keys:
-        yield from _key(row, histories.pop(("key", row["id"]), []), found.since, report)
+        yield from _check_key(row, histories.pop(("key", row["id"]), []), found.since, report)
     for row in found.tenants:
         record = {"created_at": row["created_at"], "disabled_at": row["disabled_at"]}
-        yield from _agrees(f"tenant {row['name']}", record, histories.pop(("tenant", row["name"]), []))
+        yield from _check_record(f"tenant {row['name']}", record, histories.pop(("tenant", row["name"]), []))
     for row in found.budgets:
         record = {name: value for name, value in row.items() if name != "id"}
-        yield from _agrees(f"budget {row['id']}", record, histories.pop(("budget", row["id"]), []))
+        yield from _check_record(f"budget {row['id']}", record, histories.pop(("budget", row["id"]), []))
     for row in found.holds:
         record = {name: value for name, value in row.items() if name != "id"}
-        yield from _agrees(f"hold {row['id']}", record, histories.pop(("hold", row["id"]), []))
-    yield from _changes(found, histories)
+        yield from _check_record(f"hold {row['id']}", record, histories.pop(("hold", row["id"]), []))
+    yield from _check_changes(found, histories)
     for (kind, name), history in histories.items():
         if kind not in UNSTORED and history[-1]["after"] is not None:
             yield Violation(f"{kind} {name}", 0, UNLOGGED, f"the log has the {kind}, and it is not stored")
 
 
-def _chain(name: str, history: Sequence[Mapping[str, Any]]) -> Iterator[Violation]:
+def _check_chain(name: str, history: Sequence[Mapping[str, Any]]) -> Iterator[Violation]:
     """Each change begins with what the one before has left."""
     for earlier, later in pairwise(history):
         if _read(later["before"]) != _read(earlier["after"]):
             yield Violation(name, later["seq"], BROKEN, "the change does not begin with what the one before has left")
 
 
-def _key(
+def _check_key(
     row: Mapping[str, Any], history: Sequence[Mapping[str, Any]], since: float, report: Report
 ) -> Iterator[Violation]:
     name = f"key {row['id']}"
@@ -69,10 +69,10 @@ def _key(
         record[field] = orjson.loads(row[field])
     for field in DIGESTS:
         record[field] = None if row[field] is None else hashlib.sha256(row[field]).hexdigest()
-    yield from _agrees(name, record, history)
+    yield from _check_record(name, record, history)
 
 
-def _agrees(name: str, record: Mapping[str, Any], history: Sequence[Mapping[str, Any]]) -> Iterator[Violation]:
+def _check_record(name: str, record: Mapping[str, Any], history: Sequence[Mapping[str, Any]]) -> Iterator[Violation]:
     if not history:
         yield Violation(name, 0, UNLOGGED, "nothing in the log of changes has made it")
         return
@@ -82,7 +82,7 @@ def _agrees(name: str, record: Mapping[str, Any], history: Sequence[Mapping[str,
         yield Violation(name, history[-1]["seq"], UNLOGGED, f"{', '.join(wrong)} changed without an entry in the log")
 
 
-def _changes(
+def _check_changes(
     found: Administration, histories: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]
 ) -> Iterator[Violation]:
     """Each change of a conductor's version, or of what serves a tier, since the log began stands in it."""

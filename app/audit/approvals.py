@@ -8,117 +8,121 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from app.audit.account import Account, Call, Fact, Proposal, Step
+from app.audit.audited_run import AuditedRun, Call, Event, Proposal, Step
 from app.audit.report import Violation
 from app.core.run.kinds import Kind
 
-WHOLE = ("attempts", "depth", "fan_out", "output_tokens", "rounds", "steps", "tokens")
+DIGEST_LIMITS = ("attempts", "depth", "fan_out", "output_tokens", "rounds", "steps", "tokens")
 """The limits that are part of a plan's digest under their own names."""
-ROUNDING = 5.0
+ROUNDING_SECONDS = 5.0
 """Seconds that may pass between choosing a time and writing it."""
 
 
-def approvals(run: Account) -> Iterator[Violation]:
+def check_approvals(run: AuditedRun) -> Iterator[Violation]:
     """Apply all rules of this module."""
-    terms = run.admitted.get("approval")
+    terms = run.admission.get("approval")
     if not terms:
-        for fact in run.approvals:
-            yield run.says("approval-wrong", fact.seq, f"{fact.kind.value} in a run without terms of approval")
+        for event in run.approvals:
+            yield run.violation("approval-wrong", event.seq, f"{event.kind.value} in a run without terms of approval")
         return
-    needing = needs(run, terms)
-    yield from _decisions(run, needing)
+    needing = plans_needing_approval(run, terms)
+    yield from _check_decisions(run, needing)
     for proposal in run.proposals:
         given = approval_of(run, proposal) if proposal.number in needing else None
         for step in proposal.steps:
-            yield from _executed(run, proposal, step, given, needed=proposal.number in needing)
+            yield from _check_execution(run, proposal, step, given, needed=proposal.number in needing)
     for call in run.calls.values():
-        yield from _called(run, call, terms, needing)
+        yield from _check_call(run, call, terms, needing)
 
 
-def needs(run: Account, terms: Mapping[str, Any]) -> Mapping[int, Fact]:
+def plans_needing_approval(run: AuditedRun, terms: Mapping[str, Any]) -> Mapping[int, Event]:
     """Return the acceptances of the plans that need an approval, by the numbers of their proposals."""
-    found: dict[int, Fact] = {}
+    found: dict[int, Event] = {}
     for proposal in run.proposals:
         verdict = proposal.verdicts[0] if proposal.verdicts else None
         if verdict is None or verdict.kind is not Kind.PLAN_ACCEPTED or not proposal.steps:
             continue
         workers = {step.plan.body["worker"] for step in proposal.steps}
         above, price = terms.get("above_usd"), verdict.body.get("price")
-        dear = above is not None and (price is None or _spent(run, verdict.seq) + price > above)
-        dropped = [n for n in found if (gone := run.proposals[n].dropped) is not None and gone.seq < verdict.seq]
+        dear = above is not None and (price is None or _spent_before(run, verdict.seq) + price > above)
+        dropped = [
+            n for n in found if (gone := run.proposals[n].approval_expiry) is not None and gone.seq < verdict.seq
+        ]
         further = len(found) > len(dropped)
         if terms.get("reasons") or workers & set(terms.get("workers", ())) or dear or further:
             found[proposal.number] = verdict
     return found
 
 
-def _spent(run: Account, seq: int) -> int:
+def _spent_before(run: AuditedRun, seq: int) -> int:
     """Return the micro-dollars of the calls that had ended before an event."""
     ended = [call.outcome for call in run.calls.values() if call.outcome is not None]
     return sum(int(outcome.body["usd"]) for outcome in ended if outcome.seq < seq)
 
 
-def approval_of(run: Account, proposal: Proposal) -> Fact | None:
+def approval_of(run: AuditedRun, proposal: Proposal) -> Event | None:
     """Return the approval of a plan; None if it was not approved."""
-    given = [fact for fact in run.approvals if fact.kind is Kind.APPROVED]
-    return next((fact for fact in given if fact.body["proposal"] == proposal.number), None)
+    given = [event for event in run.approvals if event.kind is Kind.APPROVED]
+    return next((event for event in given if event.body["proposal"] == proposal.number), None)
 
 
-def _decisions(run: Account, needing: Mapping[int, Fact]) -> Iterator[Violation]:
+def _check_decisions(run: AuditedRun, needing: Mapping[int, Event]) -> Iterator[Violation]:
     """Each question is about its plan, and each decision is one on the question before it, made in time."""
-    asked: Fact | None = None
-    if run.approvals and run.admitted["preview"]:
-        yield run.says("approval-wrong", run.approvals[0].seq, "a preview asks for an approval")
-    for fact in run.approvals:
-        body = fact.body
-        if fact.kind is Kind.AWAITING_APPROVAL:
-            asked = fact
+    asked: Event | None = None
+    if run.approvals and run.admission["preview"]:
+        yield run.violation("approval-wrong", run.approvals[0].seq, "a preview asks for an approval")
+    for event in run.approvals:
+        body = event.body
+        if event.kind is Kind.AWAITING_APPROVAL:
+            asked = event
             if body["proposal"] not in needing:
-                yield run.says("approval-wrong", fact.seq, f"plan {body['proposal']} needs no approval")
+                yield run.violation("approval-wrong", event.seq, f"plan {body['proposal']} needs no approval")
             else:
-                yield from _question(run, fact, needing[body["proposal"]])
+                yield from _check_question(run, event, needing[body["proposal"]])
             continue
         question = asked.body if asked is not None else {}
         if body["proposal"] != question.get("proposal") or body.get("digest", question.get("digest")) != question.get(
             "digest"
         ):
-            yield run.says("approval-wrong", fact.seq, "the decision is not about what was asked last")
+            yield run.violation("approval-wrong", event.seq, "the decision is not about what was asked last")
             continue
-        if fact.kind is Kind.APPROVED:
-            yield from _approval(run, fact, question)
+        if event.kind is Kind.APPROVED:
+            yield from _check_approval(run, event, question)
 
 
-def _question(run: Account, fact: Fact, accepted: Fact) -> Iterator[Violation]:
+def _check_question(run: AuditedRun, event: Event, accepted: Event) -> Iterator[Violation]:
     """A question says what its plan would disclose and has cost, and waits as long as the terms say."""
-    body, proposal = fact.body, run.proposals[fact.body["proposal"]]
-    if (body["plan"], body["digest"]) != _digests(run, fact):
-        yield run.says("approval-wrong", fact.seq, "the digest is not that of what is to be approved")
+    body, proposal = event.body, run.proposals[event.body["proposal"]]
+    if (body["plan"], body["digest"]) != _digests(run, event):
+        yield run.violation("approval-wrong", event.seq, "the digest is not that of what is to be approved")
     shown: dict[str, list[Any]] = {}
     for step in proposal.steps:
         seen = shown.setdefault(step.plan.body["worker"], [])
         seen += [entry for entry in step.plan.body["access"] if entry not in seen]
     stated = {
         "price": accepted.body.get("price"),
-        "usd": _spent(run, fact.seq),
-        "turn": run.turn_at(fact.seq).number,
+        "usd": _spent_before(run, event.seq),
+        "turn": run.turn_at(event.seq).number,
         "discloses": shown,
     }
     for name, value in stated.items():
         if body[name] != value:
-            yield run.says("approval-wrong", fact.seq, f"{name} is not what the events make it")
-    wait = run.admitted["approval"].get("seconds", 0.0)
-    if abs(body["until"] - fact.at - wait) > ROUNDING:
-        yield run.says("approval-wrong", fact.seq, f"the wait is {body['until'] - fact.at:.1f} s long, not {wait:.1f}")
+            yield run.violation("approval-wrong", event.seq, f"{name} is not what the events make it")
+    wait = run.admission["approval"].get("seconds", 0.0)
+    if abs(body["until"] - event.at - wait) > ROUNDING_SECONDS:
+        yield run.violation(
+            "approval-wrong", event.seq, f"the wait is {body['until'] - event.at:.1f} s long, not {wait:.1f}"
+        )
 
 
-def _approval(run: Account, fact: Fact, question: Mapping[str, Any]) -> Iterator[Violation]:
-    body = fact.body
-    if abs(body["deadline"] - fact.at - question["seconds"]) > ROUNDING:
-        yield run.says("approval-wrong", fact.seq, "the turn has not the time that was left")
-    if fact.at >= question["until"]:
-        yield run.says("approval-wrong", fact.seq, "the approval came after the wait was over")
+def _check_approval(run: AuditedRun, event: Event, question: Mapping[str, Any]) -> Iterator[Violation]:
+    body = event.body
+    if abs(body["deadline"] - event.at - question["seconds"]) > ROUNDING_SECONDS:
+        yield run.violation("approval-wrong", event.seq, "the turn has not the time that was left")
+    if event.at >= question["until"]:
+        yield run.violation("approval-wrong", event.seq, "the approval came after the wait was over")
     if any(question["workers"].get(name) != mark for name, mark in body["workers"].items()):
-        yield run.says("approval-wrong", fact.seq, "the approval allows a worker that the question does not name")
+        yield run.violation("approval-wrong", event.seq, "the approval allows a worker that the question does not name")
     bound = {
         "subject": body["digest"],
         "by": body["by"],
@@ -127,25 +131,29 @@ def _approval(run: Account, fact: Fact, question: Mapping[str, Any]) -> Iterator
         "decision": "approve",
     }
     if _hash(bound) != body["binding"]:
-        yield run.says("approval-wrong", fact.seq, "who approved, or what is allowed, is not what was bound")
+        yield run.violation("approval-wrong", event.seq, "who approved, or what is allowed, is not what was bound")
     if body["max_usd"] > run.limits["usd"]:
-        yield run.says("approval-wrong", fact.seq, "the approval allows more than the run may cost")
+        yield run.violation("approval-wrong", event.seq, "the approval allows more than the run may cost")
 
 
-def _executed(run: Account, proposal: Proposal, step: Step, given: Fact | None, *, needed: bool) -> Iterator[Violation]:
+def _check_execution(
+    run: AuditedRun, proposal: Proposal, step: Step, given: Event | None, *, needed: bool
+) -> Iterator[Violation]:
     """No step of a plan begins before the plan is accepted, and approved if it needs that."""
     accepted = proposal.verdicts[0].seq if proposal.verdicts else None
-    for fact in step.facts:
-        begins = fact.kind in (Kind.STEP_QUEUED, Kind.CALL_INTENDED, Kind.PLAN_OPENED)
+    for event in step.events:
+        begins = event.kind in (Kind.STEP_QUEUED, Kind.CALL_INTENDED, Kind.PLAN_OPENED)
         if not begins:
             continue
-        if accepted is None or fact.seq < accepted:
-            yield run.says("unapproved", fact.seq, f"step {step.n} begins before its plan can be approved")
-        elif needed and (given is None or fact.seq < given.seq):
-            yield run.says("unapproved", fact.seq, f"step {step.n} begins without an approval of its plan")
+        if accepted is None or event.seq < accepted:
+            yield run.violation("unapproved", event.seq, f"step {step.n} begins before its plan can be approved")
+        elif needed and (given is None or event.seq < given.seq):
+            yield run.violation("unapproved", event.seq, f"step {step.n} begins without an approval of its plan")
 
 
-def _called(run: Account, call: Call, terms: Mapping[str, Any], needing: Mapping[int, Fact]) -> Iterator[Violation]:
+def _check_call(
+    run: AuditedRun, call: Call, terms: Mapping[str, Any], needing: Mapping[int, Event]
+) -> Iterator[Violation]:
     """A step calls only workers that its approval names, or that need none."""
     step = run.steps.get(call.step) if call.step is not None else None
     if step is None:
@@ -153,16 +161,16 @@ def _called(run: Account, call: Call, terms: Mapping[str, Any], needing: Mapping
     proposal, worker = run.proposals[step.plan.body["proposal"]], call.intent.body["worker"]
     given = approval_of(run, proposal) if proposal.number in needing else None
     if given is not None and worker not in given.body["workers"]:
-        yield run.says("unapproved", call.intent.seq, f"{call.id} calls a worker that the approval does not name")
+        yield run.violation("unapproved", call.intent.seq, f"{call.id} calls a worker that the approval does not name")
     elif proposal.number not in needing and worker in terms.get("workers", ()):
-        yield run.says("unapproved", call.intent.seq, f"{call.id} calls a worker that needs an approval")
+        yield run.violation("unapproved", call.intent.seq, f"{call.id} calls a worker that needs an approval")
 
 
-def _digests(run: Account, asked: Fact) -> tuple[str, str]:
+def _digests(run: AuditedRun, asked: Event) -> tuple[str, str]:
     """Return the digests of the plan, and of all that is to be approved."""
     body, proposal = asked.body, run.proposals[asked.body["proposal"]]
-    base = int(proposal.opened.body["base"])
-    limits = {name: run.limits.get(name, 0) for name in WHOLE}
+    base = int(proposal.opening.body["base"])
+    limits = {name: run.limits.get(name, 0) for name in DIGEST_LIMITS}
     limits |= {"milliseconds": round(run.limits["seconds"] * 1000), "usd_micros": run.limits["usd"]}
     plan = {
         "version": 1,
@@ -172,8 +180,8 @@ def _digests(run: Account, asked: Fact) -> tuple[str, str]:
     }
     subject = {
         "version": 1,
-        "run": run.run,
-        "task": run.admitted["task"],
+        "run": run.id,
+        "task": run.admission["task"],
         "plan": _hash(plan),
         "proposal": proposal.number,
         "pool": body["catalog"],

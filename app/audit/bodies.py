@@ -222,7 +222,7 @@ FIELDS: Mapping[Kind, Mapping[str, Test]] = {
 }
 
 
-def faulty(kind: Kind, body: object) -> str:
+def wrong_field(kind: Kind, body: object) -> str:
     """Return the first field that is missing or has the wrong type; empty if there is none."""
     if not isinstance(body, dict):
         return "the whole body"

@@ -11,34 +11,34 @@ from typing import Any
 
 import orjson
 
-from app.audit.account import Account
+from app.audit.audited_run import AuditedRun
 from app.audit.report import Violation
 from app.core.pool.budgets import PERIODS, Window, budget_id, whole_account, window
 from app.store.archive import AccountSums, Administration
 
-WRONG = "budget-wrong"
+RULE = "budget-wrong"
 NOTHING = AccountSums(spent=0, overrun=0, held=0, holds=0)
 EARLIER = 0
 """The start and the end of the row into which an account's old windows are summed up."""
 
 
-def budgets(run: Account) -> Iterator[Violation]:
+def check_budgets(run: AuditedRun) -> Iterator[Violation]:
     """Each call is held in the accounts that the run was admitted with."""
-    named = run.admitted.get("budgets") or []
+    named = run.admission.get("budgets") or []
     for call in run.calls.values():
         if (call.intent.body.get("budgets") or []) != named:
-            yield run.says(WRONG, call.intent.seq, f"{call.id} is not held in the accounts of its run")
+            yield run.violation(RULE, call.intent.seq, f"{call.id} is not held in the accounts of its run")
 
 
 @dataclass(slots=True)
-class Books:
+class JournalSums:
     """The sums of the outcomes in the journal, by account, in micro-dollars."""
 
     spent: Counter[str] = field(default_factory=Counter)
     overrun: Counter[str] = field(default_factory=Counter)
     """The part of it that exceeded what was held for the calls."""
 
-    def add(self, run: Account) -> None:
+    def add(self, run: AuditedRun) -> None:
         """Add the outcomes of a run's calls."""
         for call in run.calls.values():
             if call.outcome is not None:
@@ -70,12 +70,12 @@ class Books:
                 ("overrun", most.overrun, least.overrun, self.overrun[name]),
             ):
                 if written < (0 if pruned else at_least) or (is_whole and written > stored):
-                    yield Violation(f"account {name}", 0, WRONG, f"{stored} is {what}, the journal has {written}")
+                    yield Violation(f"account {name}", 0, RULE, f"{stored} is {what}, the journal has {written}")
             if most.held != most.holds:
-                yield Violation(f"account {name}", 0, WRONG, f"{most.held} is held, its calls hold {most.holds}")
+                yield Violation(f"account {name}", 0, RULE, f"{most.held} is held, its calls hold {most.holds}")
 
 
-def windows(rows: Sequence[Mapping[str, Any]], found: Administration) -> Iterator[Violation]:
+def check_windows(rows: Sequence[Mapping[str, Any]], found: Administration) -> Iterator[Violation]:
     """Each window of an account names the account's budget, and has the bounds of a period in one of the time zones
     that the budget has had. The bounds are not compared where the log of changes does not know the budget."""
     zones: defaultdict[str, set[str]] = defaultdict(set)
@@ -84,17 +84,17 @@ def windows(rows: Sequence[Mapping[str, Any]], found: Administration) -> Iterato
     for event in found.events:
         if event["action"] == "budget.set":
             zones[event["target"]].add(orjson.loads(event["after"])["zone"])
-    yield from _slices(rows)
+    yield from _check_slices(rows)
     for row in rows:
         name, bounds = f"account {row['account']}", Window(row["start"], row["end"])
         budget = budget_id(row["account"])
         if row["budget"] != budget:
-            yield Violation(name, 0, WRONG, "a window of it names another budget")
-        if bounds != Window(EARLIER, EARLIER) and not _is_of(bounds, budget, zones.get(budget)):
-            yield Violation(name, 0, WRONG, f"its window from {bounds.start} to {bounds.end} is none of its budget's")
+            yield Violation(name, 0, RULE, "a window of it names another budget")
+        if bounds != Window(EARLIER, EARLIER) and not _is_period_of(bounds, budget, zones.get(budget)):
+            yield Violation(name, 0, RULE, f"its window from {bounds.start} to {bounds.end} is none of its budget's")
 
 
-def _slices(rows: Sequence[Mapping[str, Any]]) -> Iterator[Violation]:
+def _check_slices(rows: Sequence[Mapping[str, Any]]) -> Iterator[Violation]:
     """Each slice of a window names its account, and what the slices have in escrow is what the account's own row says.
     A slice has no warning of its own, and its calls hold and spend no more than it has, apart from overruns."""
     escrow: Counter[tuple[str, int]] = Counter()
@@ -104,22 +104,22 @@ def _slices(rows: Sequence[Mapping[str, Any]]) -> Iterator[Violation]:
         name, place = f"account {row['account']}", (account, row["start"])
         is_slice = account != row["account"]
         if row["whole"] != (account if is_slice else None):
-            yield Violation(name, 0, WRONG, "it is a slice of another account than it says")
+            yield Violation(name, 0, RULE, "it is a slice of another account than it says")
         if is_slice:
             escrow[place] += row["escrow"]
         else:
             own[place] += row["escrow"]
         if is_slice and row["spent"] + row["held"] - row["overrun"] > row["escrow"]:
-            yield Violation(name, 0, WRONG, "it holds and has spent more than is in escrow for it")
+            yield Violation(name, 0, RULE, "it holds and has spent more than is in escrow for it")
         if is_slice and row["warned_at"] is not None:
-            yield Violation(name, 0, WRONG, "it has a warning, which is given for its account")
+            yield Violation(name, 0, RULE, "it has a warning, which is given for its account")
     for account, start in sorted({*escrow, *own}):
         if escrow[account, start] != own[account, start]:
             words = f"{own[account, start]} is in escrow, its slices have {escrow[account, start]}"
-            yield Violation(f"account {account}", 0, WRONG, words)
+            yield Violation(f"account {account}", 0, RULE, words)
 
 
-def _is_of(bounds: Window, budget: str, zones: Collection[str] | None) -> bool:
+def _is_period_of(bounds: Window, budget: str, zones: Collection[str] | None) -> bool:
     """Return True if these are the bounds of a period of the budget, or if its time zones are not known."""
     period = budget.rpartition("/")[2]
     if zones is None:

@@ -3,69 +3,71 @@
 from collections import Counter
 from collections.abc import Iterator
 
-from app.audit.account import Account, Call, Step
+from app.audit.audited_run import AuditedRun, Call, Step
 from app.audit.report import Violation
 from app.core.run.kinds import OUTCOMES
 
-SLOW = 10.0
+INTENT_DELAY_SECONDS = 10.0
 """Seconds that may pass between the decision to call, which checks the deadline, and the intent."""
 RATE_LIMITED = "worker_rate_limited"
 """The error of a call that a rate limit refused."""
-WRITING = 60.0
+OUTCOME_DELAY_SECONDS = 60.0
 """Seconds that the outcome of a call that was in flight may take to be written after the run's end."""
 
 
-def calls(run: Account) -> Iterator[Violation]:
+def check_calls(run: AuditedRun) -> Iterator[Violation]:
     """Apply all rules of this module."""
     for call in run.calls.values():
-        yield from _outcomes(run, call)
-        yield from _bounds(run, call)
+        yield from _check_outcomes(run, call)
+        yield from _check_bounds(run, call)
         step = run.steps.get(call.step) if call.step is not None else None
         if step is not None:
-            yield from _access(run, call, step)
+            yield from _check_access(run, call, step)
     for step in run.steps.values():
-        yield from _attempts(run, step)
+        yield from _check_attempts(run, step)
 
 
-def pending(run: Account) -> int:
+def count_pending(run: AuditedRun) -> int:
     """Return the number of calls of an ended run that may still get their outcome: their ticket is held, or the run has
     ended a short time ago."""
     return sum(_is_pending(run, call) for call in run.calls.values() if not call.outcomes)
 
 
-def _is_pending(run: Account, call: Call) -> bool:
-    if run.end is None or not run.patient:
+def _is_pending(run: AuditedRun, call: Call) -> bool:
+    if run.end is None or not run.allows_pending:
         return False
     held = any(ticket["step"] == call.step for ticket in run.record.tickets)
-    return held or (call.step is None and run.now - run.end.at <= WRITING)
+    return held or (call.step is None and run.now - run.end.at <= OUTCOME_DELAY_SECONDS)
 
 
-def _outcomes(run: Account, call: Call) -> Iterator[Violation]:
+def _check_outcomes(run: AuditedRun, call: Call) -> Iterator[Violation]:
     if run.end is not None and not call.outcomes and not _is_pending(run, call):
-        yield run.says(
+        yield run.violation(
             "outcome-missing", call.intent.seq, f"{call.id} has no outcome, and no process is left to write it"
         )
-    for fact in call.outcomes:
-        if fact.body["outcome"] not in OUTCOMES or fact.body["n"] != call.step:
-            yield run.says("outcome-illegal", fact.seq, f"the outcome of {call.id} is none, or of another step")
+    for event in call.outcomes:
+        if event.body["outcome"] not in OUTCOMES or event.body["n"] != call.step:
+            yield run.violation("outcome-illegal", event.seq, f"the outcome of {call.id} is none, or of another step")
 
 
-def _bounds(run: Account, call: Call) -> Iterator[Violation]:
+def _check_bounds(run: AuditedRun, call: Call) -> Iterator[Violation]:
     body, seq = call.intent.body, call.intent.seq
     late = call.intent.at - run.deadline_at(seq)
-    if late > SLOW:
-        yield run.says("call-after-deadline", seq, f"{late:.1f} s too late")
-    if call.step is not None and body["worker"] not in run.admitted["pool"]:
-        yield run.says("worker-outside-pool", seq, f"step {call.step} is given to a worker outside the pool")
+    if late > INTENT_DELAY_SECONDS:
+        yield run.violation("call-after-deadline", seq, f"{late:.1f} s too late")
+    if call.step is not None and body["worker"] not in run.admission["pool"]:
+        yield run.violation("worker-outside-pool", seq, f"step {call.step} is given to a worker outside the pool")
     if call.step is None and body["attempt"] != call.proposal + 1:
-        yield run.says("attempt-number", seq, f"planning call {call.id} is of proposal {call.proposal}")
-    if call.step is None and body["access"] != _read_for_a_plan(run, call):
-        yield run.says("access-not-planned", seq, f"planning call {call.id} is not one over the conversation")
+        yield run.violation("attempt-number", seq, f"planning call {call.id} is of proposal {call.proposal}")
+    if call.step is None and body["access"] != _planning_access(run, call):
+        yield run.violation("access-not-planned", seq, f"planning call {call.id} is not one over the conversation")
     if call.step is not None and body["max_tokens"] > run.limits["output_tokens"]:
-        yield run.says("output-over-limit", seq, f"{body['max_tokens']} tokens, at most {run.limits['output_tokens']}")
+        yield run.violation(
+            "output-over-limit", seq, f"{body['max_tokens']} tokens, at most {run.limits['output_tokens']}"
+        )
 
 
-def _read_for_a_plan(run: Account, call: Call) -> list[str | int]:
+def _planning_access(run: AuditedRun, call: Call) -> list[str | int]:
     """Return the access list of a planning call: the conversation, and in a further round the previous answer; or the
     access list of the step for which it plans."""
     proposal = None
@@ -74,20 +76,20 @@ def _read_for_a_plan(run: Account, call: Call) -> list[str | int]:
     if proposal is not None and proposal.parent in run.steps:
         access: list[str | int] = run.steps[proposal.parent].plan.body["access"]
         return access
-    before = run.before(proposal) if proposal is not None else None
+    before = run.previous_answer(proposal) if proposal is not None else None
     return ["user", *([before.n] if before is not None else [])]
 
 
-def _access(run: Account, call: Call, step: Step) -> Iterator[Violation]:
+def _check_access(run: AuditedRun, call: Call, step: Step) -> Iterator[Violation]:
     body, seq = call.intent.body, call.intent.seq
     if body["access"] != step.plan.body["access"]:
-        yield run.says("access-not-planned", seq, f"{call.id} is given another access list than step {step.n}")
+        yield run.violation("access-not-planned", seq, f"{call.id} is given another access list than step {step.n}")
     for n in body["access"]:
-        if n != "user" and (n not in run.steps or not run.steps[n].settled_by(seq)):
-            yield run.says("access-unsettled", seq, f"{call.id} may see step {n}, which is not settled yet")
+        if n != "user" and (n not in run.steps or not run.steps[n].is_settled_before(seq)):
+            yield run.violation("access-unsettled", seq, f"{call.id} may see step {n}, which is not settled yet")
 
 
-def _attempts(run: Account, step: Step) -> Iterator[Violation]:
+def _check_attempts(run: AuditedRun, step: Step) -> Iterator[Violation]:
     """Attempts are numbered from 1, within the limit in each turn, and each follows the failure or the empty answer of
     the previous one. Calls that a rate limit refused come on top, as many as the limit."""
     most = run.limits["attempts"]
@@ -101,16 +103,16 @@ def _attempts(run: Account, step: Step) -> Iterator[Violation]:
         tried[turn] += 1
         refused[turn] += call.outcome is not None and call.outcome.body.get("error") == RATE_LIMITED
         if call.intent.body["attempt"] != number:
-            yield run.says("attempt-number", seq, f"attempt {call.intent.body['attempt']} is the {number}th")
+            yield run.violation("attempt-number", seq, f"attempt {call.intent.body['attempt']} is the {number}th")
         if counted > most:
-            yield run.says("attempts-over-limit", seq, f"attempt {counted} of step {step.n}, at most {most}")
+            yield run.violation("attempts-over-limit", seq, f"attempt {counted} of step {step.n}, at most {most}")
         if before is not None and not _may_follow(step, before, call):
-            yield run.says("retry-without-failure", seq, f"{call.id} while {before.id} has not failed")
+            yield run.violation("retry-without-failure", seq, f"{call.id} while {before.id} has not failed")
         before = call
 
 
-def _awaits(step: Step, call: Call) -> bool:
-    return any(exchange.awaiting.body["call"] == call.id for exchange in step.exchanges)
+def _has_called_tools(step: Step, call: Call) -> bool:
+    return any(tool_use.calls.body["call"] == call.id for tool_use in step.tool_uses)
 
 
 def _may_follow(step: Step, before: Call, call: Call) -> bool:
@@ -119,7 +121,7 @@ def _may_follow(step: Step, before: Call, call: Call) -> bool:
     seq = call.intent.seq
     if before.outcome is None or before.outcome.seq > seq:
         return False
-    if before.went == "ok" and not before.outcome.body["output"] and not _awaits(step, before):
+    if before.outcome_kind == "ok" and not before.outcome.body["output"] and not _has_called_tools(step, before):
         return bool(before.intent.body["worker"] != call.intent.body["worker"])
-    came = [exchange.results for exchange in step.exchanges if exchange.awaiting.body["call"] == before.id]
-    return before.went != "ok" or any(results is not None and results.seq < seq for results in came)
+    came = [tool_use.results for tool_use in step.tool_uses if tool_use.calls.body["call"] == before.id]
+    return before.outcome_kind != "ok" or any(results is not None and results.seq < seq for results in came)

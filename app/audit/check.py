@@ -1,45 +1,45 @@
-"""The audit: applies every rule to the account of each run. Memory is bounded by the largest page of runs."""
+"""The audit: applies every rule to each run. Memory is bounded by the largest page of runs."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from app.audit.account import Account, account
-from app.audit.administration import administration
-from app.audit.approvals import approvals
-from app.audit.budgets import Books, budgets
-from app.audit.calls import calls, pending
-from app.audit.conductor_text import conductor_text
-from app.audit.contents import contents
-from app.audit.disclosures import disclosures
-from app.audit.lifecycle import lifecycle
-from app.audit.missing_runs import Earlier, missing_runs
-from app.audit.money import money
-from app.audit.plans import plans
-from app.audit.replays import Claims, replays
+from app.audit.administration import check_administration
+from app.audit.approvals import check_approvals
+from app.audit.audited_run import AuditedRun, read_run
+from app.audit.budgets import JournalSums, check_budgets
+from app.audit.calls import check_calls, count_pending
+from app.audit.conductor_text import check_conductor_text
+from app.audit.contents import check_contents
+from app.audit.disclosures import check_disclosures
+from app.audit.lifecycle import check_lifecycle
+from app.audit.missing_runs import EarlierExport, check_missing_runs
+from app.audit.money import check_money
+from app.audit.plans import check_plans
+from app.audit.replays import ReusedOutputs, check_replays
 from app.audit.report import Report, Violation
-from app.audit.requests import Pools, requests
-from app.audit.run_row import run_row
-from app.audit.steps import steps
-from app.audit.tooling import tooling
-from app.audit.versions import Reigns, versions
+from app.audit.requests import Pools, check_requests
+from app.audit.run_row import check_run_row
+from app.audit.steps import check_steps
+from app.audit.tooling import check_tool_uses
+from app.audit.versions import VersionHistory, check_versions
 from app.core.pool.catalog import ProviderSpec
 from app.providers.protocol import Provider
 from app.store.archive import AccountSums, Record
 from app.store.journal_file import Source
 
-Rule = Callable[[Account], Iterator[Violation]]
+Rule = Callable[[AuditedRun], Iterator[Violation]]
 RULES: tuple[Rule, ...] = (
-    lifecycle,
-    plans,
-    approvals,
-    steps,
-    tooling,
-    replays,
-    calls,
-    money,
-    budgets,
-    run_row,
-    contents,
+    check_lifecycle,
+    check_plans,
+    check_approvals,
+    check_steps,
+    check_tool_uses,
+    check_replays,
+    check_calls,
+    check_money,
+    check_budgets,
+    check_run_row,
+    check_contents,
 )
 
 
@@ -53,33 +53,38 @@ class Auditor:
 
     now: float
     adapter: Callable[[ProviderSpec], Provider]
-    patient: bool = True
+    allows_pending: bool = True
 
     async def audit(
         self, source: Source, *, run: str | None = None, since: float | None = None, against: Source | None = None
     ) -> Report:
         """Check every run that is chosen. With `against`, an earlier export, also whether any of it is missing."""
         report = Report()
-        books, before, claims = Books(), await source.accounts() or {}, Claims()
-        earlier = await Earlier.of(against, run=run, since=since)
-        pools, reigns = Pools(self.adapter, await source.catalogs()), Reigns.by(await source.changes())
+        books, before, claims = JournalSums(), await source.accounts() or {}, ReusedOutputs()
+        earlier = await EarlierExport.read(against, run=run, since=since)
+        pools, history = (
+            Pools(self.adapter, await source.catalogs()),
+            VersionHistory.from_changes(await source.changes()),
+        )
         async for record in source.records(run=run, since=since):
-            self.check(record, pools, reigns, report, books, claims)
+            self.check(record, pools, history, report, books, claims)
             for violation in earlier.compare(record):
                 report.add(violation)
         for violation in await claims.compare(source, report, self.now):
             report.add(violation)
-        await missing_runs(source, earlier, report, run=run, since=since)
+        await check_missing_runs(source, earlier, report, run=run, since=since)
         if run is None and since is None:
             await self._check_all(source, report, books, before)
         return report
 
-    async def _check_all(self, source: Source, report: Report, books: Books, before: Mapping[str, AccountSums]) -> None:
+    async def _check_all(
+        self, source: Source, report: Report, books: JournalSums, before: Mapping[str, AccountSums]
+    ) -> None:
         """Check what belongs to no single run."""
         if left := await source.unnamed_texts():
             report.add(Violation("all runs", 0, "text-left", f"{left:,} texts are stored and belong to no run"))
         found = await source.administration()
-        for violation in administration(found, report) if found is not None else ():
+        for violation in check_administration(found, report) if found is not None else ():
             report.add(violation)
         after = await source.accounts()
         if found is None or after is None:
@@ -92,21 +97,21 @@ class Auditor:
         self,
         record: Record,
         pools: Pools,
-        reigns: Reigns,
+        history: VersionHistory,
         report: Report,
-        books: Books | None = None,
-        claims: Claims | None = None,
+        books: JournalSums | None = None,
+        claims: ReusedOutputs | None = None,
     ) -> None:
         """Check one run and add its violations to the report. What it says of other runs is added to `claims`."""
-        run = account(record, self.now, self.patient)
+        run = read_run(record, self.now, self.allows_pending)
         report.runs += 1
         report.events += len(record.events)
         report.calls += len(run.calls)
         for flaw in run.flaws:
             report.add(flaw)
-        if not run.begun:
+        if not run.has_admission:
             return
-        report.pending += pending(run)
+        report.pending += count_pending(run)
         if books is not None:
             books.add(run)
         if claims is not None:
@@ -114,7 +119,11 @@ class Auditor:
         for rule in RULES:
             for violation in rule(run):
                 report.add(violation)
-        for violation in (*conductor_text(run, report), *requests(run, pools, report), *versions(run, reigns, report)):
+        for violation in (
+            *check_conductor_text(run, report),
+            *check_requests(run, pools, report),
+            *check_versions(run, history, report),
+        ):
             report.add(violation)
-        for violation in disclosures(run, pools, report):
+        for violation in check_disclosures(run, pools, report):
             report.add(violation)

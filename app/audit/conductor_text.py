@@ -12,51 +12,55 @@ import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from app.audit.account import Account, Call, Proposal, Step
+from app.audit.audited_run import AuditedRun, Call, Proposal, Step
 from app.audit.report import Report, Violation
 from app.audit.request_rebuilding import Unverifiable, text_of
 
 START = re.compile(r'\{\s*"steps"\s*:\s*\[')
 THOUGHT = re.compile(r"<think>.*?(</think>|$)", re.DOTALL)
 LABELS = (r"model[_ ]ids?\W{0,4}[:=]", r"subtasks?\W{0,4}[:=]", r"access(?:[_ ]list)?\W{0,4}[:=]")
-MOST_BRACKETS = 400
-MOST_REASON = 400
+MAX_BRACKETS = 400
+MAX_REASON_CHARS = 400
 """Characters of a reason that are kept."""
 JSON = json.JSONDecoder(strict=False)
 
 
-def conductor_text(run: Account, report: Report) -> Iterator[Violation]:
+def check_conductor_text(run: AuditedRun, report: Report) -> Iterator[Violation]:
     """Apply all rules of this module. Texts that were erased are counted in the report."""
     for proposal in run.proposals:
         asked = [call for call in run.calls.values() if call.step is None and call.proposal == proposal.number]
         if not asked or not asked[-1].outcomes or not proposal.verdicts:
             continue
-        if asked[-1].went == "unknown":  # its text was lost with the process that received it
+        if asked[-1].outcome_kind == "unknown":  # its text was lost with the process that received it
             report.unverifiable["plan: unknown"] += 1
             continue
         try:
             further = proposal.round > 1 and proposal.parent is None
-            found, whole = read(text_of(run, asked[-1].outcomes[0].body["output"]), further)
-            yield from _compared(run, proposal, asked[-1], found, whole)
+            found, whole = read_plan(text_of(run, asked[-1].outcomes[0].body["output"]), further)
+            yield from _compare_steps(run, proposal, asked[-1], found, whole)
         except Unverifiable as reason:
             report.unverifiable[f"plan: {reason}"] += 1
 
 
-def _compared(run: Account, proposal: Proposal, call: Call, found: Sequence[Any], whole: bool) -> Iterator[Violation]:
-    accepted = proposal.accepted
+def _compare_steps(
+    run: AuditedRun, proposal: Proposal, call: Call, found: Sequence[Any], whole: bool
+) -> Iterator[Violation]:
+    accepted = proposal.acceptance
     if accepted is not None and (not whole or len(found) != len(proposal.steps)):
         fault = f"{call.id} said {len(found)} steps, {len(proposal.steps)} are journaled"
-        yield run.says("plan-not-what-was-said", accepted.seq, fault)
+        yield run.violation("plan-not-what-was-said", accepted.seq, fault)
     for place, step in enumerate(proposal.steps):
         said = found[place] if place < len(found) else None
         problem = _difference(run, proposal, step, said)
         if problem:
-            yield run.says("plan-not-what-was-said", step.plan.seq, f"step {step.n}: {problem} is not what was said")
+            yield run.violation(
+                "plan-not-what-was-said", step.plan.seq, f"step {step.n}: {problem} is not what was said"
+            )
 
 
-def _difference(run: Account, proposal: Proposal, step: Step, said: Any) -> str:
+def _difference(run: AuditedRun, proposal: Proposal, step: Step, said: Any) -> str:
     """Return the first field in which a journaled step differs from the text; empty if none does."""
-    order, body = proposal.opened.body["order"], step.plan.body
+    order, body = proposal.opening.body["order"], step.plan.body
     if not isinstance(said, dict):
         return "the step"
     ordinal = said.get("worker")
@@ -65,38 +69,38 @@ def _difference(run: Account, proposal: Proposal, step: Step, said: Any) -> str:
     if text_of(run, body["subtask"]) != said.get("subtask"):
         return "the subtask"
     for field, written in (("why", "why"), ("withheld", "why_withheld")):
-        if body.get(written) and text_of(run, body[written]) != str(said.get(field))[:MOST_REASON]:
+        if body.get(written) and text_of(run, body[written]) != str(said.get(field))[:MAX_REASON_CHARS]:
             return "a reason"
     if said.get("tools", False) is not body.get("tools", False):
         return "its permission to call tools"
     access = said.get("access")
     if not isinstance(access, list):
         return "the access list"
-    base, before = proposal.opened.body["base"], run.before(proposal)
+    base, before = proposal.opening.body["base"], run.previous_answer(proposal)
     steps = sorted({entry + base for entry in access if type(entry) is int})
     previous = [before.n] if before is not None and "previous" in access else []
     due = [*(["user"] if "user" in access else []), *previous, *steps]
-    around = run.around(step)
+    around = run.parent_of(step)
     if around is not None:
-        if step.inherits is not ("user" in access):
+        if step.inherits_view is not ("user" in access):
             return "the view that it inherits"
-        due = [*(around.plan.body["access"] if step.inherits else ()), *steps]
+        due = [*(around.plan.body["access"] if step.inherits_view else ()), *steps]
     return "" if body["access"] == due else "the access list"
 
 
-def read(text: str, further: bool = False) -> tuple[list[Any], bool]:
+def read_plan(text: str, further: bool = False) -> tuple[list[Any], bool]:
     """Return the entries of the plan in a text, and True if its list was closed. `further` is for rounds after the
     first."""
     at = 0
     while found := START.search(text, at):
         thought = THOUGHT.search(text, at)
         if thought is None or thought.start() > found.start():
-            return _entries(text, found.end())
+            return _read_entries(text, found.end())
         at = thought.end()
-    return _lists(text, further)
+    return _read_three_lists(text, further)
 
 
-def _entries(text: str, at: int) -> tuple[list[Any], bool]:
+def _read_entries(text: str, at: int) -> tuple[list[Any], bool]:
     found: list[Any] = []
     while at < len(text):
         if text[at] in " \t\r\n,":
@@ -112,32 +116,32 @@ def _entries(text: str, at: int) -> tuple[list[Any], bool]:
     return found, False
 
 
-def _lists(text: str, further: bool) -> tuple[list[Any], bool]:
+def _read_three_lists(text: str, further: bool) -> tuple[list[Any], bool]:
     """Read the published format: three lists, of workers, subtasks and access lists."""
     body = text.rpartition("</think>")[2].replace("\u201c", '"').replace("\u201d", '"')
-    lists = [_list(body, label) for label in LABELS]
+    lists = [_first_list(body, label) for label in LABELS]
     if any(entries is None for entries in lists) or len({len(entries or ()) for entries in lists}) != 1:
         return [], False
     workers, subtasks, access = (entries or [] for entries in lists)
     entries = [
-        {"worker": worker, "subtask": subtask, "access": _seen(seen, place, further)}
+        {"worker": worker, "subtask": subtask, "access": _access_entries(seen, place, further)}
         for place, (worker, subtask, seen) in enumerate(zip(workers, subtasks, access, strict=True))
     ]
     return entries, True
 
 
-def _seen(seen: Any, place: int, further: bool) -> Any:
+def _access_entries(seen: Any, place: int, further: bool) -> Any:
     if seen == "all" or seen == ["all"]:
         return ["user", *(["previous"] if further else []), *range(place)]
     return ["user", *seen] if isinstance(seen, list) else seen
 
 
-def _list(text: str, label: str) -> list[Any] | None:
+def _first_list(text: str, label: str) -> list[Any] | None:
     """Return the first list after a label: up to the first bracket that makes it valid."""
     found = re.search(label, text, re.IGNORECASE)
     start = text.find("[", found.end()) if found else -1
     ends = [match.end() for match in re.finditer(r"\]", text[start:])] if start >= 0 else []
-    for end in ends[:MOST_BRACKETS]:
+    for end in ends[:MAX_BRACKETS]:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")

@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Iterator
 
-from app.audit.account import Account
+from app.audit.audited_run import AuditedRun
 from app.audit.report import Violation
 from app.core.run.kinds import Kind
 
@@ -14,47 +14,47 @@ OTHER_REFS = frozenset({("run.admitted", "plan"), ("run.approved", "reason"), ("
 """Fields that name a content in events of one kind, and something else, or nothing, in others."""
 
 
-def contents(run: Account) -> Iterator[Violation]:
+def check_contents(run: AuditedRun) -> Iterator[Violation]:
     """Apply all rules of this module."""
     named = b"".join(stored.body for stored in run.record.events)
     for ref in run.record.contents:
         if ref.encode() not in named:
-            yield run.says("content-foreign", 0, f"content {ref[:12]} is named by no event")
-    if run.erased:
+            yield run.violation("content-foreign", 0, f"content {ref[:12]} is named by no event")
+    if run.is_erased:
         if run.record.contents:
-            yield run.says("content-foreign", 0, "the salt was erased, and content is left")
+            yield run.violation("content-foreign", 0, "the salt was erased, and content is left")
         return
     for ref, body in run.record.contents.items():
-        if address(run.record.row["salt"], body) != ref:
-            yield run.says("content-altered", 0, f"content {ref[:12]} does not have its hash")
-    for seq, ref in _named(run):
+        if content_ref(run.record.row["salt"], body) != ref:
+            yield run.violation("content-altered", 0, f"content {ref[:12]} does not have its hash")
+    for seq, ref in _named_refs(run):
         if ref not in run.record.contents:
-            yield run.says("content-missing", seq, f"content {ref[:12]} is not stored, and the run was not erased")
-    yield from _lengths(run)
+            yield run.violation("content-missing", seq, f"content {ref[:12]} is not stored, and the run was not erased")
+    yield from _check_lengths(run)
 
 
-def address(salt: bytes, body: bytes) -> str:
+def content_ref(salt: bytes, body: bytes) -> str:
     """Return the ref that a body must have."""
     return hashlib.sha256(salt + body).hexdigest()
 
 
-def _named(run: Account) -> Iterator[tuple[int, str]]:
+def _named_refs(run: AuditedRun) -> Iterator[tuple[int, str]]:
     """Yield every ref of a content in the journal, with the number of its event."""
-    for fact in run.facts:
+    for event in run.events:
         for name in REFS:
-            ref = fact.body.get(name)
-            if isinstance(ref, str) and ref and fact.kind is not Kind.CALL_INTENDED:
-                yield fact.seq, ref
+            ref = event.body.get(name)
+            if isinstance(ref, str) and ref and event.kind is not Kind.CALL_INTENDED:
+                yield event.seq, ref
         for kind, name in OTHER_REFS:
-            if fact.kind == kind and fact.body.get(name):
-                yield fact.seq, fact.body[name]
-        decision = fact.body.get("decision")
+            if event.kind == kind and event.body.get(name):
+                yield event.seq, event.body[name]
+        decision = event.body.get("decision")
         if isinstance(decision, dict) and isinstance(decision.get("features"), str):
-            yield fact.seq, decision["features"]
+            yield event.seq, decision["features"]
 
 
-def _lengths(run: Account) -> Iterator[Violation]:
-    for fact in run.of(Kind.STEP_DONE):
-        body, chars = run.record.contents.get(fact.body["output"], b""), fact.body["chars"]
+def _check_lengths(run: AuditedRun) -> Iterator[Violation]:
+    for event in run.events_of(Kind.STEP_DONE):
+        body, chars = run.record.contents.get(event.body["output"], b""), event.body["chars"]
         if len(body.decode("utf-8", "replace")) != chars:
-            yield run.says("chars-wrong", fact.seq, f"step {fact.body['n']} did not say {chars} characters")
+            yield run.violation("chars-wrong", event.seq, f"step {event.body['n']} did not say {chars} characters")

@@ -1,6 +1,6 @@
 """Rules about the ledger of disclosures: each call has its row, which says what the journal says; others have none.
 
-The facts that a call discloses are derived here from the events before its intent, by code that shares nothing with the
+What a call discloses is derived here from the events before its intent, by code that shares nothing with the
 executor, and compared with the intent and with the row. An intent of release 0.2 or older does not say what it
 discloses, and its row is missing until somebody derives it; such calls are counted.
 """
@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 
-from app.audit.account import Account, Call, Step
+from app.audit.audited_run import AuditedRun, Call, Step
 from app.audit.labels import EMBEDS, Labels, labels_of
 from app.audit.report import Report, Violation
 from app.audit.requests import Pools
@@ -18,41 +18,43 @@ from app.audit.requests import Pools
 NOT_DERIVED = "not in the ledger of disclosures yet"
 OF_INTENT = ("planned_by", "region", "labels", "unseen", "results", "origin")
 """The fields of an intent that say what it discloses besides its access list."""
-SAID = "planned_by"
+ALWAYS_STATED = "planned_by"
 """The one of these that every intent has, if it has any."""
 
 
-def disclosures(run: Account, pools: Pools, report: Report) -> Iterator[Violation]:
+def check_disclosures(run: AuditedRun, pools: Pools, report: Report) -> Iterator[Violation]:
     """Apply all rules of this module."""
-    labels = labels_of(run) if _labelled(run) else None
+    labels = labels_of(run) if _may_have_labels(run) else None
     stored = run.record.disclosures
     rows = {str(row["call"]): row for row in stored or ()}
     for call in run.calls.values():
-        expected = _disclosed(run, call, labels, pools)
-        if SAID in call.intent.body:
-            yield from _intent(run, call, expected)
+        expected = _expected_fields(run, call, labels, pools)
+        if ALWAYS_STATED in call.intent.body:
+            yield from _check_intent(run, call, expected)
         if stored is None:
             continue
         row = rows.pop(call.id, None)
         if row is not None:
-            yield from _row(run, call, expected, row)
-        elif SAID in call.intent.body:
-            yield run.says("disclosure-missing", call.intent.seq, f"{call.id} has no row in the ledger of disclosures")
+            yield from _check_row(run, call, expected, row)
+        elif ALWAYS_STATED in call.intent.body:
+            yield run.violation(
+                "disclosure-missing", call.intent.seq, f"{call.id} has no row in the ledger of disclosures"
+            )
         else:
             report.unverifiable[NOT_DERIVED] += 1
     for name in rows:
-        yield run.says(
+        yield run.violation(
             "disclosure-surplus", 0, f"the ledger of disclosures has a row for {name}, which nobody intended"
         )
 
 
-def _labelled(run: Account) -> bool:
+def _may_have_labels(run: AuditedRun) -> bool:
     """Return False if nothing in the run can carry a label."""
-    uses = [use for step in run.steps.values() for use in step.exchanges]
-    return bool(run.admitted["labels"]) or any(use.results and use.results.body.get("labels") for use in uses)
+    uses = [use for step in run.steps.values() for use in step.tool_uses]
+    return bool(run.admission["labels"]) or any(use.results and use.results.body.get("labels") for use in uses)
 
 
-def _disclosed(run: Account, call: Call, labels: Labels | None, pools: Pools) -> dict[str, Any]:
+def _expected_fields(run: AuditedRun, call: Call, labels: Labels | None, pools: Pools) -> dict[str, Any]:
     """Return the values that the fields `OF_INTENT` must have; without a region where its pool is not known."""
     body, step = call.intent.body, run.steps.get(call.step) if call.step is not None else None
     embeds = body["template"] == EMBEDS
@@ -60,9 +62,9 @@ def _disclosed(run: Account, call: Call, labels: Labels | None, pools: Pools) ->
     found: dict[str, Any] = {
         "planned_by": _planner(run, step),
         "labels": sorted(labels.of_call(call).labels) if labels is not None else [],
-        "unseen": [n for n in listed if not _spoke(run, n, call.intent.seq)],
+        "unseen": [n for n in listed if not _had_output(run, n, call.intent.seq)],
         "results": step is not None and _has_results(step, call.intent.seq),
-        "origin": run.admitted.get("origin_kind", ""),
+        "origin": run.admission.get("origin_kind", ""),
     }
     catalog = pools.catalog(body["catalog"])
     worker = catalog.workers.get(body["worker"]) if catalog is not None else None
@@ -71,40 +73,40 @@ def _disclosed(run: Account, call: Call, labels: Labels | None, pools: Pools) ->
     return found | {"region": worker.card.region or ""}
 
 
-def _planner(run: Account, step: Step | None) -> str:
+def _planner(run: AuditedRun, step: Step | None) -> str:
     if step is None or not 0 <= step.plan.body["proposal"] < len(run.proposals):
         return "tier"
-    return str(run.proposals[step.plan.body["proposal"]].opened.body["conductor"])
+    return str(run.proposals[step.plan.body["proposal"]].opening.body["conductor"])
 
 
-def _spoke(run: Account, n: int, seq: int) -> bool:
+def _had_output(run: AuditedRun, n: int, seq: int) -> bool:
     """Return True if a step had an output with words before this event."""
-    done = run.steps[n].done if n in run.steps else None
+    done = run.steps[n].completion if n in run.steps else None
     return done is not None and done.seq < seq and done.body["chars"] > 0
 
 
 def _has_results(step: Step, seq: int) -> bool:
-    return any(use.results is not None and use.results.seq < seq for use in step.exchanges)
+    return any(use.results is not None and use.results.seq < seq for use in step.tool_uses)
 
 
-def _intent(run: Account, call: Call, expected: Mapping[str, Any]) -> Iterator[Violation]:
+def _check_intent(run: AuditedRun, call: Call, expected: Mapping[str, Any]) -> Iterator[Violation]:
     """The intent says what the journal before it makes of the call."""
     for name, value in expected.items():
         said = call.intent.body.get(name) or type(value)()
         if said != value:
-            yield run.says(
+            yield run.violation(
                 "disclosed-wrong", call.intent.seq, f"{call.id} says another {name} than the journal before it"
             )
 
 
-def _row(run: Account, call: Call, expected: Mapping[str, Any], row: Mapping[str, Any]) -> Iterator[Violation]:
-    wrong = [name for name, value in _columns(run, call, expected).items() if row[name] != value]
+def _check_row(run: AuditedRun, call: Call, expected: Mapping[str, Any], row: Mapping[str, Any]) -> Iterator[Violation]:
+    wrong = [name for name, value in _expected_columns(run, call, expected).items() if row[name] != value]
     if wrong:
         words = f"{', '.join(wrong)} of {call.id} in the ledger of disclosures are not what the journal says"
-        yield run.says("disclosure-altered", call.intent.seq, words)
+        yield run.violation("disclosure-altered", call.intent.seq, words)
 
 
-def _columns(run: Account, call: Call, expected: Mapping[str, Any]) -> dict[str, Any]:
+def _expected_columns(run: AuditedRun, call: Call, expected: Mapping[str, Any]) -> dict[str, Any]:
     """Return the columns that a row must have."""
     body = call.intent.body
     embeds = body["template"] == EMBEDS

@@ -26,7 +26,7 @@ GZIP = ".gz"
 
 
 @dataclass(slots=True)
-class _Gathered:
+class _PartialRun:
     """The part of a run that was read so far."""
 
     row: dict[str, Any]
@@ -41,16 +41,16 @@ class _Gathered:
         if "event" in line:
             body = line["body"]
             coded = isinstance(body, dict) and body.keys() == {BYTES}
-            raw = _unpacked(body[BYTES]) if coded else orjson.dumps(body)
+            raw = _from_base64(body[BYTES]) if coded else orjson.dumps(body)
             self.events.append(Stored(int(line["event"]), str(line["kind"]), float(line["at"]), raw))
         elif "content" in line:
-            self.contents[line["content"]] = _unpacked(line["body"])
+            self.contents[line["content"]] = _from_base64(line["body"])
         elif "disclosure" in line:
-            self.disclosures.append(_decoded(line["disclosure"]))
+            self.disclosures.append(_decode_columns(line["disclosure"]))
         elif "rating" in line:
-            self.ratings.append(_decoded(line["rating"]))
+            self.ratings.append(_decode_columns(line["rating"]))
         else:
-            self.tickets.append(_decoded(line["ticket"]))
+            self.tickets.append(_decode_columns(line["ticket"]))
 
     def record(self, *, has_ledger: bool) -> Record:
         """Return the run."""
@@ -59,17 +59,19 @@ class _Gathered:
         return Record(self.row, tuple(self.events), self.contents, tickets, disclosures=ledger, ratings=ratings)
 
 
-def _chosen(name: str, created_at: float, run: str | None, since: float | None) -> bool:
+def _is_selected(name: str, created_at: float, run: str | None, since: float | None) -> bool:
     return (run is None or name == run) and (since is None or created_at >= since)
 
 
-def _unpacked(text: str) -> bytes:
+def _from_base64(text: str) -> bytes:
     """Decode base64. Raises `ValueError` or `TypeError` if it is not valid."""
     return b64decode(text, validate=True)
 
 
-def _decoded(columns: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: _unpacked(column[BYTES]) if isinstance(column, dict) else column for name, column in columns.items()}
+def _decode_columns(columns: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: _from_base64(column[BYTES]) if isinstance(column, dict) else column for name, column in columns.items()
+    }
 
 
 class Export:
@@ -129,20 +131,20 @@ class Export:
         """Implements `journal_file.Source`."""
         for number, line in self._preamble("pruned"):
             try:
-                left = PrunedRun(**_decoded(line["pruned"]))
+                left = PrunedRun(**_decode_columns(line["pruned"]))
             except (TypeError, ValueError):
                 raise self._fault(number, "is no line of an export") from None
-            if _chosen(left.id, left.created_at, run, since):
+            if _is_selected(left.id, left.created_at, run, since):
                 yield left
 
     async def records(self, *, run: str | None = None, since: float | None = None) -> AsyncIterator[Record]:
         """Implements `journal_file.Source`."""
         for record in self._records():
-            if _chosen(record.row["id"], record.row["created_at"], run, since):
+            if _is_selected(record.row["id"], record.row["created_at"], run, since):
                 yield record
 
     def _records(self) -> Iterator[Record]:
-        gathered: _Gathered | None = None
+        gathered: _PartialRun | None = None
         has_ledger = self._head()["version"] not in WITHOUT_LEDGER
         ended = number = 0
         for number, line in self._lines():
@@ -150,7 +152,7 @@ class Export:
                 if "run" in line:
                     if gathered is not None:
                         yield gathered.record(has_ledger=has_ledger)
-                    gathered = _Gathered(_decoded(line["run"]))
+                    gathered = _PartialRun(_decode_columns(line["run"]))
                 elif "end" in line:
                     ended = number
                 elif gathered is not None:
@@ -184,7 +186,7 @@ class Export:
 
     def _bytes(self, number: int, line: Mapping[str, Any]) -> bytes:
         try:
-            return _unpacked(line["body"])
+            return _from_base64(line["body"])
         except (KeyError, TypeError, ValueError):
             raise self._fault(number, "is no line of an export") from None
 

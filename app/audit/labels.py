@@ -7,7 +7,7 @@ results of its tool calls bring, and its output carries that, less what the jour
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from app.audit.account import Account, Call, Fact, Proposal, Step
+from app.audit.audited_run import AuditedRun, Call, Event, Proposal, Step
 from app.audit.report import Violation
 from app.core.pool.catalog import Catalog
 
@@ -17,32 +17,32 @@ FROM_CONDUCTOR, FROM_STEP = "source:conductor", "source:step"
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
+class Provenance:
     """The labels of something that is read, and the sources of its words."""
 
     labels: frozenset[str] = frozenset()
     sources: frozenset[str] = frozenset()
 
-    def plus(self, other: "Read") -> "Read":
+    def union(self, other: "Provenance") -> "Provenance":
         """Return both together."""
-        return Read(self.labels | other.labels, self.sources | other.sources)
+        return Provenance(self.labels | other.labels, self.sources | other.sources)
 
 
 @dataclass(slots=True)
 class Labels:
     """The labels of a run's steps, by number: of the subtask, of what is given to the step, and of its output."""
 
-    run: Account
-    subtasks: dict[int, Read] = field(default_factory=dict)
-    given: dict[int, Read] = field(default_factory=dict)
+    run: AuditedRun
+    subtasks: dict[int, Provenance] = field(default_factory=dict)
+    inputs: dict[int, Provenance] = field(default_factory=dict)
     outputs: dict[int, frozenset[str]] = field(default_factory=dict)
 
     @property
-    def conversation(self) -> Read:
+    def conversation(self) -> Provenance:
         """Return the reading of somebody who is shown the caller's conversation."""
-        return Read(frozenset(self.run.admitted["labels"]), frozenset({FROM_CALLER}))
+        return Provenance(frozenset(self.run.admission["labels"]), frozenset({FROM_CALLER}))
 
-    def of_call(self, call: Call) -> Read:
+    def of_call(self, call: Call) -> Provenance:
         """Return what was read in a call, as it was when the call was intended."""
         if call.step is not None:
             step = self.run.steps.get(call.step)
@@ -53,53 +53,55 @@ class Labels:
             return self.conversation
         return self.of_planner(self.run.proposals[call.proposal])
 
-    def of_planner(self, proposal: Proposal) -> Read:
+    def of_planner(self, proposal: Proposal) -> Provenance:
         """Return what the model reads that writes a proposal."""
         if proposal.parent is not None:
-            return self.given.get(proposal.parent, self.conversation)
+            return self.inputs.get(proposal.parent, self.conversation)
         read = self.conversation
-        if (before := self.run.before(proposal)) is None:
+        if (before := self.run.previous_answer(proposal)) is None:
             return read
-        for earlier in self.run.tries():
-            if earlier.round == proposal.round - 1 and earlier.accepted is not None:
+        for earlier in self.run.proposals_for():
+            if earlier.round == proposal.round - 1 and earlier.acceptance is not None:
                 for step in earlier.steps:
-                    read = read.plus(self.subtasks.get(step.n, Read()))
-        return read.plus(Read(self.outputs.get(before.n, frozenset()), frozenset({FROM_STEP})))
+                    read = read.union(self.subtasks.get(step.n, Provenance()))
+        return read.union(Provenance(self.outputs.get(before.n, frozenset()), frozenset({FROM_STEP})))
 
     def add(self, step: Step, proposal: Proposal) -> None:
         """Derive the labels of a step from those of earlier ones."""
-        body, subtask = step.plan.body, Read()
-        if not proposal.opened.body.get("instant"):
+        body, subtask = step.plan.body, Provenance()
+        if not proposal.opening.body.get("instant"):
             sources = frozenset({FROM_CONDUCTOR} if body["subtask"] else ())
-            subtask = Read(self.of_planner(proposal).labels - _lost(step.plan), sources)
+            subtask = Provenance(self.of_planner(proposal).labels - _declassified(step.plan), sources)
         self.subtasks[step.n] = read = subtask
         if "user" in body["access"]:
-            read = read.plus(self.conversation)
-        if step.inherits and proposal.parent in self.given:
-            read = read.plus(self.given[proposal.parent])
+            read = read.union(self.conversation)
+        if step.inherits_view and proposal.parent in self.inputs:
+            read = read.union(self.inputs[proposal.parent])
         for m in step.inputs:
             if m in self.outputs and self._is_shown(m):
-                read = read.plus(self.subtasks[m]).plus(Read(self.outputs[m], frozenset({FROM_STEP})))
-        self.given[step.n] = read
+                read = read.union(self.subtasks[m]).union(Provenance(self.outputs[m], frozenset({FROM_STEP})))
+        self.inputs[step.n] = read
         whole = self._with_results(step, seq=None)
-        self.outputs[step.n] = whole.labels - (_lost(step.done) if step.done is not None else frozenset())
-        if step.done is not None and step.done.body.get("origin_run"):
-            self.outputs[step.n] = _texts(step.done, "labels")
+        self.outputs[step.n] = whole.labels - (
+            _declassified(step.completion) if step.completion is not None else frozenset()
+        )
+        if step.completion is not None and step.completion.body.get("origin_run"):
+            self.outputs[step.n] = _string_set(step.completion, "labels")
 
     def _is_shown(self, n: int) -> bool:
         """Return False if a step ended without words: others then see nothing of it."""
         step = self.run.steps[n]
-        return step.settled is None or (step.done is not None and step.done.body["chars"] > 0)
+        return step.settlement is None or (step.completion is not None and step.completion.body["chars"] > 0)
 
-    def _with_results(self, step: Step, seq: int | None) -> Read:
-        read = self.given[step.n]
-        for use in step.exchanges:
+    def _with_results(self, step: Step, seq: int | None) -> Provenance:
+        read = self.inputs[step.n]
+        for use in step.tool_uses:
             if use.results is not None and (seq is None or use.results.seq < seq):
-                read = read.plus(Read(_texts(use.results, "labels"), frozenset({FROM_TOOL})))
+                read = read.union(Provenance(_string_set(use.results, "labels"), frozenset({FROM_TOOL})))
         return read
 
 
-def labels_of(run: Account) -> Labels:
+def labels_of(run: AuditedRun) -> Labels:
     """Derive the labels of a run."""
     found = Labels(run)
     for n in sorted(run.steps):
@@ -108,36 +110,48 @@ def labels_of(run: Account) -> Labels:
     return found
 
 
-def lowered(run: Account, found: Labels, call: Call, catalog: Catalog) -> Iterator[Violation]:
+def check_declassification(run: AuditedRun, labels: Labels, call: Call, catalog: Catalog) -> Iterator[Violation]:
     """The texts that came of a call lost no other labels than those that its worker declassifies and had read."""
     worker = catalog.workers.get(call.intent.body["worker"])
     may = worker.declassifies if worker is not None else frozenset()
     if call.step is not None:
-        done = run.steps[call.step].done if call.step in run.steps else None
-        if done is not None and done.body["call"] == call.id and _lost(done) - (may & found.of_call(call).labels):
-            yield run.says("declassified", done.seq, f"step {call.step} lost labels that {call.id} could not take away")
+        done = run.steps[call.step].completion if call.step in run.steps else None
+        if (
+            done is not None
+            and done.body["call"] == call.id
+            and _declassified(done) - (may & labels.of_call(call).labels)
+        ):
+            yield run.violation(
+                "declassified", done.seq, f"step {call.step} lost labels that {call.id} could not take away"
+            )
         return
     if not 0 <= call.proposal < len(run.proposals):
         return
     for step in run.proposals[call.proposal].steps:
-        if _lost(step.plan) - (may & found.of_call(call).labels):
-            yield run.says("declassified", step.plan.seq, f"the subtask of step {step.n} lost labels that it carries")
+        if _declassified(step.plan) - (may & labels.of_call(call).labels):
+            yield run.violation(
+                "declassified", step.plan.seq, f"the subtask of step {step.n} lost labels that it carries"
+            )
 
 
-def unfounded(run: Account) -> Iterator[Violation]:
+def check_losses_without_call(run: AuditedRun) -> Iterator[Violation]:
     """No text loses labels that no call was made for: nobody wrote it who could take them away."""
     for step in run.steps.values():
         proposal = step.plan.body["proposal"]
         asked = any(call.step is None and call.proposal == proposal for call in run.calls.values())
-        if _lost(step.plan) and not asked:
-            yield run.says("declassified", step.plan.seq, f"the subtask of step {step.n} lost labels without a writer")
-        if step.done is not None and _lost(step.done) and step.opens:
-            yield run.says("declassified", step.done.seq, f"step {step.n} lost labels, and no worker wrote its output")
+        if _declassified(step.plan) and not asked:
+            yield run.violation(
+                "declassified", step.plan.seq, f"the subtask of step {step.n} lost labels without a writer"
+            )
+        if step.completion is not None and _declassified(step.completion) and step.is_for_conductor:
+            yield run.violation(
+                "declassified", step.completion.seq, f"step {step.n} lost labels, and no worker wrote its output"
+            )
 
 
-def _lost(fact: Fact) -> frozenset[str]:
-    return _texts(fact, "declassified")
+def _declassified(event: Event) -> frozenset[str]:
+    return _string_set(event, "declassified")
 
 
-def _texts(fact: Fact, name: str) -> frozenset[str]:
-    return frozenset(fact.body.get(name) or ())
+def _string_set(event: Event, name: str) -> frozenset[str]:
+    return frozenset(event.body.get(name) or ())

@@ -13,24 +13,24 @@ from app.store.archive import Record, Stored
 from app.store.journal_file import Source
 from app.store.protocol import PrunedRun
 
-MOST_ORPHANS = 10_000
+MAX_ORPHANS = 10_000
 """Most runs without a row that are reported."""
 
 
 @dataclass(slots=True)
-class Earlier:
+class EarlierExport:
     """The runs of an earlier export that were not found yet, each with the number of its events and their root."""
 
     runs: dict[str, tuple[int, bytes]] = field(default_factory=dict)
 
     @staticmethod
-    async def of(source: Source | None, *, run: str | None, since: float | None) -> "Earlier":
+    async def read(source: Source | None, *, run: str | None, since: float | None) -> "EarlierExport":
         """Read an earlier export; without one there are no runs to look for."""
-        found = Earlier()
+        found = EarlierExport()
         if source is not None:
             async for record in source.records(run=run, since=since):
                 name = str(record.row["id"])
-                found.runs[name] = (len(record.events), root(name, record.events))
+                found.runs[name] = (len(record.events), merkle_root(name, record.events))
         return found
 
     def compare(self, record: Record) -> Iterator[Violation]:
@@ -39,7 +39,7 @@ class Earlier:
         if (known := self.runs.pop(name, None)) is None:
             return
         count, wanted = known
-        if root(name, record.events[:count]) != wanted:
+        if merkle_root(name, record.events[:count]) != wanted:
             yield Violation(name, 0, "journal-rewritten", f"its first {count} events are not those of the export")
 
     def compare_pruned(self, left: PrunedRun, report: Report) -> None:
@@ -55,8 +55,8 @@ class Earlier:
             )
 
 
-async def missing_runs(
-    source: Source, earlier: Earlier, report: Report, *, run: str | None, since: float | None
+async def check_missing_runs(
+    source: Source, earlier: EarlierExport, report: Report, *, run: str | None, since: float | None
 ) -> None:
     """Apply all rules of this module, after all stored runs were compared."""
     async for left in source.pruned(run=run, since=since):
@@ -66,14 +66,14 @@ async def missing_runs(
         report.add(Violation(name, 0, "run-lost", "the export has the run; it is not stored and was not pruned"))
     if run is not None or since is not None:
         return
-    for name, pruned in await source.orphans(MOST_ORPHANS):
+    for name, pruned in await source.orphans(MAX_ORPHANS):
         if pruned:
             report.add(Violation(name, 0, "pruned-left", "the run was pruned, and rows of it are stored"))
         elif name not in earlier.runs:
             report.add(Violation(name, 0, "run-lost", "rows name the run; it is not stored and was not pruned"))
 
 
-def root(run: str, events: Sequence[Stored]) -> bytes:
+def merkle_root(run: str, events: Sequence[Stored]) -> bytes:
     """Return the root over the events of a run."""
     level = [
         _hash(b"\0", f"{run}\n{event.seq}\n{event.kind}\n{event.at!r}\n".encode() + event.body) for event in events

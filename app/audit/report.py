@@ -4,14 +4,15 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-MOST_KEPT = 10_000
+MAX_KEPT_VIOLATIONS = 10_000
 """Violations that are kept in full; further ones are only counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """One contradiction. `seq` is the event that shows it, or 0 for the run as a whole; `what` is one line with ids,
-    names and figures only."""
+    """One contradiction between the journal and a rule. `seq` is the event that shows it, or 0 for the run as a whole;
+    `what` is one line with ids, names and figures only. `baton audit check --json` prints the fields under their
+    names."""
 
     run: str
     seq: int
@@ -29,7 +30,7 @@ class Report:
     runs: int = 0
     events: int = 0
     calls: int = 0
-    rendered: int = 0
+    rebuilt_requests: int = 0
     """The number of requests that were composed and rendered again."""
     unverifiable: Counter[str] = field(default_factory=Counter)
     """The numbers of requests and texts that can no longer be compared, by reason."""
@@ -44,11 +45,11 @@ class Report:
     def add(self, violation: Violation) -> None:
         """Add a violation."""
         self.rules[violation.rule] += 1
-        if len(self.violations) < MOST_KEPT:
+        if len(self.violations) < MAX_KEPT_VIOLATIONS:
             self.violations.append(violation)
 
     @property
-    def clean(self) -> bool:
+    def is_clean(self) -> bool:
         """Return True if no rule was broken."""
         return not self.rules
 

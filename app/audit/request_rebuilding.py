@@ -13,7 +13,7 @@ from typing import Any
 
 import orjson
 
-from app.audit.account import Account, Call, Proposal, Step
+from app.audit.audited_run import AuditedRun, Call, Proposal, Step
 from app.conductor.prompt import ALTERNATIVES, left_out
 from app.conductor.protocol import Brief, PastStep, Previous
 from app.conductor.styles import STYLES
@@ -54,7 +54,7 @@ class UnknownTemplate(Exception):
     """The intent names a template that this auditor does not know; audit the journal with a newer version."""
 
 
-def rebuilt_request(run: Account, call: Call, catalog: Catalog, worker: Worker) -> Request:
+def rebuilt_request(run: AuditedRun, call: Call, catalog: Catalog, worker: Worker) -> Request:
     """Return the request of a call. Raises `Unverifiable` or `UnknownTemplate`."""
     make = TEMPLATES.get(call.intent.body["template"])
     if make is None:
@@ -62,7 +62,7 @@ def rebuilt_request(run: Account, call: Call, catalog: Catalog, worker: Worker) 
     return make(run, call, catalog, worker)
 
 
-def text_of(run: Account, ref: str) -> str:
+def text_of(run: AuditedRun, ref: str) -> str:
     """Return a stored text. Raises `Unverifiable` if it was erased."""
     if not ref:
         return ""
@@ -75,7 +75,7 @@ def text_of(run: Account, ref: str) -> str:
         raise Unverifiable("a stored text is none") from None
 
 
-def _stored(run: Account, ref: str) -> Any:
+def _stored(run: AuditedRun, ref: str) -> Any:
     """Return a stored text that is JSON. Raises `Unverifiable` if it is not."""
     try:
         return orjson.loads(text_of(run, ref))
@@ -83,7 +83,7 @@ def _stored(run: Account, ref: str) -> Any:
         raise Unverifiable("a stored text is none") from None
 
 
-def _task(run: Account, ref: str) -> Task:
+def _task(run: AuditedRun, ref: str) -> Task:
     """Return the caller's task. Raises `Unverifiable` if it was erased or is not a task."""
     try:
         return task_from_json(_stored(run, ref))
@@ -94,23 +94,23 @@ def _task(run: Account, ref: str) -> Task:
 # -- a step's request
 
 
-def _step_request(run: Account, call: Call, catalog: Catalog, worker: Worker) -> Request:
+def _step_request(run: AuditedRun, call: Call, catalog: Catalog, worker: Worker) -> Request:
     step = run.steps.get(call.step) if call.step is not None else None
     if step is None:
         raise Unverifiable("no such step")
-    turn, task = run.turn_at(call.intent.seq), _task(run, run.admitted["task"])
-    latest = _task(run, turn.began.body["request"]) if turn.number else task
-    asked, answers = latest.sampling, run.speaks(step)
+    turn, task = run.turn_at(call.intent.seq), _task(run, run.admission["task"])
+    latest = _task(run, turn.start.body["request"]) if turn.number else task
+    asked, answers = latest.sampling, run.answers_round(step)
     cap = min(run.limits["output_tokens"], worker.card.max_output)
     sampling = Sampling(temperature=asked.temperature, top_p=asked.top_p, max_tokens=cap, seed=asked.seed)
     if answers:
         sampling = replace(asked, max_tokens=cap if asked.max_tokens is None else min(asked.max_tokens or cap, cap))
     sampling = _cut(call, sampling)
-    if step.inherits is not (call.intent.body["template"] == "nested-1"):
+    if step.inherits_view is not (call.intent.body["template"] == "nested-1"):
         raise UnknownTemplate
     said: tuple[Message, ...] = (*_shown(run, step, call.intent.seq, task), *_transcript(run, step, call))
     form = latest.form if answers else None
-    live = bool(turn.began.body["streams"]) and answers and _is_last(run, step)
+    live = bool(turn.start.body["streams"]) and answers and _is_last(run, step)
     if form is not None:
         provider = catalog.providers[worker.provider]
         constrained = call.intent.body["template"] == "json-1" or constrains(form, provider.structured)
@@ -130,16 +130,16 @@ def _cut(call: Call, sampling: Sampling) -> Sampling:
     return sampling
 
 
-def _is_last(run: Account, step: Step) -> bool:
+def _is_last(run: AuditedRun, step: Step) -> bool:
     """Return True if no further round may follow that of a step, so that its answer was streamed; False for a nested
     step."""
     proposal = run.proposals[step.plan.body["proposal"]]
     if proposal.parent is not None:
         return False
-    return bool(proposal.round >= run.limits["rounds"] or proposal.opened.body["mode"] == "fallback")
+    return bool(proposal.round >= run.limits["rounds"] or proposal.opening.body["mode"] == "fallback")
 
 
-def _flaw(run: Account, call: Call, form: Form) -> Flaw | None:
+def _flaw(run: AuditedRun, call: Call, form: Form) -> Flaw | None:
     """Return the faults of the answer that a call is to repair."""
     before = run.calls.get(call.intent.body.get("repairs", ""))
     if before is None or before.outcome is None:
@@ -160,19 +160,21 @@ def _toolbox(step: Step, box: Toolbox) -> Toolbox:
     return replace(box, choice="auto")
 
 
-def _shown(run: Account, step: Step, seq: int, task: Task) -> tuple[Message, ...]:
+def _shown(run: AuditedRun, step: Step, seq: int, task: Task) -> tuple[Message, ...]:
     """Return the messages of a step: the caller's conversation if it is granted, or the view of the step around it,
     then the answers of granted steps and the subtask, in one message."""
     subtask = text_of(run, step.plan.body["subtask"])
     earlier = _earlier(run, step, seq)
-    around = run.around(step)
+    around = run.parent_of(step)
     if around is not None:
-        conversation = _shown(run, around, seq, task) if step.inherits else ()
+        conversation = _shown(run, around, seq, task) if step.inherits_view else ()
     else:
         conversation = tuple(task.messages) if "user" in step.plan.body["access"] else ()
     if conversation and not subtask and not earlier:
         return conversation
-    words = [f"{'The task' if step.opens else 'Your subtask'}:\n{subtask or 'Give the final answer to the task.'}"]
+    words = [
+        f"{'The task' if step.is_for_conductor else 'Your subtask'}:\n{subtask or 'Give the final answer to the task.'}"
+    ]
     if earlier:
         texts = [subtask]
         for _, asked, said in earlier:
@@ -182,29 +184,29 @@ def _shown(run: Account, step: Step, seq: int, task: Task) -> tuple[Message, ...
     return (*conversation, Message("user", (Text("\n\n".join(words)),)))
 
 
-def _transcript(run: Account, step: Step, call: Call) -> Iterator[Message]:
+def _transcript(run: AuditedRun, step: Step, call: Call) -> Iterator[Message]:
     """Yield the tool calls of the step's own workers, and their results."""
-    for exchange in step.exchanges:
-        if exchange.results is None or exchange.results.seq > call.intent.seq:
+    for tool_use in step.tool_uses:
+        if tool_use.results is None or tool_use.results.seq > call.intent.seq:
             continue
-        said = message_from_json(_stored(run, exchange.awaiting.body["said"]))
-        asker = run.calls.get(exchange.awaiting.body["call"])
+        said = message_from_json(_stored(run, tool_use.calls.body["said"]))
+        asker = run.calls.get(tool_use.calls.body["call"])
         same = asker is not None and asker.intent.body["worker"] == call.intent.body["worker"]
         yield said if same else replace(said, keepsake=None)
-        theirs = dict(zip(exchange.ids, (tool_call.id for tool_call in said.calls), strict=False))
-        for came in map(message_from_json, _stored(run, exchange.results.body["results"])):
+        theirs = dict(zip(tool_use.call_ids, (tool_call.id for tool_call in said.calls), strict=False))
+        for came in map(message_from_json, _stored(run, tool_use.results.body["results"])):
             if came.call_id:
                 yield replace(came, call_id=theirs.get(came.call_id, ""))
             elif "user" in step.plan.body["access"]:
                 yield came
 
 
-def _earlier(run: Account, step: Step, seq: int) -> list[tuple[int, str, str]]:
+def _earlier(run: AuditedRun, step: Step, seq: int) -> list[tuple[int, str, str]]:
     """Return number, subtask and answer of the granted steps that had an answer when the call was intended."""
     found = []
-    around = run.around(step) if step.inherits else None
+    around = run.parent_of(step) if step.inherits_view else None
     for n in sorted(n for n in step.inputs if around is None or n not in around.inputs):
-        done = run.steps[n].done if n in run.steps else None
+        done = run.steps[n].completion if n in run.steps else None
         if done is None or done.seq > seq:
             continue
         answer = text_of(run, done.body["output"])
@@ -229,9 +231,9 @@ def _fence(texts: list[str]) -> str:
 # -- a planning call's request
 
 
-def _plan_request(run: Account, call: Call, catalog: Catalog, worker: Worker) -> Request:
+def _plan_request(run: AuditedRun, call: Call, catalog: Catalog, worker: Worker) -> Request:
     proposal = run.proposals[call.proposal] if 0 <= call.proposal < len(run.proposals) else None
-    tier = tier_of(catalog, *run.placed)
+    tier = tier_of(catalog, *run.tier_reference)
     if proposal is None or tier is None:
         raise Unverifiable("no such proposal or tier")
     brief, shortens = _brief(run, call, proposal, catalog), call.intent.body["template"].endswith(PARTS)
@@ -254,20 +256,20 @@ def _plan_request(run: Account, call: Call, catalog: Catalog, worker: Worker) ->
     )
 
 
-def _brief(run: Account, call: Call, proposal: Proposal, catalog: Catalog) -> Brief:
-    order = [name for name in proposal.opened.body["order"] if name != CONDUCTOR]
+def _brief(run: AuditedRun, call: Call, proposal: Proposal, catalog: Catalog) -> Brief:
+    order = [name for name in proposal.opening.body["order"] if name != CONDUCTOR]
     if not set(order) <= set(catalog.workers):
         raise Unverifiable("a worker is not in the pool's snapshot")
-    former = [earlier for earlier in run.tries(proposal.parent) if earlier.number < proposal.number]
-    before = former[-1].rejected if former else None
-    repairs = proposal.opened.body["mode"] == "repair"
+    former = [earlier for earlier in run.proposals_for(proposal.parent) if earlier.number < proposal.number]
+    before = former[-1].rejection if former else None
+    repairs = proposal.opening.body["mode"] == "repair"
     known = {field.name for field in fields(Limits)}
-    task = _task(run, run.admitted["task"])
+    task = _task(run, run.admission["task"])
     limits = Limits(**{name: value for name, value in run.limits.items() if name in known})
     around = run.steps.get(proposal.parent) if proposal.parent is not None else None
     if around is not None:
         task = replace(task, messages=_shown(run, around, call.intent.seq, task))
-        limits = replace(limits, steps=proposal.opened.body["room"])
+        limits = replace(limits, steps=proposal.opening.body["room"])
     return Brief(
         task=task,
         workers=tuple(catalog.workers[name] for name in order),
@@ -277,19 +279,19 @@ def _brief(run: Account, call: Call, proposal: Proposal, catalog: Catalog) -> Br
         rejected=text_of(run, call.intent.body["rejected"]) if repairs else "",
         round=proposal.round if around is None else 1,
         previous=_previous(run, proposal) if proposal.round > 1 and around is None else None,
-        nests=CONDUCTOR in proposal.opened.body["order"],
+        nests=CONDUCTOR in proposal.opening.body["order"],
         seconds_left=call.intent.body.get("seconds_left"),
-        reasons=proposal.opened.body.get("reasons", False),
+        reasons=proposal.opening.body.get("reasons", False),
     )
 
 
-def _previous(run: Account, proposal: Proposal) -> Previous:
+def _previous(run: AuditedRun, proposal: Proposal) -> Previous:
     """Return the previous round: its plan, the last worker of each step, and its answer."""
-    answer = run.before(proposal)
-    if answer is None or answer.done is None:
+    answer = run.previous_answer(proposal)
+    if answer is None or answer.completion is None:
         raise Unverifiable("no previous answer")
     former = run.proposals[answer.plan.body["proposal"]]
-    earlier = run.before(former)
+    earlier = run.previous_answer(former)
     names = {step.n: place for place, step in enumerate(former.steps)}
     past = []
     for step in former.steps:
@@ -297,22 +299,22 @@ def _previous(run: Account, proposal: Proposal) -> Previous:
         seen = tuple("previous" if earlier is not None and n == earlier.n else names[n] for n in step.inputs)
         access = (*(("user",) if "user" in step.plan.body["access"] else ()), *seen)
         worker = [step.plan.body["worker"], *called][-1]
-        past.append(PastStep(worker, text_of(run, step.plan.body["subtask"]), access, step.done is not None))
-    return Previous(tuple(past), text_of(run, answer.done.body["output"]))
+        past.append(PastStep(worker, text_of(run, step.plan.body["subtask"]), access, step.completion is not None))
+    return Previous(tuple(past), text_of(run, answer.completion.body["output"]))
 
 
 # -- a call for an embedding
 
 
-def _features_request(run: Account, call: Call, catalog: Catalog, worker: Worker) -> Request:
-    said = [message.text for message in _task(run, run.admitted["task"]).messages if message.role == "user"]
+def _features_request(run: AuditedRun, call: Call, catalog: Catalog, worker: Worker) -> Request:
+    said = [message.text for message in _task(run, run.admission["task"]).messages if message.role == "user"]
     text = said[-1] if said else ""
     if len(text) > 2 * SEEN:
         text = f"{text[:SEEN]} {text[-SEEN:]}"
     return Request(worker, (Message("user", (Text(text),)),), Sampling(max_tokens=1))
 
 
-Recipe = Callable[[Account, Call, Catalog, Worker], Request]
+Recipe = Callable[[AuditedRun, Call, Catalog, Worker], Request]
 PLAN_PROMPTS = ("plan", "further", "nesting", "nesting-further")
 TEMPLATES: Mapping[str, Recipe] = {
     "step-1": _step_request,

@@ -5,11 +5,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from app.audit.account import Account, Call, Fact
+from app.audit.audited_run import AuditedRun, Call, Event
 from app.audit.bodies import WHOLE_LIMITS
-from app.audit.choices import affordable
-from app.audit.contents import address
-from app.audit.labels import FROM_CALLER, FROM_CONDUCTOR, Read, labels_of, lowered, unfounded
+from app.audit.choices import check_masked_prices
+from app.audit.contents import content_ref
+from app.audit.labels import (
+    FROM_CALLER,
+    FROM_CONDUCTOR,
+    Provenance,
+    check_declassification,
+    check_losses_without_call,
+    labels_of,
+)
 from app.audit.report import Report, Violation
 from app.audit.request_rebuilding import EMBEDS, ERASED, UnknownTemplate, Unverifiable, rebuilt_request
 from app.core.message.chat import Text
@@ -21,10 +28,10 @@ from app.core.run.kinds import Kind
 from app.errors import BatonError
 from app.providers.protocol import Provider, Request
 
-UNPINNED = "no snapshot of the pool"
-ROUNDING = 5.0
+NO_SNAPSHOT = "no snapshot of the pool"
+ROUNDING_SECONDS = 5.0
 """Seconds that may pass between choosing the deadline and writing the admission."""
-UNPAID = "over_budget"
+OVER_BUDGET = "over_budget"
 """The reason for which a worker is passed over whose answer the run could not pay."""
 
 
@@ -33,7 +40,7 @@ class Pools:
     """The pools that were in force, by digest, and the adapters of their providers."""
 
     adapter: Callable[[ProviderSpec], Provider]
-    kept: Mapping[str, bytes]
+    snapshots: Mapping[str, bytes]
     _restored: dict[str, Catalog | None] = field(default_factory=dict)
     _adapters: dict[tuple[str, str], Provider] = field(default_factory=dict)
 
@@ -52,7 +59,7 @@ class Pools:
 
     def _restore(self, digest: str) -> Catalog | None:
         try:
-            catalog = restored(self.kept[digest])
+            catalog = restored(self.snapshots[digest])
         except (KeyError, TypeError, ValueError, AttributeError):
             return None
         if catalog.digest != digest:
@@ -60,87 +67,89 @@ class Pools:
         return catalog
 
 
-def requests(run: Account, pools: Pools, report: Report) -> Iterator[Violation]:
+def check_requests(run: AuditedRun, pools: Pools, report: Report) -> Iterator[Violation]:
     """Apply all rules of this module. Calls that cannot be verified are counted in the report."""
-    for digest in sorted({run.admitted["catalog"], *(call.intent.body["catalog"] for call in run.calls.values())}):
+    for digest in sorted({run.admission["catalog"], *(call.intent.body["catalog"] for call in run.calls.values())}):
         if pools.catalog(digest) is None:
-            rule = "catalog-altered" if digest in pools.kept else "catalog-missing"
-            yield run.says(rule, 1, f"there is no snapshot of the pool {digest[:12]} with this digest")
-    yield from _admission(run, pools)
+            rule = "catalog-altered" if digest in pools.snapshots else "catalog-missing"
+            yield run.violation(rule, 1, f"there is no snapshot of the pool {digest[:12]} with this digest")
+    yield from _check_admission(run, pools)
     found = labels_of(run)
-    yield from unfounded(run)
+    yield from check_losses_without_call(run)
     for call in run.calls.values():
         catalog = pools.catalog(call.intent.body["catalog"])
         if catalog is None:
-            report.unverifiable[UNPINNED] += 1
+            report.unverifiable[NO_SNAPSHOT] += 1
             continue
         worker = catalog.workers.get(call.intent.body["worker"])
         if worker is None or worker.provider not in catalog.providers:
-            yield run.says("worker-changed", call.intent.seq, f"{call.id}: the pool has no such worker")
+            yield run.violation("worker-changed", call.intent.seq, f"{call.id}: the pool has no such worker")
             continue
         worker = _as_served(call, worker)
-        yield from _passed_over(run, call, catalog)
-        yield from lowered(run, found, call, catalog)
-        yield from _worker(run, call, catalog, worker, found.of_call(call))
-        yield from _price(run, call, worker)
-        yield from _rendered(run, call, catalog, worker, pools, report)
+        yield from _check_passed_over(run, call, catalog)
+        yield from check_declassification(run, found, call, catalog)
+        yield from _check_worker(run, call, catalog, worker, found.of_call(call))
+        yield from _check_price(run, call, worker)
+        yield from _check_request_bytes(run, call, catalog, worker, pools, report)
 
 
 # -- admission
 
 
-def _members(run: Account, tier: Tier) -> Sequence[str]:
+def _tier_members(run: AuditedRun, tier: Tier) -> Sequence[str]:
     """Return the workers that a run of this tier may have: the tier's, or the one that answers alone as the tier's
     shadow."""
     shadow = tier.shadow
-    if run.admitted.get("origin_kind") == "shadow" and run.admitted.get("plan") and shadow is not None:
+    if run.admission.get("origin_kind") == "shadow" and run.admission.get("plan") and shadow is not None:
         return (shadow.worker,)
     return tier.pool
 
 
-def _admission(run: Account, pools: Pools) -> Iterator[Violation]:
+def _check_admission(run: AuditedRun, pools: Pools) -> Iterator[Violation]:
     """The run's pool and limits are within its tier's, and every worker in the pool may do some step of the task."""
-    catalog = pools.catalog(run.admitted["catalog"])
-    tier = tier_of(catalog, *run.placed) if catalog is not None else None
+    catalog = pools.catalog(run.admission["catalog"])
+    tier = tier_of(catalog, *run.tier_reference) if catalog is not None else None
     if catalog is None or tier is None:
         return
-    pool, excluded = run.admitted["pool"], run.admitted["excluded"]
-    if not pool or sorted([*pool, *excluded]) != sorted(_members(run, tier)):
-        yield run.says("pool-outside-tier", 1, f"pool and excluded workers together are not those of {tier.name}")
-    least = _least(run, catalog, tier)
+    pool, excluded = run.admission["pool"], run.admission["excluded"]
+    if not pool or sorted([*pool, *excluded]) != sorted(_tier_members(run, tier)):
+        yield run.violation("pool-outside-tier", 1, f"pool and excluded workers together are not those of {tier.name}")
+    least = _least_provenance(run, catalog, tier)
     for name in pool:
         worker = catalog.workers.get(name)
-        if worker is not None and (missing := _uncleared(least, worker)):
-            yield run.says("clearance", 1, f"{name} is in the pool and not cleared for {missing} labels")
-        for rule in _barring(least, catalog, worker) if worker is not None else ():
-            yield run.says("rule", 1, f"{name} is in the pool, and the rule {rule} excludes it")
-    yield from _limits(run, tier)
-    yield from affordable(run, catalog)
+        if worker is not None and (missing := _count_uncleared_labels(least, worker)):
+            yield run.violation("clearance", 1, f"{name} is in the pool and not cleared for {missing} labels")
+        for rule in _excluding_rules(least, catalog, worker) if worker is not None else ():
+            yield run.violation("rule", 1, f"{name} is in the pool, and the rule {rule} excludes it")
+    yield from _check_limits(run, tier)
+    yield from check_masked_prices(run, catalog)
 
 
-def _least(run: Account, catalog: Catalog, tier: Tier) -> Read:
+def _least_provenance(run: AuditedRun, catalog: Catalog, tier: Tier) -> Provenance:
     """Return what every worker of the run reads: under a model its subtasks, in a caller's own plan
     and in a repeated one nothing, else the conversation."""
-    conductor, labels = run.admitted["conductor"], frozenset(run.admitted["labels"])
+    conductor, labels = run.admission["conductor"], frozenset(run.admission["labels"])
     if conductor in ("caller", "replay"):
-        return Read()
+        return Provenance()
     if conductor != "model":
-        return Read(labels, frozenset({FROM_CALLER}))
+        return Provenance(labels, frozenset({FROM_CALLER}))
     model = catalog.workers.get(tier.conductor.worker or "")
-    return Read(labels - (model.declassifies if model is not None else frozenset()), frozenset({FROM_CONDUCTOR}))
+    return Provenance(labels - (model.declassifies if model is not None else frozenset()), frozenset({FROM_CONDUCTOR}))
 
 
-def _limits(run: Account, tier: Tier) -> Iterator[Violation]:
-    allowed = tier.efforts.get(run.admitted["effort"])
+def _check_limits(run: AuditedRun, tier: Tier) -> Iterator[Violation]:
+    allowed = tier.efforts.get(run.admission["effort"])
     if allowed is None:
-        yield run.says("limits-widened", 1, f"{tier.name} has no such effort level")
+        yield run.violation("limits-widened", 1, f"{tier.name} has no such effort level")
         return
     for name in (*WHOLE_LIMITS, "depth", "seconds"):
         if run.limits.get(name, 0) > getattr(allowed, name):
-            yield run.says("limits-widened", 1, f"{name} is {run.limits[name]}, the tier has {getattr(allowed, name)}")
+            yield run.violation(
+                "limits-widened", 1, f"{name} is {run.limits[name]}, the tier has {getattr(allowed, name)}"
+            )
 
 
-def _uncleared(read: Read, worker: Worker) -> int:
+def _count_uncleared_labels(read: Provenance, worker: Worker) -> int:
     """Return the number of labels for which a worker is not cleared, by name or by its card's region and retention."""
     card, missing = worker.card, set(read.labels) - worker.card.clearance
     if card.region:
@@ -150,20 +159,20 @@ def _uncleared(read: Read, worker: Worker) -> int:
     return len(missing)
 
 
-def _barring(read: Read, catalog: Catalog, worker: Worker) -> list[str]:
+def _excluding_rules(read: Provenance, catalog: Catalog, worker: Worker) -> list[str]:
     """Return the names of the pool file's rules that keep this worker from what was read, from the rules alone."""
     labels = set(read.labels | read.sources)
     found = []
     for rule in catalog.rules:
         if not set(rule.labels) <= labels:
             continue
-        refused = rule.allow is not None and not _has(worker, rule.allow)
-        if refused or (rule.deny is not None and _has(worker, rule.deny)):
+        refused = rule.allow is not None and not _matches(worker, rule.allow)
+        if refused or (rule.deny is not None and _matches(worker, rule.deny)):
             found.append(rule.name)
     return found
 
 
-def _has(worker: Worker, match: Match) -> bool:
+def _matches(worker: Worker, match: Match) -> bool:
     """Return True if a worker has one of the values of every attribute that a match names."""
     card = worker.card
     pairs = (
@@ -187,35 +196,37 @@ def _as_served(call: Call, worker: Worker) -> Worker:
     return worker
 
 
-def _worker(run: Account, call: Call, catalog: Catalog, worker: Worker, read: Read) -> Iterator[Violation]:
+def _check_worker(
+    run: AuditedRun, call: Call, catalog: Catalog, worker: Worker, read: Provenance
+) -> Iterator[Violation]:
     body, seq = call.intent.body, call.intent.seq
     if (body["provider"], body["model"]) != (worker.provider, worker.model):
-        yield run.says("worker-changed", seq, f"{call.id}: provider or model is not that of {worker.name}")
-    if missing := _uncleared(read, worker):
-        yield run.says("clearance", seq, f"{worker.name} is not cleared for {missing} labels")
-    for rule in _barring(read, catalog, worker):
-        yield run.says("rule", seq, f"the rule {rule} keeps {worker.name} from the labels of what it reads")
+        yield run.violation("worker-changed", seq, f"{call.id}: provider or model is not that of {worker.name}")
+    if missing := _count_uncleared_labels(read, worker):
+        yield run.violation("clearance", seq, f"{worker.name} is not cleared for {missing} labels")
+    for rule in _excluding_rules(read, catalog, worker):
+        yield run.violation("rule", seq, f"the rule {rule} keeps {worker.name} from the labels of what it reads")
     if call.step is not None and body["max_tokens"] > worker.card.max_output:
-        yield run.says("output-over-limit", seq, f"{worker.name} writes at most {worker.card.max_output} tokens")
+        yield run.violation("output-over-limit", seq, f"{worker.name} writes at most {worker.card.max_output} tokens")
     if call.step is None:
-        yield from _conductor(run, call, catalog, worker)
+        yield from _check_conductor(run, call, catalog, worker)
 
 
-def _conductor(run: Account, call: Call, catalog: Catalog, worker: Worker) -> Iterator[Violation]:
+def _check_conductor(run: AuditedRun, call: Call, catalog: Catalog, worker: Worker) -> Iterator[Violation]:
     """A planning call goes to the tier's conductor, or for an embedding to its embedder, and its brief is true."""
-    tier, seq = tier_of(catalog, *run.placed), call.intent.seq
-    if tier is not None and _asked(tier.conductor, call) != worker.name:
-        yield run.says("worker-outside-pool", seq, f"{worker.name} is not the conductor of {tier.name}")
-    if call.intent.body.get("usd_left") not in _left(run, call):
-        yield run.says("brief-wrong", seq, f"{call.id} is told another budget than there was")
-    if (call.intent.body.get("seconds_left") or 0) > run.limits["seconds"] + ROUNDING:
-        yield run.says("brief-wrong", seq, f"{call.id} is told of more time than the run has")
+    tier, seq = tier_of(catalog, *run.tier_reference), call.intent.seq
+    if tier is not None and _expected_worker(tier.conductor, call) != worker.name:
+        yield run.violation("worker-outside-pool", seq, f"{worker.name} is not the conductor of {tier.name}")
+    if call.intent.body.get("usd_left") not in _possible_remainders(run, call):
+        yield run.violation("brief-wrong", seq, f"{call.id} is told another budget than there was")
+    if (call.intent.body.get("seconds_left") or 0) > run.limits["seconds"] + ROUNDING_SECONDS:
+        yield run.violation("brief-wrong", seq, f"{call.id} is told of more time than the run has")
     rejected = call.intent.body.get("rejected")
-    if rejected and rejected not in _rejected(run, call):
-        yield run.says("brief-wrong", seq, f"{call.id} is shown what was not the rejected plan")
+    if rejected and rejected not in _earlier_planning_outputs(run, call):
+        yield run.violation("brief-wrong", seq, f"{call.id} is shown what was not the rejected plan")
 
 
-def _asked(conductor: ConductorSpec, call: Call) -> str | None:
+def _expected_worker(conductor: ConductorSpec, call: Call) -> str | None:
     """Return the worker for a planning call with this template."""
     if call.intent.body["template"] != EMBEDS:
         return conductor.worker
@@ -224,19 +235,19 @@ def _asked(conductor: ConductorSpec, call: Call) -> str | None:
     return conductor.selector.embedder
 
 
-def _left(run: Account, call: Call) -> set[int]:
+def _possible_remainders(run: AuditedRun, call: Call) -> set[int]:
     """Return the budgets that were left at some time between the proposal's opening and the call."""
-    opened = run.proposals[call.proposal].opened.seq if 0 <= call.proposal < len(run.proposals) else 0
+    opened = run.proposals[call.proposal].opening.seq if 0 <= call.proposal < len(run.proposals) else 0
     left = run.limits["usd"]
     at = {opened: left}
-    for fact in run.of(Kind.CALL_FINISHED):
-        if fact.seq < call.intent.seq:
-            left -= fact.body["usd"]
-            at[max(fact.seq, opened)] = left
+    for event in run.events_of(Kind.CALL_FINISHED):
+        if event.seq < call.intent.seq:
+            left -= event.body["usd"]
+            at[max(event.seq, opened)] = left
     return {max(limit, 0) for limit in at.values()}
 
 
-def _rejected(run: Account, call: Call) -> set[str]:
+def _earlier_planning_outputs(run: AuditedRun, call: Call) -> set[str]:
     """Return the outputs of the planning calls before this one."""
     earlier = [
         planning_call
@@ -249,52 +260,54 @@ def _rejected(run: Account, call: Call) -> set[str]:
 # -- the money
 
 
-def _passed_over(run: Account, call: Call, catalog: Catalog) -> Iterator[Violation]:
+def _check_passed_over(run: AuditedRun, call: Call, catalog: Catalog) -> Iterator[Violation]:
     """A worker that was passed over as too dear costs more at the floor of the tier, with at most twice the input of
     this call, than what this call holds."""
     body = call.intent.body
     most_input = max(body["tokens_held"] - body["max_tokens"], 0)
     for passed in body.get("passed_over") or ():
-        worker = catalog.workers.get(passed["worker"]) if passed.get("reason") == UNPAID else None
+        worker = catalog.workers.get(passed["worker"]) if passed.get("reason") == OVER_BUDGET else None
         if worker is None:
             continue
         floor = min(run.limits["floor_tokens"], run.limits["output_tokens"], worker.card.max_output)
-        if _dearest(worker.price, 2 * most_input, floor) <= body["usd_held"]:
-            yield run.says("mask-wrong", call.intent.seq, f"{worker.name} is passed over although it could be paid")
+        if _max_cost(worker.price, 2 * most_input, floor) <= body["usd_held"]:
+            yield run.violation(
+                "mask-wrong", call.intent.seq, f"{worker.name} is passed over although it could be paid"
+            )
 
 
-def _price(run: Account, call: Call, worker: Worker) -> Iterator[Violation]:
+def _check_price(run: AuditedRun, call: Call, worker: Worker) -> Iterator[Violation]:
     held, price = call.intent.body, worker.price
     most_input = max(held["tokens_held"] - held["max_tokens"], 0)
-    worst = _dearest(price, most_input, held["max_tokens"])
+    worst = _max_cost(price, most_input, held["max_tokens"])
     if held["usd_held"] < worst:
-        yield run.says("reservation-low", call.intent.seq, f"{held['usd_held']} held, {worst} is the worst case")
-    if call.outcome is not None and call.went != "unknown":
-        yield from _settled(run, call.outcome, price)
+        yield run.violation("reservation-low", call.intent.seq, f"{held['usd_held']} held, {worst} is the worst case")
+    if call.outcome is not None and call.outcome_kind != "unknown":
+        yield from _check_settled_cost(run, call.outcome, price)
 
 
-def _settled(run: Account, outcome: Fact, price: Price) -> Iterator[Violation]:
+def _check_settled_cost(run: AuditedRun, outcome: Event, price: Price) -> Iterator[Violation]:
     usage: Mapping[str, Any] = outcome.body["usage"]
     tier = price.long if price.long is not None and usage["input"] > price.long_after else price
-    due = _cost(tier, usage)
+    due = _cost_at_rates(tier, usage)
     if outcome.body["usd"] != due:
-        yield run.says("cost-wrong", outcome.seq, f"{outcome.body['usd']} micro-dollars, its usage costs {due}")
+        yield run.violation("cost-wrong", outcome.seq, f"{outcome.body['usd']} micro-dollars, its usage costs {due}")
 
 
-def _dearest(price: Price, read: int, said: int) -> int:
+def _max_cost(price: Price, read: int, said: int) -> int:
     """Return the most that a call of at most so many tokens can cost, in micro-dollars."""
     tiers = [price] if price.long is None or read <= price.long_after else [price, price.long]
-    return max([_worst(tier, read, said) for tier in tiers])
+    return max([_max_cost_at_rates(tier, read, said) for tier in tiers])
 
 
-def _worst(price: Price, read: int, said: int) -> int:
+def _max_cost_at_rates(price: Price, read: int, said: int) -> int:
     """Return the most that so many tokens can cost at the rates of one tier, in micro-dollars, rounded up."""
     dearest = max(price.input, price.cached, price.input if price.written is None else price.written)
     spoken = max(price.output, price.output if price.reasoning is None else price.reasoning)
     return (read * dearest + said * spoken + MILLION - 1) // MILLION
 
 
-def _cost(price: Price, usage: Mapping[str, Any]) -> int:
+def _cost_at_rates(price: Price, usage: Mapping[str, Any]) -> int:
     """Return the cost of a usage at the rates of one tier, in micro-dollars, rounded up."""
     fresh = max(usage["input"] - usage["cached"], 0)
     stored = min(usage.get("written", 0), fresh)
@@ -313,8 +326,8 @@ def _cost(price: Price, usage: Mapping[str, Any]) -> int:
 # -- the bytes
 
 
-def _rendered(
-    run: Account, call: Call, catalog: Catalog, worker: Worker, pools: Pools, report: Report
+def _check_request_bytes(
+    run: AuditedRun, call: Call, catalog: Catalog, worker: Worker, pools: Pools, report: Report
 ) -> Iterator[Violation]:
     body, salt = call.intent.body, run.record.row["salt"]
     try:
@@ -322,25 +335,31 @@ def _rendered(
             raise Unverifiable(ERASED)
         request = rebuilt_request(run, call, catalog, worker)
     except (KeyError, TypeError, ValueError, AttributeError):
-        yield run.says("request-altered", call.intent.seq, f"{call.id}: what it was made of is not what it must be")
+        yield run.violation(
+            "request-altered", call.intent.seq, f"{call.id}: what it was made of is not what it must be"
+        )
         return
     except UnknownTemplate:
-        yield run.says("template-unknown", call.intent.seq, f"{call.id}: this auditor knows no such template")
+        yield run.violation("template-unknown", call.intent.seq, f"{call.id}: this auditor knows no such template")
         return
     except Unverifiable as reason:
         report.unverifiable[str(reason)] += 1
         return
-    sent = _bytes(pools, catalog, request)
-    report.rendered += 1
-    if (address(salt, sent), len(sent)) != (body["request"], body["bytes"]):
-        yield run.says("request-altered", call.intent.seq, f"{call.id}: {body['bytes']} bytes sent, {len(sent)} now")
+    sent = _render(pools, catalog, request)
+    report.rebuilt_requests += 1
+    if (content_ref(salt, sent), len(sent)) != (body["request"], body["bytes"]):
+        yield run.violation(
+            "request-altered", call.intent.seq, f"{call.id}: {body['bytes']} bytes sent, {len(sent)} now"
+        )
     if body["max_tokens"] != request.sampling.max_tokens:
-        yield run.says("request-altered", call.intent.seq, f"{call.id}: max_tokens is {body['max_tokens']}")
+        yield run.violation("request-altered", call.intent.seq, f"{call.id}: max_tokens is {body['max_tokens']}")
     if body["tokens_held"] < _text_bytes(request) + body["max_tokens"]:
-        yield run.says("reservation-low", call.intent.seq, f"{call.id}: its texts alone may be more than what is held")
+        yield run.violation(
+            "reservation-low", call.intent.seq, f"{call.id}: its texts alone may be more than what is held"
+        )
 
 
-def _bytes(pools: Pools, catalog: Catalog, request: Request) -> bytes:
+def _render(pools: Pools, catalog: Catalog, request: Request) -> bytes:
     """Return the request as its provider's adapter renders it; empty if the adapter cannot render it."""
     try:
         return pools.provider(catalog, request.worker.provider).render(request)

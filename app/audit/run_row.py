@@ -3,78 +3,80 @@
 from collections.abc import Iterator
 from typing import Any
 
-from app.audit.account import Account, Step
-from app.audit.lifecycle import degraded, state_of
+from app.audit.audited_run import AuditedRun, Step
+from app.audit.lifecycle import possible_degraded_values, state_of
 from app.audit.report import Violation
 from app.core.run.kinds import Kind
 
 
-def run_row(run: Account) -> Iterator[Violation]:
+def check_run_row(run: AuditedRun) -> Iterator[Violation]:
     """Apply all rules of this module."""
     columns = run.record.row
-    yield from projection(run)
-    if run.end is not None and not columns["degraded"] and False not in degraded(run):
-        yield run.says("row-projection", run.end.seq, "degraded is not what the events make it")
-    yield from _outbox(run)
+    yield from check_columns(run)
+    if run.end is not None and not columns["degraded"] and False not in possible_degraded_values(run):
+        yield run.violation("row-projection", run.end.seq, "degraded is not what the events make it")
+    yield from _check_outbox(run)
 
 
-def projection(run: Account) -> Iterator[Violation]:
+def check_columns(run: AuditedRun) -> Iterator[Violation]:
     """The columns of the row that follow from the events are as these make them."""
-    for column, wanted in _columns(run).items():
+    for column, wanted in _expected_columns(run).items():
         if run.record.row.get(column) != wanted:
-            yield run.says("row-projection", 0, f"{column} is not what the events make it")
-    if run.record.row["degraded"] and True not in degraded(run):  # of a run that goes on it may be set a little later
-        yield run.says("row-projection", 0, "degraded is not what the events make it")
+            yield run.violation("row-projection", 0, f"{column} is not what the events make it")
+    if run.record.row["degraded"] and True not in possible_degraded_values(
+        run
+    ):  # of a run that goes on it may be set a little later
+        yield run.violation("row-projection", 0, "degraded is not what the events make it")
 
 
-def _columns(run: Account) -> dict[str, Any]:
+def _expected_columns(run: AuditedRun) -> dict[str, Any]:
     """Return the columns that the row must have."""
-    admitted, end = run.admitted, run.end
+    admitted, end = run.admission, run.end
     shapes = [
-        proposal.accepted.body["topology"]
-        for proposal in run.tries()
-        if proposal.accepted is not None and proposal.steps
+        proposal.acceptance.body["topology"]
+        for proposal in run.proposals_for()
+        if proposal.acceptance is not None and proposal.steps
     ]
     return {
         "tier": admitted["tier"],
         "model": admitted["model"],
         "origin_kind": admitted.get("origin_kind") or None,
         "origin_run": admitted.get("origin_run") or None,
-        "created_at": run.facts[0].at,
-        "deadline": run.turns[-1].until,
-        "seq": run.facts[-1].seq,
+        "created_at": run.events[0].at,
+        "deadline": run.turns[-1].deadline,
+        "seq": run.events[-1].seq,
         "state": state_of(run),
-        "steps": len(run.planned),
+        "steps": len(run.planned_steps),
         "topology": shapes[-1] if shapes else None,
         "ended_at": end.at if end is not None else None,
         "error": end.body.get("error") if end is not None else None,
     }
 
 
-def _outbox(run: Account) -> Iterator[Violation]:
+def _check_outbox(run: AuditedRun) -> Iterator[Violation]:
     """A step that is to be executed has a ticket. Other steps have none, unless a call is in flight."""
     tickets = {ticket["step"]: ticket for ticket in run.record.tickets}
     for n, ticket in tickets.items():
         step = run.steps.get(n)
-        if step is None or not _queued(step):
-            yield run.says("ticket-left", 0, f"there is a ticket for step {n}, which was never queued")
+        if step is None or not _was_queued(step):
+            yield run.violation("ticket-left", 0, f"there is a ticket for step {n}, which was never queued")
         elif run.end is not None and ticket["claim"] == 0:
-            yield run.says("ticket-left", 0, f"the run has ended and step {n} has a ticket that was never taken")
-        elif _finished(step):
-            yield run.says("ticket-left", 0, f"step {n} was finished by its dispatcher and has its ticket still")
+            yield run.violation("ticket-left", 0, f"the run has ended and step {n} has a ticket that was never taken")
+        elif _needs_no_execution(step):
+            yield run.violation("ticket-left", 0, f"step {n} was finished by its dispatcher and has its ticket still")
     if run.end is not None:
         return
     for step in run.steps.values():
-        if _queued(step) and step.settled is None and not _finished(step) and step.n not in tickets:
-            yield run.says("ticket-missing", 0, f"step {step.n} is to be executed and has no ticket")
+        if _was_queued(step) and step.settlement is None and not _needs_no_execution(step) and step.n not in tickets:
+            yield run.violation("ticket-missing", 0, f"step {step.n} is to be executed and has no ticket")
 
 
-def _queued(step: Step) -> bool:
-    return any(fact.kind is Kind.STEP_QUEUED for fact in step.facts)
+def _was_queued(step: Step) -> bool:
+    return any(event.kind is Kind.STEP_QUEUED for event in step.events)
 
 
-def _finished(step: Step) -> bool:
+def _needs_no_execution(step: Step) -> bool:
     """Return True if the step needs no execution: it is done or failed, or waits for the caller's tools."""
-    if any(fact.kind in (Kind.STEP_DONE, Kind.STEP_FAILED) for fact in step.facts):
+    if any(event.kind in (Kind.STEP_DONE, Kind.STEP_FAILED) for event in step.events):
         return True
-    return bool(step.exchanges) and step.exchanges[-1].results is None
+    return bool(step.tool_uses) and step.tool_uses[-1].results is None

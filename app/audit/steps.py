@@ -3,138 +3,152 @@
 from collections.abc import Iterator, Mapping
 from itertools import chain
 
-from app.audit.account import Account, Fact, Step
+from app.audit.audited_run import AuditedRun, Event, Step
 from app.audit.report import Violation
 from app.core.run.kinds import Kind
 
 
-def steps(run: Account) -> Iterator[Violation]:
+def check_steps(run: AuditedRun) -> Iterator[Violation]:
     """Apply all rules of this module."""
     for step in run.steps.values():
-        yield from _arrows(run, step)
-        yield from _settled_once(run, step)
-        yield from _done(run, step)
-        yield from _queued(run, step)
-        if run.end is not None and step.settled is None and not run.unread:
-            yield run.says("step-left-open", run.end.seq, f"step {step.n} is not settled")
-    yield from _fan_out(run)
+        yield from _check_state_changes(run, step)
+        yield from _check_single_settlement(run, step)
+        yield from _check_completion(run, step)
+        yield from _check_queueing(run, step)
+        if run.end is not None and step.settlement is None and not run.was_ended_unread:
+            yield run.violation("step-left-open", run.end.seq, f"step {step.n} is not settled")
+    yield from _check_fan_out(run)
 
 
-OPEN = frozenset({"waiting", "queued", "running", "awaiting_tool"})
-CALLABLE = frozenset({"queued", "running"})
+OPEN_STATES = frozenset({"waiting", "queued", "running", "awaiting_tool"})
+CALLABLE_STATES = frozenset({"queued", "running"})
 
 
-def _arrows(run: Account, step: Step) -> Iterator[Violation]:
-    """A step goes waiting -> queued -> running <-> awaiting_tool; facts about a settled step are ignored."""
+def _check_state_changes(run: AuditedRun, step: Step) -> Iterator[Violation]:
+    """A step goes waiting -> queued -> running <-> awaiting_tool; events about a settled step are ignored."""
     state = "waiting"
-    for fact in step.facts:
-        if fact.kind is Kind.CALL_INTENDED and state in ("done", "failed"):
-            yield run.says("call-after-done", fact.seq, f"a call is intended for step {step.n}, which is {state}")
-        if fact.kind in EXECUTED if step.opens else fact.kind is Kind.PLAN_OPENED:
-            whose = "the conductor's" if step.opens else "a worker's"
-            yield run.says("step-arrow", fact.seq, f"step {step.n} is {whose}, and {fact.kind.value} is not for it")
-        to, since = MOVES[fact.kind]
-        if state in OPEN:
-            taken = fact.kind is Kind.STEP_DONE and fact.body.get("origin_run")
+    for event in step.events:
+        if event.kind is Kind.CALL_INTENDED and state in ("done", "failed"):
+            yield run.violation("call-after-done", event.seq, f"a call is intended for step {step.n}, which is {state}")
+        if event.kind in EXECUTION_KINDS if step.is_for_conductor else event.kind is Kind.PLAN_OPENED:
+            whose = "the conductor's" if step.is_for_conductor else "a worker's"
+            yield run.violation(
+                "step-arrow", event.seq, f"step {step.n} is {whose}, and {event.kind.value} is not for it"
+            )
+        to, since = STATE_CHANGES[event.kind]
+        if state in OPEN_STATES:
+            taken = event.kind is Kind.STEP_DONE and event.body.get("origin_run")
             if state not in (since if not taken else {"waiting"}):
-                yield run.says("step-arrow", fact.seq, f"step {step.n} goes from {state} to {to}")
+                yield run.violation("step-arrow", event.seq, f"step {step.n} goes from {state} to {to}")
             state = to
 
 
-MOVES: Mapping[Kind, tuple[str, frozenset[str]]] = {
+STATE_CHANGES: Mapping[Kind, tuple[str, frozenset[str]]] = {
     Kind.PLAN_OPENED: ("running", frozenset({"waiting", "running"})),
     Kind.STEP_QUEUED: ("queued", frozenset({"waiting"})),
-    Kind.CALL_INTENDED: ("running", CALLABLE),
+    Kind.CALL_INTENDED: ("running", CALLABLE_STATES),
     Kind.STEP_AWAITING: ("awaiting_tool", frozenset({"running"})),
     Kind.STEP_RESULTS: ("running", frozenset({"awaiting_tool"})),
     Kind.STEP_DONE: ("done", frozenset({"running"})),
     # and from waiting, where a replay takes its output over: see `replays.py`
-    Kind.STEP_FAILED: ("failed", OPEN),
-    Kind.STEP_SKIPPED: ("skipped", OPEN),
+    Kind.STEP_FAILED: ("failed", OPEN_STATES),
+    Kind.STEP_SKIPPED: ("skipped", OPEN_STATES),
 }
-"""The state to which each fact leads, and the states from which it may lead there."""
-EXECUTED = frozenset({Kind.STEP_QUEUED, Kind.CALL_INTENDED})
-"""Facts about steps that a worker executes; for the others a plan is opened."""
+"""The state to which each event leads, and the states from which it may lead there."""
+EXECUTION_KINDS = frozenset({Kind.STEP_QUEUED, Kind.CALL_INTENDED})
+"""Events of steps that a worker executes; for the others a plan is opened."""
 
 
-def _settled_once(run: Account, step: Step) -> Iterator[Violation]:
+def _check_single_settlement(run: AuditedRun, step: Step) -> Iterator[Violation]:
     """The execution of a step settles it once, and so does the run's owner; neither may know of the other."""
-    theirs = [fact for fact in step.facts if fact.kind in (Kind.STEP_DONE, Kind.STEP_FAILED)]
-    ours = [fact for fact in step.facts if fact.kind is Kind.STEP_SKIPPED]
-    for fact in theirs[1:]:
+    by_execution = [event for event in step.events if event.kind in (Kind.STEP_DONE, Kind.STEP_FAILED)]
+    by_owner = [event for event in step.events if event.kind is Kind.STEP_SKIPPED]
+    for event in by_execution[1:]:
         rule = "step-arrow"
-        if fact.kind is theirs[0].kind is Kind.STEP_DONE:
+        if event.kind is by_execution[0].kind is Kind.STEP_DONE:
             rule = "done-twice"
-        yield run.says(rule, fact.seq, f"step {step.n} is settled by its dispatcher at {theirs[0].seq} already")
-    for fact in ours[1:]:
-        yield run.says("step-arrow", fact.seq, f"step {step.n} is skipped at {ours[0].seq} already")
+        yield run.violation(
+            rule, event.seq, f"step {step.n} is settled by its dispatcher at {by_execution[0].seq} already"
+        )
+    for event in by_owner[1:]:
+        yield run.violation("step-arrow", event.seq, f"step {step.n} is skipped at {by_owner[0].seq} already")
 
 
-def _done(run: Account, step: Step) -> Iterator[Violation]:
+def _check_completion(run: AuditedRun, step: Step) -> Iterator[Violation]:
     """A step is done by a successful call of its own, with the output of that call."""
-    for fact in step.facts:
-        if fact.kind is not Kind.STEP_DONE or fact.body.get("origin_run"):
+    for event in step.events:
+        if event.kind is not Kind.STEP_DONE or event.body.get("origin_run"):
             continue
-        if step.opens:
-            yield from _concluded(run, step, fact)
+        if step.is_for_conductor:
+            yield from _check_nested_completion(run, step, event)
             continue
-        call = run.calls.get(fact.body["call"])
-        if call is None or call.step != step.n or call.went != "ok" or call.outcomes[0].seq > fact.seq:
-            yield run.says("done-without-call", fact.seq, f"step {step.n} is done by no successful call of its own")
+        call = run.calls.get(event.body["call"])
+        if call is None or call.step != step.n or call.outcome_kind != "ok" or call.outcomes[0].seq > event.seq:
+            yield run.violation(
+                "done-without-call", event.seq, f"step {step.n} is done by no successful call of its own"
+            )
             continue
         said = call.outcomes[0].body
         for name in ("output", "finish"):
-            if fact.body[name] != said[name]:
-                yield run.says("done-without-call", fact.seq, f"step {step.n}: {name} is not that of {call.id}")
+            if event.body[name] != said[name]:
+                yield run.violation("done-without-call", event.seq, f"step {step.n}: {name} is not that of {call.id}")
 
 
-def _concluded(run: Account, step: Step, fact: Fact) -> Iterator[Violation]:
+def _check_nested_completion(run: AuditedRun, step: Step, event: Event) -> Iterator[Violation]:
     """A step of the conductor is done by the workflow that was opened for it, once all of that is settled."""
-    tries = run.tries(step.n)
-    answer = tries[-1].answer if tries else None
-    if answer is None or answer.done is None or not all(nested.settled_by(fact.seq) for nested in tries[-1].steps):
-        yield run.says("done-without-call", fact.seq, f"what is nested in step {step.n} has not answered")
-    elif any(fact.body[name] != answer.done.body[name] for name in ("output", "chars", "finish", "call")):
-        yield run.says("done-without-call", fact.seq, f"step {step.n} does not say what step {answer.n} said")
+    tries = run.proposals_for(step.n)
+    answer = tries[-1].answering_step if tries else None
+    if (
+        answer is None
+        or answer.completion is None
+        or not all(nested.is_settled_before(event.seq) for nested in tries[-1].steps)
+    ):
+        yield run.violation("done-without-call", event.seq, f"what is nested in step {step.n} has not answered")
+    elif any(event.body[name] != answer.completion.body[name] for name in ("output", "chars", "finish", "call")):
+        yield run.violation("done-without-call", event.seq, f"step {step.n} does not say what step {answer.n} said")
 
 
-def _queued(run: Account, step: Step) -> Iterator[Violation]:
-    for fact in step.facts:
-        if fact.kind is not Kind.STEP_QUEUED:
+def _check_queueing(run: AuditedRun, step: Step) -> Iterator[Violation]:
+    for event in step.events:
+        if event.kind is not Kind.STEP_QUEUED:
             continue
-        if run.admitted["preview"]:
-            yield run.says("preview-executed", fact.seq, f"step {step.n} of a preview is queued")
-        late = [n for n in step.inputs if n in run.steps and not run.steps[n].settled_by(fact.seq)]
+        if run.admission["preview"]:
+            yield run.violation("preview-executed", event.seq, f"step {step.n} of a preview is queued")
+        late = [n for n in step.inputs if n in run.steps and not run.steps[n].is_settled_before(event.seq)]
         if late:
-            yield run.says("queued-too-early", fact.seq, f"step {step.n} is queued before step {late[0]} is settled")
+            yield run.violation(
+                "queued-too-early", event.seq, f"step {step.n} is queued before step {late[0]} is settled"
+            )
         proposal = run.proposals[step.plan.body["proposal"]]
-        accepted = proposal.accepted
-        if (accepted is None or accepted.seq > fact.seq) and (
-            step.plan.body["answers"] or proposal.opened.body.get("waits")
+        accepted = proposal.acceptance
+        if (accepted is None or accepted.seq > event.seq) and (
+            step.plan.body["answers"] or proposal.opening.body.get("waits")
         ):
-            yield run.says("queued-too-early", fact.seq, f"step {step.n} waits for its plan, which is not accepted yet")
+            yield run.violation(
+                "queued-too-early", event.seq, f"step {step.n} waits for its plan, which is not accepted yet"
+            )
 
 
-def _fan_out(run: Account) -> Iterator[Violation]:
+def _check_fan_out(run: AuditedRun) -> Iterator[Violation]:
     """The steps that are queued and not settled stay within the limit, counted by the order of the journal."""
     most = run.limits["fan_out"]
     for number in sorted({proposal.round for proposal in run.proposals}):
         under_way = 0
-        facts: list[Fact] = []
+        events: list[Event] = []
         for proposal in run.proposals:
             if proposal.round == number:
-                facts += chain.from_iterable(map(_bounds, proposal.steps))
-        for fact in sorted(facts, key=lambda fact: fact.seq):
-            under_way += 1 if fact.kind is Kind.STEP_QUEUED else -1
-            if fact.kind is Kind.STEP_QUEUED and under_way > most:
-                yield run.says("fan-out-over-limit", fact.seq, f"{under_way} steps are under way, at most {most}")
+                events += chain.from_iterable(map(_queueing_and_settlement, proposal.steps))
+        for event in sorted(events, key=lambda event: event.seq):
+            under_way += 1 if event.kind is Kind.STEP_QUEUED else -1
+            if event.kind is Kind.STEP_QUEUED and under_way > most:
+                yield run.violation("fan-out-over-limit", event.seq, f"{under_way} steps are under way, at most {most}")
 
 
-def _bounds(step: Step) -> Iterator[Fact]:
-    """Yield the fact that first queued a step, and the one that settled it after that."""
-    queued = [fact for fact in step.facts if fact.kind is Kind.STEP_QUEUED]
+def _queueing_and_settlement(step: Step) -> Iterator[Event]:
+    """Yield the event that first queued a step, and the one that settled it after that."""
+    queued = [event for event in step.events if event.kind is Kind.STEP_QUEUED]
     if not queued:
         return
     yield queued[0]
-    if step.settled is not None and step.settled.seq > queued[0].seq:
-        yield step.settled
+    if step.settlement is not None and step.settlement.seq > queued[0].seq:
+        yield step.settlement

@@ -2,59 +2,59 @@
 
 from collections.abc import Iterator
 
-from app.audit.account import Account, Exchange, Step
+from app.audit.audited_run import AuditedRun, Step, ToolUse
 from app.audit.report import Violation
 
 
-def tooling(run: Account) -> Iterator[Violation]:
+def check_tool_uses(run: AuditedRun) -> Iterator[Violation]:
     """Apply all rules of this module."""
-    given: set[str] = set()
+    issued_ids: set[str] = set()
     for step in run.steps.values():
-        for exchange in step.exchanges:
-            yield from _called(run, step, exchange, given)
-            yield from _answered(run, step, exchange)
-            given.update(exchange.ids)
+        for tool_use in step.tool_uses:
+            yield from _check_tool_calls(run, step, tool_use, issued_ids)
+            yield from _check_results(run, step, tool_use)
+            issued_ids.update(tool_use.call_ids)
     for turn in run.turns:
-        if turn.awaiting is not None:
-            yield from _awaited(run, turn.awaiting.seq, set(turn.awaiting.body["steps"]))
+        if turn.tool_calls is not None:
+            yield from _check_end_of_turn(run, turn.tool_calls.seq, set(turn.tool_calls.body["steps"]))
 
 
-def _called(run: Account, step: Step, exchange: Exchange, given: set[str]) -> Iterator[Violation]:
+def _check_tool_calls(run: AuditedRun, step: Step, tool_use: ToolUse, issued_ids: set[str]) -> Iterator[Violation]:
     """The step's plan allows the calls, a successful call of its own made them, and their ids are new."""
-    fact, body = exchange.awaiting, step.plan.body
+    event, body = tool_use.calls, step.plan.body
     if not body["answers"] and not body.get("tools", False):
-        yield run.says("tool-calls-wrong", fact.seq, f"the plan does not let step {step.n} call tools")
-    call = run.calls.get(fact.body["call"])
-    if call is None or call.step != step.n or call.went != "ok" or call.outcomes[0].seq > fact.seq:
-        yield run.says("tool-calls-wrong", fact.seq, f"no successful call of step {step.n} asked for them")
-    if len(set(exchange.ids)) < len(exchange.ids) or given & set(exchange.ids):
-        yield run.says("tool-calls-wrong", fact.seq, f"step {step.n} gives out an id twice")
+        yield run.violation("tool-calls-wrong", event.seq, f"the plan does not let step {step.n} call tools")
+    call = run.calls.get(event.body["call"])
+    if call is None or call.step != step.n or call.outcome_kind != "ok" or call.outcomes[0].seq > event.seq:
+        yield run.violation("tool-calls-wrong", event.seq, f"no successful call of step {step.n} asked for them")
+    if len(set(tool_use.call_ids)) < len(tool_use.call_ids) or issued_ids & set(tool_use.call_ids):
+        yield run.violation("tool-calls-wrong", event.seq, f"step {step.n} gives out an id twice")
 
 
-def _answered(run: Account, step: Step, exchange: Exchange) -> Iterator[Violation]:
+def _check_results(run: AuditedRun, step: Step, tool_use: ToolUse) -> Iterator[Violation]:
     """All calls are answered together, in their order, at the beginning of a turn."""
-    fact = exchange.results
-    if fact is None:
+    event = tool_use.results
+    if event is None:
         return
-    turn = run.turn_at(fact.seq)
-    if fact.body["ids"] != exchange.ids:
-        yield run.says("tool-results-wrong", fact.seq, f"step {step.n} did not wait for these results")
-    if turn.number == 0 or turn.began.seq < exchange.awaiting.seq:
-        yield run.says("tool-results-wrong", fact.seq, f"step {step.n} has results and no turn began with them")
+    turn = run.turn_at(event.seq)
+    if event.body["ids"] != tool_use.call_ids:
+        yield run.violation("tool-results-wrong", event.seq, f"step {step.n} did not wait for these results")
+    if turn.number == 0 or turn.start.seq < tool_use.calls.seq:
+        yield run.violation("tool-results-wrong", event.seq, f"step {step.n} has results and no turn began with them")
 
 
-def _awaited(run: Account, seq: int, named: set[int]) -> Iterator[Violation]:
+def _check_end_of_turn(run: AuditedRun, seq: int, named: set[int]) -> Iterator[Violation]:
     """The end of a turn names the steps that wait."""
-    waiting = {step.n for step in run.steps.values() if _waits(step, seq)}
+    waiting = {step.n for step in run.steps.values() if _is_waiting(step, seq)}
     if waiting != named:
-        yield run.says("turn-out-of-order", seq, f"{len(waiting)} steps wait for tools, {len(named)} are named")
+        yield run.violation("turn-out-of-order", seq, f"{len(waiting)} steps wait for tools, {len(named)} are named")
 
 
-def _waits(step: Step, seq: int) -> bool:
+def _is_waiting(step: Step, seq: int) -> bool:
     """Return True if a step waits for tool results at this event."""
-    if step.settled_by(seq):
+    if step.is_settled_before(seq):
         return False
     return any(
-        exchange.awaiting.seq < seq and (exchange.results is None or exchange.results.seq > seq)
-        for exchange in step.exchanges
+        tool_use.calls.seq < seq and (tool_use.results is None or tool_use.results.seq > seq)
+        for tool_use in step.tool_uses
     )

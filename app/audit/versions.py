@@ -11,26 +11,26 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from app.audit.account import Account, Call
+from app.audit.audited_run import AuditedRun, Call
 from app.audit.report import Report, Violation
 from app.core.pool.conductor_versions import Change
 from app.core.pool.serving import TIER
 
-NOTICED = 30.0
+NOTICE_SECONDS = 30.0
 """Seconds within which a process must notice a change. It reads the changes every two seconds, and before a call if its
 last reading is ten seconds old, so that a short outage of the database is covered."""
-AHEAD = 5.0
+CLOCK_SKEW_SECONDS = 5.0
 """Seconds by which the clock of a process may be behind the database's, which dates the changes."""
 UNKNOWN = "no changes of versions in the export"
 
 
 @dataclass(frozen=True, slots=True)
-class Reign:
+class VersionsInForce:
     """The versions in force from a time on. The empty version is the model that the pool file names."""
 
     since: float
     live: str = ""
-    before: tuple[str, ...] = ()
+    earlier: tuple[str, ...] = ()
     """The versions that were live before, the latest one last."""
     canary: str = ""
     share: float = 0.0
@@ -42,9 +42,9 @@ class Reign:
             return self.canary
         return self.live
 
-    def followed_by(self, change: Change) -> "Reign":
+    def after(self, change: Change) -> "VersionsInForce":
         """Return the versions in force after one more change."""
-        live, before, canary, share = self.live, self.before, self.canary, self.share
+        live, before, canary, share = self.live, self.earlier, self.canary, self.share
         if change.kind == "canary":
             canary, share = change.version, change.share
         elif change.kind == "promoted":
@@ -56,64 +56,68 @@ class Reign:
             live, before = before[-1] if before else "", before[:-1]
         elif change.kind == "unloaded":
             before = tuple(version for version in before if version != change.version)
-        return Reign(change.at, live, before, canary, share)
+        return VersionsInForce(change.at, live, before, canary, share)
 
 
 @dataclass(frozen=True, slots=True)
-class Reigns:
+class VersionHistory:
     """The history of the versions of all conductors. `known` is False for an export without changes."""
 
-    known: bool = True
-    of: defaultdict[str, list[Reign]] = field(default_factory=lambda: defaultdict(lambda: [Reign(float("-inf"))]))
+    is_known: bool = True
+    by_conductor: defaultdict[str, list[VersionsInForce]] = field(
+        default_factory=lambda: defaultdict(lambda: [VersionsInForce(float("-inf"))])
+    )
 
     @classmethod
-    def by(cls, changes: Iterable[Change] | None) -> "Reigns":
+    def from_changes(cls, changes: Iterable[Change] | None) -> "VersionHistory":
         """Return the history that these changes, in any order, have made."""
         made = cls(changes is not None)
         for change in sorted(changes or (), key=lambda row: (row.at, row.id)):
-            reigns = made.of[change.conductor]
-            reigns.append(reigns[-1].followed_by(change))
+            history = made.by_conductor[change.conductor]
+            history.append(history[-1].after(change))
         return made
 
     def versions(self, conductor: str, run: str, since: float, until: float) -> set[str]:
         """Return all versions that were to conduct a run at some time of this span."""
-        reigns = self.of[conductor]
-        first = bisect_right(reigns, since, key=lambda reign: reign.since) - 1
-        return {reign.version(run) for reign in reigns[first:] if reign.since <= max(until, since)}
+        history = self.by_conductor[conductor]
+        first = bisect_right(history, since, key=lambda reign: reign.since) - 1
+        return {reign.version(run) for reign in history[first:] if reign.since <= max(until, since)}
 
 
-def versions(run: Account, reigns: Reigns, report: Report) -> Iterator[Violation]:
+def check_versions(run: AuditedRun, history: VersionHistory, report: Report) -> Iterator[Violation]:
     """Apply the rule of this module. Calls that cannot be verified are counted in the report."""
-    yield from _served(run, reigns, report)
+    yield from _check_served_subject(run, history, report)
     for call in run.calls.values():
         version = call.intent.body.get("version", "")
         if call.step is not None and version:
-            yield run.says("version-not-in-force", call.intent.seq, f"{call.id} is no conductor's, and names a version")
-        elif call.step is None and not reigns.known:
+            yield run.violation(
+                "version-not-in-force", call.intent.seq, f"{call.id} is no conductor's, and names a version"
+            )
+        elif call.step is None and not history.is_known:
             report.unverifiable[UNKNOWN] += bool(version)
-        elif call.step is None and version not in _allowed(run, call, reigns):
+        elif call.step is None and version not in _allowed_versions(run, call, history):
             named = f"version {str(version)[:80]}" if version else "the pool file's own model"
-            yield run.says("version-not-in-force", call.intent.seq, f"{call.id} asks {named}")
+            yield run.violation("version-not-in-force", call.intent.seq, f"{call.id} asks {named}")
 
 
-def _served(run: Account, reigns: Reigns, report: Report) -> Iterator[Violation]:
+def _check_served_subject(run: AuditedRun, history: VersionHistory, report: Report) -> Iterator[Violation]:
     """A run that repeats another one, or carries out its plan, is served as that one was."""
-    tier, _, subject = run.placed
-    if not subject or run.admitted.get("origin_kind") in ("replay", "plan"):
+    tier, _, subject = run.tier_reference
+    if not subject or run.admission.get("origin_kind") in ("replay", "plan"):
         return
-    if not reigns.known:
+    if not history.is_known:
         report.unverifiable[UNKNOWN] += 1
         return
-    at = run.facts[0].at
-    if subject not in reigns.versions(f"{TIER}{tier}", run.run, at - NOTICED, at + AHEAD):
-        yield run.says("version-not-in-force", 1, f"{subject[:80]} was not put in the place of {tier}")
+    at = run.events[0].at
+    if subject not in history.versions(f"{TIER}{tier}", run.id, at - NOTICE_SECONDS, at + CLOCK_SKEW_SECONDS):
+        yield run.violation("version-not-in-force", 1, f"{subject[:80]} was not put in the place of {tier}")
 
 
-def _allowed(run: Account, call: Call, reigns: Reigns) -> set[str]:
-    repeats = run.admitted.get("origin_kind") in ("shadow", "replay")
-    tried = run.admitted["wire"].get("conductor") if repeats else None
+def _allowed_versions(run: AuditedRun, call: Call, history: VersionHistory) -> set[str]:
+    repeats = run.admission.get("origin_kind") in ("shadow", "replay")
+    tried = run.admission["wire"].get("conductor") if repeats else None
     if tried:  # a shadow or a replay is conducted by the version that it tries
         return {tried}
-    opened = run.proposals[call.proposal].opened if 0 <= call.proposal < len(run.proposals) else call.intent
-    since, until = opened.at - NOTICED, call.intent.at + AHEAD
-    return reigns.versions(call.intent.body["worker"], run.run, since, until)
+    opened = run.proposals[call.proposal].opening if 0 <= call.proposal < len(run.proposals) else call.intent
+    since, until = opened.at - NOTICE_SECONDS, call.intent.at + CLOCK_SKEW_SECONDS
+    return history.versions(call.intent.body["worker"], run.id, since, until)

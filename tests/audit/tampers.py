@@ -22,7 +22,7 @@ from sqlalchemy import Connection, Table, create_engine, delete, insert, select,
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from app.audit.log.findings import Finding, Verified
+from app.audit.log.findings import Finding, Verification
 from app.audit.log.rows import check_database
 from app.audit.log.tree import Checkpoint, read_checkpoint
 from app.audit.log.verify import LogCheck
@@ -157,9 +157,9 @@ def _pruned_of(left: Any, root: bytes) -> Any:
 
 def verify(
     conn: Connection, held: Sequence[tuple[str, Checkpoint]], opened: Open | None = None, *, settled: bool = True
-) -> Verified:
+) -> Verification:
     """Verify a database, as the command does. `opened` decrypts contents; nothing writes to it if it is `settled`."""
-    report = Verified()
+    report = Verification()
     stored = SealedRows(conn, opened or (lambda _place, body: body))
     check_database(LogCheck(report, held=tuple(held)), stored, settled=settled)
     return report
@@ -624,7 +624,7 @@ def attempts(conn: Connection, subject: Subject, rnd: random.Random, count: int)
     missed: Counter[str] = Counter()
     report = verify(conn, subject.held)
     conn.rollback()
-    assert report.clean, list(report.ordered())
+    assert report.is_clean, list(report.ordered())
     first = list(EACH_COLUMN) if count > len(EACH_COLUMN) else []
     while found.total() + missed.total() < count:
         tamper = first.pop() if first else rnd.choice(KNOWING if rnd.random() < KNOWING_SHARE else RANDOM)

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from app.audit.versions import AHEAD, NOTICED
+from app.audit.versions import CLOCK_SKEW_SECONDS, NOTICE_SECONDS
 from app.core.pool.conductor_versions import Change, ChangeKind
 from tests.audit.forgery import Case, Forged, Tamper, case, put
 
@@ -33,7 +33,7 @@ def moved(seconds: float) -> Tamper:
     return move
 
 
-def only(*kinds: ChangeKind, share: float = 0.0, earlier: float = 2 * NOTICED) -> Tamper:
+def only(*kinds: ChangeKind, share: float = 0.0, earlier: float = 2 * NOTICE_SECONDS) -> Tamper:
     """Nothing but these changes was made, some time before the plan."""
 
     def make(run: Forged) -> None:
@@ -59,8 +59,8 @@ CASES: tuple[Case, ...] = tuple(
          "conducted bettered", only("loaded", "promoted")),
         ("the pool file's own model is said to have been asked",
          "versioned", lambda run: (only("promoted")(run), put(version="")(run.first(INTENDED, n=None)))),
-        ("a version long after its rollback", "versioned", moved(2 * NOTICED)),
-        ("a version before its promotion", "versioned", moved(-2 * AHEAD)),
+        ("a version long after its rollback", "versioned", moved(2 * NOTICE_SECONDS)),
+        ("a version before its promotion", "versioned", moved(-2 * CLOCK_SKEW_SECONDS)),
         ("a version that was only loaded and shadowed", "versioned", only("loaded", "shadowed")),
         ("a version that was canary for no run", "versioned", only("loaded", "canary")),
         ("a version long after its canary was ended", "versioned", only("loaded", "canary", "rolled_back", share=1.0)),

@@ -95,5 +95,5 @@ async def test_a_key_from_before_the_log_cannot_be_verified(database: Path) -> N
     conn.commit()
     conn.close()
     report = await audited(database)
-    assert report.clean
+    assert report.is_clean
     assert report.unverifiable == {OLDER: 1}

@@ -139,4 +139,4 @@ def test_a_run_that_was_rewritten_consistently_differs_from_the_export(desk: Des
 def test_the_auditor_computes_the_hash_that_was_stored(count: int) -> None:
     events: Sequence[Stored] = [Stored(seq, "kind", seq / 3, b"%d" % seq) for seq in range(1, count + 1)]
     stored = journal_hash.root("run", [(event.seq, event.kind, event.at, event.body) for event in events])
-    assert missing_runs.root("run", events) == stored
+    assert missing_runs.merkle_root("run", events) == stored

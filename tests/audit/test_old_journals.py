@@ -12,7 +12,7 @@ import pytest
 from app.audit.check import Auditor
 from app.audit.report import Report
 from app.audit.requests import Pools
-from app.audit.versions import Reigns
+from app.audit.versions import VersionHistory
 from app.core.pool.conductor_versions import Change
 from app.providers.formats import adapter
 from app.store.archive import Record, Stored
@@ -45,12 +45,12 @@ def record(path: Path) -> Record:
 def test_the_journals_of_a_release_pass_the_audit(release: Path) -> None:
     catalogs = {line["digest"]: line["content"] for line in lines(release / "catalogs.jsonl")}
     changes = [Change(**line) for line in lines(release / "changes.jsonl")]
-    pools, reigns, report = Pools(adapter, catalogs), Reigns.by(changes), Report()
+    pools, reigns, report = Pools(adapter, catalogs), VersionHistory.from_changes(changes), Report()
     runs = [path for path in sorted(release.glob("*.jsonl")) if path.stem not in ("catalogs", "changes")]
     for path in runs:
         one = record(path)
         waits = one.row["state"] == "awaiting_tool"
         Auditor(one.row["created_at"] + 60.0 if waits else time.time(), adapter).check(one, pools, reigns, report)
     assert [str(violation) for violation in report.violations] == []
-    assert (report.runs, report.rendered, report.unverifiable.total()) == (len(runs), report.calls, 0)
+    assert (report.runs, report.rebuilt_requests, report.unverifiable.total()) == (len(runs), report.calls, 0)
     assert report.calls

@@ -60,7 +60,7 @@ async def test_other_prices_and_models_in_the_middle_of_a_run(stub: ProviderStub
     assert [call["model"] for call in calls] == ["alpha", "beta-2"]
     assert len({call["catalog"] for call in calls}) == 2
     report = await report_of(opened.pool.loaded.settings.database_url)
-    assert (report.violations, report.rendered) == ([], 2)
+    assert (report.violations, report.rebuilt_requests) == ([], 2)
 
 
 async def test_a_worker_that_lost_its_clearance_is_not_called(stub: ProviderStub, opened: Runtime) -> None:

@@ -52,7 +52,7 @@ def falsify(opened: Runtime, statement: str) -> None:
 async def test_a_text_that_was_changed_or_taken_or_left_is_found(opened: Runtime, statement: str, rule: str) -> None:
     await second_turn(opened)
     url = opened.pool.loaded.settings.database_url
-    assert (await report_of(url)).clean
+    assert (await report_of(url)).is_clean
     falsify(opened, statement)
     assert rule in (await report_of(url)).rules
 
@@ -64,4 +64,4 @@ async def test_an_export_has_every_content_as_a_whole(opened: Runtime, tmp_path:
         await write(archive, path, now=time.time())
     falsify(opened, "DELETE FROM texts")
     report = await Auditor(time.time(), adapter).audit(Export(path))
-    assert (report.violations, report.calls, report.rendered) == ([], 1, 1)
+    assert (report.violations, report.calls, report.rebuilt_requests) == ([], 1, 1)

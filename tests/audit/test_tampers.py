@@ -10,7 +10,7 @@ from app.audit.bodies import FIELDS
 from app.audit.check import Auditor
 from app.audit.report import RULES, Report
 from app.audit.requests import Pools
-from app.audit.versions import Reigns
+from app.audit.versions import VersionHistory
 from app.core.run.events import Kind
 from app.providers.formats import adapter
 from tests.audit import (
@@ -43,7 +43,7 @@ CASES = (
 def audited(run: Forged) -> Report:
     """The audit of one falsified run."""
     report = Report()
-    kept, reigns = pools(tuple(sorted(run.catalogs.items()))), Reigns.by(run.changes)
+    kept, reigns = pools(tuple(sorted(run.catalogs.items()))), VersionHistory.from_changes(run.changes)
     Auditor(time.time() + LATER, adapter).check(run.record(), kept, reigns, report)
     return report
 
@@ -67,7 +67,7 @@ def test_the_journal_is_clean_before_anybody_falsifies_it(journal: Journal) -> N
     for name, record in journal.runs.items():
         report = audited(Forged.of(record, journal))
         assert (name, [str(violation) for violation in report.violations]) == (name, [])
-        assert (report.rendered, report.unverifiable.total()) == (report.calls, 0)
+        assert (report.rebuilt_requests, report.unverifiable.total()) == (report.calls, 0)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -125,7 +125,7 @@ def test_a_changed_field_is_caught_unless_nothing_else_depends_on_it(journal: Jo
                 continue
             field = chance.choice(known)
             line.body[field] = changed(line.body[field])
-            if audited(forged).clean:
+            if audited(forged).is_clean:
                 silent.add((line.kind, field))
     assert silent <= UNTOLD
 

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, create_engine, insert, text
 
-from app.audit.budgets import windows
-from app.audit.log.findings import Finding, Verified
+from app.audit.budgets import check_windows
+from app.audit.log.findings import Finding, Verification
 from app.audit.log.folder import TilesFolder
 from app.audit.log.rows import OTHER_REFS
 from app.audit.log.tree import Checkpoint, GrowingTree, leaf_hash, root_of
@@ -494,7 +494,7 @@ def test_slices_have_what_their_account_put_in_escrow(
     ]
     rows[number] |= changed
     empty = Administration((), (), (), (), (), (), since=0.0)
-    assert [f"{window.run}: {window.what}" for window in windows(rows, empty)] == ([words] if words else [])
+    assert [f"{window.run}: {window.what}" for window in check_windows(rows, empty)] == ([words] if words else [])
 
 
 OF_THE_STATE = (
@@ -530,7 +530,7 @@ def test_an_entry_is_about_the_run_that_its_row_names(conn: Connection, subject:
 def test_changes_that_no_pass_would_take_are_a_finding() -> None:
     """On Postgres a pass begins with the transaction that the state names."""
     for known, latest, passed_over, rules in ((90, 100, 0, []), (90, 100, 2, ["state"]), (900, 100, 2, [])):
-        check = LogCheck(Verified())
+        check = LogCheck(Verification())
         check.check_transactions(known, latest, passed_over)
         assert [finding.rule for finding in check.report.findings] == rules
         assert bool(check.report.notes) == (known > latest), "a database that was restored elsewhere counts anew"

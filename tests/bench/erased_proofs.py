@@ -23,7 +23,7 @@ from dataclasses import replace
 
 from sqlalchemy import func, select
 
-from app.audit.log.findings import Verified
+from app.audit.log.findings import Verification
 from app.audit.log.tree import read_checkpoint
 from app.core.run.kinds import Kind
 from app.core.transparency.merkle import includes, leaf_hash
@@ -111,7 +111,7 @@ def _fits(proof: Proof) -> bool:
     return all(includes(leaf.place, head.size, leaf_hash(leaf.entry), leaf.proof, head.root) for leaf in proof.leaves)
 
 
-async def audited(url: str, notes: Sequence[str]) -> Verified:
+async def audited(url: str, notes: Sequence[str]) -> Verification:
     """Verify the database against these checkpoints, as `baton audit verify --settled` does."""
     held = [(f"checkpoint {number}", read_checkpoint(note)) for number, note in enumerate(notes)]
     async with open_archive(url) as archive:
@@ -139,7 +139,7 @@ async def carry_out(url: str, users: int) -> bool:
         f"{len(after) - len(changed):,} of {len(after):,} proofs are as they were, in the tree of the newest checkpoint"
     )
     print(f"{len(notes)} earlier checkpoints; findings of the audit: {report.rules.total()} {report.first or ''}")
-    return erased == users and not left and not changed and report.clean and report.erased == users
+    return erased == users and not left and not changed and report.is_clean and report.erased == users
 
 
 def main() -> int:

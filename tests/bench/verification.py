@@ -20,7 +20,7 @@ from typing import Any
 
 from sqlalchemy import Connection, create_engine, insert, select, text
 
-from app.audit.log.findings import Verified
+from app.audit.log.findings import Verification
 from app.audit.log.rows import check_database
 from app.audit.log.verify import LogCheck
 from app.core.transparency.notes import Signer
@@ -87,9 +87,9 @@ async def sealed(url: str, rows: Rows, runs: int) -> float:
         return runs * len(rows["events"]) / (time.monotonic() - began)
 
 
-def verified(stored: SealedRows, *, contents: bool) -> Verified:
+def verified(stored: SealedRows, *, contents: bool) -> Verification:
     """Verify the database."""
-    report = Verified()
+    report = Verification()
     check_database(LogCheck(report), stored, contents=contents, settled=True)
     return report
 
@@ -100,7 +100,7 @@ def measure(stored: SealedRows) -> None:
         began, cpu, theirs = time.monotonic(), time.process_time(), server_cpu(stored)
         report = verified(stored, contents=contents)
         wall, used = time.monotonic() - began, time.process_time() - cpu
-        assert report.clean, report.first
+        assert report.is_clean, report.first
         words = f"with {report.contents:,} texts" if contents else "without texts"
         rates = f"{report.events / wall:,.0f}/s ({report.events / used:,.0f}/s of CPU)"
         print(f"{report.events:,} events {words}: {rates}, and {server_cpu(stored) - theirs:.2f} s of CPU in Postgres")

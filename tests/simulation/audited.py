@@ -21,10 +21,10 @@ def contradictions(world: World) -> list[str]:
     machine = world.loop.outside
     seam = Seam("auditor", machine, world.faults, world, Random(0))
     provider = cast(Provider, SimProvider(world.workers, seam))
-    auditor = Auditor(EPOCH + world.loop.time(), lambda _spec: provider, patient=False)
+    auditor = Auditor(EPOCH + world.loop.time(), lambda _spec: provider, allows_pending=False)
     report = _at_once(auditor.audit(Archive(world.database.conn.engine, Keyring())))
     return [
-        f"audit.{violation.rule}: {violation.run} seq {violation.seq}: {violation.what}"
+        f"audit.{violation.rule}: {violation.run} seq {violation.seq}: {violation.text}"
         for violation in report.violations
     ]
 

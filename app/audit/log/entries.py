@@ -18,7 +18,7 @@ ROW, END, PRIVATE, DISCLOSURES, BEFORE = "row", "end", "private", "disclosures",
 
 
 @dataclass(slots=True)
-class Sealed:
+class LogEntry:
     """An entry of the log with its place there and the salt of its commitments."""
 
     place: int
@@ -28,24 +28,24 @@ class Sealed:
     events: int
     root: str
     """Of a run: the root over its first `events` events, in base64."""
-    gone: bool
+    is_deletion: bool
     run: str
     fields: Mapping[str, Any]
     salt: bytes | None
 
 
-def read_entry(place: int, entry: bytes, salt: bytes | None) -> Sealed:
+def read_entry(place: int, entry: bytes, salt: bytes | None) -> LogEntry:
     """Return an entry. Raises `Unreadable`."""
     try:
         fields = orjson.loads(entry)
-        return Sealed(
+        return LogEntry(
             place=place,
             kind=fields["t"],
             id=fields["id"],
             at=float(fields["at"]),
             events=int(fields.get("events", 0)),
             root=fields.get("root", ""),
-            gone=bool(fields.get("gone", False)),
+            is_deletion=bool(fields.get("gone", False)),
             run=fields.get("run", ""),
             fields=fields,
             salt=salt,
@@ -54,20 +54,22 @@ def read_entry(place: int, entry: bytes, salt: bytes | None) -> Sealed:
         raise Unreadable(f"Entry {place:,} of the log is not in the form that the guide describes.") from None
 
 
-def fits(sealed: Sealed, part: str, values: Mapping[str, Any] | Sequence[Mapping[str, Any]], salt: bytes) -> bool:
+def commits_to(
+    entry: LogEntry, part: str, values: Mapping[str, Any] | Sequence[Mapping[str, Any]], salt: bytes
+) -> bool:
     """Return True if the part of the entry is the commitment to these values."""
-    plain = _stated(values) if isinstance(values, Mapping) else [_stated(value) for value in values]
+    plain = _without_nulls(values) if isinstance(values, Mapping) else [_without_nulls(value) for value in values]
     body = orjson.dumps(plain, option=orjson.OPT_SORT_KEYS)
     made = hmac.digest(salt, part.encode() + b"\n" + body, "sha256")
-    return base64.b64encode(made).decode() == sealed.fields.get(part)
+    return base64.b64encode(made).decode() == entry.fields.get(part)
 
 
-def has_salt_before(sealed: Sealed, salt: bytes | None) -> bool:
+def has_salt_before(entry: LogEntry, salt: bytes | None) -> bool:
     """Return True if this is the salt of the entry before it, as the entry says."""
-    return salt is not None and base64.b64encode(hashlib.sha256(salt).digest()).decode() == sealed.fields.get(BEFORE)
+    return salt is not None and base64.b64encode(hashlib.sha256(salt).digest()).decode() == entry.fields.get(BEFORE)
 
 
-def _stated(values: Mapping[str, Any]) -> dict[str, Any]:
+def _without_nulls(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the columns that are not NULL, bytes as base64."""
     found = {}
     for name, value in values.items():

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-MOST_KEPT = 10_000
+MAX_KEPT_FINDINGS = 10_000
 """Findings that are kept in full; further ones are only counted."""
 RULES = {
     "checkpoint": "the log's checkpoint is signed by a known key",
@@ -23,7 +23,8 @@ RULES = {
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One contradiction between the log, the checkpoints that are held, and what is stored."""
+    """One contradiction between the log, the checkpoints that are held, and what is stored. `baton audit verify --json`
+    prints the fields under their names."""
 
     rule: str
     thing: str
@@ -38,7 +39,7 @@ class Finding:
 
 
 @dataclass(slots=True)
-class Verified:
+class Verification:
     """The result of a verification."""
 
     entries: int = 0
@@ -60,11 +61,11 @@ class Verified:
     def add(self, finding: Finding) -> None:
         """Add a finding."""
         self.rules[finding.rule] += 1
-        if len(self.findings) < MOST_KEPT:
+        if len(self.findings) < MAX_KEPT_FINDINGS:
             self.findings.append(finding)
 
     @property
-    def clean(self) -> bool:
+    def is_clean(self) -> bool:
         """Return True if nothing was found."""
         return not self.rules
 

@@ -6,39 +6,39 @@ The salts of the commitments to rows are in the database alone, so of a file the
 import base64
 from collections.abc import Sequence
 
-from app.audit.log.entries import RUN, Sealed, read_entry
-from app.audit.log.findings import Finding, Verified
+from app.audit.log.entries import RUN, LogEntry, read_entry
+from app.audit.log.findings import Finding, Verification
 from app.audit.log.tree import GrowingTree, Unreadable, leaf_hash
 from app.audit.log.verify import StoredEntry
 from app.store.archive import Record
 from app.store.journal_file import Source
 
 
-async def check_journal(source: Source, entries: Sequence[StoredEntry], report: Verified) -> None:
+async def check_journal(source: Source, entries: Sequence[StoredEntry], report: Verification) -> None:
     """Check every run of a file, whose log has these entries."""
-    sealed: dict[str, list[Sealed]] = {}
+    sealed_entries: dict[str, list[LogEntry]] = {}
     for stored in entries:
         try:
             entry = read_entry(stored.place, stored.entry, stored.salt)
         except Unreadable:
             continue
         if entry.kind == RUN:
-            sealed.setdefault(entry.id, []).append(entry)
+            sealed_entries.setdefault(entry.id, []).append(entry)
     async for record in source.records():
         report.runs += 1
         report.events += len(record.events)
-        _check(record, sealed.pop(str(record.row["id"]), []), report)
+        _check_run(record, sealed_entries.pop(str(record.row["id"]), []), report)
     async for left in source.pruned():
         report.pruned += 1
-        last = sealed.pop(left.id, None)
+        last = sealed_entries.pop(left.id, None)
         if last and (last[-1].events, last[-1].root) != (left.events, base64.b64encode(left.root).decode()):
             words = "it was pruned with other events than were sealed"
             report.add(Finding("altered", f"run {left.id}", words, last[-1].place))
-    if sealed:
-        report.notes.append(f"{len(sealed):,} runs of the log are not in the file, which may be a part.")
+    if sealed_entries:
+        report.notes.append(f"{len(sealed_entries):,} runs of the log are not in the file, which may be a part.")
 
 
-def _check(record: Record, entries: Sequence[Sealed], report: Verified) -> None:
+def _check_run(record: Record, entries: Sequence[LogEntry], report: Verification) -> None:
     thing = f"run {record.row['id']}"
     if not entries:
         report.add(Finding("surplus", thing, "the file has the run, and it was never sealed"))

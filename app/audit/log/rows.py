@@ -9,10 +9,10 @@ from typing import Any
 
 import orjson
 
-from app.audit.account import Account, account
-from app.audit.administration import administration
-from app.audit.budgets import Books, windows
-from app.audit.disclosures import disclosures
+from app.audit.administration import check_administration
+from app.audit.audited_run import AuditedRun, read_run
+from app.audit.budgets import JournalSums, check_windows
+from app.audit.disclosures import check_disclosures
 from app.audit.log.entries import (
     BEFORE,
     DISCLOSURES,
@@ -22,36 +22,36 @@ from app.audit.log.entries import (
     PRUNED,
     ROW,
     RUN,
-    Sealed,
-    fits,
+    LogEntry,
+    commits_to,
     has_salt_before,
     read_entry,
 )
-from app.audit.log.findings import Finding, Verified
+from app.audit.log.findings import Finding, Verification
 from app.audit.log.tree import GrowingTree, Unreadable, leaf_hash
 from app.audit.log.verify import LOG, LogCheck, StoredEntry
-from app.audit.money import amounts
+from app.audit.money import check_row_amounts
 from app.audit.report import Report, Violation
 from app.audit.requests import Pools
-from app.audit.run_row import projection
+from app.audit.run_row import check_columns
 from app.core.pool.catalog import ProviderSpec
 from app.providers.protocol import Provider
 from app.store.archive import Record, Stored
 from app.store.sealed_rows import KINDS, Event, LogRow, Row, SealedRows, SealedRun
 
-ADMITTED = ("id", "tenant", "key", "tier", "model", "code", "created_at")
+ADMISSION_COLUMNS = ("id", "tenant", "key", "tier", "model", "code", "created_at")
 """Columns of a run that are sealed as they were at its admission."""
-MONEY = ("cap_usd", "cap_tokens", "spent_usd", "spent_tokens")
-ENDED = ("state", "topology", "degraded", "steps", *MONEY, "ended_at", "error")
+MONEY_COLUMNS = ("cap_usd", "cap_tokens", "spent_usd", "spent_tokens")
+END_COLUMNS = ("state", "topology", "degraded", "steps", *MONEY_COLUMNS, "ended_at", "error")
 """Columns of a run that are sealed with its end. An approval may lower its caps before."""
-ORIGIN = ("origin_kind", "origin_run")
+ORIGIN_COLUMNS = ("origin_kind", "origin_run")
 """Columns of a run that stand in its first event as well, and are NULL where that has an empty text."""
 UNSEALED_SECONDS = 120.0
 """The age, before the last sealing, up to which something may be unsealed: clocks differ, and transactions take
 time."""
-MOMENTS = ("at", "placed_at", "pruned_at", "created_at", "made_at")
+TIME_COLUMNS = ("at", "placed_at", "pruned_at", "created_at", "made_at")
 """Columns of rows with the time at which they were written, the first of which counts."""
-UNSEALED = {"feedback": ("comment",), "budget": ("slices",)}
+UNSEALED_COLUMNS = {"feedback": ("comment",), "budget": ("slices",)}
 """Columns that are not sealed with their row: a rating's words are erased with its run, and the log of changes says how
 many slices a budget has."""
 REFS = ("task", "subtask", "output", "logprobs", "said", "results", "answer", "why", "why_withheld")
@@ -64,7 +64,7 @@ OTHER_REFS: Mapping[str, tuple[str, ...]] = {
 }
 """Fields that name a content in events of one kind, and something else, or nothing, in others."""
 INTENT, OUTCOME = "call.intended", "call.finished"
-UNTIL = frozenset(
+DEADLINE_KINDS = frozenset(
     {
         "run.admitted",
         "run.awaiting_tool",
@@ -75,23 +75,23 @@ UNTIL = frozenset(
     }
 )
 """Kinds of events that set the deadline of a run, or the end of its wait for others."""
-ERASED = ("id", "erased_at", "erased_by")
+ERASURE_COLUMNS = ("id", "erased_at", "erased_by")
 """Columns of a run that are sealed with the erasure of its content."""
-OLDER = ("0.1.", "0.2.")
+RELEASES_WITHOUT_DATES = ("0.1.", "0.2.")
 """Releases that did not note when they erased the content of a run, and gave previews no tag."""
-SHOWN = ("plan", "shown")
+PREVIEW_TAG = ("plan", "shown")
 """The tag of a preview that is no plan to be edited."""
-HELD = {"held_usd": "usd_held", "held_tokens": "tokens_held"}
+HELD_COLUMNS = {"held_usd": "usd_held", "held_tokens": "tokens_held"}
 """Columns of a run with what its open calls hold, and the fields of their intents."""
-NAMED = 10
+MAX_NAMED_CHANGES = 10
 """Most of what has changed since it was sealed that is named."""
-GROWING: Mapping[str, tuple[str, str]] = {"policy": ("number", "number"), "trial": ("at", "written")}
+GROWING_COLUMNS: Mapping[str, tuple[str, str]] = {"policy": ("number", "number"), "trial": ("at", "written")}
 """The column that grows with each change of a row, and the field of the entries with its value, by the kind."""
-REMOVED = "budget"
+DELETABLE_KIND = "budget"
 """The one kind of rows that the service deletes, apart from those that go with their runs."""
-LEDGER = "ledger"
+LEDGER_KIND = "ledger"
 """The kind of a waiting change of a run's rows in the ledger of disclosures, made without an event."""
-TAGGED = {"run.admitted", "run.resumed", "plan.step", "run.awaiting_approval"}
+TAGGING_KINDS = {"run.admitted", "run.resumed", "plan.step", "run.awaiting_approval"}
 """Kinds of events that give a run its tags."""
 
 
@@ -99,17 +99,17 @@ TAGGED = {"run.admitted", "run.resumed", "plan.step", "run.awaiting_approval"}
 class RowCheck:
     """One verification of everything that is stored."""
 
-    report: Verified
+    report: Verification
     stored: SealedRows
     sealed_at: float
     """When the last entry was sealed, in seconds since 1970."""
     contents: bool = True
     """True if texts are checked as well, and runs that go on in full."""
-    settled: bool = False
+    is_settled: bool = False
     """True if nothing writes to the database, so that all of it must be sealed."""
-    _tags: int = 0
+    _expected_tag_count: int = 0
     """Tags that the events of runs demand."""
-    _wanted: list[tuple[str, str, str]] = field(default_factory=list)
+    _expected_tags: list[tuple[str, str, str]] = field(default_factory=list)
     _pools: Pools | None = None
     _now: float = 0.0
     """By the clock of the database: whatever claims to be of later is not taken for new."""
@@ -117,34 +117,38 @@ class RowCheck:
     """Kind and id of what was changed in the last moments, after it was sealed; see `_is_changing`."""
     _changing: list[str] = field(default_factory=list)
     """Names of the rows that were changed after they were sealed, and not sealed again yet: a kind and an id each."""
-    _books: Books = field(default_factory=Books)
+    _sums: JournalSums = field(default_factory=JournalSums)
     """The money that each account of a budget must have spent, added up from the outcomes of calls."""
-    _undated: int = 0
+    _undated_erasures: int = 0
     """Runs whose content was erased by a release that did not note when."""
 
     def check(self) -> None:
         """Check everything. The log itself is checked elsewhere."""
-        if not self.settled:
+        if not self.is_settled:
             self._now = self.stored.clock()
             queued = self.stored.waiting()
             self._waiting = frozenset([(kind, id_) for kind, id_, at in queued if self._is_new(at)])
         for run in self.stored.runs(contents=self.contents):
-            self._run(run)
+            self._check_run(run)
         self._flush_tags()
-        self._surplus_tags()
+        self._check_surplus_tags()
         for kind in KINDS:
-            self._table(kind)
-        self._absent_runs()
-        self._forgotten()
+            self._check_table(kind)
+        self._check_absent_runs()
+        self._check_forgotten_salts()
         for name, pruned in self.stored.orphans():
             words = "it was pruned, and rows of it are stored" if pruned else "rows name it, and its own is not stored"
             self._add("surplus" if pruned else "missing", f"run {name}", words, self._place_of(name))
-        self._shared_texts()
-        self._administration()
-        if self._undated:
-            self.report.notes.append(f"{self._undated:,} runs were erased by release 0.2 or older, without a date.")
+        self._check_shared_texts()
+        self._check_administration()
+        if self._undated_erasures:
+            self.report.notes.append(
+                f"{self._undated_erasures:,} runs were erased by release 0.2 or older, without a date."
+            )
         if self._changing:
-            named = ", ".join(self._changing[:NAMED]) + (", ..." if len(self._changing) > NAMED else "")
+            named = ", ".join(self._changing[:MAX_NAMED_CHANGES]) + (
+                ", ..." if len(self._changing) > MAX_NAMED_CHANGES else ""
+            )
             self.report.notes.append(f"Changed since it was sealed, and not sealed again yet: {named}.")
 
     def _add(self, rule: str, thing: str, words: str, place: int | None = None) -> None:
@@ -153,7 +157,7 @@ class RowCheck:
     def _is_new(self, at: float) -> bool:
         """Return True for something so new that it need not be sealed yet."""
         earliest, latest = self.sealed_at - UNSEALED_SECONDS, self._now + UNSEALED_SECONDS
-        return not self.settled and earliest < at < latest
+        return not self.is_settled and earliest < at < latest
 
     def _is_changing(self, kind: str, id_: str) -> bool:
         """Return True for what waits to be sealed again, which is counted as pending: its last entry stands for the
@@ -167,7 +171,7 @@ class RowCheck:
             self._changing.append(f"{kind} {id_}".replace("\n", " "))
         return found
 
-    def _entries(self, rows: Sequence[LogRow]) -> list[Sealed]:
+    def _entries(self, rows: Sequence[LogRow]) -> list[LogEntry]:
         """Return the entries of these rows that can be read; the others are findings of the log's own check."""
         found = []
         for row in rows:
@@ -179,7 +183,7 @@ class RowCheck:
 
     # -- runs
 
-    def _run(self, run: SealedRun) -> None:
+    def _check_run(self, run: SealedRun) -> None:
         name = str(run.row["id"])
         self.report.runs += 1
         self.report.events += len(run.events)
@@ -192,27 +196,27 @@ class RowCheck:
             else:
                 self._add("surplus", f"run {name}", "the run is stored and was never sealed")
             return
-        self._events(name, run, entries)
-        self._row(name, run, entries)
-        self._erasure(f"run {name}", run, entries[-1])
+        self._check_events(name, run, entries)
+        self._check_row(name, run, entries)
+        self._check_erasure(f"run {name}", run, entries[-1])
         for column, wanted in held.items() if run.row["ended_at"] is not None else ():
             if run.row[column] != wanted:
                 self._add("altered", f"run {name}", f"its row has another `{column}` than its calls", entries[-1].place)
         self._expect_tags(name, run)
-        is_ledger_proven = self._ledger(f"run {name}", run, _of_last_events(entries))
+        is_ledger_proven = self._is_ledger_as_sealed(f"run {name}", run, _of_last_events(entries))
         if self.contents:
-            self._texts(name, run, entries[-1].place)
+            self._check_texts(name, run, entries[-1].place)
             if not is_ledger_proven or run.row["ended_at"] is None:
-                self._follows(name, run, entries[-1].place)
+                self._check_derived_rows(name, run, entries[-1].place)
 
-    def _events(self, name: str, run: SealedRun, entries: Sequence[Sealed]) -> None:
+    def _check_events(self, name: str, run: SealedRun, entries: Sequence[LogEntry]) -> None:
         """The events are those that were sealed, one batch after the other."""
         thing, sealed = f"run {name}", entries[-1].events
         numbers = [event[0] for event in run.events]
         if numbers[:sealed] != list(range(1, sealed + 1)):
-            self._gap(thing, numbers, entries)
+            self._report_gap(thing, numbers, entries)
         else:
-            self._roots(thing, run, entries)
+            self._check_roots(thing, run, entries)
         for seq, _, at, _ in run.events[sealed:]:
             if self._is_new(at):
                 self.report.pending += 1
@@ -222,13 +226,13 @@ class RowCheck:
             words = f"its row counts {run.row['seq']} events, and {len(numbers)} are stored"
             self._add("missing", thing, words, entries[-1].place)
 
-    def _gap(self, thing: str, numbers: Sequence[int], entries: Sequence[Sealed]) -> None:
+    def _report_gap(self, thing: str, numbers: Sequence[int], entries: Sequence[LogEntry]) -> None:
         known = set(numbers)
         first = next(seq for seq in range(1, entries[-1].events + 2) if seq not in known)
         batch = next((entry for entry in entries if entry.events >= first), entries[-1])
         self._add("missing", thing, f"event {first} was sealed and is not stored", batch.place)
 
-    def _roots(self, thing: str, run: SealedRun, entries: Sequence[Sealed]) -> None:
+    def _check_roots(self, thing: str, run: SealedRun, entries: Sequence[LogEntry]) -> None:
         tree = GrowingTree()
         for entry in entries:
             before = tree.size
@@ -242,27 +246,32 @@ class RowCheck:
             if stored.place == entry.place and not _is_frontier(stored.frontier, entry):
                 self._add("altered", thing, "the state from which sealing goes on is another one", entry.place)
 
-    def _row(self, name: str, run: SealedRun, entries: Sequence[Sealed]) -> None:
+    def _check_row(self, name: str, run: SealedRun, entries: Sequence[LogEntry]) -> None:
         thing, last = f"run {name}", entries[-1]
-        admitted = {column: run.row[column] for column in ADMITTED}
+        admitted = {column: run.row[column] for column in ADMISSION_COLUMNS}
         for entry in entries:
-            if entry.salt is None or not fits(entry, ROW, admitted, entry.salt):
-                self._add("altered", thing, f"its row ({', '.join(ADMITTED[1:])}) is not as it was sealed", entry.place)
+            if entry.salt is None or not commits_to(entry, ROW, admitted, entry.salt):
+                self._add(
+                    "altered",
+                    thing,
+                    f"its row ({', '.join(ADMISSION_COLUMNS[1:])}) is not as it was sealed",
+                    entry.place,
+                )
                 break
-        self._origin(thing, run, last)
-        self._open(thing, run, last)
-        self._deadline(thing, run, last)
+        self._check_origin(thing, run, last)
+        self._check_unsealed_columns(thing, run, last)
+        self._check_deadline(thing, run, last)
         for entry in _of_last_events(entries):
             if len(run.events) == entry.events and entry.salt is not None:
-                self._end(thing, run, entry, entry.salt)
-            self._private(thing, run, entry)
+                self._check_end(thing, run, entry, entry.salt)
+            self._check_private_tags(thing, run, entry)
 
-    def _origin(self, thing: str, run: SealedRun, last: Sealed) -> None:
+    def _check_origin(self, thing: str, run: SealedRun, last: LogEntry) -> None:
         """The row names the run from which it follows, and its accounts of budgets, as its first event does, which was
         compared with the log."""
         try:
             admitted: dict[str, Any] = orjson.loads(run.events[0][3])
-            named = {column: admitted.get(column) or None for column in ORIGIN}
+            named = {column: admitted.get(column) or None for column in ORIGIN_COLUMNS}
             named["budgets"] = orjson.dumps(admitted["budgets"]).decode() if admitted.get("budgets") else None
         except (IndexError, AttributeError, orjson.JSONDecodeError):
             return  # it is missing or altered, and a finding already
@@ -270,7 +279,7 @@ class RowCheck:
             if run.row[column] != value:
                 self._add("altered", thing, f"its row has another `{column}` than its first event", last.place)
 
-    def _open(self, thing: str, run: SealedRun, last: Sealed) -> None:
+    def _check_unsealed_columns(self, thing: str, run: SealedRun, last: LogEntry) -> None:
         """The columns that are sealed with no entry fit what is stored beside them."""
         row = run.row
         if row["ended_at"] is None and row["error"] is not None:
@@ -282,31 +291,31 @@ class RowCheck:
         if row["salt"] is not None and (row["thread"] not in threads if threads else row["thread"] is not None):
             self._add("altered", thing, "its row has another `thread` than its texts", last.place)
 
-    def _deadline(self, thing: str, run: SealedRun, last: Sealed) -> None:
+    def _check_deadline(self, thing: str, run: SealedRun, last: LogEntry) -> None:
         """The deadline of a run that has ended is that of the latest event that sets one."""
         if run.row["ended_at"] is None:
             return
         try:
-            body = next(orjson.loads(event[3]) for event in reversed(run.events) if event[1] in UNTIL)
+            body = next(orjson.loads(event[3]) for event in reversed(run.events) if event[1] in DEADLINE_KINDS)
             wanted = body["until"] if "until" in body else body["deadline"]
         except (StopIteration, KeyError, TypeError, orjson.JSONDecodeError):
             return  # the event is missing or altered, and a finding already
         if run.row["deadline"] != wanted:
             self._add("altered", thing, "its row has another `deadline` than its events", last.place)
 
-    def _erasure(self, thing: str, run: SealedRun, last: Sealed) -> None:
+    def _check_erasure(self, thing: str, run: SealedRun, last: LogEntry) -> None:
         """When and by what its content was erased is as it was sealed."""
         row, entries = run.row, self._entries(run.erasures)
         words = "its row does not say when and by what its content was erased as it was sealed"
-        values = {column: row[column] for column in ERASED}
+        values = {column: row[column] for column in ERASURE_COLUMNS}
         for entry in entries:
-            if entry.salt is None or not fits(entry, ROW, values, entry.salt):
+            if entry.salt is None or not commits_to(entry, ROW, values, entry.salt):
                 self._add("altered", thing, words, entry.place)
         is_dated = row["erased_at"] is not None
         if row["salt"] is not None and (entries or is_dated or row["erased_by"] is not None):
             self._add("altered", thing, "its row says that its content was erased, and has its salt", last.place)
-        elif row["salt"] is None and not is_dated and str(row["code"]).startswith(OLDER):
-            self._undated += 1
+        elif row["salt"] is None and not is_dated and str(row["code"]).startswith(RELEASES_WITHOUT_DATES):
+            self._undated_erasures += 1
         elif row["salt"] is None and not is_dated:
             self._add("content", thing, "its content is gone, and its row does not say since when", last.place)
         elif row["salt"] is None and not entries and self._is_new(row["erased_at"]):
@@ -322,7 +331,7 @@ class RowCheck:
         """
         kinds = [event[1] for event in run.events]
         if run.row["budgets"] is None and kinds.count(INTENT) == kinds.count(OUTCOME):
-            return dict.fromkeys(HELD, 0)
+            return dict.fromkeys(HELD_COLUMNS, 0)
         calls: dict[str, dict[str, Any]] = {}
         try:
             for _, kind, _, raw in run.events:
@@ -331,38 +340,38 @@ class RowCheck:
                     calls[body["call"]] = body
                 elif kind == OUTCOME:
                     body = orjson.loads(raw)
-                    self._books.settle(calls.pop(body["call"]), body)
-            held = dict.fromkeys(HELD, 0)
+                    self._sums.settle(calls.pop(body["call"]), body)
+            held = dict.fromkeys(HELD_COLUMNS, 0)
             for body in calls.values():
-                for column, name in HELD.items():
+                for column, name in HELD_COLUMNS.items():
                     held[column] += body[name]
             return held
         except (KeyError, TypeError, ValueError):
             return {}
 
-    def _end(self, thing: str, run: SealedRun, last: Sealed, salt: bytes) -> None:
+    def _check_end(self, thing: str, run: SealedRun, last: LogEntry, salt: bytes) -> None:
         """Check the end of a run, all of whose events are sealed."""
-        ended = {column: run.row[column] for column in ENDED}
+        ended = {column: run.row[column] for column in END_COLUMNS}
         if (END in last.fields) != (run.row["ended_at"] is not None):
             self._add("altered", thing, "its row does not say whether it has ended as it was sealed", last.place)
-        elif END in last.fields and not fits(last, END, ended, salt):
-            self._add("altered", thing, f"its end ({', '.join(ENDED)}) is not as it was sealed", last.place)
+        elif END in last.fields and not commits_to(last, END, ended, salt):
+            self._add("altered", thing, f"its end ({', '.join(END_COLUMNS)}) is not as it was sealed", last.place)
 
-    def _private(self, thing: str, run: SealedRun, last: Sealed) -> None:
+    def _check_private_tags(self, thing: str, run: SealedRun, last: LogEntry) -> None:
         """The tags with words of the caller's are as they were sealed, or erased with the content."""
         salt = run.row["salt"]
         if salt is None:
             if run.private:
                 self._add("surplus", thing, "its content was erased, and tags of the caller are left", last.place)
         elif PRIVATE in last.fields:
-            if not fits(last, PRIVATE, run.private, salt):
+            if not commits_to(last, PRIVATE, run.private, salt):
                 self._add("altered", thing, "its tags `user` and `metadata` are not as they were sealed", last.place)
         elif run.private:
             self._add("surplus", thing, "it has tags `user` or `metadata` that were not sealed", last.place)
 
     # -- texts
 
-    def _shared_texts(self) -> None:
+    def _check_shared_texts(self) -> None:
         """Shared texts belong to a run, follow each other, and have one tenant."""
         if not self.contents:
             return
@@ -373,7 +382,7 @@ class RowCheck:
         if misplaced := self.stored.misplaced_texts():
             self._add("content", "texts", f"{misplaced:,} texts have another tenant than what names them")
 
-    def _texts(self, name: str, run: SealedRun, place: int) -> None:
+    def _check_texts(self, name: str, run: SealedRun, place: int) -> None:
         """Each stored text has the hash that an event names, and each that is named is stored or was erased."""
         thing, salt = f"run {name}", run.row["salt"]
         self.report.contents += len(run.contents)
@@ -383,11 +392,11 @@ class RowCheck:
                 self._add("content", thing, f"the text {ref[:12]} is stored and should not be", place)
             elif hashlib.sha256(salt + body).hexdigest() != ref:
                 self._add("content", thing, f"the text {ref[:12]} does not have its hash", place)
-        for ref in _named(run.events) if salt is not None else ():
+        for ref in _named_refs(run.events) if salt is not None else ():
             if ref not in run.contents:
                 self._add("content", thing, f"the text {ref[:12]} is not stored, and the run was not erased", place)
 
-    def _ledger(self, thing: str, run: SealedRun, entries: Sequence[Sealed]) -> bool:
+    def _is_ledger_as_sealed(self, thing: str, run: SealedRun, entries: Sequence[LogEntry]) -> bool:
         """Return True if the run's rows in the ledger of disclosures are as they were sealed with its last event.
 
         `entries` have all events. The second and later ones were made when the ledger was completed, or was altered and
@@ -398,21 +407,21 @@ class RowCheck:
             return False
         if DISCLOSURES not in last.fields:
             return not run.disclosures and len(entries) == 1
-        if fits(last, DISCLOSURES, run.disclosures, last.salt):
+        if commits_to(last, DISCLOSURES, run.disclosures, last.salt):
             return len(entries) == 1
-        if not self._is_changing(LEDGER, last.id):
+        if not self._is_changing(LEDGER_KIND, last.id):
             self._add("altered", thing, "its rows in the ledger of disclosures are not as they were sealed", last.place)
         return False
 
-    def _follows(self, name: str, run: SealedRun, place: int) -> None:
+    def _check_derived_rows(self, name: str, run: SealedRun, place: int) -> None:
         """The ledger of disclosures says what the events say, which were compared with the log before. So does the row
         of a run that goes on, of which only the admission is sealed."""
         thing = f"run {name}"
         events = tuple([Stored(*event) for event in run.events])
         record = Record(row=run.row, events=events, contents={}, tickets=(), disclosures=tuple(run.disclosures))
         try:
-            rebuilt = account(record, self.sealed_at)
-            found = list(self._of_account(rebuilt)) if rebuilt.begun and not rebuilt.flaws else None
+            rebuilt = read_run(record, self.sealed_at)
+            found = list(self._derived_violations(rebuilt)) if rebuilt.has_admission and not rebuilt.flaws else None
         except (ValueError, KeyError, TypeError):
             found = None  # an event is no JSON any more, or lacks a field: it differs from the sealed one
         if found is None and run.disclosures:
@@ -420,11 +429,11 @@ class RowCheck:
         for violation in found or ():
             self._add("altered", thing, violation.what, place)
 
-    def _of_account(self, rebuilt: Account) -> Iterator[Violation]:
-        yield from disclosures(rebuilt, self._known_pools(), Report())
+    def _derived_violations(self, rebuilt: AuditedRun) -> Iterator[Violation]:
+        yield from check_disclosures(rebuilt, self._known_pools(), Report())
         if rebuilt.end is None:
-            yield from projection(rebuilt)
-            yield from amounts(rebuilt)
+            yield from check_columns(rebuilt)
+            yield from check_row_amounts(rebuilt)
 
     def _known_pools(self) -> Pools:
         if self._pools is None:
@@ -436,30 +445,30 @@ class RowCheck:
     def _expect_tags(self, name: str, run: SealedRun) -> None:
         found: set[tuple[str, str, str]] = set()
         for _, kind, _, body in run.events:
-            if kind in TAGGED:
-                found |= {(tag, value, name) for tag, value in _tags(kind, body)}
-        if str(run.row["code"]).startswith(OLDER):
-            found.discard((*SHOWN, name))
-        self._tags += len(found)
-        self._wanted += sorted(found)
-        if len(self._wanted) >= 2_000:
+            if kind in TAGGING_KINDS:
+                found |= {(tag, value, name) for tag, value in _tags_of_event(kind, body)}
+        if str(run.row["code"]).startswith(RELEASES_WITHOUT_DATES):
+            found.discard((*PREVIEW_TAG, name))
+        self._expected_tag_count += len(found)
+        self._expected_tags += sorted(found)
+        if len(self._expected_tags) >= 2_000:
             self._flush_tags()
 
     def _flush_tags(self) -> None:
-        stored = self.stored.tags(self._wanted)
-        for name, value, run in self._wanted:
+        stored = self.stored.tags(self._expected_tags)
+        for name, value, run in self._expected_tags:
             if (name, value, run) not in stored:
-                self._tags -= 1
+                self._expected_tag_count -= 1
                 self._add("missing", f"run {run}", f"its tag `{name}` is not stored", self._place_of(run))
-        self._wanted.clear()
+        self._expected_tags.clear()
 
     def _place_of(self, run: str) -> int | None:
         entries = self.stored.entries_about(RUN, [run]).get(run, ())
         return entries[0].place if entries else None
 
-    def _surplus_tags(self) -> None:
+    def _check_surplus_tags(self) -> None:
         """Look for tags that no event demands, if there are any more than those that were found."""
-        if self.stored.count_tags() <= self._tags:
+        if self.stored.count_tags() <= self._expected_tag_count:
             return
         known: dict[str, set[tuple[str, str]]] = {}
         for run in self.stored.runs(contents=False):
@@ -467,74 +476,74 @@ class RowCheck:
                 continue
             theirs = known.setdefault(str(run.row["id"]), set())
             for _, kind, _, body in run.events:
-                if kind in TAGGED:
-                    theirs |= set(_tags(kind, body))
+                if kind in TAGGING_KINDS:
+                    theirs |= set(_tags_of_event(kind, body))
         for name, value, of in self.stored.all_tags():
             if of in known and (name, value) not in known[of]:
                 self._add("surplus", f"run {of}", f"a tag `{name}` is stored that no event gave it", self._place_of(of))
 
     # -- all other rows
 
-    def _table(self, kind: str) -> None:
+    def _check_table(self, kind: str) -> None:
         salts: Mapping[str, bytes | None] = {}
         for id_, row, rows in self.stored.rows(kind):
             self.report.rows += 1
             thing = f"{kind} {id_}".replace("\n", " ")
             entries = self._entries(rows)
-            if not entries or entries[-1].gone:
+            if not entries or entries[-1].is_deletion:
                 if kind == PRUNED:
-                    self._pruned(thing, row)
+                    self._check_pruned(thing, row)
                 if not self._is_changing(kind, id_):
-                    self._unsealed(kind, thing, row)
+                    self._check_unsealed_row(kind, thing, row)
                 continue
             if kind == "feedback":
                 salts = self.stored.salts([row["run"]])
-            self._sealed_row(kind, thing, row, entries, salts)
+            self._check_sealed_row(kind, thing, row, entries, salts)
         for missing in self.stored.absent(kind):
-            self._absent(kind, missing)
+            self._check_absent(kind, missing)
 
-    def _unsealed(self, kind: str, thing: str, row: Row) -> None:
-        moment = next((row[name] for name in MOMENTS if name in row), None)
+    def _check_unsealed_row(self, kind: str, thing: str, row: Row) -> None:
+        moment = next((row[name] for name in TIME_COLUMNS if name in row), None)
         if moment is not None and self._is_new(moment):
             self.report.pending += 1
         else:
             self._add("surplus", thing, "it is stored and was never sealed")
 
-    def _history(self, kind: str, thing: str, entries: Sequence[Sealed]) -> None:
+    def _check_history(self, kind: str, thing: str, entries: Sequence[LogEntry]) -> None:
         """The entries about a row follow each other as the service would have changed it."""
-        if kind != REMOVED and any(entry.gone for entry in entries):
+        if kind != DELETABLE_KIND and any(entry.is_deletion for entry in entries):
             self._add("altered", thing, "it was deleted for a time, which the service never does", entries[0].place)
         for earlier, later in pairwise(entries):
             if BEFORE in later.fields and not has_salt_before(later, earlier.salt):
                 self._add("altered", thing, "the salt of an earlier entry about it is another one", earlier.place)
-            if kind in GROWING and not _is_higher(later.fields.get(GROWING[kind][1]), kind, earlier):
-                self._add("altered", thing, f"its {GROWING[kind][0]} is no higher than before", later.place)
+            if kind in GROWING_COLUMNS and not _is_higher(later.fields.get(GROWING_COLUMNS[kind][1]), kind, earlier):
+                self._add("altered", thing, f"its {GROWING_COLUMNS[kind][0]} is no higher than before", later.place)
 
-    def _sealed_row(
-        self, kind: str, thing: str, row: Row, entries: Sequence[Sealed], salts: Mapping[str, bytes | None]
+    def _check_sealed_row(
+        self, kind: str, thing: str, row: Row, entries: Sequence[LogEntry], salts: Mapping[str, bytes | None]
     ) -> None:
-        self._history(kind, thing, entries)
-        values = {name: value for name, value in row.items() if name not in UNSEALED.get(kind, ())}
+        self._check_history(kind, thing, entries)
+        values = {name: value for name, value in row.items() if name not in UNSEALED_COLUMNS.get(kind, ())}
         for entry in entries if kind in FIXED else entries[-1:]:
-            if entry.salt is None or not fits(entry, ROW, values, entry.salt):
+            if entry.salt is None or not commits_to(entry, ROW, values, entry.salt):
                 if kind in FIXED or not self._is_new_state(kind, row, entry) or not self._is_changing(kind, entry.id):
                     self._add("altered", thing, "its row is not as it was sealed", entry.place)
                 return
         if kind not in FIXED and len(entries) > 1 and not _is_of_later(row, entries[-2]):
             self._add("altered", thing, "its state has another time than its last change", entries[-1].place)
         if kind == "feedback":
-            self._comment(thing, row, entries[0], salts.get(row["run"]))
+            self._check_comment(thing, row, entries[0], salts.get(row["run"]))
         if kind == PRUNED:
-            self._pruned(thing, row)
+            self._check_pruned(thing, row)
 
-    def _is_new_state(self, kind: str, row: Row, last: Sealed) -> bool:
+    def _is_new_state(self, kind: str, row: Row, last: LogEntry) -> bool:
         """Return True if the service may have given the row another state since its last entry: then it has a later
         time, and what grows with each change is higher, if such rows have them."""
         is_past = "at" not in row or row["at"] < self._now + UNSEALED_SECONDS
-        has_grown = kind not in GROWING or _is_higher(row[GROWING[kind][0]], kind, last)
+        has_grown = kind not in GROWING_COLUMNS or _is_higher(row[GROWING_COLUMNS[kind][0]], kind, last)
         return is_past and has_grown and _is_of_later(row, last)
 
-    def _comment(self, thing: str, row: Row, sealed: Sealed, salt: bytes | None) -> None:
+    def _check_comment(self, thing: str, row: Row, sealed: LogEntry, salt: bytes | None) -> None:
         """The comment of a rating is as it was sealed, or erased with the content of the run."""
         if salt is None:
             if row["comment"]:
@@ -542,10 +551,10 @@ class RowCheck:
             return
         is_sealed = PRIVATE in sealed.fields
         comment = {"comment": row["comment"]}
-        if is_sealed != bool(row["comment"]) or (is_sealed and not fits(sealed, PRIVATE, comment, salt)):
+        if is_sealed != bool(row["comment"]) or (is_sealed and not commits_to(sealed, PRIVATE, comment, salt)):
             self._add("altered", thing, "its comment is not as it was sealed", sealed.place)
 
-    def _pruned(self, thing: str, row: Row) -> None:
+    def _check_pruned(self, thing: str, row: Row) -> None:
         """The row that is left of a run names the events that were sealed."""
         self.report.pruned += 1
         entries = self._entries(self.stored.entries_about(RUN, [row["id"]]).get(row["id"], ()))
@@ -554,16 +563,16 @@ class RowCheck:
             if (last.events, last.root) != (row["events"], base64.b64encode(row["root"]).decode()):
                 self._add("altered", thing, "it was pruned with other events than were sealed", last.place)
 
-    def _absent(self, kind: str, missing: LogRow) -> None:
+    def _check_absent(self, kind: str, missing: LogRow) -> None:
         for entry in self._entries([missing]):
-            if kind == REMOVED and (entry.gone or self._is_changing(kind, entry.id)):
+            if kind == DELETABLE_KIND and (entry.is_deletion or self._is_changing(kind, entry.id)):
                 continue
             if kind == "feedback" and self.stored.pruned([entry.run]):
                 continue
             thing = f"{kind} {entry.id}".replace("\n", " ")
             self._add("missing", thing, "it was sealed and is not stored", entry.place)
 
-    def _forgotten(self) -> None:
+    def _check_forgotten_salts(self) -> None:
         """The entries of pruned runs have lost their salts. Those of runs that 0.2 pruned have them, all of them."""
         kept = 0
         for entry in self.stored.unforgotten():
@@ -575,7 +584,7 @@ class RowCheck:
         if kept:
             self.report.notes.append(f"{kept:,} entries about pruned runs have salts, as release 0.2 leaves them.")
 
-    def _absent_runs(self) -> None:
+    def _check_absent_runs(self) -> None:
         absent = list(self.stored.absent(RUN))
         pruned = self.stored.pruned([entry.id for entry in absent])
         for entry in absent:
@@ -584,16 +593,16 @@ class RowCheck:
                     "missing", f"run {entry.id}", "it was sealed; it is not stored, and was not pruned", entry.place
                 )
 
-    def _administration(self) -> None:
+    def _check_administration(self) -> None:
         """Keys, tenants, budgets, holds and conductors are as the log of changes says, whose entries are sealed, and
         the accounts of budgets as the outcomes of calls say."""
         found = self.stored.administration()
         removed = {event["target"] for event in found.events if event["action"] == "budget.removed"}
         sums = self.stored.accounts()
-        for violation in self._books.compare(sums, sums, removed=removed, pruned=self.report.pruned > 0):
+        for violation in self._sums.compare(sums, sums, removed=removed, pruned=self.report.pruned > 0):
             self._add("altered", violation.run, violation.what)
         try:
-            violations = [*administration(found, Report()), *windows(self.stored.windows(), found)]
+            violations = [*check_administration(found, Report()), *check_windows(self.stored.windows(), found)]
         except (ValueError, KeyError, TypeError):
             self._add("altered", "the log of changes", "an entry, or a list of a key, is not JSON any more", 0)
             return
@@ -610,7 +619,7 @@ def check_database(check: LogCheck, stored: SealedRows, *, contents: bool = True
     report = check.report
     for table, key, column, found in stored.mistyped():
         report.add(Finding("type", f"{table} {key}", f"its column `{column}` has a value of the type {found}"))
-    if not report.clean:
+    if not report.is_clean:
         report.notes.append("Nothing else was checked, because values of other types cannot be read.")
         return
     check.tiles, check.stored_tiles = stored.tile, stored.count_tiles()
@@ -627,7 +636,7 @@ def check_database(check: LogCheck, stored: SealedRows, *, contents: bool = True
     else:
         check.check_state(state)
         check.check_transactions(state["xid"], stored.latest_transaction(), stored.passed_over(state["xid"]))
-    RowCheck(report, stored, check.last_at, contents=contents, settled=settled).check()
+    RowCheck(report, stored, check.last_at, contents=contents, is_settled=settled).check()
 
 
 def _no_adapter(spec: ProviderSpec) -> Provider:
@@ -635,7 +644,7 @@ def _no_adapter(spec: ProviderSpec) -> Provider:
     raise ValueError(f"no request to {spec.name} is rendered here")
 
 
-def _tags(kind: str, raw: bytes) -> Iterator[tuple[str, str]]:
+def _tags_of_event(kind: str, raw: bytes) -> Iterator[tuple[str, str]]:
     """Yield the tags that an event gives its run."""
     try:
         body: dict[str, Any] = orjson.loads(raw)
@@ -653,7 +662,7 @@ def _tags(kind: str, raw: bytes) -> Iterator[tuple[str, str]]:
         if body.get("wire", {}).get("format") == "plan":
             yield "plan", str(body.get("origin_run") or "first")
         elif body.get("preview"):
-            yield SHOWN
+            yield PREVIEW_TAG
     if body.get("request_id"):
         yield "request", str(body["request_id"])
     trace = str(body.get("traceparent") or "").split("-")
@@ -661,7 +670,7 @@ def _tags(kind: str, raw: bytes) -> Iterator[tuple[str, str]]:
         yield "trace", trace[1]
 
 
-def _named(events: Sequence[Event]) -> Iterator[str]:
+def _named_refs(events: Sequence[Event]) -> Iterator[str]:
     """Return the refs of all contents that events name."""
     for _, kind, _, raw in events:
         if kind == INTENT:
@@ -680,23 +689,23 @@ def _named(events: Sequence[Event]) -> Iterator[str]:
             yield features
 
 
-def _is_higher(value: Any, kind: str, before: Sealed) -> bool:
+def _is_higher(value: Any, kind: str, before: LogEntry) -> bool:
     """Return True if what grows with each change is higher than in an entry before, as far as entries name it."""
-    known = before.fields.get(GROWING[kind][1])
+    known = before.fields.get(GROWING_COLUMNS[kind][1])
     return known is None or value is None or value > known
 
 
-def _is_of_later(row: Row, before: Sealed) -> bool:
+def _is_of_later(row: Row, before: LogEntry) -> bool:
     """Return True if the state of a row was written after an entry before was sealed, if such rows say when."""
     return "at" not in row or row["at"] > before.at - UNSEALED_SECONDS
 
 
-def _of_last_events(entries: Sequence[Sealed]) -> Sequence[Sealed]:
+def _of_last_events(entries: Sequence[LogEntry]) -> Sequence[LogEntry]:
     """Return the entries of a run that stand for all of its events that are sealed."""
     return [entry for entry in entries if entry.events == entries[-1].events]
 
 
-def _is_frontier(stored: bytes | None, last: Sealed) -> bool:
+def _is_frontier(stored: bytes | None, last: LogEntry) -> bool:
     """Return True if the subtrees from which sealing goes on have the root of the entry."""
     if stored is None:
         return False

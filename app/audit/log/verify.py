@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from app.audit.log.entries import LOG_KEY, ROW, RUN, Sealed, read_entry
-from app.audit.log.findings import Finding, Verified
+from app.audit.log.entries import LOG_KEY, ROW, RUN, LogEntry, read_entry
+from app.audit.log.findings import Finding, Verification
 from app.audit.log.tree import (
     HASH_BYTES,
     Checkpoint,
@@ -63,7 +63,7 @@ def tiles_of(size: int) -> int:
 class LogCheck:
     """One verification of a log."""
 
-    report: Verified
+    report: Verification
     keys: tuple[Key, ...] = ()
     """The keys that are trusted. Without any, the log's own are taken, which are in its entries."""
     held: tuple[tuple[str, Checkpoint], ...] = ()
@@ -71,7 +71,7 @@ class LogCheck:
     witnesses: tuple[Key, ...] = ()
     """The keys of witnesses, each of which must have cosigned the newest checkpoint that is held outside."""
     tiles: Tiles | None = None
-    saved: Saved | None = None
+    saved_entries: Saved | None = None
     stored_tiles: int | None = None
     """The number of tiles that are stored; None if that is not known."""
     own_keys: list[Key] = field(default_factory=list)
@@ -82,9 +82,9 @@ class LogCheck:
 
     def check(self, entries: Iterable[StoredEntry], note: str | None) -> None:
         """Check all entries and the log's checkpoint `note`."""
-        checkpoint = self._own(note)
+        checkpoint = self._read_own_checkpoint(note)
         sizes = {held.size for _, held in self.held} | ({checkpoint.size} if checkpoint is not None else set())
-        roots = self._walk(entries, sizes)
+        roots = self._check_entries(entries, sizes)
         if checkpoint is not None:
             self._check_signature("the log's checkpoint", checkpoint)
             self._compare_own(checkpoint, roots)
@@ -127,7 +127,7 @@ class LogCheck:
     def _add(self, rule: str, words: str, place: int | None = 0) -> None:
         self.report.add(Finding(rule, LOG, words, place))
 
-    def _own(self, note: str | None) -> Checkpoint | None:
+    def _read_own_checkpoint(self, note: str | None) -> Checkpoint | None:
         if note is not None and not note.endswith("\n"):
             self._add("checkpoint", "the log's checkpoint does not end with a line feed, as signed notes do")
         try:
@@ -140,7 +140,7 @@ class LogCheck:
 
     # -- the entries
 
-    def _walk(self, entries: Iterable[StoredEntry], sizes: set[int]) -> Mapping[int, bytes]:
+    def _check_entries(self, entries: Iterable[StoredEntry], sizes: set[int]) -> Mapping[int, bytes]:
         """Read all entries. Returns the roots at these sizes, as far as the log has come."""
         tree = GrowingTree()
         roots = {0: tree.root()}
@@ -151,25 +151,25 @@ class LogCheck:
             if entry.place != tree.size:
                 self._add("entry", f"entries {tree.size:,} to {entry.place - 1:,} are missing", tree.size)
                 break
-            self._read(entry, progress)
+            self._check_entry(entry, progress)
             level.append(leaf_hash(entry.entry))
             tree.add(level[-1])
             if tree.size in sizes:
                 roots[tree.size] = tree.root()
             if len(level) == WIDTH:
-                wrong += self._differing(tree.size - WIDTH, level)
+                wrong += self._differing_hashes(tree.size - WIDTH, level)
                 self._compare_saved(tree.size - WIDTH, level)
                 level = []
-        wrong += self._differing(tree.size - len(level), level)
+        wrong += self._differing_hashes(tree.size - len(level), level)
         self._compare_saved(tree.size - len(level), level)
         self.report.entries = tree.size
         roots[tree.size] = tree.root()
-        self._name_wrong(wrong, roots)
+        self._report_differences(wrong, roots)
         if self.stored_tiles is not None and self.stored_tiles != (needed := tiles_of(tree.size)):
             self._add("tile", f"{self.stored_tiles:,} tiles are stored, and the entries have {needed:,}", tree.size)
         return roots
 
-    def _read(self, stored: StoredEntry, progress: dict[str, int]) -> None:
+    def _check_entry(self, stored: StoredEntry, progress: dict[str, int]) -> None:
         try:
             sealed = read_entry(stored.place, stored.entry, stored.salt)
         except Unreadable as error:
@@ -183,18 +183,18 @@ class LogCheck:
         if stored.salt is not None and ROW not in sealed.fields:
             self._add("entry", "it has a salt, and commits to no row", stored.place)
         if sealed.kind == RUN:
-            self._grows(sealed, progress)
+            self._check_growth(sealed, progress)
         if sealed.kind == LOG_KEY:
             self._learn_keys(sealed)
 
-    def _grows(self, sealed: Sealed, progress: dict[str, int]) -> None:
+    def _check_growth(self, sealed: LogEntry, progress: dict[str, int]) -> None:
         """A run's later entry stands for no fewer events than the one before. It stands for as many if its ledger of
         disclosures was completed."""
         if sealed.events < progress.get(sealed.id, 1):
             self.report.add(Finding("entry", f"run {sealed.id}", "it has fewer events than before", sealed.place))
         progress[sealed.id] = sealed.events
 
-    def _learn_keys(self, sealed: Sealed) -> None:
+    def _learn_keys(self, sealed: LogEntry) -> None:
         self.last_keys = sealed.id
         for text in sealed.id.split():
             try:
@@ -202,7 +202,7 @@ class LogCheck:
             except Unreadable as error:
                 self._add("entry", str(error), sealed.place)
 
-    def _differing(self, first: int, level: Sequence[bytes]) -> list[int]:
+    def _differing_hashes(self, first: int, level: Sequence[bytes]) -> list[int]:
         """Return the places from `first` on whose hashes are not those of the log's tile."""
         if self.tiles is None or not level:
             return []
@@ -219,16 +219,16 @@ class LogCheck:
 
     def _compare_saved(self, first: int, level: Sequence[bytes]) -> None:
         """Compare with the entries that were saved elsewhere."""
-        if self.saved is None:
+        if self.saved_entries is None:
             return
-        for at, entry in enumerate(self.saved(first // WIDTH)):
+        for at, entry in enumerate(self.saved_entries(first // WIDTH)):
             if at >= len(level):
                 self._add("held", "the saved tiles have this entry, and the log ends before it", first + at)
                 return
             if leaf_hash(entry) != level[at]:
                 self._add("entry", "it is not the entry that the saved tiles have at this place", first + at)
 
-    def _name_wrong(self, wrong: Sequence[int], roots: Mapping[int, bytes]) -> None:
+    def _report_differences(self, wrong: Sequence[int], roots: Mapping[int, bytes]) -> None:
         """Entries and tiles contradict each other: what is held outside decides which of them is altered."""
         for place in wrong:
             behind = [held for _, held in self.held if place < held.size and held.size in roots]
@@ -273,7 +273,11 @@ class LogCheck:
             words = f"the checkpoint counts {checkpoint.size:,} entries, and there are {size:,}"
             self._add("entry", words, min(size, checkpoint.size))
         elif roots[size] != checkpoint.root:
-            self._add("entry", "the entries do not have the root that the log has signed", self._begin(size, roots))
+            self._add(
+                "entry",
+                "the entries do not have the root that the log has signed",
+                self._last_agreeing_size(size, roots),
+            )
 
     def _compare_held(self, roots: Mapping[int, bytes]) -> None:
         size = self.report.entries
@@ -283,11 +287,11 @@ class LogCheck:
                 words = f"{name} counts {held.size:,} entries, and the log has {size:,}: it was cut off or set back"
                 self._add("held", words, size)
             elif roots[held.size] != held.root:
-                begin = self._begin(held.size, roots)
+                begin = self._last_agreeing_size(held.size, roots)
                 words = f"one of the entries {begin:,} to {held.size - 1:,} is not the one that {name} was made for"
                 self._add("held", words, begin)
 
-    def _begin(self, size: int, roots: Mapping[int, bytes]) -> int:
+    def _last_agreeing_size(self, size: int, roots: Mapping[int, bytes]) -> int:
         """Return the size of the largest held checkpoint below `size` that still fits."""
         good = [held.size for _, held in self.held if held.size < size and roots.get(held.size) == held.root]
         return max(good, default=0)

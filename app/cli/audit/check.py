@@ -49,7 +49,7 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
         print("baton: there is no such run", file=sys.stderr)
         return UNREADABLE
     print(_json(report)) if args.json else _print(report)
-    return CLEAN if report.clean else VIOLATIONS
+    return CLEAN if report.is_clean else VIOLATIONS
 
 
 async def _check(args: Arguments, environ: Mapping[str, str], now: float) -> Report:
@@ -100,11 +100,11 @@ async def _tiles(args: Arguments, environ: Mapping[str, str]) -> int:
 
 def _json(report: Report) -> str:
     record = {
-        "clean": report.clean,
+        "clean": report.is_clean,
         "runs": report.runs,
         "events": report.events,
         "calls": report.calls,
-        "rendered": report.rendered,
+        "rendered": report.rebuilt_requests,
         "unverifiable": dict(report.unverifiable),
         "pruned": report.pruned,
         "pending": report.pending,
@@ -127,14 +127,14 @@ def _print(report: Report) -> None:
     journals = (count(report.runs, "run"), count(report.events, "event"), count(report.calls, "call"))
     looked_at = (
         ", ".join(journals),
-        f"{count(report.rendered, 'request')} rendered again",
+        f"{count(report.rebuilt_requests, 'request')} rendered again",
         f"{report.unverifiable.total():,} unverifiable" + (f" ({reasons})" if reasons else ""),
         f"{count(report.pruned, 'run')} pruned",
         f"{count(report.pending, 'outcome')} still to come",
     )
     console.print("; ".join(looked_at), markup=False, soft_wrap=True)
     total = report.rules.total()
-    console.print(count(total, "violation"), style="green" if report.clean else "bold red")
+    console.print(count(total, "violation"), style="green" if report.is_clean else "bold red")
 
 
 def _rules(*, as_json: bool) -> int:

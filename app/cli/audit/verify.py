@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.text import Text
 
 from app.audit.export import Export
-from app.audit.log.findings import RULES, Verified
+from app.audit.log.findings import RULES, Verification
 from app.audit.log.folder import TilesFolder
 from app.audit.log.journal import check_journal
 from app.audit.log.rows import check_database
@@ -34,13 +34,13 @@ HELD_BYTES = 2**16
 def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -> int:
     """Carry out the command. Returns the exit status."""
     terminal.log_to_stderr("warning")
-    report = Verified()
+    report = Verification()
     check = LogCheck(report, keys=_keys(args.keys, "--key"), held=_held(args.checkpoints))
     check.witnesses = _keys(args.witnesses, "--witness")
     if check.witnesses and not check.held:
         raise ConfigInvalid(["--witness: needs the checkpoint that it has cosigned (--checkpoint)"])
     if args.saved is not None:
-        check.saved = TilesFolder(Path(args.saved)).bundle
+        check.saved_entries = TilesFolder(Path(args.saved)).bundle
     began = time.monotonic()
     try:
         if args.folder is not None:
@@ -58,7 +58,7 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
         terminal.print_json(_json(report, check))
     else:
         _print(report, time.monotonic() - began)
-    return CLEAN if report.clean else ALTERED
+    return CLEAN if report.is_clean else ALTERED
 
 
 def _keys(given: tuple[str, ...], option: str) -> tuple[Key, ...]:
@@ -114,10 +114,10 @@ async def _database(args: Arguments, environ: Mapping[str, str], check: LogCheck
         await in_one_snapshot(archive, whole)
 
 
-def _json(report: Verified, check: LogCheck) -> dict[str, object]:
+def _json(report: Verification, check: LogCheck) -> dict[str, object]:
     first = report.first
     return {
-        "clean": report.clean,
+        "clean": report.is_clean,
         "first": first,
         "entries": report.entries,
         "checkpoints": len(check.held),
@@ -134,7 +134,7 @@ def _json(report: Verified, check: LogCheck) -> dict[str, object]:
     }
 
 
-def _print(report: Verified, seconds: float) -> None:
+def _print(report: Verification, seconds: float) -> None:
     console = terminal.out()
     for number, finding in enumerate(report.ordered()):
         if number == SHOWN:

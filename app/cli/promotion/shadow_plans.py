@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import orjson
 
-from app.audit.account import Account, Call, Proposal, account
+from app.audit.audited_run import AuditedRun, Call, Proposal, read_run
 from app.audit.request_rebuilding import UnknownTemplate, Unverifiable, rebuilt_request, text_of
 from app.core.plan import workflow as core_plan
 from app.core.plan.workflow import Step
@@ -57,15 +57,15 @@ async def cases(source: Source, conductor: str, since: float, now: float, compar
     """Yield the first plans of a conductor's runs since then, and count in `compared` those that cannot be repeated."""
     kept = await source.catalogs()
     async for record in source.records(since=since):
-        run = account(record, now, False)
-        if not run.begun or not run.proposals:
+        run = read_run(record, now, False)
+        if not run.has_admission or not run.proposals:
             continue
         proposal = run.proposals[0]
         calls = [call for call in run.calls.values() if call.step is None and call.proposal == 0]
         if not calls or calls[0].intent.body["worker"] != conductor:
             continue
         call = calls[0]
-        if proposal.accepted is None:
+        if proposal.acceptance is None:
             compared.left_out["rejected"] += 1
             continue
         try:
@@ -74,10 +74,10 @@ async def cases(source: Source, conductor: str, since: float, now: float, compar
             compared.left_out[str(reason) or "unknown template"] += 1
 
 
-def _case(run: Account, call: Call, proposal: Proposal, kept: Mapping[str, bytes]) -> Case:
+def _case(run: AuditedRun, call: Call, proposal: Proposal, kept: Mapping[str, bytes]) -> Case:
     catalog: Catalog = restored(kept[call.intent.body["catalog"]])
     request = rebuilt_request(run, call, catalog, catalog.workers[call.intent.body["worker"]])
-    names = tuple(proposal.opened.body["order"])
+    names = tuple(proposal.opening.body["order"])
     limit = int(run.limits["steps"])
     said = ""
     if call.outcome is not None:
