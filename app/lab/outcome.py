@@ -137,11 +137,14 @@ def chance(
     return world.solve_chance(worker, kind, trait, role, seen[0] if seen else None, crowd)
 
 
-def bill(plan: Plan, level: int, pool: tuple[Profile, ...]) -> tuple[float, float]:
-    """Return the dollars of all calls, and the seconds on the critical path to the last step."""
-    ends: list[float] = []
+def bill(plan: Plan, level: int, pool: tuple[Profile, ...], *, finished: int = 0) -> tuple[float, float]:
+    """Return the dollars of all calls, and the seconds on the critical path to the last step.
+
+    The first `finished` steps were carried out before: they cost nothing and take no time.
+    """
+    ends = [0.0] * finished
     dollars = 0.0
-    for step, part in zip(plan, parts_of(plan)[0], strict=True):
+    for step, part in zip(plan[finished:], parts_of(plan)[0][finished:], strict=True):
         worker = pool[step.worker]
         read = part.read + (QUESTION + PER_LEVEL * level if part.user else 0)
         dollars += world.usd(worker, read, part.written)

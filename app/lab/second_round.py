@@ -16,7 +16,7 @@ from app.lab.lessons import Lesson, sensible
 from app.lab.outcome import bill, chance, parts_of, right_for
 from app.lab.plans import FURTHER, Plan, PlanStep, behind, from_tokens, to_tokens
 from app.lab.rounds import ACCEPTS, PLANS, doubted, judged, writers
-from app.lab.world import PER_LEVEL, QUESTION, TRAITS, Pool, Profile, Setting, Weights
+from app.lab.world import TRAITS, Pool, Profile, Setting, Weights
 
 BEFORE = PlanStep(0, "reason")
 """Step 0 of a second plan: the answer of the first."""
@@ -80,8 +80,8 @@ def continued(first: Plan, second: Plan, kind: Kind, setting: Setting, sign: int
     looks, written = judge(pool), ACCEPTS if second == TAKE else PLANS
     usd += judged(looks, kind[1], written)
     seconds += world.seconds(looks, written)
-    more = _billed(second, kind[1], pool)
-    usd, seconds = usd + more[0], seconds + more[1]
+    second_usd, second_seconds = bill(second, kind[1], pool, finished=1)
+    usd, seconds = usd + second_usd, seconds + second_seconds
     return Whole(right * setting.weights.worth(usd, seconds), right, usd, seconds, likely)
 
 
@@ -106,16 +106,6 @@ def mended(second: Plan, kind: Kind, case: Case, pool: Pool, hands: frozenset[in
             good = [p * known[seen] for p, seen in zip(odds, part.seen, strict=True)]
         odds = [p - g for p, g in zip(odds, good, strict=True)] + good
     return sum(odds[len(odds) // 2 :])
-
-
-def _billed(second: Plan, level: int, pool: Pool) -> tuple[float, float]:
-    """Return the dollars of a second plan's calls, and the seconds on their critical path."""
-    ends, dollars = [0.0], 0.0
-    for step, part in zip(second[1:], parts_of(second)[0][1:], strict=True):
-        worker = pool[step.worker]
-        dollars += world.usd(worker, part.read + (QUESTION + PER_LEVEL * level if part.user else 0), part.written)
-        ends.append(max([ends[n] for n in part.sees], default=0.0) + world.seconds(worker, part.written))
-    return dollars, max(ends)
 
 
 def whole(first: Plan, seconds: Sequence[Plan], kind: Kind, setting: Setting) -> Whole:
