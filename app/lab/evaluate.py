@@ -82,7 +82,7 @@ def compare(
     if form is WORDS:
         chosen[UNSAID] = [_without_text(plan) for plan in trained]
     chosen[TRAINED] = list(trained)
-    found = {arm: _outcomes(lessons, plans_, weights) for arm, plans_ in chosen.items()}
+    found = {arm: exact_outcomes(lessons, plans_, weights) for arm, plans_ in chosen.items()}
     rewards: dict[str, list[float]] = {}
     for arm, outcomes in found.items():
         rewards[arm] = [result.reward for result in outcomes]
@@ -106,11 +106,12 @@ def closed(mean: Mapping[str, float]) -> float:
     return (mean[TRAINED] - mean[FIXED]) / (mean[OPTIMUM] - mean[FIXED])
 
 
-def _outcomes(lessons: Sequence[Lesson], plans_: Sequence[Plan], weights: Weights) -> list[Outcome]:
-    return [
-        outcome(plan, lesson.problem.kind, Setting(lesson.pool, weights))
-        for lesson, plan in zip(lessons, plans_, strict=True)
-    ]
+def exact_outcomes(lessons: Sequence[Lesson], plans_: Sequence[Plan], weights: Weights) -> list[Outcome]:
+    """Return the exact outcome of the plan for each lesson."""
+    outcomes = []
+    for lesson, plan in zip(lessons, plans_, strict=True):
+        outcomes.append(outcome(plan, lesson.problem.kind, Setting(lesson.pool, weights)))
+    return outcomes
 
 
 def _row(arm: str, outcomes: Sequence[Outcome], plans_: Sequence[Plan], ahead: Interval) -> Row:

@@ -16,15 +16,14 @@ from safetensors.torch import save_file
 from app.conductor import compact
 from app.errors import ConfigInvalid
 from app.lab import manifest, prompt, reward, tokenizer, training_record, world
-from app.lab.evaluate import exam
+from app.lab.evaluate import exact_outcomes, exam
 from app.lab.lessons import SPLITS, Lesson, Split
 from app.lab.manifest import Golden, Manifest
-from app.lab.outcome import outcome
 from app.lab.plan_grammar import FORMS, Form
 from app.lab.plans import SLOTS, STEPS, Plan
 from app.lab.train_loop import Recipe, greedy, untrained
 from app.lab.train_model import CONTEXT, Conductor, Tensor
-from app.lab.world import Setting, Weights
+from app.lab.world import Weights
 
 TASKS, TASKS_SEED = 1_000, 2
 """The number of tasks of each split, drawn separately from those of the training's own tables."""
@@ -186,13 +185,10 @@ def _expected(lesson: Lesson, plan: Plan, form: Form) -> Golden:
 def measured(conductor: Conductor, split: Split, weighing: Weights) -> dict[str, float]:
     """Return the mean reward, accuracy and dollars a task of the conductor's likeliest plans for a split's tasks."""
     lessons = exam(split, TASKS, TASKS_SEED)
-    found = [
-        outcome(plan, lesson.problem.kind, Setting(lesson.pool, weighing))
-        for lesson, plan in zip(lessons, greedy(conductor, lessons), strict=True)
-    ]
+    outcomes = exact_outcomes(lessons, greedy(conductor, lessons), weighing)
     means = {}
     for name in ("reward", "right", "usd"):
-        means[name] = round(sum(getattr(result, name) for result in found) / TASKS, 6)
+        means[name] = round(sum(getattr(result, name) for result in outcomes) / TASKS, 6)
     return {"tasks": TASKS, "seed": TASKS_SEED, **means}
 
 

@@ -20,16 +20,15 @@ import torch
 from app.errors import ConfigInvalid
 from app.lab import plan_samples, prompt, reward, world
 from app.lab.baselines import FIXED, OPTIMUM, bests, plans
-from app.lab.evaluate import Table, compare, drawn, exam
+from app.lab.evaluate import Table, compare, drawn, exact_outcomes, exam
 from app.lab.journal_imitation import Remembered, digest_of, learned_from
 from app.lab.lessons import SPLITS, Lesson, draw_lesson
-from app.lab.outcome import outcome
 from app.lab.plan_grammar import FORMS, WORDS, Form
 from app.lab.plans import Plan
 from app.lab.rollouts import Rollout
 from app.lab.train_imitation import Regressor
 from app.lab.train_loop import RECIPES, Recipe, Trainer, greedy
-from app.lab.training_record import software, write_rows
+from app.lab.training_record import Axes, software, write_curve
 from app.lab.world import Setting, Weights, profiles, standard_pool
 from app.providers.rehearsal.task_families import FAMILIES
 
@@ -64,8 +63,9 @@ def train(order: Order, say: Callable[[str], None]) -> tuple[Table, ...]:
     while trainer.step < trainer.total:
         measured = trainer.advance()
         if trainer.step % EVERY == 0 or trainer.step == trainer.total:
-            chosen = [greedy(trainer.averaged, lessons) for lessons in (standard, pools)]
-            halves = [_validated(*each, order.weights) for each in zip((standard, pools), chosen, strict=True)]
+            halves = []
+            for lessons in (standard, pools):
+                halves.append(_validation_means(lessons, greedy(trainer.averaged, lessons), order.weights))
             row = {"step": trainer.step, "plans": trainer.executed, **_joined(*halves)}
             rows.append(row | {name: round(value, 4) for name, value in measured.items()})
             save(order, trainer, rows)
@@ -80,15 +80,13 @@ def _over_pools(count: int) -> list[Lesson]:
     return [draw_lesson(random, "train", standard=0.0) for _ in range(count)]
 
 
-def _validated(lessons: list[Lesson], chosen: list[Plan], weights: Weights) -> dict[str, float]:
-    found = [
-        outcome(plan, lesson.problem.kind, Setting(lesson.pool, weights))
-        for lesson, plan in zip(lessons, chosen, strict=True)
-    ]
+def _validation_means(lessons: list[Lesson], chosen: list[Plan], weights: Weights) -> dict[str, float]:
+    """Return the means of these plans over the lessons, and the number of different plans."""
+    outcomes = exact_outcomes(lessons, chosen, weights)
     count = len(lessons)
     return {
-        "reward": sum(result.reward for result in found) / count,
-        "accuracy": sum(result.right for result in found) / count,
+        "reward": sum(result.reward for result in outcomes) / count,
+        "accuracy": sum(result.right for result in outcomes) / count,
         "steps": sum(map(len, chosen)) / count,
         "different": len(set(chosen)),
     }
@@ -147,7 +145,7 @@ def _examined(
         written += zip(lessons, chosen, strict=True)
         tables.append(compare(split, lessons, chosen, order.weights, order.recipe.seed, trainer.form))
         say(f"\n{drawn(tables[-1])}")
-    _curve(order, trainer.form, rows, exam("held-out tasks", VALIDATION, -1))
+    _write_curve(order, trainer.form, rows, exam("held-out tasks", VALIDATION, -1))
     (order.out / "card.json").write_text(json.dumps(_card(order, trainer, tables), indent=1) + "\n")
     parts = [f"seed {order.recipe.seed}. {CAVEAT}", *map(drawn, tables)]
     if trainer.form is WORDS:
@@ -157,26 +155,21 @@ def _examined(
     return tuple(tables)
 
 
-def _curve(order: Order, form: Form, rows: list[dict[str, Any]], validation: list[Lesson]) -> None:
-    write_rows(order.out / "curve.csv", rows)
-    try:
-        pyplot = resolve_name("matplotlib.pyplot")
-    except ModuleNotFoundError:
-        return
-    figure, axes = pyplot.subplots(figsize=(7, 4))
-    for half in ("standard", "pools"):
-        axes.plot([row["step"] for row in rows], [row[half] for row in rows], label=f"trained conductor, {half}")
-    for arm in (OPTIMUM, FIXED):
-        worth = _validated(validation, plans(arm, validation, order.weights, 0, form), order.weights)["reward"]
-        axes.axhline(worth, linestyle="--", color="grey")
-        axes.annotate(arm, (0, worth), va="bottom")
-    axes.axvline(order.recipe.drill_steps + order.recipe.warm_steps, linestyle=":", color="grey")
-    axes.set_xlabel("step (dotted: end of the warm start)")
-    axes.set_ylabel("reward on validation tasks")
-    axes.legend()
-    figure.tight_layout()
-    figure.savefig(order.out / "curve.png", dpi=120)
-    pyplot.close(figure)
+def _write_curve(order: Order, form: Form, rows: list[dict[str, Any]], validation: list[Lesson]) -> None:
+    """Write the curve of both halves of the validation, beside the rewards of the baselines."""
+
+    def add_baselines(axes: Axes) -> None:
+        for arm in (OPTIMUM, FIXED):
+            chosen = plans(arm, validation, order.weights, 0, form)
+            mean = _validation_means(validation, chosen, order.weights)["reward"]
+            axes.axhline(mean, linestyle="--", color="grey")
+            axes.annotate(arm, (0, mean), va="bottom")
+        axes.axvline(order.recipe.drill_steps + order.recipe.warm_steps, linestyle=":", color="grey")
+        axes.set_xlabel("step (dotted: end of the warm start)")
+        axes.set_ylabel("reward on validation tasks")
+
+    labels = {half: f"trained conductor, {half}" for half in ("standard", "pools")}
+    write_curve(order.out, rows, labels, annotate=add_baselines)
 
 
 def _card(order: Order, trainer: Trainer, tables: list[Table]) -> dict[str, Any]:

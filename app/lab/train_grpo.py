@@ -71,7 +71,7 @@ def train(order: Order, say: Callable[[str], None]) -> Path:
     last = get_last_checkpoint(str(order.out / "checkpoints")) if (order.out / "checkpoints").is_dir() else None
     if order.examples and last is None:
         rows = imitate(taught, order.examples, order.held_out, order.recipe, say)
-        training_record.write_curve(order.out, rows, ("imitation",), "imitation")
+        training_record.write_curve(order.out, rows, {"imitation": "imitation"}, "imitation")
     scorer, history = None, []
     if order.questions and order.place is not None:
         every, cache = (*order.questions, *order.asked), PlanCache(order.cache) if order.cache is not None else None
@@ -79,7 +79,7 @@ def train(order: Order, say: Callable[[str], None]) -> Path:
         scorer = Scorer(every, order.place, weights, ramp, say, held_out=len(order.asked), cache=cache)
         say(f"going on from {Path(last).name}" if last else f"{order.recipe.steps} steps of policy gradients")
         history = _improve(taught, order, scorer, last)
-        training_record.write_curve(order.out, history, COLUMNS)
+        training_record.write_curve(order.out, history, {name: name for name in COLUMNS})
     folder = save(taught, order.out)
     made = _handed_over(order, folder, base, taught, history)
     training_record.write_card(order.out, _card(order, folder, scorer))

@@ -203,9 +203,8 @@ class Trainer:
         """Return the log-probability of each lesson's plan."""
         workers = torch.tensor([len(lesson.pool) for lesson in lessons])
         tokens = [self.form.encode(plan) for plan in plans]
-        longest = max(map(len, tokens))
-        padded = torch.tensor([[[*encoded, *[0] * (longest - len(encoded))]] for encoded in tokens])
-        return self._logprobs(prompts, workers, padded)[0][:, 0]
+        logprobs, _ = self._logprobs(prompts, workers, one_plan_each(tokens))
+        return logprobs[:, 0]
 
     def _ramped(self) -> Weights:
         done = (self.step - self.recipe.drill_steps) / max(1, self.total - self.recipe.drill_steps)
@@ -311,6 +310,12 @@ def greedy(conductor: Conductor, lessons: Sequence[Lesson]) -> list[Plan]:
             for lesson, tokens in zip(some, written, strict=True)
         ]
     return plans
+
+
+def one_plan_each(plans: Sequence[Sequence[int]]) -> Tensor:
+    """Return the tokens of one plan for each prompt, filled up with 0: [prompts, 1, longest]."""
+    longest = max(map(len, plans))
+    return torch.tensor([[[*tokens, *[0] * (longest - len(tokens))]] for tokens in plans])
 
 
 def _detached(conductor: Conductor) -> dict[str, Tensor]:

@@ -23,14 +23,14 @@ import torch
 
 from app.errors import ConfigInvalid
 from app.lab import prompt, reward, second_round, world
-from app.lab.evaluate import RESAMPLES, exam
+from app.lab.evaluate import RESAMPLES, exact_outcomes, exam
 from app.lab.lessons import SPLITS, Lesson, Split
 from app.lab.outcome import outcome
 from app.lab.paired_statistics import Interval, interval, resampled
 from app.lab.plans import SLOTS, Plan, from_tokens
 from app.lab.second_round import SIGNS, TAKE, Whole
 from app.lab.train import CAVEAT, VALIDATION, Order, choose, restored, save
-from app.lab.train_loop import Group, Recipe, Trainer, decayed, ended, greedy
+from app.lab.train_loop import Group, Recipe, Trainer, decayed, ended, greedy, one_plan_each
 from app.lab.train_model import Conductor, Tensor
 from app.lab.training_record import write_card, write_rows
 from app.lab.world import Setting, Weights
@@ -74,9 +74,8 @@ class Rounds(Trainer):
         signs = [self._random.choice(SIGNS) for _ in lessons]
         best = [self._best(*case) for case in zip(lessons, firsts, signs, strict=True)]
         prompts = [second_round.shown(*case) for case in zip(read, lessons, firsts, signs, strict=True)]
-        seconds = self._logprobs(
-            prompts, _workers(lessons, SLOTS), _padded([second_round.written(plan) for plan in best])
-        )[0]
+        written = [second_round.written(plan) for plan in best]
+        seconds, _ = self._logprobs(prompts, _workers(lessons, SLOTS), one_plan_each(written))
         kept = [
             prompt.ordinals(plan, lesson.order)
             for plan, lesson in zip(greedy(self.base, lessons), lessons, strict=True)
@@ -178,11 +177,6 @@ def _workers(lessons: Sequence[Lesson], row: int) -> Tensor:
     return torch.tensor([len(lesson.pool) + row for lesson in lessons])
 
 
-def _padded(plans: Sequence[Sequence[int]]) -> Tensor:
-    longest = max(map(len, plans))
-    return torch.tensor([[[*plan, *[0] * (longest - len(plan))]] for plan in plans])
-
-
 def both_rounds(conductor: Conductor, lessons: Sequence[Lesson]) -> list[tuple[Plan, list[Plan]]]:
     """Return the likeliest first plan of each lesson and the likeliest second one to each sign, over places of its
     pool."""
@@ -229,12 +223,10 @@ def train(order: Order, trainer: Rounds, say: Callable[[str], None]) -> dict[Spl
 def compared(order: Order, trainer: Rounds, lessons: Sequence[Lesson]) -> dict[str, Any]:
     """Compare three arms: one round by the checkpoint, one round by what has learned two, and two rounds. Return their
     means, and the advantage of the last in reward and accuracy, paired over lessons."""
-    settings = [Setting(lesson.pool, order.weights) for lesson in lessons]
     runs: dict[str, list[Whole]] = {}
     for arm, conductor in ((BEFORE, trainer.base), (ALONE, trainer.averaged)):
-        plans = zip(greedy(conductor, lessons), lessons, settings, strict=True)
-        found = [outcome(plan, lesson.problem.kind, setting) for plan, lesson, setting in plans]
-        runs[arm] = [Whole(result.reward, result.right, result.usd, result.seconds, 0.0) for result in found]
+        outcomes = exact_outcomes(lessons, greedy(conductor, lessons), order.weights)
+        runs[arm] = [Whole(result.reward, result.right, result.usd, result.seconds, 0.0) for result in outcomes]
     runs[BOTH] = list(second_round.weighed(lessons, both_rounds(trainer.averaged, lessons), order.weights))
     arms = {}
     for arm, of_arm in runs.items():

