@@ -17,7 +17,7 @@ from app.lab.world2.baselines import mixes, same_worker
 from app.lab.world2.constants import constants
 from app.lab.world2.outcome import Rewards, everything, plans
 from app.lab.world2.provider import CAST, cast, posed, written_out
-from app.lab.world2.rules import Size, read, size_of, written_at
+from app.lab.world2.rules import size_of
 from app.lab.world2.shapes import SUBTASKS, Plan, catalogue
 from app.lab.world2.shipped import STRENGTHS
 from app.lab.world2.standings import interval, resampled
@@ -120,14 +120,6 @@ def _row(name: str, plan: Plan | None, chosen: Sequence[Plan], tasks: Sequence[T
         size = size_of(task)
         right.append(float(rewards.right(choice.shape, task).mean(axis=0)[choice.workers]))
         usd.append(float(rewards.bill(choice.shape, size)[0][choice.workers]))
-        tokens.append(tokens_of(choice, size, rewards.pool))
+        tokens.append(float(rewards.tokens(choice.shape, size)[choice.workers]))
         reward.append(right[-1] * float(rewards.worth(choice.shape, size)[choice.workers]))
     return Row(name, plan, np.array(right), float(np.mean(usd)), float(np.mean(tokens)), float(np.mean(reward)))
-
-
-def tokens_of(plan: Plan, size: Size, pool: Pool) -> float:
-    """Return the tokens that the workers of a plan read and write."""
-    steps, total = catalogue()[plan.shape], 0.0
-    for step, worker in zip(steps, plan.workers, strict=True):
-        total += min(float(pool[worker].card.context), read(steps, step, size)) + written_at(steps, step, size.parts)
-    return total
