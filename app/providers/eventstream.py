@@ -26,7 +26,7 @@ EXCEPTIONS: Mapping[str, str] = {
 
 
 class MessageReader:
-    """Takes the bytes of each read, cut anywhere, and returns the events that they complete, as `sse.EventReader`."""
+    """Takes the bytes of each read, cut anywhere, and returns the events that they complete, as `http.EventReader`."""
 
     def __init__(self, who: str) -> None:
         """`who` is named in errors."""

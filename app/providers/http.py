@@ -16,6 +16,7 @@ import httpx
 
 from app.core.message.chat import End, Keepsake, Piece
 from app.core.pool.catalog import Deadlines, ProviderSpec
+from app.core.records import record
 from app.errors import (
     ConfigInvalid,
     Failure,
@@ -53,17 +54,13 @@ ERROR_CLASSES: tuple[tuple[type[Exception], type[WorkerError], type[WorkerError]
 )
 """The class of each error of the network: before the response's headers have come, and after. The first row that fits
 counts."""
-
-
-REQUEST_IDS = ("x-request-id", "request-id", "x-ms-request-id", "apim-request-id", "x-amzn-requestid", "cf-ray")
+REQUEST_ID_HEADERS = ("x-request-id", "request-id", "x-ms-request-id", "apim-request-id", "x-amzn-requestid", "cf-ray")
 """The headers in which providers, or what stands before them, give a request's id; the first of them counts."""
-
-
 EVENT_BYTES = 8 << 20
 """Most bytes of one event, and of a reply that is not streamed."""
 STREAM_BYTES = 64 << 20
 """Most bytes of a stream."""
-_MARK = b"\xef\xbb\xbf"
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class EventReader:
@@ -90,16 +87,17 @@ class EventReader:
     def feed(self, read: bytes) -> list[bytes]:
         """Return the data of each completed event, in order; raises WorkerMalformed beyond the bounds above."""
         if not self._total:
-            read = read.removeprefix(_MARK)
+            read = read.removeprefix(_BYTE_ORDER_MARK)
         self._total += len(read)
         if self._total > STREAM_BYTES:
             raise malformed(self._who, f"a stream of more than {STREAM_BYTES >> 20} MiB")
         if b"\n" not in read:
             self._hold(read)
             return []
-        lines = (b"".join((*self._rest, read)) if self._rest else read).split(b"\n")
-        self._rest = []
-        rest = lines.pop()
+        if self._rest:
+            read = b"".join((*self._rest, read))
+            self._rest = []
+        *lines, rest = read.split(b"\n")
         events = self._take(lines)
         self._size = sum(map(len, self._data))
         self._hold(rest)
@@ -118,10 +116,12 @@ class EventReader:
         for line in lines:
             if line.endswith(b"\r"):
                 line = line[:-1]
-            if line.startswith(b"data:"):
-                data.append(line[6:] if line.startswith(b"data: ") else line[5:])
+            if line.startswith(b"data: "):
+                data.append(line[6:])
+            elif line.startswith(b"data:"):
+                data.append(line[5:])
             elif not line and data:
-                events.append(data[0] if len(data) == 1 else b"\n".join(data))
+                events.append(b"\n".join(data))
                 data.clear()
         if events and max(map(len, events)) > EVENT_BYTES:
             raise malformed(self._who, f"an event of more than {EVENT_BYTES >> 20} MiB")
@@ -187,8 +187,8 @@ class ReadTimer:
             self._set(self._until)
 
 
-class Reading(Protocol):
-    """One reply of a wire format while it arrives. Pure; raises WorkerError for what breaks the format."""
+class ReplyReader(Protocol):
+    """Reads one reply of a wire format while it arrives. Pure; raises WorkerError for what breaks the format."""
 
     @property
     def done(self) -> bool:
@@ -217,8 +217,8 @@ class Reading(Protocol):
         ...
 
 
-class Events(Protocol):
-    """A reader of a stream's framing."""
+class StreamDecoder(Protocol):
+    """Splits a stream into its events."""
 
     def feed(self, read: bytes) -> list[bytes]:
         """Return the events that these bytes complete; raises WorkerMalformed."""
@@ -245,8 +245,10 @@ class Endpoint:
         _check_secrets(spec.name, secrets)
         fixed = {"Content-Type": "application/json", "Accept-Encoding": "identity", "User-Agent": "baton"}
         self._headers = httpx.Headers({**fixed, **headers, **secrets})
-        self.secrets = (*secrets.values(), *([proxy_credentials] if proxy_credentials else []))
+        self.secrets = tuple(secrets.values())
         """Texts that may appear in no error."""
+        if proxy_credentials:
+            self.secrets += (proxy_credentials,)
         self._fixed_secrets = self.secrets
         self._auth = authentication(spec)
         self._query = f"api-version={spec.api_version}" if spec.api_version else ""
@@ -261,34 +263,39 @@ class Endpoint:
     def url(self, path: str) -> httpx.URL:
         """Return the address of a path below the endpoint's own URL; the path is quoted already."""
         if path not in self._urls:
-            mark = "&" if "?" in path else "?"
-            query = mark + self._query if self._query else ""
-            self._urls[path] = httpx.URL(str(self.base).rstrip("/") + path + query)
+            address = str(self.base).rstrip("/") + path
+            if self._query:
+                separator = "&" if "?" in path else "?"
+                address += separator + self._query
+            self._urls[path] = httpx.URL(address)
         return self._urls[path]
 
     async def post(
         self, url: httpx.URL, body: bytes, connect: float, who: str, headers: Mapping[str, str] = NO_HEADERS
     ) -> httpx.Response:
-        """Return the response with its body unread; raises WorkerMisconfigured rather than show the key to another
-        origin.
+        """Send a request and return the response with its body unread.
 
-        `connect` is in seconds and covers the name look-up, the connection and its TLS.
+        `connect` is in seconds and covers the name look-up, the connection and its TLS. Raises WorkerMisconfigured for
+        an address of another origin, because the key must not be shown to it.
         """
         if (url.scheme, url.netloc) != (self.base.scheme, self.base.netloc):
             raise fault(WorkerMisconfigured, who, "the key belongs to another origin")
         limits = {"connect": connect, "pool": connect, "read": None, "write": None}
         # Building the request here costs half of what `AsyncClient.build_request` does, which merges it with defaults.
-        sent = self._headers
+        all_headers = self._headers
         if headers or self._auth is not None:
-            sent = sent.copy()
-            sent.update(headers)
+            all_headers = all_headers.copy()
+            all_headers.update(headers)
         if self._auth is not None:
-            sent.update(await self._authenticated(self._auth, url, body, who))
-        request = httpx.Request("POST", url, headers=sent, content=body, extensions={"timeout": limits})
+            all_headers.update(await self._authentication_headers(self._auth, url, body, who))
+        request = httpx.Request("POST", url, headers=all_headers, content=body, extensions={"timeout": limits})
         return await self._client.send(request, stream=True)
 
-    async def _authenticated(self, auth: Authentication, url: httpx.URL, body: bytes, who: str) -> Mapping[str, str]:
-        """Return the headers of a cloud's library; raises WorkerMisconfigured if it finds no credentials or fails."""
+    async def _authentication_headers(
+        self, auth: Authentication, url: httpx.URL, body: bytes, who: str
+    ) -> Mapping[str, str]:
+        """Return the headers that a cloud's library makes; raises WorkerMisconfigured if it finds no credentials or
+        fails."""
         try:
             headers = await auth.headers(str(url), body)
         except Exception as error:
@@ -304,39 +311,46 @@ class Endpoint:
         await self._client.aclose()
 
 
+@record(frozen=True, slots=True)
+class ProviderRequest:
+    """One request to a provider: what is sent, and how long each part of the reply may take."""
+
+    path: str
+    body: bytes
+    deadlines: Deadlines
+    who: str
+    """The worker and its provider, which errors name."""
+    streams: bool
+    """True if the reply is expected as a stream."""
+    headers: Mapping[str, str]
+    """Headers that replace those of the endpoint."""
+
+
 async def exchange(
-    endpoint: Endpoint,
-    path: str,
-    body: bytes,
-    deadlines: Deadlines,
-    reading: Reading,
-    who: str,
-    *,
-    streams: bool,
-    headers: Mapping[str, str] = NO_HEADERS,
-    events: Events | None = None,
+    endpoint: Endpoint, request: ProviderRequest, reader: ReplyReader, decoder: StreamDecoder | None = None
 ) -> AsyncIterator[list[Piece]]:
     """Send the request once and yield all pieces that each network read completed, as `protocol.py` promises.
 
-    `headers` replace those of the endpoint; `events` reads a stream that is none of server-sent events.
+    `decoder` splits a stream that does not consist of server-sent events.
     """
-    call = Call(endpoint, path, body, deadlines, who, streams=streams, headers=headers)
+    call = Call(endpoint, request)
     try:
         async with call:
-            if call.whole:
+            if call.is_whole:
                 pieces: list[Piece] = []
-                reading.whole(await call.rest(), pieces)
-                _end(reading, pieces)
+                reader.whole(await call.rest(), pieces)
+                _end(reader, pieces)
                 yield pieces
                 return
-            events = events or EventReader(who)
-            while not reading.done:
-                read = await call.read(answered=reading.complete)
-                pieces, broken = _pieces(reading, events, read)
+            if decoder is None:
+                decoder = EventReader(request.who)
+            while not reader.done:
+                read = await call.read(answered=reader.complete)
+                pieces, error = _pieces(reader, decoder, read)
                 if pieces:
                     yield pieces
-                if broken:
-                    raise broken
+                if error is not None:
+                    raise error
                 if not read:
                     return
             await call.drain()
@@ -345,66 +359,58 @@ async def exchange(
         raise
 
 
-def _pieces(reading: Reading, events: Events, read: bytes) -> tuple[list[Piece], WorkerError | None]:
-    """Return the pieces of one read, and its fault if it has one: pieces before a fault are paid for and are
+def _pieces(reader: ReplyReader, decoder: StreamDecoder, read: bytes) -> tuple[list[Piece], WorkerError | None]:
+    """Return the pieces of one read, and its error if it has one: pieces before an error are paid for and are
     returned."""
     pieces: list[Piece] = []
     try:
-        for event in events.feed(read):
-            reading.event(event, pieces)
-            if reading.done:
+        for event in decoder.feed(read):
+            reader.event(event, pieces)
+            if reader.done:
                 break
-        if reading.done or not read:
-            _end(reading, pieces)
+        if reader.done or not read:
+            _end(reader, pieces)
     except WorkerError as error:
         return pieces, error
     return pieces, None
 
 
-def _end(reading: Reading, pieces: list[Piece]) -> None:
-    end = reading.end()
-    if kept := reading.keepsake():
-        pieces.append(Keepsake(kept))
+def _end(reader: ReplyReader, pieces: list[Piece]) -> None:
+    end = reader.end()
+    keepsake = reader.keepsake()
+    if keepsake:
+        pieces.append(Keepsake(keepsake))
     pieces.append(end)
 
 
 class Call:
     """One request on the wire, from connecting to closing, with its deadlines."""
 
-    def __init__(
-        self,
-        endpoint: Endpoint,
-        path: str,
-        body: bytes,
-        deadlines: Deadlines,
-        who: str,
-        *,
-        streams: bool,
-        headers: Mapping[str, str] = NO_HEADERS,
-    ) -> None:
-        self._endpoint, self._path, self._body, self._who = endpoint, path, body, who
-        self._deadlines = deadlines
-        self._headers = headers
+    def __init__(self, endpoint: Endpoint, request: ProviderRequest) -> None:
+        self._endpoint = endpoint
+        self._request = request
+        self._who = request.who
         self._status: int | None = None
         """The HTTP status; None before the response's headers have come."""
         self._note = ""
         """The network error that ended it, in words."""
         self._clock = asyncio.get_running_loop().time
-        started = self._clock()
-        self._end = started + deadlines.total
-        first = deadlines.first if streams or deadlines.exact else max(deadlines.first, WHOLE_SHARE * deadlines.total)
-        self._first = started + first
-        self._begun = False
+        now = self._clock()
+        self._end = now + request.deadlines.total
+        self._first = now + _first_byte_seconds(request)
+        self._has_begun = False
+        """True once a part of the body has come."""
         self._timer = ReadTimer()
-        self.whole = not streams
+        self.is_whole = not request.streams
+        """True if the reply comes as one document; the response's media type may correct what was expected."""
 
     async def __aenter__(self) -> Self:
         """Send the request; raises a WorkerError for everything but a 200."""
-        endpoint = self._endpoint
+        endpoint, request = self._endpoint, self._request
         try:
             async with asyncio.timeout_at(min(self._first, self._end)):
                 self._response = await endpoint.post(
-                    endpoint.url(self._path), self._body, self._deadlines.connect, self._who, self._headers
+                    endpoint.url(request.path), request.body, request.deadlines.connect, request.who, request.headers
                 )
         except _ERRORS as error:
             raise self._fault(error, headers=False) from None
@@ -430,23 +436,36 @@ class Call:
     def explained(self, failure: Failure) -> Failure:
         """Return the cause of this call's failure as it may be journaled: redacted, with the status and the provider's
         id of the request."""
-        body, secrets = self._body, self._endpoint.secrets
-        headers = self._response.headers if self._status is not None else {}
-        request_id = next((headers[name] for name in REQUEST_IDS if name in headers), "")
-        quoted = excerpt(failure.excerpt, body, secrets, self._path)
+        body, secrets = self._request.body, self._endpoint.secrets
+        text = excerpt(failure.excerpt, body, secrets, self._request.path)
+        if not text:
+            text = excerpt(self._note, b"", secrets)
         return replace(
             failure,
             status=self._status,
             code=label(failure.code, body, secrets, WORDS),
-            request_id=label(request_id, body, secrets),
-            excerpt=quoted or excerpt(self._note, b"", secrets),
+            request_id=label(self._request_id(), body, secrets),
+            excerpt=text,
         )
+
+    def _request_id(self) -> str:
+        """Return the id that the provider gave the request; empty if the response's headers have not come or have
+        none."""
+        if self._status is None:
+            return ""
+        for name in REQUEST_ID_HEADERS:
+            if name in self._response.headers:
+                return self._response.headers[name]
+        return ""
 
     async def read(self, *, answered: bool = False) -> bytes:
         """Return the next bytes of the body, empty at the end. When `answered`, a fault is an end like any other."""
         now = self._clock()
-        gap = min(self._deadlines.gap, TAIL) if answered else self._deadlines.gap
-        limit = min(now + gap if self._begun else self._first, self._end)
+        gap = self._request.deadlines.gap
+        if answered:
+            gap = min(gap, TAIL)
+        limit = now + gap if self._has_begun else self._first
+        limit = min(limit, self._end)
         try:
             if now >= self._end:
                 raise TimeoutError
@@ -455,7 +474,7 @@ class Call:
             if answered:
                 return b""
             raise self._fault(error, headers=True) from None
-        self._begun = True
+        self._has_begun = True
         return read
 
     async def rest(self, limit: int = EVENT_BYTES) -> bytes:
@@ -484,7 +503,10 @@ class Call:
             raise by_status(who, response.status_code, response.headers, await self._error(kind))
         if kind == "text/html":
             raise malformed(who, "a web page")
-        self.whole = kind == "application/json" or (self.whole and kind != "text/event-stream")
+        if kind == "application/json":
+            self.is_whole = True
+        elif kind == "text/event-stream":
+            self.is_whole = False
 
     async def _error(self, kind: str) -> object:
         """Return the body of an error as JSON, or None; `kind` is its media type, and plain text is a message."""
@@ -500,8 +522,8 @@ class Call:
 
     def _fault(self, error: Exception, *, headers: bool) -> WorkerError:
         """Return the error of the service for one of the network; `headers` says that the response's have come."""
-        classes = next((before, after) for known, before, after in ERROR_CLASSES if isinstance(error, known))
-        kind = classes[headers]
+        before, after = next(row[1:] for row in ERROR_CLASSES if isinstance(error, row[0]))
+        kind = after if headers else before
         if kind is WorkerTimeout:
             self._note = f"too long {self._stage()}"
             return fault(kind, self._who, self._note)
@@ -515,9 +537,17 @@ class Call:
         """Return which deadline has passed, in words."""
         if self._clock() >= self._end:
             return "in all"
-        if self._begun:
+        if self._has_begun:
             return "between reads"
         return "to the first byte"
+
+
+def _first_byte_seconds(request: ProviderRequest) -> float:
+    """Return the seconds that the first byte of a reply may take."""
+    deadlines = request.deadlines
+    if request.streams or deadlines.exact:
+        return deadlines.first
+    return max(deadlines.first, WHOLE_SHARE * deadlines.total)
 
 
 def _checked_url(name: str, text: str) -> httpx.URL:
@@ -525,14 +555,15 @@ def _checked_url(name: str, text: str) -> httpx.URL:
         url = httpx.URL(text.rstrip("/"))
     except httpx.InvalidURL:
         url = httpx.URL("")
-    spare = url.userinfo or url.query or url.fragment
-    if url.scheme not in ("http", "https") or not url.host or spare:
+    has_more = bool(url.userinfo or url.query or url.fragment)
+    if url.scheme not in ("http", "https") or not url.host or has_more:
         raise ConfigInvalid([f"provider {name}: base_url must be http(s)://host[:port][/path] and nothing else"])
     return url
 
 
 def _check_secrets(name: str, secrets: Mapping[str, str]) -> None:
-    if not all(value.isascii() and value.isprintable() and value.strip() == value for value in secrets.values()):
-        raise ConfigInvalid(
-            [f"provider {name}: its key has a blank, a line break or a letter that no header can carry"]
-        )
+    for secret in secrets.values():
+        if not secret.isascii() or not secret.isprintable() or secret.strip() != secret:
+            raise ConfigInvalid(
+                [f"provider {name}: its key has a blank, a line break or a letter that no header can carry"]
+            )

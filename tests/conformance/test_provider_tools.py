@@ -22,7 +22,7 @@ from app.core.message.chat import (
 from app.core.pool.catalog import ProviderSpec, Worker
 from app.errors import WorkerMalformed
 from app.providers.adapters.openai import Completion
-from app.providers.http import Reading
+from app.providers.http import ReplyReader
 from tests.conformance.wire_formats import FORMATS, Line, connected, ending, request, said
 from tests.stubs import ProviderStub, Reply, Trickle
 from tests.stubs import ToolCall as Calls
@@ -129,7 +129,7 @@ def test_a_call_without_a_name_is_malformed() -> None:
         reading.end()
 
 
-def _event(reading: Reading, delta: dict[str, Any], pieces: list[Piece], finish: str | None = None) -> None:
+def _event(reading: ReplyReader, delta: dict[str, Any], pieces: list[Piece], finish: str | None = None) -> None:
     choice = {"index": 0, "delta": delta, "finish_reason": finish}
     reading.event(json.dumps({"choices": [choice]}).encode(), pieces)
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from app.core.message.chat import Form, Image, Message, Piece, Sampling, Text, Usage, Words
 from app.core.pool.catalog import ProviderSpec
 from app.errors import ConfigInvalid, WorkerError
-from app.providers.http import EventReader, Reading
+from app.providers.http import EventReader, ReplyReader
 from tests.conformance.wire_formats import FORMATS, PATIENT, Format, Line, chosen, connected, ending, request, said
 from tests.stubs import ProviderStub, Raw, Reply, Trickle
 from tests.stubs import Usage as Billed
@@ -377,7 +377,7 @@ def recorded(form: Format) -> bytes:
     return RECORDED[form.name]
 
 
-def _read(reading: Reading, chunks: list[bytes]) -> list[Piece]:
+def _read(reading: ReplyReader, chunks: list[bytes]) -> list[Piece]:
     events, pieces = EventReader("w"), list[Piece]()
     for chunk in chunks:
         for event in events.feed(chunk):
@@ -493,7 +493,7 @@ SHAPED = st.recursive(
 )
 
 
-def _contained(reading: Reading, data: bytes) -> None:
+def _contained(reading: ReplyReader, data: bytes) -> None:
     """Whatever comes, there are pieces that can be encoded, or a WorkerError; nothing else."""
     pieces: list[Piece] = []
     with suppress(WorkerError):

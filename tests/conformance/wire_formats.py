@@ -11,7 +11,7 @@ from app.providers.adapters.anthropic import AnthropicProvider, Reply
 from app.providers.adapters.gemini import Candidate, GeminiProvider
 from app.providers.adapters.openai import Completion, OpenAIProvider
 from app.providers.adapters.responses import Response, ResponsesProvider
-from app.providers.http import Reading
+from app.providers.http import ReplyReader
 from app.providers.protocol import Request
 from tests.harness.waiting import PATIENCE_SECONDS
 from tests.stubs import KEYS, ProviderStub
@@ -30,7 +30,7 @@ class Format:
 
     name: Any
     adapter: Callable[[ProviderSpec, str | None], Adapter]
-    reading: Callable[[str], Reading]
+    reading: Callable[[str], ReplyReader]
     path: str
     """Where it streams, below its base URL."""
 

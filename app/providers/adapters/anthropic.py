@@ -29,7 +29,7 @@ from app.providers.authentication import key_headers
 from app.providers.document import StreamedCalls, count, inner, label, parse, rows, usage, words
 from app.providers.eventstream import MessageReader
 from app.providers.faults import fault, in_stream, malformed
-from app.providers.http import Endpoint, exchange
+from app.providers.http import Endpoint, ProviderRequest, exchange
 from app.providers.protocol import Request
 from app.providers.turns import Called, Kept, Result, Said, inline, turns
 
@@ -109,24 +109,13 @@ class AnthropicProvider:
         """Send `body` and yield what comes back; see `protocol.Provider`."""
         who = f"{request.worker.name} at {self._spec.name}"
         streams = self._spec.streams and request.live
-        version = request.worker.api_version
-        headers = {"anthropic-version": version} if version and self._spec.auth not in VERSIONS else {}
+        headers = dict(request.headers)
+        if request.worker.api_version and self._spec.auth not in VERSIONS:
+            headers.setdefault("anthropic-version", request.worker.api_version)
         path = _path(self._spec.auth, request.worker.model, streams)
-        events = None
-        if streams and self._spec.auth == "aws":
-            events = MessageReader(who)
-        reading = Reply(who)
-        return exchange(
-            self._endpoint,
-            path,
-            body,
-            deadlines,
-            reading,
-            who,
-            streams=streams,
-            headers={**headers, **request.headers},
-            events=events,
-        )
+        sent = ProviderRequest(path, body, deadlines, who, streams=streams, headers=headers)
+        decoder = MessageReader(who) if streams and self._spec.auth == "aws" else None
+        return exchange(self._endpoint, sent, Reply(who), decoder)
 
     async def close(self) -> None:
         """Close all connections."""
@@ -228,11 +217,11 @@ class Reply:
 
     @property
     def complete(self) -> bool:
-        """See `http.Reading`: only the marker ends an answer here."""
+        """See `http.ReplyReader`: only the marker ends an answer here."""
         return self.done
 
     def event(self, data: bytes, pieces: list[Piece]) -> None:
-        """See `http.Reading`."""
+        """See `http.ReplyReader`."""
         if not data:
             return
         document = parse(data, self._who)
@@ -253,7 +242,7 @@ class Reply:
             raise malformed(self._who, "an event without a type")
 
     def whole(self, body: bytes, pieces: list[Piece]) -> None:
-        """See `http.Reading`."""
+        """See `http.ReplyReader`."""
         document = parse(body, self._who)
         if document.get("type") == "error" or document.get("error") is not None:
             raise in_stream(self._who, document)
@@ -267,7 +256,7 @@ class Reply:
         self.done = True
 
     def end(self) -> End:
-        """See `http.Reading`."""
+        """See `http.ReplyReader`."""
         if self._finish is None or not self.done:
             raise fault(WorkerTruncated, self._who, "no message_stop")
         finish = self._calls.finish(self._finish)
@@ -281,7 +270,7 @@ class Reply:
         )
 
     def keepsake(self) -> dict[str, Any]:
-        """See `http.Reading`: blocks of thinking, as they must be given back."""
+        """See `http.ReplyReader`: blocks of thinking, as they must be given back."""
         if len(self._calls) and self._thoughts:
             return {"blocks": list(self._thoughts.values())}
         return {}

@@ -22,7 +22,7 @@ from app.providers import options
 from app.providers.authentication import key_headers
 from app.providers.document import inner, label, parse, rows, usage
 from app.providers.faults import malformed
-from app.providers.http import Endpoint, exchange
+from app.providers.http import Endpoint, ProviderRequest, exchange
 from app.providers.protocol import Request
 
 DIGITS = 5
@@ -55,10 +55,8 @@ class EmbeddingsProvider:
     async def stream(self, request: Request, body: bytes, deadlines: Deadlines) -> AsyncIterator[list[Piece]]:
         """See `protocol.py`."""
         who = f"{request.worker.name} at {self._spec.name}"
-        reading = Vector(self._dimensions, who)
-        headers = request.headers
-        said = exchange(self._endpoint, "/embeddings", body, deadlines, reading, who, streams=False, headers=headers)
-        async for pieces in said:
+        sent = ProviderRequest("/embeddings", body, deadlines, who, streams=False, headers=request.headers)
+        async for pieces in exchange(self._endpoint, sent, Vector(self._dimensions, who)):
             yield pieces
 
     async def close(self) -> None:
@@ -76,12 +74,12 @@ class Vector:
 
     @property
     def done(self) -> bool:
-        """See `http.Reading`."""
+        """See `http.ReplyReader`."""
         return self._end is not None
 
     @property
     def complete(self) -> bool:
-        """See `http.Reading`."""
+        """See `http.ReplyReader`."""
         return self.done
 
     def event(self, data: bytes, pieces: list[Piece]) -> None:
@@ -109,7 +107,7 @@ class Vector:
             raise malformed(self._who, "a vector without length") from None
 
     def end(self) -> End:
-        """See `http.Reading`."""
+        """See `http.ReplyReader`."""
         if self._end is None:
             raise WorkerTruncated()
         return self._end

@@ -21,7 +21,7 @@ from app.errors import WorkerMalformed, WorkerTruncated
 from app.providers import document, options
 from app.providers.document import StreamedCalls, count, inner, label, parse, rows, usage, words
 from app.providers.faults import fault, in_stream, malformed
-from app.providers.http import Endpoint, exchange
+from app.providers.http import Endpoint, ProviderRequest, exchange
 from app.providers.protocol import Request
 from app.providers.turns import Called, Kept, Result, Said, inline, turns
 
@@ -89,13 +89,13 @@ class GeminiProvider:
 
     def stream(self, request: Request, body: bytes, deadlines: Deadlines) -> AsyncIterator[list[Piece]]:
         """Send `body` and yield what comes back; see `protocol.Provider`."""
-        who, streams = f"{request.worker.name} at {self._spec.name}", self._spec.streams and request.live
+        who = f"{request.worker.name} at {self._spec.name}"
+        streams = self._spec.streams and request.live
         verb = "streamGenerateContent?alt=sse" if streams else "generateContent"
         path = f"/{_resource(request.worker.model)}:{verb}"
         names = {document.gemini_name(tool.name): tool.name for tool in request.toolbox.tools}
-        return exchange(
-            self._endpoint, path, body, deadlines, Candidate(who, names), who, streams=streams, headers=request.headers
-        )
+        sent = ProviderRequest(path, body, deadlines, who, streams=streams, headers=request.headers)
+        return exchange(self._endpoint, sent, Candidate(who, names))
 
     async def close(self) -> None:
         """Close all connections."""
@@ -181,29 +181,29 @@ class Candidate:
 
     @property
     def complete(self) -> bool:
-        """See `http.Reading`."""
+        """See `http.ReplyReader`."""
         return self._finish is not None
 
     def event(self, data: bytes, pieces: list[Piece]) -> None:
-        """See `http.Reading`."""
+        """See `http.ReplyReader`."""
         if data:
             self._take(parse(data, self._who), pieces)
 
     def whole(self, body: bytes, pieces: list[Piece]) -> None:
-        """See `http.Reading`."""
+        """See `http.ReplyReader`."""
         self._take(parse(body, self._who), pieces)
         if self._finish is None:
             raise malformed(self._who, "a reply without a finish reason")
 
     def end(self) -> End:
-        """See `http.Reading`."""
+        """See `http.ReplyReader`."""
         if self._finish is None:
             raise fault(WorkerTruncated, self._who, "no finish reason")
         finish = self._calls.finish(self._finish)
         return End(finish, self._usage, self._model, refused=finish == "content_filter", id=self._id)
 
     def keepsake(self) -> dict[str, Any]:
-        """See `http.Reading`: the signature and the id of each call."""
+        """See `http.ReplyReader`: the signature and the id of each call."""
         if not len(self._calls):
             return {}
         return {"signatures": self._signatures, "ids": self._ids}

@@ -40,7 +40,7 @@ from app.providers import document, options
 from app.providers.authentication import key_headers
 from app.providers.document import StreamedCalls, inner, label, openai_calls, parse, rows, tokens, usage, words
 from app.providers.faults import fault, in_stream, malformed
-from app.providers.http import Endpoint, exchange
+from app.providers.http import Endpoint, ProviderRequest, exchange
 from app.providers.protocol import Request
 
 BASE_URL = "https://api.openai.com/v1"
@@ -84,7 +84,6 @@ class OpenAIProvider:
         secrets = key_headers(spec, key, "authorization", "Bearer ")
         self._endpoint = Endpoint(spec, spec.base_url or BASE_URL, {}, secrets, proxy_credentials)
         self._spec = spec
-        self._url = "/chat/completions"
         own = self._endpoint.base.host == "api.openai.com"
         self._cap = spec.options.get("max_tokens_field", "max_completion_tokens" if own else "max_tokens")
         mistral = self._endpoint.base.host == "api.mistral.ai"
@@ -115,9 +114,8 @@ class OpenAIProvider:
         """Send `body` and yield what comes back; see `protocol.Provider`."""
         who = f"{request.worker.name} at {self._spec.name}"
         streams = self._spec.streams and request.live
-        return exchange(
-            self._endpoint, self._url, body, deadlines, Completion(who), who, streams=streams, headers=request.headers
-        )
+        sent = ProviderRequest("/chat/completions", body, deadlines, who, streams=streams, headers=request.headers)
+        return exchange(self._endpoint, sent, Completion(who))
 
     async def close(self) -> None:
         """Close all connections."""
@@ -276,24 +274,24 @@ class Completion:
 
     @property
     def complete(self) -> bool:
-        """See `http.Reading`."""
+        """See `http.ReplyReader`."""
         return self._finish is not None
 
     def event(self, data: bytes, pieces: list[Piece]) -> None:
-        """See `http.Reading`."""
+        """See `http.ReplyReader`."""
         if data.strip() == b"[DONE]":
             self.done = True
         elif data:
             self._take(self._parsed(data), "delta", pieces)
 
     def whole(self, body: bytes, pieces: list[Piece]) -> None:
-        """See `http.Reading`."""
+        """See `http.ReplyReader`."""
         self._take(parse(body, self._who), "message", pieces)
         if self._finish is None:
             raise malformed(self._who, "a reply without a finish reason")
 
     def end(self) -> End:
-        """See `http.Reading`."""
+        """See `http.ReplyReader`."""
         if self._finish is None:
             raise fault(WorkerTruncated, self._who, "no finish reason")
         finish = self._calls.finish(self._finish)
@@ -301,7 +299,7 @@ class Completion:
         return End(finish, self._usage, self._model, refused, self._stop_sequence, self._id)
 
     def keepsake(self) -> dict[str, Any]:
-        """See `http.Reading`."""
+        """See `http.ReplyReader`."""
         if not len(self._calls):
             return {}
         return self._reasoning.keepsake(len(self._calls))

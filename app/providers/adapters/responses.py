@@ -41,7 +41,7 @@ from app.providers import document, options
 from app.providers.authentication import key_headers
 from app.providers.document import StreamedCalls, inner, label, parse, rows, tokens, usage, words
 from app.providers.faults import fault, in_stream, malformed
-from app.providers.http import Endpoint, exchange
+from app.providers.http import Endpoint, ProviderRequest, exchange
 from app.providers.protocol import Request
 
 BASE_URL = "https://api.openai.com/v1"
@@ -95,9 +95,8 @@ class ResponsesProvider:
         """Send `body` and yield what comes back; see `protocol.Provider`."""
         who = f"{request.worker.name} at {self._spec.name}"
         streams = self._spec.streams and request.live
-        return exchange(
-            self._endpoint, "/responses", body, deadlines, Response(who), who, streams=streams, headers=request.headers
-        )
+        sent = ProviderRequest("/responses", body, deadlines, who, streams=streams, headers=request.headers)
+        return exchange(self._endpoint, sent, Response(who))
 
     async def close(self) -> None:
         """Close all connections."""
@@ -220,11 +219,11 @@ class Response:
 
     @property
     def complete(self) -> bool:
-        """See `http.Reading`: only the marker ends an answer here."""
+        """See `http.ReplyReader`: only the marker ends an answer here."""
         return self.done
 
     def event(self, data: bytes, pieces: list[Piece]) -> None:
-        """See `http.Reading`."""
+        """See `http.ReplyReader`."""
         if not data or data.strip() == b"[DONE]":
             return
         document = parse(data, self._who)
@@ -241,21 +240,21 @@ class Response:
             self._part(kind, document, pieces)
 
     def whole(self, body: bytes, pieces: list[Piece]) -> None:
-        """See `http.Reading`."""
+        """See `http.ReplyReader`."""
         document = parse(body, self._who)
         if document.get("error") is not None or document.get("object") == "error":
             raise in_stream(self._who, document)
         self._end(document, words(document.get("status"), self._who), pieces)
 
     def end(self) -> End:
-        """See `http.Reading`."""
+        """See `http.ReplyReader`."""
         if self._finish is None:
             raise fault(WorkerTruncated, self._who, "no end of the response")
         finish = self._calls.finish(self._finish)
         return End(finish, self._usage, self._model, self._refused or finish == "content_filter", id=self._id)
 
     def keepsake(self) -> dict[str, Any]:
-        """See `http.Reading`: the turn's reasoning, and the order of its items."""
+        """See `http.ReplyReader`: the turn's reasoning, and the order of its items."""
         if not len(self._calls) or all(item.keys() == {"type"} for item in self._items):
             return {}
         return {"items": self._items}
