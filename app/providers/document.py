@@ -31,7 +31,7 @@ def parse(data: bytes, who: str) -> dict[str, Any]:
     try:
         value = orjson.loads(data)
     except orjson.JSONDecodeError:
-        value = _mended(data, who)
+        value = _repaired(data, who)
     if not isinstance(value, dict):
         raise malformed(who, "no JSON object")
     return value
@@ -91,23 +91,24 @@ def count(value: object) -> int | None:
     return None
 
 
-def usage(into: object, out: object, cached: object = 0, reasoning: object = 0, stored: object = 0) -> Usage | None:
-    """Return the billed tokens, with `cached` and `reasoning` cut to the totals that they are part of.
+def usage(
+    input_tokens: object, output_tokens: object, cached: object = 0, reasoning: object = 0, stored: object = 0
+) -> Usage | None:
+    """Return the billed tokens, with `cached` and `reasoning` cut to the totals that they are part of; None if a total
+    is missing or both are zero.
 
     `stored` is the part of the input that the provider wrote to its cache.
-
-    None if a total is missing or both are zero.
     """
-    read, written = count(into), count(out)
+    read, written = count(input_tokens), count(output_tokens)
     if read is None or written is None or read + written == 0:
         return None
-    kept = min(count(cached) or 0, read)
+    cached_tokens = min(count(cached) or 0, read)
     return Usage(
         input=read,
-        cached=kept,
+        cached=cached_tokens,
         output=written,
         reasoning=min(count(reasoning) or 0, written),
-        written=min(count(stored) or 0, read - kept),
+        written=min(count(stored) or 0, read - cached_tokens),
     )
 
 
@@ -116,14 +117,22 @@ def tokens(value: object, who: str) -> list[Chosen]:
 
     The format lists the chosen token among the likeliest.
     """
-    found = []
+    chosen: list[Chosen] = []
     for entry in rows(value, who):
-        if (likely := _likely(entry, who)) is not None:
-            listed = [_likely(rival, who) for rival in rows(entry.get("top_logprobs"), who)]
-            top = tuple(rival for rival in listed if rival is not None)
-            others = tuple((rival.token, rival.logprob) for rival in top if rival.token != likely.token)
-            found.append(Chosen(likely.token, likely.logprob, others, likely.raw, top))
-    return found
+        likely = _likely(entry, who)
+        if likely is None:
+            continue
+        top: list[Likely] = []
+        others: list[tuple[str, float]] = []
+        for listed in rows(entry.get("top_logprobs"), who):
+            alternative = _likely(listed, who)
+            if alternative is None:
+                continue
+            top.append(alternative)
+            if alternative.token != likely.token:
+                others.append((alternative.token, alternative.logprob))
+        chosen.append(Chosen(likely.token, likely.logprob, tuple(others), likely.raw, tuple(top)))
+    return chosen
 
 
 def _likely(entry: Mapping[str, Any], who: str) -> Likely | None:
@@ -139,7 +148,7 @@ def _likely(entry: Mapping[str, Any], who: str) -> Likely | None:
     return Likely(words(entry.get("token"), who), float(entry["logprob"]), raw)
 
 
-def _mended(data: bytes, who: str) -> Any:
+def _repaired(data: bytes, who: str) -> Any:
     text = data.decode("utf-8", "replace")
     text = _ESCAPES.sub(lambda match: "\\ufffd" if match[1] else match[0], text)
     try:
@@ -156,7 +165,7 @@ EMPTY_SCHEMA: Mapping[str, Any] = {"type": "object", "properties": {}}
 class StreamedCalls:
     """The tool calls of one reply, numbered from 0 as they begin."""
 
-    __slots__ = ("_current", "_held", "_ids", "_who")
+    __slots__ = ("_current", "_ids", "_nameless", "_who")
 
     def __init__(self, who: str) -> None:
         """`who` is named in errors."""
@@ -164,7 +173,7 @@ class StreamedCalls:
         self._ids: list[str] = []
         self._current: dict[object, int] = {}
         """The latest call under each of the server's keys."""
-        self._held: dict[object, tuple[str, str]] = {}
+        self._nameless: dict[object, tuple[str, str]] = {}
         """Id and arguments that came before their call's name."""
 
     def __len__(self) -> int:
@@ -177,26 +186,28 @@ class StreamedCalls:
         """
         current = self._current.get(key)
         if name and (current is None or (id_ and id_ != self._ids[current])):
-            held_id, held = self._held.pop(key, ("", ""))
+            waiting_id, waiting_arguments = self._nameless.pop(key, ("", ""))
             current = self._current[key] = len(self._ids)
-            self._ids.append(id_ or held_id)
-            pieces.append(ToolDelta(current, id_ or held_id, name, held + arguments))
+            self._ids.append(id_ or waiting_id)
+            pieces.append(ToolDelta(current, id_ or waiting_id, name, waiting_arguments + arguments))
         elif current is not None:
             if arguments:
                 pieces.append(ToolDelta(current, arguments=arguments))
         else:
-            held_id, held = self._held.get(key, ("", ""))
-            self._held[key] = (id_ or held_id, held + arguments)
+            waiting_id, waiting_arguments = self._nameless.get(key, ("", ""))
+            self._nameless[key] = (id_ or waiting_id, waiting_arguments + arguments)
         return current
 
     def finish(self, reported: Finish) -> Finish:
         """Return the finish reason that fits the calls which came: OpenAI gives `stop` after a call that was demanded.
         Raises WorkerMalformed if a call never got its name."""
-        if self._held:
+        if self._nameless:
             raise malformed(self._who, "a tool call without a name")
-        if reported in ("stop", "tool_calls"):
-            return "tool_calls" if self._ids else "stop"
-        return reported
+        if reported not in ("stop", "tool_calls"):
+            return reported
+        if self._ids:
+            return "tool_calls"
+        return "stop"
 
 
 def arguments_text(arguments: object, who: str) -> str:
@@ -236,10 +247,14 @@ def tools_for_openai(toolbox: Toolbox, *, strict: bool) -> dict[str, Any]:
 
 
 def _function(tool: Tool, strict: bool) -> dict[str, Any]:
-    described = {"description": tool.description} if tool.description else {}
-    typed = {"parameters": tool.parameters} if tool.parameters is not None else {}
-    constrained = strict and tool.strict and is_closed(tool.parameters or {})
-    return {"name": tool.name, **described, **typed, **({"strict": True} if constrained else {})}
+    function: dict[str, Any] = {"name": tool.name}
+    if tool.description:
+        function["description"] = tool.description
+    if tool.parameters is not None:
+        function["parameters"] = tool.parameters
+    if strict and tool.strict and is_closed(tool.parameters or {}):
+        function["strict"] = True
+    return function
 
 
 def openai_calls(calls: Iterable[ToolCall], id_of: Callable[[str], str]) -> list[dict[str, Any]]:
@@ -259,11 +274,13 @@ def tools_for_anthropic(
     names, and may not be called.
     """
     if not toolbox.tools:
-        called = dict.fromkeys(call.name for message in messages for call in message.calls)
-        past = [{"name": name, "input_schema": EMPTY_SCHEMA} for name in called]
-        if not past:
+        earlier: dict[str, dict[str, Any]] = {}
+        for message in messages:
+            for call in message.calls:
+                earlier[call.name] = {"name": call.name, "input_schema": EMPTY_SCHEMA}
+        if not earlier:
             return {}
-        return {"tools": past, "tool_choice": {"type": "none"}}
+        return {"tools": list(earlier.values()), "tool_choice": {"type": "none"}}
     kinds = {"auto": "auto", "none": "none", "required": "any", "named": "tool"}
     choice: dict[str, Any] = {"type": kinds[toolbox.choice]}
     if toolbox.choice == "named":
@@ -277,11 +294,13 @@ def tools_for_anthropic(
 
 
 def _anthropic_tool(tool: Tool, strict: Callable[[Any], Any] | None) -> dict[str, Any]:
-    described = {"description": tool.description} if tool.description else {}
+    definition: dict[str, Any] = {"name": tool.name}
+    if tool.description:
+        definition["description"] = tool.description
     schema = {"type": "object", **(tool.parameters or EMPTY_SCHEMA)}
     if strict is None or not tool.strict:
-        return {"name": tool.name, **described, "input_schema": schema}
-    return {"name": tool.name, **described, "input_schema": strict(schema), "strict": True}
+        return definition | {"input_schema": schema}
+    return definition | {"input_schema": strict(schema), "strict": True}
 
 
 def tools_for_gemini(toolbox: Toolbox) -> dict[str, Any]:
@@ -298,8 +317,10 @@ def tools_for_gemini(toolbox: Toolbox) -> dict[str, Any]:
 
 
 def _declaration(tool: Tool) -> dict[str, Any]:
-    typed = {"parametersJsonSchema": tool.parameters} if tool.parameters is not None else {}
-    return {"name": gemini_name(tool.name), "description": tool.description or tool.name, **typed}
+    declaration: dict[str, Any] = {"name": gemini_name(tool.name), "description": tool.description or tool.name}
+    if tool.parameters is not None:
+        declaration["parametersJsonSchema"] = tool.parameters
+    return declaration
 
 
 def gemini_name(name: str) -> str:

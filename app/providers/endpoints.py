@@ -22,9 +22,7 @@ from app.core.message.chat import Piece
 from app.core.pool import breaker
 from app.core.pool.breaker import Breaker, State, Verdict
 from app.core.pool.catalog import Deadlines, EndpointSpec
-from app.errors import (
-    WorkerError,
-)
+from app.errors import WorkerError
 from app.providers.faults import VERDICTS
 from app.providers.protocol import ClosableProvider, Request
 
@@ -89,7 +87,9 @@ class Endpoints:
     def settle(self, member: "Member", error: WorkerError | None, began: float) -> None:
         """Note the outcome of a call that began at `began`, and mark the error if another endpoint is healthy."""
         now = self.tick()
-        verdict: Verdict = "good" if error is None else VERDICTS.get(type(error), "silent")
+        verdict: Verdict = "good"
+        if error is not None:
+            verdict = VERDICTS.get(type(error), "silent")
         before = member.breaker
         member.breaker = breaker.after_call(
             before,
@@ -103,8 +103,9 @@ class Endpoints:
         if self.on_ejection and member.breaker.reason and member.breaker.since != before.since:
             self.on_ejection(member.spec.name, member.breaker.reason)
         if error is not None and verdict != "silent":
-            others = (other for other in self._members if other is not member)
-            error.elsewhere = any(not other.breaker.objection(now) for other in others)
+            for other in self._members:
+                if other is not member and not other.breaker.objection(now):
+                    error.elsewhere = True
 
 
 class Member:

@@ -69,9 +69,14 @@ def excerpt(message: str, body: bytes, secrets: Iterable[str], path: str = "") -
     for secret in _parts(secrets):
         text = text.replace(secret, REMOVED)
     model = _model(body)
-    text = _LONG.sub(lambda found: _kept(found[0], model, path), _KEY.sub(REMOVED, text))
-    text = _without(text, body.replace(model.encode(), b"") if model else body, _names(model) | _names(path))
-    text = _BLANKS.sub(" ", _GAPS.sub(REMOVED, _JOINED.sub(REMOVED, text))).strip()
+    text = _KEY.sub(REMOVED, text)
+    text = _LONG.sub(lambda found: _long_token(found[0], model, path), text)
+    if model:
+        body = body.replace(model.encode(), b"")
+    text = _without_request(text, body, _names(model) | _names(path))
+    text = _JOINED.sub(REMOVED, text)
+    text = _GAPS.sub(REMOVED, text)
+    text = _BLANKS.sub(" ", text).strip()
     if len(text) <= EXCERPT_CHARS:
         return text
     return text[: EXCERPT_CHARS - 4] + " ..."
@@ -82,15 +87,18 @@ def label(value: str, body: bytes, secrets: Iterable[str], known: Container[str]
     `secrets` in it; else an empty string."""
     if value in known:
         return value
-    unsafe = not _ID.fullmatch(value) or _KEY.search(value) or any(part in value for part in _parts(secrets))
-    if unsafe or value.encode() in body:
+    if not _ID.fullmatch(value) or _KEY.search(value):
+        return ""
+    if any(part in value for part in _parts(secrets)) or value.encode() in body:
         return ""
     return value
 
 
 def _parts(secrets: Iterable[str]) -> list[str]:
     """Return the secrets and their parts between blanks, the longest first: `Bearer KEY` is one, and `KEY` another."""
-    parts = {part for secret in secrets for part in (secret, *secret.split())}
+    parts: set[str] = set()
+    for secret in secrets:
+        parts.update((secret, *secret.split()))
     return sorted((part for part in parts if len(part) >= SHORTEST_SECRET), key=len, reverse=True)
 
 
@@ -100,29 +108,36 @@ def _model(body: bytes) -> str:
         document = orjson.loads(body)
     except orjson.JSONDecodeError:
         return ""
-    model = document.get("model") if isinstance(document, dict) else None
-    return model if isinstance(model, str) else ""
+    if isinstance(document, dict) and isinstance(document.get("model"), str):
+        model: str = document["model"]
+        return model
+    return ""
 
 
-def _kept(token: str, model: str, path: str) -> str:
-    """A long token, if it is the model's name or has only lower-case letters."""
+def _long_token(token: str, model: str, path: str) -> str:
+    """Return a long token if it is the model's name or has only lower-case letters, and `REMOVED` for any other."""
     bare = token.strip(".-")
-    named = bool(bare) and bare in (model, *path.replace(":", "/").split("/"))
-    plain = token.islower() and not any(letter.isdigit() for letter in token)
-    return token if named or plain else REMOVED
+    is_model = bool(bare) and bare in (model, *path.replace(":", "/").split("/"))
+    is_word = token.islower() and not any(letter.isdigit() for letter in token)
+    if is_model or is_word:
+        return token
+    return REMOVED
 
 
 def _names(text: str) -> frozenset[str]:
     return frozenset(found[0].casefold() for found in _WORD.finditer(text))
 
 
-def _without(text: str, body: bytes, own: frozenset[str]) -> str:
-    """Return the text without what occurs in the body."""
+def _without_request(text: str, body: bytes, names: frozenset[str]) -> str:
+    """Return the text without what occurs in the body of the request; `names` may stay."""
     words = list(_WORD.finditer(text))
     searched = None
     if len(body) <= SEARCHED_BYTES:
         searched = body.decode("utf-8", "replace").casefold()
-    removed = {place for place, word in enumerate(words) if _occurs(word[0].casefold(), searched, own)}
+    removed: set[int] = set()
+    for place, word in enumerate(words):
+        if _occurs(word[0].casefold(), searched, names):
+            removed.add(place)
     if searched is not None:
         removed |= set(_quoted(text.casefold(), words, searched))
     pieces: list[str] = []
@@ -133,10 +148,11 @@ def _without(text: str, body: bytes, own: frozenset[str]) -> str:
     return "".join((*pieces, text[end:]))
 
 
-def _occurs(word: str, searched: str | None, own: frozenset[str]) -> bool:
-    """Return whether a word occurs in the request; None: it was not searched. Other scripts have no blanks between
-    their words, so there a single letter is enough."""
-    if word in ORDINARY or word in own or (len(word) == 1 and word.isascii()):
+def _occurs(word: str, searched: str | None, names: frozenset[str]) -> bool:
+    """Return True if a word occurs in the request, or may occur because the request was not searched (None). Other
+    scripts have no blanks between their words, so there a single letter is enough."""
+    is_one_letter = len(word) == 1 and word.isascii()
+    if word in ORDINARY or word in names or is_one_letter:
         return False
     if searched is None:
         return True

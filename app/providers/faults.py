@@ -144,41 +144,61 @@ def by_status(who: str, status: int, headers: Mapping[str, str], document: objec
     """Return the error of an answer that is not 200; `document` is its parsed body, or anything else if it had none."""
     error = _error(document)
     kind = _kind(status)
-    if 400 <= status < 500 and any(_kind(WORDS.get(word, 400)) is WorkerMisconfigured for word in _words(error)):
-        kind = WorkerMisconfigured
-    if 400 <= status < 500 and _NO_CREDIT.search(_message(error)):
+    if 400 <= status < 500 and _blames_settings(error):
         kind = WorkerMisconfigured
     kind = _excused(kind, error)
     failure = _failure(kind, status, error)
     return fault(kind, who, f"HTTP {status}", _retry_after(headers, error), failure)
 
 
+def _blames_settings(error: Mapping[str, Any]) -> bool:
+    """Return True if the error's code or message blames the key, the account or the model, whatever the status says."""
+    for code in _codes(error):
+        if code in WORDS and _kind(WORDS[code]) is WorkerMisconfigured:
+            return True
+    return _NO_CREDIT.search(_message(error)) is not None
+
+
 def in_stream(who: str, document: object) -> WorkerError:
     """Return the error that an event of a 200 stream, or a 200 document, carries."""
     error = _error(document)
-    status = next((_numbered(error.get(name)) for name in ("code", "status") if _numbered(error.get(name))), 0)
-    status = status or next((WORDS[word] for word in _words(error) if word in WORDS), 500)
+    status = _status_in(error)
     kind = _excused(_kind(status), error)
     failure = _failure(kind, status, error)
     return fault(kind, who, f"error {status} inside the answer", _retry_after({}, error), failure)
 
 
+def _status_in(error: Mapping[str, Any]) -> int:
+    """Return the HTTP status that an error object gives, as a number or by its code; 500 if it gives none."""
+    for name in ("code", "status"):
+        status = _numbered(error.get(name))
+        if status:
+            return status
+    for code in _codes(error):
+        if code in WORDS:
+            return WORDS[code]
+    return 500
+
+
 def _failure(kind: type[WorkerError], status: int, error: Mapping[str, Any]) -> Failure:
     """Return the cause as the provider names it, its words not redacted yet."""
-    words, message = list(_words(error)), _message(error)
-    reason = _reason(kind, status, words, message)
-    return Failure(reason=reason, status=status, code=words[0] if words else "", excerpt=message)
+    codes, message = list(_codes(error)), _message(error)
+    reason = _reason(kind, status, codes, message)
+    return Failure(reason=reason, status=status, code=codes[0] if codes else "", excerpt=message)
 
 
-def _reason(kind: type[WorkerError], status: int, words: list[str], message: str) -> FailureReason:
-    """Return the finest reason within the class: by the provider's words, else by the status."""
-    if kind is WorkerRefused and any(_TOO_LONG.search(text) for text in (*words, message)):
+def _reason(kind: type[WorkerError], status: int, codes: list[str], message: str) -> FailureReason:
+    """Return the finest reason within the class: by the provider's codes and message, or else by the status."""
+    if kind is WorkerRefused and any(_TOO_LONG.search(text) for text in (*codes, message)):
         return "context_length"
     if kind is WorkerMisconfigured and _NO_CREDIT.search(message):
         return "quota"
-    meant = [WORDS[word] for word in words if word in WORDS and _kind(WORDS[word]) is kind]
-    statuses = [*meant, status] if _kind(status) is kind else meant
-    return next((REASONS[known] for known in statuses if known in REASONS), kind.reason)
+    statuses = [WORDS[code] for code in codes if code in WORDS]
+    statuses.append(status)
+    for known in statuses:
+        if _kind(known) is kind and known in REASONS:
+            return REASONS[known]
+    return kind.reason
 
 
 def _kind(status: int) -> type[WorkerError]:
@@ -211,15 +231,20 @@ def _error(document: object) -> dict[str, Any]:
     if not isinstance(document, dict):
         return {}
     inner = document.get("error")
-    return inner if isinstance(inner, dict) else document
+    if isinstance(inner, dict):
+        return inner
+    return document
 
 
 def _message(error: Mapping[str, Any]) -> str:
-    texts = (error.get(name) for name in ("message", "detail", "error"))
-    return next((text for text in texts if isinstance(text, str)), "")
+    for name in ("message", "detail", "error"):
+        text = error.get(name)
+        if isinstance(text, str):
+            return text
+    return ""
 
 
-def _words(error: Mapping[str, Any]) -> Iterator[str]:
+def _codes(error: Mapping[str, Any]) -> Iterator[str]:
     """Yield the error's codes, the most specific one first."""
     for detail in _details(error):
         if isinstance(detail.get("reason"), str):
@@ -238,8 +263,12 @@ def _details(error: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def _numbered(value: object) -> int:
     """Return a status of 4xx or 5xx that is given as a number or as digits; 0 for anything else."""
-    text = str(value) if isinstance(value, str) or type(value) is int else ""
-    return int(text) if _STATUS.fullmatch(text) else 0
+    if type(value) not in (str, int):
+        return 0
+    text = str(value)
+    if not _STATUS.fullmatch(text):
+        return 0
+    return int(text)
 
 
 def _retry_after(headers: Mapping[str, str], error: dict[str, Any]) -> float | None:
@@ -248,25 +277,30 @@ def _retry_after(headers: Mapping[str, str], error: dict[str, Any]) -> float | N
     milliseconds = _seconds(headers.get("retry-after-ms"))
     if milliseconds is not None:
         return min(milliseconds / 1000, DAY)
-    said = [headers.get("retry-after"), *(detail.get("retryDelay") for detail in _details(error))]
-    found = (_seconds(value) for value in said)
-    seconds = next((value for value in found if value is not None), None)
-    if seconds is None:
-        seconds = _until(headers.get("retry-after"), headers.get("date"))
+    for value in (headers.get("retry-after"), *(detail.get("retryDelay") for detail in _details(error))):
+        seconds = _seconds(value)
+        if seconds is not None:
+            return min(seconds, DAY)
+    seconds = _until(headers.get("retry-after"), headers.get("date"))
     if seconds is None:
         return None
     return min(seconds, DAY)
 
 
 def _seconds(value: object) -> float | None:
-    match = _SECONDS.fullmatch(value) if isinstance(value, str) else None
-    return float(match[1]) if match else None
+    if not isinstance(value, str):
+        return None
+    match = _SECONDS.fullmatch(value)
+    if match is None:
+        return None
+    return float(match[1])
 
 
 def _until(date: str | None, now: str | None) -> float | None:
     """Return the seconds until a date by the provider's own clock, its Date header: clocks differ, and this module does
     not read ours."""
     try:
-        return max((parsedate_to_datetime(date or "") - parsedate_to_datetime(now or "")).total_seconds(), 0.0)
+        wait = parsedate_to_datetime(date or "") - parsedate_to_datetime(now or "")
+        return max(wait.total_seconds(), 0.0)
     except (ValueError, TypeError, OverflowError):
         return None

@@ -1,8 +1,8 @@
 """A conversation in the shape that Anthropic and Gemini need: instructions apart, then alternating turns.
 
 The user's turn is the first. Both refuse empty text and know two roles; results of tools come from the user, in the
-order of their calls. Nothing is
-added to a conversation that already fits. A message's `name` has no place in either format and is left out.
+order of their calls. Nothing is added to a conversation that already fits. A message's `name` has no place in either
+format and is left out.
 """
 
 import base64
@@ -47,7 +47,8 @@ Said = Part | Kept | Called | Result
 
 @record(frozen=True, slots=True)
 class Turns:
-    """`instructions` are the texts of system and developer messages, in order; turns are (from the user?, parts)."""
+    """`instructions` are the texts of system and developer messages, in order. Each turn says whether it is the user's,
+    and has its parts."""
 
     instructions: tuple[str, ...]
     turns: tuple[tuple[bool, tuple[Said, ...]], ...]
@@ -60,31 +61,38 @@ def turns(messages: Sequence[Message]) -> Turns:
     known: dict[str, Called] = {}
     for message in messages:
         if message.role in ("system", "developer"):
-            instructions.extend(part.text for part in _filled(message) if isinstance(part, Text))
+            instructions += [part.text for part in _non_empty(message) if isinstance(part, Text)]
             continue
         parts = _parts(message, known)
-        mine = message.role != "assistant"
-        if merged and merged[-1][0] == mine:
-            merged[-1] = (mine, merged[-1][1] + parts)
+        is_user = message.role != "assistant"
+        if merged and merged[-1][0] == is_user:
+            merged[-1] = (is_user, merged[-1][1] + parts)
         elif parts:
-            merged.append((mine, parts))
+            merged.append((is_user, parts))
     if not merged or not merged[0][0]:
         merged.insert(0, (True, (OPENING,)))
     return Turns(tuple(instructions), tuple(merged))
 
 
-def _filled(message: Message) -> tuple[Part, ...]:
+def _non_empty(message: Message) -> tuple[Part, ...]:
+    """Return the parts of a message without empty texts."""
     return tuple(part for part in message.parts if not isinstance(part, Text) or part.text)
 
 
 def _parts(message: Message, known: dict[str, Called]) -> tuple[Said, ...]:
     """Return the parts of a message; `known` are the calls so far. A result that belongs to none is plain text."""
     if message.call_id in known:
-        return (Result(known[message.call_id], _filled(message), message.failed),)
+        return (Result(known[message.call_id], _non_empty(message), message.failed),)
     keepsake = message.keepsake or {}
-    called = tuple(Called(call, place, keepsake) for place, call in enumerate(message.calls))
-    known |= {result.call.id: result for result in called}
-    return (*((Kept(keepsake),) if keepsake else ()), *_filled(message), *called)
+    parts: list[Said] = []
+    if keepsake:
+        parts.append(Kept(keepsake))
+    parts += _non_empty(message)
+    for place, call in enumerate(message.calls):
+        called = Called(call, place, keepsake)
+        known[call.id] = called
+        parts.append(called)
+    return tuple(parts)
 
 
 def inline(part: Image | Document) -> tuple[str, str] | None:

@@ -15,7 +15,7 @@ a worker may name its own), `ignore`.
 """
 
 import re
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import Any
 from urllib.parse import quote
 
@@ -48,7 +48,7 @@ FINISH: dict[str, Finish] = {
     "refusal": "content_filter",
 }
 """Any other reason ends the answer as `length`: it may be incomplete, but it was paid for and is not thrown away."""
-LOOSE = frozenset(
+UNSUPPORTED_KEYWORDS = frozenset(
     [
         "minimum",
         "maximum",
@@ -74,7 +74,9 @@ class AnthropicProvider:
         """Open nothing yet; raises ConfigInvalid. An empty `base_url` means Anthropic's own; `/v1` may end it."""
         options.check(spec, OPTIONS)
         self._version = spec.options.get("anthropic_version", VERSIONS.get(spec.auth, VERSION))
-        headers = {} if spec.auth in VERSIONS else {"anthropic-version": self._version}
+        headers: dict[str, str] = {}
+        if spec.auth not in VERSIONS:
+            headers["anthropic-version"] = self._version
         base_url = (spec.base_url or BASE_URL).rstrip("/").removesuffix("/v1")
         secrets = key_headers(spec, key, "x-api-key")
         self._endpoint = Endpoint(spec, base_url, headers, secrets, proxy_credentials)
@@ -83,19 +85,14 @@ class AnthropicProvider:
 
     def render(self, request: Request) -> bytes:
         """Return the exact request body; see `protocol.Provider`."""
-        talk = turns(request.messages)
+        conversation = turns(request.messages)
         body: dict[str, Any] = {"model": request.worker.model}
         if self._spec.auth in VERSIONS:
             body = {"anthropic_version": request.worker.api_version or self._version}
         body["max_tokens"] = request.sampling.max_tokens
-        if talk.instructions:
-            body["system"] = [{"type": "text", "text": text} for text in talk.instructions]
-        body["messages"] = []
-        for mine, parts in talk.turns:
-            blocks = [block for part in parts for block in _blocks(part)]
-            body["messages"].append({"role": "user" if mine else "assistant", "content": blocks})
-        if not talk.turns[-1][0]:
-            _trim(body["messages"][-1]["content"])
+        if conversation.instructions:
+            body["system"] = [{"type": "text", "text": text} for text in conversation.instructions]
+        body["messages"] = _messages(conversation.turns)
         body |= _sampling(request.sampling, self.unsupported | request.worker.drops)
         strict = _loosened if self._spec.structured else None
         body |= document.tools_for_anthropic(request.toolbox, request.messages, strict)
@@ -122,12 +119,26 @@ class AnthropicProvider:
         await self._endpoint.close()
 
 
+def _messages(all_turns: Iterable[tuple[bool, tuple[Said, ...]]]) -> list[dict[str, Any]]:
+    messages: list[dict[str, Any]] = []
+    for is_user, parts in all_turns:
+        blocks: list[dict[str, Any]] = []
+        for part in parts:
+            blocks += _blocks(part)
+        messages.append({"role": "user" if is_user else "assistant", "content": blocks})
+    if messages[-1]["role"] == "assistant":
+        _trim(messages[-1]["content"])
+    return messages
+
+
 def _path(auth: str, model: str, streams: bool) -> str:
     if auth == "aws":
         # aiohttp sends a quoted colon unquoted, and what is signed must be what is sent.
-        return f"/model/{quote(model, safe=':@')}/{'invoke-with-response-stream' if streams else 'invoke'}"
+        verb = "invoke-with-response-stream" if streams else "invoke"
+        return f"/model/{quote(model, safe=':@')}/{verb}"
     if auth == "google":
-        return f"/models/{quote(model, safe='@')}:{'streamRawPredict' if streams else 'rawPredict'}"
+        verb = "streamRawPredict" if streams else "rawPredict"
+        return f"/models/{quote(model, safe='@')}:{verb}"
     return "/v1/messages"
 
 
@@ -136,12 +147,14 @@ def _blocks(said: Said) -> list[dict[str, Any]]:
         return list(said.data.get("blocks", ()))
     if isinstance(said, Called):
         call = said.call
-        given = document.arguments_object(call.arguments)
-        return [{"type": "tool_use", "id": _id(call.id), "name": call.name, "input": given}]
+        arguments = document.arguments_object(call.arguments)
+        return [{"type": "tool_use", "id": _id(call.id), "name": call.name, "input": arguments}]
     if isinstance(said, Result):
         content = [_block(part) for part in said.parts]
-        result = {"type": "tool_result", "tool_use_id": _id(said.called.call.id), "content": content}
-        return [result | ({"is_error": True} if said.failed else {})]
+        result: dict[str, Any] = {"type": "tool_result", "tool_use_id": _id(said.called.call.id), "content": content}
+        if said.failed:
+            result["is_error"] = True
+        return [result]
     return [_block(said)]
 
 
@@ -152,9 +165,12 @@ def _block(part: Part) -> dict[str, Any]:
     source = {"type": "url", "url": part.url}
     if data is not None:
         source = {"type": "base64", "media_type": data[0], "data": data[1]}
-    if isinstance(part, Document):
-        return {"type": "document", "source": source, **({"title": part.name} if part.name else {})}
-    return {"type": "image", "source": source}
+    if not isinstance(part, Document):
+        return {"type": "image", "source": source}
+    block: dict[str, Any] = {"type": "document", "source": source}
+    if part.name:
+        block["title"] = part.name
+    return block
 
 
 def _id(id_: str) -> str:
@@ -171,32 +187,35 @@ def _trim(blocks: list[dict[str, Any]]) -> None:
 
 
 def _sampling(sampling: Sampling, unsupported: frozenset[str]) -> dict[str, Any]:
-    given = {
-        "temperature": None if sampling.temperature is None else min(sampling.temperature, 1.0),
-        "top_p": sampling.top_p,
-        "stop_sequences": sampling.stop or None,
-    }
-    leave = {"stop_sequences"} if "stop" in unsupported else set()
-    sent = {name: v for name, v in given.items() if v is not None and name not in unsupported | leave}
-    if "temperature" in sent:
-        sent.pop("top_p", None)
+    sent: dict[str, Any] = {}
+    if sampling.temperature is not None and "temperature" not in unsupported:
+        sent["temperature"] = min(sampling.temperature, 1.0)
+    elif sampling.top_p is not None and "top_p" not in unsupported:
+        sent["top_p"] = sampling.top_p
+    if sampling.stop and not unsupported & {"stop", "stop_sequences"}:
+        sent["stop_sequences"] = sampling.stop
     return sent
 
 
 def _loosened(schema: object) -> Any:
     """Return the schema without the keywords that Anthropic refuses; keys of `properties` are names, not keywords."""
     if isinstance(schema, list | tuple):
-        return [*map(_loosened, schema)]
+        return [_loosened(part) for part in schema]
     if not isinstance(schema, Mapping):
         return schema
-    kept = {name: value for name, value in schema.items() if name not in LOOSE}
-    for name in ("properties", "$defs"):
-        if isinstance(kept.get(name), Mapping):
-            kept[name] = {key: _loosened(value) for key, value in kept[name].items()}
-    return {
-        name: value if name in ("properties", "$defs", "enum", "const", "required", "default") else _loosened(value)
-        for name, value in kept.items()
-    }
+    loosened: dict[str, Any] = {}
+    for name, value in schema.items():
+        if name in UNSUPPORTED_KEYWORDS:
+            continue
+        if name in ("properties", "$defs"):
+            if isinstance(value, Mapping):
+                value = {key: _loosened(part) for key, part in value.items()}
+            loosened[name] = value
+        elif name in ("enum", "const", "required", "default"):
+            loosened[name] = value
+        else:
+            loosened[name] = _loosened(value)
+    return loosened
 
 
 class Reply:
@@ -282,8 +301,9 @@ class Reply:
             self._say(block, pieces)
         elif kind == "tool_use":
             given = inner(block.get("input"), self._who)
+            arguments = document.arguments_text(given, self._who) if given else ""
             name, id_ = words(block.get("name"), self._who), words(block.get("id"), self._who)
-            self._calls.take(index, id_, name, document.arguments_text(given, self._who) if given else "", pieces)
+            self._calls.take(index, id_, name, arguments, pieces)
         elif kind in ("thinking", "redacted_thinking"):
             self._thoughts[index] = dict(block)
 
@@ -294,12 +314,20 @@ class Reply:
             self._say(delta, pieces)
         elif kind == "input_json_delta":
             self._calls.take(index, "", "", words(delta.get("partial_json"), self._who), pieces)
-        elif kind in ("thinking_delta", "signature_delta") and (thought := self._thoughts.get(index)):
-            field = "thinking" if kind == "thinking_delta" else "signature"
+        elif kind == "thinking_delta":
+            self._think(index, "thinking", delta)
+        elif kind == "signature_delta":
+            self._think(index, "signature", delta)
+
+    def _think(self, index: object, field: str, delta: Mapping[str, Any]) -> None:
+        """Add to a field of a block of thinking; a delta of a block that never began is dropped."""
+        thought = self._thoughts.get(index)
+        if thought:
             thought[field] = words(thought.get(field), self._who) + words(delta.get(field), self._who)
 
-    def _say(self, said: Mapping[str, Any], pieces: list[Piece]) -> None:
-        if text := words(said.get("text"), self._who):
+    def _say(self, block: Mapping[str, Any], pieces: list[Piece]) -> None:
+        text = words(block.get("text"), self._who)
+        if text:
             pieces.append(Words(text))
 
     def _start(self, message: Mapping[str, Any]) -> None:
@@ -311,7 +339,8 @@ class Reply:
             self._counts |= {name: value for name, value in counts.items() if name.endswith("input_tokens")}
 
     def _stop(self, delta: Mapping[str, Any], document: Mapping[str, Any]) -> None:
-        if reason := words(delta.get("stop_reason"), self._who):
+        reason = words(delta.get("stop_reason"), self._who)
+        if reason:
             self._finish = self._finish or FINISH.get(reason, "length")
         self._stop_sequence = words(delta.get("stop_sequence"), self._who) or self._stop_sequence
         counts = document.get("usage")
@@ -322,10 +351,14 @@ class Reply:
         """Return the usage in Baton's terms: what was read from the cache and written into it counts as input, too."""
         counts = self._counts
         cached, stored = counts.get("cache_read_input_tokens", 0), counts.get("cache_creation_input_tokens", 0)
-        inputs = [count(value) for value in (counts.get("input_tokens"), cached or 0, stored or 0)]
+        uncached_count, cached_count, stored_count = (
+            count(counts.get("input_tokens")),
+            count(cached or 0),
+            count(stored or 0),
+        )
         read = None
-        if None not in inputs:
-            read = sum(value for value in inputs if value is not None)
+        if uncached_count is not None and cached_count is not None and stored_count is not None:
+            read = uncached_count + cached_count + stored_count
         details = counts.get("output_tokens_details")
         thinking = None
         if isinstance(details, dict):

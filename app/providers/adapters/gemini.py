@@ -40,7 +40,7 @@ FINISH: dict[str, Finish] = {
     "IMAGE_RECITATION": "content_filter",
 }
 """Any other reason ends the answer as `length`: it may be incomplete, but it was paid for and is not thrown away."""
-NONSENSE = frozenset(
+UNREADABLE = frozenset(
     [
         "MALFORMED_FUNCTION_CALL",
         "UNEXPECTED_TOOL_CALL",
@@ -65,25 +65,30 @@ class GeminiProvider:
         base_url = (spec.base_url or BASE_URL).rstrip("/")
         if spec.auth != "google" and not base_url.endswith(("/v1", "/v1beta")):
             base_url += "/v1beta"
-        self._endpoint = Endpoint(spec, base_url, {}, {"x-goog-api-key": key} if key else {}, proxy_credentials)
+        secrets = {"x-goog-api-key": key} if key else {}
+        self._endpoint = Endpoint(spec, base_url, {}, secrets, proxy_credentials)
         self._spec = spec
         self.unsupported = options.unsupported(spec)
 
     def render(self, request: Request) -> bytes:
         """Return the exact request body; see `protocol.Provider`. The model and the verb are in the URL."""
-        talk = turns(request.messages)
-        signed = re.search(r"gemini-[12]\b", request.worker.model) is None
+        conversation = turns(request.messages)
+        needs_signatures = re.search(r"gemini-[12]\b", request.worker.model) is None
         body: dict[str, Any] = {}
-        if talk.instructions:
-            body["systemInstruction"] = {"parts": [{"text": text} for text in talk.instructions]}
+        if conversation.instructions:
+            body["systemInstruction"] = {"parts": [{"text": text} for text in conversation.instructions]}
         body["contents"] = []
-        for mine, pieces in talk.turns:
-            parts = [part for piece in pieces for part in _parts(piece, signed)]
-            body["contents"].append({"role": "user" if mine else "model", "parts": parts})
-        body["generationConfig"] = _sampling(request.sampling, self.unsupported | request.worker.drops)
+        for is_user, pieces in conversation.turns:
+            parts: list[dict[str, Any]] = []
+            for piece in pieces:
+                parts += _parts(piece, needs_signatures)
+            body["contents"].append({"role": "user" if is_user else "model", "parts": parts})
+        config = _sampling(request.sampling, self.unsupported | request.worker.drops)
         if request.form is not None and self._spec.structured:
-            shape = {"responseJsonSchema": request.form.schema} if request.form.schema is not None else {}
-            body["generationConfig"] |= {"responseMimeType": "application/json", **shape}
+            config["responseMimeType"] = "application/json"
+            if request.form.schema is not None:
+                config["responseJsonSchema"] = request.form.schema
+        body["generationConfig"] = config
         body |= document.tools_for_gemini(request.toolbox)
         return orjson.dumps(body, default=dict)
 
@@ -104,32 +109,53 @@ class GeminiProvider:
 
 def _resource(model: str) -> str:
     """Return the resource of a model: `gemini-x`, or a resource name like `tunedModels/x`, quoted."""
-    return quote(model if "/" in model else f"models/{model}", safe="/")
+    resource = model if "/" in model else f"models/{model}"
+    return quote(resource, safe="/")
 
 
-def _parts(said: Said, signed: bool) -> list[dict[str, Any]]:
-    """Return the parts of one piece of a turn; `signed`: the model wants a signature with the first call of a turn."""
+def _parts(said: Said, needs_signatures: bool) -> list[dict[str, Any]]:
+    """Return the parts of one piece of a turn; with `needs_signatures` the model wants a signature with the first call
+    of a turn."""
     if isinstance(said, Kept):
         return []
     if isinstance(said, Called):
-        signature = _kept(said, "signatures") or (UNSIGNED if signed and not said.place and not said.keepsake else None)
-        call = {"name": document.gemini_name(said.call.name), "args": document.arguments_object(said.call.arguments)}
-        return [{"functionCall": call | _its_id(said)} | ({"thoughtSignature": signature} if signature else {})]
+        return [_call(said, needs_signatures)]
     if isinstance(said, Result):
-        text = "".join(part.text for part in said.parts if isinstance(part, Text))
-        response = {"name": document.gemini_name(said.called.call.name), **_its_id(said.called)}
-        response["response"] = {"error" if said.failed else "output": text}
-        pictures = [_part(part) for part in said.parts if not isinstance(part, Text)]
-        return [{"functionResponse": response}, *pictures]
+        return _result(said)
     return [_part(said)]
 
 
+def _call(called: Called, needs_signatures: bool) -> dict[str, Any]:
+    call = {
+        "name": document.gemini_name(called.call.name),
+        "args": document.arguments_object(called.call.arguments),
+    }
+    part: dict[str, Any] = {"functionCall": call | _its_id(called)}
+    signature = _stored(called, "signatures")
+    if not signature and needs_signatures and called.place == 0 and not called.keepsake:
+        signature = UNSIGNED
+    if signature:
+        part["thoughtSignature"] = signature
+    return part
+
+
+def _result(result: Result) -> list[dict[str, Any]]:
+    """Return the result of a call: its text, then its images, each as a part of its own."""
+    text = "".join(part.text for part in result.parts if isinstance(part, Text))
+    response = {"name": document.gemini_name(result.called.call.name), **_its_id(result.called)}
+    response["response"] = {"error" if result.failed else "output": text}
+    images = [_part(part) for part in result.parts if not isinstance(part, Text)]
+    return [{"functionResponse": response}, *images]
+
+
 def _its_id(called: Called) -> dict[str, Any]:
-    id_ = _kept(called, "ids")
-    return {"id": id_} if id_ else {}
+    id_ = _stored(called, "ids")
+    if id_:
+        return {"id": id_}
+    return {}
 
 
-def _kept(called: Called, what: str) -> str | None:
+def _stored(called: Called, what: str) -> str | None:
     """Return this call's entry of a list in the keepsake, if it has one."""
     values = called.keepsake.get(what, ())
     if called.place >= len(values):
@@ -144,8 +170,12 @@ def _part(part: Part) -> dict[str, Any]:
     data = inline(part)
     if data is not None:
         return {"inlineData": {"mimeType": data[0], "data": data[1]}}
-    media = MEDIA.get(part.url.partition("?")[0].rpartition(".")[2].lower())
-    return {"fileData": {**({"mimeType": media} if media else {}), "fileUri": part.url}}
+    extension = part.url.partition("?")[0].rpartition(".")[2].lower()
+    file_data: dict[str, Any] = {}
+    if extension in MEDIA:
+        file_data["mimeType"] = MEDIA[extension]
+    file_data["fileUri"] = part.url
+    return {"fileData": file_data}
 
 
 def _sampling(sampling: Sampling, unsupported: frozenset[str]) -> dict[str, Any]:
@@ -158,7 +188,11 @@ def _sampling(sampling: Sampling, unsupported: frozenset[str]) -> dict[str, Any]
         "presence_penalty": ("presencePenalty", sampling.presence_penalty),
         "frequency_penalty": ("frequencyPenalty", sampling.frequency_penalty),
     }
-    return {theirs: value for ours, (theirs, value) in given.items() if value is not None and ours not in unsupported}
+    config: dict[str, Any] = {}
+    for name, (gemini_name, value) in given.items():
+        if value is not None and name not in unsupported:
+            config[gemini_name] = value
+    return config
 
 
 class Candidate:
@@ -233,7 +267,7 @@ class Candidate:
             if text and not part.get("thought"):
                 pieces.append(Words(text))
         reason = words(candidate.get("finishReason"), self._who)
-        if reason in NONSENSE:
+        if reason in UNREADABLE:
             raise fault(WorkerMalformed, self._who, "the model's output could not be read")
         if reason not in UNSPECIFIED:
             self._finish = self._finish or FINISH.get(reason, "length")
@@ -251,5 +285,7 @@ def _usage(counts: dict[str, Any]) -> Usage | None:
     """Return the usage: candidates and thoughts are both output; the API leaves out a count of zero."""
     thoughts = count(counts.get("thoughtsTokenCount", 0))
     written = count(counts.get("candidatesTokenCount", 0))
-    out = None if thoughts is None or written is None else thoughts + written
+    out = None
+    if thoughts is not None and written is not None:
+        out = thoughts + written
     return usage(counts.get("promptTokenCount"), out, counts.get("cachedContentTokenCount"), thoughts)

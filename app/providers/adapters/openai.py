@@ -84,21 +84,24 @@ class OpenAIProvider:
         secrets = key_headers(spec, key, "authorization", "Bearer ")
         self._endpoint = Endpoint(spec, spec.base_url or BASE_URL, {}, secrets, proxy_credentials)
         self._spec = spec
-        own = self._endpoint.base.host == "api.openai.com"
-        self._cap = spec.options.get("max_tokens_field", "max_completion_tokens" if own else "max_tokens")
-        mistral = self._endpoint.base.host == "api.mistral.ai"
-        self._talk = Talk(
-            keep_developer=spec.options.get("developer_role", "keep" if own else "system") == "keep",
-            reasoning=spec.options.get("reasoning") != "drop",
-            short_ids=spec.options.get("tool_ids", "short" if mistral else "keep") == "short",
+        is_openai = self._endpoint.base.host == "api.openai.com"
+        is_mistral = self._endpoint.base.host == "api.mistral.ai"
+        self._max_tokens_field = "max_completion_tokens" if is_openai else "max_tokens"
+        developer_role = "keep" if is_openai else "system"
+        tool_ids = "short" if is_mistral else "keep"
+        self._max_tokens_field = spec.options.get("max_tokens_field", self._max_tokens_field)
+        self._messages = MessageFormat(
+            keeps_developer=spec.options.get("developer_role", developer_role) == "keep",
+            returns_reasoning=spec.options.get("reasoning") != "drop",
+            needs_short_ids=spec.options.get("tool_ids", tool_ids) == "short",
         )
         self.unsupported = options.unsupported(spec)
 
     def render(self, request: Request) -> bytes:
         """Return the exact request body; see `protocol.Provider`."""
         spec = self._spec
-        body: dict[str, Any] = {"model": request.worker.model, "messages": self._talk.render(request.messages)}
-        body |= _sampling(request.sampling, self._cap, self.unsupported | request.worker.drops)
+        body: dict[str, Any] = {"model": request.worker.model, "messages": self._messages.render(request.messages)}
+        body |= _sampling(request.sampling, self._max_tokens_field, self.unsupported | request.worker.drops)
         body |= document.tools_for_openai(request.toolbox, strict=spec.structured)
         if request.form is not None and spec.structured:
             body["response_format"] = _response_format(request.form)
@@ -125,14 +128,16 @@ class OpenAIProvider:
 def _response_format(form: Form) -> dict[str, Any]:
     if form.schema is None:
         return {"type": "json_object"}
-    described = {"description": form.description} if form.description else {}
-    named = {"name": form.name, **described, "strict": form.strict, "schema": form.schema}
-    return {"type": "json_schema", "json_schema": named}
+    schema: dict[str, Any] = {"name": form.name}
+    if form.description:
+        schema["description"] = form.description
+    schema |= {"strict": form.strict, "schema": form.schema}
+    return {"type": "json_schema", "json_schema": schema}
 
 
-def _sampling(sampling: Sampling, cap: str, unsupported: frozenset[str]) -> dict[str, Any]:
+def _sampling(sampling: Sampling, max_tokens_field: str, unsupported: frozenset[str]) -> dict[str, Any]:
     given = {
-        cap: sampling.max_tokens,
+        max_tokens_field: sampling.max_tokens,
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
         "stop": sampling.stop or None,
@@ -145,53 +150,56 @@ def _sampling(sampling: Sampling, cap: str, unsupported: frozenset[str]) -> dict
 
 
 @record(frozen=True, slots=True)
-class Talk:
+class MessageFormat:
     """The variant of messages that an endpoint accepts."""
 
-    keep_developer: bool
-    """True if it knows the role `developer`; else that is `system`."""
-    reasoning: bool
-    """True if reasoning that came with tool calls is given back."""
-    short_ids: bool
+    keeps_developer: bool
+    """True if it knows the role `developer`; if not, that role is sent as `system`."""
+    returns_reasoning: bool
+    """True if reasoning that came with tool calls is sent back."""
+    needs_short_ids: bool
     """True if ids of tool calls must be nine letters and digits."""
 
     def render(self, messages: Iterable[Message]) -> list[dict[str, Any]]:
         """Return the messages in order; images of tool results follow the results, because those hold text only."""
         rendered: list[dict[str, Any]] = []
-        pictures: list[Part] = []
+        files: list[Part] = []
         for message in messages:
-            if message.role != "tool" and pictures:
-                rendered.append(self._pictures(pictures))
-                pictures = []
+            if message.role != "tool" and files:
+                rendered.append(self._files(files))
+                files = []
             rendered.append(self._message(message))
             if message.call_id:
-                pictures += [part for part in message.parts if not isinstance(part, Text)]
-        if pictures:
-            return [*rendered, self._pictures(pictures)]
+                files += [part for part in message.parts if not isinstance(part, Text)]
+        if files:
+            rendered.append(self._files(files))
         return rendered
 
-    def _pictures(self, pictures: list[Part]) -> dict[str, Any]:
-        said = PICTURES
-        if any(isinstance(part, Document) for part in pictures):
-            said = FILES
-        return self._message(Message("user", (Text(said), *pictures)))
+    def _files(self, files: list[Part]) -> dict[str, Any]:
+        """Return a user's message with the images and documents that tools returned."""
+        introduction = PICTURES
+        if any(isinstance(part, Document) for part in files):
+            introduction = FILES
+        return self._message(Message("user", (Text(introduction), *files)))
 
     def _message(self, message: Message) -> dict[str, Any]:
         if message.call_id:
             return {"role": "tool", "tool_call_id": self._id(message.call_id), "content": _message_text(message)}
         role: str = message.role
-        if role == "developer" and not self.keep_developer:
+        if role == "developer" and not self.keeps_developer:
             role = "system"
         if role == "tool":
             role = "user"  # A result without the id of its call can only be sent as text.
-        name = {"name": message.name} if message.name else {}
-        return {"role": role, "content": _message_content(message), **name, **self._calls(message)}
+        rendered: dict[str, Any] = {"role": role, "content": _message_content(message)}
+        if message.name:
+            rendered["name"] = message.name
+        if message.calls:
+            rendered |= self._calls(message)
+        return rendered
 
     def _calls(self, message: Message) -> dict[str, Any]:
-        if not message.calls:
-            return {}
         calls = openai_calls(message.calls, self._id)
-        if not self.reasoning or message.keepsake is None:
+        if not self.returns_reasoning or message.keepsake is None:
             return {"tool_calls": calls}
         for call, extra in zip(calls, message.keepsake.get("extra_content", ()), strict=False):
             if extra:
@@ -200,7 +208,7 @@ class Talk:
 
     def _id(self, id_: str) -> str:
         """Return the id, or one derived from it where the endpoint would refuse it; deterministic."""
-        if self.short_ids:
+        if self.needs_short_ids:
             if re.fullmatch("[A-Za-z0-9]{9}", id_):
                 return id_
             return _digest(id_, 9)
@@ -210,7 +218,8 @@ class Talk:
 
 
 def _digest(text: str, places: int) -> str:
-    return "".join(BASE_62[byte % 62] for byte in hashlib.sha256(text.encode()).digest()[:places])
+    digest = hashlib.sha256(text.encode()).digest()[:places]
+    return "".join(BASE_62[byte % 62] for byte in digest)
 
 
 def _message_content(message: Message) -> str | list[dict[str, Any]] | None:
@@ -219,7 +228,7 @@ def _message_content(message: Message) -> str | list[dict[str, Any]] | None:
     if message.calls and not text:
         return None
     if len(message.parts) > 1 or not all(isinstance(part, Text) for part in message.parts):
-        return [*map(_part, message.parts)]
+        return [_part(part) for part in message.parts]
     return text
 
 
@@ -236,8 +245,10 @@ def _part(part: Part) -> dict[str, Any]:
         return {"type": "text", "text": part.text}
     if isinstance(part, Document):
         return {"type": "file", "file": {"filename": part.name or DOCUMENT_NAME, "file_data": part.url}}
-    detail = {"detail": part.detail} if part.detail else {}
-    return {"type": "image_url", "image_url": {"url": part.url, **detail}}
+    image: dict[str, Any] = {"url": part.url}
+    if part.detail:
+        image["detail"] = part.detail
+    return {"type": "image_url", "image_url": image}
 
 
 class Completion:
@@ -320,37 +331,47 @@ class Completion:
             raise malformed(self._who, "no choices")
         if document.get("usage") is not None:
             self._usage = _usage(document["usage"])
-        if (model := document.get("model")) != self._model:
+        model = document.get("model")
+        if model != self._model:
             self._model = label(model) or self._model
         if self._id is None:
             self._id = label(document.get("id"))
         choices = document.get("choices")
-        for choice in choices if isinstance(choices, list) else rows(choices, self._who):
+        if not isinstance(choices, list):
+            choices = rows(choices, self._who)
+        for choice in choices:
             if not isinstance(choice, dict):
                 raise malformed(self._who, "a choice of the wrong type")
             if not choice.get("index"):
                 self._choose(choice, part, pieces)
 
     def _choose(self, choice: dict[str, Any], part: str, pieces: list[Piece]) -> None:
+        """Take what choice 0 adds: `part` names the field that has it, `delta` or `message`."""
         who = self._who
-        said = choice.get(part)
-        if not isinstance(said, dict):
-            said = inner(said, who)
-        content = said.get("content")
-        if text := content if isinstance(content, str) else _content(content, who):
+        message = choice.get(part)
+        if not isinstance(message, dict):
+            message = inner(message, who)
+        text = message.get("content")
+        if not isinstance(text, str):
+            text = _content(text, who)
+        if text:
             pieces.append(Words(text))
-        self._reasoning.said(said)
-        if (calls := said.get("tool_calls")) is not None:
+        self._reasoning.take(message)
+        calls = message.get("tool_calls")
+        if calls is not None:
             for place, call in enumerate(rows(calls, who)):
                 self._call(call, place, pieces)
-        if (refusal := said.get("refusal")) is not None:
+        refusal = message.get("refusal")
+        if refusal is not None:
             self._refuse(words(refusal, who), pieces)
         if choice.get("logprobs") is not None:
             pieces.extend(tokens(inner(choice["logprobs"], who).get("content"), who))
-        if (reason := choice.get("finish_reason")) is not None:
+        reason = choice.get("finish_reason")
+        if reason is not None:
             self._end_with(words(reason, who))
-            stopped = choice.get("stop_reason")  # vLLM's own: the stop sequence, or the id of a token
-            self._stop_sequence = stopped if isinstance(stopped, str) else self._stop_sequence
+            stop_reason = choice.get("stop_reason")  # vLLM's own: the stop sequence, or the id of a token
+            if isinstance(stop_reason, str):
+                self._stop_sequence = stop_reason
 
     def _refuse(self, refusal: str, pieces: list[Piece]) -> None:
         if refusal:
@@ -366,20 +387,25 @@ class Completion:
     def _call(self, call: dict[str, Any], place: int, pieces: list[Piece]) -> None:
         """Take more of one tool call; some servers leave out the index, and a whole reply has none."""
         who = self._who
-        key = place if call.get("index") is None else call["index"]
+        index = call.get("index")
+        key = place if index is None else index
         function = inner(call.get("function"), who)
+        id_, name = words(call.get("id"), who), words(function.get("name"), who)
         arguments = document.arguments_text(function.get("arguments"), who)
-        named = words(call.get("id"), who), words(function.get("name"), who)
-        number = self._calls.take(key, *named, arguments, pieces)
+        number = self._calls.take(key, id_, name, arguments, pieces)
         if number is not None:
             self._reasoning.extra(number, call.get("extra_content"))
 
 
 def _content(value: object, who: str) -> str:
     """Return text, or the text parts of a list, as Mistral streams it together with its reasoning."""
-    if isinstance(value, list):
-        return "".join(words(part.get("text"), who) for part in rows(value, who) if part.get("type") == "text")
-    return words(value, who)
+    if not isinstance(value, list):
+        return words(value, who)
+    texts: list[str] = []
+    for part in rows(value, who):
+        if part.get("type") == "text":
+            texts.append(words(part.get("text"), who))
+    return "".join(texts)
 
 
 def _usage(value: object) -> Usage | None:
@@ -389,15 +415,17 @@ def _usage(value: object) -> Usage | None:
     """
     if not isinstance(value, dict):
         return None
-    into, out, total = value.get("prompt_tokens"), value.get("completion_tokens"), value.get("total_tokens")
+    prompt, completion = value.get("prompt_tokens"), value.get("completion_tokens")
     reasoning = _details(value, "completion_tokens_details").get("reasoning_tokens")
-    read = _details(value, "prompt_tokens_details").get("cached_tokens")
-    said = (read, value.get("prompt_cache_hit_tokens"), value.get("cached_tokens"))
-    cached = next((figure for figure in said if figure is not None), None)
-    with_reasoning = usage(into, _sum(out, reasoning), cached, reasoning)
-    if with_reasoning is not None and reasoning and total == with_reasoning.total:
+    cached = _details(value, "prompt_tokens_details").get("cached_tokens")
+    if cached is None:
+        cached = value.get("prompt_cache_hit_tokens")
+    if cached is None:
+        cached = value.get("cached_tokens")
+    with_reasoning = usage(prompt, _sum(completion, reasoning), cached, reasoning)
+    if with_reasoning is not None and reasoning and value.get("total_tokens") == with_reasoning.total:
         return with_reasoning
-    return usage(into, out, cached, reasoning)
+    return usage(prompt, completion, cached, reasoning)
 
 
 def _sum(first: object, other: object) -> int | None:
@@ -408,7 +436,9 @@ def _sum(first: object, other: object) -> int | None:
 
 def _details(value: dict[str, Any], name: str) -> dict[str, Any]:
     details = value.get(name)
-    return details if isinstance(details, dict) else {}
+    if isinstance(details, dict):
+        return details
+    return {}
 
 
 class Reasoning:
@@ -421,12 +451,13 @@ class Reasoning:
         self._details: list[dict[str, Any]] = []
         self._extras: dict[int, Any] = {}
 
-    def said(self, said: Mapping[str, Any]) -> None:
+    def take(self, message: Mapping[str, Any]) -> None:
         """Add the reasoning of a delta or of a whole message."""
         for name in ("reasoning_content", "reasoning"):
-            if isinstance(text := said.get(name), str) and text:
+            text = message.get(name)
+            if isinstance(text, str) and text:
                 self._texts.setdefault(name, []).append(text)
-        for detail in said.get("reasoning_details") or ():
+        for detail in message.get("reasoning_details") or ():
             if isinstance(detail, dict):
                 self._detail(detail)
 
@@ -450,12 +481,12 @@ class Reasoning:
     def _detail(self, detail: dict[str, Any]) -> None:
         """Add a piece of a detail: its pieces follow each other, its texts grow, its other fields come once."""
         last = self._details[-1] if self._details else {}
-        if not last or any(last.get(name) != detail.get(name) for name in ("type", "index")) or "data" in detail:
+        is_same = last.get("type") == detail.get("type") and last.get("index") == detail.get("index")
+        if not last or not is_same or "data" in detail:
             self._details.append(dict(detail))
             return
         for name, value in detail.items():
-            grows = name in ("text", "summary") and isinstance(value, str)
-            if grows:
+            if name in ("text", "summary") and isinstance(value, str):
                 last[name] = (last.get(name) or "") + value
             elif value is not None:
                 last[name] = value

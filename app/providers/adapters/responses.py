@@ -74,11 +74,13 @@ class ResponsesProvider:
     def render(self, request: Request) -> bytes:
         """Return the exact request body; see `protocol.Provider`."""
         spec, model = self._spec, request.worker.model
-        reasons = spec.options.get("reasoning") != "drop" and not WITHOUT_REASONING.search(model)
-        body: dict[str, Any] = {"model": model, "input": _items(request.messages, reasons), "store": False}
+        returns_reasoning = spec.options.get("reasoning") != "drop" and not WITHOUT_REASONING.search(model)
+        body: dict[str, Any] = {"model": model, "input": _items(request.messages, returns_reasoning), "store": False}
         body |= _sampling(request.sampling, self.unsupported | request.worker.drops)
         body |= _tools(request.toolbox, strict=spec.structured)
-        include = ["reasoning.encrypted_content"] if reasons else []
+        include: list[str] = []
+        if returns_reasoning:
+            include.append("reasoning.encrypted_content")
         if request.logprobs is not None:
             include.append("message.output_text.logprobs")
             if request.logprobs:
@@ -103,13 +105,13 @@ class ResponsesProvider:
         await self._endpoint.close()
 
 
-def _items(messages: Iterable[Message], reasons: bool) -> list[dict[str, Any]]:
-    """Return the conversation as input items; `reasons`: stored reasoning is sent back with its turn."""
+def _items(messages: Iterable[Message], returns_reasoning: bool) -> list[dict[str, Any]]:
+    """Return the conversation as input items; with `returns_reasoning` stored reasoning is sent back with its turn."""
     items: list[dict[str, Any]] = []
     known: set[str] = set()
     for message in messages:
         if message.role == "assistant":
-            items += _turn(message, reasons)
+            items += _turn(message, returns_reasoning)
             known |= {call.id for call in message.calls}
         elif message.call_id in known:
             output: Any = _content(message)
@@ -120,22 +122,23 @@ def _items(messages: Iterable[Message], reasons: bool) -> list[dict[str, Any]]:
     return items
 
 
-def _turn(message: Message, reasons: bool) -> list[dict[str, Any]]:
+def _turn(message: Message, returns_reasoning: bool) -> list[dict[str, Any]]:
     """Return the items of an assistant's turn, in the order in which its provider gave them, where that is known."""
-    keepsake = message.keepsake or {}
-    said = [{"type": "message", "role": "assistant", "content": message.text}] if message.text else []
-    calls = [
-        {"type": "function_call", "call_id": _id(call.id), "name": call.name, "arguments": call.arguments}
-        for call in message.calls
-    ]
-    left: dict[str, list[dict[str, Any]]] = {"message": said, "function_call": calls}
+    remaining: dict[str, list[dict[str, Any]]] = {"message": [], "function_call": []}
+    if message.text:
+        remaining["message"].append({"type": "message", "role": "assistant", "content": message.text})
+    for call in message.calls:
+        remaining["function_call"].append(
+            {"type": "function_call", "call_id": _id(call.id), "name": call.name, "arguments": call.arguments}
+        )
     items: list[dict[str, Any]] = []
-    for kept in keepsake.get("items", ()) if reasons else ():
-        if kept["type"] == "reasoning":
-            items.append(dict(kept))
-        elif left[kept["type"]]:
-            items.append(left[kept["type"]].pop(0) | kept)
-    return [*items, *left["message"], *left["function_call"]]
+    if returns_reasoning and message.keepsake is not None:
+        for stored in message.keepsake.get("items", ()):
+            if stored["type"] == "reasoning":
+                items.append(dict(stored))
+            elif remaining[stored["type"]]:
+                items.append(remaining[stored["type"]].pop(0) | stored)
+    return [*items, *remaining["message"], *remaining["function_call"]]
 
 
 def _content(message: Message) -> str | list[dict[str, Any]]:
@@ -161,11 +164,14 @@ def _id(id_: str) -> str:
 
 
 def _sampling(sampling: Sampling, unsupported: frozenset[str]) -> dict[str, Any]:
-    given = {"temperature": sampling.temperature, "top_p": sampling.top_p}
     sent: dict[str, Any] = {}
     if sampling.max_tokens is not None:
         sent["max_output_tokens"] = max(sampling.max_tokens, LEAST_TOKENS)
-    return sent | {name: value for name, value in given.items() if value is not None and name not in unsupported}
+    if sampling.temperature is not None and "temperature" not in unsupported:
+        sent["temperature"] = sampling.temperature
+    if sampling.top_p is not None and "top_p" not in unsupported:
+        sent["top_p"] = sampling.top_p
+    return sent
 
 
 def _tools(toolbox: Toolbox, *, strict: bool) -> dict[str, Any]:
@@ -183,19 +189,21 @@ def _tools(toolbox: Toolbox, *, strict: bool) -> dict[str, Any]:
 
 def _tool(tool: Tool, strict: bool) -> dict[str, Any]:
     """Return a definition. `strict` is always sent, because the API takes an absent one for true."""
-    described = {"description": tool.description} if tool.description else {}
-    parameters = document.EMPTY_SCHEMA
-    if tool.parameters is not None:
-        parameters = tool.parameters
-    constrained = strict and tool.strict and is_closed(parameters)
-    return {"type": "function", "name": tool.name, **described, "parameters": parameters, "strict": constrained}
+    function: dict[str, Any] = {"type": "function", "name": tool.name}
+    if tool.description:
+        function["description"] = tool.description
+    parameters = tool.parameters if tool.parameters is not None else document.EMPTY_SCHEMA
+    is_strict = strict and tool.strict and is_closed(parameters)
+    return function | {"parameters": parameters, "strict": is_strict}
 
 
 def _format(form: Form) -> dict[str, Any]:
     if form.schema is None:
         return {"type": "json_object"}
-    described = {"description": form.description} if form.description else {}
-    return {"type": "json_schema", "name": form.name, **described, "strict": form.strict, "schema": form.schema}
+    schema: dict[str, Any] = {"type": "json_schema", "name": form.name}
+    if form.description:
+        schema["description"] = form.description
+    return schema | {"strict": form.strict, "schema": form.schema}
 
 
 class Response:
@@ -285,34 +293,45 @@ class Response:
     def _item(self, place: object, item: Mapping[str, Any], pieces: list[Piece]) -> None:
         """Take a complete item: its content only if none of it came before."""
         kind = item.get("type")
+        is_new = place not in self._given
         if kind == "reasoning":
             self._items.append({name: value for name, value in item.items() if name != "status" and value is not None})
         elif kind == "message":
+            message = {"type": "message"}
             phase = label(item.get("phase"))
-            self._items.append({"type": "message", **({"phase": phase} if phase else {})})
-            for part in rows(item.get("content"), self._who) if place not in self._given else ():
-                if part.get("type") == "refusal":
-                    self._refuse(None, part.get("refusal"), pieces)
-                else:
-                    self._say(None, part.get("text"), pieces)
-                    pieces.extend(tokens(part.get("logprobs"), self._who))
+            if phase:
+                message["phase"] = phase
+            self._items.append(message)
+            if is_new:
+                self._message(item, pieces)
         elif kind == "function_call":
             self._items.append({"type": "function_call"})
             self._begin(place, item, pieces)
-            if place not in self._given:
+            if is_new:
                 self._more(place, document.arguments_text(item.get("arguments"), self._who), pieces)
         self._given.add(place)
 
+    def _message(self, item: Mapping[str, Any], pieces: list[Piece]) -> None:
+        """Take all content of a complete message."""
+        for part in rows(item.get("content"), self._who):
+            if part.get("type") == "refusal":
+                self._refuse(None, part.get("refusal"), pieces)
+            else:
+                self._say(None, part.get("text"), pieces)
+                pieces.extend(tokens(part.get("logprobs"), self._who))
+
     def _say(self, place: object, text: object, pieces: list[Piece]) -> None:
         self._given.add(place)
-        if said := words(text, self._who):
-            pieces.append(Words(said))
+        answer = words(text, self._who)
+        if answer:
+            pieces.append(Words(answer))
 
     def _refuse(self, place: object, text: object, pieces: list[Piece]) -> None:
         self._given.add(place)
         self._refused = True
-        if said := words(text, self._who):
-            pieces.append(Words(said, refusal=True))
+        refusal = words(text, self._who)
+        if refusal:
+            pieces.append(Words(refusal, refusal=True))
 
     def _more(self, place: object, arguments: str, pieces: list[Piece]) -> None:
         self._given.add(place)
