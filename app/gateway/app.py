@@ -74,10 +74,9 @@ __all__ = ["Application", "GatewayContext", "create_app", "create_probes"]
 def create_app(context: GatewayContext, *, has_metrics: bool = True) -> FastAPI:
     """Return every public route over the given dependencies, which the caller opens and closes; `/metrics` among them
     unless it has a listener of its own."""
-    keys, admission = Keys(context), Admission(context)
-    idempotency = Idempotency(context, admission)
-    return Application(
-        context,
+    keys = Keys(context)
+    idempotency = Idempotency(context, Admission(context))
+    routers = [
         chat.routes(context, keys, idempotency),
         completions.routes(context, keys, idempotency),
         messages.routes(context, keys, idempotency),
@@ -93,11 +92,11 @@ def create_app(context: GatewayContext, *, has_metrics: bool = True) -> FastAPI:
         disclosures.routes(context, keys),
         shadow_route.routes(context, keys),
         health.routes(context),
-        *([health.metrics(context)] if has_metrics else []),
-        root.routes(),
-        title="Baton",
-        schemas=SCHEMAS,
-    )
+    ]
+    if has_metrics:
+        routers.append(health.metrics(context))
+    routers.append(root.routes())
+    return Application(context, *routers, schemas=SCHEMAS)
 
 
 def create_probes(context: GatewayContext) -> FastAPI:
@@ -129,19 +128,15 @@ class Application(FastAPI):
         self._schemas = schemas or {}
         if schemas is not None:
             routers = (*routers, self._description(), docs_page.routes())
-        routes = [route for router in routers for route in router.routes if isinstance(route, APIRoute)]
-        for route in routes:
-            if not isinstance(route, Direct):
-                route.app = AsyncExitStackMiddleware(route.app)
-        routes += [_head(route) for route in routes if "GET" in (route.methods or ())]
+        routes = _routes_of(routers)
         self.router.routes += routes  # as they are: `include_router` would wrap each once more
-        self._door = Frontdoor(self.router.app, context, routes)
+        self._frontdoor = Frontdoor(self.router.app, context, routes)
 
     def _description(self) -> APIRouter:
-        """Return the route of the API's description, made of the routes when it is first asked for: 100 ms off the
-        loop."""
+        """Return the route of the API's description. It is made when it is first requested, which takes a thread 100
+        ms."""
         router = APIRouter(tags=["probes"])
-        made: list[bytes] = []
+        cached: list[bytes] = []
 
         @router.get(
             "/openapi.json",
@@ -151,9 +146,9 @@ class Application(FastAPI):
         )
         async def get_openapi() -> Response:
             """The OpenAPI document."""
-            if not made:
-                made.append(await asyncio.to_thread(lambda: orjson.dumps(self.openapi())))
-            return Response(made[0], media_type="application/json")
+            if not cached:
+                cached.append(await asyncio.to_thread(lambda: orjson.dumps(self.openapi())))
+            return Response(cached[0], media_type="application/json")
 
         return router
 
@@ -165,7 +160,7 @@ class Application(FastAPI):
 
     def build_middleware_stack(self) -> ASGIApp:
         """Called once, with the first request."""
-        return self._door
+        return self._frontdoor
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection's request."""
@@ -175,8 +170,20 @@ class Application(FastAPI):
         await self.middleware_stack(scope, receive, send)
 
 
+def _routes_of(routers: Sequence[APIRouter]) -> list[APIRoute]:
+    """Return the routes of the routers, and behind them one for HEAD for each that answers GET."""
+    routes: list[APIRoute] = []
+    for router in routers:
+        routes += [route for route in router.routes if isinstance(route, APIRoute)]
+    for route in routes:
+        if not isinstance(route, Direct):
+            route.app = AsyncExitStackMiddleware(route.app)
+    heads = [_head(route) for route in routes if "GET" in (route.methods or ())]
+    return routes + heads
+
+
 def _head(route: APIRoute) -> APIRoute:
-    """Return a GET route for HEAD: the server leaves the body out. It is not described apart."""
+    """Return a GET route for HEAD: the server leaves the body out. It has no description of its own."""
     head = copy.copy(route)
     head.methods = {"HEAD"}
     head.include_in_schema = False
@@ -188,12 +195,19 @@ def _unrouted(scope: Scope, error: HTTPException, routes: Sequence[APIRoute]) ->
     if error.status_code == 404:
         return _refused(scope, 404, unsupported_routes.advice(scope["path"]), "unknown_url")
     if error.status_code == 405:
-        fitting = [route for route in routes if route.path_regex.match(scope["path"])]
-        allow = {"allow": ", ".join(sorted({"OPTIONS"}.union(*(route.methods or () for route in fitting))))}
+        allow = {"allow": ", ".join(_allowed_methods(scope["path"], routes))}
         if scope["method"] == "OPTIONS":
             return Response(status_code=204, headers=allow)
         return _refused(scope, 405, "This route does not take that method.", "method_not_allowed", allow)
     return _refused(scope, error.status_code, "The request cannot be served.", "invalid_request", error.headers)
+
+
+def _allowed_methods(path: str, routes: Sequence[APIRoute]) -> list[str]:
+    methods = {"OPTIONS"}
+    for route in routes:
+        if route.path_regex.match(path):
+            methods |= route.methods or set()
+    return sorted(methods)
 
 
 def _refused(
@@ -201,7 +215,7 @@ def _refused(
 ) -> Response:
     """Return the reply to a fault without a class of its own, in the shape of the request's format."""
     scope["baton.log"].code = code
-    if _is_anthropics(scope):
+    if _has_anthropic_format(scope):
         request_id: bytes = scope["baton.headers"][0][1]
         return anthropic_reply.refuse(status, message, request_id.decode(), headers)
     return fault.refuse(status, message, code, headers)
@@ -220,30 +234,33 @@ class Frontdoor:
         """Serve one connection's request."""
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
-        request_id = _given_id(scope) or self._context.name("req").encode()
+        request_id = _sent_request_id(scope) or self._context.name("req").encode()
         headers = [(b"x-request-id", request_id)]
-        anthropics = _is_anthropics(scope)
-        if anthropics:
+        is_anthropic = _has_anthropic_format(scope)
+        if is_anthropic:
             headers.append((b"request-id", request_id))
         scope["baton.headers"] = headers
         scope["baton.status"] = 0
         scope["baton.log"] = log = RequestLog(request_id.decode(), self._context.tick())
         span = start_span(self._context.tracing, scope)
 
-        async def out(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 scope["baton.status"] = message["status"]
-                took = (b"openai-processing-ms", b"%d" % ((self._context.tick() - log.began) * 1000))
-                rates = anthropic_reply.rate_headers(headers, self._context.now()) if anthropics else []
-                own = message["headers"]
-                stored = [] if any(name == b"cache-control" for name, _ in own) else [NOT_STORED]
-                message["headers"] = [*own, *headers, *rates, *stored, took]
+                all_headers = [*message["headers"], *headers]
+                if is_anthropic:
+                    all_headers += anthropic_reply.rate_headers(headers, self._context.now())
+                if all(name != b"cache-control" for name, _ in message["headers"]):
+                    all_headers.append(NOT_STORED)
+                milliseconds = (self._context.tick() - log.began) * 1000
+                all_headers.append((b"openai-processing-ms", b"%d" % milliseconds))
+                message["headers"] = all_headers
             else:
                 log.is_complete = not message.get("more_body", False)
             await send(message)
 
         try:
-            await self._inner(scope, receive, out)
+            await self._inner(scope, receive, send_with_headers)
         finally:
             log.write(self._context.telemetry, scope, self._context.tick())
             end_span(span, scope)
@@ -257,11 +274,11 @@ class Frontdoor:
             scope["baton.log"].is_disconnected = True
         except Exception as error:
             has_begun = scope["baton.status"] != 0
-            reply = None if has_begun else self._refusal(scope, error)
+            reply = None
+            if not has_begun:
+                reply = self._refusal(scope, error)
             if reply is None:
-                request_id: bytes = scope["baton.headers"][0][1]
-                self._report(scope, request_id, error)
-                reply = _refused(scope, 500, fault.crashed(request_id.decode()), "internal_error")
+                reply = self._report_bug(scope, error)
             if not has_begun:
                 await reply(scope, receive, send)
 
@@ -274,16 +291,19 @@ class Frontdoor:
         if not isinstance(error, BatonError):
             return None
         scope["baton.log"].fail(error)
-        if _is_anthropics(scope):
+        if _has_anthropic_format(scope):
             return anthropic_reply.failure(error, scope["baton.headers"][0][1].decode())
         return fault.render(error)
 
-    def _report(self, scope: MutableMapping[str, Any], request_id: bytes, error: Exception) -> None:
-        fields = {"route": route_of(scope), "request": request_id.decode(), "error": place_of(error)}
+    def _report_bug(self, scope: MutableMapping[str, Any], error: Exception) -> Response:
+        """Log an unexpected error and return the reply to it."""
+        request_id: str = scope["baton.headers"][0][1].decode()
+        fields = {"route": route_of(scope), "request": request_id, "error": place_of(error)}
         self._context.telemetry.log(logging.ERROR, "A request failed because of a bug.", **fields)
+        return _refused(scope, 500, fault.crashed(request_id), "internal_error")
 
 
-def _is_anthropics(scope: MutableMapping[str, Any]) -> bool:
+def _has_anthropic_format(scope: MutableMapping[str, Any]) -> bool:
     """Return True if a request has Anthropic's format, so that its errors have it too."""
     path: str = scope["path"]
     first, _, family = path[1:].partition("/")
@@ -293,7 +313,7 @@ def _is_anthropics(scope: MutableMapping[str, Any]) -> bool:
     return path == messages.PREFIX or path.startswith(f"{messages.PREFIX}/")
 
 
-def _given_id(scope: Scope) -> bytes | None:
+def _sent_request_id(scope: Scope) -> bytes | None:
     for name, value in scope["headers"]:
         if name == b"x-request-id":
             return value if REQUEST_ID.fullmatch(value) else None

@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 from app.gateway.http.context import Bounds
-from app.gateway.http.ingress import reserve
+from app.gateway.http.ingress import room_for_body
 from tests.harness.bad_bodies import CANARY, LIMIT, RAW
 from tests.harness.stand_ins import GatewayStandIn, ask
 
@@ -453,9 +453,9 @@ async def test_one_string_may_have_half_as_many_characters_as_a_body() -> None:
 
 
 async def test_unpacked_bytes_count_with_those_that_arrive() -> None:
-    gateway = GatewayStandIn(bounds=Bounds(body=1 << 16, together=1 << 16))
+    gateway = GatewayStandIn(bounds=Bounds(body=1 << 16, all_bodies=1 << 16))
     body = gzip.compress(b'{"user":"' + b"a" * ((1 << 16) - 20) + b'"}')
-    with reserve(gateway.context.bounds.arriving, 1 << 17) as more:
+    with room_for_body(gateway.context.bounds.pending, 1 << 17) as more:
         more((1 << 17) - 2 * len(body))
         check(await send(gateway, gateway.add_key(), body, **{"content-encoding": "gzip"}), 503)
 

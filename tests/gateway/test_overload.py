@@ -11,7 +11,7 @@ from app.engine.delivery.messages import CallerMessage, Mailbox
 from app.engine.runs.admission import Order
 from app.errors import StoreUnavailable
 from app.gateway.http.context import Bounds, Rates
-from app.gateway.http.ingress import LOOKUPS
+from app.gateway.http.ingress import MOST_LOOKUPS
 from app.store.protocol import KeyRow
 from tests.harness.stand_ins import SECRET, GatewayStandIn, ask, ended
 from tests.harness.waiting import let_others_run, until
@@ -69,7 +69,7 @@ async def test_a_full_gateway_still_answers_what_begins_no_run(busy: Busy) -> No
 
 
 async def test_bodies_that_arrive_together_are_bounded_together() -> None:
-    gateway = GatewayStandIn(bounds=Bounds(body=500_000, together=1_000_000))
+    gateway = GatewayStandIn(bounds=Bounds(body=500_000, all_bodies=1_000_000))
     key = gateway.add_key()
     going_on, half_sent = asyncio.Event(), []
 
@@ -152,10 +152,10 @@ async def test_a_flood_of_keys_is_bounded_and_known_ones_get_in() -> None:
     assert (await models(gateway, known)).status_code == 200
     slow = SlowStore(gateway)
     async with asyncio.TaskGroup() as group:
-        flood = [group.create_task(models(gateway, f"bt_stranger{n:03}_{SECRET}")) for n in range(LOOKUPS + 20)]
-        await until(lambda: slow.lookups == LOOKUPS)
+        flood = [group.create_task(models(gateway, f"bt_stranger{n:03}_{SECRET}")) for n in range(MOST_LOOKUPS + 20)]
+        await until(lambda: slow.lookups == MOST_LOOKUPS)
         await until(lambda: sum(call.done() for call in flood) >= 20)
         assert [call.result().status_code for call in flood if call.done()] == [503] * 20
         assert (await models(gateway, known)).status_code == 200
         slow.answers.set()
-    assert [call.result().status_code for call in flood].count(401) == LOOKUPS
+    assert [call.result().status_code for call in flood].count(401) == MOST_LOOKUPS

@@ -41,7 +41,7 @@ class Prepared:
         """Begin as a new application over that context would."""
         for field in fields(GatewayContext):
             setattr(self.context, field.name, getattr(context, field.name))
-        self.bounds.arriving = context.bounds.arriving  # type: ignore[misc]
+        self.bounds.pending = context.bounds.pending  # type: ignore[misc]
         self.forget()
 
     def leave(self) -> None:

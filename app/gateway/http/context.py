@@ -15,7 +15,7 @@ from app.telemetry import Telemetry
 
 
 @dataclass(slots=True)
-class Arriving:
+class PendingBodies:
     """The bodies that are being read or parsed; `ingress.py` counts them."""
 
     bytes: int = 0
@@ -23,19 +23,23 @@ class Arriving:
 
 @record(frozen=True, slots=True)
 class Bounds:
-    """Bounds on a body. `seconds` is the time within which it must arrive."""
+    """Bounds on the bodies of requests."""
 
     body: int = 8 << 20
+    """The most bytes of one body."""
     seconds: float = 60.0
+    """The time within which a body must arrive."""
     depth: int = 32
+    """The most levels of objects and arrays."""
     nodes: int = 50_000
-    """Values and keys together."""
+    """The most values and keys together."""
     key: int = 256
+    """The most characters of a key."""
     keys: int = 1_000
-    """In one object."""
-    together: int = 64 << 20
-    """Bytes of all bodies that arrive at the same time; one alone may always have `body`."""
-    arriving: Arriving = field(default_factory=Arriving, compare=False)
+    """The most keys of one object."""
+    all_bodies: int = 64 << 20
+    """The most bytes of all bodies that arrive at the same time; one alone may always have `body`."""
+    pending: PendingBodies = field(default_factory=PendingBodies, compare=False)
 
 
 @record(frozen=True, slots=True)
@@ -43,7 +47,7 @@ class Rates:
     """Admission limits: of this process, and of each key, tenant and user over all gateways."""
 
     running: int = 1_000
-    """Chat requests that this process serves at one time, over all keys."""
+    """The most requests that this process serves at one time, over all keys."""
     key: RateLimits = RateLimits()
     """The limits of each key, as far as it has none of its own."""
     tenant: RateLimits = RateLimits()

@@ -53,25 +53,29 @@ from app.errors import (
     UnsupportedMedia,
 )
 from app.gateway.http.api_keys import KEY_FORMAT, digest, pepper_mark
-from app.gateway.http.context import Arriving, Bounds, GatewayContext
+from app.gateway.http.context import Bounds, GatewayContext, PendingBodies
 from app.store.protocol import Actor, KeyRow
 from app.store.protocol.admin_events import Via
 
-WHOLE = 1 << 63
-WHITE: Final = b" \t\r\n"
+INTEGER_BOUND = 1 << 63
+WHITE_SPACE: Final = b" \t\r\n"
 NUMBER = (float, int)
 YIELD_ABOVE = 1 << 18
 """Bytes of a body from which the event loop gets a turn between the passes over it."""
-COLON = b"\\u003"
+ESCAPED_COLON = b"\\u003"
 """The beginning of an escaped colon."""
-SLICE = 1 << 20
-"""Bytes of a body from which escapes are taken in one turn."""
-UNPACKED: Final = 1 << 18
+SLICE_BYTES = 1 << 20
+"""Bytes of a body from which escapes are removed in one turn of the event loop."""
+UNPACKED_BYTES: Final = 1 << 18
 """The most bytes that are unpacked in one turn of the event loop."""
-WINDOWS: Final = {"gzip": 16 + zlib.MAX_WBITS, "x-gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
+ENCODINGS: Final = {"gzip": 16 + zlib.MAX_WBITS, "x-gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
 """The content encodings that are read, each with zlib's parameter for it."""
-UNSAID: Final = frozenset({"", "application/x-www-form-urlencoded", "text/plain", "application/octet-stream"})
+DEFAULT_MEDIA_TYPES: Final = frozenset(
+    {"", "application/x-www-form-urlencoded", "text/plain", "application/octet-stream"}
+)
 """Media types that clients send where nobody has set one."""
+Reserve = Callable[[int], None]
+"""Reserves room for more bytes; raises `Overloaded` where there is none."""
 Dependency = Callable[[Request], Awaitable[Any]]
 
 
@@ -79,49 +83,53 @@ async def read_json(request: Request, bounds: Bounds) -> dict[str, object]:
     """Return the JSON object in a request's body; raises `TooLarge`, `TooSlow`, `UnsupportedMedia`, `InvalidRequest` or
     `Overloaded`."""
     _check_headers(request, bounds)
-    with reserve(bounds.arriving, max(bounds.together, 2 * bounds.body)) as more:
-        return await _read_json(request, bounds, more)
+    with room_for_body(bounds.pending, max(bounds.all_bodies, 2 * bounds.body)) as reserve:
+        return await _read_json(request, bounds, reserve)
 
 
 @contextmanager
-def reserve(arriving: Arriving, most: int) -> Iterator[Callable[[int], None]]:
-    """Yield a function that asks for more bytes within the block; it raises `Overloaded` where all bodies together take
-    more than `most`."""
-    mine = 0
+def room_for_body(pending: PendingBodies, most: int) -> Iterator[Reserve]:
+    """Yield a function that reserves room for bytes of one body until the block ends; it raises `Overloaded` where all
+    bodies together would take more than `most`."""
+    reserved = 0
 
-    def more(size: int) -> None:
-        nonlocal mine
-        if arriving.bytes + size > most:
+    def reserve(size: int) -> None:
+        nonlocal reserved
+        if pending.bytes + size > most:
             raise Overloaded("Too much is being sent to this service at once; try again shortly.", retry_after=1.0)
-        arriving.bytes += size
-        mine += size
+        pending.bytes += size
+        reserved += size
 
     try:
-        yield more
+        yield reserve
     finally:
-        arriving.bytes -= mine
+        pending.bytes -= reserved
 
 
-async def _read_json(request: Request, bounds: Bounds, more: Callable[[int], None]) -> dict[str, object]:
-    announced = request.headers.get("content-length", "")
-    if announced.isdigit():  # refused before it is read, not when most of it is there
-        more(int(announced))
-    body = await _read(request, bounds, (lambda _: None) if announced.isdigit() else more)
+async def _read_json(request: Request, bounds: Bounds, reserve: Reserve) -> dict[str, object]:
+    content_length = request.headers.get("content-length", "")
+    if content_length.isdigit():  # a body that is too much is refused before it is read
+        reserve(int(content_length))
+        body = await _read(request, bounds)
+    else:
+        body = await _read(request, bounds, reserve)
     encoding = _encoding(request)
     if encoding:
-        body = await _unpack(body, encoding, bounds, more)
-    if not _says_json(request) and not body.lstrip(WHITE).startswith(b"{"):
+        body = await _unpack(body, encoding, bounds, reserve)
+    if not _says_json(request) and not body.lstrip(WHITE_SPACE).startswith(b"{"):
         raise UnsupportedMedia()
-    await _give_way(body)
-    colons = None
-    if len(body) > bounds.nodes or COLON in body:
-        colons = await _prescan(body, bounds)
+    await _yield_if_large(body)
+    written_keys = None
+    if len(body) > bounds.nodes or ESCAPED_COLON in body:
+        written_keys = await _count_keys(body, bounds)
     value = _parse(body)
-    await _give_way(body)
-    keys, said = _walk(value, bounds, nul=b"\\u0000" in body)
-    if keys != (body.count(b":") - said if colons is None else colons):
+    await _yield_if_large(body)
+    parsed_keys, colons_in_strings = _check_values(value, bounds, may_have_nul=b"\\u0000" in body)
+    if written_keys is None:
+        written_keys = body.count(b":") - colons_in_strings
+    if parsed_keys != written_keys:
         raise InvalidRequest("An object in the body has the same key twice.", code="invalid_json")
-    await _give_way(body)
+    await _yield_if_large(body)
     if not isinstance(value, dict):
         raise InvalidRequest("The body must be a JSON object.", code="invalid_json")
     return value
@@ -149,8 +157,8 @@ def json_body(bounds: Bounds, *, optional: bool = False) -> Any:
     return Depends(body)
 
 
-async def _give_way(body: bytes) -> None:
-    """A turn for everybody else, between two passes over a large body."""
+async def _yield_if_large(body: bytes) -> None:
+    """Give the event loop a turn between two passes over a large body."""
     if len(body) > YIELD_ABOVE:
         await asyncio.sleep(0)
 
@@ -158,7 +166,9 @@ async def _give_way(body: bytes) -> None:
 def _encoding(request: Request) -> str:
     """Return the content encoding, in lower case; empty where there is none."""
     encoding = request.headers.get("content-encoding", "").strip().lower()
-    return "" if encoding == "identity" else encoding
+    if encoding == "identity":
+        return ""
+    return encoding
 
 
 def _media_type(request: Request) -> str:
@@ -172,9 +182,9 @@ def _says_json(request: Request) -> bool:
 
 def _check_headers(request: Request, bounds: Bounds) -> None:
     headers = request.headers
-    if _encoding(request) not in ("", *WINDOWS):
+    if _encoding(request) not in ("", *ENCODINGS):
         raise UnsupportedMedia()
-    if not _says_json(request) and _media_type(request) not in UNSAID:
+    if not _says_json(request) and _media_type(request) not in DEFAULT_MEDIA_TYPES:
         raise UnsupportedMedia()
     rest = headers.get("content-type", "").partition(";")[2]
     charset = rest.lower().partition("charset=")[2].split(";")[0].strip(' "')
@@ -185,7 +195,8 @@ def _check_headers(request: Request, bounds: Bounds) -> None:
         raise TooLarge()
 
 
-async def _read(request: Request, bounds: Bounds, more: Callable[[int], None]) -> bytes:
+async def _read(request: Request, bounds: Bounds, reserve: Reserve | None = None) -> bytes:
+    """Read the body as it arrives; its bytes are reserved one by one unless the whole length is reserved already."""
     body = bytearray()
     try:
         async with asyncio.timeout(bounds.seconds):
@@ -193,8 +204,10 @@ async def _read(request: Request, bounds: Bounds, more: Callable[[int], None]) -
                 message = await request.receive()
                 if message["type"] != "http.request":
                     raise ClientDisconnect()
-                more(len(message.get("body", b"")))
-                body += message.get("body", b"")
+                part = message.get("body", b"")
+                if reserve is not None:
+                    reserve(len(part))
+                body += part
                 if not message.get("more_body", False):
                     break
     except TimeoutError:
@@ -204,20 +217,20 @@ async def _read(request: Request, bounds: Bounds, more: Callable[[int], None]) -
     return bytes(body)
 
 
-async def _unpack(body: bytes, encoding: str, bounds: Bounds, more: Callable[[int], None]) -> bytes:
+async def _unpack(body: bytes, encoding: str, bounds: Bounds, reserve: Reserve) -> bytes:
     """Return the body without its content encoding, which must be one whole stream; raises `TooLarge` with the first
     byte that is too many, and `InvalidRequest`."""
-    unpacker = zlib.decompressobj(wbits=WINDOWS[encoding])
+    unpacker = zlib.decompressobj(wbits=ENCODINGS[encoding])
     unpacked = bytearray()
     while not unpacker.eof:
         try:
-            piece = unpacker.decompress(body, UNPACKED)
+            piece = unpacker.decompress(body, UNPACKED_BYTES)
         except zlib.error:
             raise _not_packed(encoding) from None
         body = unpacker.unconsumed_tail
         if not piece and not body and not unpacker.eof:
             raise _not_packed(encoding)  # it ends too early
-        more(len(piece))
+        reserve(len(piece))
         unpacked += piece
         if len(unpacked) > bounds.body:
             raise TooLarge()
@@ -235,19 +248,21 @@ def _not_packed(encoding: str) -> InvalidRequest:
     )
 
 
-async def _prescan(body: bytes, bounds: Bounds) -> int:
-    """Refuse bodies of too many nodes before they are built; the number of keys as written. A body of fewer bytes than
-    nodes needs neither: of its colons, those that are not inside a string when it has been parsed come after keys.
+async def _count_keys(body: bytes, bounds: Bounds) -> int:
+    """Return the number of keys that are written in a body, and refuse a body of too many nodes before it is parsed.
 
-    Escapes stand only inside strings, so once they are taken out every second piece between quotes is structure. In a
-    body that is not JSON the count may be wrong, but only from where the parser stops too.
+    A body with fewer bytes than nodes are allowed does not need this: once it has been parsed, each of its colons that
+    is not inside a string follows a key.
+
+    Escapes stand only inside strings, so once they are removed every second piece between quotes is structure. In a
+    body that is not JSON the count may be wrong, but only from the place where the parser stops as well.
     """
     if b"\\" in body:
         body = await _without_escapes(body)
     if body.count(b'"') > 2 * bounds.nodes:
         raise _too_many()
     structure = b"".join(body.split(b'"')[0::2])
-    await _give_way(body)
+    await _yield_if_large(body)
     colons = structure.count(b":")
     if structure.count(b",") + structure.count(b"[") + structure.count(b"{") + colons > bounds.nodes:
         raise _too_many()
@@ -255,16 +270,19 @@ async def _prescan(body: bytes, bounds: Bounds) -> int:
 
 
 async def _without_escapes(body: bytes) -> bytes:
-    """Slice by slice, each beginning where no escape is open: an odd run of backslashes at a slice's end is one."""
+    """Return a body without escaped quotes and backslashes, made slice by slice. No slice ends inside an escape: an odd
+    number of backslashes at its end would begin one."""
     pieces: list[bytes] = []
     start = 0
     while start < len(body):
-        piece = body[start : start + SLICE]
-        if (len(piece) - len(piece.rstrip(b"\\"))) % 2 and start + len(piece) < len(body):
+        piece = body[start : start + SLICE_BYTES]
+        backslashes = len(piece) - len(piece.rstrip(b"\\"))
+        is_last = start + len(piece) == len(body)
+        if backslashes % 2 == 1 and not is_last:
             piece = piece[:-1]
         start += len(piece)
         pieces.append(piece.replace(b"\\\\", b"").replace(b'\\"', b""))
-        await _give_way(piece)
+        await _yield_if_large(piece)
     return b"".join(pieces)
 
 
@@ -276,7 +294,7 @@ def _parse(body: bytes) -> object:
     try:
         value: object = orjson.loads(body)
     except orjson.JSONDecodeError:
-        if not body.strip(WHITE):
+        if not body.strip(WHITE_SPACE):
             raise InvalidRequest("The body is empty; send a JSON object.", code="invalid_json") from None
         raise InvalidRequest(
             "The body is not valid JSON in UTF-8 (RFC 8259: no NaN or Infinity, no unpaired surrogates).",
@@ -285,10 +303,13 @@ def _parse(body: bytes) -> object:
     return value
 
 
-def _walk(root: object, bounds: Bounds, *, nul: bool) -> tuple[int, int]:
-    """Check all values, level by level; how many keys there are, where duplicates have fallen together, and how many
-    colons in strings. `nul` says whether there may be a NUL, which JSON can hold only as an escape. The parser makes
-    these types exactly."""
+def _check_values(root: object, bounds: Bounds, *, may_have_nul: bool) -> tuple[int, int]:
+    """Check all values, level by level. Return the number of keys, of which the parser keeps one of each duplicate, and
+    the number of colons in strings.
+
+    With `may_have_nul` strings are searched for NUL, which JSON can hold only as an escape. Types are compared exactly,
+    because the parser makes no subclasses.
+    """
     level = [root]
     colons = depth = 0
     longest = bounds.body // 2  # characters of one string, such as an image as a `data:` URL
@@ -298,7 +319,7 @@ def _walk(root: object, bounds: Bounds, *, nul: bool) -> tuple[int, int]:
         deeper: list[object] = []
         for value in level:
             if type(value) is str:
-                if len(value) > longest or (nul and "\x00" in value):
+                if len(value) > longest or (may_have_nul and "\x00" in value):
                     raise _bad_text(value, longest)
                 colons += value.count(":")
             elif type(value) is dict:
@@ -306,23 +327,25 @@ def _walk(root: object, bounds: Bounds, *, nul: bool) -> tuple[int, int]:
                 deeper += value.values()
             elif type(value) is list:
                 deeper += value
-            elif isinstance(value, NUMBER) and not -WHOLE <= value < WHOLE:
+            elif isinstance(value, NUMBER) and not -INTEGER_BOUND <= value < INTEGER_BOUND:
                 raise InvalidRequest("A number in the body is out of range (64 bits).", code="invalid_json")
         level = deeper
     if level:
         raise InvalidRequest(f"The body is nested deeper than {bounds.depth} levels.", code="invalid_json")
-    names = _names(objects, bounds, nul)
+    names = _checked_names(objects, bounds, may_have_nul=may_have_nul)
     return len(names), colons + "".join(names).count(":")
 
 
-def _names(objects: list[dict[str, object]], bounds: Bounds, nul: bool) -> list[str]:
-    """Return the keys of all objects, checked."""
-    if max(map(len, objects), default=0) > bounds.keys:
-        raise _too_many()
-    names = [name for value in objects for name in value]
+def _checked_names(objects: list[dict[str, object]], bounds: Bounds, *, may_have_nul: bool) -> list[str]:
+    """Return the keys of all objects."""
+    names: list[str] = []
+    for value in objects:
+        if len(value) > bounds.keys:
+            raise _too_many()
+        names += value
     if max(map(len, names), default=0) > bounds.key:
         raise _too_long("key", bounds.key)
-    if nul and any("\x00" in name for name in names):
+    if may_have_nul and any("\x00" in name for name in names):
         raise _has_nul()
     return names
 
@@ -347,9 +370,8 @@ class Direct(APIRoute):
 
     FastAPI solves the dependencies of a request in four passes over parameters that these routes do not have: a tenth
     of the CPU time of a short run (measured with `python -m tests.bench`, one step, CPU per request). Here dependencies
-    are declared as usual and called in the same order, but what FastAPI would find out for each request is found out
-    once. All other routes are FastAPI's own. While a stream is open, one frame of its route is left and no request
-    object.
+    are declared as usual and called in the same order, but what FastAPI determines for each request is determined once.
+    All other routes are FastAPI's own. While a stream is open, one frame of its route is left and no request object.
 
     The endpoint takes `request` and its dependencies, which take the request or nothing; all of them are
     coroutines. Declaring anything else raises TypeError at start-up.
@@ -374,12 +396,12 @@ class Direct(APIRoute):
             raise TypeError(f"{self.path}: an endpoint that needs more than the request and its dependencies")
 
         async def handle(request: Request) -> Response:
-            found = {}
+            arguments = {}
             for call, name in dependencies:
                 value = await call(request)
                 if name is not None:
-                    found[name] = value
-            return await endpoint(request=request, **found)
+                    arguments[name] = value
+            return await endpoint(request=request, **arguments)
 
         return handle
 
@@ -387,18 +409,20 @@ class Direct(APIRoute):
         """Return a dependency as a function of the request. Security schemes below it only document it, and are
         None."""
         call = dependant.call
-        if call is None or _reads_parameters(dependant) or not all(map(_only_documents, dependant.dependencies)):
+        only_documents = all(map(_only_documents, dependant.dependencies))
+        if call is None or _reads_parameters(dependant) or not only_documents:
             raise TypeError(f"{self.path}: a dependency that needs more than the request")
-        fixed: dict[str, Any] = {
-            dependency.name: None for dependency in dependant.dependencies if dependency.name is not None
-        }
+        arguments: dict[str, Any] = {}
+        for dependency in dependant.dependencies:
+            if dependency.name is not None:
+                arguments[dependency.name] = None
         if dependant.security_scopes_param_name is not None:
-            fixed[dependant.security_scopes_param_name] = SecurityScopes(dependant.own_oauth_scopes)
-        bound = partial(call, **fixed) if fixed else call
-        takes = dependant.request_param_name
-        if takes is None:
+            arguments[dependant.security_scopes_param_name] = SecurityScopes(dependant.own_oauth_scopes)
+        bound = partial(call, **arguments) if arguments else call
+        request_param_name = dependant.request_param_name
+        if request_param_name is None:
             return lambda _: bound()
-        return lambda request: bound(**{takes: request})
+        return lambda request: bound(**{request_param_name: request})
 
 
 def _only_documents(dependant: Dependant) -> bool:
@@ -407,8 +431,13 @@ def _only_documents(dependant: Dependant) -> bool:
 
 def _reads_parameters(dependant: Dependant) -> bool:
     """Return True if FastAPI would have to read a part of the request for it."""
-    kinds = ("path_params", "query_params", "header_params", "cookie_params", "body_params")
-    return any(getattr(dependant, kind) for kind in kinds)
+    return bool(
+        dependant.path_params
+        or dependant.query_params
+        or dependant.header_params
+        or dependant.cookie_params
+        or dependant.body_params
+    )
 
 
 # -- the caller
@@ -416,15 +445,15 @@ def _reads_parameters(dependant: Dependant) -> bool:
 ABSENT_DIGEST = hashlib.sha256(b"no such key").digest()
 """The digest that is compared when no key has the id, so that both cases take the same path."""
 CACHED_KEYS = 10_000
-LEFT: Literal["left"] = "left"
-Answer = KeyRow | BatonError | Literal["left"] | None
-"""The result of a lookup; `LEFT` if the request that began it was cancelled before its end."""
-LOOKUPS = 64
+CANCELLED: Literal["cancelled"] = "cancelled"
+LookupResult = KeyRow | BatonError | Literal["cancelled"] | None
+"""The result of a lookup; `CANCELLED` if the request that began it was cancelled before its end."""
+MOST_LOOKUPS = 64
 """The most keys that are looked up at the same time: more of them are a flood of invalid keys."""
-LOOKUP_TIMEOUT = 3.0
+LOOKUP_SECONDS = 3.0
 """Seconds that a key lookup in the store may take."""
-LEAST_PAUSE = 0.2
-"""The least time in seconds between two lookups for a stream that is open."""
+LEAST_PAUSE_SECONDS = 0.2
+"""The least time between two lookups for a stream that is open."""
 
 
 NO_KEY: Final = (
@@ -485,14 +514,18 @@ class Caller:
 
 def presented(connection: HTTPConnection) -> str | None:
     """The key in a request's headers, whichever spelling it uses; None if there is none or if two disagree."""
-    found: set[str] = set()
+    keys: set[str] = set()
     for name, value in connection.scope["headers"]:
         if name == b"authorization":
             scheme, _, token = value.decode("latin-1").strip().partition(" ")
-            found.add(token.strip() if scheme.lower() == "bearer" else "")
+            if scheme.lower() != "bearer":
+                token = ""
+            keys.add(token.strip())
         elif name == b"x-api-key":
-            found.add(value.decode("latin-1").strip())
-    return found.pop() if len(found) == 1 else None
+            keys.add(value.decode("latin-1").strip())
+    if len(keys) != 1:
+        return None
+    return keys.pop()
 
 
 def _mark(key: str | None) -> bytes:
@@ -504,12 +537,14 @@ def _until_rotated(row: KeyRow) -> KeyRow:
     """Return the row for a caller with the secret from before a rotation: the key expires for them when that secret
     does."""
     until = row.previous_until or 0.0
-    return replace(row, expires_at=until if row.expires_at is None else min(until, row.expires_at))
+    if row.expires_at is not None:
+        until = min(until, row.expires_at)
+    return replace(row, expires_at=until)
 
 
-def _is_any(stored: bytes, asked: Iterable[bytes]) -> bool:
+def _is_any(stored: bytes, digests: Iterable[bytes]) -> bool:
     """Return True if the stored digest is one of these; every one is compared, in constant time."""
-    return any([hmac.compare_digest(digest, stored) for digest in asked])
+    return any([hmac.compare_digest(digest, stored) for digest in digests])
 
 
 class Keys:
@@ -517,8 +552,9 @@ class Keys:
 
     def __init__(self, context: GatewayContext) -> None:
         self._context = context
-        self._known: dict[bytes, tuple[float, KeyRow | None]] = {}
-        self._asked: dict[bytes, asyncio.Future[Answer]] = {}
+        self._cache: dict[bytes, tuple[float, KeyRow | None]] = {}
+        """The results of lookups by the mark of the key, each with the tick until which it counts."""
+        self._lookups: dict[bytes, asyncio.Future[LookupResult]] = {}
         """Lookups in progress: a request with the same key waits for the one that there is."""
 
     def needs(self, *scopes: str) -> Any:
@@ -556,22 +592,24 @@ class Keys:
 
     def _seconds_known(self, key: str | None) -> float:
         """Return the seconds for which the last lookup of a key counts."""
-        until, row = self._known.get(_mark(key), (0.0, None))
+        until, row = self._cache.get(_mark(key), (0.0, None))
         if row is None:
             return self._context.key_ttl / 2
         seconds = until - self._context.tick()
         if row.expires_at is not None:
             seconds = min(seconds, row.expires_at - self._context.now())
-        return max(seconds, LEAST_PAUSE)
+        return max(seconds, LEAST_PAUSE_SECONDS)
 
     async def _row(self, key: str | None) -> KeyRow:
         """Return a key's row, if it may be used now. Without a key nothing is looked up."""
         if not key:
             raise Unauthorized(NO_KEY)
+        public, secret = "", ""
         parts = KEY_FORMAT.fullmatch(key)
-        public, secret = (parts[1], parts[2]) if parts else ("", "")
+        if parts is not None:
+            public, secret = parts[1], parts[2]
         mark = _mark(key)
-        until, row = self._known.get(mark, (0.0, None))
+        until, row = self._cache.get(mark, (0.0, None))
         if until <= self._context.tick():
             row = await self._look_up(mark, public, secret)
         now = self._context.now()
@@ -583,33 +621,33 @@ class Keys:
 
     async def _look_up(self, mark: bytes, public: str, secret: str) -> KeyRow | None:
         """Return the row of a key if its secret is right: one lookup, however many requests bring it meanwhile."""
-        while (asked := self._asked.get(mark)) is not None:
-            outcome = await asyncio.shield(asked)
-            if isinstance(outcome, BatonError):
-                raise outcome
-            if outcome != LEFT:
-                return outcome
-        if len(self._asked) >= LOOKUPS:
+        while (lookup := self._lookups.get(mark)) is not None:
+            earlier = await asyncio.shield(lookup)
+            if isinstance(earlier, BatonError):
+                raise earlier
+            if earlier != CANCELLED:
+                return earlier
+        if len(self._lookups) >= MOST_LOOKUPS:
             raise Overloaded(retry_after=1.0)
-        self._asked[mark] = asked = asyncio.get_running_loop().create_future()
-        answer: Answer = LEFT
+        self._lookups[mark] = lookup = asyncio.get_running_loop().create_future()
+        result: LookupResult = CANCELLED
         began = self._context.tick()
         try:
-            answer = row = await self._check(await self._find(public), secret)
+            result = row = await self._check(await self._find(public), secret)
             self._remember(mark, row, began)
             return row
         except BatonError as error:
-            answer = error
+            result = error
             raise
         finally:
-            del self._asked[mark]
-            asked.set_result(answer)
+            del self._lookups[mark]
+            lookup.set_result(result)
 
     async def _find(self, public: str) -> KeyRow | None:
         if not public:
             return None
         try:
-            async with asyncio.timeout(LOOKUP_TIMEOUT):
+            async with asyncio.timeout(LOOKUP_SECONDS):
                 return await self._context.store.key(public)
         except BatonError:
             raise
@@ -617,30 +655,33 @@ class Keys:
             raise StoreUnavailable(retry_after=1) from None
 
     async def _check(self, row: KeyRow | None, secret: str) -> KeyRow | None:
-        """Return the row, if the secret is the key's: in force, or from before a rotation that still overlaps."""
-        asked = [digest(secret, pepper) for pepper in self._context.peppers()]
-        same = _is_any(row.digest if row else ABSENT_DIGEST, asked)
-        previous = row.previous_digest if row is not None else None
-        rotated = _is_any(previous or ABSENT_DIGEST, asked)
-        if row is None or not (same or rotated):
+        """Return the row, if the secret is the key's: the present one, or one from before a rotation that still
+        overlaps."""
+        digests = [digest(secret, pepper) for pepper in self._context.peppers()]
+        stored = previous = ABSENT_DIGEST
+        if row is not None:
+            stored, previous = row.digest, row.previous_digest or ABSENT_DIGEST
+        is_present = _is_any(stored, digests)
+        is_previous = _is_any(previous, digests)
+        if row is None or not (is_present or is_previous):
             return None
-        if not same:
+        if not is_present:
             return _until_rotated(row)
         if row.pepper != pepper_mark(self._context.pepper):
-            await self._hash_anew(row, asked[0])
+            await self._store_digest(row, digests[0])
         return row
 
-    async def _hash_anew(self, row: KeyRow, made: bytes) -> None:
+    async def _store_digest(self, row: KeyRow, new_digest: bytes) -> None:
         """Store the digest under the present pepper, so that an earlier one can be given up. While the database takes
         no writes the key works all the same, and the next lookup tries again."""
         mark = pepper_mark(self._context.pepper)
         with suppress(BatonError, OSError, TimeoutError):
-            async with asyncio.timeout(LOOKUP_TIMEOUT):
-                await self._context.store.rehash_key(row.id, was=row.digest, digest=made, pepper=mark)
+            async with asyncio.timeout(LOOKUP_SECONDS):
+                await self._context.store.rehash_key(row.id, was=row.digest, digest=new_digest, pepper=mark)
 
     def _remember(self, mark: bytes, row: KeyRow | None, began: float) -> None:
         """Keep what a lookup has found, counted from its beginning: the key may have been revoked since then."""
-        self._known.pop(mark, None)
-        while len(self._known) >= CACHED_KEYS:
-            del self._known[next(iter(self._known))]
-        self._known[mark] = (began + self._context.key_ttl, row)
+        self._cache.pop(mark, None)
+        while len(self._cache) >= CACHED_KEYS:
+            del self._cache[next(iter(self._cache))]
+        self._cache[mark] = (began + self._context.key_ttl, row)
