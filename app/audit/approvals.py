@@ -37,21 +37,32 @@ def check_approvals(run: AuditedRun) -> Iterator[Violation]:
 
 def plans_needing_approval(run: AuditedRun, terms: Mapping[str, Any]) -> Mapping[int, Event]:
     """Return the acceptances of the plans that need an approval, by the numbers of their proposals."""
-    found: dict[int, Event] = {}
+    acceptances: dict[int, Event] = {}
     for proposal in run.proposals:
         verdict = proposal.verdicts[0] if proposal.verdicts else None
         if verdict is None or verdict.kind is not Kind.PLAN_ACCEPTED or not proposal.steps:
             continue
         workers = {step.plan.body["worker"] for step in proposal.steps}
-        above, price = terms.get("above_usd"), verdict.body.get("price")
-        dear = above is not None and (price is None or _spent_before(run, verdict.seq) + price > above)
-        dropped = [
-            n for n in found if (gone := run.proposals[n].approval_expiry) is not None and gone.seq < verdict.seq
-        ]
-        further = len(found) > len(dropped)
-        if terms.get("reasons") or workers & set(terms.get("workers", ())) or dear or further:
-            found[proposal.number] = verdict
-    return found
+        names_worker = bool(workers & set(terms.get("workers", ())))
+        follows_another = any(not _has_expired_before(run, number, verdict.seq) for number in acceptances)
+        if terms.get("reasons") or names_worker or follows_another or _is_above_price(run, terms, verdict):
+            acceptances[proposal.number] = verdict
+    return acceptances
+
+
+def _is_above_price(run: AuditedRun, terms: Mapping[str, Any], acceptance: Event) -> bool:
+    """Return True if a plan, with what the run has spent before, may cost more than the terms allow unasked. A plan
+    without a known price counts as too dear."""
+    limit, price = terms.get("above_usd"), acceptance.body.get("price")
+    if limit is None:
+        return False
+    return price is None or bool(_spent_before(run, acceptance.seq) + price > limit)
+
+
+def _has_expired_before(run: AuditedRun, number: int, seq: int) -> bool:
+    """Return True if the wait for the approval of a plan had ended without one before an event."""
+    expiry = run.proposals[number].approval_expiry
+    return expiry is not None and expiry.seq < seq
 
 
 def _spent_before(run: AuditedRun, seq: int) -> int:
@@ -62,8 +73,10 @@ def _spent_before(run: AuditedRun, seq: int) -> int:
 
 def approval_of(run: AuditedRun, proposal: Proposal) -> Event | None:
     """Return the approval of a plan; None if it was not approved."""
-    given = [event for event in run.approvals if event.kind is Kind.APPROVED]
-    return next((event for event in given if event.body["proposal"] == proposal.number), None)
+    for event in run.approvals:
+        if event.kind is Kind.APPROVED and event.body["proposal"] == proposal.number:
+            return event
+    return None
 
 
 def _check_decisions(run: AuditedRun, needing: Mapping[int, Event]) -> Iterator[Violation]:
@@ -81,12 +94,10 @@ def _check_decisions(run: AuditedRun, needing: Mapping[int, Event]) -> Iterator[
                 yield from _check_question(run, event, needing[body["proposal"]])
             continue
         question = asked.body if asked is not None else {}
-        if body["proposal"] != question.get("proposal") or body.get("digest", question.get("digest")) != question.get(
-            "digest"
-        ):
+        has_other_digest = "digest" in body and body["digest"] != question.get("digest")
+        if body["proposal"] != question.get("proposal") or has_other_digest:
             yield run.violation("approval-wrong", event.seq, "the decision is not about what was asked last")
-            continue
-        if event.kind is Kind.APPROVED:
+        elif event.kind is Kind.APPROVED:
             yield from _check_approval(run, event, question)
 
 
@@ -155,7 +166,7 @@ def _check_call(
     run: AuditedRun, call: Call, terms: Mapping[str, Any], needing: Mapping[int, Event]
 ) -> Iterator[Violation]:
     """A step calls only workers that its approval names, or that need none."""
-    step = run.steps.get(call.step) if call.step is not None else None
+    step = run.step_of(call)
     if step is None:
         return
     proposal, worker = run.proposals[step.plan.body["proposal"]], call.intent.body["worker"]

@@ -1,6 +1,6 @@
-"""The account of a run: its events, sorted into admission, proposals, steps, calls and ends.
+"""A run as the auditor reads it: its events, sorted into admission, proposals, steps, calls and ends.
 
-The rules read it. This module judges nothing but the form of events and their order.
+The rules read this record. The module judges nothing but the form of the events and their order.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -91,8 +91,10 @@ class Turn:
     @property
     def deadline(self) -> float:
         """Return the time of its deadline, or if somebody is waited for, the time until which they are."""
-        latest = self.tool_calls or self.deadline_change or self.start
-        return float(latest.body["until"] if "until" in latest.body else latest.body["deadline"])
+        body = (self.tool_calls or self.deadline_change or self.start).body
+        if "until" in body:
+            return float(body["until"])
+        return float(body["deadline"])
 
 
 @dataclass(slots=True)
@@ -125,8 +127,10 @@ class Step:
     @property
     def settlement(self) -> Event | None:
         """Return the first event that settled it, which counts."""
-        settling = [event for event in self.events if event.kind in SETTLING_KINDS]
-        return settling[0] if settling else None
+        for event in self.events:
+            if event.kind in SETTLING_KINDS:
+                return event
+        return None
 
     def is_settled_before(self, seq: int) -> bool:
         """Return True if it was settled before this event."""
@@ -136,13 +140,13 @@ class Step:
     @property
     def tool_uses(self) -> list[ToolUse]:
         """Return its uses of the caller's tools, in order."""
-        found: list[ToolUse] = []
+        uses: list[ToolUse] = []
         for event in self.events:
             if event.kind is Kind.STEP_AWAITING:
-                found.append(ToolUse(event, results=None))
-            elif event.kind is Kind.STEP_RESULTS and found and found[-1].results is None:
-                found[-1] = ToolUse(found[-1].calls, event)
-        return found
+                uses.append(ToolUse(event, results=None))
+            elif event.kind is Kind.STEP_RESULTS and uses and uses[-1].results is None:
+                uses[-1] = ToolUse(uses[-1].calls, event)
+        return uses
 
     @property
     def completion(self) -> Event | None:
@@ -176,13 +180,20 @@ class Proposal:
         return n
 
     @property
+    def is_first_workflow(self) -> bool:
+        """Return True if it is a proposal for the run's first round, not for a further round or inside a step."""
+        return self.round == 1 and self.parent is None
+
+    @property
     def answering_step(self) -> Step | None:
         """Return the step whose output is its answer: the last one with an output, or the last one if none has; None if
         the last one is not done."""
         if self.acceptance is None or not self.steps or self.steps[-1].completion is None:
             return None
-        spoken = [step for step in self.steps if step.completion is not None and step.completion.body["chars"]]
-        return (spoken or self.steps)[-1]
+        for step in reversed(self.steps):
+            if step.completion is not None and step.completion.body["chars"]:
+                return step
+        return self.steps[-1]
 
     @property
     def acceptance(self) -> Event | None:
@@ -237,8 +248,8 @@ class AuditedRun:
     def tier_reference(self) -> tuple[str, str, str]:
         """Return its tier, the model id of its request and the subject that serves it, by which `tier_of` finds the
         tier as it was for the run."""
-        admitted = self.admission
-        return admitted["tier"], admitted["model"], str(admitted.get("served_by", ""))
+        body = self.admission
+        return body["tier"], body["model"], str(body.get("served_by", ""))
 
     @property
     def limits(self) -> Mapping[str, Any]:
@@ -255,6 +266,12 @@ class AuditedRun:
         """Return True if it was ended, after its deadline, by older code that did not understand its journal. Such an
         end settles no step and splits no bill."""
         return self.end is not None and self.end.kind is Kind.EXPIRED and self.end.body.get("unread") is True
+
+    def proposal(self, number: int) -> Proposal | None:
+        """Return the proposal with this number; None if no such proposal was opened."""
+        if 0 <= number < len(self.proposals):
+            return self.proposals[number]
+        return None
 
     def proposals_for(self, parent: int | None = None) -> Sequence[Proposal]:
         """Return the proposals that are nested in a step, or with None those for the run itself."""
@@ -275,35 +292,38 @@ class AuditedRun:
 
     def answers_round(self, step: Step) -> bool:
         """Return True if its output is the answer of its round: it answers, and so does every step around it."""
-        around = self.parent_of(step)
-        return bool(step.plan.body["answers"]) and (around is None or self.answers_round(around))
+        if not step.plan.body["answers"]:
+            return False
+        parent = self.parent_of(step)
+        return parent is None or self.answers_round(parent)
 
     @property
     def planned_steps(self) -> Sequence[Step]:
         """Return the steps of every round and of the workflows nested in it, and those of the latest proposals."""
         own = self.proposals_for()
-        kept = [attempt for attempt in own if attempt is own[-1] or (attempt.acceptance and own[-1].round > 1)]
-        kept += [self.proposals_for(step.n)[-1] for step in self.steps_with_workflow]
-        found: list[Step] = []
-        for attempt in kept:
-            found += attempt.steps
-        return found
+        proposals: list[Proposal] = []
+        if own and own[-1].round > 1:
+            proposals += [proposal for proposal in own[:-1] if proposal.acceptance is not None]
+        proposals += own[-1:]
+        proposals += [self.proposals_for(step.n)[-1] for step in self.steps_with_workflow]
+        steps: list[Step] = []
+        for proposal in proposals:
+            steps += proposal.steps
+        return steps
 
     def previous_answer(self, proposal: Proposal) -> Step | None:
         """Return the step that gave the answer of the previous round; None for a nested proposal."""
         if proposal.parent is not None:
             return None
-        found = [
-            attempt.answering_step
-            for attempt in self.proposals_for()
-            if attempt.round == proposal.round - 1 and attempt.answering_step is not None
-        ]
-        return found[-1] if found else None
+        for earlier in reversed(self.answered_rounds):
+            if earlier.round == proposal.round - 1:
+                return earlier.answering_step
+        return None
 
     @property
     def answered_rounds(self) -> Sequence[Proposal]:
         """Return the rounds that have an answer."""
-        return [attempt for attempt in self.proposals_for() if attempt.answering_step is not None]
+        return [proposal for proposal in self.proposals_for() if proposal.answering_step is not None]
 
     @property
     def is_erased(self) -> bool:
@@ -312,14 +332,25 @@ class AuditedRun:
 
     def turn_at(self, seq: int) -> Turn:
         """Return the turn in which an event was written."""
-        return next(turn for turn in reversed(self.turns) if turn.number == 0 or turn.start.seq < seq)
+        for turn in reversed(self.turns):
+            if turn.start.seq < seq:
+                return turn
+        return self.turns[0]
 
     def deadline_at(self, seq: int) -> float:
         """Return the deadline that was in force when an event was written. A decision on a plan moves it by the time
         for which the plan has waited."""
-        turn = self.turn_at(seq)
-        moved = [event for event in self.approvals if "deadline" in event.body and turn.start.seq < event.seq < seq]
-        return float((moved or [turn.start])[-1].body["deadline"])
+        latest = start = self.turn_at(seq).start
+        for event in self.approvals:
+            if "deadline" in event.body and start.seq < event.seq < seq:
+                latest = event
+        return float(latest.body["deadline"])
+
+    def step_of(self, call: Call) -> Step | None:
+        """Return the step for which a call was made; None for a planning call, or if the step was never planned."""
+        if call.step is None:
+            return None
+        return self.steps.get(call.step)
 
     def violation(self, rule: str, seq: int, what: str) -> Violation:
         """Return a violation in this run."""
@@ -452,13 +483,13 @@ def _place_wait(run: AuditedRun, event: Event) -> None:
 def _place_turn(run: AuditedRun, event: Event) -> None:
     """Add the end of a turn by tool calls, or the beginning of the next one by their results."""
     last = run.turns[-1]
-    number = last.number + (event.kind is Kind.RESUMED)
-    if (last.tool_calls is None) is (event.kind is Kind.RESUMED) or event.body["turn"] != number:
-        run.flaws.append(run.violation("turn-out-of-order", event.seq, f"{event.kind.value} in turn {last.number}"))
-    elif event.kind is Kind.AWAITING:
+    is_waiting = last.tool_calls is not None
+    if event.kind is Kind.AWAITING and not is_waiting and event.body["turn"] == last.number:
         last.tool_calls = event
+    elif event.kind is Kind.RESUMED and is_waiting and event.body["turn"] == last.number + 1:
+        run.turns.append(Turn(last.number + 1, event))
     else:
-        run.turns.append(Turn(number, event))
+        run.flaws.append(run.violation("turn-out-of-order", event.seq, f"{event.kind.value} in turn {last.number}"))
 
 
 def _place_approval(run: AuditedRun, event: Event) -> None:

@@ -20,7 +20,7 @@ def check_calls(run: AuditedRun) -> Iterator[Violation]:
     for call in run.calls.values():
         yield from _check_outcomes(run, call)
         yield from _check_bounds(run, call)
-        step = run.steps.get(call.step) if call.step is not None else None
+        step = run.step_of(call)
         if step is not None:
             yield from _check_access(run, call, step)
     for step in run.steps.values():
@@ -70,14 +70,16 @@ def _check_bounds(run: AuditedRun, call: Call) -> Iterator[Violation]:
 def _planning_access(run: AuditedRun, call: Call) -> list[str | int]:
     """Return the access list of a planning call: the conversation, and in a further round the previous answer; or the
     access list of the step for which it plans."""
-    proposal = None
-    if 0 <= call.proposal < len(run.proposals):
-        proposal = run.proposals[call.proposal]
-    if proposal is not None and proposal.parent in run.steps:
+    proposal = run.proposal(call.proposal)
+    if proposal is None:
+        return ["user"]
+    if proposal.parent in run.steps:
         access: list[str | int] = run.steps[proposal.parent].plan.body["access"]
         return access
-    before = run.previous_answer(proposal) if proposal is not None else None
-    return ["user", *([before.n] if before is not None else [])]
+    previous = run.previous_answer(proposal)
+    if previous is None:
+        return ["user"]
+    return ["user", previous.n]
 
 
 def _check_access(run: AuditedRun, call: Call, step: Step) -> Iterator[Violation]:
@@ -92,23 +94,25 @@ def _check_access(run: AuditedRun, call: Call, step: Step) -> Iterator[Violation
 def _check_attempts(run: AuditedRun, step: Step) -> Iterator[Violation]:
     """Attempts are numbered from 1, within the limit in each turn, and each follows the failure or the empty answer of
     the previous one. Calls that a rate limit refused come on top, as many as the limit."""
-    most = run.limits["attempts"]
-    tried: Counter[int] = Counter()
-    refused: Counter[int] = Counter()
-    before: Call | None = None
-    made = [call for call in run.calls.values() if call.step == step.n]
-    for number, call in enumerate(made, 1):
-        seq, turn = call.intent.seq, run.turn_at(call.intent.seq).number
-        counted = tried[turn] + 1 - min(refused[turn], most)
-        tried[turn] += 1
-        refused[turn] += call.outcome is not None and call.outcome.body.get("error") == RATE_LIMITED
+    limit = run.limits["attempts"]
+    calls_by_turn: Counter[int] = Counter()
+    refused_by_turn: Counter[int] = Counter()
+    previous: Call | None = None
+    calls = [call for call in run.calls.values() if call.step == step.n]
+    for number, call in enumerate(calls, 1):
+        seq = call.intent.seq
+        turn = run.turn_at(seq).number
+        attempt = calls_by_turn[turn] + 1 - min(refused_by_turn[turn], limit)
+        calls_by_turn[turn] += 1
+        if call.outcome is not None and call.outcome.body.get("error") == RATE_LIMITED:
+            refused_by_turn[turn] += 1
         if call.intent.body["attempt"] != number:
             yield run.violation("attempt-number", seq, f"attempt {call.intent.body['attempt']} is the {number}th")
-        if counted > most:
-            yield run.violation("attempts-over-limit", seq, f"attempt {counted} of step {step.n}, at most {most}")
-        if before is not None and not _may_follow(step, before, call):
-            yield run.violation("retry-without-failure", seq, f"{call.id} while {before.id} has not failed")
-        before = call
+        if attempt > limit:
+            yield run.violation("attempts-over-limit", seq, f"attempt {attempt} of step {step.n}, at most {limit}")
+        if previous is not None and not _may_follow(step, previous, call):
+            yield run.violation("retry-without-failure", seq, f"{call.id} while {previous.id} has not failed")
+        previous = call
 
 
 def _has_called_tools(step: Step, call: Call) -> bool:
@@ -121,7 +125,12 @@ def _may_follow(step: Step, before: Call, call: Call) -> bool:
     seq = call.intent.seq
     if before.outcome is None or before.outcome.seq > seq:
         return False
-    if before.outcome_kind == "ok" and not before.outcome.body["output"] and not _has_called_tools(step, before):
+    if before.outcome_kind != "ok":
+        return True
+    if not before.outcome.body["output"] and not _has_called_tools(step, before):
         return bool(before.intent.body["worker"] != call.intent.body["worker"])
-    came = [tool_use.results for tool_use in step.tool_uses if tool_use.calls.body["call"] == before.id]
-    return before.outcome_kind != "ok" or any(results is not None and results.seq < seq for results in came)
+    for tool_use in step.tool_uses:
+        is_of_call = tool_use.calls.body["call"] == before.id
+        if is_of_call and tool_use.results is not None and tool_use.results.seq < seq:
+            return True
+    return False

@@ -56,10 +56,9 @@ def _may_have_labels(run: AuditedRun) -> bool:
 
 def _expected_fields(run: AuditedRun, call: Call, labels: Labels | None, pools: Pools) -> dict[str, Any]:
     """Return the values that the fields `OF_INTENT` must have; without a region where its pool is not known."""
-    body, step = call.intent.body, run.steps.get(call.step) if call.step is not None else None
-    embeds = body["template"] == EMBEDS
-    listed = () if embeds else tuple(entry for entry in body["access"] if entry != "user")
-    found: dict[str, Any] = {
+    body, step = call.intent.body, run.step_of(call)
+    listed = _listed_steps(call)
+    fields: dict[str, Any] = {
         "planned_by": _planner(run, step),
         "labels": sorted(labels.of_call(call).labels) if labels is not None else [],
         "unseen": [n for n in listed if not _had_output(run, n, call.intent.seq)],
@@ -68,9 +67,16 @@ def _expected_fields(run: AuditedRun, call: Call, labels: Labels | None, pools: 
     }
     catalog = pools.catalog(body["catalog"])
     worker = catalog.workers.get(body["worker"]) if catalog is not None else None
-    if worker is None:
-        return found
-    return found | {"region": worker.card.region or ""}
+    if worker is not None:
+        fields["region"] = worker.card.region or ""
+    return fields
+
+
+def _listed_steps(call: Call) -> list[int]:
+    """Return the steps on a call's access list. An embedding is made of the caller's words alone."""
+    if call.intent.body["template"] == EMBEDS:
+        return []
+    return [entry for entry in call.intent.body["access"] if entry != "user"]
 
 
 def _planner(run: AuditedRun, step: Step | None) -> str:
@@ -109,11 +115,9 @@ def _check_row(run: AuditedRun, call: Call, expected: Mapping[str, Any], row: Ma
 def _expected_columns(run: AuditedRun, call: Call, expected: Mapping[str, Any]) -> dict[str, Any]:
     """Return the columns that a row must have."""
     body = call.intent.body
-    embeds = body["template"] == EMBEDS
-    listed = () if embeds else tuple(entry for entry in body["access"] if entry != "user")
-    outcome = call.outcome.body if call.outcome is not None else None
     passed_over = body.get("passed_over")
-    found: dict[str, Any] = {
+    seen = [n for n in _listed_steps(call) if n not in expected["unseen"]]
+    columns: dict[str, Any] = {
         "at": call.intent.at,
         "step": call.step,
         "kind": _kind(call, str(expected["origin"])),
@@ -124,20 +128,25 @@ def _expected_columns(run: AuditedRun, call: Call, expected: Mapping[str, Any]) 
         "key": run.record.row["key"],
         "labels": orjson.dumps(expected["labels"]).decode() if expected["labels"] else None,
         "saw_user": "user" in body["access"],
-        "saw_steps": _numbers([n for n in listed if n not in expected["unseen"]]),
+        "saw_steps": _numbers(seen),
         "saw_results": expected["results"],
         "unseen": _numbers(expected["unseen"]),
         "planned_by": expected["planned_by"],
         "attempt": body.get("attempt", 1),
         "passed_over": orjson.dumps(passed_over).decode() if passed_over else None,
         "bytes": body["bytes"],
-        "outcome": outcome["outcome"] if outcome is not None else None,
-        "input_tokens": outcome["usage"]["input"] if outcome is not None else None,
-        "output_tokens": outcome["usage"]["output"] if outcome is not None else None,
+        "outcome": None,
+        "input_tokens": None,
+        "output_tokens": None,
     }
+    if call.outcome is not None:
+        usage = call.outcome.body["usage"]
+        columns["outcome"] = call.outcome.body["outcome"]
+        columns["input_tokens"] = usage["input"]
+        columns["output_tokens"] = usage["output"]
     if "region" in expected:
-        return found | {"region": expected["region"]}
-    return found
+        columns["region"] = expected["region"]
+    return columns
 
 
 def _kind(call: Call, origin: str) -> str:

@@ -53,13 +53,13 @@ def _check_single_end(run: AuditedRun) -> Iterator[Violation]:
 
 def _check_deadlines(run: AuditedRun) -> Iterator[Violation]:
     for turn in run.turns:
-        began, seconds = turn.start, turn.start.body["deadline"] - turn.start.at
+        seconds = turn.start.body["deadline"] - turn.start.at
         if abs(seconds - run.limits["seconds"]) > ROUNDING_SECONDS:
-            yield run.violation("deadline-wrong", began.seq, f"turn {turn.number} may take {seconds:.1f} s")
-        awaiting = turn.tool_calls
-        wait = awaiting.body["until"] - awaiting.at if awaiting is not None else 0.0
-        if awaiting is not None and wait > run.limits.get("tool_wait", wait) + ROUNDING_SECONDS:
-            yield run.violation("deadline-wrong", awaiting.seq, f"results may take {wait:.1f} s")
+            yield run.violation("deadline-wrong", turn.start.seq, f"turn {turn.number} may take {seconds:.1f} s")
+        if turn.tool_calls is not None:
+            wait = turn.tool_calls.body["until"] - turn.tool_calls.at
+            if wait > run.limits.get("tool_wait", wait) + ROUNDING_SECONDS:
+                yield run.violation("deadline-wrong", turn.tool_calls.seq, f"results may take {wait:.1f} s")
     deadline = run.turns[-1].deadline
     if run.end is None and run.now > deadline + GRACE_SECONDS:
         yield run.violation("overdue", 0, f"not ended {run.now - deadline:.0f} s after its deadline")
@@ -82,23 +82,32 @@ def _next_state(run: AuditedRun, event: Event, state: str) -> str | None:
     if event.kind in TERMINAL:
         return TERMINAL[event.kind]
     if event.kind is Kind.PLAN_ACCEPTED:
-        number = event.body["proposal"]
-        proposal = run.proposals[number] if number < len(run.proposals) else None
-        if proposal is not None and (proposal.round > 1 or proposal.parent is not None):
-            return None
-        steps = proposal.steps if proposal is not None else ()
-        started = any(step.events and step.events[0].seq < event.seq for step in steps)
-        return "running" if started else "planned"
+        return _state_after_acceptance(run, event)
     if event.kind in FIXED_NEXT_STATE:
         return FIXED_NEXT_STATE[event.kind]
     if event.kind is Kind.APPROVAL_EXPIRED:
-        number = event.body["proposal"]
-        first = number < len(run.proposals) and (run.proposals[number].round, run.proposals[number].parent) == (1, None)
-        return "admitted" if first else "running"
-    begins = event.kind is Kind.STEP_QUEUED or (event.kind is Kind.PLAN_OPENED and event.body.get("parent") is not None)
-    if begins and state == "planned":
+        proposal = run.proposal(event.body["proposal"])
+        if proposal is not None and proposal.is_first_workflow:
+            return "admitted"
+        return "running"
+    opens_nested_plan = event.kind is Kind.PLAN_OPENED and event.body.get("parent") is not None
+    if state == "planned" and (event.kind is Kind.STEP_QUEUED or opens_nested_plan):
         return "running"
     return None
+
+
+def _state_after_acceptance(run: AuditedRun, acceptance: Event) -> str | None:
+    """Return the state to which the acceptance of a plan leads; None for a further round and for a nested plan. A run
+    is already running if a step was started while the plan was still being written."""
+    proposal = run.proposal(acceptance.body["proposal"])
+    if proposal is None:
+        return "planned"
+    if not proposal.is_first_workflow:
+        return None
+    for step in proposal.steps:
+        if step.events and step.events[0].seq < acceptance.seq:
+            return "running"
+    return "planned"
 
 
 def state_of(run: AuditedRun) -> str:
@@ -137,10 +146,10 @@ def _fault_of_success(run: AuditedRun, end: Event) -> str:
 
 def _fault_of_stand_in(run: AuditedRun, end: Event) -> str:
     """Return the fault of a success without an answering step: money or time was over, and a step stands in for it."""
-    short = STAND_IN_REASONS.get(end.body.get("stopped", ""))
-    if short is None or stand_in_step(run) is None:
+    fault_of_reason = STAND_IN_REASONS.get(end.body.get("stopped", ""))
+    if fault_of_reason is None or stand_in_step(run) is None:
         return "succeeded though the answering step is not done"
-    return short(run, end)
+    return fault_of_reason(run, end)
 
 
 def stand_in_step(run: AuditedRun) -> Step | None:
@@ -230,17 +239,25 @@ def _check_answer(run: AuditedRun, end: Event) -> Iterator[Violation]:
         if end.body["step"] is not None or end.body.get("answer"):
             yield run.violation("answer-wrong", end.seq, "an answer without a success")
         return
-    fallen = stand_in_step(run) if not run.answered_rounds else None
-    chosen = fallen if fallen is not None or not run.answered_rounds else run.answered_rounds[-1].answering_step
-    if chosen is None or chosen.completion is None:
+    if run.answered_rounds:
+        last_round = run.answered_rounds[-1]
+        answering_step = last_round.answering_step
+        is_last_step = answering_step is last_round.steps[-1]
+    else:
+        answering_step = stand_in_step(run)
+        is_last_step = False
+    if answering_step is None or answering_step.completion is None:
         return
-    recorded = (end.body["step"], end.body.get("answer"), end.body.get("finish"), end.body.get("fell_back"))
-    said = chosen.completion.body
-    is_last = fallen is None and chosen is run.answered_rounds[-1].steps[-1]
-    due = (chosen.n, said["output"], said["finish"], not is_last)
-    for name, found, wanted in zip(("step", "output", "finish", "fell_back"), recorded, due, strict=True):
-        if found != wanted:
-            yield run.violation("answer-wrong", end.seq, f"{name} is not that of step {chosen.n}")
+    completion = answering_step.completion.body
+    checks = (
+        ("step", end.body["step"], answering_step.n),
+        ("output", end.body.get("answer"), completion["output"]),
+        ("finish", end.body.get("finish"), completion["finish"]),
+        ("fell_back", end.body.get("fell_back"), not is_last_step),
+    )
+    for name, recorded, expected in checks:
+        if recorded != expected:
+            yield run.violation("answer-wrong", end.seq, f"{name} is not that of step {answering_step.n}")
 
 
 def possible_degraded_values(run: AuditedRun) -> set[bool]:
@@ -253,17 +270,27 @@ def possible_degraded_values(run: AuditedRun) -> set[bool]:
         return {True}
     if any(_was_cut_short(run, call) for call in run.calls.values()):
         return {True}
-    planned = [run.proposals_for(None)] + [run.proposals_for(step.n) for step in run.steps_with_workflow]
-    latest = [tries[-1] for tries in planned if tries]
-    if any(FALLBACK in (proposal.opening.body["mode"], proposal.opening.body["conductor"]) for proposal in latest):
+    if _has_fallback(run):
         return {True}
     possible = {False}
     for step in run.planned_steps:
-        views = {_is_loss(event) for event in step.events if event.kind in SETTLING_KINDS}
-        if views == {True}:
+        losses = {_is_loss(event) for event in step.events if event.kind in SETTLING_KINDS}
+        if losses == {True}:
             return {True}
-        possible |= views
+        possible |= losses
     return possible
+
+
+def _has_fallback(run: AuditedRun) -> bool:
+    """Return True if the latest proposal for the run, or for one of its steps, came from the fallback."""
+    parents = [None, *[step.n for step in run.steps_with_workflow]]
+    for parent in parents:
+        proposals = run.proposals_for(parent)
+        if proposals:
+            opening = proposals[-1].opening.body
+            if FALLBACK in (opening["mode"], opening["conductor"]):
+                return True
+    return False
 
 
 def _was_cut_short(run: AuditedRun, call: Call) -> bool:

@@ -2,7 +2,6 @@
 limits of depth and steps, and sees nothing that this step may not see (D6)."""
 
 from collections.abc import Iterator, Sequence
-from itertools import chain
 
 from app.audit.audited_run import AuditedRun, Proposal, Step
 from app.audit.report import Violation
@@ -18,12 +17,14 @@ def conductor_if_allowed(run: AuditedRun, proposal: Proposal) -> list[str]:
 
 def _depth(run: AuditedRun, proposal: Proposal) -> int:
     """Return the number of steps in which a proposal is nested, one in the other."""
-    depth, parent = 0, proposal.parent
-    while parent is not None and depth < len(run.proposals):
-        depth += 1
-        step = run.steps.get(parent)
-        around = run.parent_of(step) if step is not None else None
-        parent = around.n if around is not None else None
+    if proposal.parent is None:
+        return 0
+    depth = 1
+    step = run.steps.get(proposal.parent)
+    while step is not None and depth < len(run.proposals):
+        step = run.parent_of(step)
+        if step is not None:
+            depth += 1
     return depth
 
 
@@ -33,15 +34,18 @@ def steps_allowed(run: AuditedRun, proposal: Proposal) -> int:
     Nested steps count towards the limit of their round: each step of a worker once, and each step of the conductor
     until its own workflow is accepted.
     """
-    most: int = run.limits["steps"]
+    limit: int = run.limits["steps"]
     if proposal.parent is None:
-        return most
-    seq = proposal.opening.seq
-    standing = [other for other in run.proposals if other.round == proposal.round and _is_accepted_before(other, seq)]
-    replaced = {proposal.parent, *(other.parent for other in standing)}
-    steps = chain.from_iterable([other.steps for other in standing])
-    numbers = [step.n for step in steps]
-    return most - sum(n not in replaced for n in numbers)
+        return limit
+    accepted = []
+    for other in run.proposals:
+        if other.round == proposal.round and _is_accepted_before(other, proposal.opening.seq):
+            accepted.append(other)
+    replaced_by_plan = {proposal.parent, *[other.parent for other in accepted]}
+    counted = 0
+    for other in accepted:
+        counted += len([step for step in other.steps if step.n not in replaced_by_plan])
+    return limit - counted
 
 
 def _is_accepted_before(proposal: Proposal, seq: int) -> bool:
@@ -50,8 +54,10 @@ def _is_accepted_before(proposal: Proposal, seq: int) -> bool:
 
 def own_inputs(run: AuditedRun, step: Step) -> Sequence[int]:
     """Return the steps on an access list that the step around it does not have."""
-    around = run.parent_of(step) if step.inherits_view else None
-    return [n for n in step.inputs if around is None or n not in around.inputs]
+    parent = run.parent_of(step)
+    if parent is None or not step.inherits_view:
+        return step.inputs
+    return [n for n in step.inputs if n not in parent.inputs]
 
 
 def check_nesting(run: AuditedRun, proposal: Proposal) -> Iterator[Violation]:
@@ -82,16 +88,20 @@ def _is_ready_for_plan(run: AuditedRun, proposal: Proposal, parent: Step) -> boo
     seq, plan = proposal.opening.seq, run.proposals[parent.plan.body["proposal"]]
     if not parent.is_for_conductor or parent.is_settled_before(seq) or not _is_accepted_before(plan, seq):
         return False
-    if any(n in run.steps and not run.steps[n].is_settled_before(seq) for n in parent.inputs):
-        return False
-    return all(attempt.rejection is not None for attempt in run.proposals_for(parent.n) if attempt.opening.seq < seq)
+    for n in parent.inputs:
+        if n in run.steps and not run.steps[n].is_settled_before(seq):
+            return False
+    earlier = [other for other in run.proposals_for(parent.n) if other.opening.seq < seq]
+    return all(other.rejection is not None for other in earlier)
 
 
 def _widens_access(step: Step, parent: Step, proposal: Proposal) -> bool:
     """Return True if an access list has more than the whole view of the parent, or none of it, and steps of its own
     plan."""
     access, view = step.plan.body["access"], parent.plan.body["access"]
-    if step.inherits_view and access[: len(view)] != view:
-        return True
-    own = access[len(view) :] if step.inherits_view else access
-    return not all(isinstance(n, int) and n >= proposal.opening.body["base"] for n in own)
+    if step.inherits_view:
+        if access[: len(view)] != view:
+            return True
+        access = access[len(view) :]
+    first_own_step = proposal.opening.body["base"]
+    return not all(isinstance(n, int) and n >= first_own_step for n in access)

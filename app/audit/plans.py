@@ -15,6 +15,7 @@ FIRST, REPAIR, FALLBACK = "first", "repair", "fallback"
 SINGLE_ROUND_CONDUCTORS = frozenset({"caller", FALLBACK})
 """The conductors whose runs have one round."""
 DENIALS = frozenset({"not", "no", "never", "without", "don't"})
+PLAN_WHILE_ANOTHER = "a plan is opened while there is another one"
 DRIVER_LOST = ["the driver was lost while the plan was made"]
 """The reasons for which a proposal is made again in the same mode."""
 
@@ -42,23 +43,34 @@ def _check_order(run: AuditedRun) -> Iterator[Violation]:
     step."""
     opened = -1
     has_verdict = True
-    own: Proposal | None = None
+    previous: Proposal | None = None
+    """The latest proposal for the run itself, not for one of its steps."""
     for event in run.events_of(Kind.PLAN_OPENED, Kind.PLAN_STEP, Kind.PLAN_ACCEPTED, Kind.PLAN_REJECTED):
         if event.kind is Kind.PLAN_OPENED:
             opened += 1
-            proposal, before = run.proposals[opened], own
-            inner = proposal.parent is not None
-            own = own if inner else proposal
-            further = not inner and proposal.round != (before.round if before is not None else 1)
-            if not has_verdict or (not inner and before is not None and before.acceptance is not None and not further):
-                yield run.violation("plan-out-of-order", event.seq, "a plan is opened while there is another one")
-            elif further and not _may_open_next_round(proposal, before):
-                yield run.violation("round-out-of-order", event.seq, f"round {proposal.round} is opened")
+            proposal = run.proposals[opened]
+            if not has_verdict:
+                yield run.violation("plan-out-of-order", event.seq, PLAN_WHILE_ANOTHER)
+            elif proposal.parent is None:
+                yield from _check_next_proposal(run, proposal, previous)
+            if proposal.parent is None:
+                previous = proposal
             has_verdict = False
         elif has_verdict or event.body["proposal"] != opened:
             yield run.violation("plan-out-of-order", event.seq, f"{event.kind.value} while no such plan is open")
         elif event.kind is not Kind.PLAN_STEP:
             has_verdict = True
+
+
+def _check_next_proposal(run: AuditedRun, proposal: Proposal, previous: Proposal | None) -> Iterator[Violation]:
+    """A proposal for the run follows a rejected one of the same round, or opens the next round."""
+    seq = proposal.opening.seq
+    previous_round = previous.round if previous is not None else 1
+    if proposal.round == previous_round:
+        if previous is not None and previous.acceptance is not None:
+            yield run.violation("plan-out-of-order", seq, PLAN_WHILE_ANOTHER)
+    elif not _may_open_next_round(proposal, previous):
+        yield run.violation("round-out-of-order", seq, f"round {proposal.round} is opened")
 
 
 def _may_open_next_round(proposal: Proposal, before: Proposal | None) -> bool:
@@ -71,26 +83,35 @@ def _may_open_next_round(proposal: Proposal, before: Proposal | None) -> bool:
 def _check_modes(run: AuditedRun, proposals: Sequence[Proposal], *, nested: bool) -> Iterator[Violation]:
     """A first proposal is followed by at most one repair, then by the fallback. A further round and a run without a
     conductor have neither; the proposal of an engine that was lost is made again."""
-    allowed, known = {FIRST, FALLBACK}, 1
+    allowed = {FIRST, FALLBACK}
+    round_number = 1
+    has_single_round = run.admission["conductor"] in SINGLE_ROUND_CONDUCTORS
     for proposal in proposals:
-        mode = proposal.opening.body["mode"]
-        if proposal.round != known and not nested:
-            allowed, known = {FIRST}, proposal.round
-        if known > 1:
-            allowed -= (
-                {FALLBACK} if run.admission["conductor"] not in SINGLE_ROUND_CONDUCTORS else {FIRST, REPAIR, FALLBACK}
-            )
+        mode, seq = proposal.opening.body["mode"], proposal.opening.seq
+        if proposal.round != round_number and not nested:
+            allowed, round_number = {FIRST}, proposal.round
+        if round_number > 1:
+            allowed -= {FALLBACK}
+            if has_single_round:
+                allowed = set()
         if mode not in allowed:
-            yield run.violation("plan-mode", proposal.opening.seq, f"proposal {proposal.number} in mode {mode[:20]}")
-        if proposal.opening.body["conductor"] != (FALLBACK if mode == FALLBACK else run.admission["conductor"]):
-            yield run.violation("plan-mode", proposal.opening.seq, f"proposal {proposal.number} by another conductor")
-        rejected = proposal.rejection
-        if rejected is not None and rejected.body["reasons"] == DRIVER_LOST:
-            allowed = {mode, FALLBACK}
-        elif rejected is not None and mode == FIRST and not rejected.body["outage"]:
-            allowed = {REPAIR, FALLBACK}
-        else:
-            allowed = set() if mode == FALLBACK else {FALLBACK}
+            yield run.violation("plan-mode", seq, f"proposal {proposal.number} in mode {mode[:20]}")
+        conductor = FALLBACK if mode == FALLBACK else run.admission["conductor"]
+        if proposal.opening.body["conductor"] != conductor:
+            yield run.violation("plan-mode", seq, f"proposal {proposal.number} by another conductor")
+        allowed = _modes_after(proposal)
+
+
+def _modes_after(proposal: Proposal) -> set[str]:
+    """Return the modes in which a proposal may be followed by another one."""
+    mode, rejection = proposal.opening.body["mode"], proposal.rejection
+    if rejection is not None and rejection.body["reasons"] == DRIVER_LOST:
+        return {mode, FALLBACK}
+    if rejection is not None and mode == FIRST and not rejection.body["outage"]:
+        return {REPAIR, FALLBACK}
+    if mode == FALLBACK:
+        return set()
+    return {FALLBACK}
 
 
 def _check_numbers(run: AuditedRun, proposal: Proposal, base: int) -> Iterator[Violation]:

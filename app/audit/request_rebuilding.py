@@ -95,7 +95,7 @@ def _task(run: AuditedRun, ref: str) -> Task:
 
 
 def _step_request(run: AuditedRun, call: Call, catalog: Catalog, worker: Worker) -> Request:
-    step = run.steps.get(call.step) if call.step is not None else None
+    step = run.step_of(call)
     if step is None:
         raise Unverifiable("no such step")
     turn, task = run.turn_at(call.intent.seq), _task(run, run.admission["task"])
@@ -232,7 +232,7 @@ def _fence(texts: list[str]) -> str:
 
 
 def _plan_request(run: AuditedRun, call: Call, catalog: Catalog, worker: Worker) -> Request:
-    proposal = run.proposals[call.proposal] if 0 <= call.proposal < len(run.proposals) else None
+    proposal = run.proposal(call.proposal)
     tier = tier_of(catalog, *run.tier_reference)
     if proposal is None or tier is None:
         raise Unverifiable("no such proposal or tier")

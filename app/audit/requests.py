@@ -237,24 +237,25 @@ def _expected_worker(conductor: ConductorSpec, call: Call) -> str | None:
 
 def _possible_remainders(run: AuditedRun, call: Call) -> set[int]:
     """Return the budgets that were left at some time between the proposal's opening and the call."""
-    opened = run.proposals[call.proposal].opening.seq if 0 <= call.proposal < len(run.proposals) else 0
+    proposal = run.proposal(call.proposal)
+    opening_seq = proposal.opening.seq if proposal is not None else 0
     left = run.limits["usd"]
-    at = {opened: left}
+    left_by_seq = {opening_seq: left}
     for event in run.events_of(Kind.CALL_FINISHED):
         if event.seq < call.intent.seq:
             left -= event.body["usd"]
-            at[max(event.seq, opened)] = left
-    return {max(limit, 0) for limit in at.values()}
+            left_by_seq[max(event.seq, opening_seq)] = left
+    return {max(limit, 0) for limit in left_by_seq.values()}
 
 
 def _earlier_planning_outputs(run: AuditedRun, call: Call) -> set[str]:
     """Return the outputs of the planning calls before this one."""
-    earlier = [
-        planning_call
-        for planning_call in run.calls.values()
-        if planning_call.step is None and planning_call.intent.seq < call.intent.seq
-    ]
-    return {planning_call.outcome.body["output"] for planning_call in earlier if planning_call.outcome is not None}
+    outputs = set()
+    for earlier in run.calls.values():
+        is_earlier_planning = earlier.step is None and earlier.intent.seq < call.intent.seq
+        if is_earlier_planning and earlier.outcome is not None:
+            outputs.add(earlier.outcome.body["output"])
+    return outputs
 
 
 # -- the money

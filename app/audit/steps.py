@@ -30,17 +30,27 @@ def _check_state_changes(run: AuditedRun, step: Step) -> Iterator[Violation]:
     for event in step.events:
         if event.kind is Kind.CALL_INTENDED and state in ("done", "failed"):
             yield run.violation("call-after-done", event.seq, f"a call is intended for step {step.n}, which is {state}")
-        if event.kind in EXECUTION_KINDS if step.is_for_conductor else event.kind is Kind.PLAN_OPENED:
-            whose = "the conductor's" if step.is_for_conductor else "a worker's"
-            yield run.violation(
-                "step-arrow", event.seq, f"step {step.n} is {whose}, and {event.kind.value} is not for it"
-            )
-        to, since = STATE_CHANGES[event.kind]
-        if state in OPEN_STATES:
-            taken = event.kind is Kind.STEP_DONE and event.body.get("origin_run")
-            if state not in (since if not taken else {"waiting"}):
-                yield run.violation("step-arrow", event.seq, f"step {step.n} goes from {state} to {to}")
-            state = to
+        yield from _check_event_of_step(run, step, event)
+        if state not in OPEN_STATES:
+            continue
+        next_state, allowed_states = STATE_CHANGES[event.kind]
+        is_reused_output = event.kind is Kind.STEP_DONE and event.body.get("origin_run")
+        if is_reused_output:
+            allowed_states = frozenset({"waiting"})
+        if state not in allowed_states:
+            yield run.violation("step-arrow", event.seq, f"step {step.n} goes from {state} to {next_state}")
+        state = next_state
+
+
+def _check_event_of_step(run: AuditedRun, step: Step, event: Event) -> Iterator[Violation]:
+    """A step of a worker is executed; for a step of the conductor a plan is opened instead."""
+    if step.is_for_conductor and event.kind in EXECUTION_KINDS:
+        owner = "the conductor's"
+    elif not step.is_for_conductor and event.kind is Kind.PLAN_OPENED:
+        owner = "a worker's"
+    else:
+        return
+    yield run.violation("step-arrow", event.seq, f"step {step.n} is {owner}, and {event.kind.value} is not for it")
 
 
 STATE_CHANGES: Mapping[Kind, tuple[str, frozenset[str]]] = {
@@ -50,7 +60,7 @@ STATE_CHANGES: Mapping[Kind, tuple[str, frozenset[str]]] = {
     Kind.STEP_AWAITING: ("awaiting_tool", frozenset({"running"})),
     Kind.STEP_RESULTS: ("running", frozenset({"awaiting_tool"})),
     Kind.STEP_DONE: ("done", frozenset({"running"})),
-    # and from waiting, where a replay takes its output over: see `replays.py`
+    # A replay that reuses an earlier output goes from waiting to done: see `replays.py`.
     Kind.STEP_FAILED: ("failed", OPEN_STATES),
     Kind.STEP_SKIPPED: ("skipped", OPEN_STATES),
 }
@@ -96,16 +106,18 @@ def _check_completion(run: AuditedRun, step: Step) -> Iterator[Violation]:
 
 def _check_nested_completion(run: AuditedRun, step: Step, event: Event) -> Iterator[Violation]:
     """A step of the conductor is done by the workflow that was opened for it, once all of that is settled."""
-    tries = run.proposals_for(step.n)
-    answer = tries[-1].answering_step if tries else None
-    if (
-        answer is None
-        or answer.completion is None
-        or not all(nested.is_settled_before(event.seq) for nested in tries[-1].steps)
-    ):
+    completion = None
+    proposals = run.proposals_for(step.n)
+    if proposals:
+        latest = proposals[-1]
+        answering_step = latest.answering_step
+        if answering_step is not None and all(nested.is_settled_before(event.seq) for nested in latest.steps):
+            completion = answering_step.completion
+    if completion is None:
         yield run.violation("done-without-call", event.seq, f"what is nested in step {step.n} has not answered")
-    elif any(event.body[name] != answer.completion.body[name] for name in ("output", "chars", "finish", "call")):
-        yield run.violation("done-without-call", event.seq, f"step {step.n} does not say what step {answer.n} said")
+    elif any(event.body[name] != completion.body[name] for name in ("output", "chars", "finish", "call")):
+        answered = f"step {completion.body['n']}"
+        yield run.violation("done-without-call", event.seq, f"step {step.n} does not say what {answered} said")
 
 
 def _check_queueing(run: AuditedRun, step: Step) -> Iterator[Violation]:

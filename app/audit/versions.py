@@ -118,6 +118,7 @@ def _allowed_versions(run: AuditedRun, call: Call, history: VersionHistory) -> s
     tried = run.admission["wire"].get("conductor") if repeats else None
     if tried:  # a shadow or a replay is conducted by the version that it tries
         return {tried}
-    opened = run.proposals[call.proposal].opening if 0 <= call.proposal < len(run.proposals) else call.intent
-    since, until = opened.at - NOTICE_SECONDS, call.intent.at + CLOCK_SKEW_SECONDS
+    proposal = run.proposal(call.proposal)
+    opening = proposal.opening if proposal is not None else call.intent
+    since, until = opening.at - NOTICE_SECONDS, call.intent.at + CLOCK_SKEW_SECONDS
     return history.versions(call.intent.body["worker"], run.id, since, until)
