@@ -1,17 +1,27 @@
-"""How much of what a swap of skills took could be back after so many ratings, for whoever knows all but two workers.
+"""How much of the reward that a swap of skills took can be regained, by a learner that knows the form of the world.
 
     python -m tests.lab.recovery_bound [--seeds 10] [--first 20]
 
-It bounds what the selector reaches in `tests.lab.changes`. After the same swap, over the same arms, tasks and ratings,
-this learner is told at once which two workers have changed, reads the class of each task, and knows the form of the
-world with all its figures, except how able these two now are in each domain. Of that it believes what `ABLE` says,
-stands for it by `DRAWS` draws, weighs these by the ratings, and chooses by a draw (Thompson sampling). It prints a line
-for `deploy/docs/learning.md`.
+It bounds what the selector reaches in `tests.lab.changes`. The swap, the arms, the tasks and the number of ratings are
+the same. This learner reads the class of each task and knows all figures of the world and all skills before the swap.
+It believes that two workers change at the same moment, that their skills in each domain are then drawn from a normal
+distribution (`SKILL`), and that a change happens once in `RATINGS_BETWEEN_CHANGES` ratings. Its posterior over the
+moment, the two workers and their new skills is exact, but for a grid of skills and of moments. Three learners are
+compared:
+
+told ................ it knows the moment and the two workers, and chooses by a draw from its posterior (Thompson)
+not told ............ it knows neither, and chooses by a draw
+not told, by mean ... it knows neither, and takes the arm that is best at the mean
+
+As the selector does, each of them takes a random arm for a small share of the tasks. Printed is the share of the lost
+reward that the arms regain which are best at the mean, for `deploy/docs/learning.md`.
 """
 
 import argparse
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import combinations
 from statistics import mean
 from typing import TypeAlias
 
@@ -21,49 +31,58 @@ from numpy.typing import NDArray
 from app.lab.outcome import bill, right
 from app.lab.plans import Plan
 from app.lab.world import CLASSES, standard_pool
+from app.providers.rehearsal.task_families import DOMAINS
 from tests.lab import bandit
-from tests.lab.changes import BEFORE, BIRCH, CEDAR, Pool, swapped
+from tests.lab.changes import BEFORE, BIRCH, CEDAR, LOOKS, Pool, swapped
 
 Array: TypeAlias = NDArray[np.float64]
-LOOKS, DRAWS = (150, 300), 1_500
-ABLE = (1.1, 1.1)
-"""Mean and deviation of a worker's skill in a domain before any rating: those of the standard pool, rounded."""
+SKILL = (1.1, 1.1)
+"""Mean and deviation of a changed worker's skill in a domain: those of the standard pool, rounded."""
+SKILLS = np.linspace(-3, 5, 41)
+"""The grid of skills."""
+RATINGS_BETWEEN_CHANGES = 2_000
+RATINGS_BETWEEN_MOMENTS = 5
+"""The grid of moments: a change can happen at every fifth rating."""
+PAIRS = tuple(combinations(range(len(standard_pool())), 2))
 
 
-class Known:
-    """The arms' chances and worths by class, as they are and as they would be by each draw of the two workers."""
+@dataclass(frozen=True)
+class World:
+    """What the learner knows: chances of a right answer and its worth, by arm and class."""
 
-    def __init__(self) -> None:
-        arms, pool = bandit.every_arm(), standard_pool()
-        self.worth = np.stack([_worths(bandit.as_plan(arm)) for arm in arms])
-        self.before, self.after = _chances(pool), _chances(swapped())
-        self.led: dict[int, list[int]] = {}
-        """The places of the arms in which each of the two answers."""
-        self.drawn: dict[int, Array] = {}
-        """Their chances by draw, arm and class."""
-        random = np.random.default_rng(0)
-        for changed in (BIRCH, CEDAR):
-            self.led[changed] = [place for place, arm in enumerate(arms) if arm.main == pool[changed].name]
-            skills = random.normal(*ABLE, size=(DRAWS, 4))
-            self.drawn[changed] = np.stack([_chances(_able(changed, row))[self.led[changed]] for row in skills])
-
-    def rewards(self, weights: dict[int, Array]) -> Array:
-        """The rewards of all arms by class, on average over weighted draws of the two workers."""
-        chances = self.before.copy()
-        for changed, of in weights.items():
-            chances[self.led[changed]] = np.tensordot(of, self.drawn[changed], axes=1)
-        rewards: Array = chances * self.worth
-        return rewards
+    worth: Array
+    before: Array
+    after: Array
+    """The true chances after the swap, which the learner does not know."""
+    by_skill: Array
+    """Chances by arm, class and skill (`SKILLS`) of the worker that answers."""
+    answering: NDArray[np.int64]
+    """The worker that answers, by arm."""
 
 
-def _worths(plan: Plan) -> Array:
-    """What a right answer of a plan is worth, by class."""
+@cache
+def world() -> World:
+    """Return the standard world."""
+    arms, pool = bandit.every_arm(), standard_pool()
+    names = [worker.name for worker in pool]
+    worth = np.array([_worths(bandit.as_plan(arm)) for arm in arms])
+    answering = np.array([names.index(arm.main) for arm in arms])
+    by_skill = np.zeros((len(arms), len(CLASSES), len(SKILLS)))
+    for worker in range(len(pool)):
+        rows = answering == worker
+        for place, skill in enumerate(SKILLS):
+            by_skill[rows, :, place] = _chances(_pool_with(worker, float(skill)))[rows]
+    return World(worth, _chances(pool), _chances(swapped()), by_skill, answering)
+
+
+def _worths(plan: Plan) -> list[float]:
+    """Return what a right answer of a plan is worth, by class."""
     bills = [bill(plan, level, standard_pool()) for _, level in CLASSES]
-    return np.array([bandit.WEIGHTS.worth(usd, seconds) for usd, seconds in bills])
+    return [bandit.WEIGHTS.worth(usd, seconds) for usd, seconds in bills]
 
 
 def _chances(pool: Pool) -> Array:
-    """The chance of a right answer, by arm and class."""
+    """Return the chance of a right answer, by arm and class."""
     rows = []
     for arm in bandit.every_arm():
         plan = bandit.as_plan(arm)
@@ -71,46 +90,130 @@ def _chances(pool: Pool) -> Array:
     return np.array(rows)
 
 
-def _able(changed: int, skills: Sequence[float]) -> Pool:
-    """The pool after the swap, with these skills of one of the two."""
-    first, second, third, fourth = map(float, skills)
-    pool = list(swapped())
-    pool[changed] = replace(pool[changed], skills=(first, second, third, fourth), name=f"{changed} {first}")
+def _pool_with(worker: int, skill: float) -> Pool:
+    """Return the standard pool in which one worker has this skill in every domain."""
+    pool = list(standard_pool())
+    pool[worker] = replace(pool[worker], skills=(skill,) * 4, name=f"{pool[worker].name} {skill}")
     return tuple(pool)
 
 
-def recovered(known: Known, seed: int) -> list[float]:
-    """The share of the lost reward that is back at each look."""
+class Learner:
+    """The exact posterior over what has changed.
+
+    For each moment, worker and domain it keeps the log likelihood ratios of the ratings since that moment: of each
+    skill that the worker could have since, to the skill that it had before.
+    """
+
+    def __init__(self, moments: Sequence[int], pairs: Sequence[tuple[int, int]], *, told: bool) -> None:
+        """`moments` and `pairs` of workers are those that are possible; `told`: one of each, and it is certain."""
+        self._moments, self._pairs, self._told = np.array(moments), pairs, told
+        workers = len(standard_pool())
+        self._is_in_pair = np.zeros((workers, len(pairs)))
+        for place, pair in enumerate(pairs):
+            self._is_in_pair[list(pair), place] = 1
+        self._prior = np.exp(-(((SKILLS - SKILL[0]) / SKILL[1]) ** 2) / 2)
+        self._prior /= self._prior.sum()
+        self._ratios = np.zeros((len(moments), workers, len(DOMAINS), len(SKILLS)))
+        self._evidence = np.zeros(self._ratios.shape[:3])
+        """The log of the mean ratio over all skills."""
+        self._ratings = 0
+
+    def learn(self, arm: int, kind: int, *, answered: bool) -> None:
+        """Learn one rating of an arm for a task of this class."""
+        known, worker, domain = world(), world().answering[arm], CLASSES[kind][0]
+        changed, unchanged = known.by_skill[arm, kind], known.before[arm, kind]
+        since = self._moments <= self._ratings
+        ratio = np.log(changed / unchanged) if answered else np.log((1 - changed) / (1 - unchanged))
+        self._ratios[since, worker, domain] += ratio
+        ratios = self._ratios[since, worker, domain]
+        most = ratios.max(axis=1)
+        self._evidence[since, worker, domain] = most + np.log(np.exp(ratios - most[:, None]) @ self._prior)
+        self._ratings += 1
+
+    def _probabilities(self) -> Array:
+        """Return the probability of a change by moment and pair; what is missing to 1 is that nothing has changed."""
+        begun = int((self._moments <= self._ratings).sum())
+        logs = self._evidence[:begun].sum(axis=2) @ self._is_in_pair
+        if self._told:
+            unchanged = -np.inf
+        else:
+            unchanged = -self._ratings / RATINGS_BETWEEN_CHANGES
+            logs += np.log(RATINGS_BETWEEN_MOMENTS / RATINGS_BETWEEN_CHANGES / len(self._pairs))
+            logs -= self._moments[:begun, None] / RATINGS_BETWEEN_CHANGES
+        most = max(unchanged, logs.max())
+        weights = np.exp(logs - most)
+        probabilities: Array = weights / (weights.sum() + np.exp(unchanged - most))
+        return probabilities
+
+    def _skills(self, moments: int | slice, worker: int, domain: int) -> Array:
+        """Return the probabilities of a worker's skills if it has changed at these moments."""
+        ratios = self._ratios[moments, worker, domain]
+        weights = self._prior * np.exp(ratios - ratios.max(axis=-1, keepdims=True))
+        probabilities: Array = weights / weights.sum(axis=-1, keepdims=True)
+        return probabilities
+
+    def drawn(self, kind: int, random: np.random.Generator) -> Array:
+        """Return the chances of all arms for a class, by one draw of what has changed."""
+        known, found = world(), self._probabilities()
+        chances = known.before[:, kind].copy()
+        if random.random() >= found.sum():
+            return chances
+        drawn = random.choice(found.size, p=found.ravel() / found.sum())
+        moment, pair = divmod(int(drawn), len(self._pairs))
+        for worker in self._pairs[pair]:
+            skill = random.choice(len(SKILLS), p=self._skills(moment, worker, CLASSES[kind][0]))
+            rows = known.answering == worker
+            chances[rows] = known.by_skill[rows, kind, skill]
+        return chances
+
+    def expected(self, kind: int) -> Array:
+        """Return the mean chances of all arms for a class."""
+        known, found = world(), self._probabilities()
+        chances = known.before[:, kind].copy()
+        for worker in range(len(standard_pool())):
+            changed = found @ self._is_in_pair[worker]
+            skills = changed @ self._skills(slice(0, len(changed)), worker, CLASSES[kind][0])
+            rows = known.answering == worker
+            chances[rows] = (1 - changed.sum()) * known.before[rows, kind] + known.by_skill[rows, kind] @ skills
+        return chances
+
+
+def told() -> Learner:
+    """Return the learner that knows the moment and the two workers."""
+    return Learner([0], [(BIRCH, CEDAR)], told=True)
+
+
+def untold() -> Learner:
+    """Return the learner that knows neither."""
+    return Learner(range(0, BEFORE + max(LOOKS), RATINGS_BETWEEN_MOMENTS), PAIRS, told=False)
+
+
+def recovered(learner: Learner, seed: int, first: int, *, draws: bool) -> list[float]:
+    """Return the share of the lost reward that is regained at each look. The learner gets the ratings from the task
+    `first` on."""
+    known, random, shares = world(), np.random.default_rng(seed), []
     exam = [CLASSES.index(task.kind) for task in bandit.problems(200, 1_000_003)]
-    tasks = [CLASSES.index(task.kind) for task in bandit.problems(BEFORE + max(LOOKS), seed)[BEFORE:]]
+    tasks = [CLASSES.index(task.kind) for task in bandit.problems(BEFORE + max(LOOKS), seed)]
     best = (known.before * known.worth).argmax(axis=0)
-    high, low = (_value(chances * known.worth, best, exam) for chances in (known.before, known.after))
-    random, found = np.random.default_rng(seed), []
-    logs = {changed: np.zeros(DRAWS) for changed in known.led}
-    for rated, kind in enumerate(tasks, 1):
-        one = {changed: random.multinomial(1, _shares(of)).astype(float) for changed, of in logs.items()}
-        arm = int(known.rewards(one)[:, kind].argmax())
+    high, low = (_value(chances, best, exam) for chances in (known.before, known.after))
+    for place in range(first, len(tasks)):
+        kind = tasks[place]
+        chances = learner.drawn(kind, random) if draws else learner.expected(kind)
+        arm = int((chances * known.worth[:, kind]).argmax())
         if random.random() < bandit.SPEC.explore:
             arm = int(random.integers(len(known.worth)))
-        answered = random.random() < known.after[arm, kind]
-        for changed, led in known.led.items():
-            if arm in led:
-                chances = known.drawn[changed][:, led.index(arm), kind]
-                logs[changed] += np.log(chances if answered else 1 - chances)
-        if rated in LOOKS:
-            believed = known.rewards({changed: _shares(of) for changed, of in logs.items()}).argmax(axis=0)
-            found.append((_value(known.after * known.worth, believed, exam) - low) / (high - low))
-    return found
-
-
-def _shares(logs: Array) -> Array:
-    weights = np.exp(logs - logs.max())
-    shares: Array = weights / weights.sum()
+        truth = known.before if place < BEFORE else known.after
+        learner.learn(arm, kind, answered=random.random() < truth[arm, kind])
+        if place + 1 - BEFORE in LOOKS:
+            believed = np.stack([learner.expected(kind) for kind in range(len(CLASSES))], axis=1)
+            chosen = (believed * known.worth).argmax(axis=0)
+            shares.append((_value(known.after, chosen, exam) - low) / (high - low))
     return shares
 
 
-def _value(rewards: Array, chosen: NDArray[np.int64], exam: Sequence[int]) -> float:
-    """The mean reward of the arms that are chosen for each class."""
+def _value(chances: Array, chosen: NDArray[np.int64], exam: Sequence[int]) -> float:
+    """Return the mean reward of the arms that are chosen for each class."""
+    rewards = chances * world().worth
     return mean(float(rewards[chosen[kind], kind]) for kind in exam)
 
 
@@ -120,11 +223,17 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--first", type=int, default=20)
     given = parser.parse_args()
-    known = Known()
-    found = [recovered(known, seed) for seed in range(given.first, given.first + given.seeds)]
-    for look, of in zip(LOOKS, zip(*found, strict=True), strict=True):
-        every = ", ".join([f"{one:.0%}" for one in sorted(of)])
-        print(f"{look} ratings after the swap {mean(of):.0%} is back; by seed, the worst first: {every}")
+    learners: tuple[tuple[str, Callable[[], Learner], int, bool], ...] = (
+        ("told", told, BEFORE, True),
+        ("not told", untold, 0, True),
+        ("not told, by mean", untold, 0, False),
+    )
+    for name, made, first, draws in learners:
+        seeds = range(given.first, given.first + given.seeds)
+        found = [recovered(made(), seed, first, draws=draws) for seed in seeds]
+        for look, shares in zip(LOOKS, zip(*found, strict=True), strict=True):
+            every = ", ".join([f"{share:.0%}" for share in sorted(shares)])
+            print(f"{name}, {look} ratings after the swap: {mean(shares):.0%}; by seed, the worst first: {every}")
 
 
 if __name__ == "__main__":
