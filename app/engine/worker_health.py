@@ -176,7 +176,7 @@ class Health:
     def choose(self, offers: Sequence[tuple[Worker, Place]], seconds_left: float) -> WorkerChoice:
         """Choose which of the offers to call, in the order of preference, with `seconds_left` seconds to go.
 
-        The chosen worker is about to be called: either `settle` follows, or `forgo`.
+        The chosen worker is about to be called: either `settle` follows, or `cancel_call`.
         """
         now = self._tick()
         picked = breaker.pick(self._offers(offers), now=now, seconds_left=seconds_left)
@@ -224,8 +224,8 @@ class Health:
             self._begin(worker, "first", now)
         return objection
 
-    def forgo(self, worker: Worker, *, extra: bool = False) -> None:
-        """The call that was about to be made is not made."""
+    def cancel_call(self, worker: Worker, *, extra: bool = False) -> None:
+        """Note that the call which was about to be made is not made."""
         self._breakers[_key(worker)] = breaker.forgone(self._of(_key(worker)), extra=extra)
 
     def _begin(self, worker: Worker, place: Place, now: float) -> None:

@@ -369,8 +369,8 @@ def _engine(context: EngineContext, settings: Settings, home: str) -> tuple[Driv
         grace=DRAIN_SECONDS,
         local=drivers.known,
         take_run=drivers.take_soon,
-        taking=lambda: drivers.taking,
-        planning=lambda: drivers.planning,
+        runs_being_taken=lambda: drivers.runs_being_taken,
+        plans_in_progress=lambda: drivers.plans_in_progress,
     )
     return drivers, dispatcher
 

@@ -166,7 +166,7 @@ async def test_no_call_is_made_for_an_entry_that_was_not_taken(stub: ProviderStu
         async def failing(entry: Entry) -> Appended:
             raise StoreUnavailable(retry_after=1.0)
 
-        opened.context.health.forgo = lambda worker, **_: forgone.append(worker.name)  # type: ignore[method-assign]
+        opened.context.health.cancel_call = lambda worker, **_: forgone.append(worker.name)  # type: ignore[method-assign]
         opened.context.store.append = failing  # type: ignore[method-assign]
         with pytest.raises(StoreUnavailable):
             await opened.runs.start(order(opened, "baton-ultra", plan=ONE_TWO_ONE))
@@ -238,7 +238,7 @@ async def test_a_step_that_could_not_be_begun_gives_its_slot_back(
     stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It had the last one, and meanwhile the dispatcher has come to wait for a slot: it takes the ticket then."""
-    monkeypatch.setattr("app.engine.steps.dispatcher.IDLE_WAIT", 0.05)
+    monkeypatch.setattr("app.engine.steps.dispatcher.IDLE_WAIT_SECONDS", 0.05)
 
     async def too_hard(*_: object) -> None:
         await asyncio.sleep(DELAY_SECONDS)

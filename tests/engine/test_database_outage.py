@@ -69,7 +69,7 @@ async def test_a_run_outlives_an_outage_longer_than_its_lease(
     stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, streams: bool
 ) -> None:
     """It goes on as soon as the database is back: nobody lives to see the next look at the database."""
-    monkeypatch.setattr(claimed_step, "LOOK", 3600.0)
+    monkeypatch.setattr(claimed_step, "HEALTH_WAIT_SECONDS", 3600.0)
     stub.script("alpha", Reply(header_delay=0.3))
     async with running_service(tmp_path, pool_text(stub), SETTINGS) as opened:
         driven = await opened.runs.start(order(opened, "baton-mini", plan=CHAIN, streams=streams))
@@ -308,7 +308,7 @@ async def test_a_full_buffer_stops_new_steps_and_loses_nothing(bounds: dict[str,
 async def test_an_outcome_is_given_up_after_its_time_or_with_its_process(
     monkeypatch: pytest.MonkeyPatch, closes: bool
 ) -> None:
-    monkeypatch.setattr(claimed_step, "OUTCOME_PATIENCE", 60.0 if closes else 0.2)
+    monkeypatch.setattr(claimed_step, "OUTCOME_WAIT_SECONDS", 60.0 if closes else 0.2)
     shelf = Shelf()
     with kept(shelf) as (buffer, _):
         async with asyncio.TaskGroup() as group:

@@ -66,7 +66,7 @@ async def test_an_outcome_is_kept_until_it_can_be_written(
 async def test_an_outcome_that_could_not_be_kept_is_unknown(
     stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(claimed_step, "OUTCOME_PATIENCE", 0.05)
+    monkeypatch.setattr(claimed_step, "OUTCOME_WAIT_SECONDS", 0.05)
     refusing = Refusing(monkeypatch, Kind.CALL_FINISHED, 0.0)
     refusing._is_meant = lambda draft: draft.to_json().get("outcome") == "ok" and draft.to_json()["n"] is None  # type: ignore[method-assign]
     refusing._seconds = 60.0

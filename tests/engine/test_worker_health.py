@@ -105,7 +105,7 @@ def test_a_call_with_an_alternative_is_refused_but_for_the_probe(health: Health,
     assert health.refusal(ada, 60.0) == "rate_limited"
     clock.seconds += 2.0
     assert [health.refusal(ada, 60.0) for _ in range(3)] == ["", "probing", "probing"]
-    health.forgo(ada)
+    health.cancel_call(ada)
     assert health.refusal(ada, 60.0) == ""
 
 

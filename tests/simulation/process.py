@@ -222,7 +222,7 @@ class Process:
             grace=self.grace,
             local=drivers.known,
             take_run=drivers.take_soon,
-            taking=lambda: drivers.taking,
+            runs_being_taken=lambda: drivers.runs_being_taken,
         )
         drivers.dispatcher = dispatcher
         runs_end, steps_end = asyncio.Event(), asyncio.Event()

@@ -213,9 +213,9 @@ def bill_twice(patch: Patch) -> None:
 def skip_the_intent(patch: Patch) -> None:
     async def silent(self: Execution, attempt: Attempt, openers: Any) -> None:
         await self._append(self._entry((*openers, *self._outcomes())))
-        self._settled = ()
+        self._unrecorded = ()
 
-    patch.setattr(Execution, "_intend", silent)
+    patch.setattr(Execution, "_commit_intent", silent)
 
 
 def call_again_after_the_outcome(patch: Patch) -> None:
@@ -237,7 +237,7 @@ def do_a_step_again_when_it_is_done(patch: Patch) -> None:
         move(rows, run, ticket, replace(given, verb="release", until=0.0) if given.verb == "finish" else given)
 
     patch.setattr(batch.RowBatch, "_move", kept)
-    patch.setattr(Execution, "_needs_nothing", lambda _self, state: state.ended)
+    patch.setattr(Execution, "_has_nothing_to_do", lambda _self, state: state.ended)
 
 
 def use_an_attempt_number_again(patch: Patch) -> None:
@@ -257,7 +257,7 @@ def try_without_end(patch: Patch) -> None:
 
 
 def forget_lost_calls(patch: Patch) -> None:
-    patch.setattr(Execution, "_lost", lambda *_: ())
+    patch.setattr(Execution, "_outcomes_of_lost_calls", lambda *_: ())
 
 
 def lose_an_outcome_in_an_outage(patch: Patch) -> None:
@@ -313,7 +313,7 @@ def pass_words_on_without_labels(patch: Patch) -> None:
 def ignore_expiry(patch: Patch) -> None:
     decide = run_writer.decide
     patch.setattr(run_writer, "decide", lambda state, _now: decide(state, 0.0))
-    patch.setattr(Execution, "_left", lambda *_: 1e6)
+    patch.setattr(Execution, "_seconds_left", lambda *_: 1e6)
     patch.setattr(Attempt, "_deadlines", lambda _self: Deadlines(1e6, 1e6, 1e6, 1e6))
 
 

@@ -432,7 +432,7 @@ class Attempt:
 
     def abandon(self) -> None:
         """Note that the call is not made after all, for the worker's breaker."""
-        self._context.health.forgo(self.worker, extra=self._planned.extra)
+        self._context.health.cancel_call(self.worker, extra=self._planned.extra)
 
     async def stream(self) -> AsyncIterator[list[Piece]]:
         """Make the call and pass on its pieces. Raises the `WorkerError` that ended it, after noting it, also

@@ -556,7 +556,7 @@ class Planner:
             self._text = attempt.reply.text
             outcome, content = (attempt.finished(),), attempt.contents
             settled = partial(append, outcome, contents=content, release=attempt.hold, spent=attempt.spent)
-            await settled(within=claimed_step.OUTCOME_PATIENCE)
+            await settled(within=claimed_step.OUTCOME_WAIT_SECONDS)
 
     def _callable(self, catalog: Catalog, worker: str) -> tuple[RunState, Worker]:
         """Return the run's state, and the conductor's model. Raises `PlanRejected` or `WorkerUnavailable` if it may not

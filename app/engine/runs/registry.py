@@ -159,12 +159,12 @@ class Drivers:
             self._group.create_task(_call(lambda: taken(ticket)))
 
     @property
-    def taking(self) -> int:
+    def runs_being_taken(self) -> int:
         """Return the number of runs that are being taken."""
         return len(self._taking)
 
     @property
-    def planning(self) -> int:
+    def plans_in_progress(self) -> int:
         """Return how many runs have a plan in the making."""
         return sum(driver.state.unmade is not None for driver in self._drivers.values())
 

@@ -6,6 +6,7 @@ here, so it is kept: bounded, written in the order in which it came, and without
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from app.core.message.chat import Piece, ToolDelta, Words, spoken
@@ -37,12 +38,13 @@ class Relay:
         self._chars = self._tokens = 0
         self._calls: list[ToolDelta] = []
         self._sent = 0
-        self._held = False
+        self._is_held_back = False
+        """True while the text looks like a refusal, which is not sent before it is known to be one."""
         self.was_sent = False
         """True once text of the attempt may have been sent to a caller, so that no other attempt may follow."""
 
-    def lacking(self, listener: Listen) -> Delta | None:
-        """Return the part of what was sent of the answer that a listener lacks; None if that is nothing."""
+    def missing_part(self, listener: Listen) -> Delta | None:
+        """Return the part of the answer that was sent to others and that a listener lacks; None if it has all."""
         chars, calls = (listener.chars, listener.calls) if listener.call == self._call else (0, 0)
         if chars >= self._chars and calls >= self._sent:
             return None
@@ -62,12 +64,16 @@ class Relay:
 
         A refusal is sent with the end, when it is known to be one.
         """
-        text = "".join(piece.text for piece in pieces if isinstance(piece, Words))
-        self._calls += [self._named(piece) for piece in pieces if isinstance(piece, ToolDelta) and self._counts(piece)]
+        text = ""
+        for piece in pieces:
+            if isinstance(piece, Words):
+                text += piece.text
+            elif isinstance(piece, ToolDelta) and self._counts(piece):
+                self._calls.append(self._with_our_id(piece))
         if self._reply.refuses:
-            text, self._held = "", True
-        elif self._held:
-            text, self._held = self._reply.text[self._chars :], False
+            text, self._is_held_back = "", True
+        elif self._is_held_back:
+            text, self._is_held_back = self._reply.text[self._chars :], False
         decoded = self._reply.decoded(self._tokens) if text else ()
         calls = tuple(self._calls[self._sent :])
         if not text and not calls:
@@ -81,8 +87,11 @@ class Relay:
     def _counts(self, piece: ToolDelta) -> bool:
         return self._reply.parallel or piece.index == 0
 
-    def _named(self, piece: ToolDelta) -> ToolDelta:
-        return replace(piece, id=self._id_of(piece.index) if piece.name else "")
+    def _with_our_id(self, piece: ToolDelta) -> ToolDelta:
+        """Return the piece with the caller's id if the tool call begins with it, else without any."""
+        if not piece.name:
+            return replace(piece, id="")
+        return replace(piece, id=self._id_of(piece.index))
 
 
 @record(frozen=True, slots=True)
@@ -94,7 +103,7 @@ class StepBasis:
     candidates: Candidates
     excluded: PassedOver
     """The workers of the run that may not read what it sees, each with the reason."""
-    short: RunOverBudget | None = None
+    refusal: RunOverBudget | None = None
     """The refusal to reserve for the latest attempt, if there was one."""
 
     @property
@@ -132,8 +141,8 @@ class ClaimedStep:
             self.interruptible = False
             self.task.cancel()
 
-    def waits(self) -> None:
-        """From here on it may be interrupted; raises `CancelledError` if it was to be already."""
+    def allow_interruption(self) -> None:
+        """Note that it waits for a worker, and may be interrupted; raises `CancelledError` if it was to be already."""
         if self.interrupted:
             raise asyncio.CancelledError
         self.interruptible = True
@@ -160,10 +169,10 @@ class StepLog:
     def begin(self, state: RunState, n: int) -> None:
         """Note the step `n` as it is in the journal: the calls of other engines in this turn belong to its costs."""
         self._state, self._step, self._worker = state, n, state.steps[n].worker
-        made = [call for call in state.calls.values() if call.step == n and call.turn == state.turn.number]
-        self._attempt = len(made)
-        self._tokens = sum(call.usage.total for call in made)
-        self._usd = sum(call.usd for call in made)
+        calls = [call for call in state.calls.values() if call.step == n and call.turn == state.turn.number]
+        self._attempt = len(calls)
+        self._tokens = sum(call.usage.total for call in calls)
+        self._usd = sum(call.usd for call in calls)
 
     def call(self, worker: str) -> None:
         """Note a call whose intent is committed."""
@@ -203,24 +212,26 @@ class StepLog:
             "cost_usd": self._usd / MILLION,
             "tier": admitted.tier,
         }
-        known = {
+        optional = {
             "request": state.turn.request_id,
             "key": admitted.key_name,
             "tenant": admitted.tenant,
             "reason": self._reason,
             "error": error,
         }
-        self._context.telemetry.log_step(fields | {name: value for name, value in known.items() if value})
+        self._context.telemetry.log_step(fields | {name: value for name, value in optional.items() if value})
 
 
-OUTCOME_PATIENCE = 90.0
-"""Seconds for which an outcome is kept."""
-ENTRIES, BYTES = 1_024, 64 * 2**20
-"""Most that one process keeps: entries, and bytes of content in them."""
+OUTCOME_WAIT_SECONDS = 90.0
+"""Time for which an outcome is kept."""
+MOST_ENTRIES, MOST_BYTES = 1_024, 64 * 2**20
+"""The bounds of what one process keeps: entries, and bytes of content in them."""
 ENTRY_BYTES = 2_048
 """The size of an entry without its content, roughly, in bytes."""
-PAUSE, LOOK = 0.05, 1.0
-"""Seconds between two tries; between two looks whether the database is there, at the most."""
+RETRY_PAUSE_SECONDS = 0.05
+"""Time between two tries of all entries that wait."""
+HEALTH_WAIT_SECONDS = 1.0
+"""Longest time between two looks whether the database is there."""
 
 
 class PendingOutcomes:
@@ -233,8 +244,8 @@ class PendingOutcomes:
         *,
         tick: Callable[[], float],
         freed: Callable[[], None],
-        entries: int = ENTRIES,
-        size: int = BYTES,
+        entries: int = MOST_ENTRIES,
+        size: int = MOST_BYTES,
     ) -> None:
         """`freed` is called whenever a step gives up its slot or there is room again."""
         self._store = store
@@ -242,63 +253,63 @@ class PendingOutcomes:
         self._tick = tick
         self._freed = freed
         self._most, self._most_bytes = entries, size
-        self._kept: dict[int, int] = {}
-        """The bytes of each entry that is kept without a slot, by the order in which it came."""
-        self._line: dict[int, asyncio.Future[None]] = {}
-        self._filled = asyncio.Event()
+        self._sizes: dict[int, int] = {}
+        """The size in bytes of each entry that is kept without a slot, by its number."""
+        self._waiting: dict[int, asyncio.Future[None]] = {}
+        """The entries that wait to be tried again, by their numbers."""
+        self._has_waiting = asyncio.Event()
         self._closed = False
-        self._numbers = 0
+        self._last_number = 0
 
     def __len__(self) -> int:
         """The number of steps that are kept without a slot."""
-        return len(self._kept)
+        return len(self._sizes)
 
     @property
     def full(self) -> bool:
         """Return True if no step may be begun, because there would be no room for its outcome."""
-        return len(self._kept) >= self._most or sum(self._kept.values()) >= self._most_bytes
+        return len(self._sizes) >= self._most or sum(self._sizes.values()) >= self._most_bytes
 
     async def write_later(self, entry: Entry, append: Callable[[], Awaitable[None]]) -> None:
         """Keep an entry that the database did not take, and call `append` in its turn until that has taken it.
 
         Raises `StoreUnavailable` when that took too long.
         """
-        number = self._keep(ENTRY_BYTES + sum(len(body) for _, body in entry.contents))
-        until = self._tick() + OUTCOME_PATIENCE
+        number = self._add(ENTRY_BYTES + sum(len(body) for _, body in entry.contents))
+        give_up_at = self._tick() + OUTCOME_WAIT_SECONDS
         try:
-            while not self._closed and (left := until - self._tick()) > 0:
-                if await self._turn(number, left):
-                    try:
+            while not self._closed and (seconds_left := give_up_at - self._tick()) > 0:
+                if await self._wait_for_turn(number, seconds_left):
+                    with suppress(StoreUnavailable):
                         return await append()
-                    except StoreUnavailable:
-                        continue
             raise StoreUnavailable
         finally:
-            self._let_go(number)
+            self._remove(number)
 
-    def _keep(self, weight: int) -> int:
-        """Keep an entry beyond its slot if there is room; returns its number."""
-        self._numbers += 1
+    def _add(self, size: int) -> int:
+        """Keep an entry without its slot if there is room; returns its number, by which entries take turns."""
+        self._last_number += 1
         if not self.full:
-            self._kept[self._numbers] = weight
-            self._changed()
-        return self._numbers
+            self._sizes[self._last_number] = size
+            self._report_size()
+        return self._last_number
 
-    def _let_go(self, number: int) -> None:
-        if self._kept.pop(number, None) is not None:
-            self._changed()
+    def _remove(self, number: int) -> None:
+        if self._sizes.pop(number, None) is not None:
+            self._report_size()
 
-    def _changed(self) -> None:
-        self._telemetry.gauge("baton_outcomes_waiting", len(self._kept))
-        self._telemetry.gauge("baton_outcomes_waiting_bytes", sum(self._kept.values()))
+    def _report_size(self) -> None:
+        """Set the gauges, and say that a slot may be free or that there is room again."""
+        self._telemetry.gauge("baton_outcomes_waiting", len(self._sizes))
+        self._telemetry.gauge("baton_outcomes_waiting_bytes", sum(self._sizes.values()))
         self._freed()
 
-    async def _turn(self, number: int, left: float) -> bool:
+    async def _wait_for_turn(self, number: int, seconds: float) -> bool:
         """Wait until it is this entry's turn; False if its time is over."""
-        self._line[number] = turn = asyncio.get_running_loop().create_future()
-        self._filled.set()
+        self._waiting[number] = turn = asyncio.get_running_loop().create_future()
+        self._has_waiting.set()
         try:
-            async with asyncio.timeout(left):
+            async with asyncio.timeout(seconds):
                 await turn
         except TimeoutError:
             return False
@@ -307,21 +318,22 @@ class PendingOutcomes:
     async def keep(self) -> None:
         """Let the entries that wait be written, in their order, whenever the database is there; until closed."""
         while not self._closed:
-            await self._filled.wait()
-            self._filled.clear()
-            while self._line and not self._closed:
-                if await self._store.wait_until_healthy(LOOK):
-                    self._release()
-                    await asyncio.sleep(PAUSE)
+            await self._has_waiting.wait()
+            self._has_waiting.clear()
+            while self._waiting and not self._closed:
+                if await self._store.wait_until_healthy(HEALTH_WAIT_SECONDS):
+                    self._wake_all()
+                    await asyncio.sleep(RETRY_PAUSE_SECONDS)
 
-    def _release(self) -> None:
-        line, self._line = self._line, {}
-        for _, turn in sorted(line.items()):
+    def _wake_all(self) -> None:
+        """Let all that wait try again, in the order in which they came."""
+        waiting, self._waiting = self._waiting, {}
+        for _, turn in sorted(waiting.items()):
             if not turn.done():
                 turn.set_result(None)
 
     def close(self) -> None:
         """Give up what still waits: this process ends, and others will find these calls without an outcome."""
         self._closed = True
-        self._filled.set()
-        self._release()
+        self._has_waiting.set()
+        self._wake_all()

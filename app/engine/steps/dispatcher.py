@@ -30,12 +30,13 @@ from app.store.protocol import Held, Outbox
 
 TakeRun = Callable[[Ticket, Callable[[Ticket], Awaitable[None]]], None]
 """Takes the run of a ticket, and calls back when the ticket can be forgotten."""
-IDLE_WAIT = 1.0
-POLL = 0.2
+IDLE_WAIT_SECONDS = 1.0
+"""Seconds that the queue waits for a ticket before it answers that there is none."""
+POLL_SECONDS = 0.2
 """Seconds between two polls of the outbox while the queue is unavailable, on the average."""
 PLAN_LOOK_SECONDS = 0.05
 """Seconds between two polls, during the shut-down, for plans that are still being made."""
-MISSED = 0.5
+MISSED_TICKET_SECONDS = 0.5
 """Seconds after which a ticket that nobody has taken counts as lost, for a dispatcher that has nothing to do."""
 
 
@@ -51,19 +52,20 @@ class Dispatcher:
         grace: float,
         local: LocalRuns = lambda _run: None,
         take_run: TakeRun | None = None,
-        taking: Callable[[], int] = lambda: 0,
-        planning: Callable[[], int] = lambda: 0,
+        runs_being_taken: Callable[[], int] = lambda: 0,
+        plans_in_progress: Callable[[], int] = lambda: 0,
     ) -> None:
         """`name` is this process's; `grace` is how many seconds running steps get after a shut-down began.
 
         `local` finds the runs that are driven in this process. `take_run` is given the tickets of runs that nobody
-        drives; while `taking` of them are being taken, each keeps a slot. `planning` of them have a plan in the making,
-        which another engine would have to make anew: a shut-down waits for those too.
+        drives. `runs_being_taken` is the number of those that are just being taken; each keeps a slot.
+        `plans_in_progress` is the number of plans that are being made here. Another engine would have to make them
+        anew, so a shut-down waits for them too.
         """
         self._local = local
         self._take_run = take_run
-        self._taking = taking
-        self._planning = planning
+        self._runs_being_taken = runs_being_taken
+        self._plans_in_progress = plans_in_progress
         self._context = context
         self._name = name
         self._slots = slots
@@ -73,9 +75,13 @@ class Dispatcher:
         """The number of steps that are prepared and wait for the entry that queues them; each has a slot."""
         self._group: asyncio.TaskGroup | None = None
         """The group of the tasks, while steps are taken."""
-        self._interrupting = self._ended = False
-        self._freed = asyncio.Event()
-        self._outcomes = PendingOutcomes(context.store, context.telemetry, tick=context.tick, freed=self._freed.set)
+        self._interrupting = False
+        """True once the grace period is over, and running steps are interrupted."""
+        self._ended = False
+        self._slot_freed = asyncio.Event()
+        self._outcomes = PendingOutcomes(
+            context.store, context.telemetry, tick=context.tick, freed=self._slot_freed.set
+        )
         self._drained = asyncio.Event()
         context.telemetry.watch("baton_steps_running", self.__len__)
 
@@ -87,17 +93,17 @@ class Dispatcher:
         """Work until `stopping` is set, then drain."""
         async with self._context.queue.subscribe(DISPATCHERS, self._receive), asyncio.TaskGroup() as group:
             self._group = group
-            taking = group.create_task(self._take_until(stopping, group))
-            renewing = group.create_task(self._renew_until(self._drained))
-            keeping = group.create_task(self._outcomes.keep())
+            tickets_task = group.create_task(self._take_until(stopping, group))
+            renewal_task = group.create_task(self._renew_until(self._drained))
+            outcomes_task = group.create_task(self._outcomes.keep())
             await stopping.wait()
             self._group = None
-            taking.cancel()
-            await asyncio.wait([taking])  # tickets that it has just taken are drained with the rest
+            tickets_task.cancel()
+            await asyncio.wait([tickets_task])  # tickets that it has just taken are drained with the rest
             await self._drain()
             self._drained.set()
-            for task in (renewing, keeping):
-                task.cancel()
+            renewal_task.cancel()
+            outcomes_task.cancel()
         self._ended = True
 
     async def _take_until(self, stopping: asyncio.Event, group: asyncio.TaskGroup) -> None:
@@ -127,7 +133,7 @@ class Dispatcher:
         """Return the number of steps that can be begun now."""
         if self._group is None:
             return 0
-        return self._free() - self._taking()
+        return self._free() - self._runs_being_taken()
 
     def _execution(self, work: ClaimedStep) -> Execution:
         return Execution(
@@ -147,19 +153,22 @@ class Dispatcher:
         work.task = group.create_task(self._execute(work, execution))
 
     async def _take(self) -> list[Ticket]:
-        while (free := self._free() - self._taking()) <= 0:
-            self._freed.clear()
-            await self._freed.wait()
-        queue, pause = self._context.queue, POLL * (0.5 + self._context.chance())
+        """Take tickets from the queue, or from the outbox if the queue has none; waits for a free slot, and at most
+        `IDLE_WAIT_SECONDS` for a ticket."""
+        while (free := self._free() - self._runs_being_taken()) <= 0:
+            self._slot_freed.clear()
+            await self._slot_freed.wait()
+        queue, pause = self._context.queue, POLL_SECONDS * (0.5 + self._context.chance())
         if not self._context.timed():
             await asyncio.sleep(pause)
             return []
         try:
-            if found := await queue.take(free, IDLE_WAIT if queue.healthy else pause):
-                return found
+            tickets = await queue.take(free, IDLE_WAIT_SECONDS if queue.healthy else pause)
+            if tickets:
+                return tickets
         except QueueUnavailable:
             await asyncio.sleep(pause)
-        return await self._take_from_outbox(free, MISSED if queue.healthy else POLL)
+        return await self._take_from_outbox(free, MISSED_TICKET_SECONDS if queue.healthy else POLL_SECONDS)
 
     def _free(self) -> int:
         """Slots that have no step; those whose outcome waits for the database need none."""
@@ -200,7 +209,7 @@ class Dispatcher:
 
     def slot_freed(self) -> None:
         """Note that a run was taken, so that the slot that was kept for it is free."""
-        self._freed.set()
+        self._slot_freed.set()
 
     def listen(self, message: Listen) -> bool:
         """Send a gateway what it lacks of a run's answer; False if others may execute the answering step."""
@@ -215,9 +224,10 @@ class Dispatcher:
     async def _send_lacking(self, listener: Listen, relay: Relay) -> None:
         """Send what has been sent of an answer by now, and not by the time when somebody began to listen: more of it
         may have been sent in between, and does not go on from what is known there."""
-        if (lacking := relay.lacking(listener)) is not None:
+        part = relay.missing_part(listener)
+        if part is not None:
             with suppress(QueueUnavailable):
-                await self._context.queue.publish(listener.address, [lacking])
+                await self._context.queue.publish(listener.address, [part])
 
     async def _renew_until(self, drained: asyncio.Event) -> None:
         suspects: set[Held] = set()
@@ -239,28 +249,35 @@ class Dispatcher:
     async def _renew(self, suspects: set[Held]) -> set[Held]:
         """Prolong every claim; returns those that are missing for the first time. A step that was just finished is not
         kept either; only what is missing twice, and is among the `suspects`, was taken over."""
-        held = {Held(*place, work.claim): work for place, work in self._claimed.items() if work.claim}
-        if not held:
+        work_of: dict[Held, ClaimedStep] = {}
+        for (run, step), work in self._claimed.items():
+            if work.claim:
+                work_of[Held(run, step, work.claim)] = work
+        if not work_of:
             return set()
         # First the queue, so that it delivers them to nobody else meanwhile; but a queue that hangs must cost no claim.
         with suppress(QueueUnavailable, TimeoutError):
             async with asyncio.timeout(self._context.lease / 6):
-                await self._context.queue.keep([work.ticket for work in held.values() if work.ticket.receipt])
-        kept = await self._context.store.renew_claims(list(held), self._context.now() + self._context.lease)
-        missing = {claim for claim in held.keys() - kept if self._claimed.get(claim[:2]) is held[claim]}
+                await self._context.queue.keep([work.ticket for work in work_of.values() if work.ticket.receipt])
+        renewed = await self._context.store.renew_claims(list(work_of), self._context.now() + self._context.lease)
+        missing = set()
+        for claim in work_of.keys() - renewed:
+            is_still_claimed = self._claimed.get((claim.run, claim.step)) is work_of[claim]
+            if is_still_claimed:
+                missing.add(claim)
         for claim in missing & suspects:
             self._context.telemetry.count("baton_lease_lost_total", "step")
-            held[claim].interrupt(stopped=True)
+            work_of[claim].interrupt(stopped=True)
         return missing - suspects
 
     async def _drain(self) -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout(self._grace):
-                while self._claimed or self._prepared or self._planning():
-                    self._freed.clear()
+                while self._claimed or self._prepared or self._plans_in_progress():
+                    self._slot_freed.clear()
                     with suppress(TimeoutError):
                         async with asyncio.timeout(PLAN_LOOK_SECONDS):
-                            await self._freed.wait()
+                            await self._slot_freed.wait()
         self._interrupting = True
         for work in list(self._claimed.values()):
             work.interrupt(stopped=False)
@@ -288,7 +305,7 @@ class Dispatcher:
         finally:
             if self._claimed.get((ticket.run, ticket.step)) is work:  # else it was begun anew, for the next turn
                 del self._claimed[ticket.run, ticket.step]
-            self._freed.set()
+            self._slot_freed.set()
 
     async def _forget(self, ticket: Ticket) -> None:
         try:
@@ -361,4 +378,4 @@ class Dispatcher:
     def _free_prepared_slot(self) -> None:
         """Free the slot of a step that does not start, and wake those who wait for a slot."""
         self._prepared -= 1
-        self._freed.set()
+        self._slot_freed.set()

@@ -25,7 +25,7 @@ import orjson
 
 from app.core.message.chat import TOKEN_BYTES, message_to_json, mint
 from app.core.plan.pricing import question_tokens
-from app.core.pool.catalog import Amount, Catalog, Worker
+from app.core.pool.catalog import Amount, Catalog, ProviderSpec, Worker
 from app.core.pool.rules import Reading
 from app.core.records import address, changed
 from app.core.run import approvals, visibility
@@ -34,7 +34,7 @@ from app.core.run.events import CallFinished, Fact, NamedCall, StepAwaitingTool,
 from app.core.run.identifiers import Trace, continued
 from app.core.run.kinds import AFTER_THE_END
 from app.core.run.share import share
-from app.core.run.state import RunState, StepState, fold
+from app.core.run.state import Call, RunState, StepState, fold
 from app.core.run.visibility import readers
 from app.engine.calls.attempt import Attempt, CallTime, PlannedCall, Purpose, lost, tier_seconds
 from app.engine.calls.step_request import NOTHING, Candidates, is_long, look
@@ -52,6 +52,7 @@ from app.errors import (
     RunOverBudget,
     StoreUnavailable,
 )
+from app.providers.protocol import Request
 from app.stepqueue.protocol import AGAIN, Committed, Live
 from app.store.protocol import Due, Entry, Ledger, Move
 
@@ -84,7 +85,7 @@ class Execution:
         self._has_last_delivery = has_last_delivery
         self._pending = outcomes
         self._name = name
-        self._local = local
+        self._local_run = local
         self._ticket = work.ticket
         self._work = work
         self._version = work.ticket.version
@@ -96,7 +97,7 @@ class Execution:
         self._ids: list[str] = []
         self._flawed: Attempt | None = None
         """The attempt before, if its answer did not have the form that was asked for."""
-        self._settled: tuple[Attempt, ...] = ()
+        self._unrecorded: tuple[Attempt, ...] = ()
         """At most one attempt whose outcome travels in the next entry."""
         self._empty: Attempt | None = None
         """The attempt whose answer was empty, after which another worker is asked."""
@@ -117,10 +118,11 @@ class Execution:
         """
         self._salt = salt
         self._gateway = (state.turn.gateway,) if state.turn.gateway else ()
-        basis = await self._basis(state, contents)
-        if (left := self._left(state)) <= 0 or basis.candidates.pause(left):
+        basis = await self._read_basis(state, contents)
+        seconds_left = self._seconds_left(state)
+        if seconds_left <= 0 or basis.candidates.pause(seconds_left):
             return None
-        attempt = self._affordable(basis, left)
+        attempt = self._affordable(basis, seconds_left)
         if isinstance(attempt, WorkerChoice):
             return None
         with attempt.promised():
@@ -133,26 +135,29 @@ class Execution:
     async def perform(self) -> None:
         """Claim the step and bring it to its end, unless there is nothing to do or another engine has it."""
         if self._prepared is not None:
-            return await self._keeping_outcomes(self._call_until_done(*self._prepared))
+            return await self._keeping_unwritten_outcomes(self._call_until_done(*self._prepared))
         if self._version != AGAIN:
-            state = await self._fold(self._ticket.seq)
+            state = await self._read_state(self._ticket.seq)
             if self._is_not_queued(state):
-                state = await self._fold(None)
+                state = await self._read_state(None)
             try:
-                if not (self._is_not_queued(state) or self._needs_nothing(state)):
-                    return await self._keeping_outcomes(self._begin_calls(state))
+                if not (self._is_not_queued(state) or self._has_nothing_to_do(state)):
+                    return await self._keeping_unwritten_outcomes(self._begin_calls(state))
             except LeaseLost:
                 if self._work.claim:
                     raise
-        await self._again()
+        await self._perform_again()
 
-    async def _again(self) -> None:
+    async def _perform_again(self) -> None:
         """Claim before anything else: this is not the first delivery, so the step may have ended another process."""
-        if (claimed := await self._claim()) is None:
+        claimed = await self._claim()
+        if claimed is None:
             return
         due, state = claimed
-        lost_calls, deliveries = self._lost(state, state.steps[due.step]), _deliveries(due)
-        if self._needs_nothing(state):  # the step is not needed any more: only calls of a lost dispatcher are closed
+        lost_calls, deliveries = self._outcomes_of_lost_calls(state, state.steps[due.step]), _deliveries(due)
+        if self._has_nothing_to_do(
+            state
+        ):  # the step is not needed any more: only calls of a lost dispatcher are closed
             await self._append(self._entry(lost_calls, move=Move(due.step, "finish", claim=self._work.claim)))
         elif deliveries >= MOST_DELIVERIES:
             self._log.begin(state, due.step)
@@ -165,7 +170,7 @@ class Execution:
             )
             await self._fail(StepFailed(due.step, "dead_letter", deliveries=deliveries), lost_calls)
         else:
-            await self._keeping_outcomes(self._begin_calls(state))
+            await self._keeping_unwritten_outcomes(self._begin_calls(state))
 
     async def _claim(self) -> tuple[Due, RunState] | None:
         """Take the ticket as its row is now, with the state from which to go on; None if another engine has it."""
@@ -173,14 +178,12 @@ class Execution:
             due = await self._context.store.due(self._ticket.run, self._ticket.step)
             if due is None or due.until > self._context.now():
                 return None
-            if (
-                due.holder not in (None, self._name)
-                and self._context.store.seconds_since_recovery < self._context.lease
-            ):
+            is_held_elsewhere = due.holder not in (None, self._name)
+            if is_held_elsewhere and self._context.store.seconds_since_recovery < self._context.lease:
                 return None  # nobody could prolong a claim while the database was away
             if self._is_postponed(due):
                 return None
-            state = await self._fold(None)
+            state = await self._read_state(None)
             self._version = due.version
             with suppress(LeaseLost):
                 await self._append(self._entry(()))
@@ -203,9 +206,9 @@ class Execution:
         self._work.is_last_delivery = True
         return False
 
-    async def _fold(self, upto: int | None) -> RunState:
+    async def _read_state(self, upto: int | None) -> RunState:
         """The run's state up to `upto` at least; None for all of it, as the database has it now."""
-        known = self._local(self._ticket.run) if upto is not None else None
+        known = self._local_run(self._ticket.run) if upto is not None else None
         if known is not None and upto is not None and known.state.seq >= upto:
             self._salt = known.salt
             return known.state
@@ -221,18 +224,18 @@ class Execution:
         step = state.steps.get(self._ticket.step)
         return step is None or step.state == "waiting" or state.turn.number != self._version
 
-    def _needs_nothing(self, state: RunState) -> bool:
+    def _has_nothing_to_do(self, state: RunState) -> bool:
         step = state.steps.get(self._ticket.step)
         over = state.ended or state.cancel_asked
         return over or step is None or step.settled or step.state == "awaiting_tool"
 
-    async def _keeping_outcomes(self, calls: Coroutine[Any, Any, None]) -> None:
+    async def _keeping_unwritten_outcomes(self, calls: Coroutine[Any, Any, None]) -> None:
         """Make calls, of which none is made that could not be recorded. The outcome of the one before is kept until the
         database is back, and then the step is left to any engine with a free slot."""
         try:
             await calls
         except StoreUnavailable:
-            if not (self._settled and self._work.claim):
+            if not (self._unrecorded and self._work.claim):
                 raise
             await self._pending.write_later(self._entry(self._outcomes()), self._settle_and_release)
 
@@ -242,120 +245,140 @@ class Execution:
         if ticket.at and ticket.version != AGAIN:
             waited = {"baton.step": ticket.step}
             self._context.tracing.waited(self._trace(state), ticket.at, self._context.now(), waited)
-        openers = self._lost(state, state.steps[self._ticket.step])
+        lost_outcomes = self._outcomes_of_lost_calls(state, state.steps[self._ticket.step])
         try:
-            basis = await self._basis(state, self._contents)
+            basis = await self._read_basis(state, self._contents)
         except NotFound:
-            return await self._fail(StepFailed(self._ticket.step, "content_erased"), openers)
-        if (attempt := await self._next(basis, openers)) is not None:
+            return await self._fail(StepFailed(self._ticket.step, "content_erased"), lost_outcomes)
+        attempt = await self._next_attempt(basis, lost_outcomes)
+        if attempt is not None:
             await self._call_until_done(basis, attempt)
 
-    async def _basis(self, state: RunState, fresh: Mapping[str, bytes] = NOTHING) -> StepBasis:
+    async def _read_basis(self, state: RunState, fresh: Mapping[str, bytes] = NOTHING) -> StepBasis:
         view = await look(self._context.store, state, self._ticket.step, fresh)
-        made = [call for call in state.calls.values() if call.step == view.step.n]
-        self._number = len(made)
-        most, now = state.admitted.limits.attempts, [call for call in made if call.turn == state.turn.number]
-        refused = min(sum(call.limited for call in now), most)
-        attempts, free = most - (len(now) - refused), most - refused
-        approval, catalog = state.approvals.get(view.step.proposal), self._context.catalog()
-        known = _workers(catalog, state, view.step)
-        others: tuple[tuple[str, str], ...] = ()
+        calls = [call for call in state.calls.values() if call.step == view.step.n]
+        self._number = len(calls)
+        catalog = self._context.catalog()
+        workers = _workers(catalog, state, view.step)
+        unapproved: tuple[tuple[str, str], ...] = ()
         if state.admitted.approval is not None:
-            known, others = approvals.permitted(known, state.admitted.approval, approval, catalog)
-        self._reading, workers, excluded = readers(state, view.step.n, known)
-        answered_nothing = {call.worker for call in now if call.empty}  # before the engine stopped that executed it
-        workers = [worker for worker in workers if worker.name not in answered_nothing] or workers
-        return StepBasis(state, view, Candidates(self._context.health, workers, attempts, free), (*others, *excluded))
+            approval = state.approvals.get(view.step.proposal)
+            workers, unapproved = approvals.permitted(workers, state.admitted.approval, approval, catalog)
+        self._reading, workers, excluded = readers(state, view.step.n, workers)
+        calls_of_turn = [call for call in calls if call.turn == state.turn.number]
+        candidates = self._candidates(workers, calls_of_turn, state.admitted.limits.attempts)
+        return StepBasis(state, view, candidates, (*unapproved, *excluded))
+
+    def _candidates(self, workers: list[Worker], calls: Sequence[Call], most_attempts: int) -> Candidates:
+        """The workers that may still be called after these calls of the turn, which other engines may have made."""
+        rate_limited = min(sum(call.limited for call in calls), most_attempts)
+        attempts_left = most_attempts - (len(calls) - rate_limited)
+        answered_nothing = {call.worker for call in calls if call.empty}
+        others = [worker for worker in workers if worker.name not in answered_nothing]
+        return Candidates(self._context.health, others or workers, attempts_left, most_attempts - rate_limited)
 
     async def _call_until_done(self, basis: StepBasis, attempt: Attempt) -> None:
         """Make one call after the other, from a committed intent to the step's end."""
-        following: Attempt | None = attempt
-        while following is not None:
-            attempt = following
+        next_attempt: Attempt | None = attempt
+        while next_attempt is not None:
+            attempt = next_attempt
             answered = await self._stream(basis.state, basis.step, attempt)
-            if answered and not self._asks_another(basis.candidates, attempt):
-                return await self._write(self._last(basis.step, attempt))
-            self._settled = (attempt,)
+            if answered and not self._should_ask_another(basis.candidates, attempt):
+                return await self._write_last_entry(self._last_entry(basis.step, attempt))
+            self._unrecorded = (attempt,)
             if answered:
-                following = await self._next(basis)
+                next_attempt = await self._next_attempt(basis)
                 continue
             self._flawed = attempt if attempt.reply.flaw is not None else None
-            left, chance = self._left(basis.state), self._context.chance()
             basis.candidates.failed(
-                attempt.worker, attempt.error, streamed=self._was_streamed, chance=chance, seconds_left=left
+                attempt.worker,
+                attempt.error,
+                streamed=self._was_streamed,
+                chance=self._context.chance(),
+                seconds_left=self._seconds_left(basis.state),
             )
-            following = await self._next(basis)
+            next_attempt = await self._next_attempt(basis)
 
-    async def _next(self, basis: StepBasis, openers: tuple[Fact, ...] = (), refusals: int = 0) -> Attempt | None:
+    async def _next_attempt(
+        self, basis: StepBasis, lost_outcomes: tuple[Fact, ...] = (), refusals: int = 0
+    ) -> Attempt | None:
         """The next attempt, its intent committed; None if there is none, and what becomes of the step is written.
 
         `refusals` counts how often the store has refused to reserve for it.
         """
-        state, candidates, n = basis.state, basis.candidates, self._ticket.step
-        await self._pause(candidates, state)
+        n = self._ticket.step
+        await self._pause(basis.candidates, basis.state)
         if self._work.interrupted:
-            await self._withdraw(openers)
-        elif (left := self._left(state)) <= 0:
-            await self._fail(StepFailed(n, "run_expired"), openers)
-        elif isinstance(attempt := self._affordable(basis, left), WorkerChoice):
-            error = candidates.error(attempt)
-            short = basis.short if error == RunOverBudget.code else None
-            failed = StepFailed(
-                n=n,
-                error=error,
-                retry_after=candidates.retry_after(error, left),
-                left=round(left, 3),
-                passed_over=(*basis.excluded, *attempt.passed_over),
-                despite=attempt.despite,
-                budget=short.budget if short is not None else "",
-                budget_until=short.until if short is not None else None,
-            )
-            await self._fail(failed, openers)
-        else:
-            try:
-                await self._intend(attempt, openers)
-                return attempt
-            except RunOverBudget as refused:
-                self._number -= 1  # this attempt was not recorded
-                if refusals < MOST_REFUSALS:  # calls that were not known here hold what this one was to have
-                    fresh = changed(basis, state=await self._fold(None), short=refused)
-                    return await self._next(fresh, openers, refusals + 1)
-                failed = StepFailed(n, RunOverBudget.code, budget=refused.budget, budget_until=refused.until)
-                await self._fail(failed, openers)
+            await self._withdraw(lost_outcomes)
+            return None
+        seconds_left = self._seconds_left(basis.state)
+        if seconds_left <= 0:
+            await self._fail(StepFailed(n, "run_expired"), lost_outcomes)
+            return None
+        attempt = self._affordable(basis, seconds_left)
+        if isinstance(attempt, WorkerChoice):
+            await self._fail(self._without_worker(basis, attempt, seconds_left), lost_outcomes)
+            return None
+        try:
+            await self._commit_intent(attempt, lost_outcomes)
+            return attempt
+        except RunOverBudget as error:
+            refusal = error
+        self._number -= 1  # this attempt was not recorded
+        if refusals < MOST_REFUSALS:  # calls that were not known here hold what this one was to have
+            latest = changed(basis, state=await self._read_state(None), refusal=refusal)
+            return await self._next_attempt(latest, lost_outcomes, refusals + 1)
+        failed = StepFailed(n, RunOverBudget.code, budget=refusal.budget, budget_until=refusal.until)
+        await self._fail(failed, lost_outcomes)
         return None
 
-    def _affordable(self, basis: StepBasis, left: float) -> Attempt | WorkerChoice:
+    def _without_worker(self, basis: StepBasis, choice: WorkerChoice, seconds_left: float) -> StepFailed:
+        """The failure of a step that no worker can be called for."""
+        error = basis.candidates.error(choice)
+        refusal = basis.refusal if error == RunOverBudget.code else None
+        return StepFailed(
+            n=self._ticket.step,
+            error=error,
+            retry_after=basis.candidates.retry_after(error, seconds_left),
+            left=round(seconds_left, 3),
+            passed_over=(*basis.excluded, *choice.passed_over),
+            despite=choice.despite,
+            budget=refusal.budget if refusal is not None else "",
+            budget_until=refusal.until if refusal is not None else None,
+        )
+
+    def _affordable(self, basis: StepBasis, seconds_left: float) -> Attempt | WorkerChoice:
         """The next attempt by the first worker that the run's money pays for, its output cut to what is left of it; the
-        choice that names nobody if there is none. `left` are the run's seconds."""
+        choice that names nobody if there is none. `seconds_left` are the run's."""
         candidates = basis.candidates
-        while (choice := candidates.choose(left)).worker is not None:
+        while (choice := candidates.choose(seconds_left)).worker is not None:
             try:
-                attempt = self._within_means(basis, choice, left)
+                attempt = self._within_means(basis, choice, seconds_left)
             except BaseException:
-                self._context.health.forgo(choice.worker, extra=choice.extra)
+                self._context.health.cancel_call(choice.worker, extra=choice.extra)
                 raise
             if attempt is not None:
                 self._number += 1
                 return attempt
-            self._context.health.forgo(choice.worker, extra=choice.extra)
+            self._context.health.cancel_call(choice.worker, extra=choice.extra)
             candidates.unaffordable(choice.worker)
         return choice
 
-    def _within_means(self, basis: StepBasis, choice: WorkerChoice, left: float) -> Attempt | None:
+    def _within_means(self, basis: StepBasis, choice: WorkerChoice, seconds_left: float) -> Attempt | None:
         """Return the attempt that calls this worker within the step's share of the money, and within what is left in a
-        budget over several runs that has refused; None if that is too little. `left` are the run's seconds."""
-        attempt, state = self._attempt(basis, choice, left), self._newest(basis.state)
+        budget over several runs that has refused; None if that is too little. `seconds_left` are the run's."""
+        attempt, state = self._attempt(basis, choice, seconds_left), self._latest_state(basis.state)
         means = self._unspent(state)
         if len(state.live) > 1:
             floor = attempt.least(state.admitted.limits.floor)
             means = share(state, basis.step.n, means, floor, attempt.catalog.workers, question_tokens(basis.view.task))
-        if isinstance(basis.short, BudgetExhausted):
-            means = Amount(min(means.usd, basis.short.left), means.tokens)
+        if isinstance(basis.refusal, BudgetExhausted):
+            means = Amount(min(means.usd, basis.refusal.left), means.tokens)
         return attempt.within(means, state.admitted.limits.floor)
 
-    def _newest(self, state: RunState) -> RunState:
+    def _latest_state(self, state: RunState) -> RunState:
         """The run's state as this process knows it now."""
-        known = self._local(state.run)
+        known = self._local_run(state.run)
         if known is not None and known.state.seq > state.seq:
             return known.state
         return state
@@ -363,25 +386,25 @@ class Execution:
     def _unspent(self, state: RunState) -> Amount:
         """The amount that the run may still hold once the outcome that travels with the next intent is written."""
         left = spendable(state)
-        for attempt in self._settled:
+        for attempt in self._unrecorded:
             call = state.calls.get(attempt.call)
             if call is not None and call.outcome is None:
                 spent = Amount(attempt.spent.usd, attempt.spent.tokens)
                 left = (left + Amount(attempt.hold.usd, attempt.hold.tokens)).less(spent)
         return left
 
-    def _left(self, state: RunState) -> float:
+    def _seconds_left(self, state: RunState) -> float:
         return state.turn.deadline - self._context.now()
 
     async def _pause(self, candidates: Candidates, state: RunState) -> None:
         """Wait until a worker should be called. A stop interrupts the wait, and the outcome of the attempt before is
         committed first if the wait is long."""
-        while (seconds := candidates.pause(self._left(state))) and not self._work.interrupted:
-            if seconds > OUTCOME_DELAY_SECONDS and self._settled:
-                await self._write(self._entry(self._outcomes()))
-                self._settled = ()
+        while (seconds := candidates.pause(self._seconds_left(state))) and not self._work.interrupted:
+            if seconds > OUTCOME_DELAY_SECONDS and self._unrecorded:
+                await self._write_last_entry(self._entry(self._outcomes()))
+                self._unrecorded = ()
             try:
-                self._work.waits()
+                self._work.allow_interruption()
                 await asyncio.sleep(seconds)
             except asyncio.CancelledError:
                 await self._withdraw()
@@ -389,17 +412,17 @@ class Execution:
             finally:
                 self._work.interruptible = False
 
-    def _lost(self, state: RunState, step: StepState) -> tuple[Fact, ...]:
+    def _outcomes_of_lost_calls(self, state: RunState, step: StepState) -> tuple[Fact, ...]:
         """Outcomes for the intents of a dispatcher that is no more: `unknown`, and possibly billed."""
-        return tuple(
-            lost(call.id, step.n, Ledger(call.usd_held, call.tokens_held))
-            for call in state.open_calls
-            if call.step == step.n
-        )
+        outcomes = []
+        for call in state.open_calls:
+            if call.step == step.n:
+                outcomes.append(lost(call.id, step.n, Ledger(call.usd_held, call.tokens_held)))
+        return tuple(outcomes)
 
-    def _attempt(self, basis: StepBasis, choice: WorkerChoice, left: float) -> Attempt:
+    def _attempt(self, basis: StepBasis, choice: WorkerChoice, seconds_left: float) -> Attempt:
+        """The attempt that calls the chosen worker."""
         self._ids = []
-        number = self._number + 1
         state, view, worker = basis.state, basis.view, choice.called
         catalog = self._context.catalog()
         provider = catalog.providers[worker.provider]
@@ -407,22 +430,20 @@ class Execution:
         if self._flawed is not None and self._flawed.worker.name == worker.name:
             repaired, flaw = self._flawed.call, self._flawed.reply.flaw
         request = view.request(worker, state.admitted.limits, streams=state.turn.streams, provider=provider, flaw=flaw)
-        quick = number == 1 and self._context.health.is_quick(worker)
         most_seconds = tier_seconds(catalog, state)
-        cuts = (
-            (view.step.answers or view.step.complete)
-            and request.form is None
-            and state.admitted.limits.seconds < most_seconds
+        time = CallTime(
+            state.turn.deadline,
+            spare=basis.candidates.can_replace(worker, seconds_left),
+            tier_seconds=most_seconds,
+            cuts=_may_be_cut(state, view.step, request, most_seconds),
         )
-        spare = basis.candidates.can_replace(worker, left)
-        watched = spare and not quick and is_long(request, provider)
-        watched = watched or (cuts and provider.streams and not request.live)
+        watched = self._is_watched(request, provider, time)
         planned = PlannedCall(
             call=self._context.name("call"),
             step=view.step.n,
             request=changed(request, live=True) if watched else request,
             access=view.step.access,
-            number=number,
+            number=self._number + 1,
             salt=self._salt,
             extra=choice.extra,
             trace=self._trace(state),
@@ -438,24 +459,31 @@ class Execution:
                 disclosed=visibility.disclosed_to_step(state, view.step, self._reading.labels),
             ),
         )
-        time = CallTime(state.turn.deadline, spare=spare, tier_seconds=most_seconds, cuts=cuts)
         return Attempt(self._context, catalog, planned, time)
+
+    def _is_watched(self, request: Request, provider: ProviderSpec, time: CallTime) -> bool:
+        """Return whether a reply is streamed only for this process to see that the worker goes on, or to have its text
+        when the run's time is over; no caller is sent it as it comes."""
+        is_first_of_quick = self._number == 0 and self._context.health.is_quick(request.worker)
+        if time.spare and not is_first_of_quick and is_long(request, provider):
+            return True
+        return time.cuts and provider.streams and not request.live
 
     def _trace(self, state: RunState) -> Trace:
         """The span of the run's engine; where that is not known, that of the caller's request."""
-        run = self._local(state.run)
+        run = self._local_run(state.run)
         if run is not None:
             return run.trace
         return self._ticket.trace or continued(state.admitted.trace, state.turn.trace)
 
-    async def _intend(self, attempt: Attempt, openers: tuple[Fact, ...]) -> None:
+    async def _commit_intent(self, attempt: Attempt, lost_outcomes: tuple[Fact, ...]) -> None:
         """Claim (the first time), settle the attempt before, and reserve for this one: all in one entry."""
         with attempt.promised():
             await self._context.pin(attempt.catalog)
-            await self._append(self._entry((*openers, *self._outcomes(), attempt.intended()), hold=attempt.hold))
-        self._settled = ()
+            await self._append(self._entry((*lost_outcomes, *self._outcomes(), attempt.intended()), hold=attempt.hold))
+        self._unrecorded = ()
 
-    def _asks_another(self, candidates: Candidates, attempt: Attempt) -> bool:
+    def _should_ask_another(self, candidates: Candidates, attempt: Attempt) -> bool:
         """Return whether another worker is asked because the answer of this one is empty: once for each step."""
         if self._empty is not None or not attempt.reply.is_empty or not candidates.spare:
             return False
@@ -463,28 +491,31 @@ class Execution:
         candidates.answered_nothing(attempt.worker)
         return True
 
-    async def _fail(self, failed: StepFailed, openers: tuple[Fact, ...]) -> None:
+    async def _fail(self, failed: StepFailed, lost_outcomes: tuple[Fact, ...]) -> None:
         if not self._work.claim:
-            await self._append(self._entry(openers))
-            openers = ()
+            await self._append(self._entry(lost_outcomes))
+            lost_outcomes = ()
         move = Move(self._ticket.step, "finish", claim=self._work.claim)
-        settled: Fact = self._done(failed.n, self._empty) if self._empty is not None else failed
-        await self._write(self._entry((*openers, *self._outcomes(), settled), move=move))
+        settled: Fact = self._step_done(failed.n, self._empty) if self._empty is not None else failed
+        await self._write_last_entry(self._entry((*lost_outcomes, *self._outcomes(), settled), move=move))
 
     def _outcomes(self) -> tuple[Fact, ...]:
-        return tuple(attempt.finished() for attempt in self._settled)
+        return tuple(attempt.finished() for attempt in self._unrecorded)
 
     def _entry(self, events: tuple[Fact, ...], *, hold: Ledger = Ledger(), move: Move | None = None) -> Entry:
+        """The next entry under this claim. Without a `move` it takes the ticket, or keeps it once it is taken."""
         now, n = self._context.now(), self._ticket.step
         if move is None and self._work.claim:
             move = Move(n, "hold", claim=self._work.claim)
         elif move is None:
             move = Move(n, "take", version=self._version, holder=self._name, until=now + self._context.lease)
-        finished = [fact for fact in events if isinstance(fact, CallFinished)]
-        given_up = [fact for fact in finished if fact.outcome == "unknown"]
-        lost_usd = sum(fact.usd for fact in given_up)
-        lost_tokens = sum(fact.usage.input for fact in given_up)
-        held, spent = _sum(a.hold for a in self._settled), _sum(a.spent for a in self._settled)
+        lost_usd = lost_tokens = 0
+        for fact in events:
+            if isinstance(fact, CallFinished) and fact.outcome == "unknown":
+                lost_usd += fact.usd
+                lost_tokens += fact.usage.input
+        held = _sum(attempt.hold for attempt in self._unrecorded)
+        spent = _sum(attempt.spent for attempt in self._unrecorded)
         return Entry(
             run=self._ticket.run,
             at=now,
@@ -493,7 +524,7 @@ class Execution:
             hold=hold,
             release=Ledger(held.usd + lost_usd, held.tokens + lost_tokens),
             spent=Ledger(spent.usd + lost_usd, spent.tokens + lost_tokens),
-            contents=tuple(content for attempt in self._settled for content in attempt.contents),
+            contents=tuple(content for attempt in self._unrecorded for content in attempt.contents),
         )
 
     async def _stream(self, state: RunState, step: StepState, attempt: Attempt) -> bool:
@@ -502,7 +533,7 @@ class Execution:
         relay = Relay(state.run, step.n, attempt.call, attempt.reply, self._id)
         self._work.relay = relay if attempt.live else None
         try:
-            self._work.waits()
+            self._work.allow_interruption()
             async for pieces in attempt.stream():
                 if not attempt.live or attempt.reply.end is not None:  # what comes with the end is sent with it
                     continue
@@ -511,7 +542,7 @@ class Execution:
                     relay.was_sent = relay.was_sent or bool(followers)
                     await self._send(followers, delta)
         except asyncio.CancelledError:
-            self._settled = (attempt,)
+            self._unrecorded = (attempt,)
             await self._withdraw()
             raise
         except BatonError:
@@ -523,25 +554,27 @@ class Execution:
         return True
 
     async def _settle_and_release(self) -> None:
-        calls = (await self._fold(None)).calls  # the entry that failed may have been committed all the same
-        self._settled = tuple(settled for settled in self._settled if calls[settled.call].outcome is None)
+        calls = (await self._read_state(None)).calls  # the entry that failed may have been committed all the same
+        self._unrecorded = tuple(attempt for attempt in self._unrecorded if calls[attempt.call].outcome is None)
         move = Move(self._ticket.step, "release", claim=self._work.claim, until=self._context.now())
         await self._append(self._entry(self._outcomes(), move=move))
-        self._settled = ()
+        self._unrecorded = ()
 
-    async def _withdraw(self, openers: tuple[Fact, ...] = ()) -> None:
+    async def _withdraw(self, lost_outcomes: tuple[Fact, ...] = ()) -> None:
         """Stopped by the driver, or handed back because this process shuts down: outcomes are written either way, and
-        `openers` with them."""
+        `lost_outcomes` with them."""
         n, claim, stopped = self._ticket.step, self._work.claim, self._work.stopped
         if not claim:
             return
-        verb = Move(n, "finish", claim=claim) if stopped else Move(n, "release", claim=claim, until=self._context.now())
-        await self._write(self._entry((*openers, *self._outcomes()), move=verb))
+        outcomes = (*lost_outcomes, *self._outcomes())
         if stopped:
+            await self._write_last_entry(self._entry(outcomes, move=Move(n, "finish", claim=claim)))
             self._log.write("cancelled")
-        else:
-            with suppress(QueueUnavailable):
-                await self._context.queue.enqueue([changed(self._ticket, version=AGAIN)])
+            return
+        move = Move(n, "release", claim=claim, until=self._context.now())
+        await self._write_last_entry(self._entry(outcomes, move=move))
+        with suppress(QueueUnavailable):
+            await self._context.queue.enqueue([changed(self._ticket, version=AGAIN)])
 
     def _id(self, place: int) -> str:
         """The id under which the caller knows a tool call of the present attempt."""
@@ -549,14 +582,17 @@ class Execution:
             self._ids.append(mint(self._ticket.run, self._context.salt()[:TOKEN_BYTES]))
         return self._ids[place]
 
-    def _last(self, step: StepState, attempt: Attempt) -> Entry:
+    def _last_entry(self, step: StepState, attempt: Attempt) -> Entry:
         """The entry that ends the step after a call that succeeded: it is done, or waits for results of tool calls."""
-        self._settled = (attempt,)
-        follows = self._awaiting(step, attempt) if attempt.reply.calls else (self._done(step.n, attempt), ())
-        entry = self._entry((attempt.finished(), follows[0]), move=Move(step.n, "finish", claim=self._work.claim))
-        return changed(entry, contents=(*entry.contents, *follows[1]))
+        self._unrecorded = (attempt,)
+        move = Move(step.n, "finish", claim=self._work.claim)
+        if not attempt.reply.calls:
+            return self._entry((attempt.finished(), self._step_done(step.n, attempt)), move=move)
+        awaiting, contents = self._step_awaiting_tool(step, attempt)
+        entry = self._entry((attempt.finished(), awaiting), move=move)
+        return changed(entry, contents=(*entry.contents, *contents))
 
-    def _done(self, n: int, attempt: Attempt) -> StepDone:
+    def _step_done(self, n: int, attempt: Attempt) -> StepDone:
         return StepDone(
             n=n,
             call=attempt.call,
@@ -569,7 +605,8 @@ class Execution:
             declassified=attempt.worker.declassifies & self._reading.labels,
         )
 
-    def _awaiting(self, step: StepState, attempt: Attempt) -> tuple[Fact, tuple[tuple[str, bytes], ...]]:
+    def _step_awaiting_tool(self, step: StepState, attempt: Attempt) -> tuple[Fact, tuple[tuple[str, bytes], ...]]:
+        """The event of a step that waits for results of tool calls, with the content that it names."""
         calls = attempt.reply.calls
         ids = [self._id(place) for place in range(len(calls))]
         said = orjson.dumps(message_to_json(attempt.reply.message(ids)), default=dict)
@@ -577,14 +614,14 @@ class Execution:
         named = tuple(NamedCall(id_, call.name) for id_, call in zip(ids, calls, strict=True))
         return StepAwaitingTool(step.n, attempt.call, ref, len(attempt.reply.text), named), ((ref, said),)
 
-    async def _write(self, entry: Entry) -> None:
+    async def _write_last_entry(self, entry: Entry) -> None:
         """Write the last entry of this claim; it is kept while the database is away."""
         with suppress(StoreUnavailable):
             return await self._append(entry)
         try:
             await self._pending.write_later(entry, partial(self._append, entry))
         except StoreUnavailable:
-            self._settled = ()  # given up for good
+            self._unrecorded = ()  # given up for good
             raise
 
     async def _append(self, entry: Entry) -> None:
@@ -592,7 +629,7 @@ class Execution:
 
         If the run has ended meanwhile only outcomes are kept, with the texts that they name, and `RunEnded` is raised.
         """
-        run = self._local(entry.run)
+        run = self._local_run(entry.run)
         ends_step = bool(entry.events) and entry.move is not None and entry.move.verb == "finish"
         try:
             if run is not None and ends_step:
@@ -625,7 +662,7 @@ class Execution:
 
     def _followers(self, state: RunState) -> Sequence[str]:
         """The gateways that follow the run, as far as this process knows."""
-        run = self._local(state.run)
+        run = self._local_run(state.run)
         if run is not None:
             return run.followers()
         gateway, listening = state.turn.gateway, self._work.listening
@@ -644,6 +681,13 @@ class Execution:
                 await self._context.queue.publish(receiver, [message])
 
 
+def _may_be_cut(state: RunState, step: StepState, request: Request, tier_seconds: float) -> bool:
+    """Return whether the text that has come by the end of the run's time counts as the step's answer: where the caller
+    has given the run less time than its tier does, and the text needs no form."""
+    is_answer = step.answers or step.complete
+    return is_answer and request.form is None and state.admitted.limits.seconds < tier_seconds
+
+
 def _deliveries(due: Due) -> int:
     """The number of dispatchers that took a ticket and did not finish its step."""
     return due.lost + (due.holder is not None)
@@ -660,5 +704,6 @@ def _workers(catalog: Catalog, state: RunState, step: StepState) -> list[Worker]
 def _sum(ledgers: Iterable[Ledger]) -> Ledger:
     usd = tokens = 0
     for ledger in ledgers:
-        usd, tokens = usd + ledger.usd, tokens + ledger.tokens
+        usd += ledger.usd
+        tokens += ledger.tokens
     return Ledger(usd, tokens)
