@@ -1,7 +1,8 @@
 # A fresh machine needs Python 3.11 or newer and make; the rest is installed into .venv, pinned by hash, on first use.
 PYTHON ?= python3
 BIN := .venv/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+# A lock names every package, so pip need not look for more of them; what is imported is compiled at its first import.
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-compile
 # A pin keeps its extras: pip may else choose a newer release for `coverage[toml]` than is pinned for `coverage`, and fail.
 COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate --no-emit-index-url \
 	--no-strip-extras --custom-compile-command "make lock" --extra build
@@ -16,7 +17,7 @@ help:  ## This list.
 	@awk -F ':.*## ' '/^[a-z0-9 -]+:.*## / { printf "%-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 # What was compiled is kept, for the many processes that tests start, and for the next time.
-test faults fuzz simulate: export PYTHONDONTWRITEBYTECODE =
+run test faults fuzz simulate: export PYTHONDONTWRITEBYTECODE =
 
 # Tests wait a lot: the workers may be three times the cores. They are forks of one process, so that each costs little.
 JOBS ?= 6
@@ -86,7 +87,9 @@ lock: .venv/dev.stamp  ## Pins stay where they are; UPGRADE=--upgrade moves them
 
 .venv/runtime.stamp: requirements.txt pyproject.toml | .venv/bin/python
 	$(PIP) --require-hashes -r requirements.txt
-	$(PIP) --no-deps --no-build-isolation -e . && touch $@
+	$(PIP) --no-build-isolation -e . && touch $@
 
-.venv/dev.stamp: requirements-dev.txt .venv/runtime.stamp
-	$(PIP) --require-hashes -r requirements-dev.txt && touch $@
+# requirements-dev.txt has every line of requirements.txt too: one call of pip installs both.
+.venv/dev.stamp: requirements-dev.txt requirements.txt pyproject.toml | .venv/bin/python
+	$(PIP) --require-hashes -r requirements-dev.txt
+	$(PIP) --no-build-isolation -e . && touch .venv/runtime.stamp $@
