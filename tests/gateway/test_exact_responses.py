@@ -217,8 +217,8 @@ async def test_a_cancelled_response_is_openais(stub: ProviderStub, client: httpx
 def test_a_stream_that_breaks_says_so_in_openais_event() -> None:
     of = Subject(state_of("run_1"), TASK, TASK)
     events = Events(of)
-    head = events.role()
-    last = events.failed(LeaseLost("Let go."), without(state_of("run_1"), LeaseLost()))
+    head = events.opening()
+    last = events.failure(LeaseLost("Let go."), without(state_of("run_1"), LeaseLost()))
     broken = exact_events((head + last).decode(), broken=True)
     assert broken[-1] == {
         "type": "error",

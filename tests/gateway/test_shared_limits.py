@@ -12,7 +12,7 @@ import httpx
 from app.core.pool.rates import RateLimits, RateReply, RateRequest
 from app.core.records import changed
 from app.gateway.app import create_app
-from app.gateway.http.admission import TOGETHER, Headers, RateLimiter
+from app.gateway.http.admission import MOST_COUNTED_TOGETHER, Headers, RateLimiter
 from app.gateway.http.api_keys import mint
 from app.gateway.http.context import Rates
 from app.process.wiring import Runtime
@@ -131,15 +131,15 @@ async def test_requests_whose_callers_leave_before_they_are_counted_use_nothing(
         limiter = RateLimiter(changed(one.gateway, store=store))
         asked = RateRequest((("key:k", RateLimits(rpm=900)),))
         headers: Headers = []
-        counts = [asyncio.create_task(limiter.count(asked, [])) for _ in range(2 * TOGETHER)]
+        counts = [asyncio.create_task(limiter.count(asked, [])) for _ in range(2 * MOST_COUNTED_TOGETHER)]
         last = asyncio.create_task(limiter.count(asked, headers))
         await until(lambda: store.asked)
-        for waiting in counts[TOGETHER:]:
+        for waiting in counts[MOST_COUNTED_TOGETHER:]:
             waiting.cancel()
         store.opened.set()
         await asyncio.gather(*counts, return_exceptions=True)
         await last
-    assert dict(headers)[b"x-ratelimit-remaining-requests"] == str(900 - TOGETHER - 1).encode()
+    assert dict(headers)[b"x-ratelimit-remaining-requests"] == str(900 - MOST_COUNTED_TOGETHER - 1).encode()
 
 
 async def test_a_key_that_was_revoked_at_one_gateway_ends_at_the_other_within_five_seconds(

@@ -88,8 +88,8 @@ def _makes(router: APIRouter, context: AdminContext, keys: Keys) -> None:
     async def create_key(request: Request, caller: writer, given: body) -> Any:
         """The secret is in this reply and stored nowhere. With an `Idempotency-Key` the same request makes one key,
         whose secret is only in the first reply: rotate the key if that reply was lost."""
-        asked = read(KeyRequest, given)
-        key, row = _minted(context, caller, asked, idempotency_record(request, caller, given))
+        key_request = read(KeyRequest, given)
+        key, row = _minted(context, caller, key_request, idempotency_record(request, caller, given))
         _check_rights(caller, row)
         store, now = administration(context, caller), context.gateway.now()
         earlier = await store.key(row.id)
@@ -182,16 +182,16 @@ def shown(row: KeyRow, now: float) -> dict[str, Any]:
 
 
 def _minted(
-    context: AdminContext, caller: Caller, asked: KeyRequest, once: IdempotencyRecord | None
+    context: AdminContext, caller: Caller, key_request: KeyRequest, once: IdempotencyRecord | None
 ) -> tuple[str, KeyRow]:
     """The key and its row. Raises `InvalidRequest` for an unknown scope or tier, and `NotFound` for a tenant of others.
 
     An Idempotency-Key determines the id, so that the same request finds the key that it has made.
     """
-    tenant = asked.tenant or caller.key.tenant
+    tenant = key_request.tenant or caller.key.tenant
     if not caller.sees(tenant):
         raise NotFound("There is no such tenant.")
-    unknown = sorted(set(asked.tiers) - set(context.gateway.catalog().tiers))
+    unknown = sorted(set(key_request.tiers) - set(context.gateway.catalog().tiers))
     if unknown:
         raise InvalidRequest("There is no tier of a name in 'tiers'.", param="tiers", code="invalid_value")
     now = context.gateway.now()
@@ -199,23 +199,23 @@ def _minted(
         key, row = mint(
             context.gateway.pepper,
             tenant=tenant,
-            name=asked.name,
-            scopes=scopes_of(asked.roles, asked.scopes) or ROLES["caller"],
+            name=key_request.name,
+            scopes=scopes_of(key_request.roles, key_request.scopes) or ROLES["caller"],
             now=now,
-            expires_at=now + asked.expires_in if asked.expires_in is not None else None,
+            expires_at=now + key_request.expires_in if key_request.expires_in is not None else None,
             public=None if once is None else once.id[:PUBLIC_DIGITS],
         )
     except ConfigInvalid:
         raise InvalidRequest("There is no scope of a name in 'scopes'.", param="scopes", code="invalid_value") from None
     row = replace(
         row,
-        tiers=frozenset(asked.tiers),
-        labels=frozenset(asked.labels),
-        max_usd=round(asked.usd * MILLION) if asked.usd is not None else None,
-        all_tenants=asked.all_tenants,
-        rpm=asked.rpm,
-        tpm=asked.tpm,
-        concurrency=asked.concurrency,
+        tiers=frozenset(key_request.tiers),
+        labels=frozenset(key_request.labels),
+        max_usd=round(key_request.usd * MILLION) if key_request.usd is not None else None,
+        all_tenants=key_request.all_tenants,
+        rpm=key_request.rpm,
+        tpm=key_request.tpm,
+        concurrency=key_request.concurrency,
     )
     return key, row
 

@@ -41,16 +41,16 @@ TYPES: Final[Mapping[int, str]] = {
 """By status; any other is an `api_error`, or the request's own fault."""
 
 
-def message(ended: TurnEnd, stops: Sequence[str]) -> bytes:
+def message(end: TurnEnd, stops: Sequence[str]) -> bytes:
     """Return a whole message; `stops` are the stop sequences of the request."""
     content: list[dict[str, Any]] = []
-    if words := words_of(ended):
+    if words := words_of(end):
         content.append({"type": "text", "text": words})
-    content += [_tool_use(call.id, call.name) | {"input": orjson.loads(call.arguments)} for call in ended.calls]
+    content += [_tool_use(call.id, call.name) | {"input": orjson.loads(call.arguments)} for call in end.calls]
     return orjson.dumps(
-        _head(ended.state)
-        | {"content": content, "usage": usage_of(ended.bill), "baton": extension(ended)}
-        | _stopped(ended, stops)
+        _head(end.state)
+        | {"content": content, "usage": usage_of(end.bill), "baton": extension(end)}
+        | _stopped(end, stops)
     )
 
 
@@ -119,11 +119,11 @@ def _tool_use(call: str, name: str) -> dict[str, Any]:
     return {"type": "tool_use", "id": call, "name": name, "input": {}, "caller": {"type": "direct"}}
 
 
-def _stopped(ended: TurnEnd, stops: Sequence[str]) -> dict[str, Any]:
+def _stopped(end: TurnEnd, stops: Sequence[str]) -> dict[str, Any]:
     """Return why the message stopped. Only some workers say at which stop sequence they stopped; for the others it is
     `end_turn`."""
-    reason, sequence, place = STOPS.get(ended.finish, "end_turn"), None, ended.stop_sequence
-    if ended.finish == "stop" and place is not None and place < len(stops):
+    reason, sequence, place = STOPS.get(end.finish, "end_turn"), None, end.stop_sequence
+    if end.finish == "stop" and place is not None and place < len(stops):
         reason, sequence = "stop_sequence", stops[place]
     return {"stop_reason": reason, "stop_sequence": sequence, "stop_details": None}
 
@@ -149,47 +149,47 @@ class Events:
         if self._after > 0:
             self._block, self._open = 0, "text"
 
-    def role(self) -> bytes:
+    def opening(self) -> bytes:
         """Return the empty message."""
         nothing = {"input_tokens": 0, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 0}
         empty: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None, "stop_details": None}
         usage = nothing | {"output_tokens": 0, "service_tier": "standard"}
         return self._numbered(0, _event("message_start", message=_head(self._state) | empty | {"usage": usage}))
 
-    def said(self, said: AnswerPart) -> bytes:
+    def answer_part(self, part: AnswerPart) -> bytes:
         """More of the text, or of the tool calls behind it."""
         frames = b""
-        if said.text:
+        if part.text:
             if self._open != "text":
                 frames += self._start("text", {"type": "text", "text": ""})
-            frames += self._numbered(said.at, self._delta({"type": "text_delta", "text": said.text}))
-        for delta in said.calls:
+            frames += self._numbered(part.at, self._delta({"type": "text_delta", "text": part.text}))
+        for delta in part.calls:
             if self._open != str(delta.index):
                 frames += self._start(str(delta.index), _tool_use(delta.id, delta.name))
             if delta.arguments:
                 frames += self._delta({"type": "input_json_delta", "partial_json": delta.arguments})
         return frames
 
-    def noted(self, noted: StepEvent) -> bytes:
+    def step_event(self, event: StepEvent) -> bytes:
         """Return a step's event, on a ping: clients that do not know `baton` see nothing new in it."""
-        return _event("ping", baton={"event": noted.kind, **noted.body})
+        return _event("ping", baton={"event": event.kind, **event.body})
 
-    def ended(self, ended: TurnEnd) -> bytes:
+    def closing(self, end: TurnEnd) -> bytes:
         """Return the last block's end, why the message stopped, and the terminal marker; without numbers while a plan
         waits for an approval, so that the stream goes on behind the same event once it is approved."""
-        delta = _stopped(ended, self._stops) | {"container": None}
-        usage = {name: value for name, value in usage_of(ended.bill).items() if name != "service_tier"}
-        last = _event("message_delta", delta=delta, usage=usage, baton=extension(ended))
-        if ended.state.state == "awaiting_approval":
+        delta = _stopped(end, self._stops) | {"container": None}
+        usage = {name: value for name, value in usage_of(end.bill).items() if name != "service_tier"}
+        last = _event("message_delta", delta=delta, usage=usage, baton=extension(end))
+        if end.state.state == "awaiting_approval":
             block = self._start("text", {"type": "text", "text": ""})
-            block += self._delta({"type": "text_delta", "text": words_of(ended)}) + self._stop()
+            block += self._delta({"type": "text_delta", "text": words_of(end)}) + self._stop()
             return block + last + _event("message_stop")
-        behind = caller_view.end_of(ended.state).number
+        behind = caller_view.end_of(end.state).number
         border = self._stop() if behind + caller_view.FINISH > self._after else b""
         finish = self._numbered(behind + caller_view.FINISH, last)
         return border + finish + self._numbered(behind + caller_view.DONE, _event("message_stop"))
 
-    def failed(self, error: BatonError, ended: TurnEnd) -> bytes:
+    def failure(self, error: BatonError, end: TurnEnd) -> bytes:
         """Return the last event of a stream that failed."""
         return b"event: error\ndata: " + orjson.dumps(described(error, self._request_id)) + b"\n\n"
 

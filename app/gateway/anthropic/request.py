@@ -169,22 +169,22 @@ def _checked(model: type[Read], given: dict[str, Any]) -> Read:
         raise invalid_request(error, given) from None
 
 
-def task_of(asked: TokenCountRequest) -> Task:
+def task_of(request: TokenCountRequest) -> Task:
     """Return the conversation, the tools and the form of the answer; how to decode is not in it."""
     parts: tuple[Part, ...] = ()
     labels: frozenset[str] = frozenset()
-    if isinstance(asked.system, str):
-        parts = (Text(asked.system),)
-    elif asked.system is not None:
-        parts = tuple([Text(block.text) for block in asked.system])
-        labels = labels_on(*asked.system)
+    if isinstance(request.system, str):
+        parts = (Text(request.system),)
+    elif request.system is not None:
+        parts = tuple([Text(block.text) for block in request.system])
+        labels = labels_on(*request.system)
     messages = list(_spoken("system", parts, labels))
-    for place, turn in enumerate(asked.messages):
+    for place, turn in enumerate(request.messages):
         messages += _messages(turn, place)
     return Task(
         tuple(messages),
-        toolbox=toolbox_of(asked.tools, asked.tool_choice, _referred(asked.messages)),
-        form=_form(asked),
+        toolbox=toolbox_of(request.tools, request.tool_choice, _referred(request.messages)),
+        form=_form(request),
     )
 
 
@@ -300,11 +300,11 @@ def _referred(turns: list[Turn]) -> Iterator[tuple[str, str]]:
                 yield from ((part.tool_name, where) for part in block.content if isinstance(part, ToolReferenceBlock))
 
 
-def _form(asked: TokenCountRequest) -> Form | None:
-    config = asked.output_config
+def _form(request: TokenCountRequest) -> Form | None:
+    config = request.output_config
     newer = config.format if config is not None else None
-    allow(newer is None or asked.output_format is None, "output_format", "it stands in output_config.format already")
-    output = newer or asked.output_format
+    allow(newer is None or request.output_format is None, "output_format", "it stands in output_config.format already")
+    output = newer or request.output_format
     if output is None:
         return None
     schema = output.form

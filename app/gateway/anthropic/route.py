@@ -25,7 +25,7 @@ from app.gateway.anthropic.request import (
     task_of,
     whole_task,
 )
-from app.gateway.http.admission import Begun, Idempotency
+from app.gateway.http.admission import Idempotency, OpenTurn
 from app.gateway.http.context import GatewayContext
 from app.gateway.http.ingress import Caller, Direct, Keys, json_body
 from app.gateway.http.sse import EventStream, collect
@@ -63,9 +63,9 @@ def routes(context: GatewayContext, keys: Keys, idempotency: Idempotency) -> API
         """The tokens of the input, with its tools; nothing is sent to a worker."""
 
         async def counted() -> Response:
-            asked = read_count(body)
-            resolve_tier(context.catalog(), caller.key, asked.model)
-            task = task_of(asked)
+            message_request = read_count(body)
+            resolve_tier(context.catalog(), caller.key, message_request.model)
+            task = task_of(message_request)
             likely = policy.estimated_usage(task.messages, "").input + policy.tool_bytes(task.toolbox) // 4
             return Response(orjson.dumps({"input_tokens": likely}), media_type="application/json")
 
@@ -81,8 +81,8 @@ def _begins(router: APIRouter, context: GatewayContext, keys: Keys, idempotency:
         body: Annotated[dict[str, object], json_body(context.bounds)],
     ) -> Response:
         """Anthropic's message, whole or, with `stream: true`, as server-sent events."""
-        begun = await idempotency.begin(request, caller, body, lambda: to_order(context, caller, body))
-        return await answered(context, request, begun, stop_sequences(body))
+        turn = await idempotency.begin(request, caller, body, lambda: to_order(context, caller, body))
+        return await answered(context, request, turn, stop_sequences(body))
 
     router.add_api_route(
         "",
@@ -104,27 +104,27 @@ def _begins(router: APIRouter, context: GatewayContext, keys: Keys, idempotency:
 
 def to_order(context: GatewayContext, caller: Caller, body: Mapping[str, object]) -> Order:
     """The order of a run for a request. Raises `InvalidRequest` and `NotFound`."""
-    asked, ignored = read_request(body)
-    task = whole_task(asked)
+    message_request, ignored = read_request(body)
+    task = whole_task(message_request)
     return order_of(
         task,
-        resolve_tier(context.catalog(), caller.key, asked.model),
+        resolve_tier(context.catalog(), caller.key, message_request.model),
         caller.key,
-        model=asked.model,
-        effort=effort_of(asked),
-        extension=asked.baton,
-        streams=asked.stream,
+        model=message_request.model,
+        effort=effort_of(message_request),
+        extension=message_request.baton,
+        streams=message_request.stream,
         ignored=ignored,
         wire={"format": "messages"},
         on_messages=labels_of(task.messages),
     )
 
 
-async def answered(context: GatewayContext, request: Request, begun: Begun, stops: Sequence[str]) -> Response:
+async def answered(context: GatewayContext, request: Request, turn: OpenTurn, stops: Sequence[str]) -> Response:
     """The reply of a run, whole or as a stream; `stops` are the stop sequences of its request."""
-    if begun.driven.state.turn.streams:
+    if turn.run.state.turn.streams:
         request_id = request.scope["baton.headers"][0][1].decode()
-        events = reply.Events(begun.driven.state, request_id, begun.after, stops)
-        return EventStream(context, begun.driven, events, begun.permit, begun.seconds)
-    ended = await collect(context, begun, request.receive)
-    return Response(reply.message(ended, stops), media_type="application/json")
+        events = reply.Events(turn.run.state, request_id, turn.after, stops)
+        return EventStream(context, turn.run, events, turn.permit, turn.seconds)
+    end = await collect(context, turn, request.receive)
+    return Response(reply.message(end, stops), media_type="application/json")

@@ -56,15 +56,17 @@ def routes(context: GatewayContext, keys: Keys, idempotency: Idempotency) -> API
         """OpenAI's text completion, whole or, with `stream: true`, as server-sent events."""
 
         def order() -> Order:
-            asked, ignored = read_prompt(body)
-            made = to_order(asked, ignored, resolve_tier(context.catalog(), caller.key, asked.model), caller.key)
+            chat_request, ignored = read_prompt(body)
+            made = to_order(
+                chat_request, ignored, resolve_tier(context.catalog(), caller.key, chat_request.model), caller.key
+            )
             return replace(made, wire={**made.wire, "format": "completions"})
 
-        begun = await idempotency.begin(request, caller, body, order)
-        if begun.driven.state.turn.streams:
-            chunks = TextChunks(begun.driven.state, begun.after)
-            return EventStream(context, begun.driven, chunks, begun.permit, begun.seconds)
-        return Response(text_completion(await collect(context, begun, request.receive)), media_type="application/json")
+        turn = await idempotency.begin(request, caller, body, order)
+        if turn.run.state.turn.streams:
+            chunks = TextChunks(turn.run.state, turn.after)
+            return EventStream(context, turn.run, chunks, turn.permit, turn.seconds)
+        return Response(text_completion(await collect(context, turn, request.receive)), media_type="application/json")
 
     return router
 
@@ -83,8 +85,8 @@ def read_prompt(body: Mapping[str, Any]) -> tuple[ChatRequest, tuple[str, ...]]:
             raise unknown_parameter(name if NAME.fullmatch(name) else None)
     ignored = tuple(sorted(name for name, value in given.items() if is_ignored(name, value, COMPLETIONS)))
     message = {"role": "user", "content": _prompt(given.pop("prompt", None))}
-    asked = {name: value for name, value in given.items() if COMPLETIONS[name].decision == "honoured"}
-    request, _ = read_request(asked | {"messages": [message]})
+    honoured = {name: value for name, value in given.items() if COMPLETIONS[name].decision == "honoured"}
+    request, _ = read_request(honoured | {"messages": [message]})
     return request, ignored
 
 
@@ -100,12 +102,10 @@ def _prompt(value: object) -> str:
     return value
 
 
-def text_completion(ended: TurnEnd) -> bytes:
+def text_completion(end: TurnEnd) -> bytes:
     """A whole `text_completion`."""
-    choice = _choice(words_of(ended), ended.finish or "stop")
-    return orjson.dumps(
-        _head(ended.state) | {"choices": [choice], "usage": usage_of(ended.bill), "baton": extension(ended)}
-    )
+    choice = _choice(words_of(end), end.finish or "stop")
+    return orjson.dumps(_head(end.state) | {"choices": [choice], "usage": usage_of(end.bill), "baton": extension(end)})
 
 
 def _head(state: RunState) -> dict[str, Any]:
@@ -129,14 +129,14 @@ class TextChunks(Chunks):
         super().__init__(state, after)
         self._head = b"data: " + orjson.dumps(_head(state))[:-1]
 
-    def role(self) -> bytes:
+    def opening(self) -> bytes:
         """Nobody speaks in this format."""
         return b""
 
-    def said(self, said: AnswerPart) -> bytes:
+    def answer_part(self, part: AnswerPart) -> bytes:
         """More of the answer."""
-        self._at = said.at
-        return b"id: %d\n" % said.at + self._frame(_choice(said.text, None), b"")
+        self._at = part.at
+        return b"id: %d\n" % part.at + self._frame(_choice(part.text, None), b"")
 
     def _chunk(self, delta: Mapping[str, object], finish: str | None, more: bytes) -> bytes:
         return self._frame(_choice("", finish), more)

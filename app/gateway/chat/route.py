@@ -25,7 +25,7 @@ from app.engine.runs.admission import Order
 from app.errors import BatonError
 from app.gateway.chat.request import ChatRequest, read_request, to_order, wire_calls
 from app.gateway.http import fault
-from app.gateway.http.admission import Begun, Idempotency
+from app.gateway.http.admission import Idempotency, OpenTurn
 from app.gateway.http.context import GatewayContext
 from app.gateway.http.ingress import Caller, Direct, Keys, json_body
 from app.gateway.http.sse import EventStream, collect
@@ -64,29 +64,31 @@ def routes(context: GatewayContext, keys: Keys, idempotency: Idempotency) -> API
         """OpenAI's chat completion, whole or, with `stream: true`, as server-sent events."""
 
         def order() -> Order:
-            asked, ignored = read_request(body)
-            return to_order(asked, ignored, resolve_tier(context.catalog(), caller.key, asked.model), caller.key)
+            chat_request, ignored = read_request(body)
+            return to_order(
+                chat_request, ignored, resolve_tier(context.catalog(), caller.key, chat_request.model), caller.key
+            )
 
-        begun = await idempotency.begin(request, caller, body, order)
-        if begun.driven.state.turn.streams:
-            return stream(context, begun)
-        return Response(completion(await collect(context, begun, request.receive)), media_type="application/json")
+        turn = await idempotency.begin(request, caller, body, order)
+        if turn.run.state.turn.streams:
+            return stream(context, turn)
+        return Response(completion(await collect(context, turn, request.receive)), media_type="application/json")
 
     return router
 
 
-def stream(context: GatewayContext, begun: Begun) -> EventStream:
+def stream(context: GatewayContext, turn: OpenTurn) -> EventStream:
     """The run as chunks, from behind the event that the caller named."""
-    chunks = Chunks(begun.driven.state, begun.after)
-    return EventStream(context, begun.driven, chunks, begun.permit, begun.seconds)
+    chunks = Chunks(turn.run.state, turn.after)
+    return EventStream(context, turn.run, chunks, turn.permit, turn.seconds)
 
 
 # -- the replies
 
 
-def extension(ended: TurnEnd) -> dict[str, Any]:
+def extension(end: TurnEnd) -> dict[str, Any]:
     """Return the `baton` field of a reply."""
-    state = ended.state
+    state = end.state
     proposal = state.proposal
     field: dict[str, Any] = {
         "run": state.run,
@@ -98,36 +100,36 @@ def extension(ended: TurnEnd) -> dict[str, Any]:
         "rounds": state.rounds,
         "proposals": proposals(state),
         "steps": [step_figures(state, step) for step in state.steps.values()],
-        "usage": figures(ended.bill.total),
-        "cost_usd": dollars(ended.bill.usd),
+        "usage": figures(end.bill.total),
+        "cost_usd": dollars(end.bill.usd),
         "turn": {
             "number": state.turn.number,
-            "usage": figures(ended.bill.turn),
-            "cost_usd": dollars(ended.bill.turn_usd),
+            "usage": figures(end.bill.turn),
+            "cost_usd": dollars(end.bill.turn_usd),
         },
         "audit": f"/v1/runs/{state.run}",
     }
     if state.admitted.rehearsal:
         field["rehearsal"] = True
     if state.asked is not None and state.state == "awaiting_approval":
-        asked = state.asked
+        question = state.asked
         field["approval"] = {
-            "digest": asked.digest,
-            "reasons": list(asked.reasons),
-            "expires_at": asked.until,
+            "digest": question.digest,
+            "reasons": list(question.reasons),
+            "expires_at": question.until,
             "url": f"/v1/approvals/{state.run}",
         }
     return field
 
 
-def words_of(ended: TurnEnd) -> str:
+def words_of(end: TurnEnd) -> str:
     """Return the text of a reply: the answer, or a sentence where a plan waits for an approval, for people who read
     only that."""
-    if ended.state.state != "awaiting_approval":
-        return ended.answer
+    if end.state.state != "awaiting_approval":
+        return end.answer
     return (
-        f"This request waits for an approval of its plan, of which nothing was executed. Run {ended.state.run} goes on "
-        f"by itself once it is approved; GET /v1/runs/{ended.state.run}/stream has the answer then."
+        f"This request waits for an approval of its plan, of which nothing was executed. Run {end.state.run} goes on "
+        f"by itself once it is approved; GET /v1/runs/{end.state.run}/stream has the answer then."
     )
 
 
@@ -177,17 +179,17 @@ def custom_of(state: RunState) -> frozenset[str]:
     return frozenset(state.turn.wire.get("custom", ()))
 
 
-def completion(ended: TurnEnd) -> bytes:
+def completion(end: TurnEnd) -> bytes:
     """Return a whole `chat.completion`: the same bytes whenever it is made, since all of it is in the journal."""
-    state = ended.state
-    message: dict[str, Any] = {"role": "assistant", "content": words_of(ended), "refusal": None}
-    if ended.calls:
-        message |= {"content": ended.answer or None, "tool_calls": wire_calls(ended.calls, custom_of(state))}
-    elif ended.refusal:
-        message |= {"content": None, "refusal": ended.answer}
-    choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": ended.finish or "stop"}
-    if ended.logprobs is not None:
-        choice["logprobs"] = _logprobs(ended.logprobs, ended.refusal)
+    state = end.state
+    message: dict[str, Any] = {"role": "assistant", "content": words_of(end), "refusal": None}
+    if end.calls:
+        message |= {"content": end.answer or None, "tool_calls": wire_calls(end.calls, custom_of(state))}
+    elif end.refusal:
+        message |= {"content": None, "refusal": end.answer}
+    choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": end.finish or "stop"}
+    if end.logprobs is not None:
+        choice["logprobs"] = _logprobs(end.logprobs, end.refusal)
     return orjson.dumps(
         {
             "id": completion_id(state),
@@ -195,10 +197,10 @@ def completion(ended: TurnEnd) -> bytes:
             "created": int(state.turn.at),
             "model": state.admitted.tier,
             "choices": [choice],
-            "usage": usage_of(ended.bill),
+            "usage": usage_of(end.bill),
             "service_tier": "default",
             "system_fingerprint": None,
-            "baton": extension(ended),
+            "baton": extension(end),
         }
     )
 
@@ -238,26 +240,26 @@ class Chunks:
         self._written: dict[int, list[str] | None] = {}
         """The arguments of calls of free text, by the call's place; None once the text was sent."""
 
-    def role(self) -> bytes:
+    def opening(self) -> bytes:
         """Return the first chunk."""
         delta = {"role": "assistant", "content": "", "refusal": None}
         if self._after >= 0:
             return b""
         return b"id: 0\n" + self._chunk(delta, None, b"")
 
-    def said(self, said: AnswerPart) -> bytes:
+    def answer_part(self, part: AnswerPart) -> bytes:
         """More of the answer, with the log-probabilities of its tokens if they were asked for; then more of tool calls,
         which have no event number of their own."""
-        self._at = said.at
-        calls = b"".join(map(self._called, said.calls))
-        if calls and not said.text:
+        self._at = part.at
+        calls = b"".join(map(self._called, part.calls))
+        if calls and not part.text:
             return calls
         logprobs = b"null"
-        if said.logprobs:
-            logprobs = orjson.dumps(_logprobs(said.logprobs, said.refusal))
-        head = self._refused if said.refusal else self._said
-        words = head + orjson.dumps(said.text) + b'},"logprobs":' + logprobs + self._said_end
-        return b"id: %d\n" % said.at + words + calls
+        if part.logprobs:
+            logprobs = orjson.dumps(_logprobs(part.logprobs, part.refusal))
+        head = self._refused if part.refusal else self._said
+        words = head + orjson.dumps(part.text) + b'},"logprobs":' + logprobs + self._said_end
+        return b"id: %d\n" % part.at + words + calls
 
     def _called(self, more: ToolDelta) -> bytes:
         named = {"name": more.name} if more.name else {}
@@ -289,23 +291,23 @@ class Chunks:
         typed = {"type": kind} if head else {}
         return self._chunk({"tool_calls": [{"index": index, **head, **typed, kind: body}]}, None, b"")
 
-    def noted(self, noted: StepEvent) -> bytes:
+    def step_event(self, event: StepEvent) -> bytes:
         """Return a step's event, on a chunk whose delta is empty: clients that do not know `baton` see nothing new in
         it."""
-        return b"id: %d\n" % self._at + self._chunk({}, None, _baton({"event": noted.kind, **noted.body}))
+        return b"id: %d\n" % self._at + self._chunk({}, None, _baton({"event": event.kind, **event.body}))
 
-    def ended(self, ended: TurnEnd) -> bytes:
+    def closing(self, end: TurnEnd) -> bytes:
         """Return the chunk with the finish reason, the usage chunk if asked for, and the terminal marker. While a plan
         waits for an approval none of them has a number: the stream goes on behind the same event once it is
         approved."""
-        if ended.state.state == "awaiting_approval":
-            chunk = self._chunk({"content": words_of(ended)}, None, b"")
-            return chunk + self._chunk({}, "stop", _baton(extension(ended))) + b"data: [DONE]\n\n"
-        late = [at for at, pieces in self._written.items() if pieces is not None and at < len(ended.calls)]
-        texts = b"".join(self._tell(at, custom_tools.text_of(ended.calls[at].arguments)) for at in late)
-        finish = self._chunk({}, ended.finish or "stop", _baton(extension(ended)))
-        usage = self._head + b',"choices":[],"usage":' + orjson.dumps(usage_of(ended.bill)) + b"}\n\n"
-        behind = caller_view.end_of(ended.state).number
+        if end.state.state == "awaiting_approval":
+            chunk = self._chunk({"content": words_of(end)}, None, b"")
+            return chunk + self._chunk({}, "stop", _baton(extension(end))) + b"data: [DONE]\n\n"
+        late = [at for at, pieces in self._written.items() if pieces is not None and at < len(end.calls)]
+        texts = b"".join(self._tell(at, custom_tools.text_of(end.calls[at].arguments)) for at in late)
+        finish = self._chunk({}, end.finish or "stop", _baton(extension(end)))
+        usage = self._head + b',"choices":[],"usage":' + orjson.dumps(usage_of(end.bill)) + b"}\n\n"
+        behind = caller_view.end_of(end.state).number
         last = ((caller_view.FINISH, finish), (caller_view.USAGE, usage), (caller_view.DONE, b"data: [DONE]\n\n"))
         return texts + b"".join(
             b"id: %d\n" % (behind + place) + frame
@@ -313,7 +315,7 @@ class Chunks:
             if behind + place > self._after and (place != caller_view.USAGE or self._usage)
         )
 
-    def failed(self, error: BatonError, ended: TurnEnd) -> bytes:
+    def failure(self, error: BatonError, end: TurnEnd) -> bytes:
         """Return an error event; no terminal marker follows."""
         return b"data: " + orjson.dumps(fault.describe(error)) + b"\n\n"
 

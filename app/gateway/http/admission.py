@@ -3,9 +3,9 @@
 The rates and open runs of keys, tenants and users are counted over all gateways in the shared database, by the rules of
 `core/pool/rates.py`. Requests that come while others are being counted are counted together in the next transaction,
 so a key that many callers use costs each gateway one transaction at a time, however many requests wait. A request
-without limits costs nothing. The requests that this process serves are its own matter: what was let in holds a
-`Permit`, which its owner releases in a `finally`, and which stands for the place in this process. Nobody has to give a
-run's place back, because the journal says when it is over.
+without limits costs nothing. The requests that this process serves are counted by itself: each that was let
+in holds a `Permit` for one slot of this process, which its owner releases in a `finally`. Nobody has to release the
+place of an open run, because the journal says when it is over.
 
 `Idempotency-Key`: a POST that carries one is carried out once, however often and wherever it is sent.
 
@@ -61,19 +61,18 @@ from app.gateway.http.context import GatewayContext
 from app.gateway.http.ingress import Caller
 from app.store.protocol import TAKEN, IdempotencyRecord, KeyRow, TenantStore
 
-BUSY_RETRY = 1.0
-"""Seconds to wait when too many requests are served: about what a short one takes."""
-OTHERS_SECONDS = 600.0
+OVERLOAD_RETRY_SECONDS = 1.0
+"""Time to wait when too many requests are served: about what a short one takes."""
+RECENT_TENANT_SECONDS = 600.0
 """Time after its last request for which a tenant counts as one that may come again."""
-TENANTS = 1_000
-"""Tenants whose last requests are remembered."""
-KEY = re.compile(r"[ -~]{1,255}")
-EVENT = re.compile(r"[0-9]{1,15}")
+MOST_TENANTS = 1_000
+"""The most tenants whose last requests are remembered."""
+IDEMPOTENCY_KEY = re.compile(r"[ -~]{1,255}")
+EVENT_NUMBER = re.compile(r"[0-9]{1,15}")
 REPLAYED = (b"idempotent-replayed", b"true")
-
+MOST_COUNTED_TOGETHER: Final = 200
+"""The most requests that are counted in one transaction."""
 Headers = list[tuple[bytes, bytes]]
-TOGETHER: Final = 200
-"""Requests that are counted in one transaction at most."""
 OWNERS: Final = {"key": "this key", "tenant": "this tenant", "user": "this user"}
 MESSAGES: Final[dict[Reason, str]] = {
     "requests": "Too many requests of {owner} within a minute; wait as long as Retry-After says.",
@@ -83,10 +82,10 @@ MESSAGES: Final[dict[Reason, str]] = {
 
 
 @dataclass(slots=True, eq=False)
-class _Place:
+class _WaitingRequest:
     """A request that waits to be counted; another one with the same fields is not the same request."""
 
-    asked: RateRequest
+    request: RateRequest
     reply: RateReply | None = None
 
 
@@ -95,88 +94,97 @@ class RateLimiter:
 
     def __init__(self, context: GatewayContext) -> None:
         self._context = context
-        self._are_usual = context.rates.limited
+        self._has_default_limits = context.rates.limited
         """True if there are limits for requests whose key has none of its own."""
-        self._places: list[_Place] = []
-        self._alone = asyncio.Lock()
+        self._waiting: list[_WaitingRequest] = []
+        self._counting = asyncio.Lock()
 
     def request(self, key: KeyRow, order: Order | None) -> RateRequest | None:
         """Return the request to be counted, under every limit that holds for it; None if there is none. Without an
         order it begins no run."""
-        rates = self._context.rates
-        user = order.user if order is not None else ""
-        if key.rpm is None and key.tpm is None and key.concurrency is None and not self._are_usual:
+        has_own_limits = key.rpm is not None or key.tpm is not None or key.concurrency is not None
+        if not has_own_limits and not self._has_default_limits:
             return None
-        held = [(f"key:{key.id}", _of_key(key, rates.key)), (f"tenant:{key.tenant}", rates.tenant)]
-        if user:
-            named = hashlib.sha256(f"{key.tenant}\0{user}".encode()).hexdigest()
-            held.append((f"user:{named}", rates.user))
-        limits = tuple([(name, limit) for name, limit in held if limit])
+        limits = self._limits(key, user=order.user if order is not None else "")
         if not limits:
             return None
         if order is None:
             return RateRequest(limits)
-        came = returned(order.task.messages)
+        results = returned(order.task.messages)
         run = self._context.name("run")
-        return RateRequest(limits, run=run, resumes=came.run if came is not None else "", tokens=reserved(order))
+        resumes = results.run if results is not None else ""
+        return RateRequest(limits, run=run, resumes=resumes, tokens=reserved(order))
 
-    async def count(self, asked: RateRequest, headers: Headers) -> None:
+    def _limits(self, key: KeyRow, user: str) -> tuple[tuple[str, RateLimits], ...]:
+        """Return the limits of a key, of its tenant and of the user whom the request names, each with its window."""
+        rates = self._context.rates
+        limits = [(f"key:{key.id}", _key_limits(key, rates.key)), (f"tenant:{key.tenant}", rates.tenant)]
+        if user:
+            digest = hashlib.sha256(f"{key.tenant}\0{user}".encode()).hexdigest()
+            limits.append((f"user:{digest}", rates.user))
+        return tuple([(window, limit) for window, limit in limits if limit])
+
+    async def count(self, request: RateRequest, headers: Headers) -> None:
         """Count a request; its rates are added to `headers`. Raises `OverQuota` and `StoreUnavailable`."""
-        reply = await self._counted(asked)
+        reply = await self._counted(request)
         headers += _headers(reply.figures)
         if reply.refusal is not None:
-            raise _refused(reply.refusal)
+            raise _over_quota(reply.refusal)
 
-    async def give_back(self, asked: RateRequest) -> None:
+    async def forget(self, request: RateRequest) -> None:
         """Forget the run of a request, because it was not begun. Raises `StoreUnavailable`."""
-        if asked.run:
-            await self._context.store.give_back(asked)
+        if request.run:
+            await self._context.store.give_back(request)
 
-    async def _counted(self, asked: RateRequest) -> RateReply:
-        """Count all requests that wait, unless somebody has counted this one meanwhile."""
-        place = _Place(asked)
-        self._places.append(place)
+    async def _counted(self, request: RateRequest) -> RateReply:
+        """Count all requests that wait, unless another one has counted this one meanwhile."""
+        waiting = _WaitingRequest(request)
+        self._waiting.append(waiting)
         try:
-            async with self._alone:
-                while place.reply is None:
-                    await self._count(self._taken(place))
+            async with self._counting:
+                while waiting.reply is None:
+                    await self._count(self._next_batch(waiting))
         except BaseException:
-            if place in self._places:  # its caller has left before it was counted
-                self._places.remove(place)
+            if waiting in self._waiting:  # its caller has left before it was counted
+                self._waiting.remove(waiting)
             raise
-        return place.reply
+        return waiting.reply
 
-    def _taken(self, place: _Place) -> list[_Place]:
-        """Return the requests that are counted next: the oldest that wait, or this one again if it was counted in
-        vain."""
-        if place not in self._places:
-            return [place]
-        taken, self._places = self._places[:TOGETHER], self._places[TOGETHER:]
-        return taken
+    def _next_batch(self, waiting: _WaitingRequest) -> list[_WaitingRequest]:
+        """Return the requests that are counted next: the oldest that wait, or this one alone if the count of its batch
+        has failed."""
+        if waiting not in self._waiting:
+            return [waiting]
+        batch = self._waiting[:MOST_COUNTED_TOGETHER]
+        self._waiting = self._waiting[MOST_COUNTED_TOGETHER:]
+        return batch
 
-    async def _count(self, places: Sequence[_Place]) -> None:
-        replies = await self._context.store.count_requests([place.asked for place in places], self._context.now())
-        for place, reply in zip(places, replies, strict=True):
-            place.reply = reply
+    async def _count(self, batch: Sequence[_WaitingRequest]) -> None:
+        requests = [waiting.request for waiting in batch]
+        replies = await self._context.store.count_requests(requests, self._context.now())
+        for waiting, reply in zip(batch, replies, strict=True):
+            waiting.reply = reply
 
 
 def reserved(order: Order) -> int:
     """Return the tokens that are reserved for a run: the input and the most output of each call that it is known to
     make, in tokens, and at most what the run may use.
 
-    One token a byte bounds the input. A fixed shape makes one call for each of its steps, a caller's plan too, a model
-    that conducts one and a step's.
+    The input of a call is bounded by one token for each byte. A fixed shape and a caller's plan make one call for each
+    step. A conductor that is a model makes one call itself, and at least one step follows.
     """
     limits, task = order.limits, order.task
     output = limits.output_tokens
     if task.sampling.max_tokens is not None:
         output = min(output, task.sampling.max_tokens)
-    of_a_call = input_bound(task.messages, tool_bytes(task.toolbox)) + output
-    return min(limits.tokens, of_a_call * _calls(order))
+    tokens_per_call = input_bound(task.messages, tool_bytes(task.toolbox)) + output
+    return min(limits.tokens, tokens_per_call * _known_calls(order))
 
 
-def _calls(order: Order) -> int:
-    if isinstance(order.plan, dict) and isinstance(steps := order.plan.get("steps"), list):
+def _known_calls(order: Order) -> int:
+    """Return the number of calls that a run is known to make."""
+    steps = order.plan.get("steps") if isinstance(order.plan, dict) else None
+    if isinstance(steps, list):
         return max(1, min(len(steps), order.limits.steps))
     spec = order.tier.conductor
     if spec.kind == "model":
@@ -184,103 +192,104 @@ def _calls(order: Order) -> int:
     return steps_needed(spec)
 
 
-def _of_key(key: KeyRow, usual: RateLimits) -> RateLimits:
-    """Return a key's own limits, and the usual ones in place of those that it has not."""
+def _key_limits(key: KeyRow, default: RateLimits) -> RateLimits:
+    """Return a key's own limits, and the default ones in place of those that it does not have."""
     return RateLimits(
-        rpm=usual.rpm if key.rpm is None else key.rpm,
-        tpm=usual.tpm if key.tpm is None else key.tpm,
-        concurrency=usual.concurrency if key.concurrency is None else key.concurrency,
+        rpm=default.rpm if key.rpm is None else key.rpm,
+        tpm=default.tpm if key.tpm is None else key.tpm,
+        concurrency=default.concurrency if key.concurrency is None else key.concurrency,
     )
 
 
 def _headers(figures: Sequence[Figures]) -> Headers:
-    found: Headers = []
+    headers: Headers = []
     for figure in figures:
-        shown = {"limit": str(figure.limit), "remaining": str(figure.remaining), "reset": f"{figure.reset:.3f}s"}
-        found += [(f"x-ratelimit-{name}-{figure.unit}".encode(), value.encode()) for name, value in shown.items()]
-    return found
+        values = {"limit": str(figure.limit), "remaining": str(figure.remaining), "reset": f"{figure.reset:.3f}s"}
+        for name, value in values.items():
+            headers.append((f"x-ratelimit-{name}-{figure.unit}".encode(), value.encode()))
+    return headers
 
 
-def _refused(refusal: Refusal) -> OverQuota:
+def _over_quota(refusal: Refusal) -> OverQuota:
     owner = OWNERS[refusal.window.partition(":")[0]]
     message = MESSAGES[refusal.reason].format(owner=owner)
     return OverQuota(message, limit=refusal.reason, retry_after=max(1, math.ceil(refusal.seconds)))
 
 
-class Places:
-    """The requests that a gateway serves, and by whom.
+class RequestSlots:
+    """The requests that a gateway serves at one time, and for which tenants.
 
-    The last eighth of the places is for others than the tenant that has all the rest, if another one has been served
-    within `OTHERS_SECONDS`: so a flood of one tenant leaves room for the next, and a tenant alone has all places.
+    The last eighth of the slots is kept from a tenant that has all the others, if another tenant has been served within
+    `RECENT_TENANT_SECONDS`. So a flood of one tenant leaves room for the next, and a tenant alone may have all slots.
     """
 
     def __init__(self, context: GatewayContext) -> None:
-        self.running = 0
         self._context = context
-        self._held: Counter[str] = Counter()
-        self._served: OrderedDict[str, float] = OrderedDict()
+        self._running = 0
+        self._by_tenant: Counter[str] = Counter()
+        self._last_admissions: OrderedDict[str, float] = OrderedDict()
         """When each tenant was let in last, the latest at the end."""
 
     @property
-    def full(self) -> bool:
+    def are_full(self) -> bool:
         """Return True if there is none left for anybody."""
-        return self.running >= self._context.rates.running
+        return self._running >= self._context.rates.running
 
-    def has_share(self, tenant: str) -> bool:
-        """True if the tenant has all places that it may have while others have some."""
+    def has_used_share(self, tenant: str) -> bool:
+        """Return True if the tenant has as many slots as it may have while other tenants are served."""
         most = self._context.rates.running
-        if self._held[tenant] < most - most // 8:
+        if self._by_tenant[tenant] < most - most // 8:
             return False
-        since = self._context.tick() - OTHERS_SECONDS
-        return any(at >= since and other != tenant for other, at in self._served.items())
+        since = self._context.tick() - RECENT_TENANT_SECONDS
+        return any(at >= since and other != tenant for other, at in self._last_admissions.items())
 
     def take(self, tenant: str) -> None:
         """Note a request that was let in."""
-        self.running += 1
-        self._held[tenant] += 1
-        self._served[tenant] = self._context.tick()
-        self._served.move_to_end(tenant)
-        if len(self._served) > TENANTS:
-            self._served.popitem(last=False)
+        self._running += 1
+        self._by_tenant[tenant] += 1
+        self._last_admissions[tenant] = self._context.tick()
+        self._last_admissions.move_to_end(tenant)
+        if len(self._last_admissions) > MOST_TENANTS:
+            self._last_admissions.popitem(last=False)
 
-    def give(self, tenant: str) -> None:
+    def release(self, tenant: str) -> None:
         """Note that a request is over."""
-        self.running -= 1
-        self._held[tenant] -= 1
-        if not self._held[tenant]:
-            del self._held[tenant]
+        self._running -= 1
+        self._by_tenant[tenant] -= 1
+        if not self._by_tenant[tenant]:
+            del self._by_tenant[tenant]
 
 
 class Permit:
-    """A place in this process. `release` may be called more than once."""
+    """One slot of this process. `release` may be called more than once."""
 
     def __init__(self, admission: "Admission", tenant: str, counted: RateRequest | None) -> None:
-        self._places: Places | None = admission.places
+        self._slots: RequestSlots | None = admission.slots
         self._tenant = tenant
         self._limiter = admission.limiter
         self.counted = counted
         """The request as it was counted; None if nothing limits it."""
 
-    async def give_back(self) -> None:
-        """Forget the run that was counted: it was not begun."""
+    async def forget_run(self) -> None:
+        """Forget the run that was counted, because it was not begun."""
         counted, self.counted = self.counted, None
         if counted is not None:
             with suppress(StoreUnavailable):  # it is forgotten by itself before long
-                await self._limiter.give_back(counted)
+                await self._limiter.forget(counted)
 
     def release(self) -> None:
-        """Give the place back."""
-        if self._places is not None:
-            self._places.give(self._tenant)
-            self._places = None
+        """Release the slot."""
+        if self._slots is not None:
+            self._slots.release(self._tenant)
+            self._slots = None
 
 
 class Admission:
-    """The places of one gateway, and the limits of its callers."""
+    """The slots of one gateway, and the limits of its callers."""
 
     def __init__(self, context: GatewayContext) -> None:
         self.limiter = RateLimiter(context)
-        self.places = Places(context)
+        self.slots = RequestSlots(context)
 
     async def enter(self, key: KeyRow, headers: Headers, order: Order | None = None) -> Permit:
         """Let a request in, or raise `OverQuota`, `Overloaded` or `StoreUnavailable`. Rate headers are added to
@@ -289,10 +298,10 @@ class Admission:
         A request without an `order` begins no run but follows one: it counts as a request, not as a run.
         """
         await self.capacity()
-        if self.places.has_share(key.tenant):
-            raise Overloaded(retry_after=BUSY_RETRY)
+        if self.slots.has_used_share(key.tenant):
+            raise Overloaded(retry_after=OVERLOAD_RETRY_SECONDS)
         permit = Permit(self, key.tenant, self.limiter.request(key, order))
-        self.places.take(key.tenant)
+        self.slots.take(key.tenant)
         try:
             if permit.counted is not None:
                 await self.limiter.count(permit.counted, headers)
@@ -302,20 +311,22 @@ class Admission:
         return permit
 
     async def capacity(self) -> None:
-        """Raise `Overloaded` if this process has no place for another run.
+        """Raise `Overloaded` if this process has no slot for another request.
 
-        A dependency of routes that begin runs, which comes first: a request that is refused here was not read, and
-        costs the requests that are being served as little as possible."""
-        if self.places.full:
-            raise Overloaded(retry_after=BUSY_RETRY)
+        It is the first dependency of routes that begin runs. A request that is refused here has not been read, so it
+        costs the requests that are being served as little as possible.
+        """
+        if self.slots.are_full:
+            raise Overloaded(retry_after=OVERLOAD_RETRY_SECONDS)
 
 
 @record(frozen=True, slots=True)
-class Begun:
-    """A run that this request has begun or follows. `permit` must be released when the reply is over."""
+class OpenTurn:
+    """The turn of a run that this request has begun or follows."""
 
-    driven: FollowedRun
+    run: FollowedRun
     permit: Permit
+    """It must be released when the reply is over."""
     seconds: float
     """The time that the run has left."""
     log: RequestLog
@@ -341,21 +352,22 @@ class Idempotency:
         *,
         at: Callable[[int], Position] = caller_view.read_position,
         once: IdempotencyRecord | None = None,
-    ) -> Begun:
+    ) -> OpenTurn:
         """Begin a run, or follow the one that this request began before. `order` is called only in the first case, and
         `at` only in the second: it gives the position of a stream that goes on behind an event of that number.
 
         The record is that of the request's `Idempotency-Key`, unless the route makes one of its own (`once`).
 
-        Raises what `order`, `Admission.enter` and `Drivers.start` raise, `InvalidRequest` for a key that is none, and
-        `Conflict` for one that was used with another request.
+        Raises what `order`, `Admission.enter` and `RunClient.start` raise, `InvalidRequest` for a malformed key, and
+        `Conflict` for a key that was used with another request.
         """
-        once = once or idempotency_record(request, caller, body)
+        if once is None:
+            once = idempotency_record(request, caller, body)
         after = last_event(request) if body.get("stream") is True else None
-        found = None
+        earlier = None
         if once is not None:
-            found = await self._store(caller).find_idempotency_record(once.id, self._context.now())
-        if found is None:
+            earlier = await self._store(caller).find_idempotency_record(once.id, self._context.now())
+        if earlier is None:
             if after:
                 raise caller_view.unknown_event()
             try:
@@ -363,11 +375,11 @@ class Idempotency:
             except Conflict as conflict:
                 if once is None or conflict.public_code != TAKEN:
                     raise
-                found = await self._store(caller).find_idempotency_record(once.id, self._context.now())
-        held = _same(once, found)
-        begun = await self.follow(request, caller, held.run, after, once=held.id, at=at)
+                earlier = await self._store(caller).find_idempotency_record(once.id, self._context.now())
+        record = _checked_record(once, earlier)
+        turn = await self.follow(request, caller, record.run, after, once=record.id, at=at)
         request.scope["baton.headers"].append(REPLAYED)
-        return begun
+        return turn
 
     async def follow(
         self,
@@ -379,23 +391,23 @@ class Idempotency:
         turn: int | None = None,
         once: str | None = None,
         at: Callable[[int], Position] = caller_view.read_position,
-    ) -> Begun:
+    ) -> OpenTurn:
         """Follow a run that exists, from behind the event `after`: the given turn, the one that an idempotent request
         began, or the latest one."""
         headers = request.scope["baton.headers"]
         permit = await self._admission.enter(caller.key, headers)
         try:
-            place = at(after) if after is not None else Position()
-            driven = await self._context.runs.attach(run, place, turn=turn, once=once, tenant=caller.tenant)
+            position = at(after) if after is not None else Position()
+            followed = await self._context.runs.attach(run, position, turn=turn, once=once, tenant=caller.tenant)
         except BaseException:
             permit.release()
             raise
         headers.append((b"x-baton-run", run.encode()))
         log: RequestLog = request.scope["baton.log"]
-        log.follow(driven)
-        link_run(request.scope, driven.state)
-        left = driven.state.turn.deadline - self._context.now()
-        return Begun(driven, permit, max(left, 0.0), log, after)
+        log.follow(followed)
+        link_run(request.scope, followed.state)
+        seconds = followed.state.turn.deadline - self._context.now()
+        return OpenTurn(followed, permit, max(seconds, 0.0), log, after)
 
     async def reply(
         self,
@@ -406,35 +418,36 @@ class Idempotency:
         *,
         has_content: bool = False,
     ) -> Response:
-        """The reply of `act`, or the stored reply of the same request. A reply that `has_content` of a run's is not
-        stored, because it would outlive the content's erasure: the same request then has `act` done again.
+        """Return the reply of `act`, or the stored reply of the same request. A reply that `has_content` of a run's is
+        not stored, because it would outlive the content's erasure: for the same request `act` is called again.
 
-        Equal requests may run `act` at the same time, so it must do no harm when it is done twice. Where it would, its
-        entry carries `idempotency_record(...)` with the reply.
-        An error that it raises is not stored.
+        Equal requests may call `act` at the same time, so it must do no harm when it is called twice. Where it would,
+        the entry that it writes carries `idempotency_record(...)` with the reply. An error that it raises is not
+        stored.
         """
         once = idempotency_record(request, caller, body)
         if once is None:
             return await act()
         now = self._context.now()
-        found = await self._store(caller).find_idempotency_record(once.id, now)
-        if found is None:
-            done = await act()
-            kept_reply = b"" if has_content else bytes(done.body)
-            mine = replace(once, until=now + self._context.remembered, status=done.status_code, reply=kept_reply)
-            found = await self._store(caller).add_idempotency_record(mine, now)
-            if found == mine:
-                return done
-        kept = _same(once, found)
+        stored = await self._store(caller).find_idempotency_record(once.id, now)
+        if stored is None:
+            response = await act()
+            content = b"" if has_content else bytes(response.body)
+            until = now + self._context.remembered
+            own = replace(once, until=until, status=response.status_code, reply=content)
+            stored = await self._store(caller).add_idempotency_record(own, now)
+            if stored == own:
+                return response
+        record = _checked_record(once, stored)
         request.scope["baton.headers"].append(REPLAYED)
-        if not kept.reply:
+        if not record.reply:
             return await act()
-        return Response(kept.reply, kept.status, media_type="application/json")
+        return Response(record.reply, record.status, media_type="application/json")
 
     def _store(self, caller: Caller) -> TenantStore:
         return self._context.store.of_tenant(caller.tenant)
 
-    async def _begin(self, request: Request, caller: Caller, order: Order, once: IdempotencyRecord | None) -> Begun:
+    async def _begin(self, request: Request, caller: Caller, order: Order, once: IdempotencyRecord | None) -> OpenTurn:
         headers = request.scope["baton.headers"]
         trace = request.scope[SPAN_KEY].trace
         order = changed(order, request_id=headers[0][1].decode(), key_name=caller.key.name, trace=trace)
@@ -443,7 +456,7 @@ class Idempotency:
             order = changed(order, once=replace(once, until=until))
         permit = await self._admission.enter(caller.key, headers, order)
         try:
-            driven = await self._start(order, permit)
+            followed = await self._start(order, permit)
         except RunUndecided as error:
             permit.release()
             headers.append((b"x-baton-run", error.run.encode()))
@@ -452,66 +465,70 @@ class Idempotency:
         except BaseException:
             permit.release()
             raise
-        headers.append((b"x-baton-run", driven.run.encode()))
+        headers.append((b"x-baton-run", followed.run.encode()))
         log: RequestLog = request.scope["baton.log"]
-        log.follow(driven)
-        link_run(request.scope, driven.state)
-        return Begun(driven, permit, order.limits.seconds, log)
+        log.follow(followed)
+        link_run(request.scope, followed.state)
+        return OpenTurn(followed, permit, order.limits.seconds, log)
 
     async def _start(self, order: Order, permit: Permit) -> FollowedRun:
-        """Begin the run of an order, under the id under which it was counted; what was not begun is given back."""
+        """Begin the run of an order, under the id under which it was counted. If it is not begun, its count is
+        forgotten."""
         if permit.counted is not None:
             order = changed(order, run=permit.counted.run)
         try:
-            driven = await self._context.runs.start(order)
-        except RunUndecided:  # the journal will say
+            followed = await self._context.runs.start(order)
+        except RunUndecided:  # whether it was begun is not known, so it stays counted
             raise
         except PlanRejected as error:
-            await permit.give_back()
+            await permit.forget_run()
             raise fault.of_plan(error) from None
         except BatonError:
-            await permit.give_back()
+            await permit.forget_run()
             raise
-        if driven.replayed:  # another request has begun this turn
-            await permit.give_back()
-        return driven
+        if followed.replayed:  # another request has begun this turn
+            await permit.forget_run()
+        return followed
 
 
 def idempotency_record(request: Request, caller: Caller, body: Mapping[str, object]) -> IdempotencyRecord | None:
-    """The record of a request, without an end; None if it has no key. Raises `InvalidRequest` for a malformed key."""
-    given = [value.decode("latin-1") for name, value in request.scope["headers"] if name == b"idempotency-key"]
-    if not given:
+    """Return the record of a request, without an end; None if the request has no key. Raises `InvalidRequest` for a
+    malformed key."""
+    keys = [value.decode("latin-1") for name, value in request.scope["headers"] if name == b"idempotency-key"]
+    if not keys:
         return None
-    if len(given) > 1 or not KEY.fullmatch(given[0]):
+    if len(keys) > 1 or not IDEMPOTENCY_KEY.fullmatch(keys[0]):
         raise InvalidRequest(
             "Send one Idempotency-Key of 1 to 255 printable ASCII characters.",
             param="Idempotency-Key",
             code="invalid_idempotency_key",
         )
-    name = hashlib.sha256(f"{caller.key.tenant}\0{given[0]}".encode()).hexdigest()
-    asked = f"{request.method}\n{request.scope['path']}\n".encode() + orjson.dumps(body, option=orjson.OPT_SORT_KEYS)
-    return IdempotencyRecord(name, hashlib.sha256(asked).digest(), 0.0, tenant=caller.key.tenant)
+    name = hashlib.sha256(f"{caller.key.tenant}\0{keys[0]}".encode()).hexdigest()
+    route = f"{request.method}\n{request.scope['path']}\n".encode()
+    canonical_body = orjson.dumps(body, option=orjson.OPT_SORT_KEYS)
+    fingerprint = hashlib.sha256(route + canonical_body).digest()
+    return IdempotencyRecord(name, fingerprint, 0.0, tenant=caller.key.tenant)
 
 
 def last_event(request: Request) -> int | None:
     """The number in a `Last-Event-ID` header; None without one. Raises `InvalidRequest`."""
-    given = request.headers.get("last-event-id", "")
-    if not given:
+    number = request.headers.get("last-event-id", "")
+    if not number:
         return None
-    if not EVENT.fullmatch(given):
+    if not EVENT_NUMBER.fullmatch(number):
         raise caller_view.unknown_event()
-    return int(given)
+    return int(number)
 
 
-def _same(once: IdempotencyRecord | None, found: IdempotencyRecord | None) -> IdempotencyRecord:
-    """The record that was found, if this request made it; raises `Conflict` otherwise."""
-    if once is None or found is None:  # it ran out between two looks
+def _checked_record(once: IdempotencyRecord | None, stored: IdempotencyRecord | None) -> IdempotencyRecord:
+    """Return the stored record, if it is that of the same request; raises `Conflict` if it is not."""
+    if once is None or stored is None:  # it expired between two reads
         raise Conflict("The Idempotency-Key has just expired; send the request again.", code=TAKEN)
-    if once.fingerprint != found.fingerprint:
+    if once.fingerprint != stored.fingerprint:
         raise Conflict(
             "This Idempotency-Key was used with another request; use a new key, or send the same method, path and "
             "body as before.",
             param="Idempotency-Key",
             code="idempotency_key_reuse",
         )
-    return found
+    return stored

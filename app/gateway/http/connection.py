@@ -233,13 +233,13 @@ class RequestLog:
     is_disconnected: bool = False
     """True if the client has left before that."""
 
-    def follow(self, driven: FollowedRun) -> None:
+    def follow(self, run: FollowedRun) -> None:
         """Note the run of the request."""
-        self.run, self.tier = driven.run, driven.state.admitted.tier
+        self.run, self.tier = run.run, run.state.admitted.tier
 
-    def end(self, driven: FollowedRun, ended: TurnEnd) -> None:
-        """Note the end of its turn. What it has cost belongs to the request that has begun it."""
-        if not driven.replayed:
+    def end(self, run: FollowedRun, ended: TurnEnd) -> None:
+        """Note the end of its turn. Its cost belongs to the request that began the turn."""
+        if not run.replayed:
             self.usd = ended.bill.turn_usd
         if ended.error is not None:
             self.fail(ended.error)

@@ -16,14 +16,14 @@ from starlette.types import Receive, Scope, Send
 
 from app.engine.delivery.messages import AnswerPart, CallerMessage, FollowedRun, StepEvent, TurnEnd, without
 from app.errors import BatonError, RunExpired
-from app.gateway.http.admission import Begun, Permit
+from app.gateway.http.admission import OpenTurn, Permit
 from app.gateway.http.connection import RequestLog, route_of
 from app.gateway.http.context import GatewayContext
 
-UNWATCHED = 0.1
-"""Seconds that a collected reply waits before it watches its connection: most of the cheap runs have ended by then."""
-LINGER = 5.0
-"""Seconds for the last write to a client that reads slowly."""
+UNWATCHED_SECONDS = 0.1
+"""How long a collected reply waits before it watches its connection: most of the cheap runs have ended by then."""
+LAST_WRITE_SECONDS = 5.0
+"""Time for the last write to a client that reads slowly."""
 STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache, no-transform"),
@@ -31,41 +31,41 @@ STREAM_HEADERS = [
 ]
 
 
-async def collect(context: GatewayContext, begun: Begun, receive: Receive) -> TurnEnd:
+async def collect(context: GatewayContext, turn: OpenTurn, receive: Receive) -> TurnEnd:
     """Return the end of a turn that is not streamed; its permit is released.
 
     Raises the error that it ended with, or `RunExpired` if it has no end `GatewayContext.grace` after its time limit.
     """
     try:
-        ended = await _end(context, begun, receive)
-        begun.log.end(begun.driven, ended)
+        end = await _end(context, turn, receive)
+        turn.log.end(turn.run, end)
     finally:
-        begun.permit.release()
-    if ended.error is not None:
-        raise ended.error
-    return ended
+        turn.permit.release()
+    if end.error is not None:
+        raise end.error
+    return end
 
 
-async def _end(context: GatewayContext, begun: Begun, receive: Receive) -> TurnEnd:
-    ended: TurnEnd | None = None
-    driven, seconds = begun.driven, begun.seconds + context.grace
+async def _end(context: GatewayContext, turn: OpenTurn, receive: Receive) -> TurnEnd:
+    end: TurnEnd | None = None
+    run, seconds = turn.run, turn.seconds + context.grace
     try:
-        ended = _end_in(await driven.line.take(UNWATCHED))
-        if ended is None:
-            watcher = _watch(context, driven, receive, begun.log)
-            ended = await _watching(driven, watcher, lambda: _until_end(driven, seconds))
-        return ended
+        end = _end_in(await run.line.take(UNWATCHED_SECONDS))
+        if end is None:
+            watcher = _watch(context, run, receive, turn.log)
+            end = await _watching(run, watcher, lambda: _until_end(run, seconds))
+        return end
     finally:
-        if ended is None:
-            context.runs.leave(driven)
+        if end is None:
+            context.runs.leave(run)
 
 
-async def _until_end(driven: FollowedRun, seconds: float) -> TurnEnd | None:
+async def _until_end(run: FollowedRun, seconds: float) -> TurnEnd | None:
     try:
         async with asyncio.timeout(seconds):
             while True:
-                if ended := _end_in(await driven.line.take(seconds)):
-                    return ended
+                if end := _end_in(await run.line.take(seconds)):
+                    return end
     except TimeoutError:
         return None
 
@@ -77,51 +77,51 @@ def _end_in(batch: Sequence[CallerMessage]) -> TurnEnd | None:
 
 
 async def _watching(
-    driven: FollowedRun, watch: Coroutine[Any, Any, None], work: Callable[[], Awaitable[TurnEnd | None]]
+    run: FollowedRun, watch: Coroutine[Any, Any, None], work: Callable[[], Awaitable[TurnEnd | None]]
 ) -> TurnEnd:
     """Do `work` and `watch` the connection; when the client disconnects, the mailbox gets an end before long."""
     async with asyncio.TaskGroup() as group:
         watcher = group.create_task(watch)
         try:
-            ended = await work()
+            end = await work()
         finally:
             watcher.cancel()
-    if ended is None:
-        raise RunExpired(run=driven.run)
-    return ended
+    if end is None:
+        raise RunExpired(run=run.run)
+    return end
 
 
-async def _watch(context: GatewayContext, driven: FollowedRun, receive: Receive, log: RequestLog) -> None:
+async def _watch(context: GatewayContext, run: FollowedRun, receive: Receive, log: RequestLog) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
     log.is_disconnected = True
-    context.runs.leave(driven)
+    context.runs.leave(run)
 
 
 class Frames(Protocol):
     """A wire format's events: bytes ready to be written."""
 
     ping: bytes
-    """The keep-alive. Where it is a comment it does not end with a blank line: OpenAI's
-    Python client takes each one for an event, of no data, once it has seen an `id:`."""
+    """The keep-alive. Where it is a comment it does not end with a blank line: OpenAI's Python client takes each one
+    for an event without data, once it has seen an `id:`."""
 
-    def role(self) -> bytes:
+    def opening(self) -> bytes:
         """Return the opening event."""
         ...
 
-    def said(self, said: AnswerPart) -> bytes:
-        """More of the answer."""
+    def answer_part(self, part: AnswerPart) -> bytes:
+        """Return more of the answer."""
         ...
 
-    def noted(self, noted: StepEvent) -> bytes:
+    def step_event(self, event: StepEvent) -> bytes:
         """Return an event of the run, for a caller that asked for them."""
         ...
 
-    def ended(self, ended: TurnEnd) -> bytes:
+    def closing(self, end: TurnEnd) -> bytes:
         """Return all events that follow the answer."""
         ...
 
-    def failed(self, error: BatonError, ended: TurnEnd) -> bytes:
+    def failure(self, error: BatonError, end: TurnEnd) -> bytes:
         """Return the last event of a stream that failed after its first byte."""
         ...
 
@@ -132,19 +132,19 @@ class EventStream(Response):
     media_type = "text/event-stream"
 
     def __init__(
-        self, context: GatewayContext, driven: FollowedRun, frames: Frames, permit: Permit, seconds: float
+        self, context: GatewayContext, run: FollowedRun, frames: Frames, permit: Permit, seconds: float
     ) -> None:
         """`seconds` is the run's time limit. The stream owns `permit` and releases it when it is over."""
         self.status_code = 200
         self.background = None
         self.raw_headers = list(STREAM_HEADERS)
         self._context = context
-        self._driven = driven
+        self._run = run
         self._wire = frames
         self._permit = permit
         self._seconds = seconds
-        self._ended: TurnEnd | None = None
-        self._complete = False
+        self._turn_end: TurnEnd | None = None
+        self._is_complete = False
         self._log: RequestLog
         self._route = ""
         self._has_text = False
@@ -155,32 +155,32 @@ class EventStream(Response):
         self._log, self._route = scope["baton.log"], route_of(scope)
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            await _write(send, self._wire.role(), more=True)
-            watch = _watch(self._context, self._driven, receive, self._log)
-            await _watching(self._driven, watch, lambda: self._relay(send))
+            await _write(send, self._wire.opening(), more=True)
+            watch = _watch(self._context, self._run, receive, self._log)
+            await _watching(self._run, watch, lambda: self._relay(send))
         except RunExpired as error:
             self._log.fail(error)
-            last = self._wire.failed(error, without(self._driven.state, error))
+            last = self._wire.failure(error, without(self._run.state, error))
         finally:
-            if self._ended is None:
-                self._context.runs.leave(self._driven)
+            if self._turn_end is None:
+                self._context.runs.leave(self._run)
             self._permit.release()
-        if not self._complete:
+        if not self._is_complete:
             with suppress(TimeoutError):  # a client that does not read holds nothing but its own connection
-                async with asyncio.timeout(LINGER):
+                async with asyncio.timeout(LAST_WRITE_SECONDS):
                     await _write(send, last, more=False)
 
     async def _relay(self, send: Send) -> TurnEnd | None:
         try:
             async with asyncio.timeout(self._seconds + self._context.grace):
-                while self._ended is None:
-                    batch = await self._driven.line.take(self._context.ping)
+                while self._turn_end is None:
+                    batch = await self._run.line.take(self._context.ping)
                     frames = self._frames(batch) if batch else self._wire.ping
-                    await _write(send, frames, more=self._ended is None)
-            self._complete = True
+                    await _write(send, frames, more=self._turn_end is None)
+            self._is_complete = True
         except TimeoutError:
             return None
-        return self._ended
+        return self._turn_end
 
     def _frames(self, batch: Sequence[CallerMessage]) -> bytes:
         wire = self._wire
@@ -188,12 +188,12 @@ class EventStream(Response):
         for message in batch:
             if isinstance(message, AnswerPart):
                 self._note_first_text()
-                frames.append(wire.said(message))
+                frames.append(wire.answer_part(message))
             elif isinstance(message, StepEvent):
-                frames.append(wire.noted(message))
+                frames.append(wire.step_event(message))
             else:
-                self._ended = message
-                self._log.end(self._driven, message)
+                self._turn_end = message
+                self._log.end(self._run, message)
                 self._permit.release()  # before the caller can know that there is room for another request
                 frames.append(self._last(message))
         return b"".join(frames)
@@ -204,10 +204,10 @@ class EventStream(Response):
             seconds = self._context.tick() - self._log.began
             self._context.telemetry.observe("baton_stream_first_text_seconds", seconds, self._route)
 
-    def _last(self, ended: TurnEnd) -> bytes:
-        if ended.error is None:
-            return self._wire.ended(ended)
-        return self._wire.failed(ended.error, ended)
+    def _last(self, end: TurnEnd) -> bytes:
+        if end.error is None:
+            return self._wire.closing(end)
+        return self._wire.failure(end.error, end)
 
 
 async def _write(send: Send, frames: bytes, *, more: bool) -> None:

@@ -68,10 +68,10 @@ def to_revision(base: Order, plan: Plan, value: Mapping[str, Any], number: int) 
     )
 
 
-def to_execution(base: Order, revision: Revision, steps: tuple[Step, ...], asked: PlanRunRequest) -> Order:
+def to_execution(base: Order, revision: Revision, steps: tuple[Step, ...], request: PlanRunRequest) -> Order:
     """The order that executes a revision as it stands. Raises `Conflict` where that would not be what was shown."""
     shown = digest_of(revision, steps)
-    if asked.digest is not None and asked.digest != shown:
+    if request.digest is not None and request.digest != shown:
         raise Conflict(
             "The revision has another digest than the one that was sent; look at it again.",
             param="digest",
@@ -79,14 +79,14 @@ def to_execution(base: Order, revision: Revision, steps: tuple[Step, ...], asked
         )
     if plan_digest(steps, base.limits) != shown:
         raise outdated("this key may spend less than the plan's limit")
-    usage = {"usage": True} if asked.stream_options is not None and asked.stream_options.include_usage else {}
-    streams_steps = asked.stream and asked.stream_steps
+    usage = {"usage": True} if request.stream_options is not None and request.stream_options.include_usage else {}
+    streams_steps = request.stream and request.stream_steps
     noted = {"steps": True} if streams_steps else {}
     reply = {name: value for name, value in base.wire.items() if name != "usage"} | usage | noted
     return changed(
         base,
         plan=as_value(steps),
-        streams=asked.stream,
+        streams=request.stream,
         stream_steps=streams_steps,
         wire=reply,
         origin_kind="plan",

@@ -69,37 +69,37 @@ def read(model: type[Body], body: Mapping[str, Any]) -> Body:
 
 def read_revision(body: Mapping[str, Any]) -> PlanRevisionRequest:
     """The body of a new revision."""
-    asked = read(PlanRevisionRequest, body)
-    if (asked.edits is None) == (asked.plan is None):
+    request = read(PlanRevisionRequest, body)
+    if (request.edits is None) == (request.plan is None):
         raise InvalidRequest("Send edits of the plan, or a whole plan, and not both.", param="plan")
-    return asked
+    return request
 
 
 def read_run(body: Mapping[str, Any]) -> PlanRunRequest:
     """The body of an order to execute a plan."""
-    asked = read(PlanRunRequest, body)
-    if asked.stream_options is not None and not asked.stream:
+    request = read(PlanRunRequest, body)
+    if request.stream_options is not None and not request.stream:
         raise InvalidRequest("stream_options needs stream: true.", param="stream_options")
-    return asked
+    return request
 
 
-def revised(asked: PlanRevisionRequest, before: Mapping[str, Any], pool: tuple[str, ...]) -> dict[str, Any]:
+def revised(request: PlanRevisionRequest, before: Mapping[str, Any], pool: tuple[str, ...]) -> dict[str, Any]:
     """The new revision's plan, yet to be checked. Raises `InvalidRequest` for edits that fit no step, and for lists
     that cannot be read."""
     try:
-        if asked.plan is not None:
-            if is_published(asked.plan):
-                return from_lists(asked.plan, pool)
-            return asked.plan
-        return {"steps": edited(before["steps"], [_edit(edit) for edit in asked.edits or ()])}
+        if request.plan is not None:
+            if is_published(request.plan):
+                return from_lists(request.plan, pool)
+            return request.plan
+        return {"steps": edited(before["steps"], [_edit(edit) for edit in request.edits or ()])}
     except PlanRejected as rejected:
         raise refused(rejected.reasons[0], "; ".join(rejected.reasons)) from None
 
 
-def _edit(asked: PlanEdit) -> Edit:
-    given = {name: getattr(asked, name) for name in FIELDS}
+def _edit(edit: PlanEdit) -> Edit:
+    given = {name: getattr(edit, name) for name in FIELDS}
     fields = {name: value for name, value in given.items() if value is not None}
-    return Edit(asked.op, asked.step, fields, asked.to)
+    return Edit(edit.op, edit.step, fields, edit.to)
 
 
 def refused(first: str, message: str) -> InvalidRequest:

@@ -23,7 +23,7 @@ from app.gateway.anthropic import route as messages
 from app.gateway.chat import route as chat
 from app.gateway.chat.request import read_request, to_order
 from app.gateway.chat.route import completion
-from app.gateway.http.admission import Begun, Idempotency
+from app.gateway.http.admission import Idempotency, OpenTurn
 from app.gateway.http.context import GatewayContext
 from app.gateway.http.ingress import Caller, Keys, json_body
 from app.gateway.http.sse import collect
@@ -134,15 +134,17 @@ def _makes(
                 return orders.to_preview(response)
             if shown.api == "messages":
                 return orders.to_preview(messages.to_order(context, caller, body))
-            asked, ignored = read_request(body)
-            made = to_order(asked, ignored, resolve_tier(context.catalog(), caller.key, asked.model), caller.key)
+            chat_request, ignored = read_request(body)
+            made = to_order(
+                chat_request, ignored, resolve_tier(context.catalog(), caller.key, chat_request.model), caller.key
+            )
             return orders.to_preview(made)
 
-        begun = await idempotency.begin(request, caller, body, order)
-        await collect(context, begun, request.receive)
+        turn = await idempotency.begin(request, caller, body, order)
+        await collect(context, turn, request.receive)
         store = context.store.of_tenant(caller.tenant)
-        made = await _made(store, begun, caller)
-        task = await task_of(store, begun.driven.run, made.state.admitted.task)
+        made = await _made(store, turn, caller)
+        task = await task_of(store, turn.run.run, made.state.admitted.task)
         return await _shown(context, histories, caller, Plan((made,)), made, task=task, form=shown.format)
 
 
@@ -213,23 +215,23 @@ def _revises(
     ) -> Response:
         """It is checked as a caller's own plan is. `revision` is the one that the author has seen: 409 if there is a
         later one."""
-        asked = requests.read_revision(body)
+        revision_request = requests.read_revision(body)
         plan = found.plan
-        base = plan.revision(asked.revision)
+        base = plan.revision(revision_request.revision)
         number = orders.next_number(plan, base)
         steps = await revisions.steps_of(found.store, base)
-        value = requests.revised(asked, revisions.as_value(steps), plan.first.state.admitted.pool)
+        value = requests.revised(revision_request, revisions.as_value(steps), plan.first.state.admitted.pool)
         usual = orders.repeated(context.catalog(), caller, plan, base, found.row.tenant, await found.task())
         order = orders.to_revision(usual, plan, value, number)
         once = orders.record_of_revision(plan, number, found.row.tenant, body)
         try:
-            begun = await idempotency.begin(request, caller, body, lambda: order, once=once)
+            turn = await idempotency.begin(request, caller, body, lambda: order, once=once)
         except InvalidRequest as refused:
             raise orders.of_edit(refused) from None
         except Conflict as conflict:
             raise orders.overtaken() if conflict.public_code in (TAKEN, "idempotency_key_reuse") else conflict from None
-        await collect(context, begun, request.receive)
-        made = await _made(found.store, begun, caller)
+        await collect(context, turn, request.receive)
+        made = await _made(found.store, turn, caller)
         whole = Plan((*[row for row in plan.revisions if row.number != number], made))
         return await _shown(context, histories, caller, whole, made, task=order.task, form=shown.format)
 
@@ -274,23 +276,23 @@ def _executes(router: APIRouter, context: GatewayContext, keys: Keys, idempotenc
         task = await found.task()
 
         def order() -> Order:
-            asked = requests.read_run(body)
+            run_request = requests.read_run(body)
             usual = orders.repeated(context.catalog(), caller, found.plan, revision, found.row.tenant, task)
-            return orders.to_execution(usual, revision, steps, asked)
+            return orders.to_execution(usual, revision, steps, run_request)
 
         try:
-            begun = await idempotency.begin(request, caller, body, order)
+            turn = await idempotency.begin(request, caller, body, order)
         except InvalidRequest as refused:
             raise orders.since_changed(refused) from None
-        wire_format = begun.driven.state.turn.wire.get("format")
+        wire_format = turn.run.state.turn.wire.get("format")
         if wire_format == "messages":
-            return await messages.answered(context, request, begun, task.sampling.stop)
+            return await messages.answered(context, request, turn, task.sampling.stop)
         if wire_format == "responses":
-            streams = begun.driven.state.turn.streams
-            return await responses.answered(context, request, begun, streams=streams, background=False)
-        if begun.driven.state.turn.streams:
-            return chat.stream(context, begun)
-        return Response(completion(await collect(context, begun, request.receive)), media_type="application/json")
+            streams = turn.run.state.turn.streams
+            return await responses.answered(context, request, turn, streams=streams, background=False)
+        if turn.run.state.turn.streams:
+            return chat.stream(context, turn)
+        return Response(completion(await collect(context, turn, request.receive)), media_type="application/json")
 
 
 def _found(context: GatewayContext, needed: Any) -> Callable[..., Awaitable[FoundPlan]]:
@@ -312,9 +314,9 @@ def _found(context: GatewayContext, needed: Any) -> Callable[..., Awaitable[Foun
     return found
 
 
-async def _made(store: TenantStore, begun: Begun, caller: Caller) -> Revision:
+async def _made(store: TenantStore, turn: OpenTurn, caller: Caller) -> Revision:
     """The revision that a run has made."""
-    return revisions.of_state(fold((await store.journal(begun.driven.run)).events), caller.key.id)
+    return revisions.of_state(fold((await store.journal(turn.run.run)).events), caller.key.id)
 
 
 async def _shown(

@@ -74,21 +74,21 @@ def _renamed(messages: Iterable[Message]) -> list[Message]:
     return found
 
 
-def compacted(subject: Subject, ended: TurnEnd) -> bytes:
+def compacted(subject: Subject, end: TurnEnd) -> bytes:
     """Return a `response.compaction`: the user's messages, and the item that stands for everything else."""
     run, conversation = subject.state.run, subject.task.messages[:-1]
     labels = sorted(subject.state.admitted.labels)
     marks = {"baton": {"labels": labels}} if labels else {}
     kept = [message for message in conversation if message.role == "user" and not is_notes(message)]
     output = [message_item(f"{run}_in{place}", message) | marks for place, message in enumerate(kept)]
-    output.append({"id": f"cmp_{run}", "type": "compaction", "encrypted_content": encoded(ended.answer)} | marks)
+    output.append({"id": f"cmp_{run}", "type": "compaction", "encrypted_content": encoded(end.answer)} | marks)
     return orjson.dumps(
         {
             "id": formatted(FORMAT, run, 0),
             "object": "response.compaction",
             "created_at": int(subject.state.turn.at),
             "output": output,
-            "usage": usage_of(ended.bill),
-            "baton": extension(ended),
+            "usage": usage_of(end.bill),
+            "baton": extension(end),
         }
     )

@@ -17,11 +17,11 @@ from app.store.protocol import ContentReads
 
 @record(frozen=True, slots=True)
 class StoredResponse:
-    """A response in its present state: `ended` is None while it is in progress; `messages` is the conversation up to
+    """A response in its present state: `end` is None while it is in progress; `messages` is the conversation up to
     its end, where the caller of `conversation` added it."""
 
     subject: Subject
-    ended: TurnEnd | None
+    end: TurnEnd | None
     messages: tuple[Message, ...] = ()
 
     @property
@@ -34,10 +34,10 @@ async def subject(store: ContentReads, state: RunState) -> Subject:
     """Return the subject of the state's present turn. Raises `NotFound` if content was erased."""
     texts = await texts_of(store, state.run, {state.admitted.task, state.turn.request})
     task = task_from_json(orjson.loads(texts[state.admitted.task]))
-    asked = task
+    turn_task = task
     if state.turn.request:
-        asked = task_from_json(orjson.loads(texts[state.turn.request]))
-    return Subject(state, task, asked)
+        turn_task = task_from_json(orjson.loads(texts[state.turn.request]))
+    return Subject(state, task, turn_task)
 
 
 async def conversation(store: ContentReads, stored: StoredResponse) -> tuple[Message, ...]:
@@ -46,9 +46,9 @@ async def conversation(store: ContentReads, stored: StoredResponse) -> tuple[Mes
     messages = list(task.messages[1:] if stored.subject.instructions is not None else task.messages)
     for turn in range(state.turn.number):
         messages += await exchanged(store, state, turn)
-    if stored.ended is not None and (stored.ended.answer or stored.ended.calls):
-        parts = (Text(stored.ended.answer),) if stored.ended.answer else ()
-        messages.append(Message("assistant", parts, calls=stored.ended.calls))
+    if stored.end is not None and (stored.end.answer or stored.end.calls):
+        parts = (Text(stored.end.answer),) if stored.end.answer else ()
+        messages.append(Message("assistant", parts, calls=stored.end.calls))
     return tuple(messages)
 
 

@@ -16,7 +16,7 @@ from app.store.protocol import ContentReads
 async def page(store: ContentReads, subject: Subject, filters: ItemFilters) -> dict[str, Any]:
     """Return a list object; newest first unless `order=asc`."""
     given = await _given(store, subject)
-    box = subject.asked.toolbox
+    box = subject.turn_task.toolbox
     kinds = {call.id: kind_of(box, call.name) for message in given for call in message.calls}
     given = given[1:] if subject.state.turn.number else given  # the calls before are the reply's, not the request's
     found = [item for message in enumerate(given) for item in _items(subject, *message, kinds)]
@@ -48,7 +48,7 @@ def _items(subject: Subject, place: int, message: Message, kinds: Mapping[str, K
     if message.parts:
         yield message_item(name, message)
     for call in message.calls:
-        yield call_item(subject.asked.toolbox, call, "completed")
+        yield call_item(subject.turn_task.toolbox, call, "completed")
 
 
 def message_item(name: str, message: Message) -> dict[str, Any]:
@@ -61,7 +61,7 @@ def _output(subject: Subject, name: str, message: Message, kind: Kind) -> dict[s
     """Return the result of a call as an item; of a search, with the tools that it was the first to offer."""
     fields = {"call_id": message.call_id, "status": "completed"}
     if kind == "search":
-        found = spelled(tool for tool in subject.asked.toolbox.tools if loaded_by(tool) == message.call_id)
+        found = spelled(tool for tool in subject.turn_task.toolbox.tools if loaded_by(tool) == message.call_id)
         return {"id": f"tso_{name}", "type": "tool_search_output", **fields, "execution": "client", "tools": found}
     prefix, type_ = ("ctco", "custom_tool_call_output") if kind == "custom" else ("fco", "function_call_output")
     return {"id": f"{prefix}_{name}", "type": type_, **fields, "output": message.text}

@@ -50,13 +50,13 @@ async def _named(store: TenantStore, name: str, place: int, found: dict[str, Sto
         response = await _caller(store, call) if call is not None else name.replace("msg_", "resp_", 1)
         if response not in found:
             found[response] = await look(response)
-        ended, labels = found[response].ended, PartOptions.model_construct(labels=sorted(found[response].labels))
+        ended, labels = found[response].end, PartOptions.model_construct(labels=sorted(found[response].labels))
         if ended is not None and call is None and ended.answer:
             part = OutputText(type="output_text", text=ended.answer)
             return MessageItem(type="message", role="assistant", content=[part], baton=labels)
         for tool_call in ended.calls if ended is not None else ():
             if tool_call.id == call:
-                again = _again(name, tool_call, searched(found[response].subject.asked.toolbox, tool_call, ()))
+                again = _again(name, tool_call, searched(found[response].subject.turn_task.toolbox, tool_call, ()))
                 if isinstance(again, CallItem):
                     return again.model_copy(update={"baton": labels})
                 return again

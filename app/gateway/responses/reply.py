@@ -52,12 +52,12 @@ def parse_id(text: str) -> tuple[str, int] | None:
 
 @record(frozen=True, slots=True)
 class Subject:
-    """The source of a response: the run's state, the task, and what the turn's request said of
-    sampling and tools (`asked`)."""
+    """The source of a response: the state and the task of its run."""
 
     state: RunState
     task: Task
-    asked: Task
+    turn_task: Task
+    """What the turn's own request said of sampling and tools."""
 
     @property
     def id(self) -> str:
@@ -72,16 +72,16 @@ class Subject:
         return self.task.messages[0].text
 
 
-def whole(subject: Subject, ended: TurnEnd | None) -> bytes:
+def whole(subject: Subject, end: TurnEnd | None) -> bytes:
     """Return the response object: as it ended, or, with None, under way."""
-    return orjson.dumps(document(subject, ended))
+    return orjson.dumps(document(subject, end))
 
 
-def document(subject: Subject, ended: TurnEnd | None) -> dict[str, Any]:
+def document(subject: Subject, end: TurnEnd | None) -> dict[str, Any]:
     """Return the response object as JSON values."""
     state, wire = subject.state, subject.state.turn.wire
-    status = status_of(subject, ended)
-    turn, echoed = state.turn.number, subject.asked.echoed
+    status = status_of(subject, end)
+    turn, echoed = state.turn.number, subject.turn_task.echoed
     body: dict[str, Any] = {
         "id": subject.id,
         "object": "response",
@@ -89,33 +89,33 @@ def document(subject: Subject, ended: TurnEnd | None) -> dict[str, Any]:
         "status": status,
         "background": bool(wire.get("background")),
         "completed_at": int(state.replied_at) if status == "completed" else None,
-        "error": _error(ended),
-        "incomplete_details": _incomplete(ended, status),
+        "error": _error(end),
+        "incomplete_details": _incomplete(end, status),
         "instructions": subject.instructions,
-        "max_output_tokens": subject.asked.sampling.max_tokens,
+        "max_output_tokens": subject.turn_task.sampling.max_tokens,
         "max_tool_calls": echoed.get("max_tool_calls"),
         "model": state.admitted.tier,
-        "output": items(subject, ended, _message_status(status)) if ended else [],
-        "parallel_tool_calls": echoed.get("parallel_tool_calls", subject.asked.toolbox.parallel),
+        "output": items(subject, end, _message_status(status)) if end else [],
+        "parallel_tool_calls": echoed.get("parallel_tool_calls", subject.turn_task.toolbox.parallel),
         "previous_response_id": response_id(state.run, turn - 1) if turn else wire.get("previous"),
         "prompt_cache_key": echoed.get("prompt_cache_key"),
         "prompt_cache_retention": (echoed.get("prompt_cache_retention") or "").replace("-", "_") or None,
         "reasoning": {"effort": wire.get("effort"), "summary": wire.get("summary")},
         "safety_identifier": echoed.get("safety_identifier"),
         "service_tier": "default",
-        "temperature": subject.asked.sampling.temperature,
-        "text": {"format": _format(subject.asked.form)} | _verbosity(echoed),
-        "tool_choice": echoed.get("tool_choice") or chosen(subject.asked.toolbox),
-        "tools": described(subject.asked.toolbox),
-        "top_logprobs": subject.asked.logprobs or 0,
-        "top_p": subject.asked.sampling.top_p,
+        "temperature": subject.turn_task.sampling.temperature,
+        "text": {"format": _format(subject.turn_task.form)} | _verbosity(echoed),
+        "tool_choice": echoed.get("tool_choice") or chosen(subject.turn_task.toolbox),
+        "tools": described(subject.turn_task.toolbox),
+        "top_logprobs": subject.turn_task.logprobs or 0,
+        "top_p": subject.turn_task.sampling.top_p,
         "truncation": echoed.get("truncation", "disabled"),
-        "usage": usage_of(ended.bill) if ended is not None and status != "queued" else None,
+        "usage": usage_of(end.bill) if end is not None and status != "queued" else None,
         "user": echoed.get("user", subject.task.user),
         "metadata": dict(echoed.get("metadata", subject.task.metadata)),
     }
-    if ended is not None:
-        return body | {"baton": extension(ended)}
+    if end is not None:
+        return body | {"baton": extension(end)}
     return body
 
 
@@ -125,34 +125,34 @@ def _message_status(status: str) -> str:
     return "completed"
 
 
-def status_of(subject: Subject, ended: TurnEnd | None) -> str:
+def status_of(subject: Subject, end: TurnEnd | None) -> str:
     """OpenAI's word for what the turn has come to: a background one is queued until somebody works on it."""
-    if ended is None:
+    if end is None:
         if subject.state.turn.wire.get("background") and not subject.state.calls:
             return "queued"
         return "in_progress"
-    if ended.state.state == "awaiting_approval":
+    if end.state.state == "awaiting_approval":
         return "queued"
-    if ended.error is not None:
-        if ended.state.state == "cancelled":
+    if end.error is not None:
+        if end.state.state == "cancelled":
             return "cancelled"
         return "failed"
-    if ended.finish in INCOMPLETE:
+    if end.finish in INCOMPLETE:
         return "incomplete"
     return "completed"
 
 
-def items(subject: Subject, ended: TurnEnd, status: str) -> list[dict[str, Any]]:
+def items(subject: Subject, end: TurnEnd, status: str) -> list[dict[str, Any]]:
     """Return the output: the message, if anything was said, then the calls, behind what has found their tools."""
     found: list[dict[str, Any]] = []
-    if ended.state.state == "awaiting_approval":
+    if end.state.state == "awaiting_approval":
         return found
-    if ended.answer or not (ended.calls or ended.error):
-        part = _part(ended.answer, ended.logprobs, ended.refusal)
-        found.append(message_item(subject, [part], status, COMMENTARY if ended.calls else FINAL))
-    box = subject.asked.toolbox
-    for at, call in enumerate(ended.calls):
-        found += [*searched(box, call, ended.calls[:at]), call_item(box, call, "completed")]
+    if end.answer or not (end.calls or end.error):
+        part = _part(end.answer, end.logprobs, end.refusal)
+        found.append(message_item(subject, [part], status, COMMENTARY if end.calls else FINAL))
+    box = subject.turn_task.toolbox
+    for at, call in enumerate(end.calls):
+        found += [*searched(box, call, end.calls[:at]), call_item(box, call, "completed")]
     return found
 
 
@@ -212,11 +212,11 @@ def _bare(token: Mapping[str, Any]) -> dict[str, Any]:
     return {"token": token["token"], "logprob": token["logprob"]}
 
 
-def _error(ended: TurnEnd | None) -> dict[str, Any] | None:
-    if ended is None or ended.error is None or ended.state.state == "cancelled":
+def _error(end: TurnEnd | None) -> dict[str, Any] | None:
+    if end is None or end.error is None or end.state.state == "cancelled":
         return None
-    fault_body = fault.describe(ended.error)["error"]
-    return {"code": _code(ended.error), "message": fault_body["message"]}
+    fault_body = fault.describe(end.error)["error"]
+    return {"code": _code(end.error), "message": fault_body["message"]}
 
 
 def _code(error: BatonError) -> str:
@@ -233,9 +233,9 @@ def _code(error: BatonError) -> str:
     return "server_error"
 
 
-def _incomplete(ended: TurnEnd | None, status: str) -> dict[str, Any] | None:
-    if ended is not None and status == "incomplete":
-        return {"reason": INCOMPLETE[ended.finish]}
+def _incomplete(end: TurnEnd | None, status: str) -> dict[str, Any] | None:
+    if end is not None and status == "incomplete":
+        return {"reason": INCOMPLETE[end.finish]}
     return None
 
 
@@ -270,79 +270,79 @@ class Events:
         self._index = -1
         self._calls: list[ToolCall] = []
 
-    def role(self) -> bytes:
+    def opening(self) -> bytes:
         """The response exists, and is being worked on."""
         under_way = document(self._of, None) | {"status": "in_progress"}
         created = self._event("response.created", 0, response=under_way)
         return created + self._event("response.in_progress", IN_PROGRESS, response=under_way)
 
-    def said(self, said: AnswerPart) -> bytes:
+    def answer_part(self, part: AnswerPart) -> bytes:
         """More of the text, or of the calls behind it."""
-        self._base = said.at - said.at % caller_view.ATTEMPT if said.at else self._base
-        self._refused |= said.refusal
-        frames = self._more_text(said) if said.text else b""
-        for delta in said.calls:
+        self._base = part.at - part.at % caller_view.ATTEMPT if part.at else self._base
+        self._refused |= part.refusal
+        frames = self._more_text(part) if part.text else b""
+        for delta in part.calls:
             if delta.index >= len(self._calls):
                 frames += self._end_block() + self._begin_call(ToolCall(delta.id, delta.name, ""))
             if delta.arguments:
                 frames += self._more_arguments(delta.arguments)
         return frames
 
-    def noted(self, noted: StepEvent) -> bytes:
+    def step_event(self, event: StepEvent) -> bytes:
         """Return a step's event, as a comment: clients check the types of events."""
-        return b": baton " + orjson.dumps({"event": noted.kind, **noted.body}) + b"\n\n"
+        return b": baton " + orjson.dumps({"event": event.kind, **event.body}) + b"\n\n"
 
-    def ended(self, ended: TurnEnd) -> bytes:
+    def closing(self, end: TurnEnd) -> bytes:
         """Return all events that were not sent yet, and the end. While a plan waits for an approval that is
         `response.queued`, with the number of the event before it, behind which the stream goes on once it is
         approved."""
-        if ended.state.state == "awaiting_approval":
-            place, response = max(self._after, IN_PROGRESS), document(self._of_end(ended), ended)
+        if end.state.state == "awaiting_approval":
+            place, response = max(self._after, IN_PROGRESS), document(self._of_end(end), end)
             queued = {"type": "response.queued", "sequence_number": place, "response": response}
             return b"event: response.queued\ndata: %s\n\n" % orjson.dumps(queued)
-        frames, body = b"", document(self._of_end(ended), ended)
-        if not self._spoken and not ended.calls:
+        frames, body = b"", document(self._of_end(end), end)
+        if not self._spoken and not end.calls:
             frames += self._begin_message()
-        for call in ended.calls[len(self._calls) :]:
+        for call in end.calls[len(self._calls) :]:
             frames += self._end_block() + self._begin_call(ToolCall(call.id, call.name, ""))
             frames += self._more_arguments(call.arguments)
-        frames += self._end_block(ended.logprobs, body["status"], FINAL)
+        frames += self._end_block(end.logprobs, body["status"], FINAL)
         frames += self._event(f"response.{body['status']}", self._at + 1, response=body)
         is_unknown = self._after > self._base + self._at
         if is_unknown:
             return self._broken(caller_view.unknown_event())
         return frames
 
-    def failed(self, error: BatonError, ended: TurnEnd) -> bytes:
+    def failure(self, error: BatonError, end: TurnEnd) -> bytes:
         """Return the end of a run that failed, or of a stream that is broken. No journal says how much text of a failed
         run was sent, so its end comes behind any event that the caller names."""
-        if ended.state.ended and ended.state.state != "succeeded":
+        if end.state.ended and end.state.state != "succeeded":
             number = max(self._at, self._after - self._base) + 1
-            return self._event("response.failed", number, response=document(self._of_end(ended), ended))
+            return self._event("response.failed", number, response=document(self._of_end(end), end))
         return self._broken(error)  # the stream alone is broken: it can be resumed
 
     def _broken(self, error: BatonError) -> bytes:
         body = fault.describe(error)["error"] | {"type": "error", "sequence_number": self._base + self._at}
         return b"event: error\ndata: %s\n\n" % orjson.dumps(body)
 
-    def _of_end(self, ended: TurnEnd) -> Subject:
-        return Subject(ended.state, self._of.task, self._of.asked)
+    def _of_end(self, end: TurnEnd) -> Subject:
+        return Subject(end.state, self._of.task, self._of.turn_task)
 
     def _begin_message(self) -> bytes:
         self._spoken, self._index = True, self._index + 1
-        box = self._of.asked.toolbox
+        box = self._of.turn_task.toolbox
         may_call = bool(box.tools) and box.choice != "none"
         item = message_item(self._of, [], "in_progress", None if may_call else FINAL)
         added = self._event("response.output_item.added", OPENING, output_index=self._index, item=item)
         part = _part("", (), self._refused)
         return added + self._event("response.content_part.added", TEXT, **self._place(), part=part)
 
-    def _more_text(self, said: AnswerPart) -> bytes:
+    def _more_text(self, part: AnswerPart) -> bytes:
         frames = b"" if self._spoken else self._begin_message()
         sent = max(self._after - self._base - TEXT - len(self._text), 0)
-        self._text += said.text
-        kind, at, delta = self._kind(), TEXT + len(self._text), said.text[sent:]
-        fields = {} if self._refused else {"logprobs": _streamed(said.logprobs)}
+        self._text += part.text
+        kind, at, delta = self._kind(), TEXT + len(self._text), part.text[sent:]
+        fields = {} if self._refused else {"logprobs": _streamed(part.logprobs)}
         return frames + self._event(f"response.{kind}.delta", at, **self._place(), delta=delta, **fields)
 
     def _kind(self) -> str:
@@ -368,10 +368,10 @@ class Events:
 
     def _begin_call(self, call: ToolCall) -> bytes:
         self._at = max(self._at, TEXT + len(self._text) + 3)
-        frames = b"".join(map(self._searched, searched(self._of.asked.toolbox, call, self._calls)))
+        frames = b"".join(map(self._searched, searched(self._of.turn_task.toolbox, call, self._calls)))
         self._calls.append(call)
         self._open_call, self._index = True, self._index + 1
-        item = call_item(self._of.asked.toolbox, call, "in_progress")
+        item = call_item(self._of.turn_task.toolbox, call, "in_progress")
         return frames + self._event("response.output_item.added", self._at + 1, output_index=self._index, item=item)
 
     def _searched(self, item: Mapping[str, Any]) -> bytes:
@@ -382,7 +382,7 @@ class Events:
         return added + self._event(f"{kind}.done", self._at + 1, **place, item=item)
 
     def _more_arguments(self, text: str) -> bytes:
-        call, box = self._calls[-1], self._of.asked.toolbox
+        call, box = self._calls[-1], self._of.turn_task.toolbox
         sent = max(self._after - self._base - self._at, 0)
         self._calls[-1] = call = replace(call, arguments=call.arguments + text)
         if kind_of(box, call.name) != "function":  # a text inside JSON is sent when it is whole
@@ -393,7 +393,7 @@ class Events:
 
     def _end_call(self) -> bytes:
         call, self._open_call = self._calls[-1], False
-        box = self._of.asked.toolbox
+        box = self._of.turn_task.toolbox
         place = {"item_id": item_id(box, call), "output_index": self._index}
         item = call_item(box, call, "completed")
         kind, done = kind_of(box, call.name), b""

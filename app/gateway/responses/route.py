@@ -21,7 +21,7 @@ from app.core.run.state import RunState
 from app.engine.delivery import messages as endings
 from app.engine.runs.admission import Order
 from app.errors import CallerError, Conflict, InvalidRequest, NotFound
-from app.gateway.http.admission import Begun, Idempotency, last_event
+from app.gateway.http.admission import Idempotency, OpenTurn, last_event
 from app.gateway.http.context import GatewayContext
 from app.gateway.http.ingress import Caller, Direct, Keys, json_body
 from app.gateway.http.sse import EventStream, collect
@@ -72,15 +72,23 @@ def _begins(router: APIRouter, context: GatewayContext, keys: Keys, idempotency:
         body: Annotated[dict[str, object], json_body(context.bounds)],
     ) -> Response:
         """OpenAI's response: whole, in the background, or, with `stream: true`, as server-sent events."""
-        asked, ignored = read_request(body, omits_search=context.omits_search)
-        before = await _before(context, asked, caller)
-        asked = await resolved(
-            context.store.of_tenant(caller.tenant), asked, lambda response: _stored(context, response, caller)
+        response_request, ignored = read_request(body, omits_search=context.omits_search)
+        before = await _before(context, response_request, caller)
+        response_request = await resolved(
+            context.store.of_tenant(caller.tenant),
+            response_request,
+            lambda response: _stored(context, response, caller),
         )
-        begun = await idempotency.begin(
-            request, caller, body, lambda: _order(context, asked, ignored, before, caller), at=_from_the_start
+        turn = await idempotency.begin(
+            request,
+            caller,
+            body,
+            lambda: _order(context, response_request, ignored, before, caller),
+            at=_from_the_start,
         )
-        return await answered(context, request, begun, streams=asked.stream, background=asked.background)
+        return await answered(
+            context, request, turn, streams=response_request.stream, background=response_request.background
+        )
 
     router.add_api_route(
         "",
@@ -106,10 +114,12 @@ def _compacts(router: APIRouter, context: GatewayContext, keys: Keys, idempotenc
         body: Annotated[dict[str, object], json_body(context.bounds)],
     ) -> Response:
         """Return the messages of the user, and one item with notes of everything else: the next request's `input`."""
-        asked, ignored = compaction.read_request(body)
-        before = await _before(context, asked, caller)
+        response_request, ignored = compaction.read_request(body)
+        before = await _before(context, response_request, caller)
         found = await resolved(
-            context.store.of_tenant(caller.tenant), asked, lambda response: _stored(context, response, caller)
+            context.store.of_tenant(caller.tenant),
+            response_request,
+            lambda response: _stored(context, response, caller),
         )
         history = before.messages if before is not None else ()
 
@@ -117,11 +127,11 @@ def _compacts(router: APIRouter, context: GatewayContext, keys: Keys, idempotenc
             task = compaction.task_of(found, history)
             return order_of(
                 task,
-                resolve_tier(context.catalog(), caller.key, asked.model),
+                resolve_tier(context.catalog(), caller.key, response_request.model),
                 caller.key,
-                model=asked.model,
+                model=response_request.model,
                 effort=None,
-                extension=asked.baton,
+                extension=response_request.baton,
                 streams=False,
                 ignored=ignored,
                 wire={"format": compaction.FORMAT},
@@ -129,9 +139,9 @@ def _compacts(router: APIRouter, context: GatewayContext, keys: Keys, idempotenc
                 before=before.labels if before is not None else frozenset(),
             )
 
-        begun = await idempotency.begin(request, caller, body, order)
-        ended = await collect(context, begun, request.receive)
-        return _json(compaction.compacted(await subject(context.store, ended.state), ended))
+        turn = await idempotency.begin(request, caller, body, order)
+        end = await collect(context, turn, request.receive)
+        return _json(compaction.compacted(await subject(context.store, end.state), end))
 
     router.add_api_route(
         "/compact",
@@ -164,12 +174,14 @@ def _counts(router: APIRouter, context: GatewayContext, keys: Keys, idempotency:
         """The tokens of the conversation, with its tools; nothing is sent to a worker."""
 
         async def counted() -> Response:
-            asked, _ = checked(body, INPUT_TOKENS, CountRequest, omits_search=context.omits_search)
-            if asked.model:
-                resolve_tier(context.catalog(), caller.key, asked.model)
-            before = await _before(context, asked, caller)
+            response_request, _ = checked(body, INPUT_TOKENS, CountRequest, omits_search=context.omits_search)
+            if response_request.model:
+                resolve_tier(context.catalog(), caller.key, response_request.model)
+            before = await _before(context, response_request, caller)
             found = await resolved(
-                context.store.of_tenant(caller.tenant), asked, lambda response: _stored(context, response, caller)
+                context.store.of_tenant(caller.tenant),
+                response_request,
+                lambda response: _stored(context, response, caller),
             )
             task = task_of(found, before.messages if before else (), _found(before) if before else ())
             likely = policy.estimated_usage(task.messages, "").input + policy.tool_bytes(task.toolbox) // 4
@@ -198,13 +210,13 @@ def _reads(router: APIRouter, context: GatewayContext, keys: Keys, idempotency: 
         """Return the response as it stands, or stream it again. `Last-Event-ID` counts before `starting_after`."""
         found = await _stored(context, response, caller)
         if not options.stream:
-            return _json(reply.whole(found.subject, found.ended))
+            return _json(reply.whole(found.subject, found.end))
         after = last_event(request)
         after = options.starting_after if after is None else after
         _check(found.subject.state, after)
         state = found.subject.state
-        begun = await idempotency.follow(request, caller, state.run, None, turn=state.turn.number)
-        return EventStream(context, begun.driven, reply.Events(found.subject, after), begun.permit, begun.seconds)
+        turn = await idempotency.follow(request, caller, state.run, None, turn=state.turn.number)
+        return EventStream(context, turn.run, reply.Events(found.subject, after), turn.permit, turn.seconds)
 
     @router.get(
         "/{response}/input_items",
@@ -280,79 +292,84 @@ def _json(body: bytes) -> Response:
 
 def _order(
     context: GatewayContext,
-    asked: ResponsesRequest,
+    response_request: ResponsesRequest,
     ignored: tuple[str, ...],
     before: StoredResponse | None,
     caller: Caller,
 ) -> Order:
     history = before.messages if before is not None else ()
     found = _found(before) if before is not None else []
-    reasoning = asked.reasoning
-    wire: dict[str, Any] = {"format": "responses", "given": len(given(asked)), "store": asked.store}
-    if asked.instructions:
+    reasoning = response_request.reasoning
+    wire: dict[str, Any] = {
+        "format": "responses",
+        "given": len(given(response_request)),
+        "store": response_request.store,
+    }
+    if response_request.instructions:
         wire["instructions"] = True
-    if asked.background:
+    if response_request.background:
         wire["background"] = True
-    if asked.previous_response_id:
-        wire["previous"] = asked.previous_response_id
+    if response_request.previous_response_id:
+        wire["previous"] = response_request.previous_response_id
     if reasoning is not None:
         wire |= {"effort": reasoning.effort, "summary": reasoning.summary}
-    task = task_of(asked, history, found)
+    task = task_of(response_request, history, found)
     order = order_of(
         task,
-        resolve_tier(context.catalog(), caller.key, asked.model),
+        resolve_tier(context.catalog(), caller.key, response_request.model),
         caller.key,
-        model=asked.model,
+        model=response_request.model,
         effort=reasoning.effort if reasoning is not None else None,
-        extension=asked.baton,
-        streams=asked.stream or asked.background,  # a background one may be streamed from any time on
+        extension=response_request.baton,
+        streams=response_request.stream
+        or response_request.background,  # a background one may be streamed from any time on
         ignored=ignored,
         wire=wire,
         on_messages=labels_of(task.messages),
         before=before.labels if before is not None else frozenset(),
     )
-    if asked.background:
-        return replace(order, on_disconnect="finish", followed=asked.stream)
+    if response_request.background:
+        return replace(order, on_disconnect="finish", followed=response_request.stream)
     return order
 
 
 def _found(before: StoredResponse) -> list[Tool]:
     """Return the tools that a response leaves on offer."""
-    return found_by(before.subject.asked.toolbox, before.ended.calls if before.ended is not None else ())
+    return found_by(before.subject.turn_task.toolbox, before.end.calls if before.end is not None else ())
 
 
 async def to_order(context: GatewayContext, caller: Caller, body: dict[str, Any]) -> Order:
     """Return the order of a run for a request. Raises `InvalidRequest` and `NotFound`."""
-    asked, ignored = read_request(body, omits_search=context.omits_search)
-    before = await _before(context, asked, caller)
-    return _order(context, await _resolved(context, asked, caller), ignored, before, caller)
+    response_request, ignored = read_request(body, omits_search=context.omits_search)
+    before = await _before(context, response_request, caller)
+    return _order(context, await _resolved(context, response_request, caller), ignored, before, caller)
 
 
 async def answered(
-    context: GatewayContext, request: Request, begun: Begun, *, streams: bool, background: bool
+    context: GatewayContext, request: Request, turn: OpenTurn, *, streams: bool, background: bool
 ) -> Response:
     """Return the reply of a run: as a stream, in the background, or whole."""
-    of = await subject(context.store, begun.driven.state)
+    of = await subject(context.store, turn.run.state)
     if streams:
         try:
-            _check(begun.driven.state, begun.after)
+            _check(turn.run.state, turn.after)
         except CallerError:
-            context.runs.leave(begun.driven)
-            begun.permit.release()
+            context.runs.leave(turn.run)
+            turn.permit.release()
             raise
-        return EventStream(context, begun.driven, reply.Events(of, begun.after), begun.permit, begun.seconds)
+        return EventStream(context, turn.run, reply.Events(of, turn.after), turn.permit, turn.seconds)
     if background:
-        context.runs.leave(begun.driven)
-        begun.permit.release()
+        context.runs.leave(turn.run)
+        turn.permit.release()
         return _json(reply.whole(of, None))
-    ended = await collect(context, begun, request.receive)
-    return _json(reply.whole(await subject(context.store, ended.state), ended))
+    end = await collect(context, turn, request.receive)
+    return _json(reply.whole(await subject(context.store, end.state), end))
 
 
-async def _resolved(context: GatewayContext, asked: ResponsesRequest, caller: Caller) -> ResponsesRequest:
+async def _resolved(context: GatewayContext, response_request: ResponsesRequest, caller: Caller) -> ResponsesRequest:
     """Return the request with each reference to an item replaced by what it names."""
     store = context.store.of_tenant(caller.tenant)
-    return await resolved(store, asked, lambda response: _stored(context, response, caller))
+    return await resolved(store, response_request, lambda response: _stored(context, response, caller))
 
 
 async def _stored(context: GatewayContext, response: str, caller: Caller) -> StoredResponse:
@@ -381,20 +398,20 @@ async def _of_tenant(context: GatewayContext, response: str, caller: Caller) -> 
             raise NotFound(GONE)
         if turn > state.turn.number:
             raise NotFound(GONE)
-        ended = await endings.read(store, state) if state.replied else None
-        return StoredResponse(await subject(store, state), ended), row
+        end = await endings.read(store, state) if state.replied else None
+        return StoredResponse(await subject(store, state), end), row
     except NotFound:
         raise NotFound(GONE) from None
 
 
 async def _present(context: GatewayContext, response: str, caller: Caller) -> bytes:
     found = await _stored(context, response, caller)
-    return reply.whole(found.subject, found.ended)
+    return reply.whole(found.subject, found.end)
 
 
-async def _before(context: GatewayContext, asked: ResponsesRequest, caller: Caller) -> StoredResponse | None:
+async def _before(context: GatewayContext, response_request: ResponsesRequest, caller: Caller) -> StoredResponse | None:
     """Return the response that this one follows, with the conversation that it leaves behind."""
-    previous = asked.previous_response_id
+    previous = response_request.previous_response_id
     if previous is None:
         return None
     try:
@@ -405,7 +422,7 @@ async def _before(context: GatewayContext, asked: ResponsesRequest, caller: Call
             param="previous_response_id",
             code="previous_response_not_found",
         ) from None
-    if found.ended is None or found.ended.state.state == "awaiting_approval":
+    if found.end is None or found.end.state.state == "awaiting_approval":
         raise Conflict(
             "The previous response is not complete yet; retrieve it until it is.", param="previous_response_id"
         )

@@ -124,10 +124,10 @@ def _decides(
         """Approve or refuse a plan. A decision may be sent again; another one, or one on another plan, is a 409 that
         says why."""
         name = await _visible(context, run, caller)
-        asked = _read(body)
+        approval_request = _read(body)
 
         async def decided() -> Response:
-            await context.runs.decide(name, caller.tenant, _decision(asked, caller))
+            await context.runs.decide(name, caller.tenant, _decision(approval_request, caller))
             return _json(await _one(context, histories, name, caller))
 
         if idempotency is None:
@@ -155,15 +155,15 @@ def _read(body: Mapping[str, Any]) -> ApprovalRequest:
         raise invalid_request(error, given) from None
 
 
-def _decision(asked: ApprovalRequest, caller: Caller) -> Decision:
+def _decision(approval_request: ApprovalRequest, caller: Caller) -> Decision:
     return Decision(
-        verdict=asked.decision,
-        digest=asked.digest,
+        verdict=approval_request.decision,
+        digest=approval_request.digest,
         by=f"{caller.via}:{caller.key.id}",
         key=caller.key.id if caller.via == "key" else "",
-        reason=asked.reason,
-        replacements=tuple(asked.replacements),
-        max_usd=round(asked.max_usd * MILLION) if asked.max_usd is not None else None,
+        reason=approval_request.reason,
+        replacements=tuple(approval_request.replacements),
+        max_usd=round(approval_request.max_usd * MILLION) if approval_request.max_usd is not None else None,
     )
 
 

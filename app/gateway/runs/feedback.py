@@ -41,7 +41,7 @@ async def take(
 
     Raises `InvalidRequest` for a body that rates nothing, and `Conflict` for a run that has not ended.
     """
-    asked = _read(body)
+    rating_request = _read(body)
     if row.ended_at is None:
         raise Conflict("The run goes on; send feedback when it has ended.", code="run_not_ended")
     given = Feedback(
@@ -51,11 +51,11 @@ async def take(
         key=caller.key.id,
         at=context.now(),
         kind="explicit",
-        source=asked.source,
-        version=asked.version,
-        score=THUMBS[asked.thumbs] if asked.thumbs is not None else asked.score,
-        label=asked.label or "",
-        comment=asked.comment,
+        source=rating_request.source,
+        version=rating_request.version,
+        score=THUMBS[rating_request.thumbs] if rating_request.thumbs is not None else rating_request.score,
+        label=rating_request.label or "",
+        comment=rating_request.comment,
     )
     kept = await context.store.of_tenant(caller.tenant).rate(given)
     context.telemetry.count("baton_feedback_total", row.tier, kept.kind)
@@ -67,11 +67,11 @@ async def take(
 def _read(body: Mapping[str, Any]) -> FeedbackRequest:
     given = {name: value for name, value in body.items() if value is not None}
     try:
-        asked = FeedbackRequest.model_validate(given)
+        rating_request = FeedbackRequest.model_validate(given)
     except ValidationError as error:
         raise invalid_request(error, given) from None
-    if asked.score is not None and asked.thumbs is not None:
+    if rating_request.score is not None and rating_request.thumbs is not None:
         raise InvalidRequest("Give a score or a thumb, not both.", param="thumbs")
-    if asked.score is None and asked.thumbs is None and asked.label is None:
+    if rating_request.score is None and rating_request.thumbs is None and rating_request.label is None:
         raise InvalidRequest("Give a score from 0 to 1, a thumb (up or down) or a label.", param="score")
-    return asked
+    return rating_request

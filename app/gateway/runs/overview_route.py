@@ -57,11 +57,11 @@ def routes(context: GatewayContext, keys: Keys) -> APIRouter:
         response_model=overview_replies.Overview,
         responses=operations.replies(*operations.READING),
     )
-    async def get_overview(asked: Annotated[query.OverviewFilters, Query()], caller: reader) -> Response:
+    async def get_overview(filters: Annotated[query.OverviewFilters, Query()], caller: reader) -> Response:
         """Over the runs of the key's tenant; of a key of all tenants, over those of every tenant."""
-        _check_tenant(asked.tenant, caller)
+        _check_tenant(filters.tenant, caller)
         async with turns.turn(caller.tenant):
-            shown = await _overview(context, asked, caller)
+            shown = await _overview(context, filters, caller)
         return Response(orjson.dumps(shown), media_type="application/json")
 
     @router.get(
@@ -73,21 +73,21 @@ def routes(context: GatewayContext, keys: Keys) -> APIRouter:
         responses=operations.replies(*operations.READING, 429, events="OverviewEvent"),
     )
     async def follow_overview(
-        asked: Annotated[query.LiveOverviewFilters, Query()], caller: reader, request: Request
+        filters: Annotated[query.LiveOverviewFilters, Query()], caller: reader, request: Request
     ) -> Response:
         """The overview of the period up to now, and again when runs have changed: ten seconds after the one before at
         the earliest. Streams of the same figures share their making. A stream ends within five seconds of its key's
         revocation."""
-        _check_tenant(asked.tenant, caller)
+        _check_tenant(filters.tenant, caller)
         if request.method == "HEAD":  # which would wait for a stream's end, and for no body
             return Response(media_type="text/event-stream")
-        filters = query.OverviewFilters(period=asked.period, tenant=asked.tenant)
-        key = (caller.tenant, asked.tenant, asked.period, tuple(_hidden(caller).items()))
+        overview_filters = query.OverviewFilters(period=filters.period, tenant=filters.tenant)
+        key = (caller.tenant, filters.tenant, filters.period, tuple(_hidden(caller).items()))
         followed = shared.get(key)
         if followed is None:
-            followed = shared[key] = _SharedOverview(context, turns, filters, caller)
+            followed = shared[key] = _SharedOverview(context, turns, overview_filters, caller)
         number, first = await followed.at(0)
-        seconds = None if asked.seconds is None else float(asked.seconds)
+        seconds = None if filters.seconds is None else float(filters.seconds)
         return streams.begin(request, caller, _followed(context, followed, number, first), seconds)
 
     return router
@@ -129,10 +129,10 @@ class _Turns:
 class _SharedOverview:
     """An overview that some streams follow. It is made once for all of them, every `REFRESH_SECONDS` at most."""
 
-    def __init__(self, context: GatewayContext, turns: _Turns, asked: query.OverviewFilters, caller: Caller) -> None:
+    def __init__(self, context: GatewayContext, turns: _Turns, filters: query.OverviewFilters, caller: Caller) -> None:
         self._context = context
         self._turns = turns
-        self._asked = asked
+        self._asked = filters
         self._caller = caller
         self._making = asyncio.Lock()
         self._number = -1
@@ -181,10 +181,10 @@ async def _followed(
             yield b"event: overview\ndata: %b\n\n" % orjson.dumps(shown)
 
 
-async def _overview(context: GatewayContext, asked: query.OverviewFilters, caller: Caller) -> Json:
+async def _overview(context: GatewayContext, filters: query.OverviewFilters, caller: Caller) -> Json:
     prices = {name: worker.price for name, worker in context.catalog().workers.items() if worker.priced}
     lists = context.store.of_tenant(caller.tenant).lists
-    of_caller = asked.model_copy(update={"tenant": caller.tenant or asked.tenant})
+    of_caller = filters.model_copy(update={"tenant": caller.tenant or filters.tenant})
     shown = await stored_overview.figures(lists, of_caller, context.now(), prices)
     return shown | await _shared(context, caller, shown["tenant"])
 

@@ -88,21 +88,27 @@ def may_read(row: RunRow, caller: Caller) -> bool:
 
 
 async def order(
-    context: GatewayContext, store: TenantStore, row: RunRow, caller: Caller, asked: ReplayRequest
+    context: GatewayContext, store: TenantStore, row: RunRow, caller: Caller, replay_request: ReplayRequest
 ) -> Order:
     """The order of the replay. Raises `InvalidRequest`, `Conflict` and `NotFound` with the reason why there is none."""
     earlier = await replays.read(store, await store.journal(row.id))
     admitted, catalog = earlier.state.admitted, context.catalog()
-    model = asked.model or row.model
-    tier = resolve_tier(catalog, caller.key, asked.model or row.tier)
-    if asked.model is None:
+    model = replay_request.model or row.model
+    tier = resolve_tier(catalog, caller.key, replay_request.model or row.tier)
+    if replay_request.model is None:
         tier = tier_of(catalog, row.tier, row.model, admitted.served_by) or tier
-    effort = nearest_effort(tier, asked.effort or admitted.effort or None)
-    pool = asked.pool or WHOLE_POOL
-    anew = asked.model is not None or asked.version is not None
-    conducts = anew and asked.plan is None and asked.worker is None
-    changes = Changes(asked.plan, asked.worker, asked.from_step, conducts=conducts, version=asked.version or "")
-    if asked.worker is not None and asked.worker not in tier.pool:
+    effort = nearest_effort(tier, replay_request.effort or admitted.effort or None)
+    pool = replay_request.pool or WHOLE_POOL
+    anew = replay_request.model is not None or replay_request.version is not None
+    conducts = anew and replay_request.plan is None and replay_request.worker is None
+    changes = Changes(
+        replay_request.plan,
+        replay_request.worker,
+        replay_request.from_step,
+        conducts=conducts,
+        version=replay_request.version or "",
+    )
+    if replay_request.worker is not None and replay_request.worker not in tier.pool:
         raise InvalidRequest(
             f"The worker is not in the pool of {tier.name}; it has {', '.join(tier.pool)}.", param="worker"
         )
@@ -113,13 +119,13 @@ async def order(
         catalog,
         model=model,
         effort=effort,
-        limits=narrowed(tier.efforts[effort], asked.budget, caller.key.max_usd),
+        limits=narrowed(tier.efforts[effort], replay_request.budget, caller.key.max_usd),
         tenant=row.tenant,
         key=caller.key.id,
-        labels=caller.key.labels.union(asked.labels),
+        labels=caller.key.labels.union(replay_request.labels),
         overrides=Overrides(frozenset(pool.allow), frozenset(pool.deny), pool.pin),
-        explore=asked.explore,
-        capped=is_capped(asked.budget, caller.key.max_usd),
+        explore=replay_request.explore,
+        capped=is_capped(replay_request.budget, caller.key.max_usd),
     )
 
 

@@ -45,54 +45,54 @@ def routes(context: GatewayContext, keys: Keys) -> APIRouter:
         response_model=report_replies.Report,
         responses=operations.replies(*operations.READING, files=("text/csv", PARQUET)),
     )
-    async def get_report(asked: Annotated[query.ReportFilters, Query()], caller: reader) -> Response:
+    async def get_report(filters: Annotated[query.ReportFilters, Query()], caller: reader) -> Response:
         """Over the runs of the key's tenant that have ended; of a key of all tenants, over those of every tenant.
 
         To group by `user` or by `metadata.FIELD`, which callers wrote, the key needs the scope `audit:read` too.
         """
-        _check(asked, caller)
+        _check(filters, caller)
         try:
             async with asyncio.timeout(REPORT_SECONDS), one_at_a_time:
-                figures = await _figures(context, asked, caller)
+                figures = await _figures(context, filters, caller)
         except TimeoutError:
             raise Overloaded(
                 f"The report was not ready within {REPORT_SECONDS:.0f} seconds; choose a shorter period or a filter.",
                 retry_after=REPORT_SECONDS,
             ) from None
-        return await _written(figures, asked)
+        return await _written(figures, filters)
 
     return router
 
 
-def _check(asked: query.ReportFilters, caller: Caller) -> None:
+def _check(filters: query.ReportFilters, caller: Caller) -> None:
     """Raise `InvalidRequest` for another tenant, and `Forbidden` for groups that need another scope."""
-    if asked.tenant is not None and not caller.sees(asked.tenant):
+    if filters.tenant is not None and not caller.sees(filters.tenant):
         raise InvalidRequest("Only a key of all tenants sees another tenant's runs.", param="tenant")
-    if any(name == "user" or name.startswith(METADATA) for name in asked.by) and not caller.may("audit:read"):
+    if any(name == "user" or name.startswith(METADATA) for name in filters.by) and not caller.may("audit:read"):
         raise Forbidden()
 
 
-async def _figures(context: GatewayContext, asked: query.ReportFilters, caller: Caller) -> dict[str, Any]:
+async def _figures(context: GatewayContext, filters: query.ReportFilters, caller: Caller) -> dict[str, Any]:
     now = context.now()
-    until = now if asked.until is None else asked.until
-    since = until - PERIOD_SECONDS if asked.since is None else asked.since
-    tags = (("worker", asked.worker), ("label", asked.label), (METADATA_TAG, asked.metadata))
+    until = now if filters.until is None else filters.until
+    since = until - PERIOD_SECONDS if filters.since is None else filters.since
+    tags = (("worker", filters.worker), ("label", filters.label), (METADATA_TAG, filters.metadata))
     wanted = RunQuery(
-        tenant=caller.tenant or asked.tenant,
-        tier=asked.tier,
-        key=asked.key,
+        tenant=caller.tenant or filters.tenant,
+        tier=filters.tier,
+        key=filters.key,
         since=since,
         until=until,
-        topology=asked.topology,
-        model=asked.model,
-        user=asked.user,
+        topology=filters.topology,
+        model=filters.model,
+        user=filters.user,
         tags=tuple([(name, value) for name, value in tags if value is not None]),
     )
     try:
-        zone = reports.zone_of(asked.time_zone)
+        zone = reports.zone_of(filters.time_zone)
     except ValueError as error:
         raise InvalidRequest(f"Invalid value for 'time_zone': {error}.", param="time_zone") from None
-    chosen = ReportOptions(tuple(dict.fromkeys(asked.by)), asked.success, asked.threshold)
+    chosen = ReportOptions(tuple(dict.fromkeys(filters.by)), filters.success, filters.threshold)
     try:
         figures = await reports.make(
             context.store.of_tenant(caller.tenant), context.store, wanted, chosen, zone, most=MOST_RUNS
@@ -102,19 +102,19 @@ async def _figures(context: GatewayContext, asked: query.ReportFilters, caller: 
     except TooManyGroups as error:
         message = f"The grouping {reports.too_many_groups(error)}."
         raise InvalidRequest(message, param="by", code="report_too_large") from None
-    return {"object": "report", "since": since, "until": until, "time_zone": asked.time_zone, **figures}
+    return {"object": "report", "since": since, "until": until, "time_zone": filters.time_zone, **figures}
 
 
-async def _written(figures: dict[str, Any], asked: query.ReportFilters) -> Response:
+async def _written(figures: dict[str, Any], filters: query.ReportFilters) -> Response:
     """Return the figures in the form that was asked for."""
-    if asked.format == "json":
+    if filters.format == "json":
         return Response(orjson.dumps(figures), media_type="application/json")
-    rows = reports.table(figures, asked.part)
-    name = {"content-disposition": f'attachment; filename="report-{asked.part}.{asked.format}"'}
-    if asked.format == "csv":
-        return Response(reports.as_csv(rows, asked.part), media_type="text/csv; charset=utf-8", headers=name)
+    rows = reports.table(figures, filters.part)
+    name = {"content-disposition": f'attachment; filename="report-{filters.part}.{filters.format}"'}
+    if filters.format == "csv":
+        return Response(reports.as_csv(rows, filters.part), media_type="text/csv; charset=utf-8", headers=name)
     try:
-        body = await asyncio.to_thread(reports.as_parquet, rows, asked.part)
+        body = await asyncio.to_thread(reports.as_parquet, rows, filters.part)
     except ConfigInvalid:
         raise InvalidRequest(
             "This service does not write Parquet; ask for `csv`, or for the operator to install baton[parquet].",

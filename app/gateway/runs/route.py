@@ -360,8 +360,8 @@ def _streams(router: APIRouter, context: GatewayContext, keys: Keys, idempotency
         if request.method == "HEAD":  # which would wait for the run's end, and for no body
             return Response(media_type="text/event-stream")
         after = last_event(request)
-        begun = await idempotency.follow(request, caller, row.id, options.starting_after if after is None else after)
-        return route.stream(context, begun)
+        turn = await idempotency.follow(request, caller, row.id, options.starting_after if after is None else after)
+        return route.stream(context, turn)
 
 
 def _acts(router: APIRouter, context: GatewayContext, keys: Keys, idempotency: Idempotency) -> None:
@@ -450,16 +450,16 @@ def _replays(router: APIRouter, context: GatewayContext, keys: Keys, idempotency
 
         The reply has the new run as it is when `wait` is over. `GET /v1/runs/{id}/compare/{other}` compares both.
         """
-        asked = replay.read_request(body)
+        replay_request = replay.read_request(body)
         replay.check(found.row, caller)
         await reads.note_foreign(context, caller, found.row, "replay")
-        order = await replay.order(context, found.store, found.row, caller, asked)
-        begun = await idempotency.begin(request, caller, body, lambda: order)
+        order = await replay.order(context, found.store, found.row, caller, replay_request)
+        turn = await idempotency.begin(request, caller, body, lambda: order)
         try:
-            row = await replay.ended(found.store, begun.driven.run, asked.wait)
+            row = await replay.ended(found.store, turn.run.run, replay_request.wait)
         finally:
-            context.runs.leave(begun.driven)
-            begun.permit.release()
+            context.runs.leave(turn.run)
+            turn.permit.release()
         return _json(audit.summary(row))
 
     @router.get(
