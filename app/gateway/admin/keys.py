@@ -33,13 +33,13 @@ KeyId = Annotated[str, Path(alias="key", description="The key's id, which is bet
 def routes(context: AdminContext, keys: Keys) -> APIRouter:
     """The routes of keys."""
     router = APIRouter(prefix="/admin/v1/keys", tags=["keys"])
-    _reads(router, context, keys)
-    _makes(router, context, keys)
-    _ends(router, context, keys)
+    _add_read_routes(router, context, keys)
+    _add_write_routes(router, context, keys)
+    _add_revoke_route(router, context, keys)
     return router
 
 
-def _reads(router: APIRouter, context: AdminContext, keys: Keys) -> None:
+def _add_read_routes(router: APIRouter, context: AdminContext, keys: Keys) -> None:
     reader = Annotated[Caller, keys.needs("keys:read")]
 
     @router.get(
@@ -73,7 +73,7 @@ def _reads(router: APIRouter, context: AdminContext, keys: Keys) -> None:
         return as_json(shown(await _visible(context, caller, key), context.gateway.now()))
 
 
-def _makes(router: APIRouter, context: AdminContext, keys: Keys) -> None:
+def _add_write_routes(router: APIRouter, context: AdminContext, keys: Keys) -> None:
     writer = Annotated[Caller, keys.needs("keys:write")]
     body = Annotated[dict[str, object], json_body(context.gateway.bounds)]
 
@@ -150,7 +150,7 @@ async def _is_first(context: AdminContext, caller: Caller, once: IdempotencyReco
     return found.reply == mine.reply
 
 
-def _ends(router: APIRouter, context: AdminContext, keys: Keys) -> None:
+def _add_revoke_route(router: APIRouter, context: AdminContext, keys: Keys) -> None:
     writer = Annotated[Caller, keys.needs("keys:write")]
 
     @router.post(

@@ -202,8 +202,8 @@ def _same(given: str, expected: str) -> bool:
 def routes(access: Access, people: People) -> APIRouter:
     """The routes by which people log in and out."""
     router = APIRouter(prefix="/admin", tags=["people"])
-    _logins(router, access, people)
-    _logouts(router, access, people)
+    _add_login_routes(router, access, people)
+    _add_logout_route(router, access, people)
     return router
 
 
@@ -229,7 +229,7 @@ def rules(keys: Keys, people: People | None) -> APIRouter:
     return router
 
 
-def _logins(router: APIRouter, access: Access, people: People) -> None:
+def _add_login_routes(router: APIRouter, access: Access, people: People) -> None:
     @router.get(
         "/login",
         operation_id="log_in",
@@ -276,7 +276,7 @@ def _logins(router: APIRouter, access: Access, people: People) -> None:
         return reply
 
 
-def _logouts(router: APIRouter, access: Access, people: People) -> None:
+def _add_logout_route(router: APIRouter, access: Access, people: People) -> None:
     @router.post(
         "/logout",
         operation_id="log_out",

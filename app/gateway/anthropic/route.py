@@ -30,7 +30,7 @@ from app.gateway.http.context import GatewayContext
 from app.gateway.http.ingress import Caller, Direct, Keys, json_body
 from app.gateway.http.sse import EventStream, collect
 from app.gateway.openapi import message_replies, operations
-from app.gateway.wire.parameters import order_of, resolve_tier
+from app.gateway.wire.parameters import RequestOptions, order_of, resolve_tier
 
 PREFIX: Final = "/v1/messages"
 """The beginning of the paths whose errors have Anthropic's shape, and whose replies name their id as Anthropic does."""
@@ -45,7 +45,7 @@ EXAMPLE: Final = {"model": "baton-mini", "messages": [{"role": "user", "content"
 def routes(context: GatewayContext, keys: Keys, idempotency: Idempotency) -> APIRouter:
     """The routes of the messages wire format."""
     router = APIRouter(prefix=PREFIX, tags=["messages"])
-    _begins(router, context, keys, idempotency)
+    _add_create_route(router, context, keys, idempotency)
 
     @router.post(
         "/count_tokens",
@@ -62,19 +62,19 @@ def routes(context: GatewayContext, keys: Keys, idempotency: Idempotency) -> API
     ) -> Response:
         """The tokens of the input, with its tools; nothing is sent to a worker."""
 
-        async def counted() -> Response:
+        async def count() -> Response:
             message_request = read_count(body)
             resolve_tier(context.catalog(), caller.key, message_request.model)
             task = task_of(message_request)
             likely = policy.estimated_usage(task.messages, "").input + policy.tool_bytes(task.toolbox) // 4
             return Response(orjson.dumps({"input_tokens": likely}), media_type="application/json")
 
-        return await idempotency.reply(request, caller, body, counted)
+        return await idempotency.reply(request, caller, body, count)
 
     return router
 
 
-def _begins(router: APIRouter, context: GatewayContext, keys: Keys, idempotency: Idempotency) -> None:
+def _add_create_route(router: APIRouter, context: GatewayContext, keys: Keys, idempotency: Idempotency) -> None:
     async def create_message(
         request: Request,
         caller: Annotated[Caller, keys.needs("runs:write")],
@@ -106,18 +106,17 @@ def to_order(context: GatewayContext, caller: Caller, body: Mapping[str, object]
     """The order of a run for a request. Raises `InvalidRequest` and `NotFound`."""
     message_request, ignored = read_request(body)
     task = whole_task(message_request)
-    return order_of(
-        task,
-        resolve_tier(context.catalog(), caller.key, message_request.model),
-        caller.key,
+    tier = resolve_tier(context.catalog(), caller.key, message_request.model)
+    options = RequestOptions(
         model=message_request.model,
+        wire={"format": "messages"},
         effort=effort_of(message_request),
         extension=message_request.baton,
         streams=message_request.stream,
         ignored=ignored,
-        wire={"format": "messages"},
         on_messages=labels_of(task.messages),
     )
+    return order_of(task, tier, caller.key, options)
 
 
 async def answered(context: GatewayContext, request: Request, turn: OpenTurn, stops: Sequence[str]) -> Response:

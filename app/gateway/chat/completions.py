@@ -23,7 +23,7 @@ from app.gateway.http.context import GatewayContext
 from app.gateway.http.ingress import Caller, Direct, Keys, json_body
 from app.gateway.http.sse import EventStream, collect
 from app.gateway.openapi import chat_replies, operations, replies
-from app.gateway.wire.parameters import COMPLETIONS, NAME, is_ignored, resolve_tier, unknown_parameter
+from app.gateway.wire.parameters import COMPLETIONS, check_names, ignored_names, present_fields, resolve_tier
 from app.gateway.wire.request_schemas import tabled
 
 SCHEMAS: Final[operations.Schemas] = {
@@ -57,10 +57,9 @@ def routes(context: GatewayContext, keys: Keys, idempotency: Idempotency) -> API
 
         def order() -> Order:
             chat_request, ignored = read_prompt(body)
-            made = to_order(
-                chat_request, ignored, resolve_tier(context.catalog(), caller.key, chat_request.model), caller.key
-            )
-            return replace(made, wire={**made.wire, "format": "completions"})
+            tier = resolve_tier(context.catalog(), caller.key, chat_request.model)
+            chat_order = to_order(chat_request, ignored, tier, caller.key)
+            return replace(chat_order, wire={**chat_order.wire, "format": "completions"})
 
         turn = await idempotency.begin(request, caller, body, order)
         if turn.run.state.turn.streams:
@@ -78,12 +77,11 @@ class CompletionRequest(ChatRequest):
 
 
 def read_prompt(body: Mapping[str, Any]) -> tuple[ChatRequest, tuple[str, ...]]:
-    """The request as one for chat, and the names of what is ignored; raises `InvalidRequest` naming the field."""
-    given = {name: value for name, value in body.items() if value is not None}
-    for name in given:
-        if name not in COMPLETIONS:
-            raise unknown_parameter(name if NAME.fullmatch(name) else None)
-    ignored = tuple(sorted(name for name, value in given.items() if is_ignored(name, value, COMPLETIONS)))
+    """Return the request as one for chat, and the names of what is ignored; raises `InvalidRequest` naming the
+    field."""
+    given = present_fields(body)
+    check_names(given, COMPLETIONS)
+    ignored = ignored_names(given, COMPLETIONS)
     message = {"role": "user", "content": _prompt(given.pop("prompt", None))}
     honoured = {name: value for name, value in given.items() if COMPLETIONS[name].decision == "honoured"}
     request, _ = read_request(honoured | {"messages": [message]})

@@ -30,18 +30,19 @@ from app.errors import InvalidRequest
 from app.gateway.wire import custom_tools
 from app.gateway.wire.documents import FILE, file_parts
 from app.gateway.wire.parameters import (
-    NAME,
     PARAMETERS,
     BatonOptions,
     Effort,
     PartOptions,
+    RequestOptions,
     WireModel,
     check_kinds,
+    check_names,
+    ignored_names,
     invalid_request,
-    is_ignored,
     labels_on,
     order_of,
-    unknown_parameter,
+    present_fields,
 )
 from app.gateway.wire.response_formats import ResponseFormat, check, form_of
 from app.store.protocol import KeyRow
@@ -212,38 +213,44 @@ def _tool(tool: AnyTool, param: str) -> Tool:
         if function.parameters is not None:
             check(function.parameters, f"{param}.function.parameters")
         return Tool(function.name, function.description or "", function.parameters, function.strict or False)
-    asked = tool.custom.format
-    grammar = (asked.grammar.syntax, asked.grammar.definition) if isinstance(asked, Grammar) else None
-    spelled = asked.model_dump() if asked is not None else None
+    text_format, grammar, spelled = tool.custom.format, None, None
+    if isinstance(text_format, Grammar):
+        grammar = (text_format.grammar.syntax, text_format.grammar.definition)
+    if text_format is not None:
+        spelled = text_format.model_dump()
     return custom_tools.as_function(tool.custom.name, tool.custom.description or "", spelled, grammar)
 
 
 def _chosen(offered: dict[str, Tool], choice: Any, parallel: bool) -> Toolbox:
-    """Tools that are not allowed are not offered, which comes to the same."""
+    """Return the tools on offer with the choice among them. Tools that are not allowed are not offered, which has the
+    same effect."""
     if isinstance(choice, NamedFunction | NamedCustom):
         return Toolbox(tuple(offered.values()), "named", _known(choice, offered), parallel)
     if isinstance(choice, AllowedTools):
         allowed = {_known(tool, offered) for tool in choice.allowed_tools.tools}
-        kept = tuple(tool for name, tool in offered.items() if name in allowed)
-        return Toolbox(kept, choice.allowed_tools.mode, parallel=parallel)
+        tools = tuple(tool for name, tool in offered.items() if name in allowed)
+        return Toolbox(tools, choice.allowed_tools.mode, parallel=parallel)
     return Toolbox(tuple(offered.values()), choice or "auto", parallel=parallel)
 
 
 def _known(choice: NamedFunction | NamedCustom, offered: dict[str, Tool]) -> str:
+    is_custom = isinstance(choice, NamedCustom)
     name = choice.custom.name if isinstance(choice, NamedCustom) else choice.function.name
-    if name not in offered or custom_tools.is_custom(offered[name]) != isinstance(choice, NamedCustom):
+    if name not in offered or custom_tools.is_custom(offered[name]) != is_custom:
         raise invalid("tool_choice", "it names a tool that is not among tools")
     return name
 
 
 def calls_of(calls: Sequence[Call | CustomCall]) -> tuple[ToolCall, ...]:
     """Return the calls of an assistant's message."""
-    return tuple(
-        ToolCall(call.id, call.custom.name, custom_tools.arguments_of(call.custom.input))
-        if isinstance(call, CustomCall)
-        else ToolCall(call.id, call.function.name, call.function.arguments)
-        for call in calls
-    )
+    tool_calls: list[ToolCall] = []
+    for call in calls:
+        if isinstance(call, CustomCall):
+            arguments = custom_tools.arguments_of(call.custom.input)
+            tool_calls.append(ToolCall(call.id, call.custom.name, arguments))
+        else:
+            tool_calls.append(ToolCall(call.id, call.function.name, call.function.arguments))
+    return tuple(tool_calls)
 
 
 class Turn(Protocol):
@@ -261,11 +268,14 @@ class Turn(Protocol):
 
 
 def check_conversation(messages: Sequence[Turn]) -> None:
-    """Every call has its result, right behind the message that made it, and every result its call (as OpenAI wants it).
+    """Check that every call has its result, right behind the message that made it, and every result its call, as OpenAI
+    demands.
 
-    Raises `InvalidRequest`; of what is missing it names the ids that we gave out, and the place of the others.
+    Raises `InvalidRequest`. Of the results that are missing it names the ids that Baton gave out, and the places of the
+    others.
     """
-    caller, waiting = 0, dict[str, int]()
+    caller = 0
+    waiting: dict[str, int] = {}
     for place, message in enumerate(messages):
         if message.tool_call_id:
             if message.tool_call_id not in waiting:
@@ -277,7 +287,8 @@ def check_conversation(messages: Sequence[Turn]) -> None:
         if waiting:
             raise _unanswered(caller, waiting)
         calls = message.tool_calls or ()
-        caller, waiting = place, {call.id: number for number, call in enumerate(calls)}
+        caller = place
+        waiting = {call.id: number for number, call in enumerate(calls)}
         if len(waiting) < len(calls):
             raise invalid(f"messages[{place}].tool_calls", "two calls have the same id")
     if waiting:
@@ -285,7 +296,9 @@ def check_conversation(messages: Sequence[Turn]) -> None:
 
 
 def _unanswered(place: int, waiting: dict[str, int]) -> InvalidRequest:
-    names = [id_ if run_of(id_) else f"messages[{place}].tool_calls[{number}]" for id_, number in waiting.items()]
+    names: list[str] = []
+    for id_, number in waiting.items():
+        names.append(id_ if run_of(id_) else f"messages[{place}].tool_calls[{number}]")
     return InvalidRequest(
         "An assistant message with tool_calls must be followed by tool messages with the results of all of them. "
         f"Missing are those of: {', '.join(names)}",
@@ -300,23 +313,24 @@ def invalid(param: str, reason: str) -> InvalidRequest:
 
 
 def wire_calls(calls: Sequence[ToolCall], custom: Container[str] = ()) -> list[dict[str, Any]]:
-    """`tool_calls` of a message; `custom` has the names of those that bring free text. Workers call functions only."""
-    return [{"id": call.id, **(_written(call) if call.name in custom else _called(call))} for call in calls]
-
-
-def _called(call: ToolCall) -> dict[str, Any]:
-    return {"type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-
-
-def _written(call: ToolCall) -> dict[str, Any]:
-    return {"type": "custom", "custom": {"name": call.name, "input": custom_tools.text_of(call.arguments)}}
+    """Return `tool_calls` of a message. `custom` has the names of the tools that take free text, which are functions to
+    workers."""
+    shown: list[dict[str, Any]] = []
+    for call in calls:
+        if call.name in custom:
+            custom_call = {"name": call.name, "input": custom_tools.text_of(call.arguments)}
+            shown.append({"id": call.id, "type": "custom", "custom": custom_call})
+        else:
+            function = {"name": call.name, "arguments": call.arguments}
+            shown.append({"id": call.id, "type": "function", "function": function})
+    return shown
 
 
 IMAGE = r"^(https?://[!-~]+|data:image/(png|jpe?g|gif|webp);base64,[A-Za-z0-9+/=_-]+)$"
 
 MARKS: Final = ("prompt_cache_breakpoint", "cache_control")
 """Fields of parts that are noted as ignored."""
-HOLDERS: Final[Mapping[str, Container[str]]] = {
+ROLES_BY_PART: Final[Mapping[str, Container[str]]] = {
     "text": ("system", "developer", "user", "assistant", "tool"),
     "image_url": ("user", "tool"),
     "file": ("user", "tool"),
@@ -478,9 +492,9 @@ class ChatRequest(WireModel):
 def read_request(body: Mapping[str, Any]) -> tuple[ChatRequest, tuple[str, ...]]:
     """Return the request, and the names of parameters that are ignored; raises `InvalidRequest` naming the field at
     fault."""
-    given = {name: value for name, value in body.items() if value is not None}
-    _check_names(given)
-    ignored = tuple(sorted(name for name, value in given.items() if is_ignored(name, value)))
+    given = present_fields(body)
+    check_names(given, PARAMETERS)
+    ignored = ignored_names(given, PARAMETERS)
     given = {name: value for name, value in given.items() if PARAMETERS[name].decision != "refused"}
     check_kinds(given.get("tools"), "function", "custom")
     try:
@@ -509,33 +523,32 @@ def _marks(request: ChatRequest) -> list[str]:
     return marks
 
 
-def _check_names(given: Mapping[str, object]) -> None:
-    for name in given:
-        if name not in PARAMETERS:
-            raise unknown_parameter(name if NAME.fullmatch(name) else None)
-
-
 def to_order(request: ChatRequest, ignored: tuple[str, ...], tier: Tier, key: KeyRow) -> Order:
     """Return the order of a run for a request."""
     task = _task(request)
-    usage = request.stream_options is not None and request.stream_options.include_usage
+    wire: dict[str, Any] = {"format": "chat"}
+    if request.stream_options is not None and request.stream_options.include_usage:
+        wire["usage"] = True
     custom = custom_tools.names(task.toolbox) if task.toolbox.tools else []
-    return order_of(
-        task,
-        tier,
-        key,
+    if custom:
+        wire["custom"] = custom
+    options = RequestOptions(
         model=request.model,
+        wire=wire,
         effort=request.reasoning_effort,
         extension=request.baton,
         streams=request.stream,
         ignored=ignored,
-        wire={"format": "chat"} | ({"usage": True} if usage else {}) | ({"custom": custom} if custom else {}),
         on_messages=labels_on(*request.messages),
     )
+    return order_of(task, tier, key, options)
 
 
 def _task(request: ChatRequest) -> Task:
-    stop = (request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ())
+    if isinstance(request.stop, str):
+        stop: tuple[str, ...] = (request.stop,)
+    else:
+        stop = tuple(request.stop or ())
     sampling = Sampling(
         temperature=request.temperature,
         top_p=request.top_p,
@@ -550,13 +563,16 @@ def _task(request: ChatRequest) -> Task:
         _check(message, place)
     check_conversation(request.messages)
     toolbox = toolbox_of(request.tools, request.tool_choice, request.parallel_tool_calls)
-    logprobs = (request.top_logprobs or 0) if request.logprobs else None
+    logprobs = None
+    if request.logprobs:
+        logprobs = request.top_logprobs or 0
     form = None
     if request.response_format is not None:
         form = form_of(request.response_format)
     messages = LazyConversation(request.messages, _message)
-    identifier = request.safety_identifier
-    echoed = {"safety_identifier": identifier} if identifier is not None else {}
+    echoed: dict[str, Any] = {}
+    if request.safety_identifier is not None:
+        echoed["safety_identifier"] = request.safety_identifier
     return Task(messages, sampling, request.user, request.metadata, toolbox, logprobs, form, echoed)
 
 
@@ -567,11 +583,15 @@ def _check(message: WireMessage, place: int) -> None:
         raise invalid(f"messages[{place}].tool_calls", "only an assistant calls tools")
     if bool(message.tool_call_id) != (role == "tool"):
         raise invalid(f"messages[{place}].tool_call_id", "a tool's message has one, and no other")
-    if content is None and (role != "assistant" or (message.refusal is None and message.tool_calls is None)):
-        raise invalid(f"messages[{place}].content", "must be a text or a list of parts")
-    for number, part in enumerate(content if isinstance(content, list) else ()):
+    if content is None:
+        may_be_empty = role == "assistant" and (message.refusal is not None or message.tool_calls is not None)
+        if not may_be_empty:
+            raise invalid(f"messages[{place}].content", "must be a text or a list of parts")
+    if not isinstance(content, list):
+        return
+    for number, part in enumerate(content):
         param = f"messages[{place}].content[{number}]"
-        if role not in HOLDERS[part.type]:
+        if role not in ROLES_BY_PART[part.type]:
             raise invalid(param, "a message of this role cannot hold such a part")
         if isinstance(part, FilePart):
             file_parts(part.file.file_data, part.file.filename, f"{param}.file")
@@ -610,43 +630,46 @@ def _of_part(part: TextPart | ImagePart | FilePart | RefusalPart) -> tuple[Part,
         return (Image(part.image_url.url, part.image_url.detail),)
     if isinstance(part, FilePart):
         return file_parts(part.file.file_data, part.file.filename, "messages")
-    return (Text(part.text if isinstance(part, TextPart) else part.refusal),)
+    if isinstance(part, RefusalPart):
+        return (Text(part.refusal),)
+    return (Text(part.text),)
 
 
 class LazyConversation(Sequence[Message]):
-    """The messages that `make` makes of `written`, which has been validated. Iteration converts all of them once.
+    """The messages that `convert` makes of those of a request, which have been validated. Iteration converts all of
+    them once.
 
     A request that brings tool results repeats the whole conversation before them, of which the waiting run needs only
     the results. So messages are converted when they are first read.
     """
 
-    __slots__ = ("_made", "_make", "_written")
+    __slots__ = ("_convert", "_messages", "_originals")
 
-    def __init__(self, written: Sequence[Any], make: Callable[[Any], Message]) -> None:
-        self._written = written
-        self._make = make
-        self._made: tuple[Message, ...] | None = None
+    def __init__(self, originals: Sequence[Any], convert: Callable[[Any], Message]) -> None:
+        self._originals = originals
+        self._convert = convert
+        self._messages: tuple[Message, ...] | None = None
 
     def __len__(self) -> int:
-        return len(self._written)
+        return len(self._originals)
 
     @overload
     def __getitem__(self, place: int) -> Message: ...
     @overload
     def __getitem__(self, place: slice) -> tuple[Message, ...]: ...
     def __getitem__(self, place: int | slice) -> Message | tuple[Message, ...]:
-        if self._made is None and isinstance(place, int):
-            return self._make(self._written[place])
-        return self._whole()[place]
+        if self._messages is None and isinstance(place, int):
+            return self._convert(self._originals[place])
+        return self._all()[place]
 
     def __iter__(self) -> Any:
-        return iter(self._whole())
+        return iter(self._all())
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Sequence) and self._whole() == tuple(other)
+        return isinstance(other, Sequence) and self._all() == tuple(other)
 
-    def _whole(self) -> tuple[Message, ...]:
-        """Return all messages; what they were made of is dropped."""
-        if self._made is None:
-            self._written = self._made = tuple(map(self._make, self._written))
-        return self._made
+    def _all(self) -> tuple[Message, ...]:
+        """Return all messages; the originals are dropped."""
+        if self._messages is None:
+            self._originals = self._messages = tuple(map(self._convert, self._originals))
+        return self._messages

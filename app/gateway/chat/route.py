@@ -65,9 +65,8 @@ def routes(context: GatewayContext, keys: Keys, idempotency: Idempotency) -> API
 
         def order() -> Order:
             chat_request, ignored = read_request(body)
-            return to_order(
-                chat_request, ignored, resolve_tier(context.catalog(), caller.key, chat_request.model), caller.key
-            )
+            tier = resolve_tier(context.catalog(), caller.key, chat_request.model)
+            return to_order(chat_request, ignored, tier, caller.key)
 
         turn = await idempotency.begin(request, caller, body, order)
         if turn.run.state.turn.streams:
@@ -78,7 +77,7 @@ def routes(context: GatewayContext, keys: Keys, idempotency: Idempotency) -> API
 
 
 def stream(context: GatewayContext, turn: OpenTurn) -> EventStream:
-    """The run as chunks, from behind the event that the caller named."""
+    """Return the turn as chunks, from behind the event that the caller named."""
     chunks = Chunks(turn.run.state, turn.after)
     return EventStream(context, turn.run, chunks, turn.permit, turn.seconds)
 
@@ -94,8 +93,8 @@ def extension(end: TurnEnd) -> dict[str, Any]:
         "run": state.run,
         "tier": state.admitted.tier,
         "state": state.state,
-        "topology": state.topology if proposal else None,
-        "conductor": proposal.conductor if proposal else state.admitted.conductor,
+        "topology": state.topology if proposal is not None else None,
+        "conductor": proposal.conductor if proposal is not None else state.admitted.conductor,
         "degraded": state.degraded,
         "rounds": state.rounds,
         "proposals": proposals(state),
@@ -111,8 +110,8 @@ def extension(end: TurnEnd) -> dict[str, Any]:
     }
     if state.admitted.rehearsal:
         field["rehearsal"] = True
-    if state.asked is not None and state.state == "awaiting_approval":
-        question = state.asked
+    question = state.asked
+    if question is not None and state.state == "awaiting_approval":
         field["approval"] = {
             "digest": question.digest,
             "reasons": list(question.reasons),
@@ -135,30 +134,25 @@ def words_of(end: TurnEnd) -> str:
 
 def proposals(state: RunState) -> list[dict[str, Any]]:
     """Return the workflows that were proposed, and their states."""
-    return [
-        {
+    rows: list[dict[str, Any]] = []
+    for proposal in state.all_proposals:
+        row = {
             "mode": proposal.mode,
             "round": proposal.round,
             "conductor": proposal.conductor,
             "state": proposal.state,
             "reasons": list(proposal.reasons),
         }
-        | _within(proposal.parent)
-        for proposal in state.all_proposals
-    ]
-
-
-def _within(parent: int | None) -> dict[str, Any]:
-    """Return the field that names the step in which a workflow is nested."""
-    if parent is None:
-        return {}
-    return {"parent": parent}
+        if proposal.parent is not None:
+            row["parent"] = proposal.parent
+        rows.append(row)
+    return rows
 
 
 def step_figures(state: RunState, step: StepState) -> dict[str, Any]:
-    """Return one step with the sum over its attempts."""
+    """Return one step with the sum over its attempts. `parent` is the step in which its workflow is nested."""
     calls = [call for call in state.calls.values() if call.step == step.n]
-    return {
+    row = {
         "n": step.n,
         "worker": step.worker,
         "access": step.access.as_list(),
@@ -166,7 +160,11 @@ def step_figures(state: RunState, step: StepState) -> dict[str, Any]:
         "usage": figures(summed(call.usage for call in calls)),
         "cost_usd": dollars(sum(call.usd for call in calls)),
         "seconds": sum(call.seconds for call in calls),
-    } | _within(parent.n if (parent := parent_of(state, step)) is not None else None)
+    }
+    parent = parent_of(state, step)
+    if parent is not None:
+        row["parent"] = parent.n
+    return row
 
 
 def completion_id(state: RunState) -> str:
@@ -174,7 +172,7 @@ def completion_id(state: RunState) -> str:
     return formatted("chat", state.run, state.turn.number)
 
 
-def custom_of(state: RunState) -> frozenset[str]:
+def custom_tool_names(state: RunState) -> frozenset[str]:
     """Return the turn's tools that take free text, by name."""
     return frozenset(state.turn.wire.get("custom", ()))
 
@@ -184,7 +182,7 @@ def completion(end: TurnEnd) -> bytes:
     state = end.state
     message: dict[str, Any] = {"role": "assistant", "content": words_of(end), "refusal": None}
     if end.calls:
-        message |= {"content": end.answer or None, "tool_calls": wire_calls(end.calls, custom_of(state))}
+        message |= {"content": end.answer or None, "tool_calls": wire_calls(end.calls, custom_tool_names(state))}
     elif end.refusal:
         message |= {"content": None, "refusal": end.answer}
     choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": end.finish or "stop"}
@@ -230,66 +228,76 @@ class Chunks:
         }
         self._after = -1 if after is None else after
         self._at = max(self._after, 0)
+        """The number of the latest event."""
         self._head = b"data: " + orjson.dumps(start)[:-1]
         self._usage = bool(state.turn.wire.get("usage"))
         self._null = b',"usage":null' if self._usage else b""
-        self._said = self._head + b',"choices":[{"index":0,"delta":{"content":'
-        self._refused = self._head + b',"choices":[{"index":0,"delta":{"refusal":'
-        self._said_end = b',"finish_reason":null}]' + self._null + b"}\n\n"
-        self._custom = custom_of(state)
-        self._written: dict[int, list[str] | None] = {}
-        """The arguments of calls of free text, by the call's place; None once the text was sent."""
+        self._content_start = self._head + b',"choices":[{"index":0,"delta":{"content":'
+        self._refusal_start = self._head + b',"choices":[{"index":0,"delta":{"refusal":'
+        self._text_end = b',"finish_reason":null}]' + self._null + b"}\n\n"
+        self._custom_tools = custom_tool_names(state)
+        self._custom_arguments: dict[int, list[str] | None] = {}
+        """The arguments of calls of custom tools, by the call's place; None once the text was sent."""
 
     def opening(self) -> bytes:
         """Return the first chunk."""
-        delta = {"role": "assistant", "content": "", "refusal": None}
         if self._after >= 0:
             return b""
+        delta = {"role": "assistant", "content": "", "refusal": None}
         return b"id: 0\n" + self._chunk(delta, None, b"")
 
     def answer_part(self, part: AnswerPart) -> bytes:
-        """More of the answer, with the log-probabilities of its tokens if they were asked for; then more of tool calls,
-        which have no event number of their own."""
+        """Return more of the answer, with the log-probabilities of its tokens if they were asked for; then more of tool
+        calls, which have no event number of their own."""
         self._at = part.at
-        calls = b"".join(map(self._called, part.calls))
+        calls = b"".join(map(self._more_of_call, part.calls))
         if calls and not part.text:
             return calls
         logprobs = b"null"
         if part.logprobs:
             logprobs = orjson.dumps(_logprobs(part.logprobs, part.refusal))
-        head = self._refused if part.refusal else self._said
-        words = head + orjson.dumps(part.text) + b'},"logprobs":' + logprobs + self._said_end
-        return b"id: %d\n" % part.at + words + calls
+        start = self._refusal_start if part.refusal else self._content_start
+        text = start + orjson.dumps(part.text) + b'},"logprobs":' + logprobs + self._text_end
+        return b"id: %d\n" % part.at + text + calls
 
-    def _called(self, more: ToolDelta) -> bytes:
-        named = {"name": more.name} if more.name else {}
-        head = {"id": more.id} if more.name else {}
-        if more.name not in self._custom and more.index not in self._written:
-            return self._call(more.index, "function", head, named | {"arguments": more.arguments})
-        if more.name:
-            self._written[more.index] = []
-            return self._call(more.index, "custom", head, named | {"input": ""}) + self._more_text(more)
-        return self._more_text(more)
+    def _more_of_call(self, delta: ToolDelta) -> bytes:
+        """Return more of a tool call. Its first piece has the name, and only that one has the id."""
+        is_custom = delta.name in self._custom_tools or delta.index in self._custom_arguments
+        if not is_custom:
+            function = {"arguments": delta.arguments}
+            if delta.name:
+                function = {"name": delta.name} | function
+            return self._call(delta.index, "function", delta.id if delta.name else None, function)
+        if not delta.name:
+            return self._more_text(delta)
+        self._custom_arguments[delta.index] = []
+        begun = self._call(delta.index, "custom", delta.id, {"name": delta.name, "input": ""})
+        return begun + self._more_text(delta)
 
-    def _more_text(self, more: ToolDelta) -> bytes:
-        """Return the text inside of JSON, once it is whole."""
-        if (pieces := self._written[more.index]) is None:
+    def _more_text(self, delta: ToolDelta) -> bytes:
+        """Return the text of a custom tool's call, which its arguments hold as JSON, once it is whole."""
+        pieces = self._custom_arguments[delta.index]
+        if pieces is None:
             return b""
-        gather(pieces, more.arguments)
+        gather(pieces, delta.arguments)
         text = None
-        if more.arguments.rstrip().endswith("}"):
+        if delta.arguments.rstrip().endswith("}"):
             text = custom_tools.whole("".join(pieces))
         if text is None:
             return b""
-        return self._tell(more.index, text)
+        return self._custom_text(delta.index, text)
 
-    def _tell(self, index: int, text: str) -> bytes:
-        self._written[index] = None
-        return self._call(index, "custom", {}, {"input": text})
+    def _custom_text(self, index: int, text: str) -> bytes:
+        self._custom_arguments[index] = None
+        return self._call(index, "custom", None, {"input": text})
 
-    def _call(self, index: int, kind: str, head: Mapping[str, object], body: Mapping[str, object]) -> bytes:
-        typed = {"type": kind} if head else {}
-        return self._chunk({"tool_calls": [{"index": index, **head, **typed, kind: body}]}, None, b"")
+    def _call(self, index: int, kind: str, id_: str | None, body: Mapping[str, object]) -> bytes:
+        """Return a piece of a tool call; the first one has the call's id and type."""
+        call: dict[str, object] = {"index": index}
+        if id_ is not None:
+            call |= {"id": id_, "type": kind}
+        call[kind] = body
+        return self._chunk({"tool_calls": [call]}, None, b"")
 
     def step_event(self, event: StepEvent) -> bytes:
         """Return a step's event, on a chunk whose delta is empty: clients that do not know `baton` see nothing new in
@@ -303,17 +311,26 @@ class Chunks:
         if end.state.state == "awaiting_approval":
             chunk = self._chunk({"content": words_of(end)}, None, b"")
             return chunk + self._chunk({}, "stop", _baton(extension(end))) + b"data: [DONE]\n\n"
-        late = [at for at, pieces in self._written.items() if pieces is not None and at < len(end.calls)]
-        texts = b"".join(self._tell(at, custom_tools.text_of(end.calls[at].arguments)) for at in late)
+        frames = self._unsent_texts(end)
         finish = self._chunk({}, end.finish or "stop", _baton(extension(end)))
         usage = self._head + b',"choices":[],"usage":' + orjson.dumps(usage_of(end.bill)) + b"}\n\n"
-        behind = caller_view.end_of(end.state).number
-        last = ((caller_view.FINISH, finish), (caller_view.USAGE, usage), (caller_view.DONE, b"data: [DONE]\n\n"))
-        return texts + b"".join(
-            b"id: %d\n" % (behind + place) + frame
-            for place, frame in last
-            if behind + place > self._after and (place != caller_view.USAGE or self._usage)
-        )
+        last = [(caller_view.FINISH, finish), (caller_view.USAGE, usage), (caller_view.DONE, b"data: [DONE]\n\n")]
+        end_of_text = caller_view.end_of(end.state).number
+        for place, frame in last:
+            number = end_of_text + place
+            if place == caller_view.USAGE and not self._usage:
+                continue
+            if number > self._after:
+                frames += b"id: %d\n" % number + frame
+        return frames
+
+    def _unsent_texts(self, end: TurnEnd) -> bytes:
+        """Return the texts of custom tools' calls that were not whole before the end."""
+        frames = b""
+        for index, pieces in self._custom_arguments.items():
+            if pieces is not None and index < len(end.calls):
+                frames += self._custom_text(index, custom_tools.text_of(end.calls[index].arguments))
+        return frames
 
     def failure(self, error: BatonError, end: TurnEnd) -> bytes:
         """Return an error event; no terminal marker follows."""

@@ -64,7 +64,8 @@ async def _until_end(run: FollowedRun, seconds: float) -> TurnEnd | None:
     try:
         async with asyncio.timeout(seconds):
             while True:
-                if end := _end_in(await run.line.take(seconds)):
+                end = _end_in(await run.line.take(seconds))
+                if end is not None:
                     return end
     except TimeoutError:
         return None

@@ -100,14 +100,14 @@ def routes(context: GatewayContext, keys: Keys, idempotency: Idempotency) -> API
     """Every route under /v1/plans."""
     router = APIRouter(prefix="/v1/plans", tags=["plans"])
     histories = Histories(context)
-    _makes(router, context, keys, idempotency, histories)
-    _reads(router, context, keys, histories)
-    _revises(router, context, keys, idempotency, histories)
-    _executes(router, context, keys, idempotency)
+    _add_create_route(router, context, keys, idempotency, histories)
+    _add_read_routes(router, context, keys, histories)
+    _add_revise_routes(router, context, keys, idempotency, histories)
+    _add_run_route(router, context, keys, idempotency)
     return router
 
 
-def _makes(
+def _add_create_route(
     router: APIRouter, context: GatewayContext, keys: Keys, idempotency: Idempotency, histories: Histories
 ) -> None:
     @router.post(
@@ -148,7 +148,7 @@ def _makes(
         return await _shown(context, histories, caller, Plan((made,)), made, task=task, form=shown.format)
 
 
-def _reads(router: APIRouter, context: GatewayContext, keys: Keys, histories: Histories) -> None:
+def _add_read_routes(router: APIRouter, context: GatewayContext, keys: Keys, histories: Histories) -> None:
     visible = Annotated[FoundPlan, Depends(_found(context, keys.needs("runs:read")))]
 
     @router.get(
@@ -193,7 +193,7 @@ def _reads(router: APIRouter, context: GatewayContext, keys: Keys, histories: Hi
         return await _shown(context, histories, found.caller, found.plan, revision, task=task, form=shown.format)
 
 
-def _revises(
+def _add_revise_routes(
     router: APIRouter, context: GatewayContext, keys: Keys, idempotency: Idempotency, histories: Histories
 ) -> None:
     visible = Annotated[FoundPlan, Depends(_found(context, keys.needs("runs:write")))]
@@ -251,7 +251,7 @@ def _revises(
         return _json({"id": found.plan.id, "object": "plan", "deleted": True})
 
 
-def _executes(router: APIRouter, context: GatewayContext, keys: Keys, idempotency: Idempotency) -> None:
+def _add_run_route(router: APIRouter, context: GatewayContext, keys: Keys, idempotency: Idempotency) -> None:
     visible = Annotated[FoundPlan, Depends(_found(context, keys.needs("runs:write")))]
 
     @router.post(

@@ -13,12 +13,12 @@ from fastapi import APIRouter, Depends, Path, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
-from app.core.message.chat import Tool, labels_of
+from app.core.message.chat import Message, Tool, labels_of
 from app.core.pool import policy
 from app.core.run import caller_view
 from app.core.run.caller_view import Position
 from app.core.run.state import RunState
-from app.engine.delivery import messages as endings
+from app.engine.delivery import messages as turn_ends
 from app.engine.runs.admission import Order
 from app.errors import CallerError, Conflict, InvalidRequest, NotFound
 from app.gateway.http.admission import Idempotency, OpenTurn, last_event
@@ -34,12 +34,12 @@ from app.gateway.responses.request import CountRequest, ResponsesRequest, checke
 from app.gateway.responses.tools import found_by
 from app.gateway.runs import cancel, reads
 from app.gateway.wire import query
-from app.gateway.wire.parameters import COMPACTION, INPUT_TOKENS, RESPONSES, order_of, resolve_tier
+from app.gateway.wire.parameters import COMPACTION, INPUT_TOKENS, RESPONSES, RequestOptions, order_of, resolve_tier
 from app.gateway.wire.request_schemas import tabled
 from app.store.protocol import RunRow
 
-GONE = "There is no response of that id, or this key may not see it."
-SYNCHRONOUS = (
+NOT_FOUND_MESSAGE = "There is no response of that id, or this key may not see it."
+NOT_BACKGROUND_MESSAGE = (
     "Cannot cancel a synchronous response: it was not created with background: true. "
     "POST /v1/runs/{id}/cancel stops the run of any response."
 )
@@ -57,15 +57,15 @@ ResponseId = Annotated[str, Path(alias="response", description="The response's i
 def routes(context: GatewayContext, keys: Keys, idempotency: Idempotency) -> APIRouter:
     """Return every route under /v1/responses."""
     router = APIRouter(prefix="/v1/responses", tags=["responses"])
-    _begins(router, context, keys, idempotency)
-    _compacts(router, context, keys, idempotency)
-    _counts(router, context, keys, idempotency)
-    _reads(router, context, keys, idempotency)
-    _ends(router, context, keys, idempotency)
+    _add_create_route(router, context, keys, idempotency)
+    _add_compact_route(router, context, keys, idempotency)
+    _add_count_route(router, context, keys, idempotency)
+    _add_read_routes(router, context, keys, idempotency)
+    _add_end_routes(router, context, keys, idempotency)
     return router
 
 
-def _begins(router: APIRouter, context: GatewayContext, keys: Keys, idempotency: Idempotency) -> None:
+def _add_create_route(router: APIRouter, context: GatewayContext, keys: Keys, idempotency: Idempotency) -> None:
     async def create_response(
         request: Request,
         caller: Annotated[Caller, keys.needs("runs:write")],
@@ -74,21 +74,14 @@ def _begins(router: APIRouter, context: GatewayContext, keys: Keys, idempotency:
         """OpenAI's response: whole, in the background, or, with `stream: true`, as server-sent events."""
         response_request, ignored = read_request(body, omits_search=context.omits_search)
         before = await _before(context, response_request, caller)
-        response_request = await resolved(
-            context.store.of_tenant(caller.tenant),
-            response_request,
-            lambda response: _stored(context, response, caller),
-        )
-        turn = await idempotency.begin(
-            request,
-            caller,
-            body,
-            lambda: _order(context, response_request, ignored, before, caller),
-            at=_from_the_start,
-        )
-        return await answered(
-            context, request, turn, streams=response_request.stream, background=response_request.background
-        )
+        response_request = await _resolved(context, response_request, caller)
+
+        def order() -> Order:
+            return _order(context, response_request, ignored, before, caller)
+
+        turn = await idempotency.begin(request, caller, body, order, at=_from_the_start)
+        streams, background = response_request.stream, response_request.background
+        return await answered(context, request, turn, streams=streams, background=background)
 
     router.add_api_route(
         "",
@@ -107,7 +100,7 @@ def _begins(router: APIRouter, context: GatewayContext, keys: Keys, idempotency:
     )
 
 
-def _compacts(router: APIRouter, context: GatewayContext, keys: Keys, idempotency: Idempotency) -> None:
+def _add_compact_route(router: APIRouter, context: GatewayContext, keys: Keys, idempotency: Idempotency) -> None:
     async def compact_response(
         request: Request,
         caller: Annotated[Caller, keys.needs("runs:write")],
@@ -116,28 +109,21 @@ def _compacts(router: APIRouter, context: GatewayContext, keys: Keys, idempotenc
         """Return the messages of the user, and one item with notes of everything else: the next request's `input`."""
         response_request, ignored = compaction.read_request(body)
         before = await _before(context, response_request, caller)
-        found = await resolved(
-            context.store.of_tenant(caller.tenant),
-            response_request,
-            lambda response: _stored(context, response, caller),
-        )
+        resolved_request = await _resolved(context, response_request, caller)
         history = before.messages if before is not None else ()
 
         def order() -> Order:
-            task = compaction.task_of(found, history)
-            return order_of(
-                task,
-                resolve_tier(context.catalog(), caller.key, response_request.model),
-                caller.key,
+            task = compaction.task_of(resolved_request, history)
+            tier = resolve_tier(context.catalog(), caller.key, response_request.model)
+            options = RequestOptions(
                 model=response_request.model,
-                effort=None,
-                extension=response_request.baton,
-                streams=False,
-                ignored=ignored,
                 wire={"format": compaction.FORMAT},
+                extension=response_request.baton,
+                ignored=ignored,
                 on_messages=labels_of(task.messages),
                 before=before.labels if before is not None else frozenset(),
             )
+            return order_of(task, tier, caller.key, options)
 
         turn = await idempotency.begin(request, caller, body, order)
         end = await collect(context, turn, request.receive)
@@ -157,7 +143,7 @@ def _compacts(router: APIRouter, context: GatewayContext, keys: Keys, idempotenc
     )
 
 
-def _counts(router: APIRouter, context: GatewayContext, keys: Keys, idempotency: Idempotency) -> None:
+def _add_count_route(router: APIRouter, context: GatewayContext, keys: Keys, idempotency: Idempotency) -> None:
     @router.post(
         "/input_tokens",
         operation_id="count_response_input_tokens",
@@ -173,24 +159,24 @@ def _counts(router: APIRouter, context: GatewayContext, keys: Keys, idempotency:
     ) -> Response:
         """The tokens of the conversation, with its tools; nothing is sent to a worker."""
 
-        async def counted() -> Response:
+        async def count() -> Response:
             response_request, _ = checked(body, INPUT_TOKENS, CountRequest, omits_search=context.omits_search)
             if response_request.model:
                 resolve_tier(context.catalog(), caller.key, response_request.model)
             before = await _before(context, response_request, caller)
-            found = await resolved(
-                context.store.of_tenant(caller.tenant),
-                response_request,
-                lambda response: _stored(context, response, caller),
-            )
-            task = task_of(found, before.messages if before else (), _found(before) if before else ())
+            resolved_request = await _resolved(context, response_request, caller)
+            history: tuple[Message, ...] = ()
+            loaded_tools: list[Tool] = []
+            if before is not None:
+                history, loaded_tools = before.messages, _loaded_tools(before)
+            task = task_of(resolved_request, history, loaded_tools)
             likely = policy.estimated_usage(task.messages, "").input + policy.tool_bytes(task.toolbox) // 4
             return _json(orjson.dumps({"object": "response.input_tokens", "input_tokens": likely}))
 
-        return await idempotency.reply(request, caller, body, counted)
+        return await idempotency.reply(request, caller, body, count)
 
 
-def _reads(router: APIRouter, context: GatewayContext, keys: Keys, idempotency: Idempotency) -> None:
+def _add_read_routes(router: APIRouter, context: GatewayContext, keys: Keys, idempotency: Idempotency) -> None:
     reader = Annotated[Caller, keys.needs("runs:read")]
 
     async def stored(response: ResponseId, caller: reader) -> StoredResponse:
@@ -212,7 +198,8 @@ def _reads(router: APIRouter, context: GatewayContext, keys: Keys, idempotency: 
         if not options.stream:
             return _json(reply.whole(found.subject, found.end))
         after = last_event(request)
-        after = options.starting_after if after is None else after
+        if after is None:
+            after = options.starting_after
         _check(found.subject.state, after)
         state = found.subject.state
         turn = await idempotency.follow(request, caller, state.run, None, turn=state.turn.number)
@@ -235,7 +222,7 @@ def _reads(router: APIRouter, context: GatewayContext, keys: Keys, idempotency: 
         return _json(orjson.dumps(await items.page(store, found.subject, filters)))
 
 
-def _ends(router: APIRouter, context: GatewayContext, keys: Keys, idempotency: Idempotency) -> None:
+def _add_end_routes(router: APIRouter, context: GatewayContext, keys: Keys, idempotency: Idempotency) -> None:
     writer = Annotated[Caller, keys.needs("runs:write")]
 
     @router.post(
@@ -257,16 +244,16 @@ def _ends(router: APIRouter, context: GatewayContext, keys: Keys, idempotency: I
         Only a response that was created with `background: true` can be cancelled, as with OpenAI.
         """
 
-        async def stopped() -> Response:
+        async def stop() -> Response:
             found = await _stored(context, response, caller)
             if not found.subject.state.turn.wire.get("background"):
-                raise InvalidRequest(SYNCHRONOUS)
+                raise InvalidRequest(NOT_BACKGROUND_MESSAGE)
             store = context.store.of_tenant(caller.tenant)
             row = await store.run(found.subject.state.run)
             await cancel.stop(store, context.queue, row, context.now())
             return _json(await _present(context, response, caller))
 
-        return await idempotency.reply(request, caller, body, stopped, has_content=True)
+        return await idempotency.reply(request, caller, body, stop, has_content=True)
 
     @router.delete(
         "/{response}",
@@ -282,7 +269,7 @@ def _ends(router: APIRouter, context: GatewayContext, keys: Keys, idempotency: I
         row = await store.run(found.subject.state.run)
         await cancel.stop_with_copies(store, context.queue, row, context.now())
         if not await store.erase(row.id):  # it was pruned just now
-            raise NotFound(GONE)
+            raise NotFound(NOT_FOUND_MESSAGE)
         return _json(orjson.dumps({"id": response, "object": "response", "deleted": True}))
 
 
@@ -297,8 +284,10 @@ def _order(
     before: StoredResponse | None,
     caller: Caller,
 ) -> Order:
-    history = before.messages if before is not None else ()
-    found = _found(before) if before is not None else []
+    history: tuple[Message, ...] = ()
+    loaded_tools: list[Tool] = []
+    if before is not None:
+        history, loaded_tools = before.messages, _loaded_tools(before)
     reasoning = response_request.reasoning
     wire: dict[str, Any] = {
         "format": "responses",
@@ -313,11 +302,9 @@ def _order(
         wire["previous"] = response_request.previous_response_id
     if reasoning is not None:
         wire |= {"effort": reasoning.effort, "summary": reasoning.summary}
-    task = task_of(response_request, history, found)
-    order = order_of(
-        task,
-        resolve_tier(context.catalog(), caller.key, response_request.model),
-        caller.key,
+    task = task_of(response_request, history, loaded_tools)
+    tier = resolve_tier(context.catalog(), caller.key, response_request.model)
+    options = RequestOptions(
         model=response_request.model,
         effort=reasoning.effort if reasoning is not None else None,
         extension=response_request.baton,
@@ -328,14 +315,16 @@ def _order(
         on_messages=labels_of(task.messages),
         before=before.labels if before is not None else frozenset(),
     )
+    order = order_of(task, tier, caller.key, options)
     if response_request.background:
         return replace(order, on_disconnect="finish", followed=response_request.stream)
     return order
 
 
-def _found(before: StoredResponse) -> list[Tool]:
+def _loaded_tools(before: StoredResponse) -> list[Tool]:
     """Return the tools that a response leaves on offer."""
-    return found_by(before.subject.turn_task.toolbox, before.end.calls if before.end is not None else ())
+    calls = before.end.calls if before.end is not None else ()
+    return found_by(before.subject.turn_task.toolbox, calls)
 
 
 async def to_order(context: GatewayContext, caller: Caller, body: dict[str, Any]) -> Order:
@@ -349,7 +338,7 @@ async def answered(
     context: GatewayContext, request: Request, turn: OpenTurn, *, streams: bool, background: bool
 ) -> Response:
     """Return the reply of a run: as a stream, in the background, or whole."""
-    of = await subject(context.store, turn.run.state)
+    source = await subject(context.store, turn.run.state)
     if streams:
         try:
             _check(turn.run.state, turn.after)
@@ -357,11 +346,11 @@ async def answered(
             context.runs.leave(turn.run)
             turn.permit.release()
             raise
-        return EventStream(context, turn.run, reply.Events(of, turn.after), turn.permit, turn.seconds)
+        return EventStream(context, turn.run, reply.Events(source, turn.after), turn.permit, turn.seconds)
     if background:
         context.runs.leave(turn.run)
         turn.permit.release()
-        return _json(reply.whole(of, None))
+        return _json(reply.whole(source, None))
     end = await collect(context, turn, request.receive)
     return _json(reply.whole(await subject(context.store, end.state), end))
 
@@ -377,7 +366,7 @@ async def _stored(context: GatewayContext, response: str, caller: Caller) -> Sto
     `NotFound`."""
     found, row = await _of_tenant(context, response, caller)
     if row.key != caller.key.id and not caller.may("audit:read"):
-        raise NotFound(GONE)
+        raise NotFound(NOT_FOUND_MESSAGE)
     await reads.note_foreign(context, caller, row, "response")
     return found
 
@@ -386,22 +375,22 @@ async def _of_tenant(context: GatewayContext, response: str, caller: Caller) -> 
     """Return a response of this caller's tenant that may be retrieved, and the row of its run; `NotFound`."""
     parsed = reply.parse_id(response)
     if parsed is None:
-        raise NotFound(GONE)
+        raise NotFound(NOT_FOUND_MESSAGE)
     run, turn = parsed
     try:
         store = context.store.of_tenant(caller.tenant)
         row = await store.run(run)
         journal = await store.journal(run)
-        state = endings.until_end(journal.events, turn)
+        state = turn_ends.until_end(journal.events, turn)
         wire = state.turn.wire
         if not caller.sees(row.tenant) or wire.get("format") != "responses" or not wire.get("store"):
-            raise NotFound(GONE)
+            raise NotFound(NOT_FOUND_MESSAGE)
         if turn > state.turn.number:
-            raise NotFound(GONE)
-        end = await endings.read(store, state) if state.replied else None
+            raise NotFound(NOT_FOUND_MESSAGE)
+        end = await turn_ends.read(store, state) if state.replied else None
         return StoredResponse(await subject(store, state), end), row
     except NotFound:
-        raise NotFound(GONE) from None
+        raise NotFound(NOT_FOUND_MESSAGE) from None
 
 
 async def _present(context: GatewayContext, response: str, caller: Caller) -> bytes:
@@ -438,8 +427,10 @@ def _from_the_start(_after: int) -> Position:
 
 def _check(state: RunState, after: int | None) -> None:
     """Raise `InvalidRequest` if a stream cannot go on behind that event."""
-    if after is not None:
-        at = caller_view.read_position(after)
-        chars = max(at.chars - reply.TEXT, 0)
-        said = caller_view.end_of(state).chars if state.replied else chars
-        caller_view.check_position(state, Position(at.attempt, min(chars, said)))
+    if after is None:
+        return
+    position = caller_view.read_position(after)
+    chars = max(position.chars - reply.TEXT, 0)
+    if state.replied:
+        chars = min(chars, caller_view.end_of(state).chars)
+    caller_view.check_position(state, Position(position.attempt, chars))

@@ -60,12 +60,12 @@ def routes(
     """The routes of approvals; without `idempotency` for the listener of administration."""
     router = APIRouter(prefix=prefix, tags=["approvals"])
     histories = Histories(context)
-    _reads(router, context, keys, histories)
-    _decides(router, context, keys, histories, idempotency)
+    _add_read_routes(router, context, keys, histories)
+    _add_decide_route(router, context, keys, histories, idempotency)
     return router
 
 
-def _reads(router: APIRouter, context: GatewayContext, keys: Keys, histories: Histories) -> None:
+def _add_read_routes(router: APIRouter, context: GatewayContext, keys: Keys, histories: Histories) -> None:
     reader = Annotated[Caller, keys.needs("runs:read")]
 
     @router.get(
@@ -105,7 +105,7 @@ def _reads(router: APIRouter, context: GatewayContext, keys: Keys, histories: Hi
         return _json(await _one(context, histories, run, caller))
 
 
-def _decides(
+def _add_decide_route(
     router: APIRouter, context: GatewayContext, keys: Keys, histories: Histories, idempotency: Idempotency | None
 ) -> None:
     decider = Annotated[Caller, keys.needs("approvals:decide")]

@@ -82,19 +82,19 @@ def routes(context: GatewayContext, keys: Keys, idempotency: Idempotency) -> API
     router = APIRouter(prefix="/v1/runs", tags=["runs"])
     streams = OpenStreams(context, keys)
     run_lists.add_routes(router, context, keys, streams)
-    _pairs(router, context, keys)  # before the routes of one run, which would take its path for a run's id
-    _reads(router, context, keys)
-    _follows(router, context, keys, streams)
-    _views(router, context, keys)
-    _all_views(router, context, keys)
-    _explains(router, context, keys)
-    _streams(router, context, keys, idempotency)
-    _acts(router, context, keys, idempotency)
-    _replays(router, context, keys, idempotency)
+    _add_align_route(router, context, keys)  # before the routes of one run, which would take its path for a run's id
+    _add_read_routes(router, context, keys)
+    _add_follow_route(router, context, keys, streams)
+    _add_view_routes(router, context, keys)
+    _add_all_views_route(router, context, keys)
+    _add_content_routes(router, context, keys)
+    _add_stream_route(router, context, keys, idempotency)
+    _add_action_routes(router, context, keys, idempotency)
+    _add_replay_routes(router, context, keys, idempotency)
     return router
 
 
-def _reads(router: APIRouter, context: GatewayContext, keys: Keys) -> None:
+def _add_read_routes(router: APIRouter, context: GatewayContext, keys: Keys) -> None:
     """The audit trail of one run."""
     audited = Annotated[VisibleRun, Depends(_visible(context, keys.needs("runs:read")))]
     declared = operations.replies(*operations.READING)
@@ -142,7 +142,7 @@ def _reads(router: APIRouter, context: GatewayContext, keys: Keys) -> None:
         return _json(log_route.proof_of_run(found.row.id, found.row.seq, proof))
 
 
-def _pairs(router: APIRouter, context: GatewayContext, keys: Keys) -> None:
+def _add_align_route(router: APIRouter, context: GatewayContext, keys: Keys) -> None:
     visible = _visible(context, keys.needs("runs:read"))
 
     @router.get(
@@ -168,7 +168,7 @@ def _pairs(router: APIRouter, context: GatewayContext, keys: Keys) -> None:
         return _json((await views.aligned(first.store, journals, ratings, reads=reads_both)).to_json())
 
 
-def _follows(router: APIRouter, context: GatewayContext, keys: Keys, streams: OpenStreams) -> None:
+def _add_follow_route(router: APIRouter, context: GatewayContext, keys: Keys, streams: OpenStreams) -> None:
     visible = Annotated[VisibleRun, Depends(_visible(context, keys.needs("runs:read")))]
     watch = journal_stream.JournalWatch(context)
 
@@ -201,7 +201,7 @@ def _follows(router: APIRouter, context: GatewayContext, keys: Keys, streams: Op
         return streams.begin(request, found.caller, frames, options.seconds)
 
 
-def _views(router: APIRouter, context: GatewayContext, keys: Keys) -> None:
+def _add_view_routes(router: APIRouter, context: GatewayContext, keys: Keys) -> None:
     """A run as people look at it, at present or at any instant before."""
     visible = Annotated[VisibleRun, Depends(_visible(context, keys.needs("runs:read")))]
     declared = operations.replies(*operations.READING)
@@ -251,7 +251,7 @@ def _views(router: APIRouter, context: GatewayContext, keys: Keys) -> None:
         return _json(snapshot(await at_instant(found, options)))
 
 
-def _all_views(router: APIRouter, context: GatewayContext, keys: Keys) -> None:
+def _add_all_views_route(router: APIRouter, context: GatewayContext, keys: Keys) -> None:
     visible = Annotated[VisibleRun, Depends(_visible(context, keys.needs("runs:read")))]
 
     @router.get(
@@ -292,7 +292,7 @@ def _all_views(router: APIRouter, context: GatewayContext, keys: Keys) -> None:
         )
 
 
-def _explains(router: APIRouter, context: GatewayContext, keys: Keys) -> None:
+def _add_content_routes(router: APIRouter, context: GatewayContext, keys: Keys) -> None:
     """The routes that read content: the explanation, for those who may read it, and a step in full."""
     disclosed = Annotated[VisibleRun, Depends(_visible(context, keys.needs("runs:read", "audit:read")))]
     visible = Annotated[VisibleRun, Depends(_visible(context, keys.needs("runs:read")))]
@@ -330,7 +330,7 @@ def _explains(router: APIRouter, context: GatewayContext, keys: Keys) -> None:
         return _json(shown)
 
 
-def _streams(router: APIRouter, context: GatewayContext, keys: Keys, idempotency: Idempotency) -> None:
+def _add_stream_route(router: APIRouter, context: GatewayContext, keys: Keys, idempotency: Idempotency) -> None:
     reader = Annotated[Caller, keys.needs("runs:read")]
     visible = Annotated[VisibleRun, Depends(_visible(context, keys.needs("runs:read")))]
 
@@ -364,7 +364,7 @@ def _streams(router: APIRouter, context: GatewayContext, keys: Keys, idempotency
         return route.stream(context, turn)
 
 
-def _acts(router: APIRouter, context: GatewayContext, keys: Keys, idempotency: Idempotency) -> None:
+def _add_action_routes(router: APIRouter, context: GatewayContext, keys: Keys, idempotency: Idempotency) -> None:
     """The routes that change something about a run."""
     writer = Annotated[Caller, keys.needs("runs:write")]
     visible = Annotated[VisibleRun, Depends(_visible(context, keys.needs("runs:write")))]
@@ -424,7 +424,7 @@ def _acts(router: APIRouter, context: GatewayContext, keys: Keys, idempotency: I
         return await idempotency.reply(request, caller, body, lambda: feedback.take(context, row, caller, body, made))
 
 
-def _replays(router: APIRouter, context: GatewayContext, keys: Keys, idempotency: Idempotency) -> None:
+def _add_replay_routes(router: APIRouter, context: GatewayContext, keys: Keys, idempotency: Idempotency) -> None:
     reader = Annotated[Caller, keys.needs("runs:read")]
     writer = Annotated[Caller, keys.needs("runs:write", "runs:read")]
     audited = Annotated[VisibleRun, Depends(_visible(context, keys.needs("runs:read")))]

@@ -241,13 +241,31 @@ def is_ignored(name: str, value: object, table: Mapping[str, Parameter] = PARAME
     row = table[name]
     if row.decision != "refused":
         return row.decision == "ignored"
-    if not any(type(value) is type(neutral) and value == neutral for neutral in row.neutral):
-        raise InvalidRequest(
-            f"'{name}' is not supported with this value: {_sentence(row.note)} Leave it out.",
-            param=name,
-            code="unsupported_parameter" if not row.neutral else "unsupported_value",
-        )
-    return True
+    for neutral in row.neutral:
+        if type(value) is type(neutral) and value == neutral:
+            return True
+    raise InvalidRequest(
+        f"'{name}' is not supported with this value: {_sentence(row.note)} Leave it out.",
+        param=name,
+        code="unsupported_value" if row.neutral else "unsupported_parameter",
+    )
+
+
+def present_fields(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a body without those that are null: a null stands for an absent field."""
+    return {name: value for name, value in body.items() if value is not None}
+
+
+def check_names(fields: Mapping[str, object], table: Mapping[str, Parameter]) -> None:
+    """Raise `InvalidRequest` for a field that is not in the table."""
+    for name in fields:
+        if name not in table:
+            raise unknown_parameter(name if NAME.fullmatch(name) else None)
+
+
+def ignored_names(fields: Mapping[str, object], table: Mapping[str, Parameter]) -> tuple[str, ...]:
+    """Return the names of the fields that are only noted; raises `InvalidRequest` for one that is refused."""
+    return tuple(sorted(name for name, value in fields.items() if is_ignored(name, value, table)))
 
 
 def _sentence(note: str) -> str:
@@ -274,16 +292,18 @@ def document() -> str:
 def _table(decisions: Mapping[str, Parameter]) -> list[str]:
     lines = ["| parameter | | |", "|---|---|---|"]
     for name, row in decisions.items():
-        spared = ", ".join(f"`{json.dumps(value)}`" for value in row.neutral)
-        decision = f"refused unless {spared}" if spared else row.decision
+        decision: str = row.decision
+        if row.neutral:
+            values = ", ".join(f"`{json.dumps(value)}`" for value in row.neutral)
+            decision = f"refused unless {values}"
         lines.append(f"| `{name}` | {decision} | {row.note} |")
     return lines
 
 
 def invalid_request(error: ValidationError, given: Mapping[str, Any]) -> InvalidRequest:
     """Return the deepest of the faults in `given`, as a 400 with OpenAI's `param` and `code`."""
-    found = error.errors(include_url=False, include_input=False)
-    deepest = chosen(found, lambda fault: _path(fault["loc"], given)[1])
+    faults = error.errors(include_url=False, include_input=False)
+    deepest = chosen(faults, lambda fault: _path(fault["loc"], given)[1])
     param, value = _path(deepest["loc"], given)
     kind = deepest["type"]
     if kind == "union_tag_not_found" and isinstance(value, dict) and deepest["ctx"]["discriminator"] == "'type'":
@@ -292,9 +312,9 @@ def invalid_request(error: ValidationError, given: Mapping[str, Any]) -> Invalid
         return unknown_parameter(param)
     if kind == "missing":
         return _missing(param)
-    others = [fault for fault in found if fault is not deepest and _path(fault["loc"], given)[0] == param]
-    said = sentence(deepest, value, others)
-    return InvalidRequest(f"Invalid value for '{param}': {said}.", param=param, code=_code(kind, value))
+    others = [fault for fault in faults if fault is not deepest and _path(fault["loc"], given)[0] == param]
+    reason = sentence(deepest, value, others)
+    return InvalidRequest(f"Invalid value for '{param}': {reason}.", param=param, code=_code(kind, value))
 
 
 def _missing(param: str) -> InvalidRequest:
@@ -305,21 +325,25 @@ def of_parameters(errors: Sequence[Mapping[str, Any]]) -> InvalidRequest:
     """Return the first fault that FastAPI found in a request's query parameters, as a 400."""
     first = errors[0]
     if first["type"] == "extra_forbidden":
-        said = "Unknown query parameter; GET /openapi.json describes those of this route."
-        return InvalidRequest(said, code="unknown_parameter")
+        message = "Unknown query parameter; GET /openapi.json describes those of this route."
+        return InvalidRequest(message, code="unknown_parameter")
     name = str(first["loc"][1])
     if first["type"] == "missing":
         return _missing(name)
-    said = str(first["msg"]) if first["type"] == QUERY_FAULT else sentence(first, first.get("input"))
-    return InvalidRequest(f"Invalid value for '{name}': {said}.", param=name, code="invalid_value")
+    reason = str(first["msg"])
+    if first["type"] != QUERY_FAULT:
+        reason = sentence(first, first.get("input"))
+    return InvalidRequest(f"Invalid value for '{name}': {reason}.", param=name, code="invalid_value")
 
 
 def check_kinds(tools: object, *kinds: str) -> None:
-    """`InvalidRequest` for the first tool of another type: the caller's side would not run it.
+    """Raise `InvalidRequest` for the first tool whose type is not among `kinds`: the caller's side would not run it.
 
-    What is no tool, or has no type, passes.
+    A value that is not a tool, or has no type, passes: the models of requests refuse it.
     """
-    for place, tool in enumerate(tools if isinstance(tools, list) else ()):
+    if not isinstance(tools, list):
+        return
+    for place, tool in enumerate(tools):
         kind = tool.get("type") if isinstance(tool, dict) else None
         if isinstance(kind, str) and kind not in kinds:
             param, known = f"tools[{place}].type", " or ".join(map(repr, kinds))
@@ -332,7 +356,7 @@ def check_kinds(tools: object, *kinds: str) -> None:
 
 
 def unknown_parameter(param: str | None) -> InvalidRequest:
-    """Return a field that there is not."""
+    """Return the refusal of a field that does not exist."""
     shown = f": '{param}'" if param else ""
     return InvalidRequest(f"Unknown parameter{shown}.", param=param, code="unknown_parameter")
 
@@ -354,10 +378,11 @@ def _code(kind: str, value: object) -> str:
 
 
 def _path(loc: Sequence[int | str], given: object) -> tuple[str, object]:
-    """Return a location as callers write it, without pydantic's names of union members and without names that are none;
-    and the value that stands there."""
+    """Return a location as callers write it, and the value that stands there. pydantic's names of union members are
+    left out, and so is all from a name that does not look like one."""
     path, value = "", given
-    loc = loc[:-2] if loc[-1] == "[key]" else loc
+    if loc[-1] == "[key]":
+        loc = loc[:-2]
     for place, entry in enumerate(loc):
         last = place == len(loc) - 1
         if not last and isinstance(value, dict) and _is_tag(entry, loc[place + 1], value):
@@ -367,7 +392,8 @@ def _path(loc: Sequence[int | str], given: object) -> tuple[str, object]:
         elif isinstance(entry, str) and isinstance(value, dict) and (entry in value or last):
             if not NAME.fullmatch(entry):
                 break
-            path, value = f"{path}.{entry}" if path else entry, value.get(entry)
+            path = f"{path}.{entry}" if path else entry
+            value = value.get(entry)
     return path[:256], value
 
 
@@ -459,16 +485,19 @@ class PartOptions(WireModel):
 
 def labels_on(*holders: BaseModel) -> frozenset[str]:
     """The labels that stand on messages, parts and results, and on whatever is inside them."""
-    found: frozenset[str] = frozenset()
+    labels: frozenset[str] = frozenset()
     for holder in holders:
         fields = holder.__dict__
-        if (options := fields.get("baton")) is not None:
-            found = found.union(options.labels)
+        options = fields.get("baton")
+        if options is not None:
+            labels = labels.union(options.labels)
         inner = fields.get("content") or fields.get("output") or fields.get("source")
         if inner is None or inner.__class__ is str:  # most messages are plain text
             continue
-        found |= labels_on(*inner) if isinstance(inner, list) else labels_on(inner)
-    return found
+        if not isinstance(inner, list):
+            inner = [inner]
+        labels |= labels_on(*inner)
+    return labels
 
 
 class PoolChoice(WireModel):
@@ -501,7 +530,8 @@ WHOLE_POOL: Final = PoolChoice()
 
 
 def resolve_tier(catalog: Catalog, key: KeyRow, model: str) -> Tier:
-    """The tier that a model id means for this key; `NotFound` (`model_not_found`) if there is none that it may use."""
+    """Return the tier that a model id means for this key; raises `NotFound` (`model_not_found`) if there is none that
+    the key may use."""
     tier = tier_for(catalog, model)
     if tier is None or (key.tiers and tier.name not in key.tiers):
         raise NotFound(
@@ -512,51 +542,55 @@ def resolve_tier(catalog: Catalog, key: KeyRow, model: str) -> Tier:
     return tier
 
 
-def order_of(
-    task: Task,
-    tier: Tier,
-    key: KeyRow,
-    *,
-    model: str,
-    effort: str | None,
-    extension: BatonOptions | None,
-    streams: bool,
-    ignored: tuple[str, ...],
-    wire: Mapping[str, Any],
-    on_messages: frozenset[str] = frozenset(),
-    before: frozenset[str] = frozenset(),
-) -> Order:
-    """The order of a run for a request. `wire` holds what the reply depends on besides the run.
+@record(frozen=True, slots=True)
+class RequestOptions:
+    """The parts of a request that its order needs besides the task, in the same form for every wire format."""
 
-    `on_messages` are the labels that stand on messages and their parts; `before` those of the run whose conversation
-    this one continues.
-    """
-    level = nearest_effort(tier, effort)
-    extension = extension or NO_OPTIONS
+    model: str
+    wire: Mapping[str, Any]
+    """What the reply depends on besides the run: its format, and options of that format."""
+    effort: str | None = None
+    extension: BatonOptions | None = None
+    """The `baton` field."""
+    streams: bool = False
+    ignored: tuple[str, ...] = ()
+    on_messages: frozenset[str] = frozenset()
+    """The labels that stand on messages and their parts."""
+    before: frozenset[str] = frozenset()
+    """The labels of the run whose conversation this one continues."""
+
+
+def order_of(task: Task, tier: Tier, key: KeyRow, options: RequestOptions) -> Order:
+    """Return the order of a run for a request."""
+    effort = nearest_effort(tier, options.effort)
+    extension = options.extension or NO_OPTIONS
     pool = extension.pool or WHOLE_POOL
-    steps = streams and extension.stream_steps
-    on_all = key.labels.union(extension.labels, before)
+    streams_steps = options.streams and extension.stream_steps
+    wire = dict(options.wire)
+    if streams_steps:
+        wire["steps"] = True
+    on_all = key.labels.union(extension.labels, options.before)
     return Order(
         task=task,
         tier=tier,
-        model=model,
-        effort=level,
-        limits=narrowed(tier.efforts[level], extension.budget, key.max_usd),
+        model=options.model,
+        effort=effort,
+        limits=narrowed(tier.efforts[effort], extension.budget, key.max_usd),
         capped=is_capped(extension.budget, key.max_usd),
         tenant=key.tenant,
         key=key.id,
-        labels=on_all | on_messages,
-        on_messages=on_messages - on_all,
+        labels=on_all | options.on_messages,
+        on_messages=options.on_messages - on_all,
         overrides=Overrides(frozenset(pool.allow), frozenset(pool.deny), pool.pin),
         plan=_own_plan(extension.plan, tier),
-        streams=streams,
-        stream_steps=steps,
-        ignored=ignored,
+        streams=options.streams,
+        stream_steps=streams_steps,
+        ignored=options.ignored,
         explore=extension.explore,
         shadow=extension.shadow,
         approval=extension.approval == "required",
         on_disconnect=extension.on_disconnect,
-        wire={**wire, **({"steps": True} if steps else {})},
+        wire=wire,
     )
 
 
@@ -571,33 +605,43 @@ def _own_plan(plan: Mapping[str, Any] | None, tier: Tier) -> Mapping[str, Any] |
         raise InvalidRequest(message, param="baton.plan", code="invalid_plan") from None
 
 
-def nearest_effort(tier: Tier, asked: str | None) -> str:
-    """The tier's level for an asked effort: the same, else the next lower one that it has, else its lowest.
+def nearest_effort(tier: Tier, effort: str | None) -> str:
+    """Return the tier's level for the effort that a request asks for: the same one, or the next lower one that the tier
+    has, or else its lowest. Without an effort it is the tier's own.
 
     Raises `InvalidRequest` if no tier can have the level.
     """
-    if asked is None or asked in tier.efforts:
-        return asked or tier.effort
-    if asked not in EFFORTS:
-        raise InvalidRequest(f"There is no effort {asked!r}; the levels are {', '.join(EFFORTS)}.", param="effort")
-    known = [level for level in EFFORTS if level in tier.efforts]
-    below = [level for level in known if EFFORTS.index(level) < EFFORTS.index(asked)]
-    if below:
-        return below[-1]
-    return (known or [tier.effort])[0]
+    if effort is None:
+        return tier.effort
+    if effort in tier.efforts:
+        return effort
+    if effort not in EFFORTS:
+        raise InvalidRequest(f"There is no effort {effort!r}; the levels are {', '.join(EFFORTS)}.", param="effort")
+    levels = [level for level in EFFORTS if level in tier.efforts]
+    lower = [level for level in levels if EFFORTS.index(level) < EFFORTS.index(effort)]
+    if lower:
+        return lower[-1]
+    if levels:
+        return levels[0]
+    return tier.effort
 
 
 def narrowed(limits: Limits, budget: Budget | None, max_usd: int | None) -> Limits:
-    """`limits` narrowed by the request's budget and the key's cap; dollars become micro-dollars, rounded down."""
-    if max_usd is None and budget is None:
-        return limits
+    """Return `limits` narrowed by the request's budget and the key's cap. Dollars become micro-dollars, rounded
+    down."""
     lower: dict[str, Any] = {}
-    for limit in NARROWED if budget is not None else ():
-        asked = getattr(budget, limit.name)
-        if asked is not None:
-            lower[limit.name] = min(getattr(limits, limit.name), _micro(asked) if limit.unit == "usd" else asked)
+    if budget is not None:
+        for limit in NARROWED:
+            value = getattr(budget, limit.name)
+            if value is None:
+                continue
+            if limit.unit == "usd":
+                value = _micro_dollars(value)
+            lower[limit.name] = min(getattr(limits, limit.name), value)
     if max_usd is not None:
         lower["usd"] = min(lower.get("usd", limits.usd), max_usd)
+    if not lower:
+        return limits
     return replace(limits, **lower)
 
 
@@ -606,7 +650,7 @@ def is_capped(budget: Budget | None, max_usd: int | None) -> bool:
     return max_usd is not None or (budget is not None and budget.usd is not None)
 
 
-def _micro(dollars: float) -> int:
+def _micro_dollars(dollars: float) -> int:
     return int((Decimal(repr(dollars)) * MILLION).to_integral_value(ROUND_FLOOR))
 
 
