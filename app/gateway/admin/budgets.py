@@ -24,12 +24,12 @@ BudgetId = Annotated[str, Path(alias="budget", description="The budget's id, suc
 def routes(context: AdminContext, keys: Keys) -> APIRouter:
     """The routes of budgets."""
     router = APIRouter(prefix="/admin/v1/budgets", tags=["budgets"])
-    _reads(router, context, keys)
-    _writes(router, context, keys)
+    _add_read_routes(router, context, keys)
+    _add_write_routes(router, context, keys)
     return router
 
 
-def _reads(router: APIRouter, context: AdminContext, keys: Keys) -> None:
+def _add_read_routes(router: APIRouter, context: AdminContext, keys: Keys) -> None:
     reader = Annotated[Caller, keys.needs("budgets:read")]
 
     @router.get(
@@ -65,7 +65,7 @@ def _reads(router: APIRouter, context: AdminContext, keys: Keys) -> None:
         return as_json(_shown(found) | {"windows": shown})
 
 
-def _writes(router: APIRouter, context: AdminContext, keys: Keys) -> None:
+def _add_write_routes(router: APIRouter, context: AdminContext, keys: Keys) -> None:
     writer = Annotated[Caller, keys.needs("budgets:write")]
 
     @router.post(

@@ -23,12 +23,12 @@ HoldId = Annotated[str, Path(alias="hold", description="The hold's id.")]
 def routes(context: AdminContext, keys: Keys, idempotency: Idempotency) -> APIRouter:
     """The routes of legal holds."""
     router = APIRouter(prefix="/admin/v1/holds", tags=["holds"])
-    _lists(router, context, keys)
-    _changes(router, context, keys, idempotency)
+    _add_list_route(router, context, keys)
+    _add_change_routes(router, context, keys, idempotency)
     return router
 
 
-def _lists(router: APIRouter, context: AdminContext, keys: Keys) -> None:
+def _add_list_route(router: APIRouter, context: AdminContext, keys: Keys) -> None:
     @router.get(
         "",
         operation_id="list_holds",
@@ -50,7 +50,7 @@ def _lists(router: APIRouter, context: AdminContext, keys: Keys) -> None:
         return as_page([_shown(hold) for hold in found], "id", filters.limit)
 
 
-def _changes(router: APIRouter, context: AdminContext, keys: Keys, idempotency: Idempotency) -> None:
+def _add_change_routes(router: APIRouter, context: AdminContext, keys: Keys, idempotency: Idempotency) -> None:
     writer = Annotated[Caller, keys.needs("holds:write")]
 
     @router.post(

@@ -40,9 +40,9 @@ def routes(context: AdminContext, keys: Keys) -> APIRouter:
     router = APIRouter(prefix="/admin/v1/policy", tags=["policy"])
     turn = Turn()
     _in_force(router, context, keys)
-    _check(router, context, keys, turn)
-    _difference(router, context, keys, turn)
-    _trial(router, context, keys, turn)
+    _add_check_route(router, context, keys, turn)
+    _add_difference_route(router, context, keys, turn)
+    _add_trial_route(router, context, keys, turn)
     return router
 
 
@@ -89,7 +89,7 @@ def _rules_of(worker: Worker) -> frozenset[str]:
     return frozenset(bar.rule for bar in worker.bars)
 
 
-def _check(router: APIRouter, context: AdminContext, keys: Keys, turn: Turn) -> None:
+def _add_check_route(router: APIRouter, context: AdminContext, keys: Keys, turn: Turn) -> None:
     @router.post(
         "/check",
         operation_id="check_policy",
@@ -115,7 +115,7 @@ def _table(catalog: Catalog) -> dict[str, Any]:
     return policy_table.table(catalog)
 
 
-def _difference(router: APIRouter, context: AdminContext, keys: Keys, turn: Turn) -> None:
+def _add_difference_route(router: APIRouter, context: AdminContext, keys: Keys, turn: Turn) -> None:
     @router.post(
         "/diff",
         operation_id="compare_policy",
@@ -144,7 +144,7 @@ def _compared(old: Catalog, new: Catalog) -> list[Widening]:
     return list(widenings(old, new))
 
 
-def _trial(router: APIRouter, context: AdminContext, keys: Keys, turn: Turn) -> None:
+def _add_trial_route(router: APIRouter, context: AdminContext, keys: Keys, turn: Turn) -> None:
     @router.post(
         "/try",
         operation_id="try_policy",

@@ -57,17 +57,17 @@ TIER_BODIES: Mapping[ChangeKind, type[WireModel]] = {"canary": TierCanaryRequest
 def routes(context: AdminContext, keys: Keys, idempotency: Idempotency) -> APIRouter:
     """The routes of workers, conductors and tiers."""
     router = APIRouter(prefix="/admin/v1", tags=["pool"])
-    _workers(router, context, keys)
-    _conductors(router, context, keys)
+    _add_worker_routes(router, context, keys)
+    _add_conductor_routes(router, context, keys)
     for verb, kind, words in CHANGES:
-        _conductor_change(router, context, keys, idempotency, Verb(verb, kind, words))
-    _tiers(router, context, keys)
+        _add_conductor_change(router, context, keys, idempotency, Verb(verb, kind, words))
+    _add_tier_routes(router, context, keys)
     for verb, kind, words in TIER_CHANGES:
         _tier_change(router, context, keys, idempotency, Verb(verb, kind, words))
     return router
 
 
-def _workers(router: APIRouter, context: AdminContext, keys: Keys) -> None:
+def _add_worker_routes(router: APIRouter, context: AdminContext, keys: Keys) -> None:
     @router.get(
         "/workers",
         operation_id="list_workers",
@@ -96,7 +96,7 @@ def _worker(context: AdminContext, catalog: Catalog, worker: Worker) -> dict[str
     }
 
 
-def _conductors(router: APIRouter, context: AdminContext, keys: Keys) -> None:
+def _add_conductor_routes(router: APIRouter, context: AdminContext, keys: Keys) -> None:
     @router.get(
         "/conductors",
         operation_id="list_conductors",
@@ -136,7 +136,7 @@ async def _judged(gateway: GatewayContext, wanted: versions.RequestedChange) -> 
     return [judged.decision() | {"promotable": watch.held((judged,))} for judged in found]
 
 
-def _tiers(router: APIRouter, context: AdminContext, keys: Keys) -> None:
+def _add_tier_routes(router: APIRouter, context: AdminContext, keys: Keys) -> None:
     @router.get(
         "/tiers",
         operation_id="list_tiers",
@@ -184,7 +184,7 @@ class Verb(NamedTuple):
     words: str
 
 
-def _conductor_change(
+def _add_conductor_change(
     router: APIRouter, context: AdminContext, keys: Keys, idempotency: Idempotency, verb: Verb
 ) -> None:
     kind = verb.kind

@@ -30,14 +30,14 @@ TenantPath = Annotated[str, Path(alias="tenant", description="The tenant's name.
 def routes(context: AdminContext, keys: Keys) -> APIRouter:
     """The routes of tenants, changes and spending."""
     router = APIRouter(prefix="/admin/v1", tags=["tenants"])
-    _lists(router, context, keys)
-    _switches(router, context, keys)
-    _changes(router, context, keys)
-    _spending(router, context, keys)
+    _add_list_routes(router, context, keys)
+    _add_switch_routes(router, context, keys)
+    _add_change_log_route(router, context, keys)
+    _add_spending_route(router, context, keys)
     return router
 
 
-def _lists(router: APIRouter, context: AdminContext, keys: Keys) -> None:
+def _add_list_routes(router: APIRouter, context: AdminContext, keys: Keys) -> None:
     @router.get(
         "/tenants",
         operation_id="list_tenants",
@@ -72,12 +72,12 @@ def _lists(router: APIRouter, context: AdminContext, keys: Keys) -> None:
         return as_json(_shown(await _found(context, name)))
 
 
-def _switches(router: APIRouter, context: AdminContext, keys: Keys) -> None:
+def _add_switch_routes(router: APIRouter, context: AdminContext, keys: Keys) -> None:
     for verb, words in (("disable", "Accept no key of a tenant."), ("enable", "Accept a tenant's keys again.")):
-        _switch(router, context, keys, verb, words)
+        _add_switch_route(router, context, keys, verb, words)
 
 
-def _switch(router: APIRouter, context: AdminContext, keys: Keys, verb: str, words: str) -> None:
+def _add_switch_route(router: APIRouter, context: AdminContext, keys: Keys, verb: str, words: str) -> None:
     @router.post(
         f"/tenants/{{tenant}}/{verb}",
         operation_id=f"{verb}_tenant",
@@ -103,7 +103,7 @@ def _switch(router: APIRouter, context: AdminContext, keys: Keys, verb: str, wor
         return as_json(_shown(await _found(context, tenant)))
 
 
-def _changes(router: APIRouter, context: AdminContext, keys: Keys) -> None:
+def _add_change_log_route(router: APIRouter, context: AdminContext, keys: Keys) -> None:
     @router.get(
         "/changes",
         operation_id="list_changes",
@@ -131,7 +131,7 @@ def _changes(router: APIRouter, context: AdminContext, keys: Keys) -> None:
         return page([_entry(tenant) for tenant in found[: filters.limit]], "seq", has_more=len(found) > filters.limit)
 
 
-def _spending(router: APIRouter, context: AdminContext, keys: Keys) -> None:
+def _add_spending_route(router: APIRouter, context: AdminContext, keys: Keys) -> None:
     @router.get(
         "/spend",
         operation_id="get_spending",

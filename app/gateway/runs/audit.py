@@ -37,7 +37,10 @@ F = TypeVar("F")
 
 
 def summary(row: RunRow) -> dict[str, Any]:
-    """A run as lists show it."""
+    """Return a run as lists show it."""
+    origin = None
+    if row.origin_kind:
+        origin = {"kind": row.origin_kind, "run": row.origin_run}
     return {
         "id": row.id,
         "object": "run",
@@ -56,7 +59,7 @@ def summary(row: RunRow) -> dict[str, Any]:
         "held": _ledger(row.held),
         "cap": _ledger(row.cap),
         "error": row.error,
-        "origin": {"kind": row.origin_kind, "run": row.origin_run} if row.origin_kind else None,
+        "origin": origin,
     }
 
 
@@ -67,17 +70,21 @@ def _ledger(ledger: Ledger) -> dict[str, Any]:
 def whole(
     row: RunRow, journal: Journal, given: Sequence[Feedback] = (), state: RunState | None = None
 ) -> dict[str, Any]:
-    """A run with everything that is known of it but its content, and the ratings that it was given. `state` is the fold
-    of the journal where it is known already."""
-    state = state or fold(journal.events)
-    known, admitted = _known(state, journal.events), state.admitted
-    split = bill(state)
+    """Return a run with everything that is known of it but its content, and with its ratings. `state` is the fold of
+    the journal where it is known already."""
+    if state is None:
+        state = fold(journal.events)
+    run_facts, admitted = _facts_of(state, journal.events), state.admitted
+    costs = bill(state)
     limits = asdict(admitted.limits)
+    erasure = None
+    if not journal.salt:
+        erasure = {"at": row.erased_at, "by": row.erased_by}
     return summary(row) | {
         "request_id": admitted.request_id or None,
         "trace_id": continued(admitted.trace, state.turn.trace).id or None,
         "erased": not journal.salt,
-        "erasure": None if journal.salt else {"at": row.erased_at, "by": row.erased_by},
+        "erasure": erasure,
         "preview": admitted.preview,
         "seq": state.seq,
         "served_by": admitted.served_by or None,
@@ -92,12 +99,12 @@ def whole(
         "conductor": admitted.conductor,
         "cancel_asked": state.cancel_asked,
         "rounds": state.rounds,
-        "proposals": _proposals(known),
-        "steps": [_step(known, n) for n in state.steps],
+        "proposals": [_proposal(run_facts, proposal) for proposal in state.all_proposals],
+        "steps": [_step(run_facts, n) for n in state.steps],
         "turns": exchanges.turns(state, journal.events),
-        "usage": usage_of(split),
-        "total_usage": figures(split.total),
-        "cost_usd": dollars(split.usd),
+        "usage": usage_of(costs),
+        "total_usage": figures(costs.total),
+        "cost_usd": dollars(costs.usd),
         "end": state.end.to_json() if state.end is not None else {},
         "feedback": ratings(given),
     }
@@ -124,7 +131,7 @@ class _RunFacts:
     """The first end of each step that is done, with its time."""
 
 
-def _known(state: RunState, events: Sequence[Event]) -> _RunFacts:
+def _facts_of(state: RunState, events: Sequence[Event]) -> _RunFacts:
     readings = Flow(state).readings
     intents: dict[int | None, list[tuple[float, CallIntended]]] = {}
     for at, intent in dated(events, CallIntended):
@@ -148,46 +155,48 @@ def _known(state: RunState, events: Sequence[Event]) -> _RunFacts:
 
 
 def _first(pairs: Iterable[tuple[int, F]]) -> dict[int, F]:
-    """The first value of each number."""
-    found: dict[int, F] = {}
+    """Return the first value of each number."""
+    values: dict[int, F] = {}
     for number, value in pairs:
-        found.setdefault(number, value)
-    return found
+        values.setdefault(number, value)
+    return values
 
 
-def _proposals(known: _RunFacts) -> list[dict[str, Any]]:
-    shown = []
-    for proposal in known.state.all_proposals:
-        opened = known.opened.get(proposal.number)
-        planned = [fact for fact in known.planned.values() if fact.proposal == proposal.number]
-        made = [(at, intent) for at, intent in known.intents.get(None, ()) if intent.attempt == proposal.number + 1]
-        calls = [_attempt(at, intent, known.finished) for at, intent in made]
-        shown.append(
-            {
-                "number": proposal.number,
-                "mode": proposal.mode,
-                "round": proposal.round,
-                "parent": proposal.parent,
-                "conductor": proposal.conductor,
-                "state": proposal.state,
-                "outage": proposal.outage,
-                "reasons": list(proposal.reasons),
-                "topology": proposal.topology or None,
-                "decision": opened.decision if opened is not None else None,
-                "order": list(opened.order) if opened is not None else None,
-                "steps": [fact.n for fact in planned],
-                "probabilities": {str(fact.n): fact.probability for fact in planned},
-                "attempts": [call for call in calls if call["id"] == proposal.call] or calls,
-            }
-        )
-    return shown
+def _proposal(run_facts: _RunFacts, proposal: Proposal) -> dict[str, Any]:
+    opened = run_facts.opened.get(proposal.number)
+    planned = [fact for fact in run_facts.planned.values() if fact.proposal == proposal.number]
+    calls: list[dict[str, Any]] = []
+    for at, intent in run_facts.intents.get(None, ()):
+        if intent.attempt == proposal.number + 1:
+            calls.append(_attempt(at, intent, run_facts.finished))
+    own_calls = [call for call in calls if call["id"] == proposal.call]
+    return {
+        "number": proposal.number,
+        "mode": proposal.mode,
+        "round": proposal.round,
+        "parent": proposal.parent,
+        "conductor": proposal.conductor,
+        "state": proposal.state,
+        "outage": proposal.outage,
+        "reasons": list(proposal.reasons),
+        "topology": proposal.topology or None,
+        "decision": opened.decision if opened is not None else None,
+        "order": list(opened.order) if opened is not None else None,
+        "steps": [fact.n for fact in planned],
+        "probabilities": {str(fact.n): fact.probability for fact in planned},
+        "attempts": own_calls or calls,
+    }
 
 
-def _step(known: _RunFacts, n: int) -> dict[str, Any]:
-    state, step, calls = known.state, known.state.steps[n], known.calls.get(n, ())
-    planned, failed = known.planned.get(n), known.failed.get(n)
-    proposal = known.proposals[step.proposal]
-    intents, end = known.intents.get(n, ()), known.done.get(n)
+def _step(run_facts: _RunFacts, n: int) -> dict[str, Any]:
+    state, step, calls = run_facts.state, run_facts.state.steps[n], run_facts.calls.get(n, ())
+    planned, failed = run_facts.planned.get(n), run_facts.failed.get(n)
+    proposal = run_facts.proposals[step.proposal]
+    intents = run_facts.intents.get(n, ())
+    ended_at, kept_from = None, None
+    if n in run_facts.done:
+        ended_at, done = run_facts.done[n]
+        kept_from = _kept_from(done)
     return {
         "n": n,
         "proposal": step.proposal,
@@ -195,10 +204,10 @@ def _step(known: _RunFacts, n: int) -> dict[str, Any]:
         "parent": proposal.parent,
         "worker": step.worker,
         "planned_worker": planned.worker if planned is not None else step.worker,
-        "kept_from": _kept_from(end[1]) if end is not None else None,
+        "kept_from": kept_from,
         "probability": planned.probability if planned is not None else None,
         "access": step.access.as_list(),
-        "labels": sorted(known.labels[n]),
+        "labels": sorted(run_facts.labels[n]),
         "declassified": sorted(step.output_lost),
         "tools": step.tools,
         "state": step.state,
@@ -207,29 +216,29 @@ def _step(known: _RunFacts, n: int) -> dict[str, Any]:
         "chars": step.chars,
         "finish": step.finish or None,
         "started_at": intents[0][0] if intents else None,
-        "ended_at": end[0] if end is not None else None,
+        "ended_at": ended_at,
         "usage": figures(summed(call.usage for call in calls)),
         "cost_usd": dollars(sum(call.usd for call in calls)),
         "seconds": sum(call.seconds for call in calls),
-        "attempts": [_attempt(at, intent, known.finished) for at, intent in intents],
-        "exchanges": exchanges.exchanges(step, known.events),
+        "attempts": [_attempt(at, intent, run_facts.finished) for at, intent in intents],
+        "exchanges": exchanges.exchanges(step, run_facts.events),
         "detail": f"/v1/runs/{state.run}/steps/{n}",
     }
 
 
 def _kept_from(done: StepDone) -> dict[str, Any] | None:
-    """The step of an earlier run whose output this one has; None if it was called."""
+    """Return the step of an earlier run whose output this one has; None if a worker was called for it."""
     if not done.origin_run:
         return None
     return {"run": done.origin_run, "step": done.origin_step}
 
 
-def _passed_over(those: PassedOver) -> list[dict[str, str]]:
-    return [{"worker": worker, "reason": reason} for worker, reason in those]
+def _passed_over(workers: PassedOver) -> list[dict[str, str]]:
+    return [{"worker": worker, "reason": reason} for worker, reason in workers]
 
 
 def _attempt(at: float, intent: CallIntended, finished: Mapping[str, CallFinished]) -> dict[str, Any]:
-    """An intent with its outcome, if it has one yet."""
+    """Return an intent with its outcome, if it has one yet."""
     shown: dict[str, Any] = {
         "id": intent.call,
         "attempt": intent.attempt,
@@ -275,26 +284,26 @@ def _outcome(finished: CallFinished) -> dict[str, Any]:
 
 
 async def step_in_full(store: ContentReads, state: RunState, events: Sequence[Event], n: int) -> dict[str, Any]:
-    """A step with the exact messages that its worker saw, its subtask, its output, and what each attempt said."""
+    """Return a step with the exact messages that its worker saw, its subtask, its output, and what each attempt
+    wrote."""
     step = state.steps[n]
     outputs = {fact.call: fact.output for fact in facts(events, CallFinished) if fact.n == n}
-    wanted = {step.subtask, step.output, *outputs.values(), *exchanges.refs(step)} - {""}
-    texts = {
-        ref: body.decode("utf-8", "replace") for ref, body in (await store.contents(state.run, sorted(wanted))).items()
-    }
-    texts[""] = ""
+    refs = {step.subtask, step.output, *outputs.values(), *exchanges.refs(step)} - {""}
+    texts = {"": ""}
+    for ref, body in (await store.contents(state.run, sorted(refs))).items():
+        texts[ref] = body.decode("utf-8", "replace")
     messages: list[dict[str, Any]] | None
     try:
         messages = [exchanges.message(message) for message in await see(store, state, n)]
     except NotFound:
         messages = None
-    shown = _step(_known(state, events), n)
+    shown = _step(_facts_of(state, events), n)
     for attempt in shown["attempts"]:
         attempt["output"] = texts.get(outputs.get(attempt["id"], ""))
     return shown | {
         "object": "run.step",
         "run": state.run,
-        "erased": messages is None or not wanted <= set(texts),
+        "erased": messages is None or not refs <= set(texts),
         "subtask": texts.get(step.subtask),
         "messages": messages,
         "exchanges": exchanges.full(step, events, texts),
@@ -303,7 +312,7 @@ async def step_in_full(store: ContentReads, state: RunState, events: Sequence[Ev
 
 
 def rating(given: Feedback) -> dict[str, Any]:
-    """A rating without its comment, which is content."""
+    """Return a rating without its comment, which is content."""
     return {
         "id": given.id,
         "at": given.at,
@@ -317,8 +326,8 @@ def rating(given: Feedback) -> dict[str, Any]:
 
 
 def ratings(given: Sequence[Feedback]) -> dict[str, list[dict[str, Any]]]:
-    """All ratings of a run by kind, oldest first: by callers, by graders, and from what callers did."""
-    listed: dict[str, list[dict[str, Any]]] = {"explicit": [], "grader": [], "implicit": []}
-    for rating_given in given:
-        listed[rating_given.kind].append(rating(rating_given))
-    return listed
+    """Return all ratings of a run by kind, oldest first: by callers, by graders, and from what callers did."""
+    by_kind: dict[str, list[dict[str, Any]]] = {"explicit": [], "grader": [], "implicit": []}
+    for feedback in given:
+        by_kind[feedback.kind].append(rating(feedback))
+    return by_kind

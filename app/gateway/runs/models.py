@@ -3,7 +3,7 @@
 A request with the header `anthropic-version` gets them in Anthropic's form.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final
@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from app.core.plan.arms import is_arm, listed, tier_for
-from app.core.pool.catalog import MILLION, Card, Catalog, Limits, Tier, Worker
+from app.core.pool.catalog import MILLION, Card, Catalog, Limits, Tier
 from app.core.pool.serving import served
 from app.errors import InvalidRequest
 from app.gateway.http.context import GatewayContext
@@ -56,14 +56,14 @@ def routes(context: GatewayContext, keys: Keys) -> APIRouter:
         """The tiers that the key may use, and their aliases, with limits, pool and prices."""
         catalog, described = context.catalog(), _description(request)
         names, has_more = _page(list(_usable(catalog, caller.key)), filters)
-        ends = {"first_id": names[0], "last_id": names[-1]} if names else {"first_id": None, "last_id": None}
-        whole: dict[str, Any] = {
-            "data": [described(catalog, _served(context, catalog, name), name, created) for name in names]
-        }
-        whole |= {**ends, "has_more": has_more}
+        page: dict[str, Any] = {}
         if described is describe:
-            whole = {"object": "list", **whole}
-        return Response(orjson.dumps(whole), media_type="application/json")
+            page["object"] = "list"
+        page["data"] = [described(catalog, _served(context, catalog, name), name, created) for name in names]
+        page["first_id"] = names[0] if names else None
+        page["last_id"] = names[-1] if names else None
+        page["has_more"] = has_more
+        return Response(orjson.dumps(page), media_type="application/json")
 
     @router.get(
         "/{model:path}",
@@ -88,10 +88,15 @@ def routes(context: GatewayContext, keys: Keys) -> APIRouter:
 
 
 def _usable(catalog: Catalog, key: KeyRow) -> Iterator[str]:
+    """Yield the ids of the models that a key may use: tiers, then their aliases, then their arms."""
     usable = [tier for tier in catalog.tiers.values() if not key.tiers or tier.name in key.tiers]
-    yield from (tier.name for tier in usable)
-    yield from (name for name in catalog.aliases if catalog.tier(name) in usable)
-    yield from (name for tier in usable for name in listed(catalog, tier))
+    for tier in usable:
+        yield tier.name
+    for alias in catalog.aliases:
+        if catalog.tier(alias) in usable:
+            yield alias
+    for tier in usable:
+        yield from listed(catalog, tier)
 
 
 def _page(names: list[str], filters: query.ModelFilters) -> tuple[list[str], bool]:
@@ -143,20 +148,27 @@ def describe_to_anthropic(catalog: Catalog, tier: Tier, name: str, created: int)
     """Return a model as Anthropic's model object."""
     model = describe(catalog, tier, name, created)
     at = datetime.fromtimestamp(created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    named: dict[str, Any] = {"id": name, "type": "model", "display_name": name, "created_at": at, "lifecycle": "active"}
     cards = [catalog.workers[worker].card for worker in tier.pool]
-    written = max(limits.output_tokens for limits in tier.efforts.values())
-    named |= {
+    most_of_tier = max(limits.output_tokens for limits in tier.efforts.values())
+    most_of_workers = max(card.max_output for card in cards)
+    return {
+        "id": name,
+        "type": "model",
+        "display_name": name,
+        "created_at": at,
+        "lifecycle": "active",
         "max_input_tokens": max(card.context for card in cards),
-        "max_tokens": min(written, max(card.max_output for card in cards)),
+        "max_tokens": min(most_of_tier, most_of_workers),
         "capabilities": _capabilities(tier, cards),
+        "baton": model["baton"],
     }
-    return named | {"baton": model["baton"]}
 
 
 def _capabilities(tier: Tier, cards: list[Card]) -> dict[str, Any]:
     """The capabilities of a tier in Anthropic's shape. Thinking may be asked for, and none is returned."""
-    seen = frozenset().union(*(card.modalities for card in cards))
+    modalities = frozenset().union(*(card.modalities for card in cards))
+    thinking = _support(False)
+    thinking["types"] = {name: _support(False) for name in ("adaptive", "between_tools", "disabled", "enabled")}
     return {
         "batch": _support(False),
         "citations": _support(False),
@@ -165,12 +177,11 @@ def _capabilities(tier: Tier, cards: list[Card]) -> dict[str, Any]:
             True, clear_thinking_20251015=True, clear_tool_uses_20250919=False, compact_20260112=False
         ),
         "effort": _supports(len(tier.efforts) > 1, **{name: name in tier.efforts for name in EFFORTS}),
-        "image_input": _support("image" in seen),
-        "pdf_input": _support("pdf" in seen),
+        "image_input": _support("image" in modalities),
+        "pdf_input": _support("pdf" in modalities),
         "server_tools": _supports(False, code_execution=False, web_search=False),
         "structured_outputs": _support(True),
-        "thinking": _support(False)
-        | {"types": {name: _support(False) for name in ("adaptive", "between_tools", "disabled", "enabled")}},
+        "thinking": thinking,
     }
 
 
@@ -193,16 +204,14 @@ def _limits(limits: Limits) -> dict[str, Any]:
 
 
 def _prices(catalog: Catalog, tier: Tier) -> dict[str, Any]:
-    """The range over the pool, in dollars per million tokens."""
-    workers = [catalog.workers[name] for name in tier.pool]
-    kinds: dict[str, Callable[[Worker], int]] = {
-        "input": lambda worker: worker.price.input,
-        "cached": lambda worker: worker.price.cached,
-        "output": lambda worker: worker.price.output,
+    """Return the range of prices over the pool, in dollars per million tokens."""
+    prices = [catalog.workers[name].price for name in tier.pool]
+    return {
+        "input": _range([price.input for price in prices]),
+        "cached": _range([price.cached for price in prices]),
+        "output": _range([price.output for price in prices]),
     }
-    return {kind: _range(map(pick, workers)) for kind, pick in kinds.items()}
 
 
-def _range(prices: Iterable[int]) -> dict[str, float]:
-    known = sorted(prices)
-    return {"min": known[0] / MILLION, "max": known[-1] / MILLION}
+def _range(prices: Sequence[int]) -> dict[str, float]:
+    return {"min": min(prices) / MILLION, "max": max(prices) / MILLION}
