@@ -51,7 +51,7 @@ MOST_ALTERNATIVES: Final = 8
 
 
 async def explain(store: TenantStore, catalogs: Reports, row: RunRow, *, content: bool) -> Data:
-    """The explanation of a run, with its words under `text`.
+    """Return the explanation of a run, with its words under `text`.
 
     Without `content` the reasons of conductors, which may repeat what the caller said, are left out, and their state is
     `not_shown`.
@@ -72,14 +72,23 @@ async def explain_read(
     *,
     content: bool,
 ) -> Data:
-    """`explain` of a run whose journal was read already. `state` is the fold of it, and `whole` the run as
+    """Return the explanation of a run whose journal was read already. `state` is the fold of it, and `whole` the run as
     `GET /v1/runs/{id}` shows it."""
-    refs = _refs(journal.events)
-    shelf = await store.contents(row.id, sorted(refs)) if content and refs else {}
-    texts = {ref: body.decode("utf-8", "replace") for ref, body in shelf.items()}
+    texts = None
+    if content:
+        texts = await _read_reasons(store, row.id, journal.events)
     digest = str(journal.events[0].body.get("catalog", ""))
     snapshots = await catalogs.catalogs([digest]) if digest else {}
-    return explained(row, journal, state, whole, _workers(snapshots.get(digest)), texts if content else None)
+    return explained(row, journal, state, whole, _workers(snapshots.get(digest)), texts)
+
+
+async def _read_reasons(store: TenantStore, run: str, events: Sequence[Event]) -> dict[str, str]:
+    """Read the reasons that a run's events refer to. Those that were erased are missing."""
+    refs = _refs(events)
+    if not refs:
+        return {}
+    contents = await store.contents(run, sorted(refs))
+    return {ref: body.decode("utf-8", "replace") for ref, body in contents.items()}
 
 
 def explained(
@@ -90,9 +99,9 @@ def explained(
     pool: Mapping[str, Worker] | None = None,
     texts: Mapping[str, str] | None = None,
 ) -> Data:
-    """The explanation from what was read. `pool` are the workers of the pool's snapshot, None if there is none that can
-    be read; `texts` are the reasons by their refs, None if the reader may not read them."""
-    known = _ExplainedRun(
+    """Return the explanation from what was read. `pool` are the workers of the pool's snapshot, None if there is none
+    that can be read; `texts` are the reasons by their refs, None if the reader may not read them."""
+    run = _ExplainedRun(
         row=row,
         state=state,
         events=journal.events,
@@ -108,18 +117,18 @@ def explained(
         "run": row.id,
         "state": row.state,
         "tier": row.tier,
-        "served_by": known.whole["served_by"],
-        "preview": known.state.admitted.preview,
-        "rehearsal": known.state.admitted.rehearsal,
-        "erased": known.whole["erased"],
-        "origin": known.whole["origin"],
-        "shape": _shape(known),
-        "pool": _pool(known),
-        "excluded": _excluded(known),
-        "approvals": [_approval(known, fact) for fact in facts(known.events, RunAwaitingApproval)],
-        "steps": _steps(known),
-        "cost": _cost(known),
-        "answer": _answer(known),
+        "served_by": run.whole["served_by"],
+        "preview": run.state.admitted.preview,
+        "rehearsal": run.state.admitted.rehearsal,
+        "erased": run.whole["erased"],
+        "origin": run.whole["origin"],
+        "shape": _shape(run),
+        "pool": _pool(run),
+        "excluded": _excluded(run),
+        "approvals": [_approval(run, fact) for fact in facts(run.events, RunAwaitingApproval)],
+        "steps": _steps(run),
+        "cost": _cost(run),
+        "answer": _answer(run),
     }
     data["unknown"] = _unknown(data)
     data["text"] = explanation_words.text(data)
@@ -128,7 +137,7 @@ def explained(
 
 @record(frozen=True, slots=True)
 class _ExplainedRun:
-    """All that is known of one run."""
+    """The sources from which a run is explained."""
 
     row: RunRow
     state: RunState
@@ -145,13 +154,26 @@ class _ExplainedRun:
     """The openings of the proposals, by their numbers."""
 
     def reason(self, ref: str, *, asked: bool) -> Data:
-        """A reason with its state: `given`, `none` (asked for, and not given), `not_asked`, `erased`, `not_shown`."""
+        """Return a reason with its state: `given`, `none` (asked for, and not given), `not_asked`, `erased`,
+        `not_shown`."""
+        if not ref and asked:
+            return {"state": "none", "text": None}
         if not ref:
-            return {"state": "none" if asked else "not_asked", "text": None}
+            return {"state": "not_asked", "text": None}
         if self.texts is None:
             return {"state": "not_shown", "text": None}
-        found = self.texts.get(ref)
-        return {"state": "erased" if found is None else "given", "text": found}
+        if ref not in self.texts:
+            return {"state": "erased", "text": None}
+        return {"state": "given", "text": self.texts[ref]}
+
+    def asks_reasons(self, proposal: int) -> bool:
+        """Return True if the conductor of a proposal was asked for its reasons."""
+        opened = self.openings.get(proposal)
+        return opened is not None and opened.reasons
+
+    def proposal(self, number: int) -> Proposal:
+        """Return the proposal of this number."""
+        return next(proposal for proposal in self.state.all_proposals if proposal.number == number)
 
 
 def _refs(events: Sequence[Event]) -> set[str]:
@@ -164,7 +186,7 @@ def _refs(events: Sequence[Event]) -> set[str]:
 
 
 def _workers(snapshot: bytes | None) -> Mapping[str, Worker] | None:
-    """The workers of a pool's snapshot; None if there is none that this version can read."""
+    """Return the workers of a pool's snapshot; None if there is none that this version can read."""
     try:
         if snapshot is None:
             return None
@@ -176,34 +198,42 @@ def _workers(snapshot: bytes | None) -> Mapping[str, Worker] | None:
 # -- the shape
 
 
-def _shape(known: _ExplainedRun) -> Data:
-    """The reasons for the run's topology: who proposed it, what was rejected before, and what else there was to
+def _shape(run: _ExplainedRun) -> Data:
+    """Return the reasons for the run's topology: who proposed it, what was rejected before, and what else there was to
     choose."""
-    made = known.state.all_proposals
+    proposals = run.state.all_proposals
     shown: Data = {
-        "topology": known.state.topology or None,
-        "rounds": known.state.rounds,
-        "step_count": len(known.steps),
+        "topology": run.state.topology or None,
+        "rounds": run.state.rounds,
+        "step_count": len(run.steps),
         "decided_by": None,
         "conductor": None,
         "version": None,
-        "reason": known.reason("", asked=False),
-        "choice": _choice(known),
-        "proposals": [_proposal(proposal) for proposal in made],
-        "rejected": sum(proposal.state == "rejected" for proposal in made),
+        "reason": run.reason("", asked=False),
+        "choice": _choice(run),
+        "proposals": [_proposal(proposal) for proposal in proposals],
+        "rejected": sum(proposal.state == "rejected" for proposal in proposals),
     }
-    kept = next((proposal for proposal in reversed(known.state.proposals) if proposal.topology), known.state.proposal)
-    if kept is None:
+    decisive = _decisive_proposal(run.state)
+    if decisive is None:
         return shown
-    shown["decided_by"] = decided_by(kept, known.events)
-    reasons = {fact.proposal: fact.why for fact in facts(known.events, PlanAccepted)}
-    opened = known.openings.get(kept.number)
-    asked = opened.reasons if opened is not None else False
-    shown["reason"] = known.reason(reasons.get(kept.number, ""), asked=asked)
-    attempts = next(proposal["attempts"] for proposal in known.whole["proposals"] if proposal["number"] == kept.number)
-    if attempts:
-        shown |= {"conductor": attempts[0]["worker"], "version": attempts[0]["version"]}
+    shown["decided_by"] = decided_by(decisive, run.events)
+    reasons = {fact.proposal: fact.why for fact in facts(run.events, PlanAccepted)}
+    asked = run.asks_reasons(decisive.number)
+    shown["reason"] = run.reason(reasons.get(decisive.number, ""), asked=asked)
+    for proposal in run.whole["proposals"]:
+        if proposal["number"] == decisive.number and proposal["attempts"]:
+            attempt = proposal["attempts"][0]
+            shown |= {"conductor": attempt["worker"], "version": attempt["version"]}
     return shown
+
+
+def _decisive_proposal(state: RunState) -> Proposal | None:
+    """Return the last proposal with a topology, or the present one if none has one."""
+    for proposal in reversed(state.proposals):
+        if proposal.topology:
+            return proposal
+    return state.proposal
 
 
 def _proposal(proposal: Proposal) -> Data:
@@ -219,15 +249,16 @@ def _proposal(proposal: Proposal) -> Data:
     }
 
 
-def _choice(known: _ExplainedRun) -> Data | None:
-    """The choice of a selector with its likeliest alternatives, or None."""
-    opened = [fact.decision for fact in facts(known.events, PlanOpened) if fact.decision]
-    if not opened:
+def _choice(run: _ExplainedRun) -> Data | None:
+    """Return the choice of a selector with its likeliest alternatives, or None."""
+    decisions = [fact.decision for fact in facts(run.events, PlanOpened) if fact.decision]
+    if not decisions:
         return None
-    decision = opened[-1]
+    decision = decisions[-1]
     candidates: Mapping[str, float] = decision["candidates"]
     predicted: Mapping[str, Any] = decision.get("predicted", {})
     order = sorted(candidates, key=lambda name: (name != decision["action"], -candidates[name], name))
+    shown = order[: MOST_ALTERNATIVES + 1]
     return {
         "action": decision["action"],
         "probability": round(decision["propensity"], DIGITS),
@@ -235,9 +266,7 @@ def _choice(known: _ExplainedRun) -> Data | None:
         "explores": bool(decision["explore"]),
         "version": decision["version"],
         "candidates": len(candidates),
-        "alternatives": [_alternative(name, candidates[name], predicted.get(name)) for name in order][
-            : MOST_ALTERNATIVES + 1
-        ],
+        "alternatives": [_alternative(name, candidates[name], predicted.get(name)) for name in shown],
         "left_out": [{"action": name, **price} for name, price in decision.get("masked", {}).items()],
     }
 
@@ -252,69 +281,80 @@ def _alternative(name: str, probability: float, predicted: Mapping[str, float] |
 # -- the workers
 
 
-def _pool(known: _ExplainedRun) -> list[Data]:
-    """The workers that could be chosen, as their cards were at the admission, with the steps that each of them did."""
-    rows = []
-    for name in known.state.admitted.pool:
-        worker = known.pool.get(name)
+def _pool(run: _ExplainedRun) -> list[Data]:
+    """Return the workers that could be chosen, as their cards were at the admission, with the steps that each did."""
+    rows: list[Data] = []
+    for name in run.state.admitted.pool:
+        worker = run.pool.get(name)
         row: Data = {"worker": name, "strengths": [], "input_usd": None, "output_usd": None}
         if worker is not None:
             row["strengths"] = list(worker.card.strengths)
         if worker is not None and worker.priced:
             row |= {"input_usd": worker.price.input / MILLION, "output_usd": worker.price.output / MILLION}
-        row["steps"] = [step.n for step in known.steps if step.worker == name and step.state == "done"]
+        row["steps"] = [step.n for step in run.steps if step.worker == name and step.state == "done"]
         rows.append(row)
     return rows
 
 
-def _excluded(known: _ExplainedRun) -> list[Data]:
-    """The workers that could not be chosen, each with the reason and with who decided so."""
-    rows = [_left_out(name, reason, None) for name, reason in known.state.admitted.excluded.items()]
-    for fact in facts(known.events, PlanOpened):
+def _excluded(run: _ExplainedRun) -> list[Data]:
+    """Return the workers that could not be chosen, each with the reason and with who decided so."""
+    rows = [_left_out(name, reason, None) for name, reason in run.state.admitted.excluded.items()]
+    for fact in facts(run.events, PlanOpened):
         for name, reason in (fact.ejected or {}).items():
             rows.append(_left_out(name, f"ejected: {reason}", fact.proposal))
     return rows
 
 
 def _left_out(worker: str, reason: str, proposal: int | None, otherwise: str = "ability") -> Data:
-    by = next((by for beginning, by in EXCLUDED_BY if reason.startswith(beginning)), otherwise)
-    return {"worker": worker, "reason": reason, "by": by, "proposal": proposal}
+    excluded_by = otherwise
+    for beginning, cause in EXCLUDED_BY:
+        if reason.startswith(beginning):
+            excluded_by = cause
+            break
+    return {"worker": worker, "reason": reason, "by": excluded_by, "proposal": proposal}
 
 
-def _approval(known: _ExplainedRun, asked: RunAwaitingApproval) -> Data:
-    """A plan that needed an approval: why, and who decided what. There is no decision while it waits."""
-    approved = next((fact for fact in facts(known.events, RunApproved) if fact.digest == asked.digest), None)
-    refused = next((fact for fact in facts(known.events, RunRefused) if fact.digest == asked.digest), None)
-    expired = any(fact.proposal == asked.proposal for fact in facts(known.events, RunApprovalExpired))
-    decided = approved or refused
-    decision = "expired" if expired else None
-    if decided is not None:
-        decision = "approved" if approved is not None else "refused"
-    return {
+def _approval(run: _ExplainedRun, asked: RunAwaitingApproval) -> Data:
+    """Return a plan that needed an approval: why, and who decided what. There is no decision while it waits."""
+    shown: Data = {
         "proposal": asked.proposal,
         "needed_because": list(asked.reasons),
         "worst_case_usd": dollars(asked.price) if asked.price is not None else None,
-        "decision": decision,
-        "by": decided.by if decided is not None else None,
-        "max_usd": dollars(approved.max_usd) if approved is not None else None,
-        "reason": known.reason(decided.reason if decided is not None else "", asked=True),
+        "decision": None,
+        "by": None,
+        "max_usd": None,
+        "reason": run.reason("", asked=True),
     }
+    for expired in facts(run.events, RunApprovalExpired):
+        if expired.proposal == asked.proposal:
+            shown["decision"] = "expired"
+    for refused in facts(run.events, RunRefused):
+        if refused.digest == asked.digest:
+            shown |= {"decision": "refused", "by": refused.by}
+            shown["reason"] = run.reason(refused.reason, asked=True)
+            break
+    for approved in facts(run.events, RunApproved):
+        if approved.digest == asked.digest:
+            shown |= {"decision": "approved", "by": approved.by, "max_usd": dollars(approved.max_usd)}
+            shown["reason"] = run.reason(approved.reason, asked=True)
+            break
+    return shown
 
 
 # -- the steps
 
 
-def _steps(known: _ExplainedRun) -> list[Data]:
-    shown = {step["n"]: step for step in known.whole["steps"]}
-    return [_step(known, step, shown[step.n]) for step in known.steps]
+def _steps(run: _ExplainedRun) -> list[Data]:
+    shown = {step["n"]: step for step in run.whole["steps"]}
+    return [_step(run, step, shown[step.n]) for step in run.steps]
 
 
-def _step(known: _ExplainedRun, step: StepState, shown: Data) -> Data:
-    planned = known.plan_steps[step.n]
-    proposal = next(proposal for proposal in known.state.all_proposals if proposal.number == step.proposal)
-    opened = known.openings.get(step.proposal)
-    asked = opened.reasons if opened is not None else False
-    by = decided_by(proposal, known.events)
+def _step(run: _ExplainedRun, step: StepState, shown: Data) -> Data:
+    planned = run.plan_steps[step.n]
+    proposal = run.proposal(step.proposal)
+    asked = run.asks_reasons(step.proposal)
+    by = decided_by(proposal, run.events)
+    attempts = shown["attempts"]
     return {
         "n": step.n,
         "round": proposal.round,
@@ -326,20 +366,20 @@ def _step(known: _ExplainedRun, step: StepState, shown: Data) -> Data:
         "chosen_by": by,
         "nested": step.worker == CONDUCTOR,
         "probability": planned.probability,
-        "reason": known.reason(planned.why, asked=asked),
-        "saw": _saw(known, step),
-        "withheld": _withheld(known, step, by) | {"reason": known.reason(planned.why_withheld, asked=asked)},
-        "calls": [_call(attempt) for attempt in shown["attempts"]],
-        "call_count": len(shown["attempts"]),
-        "failed_calls": sum(attempt["outcome"] not in ("ok", None) for attempt in shown["attempts"]),
+        "reason": run.reason(planned.why, asked=asked),
+        "saw": _saw(run, step),
+        "withheld": _withheld(run, step, by) | {"reason": run.reason(planned.why_withheld, asked=asked)},
+        "calls": [_call(attempt) for attempt in attempts],
+        "call_count": len(attempts),
+        "failed_calls": sum(attempt["outcome"] not in ("ok", None) for attempt in attempts),
         "replaced": step.worker != planned.worker,
         "not_called": _not_called(shown),
         "cost_usd": shown["cost_usd"],
     }
 
 
-def _saw(known: _ExplainedRun, step: StepState) -> Data:
-    """The sources of the messages of the step's worker, besides its subtask."""
+def _saw(run: _ExplainedRun, step: StepState) -> Data:
+    """Return the sources of the messages of the step's worker, besides its subtask."""
     return {
         "user": step.access.user,
         "steps": list(step.access.steps),
@@ -347,12 +387,11 @@ def _saw(known: _ExplainedRun, step: StepState) -> Data:
     }
 
 
-def _withheld(known: _ExplainedRun, step: StepState, by: str) -> Data:
-    proposal = next(proposal for proposal in known.state.all_proposals if proposal.number == step.proposal)
-    kept = withheld(
-        known.state, step, proposal, by, [planned for planned in known.steps if planned.proposal == step.proposal]
-    )
-    return {"user": kept.user, "steps": list(kept.steps), "by": kept.by or None}
+def _withheld(run: _ExplainedRun, step: StepState, by: str) -> Data:
+    proposal = run.proposal(step.proposal)
+    siblings = [planned for planned in run.steps if planned.proposal == step.proposal]
+    hidden = withheld(run.state, step, proposal, by, siblings)
+    return {"user": hidden.user, "steps": list(hidden.steps), "by": hidden.by or None}
 
 
 def _call(attempt: Mapping[str, Any]) -> Data:
@@ -361,28 +400,30 @@ def _call(attempt: Mapping[str, Any]) -> Data:
 
 
 def _not_called(step: Mapping[str, Any]) -> list[Data]:
-    """The workers that were passed over for any of a step's calls, each once for each reason."""
-    lists = [*(call["passed_over"] for call in step["attempts"]), step["passed_over"]]
-    found: dict[tuple[str, str], Data] = {}
-    for left_out in [entry for entries in lists for entry in entries]:
-        found[left_out["worker"], left_out["reason"]] = _left_out(
-            left_out["worker"], left_out["reason"], None, "health"
-        )
-    return list(found.values())
+    """Return the workers that were passed over for any of a step's calls, each once for each reason."""
+    passed_over: list[Mapping[str, str]] = []
+    for call in step["attempts"]:
+        passed_over += call["passed_over"]
+    passed_over += step["passed_over"]
+    rows: dict[tuple[str, str], Data] = {}
+    for entry in passed_over:
+        worker, reason = entry["worker"], entry["reason"]
+        rows[worker, reason] = _left_out(worker, reason, None, "health")
+    return list(rows.values())
 
 
 # -- money, and what speaks for the answer
 
 
-def _cost(known: _ExplainedRun) -> Data:
-    """The cost of the run, and that of its steps with the cheapest worker, as reports compute it."""
-    prices = {name: worker.price for name, worker in known.pool.items() if worker.priced}
-    calls = list(known.state.calls.values())
+def _cost(run: _ExplainedRun) -> Data:
+    """Return the cost of the run, and the cost of its steps with the cheapest worker, as reports compute it."""
+    prices = {name: worker.price for name, worker in run.pool.items() if worker.priced}
+    calls = list(run.state.calls.values())
     planning = sum(call.usd for call in calls if call.step is None)
     shown: Data = {
-        "cost_usd": dollars(known.state.usd),
+        "cost_usd": dollars(run.state.usd),
         "planning_usd": dollars(planning),
-        "steps_usd": dollars(known.state.usd - planning),
+        "steps_usd": dollars(run.state.usd - planning),
         "call_count": len(calls),
         "estimated": any(call.usage.estimated for call in calls),
         "unknown_calls": sum(call.outcome == "unknown" for call in calls),
@@ -392,22 +433,17 @@ def _cost(known: _ExplainedRun) -> Data:
         "dearer": None,
         "method": CHEAPEST,
     }
-    least = compared(known.state.admitted.pool, known.events, prices)
+    least = compared(run.state.admitted.pool, run.events, prices)
     if least is not None:
         shown |= {"cheapest_worker": least.worker, "cheapest_usd": dollars(least.least)}
         shown |= {"difference_usd": dollars(abs(least.usd - least.least)), "dearer": least.usd > least.least}
     return shown
 
 
-def _answer(known: _ExplainedRun) -> Data:
-    """The facts that speak for the answer: how it ended, which steps it rests on, which of them agree, and its
+def _answer(run: _ExplainedRun) -> Data:
+    """Return the facts that speak for the answer: how it ended, which steps it rests on, which of them agree, and its
     ratings."""
-    state, end = known.state, known.state.end
-    accepted = [
-        proposal.round
-        for proposal in state.proposals
-        if proposal.state == "accepted" and proposal.round > 1 and not proposal.topology
-    ]
+    state, end = run.state, run.state.end
     shown: Data = {
         "step": None,
         "worker": None,
@@ -416,79 +452,93 @@ def _answer(known: _ExplainedRun) -> Data:
         "rests_on": [],
         "same_text": [],
         "other_answers": [],
-        "accepted_in_round": accepted[-1] if accepted else None,
-        "form_repairs": _repairs(known),
+        "accepted_in_round": _accepted_in_round(state),
+        "form_repairs": _repairs(run),
         "fell_back": False,
         "stopped": None,
         "degraded": state.degraded,
         "error": None,
-        "ratings": [_rating(rating) for kind in known.whole["feedback"].values() for rating in kind],
+        "ratings": [_rating(rating) for kind in run.whole["feedback"].values() for rating in kind],
     }
     if end is not None:
         shown |= {"fell_back": end.fell_back, "stopped": end.stopped or None, "error": end.error or None}
     if end is not None and end.step is not None:
         step = state.steps[end.step]
         shown |= {"step": step.n, "worker": step.worker, "finish": step.finish, "refusal": step.refusal}
-        shown |= {"rests_on": list(step.access.steps), "same_text": _same_text(known, step)}
-        shown["other_answers"] = _others(known, step)
+        shown |= {"rests_on": list(step.access.steps), "same_text": _same_text(run, step)}
+        shown["other_answers"] = _others(run, step)
     return shown
 
 
+def _accepted_in_round(state: RunState) -> int | None:
+    """Return the last round in which the conductor accepted the answer by an empty plan; None without any."""
+    accepted_in = None
+    for proposal in state.proposals:
+        if proposal.state == "accepted" and proposal.round > 1 and not proposal.topology:
+            accepted_in = proposal.round
+    return accepted_in
+
+
 def _rating(rating: Data) -> Data:
-    score = round(rating["score"], DIGITS) if rating["score"] is not None else None
+    score = rating["score"]
+    if score is not None:
+        score = round(score, DIGITS)
     return {"kind": rating["kind"], "source": rating["source"], "score": score, "label": rating["label"]}
 
 
-def _others(known: _ExplainedRun, answer: StepState) -> list[int]:
-    """The steps with an output of their own, besides the answering one."""
-    return [step.n for step in known.steps if step.n != answer.n and step.chars and step.worker != CONDUCTOR]
+def _others(run: _ExplainedRun, answer: StepState) -> list[int]:
+    """Return the steps with an output of their own, besides the answering one."""
+    return [step.n for step in run.steps if step.n != answer.n and step.chars and step.worker != CONDUCTOR]
 
 
-def _same_text(known: _ExplainedRun, answer: StepState) -> list[int]:
-    """The other steps whose output is the same text. One salt is used for all texts of a run, so equal refs are equal
-    texts."""
-    return [n for n in _others(known, answer) if answer.output and known.state.steps[n].output == answer.output]
+def _same_text(run: _ExplainedRun, answer: StepState) -> list[int]:
+    """Return the other steps whose output is the same text. One salt is used for all texts of a run, so equal refs are
+    equal texts."""
+    return [n for n in _others(run, answer) if answer.output and run.state.steps[n].output == answer.output]
 
 
-def _repairs(known: _ExplainedRun) -> int:
-    """The number of times that a worker was asked again because its answer did not match the requested format."""
-    return sum(event.kind.value == "call.intended" and bool(event.body.get("repairs")) for event in known.events)
+def _repairs(run: _ExplainedRun) -> int:
+    """Return how often a worker was asked again because its answer did not match the requested format."""
+    return sum(event.kind.value == "call.intended" and bool(event.body.get("repairs")) for event in run.events)
 
 
 # -- what nobody knows
 
 
 def _unknown(data: Data) -> list[Data]:
-    """The gaps of the explanation, each with its cause."""
-    found = [_gap("shape", None, data["shape"]["reason"]["state"])] if _has_reasons(data["shape"]["decided_by"]) else []
+    """Return the gaps of the explanation, each with its cause."""
+    gaps: list[Data] = []
+    shape = data["shape"]
+    if _has_reasons(shape["decided_by"]) and shape["reason"]["state"] != "given":
+        gaps.append(_gap("shape", None, shape["reason"]["state"]))
     for step in data["steps"]:
         if not _has_reasons(step["chosen_by"]):
             continue
         if step["reason"]["state"] not in ("given", "not_asked"):
-            found.append(_gap("worker", step["n"], step["reason"]["state"]))
+            gaps.append(_gap("worker", step["n"], step["reason"]["state"]))
         if step["probability"] is None:
-            found.append(_gap("probability", step["n"], "not_reported"))
-    choice = data["shape"]["choice"]
+            gaps.append(_gap("probability", step["n"], "not_reported"))
+    choice = shape["choice"]
     if choice is not None and any(alternative["success"] is None for alternative in choice["alternatives"]):
-        found.append(_gap("prediction", None, "not_journaled"))
-    return [question for question in [*found, *_open_questions(data)] if question["cause"] != "given"]
+        gaps.append(_gap("prediction", None, "not_journaled"))
+    return gaps + _open_questions(data)
 
 
 def _open_questions(data: Data) -> list[Data]:
-    found = []
+    gaps: list[Data] = []
     if data["cost"]["call_count"] and data["cost"]["cheapest_usd"] is None:
-        found.append(_gap("cheapest", None, "no_prices"))
+        gaps.append(_gap("cheapest", None, "no_prices"))
     if data["cost"]["unknown_calls"]:
-        found.append(_gap("cost", None, "outcome_lost"))
+        gaps.append(_gap("cost", None, "outcome_lost"))
     if data["cost"]["estimated"]:
-        found.append(_gap("cost", None, "usage_estimated"))
+        gaps.append(_gap("cost", None, "usage_estimated"))
     if data["answer"]["step"] is not None and not data["answer"]["ratings"]:
-        found.append(_gap("quality", None, "not_rated"))
+        gaps.append(_gap("quality", None, "not_rated"))
     if data["answer"]["other_answers"]:
-        found.append(_gap("agreement", None, "not_compared"))
+        gaps.append(_gap("agreement", None, "not_compared"))
     if any(step["calls"] for step in data["steps"]):
-        found.append(_gap("workers_reasons", None, "not_observable"))
-    return found
+        gaps.append(_gap("workers_reasons", None, "not_observable"))
+    return gaps
 
 
 def _has_reasons(by: str | None) -> bool:

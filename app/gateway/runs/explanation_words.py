@@ -98,14 +98,17 @@ def text(data: Data) -> str:
 
 def quoted(text: str) -> str:
     """A text that is not trusted, on one line, without control characters, cut to an excerpt."""
-    plain = "".join(" " if unicodedata.category(mark)[0] in "CZ" else mark for mark in text)
-    line = " ".join(plain.split())
-    return f'"{line if len(line) <= EXCERPT else line[: EXCERPT - 1] + "…"}"'
+    printable = "".join(" " if unicodedata.category(mark)[0] in "CZ" else mark for mark in text)
+    line = " ".join(printable.split())
+    if len(line) > EXCERPT:
+        line = line[: EXCERPT - 1] + "…"
+    return f'"{line}"'
 
 
 def money(usd: float) -> str:
     """Dollars with as many digits as the figure has."""
-    return "$" + (f"{usd:.6f}".rstrip("0").rstrip(".") or "0")
+    digits = f"{usd:.6f}".rstrip("0").rstrip(".")
+    return f"${digits}"
 
 
 def figure(number: float) -> str:
@@ -116,7 +119,8 @@ def figure(number: float) -> str:
 
 
 def _listed(numbers: Sequence[int]) -> str:
-    return ("step " if len(numbers) == 1 else "steps ") + ", ".join(map(str, numbers))
+    noun = "step" if len(numbers) == 1 else "steps"
+    return f"{noun} " + ", ".join(map(str, numbers))
 
 
 def _counted(number: int, noun: str, many: str) -> str:
@@ -125,13 +129,17 @@ def _counted(number: int, noun: str, many: str) -> str:
 
 def _opening(data: Data) -> str:
     state = STATES.get(data["state"], f"is {data['state']}")
-    state = "was planned and not executed" if data["preview"] else state
-    note = " Its workers are simulated." if data["rehearsal"] else ""
-    if data["origin"] is not None:
-        note += f" {ORIGINS.get(data['origin']['kind'], data['origin']['kind'])} {data['origin']['run']}."
+    if data["preview"]:
+        state = "was planned and not executed"
+    sentences = [f"{data['run']} of {data['tier']} {state}."]
     if data["served_by"] is not None:
-        note = f" It was served by the {data['served_by']}, which an operator has put in the tier's place.{note}"
-    return f"{data['run']} of {data['tier']} {state}.{note}"
+        sentences.append(f"It was served by the {data['served_by']}, which an operator has put in the tier's place.")
+    if data["rehearsal"]:
+        sentences.append("Its workers are simulated.")
+    if data["origin"] is not None:
+        kind = data["origin"]["kind"]
+        sentences.append(f"{ORIGINS.get(kind, kind)} {data['origin']['run']}.")
+    return " ".join(sentences)
 
 
 # -- the shape
@@ -140,11 +148,14 @@ def _opening(data: Data) -> str:
 def _shape(shape: Data) -> list[str]:
     if shape["decided_by"] is None:
         return ["No plan was asked for."]
-    many = f" in {shape['rounds']} rounds" if shape["rounds"] > 1 else ""
-    named = f"{shape['topology'] or 'no topology'}, {_counted(shape['step_count'], 'step', 'steps')}{many}"
-    by = DECIDED.get(shape["decided_by"], shape["decided_by"])
-    model = f" ({shape['conductor']}{_version(shape)})" if shape["conductor"] else ""
-    lines = [f"Shape: {named}. Why: {by}{model}."]
+    topology = shape["topology"] or "no topology"
+    form = f"{topology}, {_counted(shape['step_count'], 'step', 'steps')}"
+    if shape["rounds"] > 1:
+        form += f" in {shape['rounds']} rounds"
+    why = DECIDED.get(shape["decided_by"], shape["decided_by"])
+    if shape["conductor"]:
+        why += f" ({shape['conductor']}{_version(shape)})"
+    lines = [f"Shape: {form}. Why: {why}."]
     if shape["reason"]["text"] is not None:
         lines.append(f"  The conductor's reason for the shape, in its own words: {quoted(shape['reason']['text'])}")
     for proposal in shape["proposals"]:
@@ -172,23 +183,27 @@ def _choice(choice: Data) -> list[str]:
     purpose = "to explore" if choice["explored"] else "as the best"
     if not choice["explores"]:
         purpose += ", because exploring was not allowed"
-    share = (
-        f"probability {figure(choice['probability'])} among {_counted(choice['candidates'], 'candidate', 'candidates')}"
-    )
+    candidates = _counted(choice["candidates"], "candidate", "candidates")
+    share = f"probability {figure(choice['probability'])} among {candidates}"
     lines = [f"  The selector chose {quoted(choice['action'])} with {share}, {purpose}."]
     for alternative in choice["alternatives"]:
-        which = "It" if alternative["action"] == choice["action"] else f"Alternative {quoted(alternative['action'])}"
-        if alternative["success"] is not None:
-            expected = (
-                f"predicted success {figure(alternative['success'])}, predicted cost {money(alternative['cost_usd'])}"
-            )
-            lines.append(f"    {which}: probability {figure(alternative['probability'])}, {expected}.")
-        elif which != "It":
-            lines.append(f"    {which}: probability {figure(alternative['probability'])}.")
-    names = ", ".join(quoted(arm["action"]) for arm in choice["left_out"])
-    if not names:
-        return lines
-    return [*lines, f"    Left out because the run could not bear them: {names}."]
+        lines += _alternative(alternative, is_chosen=alternative["action"] == choice["action"])
+    left_out = ", ".join(quoted(arm["action"]) for arm in choice["left_out"])
+    if left_out:
+        lines.append(f"    Left out because the run could not bear them: {left_out}.")
+    return lines
+
+
+def _alternative(alternative: Data, *, is_chosen: bool) -> list[str]:
+    """Return what is known of an alternative; nothing for the chosen one if nothing was predicted for it."""
+    which = "It" if is_chosen else f"Alternative {quoted(alternative['action'])}"
+    words = f"    {which}: probability {figure(alternative['probability'])}"
+    if alternative["success"] is not None:
+        success, cost = figure(alternative["success"]), money(alternative["cost_usd"])
+        return [f"{words}, predicted success {success}, predicted cost {cost}."]
+    if is_chosen:
+        return []
+    return [f"{words}."]
 
 
 # -- the workers
@@ -197,21 +212,24 @@ def _choice(choice: Data) -> list[str]:
 def _pool(data: Data) -> list[str]:
     lines = [f"Workers that could be chosen: {', '.join(map(_worker, data['pool']))}."]
     for worker in data["excluded"]:
-        when = f" from proposal {worker['proposal']}" if worker["proposal"] is not None else ""
+        when = ""
+        if worker["proposal"] is not None:
+            when = f" from proposal {worker['proposal']}"
         lines.append(f"  {worker['worker']} was left out{when} {EXCLUDED_BY[worker['by']]}: {worker['reason']}.")
     return lines
 
 
 def _approval(approval: Data) -> list[str]:
-    price = (
-        f"; its worst case costs {money(approval['worst_case_usd'])}" if approval["worst_case_usd"] is not None else ""
-    )
-    reasons = "; ".join(map(quoted, approval["needed_because"]))
-    lines = [f"Approval: proposal {approval['proposal']} needed one, because of {reasons}{price}."]
-    words = DECISIONS[approval["decision"]]
-    by = f" by {approval['by']}" if approval["by"] is not None else ""
-    most = f", for at most {money(approval['max_usd'])}" if approval["max_usd"] is not None else ""
-    lines.append(f"  {words}{by}{most}.")
+    causes = "; ".join(map(quoted, approval["needed_because"]))
+    if approval["worst_case_usd"] is not None:
+        causes += f"; its worst case costs {money(approval['worst_case_usd'])}"
+    lines = [f"Approval: proposal {approval['proposal']} needed one, because of {causes}."]
+    decision = DECISIONS[approval["decision"]]
+    if approval["by"] is not None:
+        decision += f" by {approval['by']}"
+    if approval["max_usd"] is not None:
+        decision += f", for at most {money(approval['max_usd'])}"
+    lines.append(f"  {decision}.")
     if approval["reason"]["text"] is not None:
         lines.append(f"  The reason that was given: {quoted(approval['reason']['text'])}")
     return lines
@@ -227,10 +245,14 @@ def _worker(worker: Data) -> str:
 
 
 def _step(step: Data, *, preview: bool) -> list[str]:
-    place = f"Step {step['n']}" + (f", inside step {step['parent']}" if step["parent"] is not None else "")
+    place = f"Step {step['n']}"
+    if step["parent"] is not None:
+        place += f", inside step {step['parent']}"
     if step["round"] > 1:
         place += f", round {step['round']}"
-    who = "the conductor itself, with a workflow of its own" if step["nested"] else step["worker"]
+    who = step["worker"]
+    if step["nested"]:
+        who = "the conductor itself, with a workflow of its own"
     state = "planned" if preview else step["state"]
     if step["error"] and not preview:
         state += f" ({step['error']})"
@@ -240,9 +262,8 @@ def _step(step: Data, *, preview: bool) -> list[str]:
     ]
     if step["reason"]["text"] is not None:
         lines.append(f"  The conductor's reason, in its own words: {quoted(step['reason']['text'])}")
-    lines.append(
-        f"  It {'would see' if not step['calls'] else 'saw'} {_saw(step['saw'])}.{_withheld(step['withheld'])}"
-    )
+    verb = "saw" if step["calls"] else "would see"
+    lines.append(f"  It {verb} {_saw(step['saw'])}.{_withheld(step['withheld'])}")
     if step["withheld"]["reason"]["text"] is not None:
         lines.append(f"  The reason for withholding, in its own words: {quoted(step['withheld']['reason']['text'])}")
     lines += _calls(step)
@@ -258,7 +279,9 @@ def _odds(step: Data) -> str:
 
 
 def _saw(saw: Data) -> str:
-    parts = ["the caller's conversation"] if saw["user"] else []
+    parts: list[str] = []
+    if saw["user"]:
+        parts.append("the caller's conversation")
     if saw["steps"]:
         parts.append(f"the output of {_listed(saw['steps'])}")
     if saw["tool_results"]:
@@ -267,7 +290,9 @@ def _saw(saw: Data) -> str:
 
 
 def _withheld(withheld: Data) -> str:
-    parts = ["the caller's words"] if withheld["user"] else []
+    parts: list[str] = []
+    if withheld["user"]:
+        parts.append("the caller's words")
     if withheld["steps"]:
         parts.append(f"the output of {_listed(withheld['steps'])}")
     if not parts:
@@ -278,8 +303,10 @@ def _withheld(withheld: Data) -> str:
 def _calls(step: Data) -> list[str]:
     lines = []
     if step["call_count"] > 1 or step["failed_calls"]:
-        failed = f", of which {step['failed_calls']} without success" if step["failed_calls"] else ""
-        lines.append(f"  It took {_counted(step['call_count'], 'call', 'calls')}{failed}:")
+        calls = _counted(step["call_count"], "call", "calls")
+        if step["failed_calls"]:
+            calls += f", of which {step['failed_calls']} without success"
+        lines.append(f"  It took {calls}:")
         lines += [f"    {_call(call)}" for call in step["calls"]]
     if step["replaced"] and not step["nested"]:
         lines.append(f"  {step['worker']} took over from {step['planned_worker']}, for which the step was planned.")
@@ -287,11 +314,15 @@ def _calls(step: Data) -> list[str]:
 
 
 def _call(call: Data) -> str:
-    outcome = call["outcome"] or "has no outcome yet"
+    words = f"{call['worker']}: {call['outcome'] or 'has no outcome yet'}"
     causes = ": ".join(str(call[name]) for name in ("error", "reason") if call[name])
-    spent = f", {money(call['cost_usd'])}" if call["cost_usd"] is not None else ""
-    despite = f", called although it was ejected ({call['despite']})" if call["despite"] else ""
-    return f"{call['worker']}: {outcome}{f' ({causes})' if causes else ''}{spent}{despite}."
+    if causes:
+        words += f" ({causes})"
+    if call["cost_usd"] is not None:
+        words += f", {money(call['cost_usd'])}"
+    if call["despite"]:
+        words += f", called although it was ejected ({call['despite']})"
+    return f"{words}."
 
 
 # -- money and the answer
@@ -303,10 +334,10 @@ def _cost(cost: Data) -> list[str]:
     parts = f"{money(cost['planning_usd'])} for planning and {money(cost['steps_usd'])} for the steps"
     lines = [f"Cost: {money(cost['cost_usd'])} for {_counted(cost['call_count'], 'call', 'calls')}: {parts}."]
     if cost["cheapest_usd"] is not None:
-        more = "more" if cost["dearer"] else "less"
-        difference = (
-            f"{money(cost['difference_usd'])} {more} than that" if cost["difference_usd"] else "no more and no less"
-        )
+        difference = "no more and no less"
+        if cost["difference_usd"]:
+            more = "more" if cost["dearer"] else "less"
+            difference = f"{money(cost['difference_usd'])} {more} than that"
         least = f"{money(cost['cheapest_usd'])} with {cost['cheapest_worker']}, the cheapest worker for them"
         lines.append(f"  The same calls of the steps would have cost {least}; the run paid {difference}.")
     return lines
@@ -324,51 +355,62 @@ def _answer(data: Data) -> list[str]:
 
 
 def _for(answer: Data) -> list[str]:
-    found = ["Its worker ended it by itself."] if answer["finish"] == "stop" else []
+    lines: list[str] = []
+    if answer["finish"] == "stop":
+        lines.append("Its worker ended it by itself.")
     if answer["rests_on"]:
-        found.append(f"It was written with the output of {_listed(answer['rests_on'])} in view.")
+        lines.append(f"It was written with the output of {_listed(answer['rests_on'])} in view.")
     if answer["same_text"]:
-        found.append(f"Word for word the same text came from {_listed(answer['same_text'])}.")
+        lines.append(f"Word for word the same text came from {_listed(answer['same_text'])}.")
     if answer["accepted_in_round"] is not None:
-        found.append(f"The conductor was shown it in round {answer['accepted_in_round']} and accepted it.")
-    return found or ["Nothing but that its worker gave it."]
+        lines.append(f"The conductor was shown it in round {answer['accepted_in_round']} and accepted it.")
+    if not lines:
+        lines.append("Nothing but that its worker gave it.")
+    return lines
 
 
 def _against(answer: Data) -> list[str]:
-    found = []
+    lines: list[str] = []
     if answer["finish"] not in ("stop", None, ""):
-        found.append(f"Against it: it ended by {answer['finish']}.")
+        lines.append(f"Against it: it ended by {answer['finish']}.")
     if answer["refusal"]:
-        found.append("Against it: the worker refused to answer.")
+        lines.append("Against it: the worker refused to answer.")
     if answer["form_repairs"]:
-        found.append(
+        lines.append(
             f"Against it: {_counted(answer['form_repairs'], 'answer', 'answers')} lacked the form that was asked for."
         )
     if answer["fell_back"]:
-        found.append("Against it: the last step returned nothing, so an earlier one answers.")
+        lines.append("Against it: the last step returned nothing, so an earlier one answers.")
     if answer["stopped"]:
-        found.append(f"Against it: the plan could not be carried out to its end ({answer['stopped']}).")
+        lines.append(f"Against it: the plan could not be carried out to its end ({answer['stopped']}).")
     elif answer["degraded"]:
-        found.append("Against it: a fallback decided, or a step that others needed was lost.")
-    return found
+        lines.append("Against it: a fallback decided, or a step that others needed was lost.")
+    return lines
 
 
 def _rating(rating: Data) -> str:
-    score = f"{figure(rating['score'])} of a full score" if rating["score"] is not None else "no score"
-    label = f", {quoted(rating['label'])}" if rating["label"] else ""
-    return f"A rating ({rating['kind']}, by {quoted(rating['source'])}): {score}{label}."
+    value = "no score"
+    if rating["score"] is not None:
+        value = f"{figure(rating['score'])} of a full score"
+    if rating["label"]:
+        value += f", {quoted(rating['label'])}"
+    return f"A rating ({rating['kind']}, by {quoted(rating['source'])}): {value}."
 
 
 def _unknown(gaps: Sequence[Data]) -> list[str]:
     if not gaps:
         return []
-    lines: dict[str, list[int]] = {}
+    steps_by_words: dict[str, list[int]] = {}
     for gap in gaps:
-        what = UNKNOWN.get((gap["about"], gap["cause"]))
-        words = what or f"{ABOUT[gap['about']]}: {NO_REASON[gap['cause']]}"
-        lines.setdefault(words, []).extend([gap["step"]] if gap["step"] is not None else [])
-    return ["What nobody knows:", *[f"  {_for_steps(steps)}{words}." for words, steps in lines.items()]]
-
-
-def _for_steps(steps: Sequence[int]) -> str:
-    return f"Of {_listed(steps)}: " if steps else ""
+        words = UNKNOWN.get((gap["about"], gap["cause"]))
+        if words is None:
+            words = f"{ABOUT[gap['about']]}: {NO_REASON[gap['cause']]}"
+        steps = steps_by_words.setdefault(words, [])
+        if gap["step"] is not None:
+            steps.append(gap["step"])
+    lines = ["What nobody knows:"]
+    for words, steps in steps_by_words.items():
+        if steps:
+            words = f"Of {_listed(steps)}: {words}"
+        lines.append(f"  {words}.")
+    return lines
