@@ -15,17 +15,17 @@ from app.errors import BatonError
 
 log = logging.getLogger(__name__)
 
-EVERY = 5.0
+READING_INTERVAL_SECONDS = 5.0
 """Seconds between two readings of the database's clock."""
-SOON = 0.1
+RETRY_INTERVAL_SECONDS = 0.1
 """Seconds between two readings until the first one has succeeded, and after one that disagrees."""
-AGREED = 0.1
+TOLERANCE_SECONDS = 0.1
 """Differences up to this many seconds are ignored."""
-SLOW = 0.5
+MAX_ANSWER_SECONDS = 0.5
 """Answers that took longer than this many seconds are ignored, because their error is too large."""
-FIRST_LOOKS = 3
+INITIAL_READINGS = 3
 """How often a database is asked before the process listens, if it does not answer in time."""
-NOTABLE = 1.0
+LOGGED_DIFFERENCE_SECONDS = 1.0
 """Differences from this many seconds on are logged."""
 
 
@@ -38,55 +38,61 @@ class Clock:
         """`wall` gives seconds since 1970 and `tick` monotonic ones; `read` asks the database, and may raise a
         `BatonError`."""
         self._tick = tick
-        self._read = read
+        self._read_database_clock = read
         self._offset = wall() - tick()
-        self._doubt: float | None = None
+        self._unconfirmed_offset: float | None = None
         """The offset that the last reading gave, if it differs from the one in use."""
-        self.set = False
+        self.is_set = False
         """True once the database has been read."""
 
     def now(self) -> float:
         """Return the seconds since 1970."""
         return self._tick() + self._offset
 
-    async def first_look(self) -> None:
+    async def read_at_start(self) -> None:
         """Look until that succeeds, a few times at most. Until the time is known every new run is refused, so a slow
         database is asked again before the process listens; one that refuses is not waited for."""
-        for _ in range(FIRST_LOOKS):
+        for _ in range(INITIAL_READINGS):
             began = self._tick()
-            await self.look()
-            if self.set or self._tick() - began < SLOW:
+            await self.read()
+            if self.is_set or self._tick() - began < MAX_ANSWER_SECONDS:
                 return
 
-    async def look(self) -> None:
+    async def read(self) -> None:
         """Read the database's clock, and correct this one if the difference is confirmed."""
         began = self._tick()
         try:
-            theirs = await self._read()
+            theirs = await self._read_database_clock()
         except BatonError:
             return
         ended = self._tick()
-        if ended - began > SLOW and self.set:
+        if ended - began > MAX_ANSWER_SECONDS and self.is_set:
             return
         offset = theirs - (began + ended) / 2
-        if abs(offset - self._offset) <= AGREED:
-            self._doubt = None
-        elif not self.set or (self._doubt is not None and abs(offset - self._doubt) <= AGREED):
-            self._follow(offset)
+        if abs(offset - self._offset) <= TOLERANCE_SECONDS:
+            self._unconfirmed_offset = None
+        elif not self.is_set or (
+            self._unconfirmed_offset is not None and abs(offset - self._unconfirmed_offset) <= TOLERANCE_SECONDS
+        ):
+            self._correct(offset)
         else:
-            self._doubt = offset
-        self.set = True
+            self._unconfirmed_offset = offset
+        self.is_set = True
 
-    def _follow(self, offset: float) -> None:
+    def _correct(self, offset: float) -> None:
         difference = offset - self._offset
-        if abs(difference) >= NOTABLE:
+        if abs(difference) >= LOGGED_DIFFERENCE_SECONDS:
             log.warning("The clock of this machine is %+.1f s from the database's, which is followed.", -difference)
-        self._offset, self._doubt = offset, None
+        self._offset, self._unconfirmed_offset = offset, None
 
-    async def keep(self, stopping: asyncio.Event) -> None:
+    async def keep_reading(self, stopping: asyncio.Event) -> None:
         """Read the database's clock regularly until `stopping` is set."""
         while not stopping.is_set():
-            await self.look()
+            await self.read()
             with suppress(TimeoutError):
-                async with asyncio.timeout(EVERY if self.set and self._doubt is None else SOON):
+                async with asyncio.timeout(
+                    READING_INTERVAL_SECONDS
+                    if self.is_set and self._unconfirmed_offset is None
+                    else RETRY_INTERVAL_SECONDS
+                ):
                     await stopping.wait()

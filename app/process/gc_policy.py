@@ -12,22 +12,24 @@ import gc
 from collections.abc import Callable
 from contextlib import suppress
 
-GROWN = 1_000_000
+BUSY_THRESHOLD_OBJECTS = 1_000_000
 """Objects made and not freed since the last collection that cause one while the process is busy: some 150 MiB."""
-WORTHWHILE = 1_000
+IDLE_THRESHOLD_OBJECTS = 1_000
 """Objects made since the last collection below which an idle process does not collect."""
-PAUSE = 10.0
+CHECK_INTERVAL_SECONDS = 10.0
 """Seconds between two checks whether the process is idle."""
 
 
-def settle() -> None:
+def collect_and_freeze() -> None:
     """Collect once, then exempt all present objects, such as imported modules, from later collections."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(GROWN, 1, 1)
+    gc.set_threshold(BUSY_THRESHOLD_OBJECTS, 1, 1)
 
 
-async def keep(busy: Callable[[], bool], stopping: asyncio.Event, pause: float = PAUSE) -> None:
+async def collect_when_idle(
+    is_busy: Callable[[], bool], stopping: asyncio.Event, pause: float = CHECK_INTERVAL_SECONDS
+) -> None:
     """Collect whenever the process is idle and has made enough objects since the last time.
 
     At the end nothing is exempt any more: the interpreter frees all modules when it exits, and DuckDB, which writes
@@ -37,6 +39,6 @@ async def keep(busy: Callable[[], bool], stopping: asyncio.Event, pause: float =
         with suppress(TimeoutError):
             async with asyncio.timeout(pause):
                 await stopping.wait()
-        if not busy() and gc.get_count()[0] >= WORTHWHILE:
-            settle()
+        if not is_busy() and gc.get_count()[0] >= IDLE_THRESHOLD_OBJECTS:
+            collect_and_freeze()
     gc.unfreeze()

@@ -48,11 +48,11 @@ ADMIN = "app.process.administration:admin_app"
 """Imported by name where the admin API has a port."""
 FIRST_KEY = "first"
 FIRST_SCOPES = ("runs:write", "runs:read", "audit:read", "admin")
-ACCEPTED = 8
+SOCKETS_PER_ADDRESS = 8
 """Connections that are accepted in one turn of the event loop, at most."""
 BACKLOG_TURNS = 1_000
 """Turns of the event loop in which a process that stops still accepts connections, while some wait for that."""
-CALIBRATION_SECONDS = 60.0
+CALIBRATION_INTERVAL_SECONDS = 60.0
 """Between two looks for new trials."""
 
 
@@ -64,13 +64,13 @@ class Roles:
     dispatcher: bool
 
     @property
-    def alone(self) -> bool:
+    def is_whole_service(self) -> bool:
         """Return True if this one process is the whole service."""
         return self.gateway and self.dispatcher
 
 
 @dataclass(frozen=True, slots=True)
-class Started:
+class Announcement:
     """The announcement: where it listens (None: nowhere), where its pool came from, a key that was just made, and where
     the admin API listens."""
 
@@ -81,52 +81,71 @@ class Started:
     admin: str | None = None
 
 
-async def serve(loaded: Loaded, environ: Mapping[str, str], roles: Roles, announce: Callable[[Started], None]) -> None:
+async def serve(
+    loaded: Loaded, environ: Mapping[str, str], roles: Roles, announce: Callable[[Announcement], None]
+) -> None:
     """Run the process until it gets a SIGTERM or SIGINT."""
-    check_roles(loaded, alone=roles.alone)
+    check_roles(loaded, is_whole_service=roles.is_whole_service)
     stopping = asyncio.Event()
-    steps_end, runs_end = asyncio.Event(), asyncio.Event()
-    gc_policy.settle()
+    stop_steps, stop_runs = asyncio.Event(), asyncio.Event()
+    gc_policy.collect_and_freeze()
     async with open_runtime(loaded) as opened, asyncio.TaskGroup() as group:
         _on_signals(opened, environ, stopping)
-        group.create_task(_leave(opened, roles, stopping))
-        await opened.clock.first_look()
-        group.create_task(opened.clock.keep(stopping))
+        group.create_task(_drain(opened, roles, stopping))
+        await opened.clock.read_at_start()
+        group.create_task(opened.clock.keep_reading(stopping))
         await opened.versions.look()
         group.create_task(opened.versions.run(stopping))
-        driving = [group.create_task(opened.drivers.run(runs_end))] if roles.dispatcher else []
-        if not roles.dispatcher:
+        run_tasks: list[asyncio.Task[None]] = []
+        step_tasks: list[asyncio.Task[None]] = []
+        if roles.dispatcher:
+            run_tasks.append(group.create_task(opened.drivers.run(stop_runs)))
+            step_tasks.append(group.create_task(opened.dispatcher.run(stop_steps)))
+        else:
             opened.runs.engine = None  # engines elsewhere take what this gateway admits
         if roles.gateway:
-            driving.append(group.create_task(opened.runs.run(runs_end)))
-        telling = group.create_task(opened.webhooks.run(runs_end))
-        group.create_task(opened.ratings.run(stopping))
-        group.create_task(opened.conductor_probe.run(stopping))
-        group.create_task(_follow_calibration(opened, stopping))
-        group.create_task(_once_the_database_answers(partial(_compare_schema, opened), stopping))
-        if roles.gateway:
-            group.create_task(_once_the_database_answers(partial(_compare_pepper, opened), stopping))
-        group.create_task(gc_policy.keep(lambda: bool(len(opened.runs) or len(opened.dispatcher)), stopping))
-        working = group.create_task(opened.dispatcher.run(steps_end)) if roles.dispatcher else None
+            run_tasks.append(group.create_task(opened.runs.run(stop_runs)))
+        run_tasks.append(group.create_task(opened.webhooks.run(stop_runs)))
+        _start_background_tasks(group, opened, roles, stopping)
         if roles.dispatcher:
-            group.create_task(_content_retention(opened, loaded.settings).run(stopping))
-            group.create_task(_run_retention(opened, loaded.settings).run(stopping))
-            group.create_task(Shadows(opened.context, opened.drivers).run(stopping))
-            group.create_task(PromotionWatch(opened.context).run(stopping))
-            group.create_task(_log_export(opened, loaded.settings).run(stopping))
-            group.create_task(Sealer(opened.context, log_signers(loaded.settings)).run(runs_end))
+            _start_engine_tasks(group, opened, loaded.settings, stopping)
+            group.create_task(Sealer(opened.context, log_signers(loaded.settings)).run(stop_runs))
         try:
             if roles.gateway or loaded.settings.metrics_port is not None:
                 await _listen(opened, roles, stopping, announce)
             else:
-                announce(Started(url=None, origin=loaded.origin, rehearsal=loaded.catalog.rehearsal, key=None))
+                announce(Announcement(url=None, origin=loaded.origin, rehearsal=loaded.catalog.rehearsal, key=None))
                 await stopping.wait()
         finally:
-            steps_end.set()
-            if working is not None:
-                await asyncio.wait([working])
-            runs_end.set()
-            await asyncio.wait([*driving, telling])
+            stop_steps.set()
+            if step_tasks:
+                await asyncio.wait(step_tasks)
+            stop_runs.set()
+            await asyncio.wait(run_tasks)
+
+
+def _start_background_tasks(group: asyncio.TaskGroup, opened: Runtime, roles: Roles, stopping: asyncio.Event) -> None:
+    """Start what every process does beside its roles, until `stopping` is set."""
+    group.create_task(opened.ratings.run(stopping))
+    group.create_task(opened.conductor_probe.run(stopping))
+    group.create_task(_apply_calibration_results(opened, stopping))
+    group.create_task(_when_database_answers(partial(_compare_schema, opened), stopping))
+    if roles.gateway:
+        group.create_task(_when_database_answers(partial(_compare_pepper, opened), stopping))
+
+    def is_busy() -> bool:
+        return len(opened.runs) > 0 or len(opened.dispatcher) > 0
+
+    group.create_task(gc_policy.collect_when_idle(is_busy, stopping))
+
+
+def _start_engine_tasks(group: asyncio.TaskGroup, opened: Runtime, settings: Settings, stopping: asyncio.Event) -> None:
+    """Start what an engine does beside runs and steps, until `stopping` is set."""
+    group.create_task(_content_retention(opened, settings).run(stopping))
+    group.create_task(_run_retention(opened, settings).run(stopping))
+    group.create_task(Shadows(opened.context, opened.drivers).run(stopping))
+    group.create_task(PromotionWatch(opened.context).run(stopping))
+    group.create_task(_log_export(opened, settings).run(stopping))
 
 
 def _content_retention(opened: Runtime, settings: Settings) -> ContentRetention:
@@ -162,7 +181,7 @@ def _run_retention(opened: Runtime, settings: Settings) -> RunRetention:
     )
 
 
-async def _once_the_database_answers(compare: Callable[[], Awaitable[None]], stopping: asyncio.Event) -> None:
+async def _when_database_answers(compare: Callable[[], Awaitable[None]], stopping: asyncio.Event) -> None:
     """Compare something with the database once, as soon as it answers."""
     while not stopping.is_set():
         with suppress(OursError):
@@ -199,24 +218,26 @@ async def _compare_pepper(opened: Runtime) -> None:
         )
 
 
-async def _follow_calibration(opened: Runtime, stopping: asyncio.Event) -> None:
+async def _apply_calibration_results(opened: Runtime, stopping: asyncio.Event) -> None:
     """Put new results of `baton calibrate` on the workers' cards; while the database is away the cards stay."""
     while not stopping.is_set():
         with suppress(OursError):
-            opened.pool.calibrated(await opened.context.store.trials())
+            opened.pool.apply_trials(await opened.context.store.trials())
         with suppress(TimeoutError):
-            async with asyncio.timeout(CALIBRATION_SECONDS):
+            async with asyncio.timeout(CALIBRATION_INTERVAL_SECONDS):
                 await stopping.wait()
 
 
-async def _listen(opened: Runtime, roles: Roles, stopping: asyncio.Event, announce: Callable[[Started], None]) -> None:
+async def _listen(
+    opened: Runtime, roles: Roles, stopping: asyncio.Event, announce: Callable[[Announcement], None]
+) -> None:
     """Serve the API, where this process is a gateway, and probes and metrics where they have a listener of their own;
     until `stopping` is set."""
     settings = opened.pool.loaded.settings
     servers = []
     if roles.gateway:
         app = create_app(opened.gateway, has_metrics=settings.metrics_port is None)
-        console = Console(app, opened.gateway.peppers, opened.gateway.now, partial(_report, opened))
+        console = Console(app, opened.gateway.peppers, opened.gateway.now, partial(_log_console_bug, opened))
         servers.append(_server(opened, console, settings.host, settings.port))
     if settings.metrics_port is not None:
         host = settings.metrics_host or settings.host
@@ -230,7 +251,7 @@ async def _listen(opened: Runtime, roles: Roles, stopping: asyncio.Event, announ
             app,
             opened.gateway.peppers,
             opened.gateway.now,
-            partial(_report, opened),
+            partial(_log_console_bug, opened),
             is_admin=True,
             has_people=has_people,
         )
@@ -242,7 +263,7 @@ async def _listen(opened: Runtime, roles: Roles, stopping: asyncio.Event, announ
     async with asyncio.TaskGroup() as group:
         key = group.create_task(_first_key(opened, roles))
         closer = group.create_task(_close_connections(first, opened.gateway.leaving))
-        stopper = group.create_task(_stop(first, stopping))
+        stopper = group.create_task(_stop_server(first, stopping))
         announcer = group.create_task(_announce(servers, roles, key, opened.pool.loaded, announce, admin))
         for server, bound in zip(more, sockets, strict=True):
             group.create_task(server.serve([bound]))
@@ -253,7 +274,7 @@ async def _listen(opened: Runtime, roles: Roles, stopping: asyncio.Event, announ
             task.cancel()
 
 
-def _report(opened: Runtime, error: Exception, path: str) -> None:
+def _log_console_bug(opened: Runtime, error: Exception, path: str) -> None:
     """Log a bug of the console by its type and place, never by its values."""
     opened.context.telemetry.log(
         logging.ERROR, "A page of the console failed because of a bug.", route=path, error=place_of(error)
@@ -283,7 +304,7 @@ async def _announce(
     roles: Roles,
     key: asyncio.Task[str | None],
     loaded: Loaded,
-    announce: Callable[[Started], None],
+    announce: Callable[[Announcement], None],
     admin: "Server | None",
 ) -> None:
     for server in servers:
@@ -291,7 +312,7 @@ async def _announce(
     await asyncio.wait([key], timeout=retries.STARTUP_PAUSE)
     made = key.result() if key.done() else None
     url = servers[0].url if roles.gateway else None
-    announce(Started(url, loaded.origin, loaded.catalog.rehearsal, made, admin.url if admin is not None else None))
+    announce(Announcement(url, loaded.origin, loaded.catalog.rehearsal, made, admin.url if admin is not None else None))
 
 
 class Server(uvicorn.Server):
@@ -311,7 +332,7 @@ class Server(uvicorn.Server):
         """Bind, unless bound sockets are given; then set the address and `listening`."""
         await super().startup(sockets)
         if self.started:
-            await self._accept_more()
+            await self._open_further_sockets()
             host, port = self.servers[0].sockets[0].getsockname()[:2]
             shown = "127.0.0.1" if host in ("0.0.0.0", "::") else host
             self.url = f"http://{shown}:{port}"
@@ -328,25 +349,25 @@ class Server(uvicorn.Server):
             await asyncio.sleep(0)
         await super().shutdown(sockets)
 
-    def close_behind_replies(self) -> None:
+    def close_connections_after_replies(self) -> None:
         """Have every reply from now on say that its connection is closed behind it. uvicorn makes its default headers
         anew each second, from these."""
         self.config.encoded_headers.append((b"connection", b"close"))
         self.server_state.default_headers.append((b"connection", b"close"))
 
-    async def _accept_more(self) -> None:
+    async def _open_further_sockets(self) -> None:
         """Listen on the same socket several times: libuv accepts one connection a turn of the loop on each, so that
         callers who come faster than turns are made would wait in the kernel, where nobody refuses them."""
         made: Callable[..., asyncio.Protocol] = self.config.http_protocol_class
         protocol = partial(made, config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
         loop = asyncio.get_running_loop()
         for listening in [sock for server in self.servers for sock in server.sockets]:
-            for _ in range(ACCEPTED - 1):
+            for _ in range(SOCKETS_PER_ADDRESS - 1):
                 again = socket.socket(fileno=os.dup(listening.fileno()))
                 self.servers.append(await loop.create_server(protocol, sock=again))
 
 
-async def _leave(opened: Runtime, roles: Roles, stopping: asyncio.Event) -> None:
+async def _drain(opened: Runtime, roles: Roles, stopping: asyncio.Event) -> None:
     """Once the process is told to stop, let a gateway serve for the drain time; then set `stopping`."""
     await opened.gateway.leaving.wait()
     drain = opened.pool.loaded.settings.drain_seconds if roles.gateway else 0.0
@@ -360,10 +381,10 @@ async def _close_connections(server: Server, leaving: asyncio.Event) -> None:
     """From then on every reply says that its connection is closed behind it, so that clients and proxies make new ones,
     elsewhere."""
     await leaving.wait()
-    server.close_behind_replies()
+    server.close_connections_after_replies()
 
 
-async def _stop(server: Server, stopping: asyncio.Event) -> None:
+async def _stop_server(server: Server, stopping: asyncio.Event) -> None:
     await stopping.wait()
     server.should_exit = True
 
@@ -418,7 +439,7 @@ async def _first_key(opened: Runtime, roles: Roles) -> str | None:
             row = adopt(text, gateway.pepper, tenant="default", name=FIRST_KEY, scopes=FIRST_SCOPES, now=gateway.now())
             await gateway.store.add_key(row)
             return None
-        if not roles.alone or await gateway.store.keys():
+        if not roles.is_whole_service or await gateway.store.keys():
             return None
         text, row = mint(gateway.pepper, tenant="default", name=FIRST_KEY, scopes=FIRST_SCOPES, now=gateway.now())
         await gateway.store.add_key(row)

@@ -64,9 +64,9 @@ if TYPE_CHECKING:
 
 DRAIN_SECONDS = 25.0
 """Time that running requests and steps get after a SIGTERM; orchestrators usually kill after 30 seconds."""
-REDIS = "app.stepqueue.redis:RedisQueue"
-EXPORT = "app.process.otlp:export"
-WORLD = "app.lab.provider:WorldProvider"
+REDIS_QUEUE = "app.stepqueue.redis:RedisQueue"
+OTLP_EXPORT = "app.process.otlp:export"
+WORLD_PROVIDER = "app.lab.provider:WorldProvider"
 """Only some processes need these modules, so they are imported by name when a setting or the pool file asks for them:
 Redis and tracing are each a twelfth of all imports, and the simulated workers of a world are no part of the service."""
 
@@ -117,22 +117,22 @@ class Pool:
         self._retired += self._adapters.values()
         self._adapters = {name: _adapter(name, spec, loaded) for name, spec in loaded.catalog.providers.items()}
         self._conductors = {}
-        rekeyed = _rekeyed(self.loaded, loaded)
-        self._follow(loaded)
-        self._follow_endpoints()
+        rekeyed = _providers_with_new_secrets(self.loaded, loaded)
+        self._set_catalog(loaded)
+        self._watch_endpoints()
         self.health.forget(rekeyed)
 
-    def calibrated(self, trials: tuple[Trial, ...]) -> None:
+    def apply_trials(self, trials: tuple[Trial, ...]) -> None:
         """Put measured results on the workers' cards; adapters and conductors stay."""
         if trials != self._trials:
             self._trials = trials
-            self._follow(self.loaded)
+            self._set_catalog(self.loaded)
 
-    def _follow(self, loaded: Loaded) -> None:
+    def _set_catalog(self, loaded: Loaded) -> None:
         self.loaded = replace(loaded, catalog=measured(loaded.catalog, self._trials))
         self.health.follow(self.loaded.catalog)
 
-    def _follow_endpoints(self) -> None:
+    def _watch_endpoints(self) -> None:
         """Have the health of this process know the endpoints of all providers that have several."""
         states: dict[tuple[str, str], Callable[[], State]] = {}
         for name, made in self._adapters.items():
@@ -165,14 +165,14 @@ class Pool:
         key = (tier.learns_as, tier.conductor)
         known = self._conductors.get(key)
         if known is None:
-            known = self._conductors[key] = self._make(tier.learns_as, tier.conductor)
+            known = self._conductors[key] = self._make_conductor(tier.learns_as, tier.conductor)
         return known
 
     def breakers(self) -> dict[str, str]:
         """Return the state of each worker's breaker, as this process has measured it."""
         return {name: self.health.state(worker) for name, worker in sorted(self.catalog().workers.items())}
 
-    def conducts(self) -> bool | None:
+    def are_conductors_healthy(self) -> bool | None:
         """Return True if every model that conducts is healthy, as far as is known; None if no tier has one."""
         names = {tier.conductor.worker for tier in self.catalog().tiers.values() if tier.conductor.kind == "model"}
         found = [worker for worker in self.catalog().workers.values() if worker.name in names]
@@ -180,13 +180,13 @@ class Pool:
             return None
         return not self.health.ejected(found)
 
-    def _make(self, tier: str, spec: ConductorSpec) -> Policy:
-        model = self._model(spec, spec.worker) if spec.worker is not None else None
+    def _make_conductor(self, tier: str, spec: ConductorSpec) -> Policy:
+        model = self._model_conductor(spec, spec.worker) if spec.worker is not None else None
         if spec.selector is not None:
             return Selector(tier, spec.selector, partial(self._beliefs.of, tier), model)
         return model or FixedConductor(spec)
 
-    def _model(self, spec: ConductorSpec, worker: str) -> ModelConductor:
+    def _model_conductor(self, spec: ConductorSpec, worker: str) -> ModelConductor:
         catalog = self.loaded.catalog
         options = catalog.providers[catalog.workers[worker].provider].options
         return ModelConductor(
@@ -208,13 +208,13 @@ def _adapter(name: str, spec: ProviderSpec, loaded: Loaded) -> ClosableProvider:
     own = {endpoint.name: loaded.secrets.get(endpoint_secret(name, endpoint.name)) for endpoint in spec.endpoints}
     keys = {endpoint: key.get_secret_value() for endpoint, key in own.items() if key is not None}
     key, credentials = loaded.secrets.get(name), loaded.proxy_credentials.get(name)
-    made: ClosableProvider = adapter(spec, _text(key), _text(credentials), keys)
+    made: ClosableProvider = adapter(spec, _secret_text(key), _secret_text(credentials), keys)
     if spec.format == "rehearsal" and "world" in spec.options:
-        made = resolve_name(WORLD)(spec, made)
+        made = resolve_name(WORLD_PROVIDER)(spec, made)
     return made
 
 
-def _rekeyed(before: Loaded, after: Loaded) -> frozenset[str]:
+def _providers_with_new_secrets(before: Loaded, after: Loaded) -> frozenset[str]:
     """Return the providers whose key, or whose credentials at a proxy, have changed."""
     found = set()
     for provider, spec in after.catalog.providers.items():
@@ -225,7 +225,7 @@ def _rekeyed(before: Loaded, after: Loaded) -> frozenset[str]:
     return frozenset(found)
 
 
-def _text(secret: SecretStr | None) -> str | None:
+def _secret_text(secret: SecretStr | None) -> str | None:
     if secret is None:
         return None
     return secret.get_secret_value()
@@ -250,7 +250,7 @@ class Runtime:
     def install(self, loaded: Loaded) -> None:
         """Take another pool and other secrets into force. Raises `ConfigInvalid`, after which nothing has changed."""
         self.pool.install(loaded)
-        self.webhooks.sign_for(_target(loaded.settings))
+        self.webhooks.sign_for(_webhook_target(loaded.settings))
 
 
 @asynccontextmanager
@@ -263,8 +263,8 @@ async def open_runtime(loaded: Loaded, *, now: Callable[[], float] = time.time) 
     )
     telemetry.gauge("baton_build_info", 1, version("baton"), settings.revision, platform.python_version())
     telemetry.gauge("baton_rehearsal", loaded.catalog.rehearsal)
-    fresh = Fresh()
-    chance = random.Random(fresh.bytes(16)).random
+    ids = RandomIds()
+    chance = random.Random(ids.bytes(16)).random
     beliefs = SelectorBeliefs()
     pool = Pool(loaded, Health(telemetry, tick=time.monotonic, chance=chance), beliefs)
     opening = open_store(settings.database_url, grace=settings.lease_seconds, content_keys=content_keys(settings))
@@ -284,12 +284,12 @@ async def open_runtime(loaded: Loaded, *, now: Callable[[], float] = time.time) 
             telemetry=telemetry,
             now=clock.now,
             tick=time.monotonic,
-            name=fresh.name,
+            name=ids.name,
             chance=chance,
-            salt=lambda: fresh.bytes(16),
+            salt=lambda: ids.bytes(16),
             lease=settings.lease_seconds,
             code=version("baton"),
-            timed=lambda: clock.set,
+            timed=lambda: clock.is_set,
             version=versions.version,
             tracing=tracing,
             notifies=settings.webhook_url is not None,
@@ -303,7 +303,7 @@ async def open_runtime(loaded: Loaded, *, now: Callable[[], float] = time.time) 
         )
         conductor_probe = ConductorProbe(context, out=drivers.give_up_plans)
         try:
-            webhooks = Webhooks(context, _target(settings))
+            webhooks = Webhooks(context, _webhook_target(settings))
             ratings = RatingReader(context, beliefs)
             yield Runtime(
                 pool, context, runs, drivers, dispatcher, conductor_probe, versions, gateway, webhooks, clock, ratings
@@ -348,7 +348,7 @@ def _gateway(
         origins=settings.origins,
         remembered=settings.idempotency_hours * 3600,
         omits_search=settings.web_search == "omit",
-        conducts=pool.conducts,
+        conducts=pool.are_conductors_healthy,
         breakers=breakers,
     )
 
@@ -383,7 +383,7 @@ async def _queue(loaded: Loaded, seals: SealKeys, telemetry: Telemetry) -> Async
         async with MemoryQueue(tiers, lease=settings.lease_seconds) as memory:
             yield memory
     else:
-        made: type[RedisQueue] = resolve_name(REDIS)
+        made: type[RedisQueue] = resolve_name(REDIS_QUEUE)
         async with made(settings.redis_url, tiers, lease=settings.lease_seconds, seals=seals) as redis:
             telemetry.watch("baton_messages_forged", lambda: redis.forged)
             for name, pool in redis.pools.items():
@@ -391,25 +391,25 @@ async def _queue(loaded: Loaded, seals: SealKeys, telemetry: Telemetry) -> Async
             yield redis
 
 
-def _target(settings: Settings) -> Target | None:
+def _webhook_target(settings: Settings) -> Target | None:
     if settings.webhook_url is None or settings.webhook_secret is None:
         return None
     return Target(settings.webhook_url, read_secrets(settings.webhook_secret.get_secret_value()))
 
 
-def check_roles(loaded: Loaded, *, alone: bool) -> None:
+def check_roles(loaded: Loaded, *, is_whole_service: bool) -> None:
     """Refuse a set-up in which processes could not reach each other. `alone`: everything is in this one process."""
     settings = loaded.settings
     faults = []
-    if not alone and settings.redis_url is None:
+    if not is_whole_service and settings.redis_url is None:
         faults.append("BATON_REDIS_URL: separate gateways and engines need Redis; set it, or use `baton serve`")
-    if not alone and settings.database_url.startswith("sqlite"):
+    if not is_whole_service and settings.database_url.startswith("sqlite"):
         faults.append("BATON_DATABASE_URL: separate gateways and engines need Postgres; set it, or use `baton serve`")
     if faults:
         raise ConfigInvalid(faults)
 
 
-class Fresh:
+class RandomIds:
     """Unpredictable bytes and ids: BLAKE2 over a counter under a key of this process; no call asks the kernel."""
 
     def __init__(self) -> None:
@@ -433,7 +433,7 @@ async def _tracing(home: str) -> AsyncIterator[Tracing]:
     if not any(exports(signal, os.environ) for signal in SIGNALS):
         yield Tracing()
         return
-    made: Callable[[str, Mapping[str, str]], Export] = resolve_name(EXPORT)
+    made: Callable[[str, Mapping[str, str]], Export] = resolve_name(OTLP_EXPORT)
     export = made(home, os.environ)
     try:
         yield Tracing(export.tracer, export.meter)

@@ -88,7 +88,7 @@ async def test_nothing_is_begun_or_judged_before_the_database_has_said_the_time(
 
         await stays(is_untouched, seconds=4 * LEASE)
         away = False
-        await opened.clock.look()
+        await opened.clock.read()
         assert (await at_its_end(opened, run)).state == "succeeded"
 
 

@@ -120,8 +120,8 @@ async def running_service(
     async with open_runtime(configure(base | dict(environ or {}))) as opened:
         drivers_end, steps_end = asyncio.Event(), asyncio.Event()
         for _ in range(CLOCK_READINGS):
-            if not opened.clock.set:
-                await opened.clock.look()
+            if not opened.clock.is_set:
+                await opened.clock.read()
         async with asyncio.TaskGroup() as group:
             group.create_task(opened.runs.run(drivers_end))
             group.create_task(opened.webhooks.run(drivers_end))

@@ -42,7 +42,7 @@ async def pair(
     async with open_runtime(loaded) as gateway, open_runtime(loaded) as engine, asyncio.TaskGroup() as group:
         ending = asyncio.Event()
         gateway.runs.engine = None
-        await asyncio.gather(gateway.clock.look(), engine.clock.look())
+        await asyncio.gather(gateway.clock.read(), engine.clock.read())
         group.create_task(gateway.runs.run(ending))
         group.create_task(engine.drivers.run(ending))
         group.create_task(engine.dispatcher.run(ending))

@@ -11,8 +11,8 @@ from app.core.pool.catalog import Evaluation
 from app.errors import ConfigInvalid
 from app.process.config import Loaded, configure, describe, load, pepper, read, reload
 from app.process.config.entries import EFFORTS
-from app.process.config.known import providers
-from app.process.config.lines import index, locate
+from app.process.config.known import known_providers
+from app.process.config.lines import line_numbers, line_of
 from app.process.config.settings import variables
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -318,7 +318,7 @@ def test_no_key_means_rehearsal() -> None:
     assert configure({"BATON_REHEARSAL_DELAY": "0"}).catalog.providers["rehearsal"].options["delay"] == "0.0"
 
 
-HOSTED = [(name, key) for name, known in providers().items() if not known.server for key in known.keys]
+HOSTED = [(name, key) for name, known in known_providers().items() if not known.server for key in known.keys]
 
 
 @pytest.mark.parametrize(("name", "key"), HOSTED)
@@ -340,9 +340,9 @@ def test_discovery_from_each_key(name: str, key: str) -> None:
 
 @pytest.mark.parametrize("name", ["openai", "anthropic", "gemini", "openrouter", "deepseek", "mistral", "groq", "xai"])
 def test_discovery_honours_base_urls_and_models(name: str) -> None:
-    key = providers()[name].keys[0]
+    key = known_providers()[name].keys[0]
     upper = name.upper()
-    known = str(providers()[name].models[0]["model"])
+    known = str(known_providers()[name].models[0]["model"])
     loaded = configure(
         {key: "k", f"{upper}_BASE_URL": "http://127.0.0.1:9/x/", f"{upper}_MODELS": f"brand-new, {known}"}
     )
@@ -501,13 +501,13 @@ def test_lines_of_hard_toml() -> None:
         'a.b = """\n[not.a.table]\nx = 1\n"""\n# c = 1\n[t."x.y"] # note\n'
         "k = [\n  \"]\", # [\n  { z = 1 },\n]\nl = '#'\n"
     )
-    lines = index(text)
+    lines = line_numbers(text)
     assert lines[("a", "b")] == 1
     assert lines[("t", "x.y")] == 6
     assert lines[("t", "x.y", "k")] == 7
     assert lines[("t", "x.y", "l")] == 11
-    assert locate(lines, ["t", "x.y", "k", 1, "z"]) == 7
-    assert locate(lines, ["nowhere"]) == 1
+    assert line_of(lines, ["t", "x.y", "k", 1, "z"]) == 7
+    assert line_of(lines, ["nowhere"]) == 1
     assert ("not",) not in lines
     assert ("c",) not in lines
 

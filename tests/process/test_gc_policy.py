@@ -22,7 +22,7 @@ class Cycle:
 @pytest.fixture
 def settled() -> Iterator[None]:
     before = gc.get_threshold()
-    gc_policy.settle()
+    gc_policy.collect_and_freeze()
     yield
     gc.unfreeze()
     gc.set_threshold(*before)
@@ -30,9 +30,9 @@ def settled() -> Iterator[None]:
 
 async def test_garbage_goes_when_there_is_nothing_to_do_and_not_before(settled: None) -> None:
     stopping, busy = asyncio.Event(), True
-    keeping = asyncio.create_task(gc_policy.keep(lambda: busy, stopping, pause=0.01))
+    keeping = asyncio.create_task(gc_policy.collect_when_idle(lambda: busy, stopping, pause=0.01))
     lost = ref(Cycle())
-    kept: list[list[int]] = [[] for _ in range(50 * gc_policy.WORTHWHILE)]  # work that makes objects
+    kept: list[list[int]] = [[] for _ in range(50 * gc_policy.IDLE_THRESHOLD_OBJECTS)]  # work that makes objects
     await stays(lambda: lost() is not None, seconds=0.1)
     busy = False
     await until(lambda: lost() is None)
@@ -44,9 +44,9 @@ async def test_garbage_goes_when_there_is_nothing_to_do_and_not_before(settled: 
 
 async def test_an_idle_process_that_made_nothing_is_left_alone(settled: None, monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[None] = []
-    monkeypatch.setattr(gc_policy, "settle", lambda: looks.append(None))
+    monkeypatch.setattr(gc_policy, "collect_and_freeze", lambda: looks.append(None))
     stopping = asyncio.Event()
-    keeping = asyncio.create_task(gc_policy.keep(lambda: False, stopping, pause=0.01))
+    keeping = asyncio.create_task(gc_policy.collect_when_idle(lambda: False, stopping, pause=0.01))
     await stays(lambda: not looks, seconds=0.1)
     stopping.set()
     await keeping

@@ -145,7 +145,7 @@ def context(
         salt=lambda: setting.chance.randbytes(16),
         lease=setting.lease,
         code="simulated",
-        timed=lambda: clock.set,
+        timed=lambda: clock.is_set,
         notifies=setting.notifies,
     )
 
@@ -226,9 +226,9 @@ class Process:
         )
         drivers.dispatcher = dispatcher
         runs_end, steps_end = asyncio.Event(), asyncio.Event()
-        await self.clock.look()
+        await self.clock.read()
         async with asyncio.TaskGroup() as group:
-            group.create_task(self.clock.keep(self.stopping))
+            group.create_task(self.clock.keep_reading(self.stopping))
             driving = [group.create_task(drivers.run(runs_end))] if self.dispatcher else []
             if self.gateway:
                 driving.append(group.create_task(self.runs.run(runs_end)))

@@ -26,11 +26,11 @@ async def started_engine(loaded: Loaded, runs: int, *, dispatches: bool = False)
         opened.drivers.recovers = False
         if not dispatches:
             opened.drivers.dispatcher = None
-        await opened.clock.look()
+        await opened.clock.read()
         await opened.versions.look()
-        opened.pool.calibrated(await opened.context.store.trials())
+        opened.pool.apply_trials(await opened.context.store.trials())
         async with asyncio.TaskGroup() as group:
-            group.create_task(opened.clock.keep(runs_over))
+            group.create_task(opened.clock.keep_reading(runs_over))
             group.create_task(opened.drivers.run(runs_over))
             group.create_task(opened.runs.run(runs_over))
             working = None

@@ -44,7 +44,7 @@ async def embedded(loaded: Loaded, folder: Path, concurrency: int) -> AsyncItera
     async with started_engine(in_folder(loaded, folder), concurrency, dispatches=True) as opened:
         for trial in trials:
             await opened.gateway.store.note_trial(trial)
-        opened.pool.calibrated(await opened.gateway.store.trials())
+        opened.pool.apply_trials(await opened.gateway.store.trials())
         scopes, now = ["runs:write", "runs:read"], opened.gateway.now()
         key, row = mint(opened.gateway.pepper, tenant=TENANT, name=TENANT, scopes=scopes, now=now)
         await opened.gateway.store.add_key(row)

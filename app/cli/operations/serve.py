@@ -9,7 +9,7 @@ from app.cli import event_loop, terminal
 from app.cli.arguments import Arguments
 from app.cli.operations import startup_message
 from app.process.config import Settings, configure
-from app.process.serve import Roles, Started, serve
+from app.process.serve import Announcement, Roles, serve
 
 ROLES: Mapping[str, Roles] = {
     "serve": Roles(gateway=True, dispatcher=True),
@@ -26,7 +26,7 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
         terminal.err().print(f"note: {note}", markup=False, soft_wrap=True)
     with terminal.err().status("starting") as status:
 
-        def announce(started: Started) -> None:
+        def announce(started: Announcement) -> None:
             status.stop()
             if args.json:
                 print(startup_message.as_json(args.verb, started), flush=True)

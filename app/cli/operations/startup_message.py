@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping
 
-from app.process.serve import Started
+from app.process.serve import Announcement
 
 QUESTION = "Anna has 12 apples. She buys 7 more and gives 4 to Ben. How many apples does she have now?"
 """A question that the mini tier of the rehearsal pool always answers correctly: 15."""
@@ -27,7 +27,7 @@ PYTHON = """\
   print(client.chat.completions.create(model="baton-ultra", messages=question).choices[0].message.content)"""
 
 
-def words(verb: str, started: Started, program: str) -> str:
+def words(verb: str, started: Announcement, program: str) -> str:
     """Return the announcement. `program` is the command by which the program can be called from here."""
     where = f"is listening on {started.url}" if started.url else "is taking tickets"
     head = [f"\nBaton {where}  ({DOES[verb]})", f"Pool: {started.origin}"]
@@ -40,7 +40,7 @@ def words(verb: str, started: Started, program: str) -> str:
     return "\n\n".join(["\n".join(head), *_key(started.key), *_requests(started.url, started.key), _after(program)])
 
 
-def as_json(verb: str, started: Started) -> str:
+def as_json(verb: str, started: Announcement) -> str:
     """Return the announcement as one line of JSON. `key` is a key that was made now, or null."""
     record = {
         "process": verb,

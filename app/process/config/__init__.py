@@ -21,7 +21,7 @@ from pydantic import SecretStr
 from app.core.pool.catalog import Catalog
 from app.errors import ConfigInvalid
 from app.process.config.discovery import conductor_entries, discover
-from app.process.config.known import shipped
+from app.process.config.known import read_shipped
 from app.process.config.poolfile import Faults, Pool, build, endpoint_secret, merged, parse, secret_names
 from app.process.config.settings import (
     SettingLine,
@@ -63,7 +63,7 @@ __all__ = [
 ]
 
 MAX_POOL_BYTES = 4 * 1024 * 1024
-ROTATED = frozenset({"pepper", "webhook_secret", "conductor_key"})
+REREAD_SETTINGS = frozenset({"pepper", "webhook_secret", "conductor_key"})
 """Settings that are read again from their files while the process runs."""
 
 
@@ -93,7 +93,7 @@ def load(settings: Settings, environ: Mapping[str, str]) -> Loaded:
     """Read the pool: a file if one is named, else the providers in the environment, else the rehearsal pool."""
     extra = conductor_entries(settings)
     if settings.pool is not None:
-        pool = parse(_text(settings.pool), str(settings.pool), environ, extra)
+        pool = parse(_read_text(settings.pool), str(settings.pool), environ, extra)
         origin = f"pool file {settings.pool}"
         return Loaded(settings, pool.catalog, pool.secrets, origin, proxy_credentials=pool.proxy_credentials)
     faults: list[str] = []
@@ -102,13 +102,13 @@ def load(settings: Settings, environ: Mapping[str, str]) -> Loaded:
         raise ConfigInvalid(faults)
     if found is None:
         return _rehearsal(settings, environ)
-    pool = _built(merged(found.document, extra), environ)
+    pool = _build_without_file(merged(found.document, extra), environ)
     return Loaded(settings, pool.catalog, pool.secrets, f"environment: {', '.join(found.providers)}", found.notes)
 
 
 def read_catalog(path: Path) -> Catalog:
     """Read the catalog of any pool file, whose secrets need not be set here. Raises `ConfigInvalid`."""
-    return read_catalog_text(_text(path), str(path))
+    return read_catalog_text(_read_text(path), str(path))
 
 
 def read_catalog_text(text: str, source: str) -> Catalog:
@@ -120,34 +120,34 @@ def reload(previous: Loaded, environ: Mapping[str, str]) -> tuple[Loaded, tuple[
     """Read the pool again, and the files of secrets. Returns the previous configuration and the faults if there are
     any. All other settings stay as they were at the start."""
     try:
-        return load(_rotated(previous.settings, environ), environ), ()
+        return load(_with_reread_secrets(previous.settings, environ), environ), ()
     except ConfigInvalid as error:
         return previous, error.faults
 
 
-def _rotated(settings: Settings, environ: Mapping[str, str]) -> Settings:
+def _with_reread_secrets(settings: Settings, environ: Mapping[str, str]) -> Settings:
     """Return the settings in force, with the secrets that their files have by now."""
     again = read(environ)
-    found = {name: getattr(again, name) for name in ROTATED & again.in_files}
+    found = {name: getattr(again, name) for name in REREAD_SETTINGS & again.in_files}
     return settings.model_copy(update=found)
 
 
 def _rehearsal(settings: Settings, environ: Mapping[str, str]) -> Loaded:
     """Return the shipped pool of simulated workers, which `BATON_CONDUCTOR_URL` conducts if it is set."""
-    document = tomllib.loads(shipped("rehearsal.toml"), parse_float=Decimal)
+    document = tomllib.loads(read_shipped("rehearsal.toml"), parse_float=Decimal)
     document["providers"]["rehearsal"]["options"]["delay"] = settings.rehearsal_delay
     if settings.conductor_url is not None:
         document["tiers"]["baton-ultra"]["conductor"]["worker"] = "conductor"
-    pool = _built(merged(document, conductor_entries(settings)), environ)
+    pool = _build_without_file(merged(document, conductor_entries(settings)), environ)
     return Loaded(settings, pool.catalog, pool.secrets, "rehearsal")
 
 
-def _built(document: Mapping[str, Any], environ: Mapping[str, str]) -> Pool:
+def _build_without_file(document: Mapping[str, Any], environ: Mapping[str, str]) -> Pool:
     """Build the pool of a document that does not come from a file."""
     return build(document, Faults("environment", {}), environ)
 
 
-def _text(path: Path) -> str:
+def _read_text(path: Path) -> str:
     try:
         raw = path.read_bytes()
     except OSError as error:

@@ -22,11 +22,11 @@ from app.process.config.entries import (
     TierEntry,
     WorkerEntry,
 )
-from app.process.config.settings import meant
+from app.process.config.settings import did_you_mean
 from app.providers.authentication import EXTRAS, missing_extra
 from app.providers.options import WITHOUT
 
-LONGEST = 16_384
+MAX_DIMENSIONS = 16_384
 """The most numbers that an embedding may have."""
 
 AUTHENTICATED: Mapping[Auth, tuple[WireFormat, ...]] = {
@@ -82,7 +82,7 @@ def check(draft: CheckedEntries) -> Iterator[Fault]:
     for worker in draft.evaluation.conductors:
         if worker not in draft.workers:
             yield ("evaluation", "conductors"), _unknown("worker", worker, draft.workers)
-        elif _embeds(worker, draft):
+        elif _makes_embeddings(worker, draft):
             yield ("evaluation", "conductors"), f"the worker {worker} makes embeddings and cannot plan; remove it"
 
 
@@ -105,7 +105,7 @@ def _rules(draft: CheckedEntries) -> Iterator[Fault]:
                     yield ("rules", name, part, "provider"), _unknown("provider", provider, draft.providers)
 
 
-def members(tier: TierEntry, draft: CheckedEntries) -> list[str]:
+def workers_of_tier(tier: TierEntry, draft: CheckedEntries) -> list[str]:
     """Return the tier's workers; `all` means every worker but those with `pooled = false`."""
     if tier.pool != [ALL]:
         return tier.pool
@@ -143,7 +143,7 @@ def _authentication(provider: ProviderEntry) -> Iterator[tuple[str, str]]:
 def _dimensions(draft: CheckedEntries) -> Iterator[Fault]:
     for name, entry in draft.providers.items():
         written = entry.options.get("dimensions", "") if entry is not None else ""
-        known = written.isascii() and written.isdigit() and 0 < int(written) <= LONGEST
+        known = written.isascii() and written.isdigit() and 0 < int(written) <= MAX_DIMENSIONS
         if entry is not None and entry.format == "embeddings" and not known:
             yield ("providers", name, "options"), "must say how many numbers a vector has; write dimensions = 1536"
 
@@ -192,19 +192,19 @@ def _sampling(place: tuple[str, str], table: Mapping[str, str], provider: Provid
 
 
 def _tier(name: str, tier: TierEntry, draft: CheckedEntries) -> Iterator[Fault]:
-    pool = members(tier, draft)
+    pool = workers_of_tier(tier, draft)
     if not pool:
         yield ("tiers", name, "pool"), "has no worker; name some, or add a worker without pooled = false"
     for worker in pool:
         if worker not in draft.workers:
             yield ("tiers", name, "pool"), _unknown("worker", worker, draft.workers)
     if tier.fallback is not None and tier.fallback not in pool:
-        yield ("tiers", name, "fallback"), _outside("fallback", tier.fallback, pool)
+        yield ("tiers", name, "fallback"), _not_in_pool("fallback", tier.fallback, pool)
     for worker in tier.conductor.workers:
         if worker not in pool:
-            yield ("tiers", name, "conductor", "workers"), _outside("conductor's worker", worker, pool)
+            yield ("tiers", name, "conductor", "workers"), _not_in_pool("conductor's worker", worker, pool)
     yield from _approval(name, tier, pool, draft)
-    yield from _choosing(name, tier, pool)
+    yield from _selector(name, tier, pool)
     yield from _rounds(name, tier)
     yield from _depth(name, tier)
     conductor = tier.conductor.worker
@@ -228,7 +228,7 @@ def _shadow(name: str, tier: TierEntry, draft: CheckedEntries) -> Iterator[Fault
     worker = shadow_worker(shadow, draft)
     if worker is not None and worker not in draft.workers:
         yield (*place, "worker"), _unknown("worker", worker, draft.workers)
-    elif worker is not None and _embeds(worker, draft):
+    elif worker is not None and _makes_embeddings(worker, draft):
         yield (*place, "worker"), f"the worker {worker} makes embeddings and cannot answer; name another one"
     if shadow.conductor is not None and tier.conductor.kind != "model":
         yield (*place, "conductor"), "is a version of a model, and no model conducts this tier; name a tier or a worker"
@@ -252,7 +252,7 @@ def _approval(name: str, tier: TierEntry, pool: list[str], draft: CheckedEntries
         return
     for worker in approval.workers:
         if worker not in pool:
-            yield (*place, "workers"), _outside("worker", worker, pool)
+            yield (*place, "workers"), _not_in_pool("worker", worker, pool)
     for provider in approval.providers:
         if provider not in draft.providers:
             yield (*place, "providers"), _unknown("provider", provider, draft.providers)
@@ -264,32 +264,32 @@ def _approval(name: str, tier: TierEntry, pool: list[str], draft: CheckedEntries
 
 def _embedding(name: str, tier: TierEntry, draft: CheckedEntries) -> Iterator[Fault]:
     """A worker that makes embeddings can neither answer nor plan, and no other worker makes embeddings."""
-    for worker in members(tier, draft):
-        if _embeds(worker, draft):
+    for worker in workers_of_tier(tier, draft):
+        if _makes_embeddings(worker, draft):
             yield ("tiers", name, "pool"), f"the worker {worker} makes embeddings and cannot answer; set pooled = false"
     place, embedder, conductor = ("tiers", name, "conductor"), tier.conductor.embedder, tier.conductor.worker
-    if conductor is not None and _embeds(conductor, draft):
+    if conductor is not None and _makes_embeddings(conductor, draft):
         yield (*place, "worker"), f"the worker {conductor} makes embeddings and cannot plan; name another one"
     if embedder is not None and embedder not in draft.workers:
         yield (*place, "embedder"), _unknown("worker", embedder, draft.workers)
-    elif embedder is not None and not _embeds(embedder, draft) and draft.workers[embedder] is not None:
+    elif embedder is not None and not _makes_embeddings(embedder, draft) and draft.workers[embedder] is not None:
         remedy = 'name one whose provider has format = "embeddings"'
         yield (*place, "embedder"), f"the worker {embedder} makes no embeddings; {remedy}"
 
 
-def _embeds(worker: str, draft: CheckedEntries) -> bool:
+def _makes_embeddings(worker: str, draft: CheckedEntries) -> bool:
     entry = draft.workers.get(worker)
     provider = draft.providers.get(entry.provider) if entry is not None else None
     return provider is not None and provider.format == "embeddings"
 
 
-def _choosing(name: str, tier: TierEntry, pool: list[str]) -> Iterator[Fault]:
+def _selector(name: str, tier: TierEntry, pool: list[str]) -> Iterator[Fault]:
     """A selector's planners and checkers must be in the pool, and its arms few enough to learn."""
     conductor = tier.conductor
     for role in ("planners", "checkers"):
         for worker in getattr(conductor, role):
             if worker not in pool:
-                yield ("tiers", name, "conductor", role), _outside(f"selector's {role[:-1]}", worker, pool)
+                yield ("tiers", name, "conductor", role), _not_in_pool(f"selector's {role[:-1]}", worker, pool)
     spec = conductor.core().selector
     if spec is not None and len(pool) * len(spec.templates) > MOST:
         yield ("tiers", name, "conductor", "templates"), f"make more than {MOST} arms with this pool; remove some"
@@ -343,25 +343,25 @@ def _aliases(draft: CheckedEntries) -> Iterator[Fault]:
         if target in draft.tiers:
             continue
         if target in aliases:
-            yield path, _chained(name, target, aliases)
+            yield path, _fault_of_chain(name, target, aliases)
         else:
             yield path, _unknown("tier", target, draft.tiers)
 
 
-def _chained(name: str, target: str, aliases: Mapping[str, str]) -> str:
-    if _loops(name, aliases):
+def _fault_of_chain(name: str, target: str, aliases: Mapping[str, str]) -> str:
+    if _leads_to_itself(name, aliases):
         return "leads to itself; point it at a tier"
-    return f"points at the alias {target}; point it at {_end(target, aliases)}, aliases do not chain"
+    return f"points at the alias {target}; point it at {_end_of_chain(target, aliases)}, aliases do not chain"
 
 
-def _loops(name: str, aliases: Mapping[str, str]) -> bool:
+def _leads_to_itself(name: str, aliases: Mapping[str, str]) -> bool:
     seen = {name}
     while (name := aliases.get(name, "")) and name not in seen:
         seen.add(name)
     return bool(name)
 
 
-def _end(name: str, aliases: Mapping[str, str]) -> str:
+def _end_of_chain(name: str, aliases: Mapping[str, str]) -> str:
     while name in aliases:
         name = aliases[name]
     return name
@@ -369,9 +369,9 @@ def _end(name: str, aliases: Mapping[str, str]) -> str:
 
 def _unknown(kind: str, name: str, choices: Iterable[str]) -> str:
     known = list(choices)
-    remedy = meant(name, known) or (f"use one of {', '.join(known[:12])}" if known else f"add [{kind}s.{name}]")
+    remedy = did_you_mean(name, known) or (f"use one of {', '.join(known[:12])}" if known else f"add [{kind}s.{name}]")
     return f"there is no {kind} {name}; {remedy}"
 
 
-def _outside(role: str, name: str, pool: list[str]) -> str:
+def _not_in_pool(role: str, name: str, pool: list[str]) -> str:
     return f"the {role} {name} is not in the tier's pool; add it to the pool, or use one of {', '.join(pool[:12])}"

@@ -10,16 +10,16 @@ from decimal import Decimal
 from typing import Any
 from urllib.parse import urlsplit
 
-from app.process.config.known import KnownProvider, providers
+from app.process.config.known import KnownProvider, known_providers
 from app.process.config.poolfile import base_url_variable
 from app.process.config.secret_files import secret
 from app.process.config.settings import Settings, url_problem
 
 MINI_POOL, ULTRA_POOL = 4, 6
 """Pools stay small: a prompted conductor over a large mixed pool does worse than over a small strong one."""
-SMALL = 3
+WEAK_RANK = 3
 """Models of this rank or weaker stay out of the strong pool while others are left."""
-OWN_KEY = "bt_"
+BATON_KEY_PREFIX = "bt_"
 
 MINI_LIMITS: Mapping[str, Any] = {"steps": 1, "attempts": 3, "tokens": 200_000, "usd": "0.50", "seconds": 180}
 MINI_EFFORTS: Mapping[str, Any] = {
@@ -76,9 +76,9 @@ def discover(settings: Settings, environ: Mapping[str, str], faults: list[str]) 
     present: dict[str, Any] = {}
     candidates: list[Candidate] = []
     notes: list[str] = []
-    for known in providers().values():
+    for known in known_providers().values():
         key = _key(known, environ, notes, faults)
-        if not (_served(known, environ, faults) if known.server else key):
+        if not (_has_server_url(known, environ, faults) if known.server else key):
             continue
         _check_url(known, settings, environ, faults)
         present[known.name] = _provider(known, key)
@@ -126,14 +126,14 @@ def _key(known: KnownProvider, environ: Mapping[str, str], notes: list[str], fau
         except ValueError as error:
             faults.append(f"{variable}: {error}")
             continue
-        if value.startswith(OWN_KEY):
+        if value.startswith(BATON_KEY_PREFIX):
             notes.append(f"{variable} holds a key for Baton itself and was not used for {known.name}")
         elif value:
             return variable
     return None
 
 
-def _served(known: KnownProvider, environ: Mapping[str, str], faults: list[str]) -> bool:
+def _has_server_url(known: KnownProvider, environ: Mapping[str, str], faults: list[str]) -> bool:
     """Return True if the URL of a server is set. Adds a fault if its models are not listed."""
     variable = base_url_variable(known.name)
     url = environ.get(variable, "").strip()
@@ -149,7 +149,7 @@ def _check_url(known: KnownProvider, settings: Settings, environ: Mapping[str, s
     url = environ.get(variable, "").strip()
     if url and (problem := url_problem(url)):
         faults.append(f"{variable}: {problem}")
-    elif url and _is_ours(url, settings):
+    elif url and _is_own_address(url, settings):
         faults.append(f"{variable}: is Baton's own address; unset it where Baton runs, it is for clients")
 
 
@@ -159,13 +159,13 @@ def _models(known: KnownProvider, environ: Mapping[str, str], notes: list[str]) 
     by_name = {entry["model"]: entry for entry in known.models}
     names = list(dict.fromkeys(listed)) or ([] if known.server else list(by_name))
     for name in names:
-        entry = by_name.get(name) or _stranger(known)
+        entry = by_name.get(name) or _card_of_unknown_model(known)
         if name not in by_name and not known.server:
             notes.append(f"the price of {known.name}/{name} is not known; the dearest price of {known.name} is used")
         yield _candidate(known, name, entry)
 
 
-def _stranger(known: KnownProvider) -> Mapping[str, Any]:
+def _card_of_unknown_model(known: KnownProvider) -> Mapping[str, Any]:
     """Return a card for an unknown model, with the provider's dearest price, so that no budget is exceeded
     unnoticed."""
     dearest = max((entry["price"] for entry in known.models), key=lambda price: 3 * price["input"] + price["output"])
@@ -201,8 +201,8 @@ def _tiers(candidates: Sequence[Candidate], settings: Settings) -> dict[str, Any
     general = [candidate for candidate in candidates if "general" in candidate.entry["strengths"]] or list(candidates)
     cheap = sorted(general, key=lambda candidate: (candidate.cost, candidate.rank, candidate.name))[:MINI_POOL]
     strong = sorted(candidates, key=lambda candidate: (candidate.rank, candidate.cost, candidate.name))
-    if sum(candidate.rank < SMALL for candidate in strong) > 1:
-        strong = [candidate for candidate in strong if candidate.rank < SMALL]
+    if sum(candidate.rank < WEAK_RANK for candidate in strong) > 1:
+        strong = [candidate for candidate in strong if candidate.rank < WEAK_RANK]
     return {
         "baton-mini": {
             "description": "One worker, one call: fast and cheap.",
@@ -227,9 +227,9 @@ def _conductor(strong: Sequence[Candidate], settings: Settings) -> dict[str, Any
     """Return the configured conductor, else the strongest worker that can follow a schema, else a fixed chain."""
     if settings.conductor_url is not None:
         return {"kind": "model", "worker": "conductor"}
-    able = next((candidate for candidate in strong if candidate.conducts), None)
-    if able is not None:
-        return {"kind": "model", "worker": able.name}
+    first_able = next((candidate for candidate in strong if candidate.conducts), None)
+    if first_able is not None:
+        return {"kind": "model", "worker": first_able.name}
     return {"kind": "fixed", "shape": "chain", "workers": [candidate.name for candidate in strong[:3]]}
 
 
@@ -237,7 +237,7 @@ def _models_variable(known: KnownProvider) -> str:
     return base_url_variable(known.name).removesuffix("_BASE_URL") + "_MODELS"
 
 
-def _is_ours(url: str, settings: Settings) -> bool:
+def _is_own_address(url: str, settings: Settings) -> bool:
     """Return True if a base URL leads back to this process, which would call itself without end."""
     if url_problem(url):
         return False

@@ -42,7 +42,7 @@ from app.process.config.settings import url_problem
 ALL = "*"
 """The entry that stands for all workers, in place of `pool = "all"`; no worker can have this name."""
 EFFORTS: tuple["Effort", ...] = ("minimal", "low", "medium", "high", "xhigh", "max")
-DEAREST = Decimal(10_000)
+MAX_PRICE = Decimal(10_000)
 """USD per million tokens; more is taken for a slip of the decimal point."""
 
 Effort = Literal["minimal", "low", "medium", "high", "xhigh", "max"]
@@ -63,7 +63,7 @@ def _dollars(value: object) -> int:
         raise ValueError("is not a finite amount; give USD as a plain number")
     if amount < 0:
         raise ValueError("is negative; give USD, or 0 for what costs nothing")
-    if amount > DEAREST:
+    if amount > MAX_PRICE:
         raise ValueError("is above $10,000; check the decimal point, prices are per million tokens")
     micro = amount * MILLION
     if micro != micro.to_integral_value():
@@ -411,7 +411,7 @@ class MatchEntry(Entry):
     clearance: Names = []
 
     @model_validator(mode="after")
-    def _asks(self) -> "MatchEntry":
+    def _check_has_condition(self) -> "MatchEntry":
         empty = sorted(name for name in self.model_fields_set if not getattr(self, name))
         if empty or not self.model_fields_set:
             raise ValueError(f"names no value{' of ' + ', '.join(empty) if empty else ''}; name at least one")

@@ -28,15 +28,15 @@ class KnownProvider:
 
 
 @cache
-def providers() -> Mapping[str, KnownProvider]:
+def known_providers() -> Mapping[str, KnownProvider]:
     """Return all known providers by name, in the order of the file, which is read once."""
-    table = tomllib.loads(shipped("known.toml"), parse_float=Decimal)
+    table = tomllib.loads(read_shipped("known.toml"), parse_float=Decimal)
     return {
         name: KnownProvider(name, **{**entry, "keys": tuple(entry["keys"]), "models": tuple(entry["models"])})
         for name, entry in table.items()
     }
 
 
-def shipped(name: str) -> str:
+def read_shipped(name: str) -> str:
     """Return the text of a data file of this package."""
     return files("app.process.config").joinpath(name).read_text(encoding="utf-8")

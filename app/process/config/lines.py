@@ -15,7 +15,7 @@ TOKEN = re.compile(
 )
 
 
-def index(text: str) -> dict[Path, int]:
+def line_numbers(text: str) -> dict[Path, int]:
     """Return the line (from 1) of every table and key; a table's ancestors have the line of their first mention."""
     found: dict[Path, int] = {}
     table: Path = ()
@@ -31,7 +31,7 @@ def index(text: str) -> dict[Path, int]:
     return found
 
 
-def locate(lines: Mapping[Path, int], path: Sequence[str | int]) -> int:
+def line_of(lines: Mapping[Path, int], path: Sequence[str | int]) -> int:
     """Return the line of a path, or of its nearest ancestor that has one; 1 if none has."""
     names = tuple(str(part) for part in path)
     return next((lines[names[:length]] for length in range(len(names), 0, -1) if names[:length] in lines), 1)

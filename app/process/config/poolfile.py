@@ -20,7 +20,7 @@ from app.core.pool.snapshot import sealed
 from app.errors import ConfigInvalid
 from app.network import tls
 from app.process.config import lines
-from app.process.config.crosscheck import CheckedEntries, aliases_in_force, check, members, shadow_worker
+from app.process.config.crosscheck import CheckedEntries, aliases_in_force, check, shadow_worker, workers_of_tier
 from app.process.config.entries import (
     ROUTE_FIELDS,
     Entry,
@@ -32,9 +32,9 @@ from app.process.config.entries import (
     WorkerEntry,
     levels,
 )
-from app.process.config.known import providers as known_providers
+from app.process.config.known import known_providers
 from app.process.config.secret_files import secret
-from app.process.config.settings import meant, url_problem
+from app.process.config.settings import did_you_mean, url_problem
 
 SECTIONS = ("providers", "workers", "tiers", "aliases", "evaluation", "rules")
 OPTIONAL = ("providers", "rules")
@@ -58,21 +58,21 @@ class Faults:
 
     source: str
     lines: Mapping[lines.Path, int]
-    found: list[tuple[int, str]] = field(default_factory=list)
+    places: list[tuple[int, str]] = field(default_factory=list)
 
     def add(self, path: Sequence[str | int], what: str) -> None:
         """Note a fault. `what` names the problem, then, after a semicolon, the remedy."""
         name = ".".join(str(part) for part in path)
-        self.found.append((lines.locate(self.lines, path), f"{name}: {what}"))
+        self.places.append((lines.line_of(self.lines, path), f"{name}: {what}"))
 
     def has(self, *path: str) -> bool:
         """Return True if a fault of exactly this path was noted."""
-        return any(what.startswith(".".join(path) + ": ") for _, what in self.found)
+        return any(what.startswith(".".join(path) + ": ") for _, what in self.places)
 
     def check(self) -> None:
         """Raise `ConfigInvalid` with all faults, in the order of the file, if there are any."""
-        if self.found:
-            raise ConfigInvalid([f"{self.source}:{line}: {what}" for line, what in sorted(self.found)])
+        if self.places:
+            raise ConfigInvalid([f"{self.source}:{line}: {what}" for line, what in sorted(self.places)])
 
 
 def parse(text: str, source: str, environ: Mapping[str, str], extra: Mapping[str, Any] | None = None) -> Pool:
@@ -81,7 +81,7 @@ def parse(text: str, source: str, environ: Mapping[str, str], extra: Mapping[str
         document = tomllib.loads(text, parse_float=Decimal)
     except tomllib.TOMLDecodeError as error:
         raise ConfigInvalid([_syntax(source, str(error))]) from None
-    return build(merged(document, extra or {}), Faults(source, lines.index(text)), environ)
+    return build(merged(document, extra or {}), Faults(source, lines.line_numbers(text)), environ)
 
 
 def merged(document: Mapping[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]:
@@ -97,7 +97,7 @@ def build(document: Mapping[str, Any], faults: Faults, environ: Mapping[str, str
     """Check the whole document and convert it to core types. Raises `ConfigInvalid` with every fault."""
     for name in document:
         if name not in SECTIONS:
-            faults.add([name], f"is no section of a pool file; {meant(name, list(SECTIONS)) or 'remove it'}")
+            faults.add([name], f"is no section of a pool file; {did_you_mean(name, list(SECTIONS)) or 'remove it'}")
     draft = CheckedEntries(
         providers=_entries(document, "providers", ProviderEntry, faults),
         workers=_entries(document, "workers", WorkerEntry, faults),
@@ -108,12 +108,12 @@ def build(document: Mapping[str, Any], faults: Faults, environ: Mapping[str, str
     )
     for path, what in check(draft):
         faults.add(path, what)
-    usual = {name: known.base_url for name, known in known_providers().items()}
-    providers = {
-        name: _provider(name, entry, usual.get(name, ""), faults, environ)
-        for name, entry in draft.providers.items()
-        if entry is not None
-    }
+    known = known_providers()
+    providers = {}
+    for name, entry in draft.providers.items():
+        if entry is not None:
+            default_url = known[name].base_url if name in known else ""
+            providers[name] = _provider(name, entry, default_url, faults, environ)
     secrets = _secrets(draft, faults, environ)
     proxy_credentials = _proxy_credentials(draft, faults, environ)
     faults.check()
@@ -147,7 +147,7 @@ def _worker(name: str, entry: WorkerEntry, draft: CheckedEntries, rules: Sequenc
 
 
 def _tier(name: str, entry: TierEntry, draft: CheckedEntries) -> Tier:
-    pool = members(entry, draft)
+    pool = workers_of_tier(entry, draft)
     return Tier(
         name=name,
         pool=tuple(pool),
@@ -192,14 +192,14 @@ def _entry(section: str, name: str, value: object, model: type[EntryT], faults: 
     try:
         return model.model_validate(value)
     except ValidationError as error:
-        _tell(error, [section, name], model, faults)
-        return _remainder(value, {item["loc"][0] for item in error.errors() if item["loc"]}, model)
+        _note_validation_faults(error, [section, name], model, faults)
+        return _without_broken_fields(value, {item["loc"][0] for item in error.errors() if item["loc"]}, model)
 
 
-def _tell(error: ValidationError, place: Sequence[str], model: type[Entry], faults: Faults) -> None:
+def _note_validation_faults(error: ValidationError, place: Sequence[str], model: type[Entry], faults: Faults) -> None:
     for item in error.errors(include_input=False, include_url=False):
         path = [part for part in item["loc"] if part != "[key]"]
-        faults.add([*place, *path], _words(item, model))
+        faults.add([*place, *path], _fault_text(item, model))
 
 
 def _evaluation(document: Mapping[str, Any], faults: Faults) -> EvaluationEntry:
@@ -211,11 +211,11 @@ def _evaluation(document: Mapping[str, Any], faults: Faults) -> EvaluationEntry:
     try:
         return EvaluationEntry.model_validate(found)
     except ValidationError as error:
-        _tell(error, ["evaluation"], EvaluationEntry, faults)
+        _note_validation_faults(error, ["evaluation"], EvaluationEntry, faults)
         return EvaluationEntry()
 
 
-def _remainder(value: Mapping[str, Any], broken: set[int | str], model: type[EntryT]) -> EntryT | None:
+def _without_broken_fields(value: Mapping[str, Any], broken: set[int | str], model: type[EntryT]) -> EntryT | None:
     """Return a broken entry without its broken fields, to check it against the others; None if that is not valid."""
     try:
         return model.model_validate({name: field for name, field in value.items() if name not in broken})
@@ -223,12 +223,12 @@ def _remainder(value: Mapping[str, Any], broken: set[int | str], model: type[Ent
         return None
 
 
-def _words(item: Any, model: type[Entry]) -> str:
+def _fault_text(item: Any, model: type[Entry]) -> str:
     """Return a pydantic error in the words of a fault."""
     kind, message = item["type"], item["msg"]
     if kind == "extra_forbidden":
         fields = _fields(model, item["loc"][:-1])
-        return f"is no field here; {meant(str(item['loc'][-1]), fields) or 'use one of ' + ', '.join(fields)}"
+        return f"is no field here; {did_you_mean(str(item['loc'][-1]), fields) or 'use one of ' + ', '.join(fields)}"
     if kind == "missing":
         return "is missing; every entry of this kind needs it"
     words: str = message.removeprefix("Value error, ").replace("Input should", "must")
@@ -267,8 +267,10 @@ def _aliases(document: Mapping[str, Any], faults: Faults) -> dict[str, str] | No
     return {name: target for name, target in found.items() if isinstance(target, str)}
 
 
-def _provider(name: str, entry: ProviderEntry, usual: str, faults: Faults, environ: Mapping[str, str]) -> ProviderSpec:
-    """Return the provider with its base URL in force: its variable's, else the file's, else the usual one."""
+def _provider(
+    name: str, entry: ProviderEntry, default_url: str, faults: Faults, environ: Mapping[str, str]
+) -> ProviderSpec:
+    """Return the provider with its base URL in force: its variable's, else the file's, else the default one."""
     if entry.format == "rehearsal":
         for field_name in sorted(ROUTE_FIELDS & entry.model_fields_set):
             faults.add(["providers", name, field_name], "is of no use to simulated workers; remove it")
@@ -281,7 +283,7 @@ def _provider(name: str, entry: ProviderEntry, usual: str, faults: Faults, envir
             faults.add(["providers", name, "endpoints"], f"cannot be overridden by {variable}; unset it")
         return spec
     override = environ.get(variable, "").strip()
-    base_url = override or entry.base_url or usual
+    base_url = override or entry.base_url or default_url
     if problem := url_problem(override) if override else None:
         faults.add(["providers", name, "base_url"], f"is overridden by {variable}, which {problem}")
     elif not base_url and not faults.has("providers", name, "base_url"):
@@ -324,19 +326,19 @@ def base_url_variable(provider: str) -> str:
 
 
 def _secrets(draft: CheckedEntries, faults: Faults, environ: Mapping[str, str]) -> dict[str, SecretStr]:
-    found: dict[str, SecretStr] = {}
+    """Return the keys of all providers and endpoints by name, and note why one is missing."""
+    keys: dict[str, SecretStr | None] = {}
     for name, entry in draft.providers.items():
         if entry is None:
             continue
         for place, endpoint in enumerate(entry.endpoints):
             if endpoint.key is not None:
-                variable = endpoint_secret(name, endpoint.core(place).name)
-                _note_key(
-                    endpoint.key, variable, ["providers", name, "endpoints", place, "key"], found, faults, environ
-                )
+                path: list[str | int] = ["providers", name, "endpoints", place, "key"]
+                secret_name = endpoint_secret(name, endpoint.core(place).name)
+                keys[secret_name] = _provider_key(endpoint.key, path, faults, environ)
         if entry.key is not None:
-            _note_key(entry.key, name, ["providers", name, "key"], found, faults, environ)
-    return found
+            keys[name] = _provider_key(entry.key, ["providers", name, "key"], faults, environ)
+    return {name: key for name, key in keys.items() if key is not None}
 
 
 def endpoint_secret(provider: str, endpoint: str) -> str:
@@ -350,29 +352,34 @@ def secret_names(text: str) -> set[str]:
         providers = tomllib.loads(text).get("providers", {})
     except tomllib.TOMLDecodeError:
         return set()
-    tables = [table for table in providers.values() if isinstance(table, dict)] if isinstance(providers, dict) else []
-    for table in list(tables):
-        endpoints = table.get("endpoints", [])
-        if isinstance(endpoints, list):
-            tables += [endpoint for endpoint in endpoints if isinstance(endpoint, dict)]
-    named = [table.get(name) for table in tables for name in ("key", "proxy_credentials")]
-    return {name for name in named if isinstance(name, str)}
+    tables = []
+    for provider in _tables(list(providers.values()) if isinstance(providers, dict) else None):
+        tables += [provider, *_tables(provider.get("endpoints"))]
+    names = set()
+    for table in tables:
+        for field_name in ("key", "proxy_credentials"):
+            if isinstance(table.get(field_name), str):
+                names.add(table[field_name])
+    return names
 
 
-def _note_key(
-    variable: str,
-    owner: str,
-    path: Sequence[str | int],
-    found: dict[str, SecretStr],
-    faults: Faults,
-    environ: Mapping[str, str],
-) -> None:
-    """Add the key in a variable, or in the file that it names, to `found`, or note why there is none."""
+def _tables(value: object) -> list[dict[str, Any]]:
+    """Return the tables of a list; none if the value is no list."""
+    if not isinstance(value, list):
+        return []
+    return [entry for entry in value if isinstance(entry, dict)]
+
+
+def _provider_key(
+    variable: str, path: Sequence[str | int], faults: Faults, environ: Mapping[str, str]
+) -> SecretStr | None:
+    """Return the key in a variable, or in the file that it names; None if a fault of it was noted."""
     value = _secret(variable, path, faults, environ)
     if value:
-        found[owner] = SecretStr(value)
-    elif value is not None:
+        return SecretStr(value)
+    if value is not None:
         faults.add(path, f"the environment variable {variable} is not set; export it, or remove this provider")
+    return None
 
 
 def _secret(variable: str, path: Sequence[str | int], faults: Faults, environ: Mapping[str, str]) -> str | None:

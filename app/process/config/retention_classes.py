@@ -11,7 +11,7 @@ from math import inf
 from app.core.run.retention_classes import RetentionClass, RunClass
 
 DAY_SECONDS = 86_400.0
-MOST_DAYS = 36_525.0
+MAX_DAYS = 36_525.0
 NAMES = ("tenant", "tier", "label")
 KEPT = ("content", "events")
 
@@ -48,6 +48,6 @@ def _seconds(text: str, number: int) -> float:
         days = float(text)
     except ValueError:
         days = 0.0
-    if not 0 < days <= MOST_DAYS:
-        raise ValueError(f"class {number} has no number of days; write one up to {MOST_DAYS:.0f}, or never")
+    if not 0 < days <= MAX_DAYS:
+        raise ValueError(f"class {number} has no number of days; write one up to {MAX_DAYS:.0f}, or never")
     return days * DAY_SECONDS

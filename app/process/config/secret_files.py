@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 SUFFIX = "_FILE"
-MOST_BYTES = 64 << 10
+MAX_BYTES = 64 << 10
 """Most bytes of such a file; a larger one is taken for a wrong path."""
 
 
@@ -25,16 +25,16 @@ def secret(environ: Mapping[str, str], name: str) -> str:
         raise ValueError(f"{name}{SUFFIX} is set as well as {name}; unset one of them")
     try:
         with Path(path).open("rb") as file:
-            data = file.read(MOST_BYTES + 1)
+            data = file.read(MAX_BYTES + 1)
         text = data.decode().rstrip("\r\n")
     except OSError as error:
         words = error.strerror or type(error).__name__
         raise ValueError(f"{name}{SUFFIX} cannot be read: {words}; correct the path or the permissions") from None
     except UnicodeDecodeError:
         raise ValueError(f"{name}{SUFFIX} names a file that is not UTF-8; correct the path or the file") from None
-    if not text.strip() or len(data) > MOST_BYTES:
+    if not text.strip() or len(data) > MAX_BYTES:
         fault = "is empty"
         if text.strip():
-            fault = f"is larger than {MOST_BYTES >> 10} KiB"
+            fault = f"is larger than {MAX_BYTES >> 10} KiB"
         raise ValueError(f"{name}{SUFFIX} names a file that {fault}; correct the path or the file")
     return text

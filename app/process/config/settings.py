@@ -39,12 +39,12 @@ SCHEMES = {
 }
 URLS = frozenset({"database_url", "redis_url", "webhook_url"})
 """URLs that may hold a password."""
-INNER = frozenset({"given", "in_files"})
+INTERNAL_FIELDS = frozenset({"given", "in_files"})
 """Fields that are no settings."""
 PRIVATE = frozenset({"webhook_url"})
 """URLs of which `baton config` shows only the host."""
 FIGURE = re.compile(r"[0-9]{1,12}")
-FOREIGN = re.compile(r"BATON_API_KEY$|BATON_(TEST|BENCH)_|BATON_SERVICE_(HOST|PORT)|BATON_PORT_\d+_(TCP|UDP)")
+IGNORED_VARIABLES = re.compile(r"BATON_API_KEY$|BATON_(TEST|BENCH)_|BATON_SERVICE_(HOST|PORT)|BATON_PORT_\d+_(TCP|UDP)")
 """A client's key, test variables, and the variables that Kubernetes adds to every pod for a Service called `baton`."""
 
 
@@ -432,7 +432,7 @@ class SettingLine:
 
 def variables() -> dict[str, str]:
     """Return every variable with the name of its field."""
-    return {PREFIX + name.upper(): name for name in Settings.model_fields if name not in INNER}
+    return {PREFIX + name.upper(): name for name in Settings.model_fields if name not in INTERNAL_FIELDS}
 
 
 def secret_variables() -> dict[str, str]:
@@ -442,12 +442,15 @@ def secret_variables() -> dict[str, str]:
 
 def read(environ: Mapping[str, str]) -> Settings:
     """Return the settings of an environment. Raises `ConfigInvalid` with every fault."""
-    known = variables()
-    given = {known[name]: value for name, value in environ.items() if name in known and value.strip()}
-    unreadable: list[str] = []
-    in_files = _from_files(environ, unreadable)
+    fields_by_variable = variables()
+    given: dict[str, str] = {}
+    for variable, value in environ.items():
+        if variable in fields_by_variable and value.strip():
+            given[fields_by_variable[variable]] = value
+    faults = _unknown(environ, fields_by_variable)
+    in_files = _from_files(environ, faults)
     given |= in_files
-    faults = [*_unknown(environ, known), *unreadable, *_incomplete(given)]
+    faults += _incomplete(given)
     readable = {name: value for name, value in given.items() if value}
     values: dict[str, Any] = {**readable, "given": frozenset(given), "in_files": frozenset(in_files)}
     values.setdefault("database_url", _embedded(given.get("data_dir", ".baton")))
@@ -462,16 +465,20 @@ def read(environ: Mapping[str, str]) -> Settings:
 
 def describe(settings: Settings) -> list[SettingLine]:
     """Return all settings with their meaning. Secrets are masked entirely, and so are passwords inside URLs."""
-    return [
-        SettingLine(
+    lines = []
+    for variable, name in variables().items():
+        value = getattr(settings, name)
+        if name in PRIVATE:
+            value = _url_without_secrets(value)
+        line = SettingLine(
             name=variable,
-            value=_shown(_public(getattr(settings, name)) if name in PRIVATE else getattr(settings, name)),
-            default=_shown(_default(name, settings)),
+            value=_as_text(value),
+            default=_as_text(_default(name, settings)),
             origin=_origin(name, settings),
             meaning=Settings.model_fields[name].description or "",
         )
-        for variable, name in variables().items()
-    ]
+        lines.append(line)
+    return lines
 
 
 def pepper(settings: Settings) -> SecretStr:
@@ -545,7 +552,7 @@ def url_problem(value: str) -> str | None:
     return None
 
 
-def meant(name: str, choices: list[str]) -> str:
+def did_you_mean(name: str, choices: list[str]) -> str:
     """Return a suggestion for a mistyped `name`, or an empty text."""
     close = difflib.get_close_matches(name, choices, n=1, cutoff=0.6)
     return f"did you mean {close[0]}?" if close else ""
@@ -600,12 +607,14 @@ def _origin(name: str, settings: Settings) -> Literal["environment", "file", "de
 
 
 def _unknown(environ: Mapping[str, str], known: Mapping[str, str]) -> list[str]:
-    readable = {*known, *(name + SUFFIX for name in secret_variables())}
-    strange = [name for name in environ if name.startswith(PREFIX) and name not in readable and not FOREIGN.match(name)]
-    return [
-        f"{name}: there is no such setting; {meant(name, list(known)) or '`baton config` lists them all'}"
-        for name in sorted(strange)
-    ]
+    """Return the faults of variables that look like settings and are none."""
+    allowed = {*known, *[variable + SUFFIX for variable in secret_variables()]}
+    faults = []
+    for name in sorted(environ):
+        if name.startswith(PREFIX) and name not in allowed and not IGNORED_VARIABLES.match(name):
+            remedy = did_you_mean(name, list(known)) or "`baton config` lists them all"
+            faults.append(f"{name}: there is no such setting; {remedy}")
+    return faults
 
 
 def _incomplete(values: Mapping[str, str]) -> list[str]:
@@ -653,9 +662,11 @@ def _fault(item: Any, values: Mapping[str, str]) -> str:
             "BATON_PORT: was overwritten by Kubernetes for a Service called baton; "
             "set enableServiceLinks: false in the pod, or set BATON_PORT yourself"
         )
-    words = item["msg"].removeprefix("Value error, ").partition(", unable to")[0].replace("Input should", "must")
-    meaning = (Settings.model_fields[name].description or "").rstrip(".")
-    return f"{PREFIX}{name.upper()}: {words}{'' if ';' in words else f'; it is for: {meaning}'}"
+    message = item["msg"].removeprefix("Value error, ").partition(", unable to")[0].replace("Input should", "must")
+    if ";" not in message:  # it names no remedy
+        meaning = (Settings.model_fields[name].description or "").rstrip(".")
+        message += f"; it is for: {meaning}"
+    return f"{PREFIX}{name.upper()}: {message}"
 
 
 def _default(name: str, settings: Settings) -> object:
@@ -664,15 +675,15 @@ def _default(name: str, settings: Settings) -> object:
     return Settings.model_fields[name].default
 
 
-def _public(url: str | None) -> str | None:
+def _url_without_secrets(url: str | None) -> str | None:
     """Return scheme and host only: the path and query of a private address may be its only protection."""
-    parts = urlsplit(url or "")
     if not url:
         return None
+    parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc}/{HIDDEN}"
 
 
-def _shown(value: object) -> str:
+def _as_text(value: object) -> str:
     if value is None or value == "":
         return "(none)"
     if isinstance(value, SecretStr):
