@@ -31,7 +31,7 @@ from redis.asyncio import Redis
 from sqlalchemy import Dialect, Engine, create_engine
 from sqlalchemy.engine import URL, make_url
 
-from app.cli.terminal import NOISY
+from app.cli.terminal import QUIETED_LOGGERS
 from app.console import templating
 from app.stepqueue import live
 from app.stepqueue import redis as redis_queue
@@ -142,7 +142,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def _first_logging() -> list[tuple[logging.Logger, int, list[logging.Handler]]]:
     """The log levels and handlers before any test, and before any fixture that serves several tests."""
-    loggers = [logging.getLogger(name) for name in (None, "app.store", *NOISY)]
+    loggers = [logging.getLogger(name) for name in (None, "app.store", *QUIETED_LOGGERS)]
     return [(logger, logger.level, logger.handlers[:]) for logger in loggers]
 
 

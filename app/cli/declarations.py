@@ -207,12 +207,12 @@ TRUST_CODE = flag(
 )
 
 
-def only(*names: str) -> Decorator[Any]:
+def filter_options(*names: str) -> Decorator[Any]:
     """Declare filters of runs, such as `--tier` and `--tenant`."""
     return in_order(*(option(f"--{name}", help=f"Only runs of this {name}.") for name in names))
 
 
-def agreed(section: str = "") -> Decorator[Any]:
+def consent_options(section: str = "") -> Decorator[Any]:
     """Declare the options that choose the runs to learn from."""
     return in_order(
         option(

@@ -18,8 +18,8 @@ from app.store.protocol import Actor, RunQuery, RunRow, Store
 from app.store.sql import open_store
 from app.store.sqlkit import revisions
 
-PAGE = 200
-DEPTH = 10_000
+PAGE_RUNS = 200
+MAX_SEARCHED_RUNS = 10_000
 """Most runs among which a prefix of an id is searched, the newest first."""
 TIME_DIGITS = 11
 """Hexadecimal digits of an id that are its time, in milliseconds."""
@@ -27,14 +27,14 @@ SKEW_SECONDS = 3_600.0
 """Longest time between the making of an id and the admission of its run, by clocks that differ."""
 
 
-def shown(settings: Settings) -> str:
+def database_name(settings: Settings) -> str:
     """Return the URL of the configured database without its password."""
     return next(row.value for row in describe(settings) if row.name == "BATON_DATABASE_URL")
 
 
-def announce(settings: Settings) -> None:
+def print_database(settings: Settings) -> None:
     """Name the configured database on standard error."""
-    print(f"database: {shown(settings)}", file=sys.stderr, flush=True)
+    print(f"database: {database_name(settings)}", file=sys.stderr, flush=True)
 
 
 def operator() -> Actor:
@@ -46,17 +46,17 @@ def operator() -> Actor:
 
 
 @contextmanager
-def causes(settings: Settings) -> Iterator[None]:
+def named_failures(settings: Settings) -> Iterator[None]:
     """Give every `StoreUnavailable` a message that names the database."""
     try:
         yield
     except StoreUnavailable as error:
         words = error.message.removeprefix("The database cannot be used: ")
-        raise StoreUnavailable(f"The database {shown(settings)} cannot be used: {words}") from None
+        raise StoreUnavailable(f"The database {database_name(settings)} cannot be used: {words}") from None
 
 
 @asynccontextmanager
-async def used(settings: Settings) -> AsyncIterator[None]:
+async def existing_database(settings: Settings) -> AsyncIterator[None]:
     """Require that the configured database exists, and explain why it could not be used.
 
     The message of `StoreUnavailable` names the database and the cause; log lines of the store are suppressed.
@@ -64,7 +64,7 @@ async def used(settings: Settings) -> AsyncIterator[None]:
     logging.getLogger("app.store").setLevel(logging.ERROR)
     if not revisions.exists(settings.database_url):
         raise StoreUnavailable(
-            f"There is no database {shown(settings)} yet; `baton serve` or `baton migrate` makes it. "
+            f"There is no database {database_name(settings)} yet; `baton serve` or `baton migrate` makes it. "
             "BATON_DATA_DIR and BATON_DATABASE_URL name another one."
         )
     try:
@@ -72,23 +72,23 @@ async def used(settings: Settings) -> AsyncIterator[None]:
     except StoreUnavailable:
         cause = await asyncio.to_thread(revisions.cause, settings.database_url)
         words = cause or "it did not answer; `baton doctor` looks further"
-        raise StoreUnavailable(f"The database {shown(settings)} cannot be used: {words}.") from None
+        raise StoreUnavailable(f"The database {database_name(settings)} cannot be used: {words}.") from None
 
 
-def journals(settings: Settings) -> AbstractAsyncContextManager[Archive]:
+def open_journals(settings: Settings) -> AbstractAsyncContextManager[Archive]:
     """Open the configured database for reading its journal, within `used`."""
     return open_archive(settings.database_url, content_keys(settings))
 
 
 @asynccontextmanager
-async def opened(settings: Settings) -> AsyncIterator[Store]:
+async def open_configured_store(settings: Settings) -> AsyncIterator[Store]:
     """Open the store of the configured database, as `used` does."""
     opening = open_store(settings.database_url, connections=2, content_keys=content_keys(settings))
-    async with used(settings), opening as store:
+    async with existing_database(settings), opening as store:
         yield store
 
 
-async def find(store: Store, name: str) -> RunRow:
+async def find_run(store: Store, name: str) -> RunRow:
     """Find a run by its id, a prefix of it, the id of any of its replies, or `last`. Raises `NotFound`."""
     name = run_of_reply(name)
     if name == "last":
@@ -99,11 +99,11 @@ async def find(store: Store, name: str) -> RunRow:
     try:
         return await store.run(name)
     except NotFound:
-        await _say_if_pruned(store, name)
-        return await _by_prefix(store, name if name.startswith("run_") else f"run_{name}")
+        await _raise_if_pruned(store, name)
+        return await _find_by_prefix(store, name if name.startswith("run_") else f"run_{name}")
 
 
-async def _say_if_pruned(store: Store, run: str) -> None:
+async def _raise_if_pruned(store: Store, run: str) -> None:
     """Raise `RunPruned` with the place of its archive for a run that was pruned."""
     try:
         left = await store.pruned_run(run)
@@ -116,14 +116,14 @@ async def _say_if_pruned(store: Store, run: str) -> None:
     )
 
 
-async def _by_prefix(store: Store, prefix: str) -> RunRow:
+async def _find_by_prefix(store: Store, prefix: str) -> RunRow:
     found: list[RunRow] = []
     before: tuple[float, str] | None = None
-    since, until = _times_of(prefix)
-    for _ in range(DEPTH // PAGE):
-        rows = await store.runs(RunQuery(since=since, until=until, before=before, limit=PAGE))
+    since, until = _times_of_prefix(prefix)
+    for _ in range(MAX_SEARCHED_RUNS // PAGE_RUNS):
+        rows = await store.runs(RunQuery(since=since, until=until, before=before, limit=PAGE_RUNS))
         found += [row for row in rows if row.id.startswith(prefix)]
-        if len(rows) < PAGE:
+        if len(rows) < PAGE_RUNS:
             break
         before = (rows[-1].created_at, rows[-1].id)
     if not found:
@@ -133,7 +133,7 @@ async def _by_prefix(store: Store, prefix: str) -> RunRow:
     return found[0]
 
 
-def _times_of(prefix: str) -> tuple[float | None, float | None]:
+def _times_of_prefix(prefix: str) -> tuple[float | None, float | None]:
     """Return the times between which runs were admitted whose ids begin like that: an id begins with its time."""
     digits = prefix.removeprefix("run_")[:TIME_DIGITS]
     if not re.fullmatch("[0-9a-f]+", digits):

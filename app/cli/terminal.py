@@ -19,15 +19,15 @@ from app.telemetry import JsonLines
 
 PIPED_WIDTH = 160
 """The columns of what is no terminal, where the environment variable `COLUMNS` does not say."""
-NOISY = ("uvicorn", "alembic", "asyncio", "httpx", "aiohttp")
+QUIETED_LOGGERS = ("uvicorn", "alembic", "asyncio", "httpx", "aiohttp")
 
 
-def out() -> Console:
+def stdout() -> Console:
     """Return the console of standard output, for results."""
     return _console(stderr=False)
 
 
-def err() -> Console:
+def stderr() -> Console:
     """Return the console of standard error, for progress and errors."""
     return _console(stderr=True)
 
@@ -107,10 +107,10 @@ def print_json(value: object) -> None:
 
 def warn(text: str) -> None:
     """Print a warning on standard error."""
-    err().print(f"Warning: {text}.", markup=False, soft_wrap=True)
+    stderr().print(f"Warning: {text}.", markup=False, soft_wrap=True)
 
 
-def program() -> str:
+def program_command() -> str:
     """Return the command by which this program can be called again from the current folder."""
     path = Path(sys.argv[0])
     if path.name != "baton":
@@ -145,5 +145,5 @@ def log_to_stderr(level: str) -> None:
     root = logging.getLogger()
     root.handlers[:] = [stream]
     root.setLevel(level.upper())
-    for name in NOISY:
+    for name in QUIETED_LOGGERS:
         logging.getLogger(name).setLevel(logging.WARNING)

@@ -83,7 +83,7 @@ def test_each_worker_gets_each_task_once_and_is_known_for_what_it_can(
 
 async def _journaled(loaded: Any, count: int) -> None:
     """Each trial is a run of one call, rated beside what callers say."""
-    async with storage.opened(loaded.settings) as store:
+    async with storage.open_configured_store(loaded.settings) as store:
         rows = await store.runs(RunQuery(limit=200))
         assert len(rows) == count
         assert {row.key for row in rows} == {calibrate.KEY}
@@ -215,7 +215,7 @@ async def _followed(opened: Runtime, folder: Path) -> None:
     """As in a service that runs while somebody calibrates; a pool file that is read again changes nothing of it."""
     stopping = asyncio.Event()
     async with asyncio.TaskGroup() as group:
-        group.create_task(serve._follow_calibration(opened, stopping))
+        group.create_task(serve._apply_calibration_results(opened, stopping))
         await until(lambda: opened.pool.catalog().workers["alpha"].card.measured)
         stopping.set()
     opened.pool.install(configure(at(folder, (folder / "pool.toml").read_text())))

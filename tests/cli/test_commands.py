@@ -281,14 +281,16 @@ def test_the_announcement_can_be_pasted(service: Service) -> None:
 
 @pytest.mark.parametrize("key", [None, KEY])
 def test_the_python_lines_of_the_announcement_compile(key: str | None) -> None:
-    words = startup_message.words("serve", Announcement("http://127.0.0.1:1", "rehearsal", True, key), "baton")
+    words = startup_message.announcement_text(
+        "serve", Announcement("http://127.0.0.1:1", "rehearsal", True, key), "baton"
+    )
     lines = words[words.index("(pip install openai)") :].splitlines()[1:]
     compile("\n".join(line.removeprefix("  ") for line in lines if line.startswith("  ")), "greeting", "exec")
     assert ("export BATON_API_KEY" in words) == (key is not None)
 
 
 def test_a_dispatcher_announces_no_address() -> None:
-    words = startup_message.words("dispatcher", Announcement(None, "pool file x", False, None), "baton")
+    words = startup_message.announcement_text("dispatcher", Announcement(None, "pool file x", False, None), "baton")
     assert "curl" not in words
     assert "REHEARSAL" not in words
 

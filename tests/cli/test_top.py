@@ -47,7 +47,7 @@ async def test_the_document_of_the_api_is_printed_and_drawn_within_80_columns(
     outcomes = {"ok": 6, "failed": 2, "open": 1}
     shown["workers"] = [WORKER | {"worker": "w" * 70, "outcomes": outcomes}]
     narrow = Console(file=StringIO(), width=80, no_color=True, force_terminal=False)
-    narrow.print(top.drawn(shown))
+    narrow.print(top.draw(shown))
     assert isinstance(narrow.file, StringIO)
     drawing = narrow.file.getvalue()
     assert max(len(line) for line in drawing.splitlines()) <= 80

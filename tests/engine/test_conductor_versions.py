@@ -102,9 +102,9 @@ async def test_a_shadow_is_asked_what_the_live_conductor_was_asked_and_conducts_
                 assert (await planned(client))[0] == "planner"
         before = len(stub.requests)
         live = [request.json for request in stub.requests if request.json["model"] == "planner"]
-        compared, server = shadow_plans.Compared(), Management(stub.vllm_url, None)
+        compared, server = shadow_plans.PlanComparison(), Management(stub.vllm_url, None)
         async with open_archive(opened.pool.loaded.settings.database_url) as archive:
-            async for case in shadow_plans.cases(archive, "planner", 0.0, time(), compared):
+            async for case in shadow_plans.read_cases(archive, "planner", 0.0, time(), compared):
                 await to_thread(shadow_plans.compare, server, "planner@1", case, compared)
         server.close()
         asked = [body.json for body in stub.requests[before:]]

@@ -90,7 +90,7 @@ def test_prompts_show_what_was_measured(tmp_path: Path) -> None:
     words = ("sage", "v1", "t", "numbers", "sums", 0, "What?", "run_1", 1.0, 1.0, 1, 0.1)
 
     async def calibrate() -> None:
-        async with storage.opened(read(environ)) as store:
+        async with storage.open_configured_store(read(environ)) as store:
             await store.note_trial(Trial("rehearsal-sage", *words))
 
     asyncio.run(calibrate())
@@ -154,8 +154,8 @@ def test_the_small_conductor_is_given_the_rollouts_too(tmp_path: Path, monkeypat
         given.append((asked.beta, runs))
         return True
 
-    modules = {"app.lab.train:run": trainer, "app.cli.learning.train_chat:imitated": train_chat.imitated}
-    monkeypatch.setattr(command, "imported", modules.__getitem__)
+    modules = {"app.lab.train:run": trainer, "app.cli.learning.train_chat:imitated": train_chat.imitation_rollouts}
+    monkeypatch.setattr(command, "import_object", modules.__getitem__)
     for words in ([], ["--warm-start", rollouts(tmp_path), "--beta", "0.1"]):
         assert command.run(parse(["train", *words]), {}, lambda: 0.0) == 0
     assert [(beta, len(runs)) for beta, runs in given] == [(0.3, 0), (0.1, 4)]

@@ -25,7 +25,7 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
     """Carry out one of the verbs on the configured database."""
     settings = read(environ)
     terminal.log_to_stderr("warning")
-    storage.announce(settings)
+    storage.print_database(settings)
     verbs = {"set": _set, "ls": _list, "show": _show, "rm": _remove}
     event_loop.run(verbs[args.verb](settings, args, now()))
     return 0
@@ -35,8 +35,8 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
 
 
 async def _set(settings: Settings, args: Arguments, now: float) -> None:
-    async with storage.opened(settings) as store:
-        scope, name = await _whose(store, args, now)
+    async with storage.open_configured_store(settings) as store:
+        scope, name = await _chosen_scope(store, args, now)
         budget = Budget(
             tenant=args.tenant,
             scope=scope,
@@ -52,16 +52,16 @@ async def _set(settings: Settings, args: Arguments, now: float) -> None:
             raise ConfigInvalid(faults)
         if not await store.tenants(budget.tenant):
             words = f"No key has the tenant {budget.tenant} yet: `baton tenants ls` lists those that there are."
-            terminal.err().print(words, markup=False, soft_wrap=True)
+            terminal.stderr().print(words, markup=False, soft_wrap=True)
         await store.set_budget(budget, by=storage.operator())
     if args.json:
-        terminal.print_json(record(budget, ()))
+        terminal.print_json(budget_record(budget, ()))
         return
     words = f"{budget.id}: {terminal.dollars(budget.usd)} for each {budget.period} ({budget.zone})."
-    terminal.out().print(words, markup=False, soft_wrap=True)
+    terminal.stdout().print(words, markup=False, soft_wrap=True)
 
 
-async def _whose(store: Store, args: Arguments, now: float) -> tuple[Scope, str]:
+async def _chosen_scope(store: Store, args: Arguments, now: float) -> tuple[Scope, str]:
     """Return the scope and the name that the command names. Raises `ConfigInvalid` if it names several."""
     given: list[tuple[Scope, str | None]] = [("key", args.key), ("user", args.user), ("team", args.team)]
     chosen = [(scope, name) for scope, name in given if name is not None]
@@ -77,16 +77,16 @@ async def _whose(store: Store, args: Arguments, now: float) -> tuple[Scope, str]
 
 
 async def _remove(settings: Settings, args: Arguments, _now: float) -> None:
-    async with storage.opened(settings) as store:
-        budget = await _found(store, args.budget)
+    async with storage.open_configured_store(settings) as store:
+        budget = await _find_budget(store, args.budget)
         await store.remove_budget(budget.id, by=storage.operator())
     if args.json:
-        terminal.print_json(record(budget, ()))
+        terminal.print_json(budget_record(budget, ()))
         return
-    terminal.out().print(f"The budget {budget.id} is removed.", markup=False, soft_wrap=True)
+    terminal.stdout().print(f"The budget {budget.id} is removed.", markup=False, soft_wrap=True)
 
 
-async def _found(store: Store, wanted: str) -> Budget:
+async def _find_budget(store: Store, wanted: str) -> Budget:
     budget = await store.budget(wanted)
     if budget is None:
         raise NotFound("There is no budget of that id; `baton budgets ls` lists them.")
@@ -97,21 +97,21 @@ async def _found(store: Store, wanted: str) -> Budget:
 
 
 async def _list(settings: Settings, args: Arguments, _now: float) -> None:
-    async with storage.opened(settings) as store:
+    async with storage.open_configured_store(settings) as store:
         clock = await store.clock()
-        found = [(budget, await _present(store, budget, clock)) for budget in await store.budgets(args.tenant)]
+        found = [(budget, await _current_windows(store, budget, clock)) for budget in await store.budgets(args.tenant)]
     if args.json:
-        terminal.print_json([record(budget, uses) for budget, uses in found])
+        terminal.print_json([budget_record(budget, uses) for budget, uses in found])
         return
     table = terminal.table()
     for column in ("id", "limit", "spent", "held", "accounts", "warns at", "window ends"):
         table.add_column(column, overflow="fold")
     for budget, uses in found:
         table.add_row(*(Text(terminal.clean(cell)) for cell in _cells(budget, uses, clock)))
-    terminal.out().print(table if found else "There are no budgets; `baton budgets set USD` makes one.")
+    terminal.stdout().print(table if found else "There are no budgets; `baton budgets set USD` makes one.")
 
 
-async def _present(store: Store, budget: Budget, clock: float) -> list[BudgetUse]:
+async def _current_windows(store: Store, budget: Budget, clock: float) -> list[BudgetUse]:
     """Return the present windows of a budget's accounts."""
     uses = await store.budget_use(budget.id, MOST_ACCOUNTS)
     return [use for use in uses if use.end > clock]
@@ -126,48 +126,48 @@ def _cells(budget: Budget, uses: Sequence[BudgetUse], clock: float) -> tuple[str
         terminal.dollars(sum(use.held for use in uses)),
         str(len(uses)),
         f"{budget.soft:.0%}" if budget.soft is not None else "-",
-        _local(end, budget.zone),
+        _local_minute(end, budget.zone),
     )
 
 
 async def _show(settings: Settings, args: Arguments, _now: float) -> None:
-    async with storage.opened(settings) as store:
-        budget = await _found(store, args.budget)
+    async with storage.open_configured_store(settings) as store:
+        budget = await _find_budget(store, args.budget)
         account = budgets.account(budget, args.of) if args.of is not None else None
         uses = await store.budget_use(budget.id, args.windows, account)
     if args.json:
-        terminal.print_json(record(budget, uses))
+        terminal.print_json(budget_record(budget, uses))
         return
     words = f"{budget.id}: {terminal.dollars(budget.usd)}"
     if budget.soft is not None:
         words += f", warns at {budget.soft:.0%}"
     if budget.slices is not None:
         words += f", in {budget.slices} slices"
-    terminal.out().print(words, markup=False, soft_wrap=True)
+    terminal.stdout().print(words, markup=False, soft_wrap=True)
     table = terminal.table()
     for column in ("account", "window", "spent", "held", "overrun", "warned"):
         table.add_column(column, overflow="fold")
     for use in uses:
         table.add_row(*(Text(terminal.clean(cell)) for cell in _window_cells(budget, use)))
-    terminal.out().print(table if uses else "Nothing was spent.")
+    terminal.stdout().print(table if uses else "Nothing was spent.")
 
 
 def _window_cells(budget: Budget, use: BudgetUse) -> tuple[str, ...]:
     return (
         use.account.removeprefix(budget.id) or "-",
-        _local(use.start, budget.zone),
+        _local_minute(use.start, budget.zone),
         terminal.dollars(use.spent),
         terminal.dollars(use.held),
         terminal.dollars(use.overrun) if use.overrun else "-",
-        _local(use.warned_at, budget.zone) if use.warned_at is not None else "-",
+        _local_minute(use.warned_at, budget.zone) if use.warned_at is not None else "-",
     )
 
 
-def _local(at: float, zone: str) -> str:
+def _local_minute(at: float, zone: str) -> str:
     return datetime.fromtimestamp(at, UTC).astimezone(ZoneInfo(zone)).strftime("%Y-%m-%d %H:%M")
 
 
-def record(budget: Budget, uses: Sequence[BudgetUse]) -> dict[str, Any]:
+def budget_record(budget: Budget, uses: Sequence[BudgetUse]) -> dict[str, Any]:
     """Return a budget with windows of its accounts. Times are seconds since 1970, amounts are dollars."""
     return {
         "id": budget.id,

@@ -12,7 +12,7 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
     """Carry out the command on the configured database."""
     settings = read(environ)
     terminal.log_to_stderr("warning")
-    storage.announce(settings)
+    storage.print_database(settings)
     if settings.content_keys is None:
         raise ConfigInvalid(["BATON_CONTENT_KEYS: is not set; nothing is encrypted without it"])
     event_loop.run(_rewrap(settings, args))
@@ -20,9 +20,11 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
 
 
 async def _rewrap(settings: Settings, args: Arguments) -> None:
-    async with storage.opened(settings) as store:
+    async with storage.open_configured_store(settings) as store:
         keys, rewrapped = await store.rewrap_content_keys()
     if args.json:
         terminal.print_json({"keys": keys, "rewrapped": rewrapped})
         return
-    terminal.out().print(f"{rewrapped:,} of {keys:,} content keys were encrypted anew; all are under the present key.")
+    terminal.stdout().print(
+        f"{rewrapped:,} of {keys:,} content keys were encrypted anew; all are under the present key."
+    )

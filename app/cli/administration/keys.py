@@ -14,7 +14,7 @@ from app.gateway.http.api_keys import is_in_force, key_to_json, mint, new_secret
 from app.process.config import Loaded, Settings, configure, peppers, read
 from app.store.protocol import KeyRow, Store
 
-PEPPERS: Mapping[str, str] = {
+PEPPER_NOTES: Mapping[str, str] = {
     "current": "",
     "unknown": "",
     "earlier": ", hashed under an earlier pepper",
@@ -27,7 +27,7 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
     """Carry out one of the verbs on the configured database."""
     settings = read(environ)
     terminal.log_to_stderr("warning")
-    storage.announce(settings)
+    storage.print_database(settings)
     if args.verb == "add":
         _check_tiers(configure(environ), args.tiers)
         event_loop.run(_add(settings, args, now()))
@@ -92,7 +92,7 @@ async def _add(settings: Settings, args: Arguments, now: float) -> None:
         concurrency=args.concurrency,
         all_tenants=args.all_tenants,
     )
-    async with storage.opened(settings) as store:
+    async with storage.open_configured_store(settings) as store:
         _check_name(await store.keys(), row, now)
         await store.add_key(row, by=storage.operator())
     _print_secret(args, settings, row, key, now, "The key, shown only this once:")
@@ -112,7 +112,7 @@ def _check_name(rows: Sequence[KeyRow], new: KeyRow, now: float) -> None:
 
 async def _rotate(settings: Settings, args: Arguments, now: float) -> None:
     overlap = 0.0 if args.no_overlap else args.overlap
-    async with storage.opened(settings) as store:
+    async with storage.open_configured_store(settings) as store:
         row = find_key(await store.keys(), args.key, now)
         pepper = peppers(settings)[0]
         key, digest = new_secret(row, pepper)
@@ -131,7 +131,7 @@ def _print_secret(args: Arguments, settings: Settings, row: KeyRow, key: str, no
     if args.json:
         terminal.print_json(_record(row, settings, now) | {"key": key})
         return
-    terminal.err().print(words, markup=False, soft_wrap=True)
+    terminal.stderr().print(words, markup=False, soft_wrap=True)
     print(key, flush=True)
 
 
@@ -139,7 +139,7 @@ def _print_secret(args: Arguments, settings: Settings, row: KeyRow, key: str, no
 
 
 async def _list(settings: Settings, args: Arguments, now: float) -> None:
-    async with storage.opened(settings) as store:
+    async with storage.open_configured_store(settings) as store:
         rows = await store.keys()
     if args.json:
         terminal.print_json([_record(row, settings, now) for row in rows])
@@ -149,11 +149,11 @@ async def _list(settings: Settings, args: Arguments, now: float) -> None:
         table.add_column(column, overflow="fold")
     for row in rows:
         table.add_row(*(Text(terminal.clean(cell)) for cell in _cells(row, settings, now)))
-    terminal.out().print(table if rows else "There are no keys; `baton keys add NAME` makes one.")
+    terminal.stdout().print(table if rows else "There are no keys; `baton keys add NAME` makes one.")
 
 
 async def _show(settings: Settings, args: Arguments, now: float) -> None:
-    async with storage.opened(settings) as store:
+    async with storage.open_configured_store(settings) as store:
         row = find_key(await store.keys(), args.key, now)
     if args.json:
         terminal.print_json(_record(row, settings, now))
@@ -165,7 +165,7 @@ async def _show(settings: Settings, args: Arguments, now: float) -> None:
 
 def _record(row: KeyRow, settings: Settings, now: float) -> dict[str, Any]:
     """Return a key without its secret. Times are seconds since 1970, amounts are dollars."""
-    return key_to_json(row, now) | {"pepper": _pepper(row, settings)}
+    return key_to_json(row, now) | {"pepper": _pepper_state(row, settings)}
 
 
 def _cells(row: KeyRow, settings: Settings, now: float) -> tuple[str, ...]:
@@ -195,13 +195,13 @@ def _state(row: KeyRow, settings: Settings, now: float) -> str:
     old = ""
     if (row.previous_until or 0.0) > now:
         old = f", old secret until {_day(row.previous_until)}"
-    old += PEPPERS[_pepper(row, settings)]
+    old += PEPPER_NOTES[_pepper_state(row, settings)]
     if row.expires_at is None:
         return f"in force{old}"
     return f"{'expired' if row.expires_at <= now else 'until'} {_day(row.expires_at)}{old}"
 
 
-def _pepper(row: KeyRow, settings: Settings) -> str:
+def _pepper_state(row: KeyRow, settings: Settings) -> str:
     """Return under which pepper the key is hashed: `current`, `earlier`, `missing`, or `unknown`."""
     if row.pepper is None:
         return "unknown"
@@ -221,16 +221,16 @@ def _day(at: float | None) -> str:
 
 
 async def _revoke(settings: Settings, args: Arguments, now: float) -> None:
-    async with storage.opened(settings) as store:
-        row = await _revoked(store, args.id, now)
+    async with storage.open_configured_store(settings) as store:
+        row = await _revoke_key(store, args.id, now)
     if args.json:
         terminal.print_json(_record(row, settings, now))
         return
     words = f"Key {row.id} ({row.name}) is revoked; gateways follow within five seconds."
-    terminal.out().print(words, markup=False, soft_wrap=True)
+    terminal.stdout().print(words, markup=False, soft_wrap=True)
 
 
-async def _revoked(store: Store, name: str, now: float) -> KeyRow:
+async def _revoke_key(store: Store, name: str, now: float) -> KeyRow:
     row = find_key(await store.keys(), name, now)
     await store.revoke_key(row.id, now, by=storage.operator())
     return await store.key(row.id) or row

@@ -16,7 +16,7 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
     """Carry out one of the verbs on the configured database."""
     settings = read(environ)
     terminal.log_to_stderr("warning")
-    storage.announce(settings)
+    storage.print_database(settings)
     if args.verb != "ls":
         event_loop.run(_change(settings, args, now()))
     rows = event_loop.run(_read(settings))
@@ -29,13 +29,13 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
         state = "in force" if row.disabled_at is None else f"disabled {terminal.minute(row.disabled_at)}"
         created = "-" if row.created_at is None else terminal.minute(row.created_at)
         table.add_row(*(Text(terminal.clean(cell)) for cell in (row.name, created, str(row.keys), state)))
-    terminal.out().print(table if shown else "There are no tenants; a key or `baton tenants add NAME` makes one.")
+    terminal.stdout().print(table if shown else "There are no tenants; a key or `baton tenants add NAME` makes one.")
     return 0
 
 
 async def _change(settings: Settings, args: Arguments, now: float) -> None:
     by = storage.operator()
-    async with storage.opened(settings) as store:
+    async with storage.open_configured_store(settings) as store:
         if args.verb == "add":
             await store.add_tenant(args.tenant, now, by=by)
         elif not await store.switch_tenant(args.tenant, now, enabled=args.verb == "enable", by=by):
@@ -43,5 +43,5 @@ async def _change(settings: Settings, args: Arguments, now: float) -> None:
 
 
 async def _read(settings: Settings) -> tuple[TenantRow, ...]:
-    async with storage.opened(settings) as store:
+    async with storage.open_configured_store(settings) as store:
         return await store.tenants()

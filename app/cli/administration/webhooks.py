@@ -12,7 +12,7 @@ from app.core.run.notices import FailedNotice
 from app.errors import ConfigInvalid, NotFound
 from app.process.config import Settings, read
 
-MOST = 10_000
+MAX_FAILED_MESSAGES = 10_000
 """Messages among which `resend` looks."""
 
 
@@ -20,13 +20,13 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
     """Carry out one of the verbs on the configured database."""
     settings = read(environ)
     terminal.log_to_stderr("warning")
-    storage.announce(settings)
+    storage.print_database(settings)
     event_loop.run(_failed(settings, args) if args.verb == "failed" else _resend(settings, args, now()))
     return 0
 
 
 async def _failed(settings: Settings, args: Arguments) -> None:
-    async with storage.opened(settings) as store:
+    async with storage.open_configured_store(settings) as store:
         found = await store.failed_notices(args.limit)
     if args.json:
         terminal.print_json([_record(message) for message in found])
@@ -36,7 +36,7 @@ async def _failed(settings: Settings, args: Arguments) -> None:
         table.add_column(column, overflow="fold")
     for message in found:
         table.add_row(*(Text(terminal.clean(cell)) for cell in _cells(message)))
-    terminal.out().print(table if found else "No message was given up.")
+    terminal.stdout().print(table if found else "No message was given up.")
 
 
 def _record(message: FailedNotice) -> dict[str, Any]:
@@ -67,16 +67,16 @@ def _cells(message: FailedNotice) -> tuple[str, ...]:
 async def _resend(settings: Settings, args: Arguments, now: float) -> None:
     if bool(args.ids) == args.all:
         raise ConfigInvalid(["give the ids of messages, or --all"])
-    async with storage.opened(settings) as store:
-        chosen = _chosen(await store.failed_notices(MOST), args.ids)
+    async with storage.open_configured_store(settings) as store:
+        chosen = _select_messages(await store.failed_notices(MAX_FAILED_MESSAGES), args.ids)
         sent = await store.resend_notices([message.notice for message in chosen], now)
     if args.json:
         terminal.print_json({"resent": sent})
         return
-    terminal.out().print(f"{sent} {'message is' if sent == 1 else 'messages are'} due again.", markup=False)
+    terminal.stdout().print(f"{sent} {'message is' if sent == 1 else 'messages are'} due again.", markup=False)
 
 
-def _chosen(found: Sequence[FailedNotice], ids: Sequence[str]) -> Sequence[FailedNotice]:
+def _select_messages(found: Sequence[FailedNotice], ids: Sequence[str]) -> Sequence[FailedNotice]:
     """Return the messages of these ids, or all. Raises `NotFound` for an id that no message has."""
     by_id = {message.notice.id: message for message in found}
     unknown = sorted(set(ids) - set(by_id))

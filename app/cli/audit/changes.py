@@ -11,20 +11,20 @@ from app.store.protocol import AdminEvent, AdminEventQuery
 
 def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -> int:
     """Carry out the command on the configured database. Returns the exit status."""
-    found = listed(args, environ, now, target=args.target)
+    found = read_changes(args, environ, now, target=args.target)
     if args.json:
         terminal.print_json([asdict(change) for change in found])
         return 0
     table = terminal.table("at", "who", "via", "change", "target", "tenant", "fields")
     for change in found:
         at = terminal.second(change.at)
-        cells = (at, change.actor, change.via, change.action, change.target, change.tenant, fields(change))
+        cells = (at, change.actor, change.via, change.action, change.target, change.tenant, changed_fields(change))
         terminal.add_row(table, cells)
-    terminal.out().print(table if found else "Nothing was changed.")
+    terminal.stdout().print(table if found else "Nothing was changed.")
     return 0
 
 
-def listed(
+def read_changes(
     args: Arguments,
     environ: Mapping[str, str],
     now: Callable[[], float],
@@ -35,7 +35,7 @@ def listed(
     """Read what a command asks for from the log of changes of the configured database, the newest first."""
     settings = read(environ)
     terminal.log_to_stderr("warning")
-    storage.announce(settings)
+    storage.print_database(settings)
     since = now() - args.since if args.since else None
     query = AdminEventQuery(
         limit=args.limit, tenant=args.tenant, target=target, actor=args.actor, action=action, since=since
@@ -44,11 +44,11 @@ def listed(
 
 
 async def _read(settings: Settings, query: AdminEventQuery) -> tuple[AdminEvent, ...]:
-    async with storage.opened(settings) as store:
+    async with storage.open_configured_store(settings) as store:
         return await store.admin_events(query)
 
 
-def fields(event: AdminEvent) -> str:
+def changed_fields(event: AdminEvent) -> str:
     """Return the fields that a change has altered; of what is new, all that have a value."""
     after = event.after or {}
     if event.before is None:

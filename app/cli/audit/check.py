@@ -35,12 +35,12 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
     if args.verb == "rules":
         return _rules(as_json=args.json)
     if args.verb != "check" or args.file is None:
-        storage.announce(read(environ))
+        storage.print_database(read(environ))
     try:
         if args.verb == "export":
             return event_loop.run(_export(args, environ, now()))
         if args.verb == "tiles":
-            return event_loop.run(_tiles(args, environ))
+            return event_loop.run(_save_tiles(args, environ))
         report = event_loop.run(_check(args, environ, now()))
     except StoreUnavailable as error:
         print(f"baton: {error.message}", file=sys.stderr)
@@ -59,25 +59,25 @@ async def _check(args: Arguments, environ: Mapping[str, str], now: float) -> Rep
         export = Export(Path(args.file))
         return await Auditor(export.at, adapter).audit(export, run=args.run, since=since, against=earlier)
     settings = read(environ)
-    async with storage.used(settings), storage.journals(settings) as archive:
+    async with storage.existing_database(settings), storage.open_journals(settings) as archive:
         return await Auditor(now, adapter).audit(archive, run=args.run, since=since, against=earlier)
 
 
 async def _export(args: Arguments, environ: Mapping[str, str], now: float) -> int:
     since = now - args.since if args.since else None
     settings = read(environ)
-    async with storage.used(settings), storage.journals(settings) as archive:
+    async with storage.existing_database(settings), storage.open_journals(settings) as archive:
         runs = await write(archive, Path(args.file), now=now, run=args.run, since=since)
-    async with storage.opened(settings) as store:
-        await content_reads.note(store, args.run or "", "", f"export of {count(runs, 'run')}")
+    async with storage.open_configured_store(settings) as store:
+        await content_reads.record_read(store, args.run or "", "", f"export of {count(runs, 'run')}")
     if args.json:
         terminal.print_json({"file": args.file, "runs": runs})
         return CLEAN
-    terminal.err().print(f"Wrote {count(runs, 'run')} to {args.file}; it holds callers' texts.", markup=False)
+    terminal.stderr().print(f"Wrote {count(runs, 'run')} to {args.file}; it holds callers' texts.", markup=False)
     return CLEAN
 
 
-async def _tiles(args: Arguments, environ: Mapping[str, str]) -> int:
+async def _save_tiles(args: Arguments, environ: Mapping[str, str]) -> int:
     """Save the transparency log in a folder."""
     settings = read(environ)
     saved = 0
@@ -89,12 +89,12 @@ async def _tiles(args: Arguments, environ: Mapping[str, str]) -> int:
             raise ConfigInvalid(["Nothing was sealed in this database yet; engines of 0.3.0 and later seal."])
         saved = save(Path(args.folder), (entry.entry for entry in stored.entries()), state["checkpoint"])
 
-    async with storage.used(settings), storage.journals(settings) as archive:
+    async with storage.existing_database(settings), storage.open_journals(settings) as archive:
         await in_one_snapshot(archive, whole)
     if args.json:
         terminal.print_json({"folder": args.folder, "entries": saved})
         return CLEAN
-    terminal.err().print(f"Wrote {count(saved, 'entry', 'entries')} of the log to {args.folder}.", markup=False)
+    terminal.stderr().print(f"Wrote {count(saved, 'entry', 'entries')} of the log to {args.folder}.", markup=False)
     return CLEAN
 
 
@@ -115,7 +115,7 @@ def _json(report: Report) -> str:
 
 
 def _print(report: Report) -> None:
-    console = terminal.out()
+    console = terminal.stdout()
     for violation in report.violations[:SHOWN]:
         console.print(Text(str(violation)), soft_wrap=True)
     if report.rules.total() > SHOWN:
@@ -146,5 +146,5 @@ def _rules(*, as_json: bool) -> int:
     table = terminal.table("rule", "promise", "what holds")
     for name, (promises, meaning) in RULES.items():
         table.add_row(name, promises, meaning)
-    terminal.out().print(table)
+    terminal.stdout().print(table)
     return CLEAN

@@ -12,7 +12,7 @@ from app.store.protocol import CONTENT_READ, AdminEvent, Store
 
 def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -> int:
     """Carry out the command on the configured database. Returns the exit status."""
-    found = changes.listed(args, environ, now, target=args.run, action=CONTENT_READ)
+    found = changes.read_changes(args, environ, now, target=args.run, action=CONTENT_READ)
     if args.json:
         terminal.print_json([_shown(reading) for reading in found])
         return 0
@@ -21,7 +21,7 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
         at = terminal.second(reading.at)
         cells = (at, reading.actor, reading.via, reading.target or "several", reading.tenant, what_of(reading))
         terminal.add_row(table, cells)
-    terminal.out().print(table if found else "Nobody has read any content.")
+    terminal.stdout().print(table if found else "Nobody has read any content.")
     return 0
 
 
@@ -42,7 +42,7 @@ def what_of(event: AdminEvent) -> str:
     return str((event.after or {}).get("what", ""))
 
 
-async def note(store: Store, run: str, tenant: str, what: str, shown: str = "") -> None:
+async def record_read(store: Store, run: str, tenant: str, what: str, shown: str = "") -> None:
     """Log that the user of this command reads content. On a read replica, which cannot be written, it says so."""
     try:
         await store.note_read(run, tenant, what, by=storage.operator(), shown=shown)

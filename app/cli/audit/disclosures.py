@@ -18,9 +18,9 @@ from app.gateway.wire import query as wire
 from app.process.config import Settings, read
 from app.store.protocol import Disclosure, DisclosureQuery, Store
 
-PAGE = 500
+PAGE_ROWS = 500
 """Rows that are read at a time."""
-BATCH = 100
+BATCH_RUNS = 100
 """Runs whose rows one transaction derives."""
 SHOWN = ("when", "run", "step", "recipient", "kind", "region", "saw", "labels", "outcome", "by")
 
@@ -29,7 +29,7 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
     """Carry out the command on the configured database. Returns the exit status."""
     settings = read(environ)
     terminal.log_to_stderr("warning")
-    storage.announce(settings)
+    storage.print_database(settings)
     if args.action == "rebuild":
         return event_loop.run(_rebuild(settings, as_json=args.json))
     wanted = query_of(args, now())
@@ -49,8 +49,8 @@ def query_of(args: Arguments, now: float) -> DisclosureQuery:
         kinds=args.recipient_kind,
         providers=args.provider,
         saw=saw,
-        since=moment("--since", args.since, now),
-        until=moment("--until", args.until, now),
+        since=parse_moment("--since", args.since, now),
+        until=parse_moment("--until", args.until, now),
         tenants=args.tenant,
         users=args.user,
         runs=args.run,
@@ -60,7 +60,7 @@ def query_of(args: Arguments, now: float) -> DisclosureQuery:
     )
 
 
-def moment(name: str, text: str | None, now: float) -> float | None:
+def parse_moment(name: str, text: str | None, now: float) -> float | None:
     """Return a time in seconds since 1970: one as RFC 3339 writes it, or a span such as 7d before now."""
     if text is None:
         return None
@@ -76,12 +76,12 @@ def moment(name: str, text: str | None, now: float) -> float | None:
 
 async def _list(settings: Settings, args: Arguments, query: DisclosureQuery) -> int:
     found = 0
-    async with storage.opened(settings) as store:
+    async with storage.open_configured_store(settings) as store:
         if not args.json and not args.csv:
-            rows = [row async for page in pages(store, query) for row in page]
-            terminal.out().print(_table(rows) if rows else "Nothing was disclosed.")
+            rows = [row async for page in read_pages(store, query) for row in page]
+            terminal.stdout().print(_table(rows) if rows else "Nothing was disclosed.")
             return 0
-        async for page in pages(store, query):
+        async for page in read_pages(store, query):
             text = disclosures.as_csv(page) if args.csv else b"".join(disclosures.as_lines(page)).decode()
             sys.stdout.write(text.partition("\n")[2] if args.csv and found else text)
             found += len(page)
@@ -90,14 +90,14 @@ async def _list(settings: Settings, args: Arguments, query: DisclosureQuery) -> 
     return 0
 
 
-async def pages(store: Store, query: DisclosureQuery) -> AsyncIterator[Sequence[Disclosure]]:
+async def read_pages(store: Store, query: DisclosureQuery) -> AsyncIterator[Sequence[Disclosure]]:
     """Yield the rows that a query chooses, page by page, up to its limit."""
     left = query.limit
     while left > 0:
-        rows = await store.disclosures(replace(query, limit=min(left, PAGE)))
+        rows = await store.disclosures(replace(query, limit=min(left, PAGE_ROWS)))
         if rows:
             yield rows
-        if len(rows) < min(left, PAGE):
+        if len(rows) < min(left, PAGE_ROWS):
             return
         left -= len(rows)
         query = replace(query, before=(rows[-1].at, rows[-1].call))
@@ -114,20 +114,20 @@ def _table(rows: Sequence[Disclosure]) -> Table:
             row.recipient,
             row.kind,
             row.region,
-            saw(row),
+            shown_parts(row),
             " ".join(row.labels),
         )
-        terminal.add_row(table, (*cells, row.outcome or "open", why(row)))
+        terminal.add_row(table, (*cells, row.outcome or "open", decision_text(row)))
     return table
 
 
-def saw(row: Disclosure) -> str:
+def shown_parts(row: Disclosure) -> str:
     """Return what a recipient saw, in a few words."""
     steps = [f"step {n}" for n in row.saw_steps]
     return ", ".join([*(["user"] if row.saw_user else []), *steps, *(["results"] if row.saw_results else [])])
 
 
-def why(row: Disclosure) -> str:
+def decision_text(row: Disclosure) -> str:
     """Return by whose decision a recipient saw that, and which workers were passed over for the call."""
     passed_over = [f"not {worker} ({reason})" for worker, reason in row.passed_over]
     return ", ".join([row.planned_by, *passed_over])
@@ -135,10 +135,10 @@ def why(row: Disclosure) -> str:
 
 async def _rebuild(settings: Settings, *, as_json: bool) -> int:
     runs = added = 0
-    async with storage.opened(settings) as store:
+    async with storage.open_configured_store(settings) as store:
         place: tuple[float, str] | None = None
         while True:
-            batch = await store.rebuild_disclosures(place, BATCH, completed)
+            batch = await store.rebuild_disclosures(place, BATCH_RUNS, completed)
             runs, added, place = runs + batch.runs, added + batch.added, batch.following
             if place is None:
                 break
@@ -146,5 +146,5 @@ async def _rebuild(settings: Settings, *, as_json: bool) -> int:
         terminal.print_json({"runs": runs, "rows": added})
     else:
         looked_at, changed = terminal.count(runs, "run"), terminal.count(added, "row")
-        terminal.out().print(f"Looked at {looked_at}; added or completed {changed}.", markup=False)
+        terminal.stdout().print(f"Looked at {looked_at}; added or completed {changed}.", markup=False)
     return 0

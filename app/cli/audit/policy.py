@@ -31,9 +31,9 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
         found = list(widenings(read_catalog(Path(args.old)), read_catalog(Path(args.new))))
         return _diff(found, as_json=args.json)
     settings, catalog = read(environ), read_catalog(Path(args.file))
-    storage.announce(settings)
+    storage.print_database(settings)
     since = now() - args.since if args.since else None
-    runs, refused = event_loop.run(_tried(settings, catalog, since))
+    runs, refused = event_loop.run(_tried_policy(settings, catalog, since))
     return _try(runs, refused, as_json=args.json)
 
 
@@ -49,7 +49,7 @@ def _check(catalog: Catalog, *, as_json: bool) -> int:
         excluded = "; ".join(f"{name}: {reason}" for name, reason in row.excluded.items())
         cells = (row.tier, ", ".join(row.labels) or "none", ", ".join(row.shown) or "nobody", excluded)
         table.add_row(*(Text(cell, overflow="fold") for cell in cells))
-    console = terminal.out()
+    console = terminal.stdout()
     console.print(table)
     for worker in policy_table.lowering(catalog):
         lost = ", ".join(sorted(worker.declassifies))
@@ -68,24 +68,24 @@ def _diff(found: Sequence[Widening], *, as_json: bool) -> int:
             {"widens": bool(found), "witnesses": [policy_table.witness(widening) for widening in found]}
         )
     elif not found:
-        terminal.out().print("Nothing is shown to anybody who did not see it before.")
+        terminal.stdout().print("Nothing is shown to anybody who did not see it before.")
     for widening in () if as_json else found:
         who = f"{widening.recipient.worker} at {widening.recipient.provider}, as {widening.recipient.role}"
         if widening.through:
             who += f", as what {', then '.join(widening.through)} makes of it"
         labels = f"labels {', '.join(widening.labels)}" if widening.labels else "no label"
         line = f"widens: {widening.tier} with {labels} is shown to {who}; before: {widening.reason}"
-        terminal.out().print(line, markup=False, soft_wrap=True)
+        terminal.stdout().print(line, markup=False, soft_wrap=True)
     return REFUSED if found else FINE
 
 
 # -- try
 
 
-async def _tried(settings: Settings, catalog: Catalog, since: float | None) -> tuple[int, list[Refused]]:
+async def _tried_policy(settings: Settings, catalog: Catalog, since: float | None) -> tuple[int, list[Refused]]:
     """Return the number of runs, and those with calls that would have been refused, oldest first."""
     runs, refused = 0, []
-    async with storage.used(settings), storage.journals(settings) as archive:
+    async with storage.existing_database(settings), storage.open_journals(settings) as archive:
         records: AsyncIterator[Record] = archive.records(since=since)
         async for record in records:
             runs += 1
@@ -105,7 +105,7 @@ def _try(runs: int, refused: Sequence[Refused], *, as_json: bool) -> int:
         listed = [run.as_json() for run in refused]
         terminal.print_json({"runs": runs, "refused": listed})
         return REFUSED if refused else FINE
-    console = terminal.out()
+    console = terminal.stdout()
     for run in refused:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in run.reasons.items())
         labels = ", ".join(run.labels) or "no label"

@@ -24,7 +24,7 @@ def run(args: Arguments, environ: Mapping[str, str], _now: Callable[[], float]) 
         return _new_key(args.new_key, as_json=args.json)
     settings = read(environ)
     terminal.log_to_stderr("warning")
-    storage.announce(settings)
+    storage.print_database(settings)
     if args.verb == "proof":
         return event_loop.run(_prove(settings, args))
     return event_loop.run(_show(settings, args))
@@ -40,12 +40,12 @@ def _new_key(name: str, *, as_json: bool) -> int:
         terminal.print_json({"signer": signer.secret(), "verifier": str(signer.verifier)})
         return 0
     print(signer.secret())
-    terminal.err().print(f"verifier key, for everybody: {signer.verifier}", markup=False, soft_wrap=True)
+    terminal.stderr().print(f"verifier key, for everybody: {signer.verifier}", markup=False, soft_wrap=True)
     return 0
 
 
 async def _show(settings: Settings, args: Arguments) -> int:
-    async with storage.opened(settings) as store:
+    async with storage.open_configured_store(settings) as store:
         state = await store.log.state()
     facts = _facts(state, _checkpoint(state.checkpoint, state.verifiers))
     outside = await exported_checkpoints.read_exported(settings, state.size)
@@ -55,7 +55,7 @@ async def _show(settings: Settings, args: Arguments) -> int:
         return 0
     for name, value in facts.items():
         shown = "\n".join(value) if isinstance(value, list) else value
-        terminal.out().print(f"{name}: {shown}", markup=False, soft_wrap=True)
+        terminal.stdout().print(f"{name}: {shown}", markup=False, soft_wrap=True)
     return 0
 
 
@@ -82,8 +82,8 @@ def _checkpoint(note: str | None, verifiers: Sequence[str]) -> Checkpoint | None
 
 
 async def _prove(settings: Settings, args: Arguments) -> int:
-    async with storage.opened(settings) as store:
-        name, events = await _found(store, args.run)
+    async with storage.open_configured_store(settings) as store:
+        name, events = await _find_run(store, args.run)
         proof, state = await store.log.proof(name), await store.log.state()
     if events is None and not proof.leaves:
         raise NotFound("The log has nothing about this run.")
@@ -106,10 +106,10 @@ async def _prove(settings: Settings, args: Arguments) -> int:
     return int(bool(faults))
 
 
-async def _found(store: Store, name: str) -> tuple[str, int | None]:
+async def _find_run(store: Store, name: str) -> tuple[str, int | None]:
     """Return the id of a run and the number of its events; None for one that was pruned."""
     try:
-        row = await storage.find(store, name)
+        row = await storage.find_run(store, name)
     except RunPruned:
         return name, None
     return row.id, row.seq

@@ -35,7 +35,7 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
     """Carry out the command. Returns the exit status."""
     terminal.log_to_stderr("warning")
     report = Verification()
-    check = LogCheck(report, keys=_keys(args.keys, "--key"), held=_held(args.checkpoints))
+    check = LogCheck(report, keys=_keys(args.keys, "--key"), held=_held_checkpoints(args.checkpoints))
     check.witnesses = _keys(args.witnesses, "--witness")
     if check.witnesses and not check.held:
         raise ConfigInvalid(["--witness: needs the checkpoint that it has cosigned (--checkpoint)"])
@@ -44,9 +44,9 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
     began = time.monotonic()
     try:
         if args.folder is not None:
-            event_loop.run(_offline(args, check))
+            event_loop.run(_verify_folder(args, check))
         else:
-            event_loop.run(_database(args, environ, check))
+            event_loop.run(_verify_database(args, environ, check))
     except StoreUnavailable as error:
         print(f"baton: {error.message}", file=sys.stderr)
         return UNREADABLE
@@ -74,7 +74,7 @@ def _keys(given: tuple[str, ...], option: str) -> tuple[Key, ...]:
     return tuple(found)
 
 
-def _held(given: tuple[str, ...]) -> tuple[tuple[str, Checkpoint], ...]:
+def _held_checkpoints(given: tuple[str, ...]) -> tuple[tuple[str, Checkpoint], ...]:
     """Return the checkpoints of this command, each a file or a folder of files."""
     found = []
     for name in given:
@@ -90,7 +90,7 @@ def _held(given: tuple[str, ...]) -> tuple[tuple[str, Checkpoint], ...]:
     return tuple(found)
 
 
-async def _offline(args: Arguments, check: LogCheck) -> None:
+async def _verify_folder(args: Arguments, check: LogCheck) -> None:
     """Check a folder of tiles, and a file of journals against it."""
     folder = TilesFolder(Path(args.folder))
     check.tiles = folder.tile
@@ -99,10 +99,10 @@ async def _offline(args: Arguments, check: LogCheck) -> None:
         await check_journal(Export(Path(args.journal)), list(folder.entries()), check.report)
 
 
-async def _database(args: Arguments, environ: Mapping[str, str], check: LogCheck) -> None:
+async def _verify_database(args: Arguments, environ: Mapping[str, str], check: LogCheck) -> None:
     """Check the configured database, all in one snapshot."""
     settings = read(environ)
-    storage.announce(settings)
+    storage.print_database(settings)
 
     def whole(stored: SealedRows) -> None:
         state = stored.state()
@@ -110,7 +110,7 @@ async def _database(args: Arguments, environ: Mapping[str, str], check: LogCheck
             raise ConfigInvalid(["Nothing was sealed in this database yet; engines of 0.3.0 and later seal."])
         check_database(check, stored, contents=not args.no_contents, settled=args.settled)
 
-    async with storage.used(settings), storage.journals(settings) as archive:
+    async with storage.existing_database(settings), storage.open_journals(settings) as archive:
         await in_one_snapshot(archive, whole)
 
 
@@ -135,7 +135,7 @@ def _json(report: Verification, check: LogCheck) -> dict[str, object]:
 
 
 def _print(report: Verification, seconds: float) -> None:
-    console = terminal.out()
+    console = terminal.stdout()
     for number, finding in enumerate(report.ordered()):
         if number == SHOWN:
             console.print(f"... and {report.rules.total() - SHOWN:,} more")

@@ -13,11 +13,11 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
     """Carry out the command. Returns the exit status."""
     settings = read(environ)
     terminal.log_to_stderr("warning")
-    storage.announce(settings)
+    storage.print_database(settings)
     if settings.database_url.startswith("sqlite"):
         raise ConfigInvalid(["the views are for Postgres; an SQLite file has no roles that could be kept from texts"])
     names = ", ".join(audit_views.VIEWS)
-    with storage.causes(settings):
+    with storage.named_failures(settings):
         if args.drop:
             revisions.change(settings.database_url, audit_views.drop)
         else:
@@ -29,5 +29,5 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
     granted = ""
     if args.role and not args.drop:
         granted = f" The role {args.role} may read them."
-    terminal.out().print(f"The views {names} are {done}.{granted}", markup=False, soft_wrap=True)
+    terminal.stdout().print(f"The views {names} are {done}.{granted}", markup=False, soft_wrap=True)
     return 0

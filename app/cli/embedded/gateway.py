@@ -19,7 +19,7 @@ from app.store.sqlkit import revisions
 TENANT = "evaluation"
 
 
-def in_folder(loaded: Loaded, folder: Path) -> Loaded:
+def moved_to_folder(loaded: Loaded, folder: Path) -> Loaded:
     """Return the pool with arms, for one process that shares nothing with a service that may be running."""
     settings = loaded.settings.model_copy(
         update={
@@ -35,13 +35,13 @@ def in_folder(loaded: Loaded, folder: Path) -> Loaded:
 
 
 @asynccontextmanager
-async def embedded(loaded: Loaded, folder: Path, concurrency: int) -> AsyncIterator[httpx.AsyncClient]:
+async def embedded_service(loaded: Loaded, folder: Path, concurrency: int) -> AsyncIterator[httpx.AsyncClient]:
     """Yield a client with a key that calls the application without a socket. The service ends with the block.
 
     The cards of its workers have the calibration of the configured database.
     """
-    trials = await _calibrated(loaded.settings) if revisions.exists(loaded.settings.database_url) else ()
-    async with started_engine(in_folder(loaded, folder), concurrency, dispatches=True) as opened:
+    trials = await _calibration_results(loaded.settings) if revisions.exists(loaded.settings.database_url) else ()
+    async with started_engine(moved_to_folder(loaded, folder), concurrency, dispatches=True) as opened:
         for trial in trials:
             await opened.gateway.store.note_trial(trial)
         opened.pool.apply_trials(await opened.gateway.store.trials())
@@ -54,7 +54,7 @@ async def embedded(loaded: Loaded, folder: Path, concurrency: int) -> AsyncItera
             yield client
 
 
-async def _calibrated(settings: Settings) -> tuple[Trial, ...]:
+async def _calibration_results(settings: Settings) -> tuple[Trial, ...]:
     """Return the results of `baton calibrate`."""
-    async with storage.opened(settings) as store:
+    async with storage.open_configured_store(settings) as store:
         return await store.trials()

@@ -20,19 +20,19 @@ from app.errors import ConfigInvalid
 
 START_SECONDS = 60.0
 STOP_SECONDS = 30.0
-TAIL = 2_000
+TAIL_CHARS = 2_000
 SOURCE = Path(__file__).resolve().parents[3]
 
 
 @contextmanager
-def baton(pool: str, environ: Mapping[str, str], *, runs: int) -> Iterator[tuple[str, str]]:
+def service_process(pool: str, environ: Mapping[str, str], *, runs: int) -> Iterator[tuple[str, str]]:
     """Yield URL and key of a service that carries out up to `runs` runs at a time, over the pool of this TOML text, or
     over the one that the environment names if the text is empty."""
     with TemporaryDirectory(prefix="baton-") as place:
         folder, key = Path(place), f"bt_training_{secrets.token_hex(16)}"
         variables = {
             **{name: value for name, value in environ.items() if not name.startswith("BATON_")},
-            **_pool(pool, environ, folder),
+            **_pool_variables(pool, environ, folder),
             "PYTHONPATH": _search_path(environ),
             "BATON_DATA_DIR": str(folder / "data"),
             "BATON_PORT": "0",
@@ -45,7 +45,7 @@ def baton(pool: str, environ: Mapping[str, str], *, runs: int) -> Iterator[tuple
                 [sys.executable, "-m", "app", "serve"], cwd=folder, env=variables, stdout=log, stderr=log
             )
         try:
-            yield _url(process, folder / "log"), key
+            yield _wait_for_url(process, folder / "log"), key
         finally:
             process.terminate()
             try:
@@ -63,7 +63,7 @@ def _search_path(environ: Mapping[str, str]) -> str:
     return str(SOURCE)
 
 
-def _pool(text: str, environ: Mapping[str, str], folder: Path) -> dict[str, str]:
+def _pool_variables(text: str, environ: Mapping[str, str], folder: Path) -> dict[str, str]:
     if text:
         (folder / "pool.toml").write_text(text)
         return {"BATON_POOL": str(folder / "pool.toml")}
@@ -73,18 +73,18 @@ def _pool(text: str, environ: Mapping[str, str], folder: Path) -> dict[str, str]
     return {"BATON_POOL": str(Path(named).resolve())}
 
 
-def _url(process: "subprocess.Popen[bytes]", log: Path) -> str:
+def _wait_for_url(process: "subprocess.Popen[bytes]", log: Path) -> str:
     """Wait until the service is ready, and return its URL."""
     mark, until = "Baton is listening on ", time.monotonic() + START_SECONDS
     while time.monotonic() < until and process.poll() is None:
         _, found, rest = log.read_text().partition(mark)
-        if found and " " in rest and _ready(url := rest.split()[0]):
+        if found and " " in rest and _is_ready(url := rest.split()[0]):
             return url
         time.sleep(0.1)
-    raise ConfigInvalid([f"the service that carries out plans could not be started: {log.read_text()[-TAIL:]}"])
+    raise ConfigInvalid([f"the service that carries out plans could not be started: {log.read_text()[-TAIL_CHARS:]}"])
 
 
-def _ready(url: str) -> bool:
+def _is_ready(url: str) -> bool:
     try:
         return httpx.get(f"{url}/readyz", timeout=2, trust_env=False).status_code == httpx.codes.OK
     except httpx.HTTPError:

@@ -90,15 +90,15 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
     """Calibrate and print the table. Returns 1 if some tasks could not be tried."""
     loaded = configure(environ)
     terminal.log_to_stderr("error")
-    storage.announce(loaded.settings)
+    storage.print_database(loaded.settings)
     tasks = _tasks(args)
     known = event_loop.run(_known(loaded))
     wanted = list(_assignments(loaded.catalog, args, tasks))
     done = {trial.key for trial in known}
     left = [] if args.show else [task for task in wanted if args.again or task.key not in done]
     found = CalibrationProgress()
-    if left and _confirmed(args, left, len(wanted) - len(left), loaded.catalog.rehearsal):
-        with Progress(console=terminal.err(), transient=True) as progress:
+    if left and _ask_for_confirmation(args, left, len(wanted) - len(left), loaded.catalog.rehearsal):
+        with Progress(console=terminal.stderr(), transient=True) as progress:
             step = progress.add_task("calibrating", total=len(left))
             event_loop.run(_calibrate(loaded, args, left, found, now, lambda: progress.advance(step)))
         known = event_loop.run(_known(loaded))
@@ -109,7 +109,7 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
 
 
 async def _known(loaded: Loaded) -> tuple[Trial, ...]:
-    async with storage.opened(loaded.settings) as store:
+    async with storage.open_configured_store(loaded.settings) as store:
         return await store.trials()
 
 
@@ -164,11 +164,11 @@ def _limits(worker: Worker, tier: Tier, task: BuiltIn, tokens: int) -> Limits:
     )
 
 
-def _confirmed(args: Arguments, remaining: Sequence[Assignment], before: int, rehearsal: bool) -> bool:
+def _ask_for_confirmation(args: Arguments, remaining: Sequence[Assignment], before: int, rehearsal: bool) -> bool:
     """Print the cost and, without `--yes`, ask for consent, unless the workers are simulated."""
     workers = ", ".join(dict.fromkeys(task.worker.name for task in remaining))
     likely, most = sum(task.likely for task in remaining), sum(task.limits.usd for task in remaining)
-    console = terminal.err()
+    console = terminal.stderr()
     console.print(
         f"{len(remaining)} tasks for {workers} ({before} were tried before): likely {terminal.dollars(likely)} "
         f"({OUTPUT_TOKENS} output tokens an answer), at most {terminal.dollars(most)}."
@@ -279,7 +279,7 @@ def _print(args: Arguments, catalog: Catalog, known: Sequence[Trial], progress: 
         print(orjson.dumps([asdict(trial) for trial in known], option=orjson.OPT_INDENT_2).decode())
         return
     of = {name: trials for name, worker in catalog.workers.items() if (trials := of_worker(known, worker))}
-    console = terminal.out()
+    console = terminal.stdout()
     console.print(_table(of) if of else "Nothing was measured yet.")
     if alike(of):
         console.print(SAYS_NOTHING)

@@ -10,11 +10,11 @@ from app.cli.declarations import (
     SINCE,
     TRUST_CODE,
     Group,
-    agreed,
     argument,
+    consent_options,
+    filter_options,
     flag,
     in_order,
-    only,
     option,
     repeatable,
 )
@@ -50,7 +50,7 @@ def _grade(root: Group) -> None:
     @flag("--signs", help="Note which callers cancelled, left, or asked again.")
     @option("--run", help="Only this run: its id, a prefix of one, or last.")
     @SINCE
-    @only("tier", "tenant")
+    @filter_options("tier", "tenant")
     @flag("--dry-run", help="Store nothing.")
     @AS_JSON
     def grade() -> None:
@@ -110,7 +110,7 @@ def _offpolicy(root: Group) -> None:
         "'always ARM' (default: those three and the arms that were taken most).",
     )
     @SINCE
-    @only("tier", "tenant")
+    @filter_options("tier", "tenant")
     @AS_JSON
     def offpolicy() -> None:
         """Estimate what other policies would have earned.
@@ -192,7 +192,7 @@ def _rollouts(root: Group) -> None:
     @root.add("rollouts", "learning.rollouts", "baton rollouts rollouts.jsonl --consent training --since 30d --rated")
     @argument("file", "The file of JSON lines to write; only its owner can read it.")
     @in_order(SINCE, AS_JSON)
-    @agreed()
+    @consent_options()
     def rollouts() -> None:
         """Write journaled runs for training.
 
@@ -333,7 +333,7 @@ IMITATED_OPTIONS = in_order(
         section=IMITATED,
         help="With awr and builtin: the advantage at which a run counts e times as much.",
     ),
-    agreed(IMITATED),
+    consent_options(IMITATED),
 )
 
 REWARDED_OPTIONS = in_order(

@@ -12,7 +12,7 @@ from app.lab.comparison import LAMBDAS, Standing, Table
 from app.lab.paired_statistics import Interval
 
 
-def drawn(table: Table) -> Group:
+def draw(table: Table) -> Group:
     """Return two tables: accuracy and cost of the arms, then their effort."""
     rewards = "/".join(f"{share:g}" for share in LAMBDAS)
     first = _columns(
@@ -23,7 +23,7 @@ def drawn(table: Table) -> Group:
     second.add_column("invalid", justify="right")
     for place, standing in enumerate(table.standings):
         name = Text(terminal.clean(standing.arm))
-        first.add_row(plot.mark(place), name, *_worth(standing, table.reference))
+        first.add_row(plot.mark(place), name, *_value_cells(standing, table.reference))
         if standing.arm != ORACLE:
             second.add_row(plot.mark(place), name, *_effort(standing))
     return Group(Text(_head(table)), first, Text("\nmeans for each task, and counts of rows"), second, Text(""))
@@ -49,7 +49,7 @@ def _head(table: Table) -> str:
     )
 
 
-def _worth(arm: Standing, reference: str) -> tuple[str, ...]:
+def _value_cells(arm: Standing, reference: str) -> tuple[str, ...]:
     return (
         _span(arm.accuracy, "{:.3f}"),
         "reference" if arm.arm == reference else _span(arm.ahead, "{:+.3f}"),

@@ -18,7 +18,7 @@ import httpx
 
 from app.cli import event_loop, terminal
 from app.cli.arguments import Arguments
-from app.cli.embedded.gateway import embedded
+from app.cli.embedded.gateway import embedded_service
 from app.cli.learning import comparison_table, eval_requests, plot, sample_tasks, task_set
 from app.cli.learning.eval_requests import Bench, Experiment
 from app.cli.learning.sandbox import Sandbox
@@ -68,7 +68,7 @@ def _tasks(args: Arguments, sandbox: Sandbox) -> list[Graded]:
 
     tasks = task_set.checked(read)[: args.limit]
     if walls := sandbox.ready(task.grader for task in tasks):
-        terminal.err().print(f"code from answers is isolated from: {', '.join(walls)}")
+        terminal.stderr().print(f"code from answers is isolated from: {', '.join(walls)}")
     return tasks
 
 
@@ -86,7 +86,7 @@ async def _carry_out(
         wanted = sum(1 for _ in experiment.places())
         left = sum((task.id, arm, repeat) not in done for task, arm, repeat in experiment.places())
         whole_lines = not rows.exists() or rows.read_bytes()[-1:] in (b"", b"\n")
-        with rows.open("a", encoding="utf-8") as file, terminal.err().status("") as status:
+        with rows.open("a", encoding="utf-8") as file, terminal.stderr().status("") as status:
             file.write("" if whole_lines else "\n")
 
             def take(measure: Measure) -> None:
@@ -104,7 +104,7 @@ async def _client(args: Arguments, environ: Mapping[str, str], out: Path) -> Asy
     """Yield a client of the service at `--url`, or of one inside this process."""
     if args.url is None:
         quick = {"BATON_REHEARSAL_DELAY": "0", **environ}  # simulated workers pause only if that is asked for
-        async with embedded(configure(quick), out, args.concurrency) as client:
+        async with embedded_service(configure(quick), out, args.concurrency) as client:
             yield client
         return
     key = args.key or environ.get("BATON_API_KEY", "")
@@ -222,8 +222,8 @@ def _report(args: Arguments, out: Path) -> None:
     if args.json:
         print(json.dumps(asdict(made), indent=1))
         return
-    console = terminal.out()
-    console.print(comparison_table.drawn(made))
+    console = terminal.stdout()
+    console.print(comparison_table.draw(made))
     console.print(plot.characters(made), markup=False)
     drawn = plot.png(made, out / "cost-accuracy.png")
     (out / "table.json").write_text(json.dumps(asdict(made), indent=1) + "\n", encoding="utf-8")

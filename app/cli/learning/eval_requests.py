@@ -20,7 +20,7 @@ from app.lab.measurements import OUTAGE_STATUS, Figures, Measure, Outcome, figur
 
 RETRY_SECONDS = 120.0
 """Seconds for which a request is sent again while the service is unreachable or refuses new work."""
-LONGEST_WAIT = 15.0
+MAX_WAIT_SECONDS = 15.0
 READ_SECONDS = 30.0
 """Seconds for reading a run's journal."""
 
@@ -154,7 +154,7 @@ async def _final_reply(
                 words = f"refuses new work ({_code(reply)})"
             raise OursError(f"The service {words}; the rows so far are kept, run the same command to go on.")
         retry_after = reply.headers.get("retry-after", "") if reply is not None else ""
-        await asyncio.sleep(min(float(retry_after) if retry_after.isdecimal() else pause, LONGEST_WAIT))
+        await asyncio.sleep(min(float(retry_after) if retry_after.isdecimal() else pause, MAX_WAIT_SECONDS))
         pause *= 2
 
 

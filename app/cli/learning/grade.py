@@ -72,7 +72,7 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
     sandbox.ready(rule.grader for rule in rules)
     if not rules and not args.signs:
         raise ConfigInvalid(["say what to look for: --tasks FILE, --grader JSON or --signs"])
-    storage.announce(settings)
+    storage.print_database(settings)
     found = event_loop.run(_rate(settings, args, rules, now()))
     if args.json:
         print(orjson.dumps([_shown(rating) for rating in found.ratings], option=orjson.OPT_INDENT_2).decode())
@@ -112,7 +112,7 @@ async def _rate(settings: Settings, args: Arguments, rules: Sequence[Rule], now:
     by_question: dict[str | None, list[Rule]] = {}
     for rule in rules:
         by_question.setdefault(rule.question, []).append(rule)
-    async with storage.opened(settings) as store:
+    async with storage.open_configured_store(settings) as store:
         later: dict[str, EndedRun] = {}
         async for ended in _runs(store, args, now):
             if rules:
@@ -128,7 +128,7 @@ async def _rate(settings: Settings, args: Arguments, rules: Sequence[Rule], now:
 async def _runs(store: Store, args: Arguments, now: float) -> AsyncIterator[EndedRun]:
     """Yield the chosen runs that have ended, newest first."""
     if args.run is not None:
-        yield await _read_run(store, await storage.find(store, args.run))
+        yield await _read_run(store, await storage.find_run(store, args.run))
         return
     since = now - args.since if args.since else None
     before: tuple[float, str] | None = None
@@ -205,7 +205,7 @@ def _print(graded: GradedRuns, *, stored: bool) -> None:
     for names, ratings in sorted(groups.items()):
         scores = [rating.score for rating in ratings if rating.score is not None]
         table.add_row(*names, str(len(ratings)), f"{sum(scores) / len(scores):.3f}" if scores else "-")
-    console = terminal.out()
+    console = terminal.stdout()
     console.print(table if groups else "Nothing was found.")
     for reason, count in sorted(graded.skipped.items()):
         console.print(f"not graded: {count}, because {reason}", markup=False)

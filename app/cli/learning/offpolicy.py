@@ -106,7 +106,7 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
     for policy in args.policy:
         if policy not in (GREEDY, CURRENT, UNIFORM) and not policy.startswith(ALWAYS):
             raise ConfigInvalid([f"--policy: write {GREEDY}, {CURRENT}, {UNIFORM} or '{ALWAYS}ARM'"])
-    storage.announce(loaded.settings)
+    storage.print_database(loaded.settings)
     found = event_loop.run(_read(loaded, args, now()))
     judged: list[Judged] = []
     for group, rows in sorted(found.rows.items()):
@@ -126,7 +126,7 @@ async def _read(loaded: Loaded, args: Arguments, now: float) -> JournaledDecisio
     found = JournaledDecisions()
     query = {"tenant": args.tenant, "tier": args.tier, "since": now - args.since if args.since else None}
     before: tuple[float, str] | None = None
-    async with storage.opened(loaded.settings) as store:
+    async with storage.open_configured_store(loaded.settings) as store:
         while rows := await store.runs(RunQuery(**query, before=before, limit=PAGE)):
             for row in rows:
                 if row.ended_at is not None and row.origin_kind != "shadow":
@@ -251,7 +251,7 @@ def _shown(judgement: Judged) -> dict[str, Any]:
 
 
 def _print(found: JournaledDecisions, judged: Sequence[Judged]) -> None:
-    console = terminal.out()
+    console = terminal.stdout()
     for group in dict.fromkeys(judgement.group for judgement in judged):
         tier, layer, shape = group
         rows = found.rows[group]

@@ -92,7 +92,7 @@ def _full(args: Arguments, data: Dataset, open_: Routes, plan: Plan) -> None:
     for name, figures in found.items():
         summary = _summary(figures)
         table.add_row(name, *(_in_words(summary["mean"][key], summary["worst"][key]) for key in COLUMNS))
-    console = terminal.out()
+    console = terminal.stdout()
     console.print(table)
     console.print(
         "The selector learns from the score of the model that it chose; the others from the scores of all models.",
@@ -127,20 +127,20 @@ def _log(args: Arguments, data: Dataset, open_: Routes, plan: Plan) -> None:
     if args.json:
         policies: dict[str, Any] = {}
         for name, reports in found.items():
-            policies[name] = {**_judgement(reports), "seeds": [_shown(report) for report in reports]}
+            policies[name] = {**_summarize_reports(reports), "seeds": [_shown(report) for report in reports]}
         notes = [LOG, ASSUMED] if assumed else [LOG]
         about = {**_about(data, open_, plan), "feedback": "one outcome for each prompt", "notes": notes}
         terminal.print_json({**about, "policies": policies})
         return
     _print_about(data, open_, plan)
-    console = terminal.out()
+    console = terminal.stdout()
     for note in (LOG, *([ASSUMED] if assumed else [])):
         console.print(note, markup=False)
     table = terminal.table()
     for title in ("policy", "doubly robust, mean (worst)", "ahead of the log", "least ESS", "verdicts"):
         table.add_column(title)
     for name, reports in found.items():
-        judgement = _judgement(reports)
+        judgement = _summarize_reports(reports)
         verdicts = ", ".join(f"{count} {verdict}" for verdict, count in judgement["verdicts"].items())
         reward = _in_words(judgement["mean"], judgement["worst"])
         table.add_row(name, reward, f"{judgement['ahead']:+.3f}", f"{judgement['least_ess']:.0f}", verdicts)
@@ -150,7 +150,7 @@ def _log(args: Arguments, data: Dataset, open_: Routes, plan: Plan) -> None:
         console.print(f"refused, for example: {refusal}", markup=False)
 
 
-def _judgement(reports: Sequence[Report]) -> dict[str, Any]:
+def _summarize_reports(reports: Sequence[Report]) -> dict[str, Any]:
     """Return the estimates of one policy over the seeds."""
     verdicts: dict[str, int] = {}
     for report in reports:
@@ -191,7 +191,7 @@ def _about(data: Dataset, open_: Routes, plan: Plan) -> dict[str, Any]:
 
 
 def _print_about(data: Dataset, open_: Routes, plan: Plan) -> None:
-    console, scores = terminal.out(), data.scores
+    console, scores = terminal.stdout(), data.scores
     cheapest, best = open_.models[0], open_.models[-1]
     console.print(
         f"{len(data.rows)} prompts, {len(plan.seeds)} seeds; costs are {UNITS[data.unit]}. The cheapest model is "

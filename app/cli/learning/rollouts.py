@@ -20,7 +20,7 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
     terminal.log_to_stderr("warning")
     since = now() - args.since if args.since else None
     settings, chosen = read(environ), rollout_filter(args)
-    storage.announce(settings)
+    storage.print_database(settings)
     found, skipped = event_loop.run(collect(settings, chosen, since))
     path = Path(args.file)
     path.touch(mode=0o600)
@@ -32,7 +32,7 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
         shown = {"file": str(path), "rollouts": len(found), "train": counts["train"], "held_out": counts["held-out"]}
         terminal.print_json({**shown, "rated": rated, "left_out": dict(skipped.most_common())})
         return 0 if found else 1
-    console = terminal.out()
+    console = terminal.stdout()
     console.print(
         f"Wrote {terminal.count(len(found), 'rollout')} to {path} ({counts['train']:,} to train, "
         f"{counts['held-out']:,} held out; {rated:,} rated); it holds callers' texts.",
@@ -62,7 +62,7 @@ async def collect(settings: Settings, chosen: RolloutFilter, since: float | None
     """Return the rollouts of the configured database, oldest first, and the number of runs left out, by reason."""
     found: list[Rollout] = []
     skipped: Counter[str] = Counter()
-    async with storage.opened(settings) as store, storage.journals(settings) as archive:
+    async with storage.open_configured_store(settings) as store, storage.open_journals(settings) as archive:
         catalogs: dict[str, Catalog] = {digest: restored(body) for digest, body in (await archive.catalogs()).items()}
         async for record in archive.records(since=since):
             try:
@@ -70,5 +70,7 @@ async def collect(settings: Settings, chosen: RolloutFilter, since: float | None
                 found.append(rollout(record, catalogs, ratings, chosen))
             except Skipped as reason:
                 skipped[str(reason)] += 1
-        await content_reads.note(store, "", chosen.tenant or "", f"rollouts of {terminal.count(len(found), 'run')}")
+        await content_reads.record_read(
+            store, "", chosen.tenant or "", f"rollouts of {terminal.count(len(found), 'run')}"
+        )
     return found, skipped

@@ -16,9 +16,9 @@ from pathlib import Path
 from app.errors import ConfigInvalid
 from app.lab.grading import Grader
 
-GRACE = 5.0
+GRACE_SECONDS = 5.0
 """Seconds that the sandbox gets in addition to the code that it runs."""
-MOST_BYTES = 4_096
+MAX_OUTPUT_BYTES = 4_096
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Sandbox:
         token = secrets.token_hex(16)
         request = {"code": code, "tests": tests, "seconds": seconds, "token": token, "walled": not self.trusts}
         with tempfile.TemporaryDirectory(prefix="baton-cell-") as folder:
-            printed = _output(json.dumps(request).encode(), folder, seconds + GRACE)
+            printed = _output(json.dumps(request).encode(), folder, seconds + GRACE_SECONDS)
         try:
             reply = json.loads(printed)
             if reply.pop("token") == token:
@@ -94,7 +94,7 @@ def _output(request: bytes, folder: str, seconds: float) -> bytes:
         start_new_session=True,
     ) as process:
         try:
-            return process.communicate(request, seconds)[0][:MOST_BYTES]
+            return process.communicate(request, seconds)[0][:MAX_OUTPUT_BYTES]
         except subprocess.TimeoutExpired:
             process.kill()
             return b""

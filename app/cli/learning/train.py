@@ -15,22 +15,22 @@ ONE_ROUND = ("drill_steps", "warm_start", "gap", "dear")
 def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -> int:
     """Train. Returns 1 if `--gap` asks for more than was reached."""
     if args.backend != "builtin":
-        imported("app.cli.learning.train_chat:run")(args, environ, imported("app.lab.train_grpo"), _say)
+        import_object("app.cli.learning.train_chat:run")(args, environ, import_object("app.lab.train_grpo"), _say)
         return 0
     if args.rounds > 1:
         if idle := [name for name in ONE_ROUND if getattr(args, name) not in (None, False)]:
             raise ConfigInvalid(
                 [f"--{name.replace('_', '-')}: has no effect with --rounds 2; remove it" for name in idle]
             )
-        imported("app.lab.train_rounds:run")(args, _say)
+        import_object("app.lab.train_rounds:run")(args, _say)
         return 0
-    rollouts = imported("app.cli.learning.train_chat:imitated")(args, environ) if args.warm_start else ()
-    if imported("app.lab.train:run")(args, _say, rollouts):
+    rollouts = import_object("app.cli.learning.train_chat:imitated")(args, environ) if args.warm_start else ()
+    if import_object("app.lab.train:run")(args, _say, rollouts):
         return 0
     return 1
 
 
-def imported(name: str) -> Any:
+def import_object(name: str) -> Any:
     """Import an object by its name. Raises `ConfigInvalid` if that needs an extra that is not installed."""
     try:
         return resolve_name(name)

@@ -40,7 +40,7 @@ def run(args: Arguments, environ: Mapping[str, str], trainer: Any, say: Say) -> 
         raise ConfigInvalid(["--model: name a chat model, as a folder or as Hugging Face knows it"])
     recipe, out = _recipe(args), Path(args.out)
     out.mkdir(parents=True, exist_ok=True)
-    found = imitated(args, environ)
+    found = imitation_rollouts(args, environ)
     examples, held_out = _examples(found, args, recipe, say)
     common = {"out": out, "recipe": recipe, "examples": examples, "held_out": held_out, "threads": args.threads}
     if args.backend == "awr":
@@ -49,7 +49,7 @@ def run(args: Arguments, environ: Mapping[str, str], trainer: Any, say: Say) -> 
         return
     loaded, pool = _pool(args, environ, out)
     tier = _tier(loaded, args.tier or (world_file.TIER if pool else "baton-ultra"))
-    posed, held = _posed(args, loaded, tier, recipe)
+    posed, held = _questions(args, loaded, tier, recipe)
     origin = {
         "imitated": args.warm_start,
         "questions": args.tasks or VERSION,
@@ -79,7 +79,7 @@ def _recipe(args: Arguments) -> Recipe:
 # -- imitation
 
 
-def imitated(args: Arguments, environ: Mapping[str, str]) -> list[Rollout]:
+def imitation_rollouts(args: Arguments, environ: Mapping[str, str]) -> list[Rollout]:
     """Return the rollouts that `--warm-start` names, or none without it."""
     if args.warm_start is not None:
         return _rollouts(args, environ)
@@ -136,7 +136,7 @@ async def _as_shown(loaded: Loaded) -> Catalog:
     """Return the pool with the results of `baton calibrate` on its cards, as the service shows it to its conductor."""
     if not revisions.exists(loaded.settings.database_url):
         return loaded.catalog
-    async with storage.opened(loaded.settings) as store:
+    async with storage.open_configured_store(loaded.settings) as store:
         return measured(loaded.catalog, await store.trials())
 
 
@@ -147,7 +147,7 @@ def _tier(loaded: Loaded, name: str) -> Tier:
     return tier
 
 
-def _posed(
+def _questions(
     args: Arguments, loaded: Loaded, tier: Tier, recipe: Recipe
 ) -> tuple[list[training_questions.Question], list[training_questions.Question]]:
     """Return a question for each group of each step, and those that are held out."""
@@ -193,5 +193,5 @@ def _place(args: Arguments, environ: Mapping[str, str], tier: Tier, pool: str) -
             raise ConfigInvalid([f"--url: put a key of that Baton into {KEY}"])
         yield Place(args.url.rstrip("/").removesuffix("/v1"), environ[KEY], **chosen)
         return
-    with process.baton(pool, environ, runs=args.concurrency) as (url, key):
+    with process.service_process(pool, environ, runs=args.concurrency) as (url, key):
         yield Place(url, key, **chosen)

@@ -80,8 +80,8 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
     """Carry out the command. Returns 1 if other processes of Baton use the database."""
     settings = read(environ)
     terminal.log_to_stderr("warning")
-    storage.announce(settings)
-    with storage.causes(settings):
+    storage.print_database(settings)
+    with storage.named_failures(settings):
         others = revisions.connected(settings.database_url)
     if others and not args.dry_run:
         raise ConfigInvalid(
@@ -99,7 +99,7 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
 async def _carry_out(
     settings: Settings, args: Arguments, lines: Sequence[Mapping[str, Any]], now: float
 ) -> RestoredState:
-    async with storage.opened(settings) as store:
+    async with storage.open_configured_store(settings) as store:
         ends = await _last_event(store) if args.dry_run else await store.begin_generation(now)
         rows = await _open_rows(store)
         states = {row.id: fold((await store.journal(row.id)).events) for row in rows}
@@ -204,7 +204,7 @@ async def _clear_queue(settings: Settings) -> int | None:
     try:
         cleared: int = await resolve_name(CLEAR)(settings.redis_url)
     except QueueUnavailable:
-        terminal.err().print("Redis does not answer; its tickets stay, and are ignored where they fit no row.")
+        terminal.stderr().print("Redis does not answer; its tickets stay, and are ignored where they fit no row.")
         return None
     return cleared
 
@@ -228,9 +228,10 @@ def _print(restored: RestoredState, args: Arguments) -> None:
     print(
         f"{count(len(restored.missing), 'step')} of {restored.logged} in the logs missing from the journal: ${usd:.6f}."
     )
-    _list(
-        [f"{step.run}  step {step.step}  {step.worker}  ${step.usd:.6f}  {_known(step)}" for step in restored.missing]
-    )
+    missing = []
+    for step in restored.missing:
+        missing.append(f"{step.run}  step {step.step}  {step.worker}  ${step.usd:.6f}  {_known_text(step)}")
+    _list(missing)
     if restored.keys is not None:
         print(f"{count(restored.keys, 'key')} of the queue deleted in Redis.")
     print(f"What no log tells: compare the accounts of the providers since {since}.")
@@ -248,7 +249,7 @@ def _calls(run: OpenRun) -> str:
     return ", ".join([f"{call.worker} at most ${call.usd:.6f}" for call in run.calls]) or "no open call"
 
 
-def _known(step: Missing) -> str:
+def _known_text(step: Missing) -> str:
     if step.known:
         return "the run is known"
     return "the run is missing"

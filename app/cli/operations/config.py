@@ -21,7 +21,7 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
         style = "bold" if row.origin != "default" else ""
         cells = (row.name, row.value, row.default, row.origin, row.meaning)
         table.add_row(*(Text(cell, style=style, overflow="fold") for cell in cells))
-    console = terminal.out()
+    console = terminal.stdout()
     console.print(table)
     catalog = loaded.catalog
     console.print(f"\nPool: {loaded.origin}", markup=False)

@@ -30,8 +30,8 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
         return report.end()
     report.add(doctor_checks.check_settings(loaded))
     if not loaded.catalog.rehearsal:
-        terminal.err().print("Each real model is asked for one token now, which costs a fraction of a cent.")
-    with terminal.err().status("checking"):
+        terminal.stderr().print("Each real model is asked for one token now, which costs a fraction of a cent.")
+    with terminal.stderr().status("checking"):
         verdicts = event_loop.run(_check(loaded, every=args.every))
     report.add(verdicts)
     return report.end()
@@ -43,14 +43,14 @@ async def _check(loaded: Loaded, *, every: bool) -> list[Verdict]:
     An SQLite file that nobody has made yet is not made: the parts are opened over a temporary folder instead.
     """
     if revisions.exists(loaded.settings.database_url):
-        return await _opened(loaded, loaded, every=every, exists=True)
+        return await _check_opened(loaded, loaded, every=every, exists=True)
     with TemporaryDirectory(prefix="baton-doctor-") as folder:
         place = {"data_dir": Path(folder), "database_url": f"sqlite:///{folder}/baton.db"}
         elsewhere = replace(loaded, settings=loaded.settings.model_copy(update=place))
-        return await _opened(loaded, elsewhere, every=every, exists=False)
+        return await _check_opened(loaded, elsewhere, every=every, exists=False)
 
 
-async def _opened(loaded: Loaded, used: Loaded, *, every: bool, exists: bool) -> list[Verdict]:
+async def _check_opened(loaded: Loaded, used: Loaded, *, every: bool, exists: bool) -> list[Verdict]:
     schema = await doctor_checks.check_schema(loaded)
     try:
         async with open_runtime(used) as opened:
@@ -69,7 +69,7 @@ class _Report:
     def add(self, verdicts: list[Verdict]) -> None:
         """Add verdicts, and print them unless they are printed as JSON."""
         self._verdicts += verdicts
-        console = terminal.out()
+        console = terminal.stdout()
         for verdict in () if self._as_json else verdicts:
             line = Text.assemble((f"{verdict.status:<4}", STYLES[verdict.status]), f"  {verdict.name}: {verdict.words}")
             console.print(line, soft_wrap=True)

@@ -33,12 +33,12 @@ UNSEALED_SECONDS = 60.0
 """Time after which a change that waits to be sealed is reported."""
 CHECK_SECONDS = 30.0
 """Seconds that one check may take."""
-NOT_OURS: Mapping[str, str] = {
+OPERATOR_MESSAGES: Mapping[str, str] = {
     "store_unavailable": "it cannot be reached, or does not take writes",
     "queue_unavailable": "it cannot be reached",
 }
 """Messages for operators in place of those for callers."""
-SHORTEST = (1, 16)
+OUTPUT_TOKEN_TRIES = (1, 16)
 """Output tokens to ask for, in turn, because some providers refuse the first as too few."""
 
 
@@ -72,7 +72,7 @@ def check_settings(loaded: Loaded) -> list[Verdict]:
     else:
         words = "no checkpoint is held outside of the database, so a log that was made anew would pass"
         found.append(Verdict("log export", "skip", words, "set BATON_LOG_EXPORT to a folder elsewhere, or a bucket"))
-    found.append(Verdict("retention", "ok", periods.words(loaded.settings)))
+    found.append(Verdict("retention", "ok", periods.retention_text(loaded.settings)))
     if catalog.rehearsal:
         found.append(
             Verdict(
@@ -95,7 +95,7 @@ async def check_schema(loaded: Loaded) -> list[Verdict]:
     settings = loaded.settings
     if settings.database_url.startswith("sqlite"):
         return []
-    where = _shown(loaded, "BATON_DATABASE_URL")
+    where = _setting_text(loaded, "BATON_DATABASE_URL")
     remedy = "check BATON_DATABASE_URL, and that the server runs and accepts this user"
 
     async def check() -> Verdict:
@@ -125,29 +125,32 @@ async def check_parts(loaded: Loaded, opened: Runtime, *, every: bool, exists: b
     SQLite file that nobody has made yet, and is not checked.
     """
     catalog = loaded.catalog
-    conductors = _conductors(catalog)
+    conductors = _tiers_by_conductor(catalog)
     pending = [
-        _database(loaded, opened) if exists else _no_database(loaded),
-        _queue(loaded, opened),
-        *([_keys(opened), _log(opened), _tiers(opened)] if exists else []),
-        *([_exported_checkpoints(loaded, opened)] if exists and loaded.settings.log_export else []),
-        *[_generation(f"conductor of {tiers}", catalog.workers[name], opened) for name, tiers in conductors.items()],
+        _check_database(loaded, opened) if exists else _missing_database(loaded),
+        _check_queue(loaded, opened),
+        *([_check_keys(opened), _check_log(opened), _check_tiers(opened)] if exists else []),
+        *([_check_exported_checkpoints(loaded, opened)] if exists and loaded.settings.log_export else []),
+        *[
+            _check_generation(f"conductor of {tiers}", catalog.workers[name], opened)
+            for name, tiers in conductors.items()
+        ],
     ]
     if every:
         others = [worker for worker in catalog.workers.values() if worker.name not in conductors]
-        pending += [_generation(f"worker {worker.name}", worker, opened) for worker in others]
+        pending += [_check_generation(f"worker {worker.name}", worker, opened) for worker in others]
     else:
-        pending += [_provider(spec, catalog, conductors, opened) for spec in catalog.providers.values()]
+        pending += [_check_provider(spec, catalog, conductors, opened) for spec in catalog.providers.values()]
     verdicts: list[Verdict] = list(await asyncio.gather(*pending))
     if not conductors:
         verdicts.insert(2, Verdict("conductor", "skip", "no tier is conducted by a model"))
     return verdicts
 
 
-async def _database(loaded: Loaded, opened: Runtime) -> Verdict:
+async def _check_database(loaded: Loaded, opened: Runtime) -> Verdict:
     async def check() -> Verdict:
         await opened.context.store.ready()
-        return Verdict("database", "ok", f"{_shown(loaded, 'BATON_DATABASE_URL')} takes writes")
+        return Verdict("database", "ok", f"{_setting_text(loaded, 'BATON_DATABASE_URL')} takes writes")
 
     return await _with_deadline(
         "database",
@@ -156,7 +159,7 @@ async def _database(loaded: Loaded, opened: Runtime) -> Verdict:
     )
 
 
-async def _keys(opened: Runtime) -> Verdict:
+async def _check_keys(opened: Runtime) -> Verdict:
     async def check() -> Verdict:
         gateway = opened.gateway
         accepted = await any_accepted(gateway.store, gateway.peppers(), gateway.now())
@@ -170,7 +173,7 @@ async def _keys(opened: Runtime) -> Verdict:
     return await _with_deadline("keys", check, "check BATON_DATABASE_URL and `baton migrate`")
 
 
-async def _log(opened: Runtime) -> Verdict:
+async def _check_log(opened: Runtime) -> Verdict:
     async def check() -> Verdict:
         state = await opened.context.store.log.state()
         if state.lag > UNSEALED_SECONDS:
@@ -189,7 +192,7 @@ async def _log(opened: Runtime) -> Verdict:
     return await _with_deadline("log", check, "check BATON_DATABASE_URL and `baton migrate`")
 
 
-async def _tiers(opened: Runtime) -> Verdict:
+async def _check_tiers(opened: Runtime) -> Verdict:
     """Check that what operators have put in the place of tiers stands in the pool file."""
 
     async def check() -> Verdict:
@@ -204,7 +207,7 @@ async def _tiers(opened: Runtime) -> Verdict:
     return await _with_deadline("tiers", check, "check BATON_DATABASE_URL and `baton migrate`")
 
 
-async def _exported_checkpoints(loaded: Loaded, opened: Runtime) -> Verdict:
+async def _check_exported_checkpoints(loaded: Loaded, opened: Runtime) -> Verdict:
     async def check() -> Verdict:
         size = (await opened.context.store.log.state()).size
         held = await exported_checkpoints.read_exported(loaded.settings, size)
@@ -226,12 +229,12 @@ async def _exported_checkpoints(loaded: Loaded, opened: Runtime) -> Verdict:
     return await _with_deadline("log held outside", check, "check BATON_LOG_EXPORT and its credentials")
 
 
-async def _no_database(loaded: Loaded) -> Verdict:
-    where = _shown(loaded, "BATON_DATABASE_URL")
+async def _missing_database(loaded: Loaded) -> Verdict:
+    where = _setting_text(loaded, "BATON_DATABASE_URL")
     return Verdict("database", "skip", f"{where} does not exist yet; `baton serve` or `baton migrate` makes it")
 
 
-async def _queue(loaded: Loaded, opened: Runtime) -> Verdict:
+async def _check_queue(loaded: Loaded, opened: Runtime) -> Verdict:
     if loaded.settings.redis_url is None:
         return Verdict(
             "redis", "skip", "not configured: the queue is inside the process, which is enough for `baton serve`"
@@ -239,16 +242,16 @@ async def _queue(loaded: Loaded, opened: Runtime) -> Verdict:
 
     async def check() -> Verdict:
         await opened.context.queue.ready()  # an error with its own code: reached, but not usable as it is configured
-        return Verdict("redis", "ok", f"{_shown(loaded, 'BATON_REDIS_URL')} answers")
+        return Verdict("redis", "ok", f"{_setting_text(loaded, 'BATON_REDIS_URL')} answers")
 
     return await _with_deadline("redis", check, "check BATON_REDIS_URL, and that the server runs")
 
 
-def _shown(loaded: Loaded, variable: str) -> str:
+def _setting_text(loaded: Loaded, variable: str) -> str:
     return next(row.value for row in describe(loaded.settings) if row.name == variable)
 
 
-def _conductors(catalog: Catalog) -> Mapping[str, str]:
+def _tiers_by_conductor(catalog: Catalog) -> Mapping[str, str]:
     """Return the workers that conduct, with the tiers that they conduct."""
     found: dict[str, list[str]] = {}
     for tier in catalog.tiers.values():
@@ -257,7 +260,7 @@ def _conductors(catalog: Catalog) -> Mapping[str, str]:
     return {name: ", ".join(tiers) for name, tiers in found.items()}
 
 
-async def _provider(spec: ProviderSpec, catalog: Catalog, conductors: Iterable[str], opened: Runtime) -> Verdict:
+async def _check_provider(spec: ProviderSpec, catalog: Catalog, conductors: Iterable[str], opened: Runtime) -> Verdict:
     name = f"provider {spec.name}"
     workers = [worker for worker in catalog.workers.values() if worker.provider == spec.name]
     if not workers:
@@ -265,16 +268,16 @@ async def _provider(spec: ProviderSpec, catalog: Catalog, conductors: Iterable[s
     if all(worker.name in conductors for worker in workers):
         return Verdict(name, "skip", "checked as a conductor")
     cheapest = min(workers, key=lambda worker: (3 * worker.price.input + worker.price.output, worker.name))
-    return await _generation(name, cheapest, opened)
+    return await _check_generation(name, cheapest, opened)
 
 
-async def _generation(name: str, worker: Worker, opened: Runtime) -> Verdict:
+async def _check_generation(name: str, worker: Worker, opened: Runtime) -> Verdict:
     """Ask a worker for one token."""
     spec = opened.pool.catalog().providers[worker.provider]
 
     async def check() -> Verdict:
         began = opened.context.tick()
-        limited = await _answers(worker, opened)
+        limited = await _is_rate_limited(worker, opened)
         simulated = " (simulated)" if spec.format == "rehearsal" else ""
         words = f"{worker.name} answers{simulated}, {duration(opened.context.tick() - began)}"
         return Verdict(name, "ok", "accepts the key, but limits requests at the moment" if limited else words)
@@ -284,16 +287,16 @@ async def _generation(name: str, worker: Worker, opened: Runtime) -> Verdict:
     )
 
 
-async def _answers(worker: Worker, opened: Runtime) -> bool:
+async def _is_rate_limited(worker: Worker, opened: Runtime) -> bool:
     """Return True if the provider limits requests. Raises the reason if it gives no answer."""
-    for tokens in SHORTEST:
+    for tokens in OUTPUT_TOKEN_TRIES:
         try:
             await _generate(worker, opened, tokens)
             return False
         except WorkerRateLimited:
             return True
         except WorkerRefused:
-            if tokens == SHORTEST[-1]:
+            if tokens == OUTPUT_TOKEN_TRIES[-1]:
                 raise
     return False
 
@@ -322,7 +325,7 @@ async def _with_deadline(
     except TimeoutError:
         return Verdict(name, "fail", f"no answer within {CHECK_SECONDS:.0f} s", remedy)
     except OursError as error:
-        return Verdict(name, "fail", NOT_OURS.get(error.public_code or "", error.message), remedy)
+        return Verdict(name, "fail", OPERATOR_MESSAGES.get(error.public_code or "", error.message), remedy)
     except BatonError as error:
         return Verdict(name, "fail", error.message + _cause(error), _remedy(error, remedy, spec, worker))
 

@@ -16,8 +16,8 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
     """Bring the schema to a revision. With `--status`, return 1 unless the database has this version's schema."""
     settings = read(environ)
     terminal.log_to_stderr(settings.log_level)
-    storage.announce(settings)
-    with storage.causes(settings):
+    storage.print_database(settings)
+    with storage.named_failures(settings):
         found = revisions.status(settings.database_url)
     if args.status:
         return _print_status(settings, found, as_json=args.json)
@@ -38,17 +38,17 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
 
 
 def _migrate(settings: Settings, args: Arguments, *, up: bool) -> int:
-    with terminal.err().status("migrating the database"), storage.causes(settings):
+    with terminal.stderr().status("migrating the database"), storage.named_failures(settings):
         migrate(settings.database_url, args.to, up=up)
         found = revisions.status(settings.database_url)
     if args.json:
         return _print_status(settings, found, as_json=True)
     if found.is_current:
-        terminal.out().print("The database has this version's schema.")
+        terminal.stdout().print("The database has this version's schema.")
         if terms := _row_security(settings):
-            terminal.out().print(terms, markup=False, soft_wrap=True)
+            terminal.stdout().print(terms, markup=False, soft_wrap=True)
     else:
-        terminal.out().print(f"The database has the schema of revision {found.current}.", markup=False)
+        terminal.stdout().print(f"The database has the schema of revision {found.current}.", markup=False)
     return 0
 
 
@@ -65,7 +65,7 @@ def _row_security(settings: Settings) -> str:
 def _print_status(settings: Settings, found: Status, *, as_json: bool) -> int:
     """Print the state of the schema. Returns 0 if it is this version's."""
     if as_json:
-        terminal.print_json({"database": storage.shown(settings), **asdict(found)})
+        terminal.print_json({"database": storage.database_name(settings), **asdict(found)})
         return int(not found.is_current)
     print(f"current  {found.current or 'no tables'}")
     print(f"head     {found.head}")

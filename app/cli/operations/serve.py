@@ -23,15 +23,15 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
     loaded = configure(environ)
     terminal.log_to_stderr(loaded.settings.log_level)
     for note in loaded.notes:
-        terminal.err().print(f"note: {note}", markup=False, soft_wrap=True)
-    with terminal.err().status("starting") as status:
+        terminal.stderr().print(f"note: {note}", markup=False, soft_wrap=True)
+    with terminal.stderr().status("starting") as status:
 
         def announce(started: Announcement) -> None:
             status.stop()
             if args.json:
-                print(startup_message.as_json(args.verb, started), flush=True)
+                print(startup_message.announcement_json(args.verb, started), flush=True)
             else:
-                print(startup_message.words(args.verb, started, terminal.program()), flush=True)
+                print(startup_message.announcement_text(args.verb, started, terminal.program_command()), flush=True)
 
         try:
             event_loop.run(serve(loaded, dict(environ), ROLES[args.verb], announce))

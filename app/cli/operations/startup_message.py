@@ -7,7 +7,7 @@ from app.process.serve import Announcement
 
 QUESTION = "Anna has 12 apples. She buys 7 more and gives 4 to Ben. How many apples does she have now?"
 """A question that the mini tier of the rehearsal pool always answers correctly: 15."""
-DOES: Mapping[str, str] = {
+ROLE_TEXTS: Mapping[str, str] = {
     "serve": "gateway and dispatcher in one process",
     "gateway": "gateway; steps are executed by dispatchers",
     "dispatcher": "dispatcher",
@@ -27,10 +27,10 @@ PYTHON = """\
   print(client.chat.completions.create(model="baton-ultra", messages=question).choices[0].message.content)"""
 
 
-def words(verb: str, started: Announcement, program: str) -> str:
+def announcement_text(verb: str, started: Announcement, program: str) -> str:
     """Return the announcement. `program` is the command by which the program can be called from here."""
     where = f"is listening on {started.url}" if started.url else "is taking tickets"
-    head = [f"\nBaton {where}  ({DOES[verb]})", f"Pool: {started.origin}"]
+    head = [f"\nBaton {where}  ({ROLE_TEXTS[verb]})", f"Pool: {started.origin}"]
     if started.admin is not None:
         head.append(f"Administration: {started.admin}/console  (its API: {started.admin}/docs)")
     if started.rehearsal:
@@ -40,7 +40,7 @@ def words(verb: str, started: Announcement, program: str) -> str:
     return "\n\n".join(["\n".join(head), *_key(started.key), *_requests(started.url, started.key), _after(program)])
 
 
-def as_json(verb: str, started: Announcement) -> str:
+def announcement_json(verb: str, started: Announcement) -> str:
     """Return the announcement as one line of JSON. `key` is a key that was made now, or null."""
     record = {
         "process": verb,

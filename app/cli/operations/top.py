@@ -17,8 +17,8 @@ from app.gateway.wire.query import OverviewFilters
 from app.process.config import Settings, read
 
 POLL_SECONDS = 2.0
-MOST_WORKERS = 8
-MOST_FAILURES = 5
+MAX_WORKERS = 8
+MAX_FAILURES = 5
 Json = Mapping[str, Any]
 
 
@@ -26,51 +26,53 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
     """Carry out the command. Returns the exit status."""
     settings = read(environ)
     terminal.log_to_stderr("warning")
-    storage.announce(settings)
+    storage.print_database(settings)
     event_loop.run(_top(settings, args, now))
     return 0
 
 
 async def _top(settings: Settings, args: Arguments, now: Callable[[], float]) -> None:
     filters = OverviewFilters(period=args.period, tenant=args.tenant)
-    console = terminal.out()
-    async with storage.opened(settings) as store:
-        shown = await of_database(store, filters, now())
+    console = terminal.stdout()
+    async with storage.open_configured_store(settings) as store:
+        overview = await of_database(store, filters, now())
         if args.json:
-            terminal.print_json(shown)
+            terminal.print_json(overview)
             return
         if args.once or not console.is_terminal:
-            console.print(drawn(shown))
+            console.print(draw(overview))
             return
-        with Live(drawn(shown), console=console, auto_refresh=False) as live:
+        with Live(draw(overview), console=console, auto_refresh=False) as live:
             live.refresh()
             while True:
                 await asyncio.sleep(POLL_SECONDS)
-                live.update(drawn(await of_database(store, filters, now())), refresh=True)
+                live.update(draw(await of_database(store, filters, now())), refresh=True)
 
 
-def drawn(shown: Json) -> RenderableType:
+def draw(overview: Json) -> RenderableType:
     """Draw an overview within 80 columns. No meaning depends on a colour."""
     blank = Text("")
-    parts: list[RenderableType] = [_heading(shown), *_lines(shown)]
-    for table in (_workers(shown), _failures(shown)):
+    parts: list[RenderableType] = [_heading(overview), *_lines(overview)]
+    for table in (_workers(overview), _failures(overview)):
         if table is not None:
             parts += [blank, table]
     return Group(*parts)
 
 
-def _heading(shown: Json) -> Text:
-    tenant = terminal.clean(shown["tenant"] or "every tenant")
-    return Text(f"baton top  {terminal.second(shown['until'])} UTC  last {shown['period']}, {tenant}", style="bold")
+def _heading(overview: Json) -> Text:
+    tenant = terminal.clean(overview["tenant"] or "every tenant")
+    return Text(
+        f"baton top  {terminal.second(overview['until'])} UTC  last {overview['period']}, {tenant}", style="bold"
+    )
 
 
-def _lines(shown: Json) -> Iterator[Text]:
-    total, seconds, log = shown["total"], shown["seconds"], shown["log"]
-    by_state = {group["state"]: group["runs"] for group in shown["open"]}
+def _lines(overview: Json) -> Iterator[Text]:
+    total, seconds, log = overview["total"], overview["seconds"], overview["log"]
+    by_state = {group["state"]: group["runs"] for group in overview["open"]}
     waiting_runs = [f"{runs:,} {state}" for state, runs in sorted(by_state.items()) if state != "awaiting_approval"]
     yield _line("open runs", ", ".join(waiting_runs) or "none")
     yield _line("approvals", f"{by_state.get('awaiting_approval', 0):,} wait")
-    queue = shown["queue"]
+    queue = overview["queue"]
     oldest = queue["oldest_seconds"]
     waits = ""
     if oldest is not None:
@@ -90,14 +92,14 @@ def _line(name: str, value: str) -> Text:
     return Text(f"{name:<10} {value}")
 
 
-def _workers(shown: Json) -> Table | None:
+def _workers(overview: Json) -> Table | None:
     """Return the workers with the most calls; None without any call."""
-    if not shown["workers"]:
+    if not overview["workers"]:
         return None
     table = terminal.table("worker")
     for column in ("calls", "failed", "ok", "tokens"):
         table.add_column(column, justify="right", no_wrap=True)
-    for worker in shown["workers"][:MOST_WORKERS]:
+    for worker in overview["workers"][:MAX_WORKERS]:
         outcomes = worker["outcomes"]
         failed = worker["calls"] - sum(outcomes.get(outcome, 0) for outcome in ("ok", "open", "cancelled"))
         tokens = worker["input_tokens"] + worker["output_tokens"]
@@ -106,13 +108,13 @@ def _workers(shown: Json) -> Table | None:
     return table
 
 
-def _failures(shown: Json) -> Table | None:
+def _failures(overview: Json) -> Table | None:
     """Return the most frequent causes of runs that did not succeed; None without any."""
-    if not shown["failures"]:
+    if not overview["failures"]:
         return None
     table = terminal.table("not succeeded", "cause")
     table.add_column("runs", justify="right", no_wrap=True)
-    for failure in shown["failures"][:MOST_FAILURES]:
+    for failure in overview["failures"][:MAX_FAILURES]:
         terminal.add_row(table, (failure["state"], failure["error"] or "-", f"{failure['runs']:,}"))
     return table
 

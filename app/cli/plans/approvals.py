@@ -23,10 +23,10 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
     """Carry out one of the verbs on the configured database."""
     settings = read(environ)
     terminal.log_to_stderr("warning")
-    storage.announce(settings)
+    storage.print_database(settings)
     if args.verb == "ls":
         found = event_loop.run(_list(settings, args.limit, decided=args.decided))
-        terminal.print_json(found) if args.json else terminal.out().print(_table(found, decided=args.decided))
+        terminal.print_json(found) if args.json else terminal.stdout().print(_table(found, decided=args.decided))
         return 0
     if args.verb == "show":
         approval = event_loop.run(_show(settings, configure(environ).catalog, args.run))
@@ -36,7 +36,7 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
         terminal.print_json(approval)
     else:
         for line in _lines(approval):
-            terminal.out().print(Text(terminal.clean(line)))
+            terminal.stdout().print(Text(terminal.clean(line)))
     return 0
 
 
@@ -44,7 +44,7 @@ async def _list(settings: Settings, limit: int, *, decided: bool) -> list[dict[s
     query = RunQuery(state=WAITING, limit=limit)
     if decided:
         query = RunQuery(tags=((APPROVAL_TAG, ASKED),), limit=limit)
-    async with storage.opened(settings) as store:
+    async with storage.open_configured_store(settings) as store:
         rows = [row for row in await store.runs(query) if decided == (row.state != WAITING)]
         found = [await _with_texts(store, row) for row in rows]
         return [approval for approval in found if approval is not None]
@@ -52,7 +52,7 @@ async def _list(settings: Settings, limit: int, *, decided: bool) -> list[dict[s
 
 async def _show(settings: Settings, catalog: Catalog, name: str) -> dict[str, Any]:
     """Return the approval that a run needs; while its plan waits, with an estimate by the prices of the pool file."""
-    async with storage.opened(settings) as store:
+    async with storage.open_configured_store(settings) as store:
         approval = await _read(store, name)
         if approval["status"] == "waiting":
             of_tenant = store.of_tenant(approval["tenant"])
@@ -62,7 +62,7 @@ async def _show(settings: Settings, catalog: Catalog, name: str) -> dict[str, An
 
 
 async def _read(store: Store, name: str) -> dict[str, Any]:
-    found = await _with_texts(store, await storage.find(store, name))
+    found = await _with_texts(store, await storage.find_run(store, name))
     if found is None:
         raise NotFound("No plan of this run has needed an approval.")
     return found
@@ -72,7 +72,7 @@ async def _with_texts(store: Store, row: RunRow) -> dict[str, Any] | None:
     """Return the approval that a run needs, with its texts, or None. The reading of the texts is logged."""
     found = await shown(store.of_tenant(None), row, reads=True)
     if found is not None:
-        await content_reads.note(store, row.id, row.tenant, "approval", mark(found))
+        await content_reads.record_read(store, row.id, row.tenant, "approval", mark(found))
     return found
 
 
@@ -80,7 +80,7 @@ async def _decide(
     settings: Settings, args: Arguments, environ: Mapping[str, str], now: Callable[[], float]
 ) -> dict[str, Any]:
     catalog, approves = configure(environ).catalog, args.verb == "approve"
-    async with storage.opened(settings) as store:
+    async with storage.open_configured_store(settings) as store:
         approval = await _read(store, args.run)
         max_usd = args.max_usd if approves else None
         decision = Decision(
@@ -102,7 +102,7 @@ def _table(found: list[dict[str, Any]], *, decided: bool) -> Table | str:
             return "No plan was decided."
         return "No plan waits for an approval."
     if decided:
-        return _decided(found)
+        return _decisions_table(found)
     table = terminal.table()
     for column in ("run", "tier", "reasons", "workers", "worst case", "until"):
         table.add_column(column, overflow="fold")
@@ -120,7 +120,7 @@ def _table(found: list[dict[str, Any]], *, decided: bool) -> Table | str:
     return table
 
 
-def _decided(found: list[dict[str, Any]]) -> Table:
+def _decisions_table(found: list[dict[str, Any]]) -> Table:
     table = terminal.table()
     for column in ("run", "status", "by", "at", "reason", "workers"):
         table.add_column(column, overflow="fold")

@@ -39,7 +39,7 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
     """Carry out one of the verbs. Returns the exit status."""
     loaded = configure(environ)
     terminal.log_to_stderr("warning")
-    storage.announce(loaded.settings)
+    storage.print_database(loaded.settings)
     if args.verb == "make":
         shown = event_loop.run(_make(loaded, args))
     elif args.verb == "edit":
@@ -51,32 +51,32 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
     if getattr(args, "lists", False):
         terminal.print_json(shown["plan"])
     else:
-        terminal.print_json(shown) if args.json else terminal.out().print(_drawn(shown))
+        terminal.print_json(shown) if args.json else terminal.stdout().print(_draw(shown))
     return 0
 
 
 async def _make(loaded: Loaded, args: Arguments) -> dict[str, Any]:
     order = orders.to_preview(preview.order_of(loaded.catalog, args))
-    async with storage.used(loaded.settings), engine.started_engine(loaded, 1) as opened:
-        ended = _checked(await engine.run_to_end(opened, order))
+    async with storage.existing_database(loaded.settings), engine.started_engine(loaded, 1) as opened:
+        ended = _successful_end(await engine.run_to_end(opened, order))
         store = opened.context.store
         plan = Plan((revisions.of_state(ended.state, PREVIEW_KEY),))
         return await _document(store, loaded.catalog, plan, plan.first)
 
 
 async def _show(loaded: Loaded, args: Arguments) -> dict[str, Any]:
-    async with storage.opened(loaded.settings) as store:
+    async with storage.open_configured_store(loaded.settings) as store:
         plan, row = await _find(store, args.plan)
-        await content_reads.note(store, row.id, row.tenant, "plan")
+        await content_reads.record_read(store, row.id, row.tenant, "plan")
         return await _document(store, loaded.catalog, plan, plan.revision(args.revision), lists=args.lists)
 
 
 async def _edit(loaded: Loaded, args: Arguments) -> dict[str, Any]:
     change = requests.read_revision(_change(args))
-    async with storage.used(loaded.settings), engine.started_engine(loaded, 1) as opened:
+    async with storage.existing_database(loaded.settings), engine.started_engine(loaded, 1) as opened:
         store = opened.context.store
         plan, row = await _find(store, args.plan)
-        await content_reads.note(store, row.id, row.tenant, "plan")
+        await content_reads.record_read(store, row.id, row.tenant, "plan")
         base = plan.revision(args.revision)
         number = orders.next_number(plan, base)
         before = revisions.as_value(await revisions.steps_of(store.of_tenant(None), base))
@@ -91,7 +91,7 @@ async def _edit(loaded: Loaded, args: Arguments) -> dict[str, Any]:
             raise orders.of_edit(refused) from None
         except Conflict as conflict:
             raise orders.overtaken() if conflict.public_code == TAKEN else conflict from None
-        made = revisions.of_state(_checked(ended).state, PREVIEW_KEY)
+        made = revisions.of_state(_successful_end(ended).state, PREVIEW_KEY)
         return await _document(store, loaded.catalog, Plan((*plan.revisions, made)), made)
 
 
@@ -122,7 +122,7 @@ def _read(name: str) -> Any:
 
 
 async def _execute(loaded: Loaded, args: Arguments) -> int:
-    async with storage.used(loaded.settings), engine.started_engine(loaded, 1, dispatches=True) as opened:
+    async with storage.existing_database(loaded.settings), engine.started_engine(loaded, 1, dispatches=True) as opened:
         store = opened.context.store
         plan, row = await _find(store, args.plan)
         revision = plan.revision(args.revision)
@@ -133,17 +133,17 @@ async def _execute(loaded: Loaded, args: Arguments) -> int:
             ended = await engine.run_to_end(opened, order)
         except InvalidRequest as refused:
             raise orders.since_changed(refused) from None
-        _checked(ended)
-        await content_reads.note(store, ended.state.run, row.tenant, "answer")
+        _successful_end(ended)
+        await content_reads.record_read(store, ended.state.run, row.tenant, "answer")
     said: dict[str, Any] = {"run": ended.state.run, "state": ended.state.state, "answer": ended.answer}
     said |= {"cost_usd": ended.bill.usd / MILLION, "plan": plan.id, "revision": revision.number}
-    terminal.print_json(said) if args.json else terminal.out().print(Text(terminal.clean(ended.answer)))
+    terminal.print_json(said) if args.json else terminal.stdout().print(Text(terminal.clean(ended.answer)))
     if not args.json:
-        terminal.err().print(Text(f"{ended.state.run}: {terminal.dollars(ended.bill.usd)}"))
+        terminal.stderr().print(Text(f"{ended.state.run}: {terminal.dollars(ended.bill.usd)}"))
     return 0
 
 
-def _checked(ended: TurnEnd) -> TurnEnd:
+def _successful_end(ended: TurnEnd) -> TurnEnd:
     """Return the end of a run; raises the error that it ended with."""
     if ended.error is not None:
         raise ended.error
@@ -187,7 +187,7 @@ async def _document(
 # -- what is shown
 
 
-def _drawn(shown: Mapping[str, Any]) -> RenderableType:
+def _draw(shown: Mapping[str, Any]) -> RenderableType:
     number = f"revision {shown['revision']} of {len(shown['revisions'])}"
     tree = Tree(Text(f"{shown['id']}  {number}  {shown['tier']}, {shown['topology']}", style="bold"))
     estimates = (shown["estimate"] or {"steps": []})["steps"]

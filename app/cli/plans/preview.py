@@ -32,10 +32,10 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
     loaded = configure(environ)
     terminal.log_to_stderr("warning")
     order = order_of(loaded.catalog, args)
-    storage.announce(loaded.settings)
-    with terminal.err().status("planning"):
+    storage.print_database(loaded.settings)
+    with terminal.stderr().status("planning"):
         ended, drawn, shown = event_loop.run(_preview(loaded, order))
-    terminal.print_json(shown) if args.json else terminal.out().print(drawn)
+    terminal.print_json(shown) if args.json else terminal.stdout().print(drawn)
     return 0 if ended.error is None else 1
 
 
@@ -68,7 +68,7 @@ def _tier(catalog: Catalog, args: Arguments) -> tuple[Tier, str]:
 
 
 async def _preview(loaded: Loaded, order: Order) -> tuple[TurnEnd, Tree, dict[str, Any]]:
-    async with storage.used(loaded.settings), engine.started_engine(loaded, 1) as opened:
+    async with storage.existing_database(loaded.settings), engine.started_engine(loaded, 1) as opened:
         ended = await engine.run_to_end(opened, order)
         store = opened.context.store
         shown, question = await run_tree.read_run(store, await store.run(ended.state.run))

@@ -48,7 +48,7 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
     if args.verb == "sign":
         return _sign(args, environ)
     loaded = configure(environ)
-    storage.announce(loaded.settings)
+    storage.print_database(loaded.settings)
     if args.verb == "ls":
         return _list(loaded.settings, args.limit, as_json=args.json)
     if args.verb == "deploy":
@@ -61,7 +61,7 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
 
 
 def _export(args: Arguments) -> int:
-    export = train.imported("app.lab.export")
+    export = train.import_object("app.lab.export")
     source, out = export.trained(Path(args.trained)), Path(args.out)
     if args.adapter_of is None:
         made = export.export(source, out, args.title)
@@ -70,7 +70,7 @@ def _export(args: Arguments) -> int:
     if args.json:
         terminal.print_json({"version": made.name, "folder": args.out, "evaluation": dict(made.evaluation)})
         return 0
-    console = terminal.out()
+    console = terminal.stdout()
     console.print(f"{made.name} in {args.out}", markup=False)
     for split, found in made.evaluation.items():
         figures = f"reward {found['reward']:.3f}, right {found['right']:.3f}, ${found['usd']:.6f} a task"
@@ -87,7 +87,7 @@ def _describe(args: Arguments) -> int:
     if args.json:
         terminal.print_json({"version": made.name, "base": made.base, "folder": args.folder})
     else:
-        terminal.out().print(f"{made.name}, of the base {made.base}", markup=False)
+        terminal.stdout().print(f"{made.name}, of the base {made.base}", markup=False)
     return 0
 
 
@@ -100,7 +100,7 @@ def _sign(args: Arguments, environ: Mapping[str, str]) -> int:
         terminal.print_json({"version": made.name, "folder": args.folder, "verifier": str(signer.verifier)})
     else:
         message = f"{made.name} is signed; those who load it need BATON_CONDUCTOR_SIGNERS={signer.verifier}"
-        terminal.out().print(message, markup=False, soft_wrap=True)
+        terminal.stdout().print(message, markup=False, soft_wrap=True)
     return 0
 
 
@@ -118,7 +118,7 @@ def _deploy(loaded: Loaded, args: Arguments) -> int:
     if args.json:
         terminal.print_json({"conductor": args.conductor, "version": card.name, "checked": json.loads(note)})
         return 0
-    console = terminal.out()
+    console = terminal.stdout()
     console.print(
         f"{card.name} is loaded and fit: {version_changes.signed_findings(note)}", markup=False, soft_wrap=True
     )
@@ -144,7 +144,7 @@ def _restore(loaded: Loaded, args: Arguments) -> int:
     if args.json:
         terminal.print_json({"conductor": args.conductor, "restored": missing})
     else:
-        terminal.out().print(f"loaded again: {', '.join(missing) or 'nothing was missing'}", markup=False)
+        terminal.stdout().print(f"loaded again: {', '.join(missing) or 'nothing was missing'}", markup=False)
     return 0
 
 
@@ -162,7 +162,7 @@ def _deployed_from(changes: Sequence[Change], conductor: str, version: str) -> t
 
 
 def _shadow(loaded: Loaded, args: Arguments, now: Callable[[], float]) -> int:
-    compared = shadow_plans.Compared()
+    compared = shadow_plans.PlanComparison()
     with conductor_servers(loaded, args.conductor) as servers:
         event_loop.run(_compare(loaded.settings, servers[0], args, now(), compared))
     note = compared.as_json()
@@ -170,18 +170,18 @@ def _shadow(loaded: Loaded, args: Arguments, now: Callable[[], float]) -> int:
     if args.json:
         print(note, flush=True)
     else:
-        terminal.out().print(f"{shadow_plans.summary(note)}\n{note}", markup=False, soft_wrap=True)
+        terminal.stdout().print(f"{shadow_plans.summary(note)}\n{note}", markup=False, soft_wrap=True)
     return 0
 
 
 async def _compare(
-    settings: Settings, server: Management, args: Arguments, now: float, compared: shadow_plans.Compared
+    settings: Settings, server: Management, args: Arguments, now: float, compared: shadow_plans.PlanComparison
 ) -> None:
     known = await _in_force(settings, args.conductor)
     if reason := refusal(known, "shadowed", args.version):
         raise ConfigInvalid([reason])
-    async with storage.used(settings), storage.journals(settings) as archive:
-        async for case in shadow_plans.cases(archive, args.conductor, now - args.since, now, compared):
+    async with storage.existing_database(settings), storage.open_journals(settings) as archive:
+        async for case in shadow_plans.read_cases(archive, args.conductor, now - args.since, now, compared):
             if compared.plans >= args.limit:
                 break
             shadow_plans.compare(server, args.version, case, compared)
@@ -212,7 +212,7 @@ def _change(loaded: Loaded, args: Arguments, now: Callable[[], float]) -> int:
 
 async def _store(settings: Settings, args: Arguments, kind: ChangeKind, version: str, note: str) -> None:
     """Store what was found about a version."""
-    async with storage.opened(settings) as store:
+    async with storage.open_configured_store(settings) as store:
         wanted = RequestedChange(args.conductor, kind, version)
         await make_change(
             store, wanted, name=version_changes.new_change_id(), by=version_changes.author(args), note=note
@@ -220,7 +220,7 @@ async def _store(settings: Settings, args: Arguments, kind: ChangeKind, version:
 
 
 async def _in_force(settings: Settings, conductor: str) -> VersionsInForce:
-    async with storage.opened(settings) as store:
+    async with storage.open_configured_store(settings) as store:
         return versions_in_force(await store.changes()).get(conductor, VersionsInForce())
 
 
@@ -232,4 +232,4 @@ def _list(settings: Settings, limit: int, *, as_json: bool) -> int:
 
 def _words(name: str, now: VersionsInForce) -> str:
     live = now.live or "the pool file's own model"
-    return f"{name}: {live}{version_changes.canary_words(now)}; loaded: {', '.join(now.loaded) or 'none'}"
+    return f"{name}: {live}{version_changes.canary_text(now)}; loaded: {', '.join(now.loaded) or 'none'}"

@@ -109,7 +109,7 @@ def _quoted(word: str) -> str:
 def check_fit(card: Manifest, loaded: Loaded, conductor: str) -> None:
     """Raise `ConfigInvalid` with every reason why a version cannot conduct in this worker's name."""
     tiers = conducted_tiers(loaded, conductor)
-    faults = [fault for tier in tiers for fault in _unfit(card, tier)]
+    faults = [fault for tier in tiers for fault in _adapter_faults(card, tier)]
     if not tiers:
         faults = [f"{conductor}: conducts no tier of the pool file"]
     if faults:
@@ -121,7 +121,7 @@ def conducted_tiers(loaded: Loaded, conductor: str) -> list[Tier]:
     return [tier for tier in loaded.catalog.tiers.values() if tier.conductor.worker == conductor]
 
 
-def _unfit(card: Manifest, tier: Tier) -> Iterator[str]:
+def _adapter_faults(card: Manifest, tier: Tier) -> Iterator[str]:
     prompt = tier.conductor.prompt
     if card.prompt != prompt:
         yield f'tiers.{tier.name}.conductor.prompt: is "{prompt}", and {card.name} was made for "{card.prompt}"'

@@ -25,7 +25,7 @@ from app.store.journal_file import Source
 
 
 @dataclass(slots=True)
-class Compared:
+class PlanComparison:
     """The plans of a version, compared with those of the live conductor."""
 
     plans: int = 0
@@ -53,7 +53,9 @@ class Case:
     live: tuple[Step, ...]
 
 
-async def cases(source: Source, conductor: str, since: float, now: float, compared: Compared) -> AsyncIterator[Case]:
+async def read_cases(
+    source: Source, conductor: str, since: float, now: float, comparison: PlanComparison
+) -> AsyncIterator[Case]:
     """Yield the first plans of a conductor's runs since then, and count in `compared` those that cannot be repeated."""
     kept = await source.catalogs()
     async for record in source.records(since=since):
@@ -66,12 +68,12 @@ async def cases(source: Source, conductor: str, since: float, now: float, compar
             continue
         call = calls[0]
         if proposal.acceptance is None:
-            compared.left_out["rejected"] += 1
+            comparison.left_out["rejected"] += 1
             continue
         try:
             yield _case(run, call, proposal, kept)
         except (Unverifiable, UnknownTemplate, KeyError, TypeError, ValueError) as reason:
-            compared.left_out[str(reason) or "unknown template"] += 1
+            comparison.left_out[str(reason) or "unknown template"] += 1
 
 
 def _case(run: AuditedRun, call: Call, proposal: Proposal, kept: Mapping[str, bytes]) -> Case:
@@ -85,20 +87,20 @@ def _case(run: AuditedRun, call: Call, proposal: Proposal, kept: Mapping[str, by
     return Case(request, names, limit, _plan(said, names, limit) or ())
 
 
-def compare(server: Management, version: str, case: Case, compared: Compared) -> None:
+def compare(server: Management, version: str, case: Case, comparison: PlanComparison) -> None:
     """Ask the version for its plan, and note the differences."""
-    compared.plans += 1
+    comparison.plans += 1
     schema = case.request.form.schema if case.request.form is not None else None
     said = [{"role": message.role, "content": message.text} for message in case.request.messages]
     text = server.plan(version, said, schema or {}, case.request.sampling.max_tokens or 0)
     found = _plan(text, case.names, case.steps)
-    compared.steps_live += len(case.live)
+    comparison.steps_live += len(case.live)
     if found is None:
         return
-    compared.valid += 1
-    compared.same += found == case.live
-    compared.steps += len(found)
-    compared.first_workers[found[0].worker] += 1
+    comparison.valid += 1
+    comparison.same += found == case.live
+    comparison.steps += len(found)
+    comparison.first_workers[found[0].worker] += 1
 
 
 def _plan(text: str, names: tuple[str, ...], limit: int) -> tuple[Step, ...] | None:

@@ -24,7 +24,7 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
     tier = loaded.catalog.tier(args.tier)
     if tier is None:
         raise ConfigInvalid([f"{args.tier}: there is no such tier; use one of {', '.join(loaded.catalog.tiers)}"])
-    storage.announce(loaded.settings)
+    storage.print_database(loaded.settings)
     figures = event_loop.run(_read(loaded.settings, tier, now() - args.since, now()))
     if args.json:
         terminal.print_json(figures)
@@ -40,14 +40,14 @@ def _holds(figures: Mapping[str, Any]) -> bool:
 
 
 async def _read(settings: Settings, tier: Tier, since: float, until: float) -> dict[str, Any]:
-    async with storage.opened(settings) as store:
+    async with storage.open_configured_store(settings) as store:
         notes = await store.learned(policy_of(tier.name), 0)
         drawn = notes_from_json(notes.body).since(since) if notes is not None else {}
         return await trials.report(store, tier, since, until, drawn)
 
 
 def _print(figures: Mapping[str, Any]) -> None:
-    console = terminal.out()
+    console = terminal.stdout()
     drawn = ", ".join(f"{name} {count:,}" for name, count in figures["drawn"].items()) or "none yet"
     console.print(f"Runs of {figures['tier']} that were drawn: {drawn}.", markup=False, soft_wrap=True)
     for candidate in figures["candidates"]:
@@ -57,7 +57,7 @@ def _print(figures: Mapping[str, Any]) -> None:
 
 
 def _print_candidate(candidate: Mapping[str, Any]) -> None:
-    console = terminal.out()
+    console = terminal.stdout()
     plans = ""
     if candidate["plans"]:
         plans = f"; {candidate['valid_plans']:,} of {candidate['plans']:,} plans valid"
@@ -111,7 +111,7 @@ def print_conditions(found: Iterable[Mapping[str, Any]]) -> None:
         needed = f"{condition['needed']:,}" if condition["needed"] is not None else "-"
         shown = "" if is_count else interval
         table.add_row(condition["name"], limit, shown, f"{condition['count']:,}", needed, condition["outcome"])
-    terminal.out().print(table)
+    terminal.stdout().print(table)
 
 
 def _interval(name: str, found: Mapping[str, float | None]) -> str:

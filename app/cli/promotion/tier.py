@@ -24,7 +24,7 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
     """Carry out one of the verbs. Returns the exit status."""
     terminal.log_to_stderr("warning")
     loaded = configure(environ)
-    storage.announce(loaded.settings)
+    storage.print_database(loaded.settings)
     if args.verb == "ls":
         return _list(loaded, args.limit, as_json=args.json)
     return _change(loaded, args, now)
@@ -64,4 +64,4 @@ def _words(catalog: Catalog, tier: str, now: VersionsInForce) -> str:
         return f"{tier}: is not in the pool file any more"
     missing = [objection(catalog, tier, subject) for subject in (now.live, now.canary) if subject]
     reasons = "".join([f"; its own definition serves instead, because {reason}" for reason in missing if reason])
-    return f"{tier}: {now.live or 'its own definition'}{version_changes.canary_words(now)}{reasons}"
+    return f"{tier}: {now.live or 'its own definition'}{version_changes.canary_text(now)}{reasons}"

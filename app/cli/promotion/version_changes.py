@@ -26,7 +26,7 @@ async def change(
     loaded: Loaded, args: Arguments, check: Callable[[Store], Awaitable[RequestedChange]], now: float
 ) -> tuple[Judged, ...]:
     """Make the change that `check` finds possible. Returns the evidence against a promotion that was not made."""
-    async with storage.opened(loaded.settings) as store:
+    async with storage.open_configured_store(loaded.settings) as store:
         possible = await check(store)
         forced = getattr(args, "force", None)
         evidence = await watch.gate(store, loaded.catalog, possible, now)
@@ -43,9 +43,9 @@ def refuse(evidence: tuple[Judged, ...], *, as_json: bool) -> int:
         terminal.print_json({"promoted": False, "tiers": [judged.to_json() for judged in evidence]})
         return 1
     for judged in evidence:
-        terminal.out().print(f"{judged.tier}, by its {judged.source} runs:", markup=False)
+        terminal.stdout().print(f"{judged.tier}, by its {judged.source} runs:", markup=False)
         print_conditions(judged.to_json()["conditions"])
-    terminal.err().print(
+    terminal.stderr().print(
         "Not promoted: not all conditions hold. --force REASON promotes it all the same.", markup=False
     )
     return 1
@@ -78,7 +78,7 @@ def show(
         now_in_force = {name: asdict(now) for name, now in standing.items()}
         terminal.print_json({"in_force": now_in_force, "changes": [asdict(change) for change in made[-limit:]]})
         return
-    console = terminal.out()
+    console = terminal.stdout()
     for name, now in standing.items():
         console.print(words(name, now), markup=False, soft_wrap=True)
     table = terminal.table("at", "who", "of", "change", "version", "share", "found")
@@ -98,7 +98,7 @@ def show(
     console.print(table)
 
 
-def canary_words(now: VersionsInForce) -> str:
+def canary_text(now: VersionsInForce) -> str:
     """Return the canary in words; empty if there is none."""
     if not now.canary:
         return ""
@@ -117,5 +117,5 @@ def signed_findings(note: str) -> str:
 
 async def changes(settings: Settings, *, of_tiers: bool) -> tuple[Change, ...]:
     """Return the changes of what serves tiers, or those of conductors' versions."""
-    async with storage.opened(settings) as store:
+    async with storage.open_configured_store(settings) as store:
         return tuple([change for change in await store.changes() if bool(tier_in(change.conductor)) == of_tiers])

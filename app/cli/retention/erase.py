@@ -34,13 +34,13 @@ async def _erase(settings: Settings, args: Arguments, now: Callable[[], float]) 
     """Erase, and return the exit status: 1 if something was left because a legal hold covers it."""
     before = now() - args.before if args.before else None
     query = ContentQuery(tenant=args.tenant, user=args.user, before=before)
-    async with storage.opened(settings) as store:
+    async with storage.open_configured_store(settings) as store:
         if args.dry_run:
-            found = await _counted(store, args, query)
+            found = await _count_runs(store, args, query)
             if args.json:
                 terminal.print_json({"runs": found, "erased": False})
             else:
-                terminal.out().print(f"The content of {terminal.count(found, 'run')} would be erased.")
+                terminal.stdout().print(f"The content of {terminal.count(found, 'run')} would be erased.")
             return 0
         patience = END_SECONDS + settings.lease_seconds
         if args.run:
@@ -53,11 +53,11 @@ async def _erase(settings: Settings, args: Arguments, now: Callable[[], float]) 
         done = {"runs": erased.runs, "erased": True, "overwritten": erased.overwritten}
         terminal.print_json({**done, "held": dict(erased.held)} if erased.held else done)
     else:
-        terminal.out().print(_report(settings, erased), soft_wrap=True)
+        terminal.stdout().print(_report(settings, erased), soft_wrap=True)
     return 1 if erased.held else 0
 
 
-async def _counted(store: Store, args: Arguments, query: ContentQuery) -> int:
+async def _count_runs(store: Store, args: Arguments, query: ContentQuery) -> int:
     """Return the number of runs whose content would be erased."""
     if args.run:
         return 1
@@ -101,11 +101,11 @@ async def _destroy_keys(store: Store, tenant: str) -> None:
     try:
         await store.destroy_content_keys(tenant)
     except LegalHold as error:
-        terminal.err().print(f"The tenant's content keys are kept: {error.message}", markup=False, soft_wrap=True)
+        terminal.stderr().print(f"The tenant's content keys are kept: {error.message}", markup=False, soft_wrap=True)
 
 
 async def _erase_one(store: Store, name: str, patience: float, now: Callable[[], float]) -> Erased:
-    row = await storage.find(store, name)
+    row = await storage.find_run(store, name)
     if hold := (await store.held([row.id])).get(row.id):
         raise LegalHold(f"The legal hold {hold} covers the run, so it is not erased; `baton holds ls` shows it.")
     find = partial(_with_copies, store, row)

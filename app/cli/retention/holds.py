@@ -18,7 +18,7 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
     """Carry out one of the verbs on the configured database."""
     settings = read(environ)
     terminal.log_to_stderr("warning")
-    storage.announce(settings)
+    storage.print_database(settings)
     verbs = {"add": _add, "ls": _list, "release": _release}
     found = event_loop.run(verbs[args.verb](settings, args, now()))
     if args.json:
@@ -27,13 +27,13 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
     table = terminal.table(*COLUMNS)
     for hold in found:
         terminal.add_row(table, _cells(hold))
-    terminal.out().print(table if found else "No legal hold is in force.")
+    terminal.stdout().print(table if found else "No legal hold is in force.")
     return 0
 
 
 async def _add(settings: Settings, args: Arguments, now: float) -> list[Hold]:
-    async with storage.opened(settings) as store:
-        scope, name = await _covered(store, args, now)
+    async with storage.open_configured_store(settings) as store:
+        scope, name = await _chosen_scope(store, args, now)
         by = storage.operator()
         hold = Hold(
             id=f"hold_{token_hex(8)}",
@@ -47,7 +47,7 @@ async def _add(settings: Settings, args: Arguments, now: float) -> list[Hold]:
         return [await store.place_hold(hold, by=by)]
 
 
-async def _covered(store: Store, args: Arguments, now: float) -> tuple[HoldScope, str]:
+async def _chosen_scope(store: Store, args: Arguments, now: float) -> tuple[HoldScope, str]:
     """Return the scope and the name that the command names. Raises `ConfigInvalid` unless it names one."""
     given: list[tuple[HoldScope, str | None]] = [("run", args.run), ("user", args.user), ("key", args.key)]
     if args.user is None:
@@ -57,19 +57,19 @@ async def _covered(store: Store, args: Arguments, now: float) -> tuple[HoldScope
         raise ConfigInvalid(["holds add: name one of --run, --user, --tenant and --key"])
     scope, name = chosen[0]
     if scope == "run":
-        return scope, (await storage.find(store, name)).id
+        return scope, (await storage.find_run(store, name)).id
     if scope == "key":
         return scope, find_key(await store.keys(), name, now).id
     return scope, name
 
 
 async def _list(settings: Settings, args: Arguments, _now: float) -> list[Hold]:
-    async with storage.opened(settings) as store:
+    async with storage.open_configured_store(settings) as store:
         return [hold for hold in await store.holds() if args.every or hold.released_at is None]
 
 
 async def _release(settings: Settings, args: Arguments, now: float) -> list[Hold]:
-    async with storage.opened(settings) as store:
+    async with storage.open_configured_store(settings) as store:
         return [await store.release_hold(args.hold, now, by=storage.operator())]
 
 

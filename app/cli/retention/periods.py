@@ -38,13 +38,13 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
         table.add_row(*(Text(terminal.clean(cell)) for cell in cells))
     content, events = settings.retention_content_seconds, settings.retention_events_seconds
     table.add_row("all others", _in_words(content, otherwise="for ever"), _in_words(events, otherwise="for ever"))
-    console = terminal.out()
+    console = terminal.stdout()
     console.print(table)
     console.print(RULE, markup=False, soft_wrap=True)
     return 0
 
 
-def words(settings: Settings) -> str:
+def retention_text(settings: Settings) -> str:
     """Return how long texts and runs are kept, as one line."""
     texts = _in_words(settings.retention_content_seconds, otherwise="for ever")
     runs = _in_words(settings.retention_events_seconds, otherwise="for ever")

@@ -14,14 +14,14 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
     """Carry out the command on the configured database. Returns the exit status: 1 if a journal is damaged."""
     settings = read(environ)
     terminal.log_to_stderr("warning")
-    storage.announce(settings)
+    storage.print_database(settings)
     query = prune_query(now(), args.before, settings.idempotency_hours * 3600)
     if args.dry_run:
         runs, events = event_loop.run(_count(settings, query))
         if args.json:
             terminal.print_json({"runs": runs, "events": events, "pruned": False})
         else:
-            terminal.out().print(f"{_counted(runs, events)} would be pruned.")
+            terminal.stdout().print(f"{_count_text(runs, events)} would be pruned.")
         return 0
     done = event_loop.run(_prune(settings, query, now))
     if args.json:
@@ -33,7 +33,7 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
 
 
 async def _count(settings: Settings, query: PruneQuery) -> tuple[int, int]:
-    async with storage.opened(settings) as store:
+    async with storage.open_configured_store(settings) as store:
         return await store.count_prunable(query)
 
 
@@ -42,13 +42,13 @@ async def _prune(settings: Settings, query: PruneQuery, now: Callable[[], float]
         return True
 
     kept = archiving(settings.archive, settings.archive_endpoint, contents=settings.archive_content)
-    async with storage.opened(settings) as store, storage.journals(settings) as journals:
+    async with storage.open_configured_store(settings) as store, storage.open_journals(settings) as journals:
         done = await Pruning(store, journals, kept, now=now, name=_name, rest=rest).prune(query)
         await store.overwrite_erased()
     return done
 
 
-def _counted(runs: int, events: int) -> str:
+def _count_text(runs: int, events: int) -> str:
     return f"{terminal.count(runs, 'run')} with {terminal.count(events, 'event')}"
 
 
@@ -57,8 +57,8 @@ def _name(prefix: str) -> str:
 
 
 def _report(settings: Settings, done: Pruned) -> None:
-    console = terminal.out()
-    console.print(f"Pruned: {_counted(done.runs, done.events)}.")
+    console = terminal.stdout()
+    console.print(f"Pruned: {_count_text(done.runs, done.events)}.")
     if done.held:
         held = terminal.count(len(done.held), "run")
         console.print(f"Kept, because a legal hold covers them: {held}; see `baton holds ls`.")

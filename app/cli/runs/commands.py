@@ -13,10 +13,10 @@ from app.cli.declarations import (
     SPAN,
     Group,
     argument,
+    filter_options,
     flag,
     group,
     in_order,
-    only,
     option,
     repeatable,
 )
@@ -45,11 +45,11 @@ FOLLOWING = in_order(
     option("--origin-run", metavar="ID", help="Only runs that follow from this run."),
 )
 FILTERS = in_order(
-    only("tier", "worker", "label", "topology", "model"),
+    filter_options("tier", "worker", "label", "topology", "model"),
     option("--user", help="Only runs whose request named this end user (user or safety_identifier)."),
     option("--metadata", metavar="FIELD=VALUE", help="Only runs whose request had this field in its metadata."),
     option("--key", help="Only runs of the key of this name or id."),
-    only("tenant"),
+    filter_options("tenant"),
 )
 
 
@@ -68,7 +68,7 @@ def define(root: Group) -> None:
         "baton runs ls --rated bad --since 7d",
     )
     @option("--limit", type=COUNT, default=20, help="The most runs to list.")
-    @only("state")
+    @filter_options("state")
     @FILTERS
     @option("--min-cost", type=DOLLARS, help="Only runs that cost this many dollars or more.")
     @option("--max-cost", type=DOLLARS, help="Only runs that cost this many dollars or less.")
@@ -170,7 +170,7 @@ def _define_replay(root: Group) -> None:
     )
     @argument("run", "Runs by id, prefix, id of a reply, or last.", required=False, nargs=-1)
     @SINCE
-    @only("state")
+    @filter_options("state")
     @FILTERS
     @option("--limit", type=COUNT, default=20, help="The most runs to replay.")
     @option("--seed", type=int, help="Draw them at random with this seed, in place of the newest ones.")

@@ -54,7 +54,7 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
     """Carry out one of the verbs. Returns the exit status."""
     settings = read(environ)
     terminal.log_to_stderr("warning")
-    storage.announce(settings)
+    storage.print_database(settings)
     if args.verb == "show":
         event_loop.run(_show(settings, args, now()))
     elif args.verb == "explain":
@@ -74,22 +74,22 @@ async def _show(settings: Settings, args: Arguments, now: float) -> None:
         return await _show_view(settings, args, now)
     if args.at is not None or args.seconds is not None:
         raise ConfigInvalid(["--at, --seconds: need --view graph, timeline or state"])
-    async with storage.opened(settings) as store:
-        row = await storage.find(store, args.run)
+    async with storage.open_configured_store(settings) as store:
+        row = await storage.find_run(store, args.run)
         shown, question = await run_tree.read_run(store, row)
-        await content_reads.note(store, row.id, row.tenant, "show")
+        await content_reads.record_read(store, row.id, row.tenant, "show")
         key = await store.key(shown["key"])
     shown["key_name"] = key.name if key is not None else None
     if args.json:
         terminal.print_json(shown)
     else:
-        terminal.out().print(run_tree.draw(shown, question, full=args.full))
+        terminal.stdout().print(run_tree.draw(shown, question, full=args.full))
 
 
 async def _show_view(settings: Settings, args: Arguments, now: float) -> None:
     """Draw the graph, the timeline or the state of a run at an instant."""
-    async with storage.opened(settings) as store:
-        row = await storage.find(store, args.run)
+    async with storage.open_configured_store(settings) as store:
+        row = await storage.find_run(store, args.run)
         journal = await store.journal(row.id)
     try:
         document = _document(args.view, instant(journal.events, now, seq=args.at, seconds=args.seconds))
@@ -98,8 +98,8 @@ async def _show_view(settings: Settings, args: Arguments, now: float) -> None:
     if args.json:
         terminal.print_json(document)
         return
-    console = terminal.out()
-    for line in _drawn(args, document, console.width):
+    console = terminal.stdout()
+    for line in _draw(args, document, console.width):
         console.print(line, soft_wrap=True)
 
 
@@ -112,7 +112,7 @@ def _document(view: str, at: Instant) -> Mapping[str, Any]:
     return snapshot(at)
 
 
-def _drawn(args: Arguments, document: Mapping[str, Any], width: int) -> Iterator[Text]:
+def _draw(args: Arguments, document: Mapping[str, Any], width: int) -> Iterator[Text]:
     if args.view == "graph":
         return run_views.graph(document)
     if args.view == "timeline":
@@ -121,13 +121,13 @@ def _drawn(args: Arguments, document: Mapping[str, Any], width: int) -> Iterator
 
 
 async def _explain(settings: Settings, args: Arguments) -> None:
-    async with storage.opened(settings) as store:
-        row = await storage.find(store, args.run)
+    async with storage.open_configured_store(settings) as store:
+        row = await storage.find_run(store, args.run)
         found = await explanation.explain(store, store, row, content=True)
     if args.json:
         terminal.print_json(found)
     else:
-        terminal.out().print(terminal.clean(found["text"]), markup=False, soft_wrap=True)
+        terminal.stdout().print(terminal.clean(found["text"]), markup=False, soft_wrap=True)
 
 
 # -- watch
@@ -137,13 +137,13 @@ async def _watch(settings: Settings, args: Arguments, now: Callable[[], float]) 
     """Print events as they are committed, or keep a drawing up to date. Returns 0 if the run succeeds, else 1."""
     if args.view != "tree" and not args.json:
         return await _watch_view(settings, args, now)
-    console = terminal.out()
-    async with storage.opened(settings) as store:
-        row = await storage.find(store, args.run)
+    console = terminal.stdout()
+    async with storage.open_configured_store(settings) as store:
+        row = await storage.find_run(store, args.run)
         if not args.json:
             console.print(f"{row.id}  {row.tier}", markup=False, style="bold")
         seq, began = 0, row.created_at
-        with terminal.err().status("following") as status:
+        with terminal.stderr().status("following") as status:
             while True:
                 for event in (await store.journal(row.id, after=seq)).events:
                     seq = event.seq
@@ -160,13 +160,13 @@ async def _watch(settings: Settings, args: Arguments, now: Callable[[], float]) 
 
 async def _watch_view(settings: Settings, args: Arguments, now: Callable[[], float]) -> int:
     """Redraw a view until the run has ended. What is no terminal gets the last drawing alone."""
-    console = terminal.out()
-    async with storage.opened(settings) as store:
-        row = await storage.find(store, args.run)
+    console = terminal.stdout()
+    async with storage.open_configured_store(settings) as store:
+        row = await storage.find_run(store, args.run)
         with Live(console=console, auto_refresh=False) as live:
             while True:
                 at = instant((await store.journal(row.id)).events, now())
-                lines = _drawn(args, _document(args.view, at), console.width)
+                lines = _draw(args, _document(args.view, at), console.width)
                 live.update(Group(*lines), refresh=True)
                 if at.state.state in ENDED:
                     return 0 if at.state.state == "succeeded" else 1
@@ -178,11 +178,11 @@ async def _watch_view(settings: Settings, args: Arguments, now: Callable[[], flo
 
 async def _cancel(settings: Settings, args: Arguments, now: float) -> int:
     """Ask a run to end. Returns 0 if it has ended within two leases and some seconds, else 1: it will end later."""
-    console = terminal.out()
-    async with storage.opened(settings) as store:
-        row = await storage.find(store, args.run)
+    console = terminal.stdout()
+    async with storage.open_configured_store(settings) as store:
+        row = await storage.find_run(store, args.run)
         await cancel.ask(store, None, row, "operator", now)
-        with terminal.err().status("waiting for its driver"):
+        with terminal.stderr().status("waiting for its driver"):
             row = await cancel.settled(store, row, 2 * settings.lease_seconds + CANCEL_SECONDS)
     if args.json:
         terminal.print_json(audit.summary(row))

@@ -37,7 +37,7 @@ from app.store.protocol import RunRow, Store
 
 REPLAY_KEY = "baton-replay"
 """The key of runs that `baton replay` has made."""
-UNDER = ("tier", "version", "worker", "plan", "effort", "conductor", "snapshot")
+CONFIGURATION_OPTIONS = ("tier", "version", "worker", "plan", "effort", "conductor", "snapshot")
 """The names that `--under` accepts."""
 PAGE = 200
 DRAWN_FROM = 10_000
@@ -107,9 +107,9 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
     """Replay the runs, or compare two. Returns 1 if a run could not be replayed."""
     terminal.log_to_stderr("warning")
     if args.verb == "diff":
-        return _diff(args, environ)
-    loaded, under = configure(environ), _under(args)
-    storage.announce(loaded.settings)
+        return _compare_two(args, environ)
+    loaded, under = configure(environ), _parse_configuration(args)
+    storage.print_database(loaded.settings)
     batch = event_loop.run(_replay(loaded, args, under, now))
     differences = _intervals(batch, args.seed or 0)
     if args.json:
@@ -124,12 +124,12 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
     return 1
 
 
-def _under(args: Arguments) -> Mapping[str, str]:
+def _parse_configuration(args: Arguments) -> Mapping[str, str]:
     found: dict[str, str] = {}
     for text in args.under:
         name, is_given, value = text.partition("=")
-        if name not in UNDER or not is_given or not value:
-            raise ConfigInvalid([f"--under: must be NAME=VALUE, with one of {', '.join(UNDER)}"])
+        if name not in CONFIGURATION_OPTIONS or not is_given or not value:
+            raise ConfigInvalid([f"--under: must be NAME=VALUE, with one of {', '.join(CONFIGURATION_OPTIONS)}"])
         found[name] = value
     if args.from_step is not None and len(args.run) != 1:
         raise ConfigInvalid(["--from-step: replay one run, because steps of different runs have nothing in common"])
@@ -142,7 +142,7 @@ def _under(args: Arguments) -> Mapping[str, str]:
 
 
 async def _replay(loaded: Loaded, args: Arguments, under: Mapping[str, str], now: Callable[[], float]) -> Batch:
-    async with storage.used(loaded.settings):
+    async with storage.existing_database(loaded.settings):
         loaded = await _configuration(loaded, under)
         async with engine.started_engine(loaded, args.concurrency, dispatches=True) as opened:
             batch = Batch(opened, args, under, Money(args.max_usd, args.concurrency))
@@ -151,7 +151,7 @@ async def _replay(loaded: Loaded, args: Arguments, under: Mapping[str, str], now
             waiting = [row for row in rows if row.id not in known]
             batch.left_out["replayed before"] = len(rows) - len(waiting)
             waiting.reverse()
-            with terminal.err().status(f"replaying {terminal.count(len(waiting), 'run')}"):
+            with terminal.stderr().status(f"replaying {terminal.count(len(waiting), 'run')}"):
                 async with asyncio.TaskGroup() as group:
                     for _ in range(args.concurrency):
                         group.create_task(_replay_until_empty(batch, waiting))
@@ -163,7 +163,7 @@ async def _configuration(loaded: Loaded, under: Mapping[str, str]) -> Loaded:
     """Return the configuration with the pool snapshot that is to be tried, and with arms."""
     catalog = loaded.catalog
     if digest := under.get("snapshot"):
-        async with storage.opened(loaded.settings) as store:
+        async with storage.open_configured_store(loaded.settings) as store:
             bodies = await store.catalogs([digest])
         if digest not in bodies:
             raise ConfigInvalid([f"--under: no pool with the digest {digest[:12]} is stored; runs name theirs"])
@@ -177,7 +177,7 @@ async def _configuration(loaded: Loaded, under: Mapping[str, str]) -> Loaded:
 async def _rows(store: Store, args: Arguments, now: float) -> list[RunRow]:
     """Return the runs to replay, which have ended and do not follow from others."""
     if args.run:
-        return [await storage.find(store, name) for name in args.run]
+        return [await storage.find_run(store, name) for name in args.run]
     query = replace(query_of(args, await store.keys(), now), origin_kind="", limit=PAGE)
     found: list[RunRow] = []
     most = DRAWN_FROM if args.seed is not None else args.limit
@@ -302,9 +302,9 @@ async def _ended_replay(batch: Batch, order: Order) -> RunRow:
 # -- comparing
 
 
-def _diff(args: Arguments, environ: Mapping[str, str]) -> int:
+def _compare_two(args: Arguments, environ: Mapping[str, str]) -> int:
     settings = read(environ)
-    storage.announce(settings)
+    storage.print_database(settings)
     found = event_loop.run(_compared(settings, args))
     if args.json:
         terminal.print_json(found.to_json())
@@ -314,8 +314,8 @@ def _diff(args: Arguments, environ: Mapping[str, str]) -> int:
 
 
 async def _compared(settings: Any, args: Arguments) -> Comparison:
-    async with storage.opened(settings) as store:
-        rows = [await storage.find(store, name) for name in (args.run, args.other)]
+    async with storage.open_configured_store(settings) as store:
+        rows = [await storage.find_run(store, name) for name in (args.run, args.other)]
         journals = await store.journal(rows[0].id), await store.journal(rows[1].id)
         ratings = await store.feedback(rows[0].id), await store.feedback(rows[1].id)
         return await replay.compared(store, journals, ratings, reads=True)
@@ -341,7 +341,7 @@ def _metric(metric: Paired, spread: Interval | None) -> dict[str, Any]:
 
 
 def _print(batch: Batch, differences: Sequence[tuple[Paired, Interval | None]]) -> None:
-    console = terminal.out()
+    console = terminal.stdout()
     table = terminal.table()
     for column in ("run", "replay", "state", "answer", "cost", "time", "disclosures"):
         table.add_column(column, no_wrap=True)
@@ -395,7 +395,7 @@ def _differences(differences: Sequence[tuple[Paired, Interval | None]]) -> Table
 
 
 def _print_two(found: Comparison) -> None:
-    console, shown = terminal.out(), found.to_json()
+    console, shown = terminal.stdout(), found.to_json()
     console.print(f"first: {found.first.run}\nsecond: {found.second.run}", markup=False, soft_wrap=True)
     table = terminal.table("", "first", "second")
     for name in shown["first"]:

@@ -29,7 +29,7 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
         raise ConfigInvalid([f"--by: there are {', '.join(GROUPINGS)} and {METADATA}FIELD"])
     if sum(map(bool, (args.json, args.csv, args.parquet))) > 1:
         raise ConfigInvalid(["choose one of --json, --csv and --parquet"])
-    storage.announce(settings)
+    storage.print_database(settings)
     figures, names = event_loop.run(_read(settings, args, now()))
     rows = reports.table(figures, args.part)
     if args.json:
@@ -39,7 +39,7 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
     elif args.parquet:
         body = reports.as_parquet(rows, args.part)
         Path(args.parquet).write_bytes(body)
-        terminal.err().print(f"{len(rows):,} rows are in {args.parquet}.", markup=False)
+        terminal.stderr().print(f"{len(rows):,} rows are in {args.parquet}.", markup=False)
     else:
         _print(figures, names)
     return 0
@@ -52,7 +52,7 @@ async def _read(settings: Settings, args: Arguments, now: float) -> tuple[dict[s
     except ValueError as error:
         raise ConfigInvalid([f"--zone: {error}"]) from None
     wanted = ReportOptions(tuple(dict.fromkeys(args.by)) or ("tier",), args.success, args.threshold)
-    async with storage.opened(settings) as store:
+    async with storage.open_configured_store(settings) as store:
         keys = await store.keys()
         query = query_of(args, keys, now)
         try:
@@ -67,7 +67,7 @@ async def _read(settings: Settings, args: Arguments, now: float) -> tuple[dict[s
 
 
 def _print(figures: Mapping[str, Any], names: Mapping[str, str]) -> None:
-    console = terminal.out()
+    console = terminal.stdout()
     total, left_out = figures["total"], figures["left_out"]
     period = f"{_moment(figures['since'])} to {_moment(figures['until'])}"
     console.print(f"Runs admitted from {period} that have ended: {total['runs']:,}.", markup=False)

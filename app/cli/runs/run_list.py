@@ -34,28 +34,28 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
     """Print the list. Returns 0."""
     settings = read(environ)
     terminal.log_to_stderr("warning")
-    storage.announce(settings)
+    storage.print_database(settings)
     storage.check_state(args.state)
     event_loop.run(_follow(settings, args, now) if args.follow else _list(settings, args, now()))
     return 0
 
 
 async def _list(settings: Settings, args: Arguments, now: float) -> None:
-    async with storage.opened(settings) as store:
+    async with storage.open_configured_store(settings) as store:
         keys = await store.keys()
-        rows = await store.runs(_ordered(args, keys, now))
+        rows = await store.runs(_sorted_query(args, keys, now))
         previews = await _previews(store, rows)
     names = {key.id: key.name for key in keys}
     if args.json:
         terminal.print_json([_summary(row, names, previews) for row in rows])
     elif not rows:
-        terminal.out().print("There are no such runs.")
+        terminal.stdout().print("There are no such runs.")
     else:
-        console = terminal.out()
+        console = terminal.stdout()
         console.print(_table(rows, names, previews, console.width))
 
 
-def _ordered(args: Arguments, keys: Sequence[KeyRow], now: float) -> RunQuery:
+def _sorted_query(args: Arguments, keys: Sequence[KeyRow], now: float) -> RunQuery:
     order = {"sort": args.sort, "ascending": args.reverse, "limit": min(args.limit, 1_000)}
     return replace(query_of(args, keys, now), **order)
 
@@ -64,13 +64,13 @@ async def _follow(settings: Settings, args: Arguments, now: Callable[[], float])
     """Print a line for each run of the list, and again for each that is new on it or has changed, until interrupted."""
     known: Mapping[str, Mapping[str, Any]] = {}
     mark: tuple[object, ...] | None = None
-    async with storage.opened(settings) as store:
+    async with storage.open_configured_store(settings) as store:
         keys = await store.keys()
         names = {key.id: key.name for key in keys}
         while True:
             latest = await store.lists.mark()
             if latest != mark:
-                mark, rows = latest, await store.runs(_ordered(args, keys, now()))
+                mark, rows = latest, await store.runs(_sorted_query(args, keys, now()))
                 previews = await _previews(store, rows)
                 shown = {row.id: _summary(row, names, previews) for row in rows}
                 for row in reversed(rows):
@@ -87,7 +87,7 @@ def _print_line(row: RunRow, shown: Mapping[str, Any], args: Arguments) -> None:
     key = terminal.clean(shown["key_name"] or row.key)
     state = f"{row.state}{_note(row, is_preview=shown['preview'], wide=True)}"
     words = (terminal.moment(row.created_at), row.id, terminal.clean(row.tier), key, state)
-    terminal.out().print("  ".join((*words, terminal.dollars(row.spent.usd))), markup=False, soft_wrap=True)
+    terminal.stdout().print("  ".join((*words, terminal.dollars(row.spent.usd))), markup=False, soft_wrap=True)
 
 
 def query_of(args: Arguments, keys: Sequence[KeyRow], now: float) -> RunQuery:

@@ -64,7 +64,7 @@ def draw(run: run_words.Record, question: str | None, *, full: bool) -> Tree:
     for rating in chain.from_iterable(run["feedback"].values()):
         branch = tree.add(_line("feedback", run_words.rating(rating)))
         if rating["commented"]:
-            branch.add(_line("comment", _shown(run["comments"].get(rating["id"]), full)))
+            branch.add(_line("comment", _shown_text(run["comments"].get(rating["id"]), full)))
     return tree
 
 
@@ -102,7 +102,7 @@ def _erased(erasure: run_words.Record) -> str:
 def _facts(run: run_words.Record, question: str | None, full: bool) -> list[tuple[str, str]]:
     until = f", took {duration(run['ended_at'] - run['created_at'])}" if run["ended_at"] else ", still going"
     facts = [
-        ("asked", _shown(question, full)),
+        ("asked", _shown_text(question, full)),
         ("when", f"{moment(run['created_at'])}{until}; key {run_words.key(run)}, tenant {run['tenant']}"),
         ("used", f"{run_words.tokens(run['total_usage'])}, {run_words.cost(run['cost_usd'])}"),
         *([("content", _erased(run["erasure"]))] if run["erasure"] else []),
@@ -145,14 +145,17 @@ def _step(tree: Tree, step: run_words.Record, *, answers: bool, full: bool, plan
         ("sees", run_words.sees(step["access"])),
         ("labels", ", ".join(step.get("labels", ())) or None),
         ("declassified", ", ".join(step.get("declassified", ())) or None),
-        ("subtask", _shown(step["subtask"], full) if step["subtask"] != "" else "none: it answers the conversation"),
+        (
+            "subtask",
+            _shown_text(step["subtask"], full) if step["subtask"] != "" else "none: it answers the conversation",
+        ),
         ("chosen", run_words.choice(step)),
         ("kept", run_words.kept(step)),
         *[(f"attempt {call['attempt']}", run_words.attempt(call)) for call in step["attempts"]],
         *[("tools", run_words.exchange(tool_use, full=full)) for tool_use in step["exchanges"]],
         ("error", None if planned else run_words.error(step["error"])),
         ("not called", "; ".join(run_words.passed_over(step)) or None),
-        ("said", _shown(step["output"], full) if state == "done" else None),
+        ("said", _shown_text(step["output"], full) if state == "done" else None),
     ]
     for name, value in lines:
         if value is not None:
@@ -160,7 +163,13 @@ def _step(tree: Tree, step: run_words.Record, *, answers: bool, full: bool, plan
     return branch
 
 
-def _shown(text: str | None, full: bool) -> str:
+def _subtask_text(subtask: str | None, full: bool) -> str:
+    if subtask == "":
+        return "none: it answers the conversation"
+    return _shown_text(subtask, full)
+
+
+def _shown_text(text: str | None, full: bool) -> str:
     if text is None:
         return run_words.ERASED
     if full:

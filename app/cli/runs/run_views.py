@@ -23,7 +23,7 @@ MARKS: Final[Mapping[str, str]] = {
 }
 """The mark of each kind of time in a bar. Colour only repeats it."""
 COLOURS: Final[Mapping[str, str]] = {"people": "yellow", "tools": "yellow", "retry": "red", "stream": "green"}
-WORDS: Final[Mapping[str, str]] = {
+PHASE_TEXTS: Final[Mapping[str, str]] = {
     "queue": "queue",
     "planning": "planning",
     "people": "waits for people",
@@ -32,7 +32,7 @@ WORDS: Final[Mapping[str, str]] = {
     "stream": "streams",
     "tools": "waits for tools",
 }
-WHAT: Final[Mapping[str, str]] = {
+CONTENT_TEXTS: Final[Mapping[str, str]] = {
     "conversation": "the conversation",
     "subtask": "the subtask",
     "output": "the output",
@@ -40,17 +40,17 @@ WHAT: Final[Mapping[str, str]] = {
     "tool_results": "results of tools",
     "answer": "the answer",
 }
-REASONS: Final[Mapping[str, str]] = {
+REASON_TEXTS: Final[Mapping[str, str]] = {
     "not_listed": "not on the access list",
     "no_output": "there was no output",
     "policy": "by policy",
 }
 LABEL_COLUMNS: Final = 26
 FIGURE_COLUMNS: Final = 22
-NARROWEST_BAR: Final = 10
+MIN_BAR_COLUMNS: Final = 10
 LEGEND_WORDS: Final = 4
 """Marks that are explained in one line."""
-SHORTEST_WAIT_SECONDS: Final = 0.001
+MIN_WAIT_SECONDS: Final = 0.001
 """Waits for a slot that are shorter have no row."""
 
 Document = Mapping[str, Any]
@@ -88,10 +88,10 @@ def _node(node: Document) -> Text:
 
 def _edge(edge: Document) -> Text:
     indent, source = " " * 6, _name(edge["source"])
-    what = WHAT[edge["what"]]
+    what = CONTENT_TEXTS[edge["what"]]
     if edge["kind"] == "granted":
         return Text(f"{indent}<== {source}: {what}{'' if edge['sent'] else ' (not sent yet)'}", style="dim")
-    reason = REASONS[edge["reason"]] + (f", {clean(edge['by'])}" if edge["by"] else "")
+    reason = REASON_TEXTS[edge["reason"]] + (f", {clean(edge['by'])}" if edge["by"] else "")
     whom = f" from {clean(edge['worker'])}" if edge["worker"] else ""
     return Text(f"{indent}x.. {source}: {what} withheld{whom} ({reason})", style="yellow")
 
@@ -99,7 +99,7 @@ def _edge(edge: Document) -> Text:
 def timeline(shown: Document, width: int, *, by_money: bool) -> Iterator[Text]:
     """Yield the spans as bars on one axis of this many columns in all, by seconds or by money."""
     yield heading(shown)
-    columns = max(width - LABEL_COLUMNS - FIGURE_COLUMNS - 2, NARROWEST_BAR)
+    columns = max(width - LABEL_COLUMNS - FIGURE_COLUMNS - 2, MIN_BAR_COLUMNS)
     total = shown["cost_usd"] if by_money else shown["length_seconds"]
     phases = _phases(shown["spans"])
     for span in shown["spans"]:
@@ -107,7 +107,7 @@ def timeline(shown: Document, width: int, *, by_money: bool) -> Iterator[Text]:
             continue
         yield _row(span, phases.get(span["id"], (span,)), total, columns, by_money=by_money)
     if not by_money:
-        words = [f"{mark} {WORDS[kind]}" for kind, mark in MARKS.items()]
+        words = [f"{mark} {PHASE_TEXTS[kind]}" for kind, mark in MARKS.items()]
         yield Text("  ".join(words[:LEGEND_WORDS]), style="dim")
         yield Text("  ".join(words[LEGEND_WORDS:]), style="dim")
 
@@ -115,7 +115,7 @@ def timeline(shown: Document, width: int, *, by_money: bool) -> Iterator[Text]:
 def _has_no_row(span: Document, *, by_money: bool) -> bool:
     if by_money and span["cost_usd"] is None:
         return True
-    is_short = span["kind"] == "queue" and span["end"] is not None and span["seconds"] < SHORTEST_WAIT_SECONDS
+    is_short = span["kind"] == "queue" and span["end"] is not None and span["seconds"] < MIN_WAIT_SECONDS
     return is_short or span["kind"] in ("first_word", "stream")
 
 
@@ -165,7 +165,7 @@ def _span_name(span: Document) -> str:
         "step": f"step {span['step']}",
         "attempt": clean(span["worker"] or "call"),
     }
-    return names.get(span["kind"]) or WORDS.get(span["kind"], span["kind"])
+    return names.get(span["kind"]) or PHASE_TEXTS.get(span["kind"], span["kind"])
 
 
 def state(shown: Document) -> Iterator[Text]:
