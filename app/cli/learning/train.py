@@ -24,7 +24,7 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
             )
         import_object("app.lab.train_rounds:run")(args, _say)
         return 0
-    rollouts = import_object("app.cli.learning.train_chat:imitated")(args, environ) if args.warm_start else ()
+    rollouts = import_object("app.cli.learning.train_chat:imitation_rollouts")(args, environ) if args.warm_start else ()
     if import_object("app.lab.train:run")(args, _say, rollouts):
         return 0
     return 1
