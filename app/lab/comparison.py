@@ -13,7 +13,7 @@ from statistics import fmean
 
 from app.core.plan.arms import ORACLE
 from app.lab.measurements import Measure
-from app.lab.paired_statistics import Interval, at_cost, holm, interval, p_value, pareto, resampled
+from app.lab.paired_statistics import Interval, at_cost, holm, interval, p_value, paired_bootstrap, pareto
 from app.lab.world import Weights
 
 LAMBDAS = (0.15, 0.30)
@@ -84,7 +84,7 @@ def table(measures: Sequence[Measure], arms: Sequence[str], reference: str, seed
     series = {f"right {arm}": _series(rows[arm], tasks, lambda row: row.right) for arm in arms}
     series |= {f"usd {arm}": _series(rows[arm], tasks, lambda row: row.usd) for arm in arms}
     series |= _oracle(series, arms, len(tasks))
-    means = resampled(series, Random(seed), resamples)
+    means = paired_bootstrap(series, Random(seed), resamples)
     found = _standings(rows, tasks, means, reference, full)
     found.sort(key=lambda standing: (-standing.accuracy.value, standing.usd))
     return Table(reference, len(tasks), len(every) - len(tasks), full, resamples, tuple(found))

@@ -12,7 +12,7 @@ from typing import Any
 from app.lab.baselines import FIXED, OPTIMUM, arms, plans
 from app.lab.lessons import Lesson, Split, draw_lesson
 from app.lab.outcome import Outcome, outcome
-from app.lab.paired_statistics import Interval, interval, resampled
+from app.lab.paired_statistics import Interval, interval, paired_bootstrap
 from app.lab.plan_grammar import ROLES, WORDS, Form
 from app.lab.plans import Plan
 from app.lab.search import mean_reward
@@ -86,7 +86,7 @@ def compare(
     rewards: dict[str, list[float]] = {}
     for arm, outcomes in found.items():
         rewards[arm] = [result.reward for result in outcomes]
-    means = resampled(rewards, Random(seed), RESAMPLES)
+    means = paired_bootstrap(rewards, Random(seed), RESAMPLES)
     rows = []
     for arm, outcomes in found.items():
         behind = interval([mean[TRAINED] - mean[arm] for mean in means])

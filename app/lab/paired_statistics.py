@@ -14,7 +14,9 @@ from app.core.rating.intervals import Interval as Interval
 RESAMPLES = 10_000
 
 
-def resampled(values: Mapping[str, Sequence[float]], random: Random, times: int = RESAMPLES) -> list[dict[str, float]]:
+def paired_bootstrap(
+    values: Mapping[str, Sequence[float]], random: Random, times: int = RESAMPLES
+) -> list[dict[str, float]]:
     """Return the series' means over tasks drawn again with replacement, the same for every series. The first entry is
     over all tasks as they are."""
     count = len(next(iter(values.values())))

@@ -26,7 +26,7 @@ from app.lab import prompt, reward, second_round, world
 from app.lab.evaluate import RESAMPLES, exact_outcomes, exam
 from app.lab.lessons import SPLITS, Lesson, Split
 from app.lab.outcome import outcome
-from app.lab.paired_statistics import Interval, interval, resampled
+from app.lab.paired_statistics import Interval, interval, paired_bootstrap
 from app.lab.plans import SLOTS, Plan, from_tokens
 from app.lab.second_round import SIGNS, TAKE, Whole
 from app.lab.train import CAVEAT, VALIDATION, Order, choose, restored, save
@@ -245,7 +245,7 @@ def _ahead(runs: Mapping[str, Sequence[Whole]], name: str, seed: int) -> Interva
     series: dict[str, list[float]] = {}
     for arm, of_arm in runs.items():
         series[arm] = [getattr(run, name) for run in of_arm]
-    means = resampled(series, Random(seed), RESAMPLES)
+    means = paired_bootstrap(series, Random(seed), RESAMPLES)
     return interval([mean[BOTH] - mean[BEFORE] for mean in means])
 
 

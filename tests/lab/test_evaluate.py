@@ -9,7 +9,7 @@ from app.lab import search
 from app.lab.baselines import ARMS, FIXED, OPTIMUM, bests, plans
 from app.lab.evaluate import TRAINED, compare, drawn, exam
 from app.lab.lessons import SPLITS, Lesson, draw_lesson
-from app.lab.paired_statistics import resampled
+from app.lab.paired_statistics import paired_bootstrap
 from app.lab.world import HELD_OUT_PRICES, Setting, Weights, held_out, profiles
 from app.providers.rehearsal.task_families import FAMILIES
 
@@ -61,7 +61,7 @@ def test_the_bootstrap_is_paired() -> None:
     """Two arms that differ by the same on every lesson differ by that in every resample."""
     random = Random(1)
     values = [random.random() for _ in range(50)]
-    means = resampled({"a": values, "b": [value + 0.1 for value in values]}, Random(0), 200)
+    means = paired_bootstrap({"a": values, "b": [value + 0.1 for value in values]}, Random(0), 200)
     assert all(mean["b"] - mean["a"] == pytest.approx(0.1) for mean in means)
     assert means[0]["a"] == pytest.approx(sum(values) / 50)
     assert len({round(mean["a"], 9) for mean in means}) > 100

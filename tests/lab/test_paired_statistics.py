@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from app.lab.paired_statistics import at_cost, holm, interval, p_value, pareto, resampled
+from app.lab.paired_statistics import at_cost, holm, interval, p_value, paired_bootstrap, pareto
 
 
 def test_the_interval_of_a_difference_covers_the_truth_as_often_as_it_says() -> None:
@@ -15,17 +15,17 @@ def test_the_interval_of_a_difference_covers_the_truth_as_often_as_it_says() -> 
         easy = [random.random() for _ in range(60)]
         first = [float(random.random() < 0.2 + 0.5 * chance) for chance in easy]
         second = [float(random.random() < 0.3 + 0.5 * chance) for chance in easy]
-        means = resampled({"first": first, "second": second}, random, 250)
+        means = paired_bootstrap({"first": first, "second": second}, random, 250)
         found = interval([mean["second"] - mean["first"] for mean in means])
         covered += found.low <= 0.1 <= found.high
     assert 0.88 <= covered / 120 <= 1.0
 
 
 def test_tasks_are_drawn_and_not_rows_of_arms() -> None:
-    means = resampled({"a": [0.0, 1.0, 1.0], "b": [1.0, 2.0, 2.0]}, Random(0), 300)
+    means = paired_bootstrap({"a": [0.0, 1.0, 1.0], "b": [1.0, 2.0, 2.0]}, Random(0), 300)
     assert {round(mean["b"] - mean["a"], 9) for mean in means} == {1.0}
     assert len({mean["a"] for mean in means}) == 4
-    assert resampled({"a": [0.5]}, Random(0), 3) == [{"a": 0.5}] * 4, "one task is no sample"
+    assert paired_bootstrap({"a": [0.5]}, Random(0), 3) == [{"a": 0.5}] * 4, "one task is no sample"
 
 
 def test_p_values() -> None:

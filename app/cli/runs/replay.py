@@ -30,7 +30,7 @@ from app.engine.runs.replays import Changes
 from app.errors import BatonError, ConfigInvalid
 from app.gateway.runs import replay
 from app.gateway.wire.parameters import nearest_effort
-from app.lab.paired_statistics import Interval, interval, resampled
+from app.lab.paired_statistics import Interval, interval, paired_bootstrap
 from app.process.config import Loaded, configure, read
 from app.process.wiring import Runtime
 from app.store.protocol import RunRow, Store
@@ -325,7 +325,9 @@ def _intervals(batch: Batch, seed: int) -> list[tuple[Paired, Interval | None]]:
     """Return the paired differences with their 95 % intervals by the bootstrap over runs; None for a single pair."""
     found: list[tuple[Paired, Interval | None]] = []
     for metric in paired([pair.comparison for pair in batch.pairs if pair.comparison is not None]):
-        means = resampled({"difference": metric.differences}, Random(seed), RESAMPLES) if metric.pairs > 1 else []
+        means = (
+            paired_bootstrap({"difference": metric.differences}, Random(seed), RESAMPLES) if metric.pairs > 1 else []
+        )
         found.append((metric, interval([mean["difference"] for mean in means]) if means else None))
     return found
 
