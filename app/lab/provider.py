@@ -18,7 +18,7 @@ from app.core.pool.catalog import Deadlines, ProviderSpec
 from app.errors import WorkerTimeout
 from app.lab.workers import reply
 from app.lab.world import profiles, seconds
-from app.lab.world2.provider import Said, SecondWorld
+from app.lab.world2.provider import SecondWorld, ServedReply
 from app.providers.protocol import ClosableProvider, Request
 
 
@@ -53,7 +53,9 @@ class WorldProvider:
         yield [Words(said.text)]
         yield [End(said.finish, Usage(input=said.read, output=said.written), call["model"])]
 
-    def _answer(self, model: str, messages: Sequence[Message], *, seed: int | None, most: int | None) -> Said | None:
+    def _answer(
+        self, model: str, messages: Sequence[Message], *, seed: int | None, most: int | None
+    ) -> ServedReply | None:
         """Return the answer of a worker; None if the model is no worker of the world."""
         if self._second is not None:
             return self._second.answer(model, messages, seed=seed, most=most)
@@ -62,7 +64,7 @@ class WorldProvider:
             return None
         drawn = f"call {next(self._calls)}" if seed is None else str(seed)
         said = reply(worker, messages, f"{self._seed}|{drawn}")
-        return Said(said.text, said.read, said.written, seconds(worker, said.written))
+        return ServedReply(said.text, said.read, said.written, seconds(worker, said.written))
 
     async def close(self) -> None:
         """Close the provider behind this one."""

@@ -24,7 +24,7 @@ from typing import Any
 import httpx
 
 from app.lab.paired_statistics import interval
-from app.lab.world2.provider import posed, written_out
+from app.lab.world2.provider import service_tasks, text_with_document
 from app.lab.world2.shapes import Plan, catalogue, workflow
 from app.lab.world2.tasks import Task
 from tests.bench.caps import QUIET
@@ -86,7 +86,7 @@ def steps(plan: Plan) -> dict[str, Any]:
 async def played(client: httpx.AsyncClient, task: Task, cap: float, plan: Plan | None) -> Played:
     """One run of `baton-ultra`, by its conductor or by a plan of the caller's."""
     extra: dict[str, Any] = {"budget": {"usd": cap}} | ({"plan": steps(plan)} if plan is not None else {})
-    body = {"model": ULTRA, "messages": [{"role": "user", "content": written_out(task)}], "baton": extra}
+    body = {"model": ULTRA, "messages": [{"role": "user", "content": text_with_document(task)}], "baton": extra}
     reply = await client.post("/v1/chat/completions", json=body)
     if reply.status_code != 200:
         return Played(right=False, answered=False, usd=0.0)
@@ -158,7 +158,7 @@ def main() -> int:
     parser.add_argument("--caps", type=float, nargs="*", default=list(CAPS))
     parser.add_argument("--json", type=Path, help="write the numbers of right answers to this file")
     given = parser.parse_args()
-    tasks = posed("fresh")[FIRST : FIRST + given.tasks]
+    tasks = service_tasks("fresh")[FIRST : FIRST + given.tasks]
     found = asyncio.run(play(tasks, given.caps))
     lines, holds = table(found)
     print(f"{len(tasks)} tasks under each cap", "", *lines, sep="\n")

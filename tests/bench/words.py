@@ -32,13 +32,13 @@ from app.conductor import cards
 from app.core.rating.calibration import Trial
 from app.lab.world2.baselines import Setting, fixed_plans
 from app.lab.world2.constants import DOMAINS, constants
-from app.lab.world2.execution import final
-from app.lab.world2.outcome import Rewards, expected
-from app.lab.world2.provider import posed
+from app.lab.world2.execution import final_answer
+from app.lab.world2.outcome import Rewards, expected_reward
+from app.lab.world2.provider import service_tasks
 from app.lab.world2.shapes import MOST_STEPS, Plan, workflow
-from app.lab.world2.tasks import Task, tasks
-from app.lab.world2.words_lessons import plan_of, prompt
-from app.lab.world2.workers import Pool, pool
+from app.lab.world2.tasks import Task, draw_tasks
+from app.lab.world2.words_lessons import parse_plan, prompt
+from app.lab.world2.workers import Pool, draw_pool
 from app.store.sql import open_store
 from tests.harness.processes import KEY, Caller, calling, environment, running
 from tests.vllm.server import OFFLINE, PYTHON, ROOT, VllmServer, serve
@@ -90,11 +90,11 @@ def main() -> int:
 def bench_pools(seed: int) -> list[Pool]:
     """Return pools of workers that training has never met."""
     random = Random(f"words|bench|{seed}")
-    return [pool(random, unseen_workers=True) for _ in range(POOLS)]
+    return [draw_pool(random, unseen_workers=True) for _ in range(POOLS)]
 
 
 def _measure(asked: argparse.Namespace, pools: Sequence[Pool], server: VllmServer) -> None:
-    held_out = posed("fresh")[: asked.tasks]
+    held_out = service_tasks("fresh")[: asked.tasks]
     over = [pools[place % POOLS] for place in range(len(held_out))]
     fixed = tuned(pools)
     with tempfile.TemporaryDirectory(prefix="baton-words-") as name:
@@ -212,7 +212,7 @@ def _rewards(
     """The exact expected rewards; a plan that is none of the catalogue counts as wrong."""
     found = []
     for task, one, plan in zip(held_out, over, plans, strict=True):
-        found.append(expected(plan, task, known[id(one)]) if plan else 0.0)
+        found.append(expected_reward(plan, task, known[id(one)]) if plan else 0.0)
     return np.array(found)
 
 
@@ -231,7 +231,9 @@ def tuned(pools: Sequence[Pool]) -> dict[str, list[Plan]]:
     kinds = [policy for policy in fixed_plans() if policy.name in BESIDE]
     found: dict[str, list[Plan]] = {policy.name: [] for policy in kinds}
     for one in pools:
-        setting = Setting(one, tasks("train", "words|mixture", 60), tasks("train", "words|mixture|validation", 30))
+        setting = Setting(
+            one, draw_tasks("train", "words|mixture", 60), draw_tasks("train", "words|mixture|validation", 30)
+        )
         for policy in kinds:
             found[policy.name].append(setting.plans[int(policy.choose(setting, setting.validation)[0])])
     return found
@@ -270,7 +272,7 @@ def _ask(caller: Caller, place: int, chosen: Pool, task: Task, plan: Plan | None
         order,
         first["state"] == "accepted" and not run["degraded"],
         plan or _played(caller, run, names),
-        final(said) == task.answer,
+        final_answer(said) == task.answer,
         run["spent"]["tokens"],
         run["cost_usd"],
         conducting,
@@ -287,7 +289,7 @@ def _played(caller: Caller, run: dict[str, Any], names: Sequence[str]) -> Plan |
     for step in run["steps"]:
         subtask = caller.read(f"/v1/runs/{run['id']}/steps/{step['n']}")["subtask"]
         steps.append({"worker": names.index(step["planned_worker"]), "subtask": subtask, "access": step["access"]})
-    return plan_of(json.dumps({"steps": steps}), range(len(names)))
+    return parse_plan(json.dumps({"steps": steps}), range(len(names)))
 
 
 def _of_the_trainer(
@@ -309,7 +311,7 @@ def _of_the_trainer(
     )
     if ran.returncode:
         raise RuntimeError(ran.stderr[-2_000:])
-    return [plan_of(text, done.order) for text, done in zip(json.loads(ran.stdout), found, strict=True)]
+    return [parse_plan(text, done.order) for text, done in zip(json.loads(ran.stdout), found, strict=True)]
 
 
 # The service: one tier for each pool, and cards as a calibration leaves them.

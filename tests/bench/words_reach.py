@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from app.lab.world2.outcome import Rewards, everything, plans, tokens_of_all
-from app.lab.world2.provider import posed
+from app.lab.world2.outcome import Rewards, all_plans, rewards_of_all_plans, tokens_of_all_plans
+from app.lab.world2.provider import service_tasks
 from app.lab.world2.rules import size_of
 from app.lab.world2.shapes import catalogue
 from app.lab.world2.tasks import Task
@@ -32,7 +32,7 @@ def main() -> int:
     parser.add_argument("--verdicts", type=int, default=16_000, help="of the teacher")
     parser.add_argument("--seed", type=int, default=0, help="of the pools")
     asked = parser.parse_args()
-    pools, held_out = bench_pools(asked.seed), posed("fresh")[: asked.tasks]
+    pools, held_out = bench_pools(asked.seed), service_tasks("fresh")[: asked.tasks]
     found = reached(Teacher(0, asked.verdicts), pools, held_out)
     mixture = found[f"tuned {BESIDE[0]}"]
     print("| plans | accuracy | less the mixture's | tokens | in parts of the mixture's | reward |")
@@ -45,16 +45,16 @@ def main() -> int:
 
 def reached(teacher: Teacher, pools: Sequence[Pool], held_out: Sequence[Task]) -> dict[str, np.ndarray[Any, Any]]:
     """Return accuracy, tokens and reward of each way to choose plans, on average over tasks."""
-    exact, believed = [Rewards(one) for one in pools], [teacher.believed(one) for one in pools]
+    exact, believed = [Rewards(one) for one in pools], [teacher.believed_rewards(one) for one in pools]
     fixed = tuned(pools)
     rows: dict[str, list[tuple[float, float, float]]] = {}
     for number, task in enumerate(held_out):
         at = number % POOLS
-        every, known = plans(len(pools[at])), exact[at]
-        tokens, rewards = tokens_of_all(known, size_of(task)), everything(known, task)
+        every, known = all_plans(len(pools[at])), exact[at]
+        tokens, rewards = tokens_of_all_plans(known, size_of(task)), rewards_of_all_plans(known, task)
         right = _right(known, task)
         chosen = {f"tuned {arm}": every.index(fixed[arm][at]) for arm in BESIDE}
-        theirs = everything(believed[at], teacher.understood(task))
+        theirs = rewards_of_all_plans(believed[at], teacher.task_as_read(task))
         for price in PRICES:
             paid = price * tokens
             chosen[f"most often right, {1e5 * price:g} in 100 less for 1,000 tokens"] = int((right - paid).argmax())

@@ -28,7 +28,7 @@ from app.errors import ConfigInvalid, OursError
 from app.lab.comparison import Table, table
 from app.lab.measurements import Measure
 from app.lab.world2.constants import DOCUMENT_TOKENS
-from app.lab.world2.provider import posed
+from app.lab.world2.provider import service_tasks
 from app.process.config import configure
 
 PAGE = (Path(__file__).resolve().parents[2] / "deploy" / "docs" / "evaluation.md").read_text()
@@ -149,7 +149,7 @@ def test_the_built_in_tasks_have_right_answers_that_rehearsal_workers_can_find()
     tasks = task_set.parse(sample_tasks.lines(), "built-in", None, faults)
     assert faults == []
     assert len(tasks) == 60
-    for task, known in zip(tasks, posed("fresh"), strict=False):
+    for task, known in zip(tasks, service_tasks("fresh"), strict=False):
         slips = "; ".join(part.slip for part in known.parts)
         assert task.grader.grade(f"Worked out by sage. The answer is {known.answer}").score == 1.0, task.question
         assert task.grader.grade(f"Worked out by sage. The answer is {slips}").score == 0.0, task.question

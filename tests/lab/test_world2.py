@@ -13,11 +13,11 @@ from app.lab.world2.workers import (
     HELD_OUT_FACTORS,
     PRICE_FACTORS,
     Pool,
+    draw_pool,
     held_out,
     logistic,
     pass_rate,
-    pool,
-    workers,
+    worker_profiles,
 )
 
 # The constants.
@@ -48,17 +48,17 @@ def test_a_plan_of_average_worth_helps_by_the_published_figure() -> None:
 def test_training_meets_no_phrase_and_no_family_that_is_held_out() -> None:
     last = [family.phrases[-1] for family in composed.families()]
     marks = [max(re.split(r"\{.\}", phrase), key=len).strip().lower() for phrase in last]
-    for task in composed.tasks("train", "words", 300):
+    for task in composed.draw_tasks("train", "words", 300):
         assert not any(part.family.held_out for part in task.parts)
         assert not any(mark in task.text.lower() for mark in marks)
-    for task in composed.tasks("families", "words", 50):
+    for task in composed.draw_tasks("families", "words", 50):
         assert all(part.family.held_out for part in task.parts)
-    assert any(mark in composed.tasks("phrasings", "words", 1)[0].text.lower() for mark in marks)
+    assert any(mark in composed.draw_tasks("phrasings", "words", 1)[0].text.lower() for mark in marks)
 
 
 def test_difficulty_is_not_in_the_text() -> None:
     """The hidden trait is drawn apart: no word of a text, nor its length, goes with it beyond chance."""
-    drawn = composed.tasks("train", "traits", 2_000)
+    drawn = composed.draw_tasks("train", "traits", 2_000)
     hard = [task for task in drawn if task.trait >= 2]
     for word in ("then", "document", "calendar", "numbers", "list", "letters"):
         share = sum(word in task.text.lower() for task in drawn) / len(drawn)
@@ -71,10 +71,10 @@ def test_difficulty_is_not_in_the_text() -> None:
 
 
 def test_a_wrong_answer_differs_from_the_right_one() -> None:
-    for task in composed.tasks("train", "answers", 300) + composed.tasks("families", "answers", 100):
+    for task in composed.draw_tasks("train", "answers", 300) + composed.draw_tasks("families", "answers", 100):
         assert all(part.answer != part.slip and ";" not in part.answer + part.slip for part in task.parts)
-    assert composed.tasks("fresh", "0", 3) == composed.tasks("fresh", "0", 3)
-    assert composed.tasks("fresh", "0", 3) != composed.tasks("fresh", "1", 3)
+    assert composed.draw_tasks("fresh", "0", 3) == composed.draw_tasks("fresh", "0", 3)
+    assert composed.draw_tasks("fresh", "0", 3) != composed.draw_tasks("fresh", "1", 3)
 
 
 # Workers and pools.
@@ -82,19 +82,19 @@ def test_a_wrong_answer_differs_from_the_right_one() -> None:
 
 def test_a_card_of_any_worker_can_be_read_also_of_one_that_training_never_met() -> None:
     """In world 1 a card was one token and an unseen one a KeyError; here a card is numbers and words."""
-    for worker in workers(unseen=True) + workers(unseen=False):
+    for worker in worker_profiles(unseen=True) + worker_profiles(unseen=False):
         found = re.findall(r"(\w+) (\d+) of (\d+)", worker.card.words())
         assert [name for name, _, _ in found] == list(DOMAINS)
         assert [int(right) for _, right, _ in found] == list(worker.card.right)
         assert worker.name not in worker.card.words()
-    seen = {worker.name for worker in workers(unseen=False)}
-    assert not seen & {worker.name for worker in workers(unseen=True)}
+    seen = {worker.name for worker in worker_profiles(unseen=False)}
+    assert not seen & {worker.name for worker in worker_profiles(unseen=True)}
 
 
 def test_what_is_held_out_of_pools_is_independent_of_who_is_in_them() -> None:
     """World 1 held out by a multiplier that is 1 modulo 4, and so just the pools without two workers; here every
     worker, every pair and every size has its quarter."""
-    names = [worker.name for worker in workers(unseen=False)][:14]
+    names = [worker.name for worker in worker_profiles(unseen=False)][:14]
     sets = [chosen for size in (3, 4, 5) for chosen in combinations(names, size)]
     out = [chosen for chosen in sets if held_out(chosen)]
     assert abs(len(out) / len(sets) - 0.25) <= 4 * math.sqrt(0.25 * 0.75 / len(sets))
@@ -107,13 +107,13 @@ def test_what_is_held_out_of_pools_is_independent_of_who_is_in_them() -> None:
 
 def test_training_meets_no_pool_worker_or_price_that_is_held_out() -> None:
     random = Random(1)
-    seen = {worker.name: worker.price for worker in workers(unseen=False)}
+    seen = {worker.name: worker.price for worker in worker_profiles(unseen=False)}
     for _ in range(100):
-        assert not held_out([worker.name for worker in pool(random)])
-        assert held_out([worker.name for worker in pool(random, unseen_pool=True)])
-        assert not {worker.name for worker in pool(random, unseen_workers=True)} & set(seen)
-        assert _factors(pool(random), seen) <= set(PRICE_FACTORS)
-        assert _factors(pool(random, unseen_pool=True), seen) <= set(HELD_OUT_FACTORS)
+        assert not held_out([worker.name for worker in draw_pool(random)])
+        assert held_out([worker.name for worker in draw_pool(random, unseen_pool=True)])
+        assert not {worker.name for worker in draw_pool(random, unseen_workers=True)} & set(seen)
+        assert _factors(draw_pool(random), seen) <= set(PRICE_FACTORS)
+        assert _factors(draw_pool(random, unseen_pool=True), seen) <= set(HELD_OUT_FACTORS)
 
 
 def _factors(chosen: Pool, prices: dict[str, float]) -> set[float]:
@@ -124,7 +124,7 @@ def test_cards_agree_with_hidden_skill_only_as_far_as_their_samples_reach() -> N
     """A card's rate misses the true one by what a sample of its size misses, and by no more."""
     misses: dict[int, float] = defaultdict(float)
     spread: dict[int, float] = defaultdict(float)
-    for worker in workers(unseen=False) + workers(unseen=True):
+    for worker in worker_profiles(unseen=False) + worker_profiles(unseen=True):
         for domain, right in enumerate(worker.card.right):
             rate = pass_rate(worker.ability, worker.edges[domain], domain)
             misses[worker.card.asked] += (right / worker.card.asked - rate) ** 2

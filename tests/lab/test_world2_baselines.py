@@ -14,15 +14,34 @@ from app.lab.world2.baselines import (
     Optimum,
     RandomPlan,
     Setting,
-    clairvoyant,
+    clairvoyant_rewards,
     domain_plans,
     fixed_plans,
-    told_domain,
+    true_domain_plans,
 )
-from app.lab.world2.evolution import FIRST, RETAINED, SHORT, EvolvedPrompt, evolved, read, reflected, written
+from app.lab.world2.evolution import (
+    FIRST,
+    RETAINED,
+    SHORT,
+    EvolvedPrompt,
+    evolve_prompt,
+    parse_prompt,
+    reflect_on_traces,
+    write_prompt,
+)
 from app.lab.world2.product_selector import ProductSelector
-from app.lab.world2.standings import RESAMPLES, Figures, Found, Sizes, keep, kept, mark, report, resampled
-from app.lab.world2.workers import pool
+from app.lab.world2.standings import (
+    RESAMPLES,
+    Figures,
+    SeedResults,
+    Sizes,
+    best_domain_plan,
+    bootstrap_pools_and_tasks,
+    load_results,
+    report,
+    save_results,
+)
+from app.lab.world2.workers import draw_pool
 
 TESTED = 24
 
@@ -32,9 +51,9 @@ def settings() -> list[Setting]:
     """Two small pools."""
     random, found = Random(3), []
     while len(found) < 2:
-        chosen = pool(random)
+        chosen = draw_pool(random)
         if len(chosen) == 3:
-            training = composed.tasks("train", "small", 20)
+            training = composed.draw_tasks("train", "small", 20)
             found.append(Setting(chosen, training, training[:8]))
     return found
 
@@ -52,7 +71,7 @@ def test_nothing_is_above_the_optimum_and_the_best_fixed_plan_is_the_best_consta
         best = reached(setting, Optimum().choose(setting, tasks), tasks)
         for policy in (*domain_plans(0), ProductSelector(0, 20), RandomPlan(0)):
             assert reached(setting, policy.choose(setting, tasks), tasks) <= best + 1e-6
-        assert best <= clairvoyant(setting, tasks).mean() + 1e-6
+        assert best <= clairvoyant_rewards(setting, tasks).mean() + 1e-6
 
 
 @pytest.mark.parametrize("split", ["fresh", "families"])
@@ -61,7 +80,7 @@ def test_regular_expressions_and_a_plan_for_each_domain_do_not_solve_the_world(
 ) -> None:
     """In world 1 three regular expressions and one plan for each domain closed 92 % of what a conductor closes, and on
     families that neither had met 93 %."""
-    fresh = composed.tasks(split, "small", TESTED)
+    fresh = composed.draw_tasks(split, "small", TESTED)
     ways = closed = 0.0
     for setting in settings:
         low = reached(setting, fixed_plans()[-1].choose(setting, fresh), fresh)
@@ -73,23 +92,23 @@ def test_regular_expressions_and_a_plan_for_each_domain_do_not_solve_the_world(
 
 def test_adapting_to_a_task_is_worth_more_than_knowing_its_domain(settings: list[Setting]) -> None:
     """In world 1 everything beyond the domain was worth 0.012."""
-    fresh = composed.tasks("fresh", "small", TESTED)
+    fresh = composed.draw_tasks("fresh", "small", TESTED)
     for setting in settings:
         best = reached(setting, Optimum().choose(setting, fresh), fresh)
-        assert best - reached(setting, told_domain().choose(setting, fresh), fresh) > 0.012
+        assert best - reached(setting, true_domain_plans().choose(setting, fresh), fresh) > 0.012
 
 
 def test_classifiers_see_domains_in_texts_that_they_have_not_read() -> None:
-    training = composed.tasks("train", "classes", 120)
-    fresh = composed.tasks("fresh", "classes", 60)
+    training = composed.draw_tasks("train", "classes", 120)
+    fresh = composed.draw_tasks("fresh", "classes", 60)
     truth = texts.domains(fresh)
-    for learn in (texts.naive_bayes, texts.neighbours, lambda _: texts.by_regex):
+    for learn in (texts.naive_bayes, texts.nearest_neighbours, lambda _: texts.by_regex):
         assert (learn(training)(fresh) == truth).mean() > 0.55
     assert len(set(texts.clusters(training, 10, 0)(fresh).tolist())) > 5
 
 
 def test_what_learns_from_verdicts_is_the_same_for_the_same_seed(settings: list[Setting]) -> None:
-    fresh = composed.tasks("fresh", "small", 5)
+    fresh = composed.draw_tasks("fresh", "small", 5)
     for make in (
         lambda: EvolvedPrompt(settings, 0, 600),
         lambda: ProductSelector(0, 30),
@@ -99,14 +118,14 @@ def test_what_learns_from_verdicts_is_the_same_for_the_same_seed(settings: list[
 
 
 def test_a_prompt_is_evolved_within_its_executions(settings: list[Setting], monkeypatch: pytest.MonkeyPatch) -> None:
-    executed, really = [], Setting.sampled
+    executed, really = [], Setting.sample_reward
 
     def counted(*asked: Any) -> float:
         executed.append(asked)
         return really(*asked)
 
-    monkeypatch.setattr(Setting, "sampled", counted)
-    assert evolved(settings, 1, 2_000) != (FIRST,)
+    monkeypatch.setattr(Setting, "sample_reward", counted)
+    assert evolve_prompt(settings, 1, 2_000) != (FIRST,)
     assert 1_600 < len(executed) <= 2_000
 
 
@@ -115,8 +134,8 @@ def test_reflection_learns_from_what_went_wrong_and_mends_what_the_feedback_name
     wrong = {"task": "add two days", "rule": 0, "score": 0.0, "feedback": f"{RETAINED} {SHORT}"}
     cues, cued, discreet, long = ["add", "days", "numbers"], set(), 0, 0
     for seed in range(60):
-        rules = reflected((FIRST,), [well, wrong], cues, Random(seed))
-        assert read(written(rules)) == rules
+        rules = reflect_on_traces((FIRST,), [well, wrong], cues, Random(seed))
+        assert parse_prompt(write_prompt(rules)) == rules
         cued |= {rule.cue for rule in rules}
         discreet += any(rule.first.discreet and rule.others.discreet for rule in rules)
         long += any(rule.first.long and rule.others.long for rule in rules)
@@ -128,10 +147,10 @@ def test_an_interval_over_pools_and_tasks_is_wider_than_one_over_tasks_alone() -
     """World 1 drew lessons again where pools differed; what differs by pool must widen the interval."""
     random = np.random.default_rng(0)
     by_pool = random.normal(0, 1, size=(4, 1)) + random.normal(0, 0.1, size=(4, 50))
-    clustered = resampled(by_pool, np.random.default_rng(1)).std()
-    alone = resampled(by_pool.reshape(1, -1), np.random.default_rng(1)).std()
+    clustered = bootstrap_pools_and_tasks(by_pool, np.random.default_rng(1)).std()
+    alone = bootstrap_pools_and_tasks(by_pool.reshape(1, -1), np.random.default_rng(1)).std()
     assert clustered > 5 * alone
-    assert len(resampled(by_pool, np.random.default_rng(1))) == RESAMPLES
+    assert len(bootstrap_pools_and_tasks(by_pool, np.random.default_rng(1))) == RESAMPLES
 
 
 def test_the_report_has_every_seed_and_the_worst_first_also_if_they_were_kept(tmp_path: Path) -> None:
@@ -143,12 +162,12 @@ def test_the_report_has_every_seed_and_the_worst_first_also_if_they_were_kept(tm
         splits = ("fresh tasks", "unseen phrasings", "unseen families", "unseen pools and prices", "unseen workers")
         rows = {"plan by domain (kNN)": figures(0.6), "plan by domain (k-means)": figures(0.5)}
         rows |= {"searched optimum": figures(best), "learned from 10 verdicts": figures(0.55 + best / 6)}
-        assert mark(rows) == "plan by domain (kNN)"
-        found.append(Found(seed, {split: dict(rows) for split in splits}))  # type: ignore[misc]
+        assert best_domain_plan(rows) == "plan by domain (kNN)"
+        found.append(SeedResults(seed, {split: dict(rows) for split in splits}))  # type: ignore[misc]
     found[0].splits["fresh tasks"]["only here"] = figures(0.4)
     for one in found:
-        keep(one, tmp_path / f"{one.seed}.npz")
-    text = report([kept(seed, tmp_path / f"{seed}.npz") for seed in range(3)], Sizes())
+        save_results(one, tmp_path / f"{one.seed}.npz")
+    text = report([load_results(seed, tmp_path / f"{seed}.npz") for seed in range(3)], Sizes())
     assert text == report(found, Sizes())
     assert "only here" not in text, "a policy of which a seed is missing has no mean over seeds"
     rewards = [line.split("|")[2].strip() for line in text.split("### ")[1].splitlines() if "%" in line]

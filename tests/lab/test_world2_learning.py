@@ -11,25 +11,25 @@ import pytest
 
 from app.lab.world2 import tasks as composed
 from app.lab.world2.baselines import Setting
-from app.lab.world2.bounds import OptimumByCards, _drawn, unread
-from app.lab.world2.ceiling import measured_anew
+from app.lab.world2.bounds import OptimumByCards, _sample_skills, optima_of_partial_knowledge
+from app.lab.world2.ceiling import measure_again
 from app.lab.world2.constants import DOMAINS
 from app.lab.world2.gradients import Value
-from app.lab.world2.learning import SPREADS, THRIFT, Learner, Row, _Chances, from_card
-from app.lab.world2.model_free import Trial, advantage_weighted, policy_gradient
-from app.lab.world2.outcome import everything, everything_read, shares_of_cost
+from app.lab.world2.learning import SPREADS, THRIFT, Learner, LoggedExecution, _RightProbability, posterior_by_card
+from app.lab.world2.model_free import Environment, train_advantage_weighted, train_policy_gradient
+from app.lab.world2.outcome import cost_shares_of_all_plans, mean_rewards_of_all_plans, rewards_of_all_plans
 from app.lab.world2.reading import Reader
 from app.lab.world2.rules import size_of
 from app.lab.world2.sentences import SentenceReader
 from app.lab.world2.shapes import Plan, catalogue
-from app.lab.world2.standings import Group, Sizes, keep, kept, run
-from app.lab.world2.workers import pool, workers
+from app.lab.world2.standings import PolicyGroup, Sizes, load_results, run_seed, save_results
+from app.lab.world2.workers import draw_pool, worker_profiles
 
 
 @pytest.fixture(scope="module")
 def reader() -> Reader:
     """A reader of labelled texts, which knows no words but theirs."""
-    return Reader(composed.tasks("train", "reader", 300))
+    return Reader(composed.draw_tasks("train", "reader", 300))
 
 
 @pytest.fixture(scope="module")
@@ -39,9 +39,9 @@ def learner() -> Learner:
 
 
 @pytest.fixture(scope="module")
-def trial() -> Trial:
+def trial() -> Environment:
     """A few tasks over pools of training."""
-    return Trial([], 0, texts=120, posed=60)
+    return Environment([], 0, texts=120, posed=60)
 
 
 def _chances_of_domains(reader: Reader, task: composed.Task) -> np.ndarray:
@@ -55,7 +55,7 @@ def _chances_of_domains(reader: Reader, task: composed.Task) -> np.ndarray:
 
 def test_a_reader_finds_the_parts_and_the_confidence_of_texts_that_it_has_not_seen(reader: Reader) -> None:
     found = parts = right = confident = 0
-    for task in composed.tasks("fresh", "reader", 80):
+    for task in composed.draw_tasks("fresh", "reader", 80):
         read = reader.read(task)
         assert sum(reading.weight for reading in reader.readings(task)) == pytest.approx(1)
         parts += len(task.parts)
@@ -71,14 +71,14 @@ def test_a_reader_is_not_sure_of_families_that_it_never_met(reader: Reader) -> N
     """The one before gave nearly all its trust to a wrong family, and its plans were worse than without reading."""
     sure = {}
     for split in ("fresh", "families"):
-        tasks = composed.tasks(split, "sure", 40)  # type: ignore[arg-type]
+        tasks = composed.draw_tasks(split, "sure", 40)  # type: ignore[arg-type]
         sure[split] = np.mean([_chances_of_domains(reader, task).max(axis=1).mean() for task in tasks])
     assert sure["fresh"] > 0.9
     assert sure["families"] < 0.8
 
 
 def test_words_that_no_training_text_has_say_nothing_of_confidence(reader: Reader) -> None:
-    task = composed.tasks("fresh", "silent", 1)[0]
+    task = composed.draw_tasks("fresh", "silent", 1)[0]
     asked = "add 3 days to 4 weeks and say what it makes in days."
     strange = replace(task, text=f"Zounds! {asked} Verily forsooth hitherto.", parts=task.parts[:1])
     confident = sum([read.weight for read in reader.readings(strange) if read.confidential])
@@ -87,7 +87,7 @@ def test_words_that_no_training_text_has_say_nothing_of_confidence(reader: Reade
 
 def test_vectors_of_words_stand_in_for_words_that_were_never_met() -> None:
     """A reader with vectors reads a word as its neighbours: here two words of each domain that are each other's."""
-    training = composed.tasks("train", "vectors", 150)
+    training = composed.draw_tasks("train", "vectors", 150)
     families = tuple(sorted({part.family for task in training for part in task.parts}, key=lambda family: family.name))
     cues = ("coins", "monday", "program", "lamp", "letters")
     neighbours = ("ducats", "sabbath", "subroutine", "lantern switch", "glyphs")
@@ -129,58 +129,58 @@ def test_what_a_learner_fits_is_what_it_then_expects_of_every_shape(learner: Lea
     random = Random(3)
     noise, learner = np.random.default_rng(2), copy(learner)
     learner.figures = {name: array + noise.normal(0, 0.2, array.shape) for name, array in learner.figures.items()}
-    chosen = pool(random)
-    names = [worker.name for worker in workers(unseen=False)]
+    chosen = draw_pool(random)
+    names = [worker.name for worker in worker_profiles(unseen=False)]
     members = [names.index(worker.name) for worker in chosen]
-    rewards = learner.believed(chosen)
+    rewards = learner.believed_rewards(chosen)
     for name, steps in catalogue().items():
-        (task,) = composed.tasks("train", name, 1)
+        (task,) = composed.draw_tasks("train", name, 1)
         read = learner.reader.read(task)
         plan = Plan(name, tuple(random.randrange(len(chosen)) for _ in steps))
-        row = Row(name, read, tuple(members[worker] for worker in plan.workers), passed=True)
-        fitted = _Chances(learner._copied(1), steps, len(read.families), learner._arrays([row])).right()
-        expected = rewards.right(name, learner.understood(task, read)).mean(axis=0)[plan.workers]
+        row = LoggedExecution(name, read, tuple(members[worker] for worker in plan.workers), passed=True)
+        fitted = _RightProbability(learner._values_by_row(1), steps, len(read.families), learner._arrays([row])).right()
+        expected = rewards.right(name, learner.task_as_read(task, read)).mean(axis=0)[plan.workers]
         assert fitted.array[0] == pytest.approx(float(expected)), name
 
 
 def test_verdicts_teach_what_workers_can_do_beyond_their_cards(learner: Learner) -> None:
     """After 300 executions that pass for one worker and fail for all others, that one is believed in; their cards are
     of few questions."""
-    chosen = tuple([worker for worker in workers(unseen=False) if worker.card.asked == 8][:3])
+    chosen = tuple([worker for worker in worker_profiles(unseen=False) if worker.card.asked == 8][:3])
     learner = copy(learner)
-    learner._rows = []
-    names = [worker.name for worker in workers(unseen=False)]
+    learner._executions = []
+    names = [worker.name for worker in worker_profiles(unseen=False)]
     places = [names.index(worker.name) for worker in chosen]
-    read = learner.reader.read(composed.tasks("train", "one", 1)[0])
+    read = learner.reader.read(composed.draw_tasks("train", "one", 1)[0])
     before = np.diag(learner.covariance)
     for at in range(300):
         worker = at % len(places)
-        learner._rows.append(Row("solve", read, (places[worker],), passed=worker == 1))
-    learner.learn(6)
-    believed = [worker.ability for worker in learner.believed(chosen).pool]
+        learner._executions.append(LoggedExecution("solve", read, (places[worker],), passed=worker == 1))
+    learner.fit(6)
+    believed = [worker.ability for worker in learner.believed_rewards(chosen).pool]
     assert believed.index(max(believed)) == 1
     assert np.diag(learner.covariance).sum() < before.sum()
-    drawn = [learner.drawn().rewards(chosen).pool[1].ability for _ in range(2)]
+    drawn = [learner.sample_beliefs().rewards(chosen).pool[1].ability for _ in range(2)]
     assert drawn[0] != drawn[1]
-    exported = json.loads(json.dumps(learner.policy().exported()))
+    exported = json.loads(json.dumps(learner.policy().as_json()))
     assert exported["format"] == "world-2 policy 2"
     assert len(exported["workers"][chosen[1].name]) == len(DOMAINS)
 
 
 def test_executions_are_shared_among_pools_and_half_of_the_tried_ones_ask_one_worker_alone(learner: Learner) -> None:
     learner = copy(learner)
-    learner._rows, learner._random = [], Random(5)
-    learner._seen = [pool(Random(1))]
-    learner._gather(40)
-    names = [worker.name for worker in workers(unseen=False)]
-    ours = {names.index(worker.name) for worker in learner._seen[0]}
-    assert 10 <= sum([set(row.members) <= ours for row in learner._rows]) <= 32
-    learner._rows = []
+    learner._executions, learner._random = [], Random(5)
+    learner._seen_pools = [draw_pool(Random(1))]
+    learner._execute_until(40)
+    names = [worker.name for worker in worker_profiles(unseen=False)]
+    ours = {names.index(worker.name) for worker in learner._seen_pools[0]}
+    assert 10 <= sum([set(row.members) <= ours for row in learner._executions]) <= 32
+    learner._executions = []
     for _ in range(200):
-        learner._execute(learner._seen[0], [Plan("plan reason check", (0, 1, 2))])
-    alone = [row.members for row in learner._rows if row.shape == "reason"]
-    whole = [row for row in learner._rows if row.shape == "plan reason check"]
-    planner = [worker.name for worker in workers(unseen=False)].index(learner._seen[0][0].name)
+        learner._execute(learner._seen_pools[0], [Plan("plan reason check", (0, 1, 2))])
+    alone = [row.members for row in learner._executions if row.shape == "reason"]
+    whole = [row for row in learner._executions if row.shape == "plan reason check"]
+    planner = [worker.name for worker in worker_profiles(unseen=False)].index(learner._seen_pools[0][0].name)
     assert 50 <= len(alone) <= 100
     assert 50 <= len(whole) <= 100
     assert sum([members == (planner,) for members in alone]) <= 8
@@ -189,29 +189,31 @@ def test_executions_are_shared_among_pools_and_half_of_the_tried_ones_ask_one_wo
 def test_cards_alone_tell_who_is_good_at_what_and_many_questions_tell_more(learner: Learner) -> None:
     """Workers that training never meets: world 1 ended here in a KeyError."""
     spreads = (SPREADS["abilities"], SPREADS["edges"])
-    card = workers(unseen=True)[0].card
+    card = worker_profiles(unseen=True)[0].card
     edges = []
     for asked in (8, 60):
         one = replace(card, asked=asked, right=(asked, *[asked // 2] * 4))
-        edges.append(from_card(one, learner.figures, spreads)[1])
+        edges.append(posterior_by_card(one, learner.figures, spreads)[1])
         assert edges[-1].argmax() == 0
     assert edges[1][0] > edges[0][0] > 0
-    setting = Setting(pool(Random(0), unseen_workers=True), [], [])
-    tasks = composed.tasks("fresh", "unseen", 2)
+    setting = Setting(draw_pool(Random(0), unseen_workers=True), [], [])
+    tasks = composed.draw_tasks("fresh", "unseen", 2)
     assert len(learner.policy().choose(setting, tasks)) == 2
 
 
 def test_bounds_lie_below_the_optimum_and_a_card_of_many_questions_is_nearly_the_truth() -> None:
-    chosen = pool(Random(1), unseen_workers=True)
-    tasks = composed.tasks("train", "bounds", 4)
+    chosen = draw_pool(Random(1), unseen_workers=True)
+    tasks = composed.draw_tasks("train", "bounds", 4)
     setting = Setting(chosen, [], [])
     table = setting.table(tasks)
-    for policy in (OptimumByCards(), *unread()):
+    for policy in (OptimumByCards(), *optima_of_partial_knowledge()):
         reached = table[np.arange(len(tasks)), policy.choose(setting, tasks)]
         assert (reached <= table.max(axis=1) + 1e-6).all()
-    silent = unread()[0].choose(setting, [replace(tasks[0], confidential=True), replace(tasks[0], confidential=False)])
+    silent = optima_of_partial_knowledge()[0].choose(
+        setting, [replace(tasks[0], confidential=True), replace(tasks[0], confidential=False)]
+    )
     assert silent[0] == silent[1]
-    known = Setting(measured_anew(chosen, 1_000, Random(2)), [], [])
+    known = Setting(measure_again(chosen, 1_000, Random(2)), [], [])
     reached = table[np.arange(len(tasks)), OptimumByCards().choose(known, tasks)]
     assert (table.max(axis=1) - reached).mean() < 0.005
 
@@ -220,8 +222,8 @@ def test_what_may_be_true_of_a_worker_has_the_spread_that_its_card_leaves() -> N
     """Over workers that are drawn by the world's own rules, the truth is as far from the posterior's mean as the
     posterior says, so that the optimum by cards is a bound and not a guess."""
     off, said = [], []
-    for worker in (*workers(unseen=False), *workers(unseen=True)):
-        abilities, skills = _drawn(worker.card, np.random.default_rng(0))
+    for worker in (*worker_profiles(unseen=False), *worker_profiles(unseen=True)):
+        abilities, skills = _sample_skills(worker.card, np.random.default_rng(0))
         truth = np.array([worker.ability, *[worker.ability + edge for edge in worker.edges]])
         drawn = np.column_stack([abilities, skills])
         off.append(((truth - drawn.mean(axis=0)) ** 2).mean())
@@ -229,12 +231,15 @@ def test_what_may_be_true_of_a_worker_has_the_spread_that_its_card_leaves() -> N
     assert np.mean(off) == pytest.approx(np.mean(said), rel=0.2)
 
 
-@pytest.mark.parametrize("learn", [advantage_weighted, policy_gradient])
-def test_what_learns_without_a_model_gets_better_by_verdicts(learn: object, trial: Trial) -> None:
+@pytest.mark.parametrize("learn", [train_advantage_weighted, train_policy_gradient])
+def test_what_learns_without_a_model_gets_better_by_verdicts(learn: object, trial: Environment) -> None:
     ((budget, policy),) = learn(trial, 1_000)  # type: ignore[operator]
     assert budget == 1_000
     reached = {}
-    for name, plans in (("learned", policy.best), ("chance", lambda case: policy.copied().drawn(case, Random(0)))):
+    for name, plans in (
+        ("learned", policy.best),
+        ("chance", lambda case: policy.copy().sample_plan(case, Random(0))),
+    ):
         got = [float(case.rewards.table(plans(case).shape, case.posed)[plans(case).workers]) for case in trial.held_out]
         reached[name] = np.mean(got)
     assert reached["learned"] > reached["chance"]
@@ -250,38 +255,38 @@ def test_a_kept_seed_is_given_only_the_policies_that_it_lacks(tmp_path: Path) ->
         def choose(self, setting: Setting, tasks: list[composed.Task]) -> np.ndarray:
             return np.zeros(len(tasks), dtype=np.int64)
 
-    def group(name: str) -> Group:
-        return Group((name,), lambda seen, seed: made.append(name) or [First(name)])  # type: ignore[func-returns-value]
+    def group(name: str) -> PolicyGroup:
+        return PolicyGroup((name,), lambda seen, seed: made.append(name) or [First(name)])  # type: ignore[func-returns-value]
 
     sizes = Sizes(pools=1, training=1, validation=1, tested=1)
-    keep(run(0, sizes, [group("a")]), tmp_path / "seed-0.npz")
-    found = run(0, sizes, [group("b"), group("a")], kept(0, tmp_path / "seed-0.npz"))
+    save_results(run_seed(0, sizes, [group("a")]), tmp_path / "seed-0.npz")
+    found = run_seed(0, sizes, [group("b"), group("a")], load_results(0, tmp_path / "seed-0.npz"))
     assert made == ["a", "b"]
     assert set(found.splits["fresh tasks"]) == {"a", "b"}
 
 
 def test_a_plan_is_chosen_for_all_readings_at_once(learner: Learner) -> None:
     """Where a text may be confidential, the plan is the one that is best on average and not for the likelier case."""
-    policy, setting = learner.policy(), Setting(pool(Random(2)), [], [])
-    task = composed.tasks("fresh", "readings", 1)[0]
-    rewards = policy.probable.rewards(setting.pool)
+    policy, setting = learner.policy(), Setting(draw_pool(Random(2)), [], [])
+    task = composed.draw_tasks("fresh", "readings", 1)[0]
+    rewards = policy.beliefs.rewards(setting.pool)
     total, readings = np.zeros(len(setting.plans)), []
     for read in learner.reader.readings(task):
-        readings.append((read.weight, policy.probable.understood(task, read)))
-        total += read.weight * everything(rewards, readings[-1][1])
+        readings.append((read.weight, policy.beliefs.task_as_read(task, read)))
+        total += read.weight * rewards_of_all_plans(rewards, readings[-1][1])
     assert len({reading.confidential for _, reading in readings}) == 2, (
         "the text leaves open whether it is confidential"
     )
-    assert everything_read(rewards, readings) == pytest.approx(total, abs=1e-6)
+    assert mean_rewards_of_all_plans(rewards, readings) == pytest.approx(total, abs=1e-6)
     assert policy.choose(setting, [task])[0] == total.argmax()
 
 
 def test_to_a_thrifty_policy_a_dollar_is_more_than_its_price(learner: Learner) -> None:
-    policy, setting = learner.thrifty(), Setting(pool(Random(2)), [], [])
-    task = composed.tasks("fresh", "readings", 2)[1]
-    rewards = policy.probable.rewards(setting.pool)
-    readings = [(read.weight, policy.probable.understood(task, read)) for read in learner.reader.readings(task)]
-    believed, costs = everything_read(rewards, readings), shares_of_cost(rewards, size_of(task))
+    policy, setting = learner.thrifty_policy(), Setting(draw_pool(Random(2)), [], [])
+    task = composed.draw_tasks("fresh", "readings", 2)[1]
+    rewards = policy.beliefs.rewards(setting.pool)
+    readings = [(read.weight, policy.beliefs.task_as_read(task, read)) for read in learner.reader.readings(task)]
+    believed, costs = mean_rewards_of_all_plans(rewards, readings), cost_shares_of_all_plans(rewards, size_of(task))
     (chosen,) = policy.choose(setting, [task])
     assert chosen == (believed - THRIFT * costs).argmax()
     (best,) = learner.policy().choose(setting, [task])
@@ -291,7 +296,7 @@ def test_to_a_thrifty_policy_a_dollar_is_more_than_its_price(learner: Learner) -
 
 def test_what_a_pool_asks_for_its_workers_tells_nothing_of_their_skills(learner: Learner) -> None:
     """Held-out pools have prices of their own; a worker is as able at any of them."""
-    (one, *_) = workers(unseen=True)
+    (one, *_) = worker_profiles(unseen=True)
     dearer = replace(one, card=replace(one.card, price=2 * one.card.price))
-    beliefs = learner.most_probable()
+    beliefs = learner.posterior_mode()
     assert beliefs.worker(dearer).ability == beliefs.worker(one).ability

@@ -8,12 +8,12 @@ import pytest
 
 from app.lab.world2 import tasks as composed
 from app.lab.world2.constants import TRAITS, constants
-from app.lab.world2.execution import Library, final, play, verdict
-from app.lab.world2.outcome import Rewards, everything, expected, plans
+from app.lab.world2.execution import Library, draw_verdict, execute_plan, final_answer
+from app.lab.world2.outcome import Rewards, all_plans, expected_reward, rewards_of_all_plans
 from app.lab.world2.rules import size_of
 from app.lab.world2.shapes import MOST_STEPS, SUBTASKS, Plan, catalogue
 from app.lab.world2.tasks import Task
-from app.lab.world2.workers import Pool, pool
+from app.lab.world2.workers import Pool, draw_pool
 
 
 class Die(float):
@@ -54,7 +54,7 @@ def exactly(plan: Plan, task: Task, chosen: Pool) -> tuple[float, float]:
     dice, script, right, reward, total = Dice(), list[bool](), 0.0, 0.0, 0.0
     while True:
         dice.begin(script)
-        found = play(plan, task, chosen, dice)
+        found = execute_plan(plan, task, chosen, dice)
         total += dice.weight
         right += dice.weight * found.right
         reward += dice.weight * found.reward
@@ -71,8 +71,8 @@ def exactly(plan: Plan, task: Task, chosen: Pool) -> tuple[float, float]:
 def test_the_executor_and_the_simulator_agree_in_distribution_on_every_shape_and_role() -> None:
     """Every branch of every execution is carried out by messages; the sum is what the simulator says, to the digit."""
     random, roles = Random(2), set[str]()
-    drawn = composed.tasks("train", "agree", 200)
-    settings = [Rewards(pool(random)) for _ in range(3)]
+    drawn = composed.draw_tasks("train", "agree", 200)
+    settings = [Rewards(draw_pool(random)) for _ in range(3)]
     for number, (name, steps) in enumerate(catalogue().items()):
         rewards, parts = settings[number % 3], 2 if len(steps) <= 3 - ("combine" in name) else 1
         task = next(task for task in drawn[number:] if len(task.parts) == parts and task.document == number % 3)
@@ -88,8 +88,8 @@ def test_the_executor_and_the_simulator_agree_in_distribution_on_every_shape_and
 
 
 def test_three_parts_agree_where_parts_are_handed_over() -> None:
-    task = next(task for task in composed.tasks("train", "three", 100) if len(task.parts) == 3)
-    rewards = Rewards(pool(Random(6)))
+    task = next(task for task in composed.draw_tasks("train", "three", 100) if len(task.parts) == 3)
+    rewards = Rewards(draw_pool(Random(6)))
     for plan in (Plan("first+second solve", (0, 1, 2)), Plan("first reason", (1, 1)), Plan("solve check", (0, 0))):
         expected_right = float(rewards.right(plan.shape, task)[task.trait][plan.workers])
         assert exactly(plan, task, rewards.pool)[0] == pytest.approx(expected_right), plan
@@ -97,11 +97,11 @@ def test_three_parts_agree_where_parts_are_handed_over() -> None:
 
 def test_bills_agree_and_executions_are_not_all_alike() -> None:
     random, surplus, variance = Random(2), 0.0, 0.0
-    drawn, rewards = composed.tasks("train", "bills", 60), Rewards(pool(random))
+    drawn, rewards = composed.draw_tasks("train", "bills", 60), Rewards(draw_pool(random))
     for _ in range(300):
         task, name = random.choice(drawn), random.choice(sorted(catalogue()))
         plan = Plan(name, tuple(random.randrange(len(rewards.pool)) for _ in catalogue()[name]))
-        found = play(plan, task, rewards.pool, random)
+        found = execute_plan(plan, task, rewards.pool, random)
         usd, seconds, _ = rewards.bill(name, size_of(task))
         assert found.usd == pytest.approx(usd[plan.workers])
         assert found.seconds == pytest.approx(seconds[plan.workers])
@@ -114,14 +114,14 @@ def test_bills_agree_and_executions_are_not_all_alike() -> None:
 @pytest.fixture(scope="module")
 def chosen() -> Pool:
     """A pool."""
-    return pool(Random(5))
+    return draw_pool(Random(5))
 
 
 def test_the_same_call_twice_has_dice_of_its_own(chosen: Pool) -> None:
     """In world 1 the same subtask asked three times gave three identical answers: asking again was worthless."""
-    task = next(task for task in composed.tasks("train", "dice", 50) if len(task.parts) == 1 and task.trait == 2)
+    task = next(task for task in composed.draw_tasks("train", "dice", 50) if len(task.parts) == 1 and task.trait == 2)
     random, single = Random(0), Plan("solve", (0,))
-    assert {play(single, task, chosen, random).right for _ in range(60)} == {True, False}
+    assert {execute_plan(single, task, chosen, random).right for _ in range(60)} == {True, False}
     rewards = Rewards(chosen)
     alone = rewards.right("solve", task)[1, 0]
     thrice = rewards.right("solve+solve+solve combine", task)[1, 0, 0, 0]
@@ -130,19 +130,21 @@ def test_the_same_call_twice_has_dice_of_its_own(chosen: Pool) -> None:
 
 
 def test_steps_that_may_not_see_the_task_fail_without_a_digest(chosen: Pool) -> None:
-    (task,) = composed.tasks("train", "withheld", 1)
+    (task,) = composed.draw_tasks("train", "withheld", 1)
     random = Random(1)
-    found = [play(Plan("digest solve", (0, 1)), task, chosen, random, Library([])).right for _ in range(5)]
+    found = [execute_plan(Plan("digest solve", (0, 1)), task, chosen, random, Library([])).right for _ in range(5)]
     assert not any(found)
-    assert final("I was not shown what this needs, so I cannot know.") == ""
+    assert final_answer("I was not shown what this needs, so I cannot know.") == ""
 
 
 def test_withholding_the_task_pays_where_it_is_long_and_costs_where_it_is_short() -> None:
     random, gains = Random(8), {0: 0.0, 2: 0.0}
     for _ in range(12):
-        rewards = Rewards(pool(random))
+        rewards = Rewards(draw_pool(random))
         for document in gains:
-            task = next(task for task in composed.tasks("train", str(random.random()), 80) if task.document == document)
+            task = next(
+                task for task in composed.draw_tasks("train", str(random.random()), 80) if task.document == document
+            )
             open_, digested = rewards.table("reason", task).max(), rewards.table("digest reason", task).max()
             gains[document] += float(digested - open_)
     assert gains[0] < 0 < gains[2]
@@ -150,8 +152,8 @@ def test_withholding_the_task_pays_where_it_is_long_and_costs_where_it_is_short(
 
 def test_a_judge_errs_as_often_as_published() -> None:
     random = Random(4)
-    passed = sum(verdict(False, random) for _ in range(4_000)) / 4_000
-    failed = sum(not verdict(True, random) for _ in range(4_000)) / 4_000
+    passed = sum(draw_verdict(False, random) for _ in range(4_000)) / 4_000
+    failed = sum(not draw_verdict(True, random) for _ in range(4_000)) / 4_000
     assert passed == pytest.approx(constants().judge_false_pass, abs=0.025)
     assert failed == pytest.approx(constants().judge_false_fail, abs=0.025)
 
@@ -159,7 +161,9 @@ def test_a_judge_errs_as_often_as_published() -> None:
 def test_roles_are_worth_no_more_than_was_published(chosen: Pool) -> None:
     """A plan helps by at most 0.1 logits, a check of one's own by at most 0.2, and a mixture with weak members can be
     worse than the best worker alone."""
-    task = next(task for task in composed.tasks("train", "roles", 200) if len(task.parts) == 1 and not task.document)
+    task = next(
+        task for task in composed.draw_tasks("train", "roles", 200) if len(task.parts) == 1 and not task.document
+    )
     rewards = Rewards(chosen)
     alone = _logit(rewards, "reason", task, 0)
     for worker in range(len(chosen)):
@@ -176,26 +180,26 @@ def _logit(rewards: Rewards, shape: str, task: Task, *workers: int) -> float:
 
 
 def test_the_table_of_all_plans_holds_each_plan_at_its_place(chosen: Pool) -> None:
-    (task,) = composed.tasks("train", "table", 1)
+    (task,) = composed.draw_tasks("train", "table", 1)
     rewards = Rewards(chosen)
-    values, every = everything(rewards, task), plans(len(chosen))
+    values, every = rewards_of_all_plans(rewards, task), all_plans(len(chosen))
     assert len(values) == len(every) == sum(len(chosen) ** len(steps) for steps in catalogue().values())
     for place in range(0, len(every), 997):
-        assert values[place] == pytest.approx(expected(every[place], task, rewards), rel=1e-5)
+        assert values[place] == pytest.approx(expected_reward(every[place], task, rewards), rel=1e-5)
     assert values.max() <= 1
     assert values.min() >= 0
     assert max(map(len, catalogue().values())) == MOST_STEPS
 
 
 def test_rewards_over_several_pools_that_may_be_true_are_their_mean(chosen: Pool) -> None:
-    (task,) = composed.tasks("train", "several", 1)
+    (task,) = composed.draw_tasks("train", "several", 1)
     abler = tuple([replace(worker, ability=worker.ability + 1, edges=worker.edges[::-1]) for worker in chosen])
-    apart = (everything(Rewards(chosen), task) + everything(Rewards(abler), task)) / 2
-    assert everything(Rewards(chosen, others=[abler]), task) == pytest.approx(apart, rel=1e-5)
+    apart = (rewards_of_all_plans(Rewards(chosen), task) + rewards_of_all_plans(Rewards(abler), task)) / 2
+    assert rewards_of_all_plans(Rewards(chosen, others=[abler]), task) == pytest.approx(apart, rel=1e-5)
 
 
 def test_right_is_worth_more_than_wrong_at_any_cost(chosen: Pool) -> None:
-    for task in composed.tasks("train", "worth", 20):
+    for task in composed.draw_tasks("train", "worth", 20):
         rewards = Rewards(chosen)
         assert min(float(rewards.worth(name, size_of(task)).min()) for name in catalogue()) > 0.4
     assert len(TRAITS) == 4

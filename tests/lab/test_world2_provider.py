@@ -6,14 +6,14 @@ from pathlib import Path
 from app.core.message.chat import Message, Text
 from app.lab.grading import grader
 from app.lab.world2.outcome import Rewards
-from app.lab.world2.provider import TIER, SecondWorld, numbered, pool_file, posed, task_set
+from app.lab.world2.provider import TIER, SecondWorld, draw_numbered_pool, pool_file, service_tasks, task_set
 from app.lab.world2.rules import size_of
 from app.lab.world2.shapes import Plan, workflow
 from tests.harness.in_process import finish, order, running_service
 
 
 async def test_the_service_executes_plans_of_the_second_world_at_the_simulators_price(tmp_path: Path) -> None:
-    chosen = numbered(0, unseen=True)
+    chosen = draw_numbered_pool(0, unseen=True)
     names = [worker.name for worker in chosen]
     plan = Plan("digest solve check", (0, 1, 0))
     asked = [
@@ -22,7 +22,7 @@ async def test_the_service_executes_plans_of_the_second_world_at_the_simulators_
     ]
     answers = []
     async with running_service(tmp_path, pool_file(0, unseen=True)) as opened:
-        for task in [task for task in posed("fresh") if task.document < 2][:4]:
+        for task in [task for task in service_tasks("fresh") if task.document < 2][:4]:
             driven = await opened.runs.start(order(opened, TIER, task.text, plan={"steps": asked}))
             ended = (await finish(driven)).ended
             assert ended.error is None
@@ -43,7 +43,7 @@ def test_a_task_set_grades_the_answers_of_this_world() -> None:
 def test_the_same_call_twice_is_two_draws() -> None:
     world = SecondWorld("0")
     texts = set()
-    for task in posed("train")[:12]:
+    for task in service_tasks("train")[:12]:
         for _ in range(4):
             found = world.answer("beleth", (Message("user", (Text(task.text),)),))
             assert found is not None

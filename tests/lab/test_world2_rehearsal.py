@@ -13,15 +13,15 @@ from app.core.plan.workflow import schema
 from app.core.pool.catalog import Limits
 from app.lab.world2 import constants, tasks
 from app.lab.world2.execution import role_of
-from app.lab.world2.provider import SecondWorld, cast, posed, written_out
-from app.lab.world2.rehearsal import rows
+from app.lab.world2.provider import SecondWorld, rehearsal_workers, service_tasks, text_with_document
+from app.lab.world2.rehearsal import compare_policies
 from app.lab.world2.shipped import STRENGTHS
 from app.process.config import configure
 from app.providers.rehearsal import planner, policy
 
 CARDS = "\n".join(
     f"Worker {n}: strengths: {STRENGTHS[name]}; price per million tokens: ${one.price / 5:g} in, ${one.price:g} out"
-    for n, (one, name) in enumerate(reversed(cast()))
+    for n, (one, name) in enumerate(reversed(rehearsal_workers()))
 )
 """The cards in another order than the policy has them in."""
 
@@ -36,7 +36,7 @@ def planned(question: str, usd: float = 1.0, most: int = 5) -> list[planner.Choi
 
 def test_the_rehearsal_pool_has_the_profiles_of_its_cast_at_their_prices() -> None:
     workers = configure({"BATON_DATA_DIR": "."}).catalog.workers
-    for profile, name in cast():
+    for profile, name in rehearsal_workers():
         worker = workers[f"rehearsal-{name}"]
         assert worker.model == name
         assert worker.price.output == round(1e6 * profile.price)
@@ -56,7 +56,10 @@ def test_the_shipped_policy_says_what_it_was_learned_from() -> None:
 
 
 def test_the_conductor_is_more_accurate_than_tuned_plans_for_half_of_a_mixtures_tokens() -> None:
-    found = {row.name: row for row in rows(posed("fresh")[:80], tasks.tasks("train", "rehearsal validation", 20))}
+    found = {
+        row.name: row
+        for row in compare_policies(service_tasks("fresh")[:80], tasks.draw_tasks("train", "rehearsal validation", 20))
+    }
     ours, mixture = found["rehearsal conductor"], found["mixture of agents"]
     for name in ("best single worker", "mixture of agents", "planner-executor-checker", "best fixed plan by reward"):
         assert ours.right.mean() > found[name].right.mean(), name
@@ -65,8 +68,8 @@ def test_the_conductor_is_more_accurate_than_tuned_plans_for_half_of_a_mixtures_
 
 
 def test_a_long_document_is_read_by_one_worker_alone() -> None:
-    task = next(task for task in posed("fresh") if task.document == 2)
-    steps = planned(written_out(task))
+    task = next(task for task in service_tasks("fresh") if task.document == 2)
+    steps = planned(text_with_document(task))
     assert len(steps) > 1
     assert [("user" in step.access) for step in steps] == [True] + [False] * (len(steps) - 1)
     assert role_of(steps[0].subtask) == "digest"
@@ -79,7 +82,7 @@ def test_the_conductor_counts_as_budgets_do() -> None:
 
 
 def test_the_plan_gets_cheaper_with_the_money() -> None:
-    task = next(task for task in posed("fresh") if task.document == 0 and len(task.parts) == 2)
+    task = next(task for task in service_tasks("fresh") if task.document == 0 and len(task.parts) == 2)
     counts = [len(planned(task.text, usd)) for usd in (1.0, 0.003)]
     assert counts[1] < counts[0]
     assert len(planned(task.text, most=1)) == 1
@@ -103,13 +106,13 @@ def test_workers_read_from_its_words_what_a_subtask_asks_for(words: str, role: s
 def test_ordinary_questions_are_none_of_those_that_the_policy_knows() -> None:
     assert policy.familiarity("What is 15% of 80?") == 0
     assert policy.familiarity("Solve 3(x + 2) = 2x + 11") == 0
-    fresh = posed("fresh")[:50]
+    fresh = service_tasks("fresh")[:50]
     assert sum(policy.familiarity(task.text) > policy.SURE for task in fresh) > 45
 
 
 def test_a_worker_of_the_pool_answers_by_its_profile_and_is_asked_the_rest_as_before() -> None:
-    world, task = SecondWorld("0"), posed("fresh")[0]
-    asked = (Message("user", (Text(written_out(task)),)),)
+    world, task = SecondWorld("0"), service_tasks("fresh")[0]
+    asked = (Message("user", (Text(text_with_document(task)),)),)
     said = {world.answer("lawyer", asked, seed=7) for _ in range(3)}
     assert len(said) == 1, "a request with a seed of its own always gets the same answer"
     cut = world.answer("lawyer", asked, most=10)

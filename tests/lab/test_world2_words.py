@@ -15,12 +15,12 @@ from app.core.pool import catalog
 from app.core.pool.catalog import Catalog, Limits
 from app.core.rating.calibration import Trial, measured
 from app.lab.world2.constants import DOMAINS
-from app.lab.world2.outcome import Rewards, plans, tokens_of_all
+from app.lab.world2.outcome import Rewards, all_plans, tokens_of_all_plans
 from app.lab.world2.rules import Size, size_of
 from app.lab.world2.shapes import MOST_STEPS, Plan, catalogue, workflow
-from app.lab.world2.tasks import tasks
-from app.lab.world2.words_lessons import TOKEN, Teacher, as_catalog, plan_of, plan_text, prompt
-from app.lab.world2.workers import Worker, pool, workers
+from app.lab.world2.tasks import draw_tasks
+from app.lab.world2.words_lessons import TOKEN_PRICE, Teacher, as_catalog, parse_plan, plan_text, prompt
+from app.lab.world2.workers import Worker, draw_pool, worker_profiles
 
 ORDER = (2, 0, 1)
 
@@ -33,17 +33,17 @@ def test_each_plan_of_the_world_is_written_as_the_service_reads_it() -> None:
         text = plan_text(plan, ORDER)
         read = read_plan(json.loads(text), shuffled, MOST_STEPS)
         assert [replace(step, answers=False) for step in read] == list(workflow(plan, tuple(names)).steps)
-        assert plan_of(text, ORDER) == plan
+        assert parse_plan(text, ORDER) == plan
 
 
 @pytest.mark.parametrize("text", ["", "{", '{"steps":[]}', '{"steps":[{"worker":3,"subtask":"x","access":["user"]}]}'])
 def test_what_is_no_plan_of_the_world_is_none(text: str) -> None:
-    assert plan_of(text, ORDER) is None
+    assert parse_plan(text, ORDER) is None
 
 
 def test_a_prompt_is_what_the_service_sends_once_the_workers_are_calibrated() -> None:
     """The trials that a card stands for come to the numbers that the trainer shows."""
-    chosen, task = pool(Random(5), unseen_workers=True), tasks("fresh", "words", 1)[0]
+    chosen, task = draw_pool(Random(5), unseen_workers=True), draw_tasks("fresh", "words", 1)[0]
     order = Random(6).sample(range(len(chosen)), len(chosen))
     bare = {worker.name: _without_rates(worker) for worker in chosen}
     trials = [trial for worker in chosen for trial in _trials(worker)]
@@ -57,11 +57,11 @@ def test_a_prompt_is_what_the_service_sends_once_the_workers_are_calibrated() ->
 
 def test_a_lesson_shows_nobody_of_the_world_and_believes_in_cards_alone() -> None:
     lesson = Teacher(0, 0, texts=100).lesson(Random(1), 2)
-    everyone = {worker.card for unseen in (False, True) for worker in workers(unseen=unseen)}
+    everyone = {worker.card for unseen in (False, True) for worker in worker_profiles(unseen=unseen)}
     assert everyone.isdisjoint(worker.card for worker in lesson.pool)
     for posed in lesson.posed:
         assert sum(posed.chances) == pytest.approx(1)
-        assert set(posed.plans) <= set(plans(len(lesson.pool)))
+        assert set(posed.plans) <= set(all_plans(len(lesson.pool)))
 
 
 def test_lessons_and_exam_depend_on_the_seed_alone() -> None:
@@ -70,7 +70,7 @@ def test_lessons_and_exam_depend_on_the_seed_alone() -> None:
     assert alone == teacher.lessons("a seed", 3, 1, processes=2)
     assert alone[0].pool != alone[1].pool
     exam = teacher.exam("another seed", 2, 2)
-    assert [len(one.worth) for one in exam] == [len(plans(len(one.pool))) for one in exam]
+    assert [len(one.worth) for one in exam] == [len(all_plans(len(one.pool))) for one in exam]
     assert {one.text for one in exam}.isdisjoint(posed.text for lesson in alone for posed in lesson.posed)
 
 
@@ -78,22 +78,22 @@ def test_the_teacher_pays_for_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a plan's worth in the exam, only the price of its tokens is not what is believed of its reward."""
     teacher = Teacher(0, 0, texts=100)
     (priced,) = teacher.exam("a seed", 1, 1)
-    monkeypatch.setattr("app.lab.world2.words_lessons.TOKEN", 0.0)
+    monkeypatch.setattr("app.lab.world2.words_lessons.TOKEN_PRICE", 0.0)
     (free,) = teacher.exam("a seed", 1, 1)
     rewards = Rewards(priced.pool)
-    paid = [(free.worth[plan] - worth) / TOKEN for plan, worth in priced.worth.items()]
+    paid = [(free.worth[plan] - worth) / TOKEN_PRICE for plan, worth in priced.worth.items()]
     sizes = [Size(parts, document, confidential=False) for parts in (1, 2, 3) for document in (0, 1, 2)]
-    assert [one for one in sizes if paid == pytest.approx(tokens_of_all(rewards, one).tolist())]
+    assert [one for one in sizes if paid == pytest.approx(tokens_of_all_plans(rewards, one).tolist())]
 
 
 def test_tokens_are_those_that_workers_read_and_write() -> None:
-    chosen = pool(Random(5))
-    task = next(task for task in tasks("fresh", "words", 20) if not task.document and len(task.parts) == 1)
+    chosen = draw_pool(Random(5))
+    task = next(task for task in draw_tasks("fresh", "words", 20) if not task.document and len(task.parts) == 1)
     rewards, size = Rewards(chosen), size_of(task)
     alone = rewards.tokens("solve", size)[0]
     assert alone == size.tokens + 60
     assert rewards.tokens("solve+solve combine", size)[0, 1, 2] > 3 * alone
-    assert len(tokens_of_all(rewards, size)) == len(plans(len(chosen)))
+    assert len(tokens_of_all_plans(rewards, size)) == len(all_plans(len(chosen)))
 
 
 def _without_rates(worker: Worker) -> catalog.Worker:

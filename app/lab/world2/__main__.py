@@ -7,16 +7,26 @@ from pathlib import Path
 
 from app.lab.world2 import ceiling, selector_log
 from app.lab.world2.baselines import Policy, Setting
-from app.lab.world2.bounds import OptimumAsRead, OptimumByCards, unread
-from app.lab.world2.evolution import EvolvedPrompt, evolved_name
-from app.lab.world2.learning import BUDGETS, READ_TASKS, learned, learned_name, thrifty_name
-from app.lab.world2.model_free import model_free
-from app.lab.world2.model_free import names as model_free_names
+from app.lab.world2.bounds import OptimumAsRead, OptimumByCards, optima_of_partial_knowledge
+from app.lab.world2.evolution import EvolvedPrompt, evolved_prompt_name
+from app.lab.world2.learning import BUDGETS, READ_TASKS, learn_policies, learned_name, thrifty_name
+from app.lab.world2.model_free import policy_names as model_free_names
+from app.lab.world2.model_free import train_model_free
 from app.lab.world2.provider import SPLITS, pool_file, task_set
 from app.lab.world2.rehearsal import TESTED
 from app.lab.world2.rehearsal import report as rehearsal_report
 from app.lab.world2.shipped import write
-from app.lab.world2.standings import Found, Group, Sizes, baselines, keep, kept, report, run, taught
+from app.lab.world2.standings import (
+    PolicyGroup,
+    SeedResults,
+    Sizes,
+    baseline_group,
+    load_results,
+    report,
+    run_seed,
+    save_results,
+    selector_group,
+)
 
 
 def main() -> int:
@@ -68,20 +78,20 @@ def _compare(asked: argparse.Namespace) -> int:
     """
     sizes = Sizes(asked.pools, asked.training, asked.training // 2, asked.tested)
     quick, rest = (
-        [baselines(), *_learner(asked.learn)],
-        [*_bounds(asked.learn), taught(sizes), *_free(asked.learn), *_evolved(asked.learn)],
+        [baseline_group(), *_learner(asked.learn)],
+        [*_bounds(asked.learn), selector_group(sizes), *_free(asked.learn), *_evolved(asked.learn)],
     )
-    found: dict[int, Found] = {}
+    found: dict[int, SeedResults] = {}
     if asked.keep:
         asked.keep.mkdir(parents=True, exist_ok=True)
     for groups in (quick, [*quick, *rest]):
         for seed in range(asked.first, asked.first + asked.seeds):
             place = asked.keep / f"seed-{seed}.npz" if asked.keep else None
             if seed not in found and place is not None and place.exists():
-                found[seed] = kept(seed, place)
-            found[seed] = run(seed, sizes, groups, found.get(seed))
+                found[seed] = load_results(seed, place)
+            found[seed] = run_seed(seed, sizes, groups, found.get(seed))
             if place is not None:
-                keep(found[seed], place)
+                save_results(found[seed], place)
             print(f"seed {seed} has {len(groups)} groups of policies", file=sys.stderr, flush=True)
             if asked.out:
                 asked.out.write_text(report(list(found.values()), sizes))
@@ -90,23 +100,23 @@ def _compare(asked: argparse.Namespace) -> int:
     return 0
 
 
-def _learner(most: int) -> list[Group]:
+def _learner(most: int) -> list[PolicyGroup]:
     """Return what learns from up to so many verdicts with a model of workflows."""
     if most < BUDGETS[0]:
         return []
     budgets = [budget for budget in BUDGETS if budget <= most]
     names = (*map(learned_name, budgets), thrifty_name(budgets[-1]))
-    return [Group(names, lambda seen, seed: learned(seen, seed, most))]
+    return [PolicyGroup(names, lambda seen, seed: learn_policies(seen, seed, most))]
 
 
-def _free(most: int) -> list[Group]:
+def _free(most: int) -> list[PolicyGroup]:
     """Return what learns from up to so many verdicts without one."""
     if most < BUDGETS[0]:
         return []
-    return [Group(tuple(model_free_names(most)), lambda seen, seed: model_free(seen, seed, most))]
+    return [PolicyGroup(tuple(model_free_names(most)), lambda seen, seed: train_model_free(seen, seed, most))]
 
 
-def _evolved(most: int) -> list[Group]:
+def _evolved(most: int) -> list[PolicyGroup]:
     """Return prompts that are evolved with up to so many verdicts."""
     budgets = [budget for budget in BUDGETS if budget <= most]
 
@@ -115,19 +125,19 @@ def _evolved(most: int) -> list[Group]:
 
     if not budgets:
         return []
-    return [Group(tuple([evolved_name(budget) for budget in budgets]), make)]
+    return [PolicyGroup(tuple([evolved_prompt_name(budget) for budget in budgets]), make)]
 
 
-def _bounds(most: int) -> list[Group]:
+def _bounds(most: int) -> list[PolicyGroup]:
     """Return the bounds of what can be known, where anything learns."""
 
     def make(seen: Sequence[Setting], seed: int) -> Sequence[Policy]:
-        return [OptimumByCards(), OptimumAsRead(seed, READ_TASKS), *unread()]
+        return [OptimumByCards(), OptimumAsRead(seed, READ_TASKS), *optima_of_partial_knowledge()]
 
     if most < BUDGETS[0]:
         return []
-    names = (OptimumByCards.name, OptimumAsRead.name, *[policy.name for policy in unread()])
-    return [Group(names, make)]
+    names = (OptimumByCards.name, OptimumAsRead.name, *[policy.name for policy in optima_of_partial_knowledge()])
+    return [PolicyGroup(names, make)]
 
 
 if __name__ == "__main__":

@@ -29,15 +29,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.lab.world2 import texts
-from app.lab.world2.execution import verdict
-from app.lab.world2.outcome import Rewards, everything, plans
+from app.lab.world2.execution import draw_verdict
+from app.lab.world2.outcome import Rewards, all_plans, rewards_of_all_plans
 from app.lab.world2.rules import size_of
 from app.lab.world2.shapes import Plan, catalogue
 from app.lab.world2.tasks import Task
 from app.lab.world2.workers import Pool
 
 Table: TypeAlias = NDArray[np.float32]
-Chosen: TypeAlias = NDArray[np.int64]
+PlanIndices: TypeAlias = NDArray[np.int64]
 PRIOR = 3.0
 """Training tasks of average reward that a group counts in addition to its own."""
 CLUSTERS = (5, 10, 20, 40)
@@ -50,16 +50,16 @@ class Setting:
     def __init__(self, pool: Pool, training: Sequence[Task], validation: Sequence[Task]) -> None:
         self.pool, self.training, self.validation = pool, training, validation
         self.rewards = Rewards(pool)
-        self.plans: list[Plan] = plans(len(pool))
+        self.plans: list[Plan] = all_plans(len(pool))
         self._known: dict[object, Table] = {}
 
     @cached_property
-    def trained(self) -> Table:
+    def training_rewards(self) -> Table:
         """Return the rewards of training tasks."""
         return self.table(self.training)
 
     @cached_property
-    def validated(self) -> Table:
+    def validation_rewards(self) -> Table:
         """Return the rewards of validation tasks."""
         return self.table(self.validation)
 
@@ -67,16 +67,16 @@ class Setting:
         """Return one row for each task, with the expected reward of every plan."""
         for task in tasks:
             if task.kind not in self._known:
-                self._known[task.kind] = everything(self.rewards, task)
+                self._known[task.kind] = rewards_of_all_plans(self.rewards, task)
         return np.stack([self._known[task.kind] for task in tasks])
 
-    def sampled(self, plan: Plan, task: Task, random: Random) -> float:
+    def sample_reward(self, plan: Plan, task: Task, random: Random) -> float:
         """Execute a plan once, and return the worth of its answer if a judge, who errs, takes it for right; else 0."""
         right = random.random() < self.rewards.right(plan.shape, task)[task.trait][plan.workers]
         worth = float(self.rewards.worth(plan.shape, size_of(task))[plan.workers])
-        return worth * verdict(bool(right), random)
+        return worth * draw_verdict(bool(right), random)
 
-    def allowed(self, shapes: Callable[[Plan], bool]) -> Chosen:
+    def indices_of(self, shapes: Callable[[Plan], bool]) -> PlanIndices:
         """Return the places of the plans that `shapes` lets pass."""
         return np.array([place for place, plan in enumerate(self.plans) if shapes(plan)])
 
@@ -88,7 +88,7 @@ class Policy(Protocol):
     def name(self) -> str:
         """Return the name of its row in the tables."""
 
-    def choose(self, setting: Setting, tasks: Sequence[Task]) -> Chosen:
+    def choose(self, setting: Setting, tasks: Sequence[Task]) -> PlanIndices:
         """Return the place of the plan for each task."""
 
 
@@ -99,7 +99,7 @@ class RandomPlan:
     seed: int
     name: str = "random plan"
 
-    def choose(self, setting: Setting, tasks: Sequence[Task]) -> Chosen:
+    def choose(self, setting: Setting, tasks: Sequence[Task]) -> PlanIndices:
         """Return plans by chance."""
         random = Random(self.seed)
         return np.array([random.randrange(len(setting.plans)) for _ in tasks])
@@ -112,10 +112,10 @@ class Fixed:
     name: str
     admits: Callable[[Plan], bool]
 
-    def choose(self, setting: Setting, tasks: Sequence[Task]) -> Chosen:
+    def choose(self, setting: Setting, tasks: Sequence[Task]) -> PlanIndices:
         """Return the same plan for all."""
-        places = setting.allowed(self.admits)
-        means = setting.trained[:, places].sum(axis=0) + setting.validated[:, places].sum(axis=0)
+        places = setting.indices_of(self.admits)
+        means = setting.training_rewards[:, places].sum(axis=0) + setting.validation_rewards[:, places].sum(axis=0)
         return np.full(len(tasks), places[int(means.argmax())])
 
 
@@ -126,10 +126,10 @@ class ByGroup:
     name: str
     learn: Callable[[Sequence[Task]], texts.Classifier]
 
-    def choose(self, setting: Setting, tasks: Sequence[Task]) -> Chosen:
+    def choose(self, setting: Setting, tasks: Sequence[Task]) -> PlanIndices:
         """Return for each task the plan that is best over the training tasks of its group."""
         classify = self.learn(setting.training)
-        return _by_group(setting, classify(setting.training), classify(tasks))
+        return _best_plans_by_group(setting, classify(setting.training), classify(tasks))
 
 
 @dataclass(frozen=True)
@@ -139,15 +139,17 @@ class ByCluster:
     seed: int
     name: str = "plan by domain (k-means)"
 
-    def choose(self, setting: Setting, tasks: Sequence[Task]) -> Chosen:
+    def choose(self, setting: Setting, tasks: Sequence[Task]) -> PlanIndices:
         """Return for each task the plan that is best over the training tasks of its cluster."""
         best, chosen = -1.0, np.zeros(len(tasks), dtype=np.int64)
         for count in CLUSTERS:
             classify = texts.clusters(setting.training, count, self.seed)
             trained = classify(setting.training)
-            reached = _mean(setting.validated, _by_group(setting, trained, classify(setting.validation)))
+            reached = _mean_reward(
+                setting.validation_rewards, _best_plans_by_group(setting, trained, classify(setting.validation))
+            )
             if reached > best:
-                best, chosen = reached, _by_group(setting, trained, classify(tasks))
+                best, chosen = reached, _best_plans_by_group(setting, trained, classify(tasks))
         return chosen
 
 
@@ -157,16 +159,16 @@ class NearestOutcomes:
 
     name: str = "nearest outcomes"
 
-    def choose(self, setting: Setting, tasks: Sequence[Task]) -> Chosen:
+    def choose(self, setting: Setting, tasks: Sequence[Task]) -> PlanIndices:
         """Return the plan of each task."""
         vocabulary = texts.Vocabulary(setting.training)
         rows = vocabulary.weighted(setting.training)
         orders = [np.argsort(-(vocabulary.weighted(of) @ rows.T), axis=1) for of in (setting.validation, tasks)]
         best, chosen = -1.0, np.zeros(len(tasks), dtype=np.int64)
         for count in NEAREST:
-            reached = _mean(setting.validated, _near(setting, orders[0], count))
+            reached = _mean_reward(setting.validation_rewards, _best_plans_of_neighbours(setting, orders[0], count))
             if reached > best:
-                best, chosen = reached, _near(setting, orders[1], count)
+                best, chosen = reached, _best_plans_of_neighbours(setting, orders[1], count)
         return chosen
 
 
@@ -176,12 +178,12 @@ class Optimum:
 
     name: str = "searched optimum"
 
-    def choose(self, setting: Setting, tasks: Sequence[Task]) -> Chosen:
+    def choose(self, setting: Setting, tasks: Sequence[Task]) -> PlanIndices:
         """Return the best plans."""
         return np.asarray(setting.table(tasks).argmax(axis=1))
 
 
-def clairvoyant(setting: Setting, tasks: Sequence[Task]) -> NDArray[np.float64]:
+def clairvoyant_rewards(setting: Setting, tasks: Sequence[Task]) -> NDArray[np.float64]:
     """Return the reward of the best plan for each task if the hidden trait were known as well, over all traits."""
     known: dict[object, float] = {}
     for task in tasks:
@@ -198,8 +200,8 @@ def fixed_plans() -> list[Policy]:
     """Return the policies of one constant plan."""
     return [
         Fixed("best single worker", lambda plan: len(plan.workers) == 1),
-        Fixed("self-consistency", same_worker),
-        Fixed("mixture of agents", lambda plan: mixes(plan) and not same_worker(plan)),
+        Fixed("self-consistency", is_self_consistent),
+        Fixed("mixture of agents", lambda plan: combines_answers(plan) and not is_self_consistent(plan)),
         Fixed("planner-executor-checker", lambda plan: plan.shape in ("plan solve check", "plan reason check")),
         Fixed("best fixed plan", lambda plan: True),
     ]
@@ -210,41 +212,41 @@ def domain_plans(seed: int) -> list[Policy]:
     return [
         ByGroup("plan by domain (regular expressions)", lambda training: texts.by_regex),
         ByGroup("plan by domain (naive Bayes)", texts.naive_bayes),
-        ByGroup("plan by domain (kNN)", texts.neighbours),
+        ByGroup("plan by domain (kNN)", texts.nearest_neighbours),
         ByCluster(seed),
     ]
 
 
-def told_domain() -> Policy:
+def true_domain_plans() -> Policy:
     """Return the policy of one plan for each true domain."""
     return ByGroup("plan by true domain", lambda training: texts.domains)
 
 
-def mixes(plan: Plan) -> bool:
+def combines_answers(plan: Plan) -> bool:
     """Return True for a plan whose workers answer for themselves before one combines the answers."""
     return plan.shape.endswith(" combine") and plan.shape.split()[0] not in ("plan", "digest")
 
 
-def same_worker(plan: Plan) -> bool:
+def is_self_consistent(plan: Plan) -> bool:
     """Return True for such a plan in which one worker gives all the answers that are combined."""
-    return mixes(plan) and len(set(plan.workers[:-1])) == 1
+    return combines_answers(plan) and len(set(plan.workers[:-1])) == 1
 
 
-def _by_group(setting: Setting, trained: texts.Groups, asked: texts.Groups) -> Chosen:
+def _best_plans_by_group(setting: Setting, trained: texts.Groups, asked: texts.Groups) -> PlanIndices:
     """Return the plan of the best mean for each asked group, shrunk towards the mean over all."""
-    mean = setting.trained.mean(axis=0)
+    mean = setting.training_rewards.mean(axis=0)
     best: dict[int, int] = {}
     for group in np.unique(asked):
-        own = setting.trained[trained == group]
+        own = setting.training_rewards[trained == group]
         best[int(group)] = int((own.sum(axis=0) + PRIOR * mean).argmax())
     return np.array([best[int(group)] for group in asked])
 
 
-def _near(setting: Setting, orders: NDArray[np.int64], count: int) -> Chosen:
-    mean = setting.trained.mean(axis=0)
-    chosen = [(setting.trained[order[:count]].sum(axis=0) + PRIOR * mean).argmax() for order in orders]
+def _best_plans_of_neighbours(setting: Setting, orders: NDArray[np.int64], count: int) -> PlanIndices:
+    mean = setting.training_rewards.mean(axis=0)
+    chosen = [(setting.training_rewards[order[:count]].sum(axis=0) + PRIOR * mean).argmax() for order in orders]
     return np.array(chosen)
 
 
-def _mean(table: Table, chosen: Chosen) -> float:
+def _mean_reward(table: Table, chosen: PlanIndices) -> float:
     return float(table[np.arange(len(table)), chosen].mean())

@@ -20,12 +20,12 @@ from random import Random
 import numpy as np
 from numpy.typing import NDArray
 
-from app.lab.world2.baselines import Chosen, Setting
+from app.lab.world2.baselines import PlanIndices, Setting
 from app.lab.world2.constants import DOMAINS, TRAITS, constants
-from app.lab.world2.outcome import Rewards, everything, everything_read
+from app.lab.world2.outcome import Rewards, mean_rewards_of_all_plans, rewards_of_all_plans
 from app.lab.world2.reading import Reader
 from app.lab.world2.sentences import pretrained
-from app.lab.world2.tasks import Part, Task, families, task
+from app.lab.world2.tasks import Part, Task, draw_task, families
 from app.lab.world2.workers import PRICE_NOISE, PRICE_SLOPE, Card, Pool
 
 GRID = np.linspace(-2.5, 4.0, 66)
@@ -39,11 +39,11 @@ class OptimumByCards:
 
     name = "optimum by cards"
 
-    def choose(self, setting: Setting, tasks: Sequence[Task]) -> Chosen:
+    def choose(self, setting: Setting, tasks: Sequence[Task]) -> PlanIndices:
         """Return the best plan for each task."""
-        first, *others = _possible(setting.pool)
+        first, *others = _sample_pools(setting.pool)
         rewards = Rewards(first, others=others)
-        return np.array([int(everything(rewards, posed).argmax()) for posed in tasks])
+        return np.array([int(rewards_of_all_plans(rewards, posed).argmax()) for posed in tasks])
 
 
 class OptimumAsRead:
@@ -53,9 +53,9 @@ class OptimumAsRead:
 
     def __init__(self, seed: int, texts: int) -> None:
         random = Random(f"world-2|reader|{seed}")
-        self._reader = Reader([task(random, "train") for _ in range(texts)], pretrained())
+        self._reader = Reader([draw_task(random, "train") for _ in range(texts)], pretrained())
 
-    def choose(self, setting: Setting, tasks: Sequence[Task]) -> Chosen:
+    def choose(self, setting: Setting, tasks: Sequence[Task]) -> PlanIndices:
         """Return the best plan for each task."""
         return np.array([self._best(setting.rewards, posed) for posed in tasks])
 
@@ -64,38 +64,41 @@ class OptimumAsRead:
         for read in self._reader.readings(posed):
             parts = tuple(Part(self._reader.families[place], "", " ") for place in read.families)
             readings.append((read.weight, replace(posed, parts=parts, confidential=read.confidential)))
-        return int(everything_read(rewards, readings).argmax())
+        return int(mean_rewards_of_all_plans(rewards, readings).argmax())
 
 
 @dataclass(frozen=True)
-class OptimumUnread:
+class OptimumOverVariants:
     """The best plans if something about tasks is not known: `variants` are a task's possible kinds by their chances."""
 
     name: str
     variants: Callable[[Task], Sequence[tuple[float, Task]]]
 
-    def choose(self, setting: Setting, tasks: Sequence[Task]) -> Chosen:
+    def choose(self, setting: Setting, tasks: Sequence[Task]) -> PlanIndices:
         """Return the best plan for each task."""
         chosen = []
         for posed in tasks:
             total = np.zeros(1)
             for chance, variant in self.variants(posed):
-                total = total + chance * everything(setting.rewards, variant)
+                total = total + chance * rewards_of_all_plans(setting.rewards, variant)
             chosen.append(int(total.argmax()))
         return np.array(chosen)
 
 
-def unread() -> list[OptimumUnread]:
+def optima_of_partial_knowledge() -> list[OptimumOverVariants]:
     """Return the bounds of what no text of unseen phrasings, or of unseen families, can tell."""
-    return [OptimumUnread("optimum, silent", _silent), OptimumUnread("optimum by domain", _by_domain)]
+    return [
+        OptimumOverVariants("optimum, silent", _without_confidentiality),
+        OptimumOverVariants("optimum by domain", _with_mean_difficulty),
+    ]
 
 
-def _silent(posed: Task) -> list[tuple[float, Task]]:
+def _without_confidentiality(posed: Task) -> list[tuple[float, Task]]:
     share = constants().confidential
     return [(share, replace(posed, confidential=True)), (1 - share, replace(posed, confidential=False))]
 
 
-def _by_domain(posed: Task) -> list[tuple[float, Task]]:
+def _with_mean_difficulty(posed: Task) -> list[tuple[float, Task]]:
     means = _mean_difficulties()
     parts = []
     for part in posed.parts:
@@ -114,12 +117,12 @@ def _mean_difficulties() -> list[float]:
     return found
 
 
-def _possible(chosen: Pool) -> list[Pool]:
+def _sample_pools(chosen: Pool) -> list[Pool]:
     """Draw what the workers of a pool may be, each worker apart from the others."""
     random = np.random.default_rng(0)
     columns = []
     for worker in chosen:
-        abilities, skills = _drawn(worker.card, random)
+        abilities, skills = _sample_skills(worker.card, random)
         edges = skills - abilities[:, None]
         columns.append([
             replace(worker, ability=float(ability), edges=tuple(row.tolist()))
@@ -128,15 +131,15 @@ def _possible(chosen: Pool) -> list[Pool]:
     return list(zip(*columns, strict=True))
 
 
-def _drawn(card: Card, random: np.random.Generator) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _sample_skills(card: Card, random: np.random.Generator) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Draw abilities, and skills by domain (a row for each draw)."""
     weights, by_domain = _posterior(card)
-    places = _spread(np.tile(weights, (DRAWS, 1)), random)
-    skills = [GRID[_spread(conditional[places], random)] for conditional in by_domain]
+    places = _stratified_sample(np.tile(weights, (DRAWS, 1)), random)
+    skills = [GRID[_stratified_sample(conditional[places], random)] for conditional in by_domain]
     return GRID[places], np.stack(skills, axis=1)
 
 
-def _spread(weights: NDArray[np.float64], random: np.random.Generator) -> NDArray[np.int64]:
+def _stratified_sample(weights: NDArray[np.float64], random: np.random.Generator) -> NDArray[np.int64]:
     """Draw one place of each row, by its weights; the dice of all rows are evenly spread."""
     dice = random.permutation((np.arange(len(weights)) + random.random(len(weights))) / len(weights))
     sums = weights.cumsum(axis=1)
@@ -150,12 +153,12 @@ def _posterior(card: Card) -> tuple[NDArray[np.float64], list[NDArray[np.float64
     rates and speed. Speed tells the worker's place in the range of prices, which the prices of pools do not."""
     known = constants()
     z = (GRID - known.ability_mean) / known.ability_sd
-    logs = -(z**2) / 2 + _logs_of_speed(card.speed, z)
+    logs = -(z**2) / 2 + _log_likelihood_of_speed(card.speed, z)
     near = np.exp(-(((GRID[None, :] - GRID[:, None]) / known.edge_sd) ** 2) / 2)
     near /= near.sum(axis=1, keepdims=True)
     by_domain = []
     for domain, right in enumerate(card.right):
-        rate = _rates(domain)
+        rate = _pass_rates(domain)
         likelihood = right * np.log(rate) + (card.asked - right) * np.log(1 - rate)
         joint = near * np.exp(likelihood - likelihood.max())
         by_domain.append(joint)
@@ -163,7 +166,7 @@ def _posterior(card: Card) -> tuple[NDArray[np.float64], list[NDArray[np.float64
     return np.exp(logs - logs.max()), by_domain
 
 
-def _logs_of_speed(speed: float, z: NDArray[np.float64]) -> NDArray[np.float64]:
+def _log_likelihood_of_speed(speed: float, z: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the log likelihood of a speed at each ability in deviations. The ends of the range stand for all beyond
     them."""
     known = constants()
@@ -175,7 +178,7 @@ def _logs_of_speed(speed: float, z: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.log([math.erfc(deviation / math.sqrt(2)) for deviation in beyond.tolist()])
 
 
-def _rates(domain: int) -> NDArray[np.float64]:
+def _pass_rates(domain: int) -> NDArray[np.float64]:
     """Return the pass rate at each skill of the grid."""
     known = constants()
     logits = GRID[None, :] + known.reason[domain] - known.trait_sd * np.array(TRAITS)[:, None]

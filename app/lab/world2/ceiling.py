@@ -15,22 +15,22 @@ import numpy as np
 from app.lab.world2 import tasks as composed
 from app.lab.world2.baselines import Setting, domain_plans
 from app.lab.world2.bounds import OptimumByCards
-from app.lab.world2.standings import Matrix, resampled
+from app.lab.world2.standings import Matrix, bootstrap_pools_and_tasks
 from app.lab.world2.tasks import Task
-from app.lab.world2.workers import Pool, pass_rate, pool
+from app.lab.world2.workers import Pool, draw_pool, pass_rate
 
 TRAINING, TESTED = 60, 30
-ASKED = (20, 60, 240)
+QUESTIONS_BY_DOMAIN = (20, 60, 240)
 AS_THEY_ARE = "as they are"
 
 
 def report(pools: int) -> str:
     """Return the shares of the gap in Markdown, with 95 % intervals over pools and tasks."""
     random = Random("world-2|ceiling")
-    tasks = composed.tasks("fresh", "ceiling", TESTED)
+    tasks = composed.draw_tasks("fresh", "ceiling", TESTED)
     rewards: dict[str, list[Matrix]] = {}
     for _ in range(pools):
-        for name, reward in _over(pool(random, unseen_workers=True), tasks, random).items():
+        for name, reward in _rewards_by_policy(draw_pool(random, unseen_workers=True), tasks, random).items():
             rewards.setdefault(name, []).append(reward)
     found = {name: np.stack(rows) for name, rows in rewards.items()}
     mark = max([name for name in found if name.startswith("plan by")], key=lambda name: float(found[name].mean()))
@@ -39,14 +39,14 @@ def report(pools: int) -> str:
         f"{pools} pools of unseen workers, {TESTED} fresh tasks. The gap is {gap.mean():.3f}, above {mark}.", "",
         "| questions on the cards | share of the gap | 95 % interval |", "|---|---|---|",
     ]  # fmt: skip
-    for name in (AS_THEY_ARE, *map(str, ASKED)):
+    for name in (AS_THEY_ARE, *map(str, QUESTIONS_BY_DOMAIN)):
         closed = found[name] - found[mark]
-        low, high = np.percentile(_ratios(closed, gap), [2.5, 97.5])
+        low, high = np.percentile(_bootstrap_shares(closed, gap), [2.5, 97.5])
         lines.append(f"| {name} | {closed.mean() / gap.mean():.0%} | {low:.0%} to {high:.0%} |")
     return "\n".join(lines)
 
 
-def measured_anew(chosen: Pool, asked: int, random: Random) -> Pool:
+def measure_again(chosen: Pool, asked: int, random: Random) -> Pool:
     """Return the same workers with cards of so many questions of each domain."""
     found = []
     for worker in chosen:
@@ -58,23 +58,25 @@ def measured_anew(chosen: Pool, asked: int, random: Random) -> Pool:
     return tuple(found)
 
 
-def _over(chosen: Pool, tasks: Sequence[Task], random: Random) -> dict[str, Matrix]:
+def _rewards_by_policy(chosen: Pool, tasks: Sequence[Task], random: Random) -> dict[str, Matrix]:
     """Return the rewards by task of everything that is compared over one pool."""
-    training = composed.tasks("train", "ceiling", TRAINING)
-    validation = composed.tasks("train", "ceiling|validation", TRAINING // 2)
+    training = composed.draw_tasks("train", "ceiling", TRAINING)
+    validation = composed.draw_tasks("train", "ceiling|validation", TRAINING // 2)
     setting = Setting(chosen, training, validation)
     table = setting.table(tasks).astype(float)
     found = {"optimum": table.max(axis=1)}
     places = np.arange(len(tasks))
     for policy in domain_plans(0):
         found[policy.name] = table[places, policy.choose(setting, tasks)]
-    pools = {AS_THEY_ARE: chosen} | {str(asked): measured_anew(chosen, asked, random) for asked in ASKED}
+    pools = {AS_THEY_ARE: chosen} | {str(asked): measure_again(chosen, asked, random) for asked in QUESTIONS_BY_DOMAIN}
     for name, offered in pools.items():
         found[name] = table[places, OptimumByCards().choose(Setting(offered, [], []), tasks)]
     return found
 
 
-def _ratios(closed: Matrix, gap: Matrix) -> Matrix:
+def _bootstrap_shares(closed: Matrix, gap: Matrix) -> Matrix:
     """Return the share of the gap in each resample; both are drawn again alike."""
-    shares: Matrix = resampled(closed, np.random.default_rng(1)) / resampled(gap, np.random.default_rng(1))
+    shares: Matrix = bootstrap_pools_and_tasks(closed, np.random.default_rng(1)) / bootstrap_pools_and_tasks(
+        gap, np.random.default_rng(1)
+    )
     return shares

@@ -4,9 +4,9 @@ The prompt is a list of rules in words, and the conductor follows the first one 
 use this shape, and choose each worker by what cards say (pass rates in a domain or in all, shrunken by their sample
 sizes, less an aversion to price, and with or without workers who retain data or whose context is short). There is no
 language model here, so two parts are no models: who follows the prompt is a program that reads such sentences and no
-others, and who reflects on a small batch of traces is a handful of templates (`reflected`). All else is GEPA's own: the
-batches, the acceptance of a new prompt that does better on its batch, the front of prompts that are best on some task
-of the validation set, and the choice of parents from that front. Each execution has one verdict.
+others, and what reflects on a small batch of traces is a handful of templates (`reflect_on_traces`). All else is
+GEPA's own: the batches, the acceptance of a new prompt that does better on its batch, the front of prompts that are
+best on some task of the validation set, and the choice of parents from that front. Each execution has one verdict.
 """
 
 import re
@@ -22,15 +22,15 @@ from gepa.core.adapter import EvaluationBatch, GEPAAdapter
 from gepa.core.result import GEPAResult
 from gepa.core.state import GEPAState
 
-from app.lab.world2.baselines import Chosen, Setting
+from app.lab.world2.baselines import PlanIndices, Setting
 from app.lab.world2.constants import DOCUMENT_TOKENS, DOMAINS
 from app.lab.world2.rules import size_of
 from app.lab.world2.shapes import Plan, catalogue
 from app.lab.world2.tasks import Task
-from app.lab.world2.texts import words
+from app.lab.world2.texts import words_and_pairs
 from app.lab.world2.workers import Worker
 
-Posed: TypeAlias = tuple[Setting, Task]
+PoolTask: TypeAlias = tuple[Setting, Task]
 Trace: TypeAlias = Mapping[str, Any]
 """Of one execution: the task, the rule that decided, the score, and what else can be said."""
 MOST_RULES = 12
@@ -41,13 +41,13 @@ AVERSIONS = (0.0, 0.02, 0.05, 0.1, 0.2)
 """Pass rate that is given up for each halving of the price."""
 SHRINK = 10.0
 """Questions of average result that a card's pass rate counts in addition."""
-WELL, NEW, DROPPED = 0.3, 0.4, 0.2
+FROM_SUCCESS, NEW_RULE, DROP_RULE = 0.3, 0.4, 0.2
 """Of reflections: the share from a task that went well although another did not, of new rules, and of rules dropped."""
 RETAINED, SHORT = (
     "A worker who retains data read a confidential task.",
     "A worker's context was too short for the task.",
 )
-JUDGED, FINALISTS = 0.25, 8
+FINAL_SHARE, FINALISTS = 0.25, 8
 """The share of executions that is kept for the end, when the best prompts by validation are judged once more: the best
 one of many by one verdict a task is mostly a lucky one."""
 PROMPT = "rules"
@@ -113,66 +113,66 @@ class EvolvedPrompt:
     """The prompt that was evolved over the pools of training; it chooses by cards, so over any pool."""
 
     def __init__(self, settings: Sequence[Setting], seed: int, executions: int) -> None:
-        self.name = evolved_name(executions)
-        self.rules = evolved(settings, seed, executions)
+        self.name = evolved_prompt_name(executions)
+        self.rules = evolve_prompt(settings, seed, executions)
 
-    def choose(self, setting: Setting, tasks: Sequence[Task]) -> Chosen:
+    def choose(self, setting: Setting, tasks: Sequence[Task]) -> PlanIndices:
         """Return the plan of the first rule that fits each task."""
         places = {plan: place for place, plan in enumerate(setting.plans)}
-        return np.array([places[decided(self.rules, setting.pool, task)[1]] for task in tasks])
+        return np.array([places[decide(self.rules, setting.pool, task)[1]] for task in tasks])
 
 
-def evolved_name(executions: int) -> str:
+def evolved_prompt_name(executions: int) -> str:
     """Return the name of the row."""
     return f"evolved prompt (GEPA), {executions:,} verdicts"
 
 
-def evolved(settings: Sequence[Setting], seed: int, executions: int) -> Rules:
+def evolve_prompt(settings: Sequence[Setting], seed: int, executions: int) -> Rules:
     """Evolve a prompt with at most so many executions, and return the rules of the one that did best on validation."""
     random = Random(f"evolution|{seed}")
     posed = [(setting, task) for setting in settings for task in settings[0].training]
     held_out = [(setting, task) for setting in settings for task in settings[0].validation]
-    last = int(JUDGED * executions)
+    last = int(FINAL_SHARE * executions)
     most = executions - last - 2 * BATCH - VALIDATION
 
     def spent(gepa_state: GEPAState[Any, Any]) -> bool:
         return gepa_state.total_num_evals > most
 
-    conducted = Conducted(settings[0].training, random)
+    conducted = ConductorAdapter(settings[0].training, random)
     found: GEPAResult[Plan, int] = optimize(
-        seed_candidate={PROMPT: written((FIRST,))},
+        seed_candidate={PROMPT: write_prompt((FIRST,))},
         trainset=posed,
         valset=random.sample(held_out, min(VALIDATION, len(held_out))),
         adapter=conducted,
         custom_candidate_proposer=conducted.reflect,
         reflection_minibatch_size=BATCH,
         stop_callbacks=spent,
-        logger=_Silent(),
+        logger=_NoLogger(),
         track_best_outputs=False,
         seed=seed,
     )
     order = sorted(range(len(found.candidates)), key=lambda place: -found.val_aggregate_scores[place])[:FINALISTS]
     exam = random.choices(held_out, k=last // len(order))
     marks = [sum(conducted.evaluate(exam, found.candidates[place]).scores) for place in order]
-    return read(found.candidates[order[marks.index(max(marks))]][PROMPT])
+    return parse_prompt(found.candidates[order[marks.index(max(marks))]][PROMPT])
 
 
-class Conducted(GEPAAdapter[Posed, Trace, Plan]):
+class ConductorAdapter(GEPAAdapter[PoolTask, Trace, Plan]):
     """The adapter for GEPA: it executes a prompt's plans, gives their traces, and asks for a new prompt upon these."""
 
     def __init__(self, tasks: Sequence[Task], random: Random) -> None:
         self._cues, self._random = _cues(tasks), random
 
     def evaluate(
-        self, batch: list[Posed], candidate: dict[str, str], capture_traces: bool = False
+        self, batch: list[PoolTask], candidate: dict[str, str], capture_traces: bool = False
     ) -> EvaluationBatch[Trace, Plan]:
         """Execute one plan for each task. The score is what a right answer is worth there, if the judge passes it."""
-        rules = read(candidate[PROMPT])
+        rules = parse_prompt(candidate[PROMPT])
         traces: list[Trace] = []
         plans = []
         for setting, task in batch:
-            place, plan = decided(rules, setting.pool, task)
-            score = setting.sampled(plan, task, self._random)
+            place, plan = decide(rules, setting.pool, task)
+            score = setting.sample_reward(plan, task, self._random)
             said = _feedback(setting, task, plan)
             traces.append({"task": task.text, "rule": place, "score": score, "feedback": said})
             plans.append(plan)
@@ -191,8 +191,8 @@ class Conducted(GEPAAdapter[Posed, Trace, Plan]):
         components_to_update: list[str],
     ) -> dict[str, str]:
         """Return the prompt after one reflection."""
-        rules = reflected(read(candidate[PROMPT]), reflective_dataset[PROMPT], self._cues, self._random)
-        return {PROMPT: written(rules)}
+        rules = reflect_on_traces(parse_prompt(candidate[PROMPT]), reflective_dataset[PROMPT], self._cues, self._random)
+        return {PROMPT: write_prompt(rules)}
 
 
 def _feedback(setting: Setting, task: Task, plan: Plan) -> str:
@@ -207,7 +207,7 @@ def _feedback(setting: Setting, task: Task, plan: Plan) -> str:
     return " ".join(dict.fromkeys(said))
 
 
-def reflected(rules: Rules, traces: Sequence[Trace], cues: Sequence[str], random: Random) -> Rules:
+def reflect_on_traces(rules: Rules, traces: Sequence[Trace], cues: Sequence[str], random: Random) -> Rules:
     """Return the rules with one lesson from a batch: mostly from a task that went wrong, else from one that went well.
 
     What the feedback names is mended first: a reader who retains data, or whose context is too short. After a wrong
@@ -216,23 +216,23 @@ def reflected(rules: Rules, traces: Sequence[Trace], cues: Sequence[str], random
     """
     went_well = [trace for trace in traces if trace["score"] > 0]
     went_wrong = [trace for trace in traces if trace["score"] <= 0]
-    cheaper = not went_wrong or (bool(went_well) and random.random() < WELL)
+    cheaper = not went_wrong or (bool(went_well) and random.random() < FROM_SUCCESS)
     case = random.choice(went_well if cheaper else went_wrong)
     place = int(case["rule"])
     rule = rules[place]
     if cheaper:
-        return _with(rules, place, _cheaper(rule, random))
-    lesson = _mended(rule, case["feedback"], random) or _changed(rule, random)
-    elsewhere = set[str]().union(*[words(trace["task"]) for trace in went_well])
-    own = sorted((words(case["task"]) - elsewhere).intersection(cues))
-    if own and len(rules) < MOST_RULES and random.random() < NEW:
+        return _replace_rule(rules, place, _make_cheaper(rule, random))
+    lesson = _apply_feedback(rule, case["feedback"], random) or _mutate(rule, random)
+    elsewhere = set[str]().union(*[words_and_pairs(trace["task"]) for trace in went_well])
+    own = sorted((words_and_pairs(case["task"]) - elsewhere).intersection(cues))
+    if own and len(rules) < MOST_RULES and random.random() < NEW_RULE:
         return (*rules[:place], lesson._replace(cue=random.choice(own)), *rules[place:])
-    if rule.cue and random.random() < DROPPED:
+    if rule.cue and random.random() < DROP_RULE:
         return (*rules[:place], *rules[place + 1 :])
-    return _with(rules, place, lesson)
+    return _replace_rule(rules, place, lesson)
 
 
-def _mended(rule: Rule, feedback: str, random: Random) -> Rule | None:
+def _apply_feedback(rule: Rule, feedback: str, random: Random) -> Rule | None:
     """Return the rule without what the feedback names; None where it names nothing that can be mended so."""
     named = []
     if RETAINED in feedback and not (rule.first.discreet and rule.others.discreet):
@@ -246,34 +246,36 @@ def _mended(rule: Rule, feedback: str, random: Random) -> Rule | None:
     return random.choice(named)
 
 
-def written(rules: Rules) -> str:
+def write_prompt(rules: Rules) -> str:
     """Return the prompt that states these rules."""
     return "\n".join(rule.words() for rule in rules)
 
 
-def read(prompt: str) -> Rules:
+def parse_prompt(prompt: str) -> Rules:
     """Return the rules that a prompt states, as the conductor understands them."""
     found = []
     for said in RULE.finditer(prompt):
-        found.append(Rule(said["cue"] or "", said["shape"], _choice(said["first"]), _choice(said["others"])))
+        found.append(
+            Rule(said["cue"] or "", said["shape"], _parse_choice(said["first"]), _parse_choice(said["others"]))
+        )
     return tuple(found)
 
 
-def decided(rules: Rules, pool: Sequence[Worker], task: Task) -> tuple[int, Plan]:
+def decide(rules: Rules, pool: Sequence[Worker], task: Task) -> tuple[int, Plan]:
     """Return the place and the plan of the first rule that fits; the last rule fits always."""
-    text = words(task.text)
+    text = words_and_pairs(task.text)
     place = next((place for place, rule in enumerate(rules[:-1]) if rule.cue in text), len(rules) - 1)
-    return place, manned(rules[place], pool)
+    return place, assign_workers(rules[place], pool)
 
 
-def manned(rule: Rule, pool: Sequence[Worker]) -> Plan:
+def assign_workers(rule: Rule, pool: Sequence[Worker]) -> Plan:
     """Return the rule's shape with workers chosen by their cards."""
     steps = catalogue()[rule.shape]
-    first, others = _best(rule.first, pool), _best(rule.others, pool)
+    first, others = _best_worker(rule.first, pool), _best_worker(rule.others, pool)
     return Plan(rule.shape, tuple(others if place else first for place in range(len(steps))))
 
 
-def _best(choice: Choice, pool: Sequence[Worker]) -> int:
+def _best_worker(choice: Choice, pool: Sequence[Worker]) -> int:
     cheapest = min(worker.price for worker in pool)
     marks = []
     for place, worker in enumerate(pool):
@@ -287,21 +289,21 @@ def _best(choice: Choice, pool: Sequence[Worker]) -> int:
     return min(marks)[1]
 
 
-def _with(rules: Rules, place: int, rule: Rule) -> Rules:
+def _replace_rule(rules: Rules, place: int, rule: Rule) -> Rules:
     return (*rules[:place], rule, *rules[place + 1 :])
 
 
-def _changed(rule: Rule, random: Random) -> Rule:
+def _mutate(rule: Rule, random: Random) -> Rule:
     part = random.choice(("shape", "shape", "first", "others"))
     if part == "shape":
-        return rule._replace(shape=random.choice(_near(rule.shape)))
+        return rule._replace(shape=random.choice(_similar_shapes(rule.shape)))
     if part == "first":
-        return rule._replace(first=_any_choice(random))
-    return rule._replace(others=_any_choice(random))
+        return rule._replace(first=_draw_choice(random))
+    return rule._replace(others=_draw_choice(random))
 
 
 @cache
-def _near(shape: str) -> Sequence[str]:
+def _similar_shapes(shape: str) -> Sequence[str]:
     """Return the shapes that differ from this one by at most two steps more or fewer, or by thinking or not."""
     own, found = _roles(shape), []
     for name in sorted(catalogue()):
@@ -315,27 +317,27 @@ def _roles(shape: str) -> Counter[str]:
     return Counter(shape.replace("+", " ").split())
 
 
-def _cheaper(rule: Rule, random: Random) -> Rule:
+def _make_cheaper(rule: Rule, random: Random) -> Rule:
     steps = len(catalogue()[rule.shape])
     shorter = [name for name, shape in sorted(catalogue().items()) if len(shape) < steps]
     if shorter and random.random() < 0.5:
         return rule._replace(shape=random.choice(shorter))
     if random.random() < 0.5:
-        return rule._replace(first=_thriftier(rule.first))
-    return rule._replace(others=_thriftier(rule.others))
+        return rule._replace(first=_raise_aversion(rule.first))
+    return rule._replace(others=_raise_aversion(rule.others))
 
 
-def _thriftier(choice: Choice) -> Choice:
+def _raise_aversion(choice: Choice) -> Choice:
     more = [aversion for aversion in AVERSIONS if aversion > choice.aversion]
     return choice._replace(aversion=min(more, default=choice.aversion))
 
 
-def _any_choice(random: Random) -> Choice:
+def _draw_choice(random: Random) -> Choice:
     domain = random.choice((None, *range(len(DOMAINS))))
     return Choice(domain, random.choice(AVERSIONS), random.random() < 0.5, random.random() < 0.5)
 
 
-def _choice(said: str) -> Choice:
+def _parse_choice(said: str) -> Choice:
     found = CHOICE.fullmatch(said)
     if not found:
         raise ValueError(f"no choice of a worker: {said}")
@@ -347,12 +349,12 @@ def _cues(tasks: Sequence[Task]) -> list[str]:
     """Return words and pairs of words that some, but not most, of the texts have."""
     counts: dict[str, int] = {}
     for task in tasks:
-        for word in words(task.text):
+        for word in words_and_pairs(task.text):
             counts[word] = counts.get(word, 0) + 1
     return sorted(word for word, count in counts.items() if 0.03 * len(tasks) < count < 0.6 * len(tasks))
 
 
-class _Silent:
+class _NoLogger:
     """GEPA's log, of which nothing is kept."""
 
     def log(self, message: str) -> None:

@@ -18,7 +18,7 @@ from app.core.message.chat import Task as Request
 from app.core.run.visibility import EarlierStep, compose, granted
 from app.lab.workers import STEP, SUBTASK
 from app.lab.world2.constants import DOCUMENT_TOKENS, DOMAINS, TRAITS, constants
-from app.lab.world2.rules import LANGUAGE, PARTIAL, combine_logit, passed_on, size_of, written
+from app.lab.world2.rules import LANGUAGE, PARTIAL, combine_logit, output_tokens, size_of, tokens_passed_on
 from app.lab.world2.shapes import SUBTASKS, Plan, workflow
 from app.lab.world2.tasks import SEPARATOR, Task
 from app.lab.world2.workers import Pool, Worker, logistic
@@ -63,7 +63,7 @@ class Reply:
 
 
 @dataclass(slots=True)
-class _Shown:
+class _Context:
     """All that a worker has before it."""
 
     role: str
@@ -81,7 +81,7 @@ class _Shown:
 
 
 @dataclass(frozen=True, slots=True)
-class Played:
+class Execution:
     """One execution of a plan."""
 
     right: bool
@@ -96,7 +96,7 @@ def key_of(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def play(plan: Plan, task: Task, pool: Pool, random: Random, library: Library | None = None) -> Played:
+def execute_plan(plan: Plan, task: Task, pool: Pool, random: Random, library: Library | None = None) -> Execution:
     """Carry a plan out once: the executor's composer writes what each worker is shown, and workers answer."""
     known, library = constants(), library or Library([task])
     by_name = {worker.name: worker for worker in pool}
@@ -114,13 +114,13 @@ def play(plan: Plan, task: Task, pool: Pool, random: Random, library: Library | 
         lasts = known.overhead_seconds + said.read / known.read_per_second + said.written / worker.card.speed
         ends[n] = max([ends[seen] for seen in step.access.steps], default=0.0) + lasts
         disclosed = disclosed or (step.access.user and task.confidential and worker.card.retains)
-    right = final(text) == task.answer
+    right = final_answer(text) == task.answer
     seconds = max(ends.values())
     worth = 1 - known.cost * min(1.0, usd / known.full_usd) - known.wait * min(1.0, seconds / known.full_seconds)
-    return Played(right, usd, seconds, (worth - known.disclosure * disclosed) * right)
+    return Execution(right, usd, seconds, (worth - known.disclosure * disclosed) * right)
 
 
-def verdict(right: bool, random: Random) -> bool:
+def draw_verdict(right: bool, random: Random) -> bool:
     """Return what a judge says of an answer: it takes some wrong ones for right, and some right ones for wrong."""
     known = constants()
     if right:
@@ -128,7 +128,7 @@ def verdict(right: bool, random: Random) -> bool:
     return random.random() < known.judge_false_pass
 
 
-def final(text: str) -> str:
+def final_answer(text: str) -> str:
     """Return the results that a text states, or nothing."""
     match = RESULTS.fullmatch(text)
     if match and match["part"] == WHOLE:
@@ -138,29 +138,29 @@ def final(text: str) -> str:
 
 def reply(worker: Worker, messages: Sequence[Message], library: Library, random: Random) -> Reply:
     """Return what this worker answers to these messages. Every call draws from `random`, so that two are not alike."""
-    shown = _shown(messages, library)
+    shown = _read_messages(messages, library)
     if shown.task is None:
         return Reply(CANNOT_KNOW, shown.tokens, constants().solve_tokens / 2)
     parts = len(shown.task.parts)
-    tokens = written(shown.role, parts, len(shown.handed))
+    tokens = output_tokens(shown.role, parts, len(shown.handed))
     asked = size_of(shown.task).tokens if shown.user else constants().question_tokens / 2
     read = min(float(worker.card.context), asked + shown.tokens)
     return Reply(_answer(worker, shown, shown.task, random), read, tokens)
 
 
-def _shown(messages: Sequence[Message], library: Library) -> _Shown:
+def _read_messages(messages: Sequence[Message], library: Library) -> _Context:
     """Read the messages."""
     asked = [message.text for message in messages if message.role == "user"]
     last = asked[-1] if asked else ""
     steps = list(STEP.finditer(last))
     assigned = SUBTASK.search(last[steps[-1].end() :] if steps else last)
     if assigned is None:
-        return _Shown("solve", library.find(last), user=True)
-    shown = _Shown(role_of(assigned[1]))
+        return _Context("solve", library.find(last), user=True)
+    shown = _Context(role_of(assigned[1]))
     if len(asked) > 1:
         shown.task, shown.user = library.find(asked[-2]), True
     for step in steps:
-        _note(shown, role_of(step["subtask"] or ""), step["answer"], library)
+        _add_earlier_step(shown, role_of(step["subtask"] or ""), step["answer"], library)
     return shown
 
 
@@ -170,7 +170,7 @@ def role_of(subtask: str) -> str:
     return named or next((role for role, words in ROLES if words.search(subtask)), "solve")
 
 
-def _note(shown: _Shown, role: str, text: str, library: Library) -> None:
+def _add_earlier_step(shown: _Context, role: str, text: str, library: Library) -> None:
     """Note what an earlier step says."""
     if match := DIGEST.fullmatch(text):
         shown.task = shown.task or library.find(match["key"])
@@ -184,39 +184,39 @@ def _note(shown: _Shown, role: str, text: str, library: Library) -> None:
         else:
             shown.handed[PARTIAL.index(match["part"].split()[0])] = match["text"]
             shown.makers += makers
-    shown.tokens += passed_on(role, len(shown.task.parts) if shown.task else 1)
+    shown.tokens += tokens_passed_on(role, len(shown.task.parts) if shown.task else 1)
 
 
-def _answer(worker: Worker, shown: _Shown, task: Task, random: Random) -> str:
+def _answer(worker: Worker, shown: _Context, task: Task, random: Random) -> str:
     known = constants()
     skill = known.check_skill * (worker.ability - known.ability_mean)
     short = known.truncated if worker.card.context < DOCUMENT_TOKENS[task.document] else 0.0
     if shown.role == "plan":
         kinds = [DOMAINS[part.family.domain] for part in task.parts]
         good = random.random() < logistic(known.plan_skill + skill)
-        return f"Plan: {', '.join(kinds if good else [_other(kind) for kind in kinds])}."
+        return f"Plan: {', '.join(kinds if good else [_next_domain(kind) for kind in kinds])}."
     if shown.role == "digest":
         keeps = known.digest_keeps + known.check_skill * worker.edges[LANGUAGE] + short
         state = "complete" if random.random() < logistic(keeps) else "incomplete"
         return f"Digest {key_of(task.text)}: {state}."
     if shown.role in PARTIAL:
-        return _worked_apart(worker, shown, task, random)
-    return _whole(worker, shown, task, random)
+        return _answer_one_part(worker, shown, task, random)
+    return _answer_all_parts(worker, shown, task, random)
 
 
-def _other(kind: str) -> str:
+def _next_domain(kind: str) -> str:
     return DOMAINS[(DOMAINS.index(kind) + 1) % len(DOMAINS)]
 
 
-def _worked_apart(worker: Worker, shown: _Shown, task: Task, random: Random) -> str:
+def _answer_one_part(worker: Worker, shown: _Context, task: Task, random: Random) -> str:
     place = PARTIAL.index(shown.role)
     if place >= len(task.parts):
         return "There is no such part."
-    text = _solved(worker, shown, task, place, random)
+    text = _solve_part(worker, shown, task, place, random)
     return f"Worked out by {worker.name}. {shown.role} part: {text}"
 
 
-def _whole(worker: Worker, shown: _Shown, task: Task, random: Random) -> str:
+def _answer_all_parts(worker: Worker, shown: _Context, task: Task, random: Random) -> str:
     """Return the results for all parts."""
     if shown.role in ("check", "combine") and not shown.answers:
         return CANNOT_KNOW
@@ -224,19 +224,19 @@ def _whole(worker: Worker, shown: _Shown, task: Task, random: Random) -> str:
     results = []
     for place in range(len(task.parts)):
         if shown.role == "check":
-            results.append(_checked(worker, shown, task, place, random))
+            results.append(_check_part(worker, shown, task, place, random))
         elif shown.role == "combine":
-            results.append(_combined(worker, shown, task, place, random))
+            results.append(_combine_part(worker, shown, task, place, random))
         elif place in shown.handed:
             spoiled = random.random() >= constants().handover
             results.append(task.parts[place].slip if spoiled else shown.handed[place])
         else:
-            results.append(_solved(worker, shown, task, place, random))
+            results.append(_solve_part(worker, shown, task, place, random))
     hands = ", ".join(dict.fromkeys([*makers, worker.name]))
     return f"Worked out by {hands}. {WHOLE} {SEPARATOR.join(results)}"
 
 
-def _solved(worker: Worker, shown: _Shown, task: Task, place: int, random: Random) -> str:
+def _solve_part(worker: Worker, shown: _Context, task: Task, place: int, random: Random) -> str:
     known, part = constants(), task.parts[place]
     domain = part.family.domain
     logits = worker.ability + worker.edges[domain] - part.family.difficulty - known.trait_sd * TRAITS[task.trait]
@@ -256,7 +256,7 @@ def _solved(worker: Worker, shown: _Shown, task: Task, place: int, random: Rando
     return part.slip
 
 
-def _checked(worker: Worker, shown: _Shown, task: Task, place: int, random: Random) -> str:
+def _check_part(worker: Worker, shown: _Context, task: Task, place: int, random: Random) -> str:
     known, part = constants(), task.parts[place]
     skill = known.check_skill * (worker.ability - known.ability_mean)
     hands, results = shown.answers[-1]
@@ -266,11 +266,11 @@ def _checked(worker: Worker, shown: _Shown, task: Task, place: int, random: Rand
         return part.slip
     finds = (known.finds_own if worker.name in hands else known.finds_other) + skill
     if random.random() < logistic(finds):
-        return _solved(worker, shown, task, place, random)
+        return _solve_part(worker, shown, task, place, random)
     return results[place]
 
 
-def _combined(worker: Worker, shown: _Shown, task: Task, place: int, random: Random) -> str:
+def _combine_part(worker: Worker, shown: _Context, task: Task, place: int, random: Random) -> str:
     known, part = constants(), task.parts[place]
     right = sum([results[place] == part.answer for _, results in shown.answers])
     logits = combine_logit(right, len(shown.answers), known) if right else float("-inf")

@@ -21,15 +21,15 @@ pool if a draw of beliefs is true (Thompson sampling). Half of these plans are c
 worker who answers is asked alone: a verdict on one worker tells more of it than one on four. What is believed is
 renewed whenever the executions have doubled. Each plan is carried out once, by the executor, through messages.
 
-`Policy.exported` gives the beliefs as plain numbers in JSON (`format`: "world-2 policy 2"):
+`LearnedPolicy.as_json` gives the beliefs as plain numbers in JSON (`format`: "world-2 policy 2"):
 
     figures   by the names of `PRIORS` and `SPREADS`, the lists of the most probable figures, in logits
     families  names of families, in the order of figures["families"], with the domain of each
     workers   by the names of known workers, the believed skill by domain, in logits, step by step bonuses apart
     scale     mean and deviation of log speed, by which `figures["speed"]` is scaled
 
-An unknown worker's skills are those of `from_card`. The expected reward of a plan is `outcome.Rewards` over workers of
-these skills, with the constants that `Beliefs.constants` takes from the figures.
+An unknown worker's skills are those of `posterior_by_card`. The expected reward of a plan is `outcome.Rewards` over
+workers of these skills, with the constants that `Beliefs.constants` takes from the figures.
 """
 
 import math
@@ -43,24 +43,30 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from app.lab.world2.baselines import Chosen, Setting
+from app.lab.world2.baselines import PlanIndices, Setting
 from app.lab.world2.constants import DOCUMENT_TOKENS, DOMAINS, TRAITS, Constants, constants
-from app.lab.world2.execution import play, verdict
+from app.lab.world2.execution import draw_verdict, execute_plan
 from app.lab.world2.gradients import Value
-from app.lab.world2.outcome import Rewards, everything, everything_read, plans, shares_of_cost
-from app.lab.world2.reading import Read, Reader
-from app.lab.world2.rules import ANSWERING, LANGUAGE, PARTIAL, Size, hands, size_of, taken_over
+from app.lab.world2.outcome import (
+    Rewards,
+    all_plans,
+    cost_shares_of_all_plans,
+    mean_rewards_of_all_plans,
+    rewards_of_all_plans,
+)
+from app.lab.world2.reading import Reader, Reading
+from app.lab.world2.rules import ANSWERING, LANGUAGE, PARTIAL, Size, contributing_steps, parts_handed_over, size_of
 from app.lab.world2.sentences import pretrained
 from app.lab.world2.shapes import Plan, Shape, catalogue
-from app.lab.world2.tasks import Family, Part, Task, task
-from app.lab.world2.workers import Card, Pool, Worker, pool, workers
+from app.lab.world2.tasks import Family, Part, Task, draw_task
+from app.lab.world2.workers import Card, Pool, Worker, draw_pool, worker_profiles
 
 Array: TypeAlias = NDArray[np.float64]
 Figures: TypeAlias = dict[str, Array]
 BUDGETS = (1_000, 4_000, 16_000, 64_000)
-POOLS, READ_TASKS, POSED = 20, 1_500, 6_000
+POOLS, READ_TASKS, TASK_COUNT = 20, 1_500, 6_000
 """Pools of training beside the seen ones, labelled texts, and different tasks that are executed."""
-SEEN, CONSIDERED_SEEN, CONSIDERED = 0.5, 40, 10
+SEEN_SHARE, TASKS_OF_SEEN_POOL, TASKS_OF_OTHER_POOL = 0.5, 40, 10
 """The share of executions over the seen pools, and the tasks whose best plans are tried over each of these, and over
 each other pool."""
 PRIORS: Mapping[str, tuple[float, float]] = {
@@ -74,15 +80,15 @@ is the logarithm of the deviation of tasks' difficulty: the most probable value 
 SPREADS: Mapping[str, float] = {"reason": 0.4, "families": 0.7, "abilities": 0.5, "edges": 0.4}
 """Deviations, about 0, of the effects of thinking by domain, of families, and of workers. Those of workers are only the
 first guess: they are estimated again from what is found."""
-ESTIMATED = ("abilities", "edges")
-STEPS = {1_000: 16, 4_000: 8, 16_000: 6, 64_000: 5}
-BETWEEN = 3
+ESTIMATED_SPREADS = ("abilities", "edges")
+NEWTON_STEPS = {1_000: 16, 4_000: 8, 16_000: 6, 64_000: 5}
+NEWTON_STEPS_BETWEEN = 3
 """Newton steps at each budget, from what was believed before, and where beliefs are renewed between two of them."""
-LONGEST_STEP, BATCH = 1.0, 512
-TRIED, ALONE = 0.75, 0.5
+MAX_STEP, BATCH_SIZE = 1.0, 512
+THOMPSON_SHARE, ALONE_SHARE = 0.75, 0.5
 """The share of executions, after the first part, that try plans which are believed to be best, and the share of these
 in which one worker of the plan is asked alone."""
-DRAWS = 10
+THOMPSON_SAMPLES = 10
 """Draws of beliefs by which plans are tried."""
 THRIFT = 0.25
 """By how much more than its price a dollar counts where a thrifty policy chooses. What a plan costs is known, but what
@@ -92,11 +98,11 @@ validation tasks."""
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class LoggedExecution:
     """One execution as it is learned from."""
 
     shape: str
-    read: Read
+    read: Reading
     members: tuple[int, ...]
     """The places of the workers of its steps among all workers of training."""
     passed: bool
@@ -115,7 +121,7 @@ class Beliefs:
         """Return the rewards that would be true if what is believed were; `worths` as in `Rewards`."""
         return Rewards(tuple([self.worker(worker) for worker in chosen]), self.constants(), worths=worths)
 
-    def understood(self, posed: Task, read: Read) -> Task:
+    def task_as_read(self, posed: Task, read: Reading) -> Task:
         """Return a task as this reading has it, with families as hard as is believed."""
         parts = []
         for place in read.families:
@@ -126,13 +132,13 @@ class Beliefs:
 
     def worker(self, worker: Worker) -> Worker:
         """Return a worker as able as is believed."""
-        place = _places().get(worker.name)
+        place = _worker_indices().get(worker.name)
         if place is None:
-            own, edges = from_card(worker.card, self.figures, self._spreads(), self.random)
+            own, edges = posterior_by_card(worker.card, self.figures, self._spreads(), self.random)
         else:
             own = float(self.figures["abilities"][place])
             edges = self.figures["edges"][len(DOMAINS) * place : len(DOMAINS) * (place + 1)]
-        card = worker.card if place is None else workers(unseen=False)[place].card
+        card = worker.card if place is None else worker_profiles(unseen=False)[place].card
         return replace(worker, ability=expected_ability(card, self.figures) + own, edges=tuple(edges.tolist()))
 
     def constants(self) -> Constants:
@@ -160,102 +166,102 @@ class Learner:
     def __init__(self, seed: int, seen: Sequence[Pool], texts: int = READ_TASKS) -> None:
         self._random = Random(f"world-2|learner|{seed}")
         self._noise = np.random.default_rng(seed)
-        labelled = [task(self._random, "train") for _ in range(texts)]
+        labelled = [draw_task(self._random, "train") for _ in range(texts)]
         self.reader = Reader(labelled, pretrained())
-        self._seen, self._others = list(seen), [pool(self._random) for _ in range(POOLS)]
+        self._seen_pools, self._other_pools = list(seen), [draw_pool(self._random) for _ in range(POOLS)]
         self._labelled = labelled
-        self._rows: list[Row] = []
-        self._tasks: list[tuple[Task, Read]] = []
-        self._context = np.array([worker.card.context for worker in workers(unseen=False)])
-        self.figures = _ignorance(len(self.reader.families))
-        self.covariance = np.diag(self._deviations() ** 2)
+        self._executions: list[LoggedExecution] = []
+        self._tasks: list[tuple[Task, Reading]] = []
+        self._context = np.array([worker.card.context for worker in worker_profiles(unseen=False)])
+        self.figures = _initial_figures(len(self.reader.families))
+        self.covariance = np.diag(self._prior_deviations() ** 2)
 
-    def grow(self, executions: int) -> None:
+    def train_until(self, executions: int) -> None:
         """Execute plans until there are so many, and learn from all of them."""
-        while self._rows and 2 * len(self._rows) < executions:
-            self._gather(2 * len(self._rows))
-            self.learn(BETWEEN)
-        self._gather(executions)
-        self.learn(next(steps for budget, steps in STEPS.items() if executions <= budget or budget == BUDGETS[-1]))
+        while self._executions and 2 * len(self._executions) < executions:
+            self._execute_until(2 * len(self._executions))
+            self.fit(NEWTON_STEPS_BETWEEN)
+        self._execute_until(executions)
+        self.fit(next(steps for budget, steps in NEWTON_STEPS.items() if executions <= budget or budget == BUDGETS[-1]))
 
     def policy(self) -> "LearnedPolicy":
         """Return what would be chosen by what is believed now."""
-        return LearnedPolicy(learned_name(len(self._rows)), self.reader, self.most_probable())
+        return LearnedPolicy(learned_name(len(self._executions)), self.reader, self.posterior_mode())
 
-    def thrifty(self) -> "LearnedPolicy":
+    def thrifty_policy(self) -> "LearnedPolicy":
         """Return what would be chosen by what is believed now if dollars counted for more than they do."""
-        return LearnedPolicy(thrifty_name(len(self._rows)), self.reader, self.most_probable(), THRIFT)
+        return LearnedPolicy(thrifty_name(len(self._executions)), self.reader, self.posterior_mode(), THRIFT)
 
-    def most_probable(self) -> Beliefs:
+    def posterior_mode(self) -> Beliefs:
         """Return the most probable figures."""
         return Beliefs(dict(self.figures), self.reader.families)
 
-    def believed(self, chosen: Pool) -> Rewards:
+    def believed_rewards(self, chosen: Pool) -> Rewards:
         """Return the rewards that would be true if the most probable figures were."""
-        return self.most_probable().rewards(chosen)
+        return self.posterior_mode().rewards(chosen)
 
-    def understood(self, posed: Task, read: Read) -> Task:
+    def task_as_read(self, posed: Task, read: Reading) -> Task:
         """Return a task as this reading has it, with families as hard as is most probable."""
-        return self.most_probable().understood(posed, read)
+        return self.posterior_mode().task_as_read(posed, read)
 
-    def drawn(self) -> Beliefs:
+    def sample_beliefs(self) -> Beliefs:
         """Return a draw from what is believed."""
         root = np.linalg.cholesky(self.covariance)
         flat = self._flat() + root @ self._noise.standard_normal(len(root))
         seed = int(self._noise.integers(2**31))
         return Beliefs(self._unflattened(flat), self.reader.families, np.random.default_rng(seed))
 
-    def _gather(self, executions: int) -> None:
+    def _execute_until(self, executions: int) -> None:
         """Execute plans until there are so many."""
-        seen = [(workers, self._believed_best(workers, CONSIDERED_SEEN)) for workers in self._seen]
-        others = [(workers, self._believed_best(workers, CONSIDERED)) for workers in self._others]
-        while len(self._rows) < executions:
-            ours = bool(seen) and self._random.random() < SEEN
+        seen = [(workers, self._thompson_plans(workers, TASKS_OF_SEEN_POOL)) for workers in self._seen_pools]
+        others = [(workers, self._thompson_plans(workers, TASKS_OF_OTHER_POOL)) for workers in self._other_pools]
+        while len(self._executions) < executions:
+            ours = bool(seen) and self._random.random() < SEEN_SHARE
             self._execute(*self._random.choice(seen if ours else others))
 
     def _execute(self, chosen: Pool, tried: Sequence[Plan]) -> None:
         """Execute a plan once and keep the verdict."""
         random = self._random
-        posed, read = self._posed()
-        if tried and random.random() < TRIED:
+        posed, read = self._next_task()
+        if tried and random.random() < THOMPSON_SHARE:
             plan = random.choice(tried)
-            if random.random() < ALONE:
-                plan = Plan("reason", (random.choice(_answering(plan)),))
+            if random.random() < ALONE_SHARE:
+                plan = Plan("reason", (random.choice(_answering_workers(plan)),))
         else:
             name = random.choice(sorted(catalogue()))
             plan = Plan(name, tuple(random.randrange(len(chosen)) for _ in catalogue()[name]))
-        passed = verdict(play(plan, posed, chosen, random).right, random)
-        members = tuple(_places()[chosen[worker].name] for worker in plan.workers)
-        self._rows.append(Row(plan.shape, read, members, passed))
+        passed = draw_verdict(execute_plan(plan, posed, chosen, random).right, random)
+        members = tuple(_worker_indices()[chosen[worker].name] for worker in plan.workers)
+        self._executions.append(LoggedExecution(plan.shape, read, members, passed))
 
-    def _posed(self) -> tuple[Task, Read]:
+    def _next_task(self) -> tuple[Task, Reading]:
         """Return a task of training, and how it is read."""
-        if len(self._tasks) < POSED:
-            posed = task(self._random, "train")
+        if len(self._tasks) < TASK_COUNT:
+            posed = draw_task(self._random, "train")
             self._tasks.append((posed, self.reader.read(posed)))
             return self._tasks[-1]
         return self._random.choice(self._tasks)
 
-    def _believed_best(self, chosen: Pool, considered: int) -> list[Plan]:
+    def _thompson_plans(self, chosen: Pool, considered: int) -> list[Plan]:
         """Return the plans that are best over a pool for so many tasks, each if a draw of beliefs is true; none at
         first."""
-        if not self._rows:
+        if not self._executions:
             return []
-        beliefs, worths = [self.drawn() for _ in range(DRAWS)], dict[tuple[str, Size], Array]()
-        rewards, every = [belief.rewards(chosen, worths) for belief in beliefs], plans(len(chosen))
+        beliefs, worths = [self.sample_beliefs() for _ in range(THOMPSON_SAMPLES)], dict[tuple[str, Size], Array]()
+        rewards, every = [belief.rewards(chosen, worths) for belief in beliefs], all_plans(len(chosen))
         found = []
         for at, posed in enumerate(self._random.sample(self._labelled, considered)):
-            draw = at % DRAWS
-            expected = everything(rewards[draw], beliefs[draw].understood(posed, self.reader.read(posed)))
+            draw = at % THOMPSON_SAMPLES
+            expected = rewards_of_all_plans(rewards[draw], beliefs[draw].task_as_read(posed, self.reader.read(posed)))
             found.append(every[int(expected.argmax())])
         return found
 
     # Learning.
 
-    def learn(self, steps: int) -> None:
+    def fit(self, steps: int) -> None:
         """Take so many Newton steps over all rows and cards, from what was believed before."""
-        groups: dict[tuple[str, int], list[Row]] = defaultdict(list)
-        for row in self._rows:
+        groups: dict[tuple[str, int], list[LoggedExecution]] = defaultdict(list)
+        for row in self._executions:
             groups[row.shape, len(row.read.families)].append(row)
         arrays = {key: self._arrays(rows) for key, rows in groups.items()}
         before, reached = self._flat(), -math.inf
@@ -263,23 +269,25 @@ class Learner:
         for _ in range(steps):
             flat = before + step
             self.figures = self._unflattened(flat)
-            logs, slope, curve = self._summed(arrays)
-            if logs + self._prior(flat) < reached + self._prior(before):
+            logs, slope, curve = self._log_likelihood(arrays)
+            if logs + self._log_prior(flat) < reached + self._log_prior(before):
                 step /= 2
                 continue
-            precision = self._deviations() ** -2
+            precision = self._prior_deviations() ** -2
             self.covariance = np.asarray(np.linalg.inv(curve + np.diag(precision)), dtype=float)
-            wanted = self.covariance @ (slope + precision * (self._guess() - flat))
-            step[:] = wanted * min(1.0, LONGEST_STEP / float(np.abs(wanted).max()))
+            wanted = self.covariance @ (slope + precision * (self._prior_means() - flat))
+            step[:] = wanted * min(1.0, MAX_STEP / float(np.abs(wanted).max()))
             before, reached = flat, logs
             self._estimate_spreads()
         self.figures = self._unflattened(before + step)
 
-    def _prior(self, flat: Array) -> float:
+    def _log_prior(self, flat: Array) -> float:
         """Return the log of how probable these figures are without evidence, apart from a constant."""
-        return -float(((flat - self._guess()) ** 2 / self._deviations() ** 2).sum()) / 2
+        return -float(((flat - self._prior_means()) ** 2 / self._prior_deviations() ** 2).sum()) / 2
 
-    def _summed(self, arrays: Mapping[tuple[str, int], dict[str, NDArray[np.int64]]]) -> tuple[float, Array, Array]:
+    def _log_likelihood(
+        self, arrays: Mapping[tuple[str, int], dict[str, NDArray[np.int64]]]
+    ) -> tuple[float, Array, Array]:
         """Return the log chance of all evidence, with its first and expected second derivatives by all figures."""
         size = len(self.covariance)
         total, slope, curve = 0.0, np.zeros(size), np.zeros((size, size))
@@ -296,22 +304,22 @@ class Learner:
         known = constants()
         slack = 1 - known.judge_false_pass - known.judge_false_fail
         for (name, parts), batch in _batches(arrays):
-            figures = self._copied(len(batch["passed"]))
-            right = _Chances(figures, catalogue()[name], parts, batch).right()
+            figures = self._values_by_row(len(batch["passed"]))
+            right = _RightProbability(figures, catalogue()[name], parts, batch).right()
             right.backward(np.full(len(batch["passed"]), slack))
             chance = np.clip(known.judge_false_pass + slack * right.array, 1e-6, 1 - 1e-6)
             spread = chance * (1 - chance)
             logs = float(np.log(np.where(batch["passed"] == 1, chance, 1 - chance)).sum())
-            yield logs, (batch["passed"] - chance) / spread, self._flattened(figures), 1 / spread
-        yield self._evidence_of_cards()
+            yield logs, (batch["passed"] - chance) / spread, self._gradients(figures), 1 / spread
+        yield self._card_evidence()
 
-    def _evidence_of_cards(self) -> tuple[float, Array, Array, Array]:
+    def _card_evidence(self) -> tuple[float, Array, Array, Array]:
         """Return the log chance of the pass rates on cards, and its derivatives and weights as of a batch, with a row
         for each worker and domain."""
-        cards = [worker.card for worker in workers(unseen=False)]
+        cards = [worker.card for worker in worker_profiles(unseen=False)]
         members, domains = np.divmod(np.arange(len(cards) * len(DOMAINS)), len(DOMAINS))
-        figures = self._copied(len(members))
-        logits = _skill(figures, members, domains) + figures["reason"].at(domains) + figures["exam"]
+        figures = self._values_by_row(len(members))
+        logits = _skills(figures, members, domains) + figures["reason"].at(domains) + figures["exam"]
         traits = figures["trait"].exponential().column() * np.array(TRAITS)[None, :]
         chance = (logits.column() - traits).logistic().mean_of_rows()
         chance.backward(np.ones(len(members)))
@@ -319,9 +327,9 @@ class Learner:
         right = np.array([count for card in cards for count in card.right])
         spread = chance.array * (1 - chance.array)
         logs = float((right * np.log(chance.array) + (asked - right) * np.log(1 - chance.array)).sum())
-        return logs, (right - asked * chance.array) / spread, self._flattened(figures), asked / spread
+        return logs, (right - asked * chance.array) / spread, self._gradients(figures), asked / spread
 
-    def _arrays(self, rows: Sequence[Row]) -> dict[str, NDArray[np.int64]]:
+    def _arrays(self, rows: Sequence[LoggedExecution]) -> dict[str, NDArray[np.int64]]:
         families = np.array([row.read.families for row in rows])
         domains = np.array([family.domain for family in self.reader.families])
         members = np.array([row.members for row in rows])
@@ -337,7 +345,7 @@ class Learner:
         variances, start = np.diag(self.covariance), 0
         for name in self._names():
             size = len(self.figures[name])
-            if name in ESTIMATED:
+            if name in ESTIMATED_SPREADS:
                 square = float((self.figures[name] ** 2 + variances[start : start + size]).mean())
                 self.figures[f"spread {name}"] = np.array([math.sqrt(square)])
             start += size
@@ -358,7 +366,7 @@ class Learner:
             start += size
         return found
 
-    def _copied(self, rows: int) -> dict[str, Value]:
+    def _values_by_row(self, rows: int) -> dict[str, Value]:
         """Return the figures with a copy for each row, so that derivatives are those of each row."""
         found = {}
         for name in self._names():
@@ -366,7 +374,7 @@ class Learner:
             found[name] = Value(copies[:, 0] if name in PRIORS else copies)
         return found
 
-    def _flattened(self, figures: Mapping[str, Value]) -> Array:
+    def _gradients(self, figures: Mapping[str, Value]) -> Array:
         """Return the derivatives by all figures, a row for each row."""
         parts = []
         for name in self._names():
@@ -375,17 +383,17 @@ class Learner:
             parts.append(shown.reshape(len(shown), -1))
         return np.hstack(parts)
 
-    def _guess(self) -> Array:
+    def _prior_means(self) -> Array:
         """Return the figures that are believed without any evidence."""
         means = [PRIORS.get(name, (0.0, 0.0))[0] for name in self._names()]
         return np.repeat(means, [len(self.figures[name]) for name in self._names()])
 
-    def _deviations(self) -> Array:
+    def _prior_deviations(self) -> Array:
         """Return how far those may be off."""
         found = []
         for name in self._names():
             deviation = PRIORS[name][1] if name in PRIORS else SPREADS[name]
-            if name in ESTIMATED:
+            if name in ESTIMATED_SPREADS:
                 deviation = float(self.figures[f"spread {name}"][0])
             found.append(np.full(len(self.figures[name]), deviation))
         return np.concatenate(found)
@@ -395,35 +403,35 @@ class LearnedPolicy:
     """The beliefs of a learner at one time, and the plans that follow from them."""
 
     def __init__(self, name: str, reader: Reader, probable: Beliefs, thrift: float = 0.0) -> None:
-        self.name, self.probable, self._reader, self._thrift = name, probable, reader, thrift
+        self.name, self.beliefs, self._reader, self._thrift = name, probable, reader, thrift
 
-    def choose(self, setting: Setting, tasks: Sequence[Task]) -> Chosen:
+    def choose(self, setting: Setting, tasks: Sequence[Task]) -> PlanIndices:
         """Return for each task the plan that is believed to be best, less what thrift takes for its dollars."""
-        rewards, costs, chosen = self.probable.rewards(setting.pool), dict[Size, Array](), []
+        rewards, costs, chosen = self.beliefs.rewards(setting.pool), dict[Size, Array](), []
         for posed in tasks:
             size = replace(size_of(posed), confidential=False)
             if size not in costs:
-                costs[size] = shares_of_cost(rewards, size)
-            chosen.append(int((self._believed(rewards, posed) - self._thrift * costs[size]).argmax()))
+                costs[size] = cost_shares_of_all_plans(rewards, size)
+            chosen.append(int((self._mean_believed_rewards(rewards, posed) - self._thrift * costs[size]).argmax()))
         return np.array(chosen)
 
-    def exported(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         """Return the most probable beliefs as plain numbers, as the head of this module describes them."""
-        families = [{"name": family.name, "domain": DOMAINS[family.domain]} for family in self.probable.families]
+        families = [{"name": family.name, "domain": DOMAINS[family.domain]} for family in self.beliefs.families]
         skills = {}
-        for worker in workers(unseen=False):
-            known = self.probable.worker(worker)
+        for worker in worker_profiles(unseen=False):
+            known = self.beliefs.worker(worker)
             skills[worker.name] = [known.ability + edge for edge in known.edges]
-        figures = {name: array.tolist() for name, array in self.probable.figures.items()}
+        figures = {name: array.tolist() for name, array in self.beliefs.figures.items()}
         return {
             "format": "world-2 policy 2", "figures": figures, "families": families, "workers": skills,
-            "scale": {"speed": _scale()},
+            "scale": {"speed": _log_speed_scale()},
         }  # fmt: skip
 
-    def _believed(self, rewards: Rewards, posed: Task) -> Array:
+    def _mean_believed_rewards(self, rewards: Rewards, posed: Task) -> Array:
         """Return the rewards that are believed of all plans, on average over readings."""
-        readings = [(read.weight, self.probable.understood(posed, read)) for read in self._reader.readings(posed)]
-        return everything_read(rewards, readings)
+        readings = [(read.weight, self.beliefs.task_as_read(posed, read)) for read in self._reader.readings(posed)]
+        return mean_rewards_of_all_plans(rewards, readings)
 
 
 def expected_ability(card: Card, figures: Figures) -> float:
@@ -431,10 +439,10 @@ def expected_ability(card: Card, figures: Figures) -> float:
 
     Slow workers are dear and able ones. The price says no more than the speed, and less over pools with other prices.
     """
-    return float(figures["mean"][0] + figures["speed"][0] * _standard(card))
+    return float(figures["mean"][0] + figures["speed"][0] * _standardised_log_speed(card))
 
 
-def from_card(
+def posterior_by_card(
     card: Card, figures: Figures, spreads: tuple[float, float], random: np.random.Generator | None = None
 ) -> tuple[float, Array]:
     """Return how much abler than expected a worker is by its card, and its edges; drawn from what may be, or the mean.
@@ -458,65 +466,65 @@ def from_card(
     return float(found[0]), found[1:]
 
 
-def _answering(plan: Plan) -> list[int]:
+def _answering_workers(plan: Plan) -> list[int]:
     """Return the workers of a plan's steps that answer, or work out a part of an answer."""
     steps = zip(catalogue()[plan.shape], plan.workers, strict=True)
     return [worker for step, worker in steps if step.role in (*ANSWERING, *PARTIAL)]
 
 
 @cache
-def _places() -> Mapping[str, int]:
+def _worker_indices() -> Mapping[str, int]:
     """Return the places of the workers of training."""
-    return {worker.name: place for place, worker in enumerate(workers(unseen=False))}
+    return {worker.name: place for place, worker in enumerate(worker_profiles(unseen=False))}
 
 
 @cache
-def _scale() -> tuple[float, float]:
+def _log_speed_scale() -> tuple[float, float]:
     """Return mean and deviation of log speed over the workers of training."""
-    logs = np.log([worker.card.speed for worker in workers(unseen=False)])
+    logs = np.log([worker.card.speed for worker in worker_profiles(unseen=False)])
     return float(logs.mean()), float(logs.std())
 
 
-def _standard(card: Card) -> float:
+def _standardised_log_speed(card: Card) -> float:
     """Log speed, in deviations from its mean."""
-    mean, deviation = _scale()
+    mean, deviation = _log_speed_scale()
     return (math.log(card.speed) - mean) / deviation
 
 
 @cache
-def _standards() -> Array:
-    return np.array([_standard(worker.card) for worker in workers(unseen=False)])
+def _standardised_log_speeds() -> Array:
+    return np.array([_standardised_log_speed(worker.card) for worker in worker_profiles(unseen=False)])
 
 
-def _ignorance(families: int) -> Figures:
-    count = len(workers(unseen=False))
+def _initial_figures(families: int) -> Figures:
+    count = len(worker_profiles(unseen=False))
     figures = {name: np.array([mean]) for name, (mean, _) in PRIORS.items()}
     sizes = {"reason": len(DOMAINS), "families": families, "abilities": count, "edges": count * len(DOMAINS)}
     figures |= {name: np.zeros(sizes[name]) for name in SPREADS}
-    return figures | {f"spread {name}": np.array([SPREADS[name]]) for name in ESTIMATED}
+    return figures | {f"spread {name}": np.array([SPREADS[name]]) for name in ESTIMATED_SPREADS}
 
 
 def _batches(
     arrays: Mapping[tuple[str, int], dict[str, NDArray[np.int64]]],
 ) -> Iterator[tuple[tuple[str, int], dict[str, NDArray[np.int64]]]]:
     for key, columns in sorted(arrays.items()):
-        for begin in range(0, len(columns["passed"]), BATCH):
-            yield key, {name: array[begin : begin + BATCH] for name, array in columns.items()}
+        for begin in range(0, len(columns["passed"]), BATCH_SIZE):
+            yield key, {name: array[begin : begin + BATCH_SIZE] for name, array in columns.items()}
 
 
-def _expected(figures: Mapping[str, Value], members: NDArray[np.int64]) -> Value:
+def _expected_abilities(figures: Mapping[str, Value], members: NDArray[np.int64]) -> Value:
     """Return the abilities that speeds alone lead one to expect."""
-    expected: Value = figures["mean"] + figures["speed"] * _standards()[members]
+    expected: Value = figures["mean"] + figures["speed"] * _standardised_log_speeds()[members]
     return expected
 
 
-def _skill(figures: Mapping[str, Value], members: NDArray[np.int64], domains: NDArray[np.int64]) -> Value:
+def _skills(figures: Mapping[str, Value], members: NDArray[np.int64], domains: NDArray[np.int64]) -> Value:
     own = figures["abilities"].at(members) + figures["edges"].at(len(DOMAINS) * members + domains)
-    skill: Value = _expected(figures, members) + own
+    skill: Value = _expected_abilities(figures, members) + own
     return skill
 
 
-class _Chances:
+class _RightProbability:
     """The chance that a batch of executions of one shape is right, as a function of the figures."""
 
     def __init__(
@@ -529,35 +537,35 @@ class _Chances:
         """Return the chance by execution."""
         places = [place for place, step in enumerate(self._steps) if step.role == "digest"]
         if not places:
-            return self._whole(complete=True)
+            return self._all_parts_right(complete=True)
         at = places[0]
         logits = self._figures["kept"] + self._figures["truncated"] * self._batch["short"][:, at]
         edge = self._figures["edges"].at(len(DOMAINS) * self._batch["members"][:, at] + LANGUAGE)
         kept = (logits + self._figures["skill"] * edge).logistic()
-        return kept * self._whole(complete=True) + (1 - kept) * self._whole(complete=False)
+        return kept * self._all_parts_right(complete=True) + (1 - kept) * self._all_parts_right(complete=False)
 
-    def _whole(self, *, complete: bool) -> Value:
+    def _all_parts_right(self, *, complete: bool) -> Value:
         total: Value = Value(np.ones((1, 1)))
         for part in range(self._parts):
-            total = total * self._right_at(len(self._steps) - 1, part, complete=complete)
+            total = total * self._part_right_at(len(self._steps) - 1, part, complete=complete)
         return total.mean_of_rows()
 
-    def _right_at(self, at: int, part: int, *, complete: bool) -> Value:
+    def _part_right_at(self, at: int, part: int, *, complete: bool) -> Value:
         step = self._steps[at]
         if step.role == "check":
-            return self._checked(at, part, complete=complete)
+            return self._part_checked(at, part, complete=complete)
         if step.role == "combine":
-            return self._combined(at, part, complete=complete)
-        handed = taken_over(self._steps, step, self._parts)
+            return self._part_combined(at, part, complete=complete)
+        handed = parts_handed_over(self._steps, step, self._parts)
         if part in handed:
             fidelity = self._figures["handover"].logistic().column()
-            return fidelity * self._right_at(handed[part], part, complete=complete)
-        return self._solved(at, part, step.role, len(handed), complete=complete)
+            return fidelity * self._part_right_at(handed[part], part, complete=complete)
+        return self._part_solved(at, part, step.role, len(handed), complete=complete)
 
-    def _solved(self, at: int, part: int, role: str, handed: int, *, complete: bool) -> Value:
+    def _part_solved(self, at: int, part: int, role: str, handed: int, *, complete: bool) -> Value:
         figures, batch, step = self._figures, self._batch, self._steps[at]
         domains = batch["domains"][:, part]
-        logits = _skill(figures, batch["members"][:, at], domains) - figures["families"].at(batch["families"][:, part])
+        logits = _skills(figures, batch["members"][:, at], domains) - figures["families"].at(batch["families"][:, part])
         if role != "solve":
             logits = logits + figures["reason"].at(domains)
         if any([self._steps[seen].role == "plan" for seen in step.sees]):
@@ -571,30 +579,32 @@ class _Chances:
             logits = logits + figures["lost"]
         return (logits.column() - figures["trait"].exponential().column() * self._traits).logistic()
 
-    def _helper(self, at: int) -> Value:
+    def _helper_effect(self, at: int) -> Value:
         """Return the effect that the ability of the worker who checks or combines has."""
         members = self._batch["members"][:, at]
-        above = _expected(self._figures, members) - self._figures["mean"] + self._figures["abilities"].at(members)
+        above = (
+            _expected_abilities(self._figures, members) - self._figures["mean"] + self._figures["abilities"].at(members)
+        )
         effect: Value = self._figures["skill"] * above
         return effect
 
-    def _checked(self, at: int, part: int, *, complete: bool) -> Value:
+    def _part_checked(self, at: int, part: int, *, complete: bool) -> Value:
         (seen,) = [place for place in self._steps[at].sees if self._steps[place].role in ANSWERING]
-        before = self._right_at(seen, part, complete=complete)
+        before = self._part_right_at(seen, part, complete=complete)
         members = self._batch["members"]
-        others = hands(self._steps, seen, self._parts)
+        others = contributing_steps(self._steps, seen, self._parts)
         own = (members[:, others] == members[:, [at]]).any(axis=1).astype(float)
-        skill = self._helper(at)
+        skill = self._helper_effect(at)
         keeps = (self._figures["keeps"] + skill).logistic().column()
         finds = self._figures["finds_own"] * own + self._figures["finds_other"] * (1 - own)
         found = (finds + skill).logistic().column()
-        anew = self._solved(at, part, "reason", 0, complete=complete)
+        anew = self._part_solved(at, part, "reason", 0, complete=complete)
         after: Value = before * keeps + (1 - before) * found * anew
         return after
 
-    def _combined(self, at: int, part: int, *, complete: bool) -> Value:
+    def _part_combined(self, at: int, part: int, *, complete: bool) -> Value:
         seen = [place for place in self._steps[at].sees if self._steps[place].role in ANSWERING]
-        branches = [self._right_at(place, part, complete=complete) for place in seen]
+        branches = [self._part_right_at(place, part, complete=complete) for place in seen]
         counts = [Value(np.ones((1, 1)))]
         for branch in branches:
             nought = Value(np.zeros((1, 1)))
@@ -602,13 +612,13 @@ class _Chances:
             counts = [stays * (1 - branch) + gains * branch for stays, gains in zip(fewer, more, strict=True)]
         chosen: Value = Value(np.zeros((1, 1)))
         for right in range(1, len(counts)):
-            chosen = chosen + counts[right] * self._picks(at, right, len(branches))
+            chosen = chosen + counts[right] * self._pick_chance(at, right, len(branches))
         return chosen
 
-    def _picks(self, at: int, right: int, count: int) -> Value:
+    def _pick_chance(self, at: int, right: int, count: int) -> Value:
         """Return the chance of choosing a right answer where `right` of `count` are."""
         majority = self._figures["majority"] * float(2 * right - count if right < count else 2)
-        logits = self._figures["pair"] + majority + (1.0 if right == count else self._helper(at))
+        logits = self._figures["pair"] + majority + (1.0 if right == count else self._helper_effect(at))
         return (logits + np.zeros(len(self._batch["passed"]))).logistic().column()
 
 
@@ -622,12 +632,12 @@ def thrifty_name(executions: int) -> str:
     return f"thrifty after {executions:,} verdicts"
 
 
-def learned(seen: Sequence[Setting], seed: int, most: int) -> list[LearnedPolicy]:
+def learn_policies(seen: Sequence[Setting], seed: int, most: int) -> list[LearnedPolicy]:
     """Return what one learner chooses after each of `BUDGETS` up to `most` executions, and in the end with thrift."""
     learner = Learner(seed, [setting.pool for setting in seen])
     policies = []
     for budget in BUDGETS:
         if budget <= most:
-            learner.grow(budget)
+            learner.train_until(budget)
             policies.append(learner.policy())
-    return [*policies, learner.thrifty()]
+    return [*policies, learner.thrifty_policy()]

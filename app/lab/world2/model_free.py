@@ -15,32 +15,32 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from app.lab.world2.baselines import Chosen, Setting
+from app.lab.world2.baselines import PlanIndices, Setting
 from app.lab.world2.constants import DOCUMENT_TOKENS, DOMAINS
-from app.lab.world2.execution import play, verdict
+from app.lab.world2.execution import draw_verdict, execute_plan
 from app.lab.world2.learning import BUDGETS, POOLS, READ_TASKS
 from app.lab.world2.outcome import Rewards
 from app.lab.world2.reading import Reader
 from app.lab.world2.rules import size_of
 from app.lab.world2.sentences import pretrained
 from app.lab.world2.shapes import SUBTASKS, Plan, catalogue
-from app.lab.world2.tasks import Task, task
-from app.lab.world2.workers import Card, Pool, pool
+from app.lab.world2.tasks import Task, draw_task
+from app.lab.world2.workers import Card, Pool, draw_pool
 
 Array: TypeAlias = NDArray[np.float64]
 ROLES, SHAPES = tuple(SUBTASKS), tuple(catalogue())
 TASK_FIGURES, WORKER_FIGURES = 6 + len(DOMAINS), 6
-POSED, HELD_OUT = 1_500, 150
+TASK_COUNT, HELD_OUT = 1_500, 150
 """Different tasks, with a pool each, that plans are executed for; and those that are held out."""
 DECAY = 1e-3
-FITTED, EXPLORED, TEMPERATURE, HEAVIEST, EPOCHS = 0.06, 0.2, 0.1, 10.0, 3
+REGRESSION_RATE, EXPLORATION, TEMPERATURE, MAX_WEIGHT, EPOCHS = 0.06, 0.2, 0.1, 10.0, 3
 """Of advantage-weighted regression: the rate, the share of plans at random, the advantage that makes a
 weight e times as large, the largest weight, and the passes over the journal whenever it has doubled."""
-CLIMBED, GROUP, GROUPS = 0.03, 8, 16
+GRADIENT_RATE, GROUP, GROUPS = 0.03, 8, 16
 """Of the policy gradient: the rate, the plans of a group, and the groups of a step."""
-HARD, EASY, JUDGED = 0.1, 0.9, 16
+MIN_PASS_RATE, MAX_PASS_RATE, LEAST_EXECUTIONS = 0.1, 0.9, 16
 """Tasks of other pass rates than between these are left out, from so many executions on."""
-EVERY = 2_000
+CHECK_INTERVAL = 2_000
 """Executions from one held-out check to the next."""
 
 
@@ -62,8 +62,8 @@ class Softmax:
         self._rate = rate
         self.shapes = np.zeros((TASK_FIGURES, len(SHAPES)))
         self.roles = np.zeros((len(ROLES), WORKER_FIGURES))
-        self._speeds = [np.zeros_like(self.shapes), np.zeros_like(self.roles)]
-        self._squares = [np.zeros_like(self.shapes), np.zeros_like(self.roles)]
+        self._first_moments = [np.zeros_like(self.shapes), np.zeros_like(self.roles)]
+        self._second_moments = [np.zeros_like(self.shapes), np.zeros_like(self.roles)]
         self._steps = 0
 
     def best(self, case: Case) -> Plan:
@@ -71,7 +71,7 @@ class Softmax:
         name = SHAPES[int((case.task @ self.shapes).argmax())]
         return Plan(name, tuple([int(self._chances(case, step.role).argmax()) for step in catalogue()[name]]))
 
-    def drawn(self, case: Case, random: Random) -> Plan:
+    def sample_plan(self, case: Case, random: Random) -> Plan:
         """Return a plan by chance."""
         name = random.choices(SHAPES, _softmax(case.task @ self.shapes).tolist())[0]
         chosen = []
@@ -93,14 +93,14 @@ class Softmax:
                 slopes[1][ROLES.index(step.role)] += weight / len(cases) * (figures[worker] - chances @ figures)
         self._steps += 1
         for values, slope, speed, square in zip(
-            (self.shapes, self.roles), slopes, self._speeds, self._squares, strict=True
+            (self.shapes, self.roles), slopes, self._first_moments, self._second_moments, strict=True
         ):
             speed += 0.1 * (slope - speed)
             square += 0.01 * (slope**2 - square)
             mean, spread = speed / (1 - 0.9**self._steps), square / (1 - 0.99**self._steps)
             values += self._rate * mean / (np.sqrt(spread) + 1e-8)
 
-    def copied(self) -> "Softmax":
+    def copy(self) -> "Softmax":
         """Return a policy with the same weights."""
         copy = Softmax(self._rate)
         copy.shapes, copy.roles = self.shapes.copy(), self.roles.copy()
@@ -116,33 +116,33 @@ class ModelFree:
     def __init__(self, name: str, reader: Reader, policy: Softmax) -> None:
         self.name, self._reader, self._policy = name, reader, policy
 
-    def choose(self, setting: Setting, tasks: Sequence[Task]) -> Chosen:
+    def choose(self, setting: Setting, tasks: Sequence[Task]) -> PlanIndices:
         """Return the policy's most probable plan for each task."""
         places = {plan: place for place, plan in enumerate(setting.plans)}
-        cases = [_case(self._reader, posed, setting.rewards) for posed in tasks]
+        cases = [_make_case(self._reader, posed, setting.rewards) for posed in tasks]
         return np.array([places[self._policy.best(case)] for case in cases])
 
 
-class Trial:
+class Environment:
     """Tasks over pools of training, and how plans for them come out, one verdict each."""
 
-    def __init__(self, seen: Sequence[Pool], seed: int, texts: int = READ_TASKS, posed: int = POSED) -> None:
+    def __init__(self, seen: Sequence[Pool], seed: int, texts: int = READ_TASKS, posed: int = TASK_COUNT) -> None:
         self.random = Random(f"world-2|model-free|{seed}")
-        self.reader = Reader([task(self.random, "train") for _ in range(texts)], pretrained())
-        drawn = [pool(self.random) for _ in range(POOLS)]
+        self.reader = Reader([draw_task(self.random, "train") for _ in range(texts)], pretrained())
+        drawn = [draw_pool(self.random) for _ in range(POOLS)]
         pools = [Rewards(offered) for offered in (*seen, *drawn)]
         found = []
         for _ in range(posed + HELD_OUT):
-            found.append(_case(self.reader, task(self.random, "train"), self.random.choice(pools)))
+            found.append(_make_case(self.reader, draw_task(self.random, "train"), self.random.choice(pools)))
         self.cases, self.held_out = found[:posed], found[posed:]
 
-    def executed(self, case: Case, plan: Plan) -> float:
+    def sample_reward(self, case: Case, plan: Plan) -> float:
         """Execute a plan once, by messages: the worth of its answer if the judge takes it for right, else 0."""
-        passed = verdict(play(plan, case.posed, case.rewards.pool, self.random).right, self.random)
+        passed = draw_verdict(execute_plan(plan, case.posed, case.rewards.pool, self.random).right, self.random)
         return float(case.rewards.worth(plan.shape, size_of(case.posed))[plan.workers]) * passed
 
 
-def names(most: int) -> list[str]:
+def policy_names(most: int) -> list[str]:
     """Return the names of the policies of up to so many executions."""
     found = []
     for budget in BUDGETS:
@@ -151,22 +151,22 @@ def names(most: int) -> list[str]:
     return found
 
 
-def model_free(seen: Sequence[Setting], seed: int, most: int) -> list[ModelFree]:
+def train_model_free(seen: Sequence[Setting], seed: int, most: int) -> list[ModelFree]:
     """Return both policies at each of `BUDGETS` up to `most` executions."""
     found = []
-    ways: dict[str, Callable[[Trial, int], list[tuple[int, Softmax]]]] = {
-        "advantage-weighted": advantage_weighted, "policy gradient": policy_gradient,
+    ways: dict[str, Callable[[Environment, int], list[tuple[int, Softmax]]]] = {
+        "advantage-weighted": train_advantage_weighted, "policy gradient": train_policy_gradient,
     }  # fmt: skip
     for name, learn in ways.items():
-        trial = Trial([setting.pool for setting in seen], seed)
+        trial = Environment([setting.pool for setting in seen], seed)
         for budget, policy in learn(trial, most):
             found.append(ModelFree(f"{name}, {budget:,} verdicts", trial.reader, policy))
-    return sorted(found, key=lambda policy: names(most).index(policy.name))
+    return sorted(found, key=lambda policy: policy_names(most).index(policy.name))
 
 
-def advantage_weighted(trial: Trial, most: int) -> list[tuple[int, Softmax]]:
+def train_advantage_weighted(trial: Environment, most: int) -> list[tuple[int, Softmax]]:
     """Return the regression's policies: refitted whenever the journal has doubled, and then used to choose plans."""
-    policy, uniform, found = Softmax(FITTED), Softmax(FITTED), []
+    policy, uniform, found = Softmax(REGRESSION_RATE), Softmax(REGRESSION_RATE), []
     cases: list[Case] = []
     taken: list[Plan] = []
     rewards: list[float] = []
@@ -174,13 +174,13 @@ def advantage_weighted(trial: Trial, most: int) -> list[tuple[int, Softmax]]:
     for size in [size for size in sizes if size <= most]:
         while len(cases) < size:
             case = trial.random.choice(trial.cases)
-            acting = uniform if len(cases) < 250 or trial.random.random() < EXPLORED else policy
+            acting = uniform if len(cases) < 250 or trial.random.random() < EXPLORATION else policy
             cases.append(case)
-            taken.append(acting.drawn(case, trial.random))
-            rewards.append(trial.executed(case, taken[-1]))
+            taken.append(acting.sample_plan(case, trial.random))
+            rewards.append(trial.sample_reward(case, taken[-1]))
         figures, got = np.array([case.task for case in cases]), np.array(rewards)
         expected = figures @ np.linalg.lstsq(figures, got, rcond=None)[0]
-        weights = np.minimum(HEAVIEST, np.exp((got - expected) / TEMPERATURE))
+        weights = np.minimum(MAX_WEIGHT, np.exp((got - expected) / TEMPERATURE))
         weights /= weights.mean()
         for _ in range(EPOCHS * max(1, 2_000 // size)):
             order = trial.random.sample(range(size), size)
@@ -188,23 +188,23 @@ def advantage_weighted(trial: Trial, most: int) -> list[tuple[int, Softmax]]:
                 batch = order[begin : begin + 256]
                 policy.improve([cases[n] for n in batch], [taken[n] for n in batch], weights[batch].tolist())
         if size in BUDGETS:
-            found.append((size, policy.copied()))
+            found.append((size, policy.copy()))
     return found
 
 
-def policy_gradient(trial: Trial, most: int) -> list[tuple[int, Softmax]]:
+def train_policy_gradient(trial: Environment, most: int) -> list[tuple[int, Softmax]]:
     """Return the policies of group-relative gradients: at each budget the weights that were best when held out."""
-    policy, found, used, checked = Softmax(CLIMBED), [], 0, 0
-    best, reached = policy.copied(), -1.0
+    policy, found, used, checked = Softmax(GRADIENT_RATE), [], 0, 0
+    best, reached = policy.copy(), -1.0
     passed = {id(case): [0.0, 0.0] for case in trial.cases}
     for budget in [budget for budget in BUDGETS if budget <= most]:
         while used + GROUP * GROUPS <= budget:
             cases: list[Case] = []
             taken: list[Plan] = []
             weights: list[float] = []
-            for case in _eligible(trial, passed, GROUPS):
-                group = [policy.drawn(case, trial.random) for _ in range(GROUP)]
-                got = np.array([trial.executed(case, plan) for plan in group])
+            for case in _draw_informative_cases(trial, passed, GROUPS):
+                group = [policy.sample_plan(case, trial.random) for _ in range(GROUP)]
+                got = np.array([trial.sample_reward(case, plan) for plan in group])
                 used += GROUP
                 passed[id(case)][0] += GROUP
                 passed[id(case)][1] += float((got > 0).sum())
@@ -214,27 +214,27 @@ def policy_gradient(trial: Trial, most: int) -> list[tuple[int, Softmax]]:
                     weights += (got - got.mean()).tolist()
             if cases:
                 policy.improve(cases, taken, weights)
-            if used - checked >= EVERY and used + HELD_OUT <= budget:
-                now = float(np.mean([trial.executed(case, policy.best(case)) for case in trial.held_out]))
+            if used - checked >= CHECK_INTERVAL and used + HELD_OUT <= budget:
+                now = float(np.mean([trial.sample_reward(case, policy.best(case)) for case in trial.held_out]))
                 used, checked = used + HELD_OUT, used
                 if now >= reached:
-                    best, reached = policy.copied(), now
-        found.append((budget, (best if reached >= 0 else policy).copied()))
+                    best, reached = policy.copy(), now
+        found.append((budget, (best if reached >= 0 else policy).copy()))
     return found
 
 
-def _eligible(trial: Trial, passed: dict[int, list[float]], count: int) -> list[Case]:
+def _draw_informative_cases(trial: Environment, passed: dict[int, list[float]], count: int) -> list[Case]:
     """Return tasks that do not nearly always pass or fail, as far as is known."""
     found: list[Case] = []
     while len(found) < count:
         case = trial.random.choice(trial.cases)
         asked, right = passed[id(case)]
-        if asked < JUDGED or HARD <= right / asked <= EASY:
+        if asked < LEAST_EXECUTIONS or MIN_PASS_RATE <= right / asked <= MAX_PASS_RATE:
             found.append(case)
     return found
 
 
-def _case(reader: Reader, posed: Task, rewards: Rewards) -> Case:
+def _make_case(reader: Reader, posed: Task, rewards: Rewards) -> Case:
     shares, secret = np.zeros(len(DOMAINS)), 0.0
     for read in reader.readings(posed):
         secret += read.weight * read.confidential
@@ -242,11 +242,11 @@ def _case(reader: Reader, posed: Task, rewards: Rewards) -> Case:
             shares[reader.families[family].domain] += read.weight / len(read.families)
     count, document = len(posed.parts), posed.document
     known = np.array([1.0, count == 2, count == 3, document == 1, document == 2, secret])
-    rows = [_worker(worker.card, shares, secret, document) for worker in rewards.pool]
+    rows = [_worker_figures(worker.card, shares, secret, document) for worker in rewards.pool]
     return Case(posed, rewards, np.concatenate([known, shares]), np.array(rows))
 
 
-def _worker(card: Card, shares: Array, secret: float, document: int) -> list[float]:
+def _worker_figures(card: Card, shares: Array, secret: float, document: int) -> list[float]:
     """Return a card's figures for one task."""
     rates = (np.array(card.right) + 3.0) / (card.asked + 5.0)
     logits = np.log(rates / (1 - rates))

@@ -23,11 +23,11 @@ from app.lab.world2.rules import (
     PARTIAL,
     Size,
     combine_logit,
-    hands,
-    read,
+    contributing_steps,
+    input_tokens_of_step,
+    output_tokens_of_step,
+    parts_handed_over,
     size_of,
-    taken_over,
-    written_at,
 )
 from app.lab.world2.shapes import Plan, Shape, catalogue
 from app.lab.world2.tasks import Family, Task
@@ -53,7 +53,7 @@ class Rewards:
         others: Sequence[Pool] = (),
         worths: dict[tuple[str, Size], Array] | None = None,
     ) -> None:
-        self.pool, self._known = pool, known or constants()
+        self.pool, self._constants = pool, known or constants()
         abilities, edges = [], []
         for offered in (pool, *others):
             abilities.append([worker.ability for worker in offered])
@@ -82,14 +82,14 @@ class Rewards:
 
     def right(self, shape: str, task: Task) -> Array:
         """Return the chance of a right answer by case (first axis) and assignment."""
-        return self.right_on_average(shape, [(1.0, task)])
+        return self.mean_right(shape, [(1.0, task)])
 
-    def right_on_average(self, shape: str, tasks: Sequence[tuple[float, Task]]) -> Array:
+    def mean_right(self, shape: str, tasks: Sequence[tuple[float, Task]]) -> Array:
         """Return the chance of a right answer, on average over tasks that differ in the families of their parts alone;
         each has its weight."""
         steps, document = catalogue()[shape], tasks[0][1].document
         total = np.zeros((self._cases, *[1] * len(steps)))
-        for plan, digest in product(_bits(steps, "plan"), _bits(steps, "digest")):
+        for plan, digest in product(_bit_values(steps, "plan"), _bit_values(steps, "digest")):
             whole = self._all_parts(shape, tasks, plan, digest)
             if digest is not None:
                 whole = self._chance_of(shape, "digest", digest, document) * whole
@@ -106,7 +106,9 @@ class Rewards:
         for weight, task in tasks:
             whole: Array = np.full((), weight)
             for place, part in enumerate(task.parts):
-                whole = whole * self._part(shape, part.family, place, len(task.parts), task.document, plan, digest)
+                whole = whole * self._part_right(
+                    shape, part.family, place, len(task.parts), task.document, plan, digest
+                )
             average = average + whole
         return average
 
@@ -115,7 +117,7 @@ class Rewards:
         key = (shape, size)
         if key not in self._worths:
             _, seconds, disclosed = self.bill(shape, size)
-            cost, known = self.share_of_cost(shape, size), self._known
+            cost, known = self.share_of_cost(shape, size), self._constants
             wait = known.wait * np.minimum(1.0, seconds / known.full_seconds)
             self._worths[key] = 1 - cost - wait - known.disclosure * disclosed
         return self._worths[key]
@@ -123,18 +125,18 @@ class Rewards:
     def share_of_cost(self, shape: str, size: Size) -> Array:
         """Return what the dollars of a plan take from the worth of a right answer."""
         usd, _, _ = self.bill(shape, size)
-        share: Array = self._known.cost * np.minimum(1.0, usd / self._known.full_usd)
+        share: Array = self._constants.cost * np.minimum(1.0, usd / self._constants.full_usd)
         return share
 
     def bill(self, shape: str, size: Size) -> tuple[Array, Array, Array]:
         """Return dollars, seconds on the critical path, and 1 where a confidential task is read by who retains it."""
-        steps, known = catalogue()[shape], self._known
+        steps, known = catalogue()[shape], self._constants
         usd: Array = np.zeros([1] * len(steps))
         disclosed: Array = np.zeros([1] * len(steps))
         ends: list[Array] = []
         for place, step in enumerate(steps):
-            reads = np.minimum(self._context, read(steps, step, size))
-            writes = written_at(steps, step, size.parts)
+            reads = np.minimum(self._context, input_tokens_of_step(steps, step, size))
+            writes = output_tokens_of_step(steps, step, size.parts)
             usd = usd + self._axis(self._price * (writes + known.input_share * reads) / 1e6, place, len(steps))
             lasts = known.overhead_seconds + reads / known.read_per_second + writes / self._speed
             begins: Array = np.zeros([1] * len(steps))
@@ -154,8 +156,8 @@ class Rewards:
         steps = catalogue()[shape]
         total: Array = np.zeros([1] * len(steps))
         for place, step in enumerate(steps):
-            shown = np.minimum(self._context, read(steps, step, size))
-            total = total + self._axis(shown + written_at(steps, step, size.parts), place, len(steps))
+            shown = np.minimum(self._context, input_tokens_of_step(steps, step, size))
+            total = total + self._axis(shown + output_tokens_of_step(steps, step, size.parts), place, len(steps))
         return np.broadcast_to(total, [len(self.pool)] * len(steps))
 
     def _axis(self, values: Array, place: int, steps: int) -> Array:
@@ -173,100 +175,102 @@ class Rewards:
         if key not in self._hints:
             steps = catalogue()[shape]
             place = [step.role for step in steps].index(role)
-            chance = self._by_case(self._hint(role, document), place, len(steps))
+            chance = self._by_case(self._hint_chance(role, document), place, len(steps))
             self._hints[key] = chance if good else 1 - chance
         return self._hints[key]
 
-    def _hint(self, role: str, document: int) -> Array:
+    def _hint_chance(self, role: str, document: int) -> Array:
         """Return the chance that each worker's plan, or digest, is good, by case."""
-        known = self._known
+        known = self._constants
         if role == "plan":
             return _logistic(known.plan_skill + known.check_skill * (self._ability - known.ability_mean))
-        return _logistic(known.digest_keeps + known.check_skill * self._edges[:, :, LANGUAGE] + self._short(document))
+        return _logistic(
+            known.digest_keeps + known.check_skill * self._edges[:, :, LANGUAGE] + self._truncation(document)
+        )
 
-    def _short(self, document: int) -> Array:
+    def _truncation(self, document: int) -> Array:
         """Return the loss of workers whose context is shorter than the document."""
-        return np.where(self._context < DOCUMENT_TOKENS[document], self._known.truncated, 0.0)
+        return np.where(self._context < DOCUMENT_TOKENS[document], self._constants.truncated, 0.0)
 
-    def _part(
+    def _part_right(
         self, shape: str, family: Family, place: int, parts: int, document: int, plan: int | None, digest: int | None
     ) -> Array:
         """Return the chance that one part is right in the end, by case and assignment."""
         steps = catalogue()[shape]
         place = min(place, len(PARTIAL)) if any([step.role in PARTIAL for step in steps]) else len(PARTIAL)
-        key = (shape, family.name, place, parts, document, _known(plan), _known(digest))
+        key = (shape, family.name, place, parts, document, _as_key(plan), _as_key(digest))
         if key not in self._parts:
-            asked = _Asked(steps, family, place, parts, document, plan, digest)
-            self._parts[key] = self._right_at(asked, len(steps) - 1)
+            asked = _PartQuery(steps, family, place, parts, document, plan, digest)
+            self._parts[key] = self._part_right_at(asked, len(steps) - 1)
         return self._parts[key]
 
-    def _right_at(self, args: "_Asked", at: int) -> Array:
+    def _part_right_at(self, args: "_PartQuery", at: int) -> Array:
         """Return the chance that the part is right in what the step `at` says."""
         step = args.steps[at]
         if step.role == "check":
-            return self._checked(args, at)
+            return self._part_checked(args, at)
         if step.role == "combine":
-            return self._combined(args, at)
-        handed = taken_over(args.steps, step, args.parts)
+            return self._part_combined(args, at)
+        handed = parts_handed_over(args.steps, step, args.parts)
         if args.place in handed:
-            return self._known.handover * self._right_at(args, handed[args.place])
-        return self._solved(args, at, step.role, len(handed))
+            return self._constants.handover * self._part_right_at(args, handed[args.place])
+        return self._part_solved(args, at, step.role, len(handed))
 
-    def _solved(self, args: "_Asked", at: int, role: str, handed: int) -> Array:
+    def _part_solved(self, args: "_PartQuery", at: int, role: str, handed: int) -> Array:
         """Return the chance that the worker of a step solves the part, `handed` others being worked out already."""
         step = args.steps[at]
         planned = any([args.steps[seen].role == "plan" for seen in step.sees])
         at_once = 1 if role in PARTIAL else args.parts - handed
         plan = args.plan if planned else None
         digest = None if step.user else args.digest
-        key = (args.family.name, role != "solve", at_once, _known(plan), _known(digest), args.document)
+        key = (args.family.name, role != "solve", at_once, _as_key(plan), _as_key(digest), args.document)
         if key not in self._chances:
             self._chances[key] = self._chance(args, role != "solve", at_once, plan, digest)
         shown = [len(self.pool) if place == at else 1 for place in range(len(args.steps))]
         return self._chances[key].reshape([self._cases, *shown])
 
-    def _chance(self, args: "_Asked", reasons: bool, at_once: int, plan: int | None, digest: int | None) -> Array:
+    def _chance(self, args: "_PartQuery", reasons: bool, at_once: int, plan: int | None, digest: int | None) -> Array:
         """Return the chance that each worker (column) solves the part in each case (row).
 
         `digest` is 1 if the digest that the step reads is good and 0 if it is not, None where the step sees the task.
         """
-        known, domain = self._known, args.family.domain
+        known, domain = self._constants, args.family.domain
         logits = self._ability + self._edges[:, :, domain] - args.family.difficulty - known.load * (at_once - 1)
         logits = logits + (known.reason[domain] if reasons else 0.0)
         if plan is not None:
             logits = logits + (known.plan_good if plan else known.plan_bad)
         if digest is None:
-            logits = logits - known.length[args.document] + self._short(args.document)
+            logits = logits - known.length[args.document] + self._truncation(args.document)
         elif not digest:
             logits = logits + known.digest_lost
         traits = known.trait_sd * np.array(TRAITS)
         return _logistic(logits[:, None, :] - traits[:, None]).reshape(self._cases, len(self.pool))
 
-    def _checked(self, args: "_Asked", at: int) -> Array:
-        known, steps = self._known, args.steps
+    def _part_checked(self, args: "_PartQuery", at: int) -> Array:
+        known, steps = self._constants, args.steps
         (seen,) = [place for place in steps[at].sees if steps[place].role in ANSWERING]
         skill = known.check_skill * (self._ability - known.ability_mean)
-        before = self._right_at(args, seen)
+        before = self._part_right_at(args, seen)
         keeps = self._by_case(_logistic(known.keeps + skill), at, len(steps))
         other = self._by_case(_logistic(known.finds_other + skill), at, len(steps))
         own = self._by_case(_logistic(known.finds_own + skill), at, len(steps))
-        finds = np.where(self._same(steps, at, hands(steps, seen, args.parts)), own, other)
-        return before * keeps + (1 - before) * finds * self._solved(args, at, "reason", 0)
+        finds = np.where(self._is_one_of(steps, at, contributing_steps(steps, seen, args.parts)), own, other)
+        return before * keeps + (1 - before) * finds * self._part_solved(args, at, "reason", 0)
 
-    def _combined(self, args: "_Asked", at: int) -> Array:
-        known, steps = self._known, args.steps
-        branches = [self._right_at(args, place) for place in steps[at].sees if steps[place].role in ANSWERING]
+    def _part_combined(self, args: "_PartQuery", at: int) -> Array:
+        known, steps = self._constants, args.steps
+        branches = [self._part_right_at(args, place) for place in steps[at].sees if steps[place].role in ANSWERING]
         skill = known.check_skill * (self._ability - known.ability_mean)
         counts: list[Array] = [np.ones(())]
         for branch in branches:
-            counts = _counted(counts, branch)
+            counts = _add_branch(counts, branch)
         chosen: Array = np.zeros(())
         for right in range(1, len(counts)):
             logits = combine_logit(right, len(branches), known) + np.where(right < len(branches), skill, 0.0)
             chosen = chosen + counts[right] * self._by_case(_logistic(logits), at, len(steps))
         return chosen
 
-    def _same(self, steps: Shape, at: int, others: Sequence[int]) -> NDArray[np.bool_]:
+    def _is_one_of(self, steps: Shape, at: int, others: Sequence[int]) -> NDArray[np.bool_]:
         """Return True where the worker of step `at` is the worker of one of the others."""
         places = np.arange(float(len(self.pool)))
         mine = self._axis(places, at, len(steps))
@@ -277,7 +281,7 @@ class Rewards:
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _PartQuery:
     """One part of a task under one shape, given whether the plan and the digest are good."""
 
     steps: Shape
@@ -289,22 +293,22 @@ class _Asked:
     digest: int | None
 
 
-def plans(workers: int) -> list[Plan]:
-    """Return all plans over a pool of so many workers, in the order of `everything`."""
+def all_plans(workers: int) -> list[Plan]:
+    """Return all plans over a pool of so many workers, in the order of `rewards_of_all_plans`."""
     found = []
     for name, steps in catalogue().items():
         found += [Plan(name, chosen) for chosen in product(range(workers), repeat=len(steps))]
     return found
 
 
-def everything(rewards: Rewards, task: Task) -> NDArray[np.float32]:
-    """Return the expected rewards of all plans for one task, in the order of `plans`."""
+def rewards_of_all_plans(rewards: Rewards, task: Task) -> NDArray[np.float32]:
+    """Return the expected rewards of all plans for one task, in the order of `all_plans`."""
     tables = [rewards.table(name, task).ravel() for name in catalogue()]
     return np.concatenate(tables).astype(np.float32)
 
 
-def everything_read(rewards: Rewards, readings: Sequence[tuple[float, Task]]) -> NDArray[np.float64]:
-    """Return the expected rewards of all plans, in the order of `plans`, on average over readings of one task.
+def mean_rewards_of_all_plans(rewards: Rewards, readings: Sequence[tuple[float, Task]]) -> NDArray[np.float64]:
+    """Return the expected rewards of all plans, in the order of `all_plans`, on average over readings of one task.
 
     Readings have weights that add up to 1. They agree in the number of parts and in the document. What a text says of
     its parts tells nothing of its confidence, so that their chances are multiplied.
@@ -321,39 +325,39 @@ def everything_read(rewards: Rewards, readings: Sequence[tuple[float, Task]]) ->
     for name in catalogue():
         worth = secret * rewards.worth(name, replace(size, confidential=True))
         worth = worth + (1 - secret) * rewards.worth(name, replace(size, confidential=False))
-        tables.append((rewards.right_on_average(name, list(by_families.values())).mean(axis=0) * worth).ravel())
+        tables.append((rewards.mean_right(name, list(by_families.values())).mean(axis=0) * worth).ravel())
     return np.concatenate(tables)
 
 
-def shares_of_cost(rewards: Rewards, size: Size) -> NDArray[np.float64]:
-    """Return what the dollars of all plans take from the worth of a right answer, in the order of `plans`."""
+def cost_shares_of_all_plans(rewards: Rewards, size: Size) -> NDArray[np.float64]:
+    """Return what the dollars of all plans take from the worth of a right answer, in the order of `all_plans`."""
     return np.concatenate([rewards.share_of_cost(name, size).ravel() for name in catalogue()])
 
 
-def tokens_of_all(rewards: Rewards, size: Size) -> NDArray[np.float64]:
-    """Return the tokens of all plans, in the order of `plans`."""
+def tokens_of_all_plans(rewards: Rewards, size: Size) -> NDArray[np.float64]:
+    """Return the tokens of all plans, in the order of `all_plans`."""
     return np.concatenate([rewards.tokens(name, size).ravel() for name in catalogue()])
 
 
-def expected(plan: Plan, task: Task, rewards: Rewards) -> float:
+def expected_reward(plan: Plan, task: Task, rewards: Rewards) -> float:
     """Return the expected reward of one plan."""
     return float(rewards.table(plan.shape, task)[plan.workers])
 
 
-def _counted(counts: Sequence[Array], branch: Array) -> list[Array]:
+def _add_branch(counts: Sequence[Array], branch: Array) -> list[Array]:
     """Return the chances of 0, 1, 2... right answers, from those without this branch."""
     nought: Array = np.zeros(())
     fewer, more = [*counts, nought], [nought, *counts]
     return [stays * (1 - branch) + gains * branch for stays, gains in zip(fewer, more, strict=True)]
 
 
-def _bits(steps: Shape, role: str) -> tuple[int | None, ...]:
+def _bit_values(steps: Shape, role: str) -> tuple[int | None, ...]:
     if any([step.role == role for step in steps]):
         return (0, 1)
     return (None,)
 
 
-def _known(bit: int | None) -> int:
+def _as_key(bit: int | None) -> int:
     return -1 if bit is None else bit
 
 

@@ -16,9 +16,9 @@ from app.core.pool import catalog
 from app.core.rating.decision import decide
 from app.core.rating.features import features
 from app.core.rating.posterior import Posterior, Rating, estimates, learned
-from app.lab.world2.baselines import Chosen, Setting
+from app.lab.world2.baselines import PlanIndices, Setting
 from app.lab.world2.constants import DOMAINS, constants
-from app.lab.world2.execution import verdict
+from app.lab.world2.execution import draw_verdict
 from app.lab.world2.rules import size_of
 from app.lab.world2.shapes import MOST_STEPS, Plan
 from app.lab.world2.tasks import Task
@@ -45,7 +45,7 @@ class ProductSelector:
         self._seed, self._ratings = seed, ratings
         self._learned: dict[int, Posterior] = {}
 
-    def choose(self, setting: Setting, tasks: Sequence[Task]) -> Chosen:
+    def choose(self, setting: Setting, tasks: Sequence[Task]) -> PlanIndices:
         """Return the plans that the posterior's mean holds for best, once it has learned over this pool."""
         spec, workers = selector_spec(), [as_catalog(worker) for worker in setting.pool]
         open_ = arms(spec, workers, MOST_STEPS)
@@ -79,7 +79,7 @@ def _rated(setting: Setting, plan: Plan, task: Task, random: Random) -> tuple[fl
     right = random.random() < setting.rewards.right(plan.shape, task)[task.trait][plan.workers]
     usd, seconds, _ = setting.rewards.bill(plan.shape, size_of(task))
     waited = known.wait * min(1.0, float(seconds[plan.workers]) / known.full_seconds)
-    return (1 - waited if verdict(bool(right), random) else 0.0), float(usd[plan.workers])
+    return (1 - waited if draw_verdict(bool(right), random) else 0.0), float(usd[plan.workers])
 
 
 @cache

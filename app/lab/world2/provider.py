@@ -1,12 +1,13 @@
 """The workers of world 2 behind the provider seam, for a whole Baton: pool files, tasks that they know, and answers.
 
 In the pool file: a provider of the format `rehearsal` with the option `world = "2"`, and workers whose `model` is a
-name of `workers.workers`. Their tasks are those of `posed`: the hidden trait of a task is in no text, so that workers
-have to know them. Every call draws from the provider's dice, which begin at its `seed`; a request with a seed of its
-own always gets the same answer.
+name of `workers.worker_profiles`. Their tasks are those of `service_tasks`: the hidden trait of a task is in no text,
+so that workers have to know them. Every call draws from the provider's random generator, which begins at its `seed`; a
+request with a seed of its own always gets the same answer.
 
 The workers of the rehearsal pool (`app/process/config/rehearsal.toml`) are five of these profiles, under names of their
-own (`cast`): they answer tasks of this world by them, and are asked everything else as the rehearsal workers.
+own (`rehearsal_workers`): they answer tasks of this world by them, and everything else as the rehearsal provider
+does.
 """
 
 import json
@@ -19,21 +20,21 @@ from app.core.message.chat import Finish, Message
 from app.lab.world2.constants import DOCUMENT_TOKENS, constants
 from app.lab.world2.execution import CANNOT_KNOW, DOCUMENT, Library, reply
 from app.lab.world2.shapes import MOST_STEPS
-from app.lab.world2.tasks import WORDS, Split, Task, tasks
-from app.lab.world2.workers import LARGEST, Pool, Worker, pool, workers
+from app.lab.world2.tasks import WORDS, Split, Task, draw_tasks
+from app.lab.world2.workers import LARGEST, Pool, Worker, draw_pool, worker_profiles
 
 SPLITS: tuple[Split, ...] = ("train", "fresh", "phrasings", "families")
-POSED = 1_000
+TASK_COUNT = 1_000
 """Tasks of each split that the workers of a service know."""
 TIER = "baton-world2"
-CAST = ("sage", "scribe", "abacus", "almanac", "lawyer")
-"""The names under which the profiles of `cast` answer, in the order in which these were drawn."""
+REHEARSAL_NAMES = ("sage", "scribe", "abacus", "almanac", "lawyer")
+"""The names under which the profiles of `rehearsal_workers` answer, in the order in which these were drawn."""
 CHARS_PER_TOKEN = 4.3
 """Characters of a document for each of its tokens."""
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class ServedReply:
     """An answer, its tokens and seconds; `finish` is "length" where the request allowed too few tokens for it."""
 
     text: str
@@ -47,15 +48,15 @@ class SecondWorld:
     """All workers of world 2, and the tasks that they know."""
 
     def __init__(self, seed: str) -> None:
-        everyone = (*workers(unseen=False), *workers(unseen=True))
+        everyone = (*worker_profiles(unseen=False), *worker_profiles(unseen=True))
         self._workers = {worker.name: worker for worker in everyone}
-        self._workers |= {name: replace(worker, name=name) for worker, name in cast()}
+        self._workers |= {name: replace(worker, name=name) for worker, name in rehearsal_workers()}
         self._seed = seed
         self._random = Random(f"world-2|service|{seed}")
 
     def answer(
         self, name: str, messages: Sequence[Message], *, seed: int | None = None, most: int | None = None
-    ) -> Said | None:
+    ) -> ServedReply | None:
         """Return what a worker answers, in at most so many tokens; None for one that is not of this world, and for a
         worker of the rehearsal pool that is asked something else."""
         worker = self._workers.get(name)
@@ -65,39 +66,39 @@ class SecondWorld:
         if seed is not None:
             random = Random(f"world-2|{self._seed}|{seed}|{name}|{[message.text for message in messages]}")
         said, known = reply(worker, messages, library(), random), constants()
-        if said.text == CANNOT_KNOW and name in CAST:
+        if said.text == CANNOT_KNOW and name in REHEARSAL_NAMES:
             return None
         written = said.written if most is None else min(said.written, most)
         seconds = known.overhead_seconds + said.read / known.read_per_second + written / worker.card.speed
         if written == said.written:
-            return Said(said.text, round(said.read), round(written), seconds)
+            return ServedReply(said.text, round(said.read), round(written), seconds)
         text = said.text[: int(len(said.text) * written / said.written)]
-        return Said(text, round(said.read), round(written), seconds, "length")
+        return ServedReply(text, round(said.read), round(written), seconds, "length")
 
 
 @cache
 def library() -> Library:
     """Return the tasks that the workers of a service know."""
-    return Library([task for split in SPLITS for task in posed(split)])
+    return Library([task for split in SPLITS for task in service_tasks(split)])
 
 
 @cache
-def cast() -> tuple[tuple[Worker, str], ...]:
+def rehearsal_workers() -> tuple[tuple[Worker, str], ...]:
     """Return the profiles of the rehearsal pool with their names in it: five workers of training, drawn until the
     context of each holds the longest document."""
     random = Random("world-2|rehearsal|0")
     while True:
-        drawn = random.sample(workers(unseen=False), LARGEST)
+        drawn = random.sample(worker_profiles(unseen=False), LARGEST)
         if min(worker.card.context for worker in drawn) > max(DOCUMENT_TOKENS):
-            return tuple(zip(drawn, CAST, strict=True))
+            return tuple(zip(drawn, REHEARSAL_NAMES, strict=True))
 
 
-def posed(split: Split) -> list[Task]:
+def service_tasks(split: Split) -> list[Task]:
     """Return the tasks of a split that the workers of a service know."""
-    return tasks(split, "service", POSED)
+    return draw_tasks(split, "service", TASK_COUNT)
 
 
-def written_out(task: Task) -> str:
+def text_with_document(task: Task) -> str:
     """Return the text of a task with its document, of about as many tokens as the world counts for it. The document
     says nothing of the task: the world counts what it costs to read, and how much it distracts."""
     length = int(DOCUMENT_TOKENS[task.document] * CHARS_PER_TOKEN)
@@ -112,27 +113,27 @@ def written_out(task: Task) -> str:
     return task.text + DOCUMENT + "\n".join(lines) + "\n</document>"
 
 
-def task_set(split: Split, count: int = POSED) -> Iterator[str]:
+def task_set(split: Split, count: int = TASK_COUNT) -> Iterator[str]:
     """Return the lines of a task set, as `baton eval` and `baton grade` read it."""
-    for number, task in enumerate(posed(split)[:count]):
+    for number, task in enumerate(service_tasks(split)[:count]):
         rule: Mapping[str, str] = {"kind": "exact", "expected": task.answer}
-        yield json.dumps({"id": f"{split} {number}", "question": written_out(task), "grader": rule})
+        yield json.dumps({"id": f"{split} {number}", "question": text_with_document(task), "grader": rule})
 
 
-def numbered(number: int, *, unseen: bool) -> Pool:
+def draw_numbered_pool(number: int, *, unseen: bool) -> Pool:
     """Return the pool of this number; `unseen`: of workers that training never meets."""
-    return pool(Random(f"world-2|pool file|{number}"), unseen_workers=unseen)
+    return draw_pool(Random(f"world-2|pool file|{number}"), unseen_workers=unseen)
 
 
 def pool_file(number: int, *, unseen: bool) -> str:
     """Return a pool file with the pool of this number."""
-    chosen = numbered(number, unseen=unseen)
+    chosen = draw_numbered_pool(number, unseen=unseen)
     names = ", ".join(f'"{worker.name}"' for worker in chosen)
     tier = TIERS.format(tier=TIER, names=names, first=chosen[0].name, steps=MOST_STEPS)
-    return "".join([WORLD, *map(_worker, chosen), tier])
+    return "".join([WORLD, *map(_worker_entry, chosen), tier])
 
 
-def _worker(worker: Worker) -> str:
+def _worker_entry(worker: Worker) -> str:
     retention = "" if worker.card.retains else 'retention = "none"\n'
     return WORKER.format(
         name=worker.name,

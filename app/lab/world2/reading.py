@@ -20,21 +20,21 @@ from app.lab.world2.constants import DOMAINS
 from app.lab.world2.sentences import SentenceReader, Vectors, sentences, words
 from app.lab.world2.tasks import Family, Task
 
-SELDOM = 12
+LEAST_TEXTS = 12
 """Of words in fewer texts nothing is learned of confidence."""
 DESCENTS, DECAY = 150, 0.0005
 """Of a regression on words: its steps, and the share by which weights shrink."""
 MOST_SENTENCES = 12
-DRAWS = 16
+SAMPLES = 16
 """The combinations of families that are drawn where a task has several parts."""
-LEAST = 0.02
+LEAST_CHANCE = 0.02
 """The least chance of a family, of confidence, or of none, that is considered."""
-NOVEL = 0.15
+NOVEL_SHARE = 0.15
 """The share of unknown words from which on a text says nothing of its confidence."""
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
+class Reading:
     """A task as it was read: the place of each part's family among those of training, and if it is confidential.
 
     `weight` is how much is given on this reading; those of all readings of a task add up to 1.
@@ -54,30 +54,30 @@ class Reader:
         self.families: tuple[Family, ...] = tuple(sorted(families.values(), key=lambda family: family.name))
         self._sentences = SentenceReader(training, self.families, vectors)
         self._begins, self._lengths = self._layout()
-        self._follows = self._following(training)
-        self._secret = self._evidence_of_confidence(training)
+        self._transitions = self._transition_chances(training)
+        self._confidential_weights = self._fit_confidentiality(training)
 
-    def read(self, task: Task) -> Read:
+    def read(self, task: Task) -> Reading:
         """Return the most probable reading; of the task only the text and the number of its tokens are used."""
         return max(self.readings(task), key=lambda read: read.weight)
 
-    def readings(self, task: Task) -> list[Read]:
+    def readings(self, task: Task) -> list[Reading]:
         """Return the readings that are worth considering, with their weights."""
         texts = sentences(task.text)[:MOST_SENTENCES]
-        combined, asking = self._combined(self._sentences.evidence(texts), len(task.parts))
+        combined, asking = self._family_chances(self._sentences.evidence(texts), len(task.parts))
         rest = " ".join([text for text, chance in zip(texts, asking, strict=True) if chance < 0.5])
-        confidential = self._confidence(task.text, rest)
+        confidential = self._confidential_chance(task.text, rest)
         found = []
         for families, weight in combined.items():
             for secret, share in ((True, confidential), (False, 1 - confidential)):
-                if share > LEAST:
+                if share > LEAST_CHANCE:
                     found.append((families, secret, weight * share))
         total = sum([weight for _, _, weight in found])
-        return [Read(families, task.document, secret, weight / total) for families, secret, weight in found]
+        return [Reading(families, task.document, secret, weight / total) for families, secret, weight in found]
 
     # The parts.
 
-    def _combined(
+    def _family_chances(
         self, evidence: NDArray[np.float64], parts: int
     ) -> tuple[dict[tuple[int, ...], float], NDArray[np.float64]]:
         """Return the chances of combinations of families, and by sentence the chance that it asks for one."""
@@ -88,39 +88,39 @@ class Reader:
             found = np.array([sums[end] - sums[begin] for begin, end in pairwise(ends)])
             runs.append(found)
             cuts.append(cut)
-            logs.append(self._prior(cut) + float(np.log(np.exp(np.minimum(found, 50.0)).mean(axis=1)).sum()))
+            logs.append(self._log_prior(cut) + float(np.log(np.exp(np.minimum(found, 50.0)).mean(axis=1)).sum()))
         weights = np.exp(np.array(logs) - max(logs))
         weights /= weights.sum()
         asking = np.zeros(len(evidence))
         for cut, weight in zip(cuts, weights, strict=True):
             asking[cut[0] : cut[-1]] += weight
-        return self._drawn(np.array(runs), weights), asking
+        return self._sample_families(np.array(runs), weights), asking
 
-    def _prior(self, cut: Sequence[int]) -> float:
+    def _log_prior(self, cut: Sequence[int]) -> float:
         """Return the log of how often the parts of training's texts begin and end there."""
         lengths = [self._lengths[end - begin] for begin, end in pairwise(cut)]
         return math.log(self._begins[cut[0]]) + sum([math.log(length) for length in lengths])
 
-    def _drawn(self, runs: NDArray[np.float64], weights: NDArray[np.float64]) -> dict[tuple[int, ...], float]:
+    def _sample_families(self, runs: NDArray[np.float64], weights: NDArray[np.float64]) -> dict[tuple[int, ...], float]:
         """Draw families by their chances: exactly for one part, by systematic draws for several."""
         chances = np.exp(runs - runs.max(axis=2, keepdims=True))
         chances /= chances.sum(axis=2, keepdims=True)
         if runs.shape[1] == 1:
             likely = weights @ chances[:, 0]
-            return {(place,): float(chance) for place, chance in enumerate(likely) if chance > LEAST}
+            return {(place,): float(chance) for place, chance in enumerate(likely) if chance > LEAST_CHANCE}
         random = np.random.default_rng(0)
         counts: Counter[tuple[int, ...]] = Counter()
-        even = (np.arange(DRAWS) + 0.5) / DRAWS
+        even = (np.arange(SAMPLES) + 0.5) / SAMPLES
         places = np.searchsorted(weights.cumsum(), even * weights.sum())
         dice = np.array([random.permutation(even) for _ in range(runs.shape[1])])
         for draw, place in enumerate(places):
             families: list[int] = []
             for part, chance in enumerate(chances[place]):
-                fitting = chance * self._follows[families[-1]] if families else chance
+                fitting = chance * self._transitions[families[-1]] if families else chance
                 sums = fitting.cumsum()
                 families.append(int(np.searchsorted(sums, dice[part, draw] * sums[-1])))
             counts[tuple(families)] += 1
-        return {families: count / DRAWS for families, count in counts.items()}
+        return {families: count / SAMPLES for families, count in counts.items()}
 
     def _layout(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return how often the first part begins at each sentence, and how often a part has so many sentences."""
@@ -138,7 +138,7 @@ class Reader:
                     length = 0
         return begins / begins.sum(), lengths / lengths.sum()
 
-    def _following(self, training: Sequence[Task]) -> NDArray[np.float64]:
+    def _transition_chances(self, training: Sequence[Task]) -> NDArray[np.float64]:
         """Return how often a part of each family (row) is followed by one of each other, by their domains."""
         counts = np.ones((len(DOMAINS), len(DOMAINS)))
         for task in training:
@@ -152,27 +152,27 @@ class Reader:
 
     # Confidence.
 
-    def _confidence(self, text: str, rest: str) -> float:
+    def _confidential_chance(self, text: str, rest: str) -> float:
         """Return the chance that a task is confidential: the mean of training, as far as words are not known; `rest`
         are the sentences that ask for nothing."""
-        novelty = min(1.0, self._sentences.novelty(rest) / NOVEL)
-        logit = sum([self._secret.get(word, 0.0) for word in words(text)]) + self._start
-        return (1 - novelty) / (1 + math.exp(-logit)) + novelty * self._share
+        novelty = min(1.0, self._sentences.novelty(rest) / NOVEL_SHARE)
+        logit = sum([self._confidential_weights.get(word, 0.0) for word in words(text)]) + self._confidential_intercept
+        return (1 - novelty) / (1 + math.exp(-logit)) + novelty * self._confidential_share
 
-    def _evidence_of_confidence(self, training: Sequence[Task]) -> dict[str, float]:
+    def _fit_confidentiality(self, training: Sequence[Task]) -> dict[str, float]:
         """Return the weights of words in a logistic regression on labels; words of few texts have none."""
         counts = Counter(word for task in training for word in words(task.text))
-        often = sorted(word for word, count in counts.items() if count >= SELDOM)
+        often = sorted(word for word, count in counts.items() if count >= LEAST_TEXTS)
         places = {word: place for place, word in enumerate(often)}
         seen = np.zeros((len(training), len(often)))
         for row, task in zip(seen, training, strict=True):
             row[[places[word] for word in words(task.text) if word in places]] = 1.0
         labels = np.array([float(task.confidential) for task in training])
-        weights, speed, self._start = np.zeros(len(often)), np.zeros(len(often)), 0.0
+        weights, speed, self._confidential_intercept = np.zeros(len(often)), np.zeros(len(often)), 0.0
         for _ in range(DESCENTS):
-            wrong = 1 / (1 + np.exp(-(seen @ weights + self._start))) - labels
+            wrong = 1 / (1 + np.exp(-(seen @ weights + self._confidential_intercept))) - labels
             speed = 0.9 * speed - 0.5 * (seen.T @ wrong / len(labels) + DECAY * weights)
             weights = weights + speed
-            self._start -= 0.5 * float(wrong.mean())
-        self._share = float(labels.mean())
+            self._confidential_intercept -= 0.5 * float(wrong.mean())
+        self._confidential_share = float(labels.mean())
         return dict(zip(often, weights.tolist(), strict=True))

@@ -13,14 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.lab.world2 import tasks as composed
-from app.lab.world2.baselines import mixes, same_worker
+from app.lab.world2.baselines import combines_answers, is_self_consistent
 from app.lab.world2.constants import constants
-from app.lab.world2.outcome import Rewards, everything, plans
-from app.lab.world2.provider import CAST, cast, posed, written_out
+from app.lab.world2.outcome import Rewards, all_plans, rewards_of_all_plans
+from app.lab.world2.provider import REHEARSAL_NAMES, rehearsal_workers, service_tasks, text_with_document
 from app.lab.world2.rules import size_of
 from app.lab.world2.shapes import SUBTASKS, Plan, catalogue
 from app.lab.world2.shipped import STRENGTHS
-from app.lab.world2.standings import interval, resampled
+from app.lab.world2.standings import bootstrap_pools_and_tasks, format_interval
 from app.lab.world2.tasks import Task
 from app.lab.world2.workers import Pool
 from app.providers.rehearsal import policy
@@ -29,8 +29,8 @@ TESTED, VALIDATION = 400, 60
 CONDUCTOR = "rehearsal conductor"
 KINDS: dict[str, Callable[[Plan], bool]] = {
     "best single worker": lambda plan: len(plan.workers) == 1,
-    "self-consistency": lambda plan: _votes(plan) and same_worker(plan),
-    "mixture of agents": lambda plan: _votes(plan) and not same_worker(plan),
+    "self-consistency": lambda plan: _is_vote(plan) and is_self_consistent(plan),
+    "mixture of agents": lambda plan: _is_vote(plan) and not is_self_consistent(plan),
     "planner-executor-checker": lambda plan: plan.shape in ("plan solve check", "plan reason check"),
 }
 
@@ -47,36 +47,36 @@ class Row:
     reward: float
 
 
-def rows(tested: Sequence[Task], validation: Sequence[Task]) -> list[Row]:
+def compare_policies(tested: Sequence[Task], validation: Sequence[Task]) -> list[Row]:
     """Return the conductor's row, then those of the fixed plans."""
-    pool: Pool = tuple(worker for worker, _ in cast())
+    pool: Pool = tuple(worker for worker, _ in rehearsal_workers())
     rewards = Rewards(pool)
-    found = [_row(CONDUCTOR, None, [conducted(pool, task) for task in tested], tested, rewards)]
+    found = [_row(CONDUCTOR, None, [conductor_plan(pool, task) for task in tested], tested, rewards)]
     for name, admits in KINDS.items():
-        plan = _most_accurate([plan for plan in plans(len(pool)) if admits(plan)], validation, rewards)
+        plan = _most_accurate([plan for plan in all_plans(len(pool)) if admits(plan)], validation, rewards)
         found.append(_row(name, plan, [plan] * len(tested), tested, rewards))
-    total = sum([everything(rewards, task) for task in validation])
-    plan = plans(len(pool))[int(np.asarray(total).argmax())]
+    total = sum([rewards_of_all_plans(rewards, task) for task in validation])
+    plan = all_plans(len(pool))[int(np.asarray(total).argmax())]
     return [*found, _row("best fixed plan by reward", plan, [plan] * len(tested), tested, rewards)]
 
 
-def conducted(pool: Pool, task: Task) -> Plan:
+def conductor_plan(pool: Pool, task: Task) -> Plan:
     """Return the plan that the learned policy holds for best, with all the money it wants."""
-    question, share = written_out(task), constants().input_share
+    question, share = text_with_document(task), constants().input_share
     cards = []
-    for place, (worker, name) in enumerate(zip(pool, CAST, strict=True)):
+    for place, (worker, name) in enumerate(zip(pool, REHEARSAL_NAMES, strict=True)):
         cards.append(policy.Card(place, STRENGTHS[name], share * worker.price / 1e6, worker.price / 1e6))
     steps = policy.best(policy.read(question, len(question)), cards, 5, 1.0)
     assert steps is not None
     asked = [(step.subtask, step.access) for _, step in steps]
-    shape = next(name for name in catalogue() if _written(name) == asked)
+    shape = next(name for name in catalogue() if _subtasks_and_access(name) == asked)
     return Plan(shape, tuple(ordinal for ordinal, _ in steps))
 
 
 def report(tested: int = TESTED) -> str:
     """Return the table in Markdown."""
-    tasks = posed("fresh")[:tested]
-    found = rows(tasks, composed.tasks("train", "rehearsal validation", VALIDATION))
+    tasks = service_tasks("fresh")[:tested]
+    found = compare_policies(tasks, composed.draw_tasks("train", "rehearsal validation", VALIDATION))
     lines = [
         f"{len(tasks)} fresh tasks, {VALIDATION} validation tasks; exact expectations, 95 % intervals over tasks.",
         "",
@@ -85,9 +85,11 @@ def report(tested: int = TESTED) -> str:
     ]
     for row in found:
         less = row.right - found[0].right
-        draws = resampled(less[None], np.random.default_rng(1))
-        difference = "" if row is found[0] else f"{less.mean():+.3f} {interval(draws)}"
-        plan = "" if row.plan is None else f"{row.plan.shape}: {', '.join(CAST[n] for n in row.plan.workers)}"
+        draws = bootstrap_pools_and_tasks(less[None], np.random.default_rng(1))
+        difference = "" if row is found[0] else f"{less.mean():+.3f} {format_interval(draws)}"
+        plan = (
+            "" if row.plan is None else f"{row.plan.shape}: {', '.join(REHEARSAL_NAMES[n] for n in row.plan.workers)}"
+        )
         lines.append(
             f"| {row.name} | {row.right.mean():.3f} | {difference} | {row.tokens:,.0f} | {1e3 * row.usd:.2f} | "
             f"{row.reward:.3f} | {plan} |"
@@ -95,11 +97,11 @@ def report(tested: int = TESTED) -> str:
     return "\n".join(lines)
 
 
-def _votes(plan: Plan) -> bool:
-    return mixes(plan) and "check" not in plan.shape
+def _is_vote(plan: Plan) -> bool:
+    return combines_answers(plan) and "check" not in plan.shape
 
 
-def _written(shape: str) -> list[tuple[str, tuple[str | int, ...]]]:
+def _subtasks_and_access(shape: str) -> list[tuple[str, tuple[str | int, ...]]]:
     """Return the subtasks and access lists of a shape, as a plan states them."""
     found = []
     for step in catalogue()[shape]:

@@ -33,7 +33,7 @@ def size_of(task: Task) -> Size:
     return Size(len(task.parts), task.document, task.confidential)
 
 
-def taken_over(shape: Shape, step: ShapeStep, parts: int) -> dict[int, int]:
+def parts_handed_over(shape: Shape, step: ShapeStep, parts: int) -> dict[int, int]:
     """Return the place of the earlier step of `step.sees` that has worked out each part apart."""
     found = {}
     for place in step.sees:
@@ -43,7 +43,7 @@ def taken_over(shape: Shape, step: ShapeStep, parts: int) -> dict[int, int]:
     return found
 
 
-def written(role: str, parts: int, handed: int) -> float:
+def output_tokens(role: str, parts: int, handed: int) -> float:
     """Return the output tokens of a step for a task of so many parts, of which so many were handed to it."""
     known = constants()
     brief = known.solve_tokens / 2
@@ -61,17 +61,17 @@ def written(role: str, parts: int, handed: int) -> float:
     return each * (parts - handed) + brief * handed
 
 
-def written_at(shape: Shape, step: ShapeStep, parts: int) -> float:
+def output_tokens_of_step(shape: Shape, step: ShapeStep, parts: int) -> float:
     """Return the output tokens of a step of a shape."""
-    return written(step.role, parts, len(taken_over(shape, step, parts)))
+    return output_tokens(step.role, parts, len(parts_handed_over(shape, step, parts)))
 
 
-def passed_on(role: str, parts: int) -> float:
+def tokens_passed_on(role: str, parts: int) -> float:
     """Return the input tokens of a step that is shown to a later one: results are passed on, the thoughts behind them
     are not."""
     known = constants()
     if role in ("plan", "digest"):
-        return written(role, parts, 0)
+        return output_tokens(role, parts, 0)
     if role in PARTIAL:
         if PARTIAL.index(role) < parts:
             return known.solve_tokens
@@ -79,19 +79,19 @@ def passed_on(role: str, parts: int) -> float:
     return known.solve_tokens * parts
 
 
-def read(shape: Shape, step: ShapeStep, size: Size) -> float:
+def input_tokens_of_step(shape: Shape, step: ShapeStep, size: Size) -> float:
     """Return the input tokens of a step, were its worker's context long enough."""
-    shown = sum([passed_on(shape[place].role, size.parts) for place in step.sees])
+    shown = sum([tokens_passed_on(shape[place].role, size.parts) for place in step.sees])
     return (size.tokens if step.user else constants().question_tokens / 2) + shown
 
 
-def hands(steps: Shape, at: int, parts: int) -> list[int]:
+def contributing_steps(steps: Shape, at: int, parts: int) -> list[int]:
     """Return the steps whose workers had a hand in the answer of the step `at`, for a task of so many parts."""
     found = [at]
     for seen in steps[at].sees:
         role = steps[seen].role
         if role in ANSWERING or (role in PARTIAL and PARTIAL.index(role) < parts):
-            found += hands(steps, seen, parts)
+            found += contributing_steps(steps, seen, parts)
     return found
 
 

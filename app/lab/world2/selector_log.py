@@ -17,10 +17,10 @@ from app.core.rating.posterior import Posterior, Rating, estimates, learned
 from app.lab.world2 import tasks as composed
 from app.lab.world2.baselines import Setting
 from app.lab.world2.constants import constants
-from app.lab.world2.execution import verdict
-from app.lab.world2.outcome import expected
+from app.lab.world2.execution import draw_verdict
+from app.lab.world2.outcome import expected_reward
 from app.lab.world2.product_selector import as_catalog, normals, plan_of, selector_spec
-from app.lab.world2.provider import cast
+from app.lab.world2.provider import rehearsal_workers
 from app.lab.world2.rules import size_of
 from app.lab.world2.shapes import MOST_STEPS
 
@@ -46,9 +46,9 @@ def write(path: Path) -> None:
 
 def _simulated(seed: int) -> tuple[list[float], list[tuple[float, bool]]]:
     """Return the regret of each decision of one seed, and each estimate with what came of it."""
-    pool = tuple(worker for worker, _ in cast())
+    pool = tuple(worker for worker, _ in rehearsal_workers())
     setting, random, known = (
-        Setting(pool, *[composed.tasks("train", "selector", 1)] * 2),
+        Setting(pool, *[composed.draw_tasks("train", "selector", 1)] * 2),
         Random(f"selector|{seed}"),
         constants(),
     )
@@ -56,19 +56,19 @@ def _simulated(seed: int) -> tuple[list[float], list[tuple[float, bool]]]:
     every, posterior = arms(rules, workers, MOST_STEPS), Posterior()
     plans = {arm.name: plan_of(arm, setting) for arm in every}
     regret, told = [], []
-    for at, task in enumerate(composed.tasks("fresh", f"selector|{seed}", DECISIONS)):
+    for at, task in enumerate(composed.draw_tasks("fresh", f"selector|{seed}", DECISIONS)):
         seen = features(task.text)
         found = estimates(posterior, rules, every, workers, seen)
         choice = decide(found, rules.explore, lambda count: random.choices(normals(), k=count), random.random)
         chosen = next(estimate for estimate in found if estimate.arm.name == choice.action)
         plan = plans[chosen.arm.name]
-        best = max([expected(plan, task, setting.rewards) for plan in plans.values()])
-        regret.append(best - expected(plan, task, setting.rewards))
+        best = max([expected_reward(plan, task, setting.rewards) for plan in plans.values()])
+        regret.append(best - expected_reward(plan, task, setting.rewards))
         right = random.random() < setting.rewards.right(plan.shape, task)[task.trait][plan.workers]
         told.append((chosen.success, bool(right)))
         usd, seconds, _ = setting.rewards.bill(plan.shape, size_of(task))
         waited = known.wait * min(1.0, float(seconds[plan.workers]) / known.full_seconds)
-        score = 1 - waited if verdict(bool(right), random) else 0.0
+        score = 1 - waited if draw_verdict(bool(right), random) else 0.0
         rating = Rating(chosen.arm, seen, score, round(1e6 * float(usd[plan.workers])), 1e9 + at)
         posterior = learned(posterior, rules, workers, rating)
     return regret, told

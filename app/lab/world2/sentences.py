@@ -34,7 +34,7 @@ EXAMPLES, FILLERS, NAMES = 60, 300, 5
 DESCENTS, RATE, MOMENTUM = 300, 3.0, 0.9
 DECAY_OF_FAMILIES, DECAY_OF_DOMAINS = 1e-4, 2e-4
 """The share by which weights shrink, chosen on phrases and families that were held out from those of training."""
-NOVEL = 0.2
+NOVEL_SHARE = 0.2
 """The share of unknown words from which on a sentence is left to the regression on domains."""
 
 
@@ -48,7 +48,7 @@ def pretrained() -> Vectors | None:
     model = import_module("wordllama").WordLlama.load(cache_dir=folder, disable_download=True)
 
     def vectors(sentences: Sequence[str]) -> Matrix:
-        return np.asarray(model.embed([_plain(sentence) for sentence in sentences], norm=True), dtype=float)
+        return np.asarray(model.embed([_normalised(sentence) for sentence in sentences], norm=True), dtype=float)
 
     return vectors
 
@@ -72,15 +72,15 @@ class SentenceReader:
         self._domains = np.array([family.domain for family in families])
         self.labelled = self._labelled(training)
         """The sentences of each text of training, each with the place of its family or, without one, their number."""
-        chosen = _chosen([pair for text in self.labelled for pair in text], len(families))
+        chosen = _balanced_sample([pair for text in self.labelled for pair in text], len(families))
         texts, labels = [text for text, _ in chosen], np.array([label for _, label in chosen])
         self._features = vectors or _Words(texts)
         self._share = np.log(np.bincount(labels, minlength=len(families) + 1) / len(labels))
         features = self._features(texts)
-        self._by_family = _regression(features, labels, len(families) + 1, DECAY_OF_FAMILIES)
+        self._by_family = _fit_regression(features, labels, len(families) + 1, DECAY_OF_FAMILIES)
         named = np.repeat(self._features(DOMAINS), NAMES, axis=0)
         domains = np.append(np.append(self._domains, len(DOMAINS))[labels], np.repeat(np.arange(len(DOMAINS)), NAMES))
-        self._by_domain = _regression(np.vstack([features, named]), domains, len(DOMAINS) + 1, DECAY_OF_DOMAINS)
+        self._by_domain = _fit_regression(np.vstack([features, named]), domains, len(DOMAINS) + 1, DECAY_OF_DOMAINS)
 
     def evidence(self, texts: Sequence[str]) -> Matrix:
         """Return by sentence and family the log of how much likelier the sentence is if it asks for the family than if
@@ -89,7 +89,7 @@ class SentenceReader:
         by_family, by_domain = _chances(features, self._by_family), _chances(features, self._by_domain)
         sizes = np.bincount(self._domains, minlength=len(DOMAINS))
         spread = np.hstack([by_domain[:, self._domains] / sizes[self._domains], by_domain[:, -1:]])
-        unknown = np.array([min(1.0, self.novelty(text) / NOVEL) for text in texts])[:, None]
+        unknown = np.array([min(1.0, self.novelty(text) / NOVEL_SHARE) for text in texts])[:, None]
         logs = np.log((1 - unknown) * by_family + unknown * spread + 1e-9) - self._share
         evidence: Matrix = logs[:, :-1] - logs[:, -1:]
         return evidence
@@ -147,9 +147,9 @@ class _Words:
         return rows
 
 
-def _chosen(pairs: Iterable[tuple[str, int]], families: int) -> list[tuple[str, int]]:
+def _balanced_sample(pairs: Iterable[tuple[str, int]], families: int) -> list[tuple[str, int]]:
     """Return up to so many different sentences of each family, and of none."""
-    order = list({_plain(text): (text, label) for text, label in pairs}.values())
+    order = list({_normalised(text): (text, label) for text, label in pairs}.values())
     Random(0).shuffle(order)
     counts: Counter[int] = Counter()
     chosen = []
@@ -160,12 +160,12 @@ def _chosen(pairs: Iterable[tuple[str, int]], families: int) -> list[tuple[str, 
     return chosen
 
 
-def _plain(text: str) -> str:
+def _normalised(text: str) -> str:
     """Return the sentence in small letters, with one number for all."""
     return NUMBER.sub("7", text.lower())
 
 
-def _regression(features: Matrix, labels: NDArray[np.int64], classes: int, decay: float) -> Matrix:
+def _fit_regression(features: Matrix, labels: NDArray[np.int64], classes: int, decay: float) -> Matrix:
     """Return the weights of a multinomial regression, a row for each feature and one for the start."""
     rows = np.hstack([features, np.ones((len(features), 1))])
     shrinks = np.append(np.full(features.shape[1], decay), 0.0)[:, None]

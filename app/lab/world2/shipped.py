@@ -21,10 +21,10 @@ from app.lab.world2 import constants as figures
 from app.lab.world2 import tasks as composed
 from app.lab.world2.constants import DOCUMENT_TOKENS, DOMAINS
 from app.lab.world2.learning import Learner
-from app.lab.world2.outcome import Rewards, everything, plans
-from app.lab.world2.provider import CAST, CHARS_PER_TOKEN, cast
-from app.lab.world2.reading import Read
-from app.lab.world2.rules import written
+from app.lab.world2.outcome import Rewards, all_plans, rewards_of_all_plans
+from app.lab.world2.provider import CHARS_PER_TOKEN, REHEARSAL_NAMES, rehearsal_workers
+from app.lab.world2.reading import Reading
+from app.lab.world2.rules import output_tokens
 from app.lab.world2.sentences import words
 from app.lab.world2.shapes import Plan, catalogue, workflow
 from app.lab.world2.tasks import MOST_PARTS, Task
@@ -33,9 +33,9 @@ from app.providers.rehearsal.policy import Card, PlanStep, held, terms
 
 Matrix: TypeAlias = NDArray[np.float64]
 SEED, VERDICTS, TEXTS = 0, 64_000, 2_500
-SELDOM, RIDGE = 8, 5.0
+LEAST_TEXTS, RIDGE = 8, 5.0
 """Texts that a word must be in, and the penalty of its weights."""
-PLANS, CAPPED = 10, 4
+PLANS, PLANS_WITHIN_CAP = 10, 4
 """Plans that are kept for any money, and for each cap."""
 CAPS = (0.0006, 0.0012, 0.0025, 0.005, 0.01)
 """Caps in dollars, of what budgets hold for a plan before it begins, for which plans are kept."""
@@ -52,51 +52,51 @@ STRENGTHS: Mapping[str, str] = {
 def write(path: Path) -> None:
     """Learn the policy, and write it to a file."""
     learner = Learner(SEED, [profiles()])
-    learner.grow(VERDICTS)
-    texts = composed.tasks("train", "conductor", TEXTS)
-    believed = learner.believed(profiles())
-    rewards = _believed(learner, believed, texts)
-    kept = _kept(rewards, _held(texts))
-    reader, vocabulary = _reader(texts)
+    learner.train_until(VERDICTS)
+    texts = composed.draw_tasks("train", "conductor", TEXTS)
+    believed = learner.believed_rewards(profiles())
+    rewards = _believed_rewards(learner, believed, texts)
+    kept = _choose_plans(rewards, _reserved_usd(texts))
+    reader, vocabulary = _fit_reader(texts)
     latent = _presence(texts, vocabulary) @ reader[1:] + reader[0]
     rows = np.array([terms(list(row), text.document) for row, text in zip(latent, texts, strict=True)])
     scores = np.linalg.solve(rows.T @ rows + 1e-3 * np.eye(rows.shape[1]), rows.T @ rewards[:, kept])
-    every = plans(len(CAST))
+    every = all_plans(len(REHEARSAL_NAMES))
     made = {
         "made_by": "python -m app.lab.world2 --conductor FILE",
         "learned_from": {"verdicts": VERDICTS, "seed": SEED, "texts": TEXTS},
         "constants": figures.FROZEN,
         "families": composed.FROZEN_FAMILIES,
-        "workers": [STRENGTHS[name] for name in CAST],
+        "workers": [STRENGTHS[name] for name in REHEARSAL_NAMES],
         "start": _rounded(reader[0]),
         "words": {word: _rounded(reader[1 + place]) for word, place in vocabulary.items()},
-        "plans": [_plan(every[place], scores[:, n]) for n, place in enumerate(kept)],
+        "plans": [_plan_entry(every[place], scores[:, n]) for n, place in enumerate(kept)],
     }
-    path.write_text(_lines(made), encoding="utf-8")
+    path.write_text(_to_json(made), encoding="utf-8")
 
 
 def profiles() -> Pool:
     """Return the workers of the rehearsal pool under the names that training knows them by."""
-    return tuple(worker for worker, _ in cast())
+    return tuple(worker for worker, _ in rehearsal_workers())
 
 
-def _believed(learner: Learner, believed: Rewards, texts: Sequence[Task]) -> Matrix:
+def _believed_rewards(learner: Learner, believed: Rewards, texts: Sequence[Task]) -> Matrix:
     """Return the believed rewards of all plans, by training text; the families of these are labels."""
     places = {family.name: place for place, family in enumerate(learner.reader.families)}
     rewards: dict[object, NDArray[np.float32]] = {}
     for text in texts:
         if text.kind not in rewards:
-            read = Read(tuple(places[part.family.name] for part in text.parts), text.document, text.confidential)
-            rewards[text.kind] = everything(believed, learner.understood(text, read))
+            read = Reading(tuple(places[part.family.name] for part in text.parts), text.document, text.confidential)
+            rewards[text.kind] = rewards_of_all_plans(believed, learner.task_as_read(text, read))
     return np.stack([rewards[text.kind] for text in texts]).astype(float)
 
 
-def _held(texts: Sequence[Task]) -> Matrix:
+def _reserved_usd(texts: Sequence[Task]) -> Matrix:
     """Return the dollars that budgets hold for all plans, by training text, as the conductor reckons them."""
     share = figures.constants().input_share
     cards = [Card(0, "", share * worker.price / 1e6, worker.price / 1e6) for worker in profiles()]
     alone, with_text = [], []
-    for plan in plans(len(CAST)):
+    for plan in all_plans(len(REHEARSAL_NAMES)):
         steps = [PlanStep(*step) for step in _steps(plan)]
         manned = [(cards[step.worker], step) for step in steps]
         alone.append(held(manned, 0))
@@ -106,10 +106,10 @@ def _held(texts: Sequence[Task]) -> Matrix:
     return prices
 
 
-def _kept(rewards: Matrix, prices: Matrix) -> list[int]:
+def _choose_plans(rewards: Matrix, prices: Matrix) -> list[int]:
     """Return the plans that add most to the best of those before them: for any money, then within each cap."""
     found: list[int] = []
-    for cap, count in ((np.inf, PLANS), *[(cap, CAPPED) for cap in CAPS]):
+    for cap, count in ((np.inf, PLANS), *[(cap, PLANS_WITHIN_CAP) for cap in CAPS]):
         within = np.where(prices <= cap, rewards, 0.0)
         best = within[:, found].max(axis=1) if found else np.zeros(len(rewards))
         for _ in range(count):
@@ -122,11 +122,11 @@ def _kept(rewards: Matrix, prices: Matrix) -> list[int]:
     return found
 
 
-def _reader(texts: Sequence[Task]) -> tuple[Matrix, Mapping[str, int]]:
+def _fit_reader(texts: Sequence[Task]) -> tuple[Matrix, Mapping[str, int]]:
     """Weights that estimate, from the words of a text, its parts by domain and the chance that it is confidential: the
     first row for a text without known words, then one for each word."""
     counts = Counter(word for text in texts for word in words(text.text))
-    vocabulary = {word: place for place, word in enumerate(sorted(counts)) if counts[word] >= SELDOM}
+    vocabulary = {word: place for place, word in enumerate(sorted(counts)) if counts[word] >= LEAST_TEXTS}
     vocabulary = {word: place for place, word in enumerate(vocabulary)}
     seen = _presence(texts, vocabulary)
     wanted = np.zeros((len(texts), len(DOMAINS) + 1))
@@ -147,7 +147,7 @@ def _presence(texts: Sequence[Task], vocabulary: Mapping[str, int]) -> Matrix:
     return rows
 
 
-def _plan(plan: Plan, scores: Matrix) -> dict[str, Any]:
+def _plan_entry(plan: Plan, scores: Matrix) -> dict[str, Any]:
     """Return a plan as the conductor's file has it, with the weights of its worth."""
     return {"shape": plan.shape, "steps": _steps(plan), "scores": _rounded(scores)}
 
@@ -157,9 +157,9 @@ def _steps(plan: Plan) -> list[tuple[int, str, tuple[str | int, ...], int]]:
     of any size."""
     steps = []
     roles = [step.role for step in catalogue()[plan.shape]]
-    carried = workflow(plan, CAST).steps
+    carried = workflow(plan, REHEARSAL_NAMES).steps
     for place, role, step in zip(plan.workers, roles, carried, strict=True):
-        steps.append((place, step.subtask, tuple(step.access.as_list()), round(written(role, MOST_PARTS, 0))))
+        steps.append((place, step.subtask, tuple(step.access.as_list()), round(output_tokens(role, MOST_PARTS, 0))))
     return steps
 
 
@@ -167,7 +167,7 @@ def _rounded(values: Matrix) -> list[float]:
     return [round(float(value), 4) for value in values]
 
 
-def _lines(made: Mapping[str, Any]) -> str:
+def _to_json(made: Mapping[str, Any]) -> str:
     """Return JSON with one line for each word and each plan, so that changes can be read."""
     lines = []
     for name, value in made.items():

@@ -23,15 +23,15 @@ from app.lab.world2.baselines import (
     Policy,
     RandomPlan,
     Setting,
-    clairvoyant,
+    clairvoyant_rewards,
     domain_plans,
     fixed_plans,
-    told_domain,
+    true_domain_plans,
 )
 from app.lab.world2.product_selector import ProductSelector
 from app.lab.world2.rules import size_of
 from app.lab.world2.tasks import Task
-from app.lab.world2.workers import Pool, pool
+from app.lab.world2.workers import Pool, draw_pool
 
 Matrix: TypeAlias = NDArray[np.float64]
 """One row for each pool, one column for each test task."""
@@ -66,7 +66,7 @@ class Figures:
 
 
 @dataclass(slots=True)
-class Found:
+class SeedResults:
     """The figures of one seed, by split and policy."""
 
     seed: int
@@ -75,17 +75,17 @@ class Found:
     def gap(self, split: Name) -> Matrix:
         """Return the optimum less the mark, by pool and task."""
         figures = self.splits[split]
-        return figures[OPTIMUM].reward - figures[mark(figures)].reward
+        return figures[OPTIMUM].reward - figures[best_domain_plan(figures)].reward
 
 
-def mark(figures: Mapping[str, Figures]) -> str:
+def best_domain_plan(figures: Mapping[str, Figures]) -> str:
     """Return the best plan by domain, by any classifier."""
     names = [name for name in figures if name.startswith("plan by domain")]
     return max(names, key=lambda name: float(figures[name].reward.mean()))
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class PolicyGroup:
     """Policies that are made together: their names, and how to make them from the settings of the pools that training
     meets, and the seed."""
 
@@ -93,62 +93,62 @@ class Group:
     make: Callable[[Sequence[Setting], int], Sequence[Policy]]
 
 
-def baselines() -> Group:
+def baseline_group() -> PolicyGroup:
     """Return the policies that are given exact rewards, the mark and the optimum among them."""
 
     def make(seen: Sequence[Setting], seed: int) -> Sequence[Policy]:
-        constant = [*fixed_plans(), *domain_plans(seed), told_domain(), NearestOutcomes()]
+        constant = [*fixed_plans(), *domain_plans(seed), true_domain_plans(), NearestOutcomes()]
         return [RandomPlan(seed), *constant, Optimum()]
 
     names = [policy.name for policy in make([], 0)]
-    return Group(tuple(names), make)
+    return PolicyGroup(tuple(names), make)
 
 
-def taught(sizes: Sizes) -> Group:
+def selector_group(sizes: Sizes) -> PolicyGroup:
     """Return the baseline that is taught by verdicts over the very pool that it serves."""
 
     def make(seen: Sequence[Setting], seed: int) -> Sequence[Policy]:
         return [ProductSelector(seed, sizes.ratings)]
 
-    return Group((ProductSelector.name,), make)
+    return PolicyGroup((ProductSelector.name,), make)
 
 
-def run(seed: int, sizes: Sizes, groups: Sequence[Group], found: Found | None = None) -> Found:
+def run_seed(seed: int, sizes: Sizes, groups: Sequence[PolicyGroup], found: SeedResults | None = None) -> SeedResults:
     """Compare policies under one seed. Groups whose figures `found` has already are not made again."""
-    found = found or Found(seed)
+    found = found or SeedResults(seed)
     missing = [group for group in groups if not set(group.names) <= set(found.splits.get(SPLITS[0], {}))]
     if not missing:
         return found
-    training = composed.tasks("train", f"{seed}", sizes.training)
-    validation = composed.tasks("train", f"{seed}|validation", sizes.validation)
+    training = composed.draw_tasks("train", f"{seed}", sizes.training)
+    validation = composed.draw_tasks("train", f"{seed}|validation", sizes.validation)
     random = Random(f"world-2|pools|{seed}")
-    seen = [Setting(pool(random), training, validation) for _ in range(sizes.pools)]
+    seen = [Setting(draw_pool(random), training, validation) for _ in range(sizes.pools)]
     policies: list[Policy] = []
     for group in missing:
         policies += group.make(seen, seed)
     tests = {
-        "fresh tasks": composed.tasks("fresh", f"{seed}", sizes.tested),
-        "unseen phrasings": composed.tasks("phrasings", f"{seed}", sizes.tested),
-        "unseen families": composed.tasks("families", f"{seed}", sizes.tested),
+        "fresh tasks": composed.draw_tasks("fresh", f"{seed}", sizes.tested),
+        "unseen phrasings": composed.draw_tasks("phrasings", f"{seed}", sizes.tested),
+        "unseen families": composed.draw_tasks("families", f"{seed}", sizes.tested),
     }
-    compared = {split: _compared(seen, policies, tests[split]) for split in SPLITS[:3]}
+    compared = {split: _compare(seen, policies, tests[split]) for split in SPLITS[:3]}
     fresh = tests["fresh tasks"]
-    for split, pools in _unseen(random, sizes.pools).items():
+    for split, pools in _draw_unseen_pools(random, sizes.pools).items():
         settings = [Setting(unseen, training, validation) for unseen in pools]
-        compared[split] = _compared(settings, policies, fresh)
+        compared[split] = _compare(settings, policies, fresh)
     for split, rows in compared.items():
         found.splits[split] = found.splits.get(split, {}) | rows
     return found
 
 
-def _unseen(random: Random, count: int) -> dict[Name, list[Pool]]:
+def _draw_unseen_pools(random: Random, count: int) -> dict[Name, list[Pool]]:
     return {
-        "unseen pools and prices": [pool(random, unseen_pool=True) for _ in range(count)],
-        "unseen workers": [pool(random, unseen_workers=True) for _ in range(count)],
+        "unseen pools and prices": [draw_pool(random, unseen_pool=True) for _ in range(count)],
+        "unseen workers": [draw_pool(random, unseen_workers=True) for _ in range(count)],
     }
 
 
-def _compared(settings: Sequence[Setting], policies: Sequence[Policy], tasks: Sequence[Task]) -> dict[str, Figures]:
+def _compare(settings: Sequence[Setting], policies: Sequence[Policy], tasks: Sequence[Task]) -> dict[str, Figures]:
     rows: dict[str, list[tuple[Matrix, Matrix, Matrix]]] = {policy.name: [] for policy in policies}
     above: list[tuple[Matrix, Matrix, Matrix]] = []
     for setting in settings:
@@ -159,7 +159,7 @@ def _compared(settings: Sequence[Setting], policies: Sequence[Policy], tasks: Se
             rows[policy.name].append((reward, *_bills(setting, tasks, chosen)))
         if OPTIMUM in rows:
             unknown = np.full(len(tasks), np.nan)
-            above.append((clairvoyant(setting, tasks), unknown, unknown))
+            above.append((clairvoyant_rewards(setting, tasks), unknown, unknown))
     if OPTIMUM in rows:
         rows[CLAIRVOYANT] = above
     found = {}
@@ -182,7 +182,7 @@ def _bills(setting: Setting, tasks: Sequence[Task], chosen: NDArray[np.int64]) -
 # Keeping.
 
 
-def keep(found: Found, path: Path) -> None:
+def save_results(found: SeedResults, path: Path) -> None:
     """Write the figures of a seed, so that an interrupted comparison can go on."""
     arrays = {}
     for split, rows in found.splits.items():
@@ -192,9 +192,9 @@ def keep(found: Found, path: Path) -> None:
         np.savez(file, **arrays)  # type: ignore[arg-type]
 
 
-def kept(seed: int, path: Path) -> Found:
+def load_results(seed: int, path: Path) -> SeedResults:
     """Read the figures of a seed."""
-    found = Found(seed, {split: {} for split in SPLITS})
+    found = SeedResults(seed, {split: {} for split in SPLITS})
     with np.load(path) as arrays:
         for key in arrays.files:
             split, name = key.split("|")
@@ -205,8 +205,9 @@ def kept(seed: int, path: Path) -> Found:
 # Intervals.
 
 
-def resampled(values: Matrix, random: np.random.Generator) -> Matrix:
-    """Return the means of a matrix over pools and tasks that are drawn again, both at once."""
+def bootstrap_pools_and_tasks(values: Matrix, random: np.random.Generator) -> Matrix:
+    """Return the means of a matrix in each resample of a two-way bootstrap: pools and tasks are drawn again, both at
+    once. (`paired_statistics.paired_bootstrap` draws tasks alone, for several arms together.)"""
     pools, tasks = values.shape
     by_pool = random.multinomial(pools, [1 / pools] * pools, size=RESAMPLES) / pools
     by_task = random.multinomial(tasks, [1 / tasks] * tasks, size=RESAMPLES) / tasks
@@ -214,7 +215,7 @@ def resampled(values: Matrix, random: np.random.Generator) -> Matrix:
     return means
 
 
-def pooled(draws: Sequence[Matrix], random: np.random.Generator) -> Matrix:
+def bootstrap_seeds(draws: Sequence[Matrix], random: np.random.Generator) -> Matrix:
     """Return the means over seeds that are drawn again, each with one of its own draws."""
     stacked = np.stack(draws)
     seeds = random.integers(len(draws), size=(RESAMPLES, len(draws)))
@@ -223,7 +224,7 @@ def pooled(draws: Sequence[Matrix], random: np.random.Generator) -> Matrix:
     return means
 
 
-def interval(draws: Matrix) -> str:
+def format_interval(draws: Matrix) -> str:
     """Return the 95 % percentile interval, in words."""
     low, high = np.percentile(draws, [2.5, 97.5])
     return f"[{low:+.3f}, {high:+.3f}]"
@@ -232,7 +233,7 @@ def interval(draws: Matrix) -> str:
 # The report.
 
 
-def report(found: Sequence[Found], sizes: Sizes) -> str:
+def report(found: Sequence[SeedResults], sizes: Sizes) -> str:
     """Return the tables: by split all policies over all seeds, then the gap of each seed, worst first."""
     lines = [
         f"{len(found)} seeds (worst first), {sizes.pools} pools and {sizes.tested} test tasks for each split and seed; "
@@ -249,47 +250,47 @@ def report(found: Sequence[Found], sizes: Sizes) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _split_table(found: Sequence[Found], split: Name) -> list[str]:
+def _split_table(found: Sequence[SeedResults], split: Name) -> list[str]:
     lines = [
         "| policy | reward | worst seed | less the mark | share of the gap | accuracy | m$ |",
         "|---|---|---|---|---|---|---|",
     ]
     gap = float(np.mean([result.gap(split).mean() for result in found]))
     own = [result.splits[split] for result in found]
-    for name in _shared(own):
+    for name in _policies_of_all_seeds(own):
         random = np.random.default_rng(1)
         means = [float(by_policy[name].reward.mean()) for by_policy in own]
-        lead = [by_policy[name].reward - by_policy[mark(by_policy)].reward for by_policy in own]
-        draws = pooled([resampled(tasks, random) for tasks in lead], random)
+        lead = [by_policy[name].reward - by_policy[best_domain_plan(by_policy)].reward for by_policy in own]
+        draws = bootstrap_seeds([bootstrap_pools_and_tasks(tasks, random) for tasks in lead], random)
         less = float(np.mean([tasks.mean() for tasks in lead]))
         accuracy = float(np.mean([by_policy[name].right.mean() for by_policy in own]))
         usd = float(np.mean([by_policy[name].usd.mean() for by_policy in own]))
         bill = "" if np.isnan(usd) else f"{accuracy:.3f} | {1e3 * usd:.2f}"
         lines.append(
-            f"| {name} | {np.mean(means):.3f} | {min(means):.3f} | {less:+.3f} {interval(draws)} | "
+            f"| {name} | {np.mean(means):.3f} | {min(means):.3f} | {less:+.3f} {format_interval(draws)} | "
             f"{100 * less / gap:.0f} % | {bill or ' | '} |"
         )
     return lines
 
 
-def _shared(rows: Sequence[Mapping[str, Figures]]) -> list[str]:
+def _policies_of_all_seeds(rows: Sequence[Mapping[str, Figures]]) -> list[str]:
     """Return the policies that all seeds have, those with the least reward first."""
     names = set(rows[0]).intersection(*rows)
     return sorted(names, key=lambda name: float(np.mean([by_policy[name].reward.mean() for by_policy in rows])))
 
 
-def _gap_table(found: Sequence[Found]) -> list[str]:
+def _gap_table(found: Sequence[SeedResults]) -> list[str]:
     lines = [f"| seed | {' | '.join(SPLITS)} |", "|---" * (1 + len(SPLITS)) + "|"]
     for result in sorted(found, key=lambda each: float(each.gap("fresh tasks").mean())):
         cells = []
         for split in SPLITS:
-            draws = resampled(result.gap(split), np.random.default_rng(1))
-            cells.append(f"{result.gap(split).mean():+.3f} {interval(draws)}")
+            draws = bootstrap_pools_and_tasks(result.gap(split), np.random.default_rng(1))
+            cells.append(f"{result.gap(split).mean():+.3f} {format_interval(draws)}")
         lines.append(f"| {result.seed} | {' | '.join(cells)} |")
     return lines
 
 
-def _share_table(found: Sequence[Found], name: str) -> list[str]:
+def _share_table(found: Sequence[SeedResults], name: str) -> list[str]:
     """Return the share of the gap that a policy closes under each seed."""
     lines = [f"| seed | {' | '.join(SPLITS)} |", "|---" * (1 + len(SPLITS)) + "|"]
     rows = []
@@ -297,7 +298,7 @@ def _share_table(found: Sequence[Found], name: str) -> list[str]:
         shares = []
         for split in SPLITS:
             figures = result.splits[split]
-            lead = figures[name].reward - figures[mark(figures)].reward
+            lead = figures[name].reward - figures[best_domain_plan(figures)].reward
             shares.append(float(lead.mean()) / float(result.gap(split).mean()))
         rows.append((shares, result.seed))
     for shares, seed in sorted(rows):

@@ -84,17 +84,17 @@ def _slot(a: int, b: int, c: int, w: Sequence[str]) -> Mapping[str, Any]:
     return {"a": a, "b": b, "c": c, "w": ", ".join(w)}
 
 
-def _later(days: int) -> str:
+def _date_after(days: int) -> str:
     found = date(2026, 3, 1) + timedelta(days=days)
     return f"{found.day} {found:%B}"
 
 
-def _clock(minutes: int) -> str:
+def _clock_time(minutes: int) -> str:
     return f"{minutes // 60 % 24:02d}:{minutes % 60:02d}"
 
 
 @cache
-def _work() -> Mapping[str, Callable[[int, int, int, Sequence[str]], object]]:
+def _answer_rules() -> Mapping[str, Callable[[int, int, int, Sequence[str]], object]]:
     """Return how the right answer is computed, by family."""
     return {
         "total": lambda a, b, c, w: a + b * c,
@@ -102,9 +102,9 @@ def _work() -> Mapping[str, Callable[[int, int, int, Sequence[str]], object]]:
         "remainder": lambda a, b, c, w: a * b % c,
         "proportion": lambda a, b, c, w: a * b,
         "weekday": lambda a, b, c, w: WEEKDAYS[a * b % 7],
-        "clock": lambda a, b, c, w: _clock(b * c),
+        "clock": lambda a, b, c, w: _clock_time(b * c),
         "span": lambda a, b, c, w: 7 * a + b,
-        "deadline": lambda a, b, c, w: _later(a),
+        "deadline": lambda a, b, c, w: _date_after(a),
         "loop": lambda a, b, c, w: a + b * c,
         "pick": lambda a, b, c, w: w[a % len(w)],
         "binary": lambda a, b, c, w: f"{a * b:b}",
@@ -131,25 +131,25 @@ def families() -> tuple[Family, ...]:
     return tuple(found)
 
 
-def task(random: Random, split: Split) -> Task:
+def draw_task(random: Random, split: Split) -> Task:
     """Draw a task of this split."""
     known = constants()
     count = random.choices((1, 2, 3), known.parts)[0]
     document = random.choices((0, 1, 2), known.documents)[0]
     confidential = random.random() < known.confidential
     parts, sentences = [], []
-    for family in _families_of(random, split, count):
-        part, sentence = _part(random, family, split)
+    for family in _draw_families(random, split, count):
+        part, sentence = _draw_part(random, family, split)
         parts.append(part)
         sentences.append(sentence)
-    text = _text(random, split, sentences, document, confidential)
+    text = _draw_text(random, split, sentences, document, confidential)
     return Task(text, tuple(parts), document, confidential, random.randrange(len(TRAITS)))
 
 
-def tasks(split: Split, seed: str, count: int) -> list[Task]:
+def draw_tasks(split: Split, seed: str, count: int) -> list[Task]:
     """Draw so many tasks of a split; the same for the same seed."""
     random = Random(f"world-2|{split}|{seed}")
-    return [task(random, split) for _ in range(count)]
+    return [draw_task(random, split) for _ in range(count)]
 
 
 def digest() -> str:
@@ -157,7 +157,7 @@ def digest() -> str:
     return hashlib.sha256(_file()).hexdigest()
 
 
-def _families_of(random: Random, split: Split, count: int) -> list[Family]:
+def _draw_families(random: Random, split: Split, count: int) -> list[Family]:
     """Return the families of the parts; a held-out family takes the place of every part where families are held out."""
     eligible = [family for family in families() if family.held_out is (split == "families")]
     chosen = [random.choice(eligible)]
@@ -167,17 +167,17 @@ def _families_of(random: Random, split: Split, count: int) -> list[Family]:
     return chosen
 
 
-def _part(random: Random, family: Family, split: Split) -> tuple[Part, str]:
+def _draw_part(random: Random, family: Family, split: Split) -> tuple[Part, str]:
     a, b, c = (random.randrange(3, 60) for _ in range(3))
     while b == a:
         b = random.randrange(3, 60)
     words = random.sample(WORDS, 4)
-    answer = str(_work()[family.name](a, b, c, words))
-    phrase = _one(random, family.phrases, split)
-    return Part(family, answer, _slip(answer, words)), phrase.format_map(_slot(a, b, c, words))
+    answer = str(_answer_rules()[family.name](a, b, c, words))
+    phrase = _draw_phrase(random, family.phrases, split)
+    return Part(family, answer, _wrong_answer(answer, words)), phrase.format_map(_slot(a, b, c, words))
 
 
-def _slip(answer: str, words: Sequence[str]) -> str:
+def _wrong_answer(answer: str, words: Sequence[str]) -> str:
     """Return a wrong answer."""
     if answer.isdecimal():
         return str(int(answer) + 1)
@@ -187,23 +187,23 @@ def _slip(answer: str, words: Sequence[str]) -> str:
     return next((word for word in words if word != answer), "")
 
 
-def _text(random: Random, split: Split, sentences: Sequence[str], document: int, confidential: bool) -> str:
+def _draw_text(random: Random, split: Split, sentences: Sequence[str], document: int, confidential: bool) -> str:
     words = _entries()["words"]
     document_words = ("no_document", "short_document", "long_document")[document]
     matter = "confidential_matter" if confidential else "open_matter"
-    text = _one(random, words["openings"], split) + " "
+    text = _draw_phrase(random, words["openings"], split) + " "
     for place, sentence in enumerate(sentences):
         if len(sentences) == 1:
-            joint = _one(random, words["alone"], split)
+            joint = _draw_phrase(random, words["alone"], split)
         else:
-            joint = _one(random, words["further" if place else "first"], split)
+            joint = _draw_phrase(random, words["further" if place else "first"], split)
         text += joint + (sentence[0].upper() + sentence[1:] if joint in ("", "Please: ") else sentence)
-    tail = [_one(random, words[name], split) for name in (document_words, matter, "closings")]
+    tail = [_draw_phrase(random, words[name], split) for name in (document_words, matter, "closings")]
     random.shuffle(tail)
     return text + "".join(tail)
 
 
-def _one(random: Random, phrases: Sequence[str], split: Split) -> str:
+def _draw_phrase(random: Random, phrases: Sequence[str], split: Split) -> str:
     """Draw one of these phrases: the last one if phrasings are held out, else one of the others."""
     if split == "phrasings":
         return phrases[-1]

@@ -40,7 +40,7 @@ class Vocabulary:
     def __init__(self, tasks: Sequence[Task]) -> None:
         counts: dict[str, int] = {}
         for task in tasks:
-            for word in words(task.text):
+            for word in words_and_pairs(task.text):
                 counts[word] = counts.get(word, 0) + 1
         known = sorted(word for word, count in counts.items() if count > 1)
         self.places = {word: place for place, word in enumerate(known)}
@@ -50,7 +50,7 @@ class Vocabulary:
         """Return one row for each task, with 1 for each word that it has."""
         rows = np.zeros((len(tasks), len(self.places)))
         for row, task in zip(rows, tasks, strict=True):
-            row[[self.places[word] for word in words(task.text) if word in self.places]] = 1.0
+            row[[self.places[word] for word in words_and_pairs(task.text) if word in self.places]] = 1.0
         return rows
 
     def weighted(self, tasks: Sequence[Task]) -> Matrix:
@@ -61,7 +61,7 @@ class Vocabulary:
         return weighted
 
 
-def words(text: str) -> set[str]:
+def words_and_pairs(text: str) -> set[str]:
     """Return the words of a text and its pairs of neighbouring words."""
     found = WORD.findall(text.lower())
     return {*found, *[f"{first} {second}" for first, second in pairwise(found)]}
@@ -95,7 +95,7 @@ def naive_bayes(training: Sequence[Task]) -> Classifier:
     return classify
 
 
-def neighbours(training: Sequence[Task]) -> Classifier:
+def nearest_neighbours(training: Sequence[Task]) -> Classifier:
     """Learn a vote of the nearest training texts on the domain."""
     vocabulary, labels = Vocabulary(training), domains(training)
     rows = vocabulary.weighted(training)

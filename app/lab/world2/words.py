@@ -22,22 +22,22 @@ from app.conductor import cards
 from app.lab import manifest, training_record
 from app.lab.manifest import Golden, Manifest
 from app.lab.world2.constants import FROZEN, VERSION
-from app.lab.world2.outcome import Rewards, expected
+from app.lab.world2.outcome import Rewards, expected_reward
 from app.lab.world2.rules import size_of
 from app.lab.world2.shapes import MOST_STEPS
-from app.lab.world2.tasks import Task, tasks
-from app.lab.world2.words_lessons import Lesson, Question, Teacher, invented, plan_of, plan_text, prompt
-from app.lab.world2.words_model import Batches, Sizes, Teaching, Words, loaded, tokenizer
-from app.lab.world2.workers import LARGEST, Pool, pool
+from app.lab.world2.tasks import Task, draw_tasks
+from app.lab.world2.words_lessons import Lesson, Question, Teacher, invent_worker, parse_plan, plan_text, prompt
+from app.lab.world2.words_model import Batches, Sizes, TrainingRun, WordsConductor, load_batches, train_tokenizer
+from app.lab.world2.workers import LARGEST, Pool, draw_pool
 
-TASKS = 8
+TASKS_OF_LESSON = 8
 """Tasks of a lesson, which share its cards."""
-CARDS = 2_000
+INVENTED_CARDS = 2_000
 """Invented workers whose cards the tokenizer learns from."""
-GOLDEN = 12
-SAID = 50
+GOLDEN_PROMPTS = 12
+STEPS_BETWEEN_LINES = 50
 """Steps between two lines of the curve."""
-LOOKS = 10
+EXAMS = 10
 """How often the conductor sits its exam while it is taught."""
 
 
@@ -64,7 +64,7 @@ RECIPES: Mapping[str, Recipe] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Means:
+class Resources:
     """These are the means that a training may use. Its result does not depend on them, unless `seconds` end it."""
 
     processes: int = 1
@@ -73,7 +73,7 @@ class Means:
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class Evaluation:
     """Means over tasks: of valid plans of the catalogue, and of the exact expectations of what these come to.
 
     A plan that is none of the catalogue counts as a wrong answer that costs nothing.
@@ -104,12 +104,12 @@ def main() -> int:
     parser.add_argument("--steps", type=int, help="steps of training")
     parser.add_argument("--judged", type=int, help="tasks of each split to judge the result by")
     parser.add_argument("--processes", type=int, default=1, help="that write lessons; the result is the same")
-    parser.add_argument("--seconds", type=float, default=Means().seconds, help="the most that teaching may take")
+    parser.add_argument("--seconds", type=float, default=Resources().seconds, help="the most that teaching may take")
     args = parser.parse_args()
     torch.set_num_threads(1)
     if args.plan:
         pairs = [(str(shown), str(question)) for shown, question in json.load(sys.stdin)]
-        json.dump(Words.saved(args.plan).likeliest(pairs), sys.stdout)
+        json.dump(WordsConductor.saved(args.plan).likeliest_plans(pairs), sys.stdout)
         return 0
     if not args.out:
         parser.error("name a new folder with --out")
@@ -118,35 +118,37 @@ def main() -> int:
     recipe = replace(RECIPES[args.recipe], seed=args.seed, **given)
     if recipe.lessons < recipe.sizes.pools:
         parser.error(f"a step takes {recipe.sizes.pools} lessons: --lessons must be at least that")
-    card = train(recipe, args.out, Means(args.processes, args.seconds))
+    card = train(recipe, args.out, Resources(args.processes, args.seconds))
     print(json.dumps({"name": card.name, "evaluation": card.evaluation}, indent=1))
     return 0
 
 
-def train(recipe: Recipe, out: Path, means: Means) -> Manifest:
+def train(recipe: Recipe, out: Path, means: Resources) -> Manifest:
     """Train a conductor and leave it in the folder, which must be new, with its manifest. The weights
     that did best in the exam are kept."""
     out.mkdir(parents=True)
     began, seed = time.monotonic(), f"world-2|words|{recipe.seed}"
     teacher = Teacher(recipe.seed, recipe.verdicts)
     _say("the teacher has learned")
-    exam = teacher.exam(f"{seed}|exam", math.ceil(recipe.judged / TASKS), TASKS)
-    lessons = teacher.lessons(seed, recipe.lessons, TASKS, means.processes)
-    _say(f"there are {TASKS * len(lessons):,} tasks to learn from")
-    words = Words.fresh(recipe.sizes, tokenizer(_texts(lessons, Random(seed))), teacher.families, recipe.seed)
-    batches = loaded(Batches(words, lessons, recipe.sizes, recipe.steps, recipe.seed), means.processes)
-    taught = Teaching(recipe.sizes, recipe.steps, means.seconds)
+    exam = teacher.exam(f"{seed}|exam", math.ceil(recipe.judged / TASKS_OF_LESSON), TASKS_OF_LESSON)
+    lessons = teacher.lessons(seed, recipe.lessons, TASKS_OF_LESSON, means.processes)
+    _say(f"there are {TASKS_OF_LESSON * len(lessons):,} tasks to learn from")
+    words = WordsConductor.fresh(
+        recipe.sizes, train_tokenizer(_texts(lessons, Random(seed))), teacher.families, recipe.seed
+    )
+    batches = load_batches(Batches(words, lessons, recipe.sizes, recipe.steps, recipe.seed), means.processes)
+    taught = TrainingRun(recipe.sizes, recipe.steps, means.seconds)
     rows, best = ["step,plan,readers,worth"], -math.inf
-    for step, (plan, readers) in enumerate(taught.losses(words, batches), 1):
+    for step, (plan, readers) in enumerate(taught.train(words, batches), 1):
         worth = ""
-        if taught.looks(LOOKS):
+        if taught.is_exam_due(EXAMS):
             found = exam_mark(words, exam)
             worth = f"{found:.4f}"
             if found > best:
                 best = found
                 words.save(out)
         rows.append(f"{step},{plan:.4f},{readers:.4f},{worth}")
-        if step % SAID == 0 or worth:
+        if step % STEPS_BETWEEN_LINES == 0 or worth:
             _say(f"step {step} of {recipe.steps}: {plan:.3f} nats a plan, {readers:.3f} of the readers; {worth}")
     (out / "curve.csv").write_text("\n".join(rows) + "\n")
     card = {"recipe": asdict(recipe), "parameters": words.parameters, "constants": FROZEN}
@@ -156,32 +158,32 @@ def train(recipe: Recipe, out: Path, means: Means) -> Manifest:
         "software": training_record.software(),
     }
     (out / "card.json").write_text(json.dumps(card, indent=1) + "\n")
-    return described(Words.saved(out), out, recipe)
+    return write_manifest(WordsConductor.saved(out), out, recipe)
 
 
-def exam_mark(words: Words, exam: Sequence[Question]) -> float:
+def exam_mark(words: WordsConductor, exam: Sequence[Question]) -> float:
     """Return how much less the teacher believes the likeliest plans to be worth than the best ones, on average."""
     random, prompts, orders = Random(0), [], []
     for question in exam:
         orders.append(random.sample(range(len(question.pool)), len(question.pool)))
         prompts.append((prompt(question.pool, orders[-1]), cards.question(question.text)))
     lost = 0.0
-    for text, order, question in zip(words.likeliest(prompts), orders, exam, strict=True):
-        plan = plan_of(text, order)
+    for text, order, question in zip(words.likeliest_plans(prompts), orders, exam, strict=True):
+        plan = parse_plan(text, order)
         earned = question.worth[plan] if plan else 0.0
         lost += max(question.worth.values()) - earned
     return -lost / len(exam)
 
 
-def described(words: Words, out: Path, recipe: Recipe) -> Manifest:
+def write_manifest(words: WordsConductor, out: Path, recipe: Recipe) -> Manifest:
     """Judge what was exported, and write its manifest and golden prompts."""
     found = {}
-    for split, (pools, posed) in splits(recipe.seed, recipe.judged).items():
-        found[split] = asdict(judge(words, pools, posed))
+    for split, (pools, posed) in draw_splits(recipe.seed, recipe.judged).items():
+        found[split] = asdict(evaluate(words, pools, posed))
         _say(f"{split}: {found[split]}")
     return manifest.write(
         out,
-        golden(words, recipe.seed),
+        golden_prompts(words, recipe.seed),
         name=manifest.version(manifest.titled(out), manifest.weights_sha256(out, "model")),
         kind="model",
         base=manifest.version(manifest.titled(out), manifest.weights_sha256(out, "model")),
@@ -198,20 +200,20 @@ def described(words: Words, out: Path, recipe: Recipe) -> Manifest:
     )
 
 
-def splits(seed: int, count: int) -> dict[str, tuple[list[Pool], list[Task]]]:
+def draw_splits(seed: int, count: int) -> dict[str, tuple[list[Pool], list[Task]]]:
     """Return pools and tasks that training has not met; each task is posed over one of the pools."""
     random = Random(f"world-2|words|judged|{seed}")
-    seen = [pool(random) for _ in range(8)]
-    unseen = [pool(random, unseen_workers=True) for _ in range(8)]
+    seen = [draw_pool(random) for _ in range(8)]
+    unseen = [draw_pool(random, unseen_workers=True) for _ in range(8)]
     return {
-        "fresh tasks": (seen, tasks("fresh", f"words|{seed}", count)),
-        "unseen phrasings": (seen, tasks("phrasings", f"words|{seed}", count)),
-        "unseen families": (seen, tasks("families", f"words|{seed}", count)),
-        "unseen workers": (unseen, tasks("fresh", f"words|{seed}", count)),
+        "fresh tasks": (seen, draw_tasks("fresh", f"words|{seed}", count)),
+        "unseen phrasings": (seen, draw_tasks("phrasings", f"words|{seed}", count)),
+        "unseen families": (seen, draw_tasks("families", f"words|{seed}", count)),
+        "unseen workers": (unseen, draw_tasks("fresh", f"words|{seed}", count)),
     }
 
 
-def judge(words: Words, pools: Sequence[Pool], posed: Sequence[Task]) -> Judged:
+def evaluate(words: WordsConductor, pools: Sequence[Pool], posed: Sequence[Task]) -> Evaluation:
     """Return what the likeliest plans for these tasks come to."""
     random = Random(0)
     over = [pools[place % len(pools)] for place in range(len(posed))]
@@ -221,8 +223,8 @@ def judge(words: Words, pools: Sequence[Pool], posed: Sequence[Task]) -> Judged:
         prompts.append((prompt(workers, order), cards.question(task.text)))
     total, shapes = [0.0] * 5, set()
     rewards = {id(workers): Rewards(workers) for workers in pools}
-    for text, workers, order, task in zip(words.likeliest(prompts), over, orders, posed, strict=True):
-        plan = plan_of(text, order)
+    for text, workers, order, task in zip(words.likeliest_plans(prompts), over, orders, posed, strict=True):
+        plan = parse_plan(text, order)
         if plan is None:
             continue
         shapes.add(plan.shape)
@@ -230,28 +232,28 @@ def judge(words: Words, pools: Sequence[Pool], posed: Sequence[Task]) -> Judged:
         chance = float(known.right(plan.shape, task).mean(axis=0)[plan.workers])
         usd = float(known.bill(plan.shape, size_of(task))[0][plan.workers])
         read = float(known.tokens(plan.shape, size_of(task))[plan.workers])
-        for place, value in enumerate((1.0, expected(plan, task, known), chance, usd, read)):
+        for place, value in enumerate((1.0, expected_reward(plan, task, known), chance, usd, read)):
             total[place] += value / len(posed)
     valid, reward, right, usd, tokens = (round(value, 6) for value in total)
-    return Judged(valid, reward, right, usd, tokens, len(shapes))
+    return Evaluation(valid, reward, right, usd, tokens, len(shapes))
 
 
-def golden(words: Words, seed: int) -> list[Golden]:
+def golden_prompts(words: WordsConductor, seed: int) -> list[Golden]:
     """Return prompts of unseen workers with this conductor's likeliest plans."""
     random = Random(f"world-2|words|golden|{seed}")
     found = []
-    for task in tasks("fresh", f"words golden|{seed}", GOLDEN):
-        workers = pool(random, unseen_workers=True)
+    for task in draw_tasks("fresh", f"words golden|{seed}", GOLDEN_PROMPTS):
+        workers = draw_pool(random, unseen_workers=True)
         shown, question = prompt(workers, range(len(workers))), cards.question(task.text)
         messages = [{"role": "system", "content": shown}, {"role": "user", "content": question}]
-        (plan,) = words.likeliest([(shown, question)])
+        (plan,) = words.likeliest_plans([(shown, question)])
         found.append(Golden(messages=messages, workers=len(workers), steps=MOST_STEPS, plan=plan))
     return found
 
 
 def _texts(lessons: Sequence[Lesson], random: Random) -> list[str]:
     """Return the texts that the tokenizer learns from."""
-    texts = [prompt((invented(random),), [0]) for _ in range(CARDS)]
+    texts = [prompt((invent_worker(random),), [0]) for _ in range(INVENTED_CARDS)]
     for lesson in lessons:
         order = range(len(lesson.pool))
         texts.append(prompt(lesson.pool, order))

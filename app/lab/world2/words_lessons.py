@@ -26,22 +26,22 @@ from app.errors import PlanRejected
 from app.lab.world2.constants import DOMAINS, constants
 from app.lab.world2.execution import role_of
 from app.lab.world2.learning import READ_TASKS, Learner
-from app.lab.world2.outcome import Rewards, everything, plans, tokens_of_all
-from app.lab.world2.reading import Read
+from app.lab.world2.outcome import Rewards, all_plans, rewards_of_all_plans, tokens_of_all_plans
+from app.lab.world2.reading import Reading
 from app.lab.world2.rules import size_of
 from app.lab.world2.shapes import MOST_STEPS, SUBTASKS, Plan, ShapeStep, catalogue
-from app.lab.world2.tasks import Task, task
-from app.lab.world2.workers import LARGEST, SAMPLES, SMALLEST, Card, Pool, Worker, workers
+from app.lab.world2.tasks import Task, draw_task
+from app.lab.world2.workers import LARGEST, SAMPLES, SMALLEST, Card, Pool, Worker, worker_profiles
 
 Array: TypeAlias = NDArray[np.float64]
-TOKEN = 1e-5
+TOKEN_PRICE = 1e-5
 """Reward that a plan loses in the teacher's eyes for each token that its workers read and write. The world's own price
 is in dollars; with this one the teacher's plans take two to five parts in a hundred fewer tokens."""
 TEMPERATURE = 0.004
 """Reward: a plan that is believed to be worth so much less than the best is imitated 1/e as often."""
-SHOWN = 12
+BEST_PLANS = 12
 """The best plans of a task, among which the imitated one is drawn."""
-SPREAD, EDGE = 0.12, 0.08
+SHARED_DEVIATION, OWN_DEVIATION = 0.12, 0.08
 """Deviations of an invented worker's pass rates from those of the training worker that it is like: of all together, and
 of each."""
 DOUBLINGS = 0.5
@@ -49,7 +49,7 @@ DOUBLINGS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Posed:
+class PosedTask:
     """One task of a lesson: its text, plans with the chances that they are imitated, and what the text says."""
 
     text: str
@@ -66,7 +66,7 @@ class Lesson:
     """One pool with several tasks. `facts` are what its cards say, one row for each worker."""
 
     pool: Pool
-    posed: tuple[Posed, ...]
+    posed: tuple[PosedTask, ...]
     facts: tuple[tuple[float, ...], ...]
 
 
@@ -85,18 +85,20 @@ class Teacher:
     def __init__(self, seed: int, verdicts: int, texts: int = READ_TASKS) -> None:
         learner = Learner(seed, [], texts)
         if verdicts:
-            learner.grow(verdicts)
-        self._beliefs = learner.most_probable()
-        self._places: Mapping[str, int] = {family.name: place for place, family in enumerate(self._beliefs.families)}
+            learner.train_until(verdicts)
+        self._beliefs = learner.posterior_mode()
+        self._family_index: Mapping[str, int] = {
+            family.name: place for place, family in enumerate(self._beliefs.families)
+        }
 
     @property
     def families(self) -> int:
         """Return the number of families of training."""
-        return len(self._places)
+        return len(self._family_index)
 
     def lessons(self, seed: str, count: int, tasks: int, processes: int = 1) -> list[Lesson]:
         """Return so many lessons with so many tasks each, the same ones whatever the number of processes."""
-        make = partial(self._numbered, seed, tasks)
+        make = partial(self._numbered_lesson, seed, tasks)
         if processes == 1:
             return [make(number) for number in range(count)]
         with ProcessPoolExecutor(processes) as pool:
@@ -104,16 +106,18 @@ class Teacher:
 
     def lesson(self, random: Random, tasks: int) -> Lesson:
         """Return one pool of invented workers with so many tasks of training."""
-        pool = tuple(invented(random) for _ in range(random.randint(SMALLEST, LARGEST)))
-        believed = self.believed(pool)
-        every, posed = plans(len(pool)), []
+        pool = tuple(invent_worker(random) for _ in range(random.randint(SMALLEST, LARGEST)))
+        believed = self.believed_rewards(pool)
+        every, posed = all_plans(len(pool)), []
         for _ in range(tasks):
-            drawn = task(random, "train")
-            worth = self._worth(believed, drawn)
-            best = np.argpartition(-worth, SHOWN)[:SHOWN]
+            drawn = draw_task(random, "train")
+            worth = self._values_of_all_plans(believed, drawn)
+            best = np.argpartition(-worth, BEST_PLANS)[:BEST_PLANS]
             weights = np.exp((worth[best] - worth[best].max()) / TEMPERATURE)
             chosen, chances = tuple(every[place] for place in best), tuple((weights / weights.sum()).tolist())
-            posed.append(Posed(drawn.text, chosen, chances, self._families(drawn), drawn.document, drawn.confidential))
+            posed.append(
+                PosedTask(drawn.text, chosen, chances, self._family_indices(drawn), drawn.document, drawn.confidential)
+            )
         return Lesson(pool, tuple(posed), tuple(_facts(worker) for worker in believed.pool))
 
     def exam(self, seed: str, count: int, tasks: int) -> list[Question]:
@@ -122,42 +126,44 @@ class Teacher:
         found = []
         for number in range(count):
             random = Random(f"{seed}|{number}")
-            pool = tuple(invented(random) for _ in range(random.randint(SMALLEST, LARGEST)))
-            believed = self.believed(pool)
-            for drawn in [task(random, "train") for _ in range(tasks)]:
-                worth = self._worth(believed, drawn)
-                found.append(Question(pool, drawn.text, dict(zip(plans(len(pool)), worth.tolist(), strict=True))))
+            pool = tuple(invent_worker(random) for _ in range(random.randint(SMALLEST, LARGEST)))
+            believed = self.believed_rewards(pool)
+            for drawn in [draw_task(random, "train") for _ in range(tasks)]:
+                worth = self._values_of_all_plans(believed, drawn)
+                found.append(Question(pool, drawn.text, dict(zip(all_plans(len(pool)), worth.tolist(), strict=True))))
         return found
 
-    def _numbered(self, seed: str, tasks: int, number: int) -> Lesson:
+    def _numbered_lesson(self, seed: str, tasks: int, number: int) -> Lesson:
         return self.lesson(Random(f"{seed}|{number}"), tasks)
 
-    def believed(self, pool: Pool) -> Rewards:
+    def believed_rewards(self, pool: Pool) -> Rewards:
         """Return the rewards that would be true if what is believed were."""
         return self._beliefs.rewards(pool)
 
-    def understood(self, known: Task) -> Task:
+    def task_as_read(self, known: Task) -> Task:
         """Return a task of known families as the teacher knows it, whose training texts are labelled."""
-        return self._beliefs.understood(known, Read(self._families(known), known.document, known.confidential))
+        return self._beliefs.task_as_read(
+            known, Reading(self._family_indices(known), known.document, known.confidential)
+        )
 
-    def _families(self, known: Task) -> tuple[int, ...]:
-        return tuple(self._places[part.family.name] for part in known.parts)
+    def _family_indices(self, known: Task) -> tuple[int, ...]:
+        return tuple(self._family_index[part.family.name] for part in known.parts)
 
-    def _worth(self, believed: Rewards, known: Task) -> Array:
+    def _values_of_all_plans(self, believed: Rewards, known: Task) -> Array:
         """Return the believed rewards of all plans for a task, less the price of their tokens."""
-        rewards = everything(believed, self.understood(known))
-        worth: Array = rewards.astype(np.float64) - TOKEN * tokens_of_all(believed, size_of(known))
+        rewards = rewards_of_all_plans(believed, self.task_as_read(known))
+        worth: Array = rewards.astype(np.float64) - TOKEN_PRICE * tokens_of_all_plans(believed, size_of(known))
         return worth
 
 
-def invented(random: Random) -> Worker:
+def invent_worker(random: Random) -> Worker:
     """Return a worker whom nobody has met: a card like those of training workers, and no skills."""
-    like, priced = random.choice(workers(unseen=False)), random.choice(workers(unseen=False))
+    like, priced = random.choice(worker_profiles(unseen=False)), random.choice(worker_profiles(unseen=False))
     priced = like if random.random() < 0.5 else priced
-    asked, better = random.choice(SAMPLES), random.gauss(0, SPREAD)
+    asked, better = random.choice(SAMPLES), random.gauss(0, SHARED_DEVIATION)
     right = []
     for counted in like.card.right:
-        rate = min(0.98, max(0.02, counted / like.card.asked + better + random.gauss(0, EDGE)))
+        rate = min(0.98, max(0.02, counted / like.card.asked + better + random.gauss(0, OWN_DEVIATION)))
         right.append(sum(random.random() < rate for _ in range(asked)))
     card = Card(
         right=tuple(right),
@@ -211,7 +217,7 @@ def plan_text(plan: Plan, order: Sequence[int]) -> str:
     return json.dumps({"steps": steps}, separators=(",", ":"))
 
 
-def plan_of(text: str, order: Sequence[int]) -> Plan | None:
+def parse_plan(text: str, order: Sequence[int]) -> Plan | None:
     """Return the plan that a text states, over places of the pool; None if it is none of `shapes.catalogue`."""
     names = [str(place) for place in order]
     try:
@@ -221,12 +227,12 @@ def plan_of(text: str, order: Sequence[int]) -> Plan | None:
     found = []
     for step in steps:
         found.append(ShapeStep(role_of(step.subtask), step.access.steps, step.access.user))
-    shape = _shapes().get(tuple(found))
+    shape = _shape_names().get(tuple(found))
     if not shape:
         return None
     return Plan(shape, tuple(int(step.worker) for step in steps))
 
 
 @cache
-def _shapes() -> Mapping[tuple[ShapeStep, ...], str]:
+def _shape_names() -> Mapping[tuple[ShapeStep, ...], str]:
     return {steps: name for name, steps in catalogue().items()}

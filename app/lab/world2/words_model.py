@@ -44,16 +44,16 @@ SPLIT = (
 )
 """The places where texts are cut before pairs are merged: a plan's keys with the signs around them, subtasks, words,
 numbers. So a subtask that is frequent in training becomes one token or few, and any other one is spelled."""
-LOOKS = ((1.5, 4.6, 1.0), (18.0, 2.0, 16.0))
+HEADS_LOOKING_BACK = ((1.5, 4.6, 1.0), (18.0, 2.0, 16.0))
 """For the first two layers: the mean distance at which one head begins by looking back, its strength, and the longest
 wave by which it does so in parts of the shortest."""
 FACTS = 9
 """Numbers that the reader of cards tells: `Lesson.facts`."""
-TOGETHER = 64
+PLANS_AT_A_TIME = 64
 """Plans that are written at a time."""
-CHOICES = 10
+CHOICES_OF_PLAN = 10
 """About so many tokens of a plan are choices."""
-DISTURBED = 0.4
+MAX_NOISE = 0.4
 """The greatest share of a question's tokens that training exchanges for any others."""
 
 
@@ -74,7 +74,7 @@ class Sizes:
     """The weight of the two readers' losses, at the beginning; at the end it is a tenth."""
 
 
-def tokenizer(texts: Sequence[str]) -> PreTrainedTokenizerFast:
+def train_tokenizer(texts: Sequence[str]) -> PreTrainedTokenizerFast:
     """Learn a byte-level BPE from these texts."""
     made = Tokenizer(models.BPE())
     cut = pre_tokenizers.Split(Regex(SPLIT), behavior="isolated")
@@ -106,23 +106,23 @@ class Batch:
 
     cards: Tensor
     """[lessons, longest]"""
-    facts: Tensor
+    card_facts: Tensor
     """[workers of all lessons, FACTS], in the order of the last tokens of cards, which are their numbers."""
     tasks: Tensor
     """[lessons x tasks, longest]: question, plan, end."""
     plans: Tensor
     """[lessons x tasks, longest]: true for the tokens that are the plan's."""
-    asked: Tensor
+    question_ends: Tensor
     """[lessons x tasks]: the place of the end of the question."""
-    said: Tensor
+    question_facts: Tensor
     """[lessons x tasks, what the reader of questions tells]."""
 
-    def on(self, device: Any) -> "Batch":
+    def to(self, device: Any) -> "Batch":
         """Return the same batch on a device."""
         return Batch(*[getattr(self, column.name).to(device) for column in fields(self)])
 
 
-class Words:
+class WordsConductor:
     """A model with its tokenizer, and what stands beside them while they are taught."""
 
     def __init__(self, model: LlamaForCausalLM, known: PreTrainedTokenizerFast, families: int = 0) -> None:
@@ -134,7 +134,7 @@ class Words:
         (self._line,) = known("\n", add_special_tokens=False)["input_ids"]
 
     @classmethod
-    def fresh(cls, sizes: Sizes, known: PreTrainedTokenizerFast, families: int, seed: int) -> "Words":
+    def fresh(cls, sizes: Sizes, known: PreTrainedTokenizerFast, families: int, seed: int) -> "WordsConductor":
         """Return a model with random weights that depend on the seed alone."""
         torch.manual_seed(seed)
         model = LlamaForCausalLM(
@@ -154,14 +154,14 @@ class Words:
                 pad_token_id=known.pad_token_id,
             )
         )
-        _begin(model)
+        _initialise(model)
         words = cls(model, known, families)
         words.model.to(_device())
         words.readers.to(_device())
         return words
 
     @classmethod
-    def saved(cls, folder: Path) -> "Words":
+    def saved(cls, folder: Path) -> "WordsConductor":
         """Return the model of an exported folder, in full precision."""
         disable_progress_bar()
         model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).to(_device())
@@ -182,19 +182,19 @@ class Words:
             cards.append(self._tokens(f"{SYSTEM}{prompt(lesson.pool, order)}{END}"))
             facts += [lesson.facts[place] for place in order]
             for posed in lesson.posed:
-                question = self._disturbed(self._tokens(posed.text), random)
+                question = self._add_noise(self._tokens(posed.text), random)
                 question = [self.tokenizer.convert_tokens_to_ids(USER), *question, self._end]
                 (plan,) = random.choices(posed.plans, posed.chances)
                 answer = self._tokens(f"{PLAN}{plan_text(plan, order)}{END}")
                 tasks.append(question + answer)
                 asked.append(len(question) - 1)
                 plans.append([False] * (len(question) + 1) + [True] * (len(answer) - 1))
-                said.append(self._said(posed.families, posed.document, posed.confidential))
+                said.append(self._question_facts(posed.families, posed.document, posed.confidential))
         return Batch(
-            torch.tensor(_padded(cards, self._pad, left=True)),
+            torch.tensor(_pad_rows(cards, self._pad, left=True)),
             torch.tensor(facts),
-            torch.tensor(_padded(tasks, self._pad)),
-            torch.tensor(_padded(plans, 0)).bool(),
+            torch.tensor(_pad_rows(tasks, self._pad)),
+            torch.tensor(_pad_rows(plans, 0)).bool(),
             torch.tensor(asked),
             torch.tensor(said),
         )
@@ -221,21 +221,21 @@ class Words:
         plain = torch.nn.functional.cross_entropy(logits, batch.tasks[:, 1:][batch.plans[:, 1:]], reduction="sum")
         ends = (batch.cards == self._line) | (batch.cards == self._end)
         told = self.readers[0](read.last_hidden_state[:, :-1][ends[:, 1:]])
-        asked = self.readers[1](states[torch.arange(tasks, device=begins.device), batch.asked])
-        beside = torch.nn.functional.mse_loss(told, batch.facts)
-        beside = beside + 4 * torch.nn.functional.binary_cross_entropy_with_logits(asked, batch.said)
+        asked = self.readers[1](states[torch.arange(tasks, device=begins.device), batch.question_ends])
+        beside = torch.nn.functional.mse_loss(told, batch.card_facts)
+        beside = beside + 4 * torch.nn.functional.binary_cross_entropy_with_logits(asked, batch.question_facts)
         return plain / tasks, beside
 
     def _tokens(self, text: str) -> list[int]:
         return list(self.tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids)
 
-    def _disturbed(self, tokens: list[int], random: Random) -> list[int]:
+    def _add_noise(self, tokens: list[int], random: Random) -> list[int]:
         """Exchange some tokens for any others, as an unknown phrasing might."""
-        share = random.random() * DISTURBED if random.random() < 0.5 else 0.0
+        share = random.random() * MAX_NOISE if random.random() < 0.5 else 0.0
         least, most = self._end + 1, len(self.tokenizer)
         return [random.randrange(least, most) if random.random() < share else token for token in tokens]
 
-    def _said(self, families: Sequence[int], document: int, confidential: bool) -> list[float]:
+    def _question_facts(self, families: Sequence[int], document: int, confidential: bool) -> list[float]:
         """Return the families, document and confidence of a question as zeros and ones."""
         said = [0.0] * (MOST_PARTS * self._families + len(DOCUMENT_TOKENS) + 1)
         for part, family in enumerate(families):
@@ -247,13 +247,13 @@ class Words:
     # Planning.
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
-    def likeliest(self, asked: Sequence[tuple[str, str]], most: int = 160) -> list[str]:
+    def likeliest_plans(self, asked: Sequence[tuple[str, str]], most: int = 160) -> list[str]:
         """Return the likeliest plan for each pair of cards and question, token by token, without a grammar."""
         found: list[str] = []
-        for start in range(0, len(asked), TOGETHER):
-            some = asked[start : start + TOGETHER]
+        for start in range(0, len(asked), PLANS_AT_A_TIME):
+            some = asked[start : start + PLANS_AT_A_TIME]
             prompts = [self._tokens(f"{SYSTEM}{cards}{END}{USER}{question}{END}{PLAN}") for cards, question in some]
-            ids = torch.tensor(_padded(prompts, self._pad, left=True), device=self.model.device)
+            ids = torch.tensor(_pad_rows(prompts, self._pad, left=True), device=self.model.device)
             written = self.model.eval().generate(
                 input_ids=ids,
                 attention_mask=(ids != self._pad).long(),
@@ -274,7 +274,7 @@ class Words:
 class Batches(Dataset[Batch]):  # type: ignore[misc]
     """The batch of each step, which depends on the seed and the step alone. Lessons are met again and again."""
 
-    def __init__(self, words: Words, lessons: Sequence[Lesson], sizes: Sizes, steps: int, seed: int) -> None:
+    def __init__(self, words: WordsConductor, lessons: Sequence[Lesson], sizes: Sizes, steps: int, seed: int) -> None:
         self._words, self._lessons, self._sizes, self._steps, self._seed = words, lessons, sizes, steps, seed
 
     def __len__(self) -> int:
@@ -285,7 +285,7 @@ class Batches(Dataset[Batch]):  # type: ignore[misc]
         return self._words.batch(random.sample(self._lessons, self._sizes.pools), random)
 
 
-def loaded(batches: Batches, processes: int) -> Iterable[Batch]:
+def load_batches(batches: Batches, processes: int) -> Iterable[Batch]:
     """Return the batches in order. With several processes all but one of them write texts as tokens, ahead of the
     training."""
     if processes == 1:
@@ -293,7 +293,7 @@ def loaded(batches: Batches, processes: int) -> Iterable[Batch]:
     return DataLoader(batches, batch_size=None, num_workers=processes - 1, multiprocessing_context="fork")  # type: ignore[no-any-return]
 
 
-class Teaching:
+class TrainingRun:
     """One training, which ends after so many steps, or after so many seconds if these end sooner."""
 
     def __init__(self, sizes: Sizes, steps: int, seconds: float = float("inf")) -> None:
@@ -301,18 +301,18 @@ class Teaching:
         self._step, self._began, self._looked = 0, time.monotonic(), 0
 
     @property
-    def done(self) -> float:
+    def progress(self) -> float:
         """Return the share that is done, from 0 to 1."""
         return min(1.0, max(self._step / self._steps, (time.monotonic() - self._began) / self._seconds))
 
-    def looks(self, count: int) -> bool:
+    def is_exam_due(self, count: int) -> bool:
         """Return True once in each of so many parts, and in the end."""
-        due = int(self.done * count) > self._looked
+        due = int(self.progress * count) > self._looked
         if due:
-            self._looked = int(self.done * count)
+            self._looked = int(self.progress * count)
         return due
 
-    def losses(self, words: Words, batches: Iterable[Batch]) -> Iterator[tuple[float, float]]:
+    def train(self, words: WordsConductor, batches: Iterable[Batch]) -> Iterator[tuple[float, float]]:
         """Teach to the end, and yield the losses of each step.
 
         The weights are float32 and what is computed with them bfloat16, so that small changes are not rounded off."""
@@ -321,18 +321,18 @@ class Teaching:
         optimizer = torch.optim.AdamW(trained, lr=sizes.rate, betas=(0.9, 0.98), weight_decay=0.01)
         for batch in batches:
             words.model.train()
-            done = self.done
+            done = self.progress
             for group in optimizer.param_groups:
                 group["lr"] = sizes.rate * min((self._step + 1) / sizes.rising, 1.0) * (1 - 0.95 * done)
             with torch.autocast(device.type, dtype=torch.bfloat16):
-                plain, beside = words.loss(batch.on(device))
+                plain, beside = words.loss(batch.to(device))
             optimizer.zero_grad()
-            (plain / CHOICES + sizes.reading * (1 - 0.9 * done) * beside).backward()
+            (plain / CHOICES_OF_PLAN + sizes.reading * (1 - 0.9 * done) * beside).backward()
             torch.nn.utils.clip_grad_norm_(trained, 1.0)
             optimizer.step()
             self._step += 1
             yield float(plain.detach()), float(beside.detach())
-            if self.done == 1.0:
+            if self.progress == 1.0:
                 return
 
 
@@ -341,7 +341,7 @@ def _device() -> Any:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def _begin(model: LlamaForCausalLM) -> None:
+def _initialise(model: LlamaForCausalLM) -> None:
     """Two changes of the library's random weights, both of which training may undo: what a layer adds to the stream is
     scaled down by the depth, and one head of each of the first two layers looks back, from a number to the domain
     before it and from the end of a card over all of it. To find that out takes thousands of steps otherwise."""
@@ -352,7 +352,7 @@ def _begin(model: LlamaForCausalLM) -> None:
         for layer in model.model.layers:
             layer.self_attn.o_proj.weight.mul_(deep)
             layer.mlp.down_proj.weight.mul_(deep)
-        for layer, (back, strength, longest) in zip(model.model.layers, LOOKS, strict=False):
+        for layer, (back, strength, longest) in zip(model.model.layers, HEADS_LOOKING_BACK, strict=False):
             used = (turns <= turns[0] / longest * 2) & (turns >= turns[0] / longest / 4)
             attention = layer.self_attn
             attention.q_proj.bias[:half] = strength * used
@@ -360,7 +360,7 @@ def _begin(model: LlamaForCausalLM) -> None:
             attention.k_proj.bias[half : 2 * half] = strength * used * (back * turns).sin()
 
 
-def _padded(rows: Sequence[Sequence[Any]], fill: int, *, left: bool = False) -> list[list[Any]]:
+def _pad_rows(rows: Sequence[Sequence[Any]], fill: int, *, left: bool = False) -> list[list[Any]]:
     """Return rows that are filled up to one length."""
     longest = max(map(len, rows))
     if left:

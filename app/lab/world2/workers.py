@@ -69,10 +69,10 @@ Pool = tuple[Worker, ...]
 
 
 @cache
-def workers(*, unseen: bool) -> Pool:
+def worker_profiles(*, unseen: bool) -> Pool:
     """Return the profiles of training, or those that are held out."""
     random = Random(f"world-2|workers|{unseen}")
-    return tuple(_worker(random, place, unseen) for place in range(UNSEEN if unseen else SEEN))
+    return tuple(_draw_worker(random, place, unseen) for place in range(UNSEEN if unseen else SEEN))
 
 
 def held_out(names: Sequence[str]) -> bool:
@@ -80,16 +80,16 @@ def held_out(names: Sequence[str]) -> bool:
     return hashlib.sha256("|".join(sorted(names)).encode()).digest()[0] % 4 == 0
 
 
-def pool(random: Random, *, unseen_pool: bool = False, unseen_workers: bool = False) -> Pool:
+def draw_pool(random: Random, *, unseen_pool: bool = False, unseen_workers: bool = False) -> Pool:
     """Draw three to five workers. `unseen_pool`: a set of workers and prices that training never meets;
     `unseen_workers`: workers, and so pools, that it never meets, at such prices."""
-    known = workers(unseen=unseen_workers)
+    known = worker_profiles(unseen=unseen_workers)
     while True:
         chosen = random.sample(known, random.randint(SMALLEST, LARGEST))
         if unseen_workers or held_out([worker.name for worker in chosen]) == unseen_pool:
             break
     factors = HELD_OUT_FACTORS if unseen_pool or unseen_workers else PRICE_FACTORS
-    return tuple(_priced(worker, random.choice(factors)) for worker in chosen)
+    return tuple(_with_price_factor(worker, random.choice(factors)) for worker in chosen)
 
 
 def logistic(value: float) -> float:
@@ -104,11 +104,11 @@ def pass_rate(ability: float, edge: float, domain: int) -> float:
     return sum(logistic(margin - known.trait_sd * trait) for trait in TRAITS) / len(TRAITS)
 
 
-def _priced(worker: Worker, factor: float) -> Worker:
+def _with_price_factor(worker: Worker, factor: float) -> Worker:
     return replace(worker, card=replace(worker.card, price=worker.card.price * factor))
 
 
-def _worker(random: Random, place: int, unseen: bool) -> Worker:
+def _draw_worker(random: Random, place: int, unseen: bool) -> Worker:
     known = constants()
     z = random.gauss(0, 1)
     ability = known.ability_mean + known.ability_sd * z
@@ -117,21 +117,21 @@ def _worker(random: Random, place: int, unseen: bool) -> Worker:
     asked = random.choice(SAMPLES)
     rates = [pass_rate(ability, edge, domain) for domain, edge in enumerate(edges)]
     card = Card(
-        right=tuple(_measured(random, rate, asked) for rate in rates),
+        right=tuple(_draw_pass_count(random, rate, asked) for rate in rates),
         asked=asked,
         price=round(known.price_low * (known.price_high / known.price_low) ** rank, 3),
         speed=round(known.speed_high * (known.speed_low / known.speed_high) ** rank),
         context=int(known.contexts[min(2, int(3 * rank))]),
         retains=random.random() < known.retains,
     )
-    return Worker(_name(place, unseen), ability, edges, card)
+    return Worker(_worker_name(place, unseen), ability, edges, card)
 
 
-def _measured(random: Random, rate: float, asked: int) -> int:
+def _draw_pass_count(random: Random, rate: float, asked: int) -> int:
     return sum(random.random() < rate for _ in range(asked))
 
 
-def _name(place: int, unseen: bool) -> str:
+def _worker_name(place: int, unseen: bool) -> str:
     first, second = divmod(place, len(SYLLABLES))
     endings = ("ix", "ael") if unseen else ("eth", "ona", "uri")
     return SYLLABLES[second] + endings[first]
