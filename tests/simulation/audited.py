@@ -24,7 +24,7 @@ def contradictions(world: World) -> list[str]:
     auditor = Auditor(EPOCH + world.loop.time(), lambda _spec: provider, allows_pending=False)
     report = _at_once(auditor.audit(Archive(world.database.conn.engine, Keyring())))
     return [
-        f"audit.{violation.rule}: {violation.run} seq {violation.seq}: {violation.text}"
+        f"audit.{violation.rule}: {violation.run} seq {violation.seq}: {violation.what}"
         for violation in report.violations
     ]
 
