@@ -107,12 +107,12 @@ def decide(
             best,
             predictions(estimates, best),
         )
-    wins = won(estimates, normals)
+    wins = count_wins(estimates, normals)
     even = share / len(estimates)
     candidates = {
         estimate.arm.name: (1 - share) * won_ / DRAWS + even for estimate, won_ in zip(estimates, wins, strict=True)
     }
-    action = drawn(candidates, uniform())
+    action = draw_arm(candidates, uniform())
     return ArmChoice(candidates, action, best, predictions(estimates, action))
 
 
@@ -130,7 +130,7 @@ def predictions(estimates: Sequence[Estimate], action: str) -> Mapping[str, Mapp
     }
 
 
-def won(estimates: Sequence[Estimate], normals: Normals) -> list[int]:
+def count_wins(estimates: Sequence[Estimate], normals: Normals) -> list[int]:
     """In how many of `DRAWS` draws each arm is worth the most."""
     tops, leaders = [-1.0] * DRAWS, [0] * DRAWS
     floor = max([estimate.left / (1 + exp(estimate.deviation - estimate.mean)) for estimate in estimates])
@@ -144,7 +144,7 @@ def won(estimates: Sequence[Estimate], normals: Normals) -> list[int]:
     return [leaders.count(place) for place in range(len(estimates))]
 
 
-def drawn(candidates: Mapping[str, float], luck: float) -> str:
+def draw_arm(candidates: Mapping[str, float], luck: float) -> str:
     """Return the arm on which a number in [0, 1) falls."""
     for name, probability in candidates.items():
         luck -= probability

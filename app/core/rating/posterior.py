@@ -6,7 +6,7 @@ one arm says something of all that have a part in common. A part of a worker nam
 model under the same worker's name starts from its prior. Every weight is a normal distribution of its own; a rating
 moves those that contributed to it by one step of assumed-density filtering, in plain arithmetic and in any order of
 ratings nearly to the same place. A weight without ratings is at its prior: zero, relative to the expectation from a
-worker's card (`expected`). What has been learned fades by `decay` a day, back towards the prior.
+worker's card (`card_log_odds`). What has been learned fades by `decay` a day, back towards the prior.
 
 The ratings of each worker are compared with their predictions (a two-sided cumulative sum of log likelihood ratios),
 and with the usual rating of this worker, because predictions learn from the very ratings that differ from them. Where
@@ -71,7 +71,7 @@ KEPT_SHARE = 0.3
 USUAL_INPUT_TOKENS, USUAL_OUTPUT_TOKENS = 600, 300
 """Tokens of a step for which no bill has been seen."""
 SUPPOSED_BILLS = 2.0
-"""The number of bills that the supposed cost counts as."""
+"""The number of bills that the cost estimated from prices counts as."""
 
 Weight = tuple[float, float]
 """Mean and variance."""
@@ -89,12 +89,14 @@ class UsualRating(NamedTuple):
 
 @record(frozen=True, slots=True)
 class Posterior:
-    """Weights by part and place, and the bills of arms as (count, mean of micro-dollars); `ratio` is the same for what
-    bills are in parts of what was supposed. What is missing stands at its prior. `ratings` counts those learned."""
+    """What a selector has learned from `ratings` ratings. A part or place that is missing is at its prior."""
 
     weights: Mapping[str, Mapping[int, Weight]] = field(default_factory=dict)
+    """By part and place."""
     bills: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    """By arm: the number of its bills and their mean in micro-dollars."""
     ratio: tuple[float, float] = (0.0, 1.0)
+    """The number of bills of all arms, and how many times what prices suggest they are on average."""
     ratings: int = 0
     at: float = 0.0
     """The time up to which it has faded, in seconds since 1970."""
@@ -179,7 +181,7 @@ def _inputs(part: str, features: Features) -> Iterator[tuple[int, float, float]]
             yield COUNTS + n, value, of_counts
 
 
-def believed(posterior: Posterior, part: str, features: Features) -> Weight:
+def belief_about(posterior: Posterior, part: str, features: Features) -> Weight:
     """Return the mean and the variance of what a part adds to the log-odds of this request."""
     known = posterior.weights.get(part, {})
     mean = variance = 0.0
@@ -190,7 +192,7 @@ def believed(posterior: Posterior, part: str, features: Features) -> Weight:
     return mean, variance
 
 
-def expected(workers: Sequence[Worker], features: Features) -> Mapping[str, float]:
+def card_log_odds(workers: Sequence[Worker], features: Features) -> Mapping[str, float]:
     """Return the prior log-odds of each worker from its card, before any rating: more for a higher price, and more if
     the request names one of its strengths."""
     cheapest = min((worker.price.output for worker in workers if worker.price.output), default=1)
@@ -247,9 +249,9 @@ def estimates(
     that the run has cost before, which are a part of what its answer costs."""
     models = {worker.name: worker.model for worker in workers}
     names = {part for arm in arms for part in arm.parts}
-    parts = {part: believed(posterior, of_model(part, models), features) for part in names}
-    base = FIRST_LOG_ODDS + believed(posterior, "base", features)[0]
-    cards = expected(workers, features)
+    parts = {part: belief_about(posterior, of_model(part, models), features) for part in names}
+    base = FIRST_LOG_ODDS + belief_about(posterior, "base", features)[0]
+    cards = card_log_odds(workers, features)
     prices = {worker.name: worker.price for worker in workers}
     estimated = []
     for arm in arms:
@@ -277,7 +279,7 @@ def of_model(part: str, models: Mapping[str, str]) -> str:
     return part
 
 
-def _billed_as(arm: Arm, models: Mapping[str, str]) -> str:
+def _bill_name(arm: Arm, models: Mapping[str, str]) -> str:
     """Return the name under which the bills of an arm are kept, with the models of its workers."""
     workers = [f"{step.worker}={models.get(step.worker, '')}" for step in arm.steps]
     return " ".join([arm.template, *workers])
@@ -286,12 +288,12 @@ def _billed_as(arm: Arm, models: Mapping[str, str]) -> str:
 def bill(posterior: Posterior, arm: Arm, prices: Mapping[str, Price], models: Mapping[str, str]) -> float:
     """Return the estimated cost of an arm in micro-dollars: the mean of its bills, shrunk towards the cost that its
     workers' prices suggest."""
-    count, mean = posterior.bills.get(_billed_as(arm, models), (0.0, 0.0))
-    guess = supposed(arm, prices) * posterior.ratio[1]
+    count, mean = posterior.bills.get(_bill_name(arm, models), (0.0, 0.0))
+    guess = estimate_bill(arm, prices) * posterior.ratio[1]
     return (count * mean + SUPPOSED_BILLS * guess) / (count + SUPPOSED_BILLS)
 
 
-def supposed(arm: Arm, prices: Mapping[str, Price]) -> float:
+def estimate_bill(arm: Arm, prices: Mapping[str, Price]) -> float:
     """Return the cost of an arm in micro-dollars if every step had the usual number of tokens."""
     known = [prices[step.worker] for step in arm.steps if step.worker in prices]
     return sum([price.input * USUAL_INPUT_TOKENS + price.output * USUAL_OUTPUT_TOKENS for price in known]) / 1e6
@@ -335,16 +337,16 @@ def learned(posterior: Posterior, spec: SelectorSpec, workers: Sequence[Worker],
     models = {**{worker.name: worker.model for worker in workers}, **rating.models}
     parts = ["base", *[of_model(part, models) for part in rating.arm.parts]]
     terms = _terms(posterior, parts, rating.seen)
-    log_odds = FIRST_LOG_ODDS + expected(workers, rating.seen).get(rating.arm.main, 0.0)
+    log_odds = FIRST_LOG_ODDS + card_log_odds(workers, rating.seen).get(rating.arm.main, 0.0)
     log_odds += sum([term.value * term.mean for term in terms])
     spread = sum([term.value * term.value * term.variance for term in terms])
     chance = logistic(log_odds / math.sqrt(1 + math.pi * spread / 8))
-    weights = _moved(posterior, terms, rating, chance, spread)
+    weights = _update_weights(posterior, terms, rating, chance, spread)
     if rating.before is not None:
         return replace(posterior, weights=weights)
-    bills, ratio = _billed(posterior, workers, rating, models)
+    bills, ratio = _add_bill(posterior, workers, rating, models)
     after = replace(posterior, weights=weights, bills=bills, ratio=ratio, ratings=posterior.ratings + 1)
-    return _watched(after, parts[1], chance, rating)
+    return _look_for_change(after, parts[1], chance, rating)
 
 
 def _terms(posterior: Posterior, parts: Sequence[str], features: Features) -> list[_Term]:
@@ -358,7 +360,7 @@ def _terms(posterior: Posterior, parts: Sequence[str], features: Features) -> li
     return terms
 
 
-def _moved(
+def _update_weights(
     posterior: Posterior, terms: Sequence[_Term], rating: Rating, chance: float, spread: float
 ) -> dict[str, Mapping[int, Weight]]:
     """Return all weights. Those of the terms move by the difference between a rating and its prediction, each as far
@@ -376,24 +378,24 @@ def _moved(
     return {**posterior.weights, **moved}
 
 
-def _watched(posterior: Posterior, part: str, chance: float, rating: Rating) -> Posterior:
+def _look_for_change(posterior: Posterior, part: str, chance: float, rating: Rating) -> Posterior:
     """Add the evidence of one rating for a change of the worker `part`. Returns the posterior, with the beliefs reset
     if the evidence is enough."""
     worse, better = posterior.watches.get(part, NO_EVIDENCE)
     worse = max(0.0, worse + rating.weight * _evidence(chance, rating.score, -SHIFT))
     better = max(0.0, better + rating.weight * _evidence(chance, rating.score, SHIFT))
     watches = {**posterior.watches, part: (worse, better)}
-    usual = {**posterior.usual, part: _usual(posterior.usual.get(part, UsualRating()), rating)}
+    usual = {**posterior.usual, part: _update_usual(posterior.usual.get(part, UsualRating()), rating)}
     if max(worse, better) < CHANGE_EVIDENCE and usual[part].fall < DROP_EVIDENCE:
         return replace(posterior, watches=watches, usual=usual)
     worker = part.partition(":")[2]
-    weights = {name: _renewed(name, by_place, worker) for name, by_place in posterior.weights.items()}
+    weights = {name: _reset_part(name, by_place, worker) for name, by_place in posterior.weights.items()}
     watches = dict.fromkeys(watches, NO_EVIDENCE)
     usual = dict.fromkeys(usual, UsualRating())
     return replace(posterior, weights=weights, watches=watches, usual=usual, changes=posterior.changes + 1)
 
 
-def _usual(known: UsualRating, rating: Rating) -> UsualRating:
+def _update_usual(known: UsualRating, rating: Rating) -> UsualRating:
     """Return a worker's usual rating and the evidence of a fall after one more rating."""
     count, mean, fall = known
     if count >= LEAST_USUAL:
@@ -411,7 +413,7 @@ def _evidence(chance: float, score: float, shift: float) -> float:
     return score * math.log(shifted / chance) + (1 - score) * math.log((1 - shifted) / (1 - chance))
 
 
-def _renewed(part: str, weights: Mapping[int, Weight], changed: str) -> Mapping[int, Weight]:
+def _reset_part(part: str, weights: Mapping[int, Weight], changed: str) -> Mapping[int, Weight]:
     """Return the weights of a part after the worker `changed` has changed: its own are at their priors again, and
     those of other workers are kept in part."""
     role, _, worker = part.partition(":")
@@ -419,24 +421,24 @@ def _renewed(part: str, weights: Mapping[int, Weight], changed: str) -> Mapping[
         return weights
     share = 0.0 if worker == changed else KEPT_SHARE
     prior = prior_of(part)
-    return {place: _faded(weight, spread_of(prior, place), share) for place, weight in weights.items()}
+    return {place: _fade_weight(weight, spread_of(prior, place), share) for place, weight in weights.items()}
 
 
-def _billed(
+def _add_bill(
     posterior: Posterior, workers: Sequence[Worker], rating: Rating, models: Mapping[str, str]
 ) -> tuple[Mapping[str, tuple[float, float]], tuple[float, float]]:
-    """Return the bills and their ratio to what was supposed, with one more bill if the cost of the arm is known."""
+    """Return the bills and their ratio to what prices suggested, with one more bill if the cost of the arm is known."""
     if rating.usd is None:
         return posterior.bills, posterior.ratio
-    name = _billed_as(rating.arm, models)
-    bills = {**posterior.bills, name: _mean(posterior.bills.get(name, (0.0, 0.0)), rating.usd)}
-    guess = supposed(rating.arm, {worker.name: worker.price for worker in workers})
+    name = _bill_name(rating.arm, models)
+    bills = {**posterior.bills, name: _add_to_mean(posterior.bills.get(name, (0.0, 0.0)), rating.usd)}
+    guess = estimate_bill(rating.arm, {worker.name: worker.price for worker in workers})
     if not guess:
         return bills, posterior.ratio
-    return bills, _mean(posterior.ratio, rating.usd / guess)
+    return bills, _add_to_mean(posterior.ratio, rating.usd / guess)
 
 
-def _mean(known: tuple[float, float], value: float) -> tuple[float, float]:
+def _add_to_mean(known: tuple[float, float], value: float) -> tuple[float, float]:
     """Return a count and a mean after one more value."""
     count, mean = known
     return count + 1, mean + (value - mean) / (count + 1)
@@ -456,7 +458,9 @@ def faded(posterior: Posterior, decay: float, now: float) -> Posterior:
     weights: dict[str, dict[int, Weight]] = {}
     for part, by_place in posterior.weights.items():
         prior = prior_of(part)
-        weights[part] = {place: _faded(weight, spread_of(prior, place), share) for place, weight in by_place.items()}
+        weights[part] = {
+            place: _fade_weight(weight, spread_of(prior, place), share) for place, weight in by_place.items()
+        }
     bills = {arm: (count * share, mean) for arm, (count, mean) in posterior.bills.items()}
     ratio = (posterior.ratio[0] * share, posterior.ratio[1])
     watches, usual = faded_watches(posterior, share), faded_usual(posterior, share)
@@ -476,7 +480,7 @@ def faded_usual(posterior: Posterior, share: float) -> Mapping[str, UsualRating]
     return kept
 
 
-def _faded(weight: Weight, prior: float, share: float) -> Weight:
+def _fade_weight(weight: Weight, prior: float, share: float) -> Weight:
     """Return a weight in which what the ratings have added counts by `share`. Precisions add up, and so do the means in
     their measure."""
     mean, variance = weight

@@ -56,22 +56,26 @@ def taught(
     base = whole = None
     for rating in ratings:
         if base is None or whole is None or rating.at - whole.at >= FADE_SECONDS:
-            own = own if base is None or whole is None else _added(base, whole)
+            if base is not None and whole is not None:
+                own = _own_part(base, whole)
             base = replace(faded(shared, spec.decay, rating.at), at=max(rating.at, own.at))
             whole = replace(joined(base, faded_part(own, spec.decay, rating.at)), at=base.at)
         whole = learned(whole, spec, workers, rating)
     if base is None or whole is None:
         return own
-    return _added(base, whole)
+    return _own_part(base, whole)
 
 
-def _added(base: Posterior, whole: Posterior) -> Posterior:
+def _own_part(base: Posterior, whole: Posterior) -> Posterior:
     """Return the own part that makes `whole` of `base`; the inverse of `joined`."""
     weights: dict[str, Mapping[int, Weight]] = {}
     for part, of in whole.weights.items():
         known = base.weights.get(part, {})
-        if of is not known and (found := _differences(part, known, of)):
-            weights[part] = found
+        if of is known:
+            continue
+        differences = _differences(part, known, of)
+        if differences:
+            weights[part] = differences
     return Posterior(
         weights=weights,
         bills={arm: bill for arm, bill in whole.bills.items() if base.bills.get(arm) != bill},
@@ -99,11 +103,11 @@ def faded_part(own: Posterior, decay: float, now: float) -> Posterior:
     if not own.at or now - own.at < FADE_SECONDS:
         return own
     share = decay ** ((now - own.at) / 86_400)
-    weights = {part: _scaled(of, share) for part, of in own.weights.items()}
+    weights = {part: _scale(of, share) for part, of in own.weights.items()}
     bills = {arm: (count * share, mean) for arm, (count, mean) in own.bills.items()}
     ratio, watches, usual = (own.ratio[0] * share, own.ratio[1]), faded_watches(own, share), faded_usual(own, share)
     return replace(own, weights=weights, bills=bills, ratio=ratio, at=now, watches=watches, usual=usual)
 
 
-def _scaled(weights: Mapping[int, Weight], share: float) -> dict[int, Weight]:
+def _scale(weights: Mapping[int, Weight], share: float) -> dict[int, Weight]:
     return {place: (product * share, precision * share) for place, (product, precision) in weights.items()}
