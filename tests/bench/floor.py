@@ -11,6 +11,8 @@
   it has beyond the stack's is Baton's own, and what the aim has beyond the stack's is what Baton may take.
 
 Use a quiet machine: a disk that others wait for takes several times as long. Processor times bear neighbours better.
+Where others use the machine, `--lowest --rounds 9 --seconds 2` takes the lowest of many short rounds for each figure,
+in place of their median: the quietest seconds of both.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import asyncio
 import os
 import statistics
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -36,7 +38,8 @@ from .stack import stack
 from .subject import Target, Tree, baton
 from .table import Row, table
 
-TRIES = 150
+TRIES = 50
+ROUNDS = 5
 PAUSE_SECONDS = 0.02
 """As long as the workers of the bench take."""
 ROW = b"x" * 1_600
@@ -59,6 +62,7 @@ class Workload:
 
 
 WORKLOADS = (
+    Workload("gateway RSS, idle"),  # before any load
     # The admission, the plan with the first intent, the end of the first step with the intents of the next two, their
     # two ends, the last of which has the intent of the last step, and the end of that.
     Workload(
@@ -74,35 +78,41 @@ WORKLOADS = (
     Workload("added TTFT p50, 16 streams", (2, 2, 1)),
     Workload("1-2-1, CPU per run, 64 runs"),
     Workload("one step, CPU per request, 16 conn."),
-    Workload("gateway RSS, idle"),
 )
 TITLES = ("what", "aim", "waits", "CPU of the stack", "stack", "Baton", "left for Baton", "Baton's own")
 
 
-async def median_ms(act: Callable[[], Awaitable[object]]) -> float:
-    """Return the median of `TRIES` times, each after a pause."""
-    times = []
-    for _ in range(TRIES):
-        await asyncio.sleep(PAUSE_SECONDS)
-        began = time.perf_counter()
-        await act()
-        times.append(time.perf_counter() - began)
-    return statistics.median(times) * 1000
+Choice = Callable[[Sequence[float]], float]
+"""How one figure is made of those of several rounds."""
 
 
-async def of_postgres(url: str) -> tuple[float, float]:
+async def rounds_ms(act: Callable[[], Awaitable[object]]) -> list[float]:
+    """Return the medians of some rounds of `TRIES` times, each after a pause."""
+    medians = []
+    for _ in range(ROUNDS):
+        times = []
+        for _ in range(TRIES):
+            await asyncio.sleep(PAUSE_SECONDS)
+            began = time.perf_counter()
+            await act()
+            times.append(time.perf_counter() - began)
+        medians.append(statistics.median(times) * 1000)
+    return medians
+
+
+async def of_postgres(url: str) -> tuple[list[float], list[float]]:
     """The milliseconds of a commit that waits for the disk, and of a read by key."""
     connection = await asyncpg.connect(url)
     try:
         await connection.execute("CREATE TABLE floor (id bigserial PRIMARY KEY, body bytea)")
         write = await connection.prepare("INSERT INTO floor (body) VALUES ($1)")
         read = await connection.prepare("SELECT body FROM floor WHERE id = $1")
-        return await median_ms(lambda: write.fetch(ROW)), await median_ms(lambda: read.fetch(1))
+        return await rounds_ms(lambda: write.fetch(ROW)), await rounds_ms(lambda: read.fetch(1))
     finally:
         await connection.close()
 
 
-async def of_redis(url: str) -> float:
+async def of_redis(url: str) -> list[float]:
     """The milliseconds from a message's publication to its receipt."""
     sender, receiver = redis.from_url(url), redis.from_url(url)
     async with sender, receiver, receiver.pubsub() as subscribed:
@@ -113,28 +123,33 @@ async def of_redis(url: str) -> float:
             await sender.publish("floor", ROW)
             assert await subscribed.get_message(timeout=PATIENCE_SECONDS) is not None
 
-        return await median_ms(hop)
+        return await rounds_ms(hop)
 
 
-def waits_ms() -> tuple[float, float, float]:
+def waits_ms(choose: Choice) -> tuple[float, float, float]:
     """Return the milliseconds of a commit, a message and a read, and print them."""
     with ExitStack() as opened:
-        commit, read = asyncio.run(of_postgres(opened.enter_context(servers.postgres(fsync=True)).url))
-        message = asyncio.run(of_redis(opened.enter_context(servers.redis()).url))
+        commits, reads = asyncio.run(of_postgres(opened.enter_context(servers.postgres(fsync=True)).url))
+        messages = asyncio.run(of_redis(opened.enter_context(servers.redis()).url))
+    commit, message, read = choose(commits), choose(messages), choose(reads)
     print(f"commit with fsync {commit:.2f} ms, read by key {read:.2f} ms, message over Redis {message:.2f} ms")
     return commit, message, read
 
 
-def line(workload: Workload, rows: list[Row], cpu: float | None, each: tuple[float, float, float]) -> tuple[str, ...]:
-    """Return a line of the table; `each` has the milliseconds of a commit, a message and a read."""
-    waits = sum(count * one for count, one in zip(workload.waits, each, strict=True)) / workload.shares
-    of_stack, of_baton = rows
-    cells = [of_stack.what, _shown(of_stack.budget), _shown(waits or None), _shown(cpu), of_stack.shown]
-    if of_stack.measured is None or of_baton.measured is None or of_stack.budget is None:
-        return (*cells, of_baton.shown, of_stack.note, of_baton.note)
-    left = of_stack.budget - of_stack.measured
-    own = of_baton.measured - of_stack.measured
-    return (*cells, of_baton.shown, _shown(left), _shown(own))
+def line(
+    workload: Workload, rows: Sequence[Row], cpu: float | None, each: tuple[float, float, float], choose: Choice
+) -> tuple[str, ...]:
+    """Return a line of the table: the rows of the stack and of Baton, and the milliseconds of a commit, a message and a
+    read."""
+    waits = sum(count * ms for count, ms in zip(workload.waits, each, strict=True)) / workload.shares
+    aim = rows[0].budget
+    assert aim is not None
+    for row in rows:
+        if not row.rounds:
+            return (workload.figure, _shown(aim), "-", "-", "-", "-", "-", row.note)
+    stack_takes, baton_takes = (choose(row.rounds) for row in rows)
+    left, own = aim - stack_takes, baton_takes - stack_takes
+    return (workload.figure, *map(_shown, (aim, waits or None, cpu, stack_takes, baton_takes, left, own)))
 
 
 def _shown(figure: float | None) -> str:
@@ -148,10 +163,13 @@ def main() -> None:
     )
     parser.add_argument("--seconds", type=float, default=5.0, help="per round")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", default="", metavar="TEXT", help="only figures whose name contains this text")
+    parser.add_argument("--lowest", action="store_true", help="the lowest of the rounds in place of their median")
     chosen = parser.parse_args()
     effort = Effort(chosen.seconds, chosen.rounds)
+    choose: Choice = min if chosen.lowest else statistics.median
     print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
-    each = waits_ms()
+    each = waits_ms(choose)
     with ExitStack() as opened:
         workers = opened.enter_context(upstream())
         bare = opened.enter_context(stack(workers.url))
@@ -163,10 +181,12 @@ def main() -> None:
         figures = {figure.what: figure for figure in of_setup("distributed", direct, direct)}
         subjects = [Subject(Tree(), bare), Subject(Tree(), whole)]
         lines = []
-        for workload in sorted(WORKLOADS, key=lambda workload: not figures[workload.figure].once):  # memory first
+        for workload in [workload for workload in WORKLOADS if chosen.only in workload.figure]:
             rows = measured(figures[workload.figure], subjects, effort)
-            cpu = workload.cpu(bare, effort) if workload.cpu else None
-            lines.append(line(workload, rows, cpu, each))
+            cpu = None
+            if workload.cpu is not None:
+                cpu = choose([workload.cpu(bare, effort) for _ in range(effort.rounds)])
+            lines.append(line(workload, rows, cpu, each, choose))
     print(f"load {os.getloadavg()[0]:.1f}")
     print(table(TITLES, lines))
 
