@@ -89,7 +89,7 @@ class UsualRating(NamedTuple):
 
 @record(frozen=True, slots=True)
 class Posterior:
-    """What a selector has learned from `ratings` ratings. A part or place that is missing is at its prior."""
+    """The beliefs that a selector has after `ratings` ratings. A part or place that is missing stands at its prior."""
 
     weights: Mapping[str, Mapping[int, Weight]] = field(default_factory=dict)
     """By part and place."""
