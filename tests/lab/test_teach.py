@@ -154,7 +154,10 @@ def test_the_small_conductor_is_given_the_rollouts_too(tmp_path: Path, monkeypat
         given.append((asked.beta, runs))
         return True
 
-    modules = {"app.lab.train:run": trainer, "app.cli.learning.train_chat:imitation_rollouts": train_chat.imitation_rollouts}
+    modules = {
+        "app.lab.train:run": trainer,
+        "app.cli.learning.train_chat:imitation_rollouts": train_chat.imitation_rollouts,
+    }
     monkeypatch.setattr(command, "import_object", modules.__getitem__)
     for words in ([], ["--warm-start", rollouts(tmp_path), "--beta", "0.1"]):
         assert command.run(parse(["train", *words]), {}, lambda: 0.0) == 0
