@@ -1,11 +1,13 @@
 # A fresh machine needs Python 3.11 or newer and make; the rest is installed into .venv, pinned by hash, on first use.
 PYTHON ?= python3
 BIN := .venv/bin
-# A lock names every package, so pip need not look for more of them; what is imported is compiled at its first import.
+# A lock names every package, so pip need not look for more of them. It compiles them on one core, so that is done after it.
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-compile
+# setuptools warns that the folders of the checkout can be imported.
+BATON := PYTHONWARNINGS=ignore $(PIP) --no-build-isolation -e .
 # A pin keeps its extras: pip may else choose a newer release for `coverage[toml]` than is pinned for `coverage`, and fail.
 COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate --no-emit-index-url \
-	--no-strip-extras --custom-compile-command "make lock" --extra build
+	--no-strip-extras --custom-compile-command "make lock"
 EXTRAS := azure bedrock kms s3 timestamps vertex  # of the image with more libraries (Dockerfile)
 
 .PHONY: run help test faults fuzz simulate lint soak bench learn chart trace s3 test-vllm test-browser test-clients lock
@@ -77,19 +79,23 @@ test-clients: .venv/dev.stamp  ## Frameworks and clients that nobody here wrote;
 	tests/clients/frameworks/run
 
 lock: .venv/dev.stamp  ## Pins stay where they are; UPGRADE=--upgrade moves them.
-	$(COMPILE) $(UPGRADE) --output-file requirements.txt pyproject.toml > /dev/null
-	$(COMPILE) $(UPGRADE) --extra dev --constraint requirements.txt --output-file requirements-dev.txt pyproject.toml > /dev/null
-	$(COMPILE) $(foreach extra,$(EXTRAS),--extra $(extra)) --constraint requirements-dev.txt --output-file requirements-extras.txt pyproject.toml > /dev/null
+	echo pip | $(COMPILE) $(UPGRADE) --output-file requirements-pip.txt - > /dev/null
+	$(COMPILE) $(UPGRADE) --extra build --output-file requirements.txt pyproject.toml > /dev/null
+	$(COMPILE) $(UPGRADE) --extra build --extra dev --constraint requirements.txt --output-file requirements-dev.txt pyproject.toml > /dev/null
+	$(COMPILE) $(foreach extra,build $(EXTRAS),--extra $(extra)) --constraint requirements-dev.txt --output-file requirements-extras.txt pyproject.toml > /dev/null
 
 .venv/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Baton needs Python 3.11 or newer; say which: make PYTHON=...")'
 	$(PYTHON) -m venv .venv || { rm -rf .venv; exit 1; }  # half of one would be taken for whole the next time
+	-$(PIP) --require-hashes -r requirements-pip.txt  # pip of Python 3.11 takes twice as long, but does if this one is not found
 
 .venv/runtime.stamp: requirements.txt pyproject.toml | .venv/bin/python
 	$(PIP) --require-hashes -r requirements.txt
-	$(PIP) --no-build-isolation -e . && touch $@
+	$(BATON) && touch $@
 
 # requirements-dev.txt has every line of requirements.txt too: one call of pip installs both.
 .venv/dev.stamp: requirements-dev.txt requirements.txt pyproject.toml | .venv/bin/python
 	$(PIP) --require-hashes -r requirements-dev.txt
-	$(PIP) --no-build-isolation -e . && touch .venv/runtime.stamp $@
+	$(BATON)
+	-$(BIN)/python -m compileall -qq -j 0 .venv/lib app tests  # by all cores; what is not compiled here is when it is imported
+	touch .venv/runtime.stamp $@
