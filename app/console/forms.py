@@ -15,7 +15,7 @@ from starlette.routing import Route
 from app.console.api import ApiError, Session
 from app.console.pages import Pages, form_lists, to
 from app.console.session import PATH
-from app.core.records import changed, record
+from app.core.records import copy_with, record
 
 Kind = Literal["text", "number", "days", "list", "lines", "select", "checks", "check", "hidden"]
 """How a field is asked for and read: `days` are sent as seconds, `list` are words between commas, `lines` a long text,
@@ -93,7 +93,7 @@ def routes(pages: Pages, path: str, ask: Ask, act: Act, show: Show) -> list[Rout
     async def sent(request: Request, session: Session) -> Response:
         made = await ask(request, session)
         given = await form_lists(request)
-        made = changed(made, given=given, once=given.get("once", [made.once])[-1])
+        made = copy_with(made, given=given, once=given.get("once", [made.once])[-1])
         body, faults = read(made.fields, given)
         status = 400
         if not faults:
@@ -105,7 +105,7 @@ def routes(pages: Pages, path: str, ask: Ask, act: Act, show: Show) -> list[Rout
                     raise
                 status, faults = error.status, fault_of(error, made.fields)
         # What is corrected is another request, which needs a key of its own.
-        made = changed(made, faults=faults, once=secrets.token_urlsafe(TOKEN_BYTES))
+        made = copy_with(made, faults=faults, once=secrets.token_urlsafe(TOKEN_BYTES))
         return await show(request, session, "form.html", status, form=made)
 
     return [pages.route(path, asked), pages.route(path, sent, "POST")]

@@ -24,7 +24,7 @@ from typing import Any, Protocol
 
 import orjson
 
-from app.core.records import changed, record
+from app.core.records import copy_with, record
 from app.core.run.journal_hash import root
 from app.core.run.retention_classes import RetentionClass, Selection, content_selections, event_selections
 from app.engine.context import EngineContext, Leadership
@@ -232,7 +232,7 @@ class Pruning:
             location = await self._archived(batch)
             for start in range(0, len(batch.runs), PAGE):
                 chosen = batch.runs[start : start + PAGE]
-                runs = [(changed(left, archive=location, pruned_at=self._now()), rev) for left, rev in chosen]
+                runs = [(copy_with(left, archive=location, pruned_at=self._now()), rev) for left, rev in chosen]
                 gone = set(await self._store.prune(runs))
                 self.done.runs += len(gone)
                 self.done.events += sum(left.events for left, _ in runs if left.id in gone)

@@ -20,7 +20,7 @@ from app.core.pool.catalog import MILLION, Catalog
 from app.core.rating.feedback import Feedback
 from app.core.run.events import CallIntended, Event, Kind, PlanOpened, PlanStep, facts
 from app.core.run.state import Proposal, RunState, fold
-from app.core.run.visibility import carried
+from app.core.run.visibility import labels_in_run
 from app.lab.rollouts import Rollout, critical, shown, split, written
 from app.store.archive import Record
 
@@ -123,7 +123,7 @@ def _allowed(record: Record, state: RunState, wanted: RolloutFilter) -> None:
         raise Skipped("it is of another tier")
     if wanted.tenant is not None and record.row["tenant"] != wanted.tenant:
         raise Skipped("it is of another tenant")
-    if barred := sorted(wanted.without & carried(state)):
+    if barred := sorted(wanted.without & labels_in_run(state)):
         raise Skipped(f"it has the label {barred[0]}")
     if state.admitted.origin_kind == "shadow":
         raise Skipped("it is a shadow, whose answer nobody was given")
@@ -182,7 +182,7 @@ def _seconds_left(events: Sequence[Event]) -> float | None:
 def _steps(record: Record, state: RunState, events: Sequence[Event], proposal: Proposal) -> list[Step]:
     planned = {fact.n: fact for fact in facts(events, PlanStep)}
     steps = []
-    for step in state.workflow(proposal.round):
+    for step in state.steps_of_round(proposal.round):
         if step.worker != planned[step.n].worker:
             raise Skipped("another worker stood in for a planned one")
         subtask = record.contents.get(step.subtask, b"") if step.subtask else b""
@@ -199,7 +199,7 @@ def _seconds(state: RunState, proposal: Proposal) -> float:
         if call.step is not None:
             spent[call.step] += call.seconds
     path = []
-    for step in state.workflow(proposal.round):
+    for step in state.steps_of_round(proposal.round):
         path.append(([n - proposal.base for n in step.access.steps], spent[step.n]))
     return critical(path)
 

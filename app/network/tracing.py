@@ -36,7 +36,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from app.core.message.chat import End, Sampling
 from app.core.pool.catalog import ProviderSpec, Worker
 from app.core.run.events import CallFinished
-from app.core.run.identifiers import NO_TRACE, Trace, continued
+from app.core.run.identifiers import NO_TRACE, Trace, trace_of_turn
 from app.core.run.kinds import Kind
 from app.core.run.state import RunState
 
@@ -342,7 +342,7 @@ def start_run_span(tracing: Tracing, state: RunState, *, taken_over: bool) -> Sp
         "baton.turn": state.turn.number,
         "baton.taken_over": taken_over,
     }
-    parent = continued(state.admitted.trace, state.turn.trace)
+    parent = trace_of_turn(state.admitted.trace, state.turn.trace)
     return tracing.start(f"{SPAN_RUN} {tier}", parent, attributes, links=[state.turn.trace])
 
 
@@ -351,7 +351,7 @@ def end_run_span(span: Span, state: RunState, error: str) -> None:
     if not span.is_recording:
         return span.end()
     ended = state.end
-    attributes: dict[str, str | int | bool] = {"baton.state": state.state, "baton.rounds": state.rounds}
+    attributes: dict[str, str | int | bool] = {"baton.state": state.state, "baton.rounds": state.round_count}
     if state.topology:
         attributes["baton.topology"] = state.topology
     if ended is not None:

@@ -27,7 +27,7 @@ import hiredis
 import orjson
 from redis.exceptions import OutOfMemoryError, RedisError, ResponseError
 
-from app.core.records import changed
+from app.core.records import copy_with
 from app.core.run.identifiers import NO_TRACE, read_trace
 from app.errors import QueueUnavailable
 from app.stepqueue.protocol import AGAIN, WHOLE_RUN, Ticket
@@ -460,7 +460,7 @@ def _added(lane: str, ticket: Ticket) -> Command:
 def _waiting(tenant: bytes, packed: bytes, receipt: str) -> Ticket:
     """Return a ticket out of its tenant's list, under the receipt of the entry that was the right to it."""
     data, _, trace = packed.partition(b"\n")
-    return changed(traced(unpack_ticket(data, receipt), trace), tenant=tenant.decode())
+    return copy_with(traced(unpack_ticket(data, receipt), trace), tenant=tenant.decode())
 
 
 def pack_ticket(ticket: Ticket) -> bytes:
@@ -480,7 +480,7 @@ def traced(ticket: Ticket, data: bytes) -> Ticket:
     with suppress(orjson.JSONDecodeError):
         match orjson.loads(data):
             case [str(parent), str(state), int(at) | float(at)]:
-                return changed(ticket, trace=read_trace(parent, state), at=float(at))
+                return copy_with(ticket, trace=read_trace(parent, state), at=float(at))
     return ticket
 
 

@@ -19,7 +19,7 @@ from app.core.rating.calibration import Trial
 from app.core.rating.economics import JournaledRun
 from app.core.rating.evidence import Learned, Rated
 from app.core.rating.feedback import Feedback
-from app.core.records import changed
+from app.core.records import copy_with
 from app.core.run.events import Event, Kind
 from app.core.run.notices import FailedNotice, Notice
 from app.errors import NotFound, StoreUnavailable
@@ -201,7 +201,7 @@ class SqlStore(Administration):
     async def append(self, entry: Entry) -> Appended:
         writer = self.writers[crc32(entry.run.encode()) % len(self.writers)]
         if entry.shared is not None and entry.at < await self._shared_since():
-            entry = changed(entry, shared=None)
+            entry = copy_with(entry, shared=None)
         key = None
         if entry.contents and self._tenant_keys.encrypts:
             key = await self._tenant_keys.key_for(entry)
@@ -245,7 +245,7 @@ class SqlStore(Administration):
         if not read.salt:
             self._journals.forget(run)
         self._journals.extend(run, read.events)
-        return changed(read, events=(*kept.events, *read.events))
+        return copy_with(read, events=(*kept.events, *read.events))
 
     def _add_committed(self, encoded: EncodedEntry, appended: Appended) -> None:
         self._forget_former_server()
@@ -645,7 +645,7 @@ class SqlTenantStore:
     _tenant: str
 
     async def append(self, entry: Entry) -> Appended:
-        return await self._store.append(changed(entry, tenant=self._tenant))
+        return await self._store.append(copy_with(entry, tenant=self._tenant))
 
     async def journal(self, run: str, upto: int | None = None, after: int = 0) -> Journal:
         return await self._store.journal_of(self._tenant, run, upto, after)
@@ -681,7 +681,7 @@ class SqlTenantStore:
         return await self._store.pruned_run_of(self._tenant, run)
 
     async def rate(self, given: Feedback) -> Feedback:
-        return await self._store.rate(changed(given, tenant=self._tenant))
+        return await self._store.rate(copy_with(given, tenant=self._tenant))
 
     async def feedback(self, run: str) -> tuple[Feedback, ...]:
         return await self._store.read_for(self._tenant, partial(feedback.of, run=run))

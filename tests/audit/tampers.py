@@ -29,7 +29,7 @@ from app.audit.log.verify import LogCheck
 from app.core.pool.budgets import Budget
 from app.core.rating.calibration import Trial
 from app.core.rating.feedback import Feedback
-from app.core.records import address
+from app.core.records import content_ref
 from app.core.run.kinds import Kind
 from app.core.transparency.notes import Signer
 from app.store.protocol import METADATA_TAG, REQUEST_TAG, USER_TAG, Actor, Entry, Hold, KeyRow
@@ -351,7 +351,7 @@ def renamed_worker(conn: Connection, rnd: random.Random) -> str:
         salt = salts.get(row["run"])
         if salt is not None and old in row["body"]:
             body = row["body"].replace(old, new)
-            ref = address(salt, body)
+            ref = content_ref(salt, body)
             refs[row["ref"].encode()] = ref.encode()
             conn.execute(update(contents).where(*_where(contents, row)).values(ref=ref, body=body))
     for row in _rows(conn, events):

@@ -19,7 +19,7 @@ from app.core.pool.catalog import Card, Limits, Measured, Price, Worker
 from app.core.rating.features import asked, viewed
 from app.core.run import visibility
 from app.core.run.visibility import EarlierStep
-from app.engine.runs.planning import EMBEDS
+from app.engine.runs.planning import EMBEDDING_TEMPLATE
 
 CONVERSATION = (Message("system", (Text("Be brief."),)), Message("user", (Text("What is 2 + 2?"),)))
 TASK = Task(CONVERSATION)
@@ -150,7 +150,11 @@ def looks() -> str:
 def test_a_template_is_what_it_was() -> None:
     made = {visibility.TEMPLATE: steps(), prompt.TEMPLATE: plans(), prompt.FURTHER: further_plans()}
     made |= {visibility.JSON_MODE: steps(), visibility.NESTED: nested_steps(), prompt.NESTING: plans(nests=True)}
-    made |= {prompt.NESTING_FURTHER: further_plans(nests=True), compact.TEMPLATE: compact_plans(), EMBEDS: looks()}
+    made |= {
+        prompt.NESTING_FURTHER: further_plans(nests=True),
+        compact.TEMPLATE: compact_plans(),
+        EMBEDDING_TEMPLATE: looks(),
+    }
     made |= {"plan-2": plans(timed=True), "further-2": further_plans(timed=True)}
     made |= {"nesting-2": plans(nests=True, timed=True)}
     made |= {"nesting-further-2": further_plans(nests=True, timed=True)}

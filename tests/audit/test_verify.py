@@ -23,7 +23,7 @@ from app.audit.log.tree import Checkpoint, GrowingTree, leaf_hash, root_of
 from app.audit.log.verify import LogCheck, tiles_of
 from app.core.pool.budgets import Budget
 from app.core.run.kinds import Kind
-from app.core.run.visibility import completed
+from app.core.run.visibility import complete_disclosures
 from app.core.transparency import tiles
 from app.core.transparency.merkle import tree_root
 from app.store.archive import Administration, open_archive
@@ -416,7 +416,7 @@ def test_a_ledger_that_was_completed_after_its_run_was_sealed_is_as_the_events_s
         conn.execute(text("DELETE FROM disclosures"))
         transparency_log.queue_runs(conn, [run])
         tampers.seal_again(conn)
-        rebuilt = disclosures.rebuild(conn, None, 100, completed)
+        rebuilt = disclosures.rebuild(conn, None, 100, complete_disclosures)
         tampers.seal_again(conn)
         completed_later = verify(conn, ())
         conn.execute(text("UPDATE disclosures SET region = 'the moon'"))

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from app.core.records import address
+from app.core.records import content_ref
 from app.core.run.events import Kind
 from app.store.protocol import Entry, Ledger, Move, NewRun, Outbox, Projection
 from app.store.sql import SqlStore, open_store
@@ -55,7 +55,7 @@ def _at(values: list[float], share: float) -> str:
 
 def one_step_run(run: str) -> list[Entry]:
     """Return the four entries of a run with one step: admitted, planned, taken, answered."""
-    question, answer = address(SALT, TEXT + run.encode()), address(SALT, run.encode() + TEXT)
+    question, answer = content_ref(SALT, TEXT + run.encode()), content_ref(SALT, run.encode() + TEXT)
     new = NewRun("tenant", "key", "mini", "baton-mini", SALT, "driver", FAR, FAR, Ledger(10**9, 10**9), "bench")
     call = {"call": f"{run}-0", "step": 0, "worker": "alpha", "access": ["user"], "sha256": question, "usd": 420}
     return [

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from app.core.message.chat import Message, Task, Text, Tool, Toolbox, task_parts
-from app.core.records import address
+from app.core.records import content_ref
 from app.core.run.events import StepDone
 from app.store.protocol import Entry, Shared, Store
 from tests.conformance.entries import SALT, admitted
@@ -27,7 +27,7 @@ def task(turns: int, name: str = "", user: str | None = "ann") -> Task:
 def turn(run: str, turns: int, name: str = "", owner: str = OWNER, at: float = 1.0) -> Entry:
     """The admission of a turn."""
     parts = task_parts(task(turns, name))
-    ref = address(SALT, parts.whole)
+    ref = content_ref(SALT, parts.whole)
     shared = Shared(ref, owner, parts.head, parts.body, parts.tail)
     return replace(admitted(run, at), contents=((ref, parts.whole),), shared=shared)
 
@@ -35,7 +35,7 @@ def turn(run: str, turns: int, name: str = "", owner: str = OWNER, at: float = 1
 def only_tools(run: str) -> Entry:
     """An admission that shares nothing but the tools."""
     parts = task_parts(Task((), toolbox=TOOLS))
-    ref = address(SALT, parts.whole)
+    ref = content_ref(SALT, parts.whole)
     shared = Shared(ref, OWNER, parts.head, parts.body, parts.tail)
     return replace(admitted(run), contents=((ref, parts.whole),), shared=shared)
 
@@ -43,7 +43,7 @@ def only_tools(run: str) -> Entry:
 def answer(run: str, turns: int) -> Entry:
     """The end of a turn's step."""
     body = said(turns).encode()
-    ref = address(SALT, body)
+    ref = content_ref(SALT, body)
     done = StepDone(n=0, call="call", output=ref, chars=len(body), finish="stop")
     return Entry(run, 3.0, (done,), epoch=1, contents=((ref, body),))
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from app.core.records import address
+from app.core.records import content_ref
 from app.core.run.events import TERMINAL, Event, Kind
 from app.errors import Conflict, LeaseLost, NotFound, RunEnded, RunOverBudget, StoreUnavailable
 from app.store.protocol import (
@@ -227,7 +227,7 @@ async def test_a_refused_entry_fails_alone(store: Store) -> None:
 async def test_a_refused_entry_leaves_nothing_behind(store: Store) -> None:
     await store.append(admitted("run"))
     before = await store.run("run")
-    ref = address(SALT, b"text")
+    ref = content_ref(SALT, b"text")
     with pytest.raises(LeaseLost):
         await store.append(
             note(
@@ -290,7 +290,7 @@ async def test_leaving_the_store_commits_what_waits(opener: Opener) -> None:
 
 async def test_contents_are_stored_once_and_erased_with_their_salt(opener: Opener) -> None:
     text, image = b"hello", bytes(range(256)) * 500
-    pairs = tuple((address(SALT, body), body) for body in (text, image, text))
+    pairs = tuple((content_ref(SALT, body), body) for body in (text, image, text))
     async with opener() as store:
         await store.append(admitted("run"))
         await store.append(note("run", contents=pairs))
@@ -310,7 +310,7 @@ async def test_contents_are_stored_once_and_erased_with_their_salt(opener: Opene
 async def test_nothing_of_an_erased_run_comes_back(opener: Opener) -> None:
     """Neither what is written after the erasure, by a call that was in flight say, nor what another process had in its
     memory; events and money are written on."""
-    early, late = ((address(SALT, body), body) for body in (b"early", b"late"))
+    early, late = ((content_ref(SALT, body), body) for body in (b"early", b"late"))
     async with opener() as store, opener() as other:
         await store.append(admitted("run"))
         await store.append(note("run", contents=(early,)))
@@ -329,7 +329,7 @@ async def test_what_is_read_of_a_body_in_memory_is_kept_with_it(opener: Opener) 
         read.append(body)
         return len(body)
 
-    ref = address(SALT, b"text")
+    ref = content_ref(SALT, b"text")
     wanted = {(ref, length), (ref, bytes.decode), ("none", length)}
     async with opener() as store, opener() as other:
         await store.append(replace(admitted("run"), contents=((ref, b"text"),)))
@@ -354,13 +354,13 @@ async def test_an_erased_run_begins_no_turn(opener: Opener) -> None:
 
 
 async def test_an_address_depends_on_the_salt() -> None:
-    assert address(b"a", b"text") != address(b"b", b"text")
-    assert address(b"", b"") == "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
+    assert content_ref(b"a", b"text") != content_ref(b"b", b"text")
+    assert content_ref(b"", b"") == "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
 
 
 async def test_a_live_run_is_read_without_the_database(opener: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
     async with opener() as store, opener() as other:
-        ref = address(SALT, b"text")
+        ref = content_ref(SALT, b"text")
         await store.append(replace(admitted("run"), contents=((ref, b"text"),)))
         await store.append(queued("run"))
         fresh = await other.journal("run")

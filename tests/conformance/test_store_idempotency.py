@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from app.core.run.events import Kind
-from app.core.run.kinds import ANYBODY
+from app.core.run.kinds import WITHOUT_LEASE
 from app.errors import Conflict, LeaseLost, RunEnded
 from app.store.protocol import TAKEN, Appended, Entry, IdempotencyRecord, Store
 from tests.conformance.entries import Opener, admitted, note, settled
@@ -114,7 +114,7 @@ async def test_claims_that_have_run_out_are_forgotten_in_batches(opener: Opener)
 
 async def test_whoever_holds_nothing_may_only_ask_for_the_end(store: Store) -> None:
     await store.append(admitted("run"))
-    for kind in set(Kind) - ANYBODY:
+    for kind in set(Kind) - WITHOUT_LEASE:
         with pytest.raises(LeaseLost):
             await store.append(Entry("run", 2.0, (Raw(Kind.CANCEL_ASKED, {}), Raw(kind, {}))))
     asked = await store.append(Entry("run", 2.0, (Raw(Kind.CANCEL_ASKED, {"by": "caller"}),)))

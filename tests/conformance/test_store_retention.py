@@ -11,7 +11,7 @@ from sqlalchemy import Connection, func, select
 
 from app.core.message.chat import Message, Task, Text, task_to_json
 from app.core.rating.feedback import Feedback
-from app.core.records import address
+from app.core.records import content_ref
 from app.core.run.events import Kind, RunSucceeded
 from app.core.run.retention_classes import RunClass
 from app.engine.retention import erase_all, runs_with_text, texts_with_ref
@@ -57,7 +57,7 @@ def asked(
     """The admission of a run with a task of the user's."""
     echoed = {"safety_identifier": identifier} if identifier is not None else {}
     body = orjson.dumps(task_to_json(Task((Message("user", (Text(text),)),), user=user, echoed=echoed)))
-    return replace(admitted(run, at, tenant=tenant), contents=((address(SALT, body), body),))
+    return replace(admitted(run, at, tenant=tenant), contents=((content_ref(SALT, body), body),))
 
 
 async def found(store: Store, query: ContentQuery, limit: int = 200) -> list[str]:
@@ -90,7 +90,7 @@ async def test_runs_are_found_by_user_tenant_and_time_until_they_are_erased(stor
         ],
     )
     quotes = b'{"user":"ann"} is what ann writes'
-    await store.append(note("nobody", contents=((address(SALT, quotes), quotes),)))
+    await store.append(note("nobody", contents=((content_ref(SALT, quotes), quotes),)))
     await store.append(asked("hashed", None, at=6.0, identifier="ann-hash"))
     everything = ["old", "else", "bob", "nobody", "quoted", "hashed", "new"]
     for limit in (1, 2, 200):
@@ -158,7 +158,7 @@ async def test_what_finds_plans_traces_and_approvals_is_pruned_with_the_run(stor
 async def test_a_text_is_found_by_its_ref_wherever_the_tenant_has_it(store: SqlStore) -> None:
     await fill(store, [asked("first"), asked("again", "bob"), asked("foreign", tenant="other")])
     await fill(store, [asked("longer", text=f"{QUESTION} and more"), asked("free", text="something else")])
-    ref, body = address(SALT, QUESTION.encode()), QUESTION.encode()
+    ref, body = content_ref(SALT, QUESTION.encode()), QUESTION.encode()
     await store.append(note("first", contents=((ref, body),)))
     assert await store.runs_with_ref(ref) == ["first"]
     ((tenant, text),) = await texts_with_ref(store, store, ref)
@@ -183,8 +183,8 @@ async def test_erasing_leaves_the_journal_and_nothing_else(opener: Opener) -> No
         assert [(rating.label, rating.comment) for rating in await store.feedback("one")] == [("good", "")]
         assert not (await store.run("kept")).erased
         late = b"late"
-        await store.append(note("one", contents=((address(SALT, late), late),)))
-        assert await store.contents("one", [address(SALT, late)]) == {}
+        await store.append(note("one", contents=((content_ref(SALT, late), late),)))
+        assert await store.contents("one", [content_ref(SALT, late)]) == {}
 
 
 async def test_one_transaction_erases_a_bounded_part(store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -383,7 +383,7 @@ async def test_a_copy_that_is_admitted_while_a_text_is_erased_is_erased_as_well(
 
     async with opener() as store, opener() as other:
         await store.append(asked("origin"))
-        ref = address(SALT, QUESTION.encode())
+        ref = content_ref(SALT, QUESTION.encode())
         await store.append(note("origin", contents=((ref, QUESTION.encode()),)))
         ((tenant, text),) = await texts_with_ref(store, store, ref)
         erased = await erase_all(store, lambda: runs_with_text(store, tenant, text), admit_a_copy)

@@ -30,8 +30,17 @@ from app.core.run.events import (
     StepToolResults,
 )
 from app.core.run.progress import Propose
-from app.core.run.state import RunState, Turn, tentative
-from app.core.run.visibility import EarlierStep, Flow, ToolUse, compose, conversation, granted, reading_of, refusals
+from app.core.run.state import RunState, Turn, apply_facts
+from app.core.run.visibility import (
+    EarlierStep,
+    LabelFlow,
+    ToolUse,
+    compose,
+    conversation_reading,
+    label_refusals,
+    reading_of,
+    visible_steps,
+)
 
 MARK = re.compile(r"\[\[([^\]]+)\]\]")
 CALLER, TOOL, CONDUCTOR, STEP = "source:caller", "source:tool", "source:conductor", "source:step"
@@ -99,18 +108,18 @@ class Run:
     def carry_out(self) -> None:
         """Plan and execute, as far as the rules let it."""
         model = self.chance.choice((None, *self.workers))
-        if model is not None and not permits(model, conversation(self.state)):
+        if model is not None and not permits(model, conversation_reading(self.state)):
             model = None
         for number in range(1 if model is None else 2):
             if not self.plan(number, model):
                 return
-            for step in self.state.current:
+            for step in self.state.current_steps:
                 self.step(step.n)
-            if self.state.answer(number + 1) is None:
+            if self.state.answer_of_round(number + 1) is None:
                 return
 
     def write(self, *facts: Fact) -> None:
-        self.state = tentative(self.state, facts)
+        self.state = apply_facts(self.state, facts)
 
     def keep(self, text: str) -> str:
         """Keep a text; returns its ref."""
@@ -131,15 +140,15 @@ class Run:
         """Make a plan; False if a model may not, or if no worker may take one of the steps."""
         base = len(self.state.steps)
         command = Propose(number, base, "first", number + 1)
-        self.write(drafts.opened(command, "model", [], instant=model is None))
-        before = self.state.answer(number)
+        self.write(drafts.plan_opened(command, "model", [], instant=model is None))
+        before = self.state.answer_of_round(number)
         subtask, lost = "Do it.", frozenset[str]()
         if model is not None:
-            reading = Flow(self.state).planner(command.round, None)
+            reading = LabelFlow(self.state).planner_reading(command.round, None)
             if not permits(model, reading):
                 return False
             texts = [self.task.messages[0].text]
-            for step in self.state.workflow(number) if before is not None else ():
+            for step in self.state.steps_of_round(number) if before is not None else ():
                 texts.append(self.texts[step.subtask])
             if before is not None:
                 texts.append(self.texts[before.step.output])
@@ -156,16 +165,16 @@ class Run:
             ref, previous = self.keep(said), before.step.n if before is not None else None
             for worker in self.chance.sample(self.workers, len(self.workers)):
                 step = Step(worker.name, said, access, answers=place == last)
-                draft = drafts.planned(
+                draft = drafts.plan_step(
                     Propose(number, base, "first"), place, drafts.WrittenStep(step, ref, declassified=lost), previous
                 )
-                if not refusals(self.catalog, self.state, [draft]):
+                if not label_refusals(self.catalog, self.state, [draft]):
                     break
             else:
                 return False
             self.write(draft)
             inputs.append(listed)
-        self.write(drafts.accepted(number, "", inputs))
+        self.write(drafts.plan_accepted(number, "", inputs))
         return True
 
     # -- steps
@@ -185,7 +194,7 @@ class Run:
         earlier = [self.state.steps[m] for m in step.access.steps if self.state.steps[m].state == "done"]
         done = {step.n: EarlierStep(step.n, self.texts[step.subtask], self.texts[step.output]) for step in earlier}
         task = self.task if step.access.user else None
-        seen = granted(step.access, done)
+        seen = visible_steps(step.access, done)
         shown = compose(task, self.texts[step.subtask], seen, self.used.get(n, ()), worker.name)
         texts = [message.text for message in shown]
         self.calls(worker, *texts)

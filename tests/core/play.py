@@ -38,8 +38,8 @@ from app.core.run.progress import (
     Queue,
     Skip,
     decide,
-    depth,
     may_nest,
+    nesting_depth,
     parent_of,
 )
 from app.core.run.state import DRIVER_LOST, RUN_ENDED, Call, Proposal, RunState, StepState, Turn, advance, begin
@@ -96,7 +96,7 @@ def called(n: int, call: str, *ids: str) -> Fact:
 
 def resumed(number: int, deadline: float, *, streams: bool = True) -> Fact:
     """`run.resumed`."""
-    return drafts.resumed(Turn(number, deadline, streams, "request", deadline - 9), "")
+    return drafts.run_resumed(Turn(number, deadline, streams, "request", deadline - 9), "")
 
 
 def failed(n: int, error: str = "worker_failed") -> Fact:
@@ -165,25 +165,25 @@ class Play:
             inputs = [state.steps[n] for n in step.access.steps]
             there = step.access.user or step.inherits or not inputs or any(step.chars for step in inputs)
             assert there, "there is something to see"
-            unmade = state.unmade
+            unmade = state.open_proposal
             whole = unmade is None or unmade.number != step.proposal
             assert whole or not step.answers, "the answering step waits for the whole plan"
-            assert not step.opens, "what is the conductor's is for no dispatcher"
+            assert not step.opens_workflow, "what is the conductor's is for no dispatcher"
             if (parent := parent_of(state, step)) is not None:
                 seen = {n for n in step.access.steps if state.steps[n].proposal != step.proposal}
                 assert seen <= set(parent.access.steps), "authority never widens"
                 assert parent.access.user or not step.access.user
         if isinstance(draft, PlanOpened) and state.round > 1 and draft.parent is None:
-            assert state.previous is not None, "a round follows an answer"
+            assert state.previous_answer is not None, "a round follows an answer"
             assert all(step.settled for step in state.steps.values()), "with nothing left to do"
         assert state.round <= state.admitted.limits.rounds
-        busy = [step for step in state.live if step.state in ("queued", "running") and not step.opens]
+        busy = [step for step in state.active_steps if step.state in ("queued", "running") and not step.opens_workflow]
         assert len(busy) <= state.admitted.limits.fan_out
         made = [proposal.number for proposal in state.all_proposals if proposal.state == "accepted"]
-        workers = [step for step in state.live if step.proposal in made and not step.opens]
+        workers = [step for step in state.active_steps if step.proposal in made and not step.opens_workflow]
         assert len(workers) <= state.admitted.limits.steps, "nested steps count to their round's"
-        assert all(depth(state, n) <= state.admitted.limits.depth for n in state.nested)
-        assert [proposal.number for proposal in state.all_proposals] == list(range(state.opened))
+        assert all(nesting_depth(state, n) <= state.admitted.limits.depth for n in state.nested)
+        assert [proposal.number for proposal in state.all_proposals] == list(range(state.proposal_count))
         split = bill(state)
         assert summed((split.visible, split.orchestration)) == split.turn
         assert min(split.orchestration.input, split.orchestration.output, split.turn_usd) >= 0
@@ -207,7 +207,7 @@ class Play:
             yield from self._return()
             return
         for step in state.steps.values():
-            if step.opens:
+            if step.opens_workflow:
                 continue
             if step.state == "queued" or (step.state == "running" and not self._called(step)):
                 yield (intent(self._name(), step.n, access=tuple(step.access.as_list()), worker=step.worker),)
@@ -221,8 +221,8 @@ class Play:
     def _return(self) -> Iterator[tuple[Fact, ...]]:
         """The caller comes back with results, or it does not."""
         waiting = [step for step in self.state.steps.values() if step.state == "awaiting_tool"]
-        assert set(self.state.awaited.values()) == {step.n for step in waiting}
-        assert not any(step.state in ("queued", "running") for step in self.state.current)
+        assert set(self.state.unanswered_tool_calls.values()) == {step.n for step in waiting}
+        assert not any(step.state in ("queued", "running") for step in self.state.current_steps)
         results = [StepToolResults(step.n, f"results-{step.n}", step.exchanges[-1].ids) for step in waiting]
         self.now = self.random.choice((self.now, self.state.turn.until))
         deadline = self.now + DEADLINE
@@ -236,28 +236,28 @@ class Play:
             written += self._obey(command)
         if written:
             yield tuple(written)
-        if self.state.unmade is not None and not self._over(commands):
-            yield self._plan(self.state.unmade)
+        if self.state.open_proposal is not None and not self._over(commands):
+            yield self._plan(self.state.open_proposal)
 
     def _over(self, commands: tuple[Any, ...]) -> bool:
         return any(isinstance(command, Finish) for command in commands)
 
     def _obey(self, command: Command) -> tuple[Fact, ...]:
         if isinstance(command, Propose):
-            assert command.number == self.state.opened
-            assert self.state.unmade is None, "one plan at a time is made"
+            assert command.number == self.state.proposal_count
+            assert self.state.open_proposal is None, "one plan at a time is made"
             assert command.parent is None or command.room > 0, "there is always room for a step that answers"
-            return (drafts.opened(command, "model", POOL, instant=False),)
+            return (drafts.plan_opened(command, "model", POOL, instant=False),)
         if isinstance(command, Queue):
             assert command.steps
             return tuple(StepQueued(n) for n in command.steps)
         if isinstance(command, Skip | Conclude):
-            return drafts.settled(self.state, command)
+            return drafts.steps_settled(self.state, command)
         if isinstance(command, Await):
             assert command.steps
-            return (drafts.awaiting(self.state, command, self.now + 50),)
-        skips = drafts.skipped(self.state.live, RUN_ENDED)
-        return (*skips, drafts.ended(self._after(skips), command))
+            return (drafts.run_awaiting_tool(self.state, command, self.now + 50),)
+        skips = drafts.steps_skipped(self.state.active_steps, RUN_ENDED)
+        return (*skips, drafts.run_ended(self._after(skips), command))
 
     def _after(self, written: tuple[Fact, ...]) -> RunState:
         state = self.state
@@ -278,12 +278,12 @@ class Play:
             access = []
             for earlier in current:
                 access.append([n - proposal.base for n in earlier.access.steps if n >= proposal.base])
-            return (drafts.accepted(proposal.number, "", access),)
+            return (drafts.plan_accepted(proposal.number, "", access),)
         if proposal.round > 1 and not inner and not place and not self.insists and random.random() < 0.5:
-            return (drafts.accepted(proposal.number, "", []),)
+            return (drafts.plan_accepted(proposal.number, "", []),)
         seen = tuple(n for n in range(place) if random.random() < 0.5)
         subtask = random.choice(("ref", ""))
-        before = state.previous.step.n if state.previous is not None and not inner else None
+        before = state.previous_answer.step.n if state.previous_answer is not None and not inner else None
         access = Access(random.random() < 0.5 or not subtask, seen, before is not None and random.random() < 0.5)
         last = place + 1 >= (proposal.room or 5) or proposal.mode == "fallback" or random.random() < 0.4
         deeper = may_nest(state, proposal.parent) and proposal.mode != "fallback" and random.random() < self.itself
@@ -295,14 +295,14 @@ class Play:
             probability=random.choice((None, 0.5)),
         )
         parent = state.steps[proposal.parent] if proposal.parent is not None else None
-        return (drafts.planned(proposal, place, drafts.WrittenStep(step, subtask), before, parent),)
+        return (drafts.plan_step(proposal, place, drafts.WrittenStep(step, subtask), before, parent),)
 
     def _reject(self, *, outage: bool) -> tuple[Fact, ...]:
-        unmade = self.state.unmade
+        unmade = self.state.open_proposal
         assert unmade is not None
-        skips = drafts.skipped(self.state.steps_of(unmade), "plan_rejected")
+        skips = drafts.steps_skipped(self.state.steps_of(unmade), "plan_rejected")
         reason = self.random.choice(("no", "run_over_budget" if outage else "never", DRIVER_LOST))
-        return (*skips, drafts.rejected(unmade.number, "", [reason], outage))
+        return (*skips, drafts.plan_rejected(unmade.number, "", [reason], outage))
 
     def _end(self, call: Call) -> tuple[Fact, ...]:
         """A call's outcome, and what follows for its step; a step that was settled meanwhile is written about too."""

@@ -10,7 +10,7 @@ from app.core.pool.catalog import ApprovalRule, ApprovalTerms, Catalog, Conducto
 from app.core.pool.policy import terms_of
 from app.core.pool.rules import Match, Rule
 from app.core.run import approvals, drafts
-from app.core.run.caller_view import spendable
+from app.core.run.caller_view import spendable_by_steps
 from app.core.run.events import Fact, Kind, RunAdmitted, RunApproved, RunRefused
 from app.core.run.progress import AwaitApproval, DropPlan, Finish, Propose, Queue, decide
 from app.core.run.state import RunState, fold
@@ -27,12 +27,12 @@ def run_of(terms: ApprovalTerms, *more: Fact, workers: tuple[str, ...] = ("ada",
     plain = RunAdmitted.from_json(admission(limits=Limits(fan_out=2, usd=1_000)).to_json())
     admitted = replace(plain, approval=terms)
     steps = [Step(name, access=Access(True), answers=name == workers[-1]) for name in workers]
-    planned: list[Fact] = [drafts.opened(Propose(0, 0, "first"), "model", ("ada",), instant=True)]
+    planned: list[Fact] = [drafts.plan_opened(Propose(0, 0, "first"), "model", ("ada",), instant=True)]
     planned += [
-        drafts.planned(Propose(0, 0, "first"), place, drafts.WrittenStep(step, f"ref{place}"))
+        drafts.plan_step(Propose(0, 0, "first"), place, drafts.WrittenStep(step, f"ref{place}"))
         for place, step in enumerate(steps)
     ]
-    planned.append(drafts.accepted(0, "", [() for _ in steps], price=price))
+    planned.append(drafts.plan_accepted(0, "", [() for _ in steps], price=price))
     return fold(numbered(admitted, *planned, *more))
 
 
@@ -41,7 +41,7 @@ def waiting(terms: ApprovalTerms, **chosen: Any) -> RunState:
     state = run_of(terms, **chosen)
     (command,) = decide(state, SOON)
     assert command == AwaitApproval(0)
-    asked = drafts.awaiting_approval(state, state.proposals[0], SOON + terms.seconds, 30.0, CATALOG, notifies=False)
+    asked = drafts.run_awaiting_approval(state, state.proposals[0], SOON + terms.seconds, 30.0, CATALOG, notifies=False)
     return run_of(terms, asked, **chosen)
 
 
@@ -63,9 +63,9 @@ def test_a_plan_needs_an_approval_for_its_workers_and_its_price(terms: ApprovalT
 
 def test_a_price_that_is_not_known_counts_as_too_high() -> None:
     terms = ApprovalTerms(above_usd=50)
-    assert approvals.reasons(terms, [], None, 0, further=False) == ("price",)
-    assert approvals.reasons(terms, [], 40, 11, further=False) == ("price",), "what was spent counts"
-    assert approvals.reasons(terms, [], 1, 0, further=True) == ("further_plan",)
+    assert approvals.approval_reasons(terms, [], None, 0, further=False) == ("price",)
+    assert approvals.approval_reasons(terms, [], 40, 11, further=False) == ("price",), "what was spent counts"
+    assert approvals.approval_reasons(terms, [], 1, 0, further=True) == ("further_plan",)
 
 
 def test_while_it_waits_only_a_decision_a_wish_or_time_move_it() -> None:
@@ -97,10 +97,10 @@ def test_an_approval_gives_the_turn_its_time_back_and_caps_what_is_spent() -> No
     state = waiting(terms)
     asked = state.asked
     assert asked is not None
-    assert spendable(state).usd == 5, "what needs no approval"
+    assert spendable_by_steps(state).usd == 5, "what needs no approval"
     given = RunApproved(0, asked.digest, "", "key:boss", LATE + 30, {"ada": asked.workers["ada"]}, 70)
     after = run_of(terms, asked, given)
-    assert (after.state, after.turn.deadline, spendable(after).usd) == ("running", LATE + 30, 70)
+    assert (after.state, after.turn.deadline, spendable_by_steps(after).usd) == ("running", LATE + 30, 70)
     assert decide(after, LATE) == (Queue((0,)),)
     for other in (replace(given, digest="other"), RunRefused(0, "other", "key:boss")):
         with pytest.raises(ValueError, match="another plan"):
@@ -111,16 +111,16 @@ def test_only_workers_that_are_approved_as_they_are_may_be_called() -> None:
     terms, everybody = ApprovalTerms(workers=("cyd",)), list(WORKERS.values())
     marks = approvals.fingerprints(CATALOG, ["ada", "bob"])
     given = approvals.Approval("digest", marks, 5)
-    left, others = approvals.permitted(everybody, terms, given, CATALOG)
+    left, others = approvals.permitted_workers(everybody, terms, given, CATALOG)
     assert ([worker.name for worker in left], others) == (["ada", "bob"], (("cyd", "not_approved"),))
     moved = [replace(everybody[0], model="another"), everybody[1]]
-    assert [worker.name for worker in approvals.permitted(moved, terms, given, CATALOG)[0]] == ["bob"]
-    assert [worker.name for worker in approvals.permitted(everybody, terms, None, CATALOG)[0]] == ["ada", "bob"]
+    assert [worker.name for worker in approvals.permitted_workers(moved, terms, given, CATALOG)[0]] == ["bob"]
+    assert [worker.name for worker in approvals.permitted_workers(everybody, terms, None, CATALOG)[0]] == ["ada", "bob"]
     free = [replace(everybody[0], priced=False), everybody[1]]
-    assert [worker.name for worker in approvals.permitted(free, ApprovalTerms(above_usd=9), None, CATALOG)[0]] == [
-        "bob"
-    ]
-    assert approvals.permitted(free, terms, None, CATALOG)[0] == free, "nothing here depends on a price"
+    assert [
+        worker.name for worker in approvals.permitted_workers(free, ApprovalTerms(above_usd=9), None, CATALOG)[0]
+    ] == ["bob"]
+    assert approvals.permitted_workers(free, terms, None, CATALOG)[0] == free, "nothing here depends on a price"
 
 
 def test_terms_follow_from_the_tier_the_rules_and_the_request() -> None:

@@ -55,10 +55,10 @@ ASKED = RunAwaitingApproval(
 DRAFTS = {
     Kind.ADMITTED: admission(),
     Kind.CANCEL_ASKED: fact_from_json(Kind.CANCEL_ASKED, {"by": "client"}),
-    Kind.PLAN_OPENED: drafts.opened(Propose(1, 1, "repair"), "model", POOL, instant=False),
-    Kind.PLAN_STEP: drafts.planned(Propose(0, 0, "first"), 1, drafts.WrittenStep(Step("ada"), "")),
-    Kind.PLAN_ACCEPTED: drafts.accepted(0, "", [()]),
-    Kind.PLAN_REJECTED: drafts.rejected(0, "", ["no"], outage=False),
+    Kind.PLAN_OPENED: drafts.plan_opened(Propose(1, 1, "repair"), "model", POOL, instant=False),
+    Kind.PLAN_STEP: drafts.plan_step(Propose(0, 0, "first"), 1, drafts.WrittenStep(Step("ada"), "")),
+    Kind.PLAN_ACCEPTED: drafts.plan_accepted(0, "", [()]),
+    Kind.PLAN_REJECTED: drafts.plan_rejected(0, "", ["no"], outage=False),
     Kind.STEP_QUEUED: fact_from_json(Kind.STEP_QUEUED, {"n": 0}),
     Kind.CALL_INTENDED: intent("fresh", 0),
     Kind.CALL_FINISHED: outcome("open", 0),
@@ -186,7 +186,7 @@ def test_plans_open_one_after_the_other(plan: str) -> None:
     assert (after(state, DRAFTS[Kind.PLAN_OPENED]) is not None) == (plan in {"none", "rejected"})
     for kind in (Kind.PLAN_STEP, Kind.PLAN_ACCEPTED, Kind.PLAN_REJECTED):
         assert (after(state, DRAFTS[kind]) is not None) == (plan == "open")
-    assert after(state, drafts.planned(Propose(0, 0, "first"), 0, drafts.WrittenStep(Step("ada"), ""))) is None, (
+    assert after(state, drafts.plan_step(Propose(0, 0, "first"), 0, drafts.WrittenStep(Step("ada"), ""))) is None, (
         "a step is planned once"
     )
 

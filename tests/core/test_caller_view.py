@@ -43,8 +43,8 @@ def done(state: RunState, call: str) -> RunState:
 
 
 def test_where_the_end_is() -> None:
-    assert caller_view.end_of(state_of("run")) == Position(1, 5)
-    assert caller_view.end_of(state_of("run", Kind.FAILED)) == Position()
+    assert caller_view.end_position(state_of("run")) == Position(1, 5)
+    assert caller_view.end_position(state_of("run", Kind.FAILED)) == Position()
 
 
 def test_an_open_attempt_is_believed() -> None:
@@ -103,8 +103,8 @@ def test_attempts_are_counted_on_over_the_rounds() -> None:
         caller_view.check_position(state, Position(1, 3))
     lost = [outcome("second", 1, kind="cancelled"), failed(1)]
     gone = second_round(*lost)
-    kept = second_round(*lost, drafts.ended(gone, give_up(gone, Kind.EXPIRED, "run_expired")))
-    assert caller_view.end_of(kept) == Position(1, 5)
+    kept = second_round(*lost, drafts.run_ended(gone, give_up(gone, Kind.EXPIRED, "run_expired")))
+    assert caller_view.end_position(kept) == Position(1, 5)
     caller_view.check_position(kept, Position(1, 3))
     with pytest.raises((Conflict, InvalidRequest)):
         caller_view.check_position(kept, Position(2, 3))

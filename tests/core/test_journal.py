@@ -84,7 +84,7 @@ def test_admission_pins_what_bounds_the_run() -> None:
 
 def test_a_planned_step_is_numbered_within_the_run() -> None:
     step = Step("ada", "text", Access(True, (0, 1)), answers=True, probability=0.25)
-    assert drafts.planned(Propose(2, 5, "first"), 2, drafts.WrittenStep(step, "ref")).to_json() == {
+    assert drafts.plan_step(Propose(2, 5, "first"), 2, drafts.WrittenStep(step, "ref")).to_json() == {
         "proposal": 2,
         "n": 7,
         "worker": "ada",
@@ -93,33 +93,35 @@ def test_a_planned_step_is_numbered_within_the_run() -> None:
         "answers": True,
         "probability": 0.25,
     }
-    assert "probability" not in drafts.planned(Propose(0, 0, "first"), 0, drafts.WrittenStep(Step("ada"), "")).to_json()
+    assert (
+        "probability" not in drafts.plan_step(Propose(0, 0, "first"), 0, drafts.WrittenStep(Step("ada"), "")).to_json()
+    )
 
 
 def test_a_rejection_keeps_a_bounded_number_of_reasons() -> None:
-    assert len(drafts.rejected(0, "", ["no"] * 900, outage=False).reasons) == 50
+    assert len(drafts.plan_rejected(0, "", ["no"] * 900, outage=False).reasons) == 50
 
 
 def test_only_open_steps_are_skipped_and_a_failed_run_says_why() -> None:
-    opened = drafts.opened(Propose(0, 0, "first"), "fixed", POOL, instant=True)
+    opened = drafts.plan_opened(Propose(0, 0, "first"), "fixed", POOL, instant=True)
     state = fold(
         numbered(
             admission(),
             opened,
-            drafts.planned(Propose(0, 0, "first"), 0, drafts.WrittenStep(Step("ada", answers=True), "")),
+            drafts.plan_step(Propose(0, 0, "first"), 0, drafts.WrittenStep(Step("ada", answers=True), "")),
         )
     )
-    [skip] = drafts.skipped(state.steps.values(), "run_ended")
+    [skip] = drafts.steps_skipped(state.steps.values(), "run_ended")
     assert skip.to_json() == {"n": 0, "reason": "run_ended"}
     skipped = fold(
         numbered(
             admission(),
             opened,
-            drafts.planned(Propose(0, 0, "first"), 0, drafts.WrittenStep(Step("ada", answers=True), "")),
+            drafts.plan_step(Propose(0, 0, "first"), 0, drafts.WrittenStep(Step("ada", answers=True), "")),
             skip,
         )
     )
-    assert drafts.skipped(skipped.steps.values(), "again") == ()
-    body = drafts.ended(skipped, Finish(Kind.EXPIRED, error="run_expired")).to_json()
+    assert drafts.steps_skipped(skipped.steps.values(), "again") == ()
+    body = drafts.run_ended(skipped, Finish(Kind.EXPIRED, error="run_expired")).to_json()
     assert (body["error"], body["step"], body["usd"]) == ("run_expired", None, 0)
     assert "answer" not in body

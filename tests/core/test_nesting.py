@@ -16,14 +16,14 @@ from app.core.run.progress import (
     Propose,
     Queue,
     Skip,
-    confirmed,
+    access_in_run,
     decide,
-    depth,
-    granted,
+    decide_end_again,
+    gives_answer,
     may_nest,
+    nested_step_limit,
+    nesting_depth,
     parent_of,
-    room,
-    speaks,
 )
 from app.core.run.state import DRIVER_LOST, ROUND_OVER, RunState, advance
 from tests.core.play import POOL, done, failed, intent, outcome
@@ -47,23 +47,25 @@ def after(state: RunState, *written: Fact) -> RunState:
 
 def inside(state: RunState, parent: int, *steps: Step, mode: Mode = "first", close: bool = True) -> RunState:
     """The same with a plan for a step of the conductor's; the last of its steps answers."""
-    number, base, around = state.opened, len(state.steps), state.steps[parent]
-    opened = drafts.opened(Propose(number, base, mode, state.round, parent, room(state, parent)), "model", POOL, False)
+    number, base, around = state.proposal_count, len(state.steps), state.steps[parent]
+    opened = drafts.plan_opened(
+        Propose(number, base, mode, state.round, parent, nested_step_limit(state, parent)), "model", POOL, False
+    )
     written = [opened]
     for place, step in enumerate(steps):
         one = replace(step, answers=place == len(steps) - 1)
         written.append(
-            drafts.planned(Propose(number, base, "first"), place, drafts.WrittenStep(one, "ref"), None, around)
+            drafts.plan_step(Propose(number, base, "first"), place, drafts.WrittenStep(one, "ref"), None, around)
         )
-    closing = [drafts.accepted(number, "", [step.access.steps for step in steps])] if close else []
+    closing = [drafts.plan_accepted(number, "", [step.access.steps for step in steps])] if close else []
     return after(state, *written, *closing)
 
 
 def turned_down(state: RunState, reason: str = "no", *, outage: bool = False) -> RunState:
     """The same with its open proposal rejected."""
-    assert state.unmade is not None
-    skips = drafts.skipped(state.steps_of(state.unmade), "plan_rejected")
-    return after(state, *skips, drafts.rejected(state.unmade.number, "", [reason], outage))
+    assert state.open_proposal is not None
+    skips = drafts.steps_skipped(state.steps_of(state.open_proposal), "plan_rejected")
+    return after(state, *skips, drafts.plan_rejected(state.open_proposal.number, "", [reason], outage))
 
 
 OPENED = at(*planned(Step("ada"), replace(ITSELF, access=Access(False, (0,)))), *answered(0))
@@ -85,15 +87,15 @@ def test_the_first_plan_inside_sets_the_run_going() -> None:
     assert state.state == "planned"
     nested = inside(state, 0, Step("bob"), close=False)
     assert (nested.state, nested.steps[0].state) == ("running", "running")
-    assert (nested.unmade, nested.nested[0][0].parent) == (nested.nested[0][0], 0)
+    assert (nested.open_proposal, nested.nested[0][0].parent) == (nested.nested[0][0], 0)
     assert inside(state, 0, Step("bob")).state == "running"
 
 
 def test_what_is_inside_sees_the_view_around_it_or_nothing_of_it() -> None:
     around = OPENED.steps[1]
-    assert granted(Access(True, (0,)), around, 7) == Access(False, (0, 7)), "its `user` is what the step may see"
-    assert granted(Access(False, (0,)), around, 7) == Access(False, (7,))
-    assert granted(Access(True), replace(around, access=Access(True, (3,))), 7) == Access(True, (3,))
+    assert access_in_run(Access(True, (0,)), around, 7) == Access(False, (0, 7)), "its `user` is what the step may see"
+    assert access_in_run(Access(False, (0,)), around, 7) == Access(False, (7,))
+    assert access_in_run(Access(True), replace(around, access=Access(True, (3,))), 7) == Access(True, (3,))
     nested = inside(OPENED, 1, Step("bob"), Step("cyd", "x", Access(False, (0,))))
     assert [nested.steps[n].inherits for n in (2, 3)] == [True, False]
     assert (nested.steps[2].access, nested.steps[3].access) == (Access(False, (0,)), Access(False, (2,)))
@@ -105,14 +107,14 @@ def test_its_answer_is_the_steps() -> None:
     over = after(nested, *answered(2), *answered(3))
     [command] = decide(over, 0.0)
     assert isinstance(command, Conclude)
-    told = drafts.settled(over, command)
+    told = drafts.steps_settled(over, command)
     assert [(fact.kind, fact.to_json()["n"], fact.to_json()["from"], fact.to_json()["output"]) for fact in told] == [
         (Kind.STEP_DONE, 1, 3, "ref-3")
     ]
     closed = after(over, *told)
     assert (closed.steps[1].state, closed.steps[1].call) == ("done", "call-3")
     assert decide(closed, 0.0) == (Finish(Kind.SUCCEEDED, 1),)
-    assert [step.n for step in closed.planned] == [0, 1, 2, 3]
+    assert [step.n for step in closed.planned_steps] == [0, 1, 2, 3]
     assert not closed.degraded
 
 
@@ -121,16 +123,16 @@ def test_what_is_told_of_an_answer_is_told_of_the_step() -> None:
     body = done(2, "call-2").to_json() | {"logprobs": "ref-l", "refusal": True}
     over = after(nested, *queued(2), intent("call-2", 2), outcome("call-2", 2), fact_from_json(Kind.STEP_DONE, body))
     [command] = decide(over, 0.0)
-    closed = after(over, *drafts.settled(over, command))  # type: ignore[arg-type]
+    closed = after(over, *drafts.steps_settled(over, command))  # type: ignore[arg-type]
     assert (closed.steps[1].logprobs, closed.steps[1].refusal) == ("ref-l", True)
 
 
 def test_one_without_an_answer_is_a_failed_step() -> None:
     lost = after(inside(OPENED, 1, Step("bob")), *queued(2), failed(2, "worker_failed"))
     assert decide(lost, 0.0) == (Conclude(1, None, "worker_failed"),)
-    ended = after(lost, *drafts.settled(lost, Conclude(1, None, "worker_failed")))
+    ended = after(lost, *drafts.steps_settled(lost, Conclude(1, None, "worker_failed")))
     assert (ended.steps[1].state, ended.steps[1].error) == ("failed", "worker_failed")
-    [unnamed] = drafts.settled(lost, Conclude(1))
+    [unnamed] = drafts.steps_settled(lost, Conclude(1))
     assert unnamed.to_json()["error"] == "run_failed"
     assert decide(after(lost, unnamed), 0.0) == (Finish(Kind.FAILED, error="run_failed"),)
 
@@ -142,7 +144,7 @@ def test_steps_that_its_answer_did_not_need_are_skipped_first() -> None:
     none_left = replace(nested.admitted, limits=replace(LIMITS, fan_out=1))
     state = after(replace(nested, admitted=none_left), *queued(1), failed(1))
     assert decide(state, 0.0) == (Skip(3), Queue((2,)))
-    state = after(state, *drafts.skipped([state.steps[3]], "inputs_lost"))
+    state = after(state, *drafts.steps_skipped([state.steps[3]], "inputs_lost"))
     stuck = replace(state, admitted=replace(state.admitted, limits=replace(LIMITS, fan_out=0)))
     assert decide(stuck, 0.0) == (Skip(2, ROUND_OVER),)
 
@@ -174,7 +176,7 @@ def test_what_is_lost_for_want_of_money_or_time_ends_the_run() -> None:
         assert decide(branch, 0.0) == (Queue((3,)),), "the step that answers may do without it"
         lost = after(branch, *queued(3), failed(3, error))
         assert decide(lost, 0.0) == (Conclude(1, None, error),)
-        assert decide(after(lost, *drafts.settled(lost, Conclude(1, None, error))), 0.0) == (end,)
+        assert decide(after(lost, *drafts.steps_settled(lost, Conclude(1, None, error))), 0.0) == (end,)
 
 
 def test_an_end_that_was_decided_on_is_not_taken_back_for_a_step_that_could_go_on() -> None:
@@ -188,23 +190,23 @@ def test_an_end_that_was_decided_on_is_not_taken_back_for_a_step_that_could_go_o
     assert end == Finish(Kind.OVER_BUDGET, error="run_over_budget")
     later = after(broke, outcome("c", 1), done(1, "c"))
     assert decide(later, 0.0) == (Queue((2,)),)
-    assert confirmed(end, later, 0.0) == end
+    assert decide_end_again(end, later, 0.0) == end
 
 
 def test_the_steps_of_a_round_are_never_more_than_the_limit() -> None:
     state = at(*planned(ITSELF, ITSELF, Step("ada", "x", Access(True, (0, 1)))))
-    assert (room(state, 0), room(state, 1)) == (2, 2), "the other one needs a step as well"
+    assert (nested_step_limit(state, 0), nested_step_limit(state, 1)) == (2, 2), "the other one needs a step as well"
     state = inside(state, 0, ITSELF, Step("bob"))
-    assert (room(state, 1), room(state, 3)) == (1, 1)
+    assert (nested_step_limit(state, 1), nested_step_limit(state, 3)) == (1, 1)
     state = inside(state, 3, Step("bob"))
-    assert room(state, 1) == 1
+    assert nested_step_limit(state, 1) == 1
     state = inside(state, 1, Step("cyd"))
-    assert sum(not step.opens for step in state.live) == LIMITS.steps
+    assert sum(not step.opens_workflow for step in state.active_steps) == LIMITS.steps
 
 
 def test_plans_are_nested_no_deeper_than_the_limit() -> None:
     state = inside(inside(at(*planned(ITSELF)), 0, ITSELF), 1, Step("bob"))
-    assert [depth(state, n) for n in (None, 0, 1)] == [0, 1, 2]
+    assert [nesting_depth(state, n) for n in (None, 0, 1)] == [0, 1, 2]
     assert [may_nest(state, n) for n in (None, 0, 1)] == [True, True, False]
     assert not may_nest(state_of(*planned(Step("ada"))), None), "0 is the default"
     assert [parent_of(state, state.steps[n]) for n in (0, 1, 2)] == [None, state.steps[0], state.steps[1]]
@@ -212,9 +214,9 @@ def test_plans_are_nested_no_deeper_than_the_limit() -> None:
 
 def test_a_step_speaks_if_all_around_it_answer() -> None:
     state = inside(at(*planned(ITSELF, Step("ada"))), 0, Step("bob"))
-    assert [speaks(state, state.steps[n]) for n in (0, 1, 2)] == [False, True, False]
+    assert [gives_answer(state, state.steps[n]) for n in (0, 1, 2)] == [False, True, False]
     state = inside(inside(at(*planned(ITSELF)), 0, Step("ada"), ITSELF), 2, Step("bob"))
-    assert [speaks(state, state.steps[n]) for n in (0, 1, 2, 3)] == [True, False, True, True]
+    assert [gives_answer(state, state.steps[n]) for n in (0, 1, 2, 3)] == [True, False, True, True]
 
 
 @pytest.mark.parametrize("fault", ["worker", "open", "accepted", "twice"])
@@ -234,9 +236,9 @@ def test_the_end_of_a_stream_is_that_of_the_call_inside() -> None:
     over = after(inside(OPENED, 1, Step("bob")), *answered(2, 9))
     assert caller_view.attempt_of(over, "call-2") == 0, "not yet the answer"
     [command] = decide(over, 0.0)
-    closed = after(over, *drafts.settled(over, command))  # type: ignore[arg-type]
-    ended = after(closed, drafts.ended(closed, Finish(Kind.SUCCEEDED, 1)))
+    closed = after(over, *drafts.steps_settled(over, command))  # type: ignore[arg-type]
+    ended = after(closed, drafts.run_ended(closed, Finish(Kind.SUCCEEDED, 1)))
     assert caller_view.attempt_of(ended, "call-2") == 1
     assert caller_view.attempt_of(ended, "call-0") == 1, "of another step"
-    assert caller_view.end_of(ended) == Position(1, 9)
+    assert caller_view.end_position(ended) == Position(1, 9)
     caller_view.check_position(ended, Position(1, 9 + caller_view.DONE))

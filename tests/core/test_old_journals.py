@@ -12,7 +12,7 @@ import pytest
 
 from app.core.pool.catalog import Limits
 from app.core.run.events import CLASSES, Event, Fact, Kind, fact_from_json
-from app.core.run.state import RunState, admit, advanced, fold
+from app.core.run.state import RunState, apply_fact, fold, state_of_admission
 from tests.core.journals import FOLDER, summary
 from tests.core.test_arrows import DRAFTS
 
@@ -121,9 +121,9 @@ def test_limits_of_another_release_are_read() -> None:
 
 
 def _folded(facts: list[Fact]) -> RunState:
-    state = admit("run", facts[0], 0.0, 1)
+    state = state_of_admission("run", facts[0], 0.0, 1)
     for fact in facts[1:]:
-        state = advanced(state, fact, 0.0)
+        state = apply_fact(state, fact, 0.0)
     return state
 
 

@@ -16,8 +16,8 @@ from app.core.run import drafts
 from app.core.run.caller_view import bill
 from app.core.run.events import TERMINAL, Fact, Kind, RunSucceeded, fact_from_json
 from app.core.run.kinds import ENDED, Mode
-from app.core.run.progress import Finish, Propose, Queue, Skip, confirmed, decide
-from app.core.run.state import DRIVER_LOST, ROUND_OVER, RUN_ENDED, RunState, advance, answer_of, fold, tentative
+from app.core.run.progress import Finish, Propose, Queue, Skip, decide, decide_end_again
+from app.core.run.state import DRIVER_LOST, ROUND_OVER, RUN_ENDED, RunState, advance, answer_of, apply_facts, fold
 from tests.core.play import DEADLINE, POOL, Play, admission, called, done, failed, intent, numbered, outcome
 from tests.harness.ends import end_of
 
@@ -26,15 +26,15 @@ OVER = "run_over_budget"
 
 def planned(*steps: Step, mode: Mode = "first", number: int = 0, base: int = 0, close: bool = True) -> list[Fact]:
     """A proposal of these steps; the last one answers."""
-    written = [drafts.opened(Propose(number, base, mode), "model", POOL, instant=False)]
+    written = [drafts.plan_opened(Propose(number, base, mode), "model", POOL, instant=False)]
     for place, step in enumerate(steps):
         answers = place == len(steps) - 1
         written.append(
-            drafts.planned(
+            drafts.plan_step(
                 Propose(number, base, "first"), place, drafts.WrittenStep(replace(step, answers=answers), "ref")
             )
         )
-    return [*written, drafts.accepted(number, "", [step.access.steps for step in steps])] if close else written
+    return [*written, drafts.plan_accepted(number, "", [step.access.steps for step in steps])] if close else written
 
 
 def seeing(*seen: int, user: bool = True) -> Step:
@@ -60,8 +60,8 @@ def answered(n: int, chars: int = 5, usage: Usage = Usage(), access: tuple[str |
 
 def rejected(number: int = 0, reason: str = "no", *, outage: bool = False, mode: Mode = "first") -> list[Fact]:
     """A proposal that came to nothing."""
-    opened = drafts.opened(Propose(number, 0, mode), "model", POOL, instant=False)
-    return [opened, drafts.rejected(number, "", [reason], outage)]
+    opened = drafts.plan_opened(Propose(number, 0, mode), "model", POOL, instant=False)
+    return [opened, drafts.plan_rejected(number, "", [reason], outage)]
 
 
 # -- random histories
@@ -82,12 +82,12 @@ def test_every_history_ends_in_exactly_one_terminal_state(seed: int) -> None:
         answer = end.steps[end_of(end).step]
         assert answer.state == "done"
         assert end_of(end).answer == answer.output
-        workflow = end.workflow(
+        workflow = end.steps_of_round(
             next(proposal.round for proposal in end.proposals if proposal.number == answer.proposal)
         )
         assert end_of(end).fell_back == (answer is not workflow[-1])
         last = end.proposals[-1]
-        taken = answer in end.current or (last.state == "accepted" and not end.current)
+        taken = answer in end.current_steps or (last.state == "accepted" and not end.current_steps)
         if end_of(end).stopped and end.round == 1:
             assert answer.complete, "it stands in for the answering step, which had no money or time"
             assert workflow[-1].state != "done"
@@ -96,7 +96,7 @@ def test_every_history_ends_in_exactly_one_terminal_state(seed: int) -> None:
             assert bool(end_of(end).stopped) != taken
     for proposal in end.proposals:
         access = [step.access.steps for step in end.steps.values() if step.proposal == proposal.number]
-        before = end.answer(proposal.round - 1)
+        before = end.answer_of_round(proposal.round - 1)
         known = {before.step.n} if before is not None else set()
         assert all(
             n in known or proposal.base <= n < proposal.base + at for at, seen in enumerate(access) for n in seen
@@ -110,7 +110,7 @@ def test_no_conductor_gets_more_rounds_than_the_limits_allow(seed: int) -> None:
     played = Play(Random(seed), insists=True)
     end = played.play()
     rounds = end.admitted.limits.rounds
-    assert end.rounds <= rounds
+    assert end.round_count <= rounds
     assert max((proposal.round for proposal in end.proposals), default=1) <= rounds
     assert sum(proposal.mode == "first" and proposal.state != "rejected" for proposal in end.proposals) <= rounds
     assert len([proposal for proposal in end.proposals if proposal.state == "accepted"]) <= rounds
@@ -157,7 +157,7 @@ def test_a_journal_can_be_heard_twice_but_not_with_gaps(seed: int) -> None:
 def test_a_preview_ends_with_its_plan_and_executes_nothing(seed: int) -> None:
     end = Play(Random(seed), preview=True).play()
     assert end.state in ENDED
-    assert {step.state for step in end.current} <= {"skipped"}
+    assert {step.state for step in end.current_steps} <= {"skipped"}
     assert not any(call.step is not None for call in end.calls.values())
     if end.state == "succeeded":
         assert end_of(end).step is None
@@ -191,11 +191,11 @@ def test_a_rejected_proposal_is_repaired_once_and_then_replaced(journal: list[Fa
 
 def test_a_new_proposal_counts_its_steps_on() -> None:
     first = planned(seeing(), seeing(0), close=False)
-    skips = drafts.skipped(state_of(*first).current, "plan_rejected")
+    skips = drafts.steps_skipped(state_of(*first).current_steps, "plan_rejected")
     state = state_of(*first, *skips, rejected()[1])
     assert decide(state, 0.0) == (Propose(1, 2, "repair"),)
     again = state_of(*first, *skips, rejected()[1], *planned(seeing(), seeing(0), mode="repair", number=1, base=2))
-    assert [(step.n, step.access.steps) for step in again.current] == [(2, ()), (3, (2,))]
+    assert [(step.n, step.access.steps) for step in again.current_steps] == [(2, ()), (3, (2,))]
     assert decide(again, 0.0) == (Queue((2,)),)
     assert not again.degraded
 
@@ -205,14 +205,14 @@ def test_steps_start_while_the_plan_streams_but_the_answer_waits() -> None:
     assert decide(state_of(*opened[:2]), 0.0) == (Queue((0,)),)
     assert decide(state_of(*opened), 0.0) == (Queue((0,)),)
     running = state_of(*opened, *queued(0))
-    assert (decide(running, 0.0), running.state, running.answering) == ((), "admitted", None)
+    assert (decide(running, 0.0), running.state, running.answering_step) == ((), "admitted", None)
     accepted = advance(running, numbered(*[admission()] * running.seq, planned(seeing(), seeing())[-1])[-1])
     assert (accepted.state, decide(accepted, 0.0)) == ("running", (Queue((1,)),))
 
 
 def test_a_plan_that_starts_after_its_end_passes_through_planned() -> None:
     state = state_of(*planned(seeing()))
-    assert (state.state, state.accepted) == ("planned", True)
+    assert (state.state, state.has_workflow) == ("planned", True)
     assert state_of(*planned(seeing()), *queued(0)).state == "running"
 
 
@@ -245,7 +245,7 @@ def test_a_failed_input_is_left_out() -> None:
 def test_a_step_that_can_see_nothing_is_skipped_unless_it_sees_the_user(lost: list[Fact]) -> None:
     blind = planned(seeing(), seeing(0, user=False), seeing(1, user=False), seeing(2))
     assert decide(state_of(*blind, *lost), 0.0) == (Skip(1),)
-    skip = drafts.skipped([state_of(*blind).steps[1]], "inputs_lost")
+    skip = drafts.steps_skipped([state_of(*blind).steps[1]], "inputs_lost")
     assert decide(state_of(*blind, *lost, *skip), 0.0) == (Skip(2),)
     assert decide(state_of(*planned(seeing(), seeing(0)), *lost), 0.0) == (Queue((1,)),)
     assert decide(state_of(*planned(seeing(user=False))), 0.0) == (Queue((0,)),)
@@ -267,7 +267,7 @@ def test_the_last_answer_that_is_not_empty_is_the_answer(chars: tuple[int, int],
     journal = [*planned(seeing(), seeing()), *answered(0, chars[0]), *answered(1, chars[1])]
     state = state_of(*journal)
     assert decide(state, 0.0) == (finish,)
-    body = drafts.ended(state, finish).to_json()
+    body = drafts.run_ended(state, finish).to_json()
     assert (body["answer"], body["fell_back"]) == (state.steps[finish.step or 0].output, finish.fell_back)
     assert not state.degraded
 
@@ -288,7 +288,7 @@ def test_what_an_earlier_step_said_is_no_answer_where_the_answering_one_failed(s
         else fact_from_json(Kind.STEP_SKIPPED, {"n": 1, "reason": "gone"})
     )
     spoken = state_of(*planned(seeing(), seeing(0)), *answered(0, 5), *queued(1), ending)
-    assert [step.chars for step in spoken.current] == [5, 0]
+    assert [step.chars for step in spoken.current_steps] == [5, 0]
     error = "worker_timeout" if state == "failed" else "gone"
     assert decide(spoken, 0.0) == (Finish(Kind.FAILED, error=error),)
 
@@ -309,7 +309,7 @@ def test_a_step_over_budget_ends_the_run() -> None:
     skipped = planned(seeing(user=False), seeing(0, user=False))
     lost = [*skipped, *queued(0), failed(0, OVER)]
     assert decide(state_of(*lost), 0.0) == (Skip(1),)
-    gone = drafts.skipped([state_of(*skipped).steps[1]], "inputs_lost")
+    gone = drafts.steps_skipped([state_of(*skipped).steps[1]], "inputs_lost")
     assert decide(state_of(*lost, *gone), 0.0) == (Finish(Kind.OVER_BUDGET, error=OVER),)
 
 
@@ -324,10 +324,10 @@ def test_a_run_without_money_or_time_for_its_answer_ends_with_the_best_output_so
     state = state_of(*written, *([failed(4, error)] if error else []))
     [end] = decide(state, now)
     assert end == Finish(Kind.SUCCEEDED, 0, True, stopped=OVER if error == OVER else "run_expired")
-    assert confirmed(end, state, now) == end
-    later = tentative(state, [intent("call-3", 3), outcome("call-3", 3), done(3, "call-3")])
-    assert confirmed(end, later, now) == replace(end, step=3), "a better one has come meanwhile"
-    ended = tentative(later, [drafts.ended(later, end)])
+    assert decide_end_again(end, state, now) == end
+    later = apply_facts(state, [intent("call-3", 3), outcome("call-3", 3), done(3, "call-3")])
+    assert decide_end_again(end, later, now) == replace(end, step=3), "a better one has come meanwhile"
+    ended = apply_facts(later, [drafts.run_ended(later, end)])
     assert (ended.degraded, ended.end and ended.end.fell_back) == (True, True)
 
 
@@ -340,7 +340,7 @@ def test_what_was_not_asked_for_the_answer_or_failed_otherwise_does_not_stand_in
 
 
 def test_no_step_begins_before_a_plan_that_waits_is_accepted() -> None:
-    opened = drafts.opened(Propose(0, 0, "first"), "model", POOL, instant=False, waits=True)
+    opened = drafts.plan_opened(Propose(0, 0, "first"), "model", POOL, instant=False, waits=True)
     steps = planned(seeing(), seeing(0))[1:]
     assert decide(state_of(opened, *steps[:-1]), 0.0) == ()
     assert decide(state_of(opened, *steps), 0.0) == (Queue((0,)),)
@@ -353,7 +353,7 @@ def test_a_step_that_nobody_could_do_in_time_ends_the_run_before_its_deadline() 
 
 def test_only_what_was_lost_degrades_a_run() -> None:
     running = state_of(*planned(seeing()), *queued(0))
-    ended = [*planned(seeing()), *queued(0), *drafts.skipped(running.current, RUN_ENDED)]
+    ended = [*planned(seeing()), *queued(0), *drafts.steps_skipped(running.current_steps, RUN_ENDED)]
     assert not state_of(*ended).degraded
     assert state_of(*planned(seeing(), mode="fallback")).degraded
     assert not state_of().degraded
@@ -367,18 +367,18 @@ ROUNDS = Limits(rounds=2)
 def further(*steps: Step, number: int = 1, base: int = 1, round: int = 2) -> list[Fact]:
     """The proposal of a further round, whose steps may see step 0 as the answer before; without steps, the empty
     plan."""
-    written = [drafts.opened(Propose(number, base, "first", round), "model", POOL, instant=False)]
+    written = [drafts.plan_opened(Propose(number, base, "first", round), "model", POOL, instant=False)]
     for place, step in enumerate(steps):
         answers = place == len(steps) - 1
         written.append(
-            drafts.planned(
+            drafts.plan_step(
                 Propose(number, base, "first"),
                 place,
                 drafts.WrittenStep(replace(step, answers=answers), "ref"),
                 previous=0,
             )
         )
-    return [*written, drafts.accepted(number, "", [step.access.steps for step in steps])]
+    return [*written, drafts.plan_accepted(number, "", [step.access.steps for step in steps])]
 
 
 FIRST_ROUND = [*planned(seeing()), *answered(0)]
@@ -392,17 +392,17 @@ def test_a_round_that_has_answered_is_followed_by_another_one() -> None:
     assert decide(state_of(*FIRST_ROUND), 0.0) == (Finish(Kind.SUCCEEDED, 0),)
     second = state_of(*FIRST_ROUND, *further(MENDING), limits=ROUNDS)
     assert (second.round, second.is_last_round, second.state) == (2, True, "running")
-    assert second.current[0].access == Access(False, (0,))
+    assert second.current_steps[0].access == Access(False, (0,))
     assert decide(second, 0.0) == (Queue((1,)),)
     both = state_of(*FIRST_ROUND, *further(MENDING), *answered(1), limits=ROUNDS)
     assert decide(both, 0.0) == (Finish(Kind.SUCCEEDED, 1),)
-    assert (both.rounds, [step.n for step in both.planned]) == (2, [0, 1])
+    assert (both.round_count, [step.n for step in both.planned_steps]) == (2, [0, 1])
 
 
 def test_the_empty_plan_takes_the_answer_before() -> None:
     state = state_of(*FIRST_ROUND, *further(), limits=ROUNDS)
     assert decide(state, 0.0) == (Finish(Kind.SUCCEEDED, 0),)
-    assert (state.answering, state.rounds, state.topology, state.degraded) == (None, 1, "single", False)
+    assert (state.answering_step, state.round_count, state.topology, state.degraded) == (None, 1, "single", False)
 
 
 def test_a_round_is_not_opened_before_the_one_before_is_over() -> None:
@@ -417,15 +417,15 @@ def test_a_round_is_not_opened_before_the_one_before_is_over() -> None:
 
 
 def test_a_further_round_that_cannot_be_planned_leaves_the_answer_before() -> None:
-    opened, no = further()[0], drafts.rejected(1, "", ["no"], False)
+    opened, no = further()[0], drafts.plan_rejected(1, "", ["no"], False)
     once = state_of(*FIRST_ROUND, opened, no, limits=ROUNDS)
     assert decide(once, 0.0) == (Propose(2, 1, "repair", 2),)
-    out = state_of(*FIRST_ROUND, opened, drafts.rejected(1, "", ["conductor_out"], True), limits=ROUNDS)
+    out = state_of(*FIRST_ROUND, opened, drafts.plan_rejected(1, "", ["conductor_out"], True), limits=ROUNDS)
     kept = Finish(Kind.SUCCEEDED, 0, stopped="plan_rejected")
     assert decide(out, 0.0) == (kept,), "no worker answers in place of an answer that is there"
-    assert drafts.ended(out, kept).stopped == "plan_rejected"
-    assert drafts.ended(out, kept).degraded is True
-    lost = state_of(*FIRST_ROUND, opened, drafts.rejected(1, "", [DRIVER_LOST], True), limits=ROUNDS)
+    assert drafts.run_ended(out, kept).stopped == "plan_rejected"
+    assert drafts.run_ended(out, kept).degraded is True
+    lost = state_of(*FIRST_ROUND, opened, drafts.plan_rejected(1, "", [DRIVER_LOST], True), limits=ROUNDS)
     assert decide(lost, 0.0) == (Propose(2, 1, "first", 2),)
 
 
@@ -451,16 +451,16 @@ def test_an_answer_that_comes_before_the_end_is_written_is_the_end() -> None:
     running = state_of(*late, intent("a", 1), intent("b", 2), limits=ROUNDS)
     (stopped,) = decide(running, DEADLINE)
     assert stopped == Finish(Kind.SUCCEEDED, 0, stopped="run_expired")
-    assert confirmed(stopped, running, DEADLINE) == stopped
+    assert decide_end_again(stopped, running, DEADLINE) == stopped
     empty = [*late, intent("a", 1), intent("b", 2), outcome("b", 2), done(2, "b", 0)]
     (silent,) = decide(state_of(*empty, limits=ROUNDS), DEADLINE)
     assert silent == Finish(Kind.SUCCEEDED, 2)
     spoken = state_of(*empty, outcome("a", 1), done(1, "a"), limits=ROUNDS)
     for first in (stopped, silent):
-        assert confirmed(first, spoken, DEADLINE) == Finish(Kind.SUCCEEDED, 1, fell_back=True)
-        assert confirmed(first, spoken, DEADLINE - 9) == Finish(Kind.SUCCEEDED, 1, fell_back=True)
+        assert decide_end_again(first, spoken, DEADLINE) == Finish(Kind.SUCCEEDED, 1, fell_back=True)
+        assert decide_end_again(first, spoken, DEADLINE - 9) == Finish(Kind.SUCCEEDED, 1, fell_back=True)
     asked = state_of(*late, fact_from_json(Kind.CANCEL_ASKED, {"by": "caller"}), limits=ROUNDS)
-    assert confirmed(stopped, asked, DEADLINE).kind is Kind.CANCELLED
+    assert decide_end_again(stopped, asked, DEADLINE).kind is Kind.CANCELLED
 
 
 def test_what_a_round_did_not_need_is_settled_before_the_next() -> None:
@@ -469,7 +469,7 @@ def test_what_a_round_did_not_need_is_settled_before_the_next() -> None:
     journal += [intent("b", 1), outcome("b", 1), done(1, "b")]
     state = state_of(*journal, limits=ROUNDS)
     assert decide(state, 0.0) == (Skip(0, ROUND_OVER),)
-    skipped = state_of(*journal, *drafts.skipped([state.steps[0]], ROUND_OVER), limits=ROUNDS)
+    skipped = state_of(*journal, *drafts.steps_skipped([state.steps[0]], ROUND_OVER), limits=ROUNDS)
     assert decide(skipped, 0.0) == (Propose(1, 2, "first", 2),)
     assert not skipped.degraded
 

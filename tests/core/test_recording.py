@@ -8,7 +8,7 @@ from app.core.run import drafts
 from app.core.run.events import PlanAccepted
 from app.core.run.recording import Kept, RecordedPlan, Recording, answered, canonical, plan_of, tools_of
 from app.core.run.state import fold
-from app.core.run.visibility import Flow, carried
+from app.core.run.visibility import LabelFlow, labels_in_run
 from tests.core.play import admission, numbered
 from tests.core.test_comparison import chain, opened, planned
 
@@ -63,8 +63,8 @@ def test_an_output_that_is_taken_over_keeps_the_labels_that_it_carried() -> None
             planned(0, "ada", "user"),
             planned(1, "bob", 0, answers=True),
             PlanAccepted(0, "", 2, "chain"),
-            drafts.taken_over("run_x", 0, "ref-0", kept),
+            drafts.step_taken_over("run_x", 0, "ref-0", kept),
         )
     )
     assert (state.steps[0].state, state.state) == ("done", "planned")
-    assert Flow(state).readings[1].labels == carried(state) == {"record"}
+    assert LabelFlow(state).readings[1].labels == labels_in_run(state) == {"record"}

@@ -10,7 +10,7 @@ import pytest
 from app.core.message.chat import Sampling, Task, Toolbox
 from app.core.plan.workflow import Access
 from app.core.pool.breaker import Breaker
-from app.core.records import changed
+from app.core.records import copy_with
 from app.core.run.progress import Propose
 from app.core.run.state import Call, Exchange, Proposal, RunState, StepState, Turn
 from app.stepqueue.protocol import Ticket
@@ -27,14 +27,14 @@ def test_a_changed_record_is_the_replaced_one(cls: type) -> None:
     assert not hasattr(cls, "__post_init__")
     record = cls(*(f"the {name}" for name in names))
     for name in names:
-        assert changed(record, **{name: "new"}) == replace(record, **{name: "new"})
-    assert changed(record) == record
-    assert changed(record) is not record
+        assert copy_with(record, **{name: "new"}) == replace(record, **{name: "new"})
+    assert copy_with(record) == record
+    assert copy_with(record) is not record
 
 
 def test_a_field_that_there_is_not_is_told() -> None:
     with pytest.raises(AttributeError):
-        changed(Access(), stepz=())
+        copy_with(Access(), stepz=())
 
 
 def test_records_are_compared_and_hashed_by_value() -> None:

@@ -8,9 +8,16 @@ import pytest
 from app.core.message.chat import Message, Text, Usage, mint, summed
 from app.core.plan.workflow import Access, Step
 from app.core.run import drafts
-from app.core.run.caller_view import Returned, bill, latest, portions, returned, standing
+from app.core.run.caller_view import (
+    ReturnedResults,
+    bill,
+    classify_results,
+    latest_exchanges,
+    messages_by_step,
+    returned_results,
+)
 from app.core.run.events import Fact, Kind, StepToolResults, fact_from_json
-from app.core.run.progress import Await, Finish, Queue, confirmed, decide
+from app.core.run.progress import Await, Finish, Queue, decide, decide_end_again
 from app.core.run.state import NO_RESULTS, RunState
 from app.errors import InvalidRequest
 from tests.core.play import called, done, failed, intent, outcome, resumed
@@ -31,7 +38,7 @@ def wanting(n: int, *ids: str, usage: Usage = Usage(), call: str = "", user: boo
 
 def waits(*steps: int) -> Fact:
     """`run.awaiting_tool`, with no usage in it."""
-    return drafts.awaiting(state_of(), Await(steps), UNTIL)
+    return drafts.run_awaiting_tool(state_of(), Await(steps), UNTIL)
 
 
 def back(*results: tuple[int, tuple[str, ...]]) -> list[Fact]:
@@ -60,7 +67,7 @@ def test_a_wait_that_was_found_to_be_over_is_over_whatever_clocks_say_since() ->
     state = state_of(*second, limits=ROUNDS)
     (end,) = decide(state, UNTIL)
     assert end == Finish(Kind.EXPIRED, error=NO_RESULTS)
-    assert confirmed(end, state, UNTIL) == confirmed(end, state, UNTIL - 9) == end
+    assert decide_end_again(end, state, UNTIL) == decide_end_again(end, state, UNTIL - 9) == end
 
 
 def test_a_call_that_is_not_accounted_for_yet_is_waited_for() -> None:
@@ -118,7 +125,7 @@ def test_nothing_comes_out_of_turn(wrong: list[Fact]) -> None:
 
 
 def test_results_for_a_step_that_was_given_up_change_nothing() -> None:
-    skipped = drafts.skipped([state_of(*SINGLE).steps[0]], "plan_rejected")
+    skipped = drafts.steps_skipped([state_of(*SINGLE).steps[0]], "plan_rejected")
     assert state_of(*SINGLE, *skipped, StepToolResults(0, "r", (ONE, TWO))).steps[0].state == "skipped"
 
 
@@ -138,7 +145,7 @@ def test_each_turn_is_billed_by_itself_and_the_turns_add_up() -> None:
     split = bill(state)
     assert (split.visible, split.orchestration) == (first, Usage(3, 0, 2))
     assert (split.turn, split.total, split.turn_usd, split.usd) == (split.total, Usage(13, 4, 7, 1), 5, 5)
-    body = drafts.awaiting(state_of(*waiting), Await((1,)), UNTIL).to_json()
+    body = drafts.run_awaiting_tool(state_of(*waiting), Await((1,)), UNTIL).to_json()
     assert (body["visible"]["output"], body["usage"]["input"], body["usd"], body["turn"]) == (5, 13, 5, 0)
     again = [*waiting, waits(1), *back((1, (ONE,))), intent("2", 1), outcome("2", 1, second, usd=9), done(1, "2")]
     end = state_of(*again, fact_from_json(Kind.SUCCEEDED, {"step": 1}))
@@ -189,7 +196,7 @@ HURRY = Message("user", (Text("Hurry."),))
     ],
 )
 def test_only_results_at_the_end_are_brought_back(messages: list[Message], ids: list[str] | None, tail: int) -> None:
-    came = returned(messages)
+    came = returned_results(messages)
     assert (None if came is None else list(came.results)) == ids
     assert came is None or (came.run, len(came.tail)) == (RUN, tail)
 
@@ -197,28 +204,28 @@ def test_only_results_at_the_end_are_brought_back(messages: list[Message], ids: 
 @pytest.mark.parametrize("stranger", ["call_abc", mint(OTHER, b"z" * 9)])
 def test_results_of_one_reply_belong_to_one_run(stranger: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
-        returned([ASK, result(ONE), result(stranger)])
+        returned_results([ASK, result(ONE), result(stranger)])
     assert refused.value.public_code == "tool_results_mixed"
     assert stranger not in refused.value.message
 
 
-def bringing(*ids: str, tail: bool = False) -> Returned:
+def bringing(*ids: str, tail: bool = False) -> ReturnedResults:
     """Results for these calls."""
-    return Returned(RUN, {id_: result(id_) for id_ in ids}, (HURRY,) if tail else ())
+    return ReturnedResults(RUN, {id_: result(id_) for id_ in ids}, (HURRY,) if tail else ())
 
 
-def refusal(state: RunState, came: Returned) -> tuple[Any, str]:
+def refusal(state: RunState, came: ReturnedResults) -> tuple[Any, str]:
     """Code and message of the 400."""
     with pytest.raises(InvalidRequest) as refused:
-        standing(state, came)
+        classify_results(state, came)
     return refused.value.public_code, refused.value.message
 
 
 def test_all_results_together_let_a_run_go_on() -> None:
     waiting = state_of(*PARALLEL, *wanting(0, ONE, TWO), *wanting(1, THREE), waits(0, 1))
     came = bringing(THREE, TWO, ONE)
-    assert standing(waiting, came) == "go_on"
-    assert portions(waiting, came) == {0: (result(ONE), result(TWO)), 1: (result(THREE),)}
+    assert classify_results(waiting, came) == "go_on"
+    assert messages_by_step(waiting, came) == {0: (result(ONE), result(TWO)), 1: (result(THREE),)}
     code, message = refusal(waiting, bringing(TWO, THREE))
     assert code == "tool_results_missing"
     assert ONE in message
@@ -235,14 +242,14 @@ def test_ids_that_were_never_given_out_are_refused() -> None:
 
 def test_results_that_came_before_are_a_repeat_of_the_present_turn_or_refused() -> None:
     running = state_of(*SINGLE, waits(0), *back((0, (ONE, TWO))))
-    assert standing(running, bringing(ONE, TWO)) == "repeat"
-    assert set(latest(running)) == {ONE, TWO}
+    assert classify_results(running, bringing(ONE, TWO)) == "repeat"
+    assert set(latest_exchanges(running)) == {ONE, TWO}
     assert refusal(running, bringing(ONE))[0] == "tool_call_answered"
     later = [*SINGLE, waits(0), *back((0, (ONE, TWO))), *wanting(0, THREE, call="second")]
     for state in (state_of(*later), state_of(*later, waits(0))):
-        assert standing(state, bringing(ONE, TWO)) == "repeat"
-    assert standing(state, bringing(THREE)) == "go_on"
-    assert portions(state, bringing(THREE)) == {0: (result(THREE),)}
+        assert classify_results(state, bringing(ONE, TWO)) == "repeat"
+    assert classify_results(state, bringing(THREE)) == "go_on"
+    assert messages_by_step(state, bringing(THREE)) == {0: (result(THREE),)}
     assert refusal(state, bringing(ONE, THREE))[0] == "tool_call_answered"
 
 
@@ -254,14 +261,14 @@ def test_results_for_a_run_that_is_not_waiting_yet_are_no_answer() -> None:
 def test_the_conversation_of_an_ended_run_is_history() -> None:
     ended = state_of(*SINGLE, waits(0), fact_from_json(Kind.EXPIRED, {"step": None}))
     for ids in ((ONE, TWO), (ONE,), (THREE,)):
-        assert standing(ended, bringing(*ids)) == "history"
+        assert classify_results(ended, bringing(*ids)) == "history"
 
 
 def test_words_of_the_user_go_to_the_step_that_may_see_the_user() -> None:
     waiting = state_of(*SINGLE, waits(0))
     came = bringing(ONE, TWO, tail=True)
-    assert standing(waiting, came) == "go_on"
-    assert portions(waiting, came)[0][-1] == HURRY
+    assert classify_results(waiting, came) == "go_on"
+    assert messages_by_step(waiting, came)[0][-1] == HURRY
 
 
 @pytest.mark.parametrize(
@@ -275,6 +282,6 @@ def test_words_of_the_user_go_to_the_step_that_may_see_the_user() -> None:
 def test_words_that_not_everybody_would_hear_make_a_new_run(steps: list[Step]) -> None:
     head = planned(*steps)
     waiting = state_of(*head, *queued(0), *wanting(0, ONE, user=steps[0].access.user), waits(0))
-    assert standing(waiting, bringing(ONE, tail=True)) == "history"
-    assert standing(waiting, bringing(ONE)) == "go_on"
-    assert len(portions(waiting, bringing(ONE, tail=True))[0]) == 1 + steps[0].access.user
+    assert classify_results(waiting, bringing(ONE, tail=True)) == "history"
+    assert classify_results(waiting, bringing(ONE)) == "go_on"
+    assert len(messages_by_step(waiting, bringing(ONE, tail=True))[0]) == 1 + steps[0].access.user

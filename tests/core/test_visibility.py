@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from app.core.message.chat import Image, Message, Task, Text, ToolCall
 from app.core.plan.workflow import Access
-from app.core.run.visibility import INTRODUCTION, EarlierStep, ToolUse, compose, granted
+from app.core.run.visibility import INTRODUCTION, EarlierStep, ToolUse, compose, visible_steps
 
 TASK = Task((Message("system", (Text("Be brief."),)), Message("user", (Text("What is 2 + 2?"), Image("data:x")))))
 PLAN, CHECK = EarlierStep(0, "Plan it", "First add."), EarlierStep(1, "", "It is 4.")
@@ -53,8 +53,8 @@ def test_without_a_subtask_the_final_answer_is_asked_for() -> None:
 
 def test_only_listed_steps_that_said_something_are_granted() -> None:
     done = {0: PLAN, 1: CHECK, 2: EarlierStep(2, "x", "")}
-    assert granted(Access(True, (1, 0, 1, 2, 7)), done) == (PLAN, CHECK)
-    assert granted(Access(True, ()), done) == ()
+    assert visible_steps(Access(True, (1, 0, 1, 2, 7)), done) == (PLAN, CHECK)
+    assert visible_steps(Access(True, ()), done) == ()
 
 
 def test_a_fence_that_stands_in_a_text_is_not_used() -> None:
@@ -120,7 +120,7 @@ def test_no_byte_of_another_steps_transcript_is_seen(seed: int, user: bool, step
     me = steps - 1
     task = TASK if user else None
     access = Access(user, tuple(n for n in done if random.random() < 0.7))
-    seen = repr(compose(task, "Go on.", granted(access, done), (used[me], used[me]), "ada"))
+    seen = repr(compose(task, "Go on.", visible_steps(access, done), (used[me], used[me]), "ada"))
     for (n, what), secret in secrets.items():
         assert (secret in seen) == (n == me and (user or what != "user")), (n, what)
 
@@ -147,7 +147,7 @@ def test_what_is_not_listed_is_not_seen(seed: int, user: bool, texts: list[str])
     listed = tuple(n for n in done if random.random() < 0.5)
     access = Access(user, listed)
     task = Task((Message("user", (Text("user-canary"),)),)) if user else None
-    seen = compose(task, "Go on.", granted(access, done))
-    assert seen == compose(task, "Go on.", granted(access, done))
+    seen = compose(task, "Go on.", visible_steps(access, done))
+    assert seen == compose(task, "Go on.", visible_steps(access, done))
     assert ("user-canary" in words(seen)) == user
     assert [n for n, canary in enumerate(canaries) if canary in words(seen)] == list(listed)

@@ -10,7 +10,7 @@ import pytest
 
 from app.core.message.chat import Message, Task, Text
 from app.core.pool.budgets import Budget
-from app.core.records import changed
+from app.core.records import copy_with
 from app.core.run.events import Kind
 from app.errors import BudgetExhausted, InvalidRequest
 from app.gateway.http.api_keys import mint
@@ -92,7 +92,7 @@ async def test_the_team_and_the_user_of_the_metadata_are_those_that_pay(opened: 
     for budget in (search, ann):
         await opened.context.store.set_budget(budget)
     asked = Task((Message("user", (Text("Hello"),)),), metadata={"team": "search", "user_id": "ann"})
-    for task in (asked, changed(asked, metadata={}), changed(asked, user="bob")):
+    for task in (asked, copy_with(asked, metadata={}), copy_with(asked, user="bob")):
         await finish(await opened.runs.start(order(opened, "baton-mini", task=task)))
     for budget, spent in ((search, 52), (ann, 26)):
         (use,) = await opened.context.store.budget_use(budget.id, 10)

@@ -141,7 +141,7 @@ async def test_a_step_that_cannot_be_paid_for_costs_no_outcome(
 ) -> None:
     """The end of the step before is kept, although its entry could not hold what the next one would reserve: others
     hold more by then than this engine knows."""
-    monkeypatch.setattr(execution, "spendable", lambda _: Amount(10**9, 10**9))
+    monkeypatch.setattr(execution, "spendable_by_steps", lambda _: Amount(10**9, 10**9))
     async with watched(tmp_path, stub) as (opened, seen):
         free = await finish(await opened.runs.start(order(opened, "baton-ultra", plan=CHAIN)))
         dearest = max(call.usd_held for call in free.ended.state.calls.values())

@@ -6,7 +6,7 @@ import json
 
 import httpx
 
-from app.core.run.visibility import completed
+from app.core.run.visibility import complete_disclosures
 from app.gateway.http.api_keys import mint
 from app.process.wiring import Runtime
 from app.store.protocol import CONTENT_READ, AdminEventQuery, DisclosureQuery, RunQuery
@@ -113,8 +113,8 @@ async def test_runs_from_before_the_ledger_are_derived_and_doing_it_again_adds_n
     assert await play(opened, stub, runs=6, seed=3) == []
     before = await store.disclosures(DisclosureQuery(limit=1_000))
     await store._write(lambda conn: conn.exec_driver_sql("DELETE FROM disclosures"))  # type: ignore[attr-defined]
-    first = await store.rebuild_disclosures(None, 100, completed)
-    again = await store.rebuild_disclosures(None, 100, completed)
+    first = await store.rebuild_disclosures(None, 100, complete_disclosures)
+    again = await store.rebuild_disclosures(None, 100, complete_disclosures)
     assert (first.added, again.added) == (len(before), 0)
     assert await store.disclosures(DisclosureQuery(limit=1_000)) == before
 
@@ -159,7 +159,7 @@ async def test_runs_from_before_the_ledger_are_listed_by_the_workers_of_their_pl
         lambda conn: conn.exec_driver_sql("DELETE FROM disclosures")
     )
     assert await listed(client, "alpha") == [run]
-    await opened.context.store.rebuild_disclosures(None, 100, completed)
+    await opened.context.store.rebuild_disclosures(None, 100, complete_disclosures)
 
 
 async def test_reading_the_content_of_others_is_logged_and_polling_ones_own_is_not(

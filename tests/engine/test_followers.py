@@ -16,7 +16,7 @@ import pytest
 
 from app.conductor.protocol import Policy
 from app.core.message.chat import Message, Task, Text, ToolCall, Usage, message_to_json
-from app.core.records import address
+from app.core.records import content_ref
 from app.core.run.caller_view import Position
 from app.core.run.events import (
     CallFinished,
@@ -52,7 +52,7 @@ from tests.harness.waiting import until
 
 RUN, SALT, HOME = "run", b"salt", "gateway"
 ANSWER = "Vier mal fünf."
-OUTPUT = address(SALT, ANSWER.encode())
+OUTPUT = content_ref(SALT, ANSWER.encode())
 BEFORE = journal_of(RUN, TEXTS)[:11]
 """Up to the intent of `call_1`, the first attempt at the answer."""
 
@@ -84,7 +84,7 @@ OF_THE_END = Committed(RUN, END, contents=((OUTPUT, ANSWER),), engine="heir", ep
 
 CALLING = Message("assistant", (Text("Mal sehen."),), calls=(ToolCall("id", "look", "{}"),))
 SAID = orjson.dumps(message_to_json(CALLING)).decode()
-CALLS = address(SALT, SAID.encode())
+CALLS = content_ref(SALT, SAID.encode())
 FIRST_TURN = journaled(
     finished("call_1", "ok"),
     StepAwaitingTool(1, "call_1", CALLS, len("Mal sehen."), (NamedCall("id", "look"),)),

@@ -10,7 +10,7 @@ import pytest
 
 from app.core.message.chat import Message, Text
 from app.core.run.events import CallIntended, Kind, PlanRejected, PlanStep, StepDone, StepToolResults
-from app.core.run.visibility import carried
+from app.core.run.visibility import labels_in_run
 from app.errors import InvalidRequest
 from app.process.wiring import Runtime
 from tests.harness.conversations import Talk, look
@@ -220,7 +220,7 @@ async def test_the_labels_of_a_tools_result_go_with_what_is_made_of_it(stub: Pro
     assert "labels" not in str([received.json for received in stub.requests])
     results: list[StepToolResults] = await of_kind(opened, outcome, Kind.STEP_RESULTS)
     assert [result.labels for result in results] == [PHI]
-    assert carried(outcome.ended.state) == PHI
+    assert labels_in_run(outcome.ended.state) == PHI
 
 
 async def test_a_tools_result_that_nobody_may_read_is_refused(stub: ProviderStub, opened: Runtime) -> None:

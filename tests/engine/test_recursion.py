@@ -83,7 +83,7 @@ async def test_a_workflow_inside_a_step_gives_that_steps_answer(stub: ProviderSt
         (0, None, None),
         (1, 1, 2),
     ], "of four steps, two are the workers' of the plan around it"
-    assert [(step.n, step.state) for step in state.planned] == [(n, "done") for n in range(5)]
+    assert [(step.n, step.state) for step in state.planned_steps] == [(n, "done") for n in range(5)]
     assert [body["n"] for body in of(journal, Kind.STEP_DONE)] == [0, 3, 4, 1, 2]
     assert of(journal, Kind.STEP_DONE, n=1)[0] | {"n": 4} == of(journal, Kind.STEP_DONE, n=4)[0] | {"from": 4}
     assert not of(journal, Kind.STEP_QUEUED, n=1), "nobody has a ticket for it"
@@ -149,7 +149,7 @@ async def test_two_steps_may_be_taken_at_once_and_rounds_go_on(stub: ProviderStu
     plans(stub, both, SIMPLE, SIMPLE, again, SIMPLE)
     outcome = await run(opened, limits=narrowed(opened, TIER))
     state, journal = outcome.ended.state, await events(opened, outcome.ended.state.run)
-    assert (outcome.ended.error, state.degraded, state.rounds, len(state.nested)) == (None, False, 2, 3)
+    assert (outcome.ended.error, state.degraded, state.round_count, len(state.nested)) == (None, False, 2, 3)
     assert [body["round"] for body in of(journal, Kind.PLAN_OPENED)] == [1, 1, 1, 2, 2]
     assert [body["proposal"] for body in of(journal, Kind.PLAN_OPENED)] == [0, 1, 2, 3, 4]
     assert SAYS[state.steps[2].worker] in asked(stub, "planner", 4), "the answer before is this step's to see"
@@ -178,7 +178,7 @@ async def test_not_even_one_that_takes_all_of_them(stub: ProviderStub, opened: R
     stub.always("planner", Reply(chunks=(everything,)))
     state = (await run(opened)).ended.state
     assert state.state == "succeeded"
-    assert sum(not step.opens for step in state.planned) == 4, "as many as in a plan without any"
+    assert sum(not step.opens_workflow for step in state.planned_steps) == 4, "as many as in a plan without any"
     assert len(state.nested) <= 8
 
 

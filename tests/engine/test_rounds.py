@@ -79,7 +79,7 @@ async def test_the_empty_plan_takes_the_answer(stub: ProviderStub, opened: Runti
     state, journal = outcome.ended.state, await events(opened, outcome.ended.state.run)
     assert outcome.ended.error is None
     assert outcome.ended.answer == SAYS[worker_of(journal, 1)]
-    assert (end_of(state).step, state.rounds, state.degraded, state.topology) == (1, 1, False, "chain")
+    assert (end_of(state).step, state.round_count, state.degraded, state.topology) == (1, 1, False, "chain")
     assert [body["round"] for body in of(journal, Kind.PLAN_OPENED)] == [1, 2]
     assert [(body["steps"], body["topology"]) for body in of(journal, Kind.PLAN_ACCEPTED)] == [(2, "chain"), (0, "")]
     told = extension(outcome.ended)
@@ -94,7 +94,7 @@ async def test_another_round_gives_another_answer(stub: ProviderStub, opened: Ru
     outcome = await run(opened)
     state, journal = outcome.ended.state, await events(opened, outcome.ended.state.run)
     assert outcome.ended.answer == SAYS[worker_of(journal, 2)]
-    assert (end_of(state).step, state.rounds) == (2, 2)
+    assert (end_of(state).step, state.round_count) == (2, 2)
     assert of(journal, Kind.PLAN_STEP, n=2)[0]["access"] == [1], "`previous` is the step that answered"
     row = await opened.context.store.run(state.run)
     assert (row.steps, row.topology, row.degraded) == (3, "single", False)
@@ -173,11 +173,11 @@ async def test_a_conductor_that_always_wants_more_is_held(stub: ProviderStub, op
     stub.always("planner", Reply(chunks=(plan_text((0, "More", ["user"])),)))
     outcome = await run(opened)
     state = outcome.ended.state
-    assert (outcome.ended.error, state.rounds, state.degraded) == (None, 3, False)
+    assert (outcome.ended.error, state.round_count, state.degraded) == (None, 3, False)
     assert len(stub.of("planner")) == 3, "nobody is asked about the last round's answer"
     assert end_of(state).step == 2
     limits = narrowed(opened, "baton-deep", rounds=1)
-    assert (await run(opened, limits=limits)).ended.state.rounds == 1
+    assert (await run(opened, limits=limits)).ended.state.round_count == 1
     assert len(stub.of("planner")) == 4
 
 
@@ -190,7 +190,7 @@ async def test_a_budget_is_one_for_all_rounds(stub: ProviderStub, opened: Runtim
     assert outcome.ended.answer in SAYS.values()
     assert (end_of(state).stopped, state.degraded) == ("run_over_budget", True)
     assert 6_000 < state.usd <= 12_000
-    assert (state.rounds, len(stub.of("planner"))) == (1, 1), "the second call for a plan was refused, not made"
+    assert (state.round_count, len(stub.of("planner"))) == (1, 1), "the second call for a plan was refused, not made"
     metrics = opened.context.telemetry.exposition().decode()
     assert 'baton_rounds_total{outcome="stopped",tier="baton-deep"} 1.0' in metrics
 
@@ -212,7 +212,7 @@ async def test_the_caller_may_want_fewer_rounds(stub: ProviderStub, opened: Runt
 async def test_a_plan_of_the_callers_has_one_round(stub: ProviderStub, opened: Runtime) -> None:
     own = {"steps": [{"worker": "alpha", "subtask": "Do it", "access": ["user"]}]}
     outcome = await run(opened, plan=own, streams=True)
-    assert (outcome.ended.state.rounds, outcome.ended.state.admitted.limits.rounds) == (1, 1)
+    assert (outcome.ended.state.round_count, outcome.ended.state.admitted.limits.rounds) == (1, 1)
     assert not stub.of("planner")
 
 
@@ -465,7 +465,7 @@ async def test_a_run_that_nobody_can_drive_on_ends_with_the_answer_that_there_is
 
 def test_a_previous_answer_that_there_is_not_cannot_be_seen() -> None:
     """Whoever proposes it: the model conductor's reader would not let it pass."""
-    state = fold(numbered(admission(), drafts.opened(Propose(0, 0, "first"), "model", ["ada"], instant=False)))
+    state = fold(numbered(admission(), drafts.plan_opened(Propose(0, 0, "first"), "model", ["ada"], instant=False)))
     seen, proposal = Step("ada", "Mend it", Access(False, (), previous=True)), state.proposals[-1]
     told = faults(state, proposal, PlannerMessage(0, seen))
     assert told == ["step 0: access lists a previous answer, and there is none"]
@@ -491,7 +491,7 @@ async def test_a_round_may_span_turns_and_a_turn_rounds(stub: ProviderStub, open
     last = await run(opened, task=Task(tuple(said), toolbox=box))
     state = last.ended.state
     journal = await events(opened, state.run)
-    assert (state.run, state.state, state.turn.number, state.rounds) == (first.ended.state.run, "succeeded", 1, 2)
+    assert (state.run, state.state, state.turn.number, state.round_count) == (first.ended.state.run, "succeeded", 1, 2)
     assert last.ended.answer == SAYS[worker_of(journal, 1)]
     mender = worker_of(journal, 1)
     assert "It is A." not in asked(stub, mender), "a step sees its own transcript and what its access list grants"

@@ -10,7 +10,7 @@ import pytest
 from app.core.message.chat import Form, Message, Sampling, Task, Text, Tool, Toolbox
 from app.core.pool.budgets import Budget
 from app.core.pool.catalog import Amount
-from app.core.run.caller_view import spendable
+from app.core.run.caller_view import spendable_by_steps
 from app.core.run.events import Kind
 from app.engine.runs.means import Means
 from app.engine.steps import execution
@@ -137,7 +137,9 @@ async def test_a_refused_reservation_is_made_again_for_what_is_left(
 ) -> None:
     """Others have reserved what this engine believes to be there, twice."""
     believed = [Amount(10**9, 10**9)] * 2
-    monkeypatch.setattr(execution, "spendable", lambda state: believed.pop() if believed else spendable(state))
+    monkeypatch.setattr(
+        execution, "spendable_by_steps", lambda state: believed.pop() if believed else spendable_by_steps(state)
+    )
     outcome, _, [call] = await run(opened, "wide", usd=1_000, steps=1)
     assert outcome.ended.state.state == "succeeded"
     assert (call["attempt"], call["max_tokens"], believed) == (1, (1_000 - INPUT) // 2, [])

@@ -16,7 +16,7 @@ from typing import Any
 
 import orjson
 
-from app.core.records import address
+from app.core.records import content_ref
 from app.core.run.events import Event, Kind
 from tests.faults.scene import Scene, execute
 from tests.harness.audited import audited
@@ -111,7 +111,7 @@ def unaccounted(known: Sequence[Account], received: Sequence[dict[str, Any]]) ->
         heard += sum(_was_heard(each) for them in meant.values() for each in them)
         salt = bytes(account.row["salt"] or b"")
         for sent in bodies:
-            mine = meant.get(address(salt, sent), ())
+            mine = meant.get(content_ref(salt, sent), ())
             intents[sent] += len(mine)
             answers[sent] += sum(map(_was_heard, mine))
     for sent, count in bodies.items():

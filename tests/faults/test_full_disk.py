@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from app.core.records import address
+from app.core.records import content_ref
 from app.errors import StoreUnavailable
 from app.store.sql import SqlStore, open_store
 from tests.conformance.entries import SALT, admitted
@@ -38,7 +38,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 async def write(store: SqlStore, run: str) -> None:
     body = os.urandom(BODY_BYTES)
-    await store.append(replace(admitted(run), contents=((address(SALT, body), body),)))
+    await store.append(replace(admitted(run), contents=((content_ref(SALT, body), body),)))
 
 
 async def write_many(store: SqlStore) -> None:

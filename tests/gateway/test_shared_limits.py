@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 
 from app.core.pool.rates import RateLimits, RateReply, RateRequest
-from app.core.records import changed
+from app.core.records import copy_with
 from app.gateway.app import create_app
 from app.gateway.http.admission import MOST_COUNTED_TOGETHER, Headers, RateLimiter
 from app.gateway.http.api_keys import mint
@@ -100,7 +100,7 @@ async def test_a_user_is_limited_by_either_of_the_names_that_requests_have_for_o
     tmp_path: Path, stub: ProviderStub
 ) -> None:
     async with gateways(tmp_path, stub) as ((one, _), clients):
-        limited = changed(one.gateway, rates=Rates(user=RateLimits(rpm=1)))
+        limited = copy_with(one.gateway, rates=Rates(user=RateLimits(rpm=1)))
         transport = httpx.ASGITransport(create_app(limited), raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://b", headers=clients[0].headers) as client:
             named = [{"safety_identifier": "ann"}, {"safety_identifier": "ann"}, {"user": "ann"}, {"user": "bob"}]
@@ -128,7 +128,7 @@ async def test_requests_whose_callers_leave_before_they_are_counted_use_nothing(
 ) -> None:
     async with gateways(tmp_path, stub) as ((one, _), _):
         store = Held(one.gateway.store)
-        limiter = RateLimiter(changed(one.gateway, store=store))
+        limiter = RateLimiter(copy_with(one.gateway, store=store))
         asked = RateRequest((("key:k", RateLimits(rpm=900)),))
         headers: Headers = []
         counts = [asyncio.create_task(limiter.count(asked, [])) for _ in range(2 * MOST_COUNTED_TOGETHER)]
@@ -148,7 +148,7 @@ async def test_a_key_that_was_revoked_at_one_gateway_ends_at_the_other_within_fi
     async with gateways(tmp_path, stub, rpm=9) as ((one, two), clients):
         ticks = two.gateway.tick()
         headers = dict(clients[1].headers)
-        late = changed(two.gateway, tick=lambda: ticks)
+        late = copy_with(two.gateway, tick=lambda: ticks)
         transport = httpx.ASGITransport(create_app(late), raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://b", headers=headers) as client:
             assert (await client.get("/v1/models")).status_code == 200

@@ -26,7 +26,7 @@ from typing import Any
 import httpx
 
 from app.core.message.chat import run_of
-from app.core.records import address
+from app.core.records import content_ref
 from app.core.run.events import CallIntended, Event, PlanStep, RunAdmitted, StepAwaitingTool, StepDone, facts
 from app.process.wiring import Runtime
 from tests.harness.in_process import calling, running_service
@@ -398,7 +398,7 @@ class Judge:
         intents = {fact.call: fact for fact in facts(self.events, CallIntended)}
         sent: dict[tuple[str, str], list[Received]] = {}
         for one in self.received:  # equal requests in the order of their arrival
-            sent.setdefault((address(self.salt, one.body), one.model), []).append(one)
+            sent.setdefault((content_ref(self.salt, one.body), one.model), []).append(one)
         of_calls: dict[str, Received] = {}
         for call, intent in intents.items():
             if came := sent.get((intent.request, intent.worker)):

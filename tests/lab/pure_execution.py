@@ -15,7 +15,7 @@ from app.core.run import drafts
 from app.core.run.events import CallFinished, CallIntended, Event, Fact, RunAdmitted, StepDone, StepQueued
 from app.core.run.progress import Finish, Propose, Queue, Skip, decide
 from app.core.run.state import RunState, advance, begin
-from app.core.run.visibility import EarlierStep, compose, granted
+from app.core.run.visibility import EarlierStep, compose, visible_steps
 from app.lab.plans import Plan, to_workflow
 from app.lab.workers import Reply, final, reply
 from app.lab.world import Pool, seconds, usd
@@ -64,28 +64,28 @@ class Stage:
     def _obey(self, command: Any) -> None:
         match command:
             case Propose():
-                self._write(drafts.opened(command, "fixed", list(self._workers), instant=True))
-                before = self._state.answer(command.round - 1)
+                self._write(drafts.plan_opened(command, "fixed", list(self._workers), instant=True))
+                before = self._state.answer_of_round(command.round - 1)
                 if before is not None and self._again is not None:
                     self._steps += self._again(self._replies[before.step.n].text)
                 steps = self._steps[command.base :]
                 for place, step in enumerate(steps):
                     previous = before.step.n if before is not None else None
                     written = drafts.WrittenStep(step, step.subtask)
-                    self._write(drafts.planned(command, place, written, previous))
-                self._write(drafts.accepted(command.number, "", [step.access.steps for step in steps]))
+                    self._write(drafts.plan_step(command, place, written, previous))
+                self._write(drafts.plan_accepted(command.number, "", [step.access.steps for step in steps]))
             case Queue():
                 for n in command.steps:
                     self._write(StepQueued(n))
                     self._work(n)
             case Skip():
-                self._write(*drafts.skipped([self._state.steps[command.step]], "inputs_lost"))
+                self._write(*drafts.steps_skipped([self._state.steps[command.step]], "inputs_lost"))
             case Finish():
-                self._write(drafts.ended(self._state, command))
+                self._write(drafts.run_ended(self._state, command))
 
     def _work(self, n: int) -> None:
         step = self._state.steps[n]
-        seen = granted(step.access, self._done)
+        seen = visible_steps(step.access, self._done)
         messages = compose(self._task if step.access.user else None, step.subtask, seen)
         worker = self._workers[step.worker]
         said = reply(worker, messages, f"{self._seed}|{n}")

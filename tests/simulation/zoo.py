@@ -15,7 +15,7 @@ from sqlalchemy import Connection, delete, update
 from app.core.plan.workflow import Access
 from app.core.pool.catalog import Deadlines
 from app.core.pool.rules import Reading
-from app.core.records import changed
+from app.core.records import copy_with
 from app.core.run import drafts, notices, visibility
 from app.core.run.events import Event, StepFailed
 from app.core.run.state import RunState
@@ -245,7 +245,7 @@ def use_an_attempt_number_again(patch: Patch) -> None:
 
     def first(self: Execution, *given: Any) -> Attempt:
         attempt = made(self, *given)
-        attempt._planned = changed(attempt._planned, number=1)
+        attempt._planned = copy_with(attempt._planned, number=1)
         return attempt
 
     patch.setattr(Execution, "_attempt", first)
@@ -300,11 +300,11 @@ def see_the_conversation_unasked(patch: Patch) -> None:
 
 
 def let_anybody_read(patch: Patch) -> None:
-    patch.setattr(execution, "readers", lambda _state, _n, workers: (Reading(), workers, ()))
+    patch.setattr(execution, "permitted_readers", lambda _state, _n, workers: (Reading(), workers, ()))
 
 
 def pass_words_on_without_labels(patch: Patch) -> None:
-    patch.setattr(visibility, "conversation", lambda _state: Reading())
+    patch.setattr(visibility, "conversation_reading", lambda _state: Reading())
 
 
 # -- a run
@@ -374,8 +374,8 @@ def forget_what_tools_said(patch: Patch) -> None:
 
 
 def widen_the_view_inside(patch: Patch) -> None:
-    granted = drafts.granted
-    patch.setattr(drafts, "granted", lambda *given: replace(granted(*given), user=True))
+    granted = drafts.access_in_run
+    patch.setattr(drafts, "access_in_run", lambda *given: replace(granted(*given), user=True))
 
 
 def nest_without_end(patch: Patch) -> None:

@@ -17,7 +17,7 @@ from sqlalchemy import Connection, func, select
 
 from app.__main__ import main
 from app.cli.retention import erase
-from app.core.records import address
+from app.core.records import content_ref
 from app.errors import StoreUnavailable
 from app.store.archive import open_archive
 from app.store.protocol import ContentQuery, Entry
@@ -29,7 +29,7 @@ from tests.conformance.entries import SALT, admitted
 
 FIRST, SECOND = os.urandom(32), os.urandom(32)
 BODY = b"a secret of the tenant " * 20
-REF = address(SALT, BODY)
+REF = content_ref(SALT, BODY)
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.integration)])

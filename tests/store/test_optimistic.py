@@ -11,7 +11,7 @@ import asyncpg
 import pytest
 from sqlalchemy import Connection, text
 
-from app.core.records import address
+from app.core.records import content_ref
 from app.core.run.events import Kind
 from app.errors import LeaseLost, NotFound, RunEnded, StoreUnavailable
 from app.store.protocol import BRIEF, Entry, Held, Lease, Ledger, Move, Outbox
@@ -87,7 +87,7 @@ async def test_a_step_input_after_an_event_has_the_later_events_and_the_contents
     stores: Sequence[SqlStore],
 ) -> None:
     gateway, dispatcher = stores
-    bodies = {address(SALT, body): body for body in (b"task", b"long" * BRIEF, b"result", b"of nobody")}
+    bodies = {content_ref(SALT, body): body for body in (b"task", b"long" * BRIEF, b"result", b"of nobody")}
     task, long, result, _ = bodies
     await gateway.append(replace(admitted("run"), contents=tuple(bodies.items())))
     await gateway.append(Entry("run", 2.0, (Raw(Kind.STEP_SKIPPED, {"task": task}),), epoch=1))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from sqlalchemy import Connection, create_engine
 
-from app.core.records import address
+from app.core.records import content_ref
 from app.store.protocol import RunQuery
 from app.store.rows import runs
 from app.store.sql import open_store
@@ -29,7 +29,7 @@ async def test_the_log_is_copied_into_the_database_at_16_mib(
     async with open_store(url) as store:
         for number in range(24):
             body = os.urandom(BODY_BYTES)
-            entry = replace(admitted(f"run-{number}"), contents=((address(SALT, body), body),))
+            entry = replace(admitted(f"run-{number}"), contents=((content_ref(SALT, body), body),))
             await store.append(entry)
             largest = max(largest, log.stat().st_size)
     assert LOG_BYTES - 2 * BODY_BYTES < largest < LOG_BYTES + 2 * BODY_BYTES

@@ -11,7 +11,7 @@ from rich.table import Table
 from app.cli import event_loop, storage, terminal
 from app.cli.arguments import Arguments
 from app.cli.declarations import SPANS
-from app.core.run.visibility import completed
+from app.core.run.visibility import complete_disclosures
 from app.errors import ConfigInvalid
 from app.gateway.runs import disclosures
 from app.gateway.wire import query as wire
@@ -138,7 +138,7 @@ async def _rebuild(settings: Settings, *, as_json: bool) -> int:
     async with storage.open_configured_store(settings) as store:
         place: tuple[float, str] | None = None
         while True:
-            batch = await store.rebuild_disclosures(place, BATCH_RUNS, completed)
+            batch = await store.rebuild_disclosures(place, BATCH_RUNS, complete_disclosures)
             runs, added, place = runs + batch.runs, added + batch.added, batch.following
             if place is None:
                 break

@@ -14,7 +14,7 @@ from app.core.pool.policy_change import Widening, widenings
 from app.core.run import policy_trial
 from app.core.run.events import Event
 from app.core.run.kinds import Kind
-from app.core.run.policy_trial import Refused
+from app.core.run.policy_trial import RefusedRun
 from app.process.config import Settings, configure, read, read_catalog
 from app.store.archive import Record
 
@@ -82,14 +82,14 @@ def _diff(found: Sequence[Widening], *, as_json: bool) -> int:
 # -- try
 
 
-async def _tried_policy(settings: Settings, catalog: Catalog, since: float | None) -> tuple[int, list[Refused]]:
+async def _tried_policy(settings: Settings, catalog: Catalog, since: float | None) -> tuple[int, list[RefusedRun]]:
     """Return the number of runs, and those with calls that would have been refused, oldest first."""
     runs, refused = 0, []
     async with storage.existing_database(settings), storage.open_journals(settings) as archive:
         records: AsyncIterator[Record] = archive.records(since=since)
         async for record in records:
             runs += 1
-            found = policy_trial.refused(_events(record), catalog)
+            found = policy_trial.refused_calls(_events(record), catalog)
             if found is not None:
                 refused.append(found)
     return runs, refused
@@ -100,7 +100,7 @@ def _events(record: Record) -> list[Event]:
     return [Event(run, event.seq, Kind(event.kind), event.at, orjson.loads(event.body)) for event in record.events]
 
 
-def _try(runs: int, refused: Sequence[Refused], *, as_json: bool) -> int:
+def _try(runs: int, refused: Sequence[RefusedRun], *, as_json: bool) -> int:
     if as_json:
         listed = [run.as_json() for run in refused]
         terminal.print_json({"runs": runs, "refused": listed})

@@ -17,7 +17,7 @@ from app.cli.embedded import engine
 from app.cli.plans import preview
 from app.cli.plans.preview import PREVIEW_KEY
 from app.core.pool.catalog import MILLION, Catalog
-from app.core.records import changed
+from app.core.records import copy_with
 from app.core.roles import SCOPES
 from app.engine.calls.step_request import task_of
 from app.engine.delivery.messages import TurnEnd
@@ -86,7 +86,7 @@ async def _edit(loaded: Loaded, args: Arguments) -> dict[str, Any]:
         once = orders.record_of_revision(plan, number, row.tenant, {"command": opened.context.name("edit")})
         until = opened.context.now() + order.limits.seconds + opened.gateway.remembered
         try:
-            ended = await engine.run_to_end(opened, changed(order, once=changed(once, until=until)))
+            ended = await engine.run_to_end(opened, copy_with(order, once=copy_with(once, until=until)))
         except InvalidRequest as refused:
             raise orders.of_edit(refused) from None
         except Conflict as conflict:

@@ -73,7 +73,7 @@ async def _preview(loaded: Loaded, order: Order) -> tuple[TurnEnd, Tree, dict[st
         store = opened.context.store
         shown, question = await run_tree.read_run(store, await store.run(ended.state.run))
         drawn = run_tree.draw(shown, question, full=False)
-        if ended.error is None and ended.state.current:
+        if ended.error is None and ended.state.current_steps:
             drawn.add(await _estimate(opened, ended, order))
         return ended, drawn, shown
 

@@ -12,7 +12,7 @@ from app.console.admin.sections import API, Administration, Cell, Table
 from app.console.api import ApiError, Session, segment
 from app.console.pages import form_lists
 from app.console.session import PATH
-from app.core.records import changed
+from app.core.records import copy_with
 
 QUESTIONS: Final = (
     ("diff", "Who would see what they do not see now?"),
@@ -48,12 +48,12 @@ def routes(admin: Administration) -> list[Route]:
 
     async def answer(request: Request, session: Session) -> Response:
         given = await form_lists(request)
-        form = changed(_form(), given=given)
+        form = copy_with(_form(), given=given)
         body, faults = forms.read(form.fields, given)
         question = segment(body.pop("question", "diff"))
         since = body.pop("since_seconds", None)
         if faults:
-            return await show(request, session, changed(form, faults=faults), None, 400)
+            return await show(request, session, copy_with(form, faults=faults), None, 400)
         if question == "try" and since is not None:
             body["since_seconds"] = since
         try:
@@ -61,7 +61,7 @@ def routes(admin: Administration) -> list[Route]:
         except ApiError as error:
             if error.status not in forms.REFUSALS:
                 raise
-            faulty = changed(form, faults=forms.fault_of(error, form.fields))
+            faulty = copy_with(form, faults=forms.fault_of(error, form.fields))
             return await show(request, session, faulty, None, error.status)
         return await show(request, session, form, _answer(found))
 

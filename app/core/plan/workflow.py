@@ -25,7 +25,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-from app.core.records import changed, record
+from app.core.records import copy_with, record
 from app.errors import PlanRejected
 
 Topology = Literal["single", "chain", "fan-out", "tree", "debate"]
@@ -330,7 +330,7 @@ def read_plan(value: object, resolve: Resolve, max_steps: int, further: bool = F
         raise PlanRejected(reasons)
     if not steps:
         return ()
-    return (*steps[:-1], changed(steps[-1], answers=True))
+    return (*steps[:-1], copy_with(steps[-1], answers=True))
 
 
 class PlanReader:

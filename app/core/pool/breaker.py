@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Literal
 
-from app.core.records import changed, record
+from app.core.records import copy_with, record
 
 NO_TIME = "no_time"
 """The error of a step that was not begun because no worker could have answered in what was left of the run."""
@@ -137,7 +137,7 @@ def begun(breaker: Breaker, place: Place, now: float) -> Breaker:
     extra = place != "first"
     slices = _counted(breaker.slices, now, firsts=1 - extra, extras=int(extra))
     if not breaker.reason and not extra:
-        return changed(breaker, slices=slices)
+        return copy_with(breaker, slices=slices)
     probed = now + PROBE if breaker.state(now) == "half_open" else breaker.probed
     return replace(
         breaker, probed=probed, slices=slices, unanswered=breaker.unanswered + extra, scouts=breaker.scouts + extra
@@ -213,7 +213,7 @@ def _succeeded(breaker: Breaker, took: float, now: float) -> Breaker:
         slices = tuple(replace(part, good=0, bad=0) for part in breaker.slices)
         return Breaker(since=now, ejections=breaker.ejections, slices=slices, seconds=seconds)
     slices = _counted(breaker.slices, now, good=1)
-    return changed(breaker, failures=0, unanswered=0, slices=slices, seconds=seconds)
+    return copy_with(breaker, failures=0, unanswered=0, slices=slices, seconds=seconds)
 
 
 def _outlier(breaker: Breaker, now: float) -> bool:

@@ -19,7 +19,7 @@ from app.core.rating.feedback import Feedback, FeedbackKind
 from app.core.records import record
 from app.core.run.caller_view import bill
 from app.core.run.events import CallIntended, Event, PlanStep, facts
-from app.core.run.recipients import EMBEDS, seen_steps
+from app.core.run.recipients import EMBEDDING_TEMPLATE, seen_steps
 from app.core.run.recording import places
 from app.core.run.state import RunState, StepState, fold
 
@@ -169,7 +169,7 @@ def figures(events: Sequence[Event], ratings: Iterable[Feedback] = ()) -> RunFig
         conductor=state.admitted.conductor,
         state=state.state,
         topology=state.topology,
-        rounds=state.rounds,
+        rounds=state.round_count,
         degraded=state.degraded,
         error=end.error if end is not None else "",
         answer=end.answer if end is not None else "",
@@ -194,7 +194,7 @@ def scores(ratings: Iterable[Feedback]) -> Mapping[FeedbackKind, float]:
 
 def _steps(state: RunState, events: Sequence[Event], at: Mapping[int, str]) -> Mapping[str, StepFigures]:
     planned = {fact.n: fact.worker for fact in facts(events, PlanStep)}
-    return {at[step.n]: _step(state, step, planned[step.n], at) for step in state.planned}
+    return {at[step.n]: _step(state, step, planned[step.n], at) for step in state.planned_steps}
 
 
 def _step(state: RunState, step: StepState, planned: str, at: Mapping[int, str]) -> StepFigures:
@@ -218,7 +218,7 @@ def _disclosure(intent: CallIntended, at: Mapping[int, str]) -> Recipient:
     saw = _saw(Access(intent.access.user, seen_steps(intent)), at)
     if intent.n is not None:
         return Recipient(intent.worker, "worker", at[intent.n], saw)
-    role: Role = "embedder" if intent.template == EMBEDS else "conductor"
+    role: Role = "embedder" if intent.template == EMBEDDING_TEMPLATE else "conductor"
     return Recipient(intent.worker, role, "", saw)
 
 

@@ -39,7 +39,7 @@ class Approval:
     max_usd: int
 
 
-def reasons(
+def approval_reasons(
     terms: ApprovalTerms, workers: Iterable[str], price: int | None, spent: int, *, further: bool
 ) -> tuple[str, ...]:
     """Return why a plan with steps by these workers needs an approval; () if it needs none.
@@ -72,7 +72,7 @@ def fingerprints(catalog: Catalog, names: Iterable[str]) -> dict[str, str]:
     return {name: fingerprint(catalog, known[name]) for name in names if name in known}
 
 
-def subject(
+def subject_digest(
     run: str, task: str, plan: str, proposal: int, catalog: str, price: int | None, workers: Mapping[str, str]
 ) -> str:
     """The SHA-256 of exactly what is to be approved. `task` and `catalog` are the ref and the digest of these."""
@@ -89,24 +89,24 @@ def subject(
     return digest(form)
 
 
-def binding(subject: str, by: str, workers: Iterable[str], max_usd: int) -> str:
+def binding_digest(subject: str, by: str, workers: Iterable[str], max_usd: int) -> str:
     """The SHA-256 of an approval: what was approved, by whom, and within which bounds."""
     form = {"subject": subject, "by": by, "workers": sorted(workers), "max_usd_micros": max_usd, "decision": "approve"}
     return digest(form)
 
 
-def needs_one(worker: Worker, terms: ApprovalTerms) -> bool:
+def needs_approval(worker: Worker, terms: ApprovalTerms) -> bool:
     """True if no step may call a worker without an approval: the terms name it, or a price above which plans need one,
     and its own price is not known."""
     return worker.name in terms.workers or (terms.above_usd is not None and not worker.priced)
 
 
-def permitted(
+def permitted_workers(
     workers: Sequence[Worker], terms: ApprovalTerms, approval: Approval | None, catalog: Catalog
 ) -> tuple[list[Worker], tuple[tuple[str, str], ...]]:
     """Return the workers that a step may call, and why it may not call the others. `approval` is that of its plan."""
     if approval is None:
-        barred = [worker for worker in workers if needs_one(worker, terms)]
+        barred = [worker for worker in workers if needs_approval(worker, terms)]
     else:
         known = approval.workers
         barred = [worker for worker in workers if known.get(worker.name) != fingerprint(catalog, worker)]

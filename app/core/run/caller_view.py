@@ -65,7 +65,7 @@ def bill(state: RunState) -> Bill:
     fine = [call for call in calls if call.outcome == "ok"]
     seers = [call for call in fine if call.step is not None and call.sees_user] or fine
     first = seers[0].usage if seers else Usage()
-    said = _said(state)
+    said = _answer_usage(state)
     visible = Usage(first.input, first.cached, said.output, said.reasoning, turn.estimated)
     rest = Usage(
         turn.input - first.input,
@@ -77,7 +77,7 @@ def bill(state: RunState) -> Bill:
     return Bill(visible, rest, turn, sum(call.usd for call in calls), total, state.usd)
 
 
-def unspent(state: RunState) -> Amount:
+def unspent_amount(state: RunState) -> Amount:
     """Return the amount that calls of a run may still hold: its limits without what open calls hold and others cost."""
     usd, tokens = state.admitted.limits.usd, state.admitted.limits.tokens
     for call in state.calls.values():
@@ -87,10 +87,10 @@ def unspent(state: RunState) -> Amount:
     return Amount(max(usd, 0), max(tokens, 0))
 
 
-def spendable(state: RunState) -> Amount:
+def spendable_by_steps(state: RunState) -> Amount:
     """Return the amount that calls of steps may still hold: what is unspent, within what was approved, or within what
     needs no approval."""
-    left, terms = unspent(state), state.admitted.approval
+    left, terms = unspent_amount(state), state.admitted.approval
     if terms is None:
         return left
     cap = terms.above_usd
@@ -101,7 +101,7 @@ def spendable(state: RunState) -> Amount:
     return Amount(max(min(left.usd, cap - state.admitted.limits.usd + left.usd), 0), left.tokens)
 
 
-def _said(state: RunState) -> Usage:
+def _answer_usage(state: RunState) -> Usage:
     """Return the usage of the calls whose output the caller gets. The answer of an earlier turn was paid for there."""
     speakers = []
     if state.state == "awaiting_tool":
@@ -149,36 +149,37 @@ def attempt_of(state: RunState, call: str) -> int:
     step = state.steps[known.step]
     while state.nested and (parent := parent_of(state, step)) is not None:
         step = parent
-    made = [attempt.id for attempt in _attempts(state, step.n)]
+    made = [attempt.id for attempt in _answering_calls(state, step.n)]
     return made.index(call) + 1 if call in made else 0
 
 
-def _attempts(state: RunState, n: int) -> list[Call]:
+def _answering_calls(state: RunState, n: int) -> list[Call]:
     """Return the calls that gave, or were to give, the answers of the rounds up to that of step `n`; its own come last.
     What is nested in a step gives its answer in one."""
     of = state.steps[n].proposal
     rounds = range(1, next(proposal.round for proposal in state.proposals if proposal.number == of))
-    earlier = [workflow[-1].n for number in rounds if (workflow := state.workflow(number))]
+    earlier = [workflow[-1].n for number in rounds if (workflow := state.steps_of_round(number))]
     cut_short = state.end is not None and state.end.stopped and state.round == 1
-    if cut_short and state.answering is not None:
-        earlier.append(state.answering.n)  # what it had sent is not the answer, which another step gave before
+    if cut_short and state.answering_step is not None:
+        earlier.append(state.answering_step.n)  # what it had sent is not the answer, which another step gave before
     steps = [state.steps[m] for m in (*earlier, n)]
     return [call for step in steps for call in state.calls.values() if call.step == step.n or call.id == step.call]
 
 
-def answered(state: RunState) -> StepState | None:
+def answering_step_of(state: RunState) -> StepState | None:
     """Return the step whose output is the answer of a run that has succeeded."""
     if not isinstance(state.end, RunSucceeded) or state.end.step is None:
         return None
     return state.steps.get(state.end.step)
 
 
-def end_of(state: RunState) -> Position:
+def end_position(state: RunState) -> Position:
     """Behind the last character of a turn's reply; the start if it has no text."""
-    step = answered(state)
-    if state.state == "awaiting_tool" and state.answering is not None and state.answering.state == "awaiting_tool":
-        last = state.answering.exchanges[-1]
+    caller = state.answering_step
+    if state.state == "awaiting_tool" and caller is not None and caller.state == "awaiting_tool":
+        last = caller.exchanges[-1]
         return Position(attempt_of(state, last.call), last.chars)
+    step = answering_step_of(state)
     if step is not None:
         return Position(max(attempt_of(state, step.call), 1), step.chars)
     return Position()
@@ -192,19 +193,19 @@ def check_position(state: RunState, at: Position) -> None:
     """
     if not at.chars:
         return
-    step = answered(state) or state.answering
-    calls = _attempts(state, step.n) if step is not None else []
+    step = answering_step_of(state) or state.answering_step
+    calls = _answering_calls(state, step.n) if step is not None else []
     if step is None or not at.attempt <= len(calls):
-        raise unknown_event()
+        raise unknown_event_error()
     call = calls[at.attempt - 1]
     other = call.id != step.call if step.call else call.step != step.n
     if call.failed or other:
-        raise answer_changed(state.run)
+        raise answer_changed_error(state.run)
     if step.state == "done" and at.chars > step.chars + DONE:
-        raise unknown_event()
+        raise unknown_event_error()
 
 
-def unknown_event() -> InvalidRequest:
+def unknown_event_error() -> InvalidRequest:
     """Return an event number that was never given out."""
     return InvalidRequest(
         "No event of this run's stream has that number; send the number of the last event that you received, or none "
@@ -214,7 +215,7 @@ def unknown_event() -> InvalidRequest:
     )
 
 
-def answer_changed(run: str) -> Conflict:
+def answer_changed_error(run: str) -> Conflict:
     """The answer comes from another attempt than the text that was sent."""
     return Conflict(
         f"What was streamed up to that event is not part of the answer: the attempt was lost and another one took its "
@@ -227,12 +228,12 @@ def answer_changed(run: str) -> Conflict:
 # -- results of tool calls
 
 
-Standing = Literal["go_on", "repeat", "history"]
+ResultsKind = Literal["go_on", "repeat", "history"]
 """`repeat`: the results are those that the present turn began with, or the same ids with others."""
 
 
 @record(frozen=True, slots=True)
-class Returned:
+class ReturnedResults:
     """Results for calls of one run, by the ids that were issued, in the caller's order; and what the user says after
     them."""
 
@@ -241,7 +242,7 @@ class Returned:
     tail: tuple[Message, ...] = ()
 
 
-def returned(messages: Sequence[Message]) -> Returned | None:
+def returned_results(messages: Sequence[Message]) -> ReturnedResults | None:
     """Return the results at the end of a conversation, if they answer calls that were issued here.
 
     Raises `InvalidRequest` for ids of several runs, or of ours among others: such a message was never given out.
@@ -265,19 +266,19 @@ def returned(messages: Sequence[Message]) -> Returned | None:
             param="messages",
             code="tool_results_mixed",
         )
-    return Returned(run, {message.call_id: message for message in reversed(results)}, tuple(reversed(tail)))
+    return ReturnedResults(run, {message.call_id: message for message in reversed(results)}, tuple(reversed(tail)))
 
 
-def standing(state: RunState, came: Returned) -> Standing:
+def classify_results(state: RunState, came: ReturnedResults) -> ResultsKind:
     """Classify results for a run. Raises `InvalidRequest` if the run cannot go on with them."""
     if state.ended:
         return "history"
     given = {id_: exchange for step in state.steps.values() for exchange in step.exchanges for id_ in exchange.ids}
     if not came.results.keys() <= given.keys():
-        raise unknown_call()
-    awaited = state.awaited.keys() if state.state == "awaiting_tool" else frozenset()
+        raise unknown_call_error()
+    awaited = state.unanswered_tool_calls.keys() if state.state == "awaiting_tool" else frozenset()
     if came.results.keys() == awaited:
-        if not came.tail or _all_hear(state):
+        if not came.tail or _all_open_steps_see_user(state):
             return "go_on"
         return "history"
     if missing := [id_ for id_ in awaited if id_ not in came.results] if came.results.keys() <= awaited else []:
@@ -286,18 +287,18 @@ def standing(state: RunState, came: Returned) -> Standing:
             param="messages",
             code="tool_results_missing",
         )
-    if came.results.keys() == latest(state).keys():
+    if came.results.keys() == latest_exchanges(state).keys():
         return "repeat"
-    raise already_answered()
+    raise already_answered_error()
 
 
-def latest(state: RunState) -> Mapping[str, Exchange]:
+def latest_exchanges(state: RunState) -> Mapping[str, Exchange]:
     """Return the exchanges whose results the present turn began with, by the id of each call."""
     exchanges = [exchange for step in state.steps.values() for exchange in step.exchanges if exchange.results]
     return {id_: exchange for exchange in exchanges if exchange.turn == state.turn.number - 1 for id_ in exchange.ids}
 
 
-def portions(state: RunState, came: Returned) -> Mapping[int, tuple[Message, ...]]:
+def messages_by_step(state: RunState, came: ReturnedResults) -> Mapping[int, tuple[Message, ...]]:
     """Return the messages for each step: the results of its calls in their order, then the user's words if it may see
     the user."""
     shares: dict[int, tuple[Message, ...]] = {}
@@ -309,7 +310,7 @@ def portions(state: RunState, came: Returned) -> Mapping[int, tuple[Message, ...
     return shares
 
 
-def unknown_call() -> InvalidRequest:
+def unknown_call_error() -> InvalidRequest:
     """Return the error for an id that has the form of an issued one and was never sent to this caller."""
     return InvalidRequest(
         "A tool result answers a tool call that is not known here; send ids back exactly as they were given.",
@@ -318,7 +319,7 @@ def unknown_call() -> InvalidRequest:
     )
 
 
-def already_answered() -> InvalidRequest:
+def already_answered_error() -> InvalidRequest:
     """Return the error for results that were received before."""
     return InvalidRequest(
         "These tool calls were answered already, and the run has gone on; send the results of its latest reply.",
@@ -327,9 +328,9 @@ def already_answered() -> InvalidRequest:
     )
 
 
-def _all_hear(state: RunState) -> bool:
+def _all_open_steps_see_user(state: RunState) -> bool:
     """Return true if every step that is not settled waits for results and may see what the user says now."""
-    open_steps = [step for step in state.current if not step.settled]
+    open_steps = [step for step in state.current_steps if not step.settled]
     return all(step.state == "awaiting_tool" and step.access.user for step in open_steps)
 
 
@@ -360,7 +361,7 @@ def usage_of(bill: Bill) -> dict[str, Any]:
     }
 
 
-def figures(usage: Usage) -> dict[str, int | bool]:
+def usage_figures(usage: Usage) -> dict[str, int | bool]:
     """Return a `Usage` as it stands in `baton`."""
     return {
         "input": usage.input,

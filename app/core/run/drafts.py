@@ -7,7 +7,7 @@ from typing import Any
 from app.core.plan.digest import plan_digest
 from app.core.plan.workflow import Step, asks_for_answer, topology
 from app.core.pool.catalog import Catalog
-from app.core.records import changed, record
+from app.core.records import copy_with, record
 from app.core.run import approvals
 from app.core.run.caller_view import bill
 from app.core.run.events import (
@@ -26,7 +26,7 @@ from app.core.run.events import (
     StepFailed,
     StepSkipped,
 )
-from app.core.run.progress import Await, Conclude, DropPlan, Finish, Propose, Skip, granted
+from app.core.run.progress import Await, Conclude, DropPlan, Finish, Propose, Skip, access_in_run
 from app.core.run.recording import Kept
 from app.core.run.state import Proposal, RunState, StepState, Turn
 
@@ -35,7 +35,7 @@ MOST_REASONS = 50
 """Reasons that are kept of a rejected plan."""
 
 
-def opened(
+def plan_opened(
     command: Propose,
     conductor: str,
     order: Sequence[str],
@@ -81,7 +81,7 @@ class WrittenStep:
     declassified: frozenset[str] = frozenset()
 
 
-def planned(
+def plan_step(
     proposal: Propose | Proposal,
     place: int,
     written: WrittenStep,
@@ -98,7 +98,7 @@ def planned(
     step, base = written.step, proposal.base
     access = step.access.shifted(base, previous)
     if parent is not None:
-        access = granted(step.access, parent, base)
+        access = access_in_run(step.access, parent, base)
     could_answer = not step.answers and step.access.user and asks_for_answer(step.subtask)
     return PlanStep(
         proposal=proposal.number,
@@ -118,7 +118,7 @@ def planned(
     )
 
 
-def accepted(
+def plan_accepted(
     proposal: int, call: str, inputs: Sequence[Sequence[int]], why: str = "", price: int | None = None
 ) -> PlanAccepted:
     """`call` is the planning call whose text this plan is, or empty; `inputs` count from 0. The empty plan has no
@@ -127,7 +127,7 @@ def accepted(
     return PlanAccepted(proposal, call, len(inputs), topology(inputs) if inputs else "", why, price)
 
 
-def rejected(
+def plan_rejected(
     proposal: int, call: str, reasons: Sequence[str], outage: bool, budget: tuple[str, float] | None = None
 ) -> PlanRejected:
     """Return all reasons, up to a bound. `outage` says that the conductor failed, in contrast to a bad plan; `budget`
@@ -136,7 +136,7 @@ def rejected(
     return PlanRejected(proposal, call, tuple(reasons[:MOST_REASONS]), outage, budget=name, budget_until=until)
 
 
-def taken_over(origin: str, n: int, output: str, kept: Kept) -> StepDone:
+def step_taken_over(origin: str, n: int, output: str, kept: Kept) -> StepDone:
     """Return the end of a step whose output is that of a step of the run `origin`; `output` is its ref in this run."""
     return StepDone(
         n=n,
@@ -152,16 +152,16 @@ def taken_over(origin: str, n: int, output: str, kept: Kept) -> StepDone:
     )
 
 
-def skipped(steps: Iterable[StepState], reason: str) -> tuple[Fact, ...]:
+def steps_skipped(steps: Iterable[StepState], reason: str) -> tuple[Fact, ...]:
     """`step.skipped` for each of the steps that is not settled."""
     return tuple(StepSkipped(step.n, reason) for step in steps if not step.settled)
 
 
-def settled(state: RunState, command: Skip | Conclude) -> tuple[Fact, ...]:
+def steps_settled(state: RunState, command: Skip | Conclude) -> tuple[Fact, ...]:
     """Return the end of a step that no worker executes: it is skipped, or the workflow nested in it has ended. Its
     answer is then that of the nested step which gave it."""
     if isinstance(command, Skip):
-        return skipped([state.steps[command.step]], command.reason)
+        return steps_skipped([state.steps[command.step]], command.reason)
     if command.answer is None:
         error = command.error or "run_failed"
         return (StepFailed(command.step, error, retry_after=_retry_after(state, error)),)
@@ -180,7 +180,7 @@ def settled(state: RunState, command: Skip | Conclude) -> tuple[Fact, ...]:
     return (done,)
 
 
-def awaiting(state: RunState, command: Await, until: float) -> RunAwaitingTool:
+def run_awaiting_tool(state: RunState, command: Await, until: float) -> RunAwaitingTool:
     """Return the end of a turn with tool calls, what the turn used, and when the wait for results is over."""
     split = bill(replace(state, state="awaiting_tool"))
     return RunAwaitingTool(
@@ -193,7 +193,7 @@ def awaiting(state: RunState, command: Await, until: float) -> RunAwaitingTool:
     )
 
 
-def awaiting_approval(
+def run_awaiting_approval(
     state: RunState, proposal: Proposal, until: float, seconds: float, catalog: Catalog, *, notifies: bool
 ) -> RunAwaitingApproval:
     """Return the question for the approval of a plan: what it is about, and when the wait is over. An approval can
@@ -204,7 +204,9 @@ def awaiting_approval(
     return RunAwaitingApproval(
         turn=state.turn.number,
         proposal=proposal.number,
-        digest=approvals.subject(state.run, task, plan, proposal.number, catalog.digest, proposal.price, workers),
+        digest=approvals.subject_digest(
+            state.run, task, plan, proposal.number, catalog.digest, proposal.price, workers
+        ),
         plan=plan,
         until=until,
         seconds=seconds,
@@ -212,13 +214,13 @@ def awaiting_approval(
         price=proposal.price,
         workers=workers,
         catalog=catalog.digest,
-        discloses=_disclosed(state.steps_of(proposal)),
+        discloses=_access_by_worker(state.steps_of(proposal)),
         usd=state.usd,
         notifies=notifies,
     )
 
 
-def _disclosed(steps: Iterable[StepState]) -> dict[str, list[str | int]]:
+def _access_by_worker(steps: Iterable[StepState]) -> dict[str, list[str | int]]:
     """Return the access of each worker of a plan, over all of its steps."""
     shown: dict[str, dict[str | int, None]] = {}
     for step in steps:
@@ -244,7 +246,7 @@ def plan_dropped(state: RunState, command: DropPlan, now: float) -> tuple[*tuple
     return (*skips, RunApprovalExpired(command.proposal, now + left))
 
 
-def resumed(turn: Turn, once: str) -> RunResumed:
+def run_resumed(turn: Turn, once: str) -> RunResumed:
     """Return the next turn as its request wants it; `once` is the id of the idempotency claim that the request makes,
     or empty."""
     return RunResumed(
@@ -263,13 +265,13 @@ def resumed(turn: Turn, once: str) -> RunResumed:
     )
 
 
-def ended(state: RunState, command: Finish) -> RunEnd:
+def run_ended(state: RunState, command: Finish) -> RunEnd:
     """Return the terminal fact: which step answered, by the ref of its text, and what the run used."""
     make = ENDS[command.kind]
-    state = changed(state, end=make(step=command.step, stopped=command.stopped))
+    state = copy_with(state, end=make(step=command.step, stopped=command.stopped))
     answered = state.steps[command.step] if command.step is not None else None
     split = bill(state)
-    budget, until = _exhausted(state) if OVER_BUDGET in (command.error, command.stopped) else ("", None)
+    budget, until = _exhausted_budget(state) if OVER_BUDGET in (command.error, command.stopped) else ("", None)
     return make(
         step=command.step,
         stopped=command.stopped,
@@ -287,9 +289,9 @@ def ended(state: RunState, command: Finish) -> RunEnd:
     )
 
 
-def _exhausted(state: RunState) -> tuple[str, float | None]:
+def _exhausted_budget(state: RunState) -> tuple[str, float | None]:
     """Return the budget that had not enough left for a step or for a plan, and the end of its window."""
-    for step in state.live:
+    for step in state.active_steps:
         if step.budget is not None:
             return step.budget
     tries = [*state.proposals[-1:], *(each[-1] for each in state.nested.values())]
@@ -301,5 +303,5 @@ def _exhausted(state: RunState) -> tuple[str, float | None]:
 
 def _retry_after(state: RunState, error: str) -> float | None:
     """Return the smallest wait of the live steps that failed with that error; None if there is none."""
-    waits = [step.retry_after for step in state.live if step.state == "failed" and step.error == error]
+    waits = [step.retry_after for step in state.active_steps if step.state == "failed" and step.error == error]
     return min((wait for wait in waits if wait is not None), default=None)

@@ -322,7 +322,7 @@ class RunAwaitingApproval(Fact):
     turn: int
     proposal: int
     digest: str
-    """The SHA-256 of what is to be approved: `approvals.subject`."""
+    """The SHA-256 of what is to be approved: `approvals.subject_digest`."""
     plan: str
     """The digest of the plan, with the refs of its instructions."""
     until: float
@@ -354,7 +354,7 @@ class RunApproved(Fact):
     digest: str
     """The subject that was approved."""
     binding: str
-    """`approvals.binding` of this decision."""
+    """`approvals.binding_digest` of this decision."""
     by: str
     """The id of the API key, or the name of the person, that decided."""
     deadline: float

@@ -17,13 +17,13 @@ from typing import Any, Final, Literal
 
 from app.core.message.chat import Usage, summed, usage_to_json
 from app.core.pool.catalog import MILLION
-from app.core.records import changed, record
+from app.core.records import copy_with, record
 from app.core.run.events import CallFinished, CallIntended, Event, PlanOpened, PlanStep, StepFailed, dated, facts
-from app.core.run.instant import Instant, instant_to_json, rounded
+from app.core.run.instant import Instant, instant_to_json, round_seconds
 from app.core.run.layout import Place, layout
-from app.core.run.recipients import EMBEDS, seen_steps
+from app.core.run.recipients import EMBEDDING_TEMPLATE, seen_steps
 from app.core.run.state import Proposal, RunState, StepState
-from app.core.run.withheld import decided_by, withheld
+from app.core.run.withheld import decided_by, withheld_from_step
 
 CALLER: Final = "caller"
 """The node of the caller's words."""
@@ -63,8 +63,8 @@ class Attempt:
         return {
             "id": self.call,
             "worker": self.worker,
-            "start": rounded(self.begun),
-            "end": rounded(self.ended) if self.ended is not None else None,
+            "start": round_seconds(self.begun),
+            "end": round_seconds(self.ended) if self.ended is not None else None,
             "outcome": self.outcome,
             "error": self.error or None,
             "cost_usd": self.usd / MILLION,
@@ -128,7 +128,7 @@ class Node:
             "answers": self.answers,
             "error": self.error or None,
             "cost_usd": self.usd / MILLION,
-            "seconds": rounded(self.seconds),
+            "seconds": round_seconds(self.seconds),
             "tokens": usage_to_json(summed(attempt.usage for attempt in self.attempts)),
             "attempts": [attempt.to_json() for attempt in self.attempts],
             "x": self.place.x,
@@ -210,7 +210,7 @@ def graph(at: Instant) -> Graph:
         *(_node(index, event) for event in at.events if isinstance(event.fact, PlanOpened | PlanStep)),
     ]
     places = layout([(node.id, _follows(index, node)) for node in drawn])
-    nodes = tuple([changed(node, place=places[node.id]) for node in drawn])
+    nodes = tuple([copy_with(node, place=places[node.id]) for node in drawn])
     return Graph(at, nodes, tuple(_edges(index)))
 
 
@@ -243,12 +243,14 @@ def _index(at: Instant) -> _Index:
     for when, intent in dated(at.events, CallIntended):
         node = step_node(intent.n) if intent.n is not None else plan_node(intent.attempt - 1)
         intents.setdefault(node, []).append(intent)
-        attempts.setdefault(node, []).append(_attempt(when - at.begun, intent, finished.get(intent.call), at.begun))
+        attempts.setdefault(node, []).append(
+            _attempt(when - at.admitted_at, intent, finished.get(intent.call), at.admitted_at)
+        )
     return _Index(
         at=at,
         state=state,
         proposals={proposal.number: proposal for proposal in state.all_proposals},
-        planned=frozenset([step.n for step in state.planned]),
+        planned=frozenset([step.n for step in state.planned_steps]),
         steps_of=steps_of,
         intents=intents,
         attempts=attempts,
@@ -353,7 +355,7 @@ def _before(index: _Index, node: Node) -> Sequence[str]:
     caller."""
     if node.parent is not None:
         return [step_node(node.parent)]
-    earlier = [step_node(step.n) for step in index.state.workflow(node.round - 1)]
+    earlier = [step_node(step.n) for step in index.state.steps_of_round(node.round - 1)]
     return earlier or [CALLER]
 
 
@@ -377,7 +379,7 @@ def _shown_to_conductor(index: _Index, proposal: Proposal) -> Iterator[Edge]:
         yield Edge(step_node(proposal.parent), node, "granted", "task", sent=bool(calls))
     if any(call.access.user for call in calls):
         yield Edge(CALLER, node, "granted", "conversation", sent=True)
-    seen = {n: None for call in calls if call.template != EMBEDS for n in seen_steps(call)}
+    seen = {n: None for call in calls if call.template != EMBEDDING_TEMPLATE for n in seen_steps(call)}
     for n in seen:
         yield Edge(step_node(n), node, "granted", "answer", sent=True)
 
@@ -404,7 +406,7 @@ def _granted(index: _Index, proposal: Proposal, step: StepState) -> Iterator[Edg
 
 def _withheld(index: _Index, proposal: Proposal, step: StepState, by: str) -> Iterator[Edge]:
     """Yield the edges of what the access list leaves out."""
-    kept = withheld(index.state, step, proposal, by, index.steps_of[proposal.number])
+    kept = withheld_from_step(index.state, step, proposal, by, index.steps_of[proposal.number])
     node = step_node(step.n)
     if kept.user:
         yield Edge(CALLER, node, "withheld", "conversation", reason="not_listed", by=kept.by)

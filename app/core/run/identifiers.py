@@ -48,7 +48,7 @@ def read_trace(parent: str, state: str) -> Trace:
     return Trace(parent, state if STATE.fullmatch(state) else "")
 
 
-def continued(first: Trace, later: Trace) -> Trace:
+def trace_of_turn(first: Trace, later: Trace) -> Trace:
     """Return the span below which a turn continues its run's trace, of the spans of the run's first request and of the
     turn's: that of the turn, unless it belongs to another trace."""
     if first and first.id != later.id:
@@ -70,7 +70,7 @@ PREFIXES: Final[Mapping[str, tuple[str, str]]] = {
 REPLY_ID: Final = re.compile(r"(?:chatcmpl-|cmpl-|msg_|resp_|plan_)?(run_[0-9a-z]+)(?:[-_]\d+)?")
 
 
-def formatted(wire_format: str, run: str, turn: int) -> str:
+def format_reply_id(wire_format: str, run: str, turn: int) -> str:
     """Return the id of a turn's reply in one of `PREFIXES`. Of the replies of one run, each has its own."""
     prefix, mark = PREFIXES[wire_format]
     if turn:
@@ -83,7 +83,7 @@ def reply_id(wire: Mapping[str, Any], run: str, turn: int) -> str | None:
     wire_format = wire.get("format", "")
     if wire_format not in PREFIXES:
         return None
-    return formatted(wire_format, run, turn)
+    return format_reply_id(wire_format, run, turn)
 
 
 def run_of_reply(name: str) -> str:

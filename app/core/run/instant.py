@@ -33,14 +33,14 @@ class Instant:
     """Seconds from the admission to the run's end, or to the present while it goes on."""
 
     @property
-    def begun(self) -> float:
+    def admitted_at(self) -> float:
         """Return the time of the admission, in seconds since 1970."""
         return self.events[0].at
 
     @property
     def seconds(self) -> float:
         """Return the seconds since the admission."""
-        return max(self.now - self.begun, 0.0)
+        return max(self.now - self.admitted_at, 0.0)
 
     @property
     def is_latest(self) -> bool:
@@ -85,7 +85,7 @@ def _until(events: Sequence[Event], now: float) -> int:
     return len(events)
 
 
-def rounded(seconds: float) -> float:
+def round_seconds(seconds: float) -> float:
     """Seconds to the microsecond, as the JSON has them; never below 0."""
     return round(max(seconds, 0.0), DIGITS)
 
@@ -96,7 +96,7 @@ def rounded(seconds: float) -> float:
 def snapshot(at: Instant) -> dict[str, Any]:
     """The state of the run at the instant in plain JSON values, without any text. Money is in dollars."""
     state = at.state
-    planned = {step.n for step in state.planned}
+    planned = {step.n for step in state.planned_steps}
     calls: dict[int | None, list[Call]] = {}
     for call in state.calls.values():
         calls.setdefault(call.step, []).append(call)
@@ -108,7 +108,7 @@ def snapshot(at: Instant) -> dict[str, Any]:
         "state": state.state,
         "turn": state.turn.number,
         "deadline": state.turn.deadline,
-        "rounds": state.rounds,
+        "rounds": state.round_count,
         "topology": state.topology or None,
         "degraded": state.degraded,
         "cancel_asked": state.cancel_asked,
@@ -130,8 +130,8 @@ def instant_to_json(at: Instant) -> dict[str, Any]:
         "seq": at.state.seq,
         "last_seq": at.last_seq,
         "at": at.now,
-        "seconds": rounded(at.seconds),
-        "length_seconds": rounded(at.length),
+        "seconds": round_seconds(at.seconds),
+        "length_seconds": round_seconds(at.length),
     }
 
 
@@ -183,5 +183,5 @@ def _call(call: Call) -> dict[str, Any]:
         "outcome": call.outcome,
         "cost_usd": call.usd / MILLION,
         "held_usd": call.usd_held / MILLION,
-        "seconds": rounded(call.seconds),
+        "seconds": round_seconds(call.seconds),
     }

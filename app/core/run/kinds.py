@@ -102,7 +102,7 @@ AFTER_THE_END: frozenset[Kind] = frozenset({Kind.CALL_FINISHED})
 """The kinds that may still be written once a run has ended: the outcome of a call that was in flight, so that no intent
 stays open."""
 
-ANYBODY: frozenset[Kind] = frozenset({Kind.CANCEL_ASKED})
+WITHOUT_LEASE: frozenset[Kind] = frozenset({Kind.CANCEL_ASKED})
 """The kinds that a process may write without the run's lease and without one of its tickets: requests, never facts."""
 
 Mode = Literal["first", "repair", "fallback"]

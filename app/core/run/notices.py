@@ -16,7 +16,7 @@ from app.core.pool.budgets import Budget, Window
 from app.core.pool.catalog import MILLION
 from app.core.records import record
 from app.core.run.events import Fact, RunAwaitingApproval, RunAwaitingTool, RunCancelled, RunEnd, RunSucceeded
-from app.core.run.identifiers import formatted
+from app.core.run.identifiers import format_reply_id
 
 PREFIX = "whsec_"
 SECRET_BYTES = range(24, 65)
@@ -67,7 +67,7 @@ class FailedNotice:
 
 def response_id(run: str, turn: int) -> str:
     """Return the id of a turn's response."""
-    return formatted("responses", run, turn)
+    return format_reply_id("responses", run, turn)
 
 
 def _of_turn(name: str, turn: int) -> str:

@@ -12,11 +12,11 @@ from app.core.records import record
 from app.core.run.events import CallIntended, Event
 from app.core.run.kinds import Kind
 from app.core.run.state import RunState, advance, begin
-from app.core.run.visibility import Flow, conversation
+from app.core.run.visibility import LabelFlow, conversation_reading
 
 
 @record(frozen=True, slots=True)
-class Refused:
+class RefusedRun:
     """A run with calls that the pool file would not have allowed, and the first reason for each worker."""
 
     run: str
@@ -29,7 +29,7 @@ class Refused:
         return {"run": self.run, "tier": self.tier, "labels": self.labels, "refused": dict(self.reasons)}
 
 
-def refused(events: Sequence[Event], catalog: Catalog) -> Refused | None:
+def refused_calls(events: Sequence[Event], catalog: Catalog) -> RefusedRun | None:
     """Return the calls of a run that the catalog would have refused; None if there are none."""
     if not events or events[0].kind is not Kind.ADMITTED:
         return None
@@ -43,7 +43,7 @@ def refused(events: Sequence[Event], catalog: Catalog) -> Refused | None:
     labels = tuple(sorted(state.admitted.labels))
     if not reasons:
         return None
-    return Refused(state.run, state.admitted.tier, labels, reasons)
+    return RefusedRun(state.run, state.admitted.tier, labels, reasons)
 
 
 def _reason(catalog: Catalog, state: RunState, call: CallIntended) -> str:
@@ -51,10 +51,10 @@ def _reason(catalog: Catalog, state: RunState, call: CallIntended) -> str:
     known = catalog.workers.get(call.worker)
     if known is None:
         return "is not in the pool file"
-    found = Flow(state, catalog, lowered_now=True)
+    found = LabelFlow(state, catalog, lowered_now=True)
     if call.n is not None:
         return exclusion(known, found.readings[call.n])
-    open_proposal = state.unmade
+    open_proposal = state.open_proposal
     if open_proposal is None:
-        return exclusion(known, conversation(state))
-    return exclusion(known, found.planner(open_proposal.round, open_proposal.parent))
+        return exclusion(known, conversation_reading(state))
+    return exclusion(known, found.planner_reading(open_proposal.round, open_proposal.parent))

@@ -29,7 +29,7 @@ from collections.abc import Sequence
 from app.core.plan.workflow import Access
 from app.core.pool.breaker import NO_TIME
 from app.core.pool.catalog import ApprovalTerms
-from app.core.records import changed, record
+from app.core.records import copy_with, record
 from app.core.run import approvals
 from app.core.run.kinds import Kind, Mode
 from app.core.run.state import (
@@ -127,37 +127,37 @@ def decide(state: RunState, now: float) -> tuple[Command, ...]:
         return ()
     if state.cancel_asked:
         return (Finish(Kind.CANCELLED, error="run_cancelled"),)
-    if state.waits:
-        return _waiting(state, now)
+    if state.is_waiting:
+        return _end_of_wait(state, now)
     if now >= state.turn.deadline:
         return (give_up(state, Kind.EXPIRED, EXPIRED),)
-    live, current, answering = state.live, state.current, state.answering
-    if answering is not None and answering.settled and answering.state != "done" and (short := _short(live)):
+    live, current, answering = state.active_steps, state.current_steps, state.answering_step
+    if answering is not None and answering.settled and answering.state != "done" and (short := _shortage(live)):
         return (give_up(state, *short),)
     proposal = state.proposal
     if proposal is None or proposal.state == "rejected":
-        return (_propose(state),)
+        return (_next_proposal(state),)
     if state.admitted.preview:
-        return (Finish(Kind.SUCCEEDED),) if state.accepted else ()
+        return (Finish(Kind.SUCCEEDED),) if state.has_workflow else ()
     return (
-        _schedule(state, live)
-        or _within(state, live)
+        _schedule_steps(state, live)
+        or _schedule_nested(state, live)
         or _await_approval(state)
-        or _await(state, current, answering)
+        or _await_tools(state, current, answering)
         or _finish(state, current, answering)
     )
 
 
-def _waiting(state: RunState, now: float) -> tuple[Command, ...]:
+def _end_of_wait(state: RunState, now: float) -> tuple[Command, ...]:
     """The end of a wait for somebody outside, for tool results or for an approval; nothing while it goes on."""
     if state.state == "awaiting_approval":
-        return _unapproved(state, now)
+        return _end_of_approval_wait(state, now)
     if now >= state.turn.until:
         return (Finish(Kind.EXPIRED, error=NO_RESULTS),)
     return ()
 
 
-def _unapproved(state: RunState, now: float) -> tuple[Command, ...]:
+def _end_of_approval_wait(state: RunState, now: float) -> tuple[Command, ...]:
     """The end of a wait for an approval: nothing before there is a decision, or the time for it is over."""
     if state.refused:
         return (give_up(state, Kind.FAILED, approvals.REFUSED),)
@@ -184,16 +184,16 @@ def _await_approval(state: RunState) -> tuple[Command, ...]:
     if state.admitted.approval is None:
         return ()
     wanted = state.awaits_approval
-    if wanted is None or state.open_calls or state.unmade is not None:
+    if wanted is None or state.open_calls or state.open_proposal is not None:
         return ()
-    if any(step.state in ("queued", "running") and not step.opens for step in state.live):
+    if any(step.state in ("queued", "running") and not step.opens_workflow for step in state.active_steps):
         return ()
     if wanted.mode == "fallback" and any(approvals.EXPIRED in proposal.reasons for proposal in state.proposals):
         return (give_up(state, Kind.EXPIRED, approvals.EXPIRED),)  # nobody has decided on the plan before it either
     return (AwaitApproval(wanted.number),)
 
 
-def _short(live: Sequence[StepState]) -> tuple[Kind, str] | None:
+def _shortage(live: Sequence[StepState]) -> tuple[Kind, str] | None:
     """The end of a run whose answering step is lost, if that or another step had no time or no money."""
     lost = {step.error for step in live}
     if NO_TIME in lost:
@@ -203,80 +203,80 @@ def _short(live: Sequence[StepState]) -> tuple[Kind, str] | None:
     return (Kind.OVER_BUDGET, OVER_BUDGET)
 
 
-def _propose(state: RunState, parent: int | None = None) -> Command:
+def _next_proposal(state: RunState, parent: int | None = None) -> Command:
     tries = state.proposals if parent is None else state.nested.get(parent, ())
     last = tries[-1] if tries else None
-    space = room(state, parent) if parent is not None else 0
-    command = Propose(state.opened, len(state.steps), "first", state.round, parent, space)
+    space = nested_step_limit(state, parent) if parent is not None else 0
+    command = Propose(state.proposal_count, len(state.steps), "first", state.round, parent, space)
     if last is None:
         return command
     if last.reasons == (DRIVER_LOST,):
-        return changed(command, mode=last.mode)
+        return copy_with(command, mode=last.mode)
     if last.reasons == (approvals.EXPIRED,):
         if last.mode == "fallback":
             return give_up(state, Kind.EXPIRED, approvals.EXPIRED)
-        return changed(command, mode="fallback")
+        return copy_with(command, mode="fallback")
     unpaid = OVER_BUDGET in last.reasons
     if unpaid and (last.mode == "fallback" or last.round > 1):
         return give_up(state, Kind.OVER_BUDGET, OVER_BUDGET)
     if last.mode == "first" and not last.outage and not unpaid:
-        return changed(command, mode="repair")
+        return copy_with(command, mode="repair")
     if parent is not None and last.mode == "fallback":
         return Conclude(parent, error="plan_rejected")
     if parent is None and (last.mode == "fallback" or last.round > 1):
         return give_up(state, Kind.FAILED, "plan_rejected")  # no worker answers in place of an answer that is there
-    return changed(command, mode="fallback")
+    return copy_with(command, mode="fallback")
 
 
 def give_up(state: RunState, kind: Kind, error: str) -> Finish:
     """The end of a run that cannot go on: with the last answer there is, if an earlier round has given one, or in the
     first round, for want of money or time, with the best output that may stand in for the answer."""
-    if state.previous is None:
-        return _best_end(state, error) or Finish(kind, error=error)
-    final = state.accepted and not state.current  # the empty plan has taken the answer before
-    answer = state.previous if final else state.answer(state.round)
+    if state.previous_answer is None:
+        return _end_with_best_output(state, error) or Finish(kind, error=error)
+    final = state.has_workflow and not state.current_steps  # the empty plan has taken the answer before
+    answer = state.previous_answer if final else state.answer_of_round(state.round)
     if answer is not None:
         return Finish(Kind.SUCCEEDED, answer.step.n, answer.fell_back)
-    return Finish(Kind.SUCCEEDED, state.previous.step.n, state.previous.fell_back, stopped=error)
+    return Finish(Kind.SUCCEEDED, state.previous_answer.step.n, state.previous_answer.fell_back, stopped=error)
 
 
-def _best_end(state: RunState, error: str) -> Finish | None:
+def _end_with_best_output(state: RunState, error: str) -> Finish | None:
     """The end of a run of one round that has no money or time left: with its answer, if that has come by now, or with
     what may stand in for it; None if there is neither."""
     if error not in (EXPIRED, OVER_BUDGET) or state.round > 1:
         return None
-    if (answer := state.answer(1)) is not None:
+    if (answer := state.answer_of_round(1)) is not None:
         return Finish(Kind.SUCCEEDED, answer.step.n, answer.fell_back)
-    best = best_so_far(state)
+    best = best_output_so_far(state)
     if best is None:
         return None
     return Finish(Kind.SUCCEEDED, best.n, True, stopped=error)
 
 
-def best_so_far(state: RunState) -> StepState | None:
+def best_output_so_far(state: RunState) -> StepState | None:
     """The last step of the first round's workflow whose output may stand in for the answer; None if there is none."""
-    steps = state.current if state.accepted and state.round == 1 else ()
+    steps = state.current_steps if state.has_workflow and state.round == 1 else ()
     done = [step for step in steps if step.complete and step.state == "done" and step.chars and not step.refusal]
     return done[-1] if done else None
 
 
-def confirmed(command: Finish, state: RunState, decided: float) -> Finish:
+def decide_end_again(command: Finish, state: RunState, decided: float) -> Finish:
     """The end that follows from a later state than that for which `command` was decided on, at that time. What ran has
     been stopped, so there is no way back; but others may have answered meanwhile."""
     follows = next((following for following in decide(state, decided) if isinstance(following, Finish)), None)
-    if follows is not None or state.waits:
+    if follows is not None or state.is_waiting:
         return follows or command
     return give_up(state, command.kind, command.stopped or command.error)
 
 
-def _schedule(state: RunState, live: Sequence[StepState]) -> tuple[Command, ...]:
+def _schedule_steps(state: RunState, live: Sequence[StepState]) -> tuple[Command, ...]:
     """Steps to queue or to skip. A failed or empty input is left out; a step is skipped if nothing is left to see.
 
     While a plan still streams, its steps start as they come, unless money or time is short; the one that answers waits
     until the plan is accepted.
     """
-    gated, unmade = _gated(state), state.unmade
-    busy = sum([step.state in ("queued", "running", "awaiting_tool") and not step.opens for step in live])
+    gated, unmade = _gated_proposals(state), state.open_proposal
+    busy = sum([step.state in ("queued", "running", "awaiting_tool") and not step.opens_workflow for step in live])
     ready: list[int] = []
     skips: list[Command] = []
     for step in live:
@@ -288,49 +288,49 @@ def _schedule(state: RunState, live: Sequence[StepState]) -> tuple[Command, ...]
             continue
         if inputs and not (step.access.user or step.inherits) and not any(earlier.chars for earlier in inputs):
             skips.append(Skip(step.n))
-        elif not step.opens:
+        elif not step.opens_workflow:
             ready.append(step.n)
     free = max(state.admitted.limits.fan_out - busy, 0)
     queue: tuple[Command, ...] = (Queue(tuple(ready[:free])),) if ready[:free] else ()
     return (*skips, *queue)
 
 
-def _gated(state: RunState) -> frozenset[int]:
+def _gated_proposals(state: RunState) -> frozenset[int]:
     """The proposals of which no step may begin, by number: they are to be approved."""
     if state.admitted.approval is None:
         return frozenset()
     return frozenset([proposal.number for proposal in state.all_proposals if state.is_gated(proposal)])
 
 
-def _within(state: RunState, live: Sequence[StepState]) -> tuple[Command, ...]:
+def _schedule_nested(state: RunState, live: Sequence[StepState]) -> tuple[Command, ...]:
     """Return the next command for the steps that the conductor takes: a plan, another one after a rejection, or an end.
 
     One plan at a time is made, so that a conductor is shown the one that it is to repair.
     """
     if not state.admitted.limits.depth:
         return ()
-    openers = [step for step in live if step.opens]
+    openers = [step for step in live if step.opens_workflow]
     for step in openers:
-        if step.state == "running" and (command := _nested(state, step.n)):
+        if step.state == "running" and (command := _continue_nested(state, step.n)):
             return command
-    if state.unmade is not None:
+    if state.open_proposal is not None:
         return ()
-    gated = _gated(state)
+    gated = _gated_proposals(state)
     for step in openers:
         if step.proposal in gated:
             continue
         if step.state == "waiting" and all(state.steps[n].settled for n in step.access.steps):
-            return (_propose(state, step.n),)
+            return (_next_proposal(state, step.n),)
     return ()
 
 
-def _nested(state: RunState, parent: int) -> tuple[Command, ...]:
+def _continue_nested(state: RunState, parent: int) -> tuple[Command, ...]:
     """Return the commands for the workflow nested in a step. As at the end of a round, steps that the answer did not
     need are settled first."""
     last = state.nested[parent][-1]
     steps = state.steps_of(last)
     if last.state == "rejected":
-        return (_propose(state, parent),)
+        return (_next_proposal(state, parent),)
     if last.state == "open" or not steps[-1].settled or any(step.state in ("queued", "running") for step in steps):
         return ()
     if open_steps := [step for step in steps if not step.settled]:
@@ -338,27 +338,27 @@ def _nested(state: RunState, parent: int) -> tuple[Command, ...]:
     return (Conclude(parent, answer_of(steps), steps[-1].error),)
 
 
-def _await(state: RunState, current: Sequence[StepState], answering: StepState | None) -> tuple[Command, ...]:
+def _await_tools(state: RunState, current: Sequence[StepState], answering: StepState | None) -> tuple[Command, ...]:
     """Once nothing goes on by itself any more."""
     waiting = tuple([step.n for step in current if step.state == "awaiting_tool"])
     if not waiting:
         return ()
     needed = answering is not None and not answering.settled
-    if needed and not state.open_calls and not _busy(current):
+    if needed and not state.open_calls and not _has_active_step(current):
         return (Await(waiting),)
     return ()
 
 
-def _busy(steps: Sequence[StepState]) -> bool:
+def _has_active_step(steps: Sequence[StepState]) -> bool:
     return any([step.state in ("queued", "running") for step in steps])
 
 
 def _finish(state: RunState, current: Sequence[StepState], answering: StepState | None) -> tuple[Command, ...]:
     if answering is None:
-        return _succeed(state.previous) if state.accepted else ()  # the empty plan takes the answer before
-    if not answering.settled or _busy(current):
+        return _succeed(state.previous_answer) if state.has_workflow else ()  # the empty plan takes the answer before
+    if not answering.settled or _has_active_step(current):
         return ()  # a step that waits for tools, and those that wait for it, are not needed once the answer is there
-    answer = state.answer(state.round)
+    answer = state.answer_of_round(state.round)
     if answer is None:
         return (give_up(state, Kind.FAILED, answering.error or "run_failed"),)
     if state.is_last_round:
@@ -377,7 +377,7 @@ def _next_round(state: RunState, current: Sequence[StepState]) -> tuple[Command,
     open_steps = [step for step in current if not step.settled]
     if open_steps:
         return tuple(Skip(step.n, ROUND_OVER) for step in open_steps)
-    return (Propose(state.opened, len(state.steps), "first", state.round + 1),)
+    return (Propose(state.proposal_count, len(state.steps), "first", state.round + 1),)
 
 
 # -- nested workflows
@@ -391,27 +391,27 @@ def parent_of(state: RunState, step: StepState) -> StepState | None:
     return None
 
 
-def speaks(state: RunState, step: StepState) -> bool:
+def gives_answer(state: RunState, step: StepState) -> bool:
     """Return true if the output of the step becomes the answer of its round: it answers, and so does every step around
     it."""
     parent = parent_of(state, step) if step.answers else None
-    return step.answers and (parent is None or speaks(state, parent))
+    return step.answers and (parent is None or gives_answer(state, parent))
 
 
-def depth(state: RunState, parent: int | None) -> int:
+def nesting_depth(state: RunState, parent: int | None) -> int:
     """Return the nesting depth of the workflow of the step `parent`; 0 for the run's own."""
     if parent is None:
         return 0
     around = parent_of(state, state.steps[parent])
-    return 1 + depth(state, around.n if around is not None else None)
+    return 1 + nesting_depth(state, around.n if around is not None else None)
 
 
 def may_nest(state: RunState, parent: int | None) -> bool:
     """Return true if a plan for `parent` (None: for the run itself) may name the conductor."""
-    return depth(state, parent) < state.admitted.limits.depth
+    return nesting_depth(state, parent) < state.admitted.limits.depth
 
 
-def room(state: RunState, parent: int) -> int:
+def nested_step_limit(state: RunState, parent: int) -> int:
     """Return how many steps a workflow for `parent` may have, so that a round never has more steps than the limit.
 
     A step that the conductor takes counts until its workflow is accepted; then that workflow's steps do.
@@ -419,11 +419,11 @@ def room(state: RunState, parent: int) -> int:
     accepted = {tries[-1].number for tries in state.nested.values() if tries[-1].state == "accepted"}
     taken = {n for n, tries in state.nested.items() if tries[-1].number in accepted} | {parent}
     known = accepted | {proposal.number for proposal in state.proposals}
-    others = sum(step.n not in taken and step.proposal in known for step in state.live)
+    others = sum(step.n not in taken and step.proposal in known for step in state.active_steps)
     return state.admitted.limits.steps - others
 
 
-def granted(access: Access, parent: StepState, base: int) -> Access:
+def access_in_run(access: Access, parent: StepState, base: int) -> Access:
     """Return an access list as a nested plan writes it, in the run's own numbers: its `user` is what the parent may
     see."""
     own = tuple(n + base for n in access.steps)

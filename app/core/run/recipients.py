@@ -6,9 +6,9 @@ from app.core.records import record
 from app.core.run.events import CallIntended
 
 RecipientKind = Literal["worker", "conductor", "embedder", "shadow"]
-EMBEDS = "features-1"
+EMBEDDING_TEMPLATE = "features-1"
 """The template of a call for an embedding: what the caller said last."""
-SHADOW = "shadow"
+SHADOW_ORIGIN = "shadow"
 """The `origin` of calls of runs that shadow another one."""
 
 
@@ -49,6 +49,6 @@ class Recipient:
 def seen_steps(fact: CallIntended) -> tuple[int, ...]:
     """Return the steps whose outputs the recipient of a call sees. An embedder sees what the caller said, and nothing
     else."""
-    if fact.template == EMBEDS:
+    if fact.template == EMBEDDING_TEMPLATE:
         return ()
     return tuple([n for n in fact.access.steps if n not in fact.unseen])

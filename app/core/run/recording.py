@@ -19,7 +19,7 @@ from typing import Any
 
 from app.core.message.chat import Message, message_from_json, message_to_json
 from app.core.plan.workflow import Access, Step
-from app.core.records import changed, record
+from app.core.records import copy_with, record
 from app.core.run.events import Event, PlanStep, facts
 from app.core.run.state import Proposal, RunState, StepState
 
@@ -239,8 +239,8 @@ def answered(
     found = next((exchange for exchange in same if exchange.calls == calls), None)
     if found is None:
         return None
-    own = [changed(result, call_id=id_) for result, id_ in zip(found.results, ids, strict=False)]
-    return changed(found, results=(*own, *found.results[len(own) :]))
+    own = [copy_with(result, call_id=id_) for result, id_ in zip(found.results, ids, strict=False)]
+    return copy_with(found, results=(*own, *found.results[len(own) :]))
 
 
 def _step_to_json(step: Step) -> dict[str, Any]:

@@ -19,26 +19,28 @@ def share(state: RunState, n: int, left: Amount, own: Amount, workers: Mapping[s
 
     `question` is the number of input tokens of the caller's conversation.
     """
-    others = [step for step in state.live if step.n != n and not step.settled and not step.opens]
+    others = [step for step in state.active_steps if step.n != n and not step.settled and not step.opens_workflow]
     calling = {call.step for call in state.open_calls}
     waiting = [step for step in others if step.n not in calling]
     if not waiting:
         return left
-    kept = needed(state, waiting, workers, question)
+    kept = needed_by_steps(state, waiting, workers, question)
     spare = left.less(kept + own)
     ready = 1 + sum(step.state in ("queued", "running") for step in waiting)
     return Amount(min(own.usd + spare.usd // ready, left.usd), min(own.tokens + spare.tokens // ready, left.tokens))
 
 
-def needed(state: RunState, steps: Sequence[StepState], workers: Mapping[str, Worker], question: int) -> Amount:
+def needed_by_steps(
+    state: RunState, steps: Sequence[StepState], workers: Mapping[str, Worker], question: int
+) -> Amount:
     """Return the amount that the next calls of all these steps need at the floor."""
     total = Amount()
     for step in steps:
-        total += _needed(state, step, workers, question)
+        total += _needed_by_step(state, step, workers, question)
     return total
 
 
-def _needed(state: RunState, step: StepState, workers: Mapping[str, Worker], question: int) -> Amount:
+def _needed_by_step(state: RunState, step: StepState, workers: Mapping[str, Worker], question: int) -> Amount:
     """Return the amount that the next call of a step needs at the floor, as far as its input is known."""
     worker = workers.get(step.worker)
     if worker is None:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from app.core.message.chat import Usage
 from app.core.plan.workflow import CONDUCTOR, Access
-from app.core.records import changed, record
+from app.core.records import copy_with, record
 from app.core.run import approvals
 from app.core.run.approvals import Approval
 from app.core.run.events import (
@@ -188,7 +188,7 @@ class StepState:
     """The labels of an output that was taken over from an earlier run; None where a call gave it."""
 
     @property
-    def opens(self) -> bool:
+    def opens_workflow(self) -> bool:
         """Return True if the conductor itself takes the step and opens a workflow for it."""
         return self.worker == CONDUCTOR
 
@@ -274,10 +274,10 @@ class RunState:
     @property
     def replied(self) -> bool:
         """Return True if the reply of the present turn is complete: the run has ended, or waits for the caller."""
-        return self.ended or self.waits
+        return self.ended or self.is_waiting
 
     @property
-    def waits(self) -> bool:
+    def is_waiting(self) -> bool:
         """Return True if somebody outside has to move the run: it waits for tool results, or for an approval."""
         return self.state in WAITING
 
@@ -296,7 +296,7 @@ class RunState:
         return proposal.state == "open" or (bool(proposal.needs) and proposal.number not in self.approvals)
 
     @property
-    def awaited(self) -> Mapping[str, int]:
+    def unanswered_tool_calls(self) -> Mapping[str, int]:
         """Return the ids of tool calls that a caller was given and has not answered yet, each with its step."""
         waiting = [step for step in self.steps.values() if step.state == "awaiting_tool"]
         return {id_: step.n for step in waiting for id_ in step.exchanges[-1].ids}
@@ -309,7 +309,7 @@ class RunState:
         return self.proposals[-1]
 
     @property
-    def current(self) -> tuple[StepState, ...]:
+    def current_steps(self) -> tuple[StepState, ...]:
         """Return the steps of the latest proposal for a workflow of the run's own, in order."""
         if len(self.proposals) == 1 and not self.nested:
             return tuple(self.steps.values())
@@ -321,7 +321,7 @@ class RunState:
         return tuple(step for step in self.steps.values() if step.proposal == proposal.number)
 
     @property
-    def unmade(self) -> Proposal | None:
+    def open_proposal(self) -> Proposal | None:
         """Return the one proposal that is being made, if there is one."""
         last = self.proposal
         if last is not None and last.state == "open":
@@ -329,15 +329,15 @@ class RunState:
         return next((tries[-1] for tries in self.nested.values() if tries[-1].state == "open"), None)
 
     @property
-    def accepted(self) -> bool:
+    def has_workflow(self) -> bool:
         """Return True if there is a workflow to execute."""
         return self.proposal is not None and self.proposal.state == "accepted"
 
     @property
-    def answering(self) -> StepState | None:
+    def answering_step(self) -> StepState | None:
         """Return the step whose output is the present round's answer; known once a proposal is accepted, and none if it
         is the empty plan."""
-        current = self.current if self.accepted else ()
+        current = self.current_steps if self.has_workflow else ()
         return current[-1] if current else None
 
     @property
@@ -353,26 +353,26 @@ class RunState:
         last = self.proposal
         return last is None or last.round >= self.admitted.limits.rounds or last.mode == FALLBACK
 
-    def workflow(self, number: int) -> tuple[StepState, ...]:
+    def steps_of_round(self, number: int) -> tuple[StepState, ...]:
         """The steps of a round's workflow; none before it is accepted."""
         chosen = [
             proposal.number for proposal in self.proposals if proposal.round == number and proposal.state == "accepted"
         ]
         return tuple(step for step in self.steps.values() if step.proposal in chosen)
 
-    def answer(self, number: int) -> Answer | None:
+    def answer_of_round(self, number: int) -> Answer | None:
         """Return the answer of a round; None if its answering step is not done."""
-        return answer_of(self.workflow(number))
+        return answer_of(self.steps_of_round(number))
 
     @property
-    def previous(self) -> Answer | None:
+    def previous_answer(self) -> Answer | None:
         """Return the answer of the round before the present one."""
         if self.round > 1:
-            return self.answer(self.round - 1)
+            return self.answer_of_round(self.round - 1)
         return None
 
     @property
-    def rounds(self) -> int:
+    def round_count(self) -> int:
         """Return the number of workflows."""
         return sum(bool(proposal.topology) for proposal in self.proposals)
 
@@ -382,10 +382,10 @@ class RunState:
         return next((proposal.topology for proposal in reversed(self.proposals) if proposal.topology), "")
 
     @property
-    def planned(self) -> tuple[StepState, ...]:
+    def planned_steps(self) -> tuple[StepState, ...]:
         """Return the steps of all rounds, and of what is nested in them; not those of proposals that were replaced."""
         if self.round == 1 and not self.nested:
-            return self.current
+            return self.current_steps
         kept = {
             proposal.number
             for proposal in self.proposals
@@ -400,7 +400,7 @@ class RunState:
         return tuple(call for call in self.calls.values() if call.outcome is None)
 
     @property
-    def planning(self) -> tuple[Call, ...]:
+    def open_planning_calls(self) -> tuple[Call, ...]:
         """Open calls that were made for a plan."""
         return tuple(call for call in self.open_calls if call.step is None)
 
@@ -418,7 +418,7 @@ class RunState:
         if any(call.out_of_time for call in self.calls.values()):
             return True
         spared = (RUN_ENDED, ROUND_OVER)
-        return any(step.state in ("failed", "skipped") and step.error not in spared for step in self.planned)
+        return any(step.state in ("failed", "skipped") and step.error not in spared for step in self.planned_steps)
 
     @property
     def usd(self) -> int:
@@ -428,14 +428,14 @@ class RunState:
     # -- what is nested
 
     @property
-    def opened(self) -> int:
+    def proposal_count(self) -> int:
         """Return the number of all proposals."""
         return len(self.proposals) + sum(map(len, self.nested.values()))
 
     @property
-    def live(self) -> tuple[StepState, ...]:
+    def active_steps(self) -> tuple[StepState, ...]:
         """Return the steps of the present round, and of what is nested in them."""
-        found = inner = self.current
+        found = inner = self.current_steps
         while inner and self.nested:
             openers = [step.n for step in inner if step.n in self.nested]
             inner = tuple(step for n in openers for step in self.steps_of(self.nested[n][-1]))
@@ -468,10 +468,10 @@ def answer_of(steps: Sequence[StepState]) -> Answer | None:
 
 def begin(event: Event) -> RunState:
     """The state after a run's first event. Raises ValueError if that admits no run."""
-    return admit(event.run, event.fact, event.at, event.seq)
+    return state_of_admission(event.run, event.fact, event.at, event.seq)
 
 
-def admit(run: str, fact: Fact, at: float, seq: int) -> RunState:
+def state_of_admission(run: str, fact: Fact, at: float, seq: int) -> RunState:
     """The state of a run that this fact admits."""
     if not isinstance(fact, RunAdmitted):
         raise ValueError("a journal begins with an admission")
@@ -493,7 +493,7 @@ def fold(events: tuple[Event, ...], before: RunState | None = None) -> RunState:
     """The state that a journal stands for, given from its first event, or from the first one that `before` lacks."""
     state = before if before is not None else begin(events[0])
     for seq, at, fact in read(events):
-        state = _follow(state, seq, at, fact)
+        state = _advance_in_order(state, seq, at, fact)
     return state
 
 
@@ -502,7 +502,7 @@ def fold_turn(state: RunState, events: Iterable[Event]) -> RunState:
     for seq, at, fact in read(events):
         if state.replied:
             break
-        state = _follow(state, seq, at, fact)
+        state = _advance_in_order(state, seq, at, fact)
     return state
 
 
@@ -511,42 +511,42 @@ def advance(state: RunState, event: Event) -> RunState:
 
     Raises ValueError for a gap, and for an arrow that `kinds.py` does not draw.
     """
-    return _follow(state, event.seq, event.at, event.fact)
+    return _advance_in_order(state, event.seq, event.at, event.fact)
 
 
-def _follow(state: RunState, seq: int, at: float, fact: Fact) -> RunState:
+def _advance_in_order(state: RunState, seq: int, at: float, fact: Fact) -> RunState:
     if seq <= state.seq:
         return state
     if seq != state.seq + 1:
         raise ValueError(f"event {seq} does not follow event {state.seq}")
-    return advanced(state, fact, at)
+    return apply_fact(state, fact, at)
 
 
-def advanced(state: RunState, fact: Fact, at: float) -> RunState:
+def apply_fact(state: RunState, fact: Fact, at: float) -> RunState:
     """The state after one more fact, whose event has the next number. Raises ValueError as `advance` does."""
     seq = state.seq + 1
     if isinstance(fact, RunEnd):
-        ended = _run_arrow(state, TERMINAL[fact.kind])
-        return _changed(state, seq, {"state": ended, "end": fact, "replied_at": at})
+        ended = _check_run_arrow(state, TERMINAL[fact.kind])
+        return _copy_with(state, seq, {"state": ended, "end": fact, "replied_at": at})
     if state.ended and fact.kind not in AFTER_THE_END:
         raise ValueError(f"{fact.kind} comes after the run's end")
-    changes = _ADVANCE[fact.kind](state, fact)
+    changes = _CHANGES_BY_KIND[fact.kind](state, fact)
     if fact.kind is Kind.AWAITING:
         changes["replied_at"] = at
-    return _changed(state, seq, changes)
+    return _copy_with(state, seq, changes)
 
 
-def tentative(state: RunState, facts: Iterable[Fact]) -> RunState:
+def apply_facts(state: RunState, facts: Iterable[Fact]) -> RunState:
     """The state as it would be if these were committed next."""
     for fact in facts:
-        state = advanced(state, fact, at=0.0)
+        state = apply_fact(state, fact, at=0.0)
     return state
 
 
-def possible(state: RunState, facts: Iterable[Fact]) -> RunState | None:
+def apply_facts_if_possible(state: RunState, facts: Iterable[Fact]) -> RunState | None:
     """The tentative state, or None if `state` lacks the events that these follow."""
     try:
-        return tentative(state, facts)
+        return apply_facts(state, facts)
     except (KeyError, ValueError):
         return None
 
@@ -555,7 +555,7 @@ Changes = dict[str, Any]
 """Fields of `RunState` with their new values."""
 
 
-def _changed(state: RunState, seq: int, changes: Changes) -> RunState:
+def _copy_with(state: RunState, seq: int, changes: Changes) -> RunState:
     """Written out: `changed` takes longer where most fields stay, and every event of every run comes by here."""
     take = changes.get
     return RunState(
@@ -586,8 +586,8 @@ def _plan_opened(state: RunState, fact: PlanOpened) -> Changes:
         return _nested_opened(state, fact, fact.parent)
     last, number = state.proposal, fact.round
     if last is not None and last.state != "rejected":
-        over = number == last.round + 1 and state.answer(last.round) is not None
-        if not over or not all(step.settled for step in state.current):
+        over = number == last.round + 1 and state.answer_of_round(last.round) is not None
+        if not over or not all(step.settled for step in state.current_steps):
             raise ValueError("a plan is opened while there is another one")
     elif number != state.round:
         raise ValueError("a round is opened before the one before it has answered")
@@ -612,12 +612,13 @@ def _nested_opened(state: RunState, fact: PlanOpened, n: int) -> Changes:
     """The step runs from then on: it is the conductor's, so nobody has a ticket for it."""
     parent = state.steps[n]
     tries = state.nested.get(parent.n, ())
-    if state.unmade is not None or not parent.opens or parent.state != ("running" if tries else "waiting"):
+    expected_state = "running" if tries else "waiting"
+    if state.open_proposal is not None or not parent.opens_workflow or parent.state != expected_state:
         raise ValueError(f"a plan is opened for step {parent.n}, which does not wait for one")
     if tries and tries[-1].state != "rejected":
         raise ValueError("a plan is opened while there is another one")
     changes: Changes = {"nested": {**state.nested, parent.n: (*tries, _proposal(fact))}}
-    changes["steps"] = {**state.steps, parent.n: changed(parent, state="running")}
+    changes["steps"] = {**state.steps, parent.n: copy_with(parent, state="running")}
     if state.state == "planned":
         return changes | {"state": "running"}
     return changes
@@ -643,18 +644,18 @@ def _plan_step(state: RunState, fact: PlanStep) -> Changes:
 
 
 def _plan_accepted(state: RunState, fact: PlanAccepted) -> Changes:
-    accepted = changed(_open_proposal(state), state="accepted", call=fact.call, topology=fact.topology)
+    accepted = copy_with(_open_proposal(state), state="accepted", call=fact.call, topology=fact.topology)
     if state.admitted.approval is not None:
-        accepted = changed(accepted, needs=_needs(state, accepted, fact.price), price=fact.price)
-    changes = _decided(state, accepted)
+        accepted = copy_with(accepted, needs=_approval_reasons(state, accepted, fact.price), price=fact.price)
+    changes = _replace_latest_proposal(state, accepted)
     if accepted.round > 1 or accepted.parent is not None:
         return changes
-    started = any(step.state != "waiting" for step in state.current)
-    return changes | {"state": _run_arrow(state, "running" if started else "planned")}
+    started = any(step.state != "waiting" for step in state.current_steps)
+    return changes | {"state": _check_run_arrow(state, "running" if started else "planned")}
 
 
 def _plan_rejected(state: RunState, fact: PlanRejected) -> Changes:
-    rejected = changed(
+    rejected = copy_with(
         _open_proposal(state),
         state="rejected",
         outage=fact.outage,
@@ -662,23 +663,23 @@ def _plan_rejected(state: RunState, fact: PlanRejected) -> Changes:
         budget=(fact.budget, fact.budget_until) if fact.budget_until is not None else None,
         call=fact.call,
     )
-    return _decided(state, rejected)
+    return _replace_latest_proposal(state, rejected)
 
 
-def _decided(state: RunState, proposal: Proposal) -> Changes:
+def _replace_latest_proposal(state: RunState, proposal: Proposal) -> Changes:
     if proposal.parent is None:
         return {"proposals": (*state.proposals[:-1], proposal)}
     return {"nested": {**state.nested, proposal.parent: (*state.nested[proposal.parent][:-1], proposal)}}
 
 
-def _needs(state: RunState, proposal: Proposal, price: int | None) -> tuple[str, ...]:
+def _approval_reasons(state: RunState, proposal: Proposal, price: int | None) -> tuple[str, ...]:
     """Return why a plan that is being accepted needs an approval. The empty plan needs none: nothing of it is carried
     out."""
     steps, terms = state.steps_of(proposal), state.admitted.approval
     if terms is None or not steps:
         return ()
     further = any(opened.needs and opened.state == "accepted" for opened in state.all_proposals)
-    return approvals.reasons(terms, [step.worker for step in steps], price, state.usd, further=further)
+    return approvals.approval_reasons(terms, [step.worker for step in steps], price, state.usd, further=further)
 
 
 def _check_approved(state: RunState, n: int) -> None:
@@ -726,9 +727,9 @@ def _call_finished(state: RunState, fact: CallFinished) -> Changes:
         raise ValueError(f"{known.id} has its outcome already")
     limited = fact.error == RATE_LIMITED
     empty = fact.outcome == "ok" and not fact.output
-    settled = changed(known, outcome=fact.outcome, usage=fact.usage, usd=fact.usd, seconds=fact.seconds)
+    settled = copy_with(known, outcome=fact.outcome, usage=fact.usage, usd=fact.usd, seconds=fact.seconds)
     unusual = limited or empty or fact.out_of_time
-    call = changed(settled, limited=limited, empty=empty, out_of_time=fact.out_of_time) if unusual else settled
+    call = copy_with(settled, limited=limited, empty=empty, out_of_time=fact.out_of_time) if unusual else settled
     return {"calls": {**state.calls, call.id: call}}
 
 
@@ -743,12 +744,12 @@ def _step_results(state: RunState, fact: StepToolResults) -> Changes:
     step = state.steps[fact.n]
     if state.state != "running" or (not step.settled and step.state != "awaiting_tool"):
         raise ValueError(f"step {step.n} waits for no results")
-    answered = changed(step.exchanges[-1], results=fact.results, labels=fact.labels)
+    answered = copy_with(step.exchanges[-1], results=fact.results, labels=fact.labels)
     return _set_step(state, step.n, state="running", exchanges=(*step.exchanges[:-1], answered))
 
 
 def _awaiting(state: RunState, fact: RunAwaitingTool) -> Changes:
-    return {"state": _run_arrow(state, "awaiting_tool"), "turn": changed(state.turn, until=fact.until)}
+    return {"state": _check_run_arrow(state, "awaiting_tool"), "turn": copy_with(state.turn, until=fact.until)}
 
 
 def _resumed(state: RunState, fact: RunResumed) -> Changes:
@@ -766,43 +767,46 @@ def _resumed(state: RunState, fact: RunResumed) -> Changes:
         request_id=fact.request_id,
         trace=fact.trace,
     )
-    return {"state": _run_arrow(state, "running"), "turn": turn}
+    return {"state": _check_run_arrow(state, "running"), "turn": turn}
 
 
 def _awaiting_approval(state: RunState, fact: RunAwaitingApproval) -> Changes:
     wanted = state.awaits_approval
     if wanted is None or wanted.number != fact.proposal:
         raise ValueError(f"plan {fact.proposal} waits for no approval")
-    turn = changed(state.turn, until=fact.until)
-    return {"state": _run_arrow(state, "awaiting_approval"), "turn": turn, "asked": fact}
+    turn = copy_with(state.turn, until=fact.until)
+    return {"state": _check_run_arrow(state, "awaiting_approval"), "turn": turn, "asked": fact}
 
 
 def _approved(state: RunState, fact: RunApproved) -> Changes:
     """The turn goes on, with the time that it had left."""
-    _check_asked(state, fact.proposal, fact.digest)
+    _check_approval_question(state, fact.proposal, fact.digest)
     given = Approval(fact.digest, fact.workers, fact.max_usd)
-    turn = changed(state.turn, deadline=fact.deadline)
+    turn = copy_with(state.turn, deadline=fact.deadline)
     approved = {**state.approvals, fact.proposal: given}
-    return {"state": _run_arrow(state, "running"), "turn": turn, "approvals": approved}
+    return {"state": _check_run_arrow(state, "running"), "turn": turn, "approvals": approved}
 
 
 def _refused(state: RunState, fact: RunRefused) -> Changes:
     """The run waits on until its end is written, which the same entry brings as a rule."""
-    _check_asked(state, fact.proposal, fact.digest)
+    _check_approval_question(state, fact.proposal, fact.digest)
     return {"refused": True}
 
 
 def _approval_expired(state: RunState, fact: RunApprovalExpired) -> Changes:
     """The plan is dropped. A first round begins anew; what has answered or runs already stays as it is."""
-    asked = _check_asked(state, fact.proposal, None)
+    asked = _check_approval_question(state, fact.proposal, None)
     dropped = next(proposal for proposal in state.all_proposals if proposal.number == asked.proposal)
-    dropped = changed(dropped, state="rejected", reasons=(approvals.EXPIRED,), topology="")
+    dropped = copy_with(dropped, state="rejected", reasons=(approvals.EXPIRED,), topology="")
     first = dropped.round == 1 and dropped.parent is None
-    after = _run_arrow(state, "admitted" if first else "running")
-    return _decided(state, dropped) | {"state": after, "turn": changed(state.turn, deadline=fact.deadline)}
+    after = _check_run_arrow(state, "admitted" if first else "running")
+    return _replace_latest_proposal(state, dropped) | {
+        "state": after,
+        "turn": copy_with(state.turn, deadline=fact.deadline),
+    }
 
 
-def _check_asked(state: RunState, proposal: int, digest: str | None) -> RunAwaitingApproval:
+def _check_approval_question(state: RunState, proposal: int, digest: str | None) -> RunAwaitingApproval:
     """The present question for an approval. Raises ValueError if there is none, or another one."""
     asked = state.asked
     if state.state != "awaiting_approval" or asked is None or state.refused:
@@ -837,17 +841,17 @@ def _set_step(run: RunState, n: int, /, *, state: str, **changes: Any) -> Change
     again = state == step.state == "running"  # another attempt
     if state not in STEP_ARROWS[step.state] and not again:
         raise ValueError(f"step {n} cannot go from {step.state} to {state}")
-    return {"steps": {**run.steps, n: changed(step, state=state, **changes)}}
+    return {"steps": {**run.steps, n: copy_with(step, state=state, **changes)}}
 
 
-def _run_arrow(run: RunState, to: str) -> str:
+def _check_run_arrow(run: RunState, to: str) -> str:
     if to not in RUN_ARROWS[run.state]:
         raise ValueError(f"the run cannot go from {run.state} to {to}")
     return to
 
 
 def _open_proposal(state: RunState) -> Proposal:
-    if (unmade := state.unmade) is None:
+    if (unmade := state.open_proposal) is None:
         raise ValueError("no plan is open")
     return unmade
 
@@ -858,7 +862,7 @@ def _admitted(state: RunState, _fact: RunAdmitted) -> Changes:
     return {}
 
 
-_ADVANCE: Mapping[Kind, Callable[[RunState, Any], Changes]] = {
+_CHANGES_BY_KIND: Mapping[Kind, Callable[[RunState, Any], Changes]] = {
     Kind.ADMITTED: _admitted,
     Kind.CANCEL_ASKED: _cancel_asked,
     Kind.PLAN_OPENED: _plan_opened,

@@ -46,7 +46,7 @@ from app.core.run.events import (
     StepSkipped,
     StepToolResults,
 )
-from app.core.run.instant import Instant, instant_to_json, rounded
+from app.core.run.instant import Instant, instant_to_json, round_seconds
 
 SpanKind = Literal[
     "run", "queue", "round", "planning", "people", "step", "retry", "attempt", "first_word", "stream", "tools"
@@ -90,9 +90,9 @@ class Span:
             "kind": self.kind,
             "parent": self.parent,
             "depth": self.depth,
-            "start": rounded(self.start),
-            "end": rounded(self.end) if self.end is not None else None,
-            "seconds": rounded(self.seconds),
+            "start": round_seconds(self.start),
+            "end": round_seconds(self.end) if self.end is not None else None,
+            "seconds": round_seconds(self.seconds),
             "round": self.round,
             "step": self.step,
             "proposal": self.proposal,
@@ -129,7 +129,7 @@ class Timeline:
         return {
             kind: {
                 "count": total["count"],
-                "seconds": rounded(total["seconds"]),
+                "seconds": round_seconds(total["seconds"]),
                 "cost_usd": total["usd"] / MILLION if kind not in WITHOUT_MONEY else None,
             }
             for kind, total in found.items()
@@ -150,7 +150,7 @@ class Timeline:
 
 def timeline(at: Instant) -> Timeline:
     """Return the timeline of a run at an instant."""
-    reader = _SpanReader(at.begun)
+    reader = _SpanReader(at.admitted_at)
     for event in at.events:
         reader.take(event)
     return Timeline(at, tuple(_summed_up(reader.spans, at)))

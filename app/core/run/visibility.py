@@ -39,14 +39,14 @@ from app.core.pool.catalog import Catalog, Limits, Worker
 from app.core.pool.policy import exclusion, permits
 from app.core.pool.rules import CALLER, CONDUCTOR, NOTHING, STEP, TOOL, Reading
 from app.core.pool.snapshot import restored
-from app.core.records import changed, record
+from app.core.records import copy_with, record
 from app.core.run import drafts
 from app.core.run.events import CallIntended, Event, Fact, PassedOver, RunAdmitted, StepDone
 from app.core.run.kinds import Kind, OriginKind
 from app.core.run.progress import Propose
-from app.core.run.recipients import EMBEDS
+from app.core.run.recipients import EMBEDDING_TEMPLATE
 from app.core.run.state import CALLER as CALLERS_PLAN
-from app.core.run.state import Proposal, RunState, StepState, Turn, advance, begin, tentative
+from app.core.run.state import Proposal, RunState, StepState, Turn, advance, apply_facts, begin
 
 TEMPLATE, NESTED, JSON_MODE = "step-1", "nested-1", "json-1"
 """The names of the templates of `compose`, recorded with each call: `NESTED` where the task is the view of the step
@@ -80,7 +80,7 @@ class ToolUse:
     came: tuple[Message, ...]
 
 
-def granted(access: Access, done: Mapping[int, EarlierStep]) -> tuple[EarlierStep, ...]:
+def visible_steps(access: Access, done: Mapping[int, EarlierStep]) -> tuple[EarlierStep, ...]:
     """Return the listed steps that have a non-empty answer, in order. A step that failed leaves no trace."""
     return tuple(done[n] for n in sorted(set(access.steps)) if n in done and done[n].answer)
 
@@ -155,7 +155,7 @@ NO_LABELS: Mapping[int, frozenset[str]] = MappingProxyType({})
 """No outputs that are taken over."""
 
 
-class Flow:
+class LabelFlow:
     """The labels of one run: what every step reads, and the labels that its output carries, by the step's number.
 
     A step that is not settled yet is expected to be done by its worker as it is known; without a `catalog` it lowers
@@ -180,14 +180,14 @@ class Flow:
             if step.origin_labels is not None:  # its output is of an earlier run, where it may have read more
                 self.outputs[n] = step.origin_labels
 
-    def planner(self, number: int, parent: int | None) -> Reading:
+    def planner_reading(self, number: int, parent: int | None) -> Reading:
         """Return what a model reads that plans the round of this number, or that plans for the step `parent`."""
         if parent is not None:
             return self.readings[parent]
-        read, before = conversation(self._state), self._state.answer(number - 1)
+        read, before = conversation_reading(self._state), self._state.answer_of_round(number - 1)
         if before is None:
             return read
-        for step in self._state.workflow(number - 1):
+        for step in self._state.steps_of_round(number - 1):
             read |= self._subtasks[step.n]
         return read | Reading(self.outputs[before.step.n], frozenset({STEP}))
 
@@ -195,7 +195,7 @@ class Flow:
         if proposal.instant:
             return Reading()
         if proposal.number not in self._planners:
-            self._planners[proposal.number] = self.planner(proposal.round, proposal.parent)
+            self._planners[proposal.number] = self.planner_reading(proposal.round, proposal.parent)
         labels = self._planners[proposal.number].labels - self._lost(step)
         return Reading(labels, frozenset({CONDUCTOR}) if step.subtask else NOTHING)
 
@@ -213,7 +213,7 @@ class Flow:
     def _reading(self, step: StepState, proposal: Proposal) -> Reading:
         read = self._subtasks[step.n]
         if step.access.user:
-            read |= conversation(self._state)
+            read |= conversation_reading(self._state)
         if step.inherits and proposal.parent is not None:
             read |= self.readings[proposal.parent]
         for m in step.access.steps:
@@ -234,12 +234,12 @@ class Flow:
         return NOTHING
 
 
-def conversation(state: RunState) -> Reading:
+def conversation_reading(state: RunState) -> Reading:
     """Return what somebody reads who is shown the caller's conversation."""
     return Reading(state.admitted.labels, frozenset({CALLER}))
 
 
-def carried(state: RunState) -> frozenset[str]:
+def labels_in_run(state: RunState) -> frozenset[str]:
     """Return all labels that anything in the run carries: the conversation, the result of a tool, or an output that was
     taken over."""
     found = state.admitted.labels
@@ -250,24 +250,24 @@ def carried(state: RunState) -> frozenset[str]:
     return found
 
 
-def matters(state: RunState, workers: Iterable[Worker]) -> bool:
+def labels_matter(state: RunState, workers: Iterable[Worker]) -> bool:
     """True if the labels of a run can exclude anybody: something of it carries a label, or rules bind the workers."""
     for worker in workers:  # a generator takes longer than all of the rest, and each step of each run asks
         if worker.bars:
             return True
-    return bool(carried(state))
+    return bool(labels_in_run(state))
 
 
 def reading_of(state: RunState, n: int, workers: Sequence[Worker]) -> Reading:
     """Return what a step reads whose inputs are settled; nothing where that can exclude none of these workers."""
-    if matters(state, workers):
-        return Flow(state).readings[n]
+    if labels_matter(state, workers):
+        return LabelFlow(state).readings[n]
     return Reading()
 
 
-def readers(state: RunState, n: int, workers: list[Worker]) -> tuple[Reading, list[Worker], PassedOver]:
+def permitted_readers(state: RunState, n: int, workers: list[Worker]) -> tuple[Reading, list[Worker], PassedOver]:
     """Return what a step reads whose inputs are settled, the workers that may read that, and why the others may not."""
-    if not matters(state, workers):
+    if not labels_matter(state, workers):
         return Reading(), workers, ()
     reading = reading_of(state, n, workers)
     reasons = [(worker.name, exclusion(worker, reading)) for worker in workers]
@@ -277,7 +277,7 @@ def readers(state: RunState, n: int, workers: list[Worker]) -> tuple[Reading, li
     return reading, workers, excluded
 
 
-def refusals(catalog: Catalog, state: RunState, steps: Sequence[Fact]) -> list[str]:
+def label_refusals(catalog: Catalog, state: RunState, steps: Sequence[Fact]) -> list[str]:
     """Return the reasons why planned steps of the open proposal may not be given to their workers, by places in it.
 
     `steps` are facts that follow the state: `plan.step` of one or several steps, after `plan.opened` where that is not
@@ -285,11 +285,11 @@ def refusals(catalog: Catalog, state: RunState, steps: Sequence[Fact]) -> list[s
     """
     workers = catalog.workers
     labelled = any(isinstance(fact, StepDone) and fact.labels for fact in steps)
-    if not labelled and not matters(state, [workers[name] for name in state.admitted.pool if name in workers]):
+    if not labelled and not labels_matter(state, [workers[name] for name in state.admitted.pool if name in workers]):
         return []
-    planned = tentative(state, steps)
-    found, readings = [], Flow(planned, catalog).readings
-    open_steps = planned.steps_of(planned.unmade) if planned.unmade is not None else ()
+    planned = apply_facts(state, steps)
+    found, readings = [], LabelFlow(planned, catalog).readings
+    open_steps = planned.steps_of(planned.open_proposal) if planned.open_proposal is not None else ()
     for place, step in enumerate(open_steps):
         if step.n in state.steps or step.settled or step.worker not in workers:
             continue
@@ -299,7 +299,7 @@ def refusals(catalog: Catalog, state: RunState, steps: Sequence[Fact]) -> list[s
     return found
 
 
-def refused_plan(
+def label_refusals_of_plan(
     catalog: Catalog,
     labels: frozenset[str],
     steps: Sequence[Step],
@@ -327,10 +327,10 @@ def refused_plan(
     )
     state = RunState(run="", admitted=admitted, turn=Turn())
     command = Propose(0, 0, "first", 1)
-    opened = drafts.opened(command, CALLERS_PLAN, pool, instant=instant)
-    planned = [drafts.planned(command, n, drafts.WrittenStep(step, step.subtask)) for n, step in enumerate(steps)]
+    opened = drafts.plan_opened(command, CALLERS_PLAN, pool, instant=instant)
+    planned = [drafts.plan_step(command, n, drafts.WrittenStep(step, step.subtask)) for n, step in enumerate(steps)]
     taken = [StepDone(n, "", "", 1, "", origin_run="earlier", labels=carried) for n, carried in kept.items()]
-    return refusals(catalog, state, [opened, *planned, *taken])
+    return label_refusals(catalog, state, [opened, *planned, *taken])
 
 
 # -- the ledger of disclosures
@@ -341,7 +341,7 @@ TIER = "tier"
 
 
 @record(frozen=True, slots=True)
-class Disclosed:
+class DisclosureFacts:
     """The disclosures of a call besides its access list, and by whose decision they are made."""
 
     planned_by: str = ""
@@ -357,58 +357,62 @@ class Disclosed:
     """The kind of origin that the run has."""
 
 
-def disclosed_to_step(state: RunState, step: StepState, labels: frozenset[str]) -> Disclosed:
+def disclosure_to_step(state: RunState, step: StepState, labels: frozenset[str]) -> DisclosureFacts:
     """Return the facts of a call for a step whose inputs are settled, with the labels of what the step reads."""
-    return Disclosed(
-        planned_by=_planner(state, step),
+    return DisclosureFacts(
+        planned_by=_conductor_of(state, step),
         labels=labels,
-        unseen=without_words(state, step.access.steps),
+        unseen=steps_without_output(state, step.access.steps),
         results=any(use.results for use in step.exchanges),
         origin=state.admitted.origin_kind,
     )
 
 
-def disclosed_to_planner(state: RunState, access: Access, *, embeds: bool) -> Disclosed:
+def disclosure_to_planner(state: RunState, access: Access, *, embeds: bool) -> DisclosureFacts:
     """Return the facts of a call for a plan, or for the embedding that a selector looks at."""
     labels = frozenset[str]()
-    if carried(state):
-        unmade = state.unmade
-        planned = unmade is not None and not embeds
-        reading = Flow(state).planner(unmade.round, unmade.parent) if unmade and planned else conversation(state)
+    if labels_in_run(state):
+        proposal = state.open_proposal
+        if proposal is None or embeds:
+            reading = conversation_reading(state)
+        else:
+            reading = LabelFlow(state).planner_reading(proposal.round, proposal.parent)
         labels = reading.labels
-    unseen = () if embeds else without_words(state, access.steps)
-    return Disclosed(TIER, labels, unseen, origin=state.admitted.origin_kind)
+    unseen = () if embeds else steps_without_output(state, access.steps)
+    return DisclosureFacts(TIER, labels, unseen, origin=state.admitted.origin_kind)
 
 
-def without_words(state: RunState, steps: Sequence[int]) -> tuple[int, ...]:
+def steps_without_output(state: RunState, steps: Sequence[int]) -> tuple[int, ...]:
     """Return the steps among these that have no words to be seen."""
     return tuple([n for n in steps if state.steps[n].state != "done" or not state.steps[n].chars])
 
 
-def completed(events: Sequence[Event], snapshots: Mapping[str, bytes]) -> Iterator[Event]:
+def complete_disclosures(events: Sequence[Event], snapshots: Mapping[str, bytes]) -> Iterator[Event]:
     """Yield the intents and outcomes of a run's calls, the intents of releases before the ledger with the facts that
     follow from the journal. `snapshots` are those of pools by their digests; a region is unknown without its pool."""
     catalogs = {digest: restored(body) for digest, body in snapshots.items()}
     state: RunState | None = None
     for event in events:
         if event.kind is Kind.CALL_INTENDED and isinstance(event.fact, CallIntended):
-            old = state is not None and not event.fact.planned_by
-            yield Event.of(event.run, event.seq, event.at, _complete(state, event.fact, catalogs)) if old else event
+            if state is not None and not event.fact.planned_by:
+                fact = _with_disclosure(state, event.fact, catalogs)
+                yield Event.of(event.run, event.seq, event.at, fact)
+            else:
+                yield event
         elif event.kind is Kind.CALL_FINISHED:
             yield event
-        state = advance(begin(event) if state is None else state, event)
+        state = begin(event) if state is None else advance(state, event)
 
 
-def _complete(state: RunState | None, fact: CallIntended, catalogs: Mapping[str, Catalog]) -> CallIntended:
-    assert state is not None
+def _with_disclosure(state: RunState, fact: CallIntended, catalogs: Mapping[str, Catalog]) -> CallIntended:
     if fact.n is None:
-        found = disclosed_to_planner(state, fact.access, embeds=fact.template == EMBEDS)
+        found = disclosure_to_planner(state, fact.access, embeds=fact.template == EMBEDDING_TEMPLATE)
     else:
         step = state.steps[fact.n]
-        found = disclosed_to_step(state, step, Flow(state).readings[fact.n].labels)
+        found = disclosure_to_step(state, step, LabelFlow(state).readings[fact.n].labels)
     catalog = catalogs.get(fact.catalog)
     worker = catalog.workers.get(fact.worker) if catalog is not None else None
-    return changed(
+    return copy_with(
         fact,
         planned_by=found.planned_by,
         labels=found.labels,
@@ -419,7 +423,7 @@ def _complete(state: RunState | None, fact: CallIntended, catalogs: Mapping[str,
     )
 
 
-def _planner(state: RunState, step: StepState) -> str:
+def _conductor_of(state: RunState, step: StepState) -> str:
     """Return the kind of conductor that made the proposal of a step."""
     for proposal in state.proposals:
         if proposal.number == step.proposal:

@@ -7,7 +7,7 @@ from app.core.records import record
 from app.core.run.events import Event, PlanOpened, facts
 from app.core.run.state import Proposal, RunState, StepState
 
-DECIDED: Final[Mapping[str, str]] = {
+DECIDERS: Final[Mapping[str, str]] = {
     "model": "conductor",
     "caller": "caller",
     "fixed": "fixed_plan",
@@ -32,18 +32,18 @@ class Withheld:
     steps: tuple[int, ...]
     """Earlier steps of the same plan, and the one that answered the round before."""
     by: str
-    """The one who decided so: a value of `DECIDED`, or `OUTER_STEP`; empty if nothing was withheld."""
+    """The one who decided so: a value of `DECIDERS`, or `OUTER_STEP`; empty if nothing was withheld."""
 
 
 def decided_by(proposal: Proposal, events: Sequence[Event]) -> str:
     """Return who decided a plan. A selector that lets a model plan has decided nothing else."""
     if proposal.conductor == "selector" and proposal.mode != "fallback":
-        by_model = proposal.mode == "repair" or chosen(events) == MODEL_ARM
+        by_model = proposal.mode == "repair" or selector_choice(events) == MODEL_ARM
         return "conductor" if by_model else "selector"
-    return DECIDED.get(proposal.conductor, proposal.conductor)
+    return DECIDERS.get(proposal.conductor, proposal.conductor)
 
 
-def chosen(events: Sequence[Event]) -> str | None:
+def selector_choice(events: Sequence[Event]) -> str | None:
     """Return the latest choice of a selector; None if there was none."""
     decisions = [fact.decision for fact in facts(events, PlanOpened) if fact.decision]
     if not decisions:
@@ -51,12 +51,14 @@ def chosen(events: Sequence[Event]) -> str | None:
     return str(decisions[-1]["action"])
 
 
-def withheld(state: RunState, step: StepState, proposal: Proposal, by: str, among: Sequence[StepState]) -> Withheld:
+def withheld_from_step(
+    state: RunState, step: StepState, proposal: Proposal, by: str, among: Sequence[StepState]
+) -> Withheld:
     """Return what a plan withheld from a step: the caller's words, earlier steps of the plan, the answer of the round
     before. `by` is who decided the plan, and `among` has all of its steps."""
     earlier = [other.n for other in among if other.n < step.n]
     if proposal.parent is None and proposal.round > 1:
-        before = state.answer(proposal.round - 1)
+        before = state.answer_of_round(proposal.round - 1)
         if before is not None:
             earlier.append(before.step.n)
     steps = tuple(sorted([n for n in earlier if n not in step.access.steps]))

@@ -45,11 +45,11 @@ from app.core.plan.workflow import Access
 from app.core.pool import policy
 from app.core.pool.breaker import Verdict
 from app.core.pool.catalog import Amount, Catalog, Deadlines, Worker
-from app.core.records import address, changed, record, trimmed
+from app.core.records import content_ref, copy_with, record, trim_capacity
 from app.core.run.events import CallFinished, CallIntended, PassedOver
 from app.core.run.identifiers import NO_TRACE, Trace
 from app.core.run.state import Call, RunState
-from app.core.run.visibility import Disclosed
+from app.core.run.visibility import DisclosureFacts
 from app.engine.context import EngineContext
 from app.errors import (
     BatonError,
@@ -89,7 +89,7 @@ class Purpose:
     watched: bool = False
     budgets: tuple[str, ...] = ()
     wanted_tokens: int = 0
-    disclosed: Disclosed = Disclosed()
+    disclosed: DisclosureFacts = DisclosureFacts()
 
 
 CUT_SECONDS, CUT_SHARE, CUT_TOLERANCE_SECONDS = 0.25, 0.02, 0.01
@@ -331,7 +331,7 @@ class Attempt:
         self.catalog = catalog
         self._provider = context.provider(self.worker.provider)
         self._endpoint: str = getattr(self._provider, "endpoint", "")  # empty where the provider has only one
-        self._body = trimmed(self._provider.render(self._request))
+        self._body = trim_capacity(self._provider.render(self._request))
         schema_bytes = len(self._body) if self._request.form or self._request.toolbox.tools else 0
         self._input_bound = policy.input_bound(self._request.messages, schema_bytes)
         self._max_output = self._request.sampling.max_tokens or self.worker.card.max_output
@@ -367,9 +367,9 @@ class Attempt:
         )
         if not fits:
             return None
-        request = changed(self._request, sampling=changed(self._request.sampling, max_tokens=fits))
-        purpose = changed(self._purpose, wanted_tokens=self._max_output)
-        planned = changed(self._planned, request=request, purpose=purpose)
+        request = copy_with(self._request, sampling=copy_with(self._request.sampling, max_tokens=fits))
+        purpose = copy_with(self._purpose, wanted_tokens=self._max_output)
+        planned = copy_with(self._planned, request=request, purpose=purpose)
         return Attempt(self._context, self.catalog, planned, self._time)
 
     @property
@@ -395,7 +395,7 @@ class Attempt:
             attempt=self._planned.number,
             provider=self.worker.provider,
             model=self.worker.model,
-            request=address(self._planned.salt, self._body),
+            request=content_ref(self._planned.salt, self._body),
             bytes=len(self._body),
             max_tokens=self._max_output,
             catalog=self.catalog.digest,
@@ -449,7 +449,7 @@ class Attempt:
             sampling=self._request.sampling,
             live=self._request.live,
         )
-        request = changed(self._request, headers=span.headers) if span.headers else self._request
+        request = copy_with(self._request, headers=span.headers) if span.headers else self._request
         try:
             deadlines = self._deadlines()
             async for pieces in self._provider.stream(request, self._body, deadlines):
@@ -562,14 +562,14 @@ class Attempt:
         """Return the content address of the text, or empty if there is none."""
         if not self.reply.text:
             return ""
-        return address(self._planned.salt, self.reply.text.encode())
+        return content_ref(self._planned.salt, self.reply.text.encode())
 
     @cached_property
     def logprobs(self) -> str:
         """Return the content address of the tokens with their log-probabilities, or empty if there are none."""
         if not self.reply.logprobs:
             return ""
-        return address(self._planned.salt, self.reply.logprobs)
+        return content_ref(self._planned.salt, self.reply.logprobs)
 
     @property
     def contents(self) -> tuple[tuple[str, bytes], ...]:

@@ -25,10 +25,10 @@ from app.core.message.chat import NO_TOOLS, Message, Sampling, Task, Toolbox, me
 from app.core.message.response_format import Flaw, constrains, keeps, shown, suffices
 from app.core.pool.breaker import BRIEFEST, NO_TIME, Place
 from app.core.pool.catalog import SPARED, Limits, ProviderSpec, Worker
-from app.core.records import changed, record
-from app.core.run.progress import parent_of, speaks
+from app.core.records import copy_with, record
+from app.core.run.progress import gives_answer, parent_of
 from app.core.run.state import RunState, StepState
-from app.core.run.visibility import JSON_MODE, NESTED, TEMPLATE, EarlierStep, ToolUse, compose, granted
+from app.core.run.visibility import JSON_MODE, NESTED, TEMPLATE, EarlierStep, ToolUse, compose, visible_steps
 from app.engine.worker_health import Health, WorkerChoice
 from app.errors import (
     BatonError,
@@ -80,7 +80,7 @@ class View:
     def messages(self, worker: str) -> tuple[Message, ...]:
         """Exactly what this worker sees: what is granted, nothing else."""
         task = self.task if self.step.access.user or self.step.inherits else None
-        return compose(task, self.subtask, self.seen, self.used, worker, opens=self.step.opens)
+        return compose(task, self.subtask, self.seen, self.used, worker, opens=self.step.opens_workflow)
 
     @property
     def toolbox(self) -> Toolbox:
@@ -90,7 +90,7 @@ class View:
             return box
         if not self.step.tools:
             return NO_TOOLS
-        return changed(box, choice="none" if box.choice == "none" else "auto")
+        return copy_with(box, choice="none" if box.choice == "none" else "auto")
 
     def request(
         self, worker: Worker, limits: Limits, *, streams: bool, provider: ProviderSpec, flaw: Flaw | None = None
@@ -104,7 +104,7 @@ class View:
         cap = min(limits.output_tokens, worker.card.max_output)
         sampling = Sampling(asked.temperature, asked.top_p, max_tokens=cap, seed=asked.seed)
         if answers:
-            sampling = changed(asked, max_tokens=min(asked.max_tokens or cap, cap))
+            sampling = copy_with(asked, max_tokens=min(asked.max_tokens or cap, cap))
         form, messages = self.asked.form if answers else None, self.messages(worker.name)
         live = streams and answers and self.last
         if form is not None:
@@ -150,7 +150,7 @@ async def look(store: ContentReads, state: RunState, n: int, fresh: Mapping[str,
     inherited = parent.access.steps if parent is not None and step.inherits else ()
     own = step.access
     if inherited:
-        own = changed(own, steps=tuple(m for m in own.steps if m not in inherited))
+        own = copy_with(own, steps=tuple(m for m in own.steps if m not in inherited))
     earlier = [state.steps[m] for m in own.steps if state.steps[m].state == "done"]
     answered = [exchange for exchange in step.exchanges if exchange.results]
     wanted: set[tuple[str, Reader]] = {(ref, _task) for ref in (state.admitted.task, state.turn.request) if ref}
@@ -167,9 +167,11 @@ async def look(store: ContentReads, state: RunState, n: int, fresh: Mapping[str,
         [ToolUse(use.worker, found[use.said, _message], use.ids, found[use.results, _messages]) for use in answered]
     )
     if parent is not None and step.inherits:
-        task = changed(task, messages=(await look(store, state, parent.n, fresh)).messages(""))
+        task = copy_with(task, messages=(await look(store, state, parent.n, fresh)).messages(""))
     last = state.is_last_round and parent is None
-    return View(step, task, asked, found[step.subtask, _text], granted(own, done), used, last, speaks(state, step))
+    return View(
+        step, task, asked, found[step.subtask, _text], visible_steps(own, done), used, last, gives_answer(state, step)
+    )
 
 
 async def task_of(store: ContentReads, run: str, ref: str, fresh: Mapping[str, bytes] = NOTHING) -> Task:
@@ -285,7 +287,7 @@ class Candidates:
         if not self._unpaid:
             return choice
         unpaid = tuple((name, UNPAID) for name in self._unpaid)
-        return changed(choice, passed_over=(*unpaid, *choice.passed_over))
+        return copy_with(choice, passed_over=(*unpaid, *choice.passed_over))
 
     def unaffordable(self, worker: Worker) -> None:
         """Leave out a worker for whose answer the run's money does not suffice: a cheaper one is asked in its stead."""

@@ -26,13 +26,13 @@ from typing import Any, Protocol, TypeVar
 import orjson
 
 from app.core.pool.catalog import Catalog
-from app.core.records import changed
+from app.core.records import copy_with
 from app.core.run import drafts
 from app.core.run.events import CallFinished, Event, Fact, Kind, PlanStep, RunAwaitingApproval, StepQueued
 from app.core.run.identifiers import NO_TRACE, Trace
 from app.core.run.kinds import AFTER_THE_END
 from app.core.run.progress import Await, AwaitApproval, Conclude, DropPlan, Finish, Propose, Queue, Skip, decide
-from app.core.run.state import RUN_ENDED, RunState, advance, possible, tentative
+from app.core.run.state import RUN_ENDED, RunState, advance, apply_facts, apply_facts_if_possible
 from app.engine.commit.colocation import PreparedStep, StepStarter
 from app.engine.context import EngineContext
 from app.errors import Conflict, LeaseLost, QueueUnavailable, RunEnded, RunOverBudget, StoreUnavailable
@@ -197,7 +197,7 @@ class Consequences:
         """The event of a turn that ends with tool calls: nobody drives the run until its caller is back."""
         until = now + self.state.admitted.limits.tool_wait
         self.lease = Lease("", until, until)
-        return drafts.awaiting(self.state, command, until)
+        return drafts.run_awaiting_tool(self.state, command, until)
 
     def await_approval(self, command: AwaitApproval, now: float, catalog: Catalog, *, notifies: bool) -> Fact:
         """The event of a plan that waits for an approval: nobody drives the run until there is a decision."""
@@ -206,7 +206,7 @@ class Consequences:
         self.lease = Lease("", until, until)
         proposal = next(proposal for proposal in state.all_proposals if proposal.number == command.proposal)
         seconds_left = max(state.turn.deadline - now, 0.0)
-        return drafts.awaiting_approval(state, proposal, until, seconds_left, catalog, notifies=notifies)
+        return drafts.run_awaiting_approval(state, proposal, until, seconds_left, catalog, notifies=notifies)
 
     def drop_plan(self, command: DropPlan, now: float) -> tuple[Fact, ...]:
         """The events of a plan that nobody has approved in time, for which another one is made."""
@@ -217,14 +217,14 @@ class Consequences:
     def add(self, events: Sequence[Fact]) -> None:
         """Add events that follow from `state`, and fold them into it."""
         self.events += events
-        self.state = tentative(self.state, events)
+        self.state = apply_facts(self.state, events)
 
     def with_intents(self, steps: Sequence[PreparedStep]) -> "Consequences":
         """These consequences with the intents of prepared steps, whose tickets are taken."""
         taken = {step.row.step: step.row for step in steps}
         intents = [step.intent for step in steps]
         outbox = [taken.get(row.step, row) for row in self.outbox]
-        return replace(self, state=tentative(self.state, intents), events=[*self.events, *intents], outbox=outbox)
+        return replace(self, state=apply_facts(self.state, intents), events=[*self.events, *intents], outbox=outbox)
 
 
 class RunWriter:
@@ -288,7 +288,7 @@ class RunWriter:
 
     async def admit(self, entry: Entry) -> Consequences:
         """Commit a run's admission with all that follows from it."""
-        return await self._commit_first(entry, changed(self.state, seq=1))
+        return await self._commit_first(entry, copy_with(self.state, seq=1))
 
     async def take(self, entry: Entry) -> Consequences:
         """Commit the entry that takes the run's lease, or begins its next turn, with all that follows from it.
@@ -296,7 +296,7 @@ class RunWriter:
         The entry's outbox has the tickets of steps that go on. Raises `LeaseLost` or `Conflict` if others have taken
         the run or written to it, `RunEnded`, `NotFound`, `StoreUnavailable`.
         """
-        return await self._commit_first(entry, tentative(self.state, entry.events))
+        return await self._commit_first(entry, apply_facts(self.state, entry.events))
 
     async def _commit_first(self, entry: Entry, state: RunState) -> Consequences:
         consequences = await self._consequences_of(state)
@@ -304,7 +304,7 @@ class RunWriter:
         if not is_cancelled:
             consequences.outbox = [*entry.outbox, *consequences.outbox]
         async with self._lock:
-            await self._commit(changed(entry, outbox=()), consequences)
+            await self._commit(copy_with(entry, outbox=()), consequences)
         await self._enqueue(consequences.outbox)
         return consequences
 
@@ -326,7 +326,7 @@ class RunWriter:
         if self.state.ended:  # the end of a step has brought the run's with it: see `commit_step_end`
             return Consequences(self.state)
         before = self.state
-        consequences = await self._consequences_of(tentative(before, events), may_plan=not events)
+        consequences = await self._consequences_of(apply_facts(before, events), may_plan=not events)
         if not events and not consequences.events:
             return consequences
         entry = Entry(before.run, self._context.now(), events=events, epoch=self.epoch, contents=contents)
@@ -350,14 +350,14 @@ class RunWriter:
             raise StoreUnavailable
         outbox: Sequence[Outbox] = ()
         async with self._lock:
-            after = possible(self.state, entry.events)
+            after = apply_facts_if_possible(self.state, entry.events)
             if after is None or self.is_over:
                 appended = await self._append_alone(entry)
             else:
                 consequences = await self._consequences_of(after, may_plan=False)
                 self._add_success(entry, consequences)
                 # It may have waited for the lock, and what follows counts from now: a wait for results, for one.
-                fenced = changed(entry, at=self._context.now(), epoch=self.epoch)
+                fenced = copy_with(entry, at=self._context.now(), epoch=self.epoch)
                 try:
                     appended = await self._commit(fenced, consequences)
                     outbox = consequences.outbox
@@ -404,7 +404,7 @@ class RunWriter:
                 release=release,
                 spent=spent,
             )
-            await self._write(entry, Consequences(tentative(self.state, events)), within)
+            await self._write(entry, Consequences(apply_facts(self.state, events)), within)
 
     def _has_outcome(self, draft: Fact) -> bool:
         """Return True if the event is the outcome of a call that has an outcome in the journal already."""
@@ -422,7 +422,7 @@ class RunWriter:
         async with self._lock:
             if self.state is decided_on:
                 entry = Entry(decided_on.run, self._context.now(), events, epoch=self.epoch, release=lost, spent=lost)
-                await self._write(entry, Consequences(tentative(decided_on, events)))
+                await self._write(entry, Consequences(apply_facts(decided_on, events)))
 
     async def release(self) -> None:
         """Give the lease up for as long as the run waits for its caller: it was taken over in the middle of that."""
@@ -439,7 +439,7 @@ class RunWriter:
     @property
     def row_epoch(self) -> int:
         """Return the epoch of the run's row, which is one more once the lease was given up."""
-        if not self.state.waits:
+        if not self.state.is_waiting:
             return self.epoch
         return self.epoch + 1
 
@@ -450,7 +450,7 @@ class RunWriter:
 
     def decide_again(self) -> None:
         """Make the driver decide once more, although nothing was written."""
-        self.state = changed(self.state)
+        self.state = copy_with(self.state)
 
     async def read_answer(self, refs: Sequence[str]) -> None:
         """Read the contents of which the run's answer consists."""
@@ -512,13 +512,13 @@ class RunWriter:
             return [consequences.await_approval(command, now, catalog, notifies=notifies)]
         if isinstance(command, DropPlan):
             return consequences.drop_plan(command, now)
-        return drafts.settled(consequences.state, command)
+        return drafts.steps_settled(consequences.state, command)
 
     def _add_success(self, entry: Entry, consequences: Consequences) -> None:
         """Add the run's success, where nothing needs to be waited for and the answer is in the entry."""
         self.answer = dict(entry.contents)
         command, state = consequences.pending_command, consequences.state
-        if isinstance(command, Finish) and ends_at_once(state, command, self.answer) and state.unmade is None:
+        if isinstance(command, Finish) and ends_at_once(state, command, self.answer) and state.open_proposal is None:
             consequences.add(ending(state, command))
 
     # -- writing
@@ -540,7 +540,7 @@ class RunWriter:
         contents = self._cached_contents | dict((*entry.contents, *consequences.contents))
         steps = await starter.prepare(consequences.state, self.salt, contents, consequences.outbox)
         if steps:
-            reserving = changed(entry, hold=total_reserved(steps))
+            reserving = copy_with(entry, hold=total_reserved(steps))
             appended = await start_after_commit(steps, self._write(reserving, consequences.with_intents(steps)))
             if appended is not None:
                 started = {step.row.step for step in steps}
@@ -605,7 +605,7 @@ class RunWriter:
             return
         if events[0].seq == before.seq + 1 and events[-1].seq == after.seq:
             is_new_reply = after.replied and not before.replied
-            self.state = changed(after, replied_at=events[-1].at) if is_new_reply else after
+            self.state = copy_with(after, replied_at=events[-1].at) if is_new_reply else after
             await self.on_folded(events)
         else:
             await self.receive(events)
@@ -664,8 +664,8 @@ def with_consequences(entry: Entry, consequences: Consequences, seq: int | None)
     if consequences.lease is not None:
         lease = consequences.lease
     elif lease is not None and consequences.deadline is not None:
-        lease = changed(lease, deadline=consequences.deadline)
-    return changed(
+        lease = copy_with(lease, deadline=consequences.deadline)
+    return copy_with(
         entry,
         events=events,
         contents=(*entry.contents, *consequences.contents),
@@ -679,8 +679,8 @@ def with_consequences(entry: Entry, consequences: Consequences, seq: int | None)
 
 def ending(state: RunState, command: Finish) -> tuple[Fact, ...]:
     """The terminal event, and before it what becomes of steps that are not settled."""
-    skips = drafts.skipped(state.live, RUN_ENDED)
-    return (*skips, drafts.ended(tentative(state, skips), command))
+    skips = drafts.steps_skipped(state.active_steps, RUN_ENDED)
+    return (*skips, drafts.run_ended(apply_facts(state, skips), command))
 
 
 def projection(state: RunState) -> Projection:
@@ -690,7 +690,7 @@ def projection(state: RunState) -> Projection:
         state=state.state,
         topology=state.topology or None,
         degraded=state.degraded,
-        steps=len(state.planned),
+        steps=len(state.planned_steps),
         error=error or None,
     )
 
@@ -747,11 +747,11 @@ async def enqueue(context: EngineContext, state: RunState, outbox: Iterable[Outb
 
     `trace` is the span of the run, whose trace the steps continue.
     """
-    of_run = changed(run_ticket(state), trace=trace, at=context.now())
+    of_run = copy_with(run_ticket(state), trace=trace, at=context.now())
     tickets = []
     for row in outbox:
         if row.announced:
-            tickets.append(changed(of_run, step=row.step, driver=row.driver, version=row.version))
+            tickets.append(copy_with(of_run, step=row.step, driver=row.driver, version=row.version))
     await _queue(context, tickets)
 
 

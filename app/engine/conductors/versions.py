@@ -27,7 +27,7 @@ from app.core.pool.conductor_versions import (
     versions_in_force,
 )
 from app.core.pool.serving import TIER, objection, tier_in
-from app.core.records import changed, record
+from app.core.records import copy_with, record
 from app.core.transparency.version_signatures import TrustedSigners
 from app.errors import ConfigInvalid, StoreUnavailable
 from app.store.protocol import Actor, ConductorVersions, Store
@@ -145,7 +145,7 @@ async def checked_change(
         accept(trusted, trusted.objection(wanted.version, note), warn)
     if wanted.kind in ("canary", "promoted") and wanted.version not in await asyncio.to_thread(served):
         raise ConfigInvalid([f"the server no longer answers to {wanted.version}; deploy it again"])
-    return changed(wanted, version=wanted.version or known.canary or known.live)
+    return copy_with(wanted, version=wanted.version or known.canary or known.live)
 
 
 async def checked_service(store: Store, catalog: Catalog, wanted: RequestedChange) -> RequestedChange:
@@ -156,7 +156,7 @@ async def checked_service(store: Store, catalog: Catalog, wanted: RequestedChang
         reason = objection(catalog, tier_in(wanted.conductor), wanted.version)
     if reason:
         raise ConfigInvalid([reason])
-    return changed(wanted, version=wanted.version or known.canary or known.live)
+    return copy_with(wanted, version=wanted.version or known.canary or known.live)
 
 
 def missing_subjects(catalog: Catalog, known: Mapping[str, VersionsInForce]) -> list[str]:

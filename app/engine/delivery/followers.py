@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from app.core.message.chat import Decoded, ToolDelta, gather, spoken, unsent
-from app.core.records import address
+from app.core.records import content_ref
 from app.core.run import caller_view
 from app.core.run.caller_view import Position
 from app.core.run.events import Event
@@ -152,7 +152,7 @@ class Audience:
         """
         if delta.call != self.call:
             attempt = caller_view.attempt_of(state, delta.call)
-            if state.answering is None or state.answering.n != delta.step or attempt <= self._attempt:
+            if state.answering_step is None or state.answering_step.n != delta.step or attempt <= self._attempt:
                 return False
             self._begin(delta, attempt)
         known, called = self.chars - delta.offset, len(self._calls) - delta.since
@@ -230,7 +230,7 @@ class Audience:
                 self._end(listener, ended)
 
     def _end(self, listener: Listener, ended: TurnEnd) -> None:
-        at, answer = caller_view.end_of(ended.state), ended.answer
+        at, answer = caller_view.end_position(ended.state), ended.answer
         error = ended.error or self._objection(listener, at, answer)
         tokens = ended.logprobs or ()
         rest = tokens[listener.tokens_sent(tokens) :]
@@ -250,7 +250,7 @@ class Audience:
             received = self.text[: listener.chars]
         if listener.attempt == at.attempt:
             if listener.chars > len(answer) + caller_view.DONE:
-                return caller_view.unknown_event()
+                return caller_view.unknown_event_error()
             if received is None or answer.startswith(received):
                 return None
             return answer_changed(self._run)
@@ -332,7 +332,7 @@ class Follower:
     def _accept(self, contents: Sequence[tuple[str, str]]) -> None:
         for ref, text in contents:
             body = text.encode()
-            if address(self.salt, body) == ref:
+            if content_ref(self.salt, body) == ref:
                 self._contents[ref] = body
 
     def fold(self, events: Sequence[Event]) -> None:

@@ -198,7 +198,7 @@ async def read(store: ContentReads, state: RunState) -> TurnEnd:
 
 def refs(state: RunState) -> list[str]:
     """Return the refs of a reply's contents: text, tokens with their log-probabilities, messages with tool calls."""
-    step = caller_view.answered(state)
+    step = caller_view.answering_step_of(state)
     if step is not None:
         return of_step(step)
     return [step.exchanges[-1].said for step in _callers(state)]
@@ -213,7 +213,7 @@ def turn_end(state: RunState, contents: Mapping[str, bytes]) -> TurnEnd:
     """Return the end of a turn whose reply is at hand, by the refs of its parts."""
     if not contents.keys() >= set(refs(state)):
         raise NotFound("The content of this run was erased; its journal remains.", code="content_erased")
-    step, finish = caller_view.answered(state), (state.end.finish if state.end is not None else None) or "stop"
+    step, finish = caller_view.answering_step_of(state), (state.end.finish if state.end is not None else None) or "stop"
     if state.state == "awaiting_tool":
         return _calling(state, contents)
     if step is None:

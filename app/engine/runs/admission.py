@@ -30,14 +30,14 @@ from app.core.pool.policy import (
 from app.core.pool.rules import CALLER as CALLERS_WORDS
 from app.core.pool.rules import CONDUCTOR, Reading
 from app.core.pool.serving import TIER, served, within
-from app.core.records import address, changed, record
+from app.core.records import content_ref, copy_with, record
 from app.core.run import notices
 from app.core.run.events import RunAdmitted
 from app.core.run.identifiers import NO_TRACE, Trace
 from app.core.run.kinds import OnDisconnect, OriginKind
 from app.core.run.recording import Recording
 from app.core.run.state import CALLER, FALLBACK, REPLAY
-from app.core.run.visibility import refused_plan
+from app.core.run.visibility import label_refusals_of_plan
 from app.engine.context import EngineContext
 from app.errors import InvalidRequest, PlanRejected
 from app.store.protocol import (
@@ -251,7 +251,7 @@ async def settled(context: EngineContext, catalog: Catalog, order: Order) -> Set
     its labels, its choice of workers or what it needs. Raises what `choose` and `conducted` raise.
     """
     if _is_served(catalog, order):
-        order = changed(order, run=order.run or context.name("run"))
+        order = copy_with(order, run=order.run or context.name("run"))
         subject = await context.version(f"{TIER}{order.tier.name}", order.run)
         with suppress(InvalidRequest):
             other = _under(catalog, order, subject) if subject else None
@@ -280,7 +280,7 @@ def _under(catalog: Catalog, order: Order, subject: str) -> Order | None:
     overrides = overridden(order.tier, tier, order.overrides) if tier is not None else None
     if tier is None or overrides is None:
         return None
-    return changed(order, tier=tier, overrides=overrides, limits=within(order.limits, tier.efforts[order.effort]))
+    return copy_with(order, tier=tier, overrides=overrides, limits=within(order.limits, tier.efforts[order.effort]))
 
 
 def _least(catalog: Catalog, order: Order) -> Reading:
@@ -309,7 +309,7 @@ def conducted(context: EngineContext, catalog: Catalog, order: Order, choice: El
     try:
         names = [worker.name for worker in choice.workers]
         steps = read_plan(order.plan, by_name(names), order.limits.steps)
-        if refused := refused_plan(catalog, order.labels, steps):
+        if refused := label_refusals_of_plan(catalog, order.labels, steps):
             raise PlanRejected(refused)
         return Given(steps), CALLER
     except PlanRejected as rejected:
@@ -335,7 +335,7 @@ def _recorded(catalog: Catalog, order: Order, recording: Recording, choice: Elig
     if recording.nests and not order.limits.depth:
         reasons.append("a workflow is nested in a step, which this tier does not allow")
     kept = {position: kept.labels for position, kept in first.kept.items()}
-    reasons += refused_plan(catalog, order.labels, first.steps, kept, instant=first.instant)
+    reasons += label_refusals_of_plan(catalog, order.labels, first.steps, kept, instant=first.instant)
     if reasons:
         raise InvalidRequest(
             f"The plan of {recording.run} cannot be carried out now: {'; '.join(reasons)[:3000]}",
@@ -377,12 +377,12 @@ def entry(
     """
     salt, now = context.salt(), context.now()
     body, parts = _task(order.task)
-    task = address(salt, body)
+    task = content_ref(salt, body)
     contents = [(task, body)]
     plan = ""
     if (given := order.plan if order.recording is None else order.recording.to_json()) is not None:
         written = orjson.dumps(given)
-        plan = address(salt, written)
+        plan = content_ref(salt, written)
         contents.append((plan, written))
     admitted = _admitted(catalog, order, choice, conductor, task, now, gateway=gateway, plan=plan)
     new = NewRun(
@@ -450,7 +450,7 @@ def _admitted(
     Where nobody conducts there is one round. Only a model whose prompt offers it takes steps itself, and none where
     there are tools of the caller's: calls of those belong to the steps of one workflow.
     """
-    limits = order.limits if conductor not in (CALLER, FALLBACK) else changed(order.limits, rounds=1)
+    limits = order.limits if conductor not in (CALLER, FALLBACK) else copy_with(order.limits, rounds=1)
     nests = conductor == "model" and order.tier.conductor.prompt == "general"
     if conductor == REPLAY and order.recording is not None:
         limits, nests = replace(limits, rounds=order.recording.rounds), order.recording.nests

@@ -13,12 +13,12 @@ from typing import Literal
 
 from app.core.plan.workflow import CONDUCTOR
 from app.core.pool.catalog import Catalog
-from app.core.records import address, changed, record
+from app.core.records import content_ref, copy_with, record
 from app.core.run import approvals
 from app.core.run.events import Event, Fact, RunApproved, RunAwaitingApproval, RunRefused, dated
 from app.core.run.kinds import ENDED
 from app.core.run.progress import Finish, decide
-from app.core.run.state import RunState, fold, tentative
+from app.core.run.state import RunState, apply_facts, fold
 from app.engine.commit.run_writer import ending, projection
 from app.errors import Conflict, Forbidden, InvalidRequest, LeaseLost, NotFound, Overloaded, RunEnded
 from app.store.protocol import MOVED, Entry, Lease, RunRow, Store, TenantStore
@@ -86,12 +86,12 @@ async def settle(
         if terms is not None and terms.four_eyes and decision.key:
             await _check_eyes(own, row, decision.key)
         body = decision.reason.encode()
-        reason = address(journal.salt, body) if body else ""
+        reason = content_ref(journal.salt, body) if body else ""
         try:
             answer = _Answer(catalog, state, asked, decision, now=at, reason=reason)
             fact = answer.fact()
             entry, after = _entry(row, state, fact, now=at, wait=wait)
-            await store.append(changed(entry, contents=((reason, body),) if body else ()))
+            await store.append(copy_with(entry, contents=((reason, body),) if body else ()))
             return Decided(fact, at, after)
         except (LeaseLost, RunEnded):
             continue  # somebody else has written: what they wrote is read first
@@ -196,7 +196,7 @@ class _Answer:
         return RunApproved(
             proposal=asked.proposal,
             digest=asked.digest,
-            binding=approvals.binding(asked.digest, decision.by, workers, max_usd),
+            binding=approvals.binding_digest(asked.digest, decision.by, workers, max_usd),
             by=decision.by,
             deadline=self.now + asked.seconds,
             workers=workers,
@@ -249,14 +249,14 @@ def _entry(
     """Return the entry that writes a decision, and the state after it."""
     lease = None
     facts: list[Fact] = [fact]
-    after = tentative(state, facts)
+    after = apply_facts(state, facts)
     if isinstance(fact, RunApproved):
         lease = Lease("", now + wait, fact.deadline)
     else:
         for command in decide(after, now):
             if isinstance(command, Finish):
                 facts += ending(after, command)
-        after = tentative(state, facts)
+        after = apply_facts(state, facts)
     entry = Entry(
         row.id,
         now,

@@ -11,11 +11,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from weakref import WeakValueDictionary
 
-from app.core.records import changed
+from app.core.records import copy_with
 from app.core.run import caller_view
-from app.core.run.caller_view import Position, Returned, returned
+from app.core.run.caller_view import Position, ReturnedResults, returned_results
 from app.core.run.events import RunCancelAsked
-from app.core.run.state import RunState, Turn, admit, advanced
+from app.core.run.state import RunState, Turn, apply_fact, state_of_admission
 from app.engine.commit.run_writer import offer_run
 from app.engine.context import EngineContext, WaitingRuns
 from app.engine.delivery import messages
@@ -199,9 +199,13 @@ class RunClient:
             raise Overloaded(retry_after=1.0)
         if not self._context.timed():  # the time of the database is not known yet
             raise StoreUnavailable(retry_after=1.0)
-        came = returned(order.task.messages) if not order.origin_kind else None  # what is repeated is a run of its own
-        driven = await self._go_on(order, came) if came is not None else None
-        driven = driven or await self._begin(order)
+        driven = None
+        if not order.origin_kind:  # a run that repeats another one never continues it
+            results = returned_results(order.task.messages)
+            if results is not None:
+                driven = await self._go_on(order, results)
+        if driven is None:
+            driven = await self._begin(order)
         if self.engine is None:
             return driven
         try:
@@ -217,7 +221,7 @@ class RunClient:
     async def _begin(self, order: Order) -> FollowedRun:
         await self._check_untaken(order.tenant)
         messages = tuple(order.task.messages)  # a new run needs all of them: until here they may be made when read
-        order = changed(order, task=changed(order.task, messages=messages))
+        order = copy_with(order, task=copy_with(order.task, messages=messages))
         order = await admission.with_budgets(self._context, order)
         catalog = self._context.catalog()
         settled = await admission.settled(self._context, catalog, order)
@@ -225,7 +229,7 @@ class RunClient:
         await self._context.pin(catalog)
         entry, salt = admission.entry(self._context, catalog, order, settled.choice, settled.kind, gateway)
         (admitted,) = entry.events
-        state = admit(entry.run, admitted, entry.at, 1)
+        state = state_of_admission(entry.run, admitted, entry.at, 1)
         line, follower = self._follow(order, state, salt)
         try:
             with self.cancellations.undecided(entry.run, state.turn):
@@ -264,7 +268,7 @@ class RunClient:
 
     # -- the next turn
 
-    async def _go_on(self, order: Order, came: Returned) -> FollowedRun | None:
+    async def _go_on(self, order: Order, came: ReturnedResults) -> FollowedRun | None:
         """Begin the turn that these results begin; None if they are only the history of a new run."""
         alone = self._turning.setdefault(came.run, asyncio.Lock())
         for _ in range(RACES):
@@ -292,7 +296,7 @@ class RunClient:
         begun = tool_results.begin(self._context, order, found, self._home if order.followed else "")
         state = found.state
         for fact in begun.entry.events:
-            state = advanced(state, fact, begun.entry.at)
+            state = apply_fact(state, fact, begun.entry.at)
         line, follower = self._follow(order, state, known.salt)
         try:
             await self._context.pin(self._context.catalog())

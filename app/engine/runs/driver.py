@@ -36,9 +36,9 @@ from app.core.pool.catalog import Catalog, Tier
 from app.core.run import drafts
 from app.core.run.events import CallFinished, Event, Kind
 from app.core.run.identifiers import NO_TRACE, Trace
-from app.core.run.progress import Finish, Propose, confirmed
+from app.core.run.progress import Finish, Propose, decide_end_again
 from app.core.run.recording import Recording
-from app.core.run.state import CALLER, DRIVER_LOST, FALLBACK, REPLAY, Proposal, RunState, StepState, tentative
+from app.core.run.state import CALLER, DRIVER_LOST, FALLBACK, REPLAY, Proposal, RunState, StepState, apply_facts
 from app.engine.calls.attempt import given_up
 from app.engine.calls.step_request import NOTHING, bodies_of, task_of
 from app.engine.commit.colocation import StepStarter
@@ -149,7 +149,7 @@ class Driver:
             try:
                 if self.planning is not None:
                     self._planner.start(group, self.state, self.planning, writer.append)
-                elif self.state.unmade is not None:
+                elif self.state.open_proposal is not None:
                     await self._reject([DRIVER_LOST], outage=True)
                 while not writer.is_over:
                     await self._wait_for_change(await self._decide_all(group))
@@ -184,7 +184,7 @@ class Driver:
             await self._finish(command)
         elif command is not None:
             self._planner.start(group, self.state, command, self.writer.append)
-        elif self.state.waits and not self.writer.released:
+        elif self.state.is_waiting and not self.writer.released:
             await self.writer.release()
         return consequences.state
 
@@ -265,7 +265,7 @@ class Driver:
 
     async def _planned(self, planned: PlannerMessage) -> None:
         """Journal one more step of the open proposal, or its end."""
-        proposal = self.state.unmade
+        proposal = self.state.open_proposal
         if proposal is None or proposal.number != planned.proposal:
             self.writer.decide_again()  # a proposal that waited for an embedding can be opened now
             return
@@ -285,14 +285,14 @@ class Driver:
     async def _reject(self, reasons: Iterable[str], *, outage: bool, budget: tuple[str, float] | None = None) -> None:
         """Journal a proposal's end without a workflow; its steps that run already are stopped, and a planning call
         whose process is gone gets the outcome `unknown`."""
-        if (proposal := self.state.unmade) is None:
+        if (proposal := self.state.open_proposal) is None:
             return
         current = self.state.steps_of(proposal)
         self._context.telemetry.count("baton_plans_total", self.state.admitted.tier, "outage" if outage else "rejected")
         stops = [step.n for step in current if step.state in ("queued", "running")]
-        rejected = drafts.rejected(proposal.number, self._planner.call, list(reasons), outage, budget)
-        gone, held = given_up(self.state.planning if self._planner.idle else ())
-        events = (*gone, *drafts.skipped(current, "plan_rejected"), rejected)
+        rejected = drafts.plan_rejected(proposal.number, self._planner.call, list(reasons), outage, budget)
+        gone, held = given_up(self.state.open_planning_calls if self._planner.idle else ())
+        events = (*gone, *drafts.steps_skipped(current, "plan_rejected"), rejected)
         await self.writer.append(events, release=held, spent=held)
         for step in stops:
             await self._stop(step)
@@ -309,16 +309,17 @@ class Driver:
         from all that stands before it."""
         decided = self._context.now()
         await self._planner.stop()
-        if self.state.open_calls or any(step.state == "running" for step in self.state.live):  # about to call again
+        about_to_call = any(step.state == "running" for step in self.state.active_steps)
+        if self.state.open_calls or about_to_call:
             await self._stop()
             await self._quiesce()
         while not self.state.ended:
             upon = self.state
-            command = confirmed(command, upon, decided)
+            command = decide_end_again(command, upon, decided)
             if command.step is not None:
                 await self.writer.read_answer(messages.of_step(upon.steps[command.step]))
-            gone, held = given_up(upon.planning)
-            events = (*gone, *ending(tentative(upon, gone), command))
+            gone, held = given_up(upon.open_planning_calls)
+            events = (*gone, *ending(apply_facts(upon, gone), command))
             try:
                 await self.writer.end(upon, events, held)
             except Conflict:  # the end sums up all calls, also those whose events were not received yet
@@ -380,7 +381,7 @@ async def _policy(
         return Given((Step(worker, answers=True),))
     if state.admitted.conductor == REPLAY:
         return RecordedConductor(await recording_of(store, state, contents))
-    if state.admitted.conductor != CALLER or not state.admitted.plan or state.accepted:
+    if state.admitted.conductor != CALLER or not state.admitted.plan or state.has_workflow:
         return None
     body = (await bodies_of(store, state.run, [state.admitted.plan], contents))[state.admitted.plan]
     with suppress(PlanRejected):  # it was valid for the pool then; without one of its workers the fallback decides
@@ -398,7 +399,7 @@ def resumed_steps(state: RunState, home: str) -> tuple[Outbox, ...]:
     """The tickets of steps that go on with what their caller has brought, and have not been begun in this turn."""
     turn = state.turn.number
     begun = {call.step for call in state.calls.values() if call.turn == turn}
-    waiting = [step for step in state.live if _has_results(step, turn - 1) and step.n not in begun]
+    waiting = [step for step in state.active_steps if _has_results(step, turn - 1) and step.n not in begun]
     return tuple(Outbox(step.n, state.admitted.tier, home, turn) for step in waiting)
 
 
@@ -414,4 +415,4 @@ def is_begun(state: RunState) -> bool:
 
 def overtaken_steps(state: RunState) -> Sequence[int]:
     """The steps that were executed, or queued, when the run's engine was lost."""
-    return [step.n for step in state.live if step.state in ("queued", "running") and not step.opens]
+    return [step.n for step in state.active_steps if step.state in ("queued", "running") and not step.opens_workflow]

@@ -15,10 +15,10 @@ from app.core.plan.workflow import Step
 from app.core.pool.catalog import MILLION, Amount, Worker
 from app.core.pool.policy import permits
 from app.core.run import approvals
-from app.core.run.caller_view import unspent
-from app.core.run.share import needed
+from app.core.run.caller_view import unspent_amount
+from app.core.run.share import needed_by_steps
 from app.core.run.state import RunState, StepState
-from app.core.run.visibility import conversation
+from app.core.run.visibility import conversation_reading
 from app.engine.context import EngineContext
 
 PROMPT_BYTES, CARD_BYTES = 2_500, 250
@@ -95,7 +95,7 @@ class Means:
     def are_short(self, state: RunState, workers: Sequence[Worker], steps: int) -> bool:
         """Return True if a plan of so many steps over these workers could cost more, or take longer, than what is
         left."""
-        floor, left = state.admitted.limits.floor, unspent(state)
+        floor, left = state.admitted.limits.floor, unspent_amount(state)
         slowest = self.planning_seconds(state) + steps * max(self.paces(workers).values(), default=0.0)
         return slowest > self.seconds_left(state) or not ample(workers, steps, self.question, floor, left)
 
@@ -110,7 +110,7 @@ class Means:
     def objections_to(self, state: RunState, steps: Sequence[StepState]) -> list[str]:
         """The reasons why a plan whose steps are journaled does not fit; none if it does."""
         catalog = self._context.catalog().workers
-        price = needed(state, [step for step in steps if not step.settled], catalog, self.question)
+        price = needed_by_steps(state, [step for step in steps if not step.settled], catalog, self.question)
         places = {step.n: place for place, step in enumerate(steps)}
         shape = []
         for step in steps:
@@ -129,7 +129,7 @@ class Means:
     def _objections(
         self, state: RunState, workers: Sequence[Worker], price: Amount, shape: Sequence[tuple[str, Sequence[int]]]
     ) -> list[str]:
-        left, time_left = unspent(state), self.seconds_left(state)
+        left, time_left = unspent_amount(state), self.seconds_left(state)
         seconds = plan_seconds(shape, self.paces(workers), state.admitted.limits.fan_out)
         found = []
         if price.usd > left.usd:
@@ -150,7 +150,7 @@ class Means:
         """The worker that answers alone where nothing else was planned: the tier's fallback, or the best one that may
         read the conversation and that the money and the time bear."""
         known, pool = self._without_approval(state), state.admitted.pool
-        workers = [worker for worker in known if permits(worker, conversation(state))] or known
+        workers = [worker for worker in known if permits(worker, conversation_reading(state))] or known
         tier = self._context.tier_of(state.admitted)
         usual = tier.fallback if tier is not None and tier.fallback in pool else pool[0]
         if not workers:
@@ -158,11 +158,11 @@ class Means:
         paces, left = self.paces(workers), self.seconds_left(state)
         quick = [worker for worker in workers if paces[worker.name] <= left]
         quickest = min(workers, key=lambda worker: paces[worker.name])
-        return best_alone(quick or [quickest], usual, self.question, state.admitted.limits, unspent(state))
+        return best_alone(quick or [quickest], usual, self.question, state.admitted.limits, unspent_amount(state))
 
     def _without_approval(self, state: RunState) -> Sequence[Worker]:
         """The workers that may be called without an approval; all of them if each one needs one."""
         known, terms = self.workers(state), state.admitted.approval
         if terms is None:
             return known
-        return [worker for worker in known if not approvals.needs_one(worker, terms)] or known
+        return [worker for worker in known if not approvals.needs_approval(worker, terms)] or known

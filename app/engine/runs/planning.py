@@ -41,16 +41,16 @@ from app.core.pool.catalog import Amount, Catalog, Worker
 from app.core.pool.policy import permits, spared
 from app.core.rating.decision import Decision
 from app.core.rating.features import asked, placed, viewed
-from app.core.records import address, changed, record
+from app.core.records import content_ref, copy_with, record
 from app.core.run import drafts, visibility
-from app.core.run.caller_view import unspent
+from app.core.run.caller_view import unspent_amount
 from app.core.run.events import Fact, StepSkipped
 from app.core.run.identifiers import NO_TRACE
 from app.core.run.progress import Propose, may_nest
-from app.core.run.recipients import EMBEDS
+from app.core.run.recipients import EMBEDDING_TEMPLATE
 from app.core.run.recording import RecordedPlan, places
 from app.core.run.state import CALLER, FALLBACK, REPLAY, Proposal, RunState, StepState
-from app.core.run.visibility import Flow, conversation, matters, refusals
+from app.core.run.visibility import LabelFlow, conversation_reading, label_refusals, labels_matter
 from app.engine.calls.attempt import Attempt, CallTime, PlannedCall, Purpose, tier_seconds
 from app.engine.calls.step_request import look, texts_of
 from app.engine.commit.run_writer import Append, Contents, retry_until_deadline
@@ -152,7 +152,7 @@ class Planner:
         names = [worker.name for worker in known.workers] + ([CONDUCTOR] if known.nests else [])
         kind = "fallback" if command.mode == "fallback" else state.admitted.conductor
         written: list[Fact] = [
-            drafts.opened(
+            drafts.plan_opened(
                 command,
                 kind,
                 names,
@@ -170,19 +170,19 @@ class Planner:
             if objections := self._objections(state, command, steps):
                 self._context.telemetry.count("baton_plans_total", state.admitted.tier, "rejected")
                 reasons = (RunOverBudget.code, *objections)
-                return [*written, drafts.rejected(command.number, "", reasons, outage=False)], contents
+                return [*written, drafts.plan_rejected(command.number, "", reasons, outage=False)], contents
             for place, step in enumerate(steps):
                 draft, new = self.step(state, command, place, step)
                 written.append(draft)
                 contents += new
             taken, texts = self._taken_over(command, recorded)
-            if refused := refusals(self._context.catalog(), state, [*written, *taken]):
+            if refused := label_refusals(self._context.catalog(), state, [*written, *taken]):
                 skips = [StepSkipped(command.base + place, "plan_rejected") for place in range(len(steps))]
-                written += [*skips, drafts.rejected(command.number, "", refused, outage=False)]
+                written += [*skips, drafts.plan_rejected(command.number, "", refused, outage=False)]
             else:
                 inputs = [step.access.steps for step in steps]
                 price = self.price(state, command.number, len(steps))
-                written += [drafts.accepted(command.number, "", inputs, price=price), *taken]
+                written += [drafts.plan_accepted(command.number, "", inputs, price=price), *taken]
                 contents += texts
         return written, contents
 
@@ -212,7 +212,7 @@ class Planner:
             return taken, texts
         for position, kept in plan.kept.items():
             ref = self._ref(kept.text)
-            taken.append(drafts.taken_over(self._policy.recording.run, command.base + position, ref, kept))
+            taken.append(drafts.step_taken_over(self._policy.recording.run, command.base + position, ref, kept))
             if ref:
                 texts.append((ref, kept.text.encode()))
         return taken, texts
@@ -254,7 +254,7 @@ class Planner:
         chosen = self._policy.choose(known, seed, explores=explores, asks=self._may_ask(state), sight=sight)
         self._conductor = chosen.conductor
         body = orjson.dumps(chosen.seen.to_json())
-        ref = address(self._salt, body)
+        ref = content_ref(self._salt, body)
         left = {"usd": known.usd_left, "tokens": known.tokens_left, "seconds": seconds}
         return _decision(chosen, ref, left, _embedder_facts(self._policy.embedder, sight)), [(ref, body)]
 
@@ -270,7 +270,7 @@ class Planner:
         if tier is None or tier.conductor.worker is None:
             return False
         model = catalog.workers.get(tier.conductor.worker)
-        if model is None or not permits(model, conversation(state)):
+        if model is None or not permits(model, conversation_reading(state)):
             return False
         return not self._context.health.refusal(model, self._left_of(state))
 
@@ -283,9 +283,9 @@ class Planner:
         if why or withheld:
             reasons = ((why, step.why.encode()), (withheld, step.why_withheld.encode()))
             contents = (*contents, *[reason for reason in reasons if reason[0]])
-        before, parent = state.answer(proposal.round - 1), proposal.parent
+        before, parent = state.answer_of_round(proposal.round - 1), proposal.parent
         written = drafts.WrittenStep(step, ref, why, withheld, declassified=self._lowered(state, proposal))
-        return drafts.planned(
+        return drafts.plan_step(
             proposal,
             place,
             written,
@@ -299,29 +299,31 @@ class Planner:
     ) -> tuple[Fact, Contents]:
         """`plan.accepted` with the content of the conductor's reason for the plan's shape."""
         ref, price = self._ref(why), self.price(state, proposal.number, len(inputs))
-        return drafts.accepted(proposal.number, self.call, inputs, ref, price), ((ref, why.encode()),) if ref else ()
+        fact = drafts.plan_accepted(proposal.number, self.call, inputs, ref, price)
+        contents = ((ref, why.encode()),) if ref else ()
+        return fact, contents
 
     def _lowered(self, state: RunState, proposal: Propose | Proposal) -> frozenset[str]:
         """The labels that a subtask loses of those that its writer has read."""
         if not self._lowers:
             return self._lowers
-        return self._lowers & Flow(state).planner(proposal.round, proposal.parent).labels
+        return self._lowers & LabelFlow(state).planner_reading(proposal.round, proposal.parent).labels
 
     def _refused(self, state: RunState, command: Propose, step: Step, drafted: list[Fact]) -> list[str]:
         """Return the reasons why the steps so far, of which this is the latest, may not be given to their workers: what
         they read has labels (D6). It is added to those that are drafted."""
         catalog = self._context.catalog()
-        if matters(state, catalog.workers.values()):
+        if labels_matter(state, catalog.workers.values()):
             drafted.append(self.step(state, command, len(drafted), step)[0])
         if not drafted:
             return []
-        return refusals(catalog, state, drafted)
+        return label_refusals(catalog, state, drafted)
 
     def _ref(self, text: str) -> str:
         """A text's address; empty for the empty text."""
         if not text:
             return ""
-        return address(self._salt, text.encode())
+        return content_ref(self._salt, text.encode())
 
     def start(self, group: asyncio.TaskGroup, state: RunState, command: Propose, append: Append) -> None:
         """Let a conductor that takes its time propose; its steps arrive through `send`. Or get the embedding, or the
@@ -399,7 +401,7 @@ class Planner:
         if not isinstance(self._policy, Chooser) or self._policy.embedder is None or command.mode != "first":
             return None
         worker = self._context.catalog().workers.get(self._policy.embedder)
-        if worker is None or command.number in self._sights or not permits(worker, conversation(state)):
+        if worker is None or command.number in self._sights or not permits(worker, conversation_reading(state)):
             return None
         return worker
 
@@ -442,7 +444,7 @@ class Planner:
             schema=None,
             max_tokens=1,
             temperature=0.0,
-            template=EMBEDS,
+            template=EMBEDDING_TEMPLATE,
             within=patience,
         )
         words = [piece.text async for pieces in said for piece in pieces if isinstance(piece, Words)]
@@ -472,7 +474,7 @@ class Planner:
         ejected = self._ejected_for(state, command, known.workers)
         tier = self._context.tier_of(state.admitted)
         spec = tier.conductor if tier is not None else None
-        return changed(
+        return copy_with(
             known,
             workers=tuple(worker for worker in known.workers if worker.name not in ejected),
             reasons=not conductor.instant and spec is not None and spec.reasons,
@@ -532,14 +534,14 @@ class Planner:
             step=None,
             request=Request(served, messages, sampling, form, logprobs or None),
             access=self._sees(state),
-            number=state.opened,
+            number=state.proposal_count,
             salt=self._salt,
             trace=self._span or self.trace,
             purpose=self._purpose(state, seen, template, version),
         )
         time = CallTime(self._until, spare=True, tier_seconds=tier_seconds(catalog, state))
         asked = Attempt(self._context, catalog, planned, time)
-        attempt = self._within_means(state, seen, asked, embeds=template == EMBEDS)
+        attempt = self._within_means(state, seen, asked, embeds=template == EMBEDDING_TEMPLATE)
         if version and self._context.health.is_out(known):  # its server, whichever of its models is asked
             raise WorkerUnavailable(code="conductor_out")
         if refusal := self._context.health.refusal(served, self._left()):
@@ -579,17 +581,17 @@ class Planner:
         answer = min(
             [least(worker, question, floor) for worker in seen.workers], key=lambda amount: amount.usd, default=Amount()
         )
-        attempt = asked.within(unspent(state).less(answer), 1 if embeds else max(PLAN_TOKENS, floor))
+        attempt = asked.within(unspent_amount(state).less(answer), 1 if embeds else max(PLAN_TOKENS, floor))
         if attempt is None:
             raise RunOverBudget
         return attempt
 
     def _may_read(self, model: Worker, state: RunState) -> bool:
         """True if a model may be shown what the open proposal is planned from; before that, the conversation."""
-        proposal = state.unmade
-        if proposal is None or not matters(state, [model]):
-            return permits(model, conversation(state))
-        return permits(model, Flow(state).planner(proposal.round, proposal.parent))
+        proposal = state.open_proposal
+        if proposal is None or not labels_matter(state, [model]):
+            return permits(model, conversation_reading(state))
+        return permits(model, LabelFlow(state).planner_reading(proposal.round, proposal.parent))
 
     def _purpose(self, state: RunState, seen: Brief, template: str, version: str) -> Purpose:
         return Purpose(
@@ -602,15 +604,15 @@ class Planner:
             tenant=state.admitted.tenant,
             shadow=state.admitted.origin_kind == "shadow",
             budgets=state.admitted.budgets,
-            disclosed=visibility.disclosed_to_planner(state, self._sees(state), embeds=template == EMBEDS),
+            disclosed=visibility.disclosure_to_planner(state, self._sees(state), embeds=template == EMBEDDING_TEMPLATE),
         )
 
     def _sees(self, state: RunState) -> Access:
         """A conductor reads the conversation, in a further round the answer before as well; or what the step may see
         for which it plans."""
-        if state.unmade is not None and state.unmade.parent is not None:
-            return state.steps[state.unmade.parent].access
-        return Access(True, (state.previous.step.n,) if state.previous is not None else ())
+        if state.open_proposal is not None and state.open_proposal.parent is not None:
+            return state.steps[state.open_proposal.parent].access
+        return Access(True, (state.previous_answer.step.n,) if state.previous_answer is not None else ())
 
 
 def _is_bound(task: Task) -> bool:
@@ -676,7 +678,7 @@ def _misplaced(state: RunState, proposal: Proposal, step: Step, earlier: Sequenc
         found.append(f"step {place}: worker is not an eligible worker")
     if any(not 0 <= n < place for n in step.access.steps):
         found.append(f"step {place}: access lists a step that is not an earlier one")
-    if step.access.previous and (state.previous is None or parent is not None):
+    if step.access.previous and (state.previous_answer is None or parent is not None):
         found.append(f"step {place}: access lists a previous answer, and there is none")
     if place >= most:
         found.append(f"the plan has more than {most} steps")
@@ -699,7 +701,7 @@ def brief(catalog: Catalog, task: Task, state: RunState, command: Propose, *, in
         workers=tuple(workers if instant else _shuffled(workers, state.run)),
         limits=replace(limits, steps=command.room) if command.room else limits,
         usd_left=max(limits.usd - state.usd, 0),
-        tokens_left=unspent(state).tokens,
+        tokens_left=unspent_amount(state).tokens,
         objections=last.reasons if last and repairs else (),
         rejected=rejected if repairs else "",
         run=state.run,
@@ -714,13 +716,13 @@ async def shown(store: Store, state: RunState, command: Propose, known: Brief, l
     if command.parent is not None:
         view = await retry_until_deadline(store, partial(look, store, state, command.parent), left)
         return replace(known, task=replace(known.task, messages=view.messages("")))
-    answer = state.answer(command.round - 1)
+    answer = state.answer_of_round(command.round - 1)
     if answer is None:
         return known
-    steps = state.workflow(command.round - 1)
+    steps = state.steps_of_round(command.round - 1)
     refs = {answer.step.output, *(step.subtask for step in steps)}
     texts = await retry_until_deadline(store, partial(texts_of, store, state.run, refs), left)
-    before = state.answer(command.round - 2)
+    before = state.answer_of_round(command.round - 2)
     names: dict[int, str | int] = {step.n: place for place, step in enumerate(steps)}
     if before is not None:
         names[before.step.n] = PREVIOUS
@@ -733,4 +735,4 @@ async def shown(store: Store, state: RunState, command: Propose, known: Brief, l
 
 def _shuffled(workers: Iterable[Worker], run: str) -> list[Worker]:
     """An order that depends on the run alone, so that it can be made again; `plan.opened` has it too."""
-    return sorted(workers, key=lambda worker: address(run.encode(), worker.name.encode()))
+    return sorted(workers, key=lambda worker: content_ref(run.encode(), worker.name.encode()))

@@ -17,7 +17,7 @@ from app.core.message.chat import Usage
 from app.core.records import record
 from app.core.run.events import Fact, Kind, RunExpired
 from app.core.run.progress import Finish, give_up
-from app.core.run.state import RunState, fold, tentative
+from app.core.run.state import RunState, apply_facts, fold
 from app.engine.calls.attempt import given_up
 from app.engine.commit.run_writer import due_ticket, ending, projection, run_ticket
 from app.engine.context import EngineContext
@@ -158,10 +158,10 @@ class Recovery:
 
     async def _end(self, state: RunState, row: RunRow, command: Finish) -> None:
         """End a run that can be read but not driven; its planning calls are `unknown`, those of steps have tickets."""
-        outcomes, held = given_up(state.planning)
-        closed = tentative(state, outcomes)
+        outcomes, held = given_up(state.open_planning_calls)
+        closed = apply_facts(state, outcomes)
         last = ending(closed, command)
-        shown = projection(tentative(closed, last))
+        shown = projection(apply_facts(closed, last))
         await self._write(row, (*outcomes, *last), shown, held, state.seq)
 
     async def _expire(self, row: RunRow) -> None:
@@ -200,9 +200,9 @@ async def end_restored(store: Store, row: RunRow, now: float) -> None:
     """
     state = fold((await store.journal(row.id)).events)
     outcomes, held = given_up(state.open_calls)
-    closed = tentative(state, outcomes)
+    closed = apply_facts(state, outcomes)
     last = ending(closed, Finish(Kind.FAILED, error=RESTORED))
-    shown = projection(tentative(closed, last))
+    shown = projection(apply_facts(closed, last))
     entry = Entry(row.id, now, (*outcomes, *last), epoch=row.epoch, release=held, spent=held, row=shown, seq=state.seq)
     await store.append(entry)
 

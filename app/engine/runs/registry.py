@@ -18,9 +18,9 @@ from typing import TypeVar
 
 from app.conductor.protocol import Policy
 from app.core.message.chat import Task
-from app.core.records import changed
+from app.core.records import copy_with
 from app.core.run.events import Event, Kind
-from app.core.run.state import RunState, fold, tentative
+from app.core.run.state import RunState, apply_facts, fold
 from app.engine.calls.step_request import NOTHING
 from app.engine.commit.colocation import StepStarter
 from app.engine.commit.run_writer import run_ticket
@@ -135,8 +135,8 @@ class Drivers:
         if entry.new is None:
             raise ValueError("only an admission makes a new run")
         until = self._context.now() + self._context.lease
-        entry = changed(entry, new=changed(entry.new, driver=self._home, lease_until=until))
-        driver = self._driver(changed(state, seq=0), salt, task, conductor, epoch=1)
+        entry = copy_with(entry, new=copy_with(entry.new, driver=self._home, lease_until=until))
+        driver = self._driver(copy_with(state, seq=0), salt, task, conductor, epoch=1)
         driver.traced(start_run_span(self._context.tracing, state, taken_over=False))
         await self._begin(driver, entry)
 
@@ -146,9 +146,9 @@ class Drivers:
         driver = await take_over(self._context, self._driver, known.state, known.salt, known.epoch)
         lease = Lease(self._home, self._context.now() + self._context.lease, begun.deadline)
         rows = tuple(Outbox(step, known.state.admitted.tier, self._home, begun.turn) for step in begun.steps)
-        turn = tentative(known.state, begun.entry.events)
+        turn = apply_facts(known.state, begun.entry.events)
         driver.traced(start_run_span(self._context.tracing, turn, taken_over=False))
-        await self._begin(driver, changed(begun.entry, lease=lease, outbox=rows))
+        await self._begin(driver, copy_with(begun.entry, lease=lease, outbox=rows))
 
     def take_soon(self, ticket: Ticket, taken: Callable[[Ticket], Awaitable[None]]) -> None:
         """Take the run of a ticket, then call `taken`, whatever came of it."""
@@ -166,7 +166,7 @@ class Drivers:
     @property
     def plans_in_progress(self) -> int:
         """Return how many runs have a plan in the making."""
-        return sum(driver.state.unmade is not None for driver in self._drivers.values())
+        return sum(driver.state.open_proposal is not None for driver in self._drivers.values())
 
     def receive(self, message: Live) -> None:
         """Take a message to this process about one of its runs, or about one whose caller has come back."""
@@ -270,8 +270,8 @@ class Drivers:
         self._adopted.append(state.run)
         with suppress(QueueUnavailable):
             await self._context.queue.publish(DISPATCHERS, [Adopted(state.run, self._home)])
-            known = changed(run_ticket(driver.state), driver=self._home, version=AGAIN, trace=driver.trace)
-            await self._context.queue.enqueue([changed(known, step=n) for n in steps])
+            known = copy_with(run_ticket(driver.state), driver=self._home, version=AGAIN, trace=driver.trace)
+            await self._context.queue.enqueue([copy_with(known, step=n) for n in steps])
 
     def _driver(
         self,
@@ -328,8 +328,8 @@ class Drivers:
     def give_up_plans(self, conductor: str) -> None:
         """Reject plans that are being made by this worker, which does not generate."""
         for driver in self._drivers.values():
-            proposal = driver.state.unmade
-            if proposal is not None and any(call.worker == conductor for call in driver.state.planning):
+            proposal = driver.state.open_proposal
+            if proposal is not None and any(call.worker == conductor for call in driver.state.open_planning_calls):
                 driver.inbox.push(PlannerMessage(proposal.number, error=WorkerUnavailable(code="conductor_out")))
 
     async def _guard(self, driver: Driver) -> None:

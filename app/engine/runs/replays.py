@@ -15,7 +15,7 @@ from app.core.message.chat import Task, message_from_json, message_to_json, task
 from app.core.plan.workflow import CONDUCTOR, Step, by_name, read_plan
 from app.core.pool.catalog import LIMITS, REQUESTED, Catalog, Limits, Tier
 from app.core.pool.policy import DENIED, Overrides
-from app.core.records import address, changed, record
+from app.core.records import content_ref, copy_with, record
 from app.core.run.recording import (
     Kept,
     RecordedPlan,
@@ -30,7 +30,7 @@ from app.core.run.recording import (
     tools_of,
 )
 from app.core.run.state import RunState, fold
-from app.core.run.visibility import Flow
+from app.core.run.visibility import LabelFlow
 from app.engine.calls.step_request import texts_of
 from app.engine.context import EngineContext
 from app.engine.runs.admission import Order
@@ -150,7 +150,7 @@ def _kept(earlier: Earlier, changes: Changes, catalog: Catalog, labels: frozense
     _refuse(not planned, "from_step", f"The run has no step {n} that was carried out.")
     nested = step is not None and own.get(step.proposal) is not None
     _refuse(nested, "from_step", f"Step {n} is nested in another one; begin from the step around it.")
-    then, now = Flow(state).outputs, Flow(state, catalog, lowered_now=True).outputs
+    then, now = LabelFlow(state).outputs, LabelFlow(state, catalog, lowered_now=True).outputs
     added = labels - state.admitted.labels
     found: dict[int, Kept] = {}
     for position in before(state, n):
@@ -175,7 +175,7 @@ def _given(
         raise InvalidRequest(f"The plan is not valid: {reasons}", param="plan", code="invalid_plan") from None
     if changes.from_step is None or recorded is None:
         return RecordedPlan(steps, instant=True)
-    _refuse(len(earlier.state.proposals) > 1 and earlier.state.rounds > 1, "plan", "The run has several rounds.")
+    _refuse(len(earlier.state.proposals) > 1 and earlier.state.round_count > 1, "plan", "The run has several rounds.")
     for position in recorded.kept:
         same = position < len(steps) and _reads(steps[position]) == _reads(recorded.steps[position])
         _refuse(not same, "plan", f"Step {position} of the plan is not that of the run, whose output is to be kept.")
@@ -190,10 +190,10 @@ def _reads(step: Step) -> tuple[object, ...]:
 
 def _manned(plan: RecordedPlan, worker: str) -> RecordedPlan:
     steps = [
-        step if position in plan.kept or step.worker == CONDUCTOR else changed(step, worker=worker)
+        step if position in plan.kept or step.worker == CONDUCTOR else copy_with(step, worker=worker)
         for position, step in enumerate(plan.steps)
     ]
-    return changed(plan, steps=tuple(steps))
+    return copy_with(plan, steps=tuple(steps))
 
 
 def _tools(earlier: Earlier) -> Sequence[RecordedTools]:
@@ -290,7 +290,7 @@ async def results(context: EngineContext, known: WaitingRun) -> tuple[Order, Res
         if found is None:
             return None
         body = orjson.dumps([message_to_json(message) for message in found.results])
-        shares[step.n] = address(known.salt, body), body
+        shares[step.n] = content_ref(known.salt, body), body
         labels[step.n] = found.labels
     again = await _asked(context, state)
     order = Order(

@@ -32,7 +32,7 @@ from app.core.rating.evidence import Learned
 from app.core.rating.shadows import STARTED, ShadowNotes, notes_from_json, policy_of, sampled, shadow_id
 from app.core.run.approvals import EXPIRED, REFUSED
 from app.core.run.events import RunAdmitted, facts
-from app.core.run.state import FALLBACK, admit
+from app.core.run.state import FALLBACK, state_of_admission
 from app.engine.calls.step_request import task_of
 from app.engine.context import EngineContext, Leadership
 from app.engine.runs import admission
@@ -206,7 +206,7 @@ class Shadows:
         await self._context.pin(catalog)
         entry, salt = admission.entry(self._context, catalog, order, choice, kind, "")
         (admitted,) = entry.events
-        state = admit(entry.run, admitted, entry.at, 1)
+        state = state_of_admission(entry.run, admitted, entry.at, 1)
         try:
             await self._drivers.admit(entry, state, salt, order.task, policy)
         except Conflict:  # the run, or the record of its id, is there: an engine was stopped before it could note it

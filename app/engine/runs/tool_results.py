@@ -15,9 +15,9 @@ import orjson
 from app.core.message.chat import Document, Image, Message, labels_of, message_to_json, task_parts
 from app.core.pool.policy import exclusion
 from app.core.pool.rules import TOOL, Reading
-from app.core.records import address, record
+from app.core.records import content_ref, record
 from app.core.run import caller_view, drafts, notices
-from app.core.run.caller_view import Returned, Standing
+from app.core.run.caller_view import ResultsKind, ReturnedResults
 from app.core.run.events import Event, RunResumed, StepToolResults, facts
 from app.core.run.state import RunState, Turn, fold
 from app.core.run.visibility import reading_of
@@ -50,7 +50,7 @@ class Resumption:
     """The run that results belong to, and what they are to it."""
 
     known: WaitingRun
-    standing: Standing
+    standing: ResultsKind
     shares: Mapping[int, tuple[str, bytes]]
     """The results for each step, as content with its ref, by step."""
     labels: Mapping[int, frozenset[str]] = field(default_factory=dict)
@@ -73,7 +73,7 @@ class NextTurn:
 
 
 async def find(
-    context: EngineContext, order: Order, came: Returned, waiting: WaitingRuns[WaitingRun]
+    context: EngineContext, order: Order, came: ReturnedResults, waiting: WaitingRuns[WaitingRun]
 ) -> Resumption | None:
     """The run that these results go on with, or None where the conversation makes a new one.
 
@@ -83,17 +83,17 @@ async def find(
     Raises `InvalidRequest` for results that belong to no run. A run of another owner counts as unknown.
     """
     known = waiting.take(came.run)
-    if known is None or known.state.awaited.keys() != came.results.keys():
+    if known is None or known.state.unanswered_tool_calls.keys() != came.results.keys():
         known = await _look_up(context, order.tenant, came.run, known)
     state, tier = known.state, known.state.admitted.tier
     if known.owner.tenant != order.tenant or (tier != order.tier.name and known.owner.key != order.key):
-        raise caller_view.unknown_call()
-    standing = caller_view.standing(state, came)
+        raise caller_view.unknown_call_error()
+    standing = caller_view.classify_results(state, came)
     if standing == "history" or not known.salt or tier not in context.catalog().tiers:
         return None
-    portions = caller_view.portions(state, came)
+    portions = caller_view.messages_by_step(state, came)
     bodies = {n: _body(share) for n, share in portions.items()}
-    shares = {n: (address(known.salt, body), body) for n, body in bodies.items()}
+    shares = {n: (content_ref(known.salt, body), body) for n, body in bodies.items()}
     if standing == "repeat":
         _check_same(state, shares)
     else:
@@ -112,7 +112,7 @@ async def _look_up(context: EngineContext, tenant: str, run: str, kept: WaitingR
         store = context.store.of_tenant(tenant)
         row = await store.run(run)
     except NotFound:
-        raise caller_view.unknown_call() from None
+        raise caller_view.unknown_call_error() from None
     if kept is None:
         journal = await store.journal(run, upto=row.seq)
         salt, state = journal.salt, fold(journal.events)
@@ -127,11 +127,15 @@ def _check_same(state: RunState, shares: Mapping[int, tuple[str, bytes]]) -> Non
     """Refuse results that differ from those that were sent before."""
     for n, (ref, _) in shares.items():
         if all(exchange.results != ref for exchange in state.steps[n].exchanges):
-            raise caller_view.already_answered()
+            raise caller_view.already_answered_error()
 
 
 def _check_labels(
-    context: EngineContext, order: Order, state: RunState, came: Returned, portions: Mapping[int, tuple[Message, ...]]
+    context: EngineContext,
+    order: Order,
+    state: RunState,
+    came: ReturnedResults,
+    portions: Mapping[int, tuple[Message, ...]],
 ) -> None:
     """The conversation has no other labels than it had. Results may have some, as long as a worker of the run may read
     them: what others make of them carries these labels too."""
@@ -161,7 +165,11 @@ def _check_labels(
 
 
 def _check_authority(
-    context: EngineContext, order: Order, state: RunState, came: Returned, portions: Mapping[int, tuple[Message, ...]]
+    context: EngineContext,
+    order: Order,
+    state: RunState,
+    came: ReturnedResults,
+    portions: Mapping[int, tuple[Message, ...]],
 ) -> None:
     """Workers were chosen for the run's labels and for what it showed them; neither may grow without their having been
     chosen for it."""
@@ -188,7 +196,7 @@ def begin(context: EngineContext, order: Order, found: Resumption, gateway: str)
     """
     state, now = found.state, context.now()
     parts = task_parts(replace(order.task, messages=(), user=None, metadata={}))
-    request = (address(found.known.salt, parts.whole), parts.whole)
+    request = (content_ref(found.known.salt, parts.whole), parts.whole)
     turn = Turn(
         number=state.turn.number + 1,
         deadline=now + min(order.limits.seconds, state.admitted.limits.seconds),
@@ -201,7 +209,7 @@ def begin(context: EngineContext, order: Order, found: Resumption, gateway: str)
         request_id=order.request_id,
         trace=order.trace,
     )
-    resumed = drafts.resumed(turn, order.once.id if order.once is not None else "")
+    resumed = drafts.run_resumed(turn, order.once.id if order.once is not None else "")
     came = tuple(
         StepToolResults(n, ref, state.steps[n].exchanges[-1].ids, found.labels.get(n, frozenset()), order.origin_run)
         for n, (ref, _) in found.shares.items()

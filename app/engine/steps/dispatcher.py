@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 
-from app.core.records import changed
+from app.core.records import copy_with
 from app.core.run.state import RunState
 from app.engine.calls.attempt import Attempt
 from app.engine.commit.colocation import LocalRuns, PreparedStep
@@ -352,7 +352,7 @@ class Dispatcher:
         if attempt is None:
             return None
         return PreparedStep(
-            row=changed(row, holder=self._name, until=self._context.now() + self._context.lease),
+            row=copy_with(row, holder=self._name, until=self._context.now() + self._context.lease),
             intent=attempt.intended(),
             reserved=attempt.hold,
             start=partial(self._start_prepared, group, work, execution, attempt),

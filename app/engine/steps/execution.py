@@ -27,15 +27,15 @@ from app.core.message.chat import TOKEN_BYTES, message_to_json, mint
 from app.core.plan.pricing import question_tokens
 from app.core.pool.catalog import Amount, Catalog, ProviderSpec, Worker
 from app.core.pool.rules import Reading
-from app.core.records import address, changed
+from app.core.records import content_ref, copy_with
 from app.core.run import approvals, visibility
-from app.core.run.caller_view import spendable
+from app.core.run.caller_view import spendable_by_steps
 from app.core.run.events import CallFinished, Fact, NamedCall, StepAwaitingTool, StepDone, StepFailed
-from app.core.run.identifiers import Trace, continued
+from app.core.run.identifiers import Trace, trace_of_turn
 from app.core.run.kinds import AFTER_THE_END
 from app.core.run.share import share
 from app.core.run.state import Call, RunState, StepState, fold
-from app.core.run.visibility import readers
+from app.core.run.visibility import permitted_readers
 from app.engine.calls.attempt import Attempt, CallTime, PlannedCall, Purpose, lost, tier_seconds
 from app.engine.calls.step_request import NOTHING, Candidates, is_long, look
 from app.engine.commit.colocation import LocalRuns
@@ -263,8 +263,8 @@ class Execution:
         unapproved: tuple[tuple[str, str], ...] = ()
         if state.admitted.approval is not None:
             approval = state.approvals.get(view.step.proposal)
-            workers, unapproved = approvals.permitted(workers, state.admitted.approval, approval, catalog)
-        self._reading, workers, excluded = readers(state, view.step.n, workers)
+            workers, unapproved = approvals.permitted_workers(workers, state.admitted.approval, approval, catalog)
+        self._reading, workers, excluded = permitted_readers(state, view.step.n, workers)
         calls_of_turn = [call for call in calls if call.turn == state.turn.number]
         candidates = self._candidates(workers, calls_of_turn, state.admitted.limits.attempts)
         return StepBasis(state, view, candidates, (*unapproved, *excluded))
@@ -326,7 +326,7 @@ class Execution:
             refusal = error
         self._number -= 1  # this attempt was not recorded
         if refusals < MOST_REFUSALS:  # calls that were not known here hold what this one was to have
-            latest = changed(basis, state=await self._read_state(None), refusal=refusal)
+            latest = copy_with(basis, state=await self._read_state(None), refusal=refusal)
             return await self._next_attempt(latest, lost_outcomes, refusals + 1)
         failed = StepFailed(n, RunOverBudget.code, budget=refusal.budget, budget_until=refusal.until)
         await self._fail(failed, lost_outcomes)
@@ -369,7 +369,7 @@ class Execution:
         budget over several runs that has refused; None if that is too little. `seconds_left` are the run's."""
         attempt, state = self._attempt(basis, choice, seconds_left), self._latest_state(basis.state)
         means = self._unspent(state)
-        if len(state.live) > 1:
+        if len(state.active_steps) > 1:
             floor = attempt.least(state.admitted.limits.floor)
             means = share(state, basis.step.n, means, floor, attempt.catalog.workers, question_tokens(basis.view.task))
         if isinstance(basis.refusal, BudgetExhausted):
@@ -385,7 +385,7 @@ class Execution:
 
     def _unspent(self, state: RunState) -> Amount:
         """The amount that the run may still hold once the outcome that travels with the next intent is written."""
-        left = spendable(state)
+        left = spendable_by_steps(state)
         for attempt in self._unrecorded:
             call = state.calls.get(attempt.call)
             if call is not None and call.outcome is None:
@@ -441,7 +441,7 @@ class Execution:
         planned = PlannedCall(
             call=self._context.name("call"),
             step=view.step.n,
-            request=changed(request, live=True) if watched else request,
+            request=copy_with(request, live=True) if watched else request,
             access=view.step.access,
             number=self._number + 1,
             salt=self._salt,
@@ -456,7 +456,7 @@ class Execution:
                 shadow=state.admitted.origin_kind == "shadow",
                 watched=watched,
                 budgets=state.admitted.budgets,
-                disclosed=visibility.disclosed_to_step(state, view.step, self._reading.labels),
+                disclosed=visibility.disclosure_to_step(state, view.step, self._reading.labels),
             ),
         )
         return Attempt(self._context, catalog, planned, time)
@@ -474,7 +474,7 @@ class Execution:
         run = self._local_run(state.run)
         if run is not None:
             return run.trace
-        return self._ticket.trace or continued(state.admitted.trace, state.turn.trace)
+        return self._ticket.trace or trace_of_turn(state.admitted.trace, state.turn.trace)
 
     async def _commit_intent(self, attempt: Attempt, lost_outcomes: tuple[Fact, ...]) -> None:
         """Claim (the first time), settle the attempt before, and reserve for this one: all in one entry."""
@@ -574,7 +574,7 @@ class Execution:
         move = Move(n, "release", claim=claim, until=self._context.now())
         await self._write_last_entry(self._entry(outcomes, move=move))
         with suppress(QueueUnavailable):
-            await self._context.queue.enqueue([changed(self._ticket, version=AGAIN)])
+            await self._context.queue.enqueue([copy_with(self._ticket, version=AGAIN)])
 
     def _id(self, place: int) -> str:
         """The id under which the caller knows a tool call of the present attempt."""
@@ -590,7 +590,7 @@ class Execution:
             return self._entry((attempt.finished(), self._step_done(step.n, attempt)), move=move)
         awaiting, contents = self._step_awaiting_tool(step, attempt)
         entry = self._entry((attempt.finished(), awaiting), move=move)
-        return changed(entry, contents=(*entry.contents, *contents))
+        return copy_with(entry, contents=(*entry.contents, *contents))
 
     def _step_done(self, n: int, attempt: Attempt) -> StepDone:
         return StepDone(
@@ -610,7 +610,7 @@ class Execution:
         calls = attempt.reply.calls
         ids = [self._id(place) for place in range(len(calls))]
         said = orjson.dumps(message_to_json(attempt.reply.message(ids)), default=dict)
-        ref = address(self._salt, said)
+        ref = content_ref(self._salt, said)
         named = tuple(NamedCall(id_, call.name) for id_, call in zip(ids, calls, strict=True))
         return StepAwaitingTool(step.n, attempt.call, ref, len(attempt.reply.text), named), ((ref, said),)
 
@@ -658,7 +658,7 @@ class Execution:
         move = Move(self._ticket.step, "finish", claim=self._work.claim)
         named = orjson.dumps([fact.to_json() for fact in outcomes])
         texts = tuple(content for content in entry.contents if content[0].encode() in named)
-        await self._context.store.append(changed(entry, events=outcomes, contents=texts, hold=Ledger(), move=move))
+        await self._context.store.append(copy_with(entry, events=outcomes, contents=texts, hold=Ledger(), move=move))
 
     def _followers(self, state: RunState) -> Sequence[str]:
         """The gateways that follow the run, as far as this process knows."""

@@ -15,7 +15,7 @@ from app.core.pool import policy_table
 from app.core.pool.catalog import Catalog, Worker
 from app.core.pool.policy_change import MOST_LABELS, Widening, labels_of, recipients, widenings
 from app.core.pool.rules import Rule
-from app.core.run.policy_trial import Refused, refused
+from app.core.run.policy_trial import RefusedRun, refused_calls
 from app.errors import ConfigInvalid, InvalidRequest, NotFound, Overloaded
 from app.gateway.admin import replies
 from app.gateway.admin.context import AdminContext
@@ -167,14 +167,14 @@ def _add_trial_route(router: APIRouter, context: AdminContext, keys: Keys, turn:
         return as_json({"object": "policy.trial", "runs": runs, "all": runs < MOST_RUNS, "refused": listed})
 
 
-async def _tried(store: TenantStore, catalog: Catalog, query: RunQuery) -> tuple[int, list[Refused]]:
+async def _tried(store: TenantStore, catalog: Catalog, query: RunQuery) -> tuple[int, list[RefusedRun]]:
     """Return the number of runs that were looked at, the newest first, and those that would have been refused."""
-    looked_at, found = 0, list[Refused]()
+    looked_at, found = 0, list[RefusedRun]()
     while looked_at < MOST_RUNS:
         rows = await store.runs(query)
         for row in rows:
             try:
-                refusal = refused((await store.journal(row.id)).events, catalog)
+                refusal = refused_calls((await store.journal(row.id)).events, catalog)
             except NotFound:  # pruned meanwhile
                 continue
             if refusal is not None:

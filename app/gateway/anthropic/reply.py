@@ -184,7 +184,7 @@ class Events:
             block = self._start("text", {"type": "text", "text": ""})
             block += self._delta({"type": "text_delta", "text": words_of(end)}) + self._stop()
             return block + last + _event("message_stop")
-        behind = caller_view.end_of(end.state).number
+        behind = caller_view.end_position(end.state).number
         border = self._stop() if behind + caller_view.FINISH > self._after else b""
         finish = self._numbered(behind + caller_view.FINISH, last)
         return border + finish + self._numbered(behind + caller_view.DONE, _event("message_stop"))

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from app.core.run.caller_view import usage_of
-from app.core.run.identifiers import formatted
+from app.core.run.identifiers import format_reply_id
 from app.core.run.state import RunState
 from app.engine.delivery.messages import AnswerPart, TurnEnd
 from app.engine.runs.admission import Order
@@ -108,7 +108,7 @@ def text_completion(end: TurnEnd) -> bytes:
 
 def _head(state: RunState) -> dict[str, Any]:
     return {
-        "id": formatted("completions", state.run, state.turn.number),
+        "id": format_reply_id("completions", state.run, state.turn.number),
         "object": "text_completion",
         "created": int(state.turn.at),
         "model": state.admitted.tier,

@@ -16,8 +16,8 @@ from starlette.responses import Response
 
 from app.core.message.chat import Decoded, ToolDelta, gather, summed
 from app.core.run import caller_view
-from app.core.run.caller_view import dollars, figures, usage_of
-from app.core.run.identifiers import formatted
+from app.core.run.caller_view import dollars, usage_figures, usage_of
+from app.core.run.identifiers import format_reply_id
 from app.core.run.progress import parent_of
 from app.core.run.state import RunState, StepState
 from app.engine.delivery.messages import AnswerPart, StepEvent, TurnEnd
@@ -96,14 +96,14 @@ def extension(end: TurnEnd) -> dict[str, Any]:
         "topology": state.topology if proposal is not None else None,
         "conductor": proposal.conductor if proposal is not None else state.admitted.conductor,
         "degraded": state.degraded,
-        "rounds": state.rounds,
+        "rounds": state.round_count,
         "proposals": proposals(state),
         "steps": [step_figures(state, step) for step in state.steps.values()],
-        "usage": figures(end.bill.total),
+        "usage": usage_figures(end.bill.total),
         "cost_usd": dollars(end.bill.usd),
         "turn": {
             "number": state.turn.number,
-            "usage": figures(end.bill.turn),
+            "usage": usage_figures(end.bill.turn),
             "cost_usd": dollars(end.bill.turn_usd),
         },
         "audit": f"/v1/runs/{state.run}",
@@ -157,7 +157,7 @@ def step_figures(state: RunState, step: StepState) -> dict[str, Any]:
         "worker": step.worker,
         "access": step.access.as_list(),
         "state": step.state,
-        "usage": figures(summed(call.usage for call in calls)),
+        "usage": usage_figures(summed(call.usage for call in calls)),
         "cost_usd": dollars(sum(call.usd for call in calls)),
         "seconds": sum(call.seconds for call in calls),
     }
@@ -169,7 +169,7 @@ def step_figures(state: RunState, step: StepState) -> dict[str, Any]:
 
 def completion_id(state: RunState) -> str:
     """Return the id of the turn's chat completion, which any turn has: `GET /v1/runs/{id}/stream` streams it as one."""
-    return formatted("chat", state.run, state.turn.number)
+    return format_reply_id("chat", state.run, state.turn.number)
 
 
 def custom_tool_names(state: RunState) -> frozenset[str]:
@@ -315,7 +315,7 @@ class Chunks:
         finish = self._chunk({}, end.finish or "stop", _baton(extension(end)))
         usage = self._head + b',"choices":[],"usage":' + orjson.dumps(usage_of(end.bill)) + b"}\n\n"
         last = [(caller_view.FINISH, finish), (caller_view.USAGE, usage), (caller_view.DONE, b"data: [DONE]\n\n")]
-        end_of_text = caller_view.end_of(end.state).number
+        end_of_text = caller_view.end_position(end.state).number
         for place, frame in last:
             number = end_of_text + place
             if place == caller_view.USAGE and not self._usage:

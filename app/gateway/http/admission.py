@@ -40,9 +40,9 @@ from starlette.responses import Response
 from app.core.plan.arms import steps_needed
 from app.core.pool.policy import input_bound, tool_bytes
 from app.core.pool.rates import Figures, RateLimits, RateReply, RateRequest, Reason, Refusal
-from app.core.records import changed, record
+from app.core.records import copy_with, record
 from app.core.run import caller_view
-from app.core.run.caller_view import Position, returned
+from app.core.run.caller_view import Position, returned_results
 from app.engine.delivery.messages import FollowedRun
 from app.engine.runs.admission import Order
 from app.errors import (
@@ -110,7 +110,7 @@ class RateLimiter:
             return None
         if order is None:
             return RateRequest(limits)
-        results = returned(order.task.messages)
+        results = returned_results(order.task.messages)
         run = self._context.name("run")
         resumes = results.run if results is not None else ""
         return RateRequest(limits, run=run, resumes=resumes, tokens=reserved(order))
@@ -369,7 +369,7 @@ class Idempotency:
             earlier = await self._store(caller).find_idempotency_record(once.id, self._context.now())
         if earlier is None:
             if after:
-                raise caller_view.unknown_event()
+                raise caller_view.unknown_event_error()
             try:
                 return await self._begin(request, caller, order(), once)
             except Conflict as conflict:
@@ -450,10 +450,10 @@ class Idempotency:
     async def _begin(self, request: Request, caller: Caller, order: Order, once: IdempotencyRecord | None) -> OpenTurn:
         headers = request.scope["baton.headers"]
         trace = request.scope[SPAN_KEY].trace
-        order = changed(order, request_id=headers[0][1].decode(), key_name=caller.key.name, trace=trace)
+        order = copy_with(order, request_id=headers[0][1].decode(), key_name=caller.key.name, trace=trace)
         if once is not None:
             until = self._context.now() + order.limits.seconds + self._context.remembered
-            order = changed(order, once=replace(once, until=until))
+            order = copy_with(order, once=replace(once, until=until))
         permit = await self._admission.enter(caller.key, headers, order)
         try:
             followed = await self._start(order, permit)
@@ -475,7 +475,7 @@ class Idempotency:
         """Begin the run of an order, under the id under which it was counted. If it is not begun, its count is
         forgotten."""
         if permit.counted is not None:
-            order = changed(order, run=permit.counted.run)
+            order = copy_with(order, run=permit.counted.run)
         try:
             followed = await self._context.runs.start(order)
         except RunUndecided:  # whether it was begun is not known, so it stays counted
@@ -516,7 +516,7 @@ def last_event(request: Request) -> int | None:
     if not number:
         return None
     if not EVENT_NUMBER.fullmatch(number):
-        raise caller_view.unknown_event()
+        raise caller_view.unknown_event_error()
     return int(number)
 
 

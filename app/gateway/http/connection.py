@@ -22,7 +22,7 @@ from opentelemetry.trace import SpanKind
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from app.core.pool.catalog import MILLION
-from app.core.run.identifiers import NO_TRACE, continued
+from app.core.run.identifiers import NO_TRACE, trace_of_turn
 from app.core.run.state import RunState
 from app.engine.delivery.messages import FollowedRun, TurnEnd
 from app.errors import BatonError, OverQuota
@@ -351,7 +351,7 @@ def link_run(scope: MutableMapping[str, Any], state: RunState) -> None:
     span: Span = scope[SPAN_KEY]
     if span.is_recording:
         span.set({"baton.run": state.run})
-        span.link(continued(state.admitted.trace, state.turn.trace))
+        span.link(trace_of_turn(state.admitted.trace, state.turn.trace))
 
 
 def _named_method(scope: MutableMapping[str, Any]) -> str:

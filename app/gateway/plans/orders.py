@@ -17,8 +17,8 @@ from app.core.plan.digest import plan_digest
 from app.core.plan.workflow import Step
 from app.core.pool.catalog import LIMITS, REQUESTED, Catalog, Limits, Tier
 from app.core.pool.policy import Overrides
-from app.core.records import changed
-from app.core.run.caller_view import returned
+from app.core.records import copy_with
+from app.core.run.caller_view import returned_results
 from app.engine.runs.admission import Order
 from app.errors import BatonError, Conflict, Forbidden, InvalidRequest
 from app.gateway.http.ingress import Caller
@@ -34,14 +34,14 @@ OUTDATED = "plan_outdated"
 def to_preview(order: Order) -> Order:
     """The order of a request, for its plan alone. Raises `InvalidRequest` for the results of tool calls, which continue
     a run that has its plan."""
-    if returned(order.task.messages) is not None:
+    if returned_results(order.task.messages) is not None:
         raise InvalidRequest(
             "The conversation ends with results of tool calls, which continue a run that has its plan already.",
             param="messages",
         )
     reply = {name: value for name, value in order.wire.items() if name not in ("steps", "background")}
     wire = {"format": FORMAT, "revision": 1, "reply": reply} | _pool(order.overrides)
-    return changed(
+    return copy_with(
         order,
         preview=True,
         streams=False,
@@ -63,7 +63,7 @@ def _pool(overrides: Overrides) -> dict[str, Any]:
 def to_revision(base: Order, plan: Plan, value: Mapping[str, Any], number: int) -> Order:
     """The order of an edited plan's preview."""
     wire = dict(plan.first.state.admitted.wire) | {"revision": number}
-    return changed(
+    return copy_with(
         base, preview=True, plan=value, wire=wire, on_disconnect="finish", origin_kind="plan", origin_run=plan.run
     )
 
@@ -83,7 +83,7 @@ def to_execution(base: Order, revision: Revision, steps: tuple[Step, ...], reque
     streams_steps = request.stream and request.stream_steps
     noted = {"steps": True} if streams_steps else {}
     reply = {name: value for name, value in base.wire.items() if name != "usage"} | usage | noted
-    return changed(
+    return copy_with(
         base,
         plan=as_value(steps),
         streams=request.stream,
@@ -155,7 +155,7 @@ def _limits(tier: Tier, key: KeyRow, plan: Plan) -> Limits:
     if lowered:
         raise outdated(f"its tier now has lower limits: {', '.join(sorted(lowered))}")
     if key.max_usd is not None and key.max_usd < shown.usd:
-        return changed(shown, usd=key.max_usd)
+        return copy_with(shown, usd=key.max_usd)
     return shown
 
 

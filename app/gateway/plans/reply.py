@@ -12,7 +12,7 @@ from app.core.pool.rules import Reading
 from app.core.rating.forecast import History
 from app.core.run.caller_view import bill, dollars
 from app.core.run.recipients import Recipient
-from app.core.run.visibility import Flow
+from app.core.run.visibility import LabelFlow
 from app.gateway.plans.revisions import Plan, Revision, as_lists, as_value, digest_of, limits_of, plan_id
 from app.gateway.runs import disclosures as ledger
 from app.gateway.runs import forecasts
@@ -105,7 +105,7 @@ def planned_disclosures(catalog: Catalog, revision: Revision, steps: Sequence[St
     """Return the disclosures that a plan would cause, one for each step, in the words of the ledger of disclosures."""
     state = revision.state
     base = state.proposal.base if state.proposal is not None else 0
-    readings = Flow(state, catalog).readings
+    readings = LabelFlow(state, catalog).readings
     pool = [catalog.workers[name] for name in state.admitted.pool if name in catalog.workers]
     found = []
     for n, step in enumerate(steps):

@@ -12,8 +12,8 @@ from typing import Any, Final
 from app.core.plan.digest import plan_digest
 from app.core.plan.workflow import Access, Step, to_lists
 from app.core.pool.catalog import Limits
-from app.core.records import changed, record
-from app.core.run.identifiers import formatted, run_of_reply
+from app.core.records import copy_with, record
+from app.core.run.identifiers import format_reply_id, run_of_reply
 from app.core.run.kinds import ENDED
 from app.core.run.state import RunState, StepState, fold
 from app.engine.calls.step_request import texts_of
@@ -39,7 +39,7 @@ class Revision:
     @property
     def stands(self) -> bool:
         """Return True if its plan was accepted."""
-        return self.state.state == "succeeded" and self.state.accepted
+        return self.state.state == "succeeded" and self.state.has_workflow
 
     @property
     def is_open(self) -> bool:
@@ -88,7 +88,7 @@ class Plan:
 
 def plan_id(run: str) -> str:
     """The id of the plan whose first revision is this run."""
-    return formatted(FORMAT, run, 0)
+    return format_reply_id(FORMAT, run, 0)
 
 
 async def find(store: TenantStore, name: str) -> tuple[Plan, RunRow]:
@@ -123,9 +123,9 @@ def of_state(state: RunState, author: str, row: RunRow | None = None) -> Revisio
 async def steps_of(store: TenantStore, revision: Revision) -> tuple[Step, ...]:
     """The steps of a revision, counted from 0. `NotFound` if their texts were erased."""
     state = revision.state
-    texts = await texts_of(store, state.run, {step.subtask for step in state.current})
+    texts = await texts_of(store, state.run, {step.subtask for step in state.current_steps})
     base = state.proposal.base if state.proposal is not None else 0
-    return tuple([_step(step, texts, base) for step in state.current])
+    return tuple([_step(step, texts, base) for step in state.current_steps])
 
 
 def _step(step: StepState, texts: Mapping[str, str], base: int) -> Step:
@@ -135,7 +135,7 @@ def _step(step: StepState, texts: Mapping[str, str], base: int) -> Step:
 
 def limits_of(limits: Limits) -> Limits:
     """The limits with which a plan is executed: it is the caller's own, which has one round and no workflow inside."""
-    return changed(limits, rounds=1, depth=0)
+    return copy_with(limits, rounds=1, depth=0)
 
 
 def digest_of(revision: Revision, steps: tuple[Step, ...]) -> str:

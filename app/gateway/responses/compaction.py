@@ -12,7 +12,7 @@ import orjson
 from pydantic import Field
 
 from app.core.message.chat import Message, Task, Text
-from app.core.run.identifiers import formatted
+from app.core.run.identifiers import format_reply_id
 from app.engine.delivery.messages import TurnEnd
 from app.errors import InvalidRequest
 from app.gateway.chat.route import extension
@@ -84,7 +84,7 @@ def compacted(subject: Subject, end: TurnEnd) -> bytes:
     output.append({"id": f"cmp_{run}", "type": "compaction", "encrypted_content": encoded(end.answer)} | marks)
     return orjson.dumps(
         {
-            "id": formatted(FORMAT, run, 0),
+            "id": format_reply_id(FORMAT, run, 0),
             "object": "response.compaction",
             "created_at": int(subject.state.turn.at),
             "output": output,

@@ -8,7 +8,7 @@ import orjson
 from app.core.message.chat import Message, Part, Text, ToolCall, message_from_json, task_from_json
 from app.core.records import record
 from app.core.run.state import Exchange, RunState, StepState
-from app.core.run.visibility import carried
+from app.core.run.visibility import labels_in_run
 from app.engine.calls.step_request import texts_of
 from app.engine.delivery.messages import TurnEnd
 from app.gateway.responses.reply import Subject
@@ -27,7 +27,7 @@ class StoredResponse:
     @property
     def labels(self) -> frozenset[str]:
         """Return the labels of its conversation, of the results of tools in it, and thus of its output."""
-        return carried(self.subject.state)
+        return labels_in_run(self.subject.state)
 
 
 async def subject(store: ContentReads, state: RunState) -> Subject:

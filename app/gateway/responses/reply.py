@@ -310,7 +310,7 @@ class Events:
         frames += self._event(f"response.{body['status']}", self._at + 1, response=body)
         is_unknown = self._after > self._base + self._at
         if is_unknown:
-            return self._broken(caller_view.unknown_event())
+            return self._broken(caller_view.unknown_event_error())
         return frames
 
     def failure(self, error: BatonError, end: TurnEnd) -> bytes:

@@ -432,5 +432,5 @@ def _check(state: RunState, after: int | None) -> None:
     position = caller_view.read_position(after)
     chars = max(position.chars - reply.TEXT, 0)
     if state.replied:
-        chars = min(chars, caller_view.end_of(state).chars)
+        chars = min(chars, caller_view.end_position(state).chars)
     caller_view.check_position(state, Position(position.attempt, chars))

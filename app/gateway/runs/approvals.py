@@ -19,7 +19,7 @@ from app.core.run.caller_view import dollars
 from app.core.run.events import Event, RunApproved, RunAwaitingApproval, RunRefused, dated
 from app.core.run.identifiers import run_of_reply
 from app.core.run.state import Proposal, RunState, StepState, fold
-from app.core.run.withheld import decided_by, withheld
+from app.core.run.withheld import decided_by, withheld_from_step
 from app.engine.runs.approvals import Decision
 from app.errors import NotFound
 from app.gateway.http.admission import Idempotency
@@ -286,7 +286,7 @@ def _plan(state: RunState, proposal: Proposal, by: str, texts: Mapping[str, byte
     among = state.steps_of(proposal)
     steps = []
     for step in among:
-        kept = withheld(state, step, proposal, by, among)
+        kept = withheld_from_step(state, step, proposal, by, among)
         hidden = {"user": kept.user, "steps": list(kept.steps), "by": kept.by or None}
         steps.append(_step(step, texts) | {"withheld": hidden})
     return {"round": proposal.round, "topology": proposal.topology, "steps": steps}

@@ -12,7 +12,7 @@ from app.core.message.chat import summed
 from app.core.pool.catalog import MILLION
 from app.core.rating.feedback import Feedback
 from app.core.records import record
-from app.core.run.caller_view import bill, dollars, figures, usage_of
+from app.core.run.caller_view import bill, dollars, usage_figures, usage_of
 from app.core.run.events import (
     CallFinished,
     CallIntended,
@@ -25,9 +25,9 @@ from app.core.run.events import (
     dated,
     facts,
 )
-from app.core.run.identifiers import continued
+from app.core.run.identifiers import trace_of_turn
 from app.core.run.state import Call, Proposal, RunState, fold
-from app.core.run.visibility import Flow
+from app.core.run.visibility import LabelFlow
 from app.engine.calls.step_request import see
 from app.errors import NotFound
 from app.gateway.runs import exchanges
@@ -82,7 +82,7 @@ def whole(
         erasure = {"at": row.erased_at, "by": row.erased_by}
     return summary(row) | {
         "request_id": admitted.request_id or None,
-        "trace_id": continued(admitted.trace, state.turn.trace).id or None,
+        "trace_id": trace_of_turn(admitted.trace, state.turn.trace).id or None,
         "erased": not journal.salt,
         "erasure": erasure,
         "preview": admitted.preview,
@@ -98,12 +98,12 @@ def whole(
         "ignored": list(admitted.ignored),
         "conductor": admitted.conductor,
         "cancel_asked": state.cancel_asked,
-        "rounds": state.rounds,
+        "rounds": state.round_count,
         "proposals": [_proposal(run_facts, proposal) for proposal in state.all_proposals],
         "steps": [_step(run_facts, n) for n in state.steps],
         "turns": exchanges.turns(state, journal.events),
         "usage": usage_of(costs),
-        "total_usage": figures(costs.total),
+        "total_usage": usage_figures(costs.total),
         "cost_usd": dollars(costs.usd),
         "end": state.end.to_json() if state.end is not None else {},
         "feedback": ratings(given),
@@ -132,7 +132,7 @@ class _RunFacts:
 
 
 def _facts_of(state: RunState, events: Sequence[Event]) -> _RunFacts:
-    readings = Flow(state).readings
+    readings = LabelFlow(state).readings
     intents: dict[int | None, list[tuple[float, CallIntended]]] = {}
     for at, intent in dated(events, CallIntended):
         intents.setdefault(intent.n, []).append((at, intent))
@@ -217,7 +217,7 @@ def _step(run_facts: _RunFacts, n: int) -> dict[str, Any]:
         "finish": step.finish or None,
         "started_at": intents[0][0] if intents else None,
         "ended_at": ended_at,
-        "usage": figures(summed(call.usage for call in calls)),
+        "usage": usage_figures(summed(call.usage for call in calls)),
         "cost_usd": dollars(sum(call.usd for call in calls)),
         "seconds": sum(call.seconds for call in calls),
         "attempts": [_attempt(at, intent, run_facts.finished) for at, intent in intents],
@@ -273,7 +273,7 @@ def _outcome(finished: CallFinished) -> dict[str, Any]:
         "provider_code": finished.provider_code or None,
         "provider_request_id": finished.request_id or None,
         "excerpt": finished.excerpt or None,
-        "usage": figures(finished.usage),
+        "usage": usage_figures(finished.usage),
         "cost_usd": dollars(finished.usd),
         "seconds": finished.seconds,
         "first_delta_seconds": finished.first,

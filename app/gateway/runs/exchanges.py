@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 
 from app.core.message.chat import Document, Message, Part, Text, Usage, message_from_json
-from app.core.run.caller_view import bill, dollars, figures
+from app.core.run.caller_view import bill, dollars, usage_figures
 from app.core.run.events import (
     Event,
     RunAdmitted,
@@ -59,7 +59,7 @@ def _begun(run: str, number: int, at: float, fact: RunAdmitted | RunResumed) -> 
 
 
 def _used(at: float | None, usage: Usage, usd: int) -> dict[str, Any]:
-    return {"ended_at": at, "usage": figures(usage), "cost_usd": dollars(usd)}
+    return {"ended_at": at, "usage": usage_figures(usage), "cost_usd": dollars(usd)}
 
 
 def exchanges(step: StepState, events: Sequence[Event]) -> list[dict[str, Any]]:

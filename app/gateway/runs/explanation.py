@@ -26,7 +26,7 @@ from app.core.run.events import (
     facts,
 )
 from app.core.run.state import Proposal, RunState, StepState, fold
-from app.core.run.withheld import decided_by, withheld
+from app.core.run.withheld import decided_by, withheld_from_step
 from app.gateway.runs import audit, explanation_words
 from app.store.protocol import Journal, Reports, RunRow, TenantStore
 
@@ -108,7 +108,7 @@ def explained(
         whole=whole,
         pool=pool or {},
         texts=texts,
-        steps=state.planned,
+        steps=state.planned_steps,
         plan_steps={fact.n: fact for fact in facts(journal.events, PlanStep)},
         openings={fact.proposal: fact for fact in facts(journal.events, PlanOpened)},
     )
@@ -204,7 +204,7 @@ def _shape(run: _ExplainedRun) -> Data:
     proposals = run.state.all_proposals
     shown: Data = {
         "topology": run.state.topology or None,
-        "rounds": run.state.rounds,
+        "rounds": run.state.round_count,
         "step_count": len(run.steps),
         "decided_by": None,
         "conductor": None,
@@ -390,7 +390,7 @@ def _saw(run: _ExplainedRun, step: StepState) -> Data:
 def _withheld(run: _ExplainedRun, step: StepState, by: str) -> Data:
     proposal = run.proposal(step.proposal)
     siblings = [planned for planned in run.steps if planned.proposal == step.proposal]
-    hidden = withheld(run.state, step, proposal, by, siblings)
+    hidden = withheld_from_step(run.state, step, proposal, by, siblings)
     return {"user": hidden.user, "steps": list(hidden.steps), "by": hidden.by or None}
 
 

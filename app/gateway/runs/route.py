@@ -193,7 +193,7 @@ def _add_follow_route(router: APIRouter, context: GatewayContext, keys: Keys, st
         after = after if after is not None else options.starting_after
 
         def shown(state: RunState, events: Sequence[Event]) -> list[dict[str, Any]]:
-            hidden = () if found.may_read else state.awaited.keys()
+            hidden = () if found.may_read else state.unanswered_tool_calls.keys()
             return [_event(event, hidden) for event in events]
 
         journal = await found.store.journal(found.row.id)
@@ -525,7 +525,7 @@ async def _whole(found: VisibleRun, journal: Journal, state: RunState) -> dict[s
     whole = audit.whole(found.row, journal, await found.store.feedback(found.row.id), state)
     if found.may_read:
         return whole
-    return exchanges.without_ids(whole, state.awaited)
+    return exchanges.without_ids(whole, state.unanswered_tool_calls)
 
 
 async def _chosen(
@@ -559,7 +559,7 @@ async def _hidden_ids(found: VisibleRun, events: Sequence[Event]) -> Collection[
     """The ids of tool calls that these events name, and that this key is not shown because they wait for results."""
     if found.may_read or all(event.kind is not Kind.STEP_AWAITING for event in events):
         return ()
-    return fold((await found.store.journal(found.row.id)).events).awaited.keys()
+    return fold((await found.store.journal(found.row.id)).events).unanswered_tool_calls.keys()
 
 
 def _event(event: Event, hidden: Collection[str]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from fastapi import APIRouter, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
-from app.core.records import changed
+from app.core.records import copy_with
 from app.errors import InvalidRequest, NotFound, StoreUnavailable
 from app.gateway.http.context import GatewayContext
 from app.gateway.http.ingress import Caller, Keys
@@ -100,7 +100,7 @@ async def _page(
 
 def _turned(run_query: RunQuery) -> RunQuery:
     """Return the query for the rows in front of a place instead of those behind it, the nearest first."""
-    return changed(run_query, ascending=not run_query.ascending)
+    return copy_with(run_query, ascending=not run_query.ascending)
 
 
 async def _shown(
@@ -129,10 +129,10 @@ async def _count(
 ) -> dict[str, Any]:
     """The number of runs that the filters select, and of those among them that are in front of the page."""
     lists = context.store.of_tenant(tenant).lists
-    total = await lists.count(changed(run_query, before=None), COUNTED + 1)
+    total = await lists.count(copy_with(run_query, before=None), COUNTED + 1)
     in_front = 0
     if first is not None and run_query.before is not None:
-        in_front = await lists.count(_turned(changed(run_query, before=first[:2])), COUNTED + 1)
+        in_front = await lists.count(_turned(copy_with(run_query, before=first[:2])), COUNTED + 1)
     counts = {"total": total, "in_front": in_front}
     return {name: number if number <= COUNTED else None for name, number in counts.items()} | {"most": COUNTED}
 

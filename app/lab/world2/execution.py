@@ -15,7 +15,7 @@ from random import Random
 
 from app.core.message.chat import Message, Text
 from app.core.message.chat import Task as Request
-from app.core.run.visibility import EarlierStep, compose, granted
+from app.core.run.visibility import EarlierStep, compose, visible_steps
 from app.lab.workers import STEP, SUBTASK
 from app.lab.world2.constants import DOCUMENT_TOKENS, DOMAINS, TRAITS, constants
 from app.lab.world2.rules import LANGUAGE, PARTIAL, combine_logit, output_tokens, size_of, tokens_passed_on
@@ -106,7 +106,7 @@ def execute_plan(plan: Plan, task: Task, pool: Pool, random: Random, library: Li
     usd, disclosed, text = 0.0, False, ""
     for n, step in enumerate(workflow(plan, tuple(by_name)).steps):
         worker = by_name[step.worker]
-        messages = compose(request if step.access.user else None, step.subtask, granted(step.access, done))
+        messages = compose(request if step.access.user else None, step.subtask, visible_steps(step.access, done))
         said = reply(worker, messages, library, random)
         text = said.text
         done[n] = EarlierStep(n, step.subtask, text)

@@ -10,7 +10,7 @@ import orjson
 from sqlalchemy import ColumnElement, Connection, bindparam, func, insert, or_, select, tuple_, update
 
 from app.core.run.events import CallFinished, CallIntended, Event, Kind
-from app.core.run.recipients import EMBEDS, SHADOW, RecipientKind, seen_steps
+from app.core.run.recipients import EMBEDDING_TEMPLATE, SHADOW_ORIGIN, RecipientKind, seen_steps
 from app.store.protocol import ERASED_TAGS, USER_TAG
 from app.store.protocol.disclosures import Completed, Disclosure, DisclosureQuery, Place, Rebuilt, Saw
 from app.store.rows.transparency_log import queue_runs
@@ -25,11 +25,11 @@ Ended = tuple[str, int, int]
 
 def recipient_kind(fact: CallIntended) -> RecipientKind:
     """Return the kind of recipient that a call has."""
-    if fact.origin == SHADOW:
+    if fact.origin == SHADOW_ORIGIN:
         return "shadow"
     if fact.n is not None:
         return "worker"
-    if fact.template == EMBEDS:
+    if fact.template == EMBEDDING_TEMPLATE:
         return "embedder"
     return "conductor"
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from sqlalchemy import ColumnElement, Connection, and_, exists, func, insert, literal, or_, select, update
 
-from app.core.records import changed
+from app.core.records import copy_with
 from app.errors import LegalHold, NotFound
 from app.store.protocol import USER_TAG, Actor
 from app.store.protocol.holds import Hold, HoldQuery
@@ -41,7 +41,7 @@ def place(conn: Connection, hold: Hold, by: Actor) -> Hold:
     known = conn.execute(select(HOLDS).where(HOLD.id == hold.id)).one_or_none()
     if known is not None:
         return Hold(**known._mapping)
-    placed = changed(hold, tenant=_tenant(conn, hold), placed_by=by.id)
+    placed = copy_with(hold, tenant=_tenant(conn, hold), placed_by=by.id)
     conn.execute(insert(HOLDS).values(_fields(placed) | {"id": placed.id}))
     note(conn, by, "hold.placed", placed.id, tenant=placed.tenant, before=None, after=_fields(placed))
     return placed
@@ -72,7 +72,7 @@ def release(conn: Connection, id_: str, at: float, by: Actor) -> Hold:
     hold = Hold(**row._mapping)
     if hold.released_at is not None:
         return hold
-    released = changed(hold, released_at=at, released_by=by.id)
+    released = copy_with(hold, released_at=at, released_by=by.id)
     conn.execute(update(HOLDS).where(HOLD.id == id_).values(released_at=at, released_by=by.id))
     note(conn, by, "hold.released", id_, tenant=hold.tenant, before=_fields(hold), after=_fields(released))
     return released

@@ -8,7 +8,7 @@ from sqlalchemy import Connection, bindparam, select
 
 from app.core.rating.economics import READ, JournaledRun
 from app.core.rating.feedback import Feedback
-from app.core.records import changed
+from app.core.records import copy_with
 from app.core.run.events import Event, Kind
 from app.store.protocol import ERASED_TAGS, METADATA_TAG, USER_TAG, RunQuery
 from app.store.rows import feedback
@@ -55,7 +55,7 @@ def _events(conn: Connection, names: Sequence[str]) -> Mapping[str, list[Event]]
 def _ratings(conn: Connection, names: Sequence[str]) -> Mapping[str, list[Feedback]]:
     found: defaultdict[str, list[Feedback]] = defaultdict(list)
     for rating in feedback.of_all(conn, names):
-        found[rating.run].append(changed(rating, comment=""))
+        found[rating.run].append(copy_with(rating, comment=""))
     return found
 
 

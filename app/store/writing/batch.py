@@ -38,7 +38,7 @@ from app.core.run.events import (
     RunResumed,
     StepDone,
 )
-from app.core.run.kinds import AFTER_THE_END, ANYBODY, COPIES
+from app.core.run.kinds import AFTER_THE_END, COPIES, WITHOUT_LEASE
 from app.errors import Conflict, LeaseLost, NotFound, RunEnded, RunOverBudget
 from app.store.protocol import MOVED, TAKEN, Appended, Entry, IdempotencyRecord, Lease, Ledger, Move, NewRun, Projection
 from app.store.rows import disclosures, texts
@@ -568,7 +568,7 @@ def _check_order(run: _Run, entry: Entry) -> None:
         raise LeaseLost
     if run.salt is None and any(draft.kind is Kind.RESUMED for draft in entry.events):
         raise NotFound
-    if not fenced(entry) and any(draft.kind not in ANYBODY for draft in entry.events):
+    if not fenced(entry) and any(draft.kind not in WITHOUT_LEASE for draft in entry.events):
         raise LeaseLost
     ended = run.ended_at is not None
     if ended and (entry.outbox or entry.hold != NOTHING):

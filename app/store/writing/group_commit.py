@@ -21,7 +21,7 @@ from typing import Any, cast
 import orjson
 
 from app.core.pool.budgets import MOST_SLICES
-from app.core.records import trimmed
+from app.core.records import trim_capacity
 from app.core.run.events import TERMINAL, Event, Kind
 from app.errors import BatonError, Conflict, NotFound, StoreUnavailable
 from app.network import retries
@@ -456,7 +456,7 @@ class JournalCache:
             self.forget(entry.run)
             return
         for ref, body in entry.contents:
-            kept.contents[ref] = trimmed(body)
+            kept.contents[ref] = trim_capacity(body)
         self._extend(entry.run, kept, appended.events, encoded.bodies)
         self._grow(entry.run, kept, sum([len(body) for _, body in entry.contents]))
 
@@ -467,7 +467,9 @@ class JournalCache:
 
     def _extend(self, run: str, kept: _Kept, events: Sequence[Event], bodies: Sequence[bytes]) -> None:
         if events and events[0].seq == len(kept.events) + 1:
-            kept.events += [(event.kind, event.at, trimmed(body)) for event, body in zip(events, bodies, strict=True)]
+            kept.events += [
+                (event.kind, event.at, trim_capacity(body)) for event, body in zip(events, bodies, strict=True)
+            ]
             self._grow(run, kept, EVENT_BYTES * len(events) + sum(map(len, bodies)))
 
     def journal(self, run: str, after: int = 0) -> tuple[Journal, int]:

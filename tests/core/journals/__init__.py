@@ -24,7 +24,7 @@ def summary(state: RunState) -> dict[str, Any]:
         "until": state.turn.until,
         "deadline": state.turn.deadline,
         "topology": state.topology,
-        "rounds": state.rounds,
+        "rounds": state.round_count,
         "degraded": state.degraded,
         "cancel_asked": state.cancel_asked,
         "pool": list(state.admitted.pool),
