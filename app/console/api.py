@@ -58,7 +58,7 @@ class ApiError(Exception):
         super().__init__(self.message)
 
 
-def timed_out(message: str) -> ApiError:
+def timeout_error(message: str) -> ApiError:
     """Return the refusal of a page that has waited too long."""
     return ApiError(504, {"error": {"code": "timeout", "message": message}})
 
@@ -72,13 +72,13 @@ class Api:
     async def get(self, session: Session, path: str, /, **query: object) -> Any:
         """Return the JSON of a GET. Parameters that are None are left out; a list repeats its parameter. Raises
         `ApiError`."""
-        return await self.ask(session, "GET", path, query=query)
+        return await self.request(session, "GET", path, query=query)
 
     async def post(self, session: Session, path: str, body: object = None, **headers: str) -> Any:
         """Return the JSON of a POST; `headers` are further ones, with underscores for hyphens. Raises `ApiError`."""
-        return await self.ask(session, "POST", path, body=body, headers=headers)
+        return await self.request(session, "POST", path, body=body, headers=headers)
 
-    async def ask(
+    async def request(
         self,
         session: Session,
         method: str,
@@ -91,30 +91,32 @@ class Api:
     ) -> Any:
         """Return the JSON of one reply. Raises `ApiError`, also where the API has no answer `within` that many
         seconds."""
-        exchange = await self._prepared(session, method, path, query, body, headers or {})
+        exchange = await self._prepare(session, method, path, query, body, headers or {})
         try:
             async with asyncio.timeout(within):
                 await self._app(exchange.scope, exchange.receive, exchange.collect)
         except TimeoutError:
-            raise timed_out(f"The API has not answered within {within:.0f} seconds. Try again.") from None
+            raise timeout_error(f"The API has not answered within {within:.0f} seconds. Try again.") from None
         found = _json(bytes(exchange.body))
         if exchange.status >= 400:
             raise ApiError(exchange.status, found if isinstance(found, dict) else {}, exchange.retry_after)
         return found
 
-    async def begin(self, session: Session, path: str, body: object, once: str) -> str:
+    async def begin_run(self, session: Session, path: str, body: object, once: str) -> str:
         """Begin a run by a request for a stream, leave the stream at its first event, and return the run's id.
 
         `once` is the request's `Idempotency-Key`: with it the run goes on though nobody follows it, and the same
         request sent again leads to the same run. Raises `ApiError`.
         """
         headers = {"idempotency_key": once}
-        async with self._streaming(session, "POST", path, body=body, headers=headers) as exchange:
+        async with self._open_stream(session, "POST", path, body=body, headers=headers) as exchange:
             try:
-                async with asyncio.timeout(DEADLINE_SECONDS), aclosing(exchange.parsed()) as events:
+                async with asyncio.timeout(DEADLINE_SECONDS), aclosing(exchange.read_events()) as events:
                     await anext(events, None)
             except TimeoutError:
-                raise timed_out(f"The run has not begun within {DEADLINE_SECONDS:.0f} seconds. Try again.") from None
+                raise timeout_error(
+                    f"The run has not begun within {DEADLINE_SECONDS:.0f} seconds. Try again."
+                ) from None
             return exchange.headers.get("x-baton-run", "")
 
     @asynccontextmanager
@@ -131,11 +133,11 @@ class Api:
         Keep-alives of the API come as events without a name and without data.
         """
         headers = {"last-event-id": last_event_id} if last_event_id else {}
-        async with self._streaming(session, "GET", path, query=query, headers=headers) as exchange:
-            yield exchange.parsed()
+        async with self._open_stream(session, "GET", path, query=query, headers=headers) as exchange:
+            yield exchange.read_events()
 
     @asynccontextmanager
-    async def _streaming(
+    async def _open_stream(
         self,
         session: Session,
         method: str,
@@ -147,7 +149,7 @@ class Api:
     ) -> AsyncIterator["_Exchange"]:
         """Open a request whose reply comes as a stream; leaving the block disconnects."""
         given = {**(headers or {}), "accept": "text/event-stream"}
-        exchange = await self._prepared(session, method, path, query, body, given)
+        exchange = await self._prepare(session, method, path, query, body, given)
         failure: Exception | None = None
         async with asyncio.TaskGroup() as group:
             serving = group.create_task(self._serve(exchange))
@@ -156,12 +158,12 @@ class Api:
             except Exception as error:
                 failure = error  # raised below, without an exception group around it
             finally:
-                exchange.leave()
+                exchange.disconnect()
                 serving.cancel()
         if failure is not None:
             raise failure
 
-    async def _prepared(
+    async def _prepare(
         self,
         session: Session,
         method: str,
@@ -174,7 +176,7 @@ class Api:
         token."""
         further = dict(headers)
         if session.via == "oidc" and method not in ("GET", "HEAD"):
-            me = await self.ask(session, "GET", "/admin/v1/me")
+            me = await self.request(session, "GET", "/admin/v1/me")
             further["x-csrf-token"] = str(me["csrf_token"])
         sent = b"" if body is None else orjson.dumps(body)
         return _Exchange(_scope(session, method, path, query or {}, further, len(sent)), sent)
@@ -195,18 +197,18 @@ class _Exchange:
         self.status = 0
         self.headers: dict[str, str] = {}
         self.body = bytearray()
-        self._sent = body
-        self._is_read = False
-        self._left = asyncio.Event()
+        self._request_body = body
+        self._is_body_read = False
+        self._disconnected = asyncio.Event()
         self._parts: asyncio.Queue[bytes | None] = asyncio.Queue(UNREAD_PARTS)
         self._is_ended = False
 
     async def receive(self) -> Message:
         """Return the request's body, then nothing until the console leaves."""
-        if not self._is_read:
-            self._is_read = True
-            return {"type": "http.request", "body": self._sent, "more_body": False}
-        await self._left.wait()
+        if not self._is_body_read:
+            self._is_body_read = True
+            return {"type": "http.request", "body": self._request_body, "more_body": False}
+        await self._disconnected.wait()
         return {"type": "http.disconnect"}
 
     async def collect(self, message: Message) -> None:
@@ -234,9 +236,9 @@ class _Exchange:
         given = self.headers.get("retry-after", "")
         return int(given) if given.isdecimal() else None
 
-    def leave(self) -> None:
+    def disconnect(self) -> None:
         """Say that nobody reads any more."""
-        self._left.set()
+        self._disconnected.set()
 
     def end(self) -> None:
         """Say that nothing more will come."""
@@ -244,10 +246,10 @@ class _Exchange:
         with suppress(asyncio.QueueFull):  # the reader looks at `_is_ended` as soon as it has emptied the queue
             self._parts.put_nowait(None)
 
-    async def parsed(self) -> AsyncGenerator[Event]:
+    async def read_events(self) -> AsyncGenerator[Event]:
         """Yield the stream's events. Raises `ApiError` if the reply is a refusal."""
         rest = b""
-        async for part in self._read():
+        async for part in self._read_parts():
             rest += part
             if len(rest) > EVENT_BYTES:
                 return
@@ -260,7 +262,7 @@ class _Exchange:
             found = _json(rest)
             raise ApiError(self.status, found if isinstance(found, dict) else {}, self.retry_after)
 
-    async def _read(self) -> AsyncIterator[bytes]:
+    async def _read_parts(self) -> AsyncIterator[bytes]:
         while not (self._is_ended and self._parts.empty()):
             part = await self._parts.get()
             if part is None:
@@ -284,7 +286,7 @@ def _json(body: bytes) -> Any:
         return None
 
 
-def segment(text: str) -> str:
+def path_segment(text: str) -> str:
     """Return one segment of a path, of a text that anybody may have chosen."""
     return quote(text, safe="")
 
@@ -294,7 +296,7 @@ def _scope(
 ) -> dict[str, Any]:
     """Return the ASGI scope of a request with a body of `size` bytes. `path` is as in an address: its segments are
     quoted."""
-    given = {"host": "console", "content-type": "application/json", **dict(session.headers), **_hyphenated(headers)}
+    given = {"host": "console", "content-type": "application/json", **dict(session.headers), **_header_names(headers)}
     given["content-length"] = str(size)  # a route whose body is optional reads none where none is announced
     pairs = [(name, value) for name, value in query.items() if value is not None and value != ""]
     return {
@@ -313,5 +315,5 @@ def _scope(
     }
 
 
-def _hyphenated(headers: Mapping[str, str]) -> dict[str, str]:
+def _header_names(headers: Mapping[str, str]) -> dict[str, str]:
     return {name.replace("_", "-").lower(): value for name, value in headers.items()}

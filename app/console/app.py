@@ -16,8 +16,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.console import admin, approvals, disclosures, overview, plans, playground, run, runs
 from app.console.api import Api, ApiError, Session
-from app.console.pages import HEADERS, SMALL_FORM_BYTES, THEME_COOKIE, THEMES, Pages, Place, form, to
-from app.console.session import PATH, Sessions, is_https, may_change
+from app.console.pages import HEADERS, SMALL_FORM_BYTES, THEME_COOKIE, THEMES, Pages, Place, form, redirect_to
+from app.console.session import PATH, Sessions, is_from_console, is_https
 
 FILES: Final = Path(__file__).parent / "static"
 ASSETS: Final = {
@@ -37,8 +37,8 @@ MAX_AGE: Final = 3_600
 LOGINS: Final = ("/admin/login", "/admin/callback")
 """The steps of a login at the OpenID provider, to which browsers are led."""
 THEME_SECONDS: Final = 365 * 86_400
-START: Final = (Place("Overview", PATH),)
-PLACES: Final = (
+START_PLACES: Final = (Place("Overview", PATH),)
+COMMON_PLACES: Final = (
     Place("Runs", f"{PATH}/runs"),
     Place("Disclosures", f"{PATH}/disclosures"),
     Place("Approvals", f"{PATH}/approvals"),
@@ -64,26 +64,34 @@ class Console:
     ) -> None:
         """`is_admin` says that this is the listener of administration; `has_people`, that people can log in there."""
         sessions = Sessions(peppers, now, has_people=has_people)
-        places = (*START, *PLACES, *ADMIN_PLACES) if is_admin else (*START, *PUBLIC_PLACES, *PLACES)
+        places = (
+            (*START_PLACES, *COMMON_PLACES, *ADMIN_PLACES)
+            if is_admin
+            else (*START_PLACES, *PUBLIC_PLACES, *COMMON_PLACES)
+        )
         pages = Pages(Api(api), sessions, places)
         self._api = api
         self._report = report
         self._has_people = has_people
-        self._show = pages
+        self._page_maker = pages
         self._pages = Starlette(
             routes=[
-                Route("/", _lead_to_start),
+                Route("/", _redirect_to_start),
                 *overview.routes(pages),
-                *_signing(pages),
+                *_sign_in_routes(pages),
                 *([] if is_admin else [*playground.routes(pages), *plans.routes(pages)]),
                 *run.routes(pages),
                 *runs.routes(pages),
                 *disclosures.routes(pages),
                 *approvals.routes(pages, "/admin/v1/approvals" if is_admin else "/v1/approvals"),
                 *(admin.routes(pages) if is_admin else ()),
-                *(_asset(name) for name in ASSETS),
+                *(_asset_route(name) for name in ASSETS),
             ],
-            exception_handlers={404: _absent(pages), 405: _absent(pages), Exception: _crashed(pages)},
+            exception_handlers={
+                404: _not_found_page(pages),
+                405: _not_found_page(pages),
+                Exception: _crash_page(pages),
+            },
         )
         self._pages.router.redirect_slashes = False
 
@@ -118,7 +126,7 @@ class Console:
         await self._api(scope, receive, out)
         if status >= 400:
             refusal = ApiError(status, orjson.loads(body))
-            page = self._show.show(Request(scope), "sign_in.html", status, next=PATH, fault=refusal.message)
+            page = self._page_maker.show(Request(scope), "sign_in.html", status, next=PATH, fault=refusal.message)
             await page(scope, receive, send)
 
 
@@ -131,10 +139,10 @@ def _is_page(scope: Scope) -> bool:
 
 
 def _is_browser(scope: Scope) -> bool:
-    return any(name == b"accept" and _names_html(value) for name, value in scope["headers"])
+    return any(name == b"accept" and _accepts_html(value) for name, value in scope["headers"])
 
 
-def _names_html(accept: bytes) -> bool:
+def _accepts_html(accept: bytes) -> bool:
     """Return True if the header names HTML itself; `*/*` does not."""
     for wanted in accept.lower().split(b","):
         kind, *parameters = (part.strip().replace(b" ", b"") for part in wanted.split(b";"))
@@ -143,29 +151,29 @@ def _names_html(accept: bytes) -> bool:
     return False
 
 
-async def _lead_to_start(_request: Request) -> Response:
-    return to("")
+async def _redirect_to_start(_request: Request) -> Response:
+    return redirect_to("")
 
 
-def _absent(pages: Pages) -> Callable[[Request, Exception], Any]:
+def _not_found_page(pages: Pages) -> Callable[[Request, Exception], Any]:
     async def absent(request: Request, error: Exception) -> Response:
         if request.method == "GET" and getattr(error, "status_code", 404) == 405:
             # The address of a button, to which a sign-in or a reload leads back: its page is the one above it.
             return RedirectResponse(request.url.path.rpartition("/")[0], 303, HEADERS)
-        return pages.failure(request, 404, "The console has no page of this address.")
+        return pages.error_page(request, 404, "The console has no page of this address.")
 
     return absent
 
 
-def _crashed(pages: Pages) -> Callable[[Request, Exception], Any]:
+def _crash_page(pages: Pages) -> Callable[[Request, Exception], Any]:
     async def crashed(request: Request, _error: Exception) -> Response:
         message = "The console has a fault, which the service's log names. The API is not concerned."
-        return pages.failure(request, 500, message)
+        return pages.error_page(request, 500, message)
 
     return crashed
 
 
-def _asset(name: str) -> Route:
+def _asset_route(name: str) -> Route:
     async def serve(_request: Request) -> Response:
         headers = {"x-content-type-options": "nosniff", "cache-control": f"public, max-age={MAX_AGE}"}
         return FileResponse(FILES / name, headers=headers, media_type=ASSETS[name])
@@ -173,19 +181,19 @@ def _asset(name: str) -> Route:
     return Route(f"{PATH}/static/{name}", serve)
 
 
-def _signing(pages: Pages) -> list[Route]:
+def _sign_in_routes(pages: Pages) -> list[Route]:
     """Return the routes for signing in and out, and for the choice of a theme."""
 
     async def ask(request: Request) -> Response:
-        return pages.show(request, "sign_in.html", next=_next(request.query_params.get("next", "")), fault="")
+        return pages.show(request, "sign_in.html", next=_next_address(request.query_params.get("next", "")), fault="")
 
     async def sign_in(request: Request) -> Response:
-        if not may_change(request):
-            return pages.failure(request, 403, "The request did not come from a page of this console.")
+        if not is_from_console(request):
+            return pages.error_page(request, 403, "The request did not come from a page of this console.")
         following = PATH
         try:
             given = await form(request, SMALL_FORM_BYTES)
-            following, key = _next(given.get("next", "")), given.get("key", "").strip()
+            following, key = _next_address(given.get("next", "")), given.get("key", "").strip()
             await pages.api.get(Session((("authorization", f"Bearer {key}"),)), "/v1/me")
         except ApiError as error:
             return pages.show(request, "sign_in.html", error.status, next=following, fault=error.message)
@@ -194,18 +202,18 @@ def _signing(pages: Pages) -> list[Route]:
         return reply
 
     async def sign_out(request: Request, _session: Session) -> Response:
-        reply = to("/sign-in")
+        reply = redirect_to("/sign-in")
         pages.sessions.end(request, reply)
         return reply
 
     async def choose_theme(request: Request) -> Response:
-        if not may_change(request):
-            return pages.failure(request, 403, "The request did not come from a page of this console.")
+        if not is_from_console(request):
+            return pages.error_page(request, 403, "The request did not come from a page of this console.")
         try:
             given = await form(request, SMALL_FORM_BYTES)
         except ApiError as error:
-            return pages.failure(request, error.status, error.message)
-        reply = RedirectResponse(_next(given.get("next", "")), 303, HEADERS)
+            return pages.error_page(request, error.status, error.message)
+        reply = RedirectResponse(_next_address(given.get("next", "")), 303, HEADERS)
         if given.get("theme") in THEMES:
             secure = is_https(request)
             reply.set_cookie(
@@ -221,7 +229,7 @@ def _signing(pages: Pages) -> list[Route]:
     ]
 
 
-def _next(path: str) -> str:
+def _next_address(path: str) -> str:
     """Return the address to go on to: a page of this console, never another site."""
     is_ours = path == PATH or path.startswith((f"{PATH}/", f"{PATH}?"))
     if is_ours and "\\" not in path and not any(ord(char) < 33 for char in path):

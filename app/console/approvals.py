@@ -13,14 +13,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from app.console.api import ApiError, Event, Session, segment
-from app.console.forms import REFUSALS, TOKEN_BYTES, Field, read
+from app.console.api import ApiError, Event, Session, path_segment
+from app.console.forms import REFUSALS, TOKEN_BYTES, Field, read_fields
 from app.console.live import Live, Regions
-from app.console.pages import Pages, form_lists, to
+from app.console.pages import Pages, form_lists, redirect_to
 
 PAGE: Final = 20
 """Plans of a page; the journal of each is read."""
-WATCHED: Final = 100
+MAX_WATCHED_RUNS: Final = 100
 """The most waiting runs that a page which is open looks at for changes."""
 REGION: Final = "waiting"
 MAX_USD: Final = Field("max_usd", "The run may cost at most (dollars)", "number")
@@ -32,17 +32,17 @@ def routes(pages: Pages, prefix: str) -> list[Route]:
 
     async def show_list(request: Request, session: Session) -> Any:
         if request.query_params.get("status") == "decided":
-            return await _decided(pages, prefix, request, session)
+            return await _decided_page(pages, prefix, request, session)
         if "live" in request.query_params:
-            waiting = {"state": "awaiting_approval", "limit": WATCHED}
+            waiting = {"state": "awaiting_approval", "limit": MAX_WATCHED_RUNS}
             source = pages.api.events(session, "/v1/runs/live", query=waiting)
             return Live(source, partial(_regions, pages, prefix, session), is_finite=False)
         after = request.query_params.get("after")
-        found = await _waiting(pages, prefix, session, after)
+        found = await _read_waiting(pages, prefix, session, after)
         return pages.show(request, "approvals.html", status="waiting", found=found, is_live=not after)
 
     async def show_one(request: Request, session: Session) -> Response:
-        return await _one(pages, prefix, request, session)
+        return await _approval_page(pages, prefix, request, session)
 
     async def decide(request: Request, session: Session) -> Response:
         return await _decide(pages, prefix, request, session)
@@ -54,24 +54,24 @@ def routes(pages: Pages, prefix: str) -> list[Route]:
     ]
 
 
-async def _decided(pages: Pages, prefix: str, request: Request, session: Session) -> Response:
+async def _decided_page(pages: Pages, prefix: str, request: Request, session: Session) -> Response:
     after = request.query_params.get("after")
     found = await pages.api.get(session, prefix, status="decided", limit=PAGE, after=after)
     return pages.show(request, "approvals.html", status="decided", found=found, is_live=False)
 
 
-async def _waiting(pages: Pages, prefix: str, session: Session, after: str | None = None) -> dict[str, Any]:
+async def _read_waiting(pages: Pages, prefix: str, session: Session, after: str | None = None) -> dict[str, Any]:
     """Return a page of the plans that wait, without their instructions: their content is read on the page of one."""
     found: dict[str, Any] = await pages.api.get(session, prefix, words="false", limit=PAGE, after=after)
     return found
 
 
 async def _regions(pages: Pages, prefix: str, session: Session, _event: Event) -> Regions:
-    found = await _waiting(pages, prefix, session)
+    found = await _read_waiting(pages, prefix, session)
     return {REGION: pages.region("approvals_waiting.html", found=found)}
 
 
-async def _one(
+async def _approval_page(
     pages: Pages,
     prefix: str,
     request: Request,
@@ -82,7 +82,7 @@ async def _one(
     given: Mapping[str, Sequence[str]] | None = None,
 ) -> Response:
     """Return the page of one plan, with the form of a decision for those who may decide."""
-    approval = await pages.api.get(session, f"{prefix}/{segment(request.path_params['run'])}")
+    approval = await pages.api.get(session, f"{prefix}/{path_segment(request.path_params['run'])}")
     me = await pages.api.get(session, "/v1/me")
     used = {step["worker"] for step in approval["plan"]["steps"]}
     return pages.show(
@@ -102,7 +102,7 @@ async def _one(
 async def _decide(pages: Pages, prefix: str, request: Request, session: Session) -> Response:
     given = await form_lists(request)
     run = request.path_params["run"]
-    body, faults = read((MAX_USD, REPLACEMENTS), given)
+    body, faults = read_fields((MAX_USD, REPLACEMENTS), given)
     status = 400
     if not faults:
         decision = (given.get("decision") or [""])[-1]
@@ -112,13 +112,13 @@ async def _decide(pages: Pages, prefix: str, request: Request, session: Session)
         body["reason"] = (given.get("reason") or [""])[-1].strip()
         try:
             key = (given.get("once") or [""])[-1]
-            await pages.api.post(session, f"{prefix}/{segment(run)}", body, **_key(key))
-            return to(f"/approvals/{segment(run)}")
+            await pages.api.post(session, f"{prefix}/{path_segment(run)}", body, **_key(key))
+            return redirect_to(f"/approvals/{path_segment(run)}")
         except ApiError as error:
             if error.status not in REFUSALS or error.code == "run_not_found":
                 raise
             status, faults = error.status, {"": _words(error)}
-    return await _one(pages, prefix, request, session, status=status, faults=faults, given=given)
+    return await _approval_page(pages, prefix, request, session, status=status, faults=faults, given=given)
 
 
 def _key(key: str) -> dict[str, str]:

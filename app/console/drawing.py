@@ -18,39 +18,39 @@ By = Literal["time", "money"]
 
 NODE_WIDTH: Final = 168
 NODE_HEIGHT: Final = 58
-COLUMN: Final = 236
-ROW: Final = 104
+COLUMN_WIDTH: Final = 236
+ROW_HEIGHT: Final = 104
 MARGIN: Final = 14
-TOP: Final = 46
+VERTICAL_MARGIN: Final = 46
 """Pixels above the first row and below the last one, for the edges that pass over nodes."""
-PEAK: Final = 12
+MIN_PEAK: Final = 12
 PEAK_PER_COLUMN: Final = 7
-HIGHEST: Final = 40
+MAX_PEAK: Final = 40
 """Pixels by which an edge passes above or below the nodes of its row: at least, for each column, and at most."""
 GUTTER: Final = 16
 """Pixels between a row and the edges that pass beside it."""
-MOST_WITHHELD: Final = 60
+MAX_WITHHELD_EDGES: Final = 60
 """Withheld edges that are drawn at once; if there are more, only those of the chosen step are drawn."""
-MOST_FAR: Final = 40
+MAX_FAR_EDGES: Final = 40
 """Granted edges between nodes that do not stand side by side which are drawn at once; if there are more, only those of
 the chosen node are drawn."""
-MOST_LISTED: Final = 400
+MAX_LISTED_EDGES: Final = 400
 """Edges of which the table has all; if there are more, it has of the withheld ones only those of the chosen step."""
-MOST_MARKS: Final = 6
+MAX_CALL_MARKS: Final = 6
 """Calls that have a mark in the node of their step."""
 WORKER_CHARS: Final = 20
 TICKS: Final[Mapping[By, int]] = {"time": 4, "money": 3}
 """Marks on the axis of a timeline, with both ends: amounts are long words."""
-HOMES: Final = ("run", "round", "planning", "step")
+ROW_KINDS: Final = ("run", "round", "planning", "step")
 """The kinds of spans that have a row of their own."""
-SHORTEST_WAIT_SECONDS: Final = 0.001
+MIN_WAIT_SECONDS: Final = 0.001
 """Waits of the run that are shorter have no row; they are in the sums."""
-OF_FAILED: Final = "of_failed"
+PHASE_OF_FAILED_CALL: Final = "of_failed"
 """The state of a phase of a call that has failed: the colour of the call itself says so."""
-SMALLEST: Final = 0.25
+MIN_BAR_PERCENT: Final = 0.25
 """The least width of a bar, in percent, so that it can be seen."""
 
-BY: Final[Mapping[str, str]] = {
+DECIDER_TEXTS: Final[Mapping[str, str]] = {
     "conductor": "the conductor's plan",
     "caller": "the caller's own plan",
     "fixed_plan": "the tier's fixed plan",
@@ -60,7 +60,7 @@ BY: Final[Mapping[str, str]] = {
     "repeated_plan": "the plan that is repeated",
     "outer_step": "the step around it, which did not see them either",
 }
-WHAT: Final[Mapping[str, str]] = {
+CONTENT_TEXTS: Final[Mapping[str, str]] = {
     "conversation": "the caller's conversation",
     "subtask": "its subtask",
     "output": "the output",
@@ -68,7 +68,7 @@ WHAT: Final[Mapping[str, str]] = {
     "tool_results": "the results of its tool calls",
     "answer": "the answer of the round before",
 }
-SPANS: Final[Mapping[str, str]] = {
+SPAN_TEXTS: Final[Mapping[str, str]] = {
     "run": "the run",
     "queue": "waits for a slot",
     "round": "round",
@@ -86,23 +86,23 @@ SPANS: Final[Mapping[str, str]] = {
 # -- the graph
 
 
-def graph(found: Data, chosen: str, link: Link) -> dict[str, Any]:
+def draw_graph(found: Data, chosen: str, link: Link) -> dict[str, Any]:
     """Return the nodes and edges in pixels. `chosen` is the id of the node in the pane, or empty."""
     nodes = {node["id"]: node for node in found["nodes"]}
     withheld = [edge for edge in found["edges"] if edge["kind"] == "withheld"]
-    all_drawn = len(withheld) <= MOST_WITHHELD
+    all_drawn = len(withheld) <= MAX_WITHHELD_EDGES
     drawn = [edge for edge in withheld if all_drawn or edge["target"] == chosen]
-    granted = [edge for edge in found["edges"] if edge["kind"] == "granted" and not _is_plain(edge, nodes)]
-    far = [edge for edge in granted if _columns(edge, nodes) > 1]
-    near = [edge for edge in granted if _columns(edge, nodes) <= 1]
-    drawn_far = [edge for edge in far if len(far) <= MOST_FAR or chosen in (edge["source"], edge["target"])]
+    granted = [edge for edge in found["edges"] if edge["kind"] == "granted" and not _is_obvious_subtask(edge, nodes)]
+    far = [edge for edge in granted if _columns_between(edge, nodes) > 1]
+    near = [edge for edge in granted if _columns_between(edge, nodes) <= 1]
+    drawn_far = [edge for edge in far if len(far) <= MAX_FAR_EDGES or chosen in (edge["source"], edge["target"])]
     rows = [edge for edge in found["edges"] if edge["what"] != "subtask"]
     listed = rows
-    if len(rows) > MOST_LISTED:
+    if len(rows) > MAX_LISTED_EDGES:
         listed = [edge for edge in rows if edge["kind"] == "granted" or edge["target"] == chosen]
     return {
-        "width": (found["columns"] - 1) * COLUMN + NODE_WIDTH + 2 * MARGIN,
-        "height": (found["rows"] - 1) * ROW + NODE_HEIGHT + 2 * TOP,
+        "width": (found["columns"] - 1) * COLUMN_WIDTH + NODE_WIDTH + 2 * MARGIN,
+        "height": (found["rows"] - 1) * ROW_HEIGHT + NODE_HEIGHT + 2 * VERTICAL_MARGIN,
         "nodes": [_node(node, chosen, link) for node in found["nodes"]],
         "edges": [_edge(edge, nodes) for edge in (*near, *drawn_far, *drawn)],
         "list": [_edge(edge, nodes) for edge in listed],
@@ -113,12 +113,12 @@ def graph(found: Data, chosen: str, link: Link) -> dict[str, Any]:
     }
 
 
-def _is_plain(edge: Data, nodes: Mapping[str, Data]) -> bool:
+def _is_obvious_subtask(edge: Data, nodes: Mapping[str, Data]) -> bool:
     """Return True for the subtask of a step that stands away from its plan: it is clear that it has one."""
-    return edge["what"] == "subtask" and _columns(edge, nodes) > 1
+    return edge["what"] == "subtask" and _columns_between(edge, nodes) > 1
 
 
-def _columns(edge: Data, nodes: Mapping[str, Data]) -> int:
+def _columns_between(edge: Data, nodes: Mapping[str, Data]) -> int:
     """Return the number of columns from the source of an edge to its target."""
     columns: int = nodes[edge["target"]]["x"] - nodes[edge["source"]]["x"]
     return columns
@@ -130,7 +130,7 @@ def _node(node: Data, chosen: str, link: Link) -> dict[str, Any]:
     name = name_of(node["id"])
     figures = ""
     if node["attempts"]:
-        figures = f"{calls_of(len(node['attempts']))}, {usd(node['cost_usd'])}"
+        figures = f"{call_count(len(node['attempts']))}, {usd(node['cost_usd'])}"
     links = {"step": node["number"], "plan": node["id"]}
     return {
         "id": node["id"],
@@ -151,7 +151,7 @@ def _node(node: Data, chosen: str, link: Link) -> dict[str, Any]:
     }
 
 
-def calls_of(number: int) -> str:
+def call_count(number: int) -> str:
     """Return a number of calls in words."""
     return "1 call" if number == 1 else f"{number} calls"
 
@@ -169,7 +169,7 @@ def _title(name: str, node: Data, worker: str) -> str:
 def _marks(attempts: Sequence[Data], x: int, y: int) -> list[dict[str, Any]]:
     """Return a mark for each of a node's latest calls, from the right; their number is among the figures."""
     found = []
-    for place, attempt in enumerate(reversed(attempts[-MOST_MARKS:])):
+    for place, attempt in enumerate(reversed(attempts[-MAX_CALL_MARKS:])):
         outcome = attempt["outcome"] or "goes on"
         title = f"{attempt['worker']}: {outcome}" + (f" ({attempt['error']})" if attempt["error"] else "")
         found.append({"x": x + NODE_WIDTH - 12 - 11 * place, "y": y + 47, "outcome": outcome, "title": title})
@@ -177,11 +177,16 @@ def _marks(attempts: Sequence[Data], x: int, y: int) -> list[dict[str, Any]]:
 
 
 def _corner(node: Data) -> tuple[int, int]:
-    return MARGIN + node["x"] * COLUMN, TOP + node["y"] * ROW
+    return MARGIN + node["x"] * COLUMN_WIDTH, VERTICAL_MARGIN + node["y"] * ROW_HEIGHT
 
 
 def _edge(edge: Data, nodes: Mapping[str, Data]) -> dict[str, Any]:
-    source, target, what, why = name_of(edge["source"]), name_of(edge["target"]), WHAT[edge["what"]], reason(edge)
+    source, target, what, why = (
+        name_of(edge["source"]),
+        name_of(edge["target"]),
+        CONTENT_TEXTS[edge["what"]],
+        reason(edge),
+    )
     return {
         "path": _path(nodes[edge["source"]], nodes[edge["target"]], is_withheld=edge["kind"] == "withheld"),
         "class": f"edge {edge['kind']}{' sent' if edge['sent'] else ''}",
@@ -203,7 +208,7 @@ def _path(source: Data, target: Data, *, is_withheld: bool) -> str:
     columns = target["x"] - source["x"]
     if columns > 1 and source["y"] == target["y"]:
         side = NODE_HEIGHT if is_withheld else 0
-        height = min(PEAK + PEAK_PER_COLUMN * columns, HIGHEST) * 4 // 3  # a curve has its peak at three quarters
+        height = min(MIN_PEAK + PEAK_PER_COLUMN * columns, MAX_PEAK) * 4 // 3  # a curve has its peak at three quarters
         peak = y1 + side + (height if is_withheld else -height)
         x1, x2 = x1 + NODE_WIDTH - 24, x2 + 24
         return f"M{x1} {y1 + side}C{x1 + 40} {peak} {x2 - 40} {peak} {x2} {y2 + side}"
@@ -211,7 +216,7 @@ def _path(source: Data, target: Data, *, is_withheld: bool) -> str:
     if columns > 1:
         gutter = y2 - GUTTER if y2 > y1 else y2 + NODE_HEIGHT + GUTTER
         gutter += 4 if is_withheld else -4
-        return _through(x1 + NODE_WIDTH, y1 + shift, x2, y2 + shift, gutter)
+        return _curve_through_gutter(x1 + NODE_WIDTH, y1 + shift, x2, y2 + shift, gutter)
     y1, y2 = y1 + shift, y2 + shift
     if columns > 0:
         x1 += NODE_WIDTH
@@ -220,10 +225,10 @@ def _path(source: Data, target: Data, *, is_withheld: bool) -> str:
     return f"M{x1} {y1}C{x1 - 44} {y1} {x2 - 44} {y2} {x2} {y2}"
 
 
-def _through(x1: int, y1: int, x2: int, y2: int, gutter: int) -> str:
+def _curve_through_gutter(x1: int, y1: int, x2: int, y2: int, gutter: int) -> str:
     """Return a curve that turns behind its first node to the height of a gutter between two rows, and into the last
     node."""
-    gap = COLUMN - NODE_WIDTH
+    gap = COLUMN_WIDTH - NODE_WIDTH
     left, right = x1 + gap, x2 - gap
     into = f"C{x1 + gap // 2} {y1} {x1 + gap // 2} {gutter} {left} {gutter}"
     out = f"C{x2 - gap // 2} {gutter} {x2 - gap // 2} {y2} {x2} {y2}"
@@ -242,7 +247,7 @@ def reason(edge: Data) -> str:
     if edge["reason"] == "no_output":
         cause = f" ({edge['detail']})" if edge["detail"] else ""
         return f"It is on the access list, but the step ended without words: {edge['by']}{cause}."
-    return f"It is not on the access list, by {BY.get(edge['by'], edge['by'])}."
+    return f"It is not on the access list, by {DECIDER_TEXTS.get(edge['by'], edge['by'])}."
 
 
 def name_of(node: str) -> str:
@@ -262,7 +267,7 @@ def _cut(text: str) -> str:
 # -- the timeline
 
 
-def timeline(found: Data, length: float, by: By, chosen: str, link: Link) -> dict[str, Any]:
+def draw_timeline(found: Data, length: float, by: By, chosen: str, link: Link) -> dict[str, Any]:
     """Return a row for each plan, step and wait of the run, with bars in percent of the axis: of `length` seconds, or
     of the run's money."""
     whole = found["cost_usd"] if by == "money" else length
@@ -281,7 +286,7 @@ def timeline(found: Data, length: float, by: By, chosen: str, link: Link) -> dic
         "rows": [row for row in rows.values() if row["bars"] and row["seconds"] >= row["least"]],
         "ticks": [{"at": round(100 * n / last, 2), "value": mark} for n, mark in enumerate(marks)],
         "now": round(min(100 * found["seconds"] / length, 100), 3) if length and by == "time" else None,
-        "totals": [{"name": SPANS[kind], **total} for kind, total in found["totals"].items() if kind != "run"],
+        "totals": [{"name": SPAN_TEXTS[kind], **total} for kind, total in found["totals"].items() if kind != "run"],
         "whole": whole,
     }
 
@@ -289,7 +294,7 @@ def timeline(found: Data, length: float, by: By, chosen: str, link: Link) -> dic
 def _row_of(span: Data, spans: Mapping[str, Data]) -> Data:
     """Return the span in whose row this one is drawn: its plan or step, else itself."""
     home = span
-    while home["kind"] not in HOMES and home["parent"] is not None:
+    while home["kind"] not in ROW_KINDS and home["parent"] is not None:
         if home["kind"] in ("queue", "people") and spans[home["parent"]]["kind"] in ("run", "round"):
             return home
         home = spans[home["parent"]]
@@ -303,7 +308,7 @@ def _row(span: Data, chosen: str, link: Link) -> dict[str, Any]:
         pane = span["step"] if span["kind"] == "step" else f"plan:{span['proposal']}"
     return {
         "id": span["id"],
-        "name": names.get(span["kind"], SPANS[span["kind"]]),
+        "name": names.get(span["kind"], SPAN_TEXTS[span["kind"]]),
         "worker": span["worker"] if span["kind"] == "step" else None,
         "state": span["state"],
         "depth": min(span["depth"], 4),
@@ -311,7 +316,7 @@ def _row(span: Data, chosen: str, link: Link) -> dict[str, Any]:
         "chosen": chosen == (f"step:{pane}" if isinstance(pane, int) else pane) and pane is not None,
         "seconds": span["seconds"],
         "cost_usd": span["cost_usd"],
-        "least": 0 if span["kind"] in HOMES else SHORTEST_WAIT_SECONDS,
+        "least": 0 if span["kind"] in ROW_KINDS else MIN_WAIT_SECONDS,
         "bars": [],
     }
 
@@ -321,13 +326,13 @@ def _bar(span: Data, parent: Data | None, whole: float, by: By) -> dict[str, Any
     start, size = (span["cost_start_usd"], span["cost_usd"]) if by == "money" else (span["start"], span["seconds"])
     if not whole or start is None or (by == "money" and not size):
         return None
-    left = min(100 * start / whole, 100 - SMALLEST)
-    state = OF_FAILED if parent is not None and _has_failed(parent) else span["state"] or ""
-    is_home = span["kind"] in HOMES
+    left = min(100 * start / whole, 100 - MIN_BAR_PERCENT)
+    state = PHASE_OF_FAILED_CALL if parent is not None and _has_failed(parent) else span["state"] or ""
+    is_home = span["kind"] in ROW_KINDS
     return {
         "class": f"bar {span['kind']} {state}{' open' if span['end'] is None else ''}",
         "x": round(left, 3),
-        "width": round(max(min(100 * size / whole, 100 - left), SMALLEST), 3),
+        "width": round(max(min(100 * size / whole, 100 - left), MIN_BAR_PERCENT), 3),
         "y": 3 if is_home else 6,
         "height": 14 if is_home else 8,
         "words": _bar_words(span),
@@ -336,7 +341,7 @@ def _bar(span: Data, parent: Data | None, whole: float, by: By) -> dict[str, Any
 
 def _bar_words(span: Data) -> str:
     """Return the description of a bar of the timeline, which browsers show as a tooltip and screen readers read out."""
-    words = SPANS[span["kind"]]
+    words = SPAN_TEXTS[span["kind"]]
     if span["worker"]:
         words += f" of {span['worker']}"
     if span["state"] and span["kind"] in ("attempt", "planning", "step"):

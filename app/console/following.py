@@ -13,7 +13,7 @@ from typing import Any, Final
 import orjson
 
 from app.console import request_form
-from app.console.api import Api, ApiError, Event, Session, segment, timed_out
+from app.console.api import Api, ApiError, Event, Session, path_segment, timeout_error
 from app.console.pages import Pages
 from app.console.request_form import Refusal
 
@@ -23,9 +23,9 @@ READ_SECONDS: Final = 20.0
 """The longest that a page waits for the stream of a run that has ended."""
 APPROVAL_POLL_SECONDS: Final = 2.0
 """Time between two looks at a run that waits for an approval, of which no stream tells."""
-OVER: Final = frozenset({"succeeded", "failed", "cancelled", "expired", "over_budget"})
+ENDED_STATES: Final = frozenset({"succeeded", "failed", "cancelled", "expired", "over_budget"})
 """The states in which a run stays."""
-DONE: Final = "[DONE]"
+END_OF_STREAM: Final = "[DONE]"
 REGIONS: Final = ("answer", "steps", "outcome")
 """The regions; each has a template, and the id `run-` with its name."""
 
@@ -38,8 +38,8 @@ class FollowedRun:
         self._pages = pages
         self._api: Api = pages.api
         self._session = session
-        self._path = f"/v1/runs/{segment(run)}"
-        self._words: list[str] = []
+        self._path = f"/v1/runs/{path_segment(run)}"
+        self._texts: list[str] = []
         self._chars = 0
         self._calls: dict[int, dict[str, str]] = {}
         self._state = ""
@@ -47,7 +47,7 @@ class FollowedRun:
         self._is_paused = False
         """True if the stream has ended because the plan waits for an approval."""
         self._graph: Mapping[str, Any] = {}
-        self._sent: dict[str, str] = {}
+        self._sent_regions: dict[str, str] = {}
         """The regions as they were sent last."""
         self._is_changed = True
         """True if the steps have changed since they were read."""
@@ -55,29 +55,29 @@ class FollowedRun:
     @property
     def is_over(self) -> bool:
         """Return True if nothing more comes by itself: the run has ended, or waits for the results of tools."""
-        return self._state in OVER or self._state == "awaiting_tool" or self._refusal is not None
+        return self._state in ENDED_STATES or self._state == "awaiting_tool" or self._refusal is not None
 
     # -- the stream
 
     @asynccontextmanager
-    async def source(self) -> AsyncIterator[AsyncIterator[Event]]:
+    async def stream(self) -> AsyncIterator[AsyncIterator[Event]]:
         """Yield the events of the run's stream, and note them here."""
         async with aclosing(self._events()) as events:
             yield events
 
     async def read(self) -> None:
         """Read what there is of a run that is over; of any other, its steps alone."""
-        await self._look()
+        await self._read_steps()
         if not self.is_over:
             return
         try:
-            async with asyncio.timeout(READ_SECONDS), self.source() as events:
+            async with asyncio.timeout(READ_SECONDS), self.stream() as events:
                 async for _event in events:
                     pass
         except TimeoutError:
-            raise timed_out(f"The run could not be read within {READ_SECONDS:.0f} seconds. Try again.") from None
+            raise timeout_error(f"The run could not be read within {READ_SECONDS:.0f} seconds. Try again.") from None
 
-    async def _look(self) -> None:
+    async def _read_steps(self) -> None:
         """Read the steps, where they have changed since they were read."""
         if self._is_changed:
             self._is_changed = False
@@ -86,30 +86,30 @@ class FollowedRun:
 
     async def _events(self) -> AsyncGenerator[Event]:
         while True:
-            self._words, self._chars, self._calls, self._is_paused = [], 0, {}, False
+            self._texts, self._chars, self._calls, self._is_paused = [], 0, {}, False
             try:
                 async with self._api.events(self._session, f"{self._path}/stream") as events:
                     async for event in events:
-                        self._note(event)
+                        self._take_event(event)
                         yield event
                 if not self._is_paused:
                     return
-                await self._until_decided()
+                await self._wait_for_decision()
             except ApiError as error:
                 self._refusal = request_form.refusal(error)
                 yield Event("", "error", self._refusal.message)
                 return
 
-    async def _until_decided(self) -> None:
+    async def _wait_for_decision(self) -> None:
         """Wait until the plan was approved or refused."""
         state = "awaiting_approval"
         while state == "awaiting_approval":
             await asyncio.sleep(APPROVAL_POLL_SECONDS)
             state = (await self._api.get(self._session, self._path))["state"]
 
-    def _note(self, event: Event) -> None:
+    def _take_event(self, event: Event) -> None:
         """Take one event of the stream."""
-        if not event.data or event.data == DONE:
+        if not event.data or event.data == END_OF_STREAM:
             return
         body = orjson.loads(event.data)
         self._is_changed = self._is_changed or "error" in body or "baton" in body
@@ -117,16 +117,16 @@ class FollowedRun:
             self._refusal = request_form.refusal(ApiError(200, body))
             return
         for choice in body.get("choices", ()):
-            self._say(choice.get("delta", {}))
+            self._add_delta(choice.get("delta", {}))
         self._state = str(body.get("baton", {}).get("state", self._state))
         if self._state == "awaiting_approval":
             self._is_paused = True
-            self._words, self._chars = [], 0  # it was a sentence for clients that show nothing else
+            self._texts, self._chars = [], 0  # it was a sentence for clients that show nothing else
 
-    def _say(self, delta: Mapping[str, Any]) -> None:
+    def _add_delta(self, delta: Mapping[str, Any]) -> None:
         text = delta.get("content") or delta.get("refusal") or ""
         if text and self._chars < SHOWN_CHARS:
-            self._words.append(text)
+            self._texts.append(text)
         self._chars += len(text)
         for call in delta.get("tool_calls", ()):
             known = self._calls.setdefault(call["index"], {"id": "", "name": "", "arguments": ""})
@@ -142,14 +142,14 @@ class FollowedRun:
         `ApiError` where the run cannot be read."""
         view = await self.view()
         made = {f"run-{name}": self._pages.region(f"playground_{name}.html", view=view) for name in REGIONS}
-        changed = {name: html for name, html in made.items() if self._sent.get(name) != html}
-        self._sent = made
+        changed = {name: html for name, html in made.items() if self._sent_regions.get(name) != html}
+        self._sent_regions = made
         return changed
 
     async def view(self) -> dict[str, Any]:
         """Return the values of the regions' templates. Raises `ApiError` where the run cannot be read."""
-        await self._look()
-        words = "".join(self._words) if self._state != "awaiting_approval" else ""
+        await self._read_steps()
+        words = "".join(self._texts) if self._state != "awaiting_approval" else ""
         calls = list(self._calls.values()) if self._state == "awaiting_tool" else []
         return {
             "run": self.run,
@@ -159,26 +159,26 @@ class FollowedRun:
             "words": words[:SHOWN_CHARS],
             "left_out": max(self._chars - SHOWN_CHARS, 0) if words else 0,
             "calls": calls,
-            "turn": orjson.dumps(_turn("".join(self._words), calls)).decode() if calls else "",
+            "turn": orjson.dumps(_assistant_message("".join(self._texts), calls)).decode() if calls else "",
             "refusal": self._refusal,
-            "whole": await self._whole(),
-            "why": await self._why(),
+            "whole": await self._read_whole_run(),
+            "why": await self._read_explanation(),
         }
 
-    async def _whole(self) -> Any:
+    async def _read_whole_run(self) -> Any:
         """Return the figures of a run that goes on no further by itself; None before that."""
         if self.is_over or self._state == "awaiting_approval":
             return await self._api.get(self._session, self._path)
         return None
 
-    async def _why(self) -> str:
+    async def _read_explanation(self) -> str:
         """Return the explanation of a run that has ended."""
-        if self._state not in OVER:
+        if self._state not in ENDED_STATES:
             return ""
         return str((await self._api.get(self._session, f"{self._path}/explain"))["text"])
 
 
-def _turn(words: str, calls: list[dict[str, str]]) -> dict[str, Any]:
+def _assistant_message(words: str, calls: list[dict[str, str]]) -> dict[str, Any]:
     """Return the assistant's message with its calls of tools, as the request with their results repeats it."""
     made = [
         {"id": call["id"], "type": "function", "function": {"name": call["name"], "arguments": call["arguments"]}}

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from app.console.api import ApiError, Session
-from app.console.pages import Pages, form_lists, to
+from app.console.pages import Pages, form_lists, redirect_to
 from app.console.session import PATH
 from app.core.records import copy_with, record
 
@@ -25,7 +25,7 @@ REFUSALS: Final = frozenset({400, 403, 404, 409, 413, 422})
 """Statuses of the API after which the form is shown again with the reason."""
 TOKEN_BYTES: Final = 16
 NUMBER_CHARS: Final = 40
-LARGEST: Final = 2**53
+MAX_NUMBER: Final = 2**53
 """The largest number of a field: every whole one up to it is the same in JSON."""
 
 
@@ -94,16 +94,16 @@ def routes(pages: Pages, path: str, ask: Ask, act: Act, show: Show) -> list[Rout
         made = await ask(request, session)
         given = await form_lists(request)
         made = copy_with(made, given=given, once=given.get("once", [made.once])[-1])
-        body, faults = read(made.fields, given)
+        body, faults = read_fields(made.fields, given)
         status = 400
         if not faults:
             try:
                 reply = await act(request, session, Sent(body, {"idempotency_key": made.once}))
-                return reply or to(made.back.removeprefix(PATH))
+                return reply or redirect_to(made.back.removeprefix(PATH))
             except ApiError as error:
                 if error.status not in REFUSALS:
                     raise
-                status, faults = error.status, fault_of(error, made.fields)
+                status, faults = error.status, faults_of(error, made.fields)
         # What is corrected is another request, which needs a key of its own.
         made = copy_with(made, faults=faults, once=secrets.token_urlsafe(TOKEN_BYTES))
         return await show(request, session, "form.html", status, form=made)
@@ -111,13 +111,13 @@ def routes(pages: Pages, path: str, ask: Ask, act: Act, show: Show) -> list[Rout
     return [pages.route(path, asked), pages.route(path, sent, "POST")]
 
 
-def fault_of(error: ApiError, fields: Sequence[Field]) -> dict[str, str]:
+def faults_of(error: ApiError, fields: Sequence[Field]) -> dict[str, str]:
     """Return the refusal of the API beside the field that it names, or above the form."""
     name = error.param.partition("[")[0]
     return {name if any(field.name == name for field in fields) else "": error.message}
 
 
-def read(fields: Sequence[Field], given: Mapping[str, Sequence[str]]) -> tuple[dict[str, Any], dict[str, str]]:
+def read_fields(fields: Sequence[Field], given: Mapping[str, Sequence[str]]) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the body for the API, and the faults of fields that cannot be read."""
     body: dict[str, Any] = {}
     faults: dict[str, str] = {}
@@ -143,15 +143,15 @@ def _value(asked: Field, texts: Sequence[str]) -> Any:
     if asked.kind == "list":
         return [word.strip() for word in text.split(",") if word.strip()]
     if asked.kind == "number":
-        return number(text)
+        return parse_number(text)
     if asked.kind == "days":
-        return _seconds(number(text))
+        return _seconds(parse_number(text))
     if asked.kind == "lines":
         return text
     return text.strip()
 
 
-def number(text: str) -> int | float:
+def parse_number(text: str) -> int | float:
     """Return the number that a text says, a whole one where it is digits alone, because the API takes no other for
     counts.
 
@@ -159,7 +159,7 @@ def number(text: str) -> int | float:
     if len(text) > NUMBER_CHARS:
         raise ValueError
     value = int(text) if text.strip().removeprefix("-").isdecimal() else float(text)
-    if not abs(value) <= LARGEST:
+    if not abs(value) <= MAX_NUMBER:
         raise ValueError
     return value
 
@@ -167,6 +167,6 @@ def number(text: str) -> int | float:
 def _seconds(days: float) -> int:
     """Return days as seconds. Raises `ValueError` as `number`."""
     seconds = round(days * DAY_SECONDS)
-    if abs(seconds) > LARGEST:
+    if abs(seconds) > MAX_NUMBER:
         raise ValueError
     return seconds

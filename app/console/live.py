@@ -63,7 +63,7 @@ class Live:
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         async with asyncio.TaskGroup() as group:
             reading = group.create_task(self._read())
-            leaving = group.create_task(_left(receive))
+            leaving = group.create_task(_wait_for_disconnect(receive))
             writing = group.create_task(self._write(send))
             tasks = (leaving, writing)
             ended, _ = await asyncio.wait(tasks, timeout=self.seconds, return_when=asyncio.FIRST_COMPLETED)
@@ -129,7 +129,7 @@ async def _send(send: Send, text: str) -> None:
     await send({"type": "http.response.body", "body": text.encode(), "more_body": True})
 
 
-async def _left(receive: Receive) -> None:
+async def _wait_for_disconnect(receive: Receive) -> None:
     """Return once the browser has disconnected."""
     while (await receive())["type"] != "http.disconnect":
         pass

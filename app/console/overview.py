@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.routing import Route
 
 from app.console.api import ApiError, Event, Session
-from app.console.forms import number
+from app.console.forms import parse_number
 from app.console.live import Live, Regions
 from app.console.pages import Pages, form
 from app.console.session import PATH
@@ -73,7 +73,7 @@ def _live(pages: Pages, session: Session, asked: Mapping[str, str], shown: str) 
     """Return the overview as it changes. One that is older than the page's, whose `until` is `shown`, is not sent:
     others who follow the same figures may have had it made before."""
     try:
-        since = number(shown)
+        since = parse_number(shown)
     except ValueError:
         since = 0
 
@@ -91,11 +91,11 @@ def _values(pages: Pages, found: Json, asked: Json) -> dict[str, Any]:
     """Return the values of the templates of an overview's parts."""
     return {
         "found": found,
-        "has_playground": pages.offers(f"{PATH}/playground"),
+        "has_playground": pages.has_page(f"{PATH}/playground"),
         "runs": _links(found, asked, found["runs_since"]),
         "calls": _links(found, asked, found["calls_since"]),
-        "rated": lambda worker: _rated(found, asked, worker),
-        "spent": lambda budget: _spent(found, budget),
+        "rated": lambda worker: _address_of_good_runs(found, asked, worker),
+        "spent": lambda budget: _address_of_spending(found, budget),
         "by_state": {group["state"]: group for group in found["open"]},
         "out": [breaker for breaker in found["breakers"] or () if breaker["state"] != "closed"],
     }
@@ -116,7 +116,7 @@ def _links(found: Json, asked: Json, since: float) -> Callable[..., str]:
     return link
 
 
-def _spent(found: Json, budget: Json) -> str:
+def _address_of_spending(found: Json, budget: Json) -> str:
     """Return the address of the list of the runs that have spent of a budget in its present window, the dearest
     first."""
     tenant = budget["tenant"] if budget["tenant"] != ALL_TENANTS else None
@@ -131,7 +131,7 @@ def _spent(found: Json, budget: Json) -> str:
     return _list(filters)
 
 
-def _rated(found: Json, asked: Json, worker: str) -> str:
+def _address_of_good_runs(found: Json, asked: Json, worker: str) -> str:
     """Return the address of the list of a worker's runs that were rated good in the period, whenever they began."""
     times = {"rated_since": found["since"], "rated_until": found["until"]}
     return _list({"worker": worker, "rated": "good", **times, "tenant": asked.get("tenant")})

@@ -19,7 +19,7 @@ from starlette.routing import Route
 from app.console import templating
 from app.console.api import Api, ApiError, Session
 from app.console.live import END_EVENT, Live
-from app.console.session import PATH, Sessions, may_change
+from app.console.session import PATH, Sessions, is_from_console
 from app.core.records import record
 
 NONCE_BYTES: Final = 16
@@ -66,7 +66,7 @@ class Pages:
         self._places = tuple(places)
         self._templates: jinja2.Environment = templating.environment()
 
-    def offers(self, path: str) -> bool:
+    def has_page(self, path: str) -> bool:
         """Return True if the navigation of this listener has this page."""
         return any(place.path == path for place in self._places)
 
@@ -74,11 +74,11 @@ class Pages:
         """Return the route of a page for people who are signed in."""
 
         async def serve(request: Request) -> Any:
-            session = self.sessions.of(request)
+            session = self.sessions.session_of(request)
             if session is None:
-                return self.to_sign_in(request)
-            if method != "GET" and not may_change(request):
-                return self.failure(request, 403, "The request did not come from a page of this console.")
+                return self.redirect_to_sign_in(request)
+            if method != "GET" and not is_from_console(request):
+                return self.error_page(request, 403, "The request did not come from a page of this console.")
             try:
                 reply = await page(request, session)
                 if isinstance(reply, Live):
@@ -88,10 +88,10 @@ class Pages:
                 return reply
             except ApiError as error:
                 if error.status == 401:  # the session is over: it must not stand in the way of the next one
-                    leading = self.to_sign_in(request)
+                    leading = self.redirect_to_sign_in(request)
                     self.sessions.end(request, leading)
                     return leading
-                return self.failure(request, error.status, error.message)
+                return self.error_page(request, error.status, error.message)
 
         return Route(PATH + path, serve, methods=[method])
 
@@ -105,7 +105,7 @@ class Pages:
             "here": request.url.path,
             "theme": theme if theme in THEMES else "auto",
             "has_people": self.sessions.has_people,
-            "is_signed_in": self.sessions.of(request) is not None,
+            "is_signed_in": self.sessions.session_of(request) is not None,
         }
         html = templating.render(self._templates, template, {**frame, **values})
         return HTMLResponse(html, status, {**HEADERS, "content-security-policy": POLICY.format(nonce=nonce)})
@@ -114,11 +114,11 @@ class Pages:
         """Return a part of a page, of which the whole page and its patches are made. It has no attributes of htmx."""
         return templating.render(self._templates, template, values)
 
-    def failure(self, request: Request, status: int, message: str) -> HTMLResponse:
+    def error_page(self, request: Request, status: int, message: str) -> HTMLResponse:
         """Return an error as a page, with what to do next."""
         return self.show(request, "failure.html", status, status=status, message=message)
 
-    def to_sign_in(self, request: Request) -> Response:
+    def redirect_to_sign_in(self, request: Request) -> Response:
         """Lead to the sign-in page, which leads back; end the stream of a page that is open."""
         if "live" in request.query_params or request.url.path.endswith("/live"):
             return _event_stream(END_EVENT)
@@ -167,6 +167,6 @@ def _too_large(message: str) -> ApiError:
     return ApiError(413, {"error": {"code": "request_too_large", "message": message}})
 
 
-def to(path: str) -> RedirectResponse:
+def redirect_to(path: str) -> RedirectResponse:
     """Lead to a page of the console after something was changed."""
     return RedirectResponse(PATH + path, 303, HEADERS)

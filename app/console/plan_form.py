@@ -51,7 +51,7 @@ class StepDifference:
     instruction: tuple[Piece, ...] = ()
 
 
-def pressed(text: str) -> Pressed:
+def read_button(text: str) -> Pressed:
     """Return a button's value, such as `up:2`."""
     action, _, step = text.partition(":")
     place = _place(step)
@@ -118,7 +118,7 @@ def edits(before: Sequence[Step], written: Sequence[Step], button: Pressed, list
     elif button.action == "remove":
         made.append({"op": "remove", "step": button.step})
     elif button.action == "add":
-        made.append(_added(lists, len(before)))
+        made.append(_added_step(lists, len(before)))
     return made
 
 
@@ -141,7 +141,7 @@ def _check_swap(written: Sequence[Step], earlier: int) -> None:
         raise FormFault({f"access-{earlier + 1}": said})
 
 
-def _added(lists: Lists, count: int) -> dict[str, Any]:
+def _added_step(lists: Lists, count: int) -> dict[str, Any]:
     step = _step(lists, NEW)
     place = _place(_last(lists, f"place-{NEW}"))
     if not step["subtask"].strip():
@@ -155,7 +155,7 @@ def _added(lists: Lists, count: int) -> dict[str, Any]:
     return {"op": "add", "step": at, **given, **({"tools": True} if step["tools"] else {})}
 
 
-def blamed(param: str, button: Pressed, count: int, added_at: int) -> str:
+def field_of_refusal(param: str, button: Pressed, count: int, added_at: int) -> str:
     """Return the field of the form that a refusal's `param` names, whose places are those after the edits; "" for
     none."""
     found = PARAM.fullmatch(param)
@@ -188,7 +188,7 @@ def differences(before: Sequence[Step], after: Sequence[Step]) -> list[StepDiffe
 
     Steps are paired by their instruction, then by their order among those that are left.
     """
-    pairs = _paired(before, after)
+    pairs = _pair_steps(before, after)
     places = {old: new for old, new in pairs if old is not None and new is not None}
     found: list[StepDifference] = []
     for old, new in pairs:
@@ -201,7 +201,7 @@ def differences(before: Sequence[Step], after: Sequence[Step]) -> list[StepDiffe
     return found
 
 
-def _paired(before: Sequence[Step], after: Sequence[Step]) -> list[tuple[int | None, int | None]]:
+def _pair_steps(before: Sequence[Step], after: Sequence[Step]) -> list[tuple[int | None, int | None]]:
     """Return the places of each step in both revisions: those of the same instruction, then those that stand behind the
     same step or at the same place."""
     left = list(range(len(before)))
@@ -211,8 +211,8 @@ def _paired(before: Sequence[Step], after: Sequence[Step]) -> list[tuple[int | N
         if same is not None:
             left.remove(same)
             pairs[new] = same
-    behind = _behind(len(before), set(pairs.values()))
-    matched = _behind(len(after), set(pairs))
+    behind = _last_known_before(len(before), set(pairs.values()))
+    matched = _last_known_before(len(after), set(pairs))
     for new in range(len(after)):
         if new in pairs:
             continue
@@ -224,7 +224,7 @@ def _paired(before: Sequence[Step], after: Sequence[Step]) -> list[tuple[int | N
     return [*((pairs.get(new), new) for new in range(len(after))), *((old, None) for old in left)]
 
 
-def _behind(count: int, known: Collection[int]) -> list[int]:
+def _last_known_before(count: int, known: Collection[int]) -> list[int]:
     """Return for each place the last known one before it; -1 if there is none."""
     found: list[int] = []
     last = -1
@@ -243,7 +243,7 @@ def _difference(old: int, new: int, first: Step, second: Step, places: Mapping[i
         changes.append(("shown", _entries(first["access"]), _entries(second["access"])))
     if bool(first.get("tools")) != bool(second.get("tools")):
         changes.append(("tools", _yes(first.get("tools")), _yes(second.get("tools"))))
-    instruction = compared(str(first["subtask"]), str(second["subtask"]))
+    instruction = compare_texts(str(first["subtask"]), str(second["subtask"]))
     if not changes and not instruction and old == new:
         return []
     return [StepDifference(old, new, str(second["worker"]), tuple(changes), instruction)]
@@ -258,7 +258,7 @@ def _yes(flag: object) -> str:
     return "yes" if flag else "no"
 
 
-def compared(first: str, second: str) -> tuple[Piece, ...]:
+def compare_texts(first: str, second: str) -> tuple[Piece, ...]:
     """Return the second text with its differences from the first, word by word; empty if they are equal."""
     if first == second:
         return ()

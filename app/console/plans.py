@@ -13,10 +13,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from app.console import plan_form, request_form, samples
-from app.console.api import ApiError, Session, segment
-from app.console.pages import Pages, form_lists, to
+from app.console.api import ApiError, Session, path_segment
+from app.console.pages import Pages, form_lists, redirect_to
 from app.console.plan_form import Pressed
-from app.console.playground import TOKEN_BYTES, once_of, origin
+from app.console.playground import TOKEN_BYTES, idempotency_key, origin_of
 from app.console.request_form import FormFault, Refusal
 from app.console.session import PATH
 from app.console.step_pane import cut
@@ -59,7 +59,7 @@ class Plans:
     async def act(self, request: Request, session: Session) -> Response:
         """Make the revision that the form says, or run the one that it shows."""
         lists = await form_lists(request)
-        button = plan_form.pressed(lists.get("action", [""])[-1])
+        button = plan_form.read_button(lists.get("action", [""])[-1])
         plan = await self._plan(request, session, lists.get("revision", [""])[-1])
         written = plan_form.read(lists)
         made: list[dict[str, Any]] = []
@@ -68,22 +68,22 @@ class Plans:
             if not made:
                 return await self._without_edits(request, session, plan, lists, button)
             body = {"revision": plan["revision"], "edits": made}
-            path = f"/v1/plans/{segment(plan['id'])}"
-            later = await self._api.ask(session, "PATCH", path, body=body)
+            path = f"/v1/plans/{path_segment(plan['id'])}"
+            later = await self._api.request(session, "PATCH", path, body=body)
         except FormFault as fault:
             return await self._page(request, session, plan, lists=lists, status=400, faults=fault.faults)
         except ApiError as error:
             if error.status == 401:
                 raise
             added_at = int(made[-1]["step"]) if button.action == "add" and made else -1
-            field = plan_form.blamed(error.param, button, len(written), added_at)
+            field = plan_form.field_of_refusal(error.param, button, len(written), added_at)
             refusal = request_form.refusal(error)
             faults = {field: error.message} if field else {}
             return await self._page(
                 request, session, plan, lists=lists, status=error.status, faults=faults, refusal=refusal
             )
         saved = f"&{SAVED}=1" if button.action == "run" else ""
-        return to(f"/plans/{segment(later['id'])}?revision={later['revision']}{saved}")
+        return redirect_to(f"/plans/{path_segment(later['id'])}?revision={later['revision']}{saved}")
 
     async def _without_edits(
         self, request: Request, session: Session, plan: Mapping[str, Any], lists: plan_form.Lists, button: Pressed
@@ -92,12 +92,12 @@ class Plans:
         if button.action != "run":
             return await self._page(request, session, plan, notice="Nothing was changed, so no revision was made.")
         body = {"revision": plan["revision"], "digest": plan["digest"], "stream": True, "stream_steps": True}
-        once = once_of(lists.get("once", [""])[-1], "run", body)
-        run = await self._api.begin(session, f"/v1/plans/{segment(plan['id'])}/run", body, once)
-        return to(f"/playground/{segment(run)}")
+        once = idempotency_key(lists.get("once", [""])[-1], "run", body)
+        run = await self._api.begin_run(session, f"/v1/plans/{path_segment(plan['id'])}/run", body, once)
+        return redirect_to(f"/playground/{path_segment(run)}")
 
     async def _plan(self, request: Request, session: Session, revision: str | None) -> Any:
-        path = f"/v1/plans/{segment(request.path_params['plan'])}"
+        path = f"/v1/plans/{path_segment(request.path_params['plan'])}"
         return await self._api.get(session, path, revision=revision)
 
     async def _page(
@@ -121,14 +121,14 @@ class Plans:
             earlier = await self._plan(request, session, str(against))
             differences = plan_form.differences(earlier["plan"]["steps"], steps)
         run = {"revision": plan["revision"], "digest": plan["digest"]}
-        url = f"{origin(request)}/v1/plans/{segment(plan['id'])}/run"
+        url = f"{origin_of(request)}/v1/plans/{path_segment(plan['id'])}/run"
         return self._pages.show(
             request,
             "plan.html",
             status,
             plan=plan,
             question=cut(plan["question"]),
-            path=f"{PATH}/plans/{segment(plan['id'])}",
+            path=f"{PATH}/plans/{path_segment(plan['id'])}",
             steps=written if len(written) == len(steps) else steps,
             new=plan_form.new_step(lists or {}),
             latest=numbers[-1],

@@ -17,10 +17,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from app.console import request_form, samples
-from app.console.api import ApiError, Session, segment
+from app.console.api import ApiError, Session, path_segment
 from app.console.following import FollowedRun
 from app.console.live import Live
-from app.console.pages import Pages, form_lists, to
+from app.console.pages import Pages, form_lists, redirect_to
 from app.console.request_form import FormFault, Refusal
 from app.console.session import PATH, is_https
 
@@ -29,7 +29,7 @@ PLAN_SECONDS: Final = 300.0
 TOKEN_BYTES: Final = 12
 KEPT_CHARS: Final = 200_000
 """The longest request that a page carries along beside the fields that it was made of."""
-MAIN: Final = ("question", "tier", "history")
+VISIBLE_FIELDS: Final = ("question", "tier", "history")
 """The fields that are always visible."""
 RATINGS: Final = {"up": "good", "down": "bad"}
 
@@ -61,8 +61,8 @@ class Playground:
         run = request.path_params["run"]
         followed = FollowedRun(self._pages, session, run)
         if "live" in request.query_params:
-            return Live(followed.source(), followed.regions)
-        found = await self._api.get(session, f"/v1/runs/{segment(run)}")
+            return Live(followed.stream(), followed.regions)
+        found = await self._api.get(session, f"/v1/runs/{path_segment(run)}")
         fields = request_form.read({"tier": str(found["model"])})
         return await self._page(request, session, fields, run=run)
 
@@ -72,7 +72,7 @@ class Playground:
         given = {name: values[-1] for name, values in lists.items()}
         fields = request_form.read(given)
         action, run = given.get("action", "ask"), given.get("run", "")
-        sent = _read(given.get("sent", ""))
+        sent = _parse_hidden_field(given.get("sent", ""))
         if action in RATINGS and run:
             return await self._rate(request, session, fields, sent, given)
         if action == "results":
@@ -81,14 +81,14 @@ class Playground:
             fields["history"] = ""
         try:
             body = request_form.to_body(fields)
-            once = once_of(given.get("once", ""), action, body)
+            once = idempotency_key(given.get("once", ""), action, body)
             if action == "preview":
                 headers = {"idempotency_key": once}
-                made = await self._api.ask(
+                made = await self._api.request(
                     session, "POST", "/v1/plans", body=body, headers=headers, within=PLAN_SECONDS
                 )
-                return to(f"/plans/{segment(made['id'])}")
-            run = await self._api.begin(session, "/v1/chat/completions", body, once)
+                return redirect_to(f"/plans/{path_segment(made['id'])}")
+            run = await self._api.begin_run(session, "/v1/chat/completions", body, once)
         except FormFault as fault:
             return await self._page(request, session, fields, status=400, faults=fault.faults)
         except ApiError as error:
@@ -105,7 +105,7 @@ class Playground:
         run, action = given["run"], given["action"]
         rating = {"thumbs": action} | ({"comment": given["comment"]} if given.get("comment", "").strip() else {})
         try:
-            await self._api.post(session, f"/v1/runs/{segment(run)}/feedback", rating)
+            await self._api.post(session, f"/v1/runs/{path_segment(run)}/feedback", rating)
         except ApiError as error:
             if error.status == 401:
                 raise
@@ -141,31 +141,33 @@ class Playground:
             status,
             fields=fields,
             tiers=tiers,
-            efforts=_efforts(tiers),
+            efforts=_effort_levels(tiers),
             faults=found,
             refusal=refusal,
             notice=notice,
-            open_options=any(fields[name] != first for name, first in request_form.EMPTY.items() if name not in MAIN),
+            open_options=any(
+                fields[name] != first for name, first in request_form.EMPTY.items() if name not in VISIBLE_FIELDS
+            ),
             run=run,
-            live=f"{PATH}/playground/{segment(run)}?live" if run and not followed.is_over else "",
+            live=f"{PATH}/playground/{path_segment(run)}?live" if run and not followed.is_over else "",
             view=await followed.view() if run else None,
             once=secrets.token_urlsafe(TOKEN_BYTES),
-            sent=_written(sent),
+            sent=_hidden_field(sent),
             samples=_samples(request, sent),
         )
 
 
-def origin(request: Request) -> str:
+def origin_of(request: Request) -> str:
     """Return the address of the service as the browser has it, without a path."""
     return f"{'https' if is_https(request) else 'http'}://{request.headers.get('host', 'localhost')}"
 
 
-def _efforts(tiers: list[Any]) -> list[str]:
+def _effort_levels(tiers: list[Any]) -> list[str]:
     """Return the levels of effort that some tier has, each once."""
     return list(dict.fromkeys(effort for tier in tiers for effort in tier["baton"]["efforts"]))
 
 
-def once_of(token: str, action: str, body: Mapping[str, Any]) -> str:
+def idempotency_key(token: str, action: str, body: Mapping[str, Any]) -> str:
     """Return the `Idempotency-Key` of a request: the same form sent twice is one request, another body is another
     one."""
     sent = orjson.dumps([token, action, body], option=orjson.OPT_SORT_KEYS)
@@ -177,12 +179,12 @@ def _samples(request: Request, sent: Any) -> list[samples.Sample]:
     try:
         if not sent:
             return []
-        return samples.samples(origin(request), sent)
+        return samples.samples(origin_of(request), sent)
     except (AttributeError, LookupError, TypeError, ValueError, RecursionError):
         return []
 
 
-def _written(sent: Mapping[str, Any] | None) -> str:
+def _hidden_field(sent: Mapping[str, Any] | None) -> str:
     """Return the request for a hidden field, by which a later page shows its code again; "" for a very large one."""
     text = orjson.dumps(sent).decode() if sent else ""
     return text if len(text) <= KEPT_CHARS else ""
@@ -190,20 +192,20 @@ def _written(sent: Mapping[str, Any] | None) -> str:
 
 def _with_results(history: str, turn: str, results: list[str]) -> str:
     """Return the messages since the question, with the assistant's calls and the results that a person has written."""
-    asked = _read(turn)
-    calls = _list(asked.get("tool_calls")) if isinstance(asked, dict) else []
+    asked = _parse_hidden_field(turn)
+    calls = _as_list(asked.get("tool_calls")) if isinstance(asked, dict) else []
     ids = [call.get("id") if isinstance(call, dict) else None for call in calls]
     answered = zip(ids, results, strict=False)
     said = [{"role": "tool", "tool_call_id": id_, "content": text} for id_, text in answered]
-    return orjson.dumps([*_list(_read(history)), asked, *said]).decode()
+    return orjson.dumps([*_as_list(_parse_hidden_field(history)), asked, *said]).decode()
 
 
-def _list(value: Any) -> list[Any]:
+def _as_list(value: Any) -> list[Any]:
     """Return a list of a hidden field, which its sender may have changed into anything."""
     return value if isinstance(value, list) else []
 
 
-def _read(text: str) -> Any:
+def _parse_hidden_field(text: str) -> Any:
     """Return the JSON of a hidden field; None if it is not valid."""
     try:
         return orjson.loads(text) if text else None

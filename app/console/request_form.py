@@ -10,7 +10,7 @@ from typing import Any, Final
 import orjson
 
 from app.console.api import ApiError
-from app.console.forms import number
+from app.console.forms import parse_number
 from app.core.records import record
 
 Fields = Mapping[str, str]
@@ -145,7 +145,7 @@ def _number(fields: Fields, name: str, faults: dict[str, str], *, whole: bool) -
     if not text:
         return None
     try:
-        value = number(text)
+        value = parse_number(text)
     except ValueError:
         value = None
     if value is None or (whole and not isinstance(value, int)):

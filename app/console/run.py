@@ -19,9 +19,9 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
 from app.console import drawing, step_pane
-from app.console.api import ApiError, Event, Session, segment
+from app.console.api import ApiError, Event, Session, path_segment
 from app.console.live import Live, Regions
-from app.console.pages import HEADERS, Pages, form, to
+from app.console.pages import HEADERS, Pages, form, redirect_to
 from app.console.session import PATH
 from app.core.records import record
 from app.core.roles import permits
@@ -56,7 +56,7 @@ class Cursor:
         """Return the address of the page with another cursor, at the part of the page that it changes."""
         given: dict[str, Any] = {"step": self.step, "t": self.t, "by": self.by} | changes
         kept = {name: value for name, value in given.items() if value not in (None, "", "time")}
-        path = f"{PATH}/runs/{segment(self.run)}"
+        path = f"{PATH}/runs/{path_segment(self.run)}"
         shown = f"{path}?{urlencode(kept)}" if kept else path
         if changes.get("step") is not None:
             return f"{shown}#run-pane"
@@ -102,18 +102,18 @@ def routes(pages: Pages) -> list[Route]:
         body = {"thumbs": given.get("thumbs", ""), "source": "console"}
         if comment := given.get("comment", "").strip():
             body["comment"] = comment
-        await pages.api.post(session, f"/v1/runs/{segment(run)}/feedback", body)
-        return to(f"/runs/{segment(run)}")
+        await pages.api.post(session, f"/v1/runs/{path_segment(run)}/feedback", body)
+        return redirect_to(f"/runs/{path_segment(run)}")
 
     async def stop(request: Request, session: Session) -> Response:
         run = request.path_params["run"]
-        await pages.api.post(session, f"/v1/runs/{segment(run)}/cancel", {})
-        return to(f"/runs/{segment(run)}")
+        await pages.api.post(session, f"/v1/runs/{path_segment(run)}/cancel", {})
+        return redirect_to(f"/runs/{path_segment(run)}")
 
     async def replay(request: Request, session: Session) -> Response:
         run, once = request.path_params["run"], (await form(request)).get("once", "")
-        made = await pages.api.post(session, f"/v1/runs/{segment(run)}/replay", {}, idempotency_key=once)
-        return to(f"/runs/{segment(made['id'])}")
+        made = await pages.api.post(session, f"/v1/runs/{path_segment(run)}/replay", {}, idempotency_key=once)
+        return redirect_to(f"/runs/{path_segment(made['id'])}")
 
     async def explain(request: Request, session: Session) -> Response:
         return await _explanation(pages, request, session)
@@ -160,7 +160,7 @@ def _addresses(cursor: Cursor, shown: Mapping[str, Any]) -> dict[str, str]:
     return {
         "compare": f"{PATH}/compare?{urlencode({'a': run['id'], 'b': other})}",
         "following": f"{PATH}/runs?{urlencode({'origin_run': run['id']})}",
-        "live": f"{PATH}/runs/{segment(run['id'])}/live?{urlencode(follow)}",
+        "live": f"{PATH}/runs/{path_segment(run['id'])}/live?{urlencode(follow)}",
     }
 
 
@@ -184,7 +184,7 @@ class _Reader:
         is_latest = state["seq"] == state["last_seq"]
         full = timeline
         if not is_latest:
-            path = f"/v1/runs/{segment(cursor.run)}/timeline"
+            path = f"/v1/runs/{path_segment(cursor.run)}/timeline"
             full = await self._api.get(session, path, at=state["last_seq"])
         length = timeline["length_seconds"]
         now = cursor.t if cursor.t is not None and seq is None else state["seconds"]
@@ -199,8 +199,8 @@ class _Reader:
             "run": whole,
             "key_name": found["key_name"],
             "state": state,
-            "graph": drawing.graph(found["graph"], cursor.chosen, link),
-            "timeline": drawing.timeline(timeline, length, cursor.by, cursor.chosen, link),
+            "graph": drawing.draw_graph(found["graph"], cursor.chosen, link),
+            "timeline": drawing.draw_timeline(timeline, length, cursor.by, cursor.chosen, link),
             "pane": step_pane.pane(found, cursor.step),
             "has_ended": whole["state"] in ENDED,
             "may_write": kept.may_write,
@@ -215,21 +215,21 @@ class _Reader:
     async def _views(self, session: Session, cursor: Cursor, seq: int | None, kept: "_Kept") -> Any:
         """Return the run and its views, with the first words of subtasks and the content of the chosen step. Reading
         these is logged for others' runs, so a live page reads them again only where they have changed."""
-        path, step = f"/v1/runs/{segment(cursor.run)}/views", cursor.number
+        path, step = f"/v1/runs/{path_segment(cursor.run)}/views", cursor.number
         at = {"at": seq} if seq is not None else {"t": cursor.t}
         is_first = not kept.words
-        found = await self._api.get(session, path, **at, words=_truth(is_first), step=step if is_first else None)
+        found = await self._api.get(session, path, **at, words=_boolean_text(is_first), step=step if is_first else None)
         if found["run"]["erased"]:
             kept.forget()
         lacks_words, lacks_content = kept.lacks_words(found), step is not None and kept.lacks_content(found, step)
         if not is_first and (lacks_words or lacks_content):
-            wanted = {"words": _truth(lacks_words), "step": step if lacks_content else None}
+            wanted = {"words": _boolean_text(lacks_words), "step": step if lacks_content else None}
             found = await self._api.get(session, path, **at, **wanted)
         kept.complete(found, step)
         return found
 
 
-def _truth(is_so: bool) -> str:
+def _boolean_text(is_so: bool) -> str:
     return "true" if is_so else "false"
 
 
@@ -296,7 +296,7 @@ def _live(pages: Pages, reader: _Reader, session: Session, cursor: Cursor, reque
 async def _journal(pages: Pages, session: Session, run: str, after: str | None) -> AsyncIterator[AsyncIterator[Event]]:
     """Yield the events of the run's journal until it has ended. The API ends a stream after some time; then the next
     one goes on behind the last event, if the session is still good."""
-    path = f"/v1/runs/{segment(run)}"
+    path = f"/v1/runs/{path_segment(run)}"
 
     async def each() -> AsyncIterator[Event]:
         last, goes_on = after, True
@@ -317,7 +317,7 @@ async def _journal(pages: Pages, session: Session, run: str, after: str | None) 
 
 async def _explanation(pages: Pages, request: Request, session: Session) -> Response:
     run = request.path_params["run"]
-    path = f"/v1/runs/{segment(run)}"
+    path = f"/v1/runs/{path_segment(run)}"
     explained = await pages.api.get(session, f"{path}/explain")
     return pages.show(
         request,

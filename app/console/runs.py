@@ -88,13 +88,13 @@ def routes(pages: Pages) -> list[Route]:
     """Return the list of runs with its filters."""
 
     async def show_runs(request: Request, session: Session) -> Any:
-        asked = _asked(request)
+        asked = _request_query(request)
         me = await pages.api.get(session, "/v1/me")
         if "live" in request.query_params:
             return _live(pages, session, asked, sees_tenants=me["all_tenants"])
         fault, status, listed = "", 200, None
         try:
-            listed = await _listed(pages, session, asked)
+            listed = await _read_list(pages, session, asked)
         except ApiError as error:
             if error.status != 400:
                 raise
@@ -112,19 +112,19 @@ def routes(pages: Pages) -> list[Route]:
             is_followed=request.query_params.get("follow") != "no",
             here_followed=here,
             live=f"{here}&live",
-            region=listed and _shown(pages, listed, asked, sees_tenants=me["all_tenants"]),
+            region=listed and _table_values(pages, listed, asked, sees_tenants=me["all_tenants"]),
         )
 
     return [pages.route("/runs", show_runs)]
 
 
-def _asked(request: Request) -> dict[str, str]:
+def _request_query(request: Request) -> dict[str, str]:
     """Return the filters and the place in the list that the address names."""
     given = request.query_params
     return {name: given[name].strip() for name in (*FILTERS, "after", "before") if given.get(name, "").strip()}
 
 
-async def _listed(pages: Pages, session: Session, asked: Mapping[str, str]) -> Any:
+async def _read_list(pages: Pages, session: Session, asked: Mapping[str, str]) -> Any:
     return await pages.api.get(session, "/v1/runs", **asked, include=list(INCLUDED))
 
 
@@ -134,8 +134,8 @@ def _live(pages: Pages, session: Session, asked: Mapping[str, str], *, sees_tena
 
     async def render(_event: Event) -> Regions:
         nonlocal shown
-        listed = await _listed(pages, session, asked)
-        html = pages.region("runs_table.html", **_shown(pages, listed, asked, sees_tenants=sees_tenants))
+        listed = await _read_list(pages, session, asked)
+        html = pages.region("runs_table.html", **_table_values(pages, listed, asked, sees_tenants=sees_tenants))
         if html == shown:
             return {}
         shown = html
@@ -144,7 +144,9 @@ def _live(pages: Pages, session: Session, asked: Mapping[str, str], *, sees_tena
     return Live(pages.api.events(session, "/v1/runs/live", query=asked), render, is_finite=False)
 
 
-def _shown(pages: Pages, listed: Mapping[str, Any], asked: Mapping[str, str], *, sees_tenants: bool) -> dict[str, Any]:
+def _table_values(
+    pages: Pages, listed: Mapping[str, Any], asked: Mapping[str, str], *, sees_tenants: bool
+) -> dict[str, Any]:
     """Return the values of the table's template."""
     kept = {name: value for name, value in asked.items() if name not in ("after", "before")}
     links = {
@@ -158,7 +160,7 @@ def _shown(pages: Pages, listed: Mapping[str, Any], asked: Mapping[str, str], *,
         "links": links,
         "is_filtered": any(name not in ARRANGING for name in kept),
         "sees_tenants": sees_tenants,
-        "has_playground": pages.offers(f"{PATH}/playground"),
+        "has_playground": pages.has_page(f"{PATH}/playground"),
     }
 
 

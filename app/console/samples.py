@@ -16,7 +16,7 @@ PYTHON: Final = ("None", "True", "False")
 INDENT: Final = "    "
 ANTHROPIC_TOKENS: Final = 1_024
 """`max_tokens` of Anthropic's code where the request has no maximum: that format demands one."""
-LOWEST: Final = {"none": "low", "minimal": "low"}
+NEAREST_EFFORTS: Final = {"none": "low", "minimal": "low"}
 """Levels of effort that Anthropic's format lacks, each with the nearest that it has."""
 ESCAPED: Final = {code: f"\\u{code:04x}" for code in VISIBLE if code >= 127}
 """Invisible characters that JSON need not escape; they would not survive the page on which the code is shown."""
@@ -158,7 +158,7 @@ def _output_config(body: Mapping[str, Any]) -> dict[str, Any] | None:
         schema = asked["json_schema"]["schema"] if asked["type"] == "json_schema" else {"type": "object"}
         config["format"] = {"type": "json_schema", "schema": schema}
     if "reasoning_effort" in body:
-        config["effort"] = LOWEST.get(body["reasoning_effort"], body["reasoning_effort"])
+        config["effort"] = NEAREST_EFFORTS.get(body["reasoning_effort"], body["reasoning_effort"])
     return config or None
 
 
@@ -170,7 +170,7 @@ def _arguments(given: Mapping[str, Any]) -> str:
 def _literal(value: object, words: Sequence[str], indent: str, depth: int = 0) -> str:
     """Return a value as JSON or Python writes it, which differ only in three words; long ones have a line for each
     entry."""
-    flat = _flat(value, words)
+    flat = _literal_text(value, words)
     if not isinstance(value, Mapping | list) or len(flat) + len(indent) * depth <= 80:
         return flat
     inner, outer = indent * (depth + 1), indent * depth
@@ -184,7 +184,7 @@ def _literal(value: object, words: Sequence[str], indent: str, depth: int = 0) -
     return f"{opening}\n{inner}{lines}\n{outer}{closing}"
 
 
-def _flat(value: object, words: Sequence[str]) -> str:
+def _literal_text(value: object, words: Sequence[str]) -> str:
     if value is None:
         return words[0]
     if isinstance(value, bool):
@@ -192,9 +192,11 @@ def _flat(value: object, words: Sequence[str]) -> str:
     if isinstance(value, str):
         return _text(value)
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{_text(str(name))}: {_flat(item, words)}" for name, item in value.items()) + "}"
+        return (
+            "{" + ", ".join(f"{_text(str(name))}: {_literal_text(item, words)}" for name, item in value.items()) + "}"
+        )
     if isinstance(value, list):
-        return "[" + ", ".join(_flat(item, words) for item in value) + "]"
+        return "[" + ", ".join(_literal_text(item, words) for item in value) + "]"
     return repr(value)
 
 

@@ -40,7 +40,7 @@ class Sessions:
         self.has_people = has_people
         """True if people can log in at an OpenID provider on this listener."""
 
-    def of(self, request: Request) -> Session | None:
+    def session_of(self, request: Request) -> Session | None:
         """Return the signed-in person; None: nobody. The API decides whether the credentials are still good."""
         if (kept := self._kept(request.cookies.get(COOKIE, ""))) is not None:
             return Session((("authorization", f"Bearer {kept['key']}"),), seconds=kept["until"] - self._now())
@@ -97,7 +97,7 @@ def is_https(request: Request) -> bool:
     return "https" in (request.url.scheme, request.headers.get("x-forwarded-proto", ""))
 
 
-def may_change(request: Request) -> bool:
+def is_from_console(request: Request) -> bool:
     """Return True if the request was made by a page of this origin, so that no other site can act in a person's
     name."""
     site = request.headers.get("sec-fetch-site")

@@ -8,9 +8,9 @@ from app.console import drawing
 from app.console.templating import erased
 
 Data = Mapping[str, Any]
-OUTCOME: Final = ("reason", "http_status", "excerpt", "seconds", "first_delta_seconds", "finish")
+OUTCOME_FIELDS: Final = ("reason", "http_status", "excerpt", "seconds", "first_delta_seconds", "finish")
 """The fields of a call's outcome that the pane shows."""
-MOST_CHARS: Final = 20_000
+MAX_CHARS: Final = 20_000
 """Characters of one text that the pane shows; the rest is counted."""
 NO_ALTERNATIVES: Final[Mapping[str, str]] = {
     "caller": "There were no alternatives: the plan is the caller's own.",
@@ -21,7 +21,7 @@ NO_ALTERNATIVES: Final[Mapping[str, str]] = {
     "repeated_plan": "There were no alternatives: the plan is that of the run which is repeated.",
 }
 """The reasons why there are no alternatives of a worker, by who chose it."""
-MOST_MESSAGES: Final = 50
+MAX_MESSAGES: Final = 50
 """Messages of a step that the pane shows; those before are counted."""
 
 
@@ -58,7 +58,7 @@ def steps(found: Data) -> list[dict[str, Any]]:
 
 def _source(edge: Data) -> dict[str, Any]:
     return {
-        "what": drawing.WHAT[edge["what"]],
+        "what": drawing.CONTENT_TEXTS[edge["what"]],
         "of": drawing.name_of(edge["source"]) if edge["what"] in ("output", "answer", "task") else None,
         "why": drawing.reason(edge),
         "sent": edge["sent"],
@@ -73,7 +73,7 @@ def _attempts(node: Data, whole: Data) -> Sequence[Data]:
     for attempt in node["attempts"]:
         more = known.get(attempt["id"], {})
         outcome = more if attempt["outcome"] is not None else {}
-        ended = {name: outcome.get(name) for name in OUTCOME}
+        ended = {name: outcome.get(name) for name in OUTCOME_FIELDS}
         found.append({**attempt, **ended, "passed_over": more.get("passed_over", [])})
     return found
 
@@ -107,12 +107,12 @@ def _cut_content(content: Data | None) -> dict[str, Any] | None:
     messages = content["messages"]
     shown = None
     if messages is not None:
-        shown = [_message(message) for message in messages[-MOST_MESSAGES:]]
+        shown = [_message(message) for message in messages[-MAX_MESSAGES:]]
     return {
         "erased": content["erased"],
         "subtask": cut(content["subtask"]),
         "messages": shown,
-        "earlier_messages": max(len(messages or ()) - MOST_MESSAGES, 0),
+        "earlier_messages": max(len(messages or ()) - MAX_MESSAGES, 0),
         "output": cut(content["output"]),
         "outputs": {call["id"]: cut(call.get("output")) for call in content["attempts"]},
         "called": [
@@ -140,7 +140,7 @@ def cut(text: str | None) -> dict[str, Any] | None:
     """Return the beginning of a text with the number of characters behind it; None for a text that is not there."""
     if text is None:
         return None
-    return {"text": text[:MOST_CHARS], "more": max(len(text) - MOST_CHARS, 0)}
+    return {"text": text[:MAX_CHARS], "more": max(len(text) - MAX_CHARS, 0)}
 
 
 def _answer(node: Data, whole: Data, content: Data | None) -> dict[str, Any]:
@@ -178,7 +178,7 @@ def why_no_answer(node: Data, whole: Data, content: Data | None) -> str:
         case "awaiting_tool":
             return "The worker has called tools of the caller, whose results have not come yet."
         case "failed":
-            sent = f"after {drawing.calls_of(calls)}" if calls else "before anything was sent"
+            sent = f"after {drawing.call_count(calls)}" if calls else "before anything was sent"
             return f"The step failed {sent}: {error}."
         case "skipped":
             return f"The step was skipped: {error}."

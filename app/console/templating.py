@@ -23,14 +23,14 @@ DIRECTION: Final = (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x206
 HIDDEN: Final = (*range(0x80, 0xA0), 0x200B, 0x2028, 0x2029, *range(0x2060, 0x2065), 0xFEFF, *range(0xE0000, 0xE0080))
 """Characters that nobody sees and a worker reads: further controls, spaces without a width, and tags, which can carry
 whole sentences. The joiners of emoji and of Persian words are not among them."""
-ERASED_BY: Final[Mapping[str, str]] = {
+ERASURE_CAUSES: Final[Mapping[str, str]] = {
     "request": "by a request for this run",
     "retention": "because its time was over",
     "tenant": "with everything of its tenant",
     "user": "with everything of its end user",
     "operator": "by an operator's command",
 }
-NEEDED: Final[Mapping[str, str]] = {
+APPROVAL_REASONS: Final[Mapping[str, str]] = {
     "requested": "its request",
     "tier": "its tier",
     "price": "its price",
@@ -127,7 +127,7 @@ def erased(erasure: Mapping[str, Any] | None) -> str:
         return "erased just now"  # after the run was read for this page
     if erasure["at"] is None:
         return "erased by an earlier release, which noted no time"
-    return f"erased on {when(erasure['at'])} UTC {ERASED_BY[erasure['by']]}"
+    return f"erased on {when(erasure['at'])} UTC {ERASURE_CAUSES[erasure['by']]}"
 
 
 def plain(text: object) -> str:
@@ -188,7 +188,7 @@ def needed(reason: str) -> str:
     kind, _, name = reason.partition(":")
     if name:
         return f"the {kind} {plain(name)}"
-    return NEEDED.get(kind, plain(kind))
+    return APPROVAL_REASONS.get(kind, plain(kind))
 
 
 def render(made: jinja2.Environment, name: str, values: Mapping[str, Any]) -> str:

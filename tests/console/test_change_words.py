@@ -6,7 +6,7 @@ from app.console.admin import change_words
 
 
 def facts(before: dict[str, Any] | None, after: dict[str, Any] | None) -> list[str]:
-    return change_words.facts({"before": before, "after": after}).split("\n")
+    return change_words.change_facts({"before": before, "after": after}).split("\n")
 
 
 def test_what_is_new_is_told_without_what_says_nothing() -> None:
@@ -29,5 +29,5 @@ def test_what_is_another_now_is_told_with_what_it_was() -> None:
 
 
 def test_an_action_of_a_later_release_is_shown_as_it_is() -> None:
-    assert change_words.done({"action": "key.revoked"}) == "Key revoked"
-    assert change_words.done({"action": "key.lent"}) == "key.lent"
+    assert change_words.action_text({"action": "key.revoked"}) == "Key revoked"
+    assert change_words.action_text({"action": "key.lent"}) == "key.lent"

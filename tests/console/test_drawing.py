@@ -31,27 +31,27 @@ def link(step: str | int | None) -> str:
 
 def test_withheld_edges_that_are_too_many_are_counted_and_drawn_for_the_chosen_step() -> None:
     found = graph(run_of(13)).to_json()
-    drawn = drawing.graph(found, "", link)
+    drawn = drawing.draw_graph(found, "", link)
     assert (drawn["withheld"], drawn["not_drawn"]) == (78, 78)
     assert not [edge for edge in drawn["edges"] if edge["kind"] == "withheld"]
     assert len([edge for edge in drawn["list"] if edge["kind"] == "withheld"]) == 78, "the table has all of them"
-    chosen = drawing.graph(found, "step:12", link)
+    chosen = drawing.draw_graph(found, "step:12", link)
     assert [edge["target"] for edge in chosen["edges"] if edge["kind"] == "withheld"] == ["step 12"] * 12
     assert chosen["not_drawn"] == 66
-    few = drawing.graph(graph(run_of(4)).to_json(), "", link)
+    few = drawing.draw_graph(graph(run_of(4)).to_json(), "", link)
     assert (few["withheld"], few["not_drawn"]) == (6, 0)
     many = graph(run_of(40)).to_json()
-    assert [len(drawing.graph(many, name, link)["list"]) for name in ("", "step:39")] == [40, 79]
-    assert drawing.graph(many, "", link)["rows"] == 820
+    assert [len(drawing.draw_graph(many, name, link)["list"]) for name in ("", "step:39")] == [40, 79]
+    assert drawing.draw_graph(many, "", link)["rows"] == 820
 
 
 def test_granted_edges_that_lead_far_are_counted_and_drawn_for_the_chosen_step() -> None:
     found = graph(run_of(60)).to_json()
     places = {node["id"]: node["x"] for node in found["nodes"]}
     far = [edge for edge in found["edges"] if edge["what"] == "conversation" and places[edge["target"]] > 1]
-    few = drawing.graph(graph(run_of(4)).to_json(), "", link)
+    few = drawing.draw_graph(graph(run_of(4)).to_json(), "", link)
     assert few["far_not_drawn"] == 0
-    drawn = {name: drawing.graph(found, name, link) for name in ("", "step:59", "caller")}
+    drawn = {name: drawing.draw_graph(found, name, link) for name in ("", "step:59", "caller")}
     assert [drawn[name]["far_not_drawn"] for name in drawn] == [len(far), len(far) - 1, 0]
     assert len(drawn["caller"]["edges"]) - len(drawn[""]["edges"]) == len(far)
 
@@ -79,7 +79,7 @@ def test_bars_lie_on_the_axis_by_time_and_by_money() -> None:
     timed = tuple(type(event).of("run", event.seq, event.seq / 4, event.fact) for event in events)
     found = timeline(instant(timed, 0.0)).to_json()
     for by, whole in (("time", found["length_seconds"]), ("money", found["cost_usd"])):
-        drawn = drawing.timeline(found, found["length_seconds"], by, "step:0", link)  # type: ignore[arg-type]
+        drawn = drawing.draw_timeline(found, found["length_seconds"], by, "step:0", link)  # type: ignore[arg-type]
         assert drawn["ticks"][-1]["value"] == pytest.approx(whole)
         bars = [bar for row in drawn["rows"] for bar in row["bars"]]
         assert all(bar["x"] >= 0 and bar["x"] + bar["width"] <= 100.001 for bar in bars)
@@ -107,5 +107,7 @@ def test_an_edge_between_two_rows_passes_no_node_between_them(
     across = re.search(r" (\d+)L(\d+) ", path)
     assert across is not None
     height, end = int(across[1]), int(across[2])
-    assert (height - drawing.TOP) % drawing.ROW > drawing.NODE_HEIGHT, "it runs between two rows"
-    assert end == drawing.MARGIN + (target[0] - 1) * drawing.COLUMN + drawing.NODE_WIDTH, "it turns before its node"
+    assert (height - drawing.VERTICAL_MARGIN) % drawing.ROW_HEIGHT > drawing.NODE_HEIGHT, "it runs between two rows"
+    assert end == drawing.MARGIN + (target[0] - 1) * drawing.COLUMN_WIDTH + drawing.NODE_WIDTH, (
+        "it turns before its node"
+    )

@@ -202,5 +202,5 @@ async def test_an_api_that_hangs_is_given_up() -> None:
         await asyncio.Event().wait()
 
     with pytest.raises(ApiError) as raised:
-        await Api(hangs).ask(NOBODY, "GET", "/v1/x", within=0.01)
+        await Api(hangs).request(NOBODY, "GET", "/v1/x", within=0.01)
     assert raised.value.status == 504

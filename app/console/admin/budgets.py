@@ -84,7 +84,7 @@ def _remove(admin: Administration) -> list[Route]:
         return forms.Form("Remove a budget", "Remove it", (), at("budgets"), says)
 
     async def act(request: Request, session: Session, sent: forms.Sent) -> None:
-        await admin.api.ask(session, "DELETE", _path(request.query_params.get("id", "")), headers=sent.headers)
+        await admin.api.request(session, "DELETE", _path(request.query_params.get("id", "")), headers=sent.headers)
 
     return admin.form("/admin/budgets/remove", ask, act)
 

@@ -8,7 +8,7 @@ from app.core.pool.catalog import MILLION
 
 Fields = Mapping[str, Any]
 
-DONE: Final[Mapping[str, str]] = {
+ACTION_TEXTS: Final[Mapping[str, str]] = {
     "key.added": "Key made",
     "key.revoked": "Key revoked",
     "key.rotated": "Key given a new secret",
@@ -53,12 +53,12 @@ SHARES: Final = frozenset({"soft", "share"})
 SECRETS: Final = frozenset({"digest", "previous_digest", "pepper"})
 
 
-def done(change: Fields) -> str:
+def action_text(change: Fields) -> str:
     """Return what was done."""
-    return DONE.get(change["action"], change["action"])
+    return ACTION_TEXTS.get(change["action"], change["action"])
 
 
-def facts(change: Fields) -> str:
+def change_facts(change: Fields) -> str:
     """Return the facts that a change has made others, each in a line of its own: of what is new those that say
     something, and of what is gone those that it had."""
     before, after = change["before"], change["after"]

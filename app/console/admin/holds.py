@@ -8,7 +8,7 @@ from starlette.routing import Route
 
 from app.console import forms
 from app.console.admin.sections import API, Administration, Cell, Person, Table, at, following, query
-from app.console.api import Session, segment
+from app.console.api import Session, path_segment
 from app.console.templating import when
 
 FILTERS: Final = (
@@ -54,7 +54,7 @@ def routes(admin: Administration) -> list[Route]:
         return forms.Form("Release a legal hold", "Release it", (), at("holds"), says, is_final=True)
 
     async def release(request: Request, session: Session, sent: forms.Sent) -> None:
-        path = f"{API}/holds/{segment(request.path_params['hold'])}/release"
+        path = f"{API}/holds/{path_segment(request.path_params['hold'])}/release"
         await admin.api.post(session, path, sent.body, **sent.headers)
 
     return [

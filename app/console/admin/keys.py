@@ -8,7 +8,7 @@ from starlette.routing import Route
 
 from app.console import forms
 from app.console.admin.sections import API, Administration, Cell, Table, at, following, query
-from app.console.api import Session, segment
+from app.console.api import Session, path_segment
 from app.console.templating import NOTHING, usd, when
 from app.core.roles import ROLES
 
@@ -92,7 +92,7 @@ def _rotate(admin: Administration) -> list[Route]:
         return forms.Form(f"Rotate the key {key['name']}", "Make a new secret", (OVERLAP,), back, says)
 
     async def act(request: Request, session: Session, sent: forms.Sent) -> Response:
-        path = f"{API}/keys/{segment(request.path_params['key'])}/rotate"
+        path = f"{API}/keys/{path_segment(request.path_params['key'])}/rotate"
         made = await admin.api.post(session, path, sent.body, **sent.headers)
         return await admin.show(request, session, "secret.html", key=made, verb="rotated")
 
@@ -107,14 +107,14 @@ def _revoke(admin: Administration) -> list[Route]:
         return forms.Form(f"Revoke the key {key['name']}", "Revoke it", (), back, says, is_final=True)
 
     async def act(request: Request, session: Session, sent: forms.Sent) -> None:
-        path = f"{API}/keys/{segment(request.path_params['key'])}/revoke"
+        path = f"{API}/keys/{path_segment(request.path_params['key'])}/revoke"
         await admin.api.post(session, path, sent.body, **sent.headers)
 
     return admin.form("/admin/keys/{key}/revoke", ask, act)
 
 
 async def _key(admin: Administration, request: Request, session: Session) -> dict[str, Any]:
-    found: dict[str, Any] = await admin.api.get(session, f"{API}/keys/{segment(request.path_params['key'])}")
+    found: dict[str, Any] = await admin.api.get(session, f"{API}/keys/{path_segment(request.path_params['key'])}")
     return found
 
 

@@ -57,10 +57,10 @@ def _change(change: dict[str, Any]) -> list[Cell]:
         Cell(str(change["seq"])),
         Cell(when(change["at"])),
         Cell(f"{change['actor']} ({change['via']})"),
-        Cell(change_words.done(change)),
+        Cell(change_words.action_text(change)),
         Cell(change["target"]),
         Cell(change["tenant"] or "all"),
-        Cell(change_words.facts(change), kind="text"),
+        Cell(change_words.change_facts(change), kind="text"),
     ]
 
 

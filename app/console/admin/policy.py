@@ -9,7 +9,7 @@ from starlette.routing import Route
 
 from app.console import forms
 from app.console.admin.sections import API, Administration, Cell, Table
-from app.console.api import ApiError, Session, segment
+from app.console.api import ApiError, Session, path_segment
 from app.console.pages import form_lists
 from app.console.session import PATH
 from app.core.records import copy_with
@@ -49,8 +49,8 @@ def routes(admin: Administration) -> list[Route]:
     async def answer(request: Request, session: Session) -> Response:
         given = await form_lists(request)
         form = copy_with(_form(), given=given)
-        body, faults = forms.read(form.fields, given)
-        question = segment(body.pop("question", "diff"))
+        body, faults = forms.read_fields(form.fields, given)
+        question = path_segment(body.pop("question", "diff"))
         since = body.pop("since_seconds", None)
         if faults:
             return await show(request, session, copy_with(form, faults=faults), None, 400)
@@ -61,7 +61,7 @@ def routes(admin: Administration) -> list[Route]:
         except ApiError as error:
             if error.status not in forms.REFUSALS:
                 raise
-            faulty = copy_with(form, faults=forms.fault_of(error, form.fields))
+            faulty = copy_with(form, faults=forms.faults_of(error, form.fields))
             return await show(request, session, faulty, None, error.status)
         return await show(request, session, form, _answer(found))
 
@@ -77,7 +77,7 @@ def _answer(found: Mapping[str, Any]) -> tuple[str, Table]:
     if found["object"] == "policy.difference":
         return _difference(found)
     if found["object"] == "policy.trial":
-        return _trial(found)
+        return _trial_table(found)
     rows = [
         [
             Cell(row["tier"]),
@@ -112,7 +112,7 @@ def _difference(found: Mapping[str, Any]) -> tuple[str, Table]:
     return words, Table("Table of witnesses", columns, rows, "There are no witnesses: nothing is widened.")
 
 
-def _trial(found: Mapping[str, Any]) -> tuple[str, Table]:
+def _trial_table(found: Mapping[str, Any]) -> tuple[str, Table]:
     rows = [
         [
             Cell(run["run"], f"{PATH}/runs/{run['run']}"),

@@ -10,7 +10,7 @@ from starlette.routing import Route
 
 from app.console import forms
 from app.console.admin.sections import API, Administration, Cell, Person, Table, at
-from app.console.api import ApiError, Session, segment
+from app.console.api import ApiError, Session, path_segment
 from app.console.session import PATH
 from app.console.templating import NOTHING, count, percent, usd, when
 
@@ -19,7 +19,7 @@ POOL_FILE: Final = "the pool file's model"
 MEASURED: Final = (
     "A breaker is open while a worker is left out because its calls fail, and half open while it is tried."
 )
-ELSEWHERE: Final = (
+BREAKERS_ELSEWHERE: Final = (
     "This process is a gateway, which calls no workers: each engine has breakers of its own, in its metrics. "
     "The column has what the newest plans say: whom they left out because its calls failed."
 )
@@ -45,7 +45,7 @@ def routes(admin: Administration) -> list[Route]:
             "The pool file in force has no workers.",
         )
         is_measured = any(worker["state"] is not None for worker in found)
-        hint = f"{MEASURED if is_measured else ELSEWHERE} {CALLS}"
+        hint = f"{MEASURED if is_measured else BREAKERS_ELSEWHERE} {CALLS}"
         return await admin.show_list(request, session, "Workers", table, hint=hint)
 
     async def show_conductors(request: Request, session: Session) -> Response:
@@ -95,7 +95,7 @@ def _of_plans(ejected: str | None) -> str:
 def _worker(worker: Mapping[str, Any], calls: Mapping[str, Any]) -> list[Cell]:
     state = worker["state"].replace("_", " ") if worker["state"] is not None else ""
     return [
-        Cell(worker["name"], f"{PATH}/runs?worker={segment(worker['name'])}"),
+        Cell(worker["name"], f"{PATH}/runs?worker={path_segment(worker['name'])}"),
         Cell(state, kind="state") if state else Cell(_of_plans(calls["ejected"])),
         Cell(count(calls["calls"]), kind="number"),
         Cell(percent(calls["success_rate"]), kind="number"),
@@ -167,7 +167,7 @@ def _roll_back(admin: Administration) -> list[Route]:
 
 def _act(admin: Administration, verb: str) -> forms.Act:
     async def act(request: Request, session: Session, sent: forms.Sent) -> None:
-        path = f"{API}/conductors/{segment(request.path_params['conductor'])}/{verb}"
+        path = f"{API}/conductors/{path_segment(request.path_params['conductor'])}/{verb}"
         await admin.api.post(session, path, sent.body, **sent.headers)
 
     return act
@@ -192,7 +192,7 @@ async def _evidence(admin: Administration, session: Session, conductor: Mapping[
     """Return the conditions of a promotion of each version that may be promoted, in sentences."""
     said = []
     for version in [version for version in conductor["loaded"] if version != conductor["live"]]:
-        path = f"{API}/conductors/{segment(conductor['name'])}/evidence"
+        path = f"{API}/conductors/{path_segment(conductor['name'])}/evidence"
         found = await admin.api.get(session, path, version=version)
         if not found["tiers"]:
             said.append(f"{version}: no tier states conditions for a promotion.")

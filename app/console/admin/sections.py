@@ -141,7 +141,7 @@ class Administration:
             hint=hint,
             table=table,
             actions=[(words, href) for words, href, scope in actions if person.may(scope)],
-            filters=forms.Form(title, "Filter", filters, given=chosen(request, filters)),
+            filters=forms.Form(title, "Filter", filters, given=chosen_filters(request, filters)),
         )
 
     def form(self, path: str, ask: forms.Ask, act: forms.Act) -> list[Route]:
@@ -149,14 +149,14 @@ class Administration:
         return forms.routes(self.pages, path, ask, act, self.show)
 
 
-def chosen(request: Request, filters: Sequence[forms.Field]) -> dict[str, list[str]]:
+def chosen_filters(request: Request, filters: Sequence[forms.Field]) -> dict[str, list[str]]:
     """Return the filters that the address has, by the names of their fields."""
     return {filter_.name: [request.query_params.get(filter_.name, "")] for filter_ in filters}
 
 
 def query(request: Request, filters: Sequence[forms.Field]) -> dict[str, Any]:
     """Return the filters and the place of a page, as parameters for the API."""
-    found: dict[str, Any] = {name: values[-1].strip() for name, values in chosen(request, filters).items()}
+    found: dict[str, Any] = {name: values[-1].strip() for name, values in chosen_filters(request, filters).items()}
     return found | {"limit": PAGE, "after": request.query_params.get("after")}
 
 

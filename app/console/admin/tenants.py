@@ -8,7 +8,7 @@ from starlette.routing import Route
 
 from app.console import forms
 from app.console.admin.sections import API, Administration, Cell, Person, Table, at, following, query
-from app.console.api import Session, segment
+from app.console.api import Session, path_segment
 from app.console.templating import when
 
 FIELDS: Final = (forms.Field("name", "Name", hint="Letters, digits and _ . : @ -", required=True),)
@@ -55,7 +55,7 @@ def _switch(admin: Administration, verb: str) -> list[Route]:
         return forms.Form(title, f"{verb.capitalize()} it", (), at("tenants"), (WORDS[verb],))
 
     async def act(request: Request, session: Session, sent: forms.Sent) -> None:
-        path = f"{API}/tenants/{segment(request.path_params['tenant'])}/{verb}"
+        path = f"{API}/tenants/{path_segment(request.path_params['tenant'])}/{verb}"
         await admin.api.post(session, path, sent.body, **sent.headers)
 
     return admin.form(f"/admin/tenants/{{tenant}}/{verb}", ask, act)
