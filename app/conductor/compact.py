@@ -17,7 +17,7 @@ from app.core.pool.catalog import MILLION, Worker
 TEMPLATE = "compact-1"
 """The name of the prompt, recorded with each call. Whoever changes the words must change the name."""
 WORD = re.compile(r"[a-z]+|\d|[-+*=()]")
-MOST_WORDS = 56
+MAX_WORDS = 56
 """Words of a question that are read; the rest is cut off."""
 PRICES = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8)
 """Dollars per million output tokens: a card shows the nearest of these, by ratio."""
@@ -31,7 +31,7 @@ by word (up to 16, with some reserve), and for the whole plan."""
 
 def words(question: str) -> list[str]:
     """Return the words of a question that the prompt contains."""
-    return WORD.findall(question.lower())[:MOST_WORDS]
+    return WORD.findall(question.lower())[:MAX_WORDS]
 
 
 def card(strengths: Iterable[str], price: float) -> tuple[str, str]:

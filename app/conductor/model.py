@@ -36,7 +36,7 @@ class ModelConductor:
         names = [worker.name for worker in brief.workers] + ([CONDUCTOR] if brief.nests else [])
         reasoned = self._style.gives_reasons and brief.reasons
         reader = workflow.PlanReader(workflow.by_ordinal(names), brief.limits.steps, brief.round > 1, reasoned)
-        odds = Odds()
+        probabilities = WorkerProbabilities()
         answer = ask(
             self._worker,
             self._style.messages(brief),
@@ -47,16 +47,16 @@ class ModelConductor:
             template=self._style.template(brief),
         )
         async for pieces in answer:
-            odds.note(pieces)
+            probabilities.add(pieces)
             for step in reader.feed("".join(piece.text for piece in pieces if isinstance(piece, Words))):
-                yield replace(step, probability=odds.next(names.index(step.worker)))
+                yield replace(step, probability=probabilities.next_probability(names.index(step.worker)))
         for step in reader.finish():
             yield step
         if reader.why:
             yield Rationale(reader.why)
 
 
-class Odds:
+class WorkerProbabilities:
     """Finds the probability of each worker choice among the decoded tokens.
 
     The choice is the digits after `"worker":`. vLLM reports log-probabilities after the grammar's mask, so they sum to
@@ -68,14 +68,14 @@ class Odds:
         self._tokens: list[tuple[int, str, float]] = []
         self._at = 0
 
-    def note(self, pieces: Sequence[Piece]) -> None:
+    def add(self, pieces: Sequence[Piece]) -> None:
         """Add the pieces of one read."""
         for piece in pieces:
             if isinstance(piece, Chosen):
                 self._tokens.append((len(self._text), piece.token, piece.logprob))
                 self._text += piece.token
 
-    def next(self, ordinal: int) -> float | None:
+    def next_probability(self, ordinal: int) -> float | None:
         """Return the probability of the next worker choice, `ordinal`; None if the decoder reported none."""
         label = self._text.find('"worker"', self._at)
         start = self._text.find(str(ordinal), label + 8) if label >= 0 else -1

@@ -116,7 +116,7 @@ def template(brief: Brief) -> str:
 def left_out(messages: Sequence[Message], message_chars: int) -> int:
     """Return the number of characters of a conversation that a conductor is not shown."""
     lengths = [len(message.text) for message in messages]
-    kept = sum(_ends(message_chars))
+    kept = sum(_shown_ends(message_chars))
     if not message_chars:
         return 0
     return sum([length - kept for length in lengths if length > message_chars])
@@ -128,7 +128,7 @@ def shortened(text: str, message_chars: int) -> str:
     many of their headings as a quarter of `message_chars` has room for. 0 stands for no limit."""
     if not message_chars or len(text) <= message_chars:
         return text
-    first, last = _ends(message_chars)
+    first, last = _shown_ends(message_chars)
     middle = text[first:-last]
     note = f"[{len(middle)} characters are left out here, in {middle.count(chr(10)) + 1} lines"
     outline = _outline(middle, message_chars - first - last)
@@ -136,7 +136,7 @@ def shortened(text: str, message_chars: int) -> str:
     return f"{text[:first]}\n{note}\n{text[-last:]}"
 
 
-def _ends(message_chars: int) -> tuple[int, int]:
+def _shown_ends(message_chars: int) -> tuple[int, int]:
     """Return the characters of the beginning and of the end of a message that is shown in parts."""
     return message_chars // 2, message_chars // 4
 
@@ -171,7 +171,7 @@ def messages(brief: Brief) -> tuple[Message, ...]:
     system = Message("system", (Text(f"{role}\n\nWorkers:\n{cards}{offered}"),))
     asked: tuple[Message, ...] = (system, Message("user", (Text(f"{_question(brief)}\n\n{budget}"),)))
     if brief.previous is not None:
-        asked += (Message("user", (Text(_again(brief, brief.previous)),)),)
+        asked += (Message("user", (Text(_further_round(brief, brief.previous)),)),)
     if brief.objections:
         reasons = "\n".join(f"- {reason}" for reason in brief.objections[:20])
         repair = REPAIR.format(rejected=brief.rejected[:4000] or "(nothing)", objections=reasons)
@@ -179,25 +179,25 @@ def messages(brief: Brief) -> tuple[Message, ...]:
     return asked
 
 
-def _again(brief: Brief, previous: Previous) -> str:
+def _further_round(brief: Brief, previous: Previous) -> str:
     answer, half = previous.answer, PREVIOUS_CHARS // 2
     if len(answer) > PREVIOUS_CHARS:
         answer = f"{answer[:half]}\n[{len(answer) - 2 * half} characters are left out here]\n{answer[-half:]}"
     ordinals = {worker.name: ordinal for ordinal, worker in enumerate(brief.workers)}
     if brief.nests:
         ordinals |= {CONDUCTOR: len(ordinals)}
-    steps = "\n".join(_past(place, step, ordinals.get(step.worker)) for place, step in enumerate(previous.steps))
-    return AGAIN.format(steps=steps, mark=_mark(answer), answer=answer or "(nothing)", most=brief.limits.steps)
+    steps = "\n".join(_past_step(place, step, ordinals.get(step.worker)) for place, step in enumerate(previous.steps))
+    return AGAIN.format(steps=steps, mark=_unique_mark(answer), answer=answer or "(nothing)", most=brief.limits.steps)
 
 
-def _past(place: int, step: PastStep, ordinal: int | None) -> str:
+def _past_step(place: int, step: PastStep, ordinal: int | None) -> str:
     worker = f"worker {ordinal}" if ordinal is not None else "a worker who has left"
     access = ", ".join(str(entry) for entry in step.access) or "nothing"
     lost = "" if step.done else " (it came to nothing)"
     return f"- step {place}, {worker}, access {access}: {step.subtask or 'Answer the user.'}{lost}"
 
 
-def _mark(answer: str) -> str:
+def _unique_mark(answer: str) -> str:
     """Return a line that the answer does not contain, computed from it so that an auditor can compute it again."""
     seed = hashlib.sha256(answer.encode("utf-8", "surrogatepass"))
     while (mark := f"=== {seed.hexdigest()[:16]} ===") in answer:

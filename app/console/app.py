@@ -64,11 +64,9 @@ class Console:
     ) -> None:
         """`is_admin` says that this is the listener of administration; `has_people`, that people can log in there."""
         sessions = Sessions(peppers, now, has_people=has_people)
-        places = (
-            (*START_PLACES, *COMMON_PLACES, *ADMIN_PLACES)
-            if is_admin
-            else (*START_PLACES, *PUBLIC_PLACES, *COMMON_PLACES)
-        )
+        places = [*START_PLACES, *PUBLIC_PLACES, *COMMON_PLACES]
+        if is_admin:
+            places = [*START_PLACES, *COMMON_PLACES, *ADMIN_PLACES]
         pages = Pages(Api(api), sessions, places)
         self._api = api
         self._report = report

@@ -181,12 +181,8 @@ def _corner(node: Data) -> tuple[int, int]:
 
 
 def _edge(edge: Data, nodes: Mapping[str, Data]) -> dict[str, Any]:
-    source, target, what, why = (
-        name_of(edge["source"]),
-        name_of(edge["target"]),
-        CONTENT_TEXTS[edge["what"]],
-        reason(edge),
-    )
+    source, target = name_of(edge["source"]), name_of(edge["target"])
+    what, why = CONTENT_TEXTS[edge["what"]], reason(edge)
     return {
         "path": _path(nodes[edge["source"]], nodes[edge["target"]], is_withheld=edge["kind"] == "withheld"),
         "class": f"edge {edge['kind']}{' sent' if edge['sent'] else ''}",

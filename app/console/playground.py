@@ -128,13 +128,18 @@ class Playground:
         notice: str = "",
     ) -> Response:
         tiers = [model for model in (await self._api.get(session, "/v1/models"))["data"] if not model["baton"]["alias"]]
-        fields["tier"] = fields["tier"] or (tiers[-1]["id"] if tiers else "")
-        found = dict(faults or {})
+        if not fields["tier"] and tiers:
+            fields["tier"] = tiers[-1]["id"]
+        all_faults = dict(faults or {})
         if refusal is not None and refusal.field:
-            found[refusal.field] = refusal.message
-        followed = FollowedRun(self._pages, session, run)
+            all_faults[refusal.field] = refusal.message
+        live, view = "", None
         if run:
+            followed = FollowedRun(self._pages, session, run)
             await followed.read()
+            view = await followed.view()
+            if not followed.is_over:
+                live = f"{PATH}/playground/{path_segment(run)}?live"
         return self._pages.show(
             request,
             "playground.html",
@@ -142,19 +147,23 @@ class Playground:
             fields=fields,
             tiers=tiers,
             efforts=_effort_levels(tiers),
-            faults=found,
+            faults=all_faults,
             refusal=refusal,
             notice=notice,
-            open_options=any(
-                fields[name] != first for name, first in request_form.EMPTY.items() if name not in VISIBLE_FIELDS
-            ),
+            open_options=_has_hidden_value(fields),
             run=run,
-            live=f"{PATH}/playground/{path_segment(run)}?live" if run and not followed.is_over else "",
-            view=await followed.view() if run else None,
+            live=live,
+            view=view,
             once=secrets.token_urlsafe(TOKEN_BYTES),
             sent=_hidden_field(sent),
             samples=_samples(request, sent),
         )
+
+
+def _has_hidden_value(fields: Mapping[str, str]) -> bool:
+    """Return True if a field among the options, which are folded away at first, was changed."""
+    options = [name for name in request_form.EMPTY if name not in VISIBLE_FIELDS]
+    return any(fields[name] != request_form.EMPTY[name] for name in options)
 
 
 def origin_of(request: Request) -> str:

@@ -149,11 +149,12 @@ def _table_values(
 ) -> dict[str, Any]:
     """Return the values of the table's template."""
     kept = {name: value for name, value in asked.items() if name not in ("after", "before")}
-    links = {
-        "first": f"{LIST}?{urlencode(kept)}" if listed["previous"] else "",
-        "previous": f"{LIST}?{urlencode({**kept, 'before': listed['previous']})}" if listed["previous"] else "",
-        "next": f"{LIST}?{urlencode({**kept, 'after': listed['next']})}" if listed["next"] else "",
-    }
+    links = {"first": "", "previous": "", "next": ""}
+    if listed["previous"]:
+        links["first"] = f"{LIST}?{urlencode(kept)}"
+        links["previous"] = f"{LIST}?{urlencode({**kept, 'before': listed['previous']})}"
+    if listed["next"]:
+        links["next"] = f"{LIST}?{urlencode({**kept, 'after': listed['next']})}"
     return {
         "runs": [run | {"marks": _marks(run), "seconds": _seconds(run)} for run in listed["data"]],
         "range": _range(listed),
@@ -170,7 +171,9 @@ def _marks(run: Mapping[str, Any]) -> list[tuple[str, str]]:
     if run["origin"] is not None:
         kind = run["origin"]["kind"]
         found.append((kind, "of a plan" if kind == "plan" else kind))
-    return [*found, ("degraded", "degraded")] if run["degraded"] else found
+    if run["degraded"]:
+        found.append(("degraded", "degraded"))
+    return found
 
 
 def _seconds(run: Mapping[str, Any]) -> float | None:

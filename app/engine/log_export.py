@@ -21,7 +21,7 @@ from app.core.transparency.notes import NoteInvalid, parse_checkpoint, split_not
 from app.core.transparency.witnesses import Witness, cosignature_time, proof_from_tiles
 from app.engine.context import EngineContext, Leadership
 from app.errors import ArchiveUnavailable, OursError
-from app.network.log_authorities import NotConfirmed, authority_client, cosigned, stamped
+from app.network.log_authorities import NotConfirmed, authority_client, request_cosignature, request_timestamp
 from app.store.archive_files import ArchiveFiles
 
 TURN_SECONDS = 60.0
@@ -147,7 +147,7 @@ class CheckpointExport:
         telemetry, name = self._context.telemetry, witness.name
         old = self._witnessed.get(name, 0)
         try:
-            line = await cosigned(client, witness, newest.note, size=newest.size, old=old, prove=prove)
+            line = await request_cosignature(client, witness, newest.note, size=newest.size, old=old, prove=prove)
         except (NotConfirmed, ValueError) as error:
             telemetry.count("baton_log_witness_failures_total", name)
             words = str(error) if isinstance(error, NotConfirmed) else "The tiles of the log are incomplete."
@@ -162,7 +162,7 @@ class CheckpointExport:
         """Write a time stamp beside the newest checkpoint, if the authority gives one now."""
         newest = self._newest
         try:
-            token = await stamped(client, url, newest.written.encode())
+            token = await request_timestamp(client, url, newest.written.encode())
         except NotConfirmed as error:
             self._context.telemetry.count("baton_log_timestamp_failures_total")
             self._log("timestamps", f"A checkpoint of the log has no time stamp yet; export goes on: {error}")

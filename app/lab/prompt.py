@@ -88,7 +88,7 @@ def _disturbed(task: Sequence[int], noise: Random, share: float, form: Form) -> 
         found.append(other if kind < DROPPED + EXCHANGED else unknown)
         if kind > 1 - FOLLOWED:
             found.append(noise.choice((unknown, other)))
-    return found[: compact.MOST_WORDS]
+    return found[: compact.MAX_WORDS]
 
 
 @cache

@@ -22,7 +22,7 @@ from httpx_aiohttp import AiohttpTransport
 from app.core.pool.catalog import DIRECT, Route
 from app.network import tls
 
-KEEP_ALIVE = 20.0
+KEEP_ALIVE_SECONDS = 20.0
 """Seconds for which an idle connection is kept: less than what most servers and load balancers allow, so that a request
 is rarely sent into a connection that is being closed. (vLLM allows 5 by default; the guide sets it higher.)"""
 _RAISED = (httpx.HTTPError, aiohttp.ClientError, HttpProcessingError)
@@ -69,7 +69,7 @@ def async_client(
         base_url=base_url,
         headers=headers,
         timeout=timeout,
-        transport=transport or Transport(context=tls.context(route), connections=connections, proxy=proxy),
+        transport=transport or Transport(context=tls.tls_context(route), connections=connections, proxy=proxy),
         trust_env=False,
     )
 
@@ -79,7 +79,7 @@ def client(
 ) -> httpx.Client:
     """Return a client without an event loop, for the command line: httpx as it is, under the same rules; `timeout` is
     in seconds. Raises ConfigInvalid if the route's files cannot be used."""
-    context = tls.context(route)
+    context = tls.tls_context(route)
     own = {"Proxy-Authorization": _basic(proxy_credentials)} if proxy_credentials else {}
     proxy = httpx.Proxy(route.proxy, headers=own) if route.proxy else None
     return httpx.Client(headers=headers, timeout=timeout, verify=context, proxy=proxy, trust_env=False)
@@ -102,7 +102,9 @@ class Transport(AiohttpTransport):
 
     def _session(self) -> aiohttp.ClientSession:
         """Make the session at the first request, because it belongs to a running loop."""
-        connector = aiohttp.TCPConnector(limit=self._connections, keepalive_timeout=KEEP_ALIVE, ssl=self.ssl_context)
+        connector = aiohttp.TCPConnector(
+            limit=self._connections, keepalive_timeout=KEEP_ALIVE_SECONDS, ssl=self.ssl_context
+        )
         return aiohttp.ClientSession(
             connector=connector, cookie_jar=aiohttp.DummyCookieJar(), trust_env=False, auto_decompress=False
         )
@@ -112,7 +114,7 @@ class Transport(AiohttpTransport):
         try:
             response = await super().handle_async_request(request)
         except _RAISED as error:
-            raise _renamed(error) from error
+            raise _httpx_error(error) from error
         response.stream = _Body(cast(httpx.AsyncByteStream, response.stream))
         return response
 
@@ -131,7 +133,7 @@ class _Body(httpx.AsyncByteStream):
         try:
             return await anext(self._reads)
         except _RAISED as error:
-            raise _renamed(error) from error
+            raise _httpx_error(error) from error
 
     async def aclose(self) -> None:
         """Give the connection back, or close it."""
@@ -139,14 +141,14 @@ class _Body(httpx.AsyncByteStream):
         await self._stream.aclose()
 
 
-def _renamed(error: Exception) -> httpx.TransportError:
+def _httpx_error(error: Exception) -> httpx.TransportError:
     """Return httpx's error for one of aiohttp; its text holds no word from outside."""
     raised = error.__cause__ if isinstance(error, httpx.HTTPError) and error.__cause__ is not None else error
     kind = next((name for known, name in _HTTPX_ERRORS if isinstance(raised, known)), httpx.NetworkError)
-    return kind(_words(raised))
+    return kind(_error_text(raised))
 
 
-def _words(raised: BaseException) -> str:
+def _error_text(raised: BaseException) -> str:
     """Return the message of OpenSSL, of the resolver or of the operating system, such as "Connection refused".
 
     Without one, return the name of the error's class in separate words, because one long word would be redacted as a

@@ -25,7 +25,7 @@ CONFLICTS = 2
 """Times that a witness may name another size from which it wants the proof."""
 SIZE_TYPE = "text/x.tlog.size"
 """The media type of a witness's reply that names the size of the last checkpoint that it has cosigned."""
-TSP = "rfc3161_client"
+TIMESTAMP_LIBRARY = "rfc3161_client"
 """The library of time stamps is imported where one is asked for."""
 GRANTED = (0, 1)
 """The states of a reply that has a time stamp: granted, and granted with changes."""
@@ -47,14 +47,16 @@ def authority_client() -> httpx.AsyncClient:
     return async_client(headers={"user-agent": "baton"}, timeout=httpx.Timeout(DEADLINE_SECONDS), connections=8)
 
 
-async def cosigned(client: httpx.AsyncClient, witness: Witness, note: str, *, size: int, old: int, prove: Prove) -> str:
+async def request_cosignature(
+    client: httpx.AsyncClient, witness: Witness, note: str, *, size: int, old: int, prove: Prove
+) -> str:
     """Return the line with the witness's cosignature of the checkpoint `note`, which counts `size` entries.
 
     `old` is the size that the witness is believed to have cosigned last. Raises `NotConfirmed`.
     """
     try:
         async with asyncio.timeout(DEADLINE_SECONDS):
-            reply = await _submitted(client, witness, note, size=size, old=old, prove=prove)
+            reply = await _submit_checkpoint(client, witness, note, size=size, old=old, prove=prove)
         return accepted(note, reply.decode(), witness.key)
     except TimeoutError:
         raise NotConfirmed("It did not answer in time.") from None
@@ -62,13 +64,13 @@ async def cosigned(client: httpx.AsyncClient, witness: Witness, note: str, *, si
         raise NotConfirmed("Its reply is no valid cosignature by its key.") from None
 
 
-async def stamped(client: httpx.AsyncClient, url: str, body: bytes) -> bytes:
+async def request_timestamp(client: httpx.AsyncClient, url: str, body: bytes) -> bytes:
     """Return the reply of an RFC 3161 authority with its time stamp for these bytes, in DER. Raises `NotConfirmed`.
 
     It is checked that the stamp is granted, for these bytes and for this request. Who signed it is checked by those
     who rely on it, as `openssl ts -verify` does.
     """
-    tsp: Any = import_module(TSP)
+    tsp: Any = import_module(TIMESTAMP_LIBRARY)
     query = tsp.TimestampRequestBuilder().data(body).hash_algorithm(tsp.HashAlgorithm.SHA256).build()
     try:
         async with asyncio.timeout(DEADLINE_SECONDS):
@@ -88,7 +90,7 @@ async def stamped(client: httpx.AsyncClient, url: str, body: bytes) -> bytes:
     return reply
 
 
-async def _submitted(
+async def _submit_checkpoint(
     client: httpx.AsyncClient, witness: Witness, note: str, *, size: int, old: int, prove: Prove
 ) -> bytes:
     for _ in range(1 + CONFLICTS):

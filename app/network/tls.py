@@ -19,7 +19,7 @@ def default_context() -> ssl.SSLContext:
     return ssl.create_default_context()
 
 
-def context(route: Route) -> ssl.SSLContext:
+def tls_context(route: Route) -> ssl.SSLContext:
     """Return the TLS of a route; raises ConfigInvalid if its files cannot be used (any more)."""
     if not route.ca and not route.client_certificate:
         return default_context()
@@ -44,7 +44,7 @@ def faults(route: Route) -> Iterator[Fault]:
         elif path:
             readable.add(field)
     for field in sorted(readable - {"client_key"}):
-        if not _holds_certificates(paths[field]):
+        if not _has_certificates(paths[field]):
             yield field, "holds no certificate in PEM form; name a file that has -----BEGIN CERTIFICATE----- in it"
             readable.discard(field)
     if route.client_key and not route.client_certificate:
@@ -63,7 +63,7 @@ def _file_problem(path: str) -> str | None:
     return None
 
 
-def _holds_certificates(path: str) -> bool:
+def _has_certificates(path: str) -> bool:
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cafile=path)
     except (OSError, ValueError):

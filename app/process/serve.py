@@ -37,7 +37,7 @@ from app.gateway.app import create_app, create_probes, place_of
 from app.gateway.http.api_keys import adopt, any_accepted, mint
 from app.gateway.http.connection import connection
 from app.network import retries
-from app.network.log_authorities import TSP
+from app.network.log_authorities import TIMESTAMP_LIBRARY
 from app.process import gc_policy
 from app.process.config import Loaded, Settings, log_signers, log_witnesses, reload
 from app.process.wiring import DRAIN_SECONDS, Runtime, check_roles, open_runtime
@@ -157,7 +157,7 @@ def _content_retention(opened: Runtime, settings: Settings) -> ContentRetention:
 def _log_export(opened: Runtime, settings: Settings) -> CheckpointExport:
     """Return the task that exports checkpoints. Raises `ConfigInvalid` if a library is needed and not installed."""
     authorities = Authorities(log_witnesses(settings), settings.log_timestamp_url)
-    if authorities.timestamps and find_spec(TSP) is None:
+    if authorities.timestamps and find_spec(TIMESTAMP_LIBRARY) is None:
         raise ConfigInvalid(
             ["BATON_LOG_TIMESTAMP_URL: needs rfc3161-client; install it with `pip install 'baton[timestamps]'`"]
         )

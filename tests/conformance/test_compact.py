@@ -47,7 +47,7 @@ def test_nothing_that_a_caller_writes_comes_out_as_a_card_or_a_plan() -> None:
 
 
 def test_a_long_question_is_cut_and_the_cards_stay() -> None:
-    assert sent(brief("word " * 500)) == f"{'word ' * compact.MOST_WORDS}{CARDS}"
+    assert sent(brief("word " * 500)) == f"{'word ' * compact.MAX_WORDS}{CARDS}"
 
 
 def test_its_schema_asks_for_nothing_that_such_a_model_cannot_write() -> None:

@@ -12,7 +12,7 @@ from itertools import pairwise
 
 import pytest
 
-from app.conductor.model import Odds
+from app.conductor.model import WorkerProbabilities
 from app.conductor.prompt import messages as prompt
 from app.conductor.protocol import Brief, PastStep, Previous
 from app.core.message.chat import Chosen, End, Form, Message, Piece, Sampling, Task, Text, Words
@@ -408,11 +408,11 @@ async def planned(of: Brief, *, positional: bool = True) -> tuple[list[Step], li
         RehearsalProvider(spec()), request(CONDUCTOR, prompt(of), form=Form(schema, strict=True), logprobs=5)
     )
     reader = workflow.PlanReader(workflow.by_ordinal(names), of.limits.steps, of.round > 1)
-    odds = Odds()
-    odds.note(found)
+    probabilities = WorkerProbabilities()
+    probabilities.add(found)
     steps = [*reader.feed(text(found)), *reader.finish()]
     assert any(isinstance(piece, Chosen) for piece in found)
-    return steps, [odds.next(names.index(step.worker)) for step in steps]
+    return steps, [probabilities.next_probability(names.index(step.worker)) for step in steps]
 
 
 async def test_the_conductor_gives_reasons_where_the_schema_asks_for_them() -> None:

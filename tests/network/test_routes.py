@@ -70,8 +70,8 @@ async def test_a_provider_with_a_certificate_authority_of_its_own(authority: Aut
 
 
 def test_a_certificate_authority_replaces_those_of_the_machine(authority: Authority) -> None:
-    assert tls.context(Route(ca=authority.ca)).cert_store_stats()["x509_ca"] == 1
-    assert tls.context(Route()) is tls.context(Route(proxy=DEAD))
+    assert tls.tls_context(Route(ca=authority.ca)).cert_store_stats()["x509_ca"] == 1
+    assert tls.tls_context(Route()) is tls.tls_context(Route(proxy=DEAD))
 
 
 @pytest.mark.parametrize("one_file", [False, True])
@@ -139,7 +139,7 @@ KEY = ConnectionKey("far", 443, True, True, None, None, None)
 )
 def test_why_a_provider_cannot_be_reached_is_told_in_words_that_are_journaled(error: Exception, words: str) -> None:
     """No redaction takes them for a secret."""
-    assert excerpt(str(http_client._renamed(error)), b"", []) == words
+    assert excerpt(str(http_client._httpx_error(error)), b"", []) == words
 
 
 async def test_proxies_of_the_environment_are_not_used(stub: ProviderStub, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,6 +168,6 @@ async def test_the_pool_file_leads_a_run_through_the_proxy(authority: Authority,
 def test_files_that_have_gone_since_the_check_are_a_fault_of_the_configuration(authority: Authority) -> None:
     gone = str(authority.folder / "gone.pem")
     with pytest.raises(ConfigInvalid, match="ca cannot be read"):
-        tls.context(Route(ca=gone))
+        tls.tls_context(Route(ca=gone))
     with pytest.raises(ConfigInvalid, match="ca cannot be read"):
         Management("https://127.0.0.1:1/v1", None, route=Route(ca=gone))
