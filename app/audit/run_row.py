@@ -63,7 +63,7 @@ def _check_outbox(run: AuditedRun) -> Iterator[Violation]:
         elif run.end is not None and ticket["claim"] == 0:
             yield run.violation("ticket-left", 0, f"the run has ended and step {n} has a ticket that was never taken")
         elif _needs_no_execution(step):
-            yield run.violation("ticket-left", 0, f"step {n} was finished by its dispatcher and has its ticket still")
+            yield run.violation("ticket-left", 0, f"step {n} was finished by an engine and still has its ticket")
     if run.end is not None:
         return
     for step in run.steps.values():

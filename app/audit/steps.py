@@ -77,9 +77,8 @@ def _check_single_settlement(run: AuditedRun, step: Step) -> Iterator[Violation]
         rule = "step-arrow"
         if event.kind is by_execution[0].kind is Kind.STEP_DONE:
             rule = "done-twice"
-        yield run.violation(
-            rule, event.seq, f"step {step.n} is settled by its dispatcher at {by_execution[0].seq} already"
-        )
+        first = by_execution[0].seq
+        yield run.violation(rule, event.seq, f"step {step.n} was already settled by its engine at {first}")
     for event in by_owner[1:]:
         yield run.violation("step-arrow", event.seq, f"step {step.n} is skipped at {by_owner[0].seq} already")
 

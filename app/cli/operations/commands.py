@@ -34,12 +34,12 @@ def _processes(root: Group) -> None:
     @root.add("gateway", "operations.serve", "baton gateway --host 0.0.0.0 --pool pool.toml")
     @in_order(HOST, PORT, POOL, announced)
     def gateway() -> None:
-        """Answer HTTP requests; dispatchers execute the runs. Needs Postgres and Redis."""
+        """Answer HTTP requests, while engines (`baton dispatcher`) carry out the runs. Needs Postgres and Redis."""
 
     @root.add("dispatcher", "operations.serve", "baton dispatcher --pool pool.toml")
     @in_order(POOL, announced)
     def dispatcher() -> None:
-        """Plan and execute runs. Start as many of these as you need. Needs Postgres and Redis."""
+        """Run an engine, which plans and carries out runs. Start as many as you need. Needs Postgres and Redis."""
 
 
 def _database(root: Group) -> None:

@@ -8,9 +8,9 @@ from app.process.serve import Announcement
 QUESTION = "Anna has 12 apples. She buys 7 more and gives 4 to Ben. How many apples does she have now?"
 """A question that the mini tier of the rehearsal pool always answers correctly: 15."""
 ROLE_TEXTS: Mapping[str, str] = {
-    "serve": "gateway and dispatcher in one process",
-    "gateway": "gateway; steps are executed by dispatchers",
-    "dispatcher": "dispatcher",
+    "serve": "gateway and engine in one process",
+    "gateway": "gateway; engines carry out the runs",
+    "dispatcher": "engine",
 }
 REHEARSAL = (
     "REHEARSAL: answers come from simulated workers, not from language models. For real ones set a provider key\n"
@@ -29,7 +29,7 @@ PYTHON = """\
 
 def announcement_text(verb: str, started: Announcement, program: str) -> str:
     """Return the announcement. `program` is the command by which the program can be called from here."""
-    where = f"is listening on {started.url}" if started.url else "is taking tickets"
+    where = f"is listening on {started.url}" if started.url else "is ready to take runs"
     head = [f"\nBaton {where}  ({ROLE_TEXTS[verb]})", f"Pool: {started.origin}"]
     if started.admin is not None:
         head.append(f"Administration: {started.admin}/console  (its API: {started.admin}/docs)")
