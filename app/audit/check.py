@@ -48,7 +48,8 @@ class Auditor:
     """Applies all rules to runs.
 
     `now` is the time at which the journal was read, in seconds since 1970; `adapter` returns the object that renders a
-    provider's requests. With `patient` a call of an ended run that may still be in flight is only counted as pending.
+    provider's requests. With `allows_pending` a call of an ended run that may still be in flight is only counted
+    as pending.
     """
 
     now: float
@@ -60,25 +61,25 @@ class Auditor:
     ) -> Report:
         """Check every run that is chosen. With `against`, an earlier export, also whether any of it is missing."""
         report = Report()
-        books, before, claims = JournalSums(), await source.accounts() or {}, ReusedOutputs()
+        journal_sums, before, reused_outputs = JournalSums(), await source.accounts() or {}, ReusedOutputs()
         earlier = await EarlierExport.read(against, run=run, since=since)
         pools, history = (
             Pools(self.adapter, await source.catalogs()),
             VersionHistory.from_changes(await source.changes()),
         )
         async for record in source.records(run=run, since=since):
-            self.check(record, pools, history, report, books, claims)
+            self.check(record, pools, history, report, journal_sums, reused_outputs)
             for violation in earlier.compare(record):
                 report.add(violation)
-        for violation in await claims.compare(source, report, self.now):
+        for violation in await reused_outputs.compare(source, report, self.now):
             report.add(violation)
         await check_missing_runs(source, earlier, report, run=run, since=since)
         if run is None and since is None:
-            await self._check_all(source, report, books, before)
+            await self._check_all(source, report, journal_sums, before)
         return report
 
     async def _check_all(
-        self, source: Source, report: Report, books: JournalSums, before: Mapping[str, AccountSums]
+        self, source: Source, report: Report, journal_sums: JournalSums, before: Mapping[str, AccountSums]
     ) -> None:
         """Check what belongs to no single run."""
         if left := await source.unnamed_texts():
@@ -90,7 +91,7 @@ class Auditor:
         if found is None or after is None:
             return
         removed = {event["target"] for event in found.events if event["action"] == "budget.removed"}
-        for violation in books.compare(before, after, removed=removed, pruned=report.pruned > 0):
+        for violation in journal_sums.compare(before, after, removed=removed, pruned=report.pruned > 0):
             report.add(violation)
 
     def check(
@@ -99,10 +100,10 @@ class Auditor:
         pools: Pools,
         history: VersionHistory,
         report: Report,
-        books: JournalSums | None = None,
-        claims: ReusedOutputs | None = None,
+        journal_sums: JournalSums | None = None,
+        reused_outputs: ReusedOutputs | None = None,
     ) -> None:
-        """Check one run and add its violations to the report. What it says of other runs is added to `claims`."""
+        """Check one run and add its violations to the report. What it says of other runs goes to `reused_outputs`."""
         run = read_run(record, self.now, self.allows_pending)
         report.runs += 1
         report.events += len(record.events)
@@ -112,10 +113,10 @@ class Auditor:
         if not run.has_admission:
             return
         report.pending += count_pending(run)
-        if books is not None:
-            books.add(run)
-        if claims is not None:
-            claims.add(run)
+        if journal_sums is not None:
+            journal_sums.add(run)
+        if reused_outputs is not None:
+            reused_outputs.add(run)
         for rule in RULES:
             for violation in rule(run):
                 report.add(violation)

@@ -76,20 +76,27 @@ def _check_caps(run: AuditedRun) -> Iterator[Violation]:
 
 def check_row_amounts(run: AuditedRun) -> Iterator[Violation]:
     """The run's row has the amounts that are held for open calls and were spent on the others."""
-    row, made = run.record.row, run.calls.values()
-    held = [call.intent.body for call in made if call.outcome is None]
-    spent = [call.outcome.body for call in made if call.outcome is not None]
-    due = {
-        "cap_usd": ([run.limits["usd"], *[approval.body["max_usd"] for approval in run.events_of(Kind.APPROVED)]])[-1],
+    expected = {
+        "cap_usd": run.limits["usd"],
         "cap_tokens": run.limits["tokens"],
-        "held_usd": sum(body["usd_held"] for body in held),
-        "held_tokens": sum(body["tokens_held"] for body in held),
-        "spent_usd": sum(body["usd"] for body in spent),
-        "spent_tokens": sum(token_sum(body["usage"]) for body in spent),
+        "held_usd": 0,
+        "held_tokens": 0,
+        "spent_usd": 0,
+        "spent_tokens": 0,
     }
-    for column, wanted in due.items():
-        if row[column] != wanted:
-            yield run.violation("row-ledger", 0, f"{column} is {row[column]}, the journal has {wanted}")
+    for approval in run.events_of(Kind.APPROVED):
+        expected["cap_usd"] = approval.body["max_usd"]
+    for call in run.calls.values():
+        if call.outcome is None:
+            expected["held_usd"] += call.intent.body["usd_held"]
+            expected["held_tokens"] += call.intent.body["tokens_held"]
+        else:
+            expected["spent_usd"] += call.outcome.body["usd"]
+            expected["spent_tokens"] += token_sum(call.outcome.body["usage"])
+    for column, amount in expected.items():
+        stored = run.record.row[column]
+        if stored != amount:
+            yield run.violation("row-ledger", 0, f"{column} is {stored}, the journal has {amount}")
 
 
 def _check_bill_of_run(run: AuditedRun, end: Event) -> Iterator[Violation]:

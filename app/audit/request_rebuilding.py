@@ -242,47 +242,53 @@ def _plan_request(run: AuditedRun, call: Call, catalog: Catalog, worker: Worker)
     style = STYLES[tier.conductor.prompt]
     if style.template(brief) != call.intent.body["template"]:
         raise UnknownTemplate
-    if call.intent.body.get("left_out", 0) != (left_out(brief.task.messages, brief.message_chars) if shortens else 0):
+    omitted_chars = left_out(brief.task.messages, brief.message_chars) if shortens else 0
+    if call.intent.body.get("left_out", 0) != omitted_chars:
         raise ValueError("the conductor was shown another part of the conversation")
     options = catalog.providers[worker.provider].options
-    temperature, most = tier.conductor.temperature, style.most_tokens(brief)
-    sampling = Sampling(temperature=temperature, top_p=1.0 if temperature else None, max_tokens=most)
-    return Request(
-        worker,
-        style.messages(brief),
-        _cut(call, sampling),
-        Form(style.schema(brief, positional=options.get("positional") == "true"), strict=True),
-        ALTERNATIVES if options.get("logprobs") == "true" else None,
-    )
+    temperature = tier.conductor.temperature
+    top_p = 1.0 if temperature else None
+    sampling = Sampling(temperature=temperature, top_p=top_p, max_tokens=style.most_tokens(brief))
+    schema = style.schema(brief, positional=options.get("positional") == "true")
+    logprobs = ALTERNATIVES if options.get("logprobs") == "true" else None
+    return Request(worker, style.messages(brief), _cut(call, sampling), Form(schema, strict=True), logprobs)
 
 
 def _brief(run: AuditedRun, call: Call, proposal: Proposal, catalog: Catalog) -> Brief:
-    order = [name for name in proposal.opening.body["order"] if name != CONDUCTOR]
+    """Return what the conductor was told for a proposal."""
+    opening = proposal.opening.body
+    order = [name for name in opening["order"] if name != CONDUCTOR]
     if not set(order) <= set(catalog.workers):
         raise Unverifiable("a worker is not in the pool's snapshot")
-    former = [earlier for earlier in run.proposals_for(proposal.parent) if earlier.number < proposal.number]
-    before = former[-1].rejection if former else None
-    repairs = proposal.opening.body["mode"] == "repair"
-    known = {field.name for field in fields(Limits)}
-    task = _task(run, run.admission["task"])
-    limits = Limits(**{name: value for name, value in run.limits.items() if name in known})
-    around = run.steps.get(proposal.parent) if proposal.parent is not None else None
-    if around is not None:
-        task = replace(task, messages=_shown(run, around, call.intent.seq, task))
-        limits = replace(limits, steps=proposal.opening.body["room"])
-    return Brief(
-        task=task,
-        workers=tuple(catalog.workers[name] for name in order),
-        limits=limits,
+    known_limits = {field.name for field in fields(Limits)}
+    brief = Brief(
+        task=_task(run, run.admission["task"]),
+        workers=tuple([catalog.workers[name] for name in order]),
+        limits=Limits(**{name: value for name, value in run.limits.items() if name in known_limits}),
         usd_left=call.intent.body["usd_left"],
-        objections=tuple(before.body["reasons"]) if repairs and before is not None else (),
-        rejected=text_of(run, call.intent.body["rejected"]) if repairs else "",
-        round=proposal.round if around is None else 1,
-        previous=_previous(run, proposal) if proposal.round > 1 and around is None else None,
-        nests=CONDUCTOR in proposal.opening.body["order"],
+        nests=CONDUCTOR in opening["order"],
         seconds_left=call.intent.body.get("seconds_left"),
-        reasons=proposal.opening.body.get("reasons", False),
+        reasons=opening.get("reasons", False),
     )
+    if opening["mode"] == "repair":
+        objections = _objections(run, proposal)
+        brief = replace(brief, objections=objections, rejected=text_of(run, call.intent.body["rejected"]))
+    parent = run.steps.get(proposal.parent) if proposal.parent is not None else None
+    if parent is not None:
+        task = replace(brief.task, messages=_shown(run, parent, call.intent.seq, brief.task))
+        return replace(brief, task=task, limits=replace(brief.limits, steps=opening["room"]))
+    if proposal.round > 1:
+        return replace(brief, round=proposal.round, previous=_previous(run, proposal))
+    return brief
+
+
+def _objections(run: AuditedRun, proposal: Proposal) -> tuple[str, ...]:
+    """Return the reasons for which the proposal before this one was rejected; empty if it was not."""
+    earlier = [other for other in run.proposals_for(proposal.parent) if other.number < proposal.number]
+    rejection = earlier[-1].rejection if earlier else None
+    if rejection is None:
+        return ()
+    return tuple(rejection.body["reasons"])
 
 
 def _previous(run: AuditedRun, proposal: Proposal) -> Previous:
@@ -292,14 +298,20 @@ def _previous(run: AuditedRun, proposal: Proposal) -> Previous:
         raise Unverifiable("no previous answer")
     former = run.proposals[answer.plan.body["proposal"]]
     earlier = run.previous_answer(former)
-    names = {step.n: place for place, step in enumerate(former.steps)}
+    entries: dict[int, str | int] = {step.n: place for place, step in enumerate(former.steps)}
+    if earlier is not None:
+        entries[earlier.n] = "previous"
     past = []
     for step in former.steps:
-        called = [call.intent.body["worker"] for call in run.calls.values() if call.step == step.n]
-        seen = tuple("previous" if earlier is not None and n == earlier.n else names[n] for n in step.inputs)
-        access = (*(("user",) if "user" in step.plan.body["access"] else ()), *seen)
-        worker = [step.plan.body["worker"], *called][-1]
-        past.append(PastStep(worker, text_of(run, step.plan.body["subtask"]), access, step.completion is not None))
+        worker = step.plan.body["worker"]
+        for call in run.calls.values():
+            if call.step == step.n:
+                worker = call.intent.body["worker"]
+        access = [entries[n] for n in step.inputs]
+        if "user" in step.plan.body["access"]:
+            access.insert(0, "user")
+        subtask = text_of(run, step.plan.body["subtask"])
+        past.append(PastStep(worker, subtask, tuple(access), step.completion is not None))
     return Previous(tuple(past), text_of(run, answer.completion.body["output"]))
 
 

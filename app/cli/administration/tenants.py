@@ -3,8 +3,6 @@
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 
-from rich.text import Text
-
 from app.cli import event_loop, storage, terminal
 from app.cli.arguments import Arguments
 from app.errors import NotFound
@@ -26,11 +24,19 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
         return 0
     table = terminal.table("tenant", "created", "keys", "state")
     for row in shown:
-        state = "in force" if row.disabled_at is None else f"disabled {terminal.minute(row.disabled_at)}"
-        created = "-" if row.created_at is None else terminal.minute(row.created_at)
-        table.add_row(*(Text(terminal.clean(cell)) for cell in (row.name, created, str(row.keys), state)))
+        terminal.add_row(table, _cells(row))
     terminal.stdout().print(table if shown else "There are no tenants; a key or `baton tenants add NAME` makes one.")
     return 0
+
+
+def _cells(row: TenantRow) -> tuple[str, ...]:
+    state = "in force"
+    if row.disabled_at is not None:
+        state = f"disabled {terminal.minute(row.disabled_at)}"
+    created = "-"
+    if row.created_at is not None:
+        created = terminal.minute(row.created_at)
+    return row.name, created, str(row.keys), state
 
 
 async def _change(settings: Settings, args: Arguments, now: float) -> None:

@@ -126,16 +126,14 @@ async def check_parts(loaded: Loaded, opened: Runtime, *, every: bool, exists: b
     """
     catalog = loaded.catalog
     conductors = _tiers_by_conductor(catalog)
-    pending = [
-        _check_database(loaded, opened) if exists else _missing_database(loaded),
-        _check_queue(loaded, opened),
-        *([_check_keys(opened), _check_log(opened), _check_tiers(opened)] if exists else []),
-        *([_check_exported_checkpoints(loaded, opened)] if exists and loaded.settings.log_export else []),
-        *[
-            _check_generation(f"conductor of {tiers}", catalog.workers[name], opened)
-            for name, tiers in conductors.items()
-        ],
-    ]
+    database = _check_database(loaded, opened) if exists else _missing_database(loaded)
+    pending = [database, _check_queue(loaded, opened)]
+    if exists:
+        pending += [_check_keys(opened), _check_log(opened), _check_tiers(opened)]
+        if loaded.settings.log_export:
+            pending.append(_check_exported_checkpoints(loaded, opened))
+    for name, tiers in conductors.items():
+        pending.append(_check_generation(f"conductor of {tiers}", catalog.workers[name], opened))
     if every:
         others = [worker for worker in catalog.workers.values() if worker.name not in conductors]
         pending += [_check_generation(f"worker {worker.name}", worker, opened) for worker in others]

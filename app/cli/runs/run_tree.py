@@ -86,9 +86,12 @@ def _header(run: run_words.Record) -> Text:
     words.append(f"  {state}", style=f"bold {COLOURS.get(state, 'yellow')}")
     named = f" (as {clean(run['model'])})" if run["model"] != run["tier"] else ""
     words.append(f"  {clean(run['tier'])}{named}, effort {run['effort']}")
-    words.append("  degraded", style="yellow") if run["degraded"] and not run["preview"] else None
-    words.append("  REHEARSAL: simulated workers", style="yellow") if run["rehearsal"] else None
-    words.append("  preview: planned only, nothing executed") if run["preview"] else None
+    if run["degraded"] and not run["preview"]:
+        words.append("  degraded", style="yellow")
+    if run["rehearsal"]:
+        words.append("  REHEARSAL: simulated workers", style="yellow")
+    if run["preview"]:
+        words.append("  preview: planned only, nothing executed")
     return words
 
 
@@ -100,18 +103,31 @@ def _erased(erasure: run_words.Record) -> str:
 
 
 def _facts(run: run_words.Record, question: str | None, full: bool) -> list[tuple[str, str]]:
-    until = f", took {duration(run['ended_at'] - run['created_at'])}" if run["ended_at"] else ", still going"
+    until = "still going"
+    if run["ended_at"]:
+        until = f"took {duration(run['ended_at'] - run['created_at'])}"
     facts = [
         ("asked", _shown_text(question, full)),
-        ("when", f"{moment(run['created_at'])}{until}; key {run_words.key(run)}, tenant {run['tenant']}"),
+        ("when", f"{moment(run['created_at'])}, {until}; key {run_words.key(run)}, tenant {run['tenant']}"),
         ("used", f"{run_words.tokens(run['total_usage'])}, {run_words.cost(run['cost_usd'])}"),
-        *([("content", _erased(run["erasure"]))] if run["erasure"] else []),
+    ]
+    if run["erasure"]:
+        facts.append(("content", _erased(run["erasure"])))
+    facts += [
         ("limits", run_words.limits(run)),
         ("labels", ", ".join(run["labels"]) or "none"),
         ("pool", ", ".join(run["pool"])),
-        *[("left out", f"{worker}: {reason}") for worker, reason in run["excluded"].items()],
-        *[("why so", words) for words in run_words.why(run)],
     ]
+    for worker, reason in run["excluded"].items():
+        facts.append(("left out", f"{worker}: {reason}"))
+    for words in run_words.why(run):
+        facts.append(("why so", words))
+    return facts + _further_facts(run)
+
+
+def _further_facts(run: run_words.Record) -> list[tuple[str, str]]:
+    """Return the facts that only some runs have."""
+    facts = []
     if requests := run_words.requests(run):
         facts.append(("x-request-id", requests))
     if replies := run_words.replies(run):
@@ -136,19 +152,19 @@ def _facts(run: run_words.Record, question: str | None, full: bool) -> list[tupl
 def _step(tree: Tree, step: run_words.Record, *, answers: bool, full: bool, planned: bool) -> Tree:
     state = "planned" if planned else step["state"]
     title = Text(f"step {step['n']}  ", style="bold")
-    title.append(f"of round {step['round']}  ") if step["round"] > 1 else None
-    title.append(clean(run_words.ITSELF if step["worker"] == CONDUCTOR else step["worker"]), style="bold cyan")
+    if step["round"] > 1:
+        title.append(f"of round {step['round']}  ")
+    worker = run_words.ITSELF if step["worker"] == CONDUCTOR else step["worker"]
+    title.append(clean(worker), style="bold cyan")
     title.append(f"  {state}", style=COLOURS.get(state, "yellow"))
-    title.append("  ★ its output is the answer", style="bold green") if answers else None
+    if answers:
+        title.append("  ★ its output is the answer", style="bold green")
     branch = tree.add(title)
     lines: list[tuple[str, str | None]] = [
         ("sees", run_words.sees(step["access"])),
         ("labels", ", ".join(step.get("labels", ())) or None),
         ("declassified", ", ".join(step.get("declassified", ())) or None),
-        (
-            "subtask",
-            _shown_text(step["subtask"], full) if step["subtask"] != "" else "none: it answers the conversation",
-        ),
+        ("subtask", _subtask_text(step["subtask"], full)),
         ("chosen", run_words.choice(step)),
         ("kept", run_words.kept(step)),
         *[(f"attempt {call['attempt']}", run_words.attempt(call)) for call in step["attempts"]],
