@@ -89,13 +89,22 @@ SPAN_TEXTS: Final[Mapping[str, str]] = {
 def draw_graph(found: Data, chosen: str, link: Link) -> dict[str, Any]:
     """Return the nodes and edges in pixels. `chosen` is the id of the node in the pane, or empty."""
     nodes = {node["id"]: node for node in found["nodes"]}
-    withheld = [edge for edge in found["edges"] if edge["kind"] == "withheld"]
-    all_drawn = len(withheld) <= MAX_WITHHELD_EDGES
-    drawn = [edge for edge in withheld if all_drawn or edge["target"] == chosen]
-    granted = [edge for edge in found["edges"] if edge["kind"] == "granted" and not _is_obvious_subtask(edge, nodes)]
-    far = [edge for edge in granted if _columns_between(edge, nodes) > 1]
-    near = [edge for edge in granted if _columns_between(edge, nodes) <= 1]
-    drawn_far = [edge for edge in far if len(far) <= MAX_FAR_EDGES or chosen in (edge["source"], edge["target"])]
+    withheld: list[Data] = []
+    near: list[Data] = []
+    far: list[Data] = []
+    for edge in found["edges"]:
+        if edge["kind"] == "withheld":
+            withheld.append(edge)
+        elif _columns_between(edge, nodes) <= 1:
+            near.append(edge)
+        elif not _is_obvious_subtask(edge, nodes):
+            far.append(edge)
+    drawn = withheld
+    if len(withheld) > MAX_WITHHELD_EDGES:
+        drawn = [edge for edge in withheld if edge["target"] == chosen]
+    drawn_far = far
+    if len(far) > MAX_FAR_EDGES:
+        drawn_far = [edge for edge in far if chosen in (edge["source"], edge["target"])]
     rows = [edge for edge in found["edges"] if edge["what"] != "subtask"]
     listed = rows
     if len(rows) > MAX_LISTED_EDGES:
@@ -275,16 +284,25 @@ def draw_timeline(found: Data, length: float, by: By, chosen: str, link: Link) -
             rows[home["id"]] = _row(home, chosen, link)
         if bar := _bar(span, spans.get(span["parent"]), whole, by):
             rows[home["id"]]["bars"].append(bar)
-    last = TICKS[by] - 1
-    marks = [whole * n / last for n in range(last + 1)] if whole else []
+    now = None
+    if length and by == "time":
+        now = round(min(100 * found["seconds"] / length, 100), 3)
+    totals = found["totals"].items()
     return {
         "by": by,
         "rows": [row for row in rows.values() if row["bars"] and row["seconds"] >= row["least"]],
-        "ticks": [{"at": round(100 * n / last, 2), "value": mark} for n, mark in enumerate(marks)],
-        "now": round(min(100 * found["seconds"] / length, 100), 3) if length and by == "time" else None,
-        "totals": [{"name": SPAN_TEXTS[kind], **total} for kind, total in found["totals"].items() if kind != "run"],
+        "ticks": _ticks(whole, TICKS[by] - 1),
+        "now": now,
+        "totals": [{"name": SPAN_TEXTS[kind], **total} for kind, total in totals if kind != "run"],
         "whole": whole,
     }
+
+
+def _ticks(whole: float, last: int) -> list[dict[str, float]]:
+    """Return the marks of an axis from 0 to `whole`, numbered from 0 to `last`; none for an axis without a length."""
+    if not whole:
+        return []
+    return [{"at": round(100 * n / last, 2), "value": whole * n / last} for n in range(last + 1)]
 
 
 def _row_of(span: Data, spans: Mapping[str, Data]) -> Data:

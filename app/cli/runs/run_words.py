@@ -263,39 +263,49 @@ def decision(record: Record) -> list[str]:
     by = f"posterior {learned}" if learned != "0" else "worker cards alone, before any rating"
     likely = [f"{name} {probability:.3g}" for name, probability in others if name != record["action"]][:3]
     masked = record.get("masked", {})
-    return [
-        f"{said}, {reason}; by {by}",
-        *([f"next likely: {', '.join(likely)}"] if likely else []),
-        *([f"left out, because the budget does not bear them: {', '.join(masked)}"] if masked else []),
-    ]
+    sentences = [f"{said}, {reason}; by {by}"]
+    if likely:
+        sentences.append(f"next likely: {', '.join(likely)}")
+    if masked:
+        sentences.append(f"left out, because the budget does not bear them: {', '.join(masked)}")
+    return sentences
 
 
 def why(run: Record) -> list[str]:
     """Return one or two sentences that say why this run was routed as it was."""
-    proposals = [proposal for proposal in run["proposals"] if proposal.get("parent") is None]
-    last = proposals[-1] if proposals else None
-    if last is None:
+    own = [proposal for proposal in run["proposals"] if proposal.get("parent") is None]
+    if not own:
         return ["no plan was made"]
-    said = [CONDUCTORS.get(last["conductor"], str(last["conductor"]))]
-    before = [proposal for proposal in proposals[:-1] if proposal["reasons"]]
-    if before:
-        reasons: dict[str, None] = {}
-        for proposal in before:
-            reasons |= dict.fromkeys(proposal["reasons"])
-        said[0] += f", because {count(len(before), 'earlier proposal')} did not do: {'; '.join(reasons)}"
-    decided = [proposal["decision"] for proposal in run["proposals"] if proposal.get("decision")]
-    if decided and last["conductor"] == "selector":
-        said += decision(decided[-1])
+    last = own[-1]
+    sentences = [CONDUCTORS.get(last["conductor"], str(last["conductor"])) + _rejections(own[:-1])]
+    decisions = [proposal["decision"] for proposal in run["proposals"] if proposal.get("decision")]
+    if decisions and last["conductor"] == "selector":
+        sentences += decision(decisions[-1])
     if run["rounds"] > 1:
-        said.append(f"{run['rounds']} rounds: each was shown the previous answer")
-    if inner := {proposal.get("parent") for proposal in run["proposals"]} - {None}:
-        said.append(f"{count(len(inner), 'step')} taken by the conductor itself, each with a workflow of its own")
-    if stopped := run["end"].get("stopped"):
-        said.append(STOPPED_SHORT if run["end"].get("fell_back") and run["rounds"] == 1 else STOPPED)
-        said[-1] = said[-1].format(stopped=stopped)
+        sentences.append(f"{run['rounds']} rounds: each was shown the previous answer")
+    nested = {proposal.get("parent") for proposal in run["proposals"]} - {None}
+    if nested:
+        steps = count(len(nested), "step")
+        sentences.append(f"{steps} taken by the conductor itself, each with a workflow of its own")
+    stopped = run["end"].get("stopped")
+    if stopped:
+        is_first_plan = run["end"].get("fell_back") and run["rounds"] == 1
+        sentence = STOPPED_SHORT if is_first_plan else STOPPED
+        sentences.append(sentence.format(stopped=stopped))
     elif run["degraded"] and not run["preview"]:
-        said.append("degraded: a fallback decided, or a step that others needed was lost")
-    return said
+        sentences.append("degraded: a fallback decided, or a step that others needed was lost")
+    return sentences
+
+
+def _rejections(proposals: Sequence[Record]) -> str:
+    """Return why earlier proposals were not used, each reason once; empty if there is none."""
+    rejected = [proposal for proposal in proposals if proposal["reasons"]]
+    if not rejected:
+        return ""
+    reasons: dict[str, None] = {}
+    for proposal in rejected:
+        reasons |= dict.fromkeys(proposal["reasons"])
+    return f", because {count(len(rejected), 'earlier proposal')} could not be used: {'; '.join(reasons)}"
 
 
 def limits(run: Record) -> str:
