@@ -73,19 +73,32 @@ def _difference(run: AuditedRun, proposal: Proposal, step: Step, said: Any) -> s
             return "a reason"
     if said.get("tools", False) is not body.get("tools", False):
         return "its permission to call tools"
-    access = said.get("access")
-    if not isinstance(access, list):
+    return _access_difference(run, proposal, step, said.get("access"))
+
+
+def _access_difference(run: AuditedRun, proposal: Proposal, step: Step, stated: Any) -> str:
+    """Return in what a step's access list differs from the text, which counts steps from the beginning of the plan;
+    empty if in nothing."""
+    if not isinstance(stated, list):
         return "the access list"
-    base, before = proposal.opening.body["base"], run.previous_answer(proposal)
-    steps = sorted({entry + base for entry in access if type(entry) is int})
-    previous = [before.n] if before is not None and "previous" in access else []
-    due = [*(["user"] if "user" in access else []), *previous, *steps]
-    around = run.parent_of(step)
-    if around is not None:
-        if step.inherits_view is not ("user" in access):
+    base = proposal.opening.body["base"]
+    expected: list[str | int] = []
+    parent = run.parent_of(step)
+    if parent is not None:
+        if step.inherits_view is not ("user" in stated):
             return "the view that it inherits"
-        due = [*(around.plan.body["access"] if step.inherits_view else ()), *steps]
-    return "" if body["access"] == due else "the access list"
+        if step.inherits_view:
+            expected += parent.plan.body["access"]
+    else:
+        previous = run.previous_answer(proposal)
+        if "user" in stated:
+            expected.append("user")
+        if previous is not None and "previous" in stated:
+            expected.append(previous.n)
+    expected += sorted({entry + base for entry in stated if type(entry) is int})
+    if step.plan.body["access"] != expected:
+        return "the access list"
+    return ""
 
 
 def read_plan(text: str, further: bool = False) -> tuple[list[Any], bool]:

@@ -158,9 +158,12 @@ def _sum_of_usages(usages: list[Mapping[str, Any]]) -> Mapping[str, Any]:
 def _visible_usage(made: list[Call], speakers: set[str]) -> Mapping[str, Any]:
     """Return the visible usage of one turn: the input of the first successful call that saw the conversation, and the
     output of the calls whose text or tool calls the caller gets."""
-    fine = [call for call in made if call.outcome_kind == "ok"]
-    saw = [call for call in fine if call.step is not None and "user" in call.intent.body["access"]] or fine
-    first = saw[0].outcomes[0].body["usage"] if saw else NO_USAGE
+    successful = [call for call in made if call.outcome_kind == "ok"]
+    readers = [call for call in successful if call.step is not None and "user" in call.intent.body["access"]]
+    first: Mapping[str, Any] = NO_USAGE
+    if successful:
+        first_call = readers[0] if readers else successful[0]
+        first = first_call.outcomes[0].body["usage"]
     said = _sum_of_usages([call.outcomes[0].body["usage"] for call in made if call.id in speakers])
     whole = _sum_of_usages([call.outcomes[0].body["usage"] for call in made])
     return {

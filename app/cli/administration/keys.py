@@ -169,12 +169,6 @@ def _record(row: KeyRow, settings: Settings, now: float) -> dict[str, Any]:
 
 
 def _cells(row: KeyRow, settings: Settings, now: float) -> tuple[str, ...]:
-    limits = (
-        f"{terminal.dollars(row.max_usd)} a run" if row.max_usd is not None else "",
-        f"{row.rpm} a minute" if row.rpm is not None else "",
-        f"{row.tpm} tokens a minute" if row.tpm is not None else "",
-        f"{row.concurrency} at once" if row.concurrency is not None else "",
-    )
     return (
         row.id,
         row.name,
@@ -183,10 +177,24 @@ def _cells(row: KeyRow, settings: Settings, now: float) -> tuple[str, ...]:
         ", ".join(sorted(row.scopes)),
         ", ".join(sorted(row.tiers)) or "all",
         ", ".join(sorted(row.labels)) or "-",
-        ", ".join(limit for limit in limits if limit) or "-",
+        ", ".join(_limits(row)) or "-",
         _day(row.created_at),
         _state(row, settings, now),
     )
+
+
+def _limits(row: KeyRow) -> list[str]:
+    """Return the limits that the key has, in words."""
+    limits = []
+    if row.max_usd is not None:
+        limits.append(f"{terminal.dollars(row.max_usd)} a run")
+    if row.rpm is not None:
+        limits.append(f"{row.rpm} requests a minute")
+    if row.tpm is not None:
+        limits.append(f"{row.tpm} tokens a minute")
+    if row.concurrency is not None:
+        limits.append(f"{row.concurrency} runs at once")
+    return limits
 
 
 def _state(row: KeyRow, settings: Settings, now: float) -> str:

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import orjson
 from rich.console import RenderableType
@@ -26,8 +26,9 @@ PREVIEWS = {None: None, "only": True, "none": False}
 TAGS = ("worker", "label", METADATA_TAG)
 """Options whose values are tags of the same name."""
 COLUMNS = ("run", "when", "tier", "key", "state", "shape", "took", "tokens", "cost")
-NARROW = ("run", "when", "tier", "state", "took", "cost")
-WIDE, PREFIX = 130, 19
+NARROW_TABLE = ("run", "when", "tier", "state", "took", "cost")
+WIDE_COLUMNS, PREFIX_CHARS = 130, 19
+"""The width from which on the table has all columns, and the characters of an id in a narrower one."""
 
 
 def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -> int:
@@ -135,29 +136,47 @@ def _summary(row: RunRow, names: Mapping[str, str], previews: frozenset[str]) ->
 
 def _table(rows: tuple[RunRow, ...], names: Mapping[str, str], previews: frozenset[str], width: int) -> Table:
     """Return the table of runs. A narrow one has prefixes of ids, which `show` accepts as well."""
-    wide = width >= WIDE
+    wide = width >= WIDE_COLUMNS
     table = terminal.table()
-    table.padding = (0, 2 if wide else 1, 0, 0)
-    for column in COLUMNS if wide else NARROW:
-        is_figure, may_fold = column in ("took", "tokens", "cost"), column in ("tier", "state")
-        table.add_column(
-            column, justify="right" if is_figure else "left", overflow="fold", no_wrap=wide or not may_fold
-        )
+    table.padding = (0, 2, 0, 0) if wide else (0, 1, 0, 0)
+    names_of_columns = COLUMNS if wide else NARROW_TABLE
+    for column in names_of_columns:
+        may_fold = column in ("tier", "state")
+        table.add_column(column, justify=_justification(column), overflow="fold", no_wrap=wide or not may_fold)
     for row in rows:
-        state = row.state + _note(row, is_preview=row.id in previews, wide=wide)
-        cells: dict[str, RenderableType] = {
-            "run": row.id if wide else row.id[:PREFIX],
-            "when": terminal.moment(row.created_at)[0 if wide else 5 : None if wide else 16],
-            "tier": terminal.clean(row.tier),
-            "key": terminal.clean(names.get(row.key, row.key)),
-            "state": Text(state, style=_colour(row), overflow="fold"),
-            "shape": f"{row.topology or '-'} {row.steps or ''}",
-            "took": terminal.duration(row.ended_at - row.created_at) if row.ended_at else "…",
-            "tokens": f"{row.spent.tokens:,}",
-            "cost": terminal.dollars(row.spent.usd),
-        }
-        table.add_row(*(cells[str(column.header)] for column in table.columns))
+        cells = _cells(row, names, previews, wide=wide)
+        table.add_row(*[cells[column] for column in names_of_columns])
     return table
+
+
+def _justification(column: str) -> Literal["left", "right"]:
+    if column in ("took", "tokens", "cost"):
+        return "right"
+    return "left"
+
+
+def _cells(
+    row: RunRow, names: Mapping[str, str], previews: frozenset[str], *, wide: bool
+) -> Mapping[str, RenderableType]:
+    """Return the cells of a run by their columns; in a narrow table the id and the time are shortened."""
+    run, when = row.id, terminal.moment(row.created_at)
+    if not wide:
+        run, when = run[:PREFIX_CHARS], when[5:16]
+    took = "…"
+    if row.ended_at:
+        took = terminal.duration(row.ended_at - row.created_at)
+    state = row.state + _note(row, is_preview=row.id in previews, wide=wide)
+    return {
+        "run": run,
+        "when": when,
+        "tier": terminal.clean(row.tier),
+        "key": terminal.clean(names.get(row.key, row.key)),
+        "state": Text(state, style=_colour(row), overflow="fold"),
+        "shape": f"{row.topology or '-'} {row.steps or ''}",
+        "took": took,
+        "tokens": f"{row.spent.tokens:,}",
+        "cost": terminal.dollars(row.spent.usd),
+    }
 
 
 def _colour(row: RunRow) -> str:
