@@ -158,10 +158,10 @@ def _same_logging(_first_logging: list[tuple[logging.Logger, int, list[logging.H
 
 
 def _set_logging(wanted: list[tuple[logging.Logger, int, list[logging.Handler]]]) -> None:
-    for one, level, handlers in wanted:
-        if one.level != level:  # to set it empties the caches of all loggers
-            one.setLevel(level)
-        one.handlers[:] = handlers
+    for logger, level, handlers in wanted:
+        if logger.level != level:  # to set it empties the caches of all loggers
+            logger.setLevel(level)
+        logger.handlers[:] = handlers
 
 
 @pytest.fixture(autouse=True)
@@ -227,6 +227,13 @@ def make_schema(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Non
 def embedded_database(tmp_path: Path, make_schema: Callable[[str], None]) -> None:
     """Make the database that a command finds in the data folder `tmp_path`: no command makes one by itself."""
     make_schema(f"sqlite:///{tmp_path / 'baton.db'}")
+
+
+@pytest.fixture
+def database_of_commands(tmp_path: Path, make_schema: Callable[[str], None]) -> None:
+    """Make the database that `tests.cli.test_commands.baton` finds in the folder `tmp_path`: a copy of a migrated one,
+    for tests of other things than `baton migrate`."""
+    make_schema(f"sqlite:///{tmp_path / 'data' / 'baton.db'}")
 
 
 @pytest.fixture(scope="session", autouse=True)

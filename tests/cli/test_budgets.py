@@ -26,8 +26,8 @@ DAILY = (
 )
 
 
+@pytest.mark.usefixtures("database_of_commands")
 def test_a_budget_lives_from_set_to_rm(tmp_path: Path) -> None:
-    assert baton(tmp_path, "migrate").status == 0
     assert baton(tmp_path, "budgets", "ls").out == "There are no budgets; `baton budgets set USD` makes one.\n"
     assert baton(tmp_path, *DAILY).out == "default/user/*/day: $2.50 for each day (Europe/Berlin).\n"
     assert "tenant/-/month" in baton(tmp_path, "budgets", "set", "500", "--per", "month").out
@@ -46,8 +46,8 @@ def test_a_budget_lives_from_set_to_rm(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.usefixtures("database_of_commands")
 def test_a_key_is_named_as_its_owner_knows_it(tmp_path: Path) -> None:
-    assert baton(tmp_path, "migrate").status == 0
     made = json.loads(baton(tmp_path, "keys", "add", "ci", "--json").out)
     done = baton(tmp_path, "budgets", "set", "20", "--key", "ci")
     assert done.out.startswith(f"default/key/{made['id']}/day")
@@ -67,8 +67,8 @@ def test_a_key_is_named_as_its_owner_knows_it(tmp_path: Path) -> None:
         (f"1 --user {'u' * 257}", "more than 256 characters"),
     ],
 )
+@pytest.mark.usefixtures("database_of_commands")
 def test_a_wrong_budget_is_refused_in_words(tmp_path: Path, line: str, words: str) -> None:
-    assert baton(tmp_path, "migrate").status == 0
     done = baton(tmp_path, "budgets", "set", *line.split())
     assert done.status in (1, 2)
     assert words in done.err

@@ -429,8 +429,8 @@ def test_cancel_stops_a_run_of_another_process(tmp_path: Path) -> None:
     assert baton(tmp_path, "runs", "cancel", "run_none").status == 1
 
 
+@pytest.mark.usefixtures("database_of_commands")
 def test_without_runs_there_is_a_sentence(tmp_path: Path) -> None:
-    assert baton(tmp_path, "migrate").status == 0
     done = baton(tmp_path, "runs", "show")
     assert done.status == 1
     assert "no runs yet" in done.err
@@ -495,8 +495,8 @@ def test_a_rotated_key_keeps_its_name_and_limits_and_both_secrets_work_for_a_whi
     assert "not in force" in baton(service.folder, "keys", "rotate", "turning").err
 
 
+@pytest.mark.usefixtures("database_of_commands")
 def test_names_of_keys_are_unique_among_those_in_force(tmp_path: Path) -> None:
-    assert baton(tmp_path, "migrate").status == 0
     made = json.loads(baton(tmp_path, "keys", "add", "ci", "--json").out)
     again = baton(tmp_path, "keys", "add", "ci")
     assert (again.status, again.out) == (2, "")
@@ -554,8 +554,8 @@ def test_plan_executes_nothing(service: Service) -> None:
     ("more", "words"),
     [(["--tier", "x"], "no such tier"), (["--effort", "x"], "no such level"), (["--label", "phi"], "not cleared")],
 )
+@pytest.mark.usefixtures("database_of_commands")
 def test_plan_says_why_not(tmp_path: Path, more: list[str], words: str) -> None:
-    assert baton(tmp_path, "migrate").status == 0
     done = baton(tmp_path, "plan", EASY, *more)
     assert done.status in (1, 2)
     assert words in done.err

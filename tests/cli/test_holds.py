@@ -3,11 +3,14 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from tests.cli.test_commands import baton
+
+pytestmark = pytest.mark.usefixtures("database_of_commands")
 
 
 def test_a_hold_lives_from_add_to_release(tmp_path: Path) -> None:
-    assert baton(tmp_path, "migrate").status == 0
     assert baton(tmp_path, "tenants", "add", "acme").status == 0
     assert "No legal hold" in baton(tmp_path, "holds", "ls").out
     (placed,) = json.loads(baton(tmp_path, "holds", "add", "--tenant", "acme", "--reason", "case 12", "--json").out)
@@ -29,7 +32,6 @@ def test_a_hold_lives_from_add_to_release(tmp_path: Path) -> None:
 
 
 def test_a_hold_that_covers_nothing_or_two_things_is_refused(tmp_path: Path) -> None:
-    assert baton(tmp_path, "migrate").status == 0
     for line in ("", "--run last --key ci", "--user a --key ci"):
         done = baton(tmp_path, "holds", "add", "--reason", "case", *line.split())
         assert done.status == 2, line

@@ -3,7 +3,11 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from tests.cli.test_commands import baton
+
+pytestmark = pytest.mark.usefixtures("database_of_commands")
 
 REHEARSAL = Path(__file__).parents[2] / "app/process/config/rehearsal.toml"
 NEXT = """
@@ -20,7 +24,6 @@ def test_a_tier_is_tried_promoted_with_a_reason_and_rolled_back(tmp_path: Path) 
     pool = tmp_path / "pool.toml"
     pool.write_text(REHEARSAL.read_text() + NEXT)
     environ = {"BATON_POOL": str(pool)}
-    assert baton(tmp_path, "migrate", **environ).status == 0
     tried = baton(tmp_path, "tier", "canary", "baton-mini", "--to", "rehearsal-sage", "--share", "0.1", **environ)
     assert "baton-mini: its own definition; canary worker rehearsal-sage for 10% of the runs" in tried.out
     refused = baton(tmp_path, "tier", "promote", "baton-mini", "--to", "baton-next", **environ)

@@ -4,7 +4,11 @@ import json
 import sqlite3
 from pathlib import Path
 
+import pytest
+
 from tests.cli.test_commands import baton
+
+pytestmark = pytest.mark.usefixtures("database_of_commands")
 
 ROW = (
     "INSERT INTO notices (run, turn, word, at, tries, due, failed_at, reason) VALUES (?, 0, 'failed', 5, 3, 9e9, 9, ?)"
@@ -12,7 +16,6 @@ ROW = (
 
 
 def test_messages_that_were_given_up_are_listed_and_sent_again(tmp_path: Path) -> None:
-    assert baton(tmp_path, "migrate").status == 0
     assert baton(tmp_path, "webhooks", "failed").out == "No message was given up.\n"
     (file,) = tmp_path.rglob("baton.db")
     with sqlite3.connect(file) as database:

@@ -59,8 +59,8 @@ def _extras(value: object, path: str = "") -> Iterator[str]:
         for name in type(value).model_fields:
             yield from _extras(getattr(value, name), f"{path}{name}.")
     elif isinstance(value, list):
-        for one in value:
-            yield from _extras(one, f"{path.removesuffix('.')}[].")
+        for item in value:
+            yield from _extras(item, f"{path.removesuffix('.')}[].")
 
 
 def published(name: str, value: object) -> None:

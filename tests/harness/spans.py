@@ -54,9 +54,13 @@ class Spans:
     def points(self, metric: str) -> list[Any]:
         """Return the data points of a metric."""
         data = self.reader.get_metrics_data()
-        scopes = [scope for resource in data.resource_metrics for scope in resource.scope_metrics] if data else []
-        found = [one for scope in scopes for one in scope.metrics if one.name == metric]
-        return [point for scope in found for point in scope.data.data_points]
+        points: list[Any] = []
+        for resource in data.resource_metrics if data else ():
+            for scope in resource.scope_metrics:
+                for recorded in scope.metrics:
+                    if recorded.name == metric:
+                        points += recorded.data.data_points
+        return points
 
 
 def parent(span: ReadableSpan) -> str:
