@@ -5,8 +5,9 @@
 Three figures, each for the selector as it is and with the detection of changes switched off:
 
 swap in the rehearsal world ... after 2,000 ratings two workers exchange their skills. Printed is the share of the lost
-        reward that has come back after so many ratings more; also for a selector that is told who has changed, and for
-        one that forgets everything at the swap, which bound what quicker detection could gain.
+        reward that has come back after so many ratings more; also for a selector that is told who has changed (with its
+        usual priors, and with wider ones), and for one that forgets everything at the swap. They bound what quicker
+        detection could gain.
 swap in recorded outcomes ..... the same where two models exchange their recorded outcomes (reward: the score), as the
         share of the way from the worse to the better model.
 poisoning ..................... the expected reward of a tenant with few ratings, on the way from the best single worker
@@ -41,6 +42,8 @@ from tests.lab import bandit
 
 BEFORE, LOOKS = 2_000, (150, 300, 600)
 BIRCH, CEDAR = 1, 2
+WIDER = 3.0
+"""The factor of `told_with_wider_priors`."""
 Pool = tuple[Profile, ...]
 
 
@@ -93,6 +96,19 @@ def told(posterior: Posterior) -> Posterior:
     changed = [bandit.workers()[place] for place in (BIRCH, CEDAR)]
     gone = {f"{worker.name}={worker.model}" for worker in changed}
     weights = {part: of for part, of in posterior.weights.items() if part.partition(":")[2] not in gone}
+    return replace(posterior, weights=weights, watches={}, usual={})
+
+
+def told_with_wider_priors(posterior: Posterior) -> Posterior:
+    """The posterior of a selector that is told the same, and gives each weight that it had learned of the two `WIDER`
+    times the variance of its prior, so that it learns these two faster."""
+    changed = [bandit.workers()[place] for place in (BIRCH, CEDAR)]
+    gone = {f"{worker.name}={worker.model}" for worker in changed}
+    weights = dict(posterior.weights)
+    for part, known in posterior.weights.items():
+        if part.partition(":")[2] in gone:
+            prior = posteriors.prior_of(part)
+            weights[part] = {place: (0.0, WIDER * posteriors.spread_of(prior, place)) for place in known}
     return replace(posterior, weights=weights, watches={}, usual={})
 
 
@@ -208,6 +224,8 @@ def main() -> None:
                 _print(f"recorded outcomes, {name}", swap_in_records(data, seeds))
     with patch.multiple(posteriors, **dict.fromkeys(present, math.inf)):
         _print("rehearsal world, told who has changed, without detection", swap_in_the_world(seeds, told))
+        told_wider = swap_in_the_world(seeds, told_with_wider_priors)
+        _print("rehearsal world, told so, with wider priors, without detection", told_wider)
         _print("rehearsal world, begun anew at the swap, without detection", swap_in_the_world(seeds, begun_anew))
     for seed in seeds:
         shares = poisoning(own=300, foreign=600, seed=seed)
