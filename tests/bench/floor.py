@@ -137,11 +137,11 @@ def waits_ms(choose: Choice) -> tuple[float, float, float]:
 
 
 def line(
-    workload: Workload, rows: Sequence[Row], cpu: float | None, each: tuple[float, float, float], choose: Choice
+    workload: Workload, rows: Sequence[Row], cpu: float | None, unit_ms: tuple[float, float, float], choose: Choice
 ) -> tuple[str, ...]:
-    """Return a line of the table: the rows of the stack and of Baton, and the milliseconds of a commit, a message and a
-    read."""
-    waits = sum(count * ms for count, ms in zip(workload.waits, each, strict=True)) / workload.shares
+    """Return a line of the table: the rows of the stack and of Baton, and the milliseconds of a commit, a message and
+    a read."""
+    waits = sum(count * ms for count, ms in zip(workload.waits, unit_ms, strict=True)) / workload.shares
     aim = rows[0].budget
     assert aim is not None
     for row in rows:
@@ -169,24 +169,26 @@ def main() -> None:
     effort = Effort(chosen.seconds, chosen.rounds)
     choose: Choice = min if chosen.lowest else statistics.median
     print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
-    each = waits_ms(choose)
+    unit_ms = waits_ms(choose)
     with ExitStack() as opened:
         workers = opened.enter_context(upstream())
-        bare = opened.enter_context(stack(workers.url))
+        stack_alone = opened.enter_context(stack(workers.url))
         database = opened.enter_context(servers.postgres(fsync=True)).url
         queue = opened.enter_context(servers.redis()).url
         roles = ("gateway", "dispatcher")
-        whole = opened.enter_context(baton(workers.url, name="Baton", roles=roles, database=database, redis=queue))
+        distributed = opened.enter_context(
+            baton(workers.url, name="Baton", roles=roles, database=database, redis=queue)
+        )
         direct = Target("direct", workers.url, (workers,))
         figures = {figure.what: figure for figure in of_setup("distributed", direct, direct)}
-        subjects = [Subject(Tree(), bare), Subject(Tree(), whole)]
+        subjects = [Subject(Tree(), stack_alone), Subject(Tree(), distributed)]
         lines = []
         for workload in [workload for workload in WORKLOADS if chosen.only in workload.figure]:
             rows = measured(figures[workload.figure], subjects, effort)
             cpu = None
             if workload.cpu is not None:
-                cpu = choose([workload.cpu(bare, effort) for _ in range(effort.rounds)])
-            lines.append(line(workload, rows, cpu, each, choose))
+                cpu = choose([workload.cpu(stack_alone, effort) for _ in range(effort.rounds)])
+            lines.append(line(workload, rows, cpu, unit_ms, choose))
     print(f"load {os.getloadavg()[0]:.1f}")
     print(table(TITLES, lines))
 

@@ -97,34 +97,34 @@ INTENDED = Commit(events=1, size=1_050, message=610)
 AWAITING = Commit(events=3, contents=2, size=1_460, message=1_200)
 
 
-class Together(Generic[T]):
-    """Acts on all items that came since it began to act last, and on no others meanwhile."""
+class Batcher(Generic[T]):
+    """Carries out one batch at a time; items that come meanwhile are the next batch."""
 
-    def __init__(self, act: Callable[[Sequence[T]], Awaitable[None]]) -> None:
-        self._act = act
+    def __init__(self, carry_out: Callable[[Sequence[T]], Awaitable[None]]) -> None:
+        self._carry_out_batch = carry_out
         self._waiting: list[tuple[T, asyncio.Future[None]]] = []
-        self._acting: asyncio.Task[None] | None = None
+        self._task: asyncio.Task[None] | None = None
 
     def put(self, item: T) -> asyncio.Future[None]:
-        """Return what is done when the item has been acted upon."""
+        """Add an item to the next batch. The future is done when that batch is."""
         done = asyncio.get_running_loop().create_future()
         self._waiting.append((item, done))
-        if self._acting is None:
-            self._acting = asyncio.create_task(self._run())
+        if self._task is None:
+            self._task = asyncio.create_task(self._run())
         return done
 
     async def _run(self) -> None:
         while self._waiting:
-            taken, self._waiting = self._waiting, []
+            batch, self._waiting = self._waiting, []
             try:
-                await self._act([item for item, _ in taken])
+                await self._carry_out_batch([item for item, _ in batch])
             except Exception as problem:
-                for _, done in taken:
+                for _, done in batch:
                     done.set_exception(problem)
             else:
-                for _, done in taken:
+                for _, done in batch:
                     done.set_result(None)
-        self._acting = None
+        self._task = None
 
 
 @cache
@@ -155,23 +155,29 @@ class Database:
     def __init__(self, writer: asyncpg.Connection, reader: asyncpg.Connection) -> None:
         self._writer, self._reader = writer, reader
         self._prepared: dict[str, Any] = {}
-        self._commits = Together(self._commit)
+        self._commits = Batcher(self._commit)
         self._reading = asyncio.Lock()
         self._numbers = itertools.count()
 
     async def commit(
-        self, what: Commit, run: str, *, new: bool = False, begun: Sequence[str] = (), ended: Sequence[str] = ()
+        self,
+        what: Commit,
+        run: str,
+        *,
+        new_run: bool = False,
+        new_steps: Sequence[str] = (),
+        ended_steps: Sequence[str] = (),
     ) -> None:
-        """Write what such a commit has. `begun` and `ended` name steps, and `new` says that the run is."""
+        """Write what such a commit has. `new_steps` and `ended_steps` name steps."""
         keys = {
-            "new run" if new else "run": [RUN_KEY],
+            "new run" if new_run else "run": [RUN_KEY],
             "event": self._keys(what.events),
             "content": self._keys(what.contents),
             "tag": self._keys(what.tags),
-            "intent": begun,
-            "ticket": begun,
-            "outcome": ended,
-            "done ticket": ended,
+            "intent": new_steps,
+            "ticket": new_steps,
+            "outcome": ended_steps,
+            "done ticket": ended_steps,
         }
         rows: dict[str, list[list[str]]] = {}
         written = 0
@@ -183,9 +189,9 @@ class Database:
         await self._commits.put(rows)
 
     async def read(self, table: str, run: str) -> None:
-        """Read the rows of a run by its id."""
+        """Read one row of a run by its id."""
         async with self._reading:
-            statement = await self._statement(f"SELECT * FROM {table} WHERE c1 = $1", self._reader)
+            statement = await self._statement(f"SELECT * FROM {table} WHERE c1 = $1 LIMIT 1", self._reader)
             await statement.fetch(run)
 
     def _keys(self, count: int) -> list[str]:
@@ -228,7 +234,7 @@ class Bus:
     def __init__(self, url: str) -> None:
         pool: Any = redis.ConnectionPool.from_url(url, protocol=2, socket_timeout=None)
         self._connection, self._reading, self._subscribed = [pool.make_connection() for _ in range(3)]
-        self._sends = Together(self._send)
+        self._sends = Batcher(self._send)
 
     def publish(self, channel: str, run: str, kind: str, text: str) -> None:
         """Send a message about a run."""
@@ -272,7 +278,7 @@ async def _exchange(connection: Any, *commands: Any) -> list[Any]:
     return [await connection.read_response() for _ in commands]
 
 
-class Asked(BaseModel):
+class CompletionRequest(BaseModel):
     """The request's fields on which the flow depends."""
 
     model_config = ConfigDict(extra="allow")
@@ -301,10 +307,10 @@ class Gateway:
 
     async def answer(self, request: Request) -> Response:
         """Serve one completion."""
-        asked = Asked.model_validate_json(await request.body())
-        resumes = asked.messages[-1]["role"] == "tool"
-        run = self._conversation if resumes else _named(asked, next(self._numbers))
-        if asked.tools:
+        completion = CompletionRequest.model_validate_json(await request.body())
+        resumes = completion.messages[-1]["role"] == "tool"
+        run = self._conversation if resumes else _new_run_id(completion, next(self._numbers))
+        if completion.tools:
             self._conversation = run
         self._followed[run] = asyncio.Queue()
         if resumes:
@@ -312,14 +318,14 @@ class Gateway:
             await self._database.commit(RESUMED, run)
             self._bus.publish(ENGINE, run, "resumed", "x" * RESUMED.message)
         else:
-            await self._database.commit(ADMITTED, run, new=True)
+            await self._database.commit(ADMITTED, run, new_run=True)
             self._bus.add_ticket(run)
-        if asked.stream:
+        if completion.stream:
             return StreamingResponse(self._pieces(run), media_type="text/event-stream")
-        said = b""
+        reply = b""
         async for piece in self._pieces(run):
-            said = piece
-        return Response(said, media_type="application/json")
+            reply = piece
+        return Response(reply, media_type="application/json")
 
     async def _pieces(self, run: str) -> AsyncIterator[bytes]:
         """Yield what the caller is to read: the deltas, or the whole answer."""
@@ -334,14 +340,14 @@ class Gateway:
             del self._followed[run]
 
 
-def _named(asked: Asked, number: int) -> str:
+def _new_run_id(completion: CompletionRequest, number: int) -> str:
     """Return an id for a new run, which says what the engine is to do: the engine reads no plan."""
-    if asked.tools:
-        worker = asked.baton["pool"]["pin"]
-        return f"tools,{worker},{int(asked.stream)},{number}"
-    steps = asked.baton["plan"]["steps"]
+    if completion.tools:
+        worker = completion.baton["pool"]["pin"]
+        return f"tools,{worker},{int(completion.stream)},{number}"
+    steps = completion.baton["plan"]["steps"]
     shape = "1-2-1" if len(steps) > 1 else "one"
-    return f"{shape},{steps[0]['worker']},{int(asked.stream)},{number}"
+    return f"{shape},{steps[0]['worker']},{int(completion.stream)},{number}"
 
 
 class Engine:
@@ -368,51 +374,53 @@ class Engine:
         if shape == "1-2-1":
             await self._one_two_one(number, run)
             return
-        await self._commit(PLANNED, run, begun=["0"])
+        await self._commit(PLANNED, run, new_steps=["0"])
         self._bus.delete_ticket(number)
-        said = await self._call(run, worker, streams=stream == "1")
-        await self._end(AWAITING if shape == "tools" else FINISHED, run, "0", said)
+        reply = await self._call(run, worker, streams=stream == "1")
+        await self._end(AWAITING if shape == "tools" else FINISHED, run, "0", reply)
 
     async def _one_two_one(self, number: bytes, run: str) -> None:
-        await self._commit(PLANNED_1_2_1, run, begun=["0"])
+        await self._commit(PLANNED_1_2_1, run, new_steps=["0"])
         self._bus.delete_ticket(number)
         await self._call(run, "a")
-        await self._commit(ENDED_FIRST, run, ended=["0"], begun=["1", "2"])
+        await self._commit(ENDED_FIRST, run, ended_steps=["0"], new_steps=["1", "2"])
         calls = {"1": asyncio.create_task(self._call(run, "b")), "2": asyncio.create_task(self._call(run, "c"))}
         await calls["1"]
-        await self._commit(ENDED_ONE_OF_TWO, run, ended=["1"])
+        await self._commit(ENDED_ONE_OF_TWO, run, ended_steps=["1"])
         await calls["2"]
-        await self._commit(ENDED_BOTH, run, ended=["2"], begun=["3"])
-        said = await self._call(run, "a")
-        await self._end(FINISHED, run, "3", said)
+        await self._commit(ENDED_BOTH, run, ended_steps=["2"], new_steps=["3"])
+        reply = await self._call(run, "a")
+        await self._end(FINISHED, run, "3", reply)
 
     async def _resume(self, run: str) -> None:
         _, worker, stream, _ = run.split(",")
         turn = f"turn {next(self._turns)}"
         for table in ("contents", "tags", "runs"):  # as many reads as Baton has: the task, the results, the run's row
             await self._database.read(table, run)
-        await self._commit(INTENDED, run, begun=[turn])
-        said = await self._call(run, worker, streams=stream == "1")
-        await self._end(AWAITING, run, turn, said)
+        await self._commit(INTENDED, run, new_steps=[turn])
+        reply = await self._call(run, worker, streams=stream == "1")
+        await self._end(AWAITING, run, turn, reply)
 
-    async def _commit(self, what: Commit, run: str, *, begun: Sequence[str] = (), ended: Sequence[str] = ()) -> None:
-        await self._database.commit(what, run, begun=begun, ended=ended)
+    async def _commit(
+        self, what: Commit, run: str, *, new_steps: Sequence[str] = (), ended_steps: Sequence[str] = ()
+    ) -> None:
+        await self._database.commit(what, run, new_steps=new_steps, ended_steps=ended_steps)
         self._bus.publish(GATEWAY, run, "committed", "x" * what.message)
 
-    async def _end(self, what: Commit, run: str, step: str, said: str) -> None:
+    async def _end(self, what: Commit, run: str, step: str, reply: str) -> None:
         """Commit the end of the last step, and then let the caller have the answer."""
-        await self._database.commit(what, run, ended=[step])
-        if said:
-            self._bus.publish(GATEWAY, run, "whole", said)
-        self._bus.publish(GATEWAY, run, "end", "x" * max(what.message - len(said), 0))
+        await self._database.commit(what, run, ended_steps=[step])
+        if reply:
+            self._bus.publish(GATEWAY, run, "whole", reply)
+        self._bus.publish(GATEWAY, run, "end", "x" * max(what.message - len(reply), 0))
 
     async def _call(self, run: str, worker: str, *, streams: bool = False) -> str:
         """Call a worker. Return its whole reply, or send what it streams to the gateway and return nothing."""
         body = orjson.dumps({"model": "bench", "stream": streams, "messages": ["x" * WORKER_REQUEST_BYTES]})
         url = f"{self._upstream}{WORKERS[worker]}/v1/chat/completions"
-        async with self._client.stream("POST", url, content=body) as reply:
+        async with self._client.stream("POST", url, content=body) as response:
             pieces = []
-            async for piece in reply.aiter_raw():
+            async for piece in response.aiter_raw():
                 if streams:
                     self._bus.publish(GATEWAY, run, "delta", piece.decode())
                 else:

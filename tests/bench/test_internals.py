@@ -10,7 +10,7 @@ from tests.harness import servers
 
 from .hop import TIERS, echo, hops
 from .scenarios import queue_hop
-from .stack import Together, Write, part
+from .stack import Batcher, Write, part
 
 
 async def test_hops_over_a_queue_in_memory() -> None:
@@ -33,10 +33,10 @@ async def test_what_meets_shares_one_round_trip() -> None:
         acted.append(list(items))
         await asyncio.sleep(0)
 
-    together = Together(act)
-    first = together.put(1)
+    batcher = Batcher(act)
+    first = batcher.put(1)
     await asyncio.sleep(0)
-    await asyncio.gather(first, together.put(2), together.put(3))
+    await asyncio.gather(first, batcher.put(2), batcher.put(3))
     assert acted == [[1], [2, 3]]
 
 
