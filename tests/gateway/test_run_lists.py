@@ -67,7 +67,7 @@ async def test_pages_lead_forwards_and_back_with_counts(opened: Runtime, monkeyp
         top = await listed(client, limit=3, include="count", before=back["previous"])
         assert (ids(top), top["previous"], top["next"]) == (ids(first), None, first["next"])
         assert ids(await listed(client, limit=2, order="asc", before="run_14")) == ["run_12", "run_13"]
-        monkeypatch.setattr(run_lists, "COUNTED", 4)
+        monkeypatch.setattr(run_lists, "MOST_COUNTED", 4)
         bounded = await listed(client, limit=3, include="count", after=second["next"])
         assert bounded["count"] == {"total": None, "in_front": None, "most": 4}
         both = await client.get("/v1/runs", params={"after": "run_14", "before": "run_14"})

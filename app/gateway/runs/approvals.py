@@ -57,7 +57,7 @@ class ApprovalRequest(WireModel):
 def routes(
     context: GatewayContext, keys: Keys, idempotency: Idempotency | None, prefix: str = "/v1/approvals"
 ) -> APIRouter:
-    """The routes of approvals; without `idempotency` for the listener of administration."""
+    """Return the routes of approvals; without `idempotency` for the listener of administration."""
     router = APIRouter(prefix=prefix, tags=["approvals"])
     histories = Histories(context)
     _add_read_routes(router, context, keys, histories)
@@ -136,7 +136,7 @@ def _add_decide_route(
 
 
 def _wanted(filters: query.ApprovalFilters, caller: Caller) -> RunQuery:
-    """The store's query for one run more than a page has."""
+    """Return the store's query for one run more than a page has."""
     is_waiting = filters.status == "waiting"
     return RunQuery(
         tenant=caller.tenant,
@@ -168,7 +168,7 @@ def _decision(approval_request: ApprovalRequest, caller: Caller) -> Decision:
 
 
 async def _visible(context: GatewayContext, run: str, caller: Caller) -> str:
-    """The id of a run that the caller may see; `NotFound`."""
+    """Return the id of a run that the caller may see; `NotFound`."""
     if not query.RUN_ID.fullmatch(run):
         raise NotFound()
     name = run_of_reply(run)
@@ -179,7 +179,8 @@ async def _visible(context: GatewayContext, run: str, caller: Caller) -> str:
 
 
 async def _one(context: GatewayContext, histories: Histories, run: str, caller: Caller) -> dict[str, Any]:
-    name, store = await _visible(context, run, caller), context.store.of_tenant(caller.tenant)
+    name = await _visible(context, run, caller)
+    store = context.store.of_tenant(caller.tenant)
     row = await store.run(name)
     found = await _shown(context, store, row, caller)
     if found is None:
@@ -190,20 +191,23 @@ async def _one(context: GatewayContext, histories: Histories, run: str, caller: 
 
 
 async def estimate(catalog: Catalog, store: TenantStore, row: RunRow, history: History) -> dict[str, Any] | None:
-    """The likely cost and time of the plan that waits; None where nothing can be said."""
+    """Return the likely cost and time of the plan that waits; None where nothing can be said."""
     state = fold((await store.journal(row.id)).events)
-    proposal = next(
-        (proposal for proposal in state.all_proposals if state.asked and proposal.number == state.asked.proposal), None
-    )
-    if proposal is None:
+    if state.asked is None:
         return None
+    proposal = _proposal(state, state.asked.proposal)
     return forecasts.estimate(await forecasts.of_proposal(catalog, store, state, proposal, history))
+
+
+def _proposal(state: RunState, number: int) -> Proposal:
+    return next(proposal for proposal in state.all_proposals if proposal.number == number)
 
 
 async def _shown(
     context: GatewayContext, store: TenantStore, row: RunRow, caller: Caller, *, words: bool = True
 ) -> dict[str, Any] | None:
-    """`shown` to this caller. If it reads the instructions of another key's run, that is logged."""
+    """Return the question of a run as this caller may see it. If it reads the instructions of another key's run, that
+    is logged."""
     may_read = words and (caller.may("approvals:decide") or caller.may("audit:read"))
     found = await shown(store, row, reads=may_read, own=words and row.key == caller.key.id)
     if found is None:
@@ -214,27 +218,31 @@ async def _shown(
 
 
 def mark(found: Mapping[str, Any]) -> str:
-    """Stands for the texts of a plan that is shown: those who ask again and again add one entry to the log of
-    readings for each plan, and one when it was decided."""
+    """Return what stands for the texts of a plan that is shown: a caller that asks repeatedly adds one entry to the log
+    of readings for each plan, and one more when it was decided."""
     return f"{found['digest']} {found['status']}"
 
 
 async def shown(store: TenantStore, row: RunRow, *, reads: bool, own: bool = False) -> dict[str, Any] | None:
-    """The latest question of a run with its plan and its decision; None if it has not asked for an approval. The
-    instructions are among it for somebody who `reads` them, and the reason of the decision also for its `own` key."""
+    """Return the latest question of a run with its plan and its decision; None if it has not asked for an approval. It
+    has the instructions for somebody who `reads` them, and the reason of the decision also for the run's `own` key."""
     journal = await store.journal(row.id)
     state = fold(journal.events)
     asked, terms = state.asked, state.admitted.approval
     if asked is None or terms is None:
         return None
     asked_at = next(at for at, fact in dated(journal.events, RunAwaitingApproval) if fact.digest == asked.digest)
-    proposal = next(proposal for proposal in state.all_proposals if proposal.number == asked.proposal)
+    proposal = _proposal(state, asked.proposal)
     steps = state.steps_of(proposal)
-    decision = _last_decision(journal.events, asked.digest)
-    refs = [step.subtask for step in steps if step.subtask] if reads else []
+    decision = _decision_on(journal.events, asked.digest)
+    refs: list[str] = []
+    if reads:
+        refs += [step.subtask for step in steps if step.subtask]
     if (reads or own) and decision is not None and decision[1].reason:
         refs.append(decision[1].reason)
-    texts = dict(await store.contents(row.id, refs)) if refs and journal.salt else {}
+    texts: Mapping[str, bytes] = {}
+    if refs and journal.salt:
+        texts = await store.contents(row.id, refs)
     return {
         "object": "approval",
         "run": row.id,
@@ -264,16 +272,18 @@ async def shown(store: TenantStore, row: RunRow, *, reads: bool, own: bool = Fal
     }
 
 
-def _last_decision(events: Sequence[Event], digest: str) -> tuple[float, RunApproved | RunRefused] | None:
-    made: list[tuple[float, RunApproved | RunRefused]] = [*dated(events, RunApproved), *dated(events, RunRefused)]
-    return next((question for question in made if question[1].digest == digest), None)
+def _decision_on(events: Sequence[Event], digest: str) -> tuple[float, RunApproved | RunRefused] | None:
+    """Return the decision on the plan of this digest with its time; None without any."""
+    decisions: list[tuple[float, RunApproved | RunRefused]] = [*dated(events, RunApproved), *dated(events, RunRefused)]
+    for at, decision in decisions:
+        if decision.digest == digest:
+            return at, decision
+    return None
 
 
 def _status(state: RunState, decision: tuple[float, RunApproved | RunRefused] | None) -> str:
     if decision is not None:
-        if isinstance(decision[1], RunApproved):
-            return "approved"
-        return "refused"
+        return "approved" if isinstance(decision[1], RunApproved) else "refused"
     if state.state == WAITING:
         return "waiting"
     if state.state == "cancelled":
@@ -282,28 +292,30 @@ def _status(state: RunState, decision: tuple[float, RunApproved | RunRefused] | 
 
 
 def _plan(state: RunState, proposal: Proposal, by: str, texts: Mapping[str, bytes]) -> dict[str, Any]:
-    """The plan; `by` is who decided what its steps see."""
-    among = state.steps_of(proposal)
-    steps = []
-    for step in among:
-        kept = withheld_from_step(state, step, proposal, by, among)
-        hidden = {"user": kept.user, "steps": list(kept.steps), "by": kept.by or None}
-        steps.append(_step(step, texts) | {"withheld": hidden})
+    """Return the plan; `by` is who decided what its steps see."""
+    plan_steps = state.steps_of(proposal)
+    steps: list[dict[str, Any]] = []
+    for step in plan_steps:
+        hidden = withheld_from_step(state, step, proposal, by, plan_steps)
+        row = {"user": hidden.user, "steps": list(hidden.steps), "by": hidden.by or None}
+        steps.append(_step(step, texts) | {"withheld": row})
     return {"round": proposal.round, "topology": proposal.topology, "steps": steps}
 
 
 def _step(step: StepState, texts: Mapping[str, bytes]) -> dict[str, Any]:
-    """A step; `instruction` is empty where the conversation itself is the instruction, and null where it is not shown
-    or was erased."""
-    text = texts.get(step.subtask)
-    instruction = text.decode() if text is not None else None
+    """Return a step; `instruction` is empty where the conversation itself is the instruction, and null where it is not
+    shown or was erased."""
+    instruction: str | None = ""
+    if step.subtask:
+        text = texts.get(step.subtask)
+        instruction = text.decode() if text is not None else None
     return {
         "n": step.n,
         "worker": step.worker,
         "access": step.access.as_list(),
         "answers": step.answers,
         "tools": step.tools,
-        "instruction": instruction if step.subtask else "",
+        "instruction": instruction,
     }
 
 

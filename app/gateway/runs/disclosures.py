@@ -40,7 +40,7 @@ MOST_CALLS: Final = 10_000
 
 
 def routes(context: GatewayContext, keys: Keys) -> APIRouter:
-    """The route of the ledger."""
+    """Return the route of the ledger."""
     router = APIRouter(prefix="/v1/disclosures", tags=["runs"])
     auditor = Annotated[Caller, keys.needs("audit:read")]
 
@@ -77,7 +77,8 @@ def routes(context: GatewayContext, keys: Keys) -> APIRouter:
 
 
 async def _behind(store: TenantStore, wanted: query.CallId) -> tuple[float, str]:
-    """The place of a row in the list. Raises `InvalidRequest` if there is no such row, or the caller may not see it."""
+    """Return the place of a row in the list. Raises `InvalidRequest` if there is no such row, or the caller may not see
+    it."""
     for row in await store.disclosures(DisclosureQuery(runs=(wanted.run,), limit=MOST_CALLS)):
         if row.call == wanted.call:
             return row.at, row.call
@@ -85,7 +86,7 @@ async def _behind(store: TenantStore, wanted: query.CallId) -> tuple[float, str]
 
 
 def _query(filters: query.DisclosureFilters, before: tuple[float, str] | None) -> DisclosureQuery:
-    """The store's query for one row more than a page has, which shows whether another page follows."""
+    """Return the store's query for one row more than a page has, which shows whether another page follows."""
     return DisclosureQuery(
         recipients=tuple(filters.recipient),
         kinds=tuple(filters.recipient_kind),
@@ -104,26 +105,34 @@ def _query(filters: query.DisclosureFilters, before: tuple[float, str] | None) -
 
 
 def _accepted(request: Request) -> str:
-    """The format that the `Accept` header asks for."""
+    """Return the format that the `Accept` header asks for."""
     for part in request.headers.get("accept", "").split(","):
-        if found := FORMATS.get(part.partition(";")[0].strip().lower()):
-            return found
+        media_type = part.partition(";")[0].strip().lower()
+        if media_type in FORMATS:
+            return FORMATS[media_type]
     return "json"
 
 
 def _written(
     rows: Sequence[Disclosure], names: Mapping[str, str | None], following: str | None, form: str, request: Request
 ) -> Response:
-    """A page of the list; `names` are those of the keys, which the list has in JSON only."""
+    """Return a page of the list; `names` are those of the keys, which the list has in JSON only."""
     if form == "json":
         data = [shown(row) | {"key_name": names[row.key]} for row in rows]
-        first, last = (data[0]["id"], data[-1]["id"]) if data else (None, None)
-        ends = {"first_id": first, "last_id": last, "has_more": following is not None, "next": following}
-        return Response(orjson.dumps({"object": "list", "data": data, **ends}), media_type="application/json")
+        page = {
+            "object": "list",
+            "data": data,
+            "first_id": data[0]["id"] if data else None,
+            "last_id": data[-1]["id"] if data else None,
+            "has_more": following is not None,
+            "next": following,
+        }
+        return Response(orjson.dumps(page), media_type="application/json")
     headers = {}
     if following is not None:
-        asked = [(name, value) for name, value in request.query_params.multi_items() if name != "after"]
-        headers["link"] = f'<{request.url.path}?{urlencode([*asked, ("after", following)])}>; rel="next"'
+        parameters = [(name, value) for name, value in request.query_params.multi_items() if name != "after"]
+        parameters.append(("after", following))
+        headers["link"] = f'<{request.url.path}?{urlencode(parameters)}>; rel="next"'
     if form == "csv":
         return Response(as_csv(rows), media_type=f"{CSV}; charset=utf-8", headers=headers)
     return Response(b"".join(as_lines(rows)), media_type=LINES, headers=headers)
@@ -148,8 +157,8 @@ def recipient(recipient: Recipient) -> dict[str, Any]:
 
 
 def shown(row: Disclosure) -> dict[str, Any]:
-    """A row as JSON."""
-    said = recipient(row)
+    """Return a row as JSON."""
+    disclosed = recipient(row)
     passed_over = [{"worker": worker, "reason": reason} for worker, reason in row.passed_over]
     return {
         "id": f"{row.run}.{row.call}",
@@ -160,22 +169,22 @@ def shown(row: Disclosure) -> dict[str, Any]:
         "tenant": row.tenant,
         "key": row.key,
         "user": row.user,
-        **said,
+        **disclosed,
         "bytes": row.bytes,
         "input_tokens": row.input_tokens,
         "output_tokens": row.output_tokens,
         "outcome": row.outcome,
-        "why": {**said["why"], "attempt": row.attempt, "passed_over": passed_over},
+        "why": {**disclosed["why"], "attempt": row.attempt, "passed_over": passed_over},
     }
 
 
 def as_lines(rows: Iterable[Disclosure]) -> list[bytes]:
-    """Rows as JSON lines."""
+    """Return rows as JSON lines."""
     return [orjson.dumps(shown(row), option=orjson.OPT_APPEND_NEWLINE) for row in rows]
 
 
 def as_csv(rows: Iterable[Disclosure]) -> str:
-    """Rows as CSV (RFC 4180). A text that a spreadsheet would take for a formula begins with an apostrophe."""
+    """Return rows as CSV (RFC 4180). A text that a spreadsheet would take for a formula begins with an apostrophe."""
     written = io.StringIO()
     writer = csv.writer(written)
     writer.writerow(COLUMNS)

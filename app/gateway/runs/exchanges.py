@@ -28,23 +28,23 @@ from app.gateway.chat.request import wire_calls
 
 def turns(state: RunState, events: Sequence[Event]) -> list[dict[str, Any]]:
     """Return one record for each of the caller's requests, with what that turn used."""
-    shown = [_begun(state.run, 0, events[0].at, state.admitted)]
+    shown = [_turn(state.run, 0, events[0].at, state.admitted)]
     for event in events:
         fact = event.fact
         if isinstance(fact, RunAwaitingTool):
             shown[-1] |= _used(event.at, fact.usage, fact.usd)
             shown[-1] |= {"finish": "tool_calls", "results_until": fact.until}
         elif isinstance(fact, RunResumed):
-            shown.append(_begun(state.run, fact.turn, event.at, fact))
+            shown.append(_turn(state.run, fact.turn, event.at, fact))
         elif isinstance(fact, RunEnd) and shown[-1]["ended_at"] is None:
             shown[-1] |= {"ended_at": event.at, "finish": fact.finish}
     if shown[-1]["results_until"] is None:
-        split = bill(state)
-        shown[-1] |= _used(shown[-1]["ended_at"], split.turn, split.turn_usd)
+        costs = bill(state)
+        shown[-1] |= _used(shown[-1]["ended_at"], costs.turn, costs.turn_usd)
     return shown
 
 
-def _begun(run: str, number: int, at: float, fact: RunAdmitted | RunResumed) -> dict[str, Any]:
+def _turn(run: str, number: int, at: float, fact: RunAdmitted | RunResumed) -> dict[str, Any]:
     return {
         "number": number,
         "request_id": fact.request_id or None,
@@ -66,14 +66,20 @@ def exchanges(step: StepState, events: Sequence[Event]) -> list[dict[str, Any]]:
     """Return each use of tools by a step, with its calls and the times of the calls and of their results."""
     if not step.exchanges:
         return []
-    asked = [(at, fact) for at, fact in dated(events, StepAwaitingTool) if fact.n == step.n]
-    came = [at for at, fact in dated(events, StepToolResults) if fact.n == step.n]
-    answered: list[float | None] = [*came, *[None] * (len(asked) - len(came))]
+    requests = [(at, fact) for at, fact in dated(events, StepAwaitingTool) if fact.n == step.n]
+    result_times = [at for at, fact in dated(events, StepToolResults) if fact.n == step.n]
     shown: list[dict[str, Any]] = []
-    for exchange, (asked_at, fact), answered_at in zip(step.exchanges, asked, answered, strict=True):
-        calls = [{"id": call.id, "name": call.name} for call in fact.calls]
-        use = {"at": asked_at, "calls": calls, "answered_at": answered_at}
-        shown.append({"turn": exchange.turn, "attempt": exchange.call, "worker": exchange.worker, **use})
+    for place, (exchange, (at, fact)) in enumerate(zip(step.exchanges, requests, strict=True)):
+        shown.append(
+            {
+                "turn": exchange.turn,
+                "attempt": exchange.call,
+                "worker": exchange.worker,
+                "at": at,
+                "calls": [{"id": call.id, "name": call.name} for call in fact.calls],
+                "answered_at": result_times[place] if place < len(result_times) else None,
+            }
+        )
     return shown
 
 
@@ -96,8 +102,11 @@ def _without_ids(calls: Sequence[Mapping[str, Any]], waiting: Collection[str]) -
 
 
 def refs(step: StepState) -> set[str]:
-    """Return the content that `full` wants."""
-    return {ref for exchange in step.exchanges for ref in (exchange.said, exchange.results)} - {""}
+    """Return the refs of the content that `full` shows."""
+    found: set[str] = set()
+    for exchange in step.exchanges:
+        found |= {exchange.said, exchange.results}
+    return found - {""}
 
 
 def full(step: StepState, events: Sequence[Event], texts: Mapping[str, str]) -> list[dict[str, Any]]:
@@ -122,9 +131,9 @@ def message(message: Message) -> dict[str, Any]:
         shown |= {"tool_call_id": message.call_id, "failed": message.failed}
     if message.keepsake:
         shown["keepsake"] = message.keepsake
-    if not message.name:
-        return shown
-    return shown | {"name": message.name}
+    if message.name:
+        shown["name"] = message.name
+    return shown
 
 
 def _part(part: Part) -> dict[str, Any]:

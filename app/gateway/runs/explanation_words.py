@@ -84,7 +84,7 @@ ABOUT: Final[Mapping[str, str]] = {"shape": "why the plan has this shape", "work
 
 
 def text(data: Data) -> str:
-    """The explanation in words, one line for each statement; steps and lists are indented."""
+    """Return the explanation in words, one line for each statement; steps and lists are indented."""
     lines = [_opening(data), *_shape(data["shape"]), *_pool(data)]
     for approval in data["approvals"]:
         lines += _approval(approval)
@@ -97,7 +97,7 @@ def text(data: Data) -> str:
 
 
 def quoted(text: str) -> str:
-    """A text that is not trusted, on one line, without control characters, cut to an excerpt."""
+    """Return a text that is not trusted, on one line, without control characters, cut to an excerpt."""
     printable = "".join(" " if unicodedata.category(mark)[0] in "CZ" else mark for mark in text)
     line = " ".join(printable.split())
     if len(line) > EXCERPT:
@@ -106,13 +106,13 @@ def quoted(text: str) -> str:
 
 
 def money(usd: float) -> str:
-    """Dollars with as many digits as the figure has."""
+    """Return dollars with as many digits as the figure has."""
     digits = f"{usd:.6f}".rstrip("0").rstrip(".")
     return f"${digits}"
 
 
 def figure(number: float) -> str:
-    """A probability or another number as the data has it."""
+    """Return a probability or another number as the data has it."""
     if abs(number) >= 0.0001 or not number:
         return f"{number:g}"
     return f"{number}"

@@ -18,11 +18,11 @@ from app.errors import NotFound
 from app.gateway.http.context import GatewayContext
 from app.store.protocol import RunQuery, TenantStore
 
-RUNS: Final = 300
+MOST_RUNS: Final = 300
 """The newest runs of a tenant that a forecast looks at."""
-FRESH_SECONDS: Final = 10.0
+CACHE_SECONDS: Final = 10.0
 """Seconds for which a tenant's history is used without looking again."""
-TENANTS: Final = 64
+MOST_TENANTS: Final = 64
 """Tenants whose history is kept."""
 ENVELOPES: Final[Mapping[WireFormat, int]] = {
     "openai": 55,
@@ -36,29 +36,29 @@ format."""
 
 
 class Histories:
-    """The tokens, cost and seconds of steps of tenants' past runs, read again after `FRESH_SECONDS`."""
+    """The tokens, cost and seconds of steps of tenants' past runs, read again after `CACHE_SECONDS`."""
 
     def __init__(self, context: GatewayContext) -> None:
         self._context = context
-        self._known: OrderedDict[str, tuple[float, History]] = OrderedDict()
+        self._cache: OrderedDict[str, tuple[float, History]] = OrderedDict()
 
     async def of(self, tenant: str) -> History:
         """Return the history of a tenant."""
         now = self._context.tick()
-        until, known = self._known.get(tenant, (0.0, History(())))
+        until, cached = self._cache.get(tenant, (0.0, History(())))
         if now < until:
-            return known
-        made = await read_history(self._context.store.of_tenant(tenant), tenant)
-        self._known[tenant] = (now + FRESH_SECONDS, made)
-        self._known.move_to_end(tenant)
-        if len(self._known) > TENANTS:
-            self._known.popitem(last=False)
-        return made
+            return cached
+        history = await read_history(self._context.store.of_tenant(tenant), tenant)
+        self._cache[tenant] = (now + CACHE_SECONDS, history)
+        self._cache.move_to_end(tenant)
+        if len(self._cache) > MOST_TENANTS:
+            self._cache.popitem(last=False)
+        return history
 
 
 async def read_history(store: TenantStore, tenant: str) -> History:
     """Read the history of a tenant's newest runs that succeeded."""
-    runs = await store.journaled_runs(RunQuery(tenant=tenant, state="succeeded", limit=RUNS))
+    runs = await store.journaled_runs(RunQuery(tenant=tenant, state="succeeded", limit=MOST_RUNS))
     return await asyncio.to_thread(History, runs)
 
 
@@ -66,7 +66,8 @@ def of_plan(catalog: Catalog, task: Task, steps: Sequence[Step], limits: Limits,
     """Return the forecast of a plan; None if a worker of it has left the pool file."""
     if any(step.worker not in catalog.workers for step in steps):
         return None
-    return forecast([_planned(catalog, task, steps, place, limits) for place in range(len(steps))], limits, history)
+    planned = [_planned(catalog, task, steps, place, limits) for place in range(len(steps))]
+    return forecast(planned, limits, history)
 
 
 async def of_proposal(
@@ -74,15 +75,15 @@ async def of_proposal(
 ) -> Forecast | None:
     """Return the forecast of a run's plan; None where a text of it was erased, or if a worker has left the pool
     file."""
-    among, admitted = state.steps_of(proposal), state.admitted
+    plan_steps, admitted = state.steps_of(proposal), state.admitted
     try:
         task = await task_of(store, state.run, admitted.task)
-        texts = await texts_of(store, state.run, {step.subtask for step in among})
+        texts = await texts_of(store, state.run, {step.subtask for step in plan_steps})
     except NotFound:
         return None
-    places = {step.n: place for place, step in enumerate(among)}
+    places = {step.n: place for place, step in enumerate(plan_steps)}
     steps = []
-    for step in among:
+    for step in plan_steps:
         inputs = tuple([places[n] for n in step.access.steps if n in places])
         access = Access(step.access.user, inputs)
         steps.append(Step(step.worker, texts[step.subtask], access, answers=step.answers, tools=step.tools))

@@ -15,7 +15,7 @@ from app.store.protocol import Keys as KeyStore
 
 
 async def key_names(store: KeyStore, ids: Iterable[str]) -> dict[str, str | None]:
-    """The names of keys by their ids; None for a key that is not in the database."""
+    """Return the names of keys by their ids; None for a key that is not in the database."""
     wanted = frozenset(ids)
     if not wanted:
         return {}
@@ -24,7 +24,7 @@ async def key_names(store: KeyStore, ids: Iterable[str]) -> dict[str, str | None
 
 
 def routes(keys: Keys, prefix: str) -> APIRouter:
-    """The route under a prefix; any valid key may ask."""
+    """Return the route under a prefix; any valid key may ask."""
     router = APIRouter(prefix=prefix, tags=["identity"])
 
     @router.get(

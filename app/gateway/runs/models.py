@@ -37,7 +37,7 @@ ANTHROPIC_VERSION: Final = {
 
 
 def routes(context: GatewayContext, keys: Keys) -> APIRouter:
-    """The model routes; any valid key may ask, and sees the tiers that it may use."""
+    """Return the model routes; any valid key may ask, and sees the tiers that it may use."""
     router = APIRouter(prefix="/v1/models", tags=["models"])
     anybody = Annotated[Caller, keys.needs()]
     created = int(context.now())
@@ -100,7 +100,7 @@ def _usable(catalog: Catalog, key: KeyRow) -> Iterator[str]:
 
 
 def _page(names: list[str], filters: query.ModelFilters) -> tuple[list[str], bool]:
-    """The names of a page, and whether more follow in the direction of reading; raises `InvalidRequest`."""
+    """Return the names of a page, and whether more follow in the direction of reading; raises `InvalidRequest`."""
     for param, name in (("after_id", filters.after_id), ("before_id", filters.before_id)):
         if name is not None and name not in names:
             raise InvalidRequest(f"There is no model of the id in '{param}'.", param=param, code="invalid_value")
@@ -165,7 +165,7 @@ def describe_to_anthropic(catalog: Catalog, tier: Tier, name: str, created: int)
 
 
 def _capabilities(tier: Tier, cards: list[Card]) -> dict[str, Any]:
-    """The capabilities of a tier in Anthropic's shape. Thinking may be asked for, and none is returned."""
+    """Return the capabilities of a tier in Anthropic's shape. Thinking may be asked for, and none is returned."""
     modalities = frozenset().union(*(card.modalities for card in cards))
     thinking = _support(False)
     thinking["types"] = {name: _support(False) for name in ("adaptive", "between_tools", "disabled", "enabled")}

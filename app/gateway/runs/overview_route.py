@@ -44,7 +44,7 @@ Json = dict[str, Any]
 
 
 def routes(context: GatewayContext, keys: Keys) -> APIRouter:
-    """The route of the overview."""
+    """Return the route of the overview."""
     router = APIRouter(prefix="/v1/overview", tags=["runs"])
     reader = Annotated[Caller, keys.needs("runs:read")]
     turns, streams = _Turns(), OpenStreams(context, keys)
@@ -102,28 +102,28 @@ class _Turns:
     """Lets two overviews at a time be made, and one of each tenant, so that none waits for many of another."""
 
     def __init__(self) -> None:
-        self._places = asyncio.Semaphore(MOST_MADE_AT_ONCE)
-        self._one_of_tenant: defaultdict[str | None, asyncio.Lock] = defaultdict(asyncio.Lock)
-        self._asked: Counter[str | None] = Counter()
+        self._slots = asyncio.Semaphore(MOST_MADE_AT_ONCE)
+        self._tenant_locks: defaultdict[str | None, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._waiting: Counter[str | None] = Counter()
 
     @asynccontextmanager
     async def turn(self, tenant: str | None) -> AsyncIterator[None]:
         """Wait for a turn of the tenant's, and hold it.
 
         Raises `Overloaded` after `READY_SECONDS`, or at once if the tenant has too many overviews that wait."""
-        if self._asked[tenant] >= MOST_WAITING:
+        if self._waiting[tenant] >= MOST_WAITING:
             raise Overloaded("Too many overviews of this tenant are being made already.", retry_after=READY_SECONDS)
-        self._asked[tenant] += 1
+        self._waiting[tenant] += 1
         try:
-            async with asyncio.timeout(READY_SECONDS), self._one_of_tenant[tenant], self._places:
+            async with asyncio.timeout(READY_SECONDS), self._tenant_locks[tenant], self._slots:
                 yield
         except TimeoutError:
             message = f"The overview was not ready within {READY_SECONDS:.0f} seconds; choose a shorter period."
             raise Overloaded(message, retry_after=READY_SECONDS) from None
         finally:
-            self._asked[tenant] -= 1
-            if not self._asked[tenant]:
-                del self._asked[tenant], self._one_of_tenant[tenant]
+            self._waiting[tenant] -= 1
+            if not self._waiting[tenant]:
+                del self._waiting[tenant], self._tenant_locks[tenant]
 
 
 class _SharedOverview:
@@ -132,15 +132,15 @@ class _SharedOverview:
     def __init__(self, context: GatewayContext, turns: _Turns, filters: query.OverviewFilters, caller: Caller) -> None:
         self._context = context
         self._turns = turns
-        self._asked = filters
+        self._filters = filters
         self._caller = caller
         self._making = asyncio.Lock()
         self._number = -1
-        self._made: dict[str, Any] = {}
-        self._made_at = -REFRESH_SECONDS
+        self._overview: dict[str, Any] = {}
+        self._read_at = -REFRESH_SECONDS
 
     async def at(self, number: int) -> tuple[int, Json]:
-        """The overview after this change of runs or a later one, and the number of that. Raises `Overloaded` and
+        """Return the overview after this change of runs or a later one, and the number of that. Raises `Overloaded` and
         `StoreUnavailable`."""
         if not self._has(number):
             try:
@@ -149,24 +149,25 @@ class _SharedOverview:
                         await self._make()
             except TimeoutError:
                 raise Overloaded("Too many others wait for this overview.", retry_after=READY_SECONDS) from None
-        return self._number, self._made
+        return self._number, self._overview
 
     def _has(self, number: int) -> bool:
-        is_old = self._context.tick() - self._made_at >= STALE_SECONDS
+        is_old = self._context.tick() - self._read_at >= STALE_SECONDS
         return self._number >= number and not is_old
 
     async def _make(self) -> None:
-        await asyncio.sleep(max(self._made_at + REFRESH_SECONDS - self._context.tick(), 0.0))
+        await asyncio.sleep(max(self._read_at + REFRESH_SECONDS - self._context.tick(), 0.0))
         latest = self._context.runs.changes.number
         async with self._turns.turn(self._caller.tenant):
-            self._made = await _overview(self._context, self._asked, self._caller)
-        self._number, self._made_at = latest, self._context.tick()
+            self._overview = await _overview(self._context, self._filters, self._caller)
+        self._number, self._read_at = latest, self._context.tick()
 
 
 async def _followed(
     context: GatewayContext, followed: _SharedOverview, number: int, shown: Json
 ) -> AsyncGenerator[bytes]:
-    """The frames of a stream: the overview that is `shown` first, made after change `number`, and each later one."""
+    """Yield the frames of a stream: the overview that is `shown` first, made after change `number`, and each later
+    one."""
     yield b"event: overview\ndata: %b\n\n" % orjson.dumps(shown)
     while True:
         latest = await context.runs.changes.after(number, context.ping)
@@ -190,45 +191,49 @@ async def _overview(context: GatewayContext, filters: query.OverviewFilters, cal
 
 
 async def _shared(context: GatewayContext, caller: Caller, tenant: str | None) -> Json:
-    """The parts for which a key needs more than `runs:read`, and why those that are hidden are."""
+    """Return the parts for which a key needs more than `runs:read`, and why those that are hidden are."""
     hidden = _hidden(caller)
-    breakers = context.breakers() if not hidden["breakers"] else None
-    if breakers is None and not hidden["breakers"]:
-        hidden["breakers"] = ELSEWHERE
-    budgets: Json = {"budgets": None, "budgets_total": None}
+    shown: Json = dict.fromkeys(("budgets", "budgets_total", "queue", "breakers", "conductors", "log", "service"), None)
     if not hidden["budgets"]:
         administration = context.store.administration_of(caller.tenant)
-        budgets = await stored_overview.budgets(administration, context.now(), tenant)
-    return {
-        **budgets,
-        "queue": await stored_overview.queue(context.store, context.now()) if not hidden["queue"] else None,
-        "breakers": [{"worker": worker, "state": state} for worker, state in (breakers or {}).items()] or None,
-        "conductors": await _conductors(context) if not hidden["conductors"] else None,
-        "log": await stored_overview.log(context.store) if not hidden["log"] else None,
-        "service": _service(context) if not hidden["service"] else None,
-        "hidden": {part: reason for part, reason in hidden.items() if reason},
-    }
+        shown |= await stored_overview.budgets(administration, context.now(), tenant)
+    if not hidden["queue"]:
+        shown["queue"] = await stored_overview.queue(context.store, context.now())
+    if not hidden["breakers"]:
+        breakers = context.breakers()
+        if breakers is None:
+            hidden["breakers"] = ELSEWHERE
+        elif breakers:
+            shown["breakers"] = [{"worker": worker, "state": state} for worker, state in breakers.items()]
+    if not hidden["conductors"]:
+        shown["conductors"] = await _conductors(context)
+    if not hidden["log"]:
+        shown["log"] = await stored_overview.log(context.store)
+    if not hidden["service"]:
+        shown["service"] = _service(context)
+    shown["hidden"] = {part: reason for part, reason in hidden.items() if reason}
+    return shown
 
 
 def _hidden(caller: Caller) -> dict[str, str]:
-    """The reason for which each part is not shown to a caller; empty for those that are."""
+    """Return the reason for which each part is not shown to a caller; empty for those that are."""
     needed = {
         "budgets": "budgets:read",
         "breakers": "workers:read",
         "conductors": "conductors:read",
         "log": "audit:read",
     }
-    found = dict.fromkeys((*needed, "queue", "service"), "")
+    reasons = dict.fromkeys((*needed, "queue", "service"), "")
     for part, scope in needed.items():
         if not caller.may(scope):
-            found[part] = LACKING.format(scope)
+            reasons[part] = LACKING.format(scope)
     if not caller.key.all_tenants:
-        found |= {"queue": SHARED, "service": SHARED}
-    return found
+        reasons |= {"queue": SHARED, "service": SHARED}
+    return reasons
 
 
 async def _conductors(context: GatewayContext) -> list[Json]:
-    """The version in force of each conductor of the pool file, and its canary."""
+    """Return the version in force of each conductor of the pool file, and its canary."""
     known = versions_in_force(await context.store.changes())
     conductors = {tier.conductor.worker for tier in context.catalog().tiers.values()} - {None}
     shown = []
@@ -240,7 +245,7 @@ async def _conductors(context: GatewayContext) -> list[Json]:
 
 
 def _service(context: GatewayContext) -> Json:
-    """The state of what this process depends on."""
+    """Return the state of what this process depends on."""
     conducts = context.conducts()
     return {
         "database": _word(healthy=context.store.healthy),

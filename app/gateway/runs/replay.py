@@ -68,7 +68,7 @@ class ReplayRequest(WireModel):
 
 
 def read_request(body: Mapping[str, Any]) -> ReplayRequest:
-    """The request; raises `InvalidRequest` naming the field."""
+    """Return the request; raises `InvalidRequest` naming the field."""
     given = {name: value for name, value in body.items() if value is not None}
     try:
         return ReplayRequest.model_validate(given)
@@ -83,14 +83,15 @@ def check(row: RunRow, caller: Caller) -> None:
 
 
 def may_read(row: RunRow, caller: Caller) -> bool:
-    """True if this key may read the content of a run: it began it, or has `audit:read`."""
+    """Return True if this key may read the content of a run: it began it, or has `audit:read`."""
     return row.key == caller.key.id or caller.may("audit:read")
 
 
 async def order(
     context: GatewayContext, store: TenantStore, row: RunRow, caller: Caller, replay_request: ReplayRequest
 ) -> Order:
-    """The order of the replay. Raises `InvalidRequest`, `Conflict` and `NotFound` with the reason why there is none."""
+    """Return the order of the replay. Raises `InvalidRequest`, `Conflict` and `NotFound` with the reason why there is
+    none."""
     earlier = await replays.read(store, await store.journal(row.id))
     admitted, catalog = earlier.state.admitted, context.catalog()
     model = replay_request.model or row.model
@@ -130,7 +131,7 @@ async def order(
 
 
 async def ended(store: TenantStore, run: str, seconds: float) -> RunRow:
-    """The row of a run once it has ended, or as it is when the time is over."""
+    """Return the row of a run once it has ended, or as it is when the time is over."""
     row = await store.run(run)
     try:
         async with asyncio.timeout(seconds):

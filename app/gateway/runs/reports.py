@@ -79,11 +79,12 @@ async def make(
 
     Raises `TooManyRuns` where there are more than `most`, `TooManyGroups`, and `StoreUnavailable`.
     """
-    report, prices, seen = Report(wanted, zone), _Prices(catalogs), 0
+    report, prices = Report(wanted, zone), _Prices(catalogs)
+    run_count = 0
     query = replace(query, sort="time", ascending=True, before=None, limit=PAGE)
     while page := await store.journaled_runs(query):
-        seen += len(page)
-        if most is not None and seen > most:
+        run_count += len(page)
+        if most is not None and run_count > most:
             raise TooManyRuns
         await prices.learn(page)
         for run in page:
@@ -116,11 +117,11 @@ class _Prices:
 
 def _prices(snapshot: bytes | None) -> dict[str, Price] | None:
     """Return the known prices in a snapshot; None if there is no snapshot, or if this version cannot read it."""
-    try:
-        workers = restored(snapshot).workers if snapshot is not None else None
-    except (ValueError, TypeError, KeyError):
+    if snapshot is None:
         return None
-    if workers is None:
+    try:
+        workers = restored(snapshot).workers
+    except (ValueError, TypeError, KeyError):
         return None
     return {name: worker.price for name, worker in workers.items() if worker.priced}
 
@@ -146,12 +147,15 @@ def table(figures: Mapping[str, Any], part: Part) -> list[Row]:
 
 def _scalars(figures: Mapping[str, Any]) -> list[tuple[str, float | None]]:
     """Return the single figures, by the path of their names."""
-    found: list[tuple[str, float | None]] = []
+    scalars: list[tuple[str, float | None]] = []
     for name in ("left_out", "total", "dearest", "access_lists", "cheapest"):
         for figure, value in figures[name].items():
-            if value is None or isinstance(value, int | float):
-                found.append((f"{name}.{figure}", float(value) if value is not None else None))
-    return [*found, ("failures_left_out", float(figures["failures_left_out"]))]
+            if value is None:
+                scalars.append((f"{name}.{figure}", None))
+            elif isinstance(value, int | float):
+                scalars.append((f"{name}.{figure}", float(value)))
+    scalars.append(("failures_left_out", float(figures["failures_left_out"])))
+    return scalars
 
 
 def as_csv(rows: Sequence[Row], part: Part) -> str:
@@ -169,7 +173,9 @@ def csv_cell(value: object) -> object:
     """Return a value as a cell that no spreadsheet takes for a formula."""
     if isinstance(value, str) and value.startswith(FORMULAS):
         return f"'{value}"
-    return "" if value is None else value
+    if value is None:
+        return ""
+    return value
 
 
 def as_parquet(rows: Sequence[Row], part: Part) -> bytes:

@@ -78,7 +78,7 @@ class VisibleRun:
 
 
 def routes(context: GatewayContext, keys: Keys, idempotency: Idempotency) -> APIRouter:
-    """Every route under /v1/runs."""
+    """Return every route under /v1/runs."""
     router = APIRouter(prefix="/v1/runs", tags=["runs"])
     streams = OpenStreams(context, keys)
     run_lists.add_routes(router, context, keys, streams)
@@ -335,7 +335,7 @@ def _add_stream_route(router: APIRouter, context: GatewayContext, keys: Keys, id
     visible = Annotated[VisibleRun, Depends(_visible(context, keys.needs("runs:read")))]
 
     async def readable(found: visible) -> RunRow:
-        """The run, if this key may read its answer: the key that began it, or one with `audit:read`."""
+        """Return the run, if this key may read its answer: the key that began it, or one with `audit:read`."""
         if not found.may_read:
             raise Forbidden()
         await reads.note_foreign(context, found.caller, found.row, "answer")
@@ -485,7 +485,7 @@ def _add_replay_routes(router: APIRouter, context: GatewayContext, keys: Keys, i
 
 
 def _visible(context: GatewayContext, needed: Any) -> Callable[..., Awaitable[VisibleRun]]:
-    """A dependency: the run in the path, if a caller with the `needed` scopes may see it.
+    """Return the dependency: the run in the path, if a caller with the `needed` scopes may see it.
 
     A run of another tenant is as absent as one that never was.
     """
@@ -506,7 +506,7 @@ def _visible(context: GatewayContext, needed: Any) -> Callable[..., Awaitable[Vi
 
 
 async def _absent(store: TenantStore, caller: Caller, run: str) -> NotFound:
-    """The error for a run without a row: it was pruned, or this caller may not know that it ever was."""
+    """Return the error for a run without a row: it was pruned, or this caller may not know that it ever was."""
     try:
         left = await store.pruned_run(run)
     except NotFound:
@@ -521,7 +521,7 @@ async def _absent(store: TenantStore, caller: Caller, run: str) -> NotFound:
 
 
 async def _whole(found: VisibleRun, journal: Journal, state: RunState) -> dict[str, Any]:
-    """The run as its caller may see it; `state` is the fold of its journal."""
+    """Return the run as its caller may see it; `state` is the fold of its journal."""
     whole = audit.whole(found.row, journal, await found.store.feedback(found.row.id), state)
     if found.may_read:
         return whole
@@ -531,7 +531,7 @@ async def _whole(found: VisibleRun, journal: Journal, state: RunState) -> dict[s
 async def _chosen(
     context: GatewayContext, found: VisibleRun, journal: Journal, state: RunState, whole: dict[str, Any], n: int
 ) -> dict[str, Any]:
-    """A step in full, null without the scope for it, with the explanation of the run."""
+    """Return a step in full, null without the scope for it, with the explanation of the run."""
     step = None
     if found.caller.may("audit:read"):
         step = await audit.step_in_full(found.store, state, journal.events, n)
@@ -549,14 +549,15 @@ def _json(value: Mapping[str, Any]) -> Response:
 
 
 def _page(data: list[dict[str, Any]], key: str, has_more: bool, following: str | None) -> dict[str, Any]:
-    """A list object; `key` is the field that names an entry."""
+    """Return a list object; `key` is the field that names an entry."""
     first, last = (str(data[0][key]), str(data[-1][key])) if data else (None, None)
     ends = {"first_id": first, "last_id": last}
     return {"object": "list", "data": data, **ends, "has_more": has_more, "next": following}
 
 
 async def _hidden_ids(found: VisibleRun, events: Sequence[Event]) -> Collection[str]:
-    """The ids of tool calls that these events name, and that this key is not shown because they wait for results."""
+    """Return the ids of tool calls that these events name, and that this key is not shown because they wait for
+    results."""
     if found.may_read or all(event.kind is not Kind.STEP_AWAITING for event in events):
         return ()
     return fold((await found.store.journal(found.row.id)).events).unanswered_tool_calls.keys()

@@ -23,11 +23,11 @@ from app.gateway.runs import audit
 from app.gateway.runs.identity import key_names
 from app.gateway.runs.open_streams import SCOPE, OpenStream, OpenStreams
 from app.gateway.wire import query
-from app.store.protocol import METADATA_TAG, Place, Rated, RunQuery, RunRow
+from app.store.protocol import METADATA_TAG, Place, Rated, RunQuery, RunRow, TenantStore
 
 SCHEMAS: Final[operations.Schemas] = {"RunListEvent": lambda: operations.event_schema(run_replies.RunListEvent)}
-COUNTED: Final = 10_000
-"""The highest count of a list's runs: counting takes a look at each of them."""
+MOST_COUNTED: Final = 10_000
+"""The highest count of a list's runs: to count them the database reads each of them."""
 JSON: Final = "application/json"
 PING: Final = b": ping\n"
 Shown = dict[str, Any]
@@ -77,28 +77,39 @@ def add_routes(router: APIRouter, context: GatewayContext, keys: Keys, streams: 
 async def _page(
     context: GatewayContext, tenant: str | None, filters: query.RunFilters, run_query: RunQuery
 ) -> dict[str, Any]:
-    """A page of the list, as JSON has it."""
-    store = context.store.of_tenant(tenant)
-    found = await store.runs(_turned(run_query) if filters.before is not None else run_query)
-    rows = found[: filters.limit]
-    has_more, has_previous = len(found) > filters.limit, filters.after is not None and bool(rows)
-    if filters.before is not None:  # the rows came in the opposite order, and the run of `before` is behind them
-        rows, has_more, has_previous = rows[::-1], bool(rows), has_more
+    """Return a page of the list, as JSON has it."""
+    rows, has_more, has_previous = await _read_rows(context.store.of_tenant(tenant), filters, run_query)
+    first = _cursor(filters, rows[0]) if rows else None
+    last = _cursor(filters, rows[-1]) if rows else None
     reply: dict[str, Any] = {
         "object": "list",
         "data": await _shown(context, tenant, filters, rows),
         "first_id": rows[0].id if rows else None,
         "last_id": rows[-1].id if rows else None,
         "has_more": has_more,
-        "next": query.as_cursor(_place(filters, rows[-1])) if has_more else None,
-        "previous": query.as_cursor(_place(filters, rows[0])) if has_previous else None,
+        "next": query.as_cursor(last) if last is not None and has_more else None,
+        "previous": query.as_cursor(first) if first is not None and has_previous else None,
     }
     if "count" in filters.include:
-        reply["count"] = await _count(context, tenant, run_query, _place(filters, rows[0]) if rows else None)
+        reply["count"] = await _count(context, tenant, run_query, first)
     return reply
 
 
-def _turned(run_query: RunQuery) -> RunQuery:
+async def _read_rows(
+    store: TenantStore, filters: query.RunFilters, run_query: RunQuery
+) -> tuple[tuple[RunRow, ...], bool, bool]:
+    """Return the rows of a page, and whether there are more behind it and in front of it."""
+    if filters.before is None:
+        found = await store.runs(run_query)
+        rows = found[: filters.limit]
+        return rows, len(found) > filters.limit, filters.after is not None and bool(rows)
+    # The rows in front of `before` come in the opposite order, and the run of `before` is behind them.
+    found = await store.runs(_reversed(run_query))
+    rows = found[: filters.limit][::-1]
+    return rows, bool(rows), len(found) > filters.limit
+
+
+def _reversed(run_query: RunQuery) -> RunQuery:
     """Return the query for the rows in front of a place instead of those behind it, the nearest first."""
     return copy_with(run_query, ascending=not run_query.ascending)
 
@@ -106,17 +117,17 @@ def _turned(run_query: RunQuery) -> RunQuery:
 async def _shown(
     context: GatewayContext, tenant: str | None, filters: query.RunFilters, rows: tuple[RunRow, ...]
 ) -> list[Shown]:
-    """The rows as JSON has them, with the details that were asked for."""
+    """Return the rows as JSON has them, with the details that the request includes."""
     shown = [audit.summary(row) for row in rows]
     wanted = {"workers", "preview"}.intersection(filters.include)
     if wanted:
         details = await context.store.of_tenant(tenant).lists.details([row.id for row in rows])
         for run in shown:
-            known = details.get(run["id"])
+            detail = details.get(run["id"])
             if "workers" in wanted:
-                run["workers"] = list(known.workers) if known is not None else []
+                run["workers"] = list(detail.workers) if detail is not None else []
             if "preview" in wanted:
-                run["preview"] = known is not None and known.is_preview
+                run["preview"] = detail is not None and detail.is_preview
     if "key_name" in filters.include:
         names = await key_names(context.store.administration_of(tenant), [row.key for row in rows])
         for run in shown:
@@ -127,18 +138,21 @@ async def _shown(
 async def _count(
     context: GatewayContext, tenant: str | None, run_query: RunQuery, first: query.Cursor | None
 ) -> dict[str, Any]:
-    """The number of runs that the filters select, and of those among them that are in front of the page."""
+    """Return the number of runs that the filters select, and of those among them that are in front of the page."""
     lists = context.store.of_tenant(tenant).lists
-    total = await lists.count(copy_with(run_query, before=None), COUNTED + 1)
+    total = await lists.count(copy_with(run_query, before=None), MOST_COUNTED + 1)
     in_front = 0
     if first is not None and run_query.before is not None:
-        in_front = await lists.count(_turned(copy_with(run_query, before=first[:2])), COUNTED + 1)
-    counts = {"total": total, "in_front": in_front}
-    return {name: number if number <= COUNTED else None for name, number in counts.items()} | {"most": COUNTED}
+        in_front = await lists.count(_reversed(copy_with(run_query, before=first[:2])), MOST_COUNTED + 1)
+    return {
+        "total": total if total <= MOST_COUNTED else None,
+        "in_front": in_front if in_front <= MOST_COUNTED else None,
+        "most": MOST_COUNTED,
+    }
 
 
-def _place(filters: query.RunFilters, row: RunRow) -> query.Cursor:
-    """The place of a run in the list."""
+def _cursor(filters: query.RunFilters, row: RunRow) -> query.Cursor:
+    """Return the place of a run in the list."""
     first = row.spent.usd if filters.sort == "cost" else row.created_at
     return query.Cursor(first, row.id, filters.sort)
 
@@ -146,10 +160,10 @@ def _place(filters: query.RunFilters, row: RunRow) -> query.Cursor:
 async def _behind(
     context: GatewayContext, filters: query.RunFilters, caller: Caller, name: str, place: query.Cursor | str
 ) -> Place:
-    """The place that the parameter `name` names, where the page begins or ends.
+    """Return the place that the parameter `name` names, where the page begins or ends.
 
-    `InvalidRequest` for a run that the caller may not see, or that is in no list of this order, and for the place in a
-    list of another order.
+    Raises `InvalidRequest` for a run that the caller may not see, or that is in no list of this order, and for a place
+    in a list of another order.
     """
     if isinstance(place, query.Cursor):
         if place.sort != filters.sort:
@@ -166,12 +180,12 @@ async def _behind(
         raise InvalidRequest(
             f"The run in '{name}' has not ended, so it is in no list by cost.", param=name, code="invalid_value"
         )
-    return _place(filters, row)[:2]
+    return _cursor(filters, row)[:2]
 
 
 async def _run_query(context: GatewayContext, filters: query.RunFilters, caller: Caller) -> RunQuery:
-    """The store's query for one row more than a page has, which shows whether another page follows. Its place is that
-    of `after` or of `before`."""
+    """Return the store's query for one row more than a page has, which shows whether another page follows. Its place is
+    that of `after` or of `before`."""
     if filters.tenant is not None and not caller.sees(filters.tenant):
         raise InvalidRequest("Only a key of all tenants sees another tenant's runs.", param="tenant")
     if filters.queue is not None and caller.tenant is not None:
@@ -214,7 +228,7 @@ async def _run_query(context: GatewayContext, filters: query.RunFilters, caller:
 
 
 def _rated(filters: query.RunFilters) -> Rated | None:
-    """The condition on the ratings; None if the request names none. Raises `InvalidRequest` for a time alone."""
+    """Return the condition on the ratings; None if the request names none. Raises `InvalidRequest` for a time alone."""
     if filters.rated is not None:
         return Rated(filters.rated == "good", filters.rated_since, filters.rated_until)
     for name in ("rated_since", "rated_until"):
@@ -251,16 +265,16 @@ class _SharedPage:
     def __init__(
         self, context: GatewayContext, tenant: str | None, filters: query.RunFilters, run_query: RunQuery
     ) -> None:
-        self._asked = (context, tenant, filters, run_query)
+        self._parts = (context, tenant, filters, run_query)
         self._reading = asyncio.Lock()
         self._number = -1
         self._page: dict[str, Any] = {}
 
     async def at(self, number: int) -> dict[str, Any]:
-        """The page as it is after this change, or a later one. Raises `StoreUnavailable`."""
+        """Return the page as it is after this change, or a later one. Raises `StoreUnavailable`."""
         async with self._reading:
             if self._number < number:
-                self._page = await _page(*self._asked)
+                self._page = await _page(*self._parts)
                 self._number = number
             return self._page
 
@@ -268,21 +282,21 @@ class _SharedPage:
 async def _followed(
     context: GatewayContext, page: _SharedPage, number: int, first: dict[str, Any]
 ) -> AsyncGenerator[bytes]:
-    """The frames of a page: at first the whole of it, as it is after change `number`, then what differs."""
+    """Yield the frames of a page: at first the whole page, as it is after change `number`, then each difference."""
     yield _event("page", first)
-    known = _by_id(first)
+    sent = _by_id(first)
     while True:
         latest = await context.runs.changes.after(number, context.ping)
         if latest == number:
             yield PING
             continue
         try:
-            now = _by_id(await page.at(latest))
+            present = _by_id(await page.at(latest))
         except StoreUnavailable:
             continue  # the number stays, so that the page is read again
         number = latest
-        yield _difference(known, now)
-        known = now
+        yield _difference(sent, present)
+        sent = present
 
 
 def _by_id(page: dict[str, Any]) -> dict[str, Shown]:
@@ -290,10 +304,15 @@ def _by_id(page: dict[str, Any]) -> dict[str, Shown]:
 
 
 def _difference(before: dict[str, Shown], now: dict[str, Shown]) -> bytes:
-    """The events that lead from one page to another, those of older runs first where a list begins with the newest."""
-    left = [{"object": "run.left", "id": run} for run in before if run not in now]
-    events = [_event("run.left", run) for run in left]
-    events += [_event("run", summary) for run, summary in reversed(now.items()) if before.get(run) != summary]
+    """Return the events that lead from one page to another; those of older runs first where a list begins with the
+    newest."""
+    events: list[bytes] = []
+    for run in before:
+        if run not in now:
+            events.append(_event("run.left", {"object": "run.left", "id": run}))
+    for run, summary in reversed(now.items()):
+        if before.get(run) != summary:
+            events.append(_event("run", summary))
     return b"".join(events)
 
 

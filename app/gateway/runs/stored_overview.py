@@ -32,12 +32,12 @@ PROCESS: Final = "Only a process of the service knows it: ask `GET /v1/overview`
 Json = dict[str, Any]
 
 
-async def figures(lists: RunLists, asked: query.OverviewFilters, now: float, prices: Mapping[str, Price]) -> Json:
-    """The part of an overview that is about the runs of a tenant, or of all, and about their calls."""
-    until = now if asked.until is None else asked.until
-    seconds, buckets = PERIODS[asked.period]
+async def figures(lists: RunLists, filters: query.OverviewFilters, now: float, prices: Mapping[str, Price]) -> Json:
+    """Return the part of an overview that is about the runs of a tenant, or of all, and about their calls."""
+    until = now if filters.until is None else filters.until
+    seconds, buckets = PERIODS[filters.period]
     period = Period(
-        tenant=asked.tenant,
+        tenant=filters.tenant,
         since=until - seconds,
         until=until,
         buckets=buckets,
@@ -47,7 +47,7 @@ async def figures(lists: RunLists, asked: query.OverviewFilters, now: float, pri
     found = await lists.figures(period)
     return {
         "object": "overview",
-        "period": asked.period,
+        "period": filters.period,
         "since": period.since,
         "until": until,
         "tenant": period.tenant,
@@ -60,12 +60,13 @@ async def figures(lists: RunLists, asked: query.OverviewFilters, now: float, pri
     }
 
 
-async def of_database(store: Store, asked: query.OverviewFilters, now: float) -> Json:
-    """The overview as a command shows it, which reads the database alone: `hidden` says what only a process knows."""
+async def of_database(store: Store, filters: query.OverviewFilters, now: float) -> Json:
+    """Return the overview as a command shows it, which reads the database alone: `hidden` says what only a process
+    knows."""
     hidden = dict.fromkeys(("breakers", "conductors", "service"), PROCESS)
     return {
-        **await figures(store.lists, asked, now, {}),
-        **await budgets(store, now, asked.tenant),
+        **await figures(store.lists, filters, now, {}),
+        **await budgets(store, now, filters.tenant),
         "queue": await queue(store, now),
         **dict.fromkeys(hidden),
         "log": await log(store),
