@@ -302,7 +302,7 @@ SEARCH = tool_search.ToolSearch(type="tool_search", execution="client")
 def test_the_schema_without_names() -> None:
     (search,) = tool_search.on_offer((), [SEARCH], (), 9)
     assert (search.parameters or {})["properties"]["paths"]["items"] == {"type": "string"}
-    assert search.description == tool_search.OFFERS
+    assert search.description == tool_search.DEFAULT_DESCRIPTION
 
 
 def test_what_was_found_first_gives_way() -> None:

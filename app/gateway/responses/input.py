@@ -15,7 +15,7 @@ from app.gateway.chat.request import IMAGE
 from app.gateway.responses import compaction_item, tool_search
 from app.gateway.responses.compaction_item import CompactionItem
 from app.gateway.responses.tool_search import Execution, ToolSearch
-from app.gateway.responses.tools import MOST, AnyTool, FunctionName, Loadable, flat, functions, names_of
+from app.gateway.responses.tools import MOST_TOOLS, AnyTool, FunctionName, Loadable, flat, functions, names_of
 from app.gateway.wire import custom_tools
 from app.gateway.wire.documents import FILE, file_parts
 from app.gateway.wire.parameters import PartOptions, WireModel, labels_on
@@ -155,7 +155,7 @@ class SearchOutputItem(WireModel):
     """The tools that a search has found, which are offered to workers from here on."""
 
     type: Literal["tool_search_output"]
-    tools: Annotated[list[Loadable], Field(max_length=MOST, fail_fast=True)]
+    tools: Annotated[list[Loadable], Field(max_length=MOST_TOOLS, fail_fast=True)]
     call_id: CallId | None = None
     execution: Execution | None = None
     id: ItemId = None
@@ -168,7 +168,7 @@ class MoreTools(WireModel):
 
     type: Literal["additional_tools"]
     role: Literal["developer"]
-    tools: Annotated[list[AnyTool], Field(max_length=MOST, fail_fast=True)]
+    tools: Annotated[list[AnyTool], Field(max_length=MOST_TOOLS, fail_fast=True)]
     id: ItemId = None
 
 

@@ -126,7 +126,7 @@ def _message_status(status: str) -> str:
 
 
 def status_of(subject: Subject, end: TurnEnd | None) -> str:
-    """OpenAI's word for what the turn has come to: a background one is queued until somebody works on it."""
+    """Return the status of a turn in OpenAI's words: a background one is queued until its first call."""
     if end is None:
         if subject.state.turn.wire.get("background") and not subject.state.calls:
             return "queued"
@@ -144,16 +144,18 @@ def status_of(subject: Subject, end: TurnEnd | None) -> str:
 
 def items(subject: Subject, end: TurnEnd, status: str) -> list[dict[str, Any]]:
     """Return the output: the message, if anything was said, then the calls, behind what has found their tools."""
-    found: list[dict[str, Any]] = []
+    output: list[dict[str, Any]] = []
     if end.state.state == "awaiting_approval":
-        return found
+        return output
     if end.answer or not (end.calls or end.error):
         part = _part(end.answer, end.logprobs, end.refusal)
-        found.append(message_item(subject, [part], status, COMMENTARY if end.calls else FINAL))
-    box = subject.turn_task.toolbox
+        phase = COMMENTARY if end.calls else FINAL
+        output.append(message_item(subject, [part], status, phase))
+    toolbox = subject.turn_task.toolbox
     for at, call in enumerate(end.calls):
-        found += [*searched(box, call, end.calls[:at]), call_item(box, call, "completed")]
-    return found
+        output += searched(toolbox, call, end.calls[:at])
+        output.append(call_item(toolbox, call, "completed"))
+    return output
 
 
 def message_item(subject: Subject, content: list[dict[str, Any]], status: str, phase: str | None) -> dict[str, Any]:
@@ -169,46 +171,55 @@ def message_id(subject: Subject) -> str:
 
 def usage_of(bill: Bill) -> dict[str, Any]:
     """Return the visible tokens, and those of the orchestration apart (DESIGN §6)."""
-    seen, rest = bill.visible, bill.orchestration
+    visible, orchestration = bill.visible, bill.orchestration
     return {
-        "input_tokens": seen.input,
+        "input_tokens": visible.input,
         "input_tokens_details": {
-            "cached_tokens": seen.cached,
+            "cached_tokens": visible.cached,
             "cache_write_tokens": 0,
-            "orchestration_input_tokens": rest.input,
-            "orchestration_input_cached_tokens": rest.cached,
+            "orchestration_input_tokens": orchestration.input,
+            "orchestration_input_cached_tokens": orchestration.cached,
         },
-        "output_tokens": seen.output,
+        "output_tokens": visible.output,
         "output_tokens_details": {
-            "reasoning_tokens": seen.reasoning,
-            "orchestration_output_tokens": rest.output,
+            "reasoning_tokens": visible.reasoning,
+            "orchestration_output_tokens": orchestration.output,
         },
-        "total_tokens": seen.input + seen.output,
+        "total_tokens": visible.input + visible.output,
     }
 
 
 def _part(text: str, logprobs: Any, refusal: bool) -> dict[str, Any]:
     if refusal:
         return {"type": "refusal", "refusal": text}
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": list(map(_token, logprobs or ()))}
+    tokens = [_token(token) for token in logprobs or ()]
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": tokens}
 
 
 def _token(token: Mapping[str, Any]) -> dict[str, Any]:
     """Return a token of the whole part: each has its bytes, which a worker of this format does not send while it
     streams."""
-    return _spelled(token) | {"top_logprobs": list(map(_spelled, token["top_logprobs"]))}
+    alternatives = [_with_bytes(alternative) for alternative in token["top_logprobs"]]
+    return _with_bytes(token) | {"top_logprobs": alternatives}
 
 
-def _spelled(token: Mapping[str, Any]) -> dict[str, Any]:
-    return _bare(token) | {"bytes": list(token["token"].encode()) if token["bytes"] is None else token["bytes"]}
+def _with_bytes(token: Mapping[str, Any]) -> dict[str, Any]:
+    token_bytes = token["bytes"]
+    if token_bytes is None:
+        token_bytes = list(token["token"].encode())
+    return _without_bytes(token) | {"bytes": token_bytes}
 
 
 def _streamed(logprobs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Log-probabilities as events have them: without the tokens' bytes, which the whole part has."""
-    return [_bare(token) | {"top_logprobs": list(map(_bare, token["top_logprobs"]))} for token in logprobs]
+    """Return log-probabilities as events have them: without the tokens' bytes, which the whole part has."""
+    streamed: list[dict[str, Any]] = []
+    for token in logprobs:
+        alternatives = [_without_bytes(alternative) for alternative in token["top_logprobs"]]
+        streamed.append(_without_bytes(token) | {"top_logprobs": alternatives})
+    return streamed
 
 
-def _bare(token: Mapping[str, Any]) -> dict[str, Any]:
+def _without_bytes(token: Mapping[str, Any]) -> dict[str, Any]:
     return {"token": token["token"], "logprob": token["logprob"]}
 
 
@@ -260,25 +271,29 @@ class Events:
     ping = b": ping\n"
 
     def __init__(self, subject: Subject, after: int | None = None) -> None:
-        self._of = subject
+        self._subject = subject
         self._after = -1 if after is None else after
-        self._base = (self._after // caller_view.ATTEMPT) * caller_view.ATTEMPT if self._after >= 0 else 0
+        self._base = 0
+        """The number at which the present attempt begins."""
+        if self._after >= 0:
+            self._base = self._after - self._after % caller_view.ATTEMPT
         self._text = ""
         self._at = 0
         """The number of the latest event, within its attempt."""
-        self._spoken = self._message_done = self._open_call = self._refused = False
+        self._has_message = self._message_done = self._open_call = self._refused = False
         self._index = -1
         self._calls: list[ToolCall] = []
 
     def opening(self) -> bytes:
-        """The response exists, and is being worked on."""
-        under_way = document(self._of, None) | {"status": "in_progress"}
+        """Return the events that the response exists, and that it is in progress."""
+        under_way = document(self._subject, None) | {"status": "in_progress"}
         created = self._event("response.created", 0, response=under_way)
         return created + self._event("response.in_progress", IN_PROGRESS, response=under_way)
 
     def answer_part(self, part: AnswerPart) -> bytes:
-        """More of the text, or of the calls behind it."""
-        self._base = part.at - part.at % caller_view.ATTEMPT if part.at else self._base
+        """Return more of the text, or of the calls behind it."""
+        if part.at:
+            self._base = part.at - part.at % caller_view.ATTEMPT
         self._refused |= part.refusal
         frames = self._more_text(part) if part.text else b""
         for delta in part.calls:
@@ -297,17 +312,19 @@ class Events:
         `response.queued`, with the number of the event before it, behind which the stream goes on once it is
         approved."""
         if end.state.state == "awaiting_approval":
-            place, response = max(self._after, IN_PROGRESS), document(self._of_end(end), end)
-            queued = {"type": "response.queued", "sequence_number": place, "response": response}
+            number = max(self._after, IN_PROGRESS)
+            response = document(self._subject_at(end), end)
+            queued = {"type": "response.queued", "sequence_number": number, "response": response}
             return b"event: response.queued\ndata: %s\n\n" % orjson.dumps(queued)
-        frames, body = b"", document(self._of_end(end), end)
-        if not self._spoken and not end.calls:
+        frames = b""
+        response = document(self._subject_at(end), end)
+        if not self._has_message and not end.calls:
             frames += self._begin_message()
         for call in end.calls[len(self._calls) :]:
             frames += self._end_block() + self._begin_call(ToolCall(call.id, call.name, ""))
             frames += self._more_arguments(call.arguments)
-        frames += self._end_block(end.logprobs, body["status"], FINAL)
-        frames += self._event(f"response.{body['status']}", self._at + 1, response=body)
+        frames += self._end_block(end.logprobs, response["status"], FINAL)
+        frames += self._event(f"response.{response['status']}", self._at + 1, response=response)
         is_unknown = self._after > self._base + self._at
         if is_unknown:
             return self._broken(caller_view.unknown_event_error())
@@ -318,85 +335,94 @@ class Events:
         run was sent, so its end comes behind any event that the caller names."""
         if end.state.ended and end.state.state != "succeeded":
             number = max(self._at, self._after - self._base) + 1
-            return self._event("response.failed", number, response=document(self._of_end(end), end))
+            return self._event("response.failed", number, response=document(self._subject_at(end), end))
         return self._broken(error)  # the stream alone is broken: it can be resumed
 
     def _broken(self, error: BatonError) -> bytes:
         body = fault.describe(error)["error"] | {"type": "error", "sequence_number": self._base + self._at}
         return b"event: error\ndata: %s\n\n" % orjson.dumps(body)
 
-    def _of_end(self, end: TurnEnd) -> Subject:
-        return Subject(end.state, self._of.task, self._of.turn_task)
+    def _subject_at(self, end: TurnEnd) -> Subject:
+        return Subject(end.state, self._subject.task, self._subject.turn_task)
 
     def _begin_message(self) -> bytes:
-        self._spoken, self._index = True, self._index + 1
-        box = self._of.turn_task.toolbox
-        may_call = bool(box.tools) and box.choice != "none"
-        item = message_item(self._of, [], "in_progress", None if may_call else FINAL)
+        self._has_message, self._index = True, self._index + 1
+        toolbox = self._subject.turn_task.toolbox
+        may_call = bool(toolbox.tools) and toolbox.choice != "none"
+        item = message_item(self._subject, [], "in_progress", None if may_call else FINAL)
         added = self._event("response.output_item.added", OPENING, output_index=self._index, item=item)
         part = _part("", (), self._refused)
         return added + self._event("response.content_part.added", TEXT, **self._place(), part=part)
 
     def _more_text(self, part: AnswerPart) -> bytes:
-        frames = b"" if self._spoken else self._begin_message()
+        frames = b"" if self._has_message else self._begin_message()
         sent = max(self._after - self._base - TEXT - len(self._text), 0)
         self._text += part.text
-        kind, at, delta = self._kind(), TEXT + len(self._text), part.text[sent:]
-        fields = {} if self._refused else {"logprobs": _streamed(part.logprobs)}
-        return frames + self._event(f"response.{kind}.delta", at, **self._place(), delta=delta, **fields)
+        number = TEXT + len(self._text)
+        fields: dict[str, Any] = self._place() | {"delta": part.text[sent:]}
+        if not self._refused:
+            fields["logprobs"] = _streamed(part.logprobs)
+        return frames + self._event(f"response.{self._kind()}.delta", number, **fields)
 
     def _kind(self) -> str:
         return "refusal" if self._refused else "output_text"
 
     def _place(self) -> dict[str, Any]:
         """Return the place of the message's part; the message comes first."""
-        return {"item_id": message_id(self._of), "output_index": 0, "content_index": 0}
+        return {"item_id": message_id(self._subject), "output_index": 0, "content_index": 0}
 
     def _end_block(self, logprobs: Any = None, status: str = "completed", phase: str = COMMENTARY) -> bytes:
         """Close what is open: the message, or the latest call. The phase is that of a message that calls follow."""
         if self._calls and self._open_call:
             return self._end_call()
-        if not self._spoken or self._message_done:
+        if not self._has_message or self._message_done:
             return b""
         self._message_done = True
-        part, at = _part(self._text, logprobs, self._refused), TEXT + len(self._text)
-        said = {"refusal": self._text} if self._refused else {"text": self._text, "logprobs": _streamed(logprobs or ())}
-        item = message_item(self._of, [part], status, phase)
-        text = self._event(f"response.{self._kind()}.done", at + 1, **self._place(), **said)
-        closed = self._event("response.content_part.done", at + 2, **self._place(), part=part)
-        return text + closed + self._event("response.output_item.done", at + 3, output_index=self._index, item=item)
+        part = _part(self._text, logprobs, self._refused)
+        content: dict[str, Any] = {"refusal": self._text}
+        if not self._refused:
+            content = {"text": self._text, "logprobs": _streamed(logprobs or ())}
+        item = message_item(self._subject, [part], status, phase)
+        number = TEXT + len(self._text)
+        frames = self._event(f"response.{self._kind()}.done", number + 1, **self._place(), **content)
+        frames += self._event("response.content_part.done", number + 2, **self._place(), part=part)
+        return frames + self._event("response.output_item.done", number + 3, output_index=self._index, item=item)
 
     def _begin_call(self, call: ToolCall) -> bytes:
         self._at = max(self._at, TEXT + len(self._text) + 3)
-        frames = b"".join(map(self._searched, searched(self._of.turn_task.toolbox, call, self._calls)))
+        toolbox = self._subject.turn_task.toolbox
+        frames = b""
+        for item in searched(toolbox, call, self._calls):
+            frames += self._search_item(item)
         self._calls.append(call)
         self._open_call, self._index = True, self._index + 1
-        item = call_item(self._of.turn_task.toolbox, call, "in_progress")
+        item = call_item(toolbox, call, "in_progress")
         return frames + self._event("response.output_item.added", self._at + 1, output_index=self._index, item=item)
 
-    def _searched(self, item: Mapping[str, Any]) -> bytes:
-        """Part of a hosted search, from its beginning to its end."""
+    def _search_item(self, item: Mapping[str, Any]) -> bytes:
+        """Return an item of a hosted search, from its beginning to its end."""
         self._index += 1
         kind, place = "response.output_item", {"output_index": self._index}
-        added = self._event(f"{kind}.added", self._at + 1, **place, item=tool_search.begun(item))
+        added = self._event(f"{kind}.added", self._at + 1, **place, item=tool_search.in_progress(item))
         return added + self._event(f"{kind}.done", self._at + 1, **place, item=item)
 
     def _more_arguments(self, text: str) -> bytes:
-        call, box = self._calls[-1], self._of.turn_task.toolbox
+        call, toolbox = self._calls[-1], self._subject.turn_task.toolbox
         sent = max(self._after - self._base - self._at, 0)
         self._calls[-1] = call = replace(call, arguments=call.arguments + text)
-        if kind_of(box, call.name) != "function":  # a text inside JSON is sent when it is whole
+        if kind_of(toolbox, call.name) != "function":  # a text inside JSON is sent when it is whole
             self._at += len(text)
             return b""
-        place = {"item_id": item_id(box, call), "output_index": self._index}
+        place = {"item_id": item_id(toolbox, call), "output_index": self._index}
         return self._event("response.function_call_arguments.delta", self._at + len(text), **place, delta=text[sent:])
 
     def _end_call(self) -> bytes:
-        call, self._open_call = self._calls[-1], False
-        box = self._of.turn_task.toolbox
-        place = {"item_id": item_id(box, call), "output_index": self._index}
-        item = call_item(box, call, "completed")
-        kind, done = kind_of(box, call.name), b""
+        call = self._calls[-1]
+        self._open_call = False
+        toolbox = self._subject.turn_task.toolbox
+        place = {"item_id": item_id(toolbox, call), "output_index": self._index}
+        item = call_item(toolbox, call, "completed")
+        kind, done = kind_of(toolbox, call.name), b""
         if kind == "custom":
             custom = "response.custom_tool_call_input"
             done = self._event(f"{custom}.delta", self._at, **place, delta=item["input"])

@@ -16,7 +16,6 @@ from app.gateway.responses.calls import paired
 from app.gateway.responses.input import Item, conversation, loaded
 from app.gateway.responses.tools import MOST_LISTED, AllowedTools, AnyTool, Choice, check_search, left_out, toolbox_of
 from app.gateway.wire.parameters import (
-    NAME,
     RESPONSES,
     BatonOptions,
     Effort,
@@ -24,9 +23,10 @@ from app.gateway.wire.parameters import (
     Parameter,
     WireModel,
     check_kinds,
+    check_names,
+    ignored_names,
     invalid_request,
-    is_ignored,
-    unknown_parameter,
+    present_fields,
 )
 from app.gateway.wire.response_formats import NamedSchema, schema_form
 
@@ -137,11 +137,9 @@ def checked(
 ) -> tuple[Read, tuple[str, ...]]:
     """Return the fields of a body that `table` lets be read, and the names of those that are ignored, as
     `read_request`."""
-    given = {name: value for name, value in body.items() if value is not None}
-    for name in given:
-        if name not in table:
-            raise unknown_parameter(name if NAME.fullmatch(name) else None)
-    ignored = tuple(sorted(name for name, value in given.items() if is_ignored(name, value, table)))
+    given = present_fields(body)
+    check_names(given, table)
+    ignored = ignored_names(given, table)
     given = {name: value for name, value in given.items() if table[name].decision != "refused"}
     for offered, param in _offers(given):
         check_search(offered, param, omitted=omits_search)
@@ -155,14 +153,15 @@ def checked(
 
 def _offers(given: Mapping[str, Any]) -> Iterator[tuple[list[object], str]]:
     """Yield the lists of tools in a request that has not been validated, each with its place."""
+    tools = given.get("tools")
+    if isinstance(tools, list):
+        yield tools, "tools"
     items = given.get("input")
-    listed = [(given.get("tools"), "tools")]
-    for place, item in enumerate(items if isinstance(items, list) else ()):
-        if isinstance(item, dict) and item.get("type") == "additional_tools":
-            listed.append((item.get("tools"), f"input[{place}].tools"))
-    for tools, param in listed:
-        if isinstance(tools, list):
-            yield tools, param
+    if not isinstance(items, list):
+        return
+    for place, item in enumerate(items):
+        if isinstance(item, dict) and item.get("type") == "additional_tools" and isinstance(item.get("tools"), list):
+            yield item["tools"], f"input[{place}].tools"
 
 
 def task_of(request: ResponsesRequest, before: tuple[Message, ...], loaded_before: Iterable[Tool] = ()) -> Task:
@@ -171,17 +170,24 @@ def task_of(request: ResponsesRequest, before: tuple[Message, ...], loaded_befor
 
     Raises `InvalidRequest`.
     """
-    first = (Message("developer", (Text(request.instructions),)),) if request.instructions else ()
+    messages: list[Message] = []
+    if request.instructions:
+        messages.append(Message("developer", (Text(request.instructions),)))
+    messages += paired((*before, *given(request)))
     sampling = Sampling(request.temperature, request.top_p, max_tokens=request.max_output_tokens)
-    on_offer = (*loaded_before, *loaded(request.input if not isinstance(request.input, str) else ()))
-    wants_logprobs = bool(request.top_logprobs) or "message.output_text.logprobs" in request.include
+    loaded_tools = list(loaded_before)
+    if not isinstance(request.input, str):
+        loaded_tools += loaded(request.input)
+    logprobs = None
+    if request.top_logprobs or "message.output_text.logprobs" in request.include:
+        logprobs = request.top_logprobs or 0
     return Task(
-        (*first, *paired((*before, *given(request)))),
+        tuple(messages),
         sampling,
         request.user,
         request.metadata,
-        toolbox=toolbox_of(request.tools, request.tool_choice, request.parallel_tool_calls, on_offer),
-        logprobs=(request.top_logprobs or 0) if wants_logprobs else None,
+        toolbox=toolbox_of(request.tools, request.tool_choice, request.parallel_tool_calls, loaded_tools),
+        logprobs=logprobs,
         form=_form(request),
         echoed=_echoed(request),
     )
@@ -214,9 +220,11 @@ def _echoed(request: ResponsesRequest) -> dict[str, Any]:
 
 
 def _form(request: ResponsesRequest) -> Form | None:
-    asked = request.text.format if request.text is not None else None
-    if isinstance(asked, JsonSchemaFormat):
-        return schema_form(asked, "text.format.schema")
-    if not isinstance(asked, JsonObjectFormat):
+    if request.text is None:
         return None
-    return Form()
+    text_format = request.text.format
+    if isinstance(text_format, JsonSchemaFormat):
+        return schema_form(text_format, "text.format.schema")
+    if isinstance(text_format, JsonObjectFormat):
+        return Form()
+    return None

@@ -20,9 +20,9 @@ from app.gateway.wire.parameters import WireModel
 
 NAME: Final = "tool_search"
 """The name of the search's function for workers."""
-SHOWN: Final = 400
+DESCRIPTION_CHARS: Final = 400
 """Characters of a deferred tool's description that the search's description contains."""
-OFFERS: Final = "Finds tools that are not offered yet. Those that it finds are offered from then on."
+DEFAULT_DESCRIPTION: Final = "Finds tools that are not offered yet. Those that it finds are offered from then on."
 Execution = Literal["server", "client"]
 
 
@@ -41,31 +41,41 @@ def on_offer(tools: Sequence[Tool], searches: Sequence[ToolSearch], loaded: Iter
 
     Where all would be more than `most`, those that were loaded first give way. Raises `InvalidRequest`.
     """
-    deferred = {tool.name for tool in tools if "deferred" in (tool.spelling or {})}
+    deferred = {tool.name for tool in tools if _is_deferred(tool)}
     found: dict[str, Tool] = {}
     for tool in loaded:
         found.pop(tool.name, None)
         found[tool.name] = tool
-    if len(searches) > 1 or (not searches and NAME not in found and deferred - found.keys()):
-        said = "a deferred tool needs a tool_search that finds it"
-        if searches:
-            said = "one tool_search at most"
-        raise InvalidRequest(f"Invalid value for 'tools': {said}.", param="tools", code="invalid_value")
-    mine = [search for search in searches if search.execution == "client"]
-    held = deferred if mine else set()
-    always = {tool.name for tool in tools} - held | ({NAME} if mine else set())
-    late = [name for name in found if name not in always]
-    late = late[max(len(late) + len(always) - most, 0) :]
-    own = [_marked(tool, found) for tool in tools if tool.name not in held or tool.name in late]
-    others = set(late) - {tool.name for tool in own}
+    if len(searches) > 1:
+        raise _invalid_tools("one tool_search at most")
+    if not searches and NAME not in found and deferred - found.keys():
+        raise _invalid_tools("a deferred tool needs a tool_search that finds it")
+    client_searches = [search for search in searches if search.execution == "client"]
+    hidden = deferred if client_searches else set()
+    always = {tool.name for tool in tools} - hidden
+    if client_searches:
+        always.add(NAME)
+    loaded_names = [name for name in found if name not in always]
+    surplus = max(len(loaded_names) + len(always) - most, 0)
+    loaded_names = loaded_names[surplus:]
+    own = [_marked(tool, found) for tool in tools if tool.name not in hidden or tool.name in loaded_names]
     searchable = [tool for tool in tools if tool.name in deferred]
-    functions = [as_function(search, searchable) for search in mine]
-    return [*own, *functions, *(found[name] for name in late if name in others)]
+    functions = [as_function(search, searchable) for search in client_searches]
+    others = set(loaded_names) - {tool.name for tool in own}
+    return [*own, *functions, *(found[name] for name in loaded_names if name in others)]
+
+
+def _is_deferred(tool: Tool) -> bool:
+    return "deferred" in (tool.spelling or {})
+
+
+def _invalid_tools(reason: str) -> InvalidRequest:
+    return InvalidRequest(f"Invalid value for 'tools': {reason}.", param="tools", code="invalid_value")
 
 
 def _marked(tool: Tool, found: Mapping[str, Tool]) -> Tool:
     """Return the tool; if it is deferred and was found, with the search that found it."""
-    if tool.name not in found or "deferred" not in (tool.spelling or {}):
+    if tool.name not in found or not _is_deferred(tool):
         return tool
     return replace(tool, spelling={**(tool.spelling or {}), "loaded": loaded_by(found[tool.name]), "asked": True})
 
@@ -82,26 +92,25 @@ def loaded_by(tool: Tool) -> str | None:
 
 def is_hidden(tool: Tool) -> bool:
     """Return True if a tool is offered to workers though no search that the caller knows of has found it."""
-    return "deferred" in (tool.spelling or {}) and loaded_by(tool) is None
+    return _is_deferred(tool) and loaded_by(tool) is None
 
 
 def hosted(tool: Tool, call_id: str, spelled: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return a search that has found a tool for a call, and its output, as items; `spelled` is the tool as the caller
-    does."""
+    spells it."""
     completed = {"status": "completed", "execution": "server", "call_id": None}
-    called = {
-        "id": f"tsc_{call_id}",
-        "type": "tool_search_call",
-        **completed,
-        "arguments": {"paths": [_surface(tool)[0]]},
-    }
-    return [called, {"id": f"tso_{call_id}", "type": "tool_search_output", **completed, "tools": spelled}]
+    arguments = {"paths": [_search_entry(tool)[0]]}
+    call = {"id": f"tsc_{call_id}", "type": "tool_search_call", **completed, "arguments": arguments}
+    output = {"id": f"tso_{call_id}", "type": "tool_search_output", **completed, "tools": spelled}
+    return [call, output]
 
 
-def begun(item: Mapping[str, Any]) -> dict[str, Any]:
-    """Such an item before it is whole."""
-    empty: dict[str, Any] = {"arguments": {}} if "arguments" in item else {"tools": []}
-    return {**item, "status": "in_progress", **empty}
+def in_progress(item: Mapping[str, Any]) -> dict[str, Any]:
+    """Return such an item as it is before it is complete."""
+    shown = {**item, "status": "in_progress"}
+    if "arguments" in item:
+        return shown | {"arguments": {}}
+    return shown | {"tools": []}
 
 
 def of_request(tool: Tool) -> bool:
@@ -111,14 +120,16 @@ def of_request(tool: Tool) -> bool:
 
 def as_function(search: ToolSearch, deferred: Sequence[Tool]) -> Tool:
     """Return a search by the caller's side. Unless the request says what it takes, it takes names, as OpenAI's does."""
-    known = dict(_surface(tool) for tool in deferred)
-    listed = "".join(f"\n- {name}: {about[:SHOWN]}" for name, about in known.items())
-    description = (search.description or OFFERS) + (f"\n\nIt can find:{listed}" if listed else "")
-    spelled = search.model_dump(exclude_none=True)
-    return Tool(NAME, description, search.parameters or _paths(list(known)), spelling={"search": spelled})
+    entries = dict(_search_entry(tool) for tool in deferred)
+    description = search.description or DEFAULT_DESCRIPTION
+    if entries:
+        lines = "".join(f"\n- {name}: {about[:DESCRIPTION_CHARS]}" for name, about in entries.items())
+        description += f"\n\nIt can find:{lines}"
+    parameters = search.parameters or _paths(list(entries))
+    return Tool(NAME, description, parameters, spelling={"search": search.model_dump(exclude_none=True)})
 
 
-def _surface(tool: Tool) -> tuple[str, str]:
+def _search_entry(tool: Tool) -> tuple[str, str]:
     """Return the name by which a deferred tool is found (its own or its namespace's), and its description."""
     spelling = tool.spelling or {}
     if "namespace" in spelling:
@@ -126,8 +137,10 @@ def _surface(tool: Tool) -> tuple[str, str]:
     return tool.name, spelling.get("said", tool.description)
 
 
-def _paths(known: list[str]) -> dict[str, Any]:
-    path = {"type": "string", "enum": known} if known else {"type": "string"}
+def _paths(names: list[str]) -> dict[str, Any]:
+    path: dict[str, Any] = {"type": "string"}
+    if names:
+        path["enum"] = names
     properties = {"paths": {"type": "array", "items": path}}
     return {"type": "object", "properties": properties, "required": ["paths"], "additionalProperties": False}
 
@@ -140,9 +153,11 @@ def arguments_of(given: object) -> str:
 
 
 def arguments_in(text: str) -> object:
-    """Return the arguments of a call as its item has them; of one that has only begun, none."""
+    """Return the arguments of a call as its item has them; none for a call that has only begun."""
+    if not text:
+        return {}
     try:
-        return orjson.loads(text) if text else {}
+        return orjson.loads(text)
     except ValueError:  # what replies cannot hold, such as half of a surrogate pair, is passed on as it was written
         return {"arguments": text}
 

@@ -29,7 +29,7 @@ from app.gateway.wire import custom_tools
 from app.gateway.wire.parameters import WireModel
 from app.gateway.wire.response_formats import check
 
-MOST: Final = 128
+MOST_TOOLS: Final = 128
 """Tools on offer at once."""
 MOST_LISTED: Final = 1_024
 """Entries of `tools`, deferred ones among them."""
@@ -95,7 +95,7 @@ class Namespace(WireModel):
     name: FunctionName
     description: Description = None
     tools: Annotated[
-        list[Annotated[FunctionTool | CustomTool, Discriminator("type")]], Field(max_length=MOST, fail_fast=True)
+        list[Annotated[FunctionTool | CustomTool, Discriminator("type")]], Field(max_length=MOST_TOOLS, fail_fast=True)
     ]
 
 
@@ -131,7 +131,7 @@ class AllowedTools(WireModel):
 
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
-    tools: Annotated[list[Named], Field(min_length=1, max_length=MOST, fail_fast=True)]
+    tools: Annotated[list[Named], Field(min_length=1, max_length=MOST_TOOLS, fail_fast=True)]
 
 
 Choice = Literal["none", "auto", "required"] | Annotated[Named | AllowedTools, Discriminator("type")]
@@ -173,20 +173,23 @@ def flat(namespace: str | None, name: str) -> str:
     """
     if namespace is None or namespace == name:
         return name
-    joined = f"{namespace}{'' if namespace.endswith('_') else '__'}{name}"
+    separator = "" if namespace.endswith("_") else "__"
+    joined = f"{namespace}{separator}{name}"
     if len(joined) <= NAME_LENGTH:
         return joined
     return f"{joined[: NAME_LENGTH - 9]}_{hashlib.sha256(joined.encode()).hexdigest()[:8]}"
 
 
-def toolbox_of(asked: Sequence[AnyTool], choice: Choice | None, parallel: bool, loaded: Iterable[Tool] = ()) -> Toolbox:
+def toolbox_of(
+    requested: Sequence[AnyTool], choice: Choice | None, parallel: bool, loaded: Iterable[Tool] = ()
+) -> Toolbox:
     """Return the functions of a request and how they are to be used; `loaded` are those that its conversation put on
     offer.
 
     Raises `InvalidRequest` naming the field at fault.
     """
-    searches = [tool for tool in asked if isinstance(tool, ToolSearch)]
-    tools = tuple(on_offer(tuple(functions(asked, "tools")), searches, loaded, MOST))
+    searches = [tool for tool in requested if isinstance(tool, ToolSearch)]
+    tools = tuple(on_offer(tuple(functions(requested, "tools")), searches, loaded, MOST_TOOLS))
     if not tools:
         if choice not in (None, "auto", "none"):
             raise InvalidRequest("There are no tools to choose from.", param="tool_choice", code="invalid_value")
@@ -194,9 +197,9 @@ def toolbox_of(asked: Sequence[AnyTool], choice: Choice | None, parallel: bool, 
     names = {tool.name for tool in tools}
     if len(names) < len(tools):
         raise InvalidRequest("Two tools have the same name.", param="tools", code="invalid_value")
-    if len(tools) > MOST:
-        said = f"At most {MOST} tools are on offer at once; of more, let a tool_search of your side find some."
-        raise InvalidRequest(said, param="tools", code="array_above_max_length")
+    if len(tools) > MOST_TOOLS:
+        message = f"At most {MOST_TOOLS} tools are on offer at once; of more, let a tool_search of your side find some."
+        raise InvalidRequest(message, param="tools", code="array_above_max_length")
     if isinstance(choice, Named):
         return Toolbox(tools, "named", _known([choice], names, "tool_choice.name").pop(), parallel)
     if isinstance(choice, AllowedTools):
@@ -206,47 +209,59 @@ def toolbox_of(asked: Sequence[AnyTool], choice: Choice | None, parallel: bool, 
 
 
 def _known(chosen: Iterable[Named], names: set[str], param: str) -> set[str]:
-    found = {tool.name for tool in chosen}
-    if not found <= names:
+    chosen_names = {tool.name for tool in chosen}
+    if not chosen_names <= names:
         raise InvalidRequest("It names none of the tools.", param=param, code="invalid_value")
-    return found
+    return chosen_names
 
 
-def functions(asked: Iterable[AnyTool], param: str) -> Iterator[Tool]:
-    """Tools as functions; `param` is where they stand in the request. Raises `InvalidRequest`."""
-    for place, tool in enumerate(asked):
+def functions(requested: Iterable[AnyTool], param: str) -> Iterator[Tool]:
+    """Yield tools as functions; `param` is where they stand in the request. Raises `InvalidRequest`."""
+    for place, tool in enumerate(requested):
         if isinstance(tool, Namespace):
-            about = {"namespace": tool.name, "about": tool.description}
             for at, member in enumerate(tool.tools):
-                made = _function(member, f"{param}[{place}].tools[{at}]")
-                description = "\n\n".join(filter(None, (tool.description, made.description)))
-                spelling = {"name": member.name, **about, "said": made.description, **(made.spelling or {})}
-                yield replace(made, name=flat(tool.name, member.name), description=description, spelling=spelling)
+                yield _member(tool, member, f"{param}[{place}].tools[{at}]")
         elif isinstance(tool, ToolSearch):
-            _checked(tool.parameters, f"{param}[{place}]")
+            _check_parameters(tool.parameters, f"{param}[{place}]")
         elif not isinstance(tool, WebSearch):
             yield _function(tool, f"{param}[{place}]")
 
 
+def _member(namespace: Namespace, member: FunctionTool | CustomTool, param: str) -> Tool:
+    """Return a tool of a namespace as a function: its name and description have those of the namespace before them."""
+    function = _function(member, param)
+    descriptions = [text for text in (namespace.description, function.description) if text]
+    spelling = {
+        "name": member.name,
+        "namespace": namespace.name,
+        "about": namespace.description,
+        "said": function.description,
+        **(function.spelling or {}),
+    }
+    name = flat(namespace.name, member.name)
+    return replace(function, name=name, description="\n\n".join(descriptions), spelling=spelling)
+
+
 def _function(tool: FunctionTool | CustomTool, param: str) -> Tool:
     """Return the tool for workers. Without `strict`, a function is strict if its schema allows that, as with OpenAI."""
-    said = tool.description or ""
+    description = tool.description or ""
     if isinstance(tool, CustomTool):
-        grammar = None
+        grammar, text_format = None, None
         if isinstance(tool.format, Grammar):
             grammar = (tool.format.syntax, tool.format.definition)
-        spelled = tool.format.model_dump() if tool.format is not None else None
-        made = custom_tools.as_function(tool.name, said, spelled, grammar)
+        if tool.format is not None:
+            text_format = tool.format.model_dump()
+        function = custom_tools.as_function(tool.name, description, text_format, grammar)
     else:
-        _checked(tool.parameters, param)
+        _check_parameters(tool.parameters, param)
         strict = is_closed(tool.parameters) if tool.strict is None else tool.strict
-        made = Tool(tool.name, said, tool.parameters, strict)
+        function = Tool(tool.name, description, tool.parameters, strict)
     if tool.defer_loading:
-        return replace(made, spelling={**(made.spelling or {}), "deferred": True})
-    return made
+        return replace(function, spelling={**(function.spelling or {}), "deferred": True})
+    return function
 
 
-def _checked(parameters: dict[str, Any] | None, param: str) -> None:
+def _check_parameters(parameters: dict[str, Any] | None, param: str) -> None:
     if parameters is not None:
         check(parameters, f"{param}.parameters")
 
@@ -263,12 +278,12 @@ def names_of(tools: Iterable[FunctionTool | CustomTool | Namespace]) -> list[str
 
 
 def described(toolbox: Toolbox) -> list[dict[str, Any]]:
-    """`tools` of a response: as they were sent."""
-    return spelled(filter(of_request, toolbox.tools))
+    """Return `tools` of a response: as they were sent."""
+    return spelled(tool for tool in toolbox.tools if of_request(tool))
 
 
 def spelled(tools: Iterable[Tool]) -> list[dict[str, Any]]:
-    """Tools as the caller knows them."""
+    """Return tools as the caller knows them."""
     shown: list[dict[str, Any]] = []
     for tool in tools:
         spelling = tool.spelling or {}
@@ -286,19 +301,24 @@ def _described(tool: Tool) -> dict[str, Any]:
     spelling: Mapping[str, Any] = tool.spelling or {}
     if "search" in spelling:
         return dict(spelling["search"])
-    said = {"name": spelling.get("name", tool.name), "description": spelling.get("said", tool.description) or None}
+    shown: dict[str, Any] = {
+        "type": "custom" if "format" in spelling else "function",
+        "name": spelling.get("name", tool.name),
+        "description": spelling.get("said", tool.description) or None,
+    }
     if "deferred" in spelling:
-        said["defer_loading"] = True
+        shown["defer_loading"] = True
     if "format" in spelling:
-        return {"type": "custom", **said, "format": spelling["format"] or {"type": "text"}}
-    return {"type": "function", **said, "parameters": tool.parameters, "strict": tool.strict}
+        return shown | {"format": spelling["format"] or {"type": "text"}}
+    return shown | {"parameters": tool.parameters, "strict": tool.strict}
 
 
 def chosen(toolbox: Toolbox) -> object:
-    """`tool_choice` of a response."""
+    """Return `tool_choice` of a response."""
     if toolbox.choice != "named":
         return toolbox.choice
-    return {"type": "custom" if kind_of(toolbox, toolbox.named) == "custom" else "function", "name": toolbox.named}
+    kind = "custom" if kind_of(toolbox, toolbox.named) == "custom" else "function"
+    return {"type": kind, "name": toolbox.named}
 
 
 def kind_of(toolbox: Toolbox, name: str) -> Kind:
@@ -318,11 +338,15 @@ def call_item(toolbox: Toolbox, call: ToolCall, status: str) -> dict[str, Any]:
     if kind == "search":
         return head | {"status": status, "execution": "client", "arguments": arguments_in(call.arguments)}
     name = spelling.get("name", call.name)
-    own = (
-        name if spelling.keys() & {"deferred", "loaded"} else None
-    )  # as of OpenAI's calls: a client of its looks there
-    namespace = spelling.get("namespace", own)
-    head |= {"name": name} | ({"namespace": namespace} if namespace is not None else {})
+    head["name"] = name
+    if "namespace" in spelling:
+        namespace = spelling["namespace"]
+    elif spelling.keys() & {"deferred", "loaded"}:
+        namespace = name  # as in OpenAI's own calls, because one of its clients reads it there
+    else:
+        namespace = None
+    if namespace is not None:
+        head["namespace"] = namespace
     if kind == "custom":
         return head | {"input": custom_tools.text_of(call.arguments)}
     return head | {"status": status, "arguments": call.arguments}
@@ -331,8 +355,10 @@ def call_item(toolbox: Toolbox, call: ToolCall, status: str) -> dict[str, Any]:
 def searched(toolbox: Toolbox, call: ToolCall, before: Iterable[ToolCall]) -> list[dict[str, Any]]:
     """Return the items of a hosted search that stand before a call: of each tool, before the first of a reply's
     calls."""
-    tool = next((tool for tool in toolbox.tools if tool.name == call.name), None)
-    if tool is None or not is_hidden(tool) or any(tool.name == call.name for tool in before):
+    if any(earlier.name == call.name for earlier in before):
+        return []
+    tool = _tool_named(toolbox, call.name)
+    if tool is None or not is_hidden(tool):
         return []
     return hosted(tool, call.id, spelled([tool]))
 
@@ -340,15 +366,28 @@ def searched(toolbox: Toolbox, call: ToolCall, before: Iterable[ToolCall]) -> li
 def found_by(toolbox: Toolbox, calls: Iterable[ToolCall]) -> list[Tool]:
     """Return the tools that are on offer from a response on: those that were loaded before, and those that its calls
     named."""
-    called = {call.name for call in calls}
-    hidden = [load(tool, "") for tool in toolbox.tools if is_hidden(tool) and tool.name in called]
-    return [*(tool for tool in toolbox.tools if loaded_by(tool) is not None), *hidden]
+    called_names = {call.name for call in calls}
+    loaded: list[Tool] = []
+    called: list[Tool] = []
+    for tool in toolbox.tools:
+        if loaded_by(tool) is not None:
+            loaded.append(tool)
+        elif is_hidden(tool) and tool.name in called_names:
+            called.append(load(tool, ""))
+    return loaded + called
 
 
 def item_id(toolbox: Toolbox, call: ToolCall) -> str:
-    """A call's item goes by its id."""
+    """Return the id of a call's item, which has the call's own id in it."""
     return f"{PREFIXES[kind_of(toolbox, call.name)]}_{call.id}"
 
 
 def _spelling(toolbox: Toolbox, name: str) -> Mapping[str, Any]:
-    return next((tool.spelling or {} for tool in toolbox.tools if tool.name == name), {})
+    tool = _tool_named(toolbox, name)
+    if tool is None:
+        return {}
+    return tool.spelling or {}
+
+
+def _tool_named(toolbox: Toolbox, name: str) -> Tool | None:
+    return next((tool for tool in toolbox.tools if tool.name == name), None)
