@@ -180,12 +180,14 @@ def parts_of(block: ResultPart, where: str) -> tuple[Part, ...]:
     if isinstance(block, ToolReferenceBlock):
         return (Text(f"The tool {block.tool_name} can be called now."),)
     if isinstance(block, ImageBlock):
-        source = block.source
-        return (Image(source.url if isinstance(source, UrlSource) else _data_url(source)),)
+        if isinstance(block.source, UrlSource):
+            return (Image(block.source.url),)
+        return (Image(_data_url(block.source)),)
     if block.citations is not None and block.citations.enabled:
         raise unsupported(f"{where}.citations", "answers have no citations: leave it out")
     if isinstance(block, SearchResultBlock):
-        return framed({"title": block.title, "source": block.source}, tuple(Text(part.text) for part in block.content))
+        texts = tuple(Text(part.text) for part in block.content)
+        return framed({"title": block.title, "source": block.source}, texts)
     return _document(block, where)
 
 
@@ -197,14 +199,16 @@ def _document(block: DocumentBlock, where: str) -> tuple[Part, ...]:
     if isinstance(source, PlainTextSource):
         return framed(about, (Text(source.data),))
     if isinstance(source, PdfSource):
-        context = (Text(f"About the document that follows: {block.context}"),) if block.context else ()
-        return (*context, Document(_data_url(source), block.title or ""))
+        document = Document(_data_url(source), block.title or "")
+        if not block.context:
+            return (document,)
+        return Text(f"About the document that follows: {block.context}"), document
     if isinstance(source.content, str):
         return framed(about, (Text(source.content),))
-    inner: list[Part] = []
+    parts: list[Part] = []
     for at, part in enumerate(source.content):
-        inner += parts_of(part, f"{where}.source.content.{at}")
-    return framed(about, tuple(inner))
+        parts += parts_of(part, f"{where}.source.content.{at}")
+    return framed(about, tuple(parts))
 
 
 def _data_url(source: Base64Source | PdfSource) -> str:

@@ -17,7 +17,7 @@ from app.core.run.caller_view import Bill
 from app.core.run.state import RunState
 from app.engine.delivery.messages import AnswerPart, StepEvent, TurnEnd
 from app.errors import BatonError
-from app.gateway.anthropic.request import UNTHREADED
+from app.gateway.anthropic.request import THREAD_UNSUPPORTED
 from app.gateway.chat.route import extension, words_of
 from app.gateway.http import fault
 
@@ -44,9 +44,11 @@ TYPES: Final[Mapping[int, str]] = {
 def message(end: TurnEnd, stops: Sequence[str]) -> bytes:
     """Return a whole message; `stops` are the stop sequences of the request."""
     content: list[dict[str, Any]] = []
-    if words := words_of(end):
-        content.append({"type": "text", "text": words})
-    content += [_tool_use(call.id, call.name) | {"input": orjson.loads(call.arguments)} for call in end.calls]
+    text = words_of(end)
+    if text:
+        content.append({"type": "text", "text": text})
+    for call in end.calls:
+        content.append(_tool_use(call.id, call.name) | {"input": orjson.loads(call.arguments)})
     return orjson.dumps(
         _head(end.state)
         | {"content": content, "usage": usage_of(end.bill), "baton": extension(end)}
@@ -81,33 +83,37 @@ def refuse(status: int, message: str, request_id: str, headers: Mapping[str, str
 def rate_headers(headers: Sequence[tuple[bytes, bytes]], now: float) -> list[tuple[bytes, bytes]]:
     """Return the headers of rates among those of a reply, under Anthropic's names. A reset is a time there, as RFC
     3339."""
-    found: list[tuple[bytes, bytes]] = []
+    renamed: list[tuple[bytes, bytes]] = []
     for name, value in headers:
         if name.startswith(RATES):
             figure, unit = name.removeprefix(RATES).split(b"-")
             if figure == b"reset":
                 at = datetime.fromtimestamp(ceil(now + float(value.rstrip(b"s"))), UTC)
                 value = at.strftime("%Y-%m-%dT%H:%M:%SZ").encode()
-            found.append((b"anthropic-ratelimit-%s-%s" % (unit, figure), value))
-    return found
+            renamed.append((b"anthropic-ratelimit-%s-%s" % (unit, figure), value))
+    return renamed
 
 
 def described(error: BatonError, request_id: str) -> dict[str, Any]:
     """Return an error in Anthropic's shape."""
     whole = _error(error.status, fault.describe(error)["error"]["message"], request_id)
-    if error.public_code == UNTHREADED:
-        whole["error"]["details"] = {"error_code": UNTHREADED, "unsupported": [error.param]}
+    if error.public_code == THREAD_UNSUPPORTED:
+        whole["error"]["details"] = {"error_code": THREAD_UNSUPPORTED, "unsupported": [error.param]}
     return whole
 
 
 def _error(status: int, message: str, request_id: str) -> dict[str, Any]:
-    kind = TYPES.get(status) or ("invalid_request_error" if status < 500 else "api_error")
+    default = "invalid_request_error" if status < 500 else "api_error"
+    kind = TYPES.get(status, default)
     return {"type": "error", "error": {"type": kind, "message": message}, "request_id": request_id}
 
 
 def _head(state: RunState) -> dict[str, Any]:
+    id_ = f"msg_{state.run}"
+    if state.turn.number:
+        id_ += f"_{state.turn.number}"
     return {
-        "id": f"msg_{state.run}" + (f"_{state.turn.number}" if state.turn.number else ""),
+        "id": id_,
         "type": "message",
         "role": "assistant",
         "model": state.admitted.tier,
@@ -122,7 +128,8 @@ def _tool_use(call: str, name: str) -> dict[str, Any]:
 def _stopped(end: TurnEnd, stops: Sequence[str]) -> dict[str, Any]:
     """Return why the message stopped. Only some workers say at which stop sequence they stopped; for the others it is
     `end_turn`."""
-    reason, sequence, place = STOPS.get(end.finish, "end_turn"), None, end.stop_sequence
+    reason, sequence = STOPS.get(end.finish, "end_turn"), None
+    place = end.stop_sequence
     if end.finish == "stop" and place is not None and place < len(stops):
         reason, sequence = "stop_sequence", stops[place]
     return {"stop_reason": reason, "stop_sequence": sequence, "stop_details": None}
@@ -151,13 +158,19 @@ class Events:
 
     def opening(self) -> bytes:
         """Return the empty message."""
-        nothing = {"input_tokens": 0, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 0}
+        usage = {
+            "input_tokens": 0,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": 0,
+            "output_tokens": 0,
+            "service_tier": "standard",
+        }
         empty: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None, "stop_details": None}
-        usage = nothing | {"output_tokens": 0, "service_tier": "standard"}
-        return self._numbered(0, _event("message_start", message=_head(self._state) | empty | {"usage": usage}))
+        message = _head(self._state) | empty | {"usage": usage}
+        return self._numbered(0, _event("message_start", message=message))
 
     def answer_part(self, part: AnswerPart) -> bytes:
-        """More of the text, or of the tool calls behind it."""
+        """Return more of the text, or of the tool calls behind it."""
         frames = b""
         if part.text:
             if self._open != "text":
@@ -184,10 +197,12 @@ class Events:
             block = self._start("text", {"type": "text", "text": ""})
             block += self._delta({"type": "text_delta", "text": words_of(end)}) + self._stop()
             return block + last + _event("message_stop")
-        behind = caller_view.end_position(end.state).number
-        border = self._stop() if behind + caller_view.FINISH > self._after else b""
-        finish = self._numbered(behind + caller_view.FINISH, last)
-        return border + finish + self._numbered(behind + caller_view.DONE, _event("message_stop"))
+        end_of_text = caller_view.end_position(end.state).number
+        frames = b""
+        if end_of_text + caller_view.FINISH > self._after:
+            frames = self._stop()
+        finish = self._numbered(end_of_text + caller_view.FINISH, last)
+        return frames + finish + self._numbered(end_of_text + caller_view.DONE, _event("message_stop"))
 
     def failure(self, error: BatonError, end: TurnEnd) -> bytes:
         """Return the last event of a stream that failed."""
@@ -208,9 +223,9 @@ class Events:
         return _event("content_block_delta", index=self._block, delta=delta)
 
     def _stop(self) -> bytes:
-        was, self._open = self._open, ""
-        if not was:
+        if not self._open:
             return b""
+        self._open = ""
         return _event("content_block_stop", index=self._block)
 
 

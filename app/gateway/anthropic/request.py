@@ -27,7 +27,15 @@ from app.gateway.anthropic.blocks import (
     result_of,
 )
 from app.gateway.anthropic.tools import KNOWN, AnyTool, CacheMark, ToolChoice, allow, toolbox_of
-from app.gateway.wire.parameters import BatonOptions, PartOptions, WireModel, check_kinds, invalid_request, labels_on
+from app.gateway.wire.parameters import (
+    BatonOptions,
+    PartOptions,
+    WireModel,
+    check_kinds,
+    invalid_request,
+    labels_on,
+    present_fields,
+)
 from app.gateway.wire.response_formats import check
 
 IGNORED: Final = (
@@ -40,10 +48,11 @@ REFUSED: Final[Mapping[str, str]] = {
     "mcp_servers": "no worker calls servers of yours; offer functions in `tools`",
     "thread": "no conversation is kept; send all of it with each request",
 }
-UNTHREADED: Final = "thread_unsupported_request"
-"""By this word Anthropic's clients know that they are to go on without a thread; their tool runners begin with one."""
-THOUGHTFUL: Final = "high"
-"""The effort that thinking stands for, where the request does not say one itself."""
+THREAD_UNSUPPORTED: Final = "thread_unsupported_request"
+"""The code by which Anthropic's clients know that they must go on without a thread; their tool runners begin with
+one."""
+THINKING_EFFORT: Final = "high"
+"""The effort that thinking stands for, where the request does not name one itself."""
 
 Read = TypeVar("Read", bound=BaseModel)
 
@@ -139,7 +148,8 @@ def read_request(body: Mapping[str, Any]) -> tuple[MessagesRequest, tuple[str, .
     fault."""
     given = _given(body)
     request = _checked(MessagesRequest, given)
-    return request, tuple(sorted(name for name in IGNORED if name in given))
+    ignored = sorted(name for name in IGNORED if name in given)
+    return request, tuple(ignored)
 
 
 def stop_sequences(body: Mapping[str, Any]) -> list[str]:
@@ -153,11 +163,13 @@ def read_count(body: Mapping[str, Any]) -> TokenCountRequest:
 
 
 def _given(body: Mapping[str, Any]) -> dict[str, Any]:
-    given = {name: value for name, value in body.items() if value is not None}
-    for name, why in REFUSED.items():
+    """Return the fields of a body without those that are null or that ask for nothing; raises `InvalidRequest` for one
+    that is refused."""
+    given = present_fields(body)
+    for name, reason in REFUSED.items():
         if given.pop(name, None):
-            code = UNTHREADED if name == "thread" else "unsupported_parameter"
-            raise InvalidRequest(f"'{name}' is not supported: {why}.", param=name, code=code)
+            code = THREAD_UNSUPPORTED if name == "thread" else "unsupported_parameter"
+            raise InvalidRequest(f"'{name}' is not supported: {reason}.", param=name, code=code)
     return given
 
 
@@ -178,12 +190,14 @@ def task_of(request: TokenCountRequest) -> Task:
     elif request.system is not None:
         parts = tuple([Text(block.text) for block in request.system])
         labels = labels_on(*request.system)
-    messages = list(_spoken("system", parts, labels))
+    messages: list[Message] = []
+    if parts:
+        messages.append(Message("system", parts, labels=labels))
     for place, turn in enumerate(request.messages):
         messages += _messages(turn, place)
     return Task(
         tuple(messages),
-        toolbox=toolbox_of(request.tools, request.tool_choice, _referred(request.messages)),
+        toolbox=toolbox_of(request.tools, request.tool_choice, _tool_references(request.messages)),
         form=_form(request),
     )
 
@@ -194,7 +208,8 @@ def whole_task(request: MessagesRequest) -> Task:
     _check_results(request.messages)
     stop = tuple(request.stop_sequences)
     sampling = Sampling(request.temperature, request.top_p, max_tokens=request.max_tokens, stop=stop)
-    return replace(task_of(request), sampling=sampling, user=request.metadata.user_id if request.metadata else None)
+    user = request.metadata.user_id if request.metadata is not None else None
+    return replace(task_of(request), sampling=sampling, user=user)
 
 
 def effort_of(request: MessagesRequest) -> str | None:
@@ -202,38 +217,39 @@ def effort_of(request: MessagesRequest) -> str | None:
     if request.output_config is not None and request.output_config.effort is not None:
         return request.output_config.effort
     if request.thinking is not None and request.thinking.type == "enabled":
-        return THOUGHTFUL
+        return THINKING_EFFORT
     return None
 
 
 def _check_results(turns: list[Turn]) -> None:
-    """The results of an assistant's calls come in the user's turns right behind it, as Anthropic wants it: no worker
-    takes another conversation. Neighbouring turns of one role count as one."""
+    """Check that the results of an assistant's calls come in the user's turns right behind it, as Anthropic demands: no
+    worker takes another conversation. Neighbouring turns of one role count as one."""
     waiting: dict[str, str] = {}
-    before: str = "user"
+    """The places of the calls without a result yet, by their ids."""
+    role_before = "user"
     for place, turn in enumerate(turns):
         blocks = turn.content if isinstance(turn.content, list) else []
-        results = 0
+        has_results = False
         for at, block in enumerate(blocks):
-            where = f"messages.{place}.content.{at}"
             if isinstance(block, ToolResultBlock):
                 if block.tool_use_id not in waiting:
-                    raise _unasked(where)
+                    raise _unknown_call(f"messages.{place}.content.{at}")
                 del waiting[block.tool_use_id]
-                results += 1
-        if waiting and not results and (turn.role, before) != ("assistant", "assistant"):
+                has_results = True
+        goes_on = turn.role == "assistant" and role_before == "assistant"
+        if waiting and not has_results and not goes_on:
             raise _unanswered(waiting)
         for at, block in enumerate(blocks):
             if isinstance(block, ToolUseBlock) and turn.role == "assistant":
                 where = f"messages.{place}.content.{at}"
                 allow(block.id not in waiting, f"{where}.id", "another call that has no result yet has the same id")
                 waiting[block.id] = where
-        before = turn.role
+        role_before = turn.role
     if waiting:
         raise _unanswered(waiting)
 
 
-def _unasked(where: str) -> InvalidRequest:
+def _unknown_call(where: str) -> InvalidRequest:
     return InvalidRequest(
         f"Invalid value for '{where}.tool_use_id': a tool_result needs its tool_use in the assistant's turn before it. "
         "Send that turn too, or leave the result out.",
@@ -243,8 +259,10 @@ def _unasked(where: str) -> InvalidRequest:
 
 
 def _unanswered(waiting: Mapping[str, str]) -> InvalidRequest:
-    """Names the ids that were given out here, and the places of the others."""
-    named = [id_ if run_of(id_) else where for id_, where in waiting.items()]
+    """Return the refusal, which names the ids that Baton gave out, and the places of the other calls."""
+    named: list[str] = []
+    for id_, where in waiting.items():
+        named.append(id_ if run_of(id_) else where)
     return InvalidRequest(
         "Every tool_use needs its tool_result in the user's turn right behind it. Missing are those of: "
         f"{', '.join(named)}",
@@ -254,50 +272,50 @@ def _unanswered(waiting: Mapping[str, str]) -> InvalidRequest:
 
 
 def _messages(turn: Turn, place: int) -> Iterator[Message]:
-    """Yield a turn as messages: results of tools first, each a message of its own, then what was said along with
-    them."""
+    """Yield a turn as messages: results of tools first, each a message of its own, then the rest of the turn."""
     if isinstance(turn.content, str):
         yield Message(turn.role, (Text(turn.content),), labels=labels_on(turn))
         return
     calls: list[ToolCall] = []
     parts: list[Part] = []
-    whole = frozenset(turn.baton.labels) if turn.baton is not None else frozenset()
-    marked = whole
+    turn_labels = frozenset(turn.baton.labels) if turn.baton is not None else frozenset()
+    labels = turn_labels
     for at, block in enumerate(turn.content):
         where = f"messages.{place}.content.{at}"
         if isinstance(block, ToolResultBlock):
             allow(turn.role == "user" and not parts, where, "results of tools come first in a user's turn")
             result = result_of(block, where)
-            labels = whole | labels_on(block)
-            yield Message("tool", result, call_id=block.tool_use_id, failed=bool(block.is_error), labels=labels)
+            yield Message(
+                "tool",
+                result,
+                call_id=block.tool_use_id,
+                failed=bool(block.is_error),
+                labels=turn_labels | labels_on(block),
+            )
         elif isinstance(block, ToolUseBlock):
             allow(turn.role == "assistant", where, "only an assistant's turn calls tools")
             calls.append(ToolCall(block.id, block.name, orjson.dumps(block.input).decode()))
         elif isinstance(block, TextBlock | ImageBlock | DocumentBlock | SearchResultBlock):
             allow(isinstance(block, TextBlock) or turn.role == "user", where, "only a user's turn holds such a block")
             parts += parts_of(block, where)
-            marked |= labels_on(block)
+            labels |= labels_on(block)
     if calls:
-        yield Message("assistant", tuple(parts), calls=tuple(calls), labels=marked)
-    else:
-        yield from _spoken(turn.role, tuple(parts), marked)
+        yield Message("assistant", tuple(parts), calls=tuple(calls), labels=labels)
+    elif parts:
+        yield Message(turn.role, tuple(parts), labels=labels)
 
 
-def _spoken(
-    role: Literal["user", "assistant", "system"], parts: tuple[Part, ...], labels: frozenset[str]
-) -> tuple[Message, ...]:
-    if not parts:
-        return ()
-    return (Message(role, parts, labels=labels),)
-
-
-def _referred(turns: list[Turn]) -> Iterator[tuple[str, str]]:
+def _tool_references(turns: list[Turn]) -> Iterator[tuple[str, str]]:
     """Yield the tools that results refer to, each with its place."""
     for place, turn in enumerate(turns):
-        for at, block in enumerate(turn.content if isinstance(turn.content, list) else ()):
-            if isinstance(block, ToolResultBlock) and isinstance(block.content, list):
-                where = f"messages.{place}.content.{at}.content"
-                yield from ((part.tool_name, where) for part in block.content if isinstance(part, ToolReferenceBlock))
+        if not isinstance(turn.content, list):
+            continue
+        for at, block in enumerate(turn.content):
+            if not isinstance(block, ToolResultBlock) or not isinstance(block.content, list):
+                continue
+            for part in block.content:
+                if isinstance(part, ToolReferenceBlock):
+                    yield part.tool_name, f"messages.{place}.content.{at}.content"
 
 
 def _form(request: TokenCountRequest) -> Form | None:

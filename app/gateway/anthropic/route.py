@@ -43,7 +43,7 @@ EXAMPLE: Final = {"model": "baton-mini", "messages": [{"role": "user", "content"
 
 
 def routes(context: GatewayContext, keys: Keys, idempotency: Idempotency) -> APIRouter:
-    """The routes of the messages wire format."""
+    """Return the routes of the messages wire format."""
     router = APIRouter(prefix=PREFIX, tags=["messages"])
     _add_create_route(router, context, keys, idempotency)
 
@@ -103,7 +103,7 @@ def _add_create_route(router: APIRouter, context: GatewayContext, keys: Keys, id
 
 
 def to_order(context: GatewayContext, caller: Caller, body: Mapping[str, object]) -> Order:
-    """The order of a run for a request. Raises `InvalidRequest` and `NotFound`."""
+    """Return the order of a run for a request. Raises `InvalidRequest` and `NotFound`."""
     message_request, ignored = read_request(body)
     task = whole_task(message_request)
     tier = resolve_tier(context.catalog(), caller.key, message_request.model)
@@ -120,7 +120,7 @@ def to_order(context: GatewayContext, caller: Caller, body: Mapping[str, object]
 
 
 async def answered(context: GatewayContext, request: Request, turn: OpenTurn, stops: Sequence[str]) -> Response:
-    """The reply of a run, whole or as a stream; `stops` are the stop sequences of its request."""
+    """Return the reply of a run, whole or as a stream; `stops` are the stop sequences of its request."""
     if turn.run.state.turn.streams:
         request_id = request.scope["baton.headers"][0][1].decode()
         events = reply.Events(turn.run.state, request_id, turn.after, stops)

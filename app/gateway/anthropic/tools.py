@@ -141,18 +141,19 @@ class ToolChoice(WireModel):
 
 
 def toolbox_of(
-    asked: Sequence[WireTool | KnownTool], choice: ToolChoice | None, referred: Iterable[tuple[str, str]]
+    requested: Sequence[WireTool | KnownTool], choice: ToolChoice | None, references: Iterable[tuple[str, str]]
 ) -> Toolbox:
-    """Return the tools on offer and how they are to be used; `referred`: the tools that results refer to, and where.
+    """Return the tools on offer and how they are to be used; `references` are the tools that results refer to, each
+    with its place.
 
     A deferred tool is offered once a result has referred to it, or where it must be called. Raises `InvalidRequest`.
     """
-    if not asked:
+    if not requested:
         allow(choice is None or choice.type in ("auto", "none"), "tool_choice", "there are no tools to choose from")
         return NO_TOOLS
-    names = [tool.name for tool in asked]
+    names = [tool.name for tool in requested]
     allow(len(set(names)) == len(names), "tools", "two tools have the same name")
-    for place, tool in enumerate(asked):
+    for place, tool in enumerate(requested):
         if isinstance(tool, KnownTool):
             name = KNOWN[tool.type].name
             allow(tool.name == name, f"tools[{place}].name", f"a tool of this type has the name '{name}'")
@@ -160,23 +161,22 @@ def toolbox_of(
     named = ""
     if choice is not None and choice.type == "tool":
         named = choice.name or ""
-    found = {named}
-    for name, where in referred:
+    named_tools = {named}
+    for name, where in references:
         allow(name in names, where, "it refers to a tool that is not among tools")
-        found.add(name)
-    tools = tuple(
-        Tool(tool.name, tool.description or "", tool.input_schema, tool.strict or False)
-        for tool in asked
-        if not tool.defer_loading or tool.name in found
-    )
+        named_tools.add(name)
+    tools: list[Tool] = []
+    for tool in requested:
+        if not tool.defer_loading or tool.name in named_tools:
+            tools.append(Tool(tool.name, tool.description or "", tool.input_schema, tool.strict or False))
     allow(bool(tools), "tools", "one of them at least must not be deferred")
     if choice is None:
-        return Toolbox(tools)
+        return Toolbox(tuple(tools))
     allow(choice.type != "tool" or named in names, "tool_choice.name", "it names none of the tools")
-    return Toolbox(tools, CHOICES[choice.type], named, not choice.disable_parallel_tool_use)
+    return Toolbox(tuple(tools), CHOICES[choice.type], named, not choice.disable_parallel_tool_use)
 
 
-def allow(allowed: bool, param: str, said: str) -> None:
-    """`InvalidRequest` for a field that is not as it may be."""
+def allow(allowed: bool, param: str, reason: str) -> None:
+    """Raise `InvalidRequest` with the reason, unless the value of a field is allowed."""
     if not allowed:
-        raise InvalidRequest(f"Invalid value for '{param}': {said}.", param=param, code="invalid_value")
+        raise InvalidRequest(f"Invalid value for '{param}': {reason}.", param=param, code="invalid_value")

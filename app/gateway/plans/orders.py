@@ -32,8 +32,8 @@ OUTDATED = "plan_outdated"
 
 
 def to_preview(order: Order) -> Order:
-    """The order of a request, for its plan alone. Raises `InvalidRequest` for the results of tool calls, which continue
-    a run that has its plan."""
+    """Return the order of a request, for its plan alone. Raises `InvalidRequest` for the results of tool calls, which
+    continue a run that has its plan."""
     if returned_results(order.task.messages) is not None:
         raise InvalidRequest(
             "The conversation ends with results of tool calls, which continue a run that has its plan already.",
@@ -54,14 +54,21 @@ def to_preview(order: Order) -> Order:
 
 
 def _pool(overrides: Overrides) -> dict[str, Any]:
-    """The request's choice of workers, for later revisions."""
-    chosen = {"allow": sorted(overrides.allow), "deny": sorted(overrides.deny), "pin": overrides.pin}
-    given = {name: value for name, value in chosen.items() if value}
-    return {"pool": given} if given else {}
+    """Return the request's choice of workers, for later revisions."""
+    pool: dict[str, Any] = {}
+    if overrides.allow:
+        pool["allow"] = sorted(overrides.allow)
+    if overrides.deny:
+        pool["deny"] = sorted(overrides.deny)
+    if overrides.pin:
+        pool["pin"] = overrides.pin
+    if not pool:
+        return {}
+    return {"pool": pool}
 
 
 def to_revision(base: Order, plan: Plan, value: Mapping[str, Any], number: int) -> Order:
-    """The order of an edited plan's preview."""
+    """Return the order of an edited plan's preview."""
     wire = dict(plan.first.state.admitted.wire) | {"revision": number}
     return copy_with(
         base, preview=True, plan=value, wire=wire, on_disconnect="finish", origin_kind="plan", origin_run=plan.run
@@ -69,7 +76,8 @@ def to_revision(base: Order, plan: Plan, value: Mapping[str, Any], number: int) 
 
 
 def to_execution(base: Order, revision: Revision, steps: tuple[Step, ...], request: PlanRunRequest) -> Order:
-    """The order that executes a revision as it stands. Raises `Conflict` where that would not be what was shown."""
+    """Return the order that executes a revision as it stands. Raises `Conflict` where that would not be what was
+    shown."""
     shown = digest_of(revision, steps)
     if request.digest is not None and request.digest != shown:
         raise Conflict(
@@ -79,10 +87,12 @@ def to_execution(base: Order, revision: Revision, steps: tuple[Step, ...], reque
         )
     if plan_digest(steps, base.limits) != shown:
         raise outdated("this key may spend less than the plan's limit")
-    usage = {"usage": True} if request.stream_options is not None and request.stream_options.include_usage else {}
+    reply = {name: value for name, value in base.wire.items() if name != "usage"}
+    if request.stream_options is not None and request.stream_options.include_usage:
+        reply["usage"] = True
     streams_steps = request.stream and request.stream_steps
-    noted = {"steps": True} if streams_steps else {}
-    reply = {name: value for name, value in base.wire.items() if name != "usage"} | usage | noted
+    if streams_steps:
+        reply["steps"] = True
     return copy_with(
         base,
         plan=as_value(steps),
@@ -95,7 +105,8 @@ def to_execution(base: Order, revision: Revision, steps: tuple[Step, ...], reque
 
 
 def repeated(catalog: Catalog, caller: Caller, plan: Plan, revision: Revision, tenant: str, task: Task) -> Order:
-    """The order of the plan's request, but without a plan of its own. Raises `Conflict` if it would be another one.
+    """Return the order of the plan's request, but without a plan of its own. Raises `Conflict` if it would be another
+    one.
 
     It has the labels of the revision that is edited or executed: its author's key may have added some.
     """
@@ -148,10 +159,15 @@ def _tier(catalog: Catalog, key: KeyRow, plan: Plan) -> Tier:
 
 
 def _limits(tier: Tier, key: KeyRow, plan: Plan) -> Limits:
-    """The limits of the plan, which those of the tier must still allow."""
-    shown, allowed = limits_of(plan.first.state.admitted.limits), tier.efforts[plan.first.state.admitted.effort]
-    own = {"rounds", "depth"}  # a plan of the caller's has one round and nothing nested
-    lowered = [name for name in LIMITS if name not in own and getattr(shown, name) > getattr(allowed, name)]
+    """Return the limits of the plan, which those of the tier must still allow."""
+    admitted = plan.first.state.admitted
+    shown, allowed = limits_of(admitted.limits), tier.efforts[admitted.effort]
+    lowered: list[str] = []
+    for name in LIMITS:
+        if name in ("rounds", "depth"):  # a plan of the caller's has one round and nothing nested
+            continue
+        if getattr(shown, name) > getattr(allowed, name):
+            lowered.append(name)
     if lowered:
         raise outdated(f"its tier now has lower limits: {', '.join(sorted(lowered))}")
     if key.max_usd is not None and key.max_usd < shown.usd:
@@ -160,7 +176,7 @@ def _limits(tier: Tier, key: KeyRow, plan: Plan) -> Limits:
 
 
 def outdated(reason: str) -> Conflict:
-    """The refusal of a plan that cannot be executed any more as it was shown."""
+    """Return the refusal of a plan that cannot be executed any more as it was shown."""
     return Conflict(
         f"The plan cannot be used as it was shown, because the conditions have changed: {reason}. Make it anew with "
         "POST /v1/plans.",
@@ -169,8 +185,8 @@ def outdated(reason: str) -> Conflict:
 
 
 def record_of_revision(plan: Plan, number: int, tenant: str, body: Mapping[str, Any]) -> IdempotencyRecord:
-    """The idempotency record of a plan's next revision: of two authors who have seen the same one, one gets it. The
-    same request sent again follows the revision that it has made."""
+    """Return the idempotency record of a plan's next revision: of two authors who have seen the same one, one gets it.
+    The same request sent again follows the revision that it has made."""
     name = hashlib.sha256(f"{tenant}\0{plan.id}\0{number}".encode()).hexdigest()
     fingerprint = hashlib.sha256(orjson.dumps(body, option=orjson.OPT_SORT_KEYS)).digest()
     return IdempotencyRecord(name, fingerprint, 0.0, tenant=tenant)
@@ -180,7 +196,7 @@ def record_of_revision(plan: Plan, number: int, tenant: str, body: Mapping[str, 
 
 
 def next_number(plan: Plan, base: Revision) -> int:
-    """The number of the revision that follows this one. Raises `Conflict` if there is one already."""
+    """Return the number of the revision that follows this one. Raises `Conflict` if there is one already."""
     later = [revision for revision in plan.revisions if revision.number > base.number]
     if any(revision.stands or revision.is_open for revision in later):
         raise overtaken()
@@ -191,7 +207,7 @@ def next_number(plan: Plan, base: Revision) -> int:
 
 
 def overtaken() -> Conflict:
-    """The refusal of an edit whose author has not seen the latest revision."""
+    """Return the refusal of an edit whose author has not seen the latest revision."""
     return Conflict(
         "Somebody has made a later revision of this plan; look at it with GET /v1/plans/{id}, and send your edit with "
         "its number.",
@@ -201,7 +217,7 @@ def overtaken() -> Conflict:
 
 
 def of_edit(error: InvalidRequest) -> BatonError:
-    """The refusal of an edited plan, with the field of the plan that is at fault."""
+    """Return the refusal of an edited plan, with the field of the plan that is at fault."""
     if error.param != "baton.plan":
         return error
     reasons = error.message.partition(": ")[2]
@@ -209,7 +225,7 @@ def of_edit(error: InvalidRequest) -> BatonError:
 
 
 def since_changed(error: InvalidRequest) -> BatonError:
-    """The refusal to execute a plan that was accepted when it was shown: what has changed is at fault."""
+    """Return the refusal to execute a plan that was accepted when it was shown: what has changed is at fault."""
     if error.public_code not in REFUSED:
         return error
     return outdated(error.message.partition(": ")[2] or error.message)

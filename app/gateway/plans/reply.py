@@ -82,9 +82,10 @@ def whole(
 
 def question(task: Task) -> str:
     """Return the texts of the caller's last message."""
-    last = next((message for message in reversed(task.messages) if message.role == "user"), None)
-    texts = [part.text for part in last.parts if isinstance(part, Text)] if last is not None else []
-    return "\n".join(texts)
+    for message in reversed(task.messages):
+        if message.role == "user":
+            return "\n".join(part.text for part in message.parts if isinstance(part, Text))
+    return ""
 
 
 def _revision(revision: Revision) -> dict[str, Any]:
@@ -107,20 +108,22 @@ def planned_disclosures(catalog: Catalog, revision: Revision, steps: Sequence[St
     base = state.proposal.base if state.proposal is not None else 0
     readings = LabelFlow(state, catalog).readings
     pool = [catalog.workers[name] for name in state.admitted.pool if name in catalog.workers]
-    found = []
+    disclosures: list[dict[str, Any]] = []
     for n, step in enumerate(steps):
         reading, worker = readings[n + base], catalog.workers.get(step.worker)
-        said = ledger.recipient(_recipient(n, step, worker, reading, state.admitted.conductor))
-        granted = [entry if isinstance(entry, str) else f"step:{entry}" for entry in step.access.as_list()]
-        found.append(
-            {
-                **said,
-                "retention": worker.card.retention if worker is not None else None,
-                "why": {**said["why"], "granted": granted},
-                **_others(pool, step.worker, reading),
-            }
-        )
-    return found
+        disclosure = ledger.recipient(_recipient(n, step, worker, reading, state.admitted.conductor))
+        disclosure["retention"] = worker.card.retention if worker is not None else None
+        disclosure["why"]["granted"] = _granted(step)
+        disclosures.append(disclosure | _others(pool, step.worker, reading))
+    return disclosures
+
+
+def _granted(step: Step) -> list[str]:
+    """Return what the access list of a step grants, in words."""
+    granted: list[str] = []
+    for entry in step.access.as_list():
+        granted.append(entry if isinstance(entry, str) else f"step:{entry}")
+    return granted
 
 
 def _recipient(n: int, step: Step, worker: Worker | None, reading: Reading, planned_by: str) -> Recipient:

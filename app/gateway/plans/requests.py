@@ -14,6 +14,8 @@ from app.gateway.wire.parameters import WireModel, WorkerName, invalid_request
 
 REASON: Final = re.compile(r"step (\d+): (worker|subtask|access|tools)\b")
 """A reason of the plan's reader that is about one field of one step."""
+EDIT: Final = re.compile(r"edits\[\d+\]\.(?:step|to)")
+"""The beginning of a reason that is about one edit."""
 FIELDS: Final = ("worker", "subtask", "access", "tools")
 Number = Annotated[int, Field(ge=0, le=1_000)]
 
@@ -59,7 +61,7 @@ Body = TypeVar("Body", bound=WireModel)
 
 
 def read(model: type[Body], body: Mapping[str, Any]) -> Body:
-    """A body as its model. Raises `InvalidRequest` that names the field at fault."""
+    """Return a body as its model. Raises `InvalidRequest` that names the field at fault."""
     given = {name: value for name, value in body.items() if value is not None}
     try:
         return model.model_validate(given)
@@ -68,7 +70,7 @@ def read(model: type[Body], body: Mapping[str, Any]) -> Body:
 
 
 def read_revision(body: Mapping[str, Any]) -> PlanRevisionRequest:
-    """The body of a new revision."""
+    """Return the body of a new revision."""
     request = read(PlanRevisionRequest, body)
     if (request.edits is None) == (request.plan is None):
         raise InvalidRequest("Send edits of the plan, or a whole plan, and not both.", param="plan")
@@ -76,7 +78,7 @@ def read_revision(body: Mapping[str, Any]) -> PlanRevisionRequest:
 
 
 def read_run(body: Mapping[str, Any]) -> PlanRunRequest:
-    """The body of an order to execute a plan."""
+    """Return the body of an order to execute a plan."""
     request = read(PlanRunRequest, body)
     if request.stream_options is not None and not request.stream:
         raise InvalidRequest("stream_options needs stream: true.", param="stream_options")
@@ -84,8 +86,8 @@ def read_run(body: Mapping[str, Any]) -> PlanRunRequest:
 
 
 def revised(request: PlanRevisionRequest, before: Mapping[str, Any], pool: tuple[str, ...]) -> dict[str, Any]:
-    """The new revision's plan, yet to be checked. Raises `InvalidRequest` for edits that fit no step, and for lists
-    that cannot be read."""
+    """Return the new revision's plan, yet to be checked. Raises `InvalidRequest` for edits that fit no step, and for
+    lists that cannot be read."""
     try:
         if request.plan is not None:
             if is_published(request.plan):
@@ -97,16 +99,21 @@ def revised(request: PlanRevisionRequest, before: Mapping[str, Any], pool: tuple
 
 
 def _edit(edit: PlanEdit) -> Edit:
-    given = {name: getattr(edit, name) for name in FIELDS}
-    fields = {name: value for name, value in given.items() if value is not None}
+    fields: dict[str, Any] = {}
+    for name in FIELDS:
+        value = getattr(edit, name)
+        if value is not None:
+            fields[name] = value
     return Edit(edit.op, edit.step, fields, edit.to)
 
 
 def refused(first: str, message: str) -> InvalidRequest:
-    """The refusal of a plan, which names the field that the first reason is about."""
-    found = REASON.search(first)
-    edit = re.match(r"edits\[\d+\]\.(?:step|to)", first)
-    param = f"plan.steps[{found[1]}].{found[2]}" if found else "plan"
-    return InvalidRequest(
-        f"The plan is not valid: {message[:1_800]}", param=edit[0] if edit else param, code="invalid_plan"
-    )
+    """Return the refusal of a plan, which names the field that the first reason is about."""
+    param = "plan"
+    field = REASON.search(first)
+    edit = EDIT.match(first)
+    if edit is not None:
+        param = edit[0]
+    elif field is not None:
+        param = f"plan.steps[{field[1]}].{field[2]}"
+    return InvalidRequest(f"The plan is not valid: {message[:1_800]}", param=param, code="invalid_plan")

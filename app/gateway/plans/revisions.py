@@ -77,7 +77,7 @@ class Plan:
         raise NotFound("No plan was made for this request: its run says why.", code="plan_not_made")
 
     def revision(self, number: int | None) -> Revision:
-        """The revision of this number, by default the latest. Raises `NotFound`."""
+        """Return the revision of this number, by default the latest. Raises `NotFound`."""
         if number is None:
             return self.latest
         for revision in self.revisions:
@@ -87,12 +87,13 @@ class Plan:
 
 
 def plan_id(run: str) -> str:
-    """The id of the plan whose first revision is this run."""
+    """Return the id of the plan whose first revision is this run."""
     return format_reply_id(FORMAT, run, 0)
 
 
 async def find(store: TenantStore, name: str) -> tuple[Plan, RunRow]:
-    """A plan by its id, with the row of its first revision. Raises `NotFound`, also where its content was erased."""
+    """Return a plan by its id, with the row of its first revision. Raises `NotFound`, also where its content was
+    erased."""
     if not query.RUN_ID.fullmatch(name):
         raise NotFound()
     row = await store.run(run_of_reply(name))
@@ -113,7 +114,7 @@ async def _revision(store: TenantStore, row: RunRow) -> Revision:
 
 
 def of_state(state: RunState, author: str, row: RunRow | None = None) -> Revision:
-    """The revision that a preview's run is."""
+    """Return the revision that a preview's run is."""
     return Revision(int(state.admitted.wire.get("revision", 1)), state, author, row)
 
 
@@ -121,7 +122,7 @@ def of_state(state: RunState, author: str, row: RunRow | None = None) -> Revisio
 
 
 async def steps_of(store: TenantStore, revision: Revision) -> tuple[Step, ...]:
-    """The steps of a revision, counted from 0. `NotFound` if their texts were erased."""
+    """Return the steps of a revision, counted from 0. Raises `NotFound` if their texts were erased."""
     state = revision.state
     texts = await texts_of(store, state.run, {step.subtask for step in state.current_steps})
     base = state.proposal.base if state.proposal is not None else 0
@@ -134,17 +135,19 @@ def _step(step: StepState, texts: Mapping[str, str], base: int) -> Step:
 
 
 def limits_of(limits: Limits) -> Limits:
-    """The limits with which a plan is executed: it is the caller's own, which has one round and no workflow inside."""
+    """Return the limits with which a plan is executed: it is the caller's own, which has one round and no workflow
+    inside."""
     return copy_with(limits, rounds=1, depth=0)
 
 
 def digest_of(revision: Revision, steps: tuple[Step, ...]) -> str:
-    """The SHA-256 of a revision's plan with its limits, by which what was shown and what is executed are compared."""
+    """Return the SHA-256 of a revision's plan with its limits, by which what was shown and what is executed are
+    compared."""
     return plan_digest(steps, limits_of(revision.state.admitted.limits))
 
 
 def as_value(steps: tuple[Step, ...]) -> dict[str, Any]:
-    """A plan in the form in which callers send one."""
+    """Return a plan in the form in which callers send one."""
     return {"steps": [_as_value(step) for step in steps]}
 
 
@@ -156,7 +159,7 @@ def _as_value(step: Step) -> dict[str, Any]:
 
 
 def as_lists(steps: tuple[Step, ...], pool: tuple[str, ...]) -> dict[str, Any]:
-    """A plan in the published form of three lists. Raises `InvalidRequest` for one that this form cannot say."""
+    """Return a plan in the published form of three lists. Raises `InvalidRequest` for one that this form cannot say."""
     try:
         return to_lists(steps, pool)
     except PlanRejected as rejected:

@@ -92,12 +92,12 @@ class FoundPlan:
     caller: Caller
 
     async def task(self) -> Task:
-        """The task that the plan is for. `NotFound` if it was erased."""
+        """Return the task that the plan is for. Raises `NotFound` if it was erased."""
         return await task_of(self.store, self.plan.run, self.plan.first.state.admitted.task)
 
 
 def routes(context: GatewayContext, keys: Keys, idempotency: Idempotency) -> APIRouter:
-    """Every route under /v1/plans."""
+    """Return every route under /v1/plans."""
     router = APIRouter(prefix="/v1/plans", tags=["plans"])
     histories = Histories(context)
     _add_create_route(router, context, keys, idempotency, histories)
@@ -127,18 +127,18 @@ def _add_create_route(
     ) -> Response:
         """The body is that of a chat completion, of a response or of a message (`api`). Only the conductor is asked, as
         it would be for that request."""
-        response = await responses.to_order(context, caller, body) if shown.api == "responses" else None
+        responses_order = None
+        if shown.api == "responses":  # which reads earlier responses, so it is made before the run begins
+            responses_order = await responses.to_order(context, caller, body)
 
         def order() -> Order:
-            if response is not None:
-                return orders.to_preview(response)
+            if responses_order is not None:
+                return orders.to_preview(responses_order)
             if shown.api == "messages":
                 return orders.to_preview(messages.to_order(context, caller, body))
             chat_request, ignored = read_request(body)
-            made = to_order(
-                chat_request, ignored, resolve_tier(context.catalog(), caller.key, chat_request.model), caller.key
-            )
-            return orders.to_preview(made)
+            tier = resolve_tier(context.catalog(), caller.key, chat_request.model)
+            return orders.to_preview(to_order(chat_request, ignored, tier, caller.key))
 
         turn = await idempotency.begin(request, caller, body, order)
         await collect(context, turn, request.receive)
@@ -175,9 +175,19 @@ def _add_read_routes(router: APIRouter, context: GatewayContext, keys: Keys, his
         names = await key_names(context.store.administration_of(caller.tenant), [row.key for row in page])
         data = [reply.summary(row) | {"author_name": names[row.key]} for row in page if not row.erased]
         has_more = len(rows) > filters.limit
-        following = query.as_cursor(query.Cursor(page[-1].created_at, page[-1].id)) if has_more else None
-        ends = {"first_id": data[0]["id"] if data else None, "last_id": data[-1]["id"] if data else None}
-        return _json({"object": "list", "data": data, **ends, "has_more": has_more, "next": following})
+        following = None
+        if has_more:
+            following = query.as_cursor(query.Cursor(page[-1].created_at, page[-1].id))
+        return _json(
+            {
+                "object": "list",
+                "data": data,
+                "first_id": data[0]["id"] if data else None,
+                "last_id": data[-1]["id"] if data else None,
+                "has_more": has_more,
+                "next": following,
+            }
+        )
 
     @router.get(
         "/{plan}",
@@ -229,11 +239,14 @@ def _add_revise_routes(
         except InvalidRequest as refused:
             raise orders.of_edit(refused) from None
         except Conflict as conflict:
-            raise orders.overtaken() if conflict.public_code in (TAKEN, "idempotency_key_reuse") else conflict from None
+            if conflict.public_code in (TAKEN, "idempotency_key_reuse"):
+                raise orders.overtaken() from None
+            raise
         await collect(context, turn, request.receive)
         made = await _made(found.store, turn, caller)
-        whole = Plan((*[row for row in plan.revisions if row.number != number], made))
-        return await _shown(context, histories, caller, whole, made, task=order.task, form=shown.format)
+        others = [revision for revision in plan.revisions if revision.number != number]
+        revised = Plan((*others, made))
+        return await _shown(context, histories, caller, revised, made, task=order.task, form=shown.format)
 
     @router.delete(
         "/{plan}",
@@ -296,7 +309,7 @@ def _add_run_route(router: APIRouter, context: GatewayContext, keys: Keys, idemp
 
 
 def _found(context: GatewayContext, needed: Any) -> Callable[..., Awaitable[FoundPlan]]:
-    """A dependency: the plan in the path, if a caller with the `needed` scopes may see its texts.
+    """Return the dependency: the plan in the path, if a caller with the `needed` scopes may see its texts.
 
     A plan of another tenant is as absent as one that never was.
     """
@@ -315,7 +328,7 @@ def _found(context: GatewayContext, needed: Any) -> Callable[..., Awaitable[Foun
 
 
 async def _made(store: TenantStore, turn: OpenTurn, caller: Caller) -> Revision:
-    """The revision that a run has made."""
+    """Return the revision that a run has made."""
     return revisions.of_state(fold((await store.journal(turn.run.run)).events), caller.key.id)
 
 
@@ -352,7 +365,7 @@ async def _shown(
 
 
 def _number(body: Mapping[str, object]) -> int | None:
-    """The revision in a body that is yet to be checked; None where it names none."""
+    """Return the revision in a body that is yet to be checked; None where it names none."""
     number = body.get("revision")
     if isinstance(number, int) and not isinstance(number, bool):
         return number

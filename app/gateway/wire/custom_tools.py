@@ -52,14 +52,18 @@ def text_of(arguments: str) -> str:
     """Return the free text that arguments bring: all of the arguments, where a worker did not write them as it
     should."""
     text = whole(arguments)
-    return text if text is not None else arguments
+    if text is None:
+        return arguments
+    return text
 
 
 def whole(arguments: str) -> str | None:
     """Return the free text that arguments bring, once they are whole; None before, and where they are otherwise."""
     try:
-        found = orjson.loads(arguments)  # as strict as replies are: no lone surrogates, no bottomless nesting
+        value = orjson.loads(arguments)  # as strict as replies are: no lone surrogates, no bottomless nesting
     except ValueError:
         return None
-    text = found.get("input") if isinstance(found, dict) else None
-    return text if isinstance(text, str) else None
+    if isinstance(value, dict) and isinstance(value.get("input"), str):
+        text: str = value["input"]
+        return text
+    return None

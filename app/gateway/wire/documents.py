@@ -11,18 +11,21 @@ from app.errors import InvalidRequest
 FILE: Final = r"^data:[a-z]+/[a-z0-9.+-]+(;charset=[A-Za-z0-9-]+)?;base64,[A-Za-z0-9+/=_-]+$"
 """A file as a `data:` URL."""
 PDF: Final = "application/pdf"
-UNHELD: Final = "Baton keeps no files and fetches none: send the file itself as a data: URL in base64"
+NO_FILES_MESSAGE: Final = "Baton keeps no files and fetches none: send the file itself as a data: URL in base64"
 
 
 def framed(about: Mapping[str, str], parts: tuple[Part, ...]) -> tuple[Part, ...]:
     """Return the parts of a document between lines that say where it begins and ends, and what is known about it. Texts
     alone become one."""
-    head = "\n".join(["<document>", *(f"<{name}>{text}</{name}>" for name, text in about.items() if text), ""])
-    whole = (Text(head), *parts, Text("\n</document>\n"))
-    texts = [part.text for part in whole if isinstance(part, Text)]
-    if len(texts) == len(whole):
+    head = "<document>\n"
+    for name, text in about.items():
+        if text:
+            head += f"<{name}>{text}</{name}>\n"
+    framed_parts = (Text(head), *parts, Text("\n</document>\n"))
+    texts = [part.text for part in framed_parts if isinstance(part, Text)]
+    if len(texts) == len(framed_parts):
         return (Text("".join(texts)),)
-    return whole
+    return framed_parts
 
 
 def file_parts(url: str | None, name: str | None, param: str) -> tuple[Part, ...]:
@@ -32,7 +35,7 @@ def file_parts(url: str | None, name: str | None, param: str) -> tuple[Part, ...
     There is no URL where the request names a file that is kept or fetched elsewhere.
     """
     if url is None:
-        raise unsupported(param, UNHELD)
+        raise unsupported(param, NO_FILES_MESSAGE)
     head, _, data = url.removeprefix("data:").partition(",")
     media = head.partition(";")[0]
     if media == PDF:
@@ -44,11 +47,11 @@ def file_parts(url: str | None, name: str | None, param: str) -> tuple[Part, ...
     except (binascii.Error, UnicodeDecodeError):
         text = "\0"
     if "\0" in text:
-        said = f"Invalid value for '{param}': it is no base64 of a text in UTF-8."
-        raise InvalidRequest(said, param=param, code="invalid_value")
+        message = f"Invalid value for '{param}': it is no base64 of a text in UTF-8."
+        raise InvalidRequest(message, param=param, code="invalid_value")
     return framed({"title": name or ""}, (Text(text),))
 
 
 def unsupported(param: str, why: str) -> InvalidRequest:
-    """Return the error for a field that would ask for what there is not."""
+    """Return the refusal of a field that asks for something that Baton does not have."""
     return InvalidRequest(f"'{param}' is not supported: {why}.", param=param, code="unsupported_parameter")

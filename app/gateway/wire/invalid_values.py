@@ -19,7 +19,7 @@ TYPES: Final[Mapping[str, str]] = {
     "model_attributes_type": "an object",
 }
 """The type that a field must have, in words, by the kind of the validator's error."""
-FITTING: Final[Mapping[str, type]] = {"a string": str, "a list": list, "an object": dict}
+CONTAINERS: Final[Mapping[str, type]] = {"a string": str, "a list": list, "an object": dict}
 NUMBERS: Final[Mapping[type, str]] = {bool: "true or false", int: "a number", float: "a number"}
 RANGES: Final[Mapping[str, tuple[str, str]]] = {
     "greater_than": ("more than", "gt"),
@@ -52,11 +52,10 @@ def sentence(fault: Fault, value: object, alternatives: Sequence[Fault] = ()) ->
     the other members of a union at the same place."""
     kind, context = fault["type"], fault.get("ctx", {})
     if kind in TYPES:
-        return _of_type([TYPES[error["type"]] for error in (fault, *alternatives) if error["type"] in TYPES], value)
+        nouns = [TYPES[error["type"]] for error in (fault, *alternatives) if error["type"] in TYPES]
+        return _of_type(nouns, value)
     if kind in RANGES:
-        words, name = RANGES[kind]
-        bound = context[name]
-        return f"it must be {words} {int(bound) if bound == int(bound) else bound}"
+        return _of_range(kind, context)
     if kind in ("too_long", "too_short"):
         return _of_length(context, "entry", "entries")
     if kind in ("string_too_long", "string_too_short"):
@@ -76,10 +75,12 @@ def sentence(fault: Fault, value: object, alternatives: Sequence[Fault] = ()) ->
 
 
 def _of_type(nouns: Sequence[str], value: object) -> str:
-    known = list(dict.fromkeys(nouns))
-    wanted = " or ".join([", ".join(known[:-1]), known[-1]] if len(known) > 1 else known)
+    *others, last = dict.fromkeys(nouns)
+    wanted = last
+    if others:
+        wanted = f"{', '.join(others)} or {last}"
     given = _noun(value)
-    fits = given in known or (given == "a number" and "a whole number" in known)
+    fits = given in nouns or (given == "a number" and "a whole number" in nouns)
     if fits or not given:
         return f"it must be {wanted}"
     return f"it must be {wanted}, not {given}"
@@ -89,11 +90,23 @@ def _noun(value: object) -> str:
     """Return the type of a JSON value."""
     if value is None or isinstance(value, int | float):
         return NUMBERS.get(type(value), "null")
-    return next((noun for noun, kind in FITTING.items() if isinstance(value, kind)), "")
+    for noun, kind in CONTAINERS.items():
+        if isinstance(value, kind):
+            return noun
+    return ""
+
+
+def _of_range(kind: str, context: Mapping[str, Any]) -> str:
+    words, name = RANGES[kind]
+    bound = context[name]
+    if bound == int(bound):
+        bound = int(bound)
+    return f"it must be {words} {bound}"
 
 
 def _of_length(context: Mapping[str, Any], singular: str, several: str) -> str:
-    if (most := context.get("max_length")) is not None:
-        return f"it must have at most {most} {singular if most == 1 else several}"
-    least = context["min_length"]
-    return f"it must have at least {least} {singular if least == 1 else several}"
+    bound, number = "at most", context.get("max_length")
+    if number is None:
+        bound, number = "at least", context["min_length"]
+    noun = singular if number == 1 else several
+    return f"it must have {bound} {number} {noun}"

@@ -461,7 +461,7 @@ NARROWED: Final = tuple(limit for limit in LIMITS.values() if limit.budget is no
 
 
 def _budget(limit: Limit) -> Any:
-    """The type of one limit in a request's budget."""
+    """Return the type of one limit in a request's budget."""
     if limit.unit == "count":
         return Annotated[int, Field(ge=1, le=limit.budget)] | None
     return Annotated[float, Field(gt=0, le=limit.budget)] | None
@@ -484,7 +484,7 @@ class PartOptions(WireModel):
 
 
 def labels_on(*holders: BaseModel) -> frozenset[str]:
-    """The labels that stand on messages, parts and results, and on whatever is inside them."""
+    """Return the labels that stand on messages, parts and results, and on whatever is inside them."""
     labels: frozenset[str] = frozenset()
     for holder in holders:
         fields = holder.__dict__
@@ -595,7 +595,7 @@ def order_of(task: Task, tier: Tier, key: KeyRow, options: RequestOptions) -> Or
 
 
 def _own_plan(plan: Mapping[str, Any] | None, tier: Tier) -> Mapping[str, Any] | None:
-    """The caller's own plan, in Baton's own form; it may come in the published one."""
+    """Return the caller's own plan, in Baton's own form; it may come in the published one."""
     if plan is None or not is_published(plan):
         return plan
     try:
@@ -646,7 +646,7 @@ def narrowed(limits: Limits, budget: Budget | None, max_usd: int | None) -> Limi
 
 
 def is_capped(budget: Budget | None, max_usd: int | None) -> bool:
-    """True if the request's budget or the key's cap says what the run may cost."""
+    """Return True if the request's budget or the key's cap says what the run may cost."""
     return max_usd is not None or (budget is not None and budget.usd is not None)
 
 

@@ -75,7 +75,9 @@ def moment(value: str) -> float:
 def _rfc3339(value: str) -> float:
     try:
         at = datetime.fromisoformat(value.replace(" ", "+"))
-        return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
+        if at.tzinfo is None:
+            at = at.replace(tzinfo=UTC)
+        return at.timestamp()
     except (ValueError, OverflowError):
         raise _fault("it must be seconds since 1970 or RFC 3339") from None
 
@@ -105,8 +107,10 @@ class Cursor(NamedTuple):
 
 def as_cursor(place: Cursor) -> str:
     """Return a place in a list of runs as text, which says by what the list is sorted unless that is the time."""
-    written = place if place.sort != "time" else place[:2]
-    return base64.urlsafe_b64encode(orjson.dumps(list(written))).decode().rstrip("=")
+    fields: list[object] = [place.first, place.run]
+    if place.sort != "time":
+        fields.append(place.sort)
+    return base64.urlsafe_b64encode(orjson.dumps(fields)).decode().rstrip("=")
 
 
 def cursor(value: str) -> Cursor:

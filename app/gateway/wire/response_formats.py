@@ -1,6 +1,5 @@
 """OpenAI's `response_format`: the format of the answer, checked before a run begins."""
 
-from collections.abc import Iterable
 from functools import lru_cache
 from typing import Annotated, Any, Final, Literal
 
@@ -51,11 +50,11 @@ class JsonSchemaFormat(WireModel):
 ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Discriminator("type")]
 
 
-def form_of(asked: TextFormat | JsonObjectFormat | JsonSchemaFormat) -> Form | None:
-    """None for free text; raises `InvalidRequest` for a schema that cannot be used."""
-    if isinstance(asked, JsonSchemaFormat):
-        return schema_form(asked.json_schema, "response_format.json_schema.schema")
-    if not isinstance(asked, JsonObjectFormat):
+def form_of(response_format: TextFormat | JsonObjectFormat | JsonSchemaFormat) -> Form | None:
+    """Return the form of the answer, None for free text; raises `InvalidRequest` for a schema that cannot be used."""
+    if isinstance(response_format, JsonSchemaFormat):
+        return schema_form(response_format.json_schema, "response_format.json_schema.schema")
+    if not isinstance(response_format, JsonObjectFormat):
         return None
     return Form()
 
@@ -72,33 +71,36 @@ def check(schema: dict[str, Any], param: str) -> None:
     text = orjson.dumps(schema)
     if len(text) > SCHEMA_BYTES:
         fault: str | None = f"it is longer than {SCHEMA_BYTES:,} bytes"
+    elif len(text) <= CACHED_SCHEMA_BYTES:
+        fault = _cached_fault(text)
     else:
-        fault = _known_fault(text) if len(text) <= CACHED_SCHEMA_BYTES else _fault(schema)
+        fault = _fault(schema)
     if fault is not None:
         raise InvalidRequest(f"Invalid schema for '{param}': {fault}.", param=param, code="invalid_json_schema")
 
 
 @lru_cache(CACHED_SCHEMAS)
-def _known_fault(text: bytes) -> str | None:
+def _cached_fault(text: bytes) -> str | None:
     """Return the fault of a schema, by its text. An agent sends its tools with every turn, and checking one takes 50
     us."""
     return _fault(orjson.loads(text))
 
 
 def _fault(schema: dict[str, Any]) -> str | None:
-    if _deeper(schema, SCHEMA_DEPTH):
+    if _is_deeper(schema, SCHEMA_DEPTH):
         return f"it is nested deeper than {SCHEMA_DEPTH} levels"
     return schema_fault(schema)
 
 
-def _deeper(value: object, levels: int) -> bool:
+def _is_deeper(value: object, levels: int) -> bool:
+    """Return True if there is an object or a list below so many levels of them."""
     level = [value]
     for _ in range(levels):
-        level = [inner for held in level if isinstance(held, dict | list) for inner in _inner(held)]
+        deeper: list[object] = []
+        for container in level:
+            if isinstance(container, dict):
+                deeper += container.values()
+            elif isinstance(container, list):
+                deeper += container
+        level = deeper
     return any(isinstance(item, dict | list) for item in level)
-
-
-def _inner(held: dict[str, Any] | list[Any]) -> Iterable[object]:
-    if isinstance(held, dict):
-        return held.values()
-    return held
