@@ -95,6 +95,12 @@ async def test_bodies_that_arrive_together_are_bounded_together() -> None:
         assert (await client.post("/v1/chat/completions", content=slow(), headers=kind)).status_code == 200
 
 
+@pytest.fixture(autouse=True)
+def patient_lookups(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lookup of a key may take as long as a crowded machine needs."""
+    monkeypatch.setattr("app.gateway.http.ingress.LOOKUP_SECONDS", 60.0)
+
+
 class SlowStore:
     """In front of a house's keys: lookups take until `answers` is set."""
 
