@@ -29,7 +29,7 @@ from app.lab.world2.sentences import words
 from app.lab.world2.shapes import Plan, catalogue, workflow
 from app.lab.world2.tasks import MOST_PARTS, Task
 from app.lab.world2.workers import Pool
-from app.providers.rehearsal.policy import Card, PlanStep, held, terms
+from app.providers.rehearsal.policy import Card, PlanStep, least_price, terms
 
 Matrix: TypeAlias = NDArray[np.float64]
 SEED, VERDICTS, TEXTS = 0, 64_000, 2_500
@@ -99,8 +99,8 @@ def _reserved_usd(texts: Sequence[Task]) -> Matrix:
     for plan in all_plans(len(REHEARSAL_NAMES)):
         steps = [PlanStep(*step) for step in _steps(plan)]
         manned = [(cards[step.worker], step) for step in steps]
-        alone.append(held(manned, 0))
-        with_text.append(held(manned, 1) - alone[-1])
+        alone.append(least_price(manned, 0))
+        with_text.append(least_price(manned, 1) - alone[-1])
     sizes = np.array([len(text.text) + DOCUMENT_TOKENS[text.document] * CHARS_PER_TOKEN for text in texts])
     prices: Matrix = np.array(alone) + np.array(with_text) * sizes[:, None]
     return prices

@@ -54,4 +54,8 @@ def solve(text: str) -> Problem | None:
     text = text.strip().translate(PLAIN)
     if len(text) > MAX_CHARS:
         return None
-    return next((found for reading in READINGS if (found := reading(text)) is not None), None)
+    for reading in READINGS:
+        problem = reading(text)
+        if problem is not None:
+            return problem
+    return None

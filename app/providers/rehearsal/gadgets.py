@@ -15,7 +15,7 @@ from app.providers.rehearsal.families import PLAIN, solve
 from app.providers.rehearsal.filled_schema import filled
 from app.providers.rehearsal.minds import read
 
-MOST = 4
+MOST_CALLS = 4
 WORD = re.compile(r"[a-z]{3,}")
 SUM = re.compile(r"[-+]?[\d.(][\d\s.,()+*/^-]*[\d)]")
 ENTITY = re.compile(r"\b[A-Z][\w'-]+(?: [A-Z][\w'-]+)*")
@@ -56,8 +56,10 @@ def wishes(toolbox: Toolbox, messages: Sequence[Message], answer: Callable[[], s
         return []
     if not fits and solve(question) is not None:
         return [(best.name, json.loads(filled({"type": "object", **(best.parameters or {})}, answer())))]
-    found = [(best.name, arguments) for arguments in _all_arguments(best, question)]
-    return found[: MOST if toolbox.parallel else 1]
+    calls = [(best.name, arguments) for arguments in _all_arguments(best, question)]
+    if toolbox.parallel:
+        return calls[:MOST_CALLS]
+    return calls[:1]
 
 
 def latest_results(messages: Sequence[Message]) -> str | None:
@@ -66,7 +68,10 @@ def latest_results(messages: Sequence[Message]) -> str | None:
     for message in reversed(messages):
         if message.role != "tool":
             break
-        results.append(("The tool failed: " if message.failed else "") + _value(message.text))
+        value = _value(message.text)
+        if message.failed:
+            value = f"The tool failed: {value}"
+        results.append(value)
     return "; ".join(reversed(results)) or None
 
 
@@ -113,8 +118,10 @@ def _all_arguments(tool: Tool, question: str) -> list[dict[str, Any]]:
 def _argument(name: str, schema: Mapping[str, Any], question: str, numbers: list[str]) -> Any:
     schema = (schema.get("anyOf") or [schema])[0]
     if schema.get("enum"):
-        lower = question.lower()
-        return next((value for value in schema["enum"] if str(value).lower() in lower), schema["enum"][0])
+        for value in schema["enum"]:
+            if str(value).lower() in question.lower():
+                return value
+        return schema["enum"][0]
     kind = _kind(schema)
     if kind in ("integer", "number"):
         number = float(numbers.pop(0)) if numbers else 0.0
@@ -135,9 +142,11 @@ def _argument(name: str, schema: Mapping[str, Any], question: str, numbers: list
 
 def _text(name: str, schema: Mapping[str, Any], question: str) -> str:
     words = set(WORD.findall(f"{name} {schema.get('description', '')}".lower().replace("_", " ")))
-    if words & EXPRESSION and (found := SUM.search(symbols(question))):
-        return " ".join(found.group().split())
-    if quoted := QUOTED.search(question):
+    calculation = SUM.search(symbols(question))
+    if words & EXPRESSION and calculation is not None:
+        return " ".join(calculation.group().split())
+    quoted = QUOTED.search(question)
+    if quoted is not None:
         return quoted[1]
     names = _named(question)
     if names and name.lower() not in WHOLE:
@@ -146,8 +155,14 @@ def _text(name: str, schema: Mapping[str, Any], question: str) -> str:
 
 
 def _kind(schema: Mapping[str, Any]) -> str:
+    """Return the type of a value; of several types the first that is not null."""
     kind = schema.get("type", "string")
-    return str(next((hint for hint in kind if hint != "null"), "null") if isinstance(kind, list) else kind)
+    if not isinstance(kind, list):
+        return str(kind)
+    for hint in kind:
+        if hint != "null":
+            return str(hint)
+    return "null"
 
 
 def _is_entity(name: str, schema: Mapping[str, Any]) -> bool:
@@ -156,5 +171,9 @@ def _is_entity(name: str, schema: Mapping[str, Any]) -> bool:
 
 def _named(question: str) -> list[str]:
     """Return proper names: capitalised words that do not begin a sentence."""
-    found = list(ENTITY.finditer(question))
-    return [match.group() for match in found if question[: match.start()].rstrip()[-1:] not in ("", ".", "!", "?", ":")]
+    names: list[str] = []
+    for match in ENTITY.finditer(question):
+        before = question[: match.start()].rstrip()
+        if before[-1:] not in ("", ".", "!", "?", ":"):
+            names.append(match.group())
+    return names

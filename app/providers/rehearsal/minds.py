@@ -84,15 +84,20 @@ def read(messages: Sequence[Message]) -> Shown:
 def reply(model: str, messages: Sequence[Message], seed: str) -> str:
     """Return this worker's whole answer to these messages."""
     shown = read(messages)
-    source, found = next(((text, got) for text in (shown.question, shown.subtask) if (got := solve(text))), ("", None))
-    if found is None:
+    source = shown.question
+    problem = solve(source)
+    if problem is None:
+        source = shown.subtask
+        problem = solve(source)
+    if problem is None:
         return _without_problem(shown)
     if _wants_plan(shown.subtask):
-        return f"Plan: {PLANS[found.family]}."
+        return f"Plan: {PLANS[problem.family]}."
     mind = minds().get(model, Mind(0.85, 0.55))
-    answer = _decide(mind, found, shown.answers, f"{seed}|{model}|{plain(source)}")
-    bare = re.search(r"\bonly (?:with )?(?:the|a|one) (?:number|answer|result|word|name)", f"{source} {shown.subtask}")
-    return answer if bare else f"The answer is {answer}."
+    answer = _decide(mind, problem, shown.answers, f"{seed}|{model}|{plain(source)}")
+    if re.search(r"\bonly (?:with )?(?:the|a|one) (?:number|answer|result|word|name)", f"{source} {shown.subtask}"):
+        return answer
+    return f"The answer is {answer}."
 
 
 def final(answer: str) -> str | None:

@@ -66,42 +66,52 @@ def plan(messages: Sequence[Message], schema: Mapping[str, Any] | None) -> list[
     """Return the plan for the question of this prompt, in a further round perhaps the empty one; None if the prompt
     shows no worker."""
     text = "\n".join(message.text for message in messages)
-    shown = PREVIOUS.search(messages[2].text) if len(messages) > 2 else None
-    block = QUESTION.search(messages[1].text) if shown and len(messages) > 1 else QUESTION.search(text)
-    around = text.replace(block.group(), "") if block else text
-    around = around.replace(shown.group(), "") if shown else around
-    cards = {int(ordinal): card for ordinal, card in WORKER.findall(around)}
+    previous = PREVIOUS.search(messages[2].text) if len(messages) > 2 else None
+    block = QUESTION.search(text if previous is None else messages[1].text)
+    instructions = text
+    question = ""
+    if block is not None:
+        instructions = instructions.replace(block.group(), "")
+        question = block.group(1)
+    if previous is not None:
+        instructions = instructions.replace(previous.group(), "")
+    cards = {int(ordinal): card for ordinal, card in WORKER.findall(instructions)}
     if not cards:
         return None
-    limit = _limit(around, schema)
-    question = _question(block.group(1) if block else "")
+    limit = _limit(instructions, schema)
+    question = _question(question)
     familiarity = policy.familiarity(question)
-    found = solve(question) if familiarity < policy.SURE else None
-    if shown is not None:
-        return _again(found, shown.group(2), cards, limit)
-    learned = None
-    if found is None and familiarity >= policy.LIKELY:
-        learned = _learned(question, cards, limit, around)
-    return learned or _steps(found, cards, limit)
+    problem = solve(question) if familiarity < policy.SURE else None
+    if previous is not None:
+        return _another_round(problem, previous.group(2), cards, limit)
+    if problem is None and familiarity >= policy.LIKELY:
+        learned = _learned(question, cards, limit, instructions)
+        if learned:
+            return learned
+    return _steps(problem, cards, limit)
 
 
 def to_text(choices: Sequence[Choice], schema: Mapping[str, Any] | None = None) -> str:
     """Return the plan as JSON, with all fields that the schema wants; only the step that answers may call tools."""
-    more: dict[str, Any] = {"tools": False} if '"tools"' in json.dumps(schema) else {}
-    reasoned = "shape" in (schema or {}).get("properties", {})
-    if reasoned:
+    more: dict[str, Any] = {}
+    if '"tools"' in json.dumps(schema):
+        more["tools"] = False
+    has_reasons = "shape" in (schema or {}).get("properties", {})
+    if has_reasons:
         more |= {"why": WHY, "withheld": ""}
-    steps = [
-        {"worker": choice.worker, "subtask": choice.subtask, "access": list(choice.access), **more}
-        for choice in choices
-    ]
-    return json.dumps({"steps": steps, **({"shape": SHAPE} if reasoned else {})})
+    steps: list[dict[str, Any]] = []
+    for choice in choices:
+        steps.append({"worker": choice.worker, "subtask": choice.subtask, "access": list(choice.access), **more})
+    plan: dict[str, Any] = {"steps": steps}
+    if has_reasons:
+        plan["shape"] = SHAPE
+    return json.dumps(plan)
 
 
-def _learned(question: str, cards: Mapping[int, str], limit: int, around: str) -> list[Choice] | None:
+def _learned(question: str, cards: Mapping[int, str], limit: int, instructions: str) -> list[Choice] | None:
     """Return the plan of the learned policy; None if it has none for these cards and limits."""
     size = len(question) + sum([int(count) for count in LEFT_OUT.findall(question)])
-    money = BUDGET.search(around)
+    money = BUDGET.search(instructions)
     priced = []
     for ordinal, card in cards.items():
         strengths, price = STRENGTHS.search(card), PRICES.search(card)
@@ -115,11 +125,12 @@ def _learned(question: str, cards: Mapping[int, str], limit: int, around: str) -
     return [Choice(ordinal, step.subtask, step.access, {ordinal: 1.0}) for ordinal, step in steps]
 
 
-def _again(problem: Problem | None, answer: str, cards: Mapping[int, str], limit: int) -> list[Choice]:
+def _another_round(problem: Problem | None, answer: str, cards: Mapping[int, str], limit: int) -> list[Choice]:
     """Return nothing if no fault is seen in the answer, else another opinion, weighed against it."""
     stated = final(answer) or answer
-    fine = problem is None or plain(stated) == plain(problem.answer)
-    if problem is None or fine or dice(f"eye|{problem.family}|{problem.answer}|{plain(stated)}") >= EYE:
+    if problem is None or plain(stated) == plain(problem.answer):
+        return []
+    if dice(f"eye|{problem.family}|{problem.answer}|{plain(stated)}") >= EYE:
         return []
     solver = _rank(cards, problem.family)
     if limit == 1:
@@ -131,9 +142,11 @@ def _again(problem: Problem | None, answer: str, cards: Mapping[int, str], limit
 
 
 def _steps(problem: Problem | None, cards: Mapping[int, str], limit: int) -> list[Choice]:
-    solver = _rank(cards, problem.family if problem else "general")
-    if problem is None or not problem.hard or limit < 2:
-        return [_choice(solver, 0, SOLVE if problem else "Answer the user.", "user")]
+    if problem is None:
+        return [_choice(_rank(cards, "general"), 0, "Answer the user.", "user")]
+    solver = _rank(cards, problem.family)
+    if not problem.hard or limit < 2:
+        return [_choice(solver, 0, SOLVE, "user")]
     checker = _rank(cards, "checking", but=_best(solver, 0))
     if limit == 2:
         return [_choice(solver, 0, SOLVE, "user"), _choice(checker, 0, CHECK, "user", 0)]
@@ -152,8 +165,12 @@ def _steps(problem: Problem | None, cards: Mapping[int, str], limit: int) -> lis
 
 def _rank(cards: Mapping[int, str], wanted: str, but: int | None = None) -> dict[int, float]:
     """Return the probability of each worker for a role, by its strengths; best first, ties by ordinal."""
-    scores = {ordinal: _score(card, wanted) - (1.0 if ordinal == but else 0.0) for ordinal, card in cards.items()}
-    weights = {ordinal: math.exp(SHARPNESS * score) for ordinal, score in scores.items()}
+    weights: dict[int, float] = {}
+    for ordinal, card in cards.items():
+        score = _score(card, wanted)
+        if ordinal == but:
+            score -= 1.0
+        weights[ordinal] = math.exp(SHARPNESS * score)
     total = sum(weights.values())
     ordered = sorted(weights, key=lambda ordinal: (-weights[ordinal], ordinal))
     return {ordinal: weights[ordinal] / total for ordinal in ordered}
@@ -161,7 +178,9 @@ def _rank(cards: Mapping[int, str], wanted: str, but: int | None = None) -> dict
 
 def _score(card: str, wanted: str) -> float:
     match = STRENGTHS.search(card)
-    strengths = [name.strip().lower() for name in match.group(1).split(",")] if match else []
+    strengths: list[str] = []
+    if match is not None:
+        strengths = [name.strip().lower() for name in match.group(1).split(",")]
     if any(wanted in strength for strength in strengths):
         return 3.0
     kin = {
@@ -190,14 +209,20 @@ def _question(block: str) -> str:
     """Return the user's last turn."""
     turns = list(TURN.finditer(block))
     ends = [turn.start() for turn in turns[1:]] + [len(block)]
-    asked = [block[turn.end() : end] for turn, end in zip(turns, ends, strict=True) if turn.group(1) == "user"]
-    return asked[-1] if asked else block
+    question = block
+    for turn, end in zip(turns, ends, strict=True):
+        if turn.group(1) == "user":
+            question = block[turn.end() : end]
+    return question
 
 
-def _limit(around: str, schema: Mapping[str, Any] | None) -> int:
+def _limit(instructions: str, schema: Mapping[str, Any] | None) -> int:
     """Return the most steps that the schema, or else the prompt, allows."""
     steps = (schema or {}).get("properties", {}).get("steps", {})
-    if isinstance(most := steps.get("maxItems"), int):
+    most = steps.get("maxItems")
+    if isinstance(most, int):
         return most
-    bound = re.search(r"\b1 to (\d{1,2}) steps", around)
-    return int(bound.group(1)) if bound else 5
+    bound = re.search(r"\b1 to (\d{1,2}) steps", instructions)
+    if bound is None:
+        return 5
+    return int(bound.group(1))

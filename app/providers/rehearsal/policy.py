@@ -120,26 +120,43 @@ def best(known: ReadQuestion, cards: Sequence[Card], most_steps: int, usd: float
     """Return the steps of the plan that is worth most, each with its worker's ordinal, among those whose workers are
     shown and whose least price fits the money; None if there is none."""
     by_strengths = {card.strengths: card for card in cards}
-    shown = [by_strengths.get(strengths) for strengths in policy().workers]
-    found, worth = None, -math.inf
-    seen = terms(known.latent, known.document)
+    cards_by_worker = [by_strengths.get(strengths) for strengths in policy().workers]
+    best_plan, best_value = None, -math.inf
+    question_terms = terms(known.latent, known.document)
     for plan in policy().plans:
-        manned = [(card, step) for step in plan.steps if (card := shown[step.worker]) is not None]
-        if len(manned) < len(plan.steps) or len(manned) > most_steps or held(manned, known.size) > usd - PLANNING:
+        staffed = _staffed(plan, cards_by_worker)
+        if staffed is None or len(staffed) > most_steps or least_price(staffed, known.size) > usd - PLANNING:
             continue
-        value = math.fsum([weight * term for weight, term in zip(plan.scores, seen, strict=True)])
-        if value > worth:
-            found, worth = [(card.ordinal, step) for card, step in manned], value
-    return found
+        value = math.fsum([weight * term for weight, term in zip(plan.scores, question_terms, strict=True)])
+        if value > best_value:
+            best_plan, best_value = staffed, value
+    if best_plan is None:
+        return None
+    return [(card.ordinal, step) for card, step in best_plan]
 
 
-def held(manned: Sequence[tuple[Card, PlanStep]], size: int) -> float:
+def _staffed(plan: LearnedPlan, cards_by_worker: Sequence[Card | None]) -> list[tuple[Card, PlanStep]] | None:
+    """Return the steps of a plan, each with the card of its worker; None if a worker is not shown."""
+    staffed: list[tuple[Card, PlanStep]] = []
+    for step in plan.steps:
+        card = cards_by_worker[step.worker]
+        if card is None:
+            return None
+        staffed.append((card, step))
+    return staffed
+
+
+def least_price(staffed: Sequence[tuple[Card, PlanStep]], size: int) -> float:
     """Return the least price of a plan in dollars, as the executor compares it with the money that is left: each byte
     of a step's messages as a token, and what each step is likely to write."""
     total = 0.0
-    for card, step in manned:
-        shown = sum([isinstance(entry, int) for entry in step.access])
-        read = len(step.subtask) + FRAME_BYTES + shown * SEEN_BYTES + (size if "user" in step.access else 0)
+    for card, step in staffed:
+        read = len(step.subtask) + FRAME_BYTES
+        for entry in step.access:
+            if isinstance(entry, int):
+                read += SEEN_BYTES
+        if "user" in step.access:
+            read += size
         total += card.output * max(step.writes, FLOOR) + card.input * read
     return total
 

@@ -81,7 +81,8 @@ class RehearsalProvider:
         read = without_instruction(messages)
         first, between = self._pauses(call["model"])
         clock = _Clock(deadlines.total)
-        if calls := self._calls(call, read):
+        calls = self._calls(call, read)
+        if calls:
             await clock.pause(first, deadlines.first)
             for piece in calls:
                 yield [piece]
@@ -160,7 +161,11 @@ def _cut(tokens: list[str], max_tokens: int | None, stops: tuple[str, ...]) -> t
     """Return the tokens before the first stop sequence or up to the token limit, whichever comes first, and that
     sequence."""
     text, stopped = "".join(tokens), ""
-    ends = [(place, stop) for stop in stops if stop and (place := text.find(stop)) >= 0]
+    ends: list[tuple[int, str]] = []
+    for stop in stops:
+        place = text.find(stop)
+        if stop and place >= 0:
+            ends.append((place, stop))
     if ends:
         place, stopped = min(ends)
         tokens = TOKEN.findall(text[:place])
@@ -183,8 +188,8 @@ def _chosen(token: str, odds: Mapping[int, float] | None, alternatives: int) -> 
     if odds is None:
         likely = Likely(token, 0.0, token.encode())
         return Chosen(token, 0.0, raw=likely.raw, top=(likely,)[:alternatives])
-    likeliest = list(odds.items())[:alternatives]
-    return Chosen(token, log(odds[int(token)]), tuple((f" {ordinal}", log(chance)) for ordinal, chance in likeliest))
+    likeliest = [(f" {ordinal}", log(chance)) for ordinal, chance in list(odds.items())[:alternatives]]
+    return Chosen(token, log(odds[int(token)]), tuple(likeliest))
 
 
 def _places(tokens: list[str], choices: list[planner.Choice]) -> dict[int, Mapping[int, float]]:
