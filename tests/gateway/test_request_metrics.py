@@ -3,7 +3,7 @@
 from app.engine.delivery.messages import CallerMessage, Mailbox
 from app.engine.runs.admission import Order
 from app.errors import InvalidRequest, OverQuota, RunOverBudget
-from app.gateway.http.connection import REASONS
+from app.gateway.http.connection import MOST_REASONS
 from tests.harness.stand_ins import GatewayStandIn, ask, say_four
 
 
@@ -51,11 +51,11 @@ async def test_refusals_are_counted_by_reason(gateway: GatewayStandIn, key: str)
 
 async def test_there_are_only_so_many_reasons(gateway: GatewayStandIn, key: str) -> None:
     async with gateway.client(key) as client:
-        for number in range(REASONS + 5):
+        for number in range(MOST_REASONS + 5):
             gateway.runs.refusal = InvalidRequest("No.", code=f"code_{number}")
             await client.post("/v1/chat/completions", json=ask())
     found = refusals(gateway)
-    assert (len(found), found["400", "other"]) == (REASONS + 1, 5.0)
+    assert (len(found), found["400", "other"]) == (MOST_REASONS + 1, 5.0)
 
 
 async def test_durations_are_told_apart_by_route_method_and_status(gateway: GatewayStandIn, key: str) -> None:

@@ -22,7 +22,7 @@ BudgetId = Annotated[str, Path(alias="budget", description="The budget's id, suc
 
 
 def routes(context: AdminContext, keys: Keys) -> APIRouter:
-    """The routes of budgets."""
+    """Return the routes of budgets."""
     router = APIRouter(prefix="/admin/v1/budgets", tags=["budgets"])
     _add_read_routes(router, context, keys)
     _add_write_routes(router, context, keys)

@@ -21,7 +21,7 @@ HoldId = Annotated[str, Path(alias="hold", description="The hold's id.")]
 
 
 def routes(context: AdminContext, keys: Keys, idempotency: Idempotency) -> APIRouter:
-    """The routes of legal holds."""
+    """Return the routes of legal holds."""
     router = APIRouter(prefix="/admin/v1/holds", tags=["holds"])
     _add_list_route(router, context, keys)
     _add_change_routes(router, context, keys, idempotency)

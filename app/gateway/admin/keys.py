@@ -31,7 +31,7 @@ KeyId = Annotated[str, Path(alias="key", description="The key's id, which is bet
 
 
 def routes(context: AdminContext, keys: Keys) -> APIRouter:
-    """The routes of keys."""
+    """Return the routes of keys."""
     router = APIRouter(prefix="/admin/v1/keys", tags=["keys"])
     _add_read_routes(router, context, keys)
     _add_write_routes(router, context, keys)
@@ -177,14 +177,15 @@ def _add_revoke_route(router: APIRouter, context: AdminContext, keys: Keys) -> N
 
 
 def shown(row: KeyRow, now: float) -> dict[str, Any]:
-    """A key without its secret. Times are seconds since 1970, amounts are dollars."""
+    """Return a key without its secret. Times are seconds since 1970, amounts are dollars."""
     return {"object": "key"} | key_to_json(row, now) | {"role": role_of(row.scopes) or None}
 
 
 def _minted(
     context: AdminContext, caller: Caller, key_request: KeyRequest, once: IdempotencyRecord | None
 ) -> tuple[str, KeyRow]:
-    """The key and its row. Raises `InvalidRequest` for an unknown scope or tier, and `NotFound` for a tenant of others.
+    """Return the key and its row. Raises `InvalidRequest` for an unknown scope or tier, and `NotFound` for a tenant of
+    others.
 
     An Idempotency-Key determines the id, so that the same request finds the key that it has made.
     """
@@ -221,7 +222,7 @@ def _minted(
 
 
 def _asked_for(row: KeyRow) -> tuple[Any, ...]:
-    """The fields that a request names, but the lifetime, whose end moves with the clock between two requests."""
+    """Return the fields that a request names, but the lifetime, whose end moves with the clock between two requests."""
     limits = (row.max_usd, row.rpm, row.tpm, row.concurrency)
     return (row.tenant, row.name, row.scopes, row.tiers, row.labels, row.all_tenants, *limits)
 
@@ -232,37 +233,41 @@ def _check_rights(caller: Caller, row: KeyRow) -> None:
     A key may outlive a person's session, but not the key that made it.
     """
     own = caller.key
-    within = (
+    has_tiers = not own.tiers or (bool(row.tiers) and row.tiers <= own.tiers)
+    ends_in_time = caller.via == "oidc" or own.expires_at is None
+    if own.expires_at is not None and row.expires_at is not None:
+        ends_in_time |= row.expires_at <= own.expires_at
+    allowed = (
         _has_rights(caller, row),
         own.labels <= row.labels,
-        not own.tiers or (bool(row.tiers) and row.tiers <= own.tiers),
+        has_tiers,
         _is_within(row.max_usd, own.max_usd),
         _is_within(row.rpm, own.rpm),
         _is_within(row.tpm, own.tpm),
         _is_within(row.concurrency, own.concurrency),
-        caller.via == "oidc"
-        or own.expires_at is None
-        or (row.expires_at is not None and row.expires_at <= own.expires_at),
+        ends_in_time,
     )
-    if not all(within):
+    if not all(allowed):
         raise Forbidden(
             "The key may do more than the one who asks: its scopes, tenants, labels, tiers, cost, rates or lifetime."
         )
 
 
 def _has_rights(caller: Caller, row: KeyRow) -> bool:
-    """True if the caller has all scopes of a key, in all of its tenants."""
+    """Return True if the caller has all scopes of a key, in all of its tenants."""
     own = caller.key
-    return ("admin" in own.scopes or row.scopes <= own.scopes) and (own.all_tenants or not row.all_tenants)
+    has_scopes = "admin" in own.scopes or row.scopes <= own.scopes
+    has_tenants = own.all_tenants or not row.all_tenants
+    return has_scopes and has_tenants
 
 
 def _is_within(limit: int | None, own: int | None) -> bool:
-    """True if a limit of a key is no higher than the caller's own; None: no limit."""
+    """Return True if a limit of a key is no higher than the caller's own. None means that there is no limit."""
     return own is None or (limit is not None and limit <= own)
 
 
 async def _visible(context: AdminContext, caller: Caller, key: str) -> KeyRow:
-    """The key, or `NotFound` if there is none of this id in a tenant of the caller's."""
+    """Return the key, or `NotFound` if there is none of this id in a tenant of the caller's."""
     row = await administration(context, caller).key(key)
     if row is None or not caller.sees(row.tenant):
         raise NotFound("There is no such key.")

@@ -61,11 +61,11 @@ class Provider(Protocol):
     """The OpenID provider (`network/oidc.py`)."""
 
     async def login_url(self, scopes: str, *, state: str, nonce: str, verifier: str) -> str:
-        """The address where a person logs in."""
+        """Return the address where a person logs in."""
         ...
 
     async def claims(self, code: str, *, nonce: str, verifier: str) -> Mapping[str, Any]:
-        """The claims of a person who came back with a code. Raises `Forbidden` or `OursError`."""
+        """Return the claims of a person who came back with a code. Raises `Forbidden` or `OursError`."""
         ...
 
 
@@ -99,7 +99,7 @@ class Access(Keys):
         header: Annotated[object, Security(API_KEY)],
         session: Annotated[object, Security(COOKIE)] = None,
     ) -> Caller:
-        """The caller, if they have every one of `scopes`; raises `Unauthorized` or `Forbidden`."""
+        """Return the caller, if they have every one of `scopes`; raises `Unauthorized` or `Forbidden`."""
         given = request.cookies.get(SESSION)
         if given is None or bearer is not None or header is not None:
             return await super().caller(request, scopes, bearer, header)
@@ -121,17 +121,18 @@ class Access(Keys):
                 raise Unauthorized("The tenant is disabled; ask an owner of all tenants to enable it.")
 
     def person(self, cookie: str) -> Caller:
-        """The person of a session, with the rights that the settings give them now. Raises `Unauthorized`."""
-        kept = self.opened(cookie, "session")
+        """Return the person of a session, with the rights that the settings give them now. Raises `Unauthorized`."""
+        session = self.opened(cookie, "session")
         row = None
-        if kept:
-            row = self.rights(kept["sub"], [tuple(claim) for claim in kept["claims"]], kept["until"])
+        if session is not None:
+            claims = [(claim, value) for claim, value in session["claims"]]
+            row = self.rights(session["sub"], claims, session["until"])
         if row is None:
             raise Unauthorized("The session is over; log in at /admin/login, or send a Baton key.")
         return Caller(row, via="oidc", csrf_token=_mac(self._key(), b"csrf", cookie.encode()).hex())
 
     def rights(self, subject: str, claims: Sequence[tuple[str, str]], until: float) -> KeyRow | None:
-        """The rights of a person with these claims until a time, as those of a key; None if no rule fits."""
+        """Return the rights of a person with these claims until a time, as those of a key; None if no rule fits."""
         for grant in self._people.grants:
             if (grant.claim, grant.value) in claims:
                 return KeyRow(
@@ -147,32 +148,31 @@ class Access(Keys):
         return None
 
     def sealed(self, purpose: str, fields: Mapping[str, Any], seconds: float) -> str:
-        """A text of these fields, signed, and valid for a time."""
+        """Return a text of these fields, signed, and valid for a time."""
         body = orjson.dumps({**fields, "until": self._context.now() + seconds})
         mac = _mac(self._key(), purpose.encode(), body)
         return base64.urlsafe_b64encode(mac + body).decode().rstrip("=")
 
     def opened(self, text: str, purpose: str) -> dict[str, Any] | None:
-        """The fields of a signed text; None if it is not valid for this purpose, or not any more."""
+        """Return the fields of a signed text; None if it is not valid for this purpose, or not any more."""
         try:
             raw = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
         except ValueError:
             return None
         mac, body = raw[:32], raw[32:]
-        if not any(
-            [
-                hmac.compare_digest(_mac(_session_key(pepper), purpose.encode(), body), mac)
-                for pepper in self._context.peppers()
-            ]
-        ):
+        is_ours = False
+        for pepper in self._context.peppers():  # every pepper is tried, so that the time tells nothing
+            expected = _mac(_session_key(pepper), purpose.encode(), body)
+            is_ours |= hmac.compare_digest(expected, mac)
+        if not is_ours:
             return None
-        found: dict[str, Any] = orjson.loads(body)
-        if found["until"] > self._context.now():
-            return found
-        return None
+        fields: dict[str, Any] = orjson.loads(body)
+        if fields["until"] <= self._context.now():
+            return None
+        return fields
 
     def secret_of(self, state: str, purpose: str) -> str:
-        """The nonce or the PKCE verifier of a login, which follows from its state and the pepper."""
+        """Return the nonce or the PKCE verifier of a login, which follows from its state and the pepper."""
         return base64.urlsafe_b64encode(_mac(self._key(), purpose.encode(), state.encode())).decode().rstrip("=")
 
     def _key(self) -> bytes:
@@ -188,7 +188,7 @@ def _mac(key: bytes, purpose: bytes, body: bytes) -> bytes:
 
 
 def _inside(path: str) -> str:
-    """A path of the console; the start for any other address, so that a login leads to no other site."""
+    """Return a path of the console; the start for any other address, so that a login leads to no other site."""
     is_ours = path == START or path.startswith((f"{START}/", f"{START}?"))
     if is_ours and "\\" not in path and not any(ord(char) < 33 for char in path):
         return path
@@ -200,7 +200,7 @@ def _same(given: str, expected: str) -> bool:
 
 
 def routes(access: Access, people: People) -> APIRouter:
-    """The routes by which people log in and out."""
+    """Return the routes by which people log in and out."""
     router = APIRouter(prefix="/admin", tags=["people"])
     _add_login_routes(router, access, people)
     _add_logout_route(router, access, people)
@@ -208,7 +208,7 @@ def routes(access: Access, people: People) -> APIRouter:
 
 
 def rules(keys: Keys, people: People | None) -> APIRouter:
-    """The route that lists the rules by which people have rights."""
+    """Return the route that lists the rules by which people have rights."""
     router = APIRouter(prefix="/admin/v1", tags=["people"])
 
     @router.get(
@@ -220,10 +220,16 @@ def rules(keys: Keys, people: People | None) -> APIRouter:
     )
     async def list_login_rules(caller: Annotated[Caller, keys.needs("keys:read")]) -> Response:
         """The rules of BATON_OIDC_ROLES, in their order; for a caller of one tenant those of that tenant."""
-        grants = people.grants if people is not None else ()
-        seen = [asdict(grant) for grant in grants if caller.key.all_tenants or grant.tenant == caller.key.tenant]
-        session = people.seconds if people is not None else 0.0
-        shown = {"object": "logins", "enabled": people is not None, "session_seconds": session, "grants": seen}
+        shown: dict[str, Any] = {
+            "object": "logins",
+            "enabled": people is not None,
+            "session_seconds": people.seconds if people is not None else 0.0,
+            "grants": [],
+        }
+        if people is not None:
+            for grant in people.grants:
+                if caller.key.all_tenants or grant.tenant == caller.key.tenant:
+                    shown["grants"].append(asdict(grant))
         return Response(orjson.dumps(shown), headers={"cache-control": "no-store"}, media_type="application/json")
 
     return router
@@ -243,8 +249,8 @@ def _add_login_routes(router: APIRouter, access: Access, people: People) -> None
         nonce, verifier = access.secret_of(state, "nonce"), access.secret_of(state, "verifier")
         url = await people.provider.login_url(people.scopes, state=state, nonce=nonce, verifier=verifier)
         reply = RedirectResponse(url, 303, {"cache-control": "no-store"})
-        begun = access.sealed("login", {"state": state, "next": _inside(following)}, LOGIN_SECONDS)
-        _set(reply, people, LOGIN, begun, LOGIN_SECONDS)
+        login = access.sealed("login", {"state": state, "next": _inside(following)}, LOGIN_SECONDS)
+        _set(reply, people, LOGIN, login, LOGIN_SECONDS)
         return reply
 
     @router.get(
@@ -256,9 +262,9 @@ def _add_login_routes(router: APIRouter, access: Access, people: People) -> None
     )
     async def finish_login(request: Request) -> Response:
         """Checks the login and sets the session's cookie."""
-        begun = access.opened(request.cookies.get(LOGIN, ""), "login")
+        login = access.opened(request.cookies.get(LOGIN, ""), "login")
         state, code = request.query_params.get("state", ""), request.query_params.get("code", "")
-        if begun is None or not _same(state, begun["state"]):
+        if login is None or not _same(state, login["state"]):
             raise InvalidRequest(
                 "The login was not begun in this browser, or too long ago; log in again.", code="login_not_begun"
             )
@@ -269,7 +275,7 @@ def _add_login_routes(router: APIRouter, access: Access, people: People) -> None
         subject, named = str(claims["sub"]), _named(claims, people.grants)
         if access.rights(subject, named, 0.0) is None:
             raise Forbidden("No rule in BATON_OIDC_ROLES gives you a role.", code="no_role")
-        reply = RedirectResponse(_inside(begun.get("next", START)), 303, {"cache-control": "no-store"})
+        reply = RedirectResponse(_inside(login.get("next", START)), 303, {"cache-control": "no-store"})
         session = access.sealed("session", {"sub": subject, "claims": named}, people.seconds)
         _set(reply, people, SESSION, session, people.seconds)
         reply.delete_cookie(LOGIN, path="/admin")
@@ -292,13 +298,15 @@ def _add_logout_route(router: APIRouter, access: Access, people: People) -> None
 
 
 def _named(claims: Mapping[str, Any], grants: Sequence[Grant]) -> list[tuple[str, str]]:
-    """The claims that some rule names, each with one of the values of the person; a claim may be a list."""
-    found = []
+    """Return the claims that some rule names, each with one of the values of the person; a claim may be a list."""
+    named: list[tuple[str, str]] = []
     for claim, value in dict.fromkeys((grant.claim, grant.value) for grant in grants):
-        given = claims.get(claim)
-        if value in (given if isinstance(given, list) else [given]) and _is_trusted(claim, claims):
-            found.append((claim, value))
-    return found
+        values = claims.get(claim)
+        if not isinstance(values, list):
+            values = [values]
+        if value in values and _is_trusted(claim, claims):
+            named.append((claim, value))
+    return named
 
 
 def _is_trusted(claim: str, claims: Mapping[str, Any]) -> bool:

@@ -55,7 +55,7 @@ TIER_BODIES: Mapping[ChangeKind, type[WireModel]] = {"canary": TierCanaryRequest
 
 
 def routes(context: AdminContext, keys: Keys, idempotency: Idempotency) -> APIRouter:
-    """The routes of workers, conductors and tiers."""
+    """Return the routes of workers, conductors and tiers."""
     router = APIRouter(prefix="/admin/v1", tags=["pool"])
     _add_worker_routes(router, context, keys)
     _add_conductor_routes(router, context, keys)

@@ -280,7 +280,7 @@ SCHEMAS: Final[operations.Schemas] = {
 
 
 def read(model: type[Model], body: Mapping[str, Any]) -> Model:
-    """The body as a model; null is the same as a field that is left out. Raises `InvalidRequest`."""
+    """Return the body as a model; null is the same as a field that is left out. Raises `InvalidRequest`."""
     given = {name: value for name, value in body.items() if value is not None}
     try:
         return model.model_validate(_frozen(given))
@@ -289,5 +289,5 @@ def read(model: type[Model], body: Mapping[str, Any]) -> Model:
 
 
 def _frozen(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The body with tuples for lists: the models are strict."""
+    """Return the body with tuples for lists: the models are strict."""
     return {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}

@@ -28,7 +28,7 @@ TenantPath = Annotated[str, Path(alias="tenant", description="The tenant's name.
 
 
 def routes(context: AdminContext, keys: Keys) -> APIRouter:
-    """The routes of tenants, changes and spending."""
+    """Return the routes of tenants, changes and spending."""
     router = APIRouter(prefix="/admin/v1", tags=["tenants"])
     _add_list_routes(router, context, keys)
     _add_switch_routes(router, context, keys)

@@ -33,7 +33,7 @@ SCHEMAS: Final[operations.Schemas] = {
 
 
 def routes(context: GatewayContext, keys: Keys, idempotency: Idempotency) -> APIRouter:
-    """The legacy route."""
+    """Return the legacy route."""
     router = APIRouter(route_class=Direct, tags=["chat"])
 
     @router.post(
@@ -101,7 +101,7 @@ def _prompt(value: object) -> str:
 
 
 def text_completion(end: TurnEnd) -> bytes:
-    """A whole `text_completion`."""
+    """Return a whole `text_completion`."""
     choice = _choice(words_of(end), end.finish or "stop")
     return orjson.dumps(_head(end.state) | {"choices": [choice], "usage": usage_of(end.bill), "baton": extension(end)})
 

@@ -44,7 +44,7 @@ EXAMPLE: Final = {"model": "baton-mini", "messages": [{"role": "user", "content"
 
 
 def routes(context: GatewayContext, keys: Keys, idempotency: Idempotency) -> APIRouter:
-    """The route of the chat wire format."""
+    """Return the route of the chat wire format."""
     router = APIRouter(route_class=Direct, tags=["chat"])
 
     @router.post(

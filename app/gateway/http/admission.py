@@ -511,7 +511,7 @@ def idempotency_record(request: Request, caller: Caller, body: Mapping[str, obje
 
 
 def last_event(request: Request) -> int | None:
-    """The number in a `Last-Event-ID` header; None without one. Raises `InvalidRequest`."""
+    """Return the number in a `Last-Event-ID` header; None without one. Raises `InvalidRequest`."""
     number = request.headers.get("last-event-id", "")
     if not number:
         return None

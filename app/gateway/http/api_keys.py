@@ -60,17 +60,20 @@ def adopt(
     expires_at: float | None = None,
 ) -> KeyRow:
     """Return the row for a key chosen elsewhere (`BATON_BOOTSTRAP_KEY`); `ConfigInvalid` if it has not a key's form."""
-    found = KEY_FORMAT.fullmatch(key)
-    faults = [] if found else ["an API key must look like bt_<4-32 letters or digits>_<16-128 URL-safe characters>"]
-    if unknown := sorted(set(scopes) - set(SCOPES)):
+    faults: list[str] = []
+    parts = KEY_FORMAT.fullmatch(key)
+    if parts is None:
+        faults.append("an API key must look like bt_<4-32 letters or digits>_<16-128 URL-safe characters>")
+    unknown = sorted(set(scopes) - set(SCOPES))
+    if unknown:
         faults.append(f"unknown scope {', '.join(unknown)}; there are {', '.join(SCOPES)}")
-    if found is None or faults:
+    if parts is None or faults:
         raise ConfigInvalid(faults)
     return KeyRow(
-        id=found[1],
+        id=parts[1],
         tenant=tenant,
         name=name,
-        digest=digest(found[2], pepper),
+        digest=digest(parts[2], pepper),
         pepper=pepper_mark(pepper),
         scopes=frozenset(scopes),
         created_at=now,
@@ -90,8 +93,8 @@ def is_in_force(row: KeyRow, now: float) -> bool:
 
 
 async def any_accepted(store: Keys, peppers: Sequence[bytes], now: float) -> bool | None:
-    """False if all keys in force are hashed under other peppers than these, so that every caller is refused; None if
-    there is no key in force. Only the newest keys are looked at."""
+    """Return False if all keys in force are hashed under other peppers than these, so that every caller is refused;
+    None if there is no key in force. Only the newest keys are looked at."""
     rows = await store.keys(KeyQuery(in_force=True, now=now, limit=NEWEST_KEYS))
     if not rows:
         return None

@@ -35,7 +35,9 @@ from app.telemetry import Telemetry
 Refused = Callable[[int, str], str]
 """Called with the status and the code of each refusal; returns the id of the request."""
 HEAD_BYTES: Final = 64 << 10
+"""The most bytes of the head of a request."""
 HEAD_SECONDS: Final = 30.0
+"""The time within which the head of a request must arrive."""
 LINGER_SECONDS: Final = 0.5
 """How long a connection without a request is kept open when the process no longer accepts connections."""
 
@@ -44,25 +46,25 @@ class Connection(HttpToolsProtocol):
     """uvicorn's, with bounds on the head of a request. What is ours has slots: attributes beyond thirty would cost each
     connection a dictionary of its own."""
 
-    __slots__ = ("_head", "_in_head", "_late", "_refused", "_seconds")
+    __slots__ = ("_deadline", "_head_bytes", "_in_head", "_refused", "_seconds")
 
     def __init__(self, *args: Any, refused: Refused, seconds: float, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._refused = refused
         self._seconds = seconds
         self._in_head = False
-        self._head = 0
-        self._late: asyncio.TimerHandle | None = None
+        self._head_bytes = 0
+        self._deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client has connected; one that sends nothing is disconnected after a while."""
         super().connection_made(cast(asyncio.Transport, _JoinedWrites(transport, self.loop)))
-        self._late = self.loop.call_later(self._seconds, self._give_up)
+        self._deadline = self.loop.call_later(self._seconds, self._give_up)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection is gone."""
         super().connection_lost(exc)
-        self._came()
+        self._cancel_deadline()
 
     def shutdown(self) -> None:
         """Close the connection behind its request, or, without one, once nothing has come for a while: a request that
@@ -87,7 +89,8 @@ class Connection(HttpToolsProtocol):
     @property
     def _has_unread(self) -> bool:
         """Return True if the event loop has yet to read something that has come, or that the client has left."""
-        if (sock := self.transport.get_extra_info("socket")) is None:
+        sock = self.transport.get_extra_info("socket")
+        if sock is None:
             return False
         unread = select.poll()
         unread.register(sock.fileno(), select.POLLIN)
@@ -97,12 +100,12 @@ class Connection(HttpToolsProtocol):
         """Feed the parser; watch a head that has not arrived whole."""
         super().data_received(data)
         if not self._in_head:
-            return self._came()
-        self._head += len(data)
-        if self._head > HEAD_BYTES:
+            return self._cancel_deadline()
+        self._head_bytes += len(data)
+        if self._head_bytes > HEAD_BYTES:
             self._refuse(431, "The request's headers are too large.", "headers_too_large")
-        elif self._late is None:
-            self._late = self.loop.call_later(self._seconds, self._give_up)
+        elif self._deadline is None:
+            self._deadline = self.loop.call_later(self._seconds, self._give_up)
 
     def on_message_begin(self) -> None:
         """The first byte of a request."""
@@ -112,20 +115,20 @@ class Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """The head has arrived whole."""
         self._in_head = False
-        self._head = 0
+        self._head_bytes = 0
         super().on_headers_complete()
 
     def send_400_response(self, msg: str) -> None:
         """Refuse bytes that are not HTTP."""
         self._refuse(400, "This is not a valid HTTP/1.1 request.", "invalid_http")
 
-    def _came(self) -> None:
-        if self._late is not None:
-            self._late.cancel()
-            self._late = None
+    def _cancel_deadline(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
 
     def _give_up(self) -> None:
-        self._late = None
+        self._deadline = None
         if self._in_head:
             self._refuse(408, "The request did not arrive in time; send it again.", "request_timeout")
         else:
@@ -134,10 +137,12 @@ class Connection(HttpToolsProtocol):
     def _refuse(self, status: int, message: str, code: str) -> None:
         """Write the reply, unless another one has begun, and close."""
         self._in_head = False
-        if not self.transport.is_closing():
-            if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
-                self.transport.write(_reply(status, message, code, self._refused(status, code)))
-            self.transport.close()
+        if self.transport.is_closing():
+            return
+        reply_has_begun = self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete
+        if not reply_has_begun:
+            self.transport.write(_reply(status, message, code, self._refused(status, code)))
+        self.transport.close()
 
 
 class _JoinedWrites:
@@ -197,11 +202,11 @@ UNMATCHED = "unmatched"
 """The route of a request for which there is none."""
 METHOD_CLASSES = {"GET": "read", "HEAD": "read", "OPTIONS": "read"}
 """The classes of methods in metrics; all others are `write`."""
-TEXT = 128
+NAME_CHARS = 128
 """Characters of a name in a line."""
 CLIENT_CLOSED = 499
 OVERLOADED = 503
-REASONS = 100
+MOST_REASONS = 100
 """Most reasons of refusals that are counted apart. They are codes of our own errors, of which there are fewer."""
 PROBES: Final = frozenset({"/healthz", "/readyz", "/metrics"})
 """Paths that are asked every few seconds and belong to no request of a caller."""
@@ -247,7 +252,9 @@ class RequestLog:
     def fail(self, error: BatonError) -> None:
         """Note an error."""
         self.code = error.public_code or ""
-        self.limit = error.limit if isinstance(error, OverQuota) else ""
+        self.limit = ""
+        if isinstance(error, OverQuota):
+            self.limit = error.limit
 
     def outcome(self, status: int) -> str:
         """`answered`, `failed` (an error, maybe inside of a stream), `disconnected` by the client, or `aborted`: this
@@ -270,7 +277,7 @@ class RequestLog:
         count_refusal(telemetry, status, self.limit or self.code)
         fields: dict[str, object] = {
             "request": self.id,
-            "method": method[:TEXT],
+            "method": method[:NAME_CHARS],
             "status": status,
             "outcome": self.outcome(status),
             "ms": round(seconds * 1000, 3),
@@ -278,7 +285,7 @@ class RequestLog:
         if self.code:
             fields["code"] = self.code
         if self.key is not None:
-            fields |= {"key": self.key.name[:TEXT], "tenant": self.key.tenant[:TEXT]}
+            fields |= {"key": self.key.name[:NAME_CHARS], "tenant": self.key.tenant[:NAME_CHARS]}
         if self.run:
             fields |= {"run": self.run, "tier": self.tier}
         if self.usd is not None:
@@ -296,7 +303,7 @@ def write_unreadable(telemetry: Telemetry, request_id: str, status: int, code: s
 def count_refusal(telemetry: Telemetry, status: int, reason: str) -> None:
     """Count a request that was refused, by its reason. One that has failed otherwise (500, 502, 504) was not."""
     if reason and (400 <= status < CLIENT_CLOSED or status == OVERLOADED):
-        telemetry.count("baton_refusals_total", str(status), telemetry.bounded("reason", reason, REASONS))
+        telemetry.count("baton_refusals_total", str(status), telemetry.bounded("reason", reason, MOST_REASONS))
 
 
 def route_of(scope: MutableMapping[str, Any]) -> str:
@@ -324,10 +331,12 @@ def _server_span(tracing: Tracing, scope: MutableMapping[str, Any]) -> Span:
     attributes: dict[str, str | int] = {"http.request.method": method, "url.scheme": scope.get("scheme", "http")}
     if scope.get("http_version"):
         attributes["network.protocol.version"] = scope["http_version"]
-    if server := scope.get("server"):
-        attributes["server.address"] = server[0]
-        if server[1] is not None:
-            attributes["server.port"] = server[1]
+    server = scope.get("server")
+    if server is not None:
+        host, port = server
+        attributes["server.address"] = host
+        if port is not None:
+            attributes["server.port"] = port
     return tracing.start(method, received(scope["headers"]), attributes, kind=SpanKind.SERVER)
 
 
@@ -343,7 +352,9 @@ def end_span(span: Span, scope: MutableMapping[str, Any]) -> None:
     if status:
         attributes["http.response.status_code"] = status
     span.set(attributes)
-    return span.end(str(status or 500) if not 0 < status < 500 else "")
+    if 0 < status < 500:
+        return span.end("")
+    return span.end(str(status or 500))
 
 
 def link_run(scope: MutableMapping[str, Any], state: RunState) -> None:
@@ -356,4 +367,6 @@ def link_run(scope: MutableMapping[str, Any], state: RunState) -> None:
 
 def _named_method(scope: MutableMapping[str, Any]) -> str:
     method: str = scope["method"]
-    return method if method in METHODS else "_OTHER"
+    if method in METHODS:
+        return method
+    return "_OTHER"

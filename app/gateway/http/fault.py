@@ -9,8 +9,8 @@ from starlette.responses import Response
 
 from app.errors import BatonError, InvalidRequest, PlanRejected, RunOutOfQuota, RunOverBudget, UnsupportedMedia
 
-LONGEST = 2_000
-"""Characters of a message; even if each took six bytes when escaped, few are, and a body stays below 4 KiB."""
+MESSAGE_CHARS = 2_000
+"""The most characters of a message; even if each took six bytes when escaped, few are, and a body stays below 4 KiB."""
 
 
 def describe(error: BatonError) -> dict[str, Any]:
@@ -19,8 +19,9 @@ def describe(error: BatonError) -> dict[str, Any]:
 
 
 def _object(message: str, kind: str, param: str | None, code: str | None) -> dict[str, Any]:
-    short = message if len(message) <= LONGEST else f"{message[:LONGEST]} ..."
-    return {"error": {"message": short, "type": kind, "param": param, "code": code}}
+    if len(message) > MESSAGE_CHARS:
+        message = f"{message[:MESSAGE_CHARS]} ..."
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
 def render(error: BatonError) -> Response:
@@ -66,18 +67,20 @@ def _reply(status: int, body: Mapping[str, Any], headers: Mapping[str, str]) -> 
 def of_plan(error: PlanRejected) -> InvalidRequest:
     """Return a caller's own plan that cannot be executed: every fault at once."""
     return InvalidRequest(
-        "The plan cannot be executed: " + _all(error.reasons), param="baton.plan", code="plan_rejected"
+        f"The plan cannot be executed: {_joined(error.reasons)}", param="baton.plan", code="plan_rejected"
     )
 
 
-def _all(reasons: Sequence[str]) -> str:
+def _joined(reasons: Sequence[str]) -> str:
     """Join as many whole reasons as fit into an error message, and count the others."""
     shown: list[str] = []
-    room = LONGEST - 100
+    room = MESSAGE_CHARS - 100
     for reason in reasons:
         room -= len(reason) + 2
         if room < 0:
             break
         shown.append(reason)
-    more = len(reasons) - len(shown)
-    return "; ".join(shown) + (f"; and {more} more" if more else "")
+    left_out = len(reasons) - len(shown)
+    if left_out:
+        shown.append(f"and {left_out} more")
+    return "; ".join(shown)

@@ -504,7 +504,8 @@ class Caller:
         return self.tenant in (None, tenant)
 
     def may_list(self, tenant: str | None) -> bool:
-        """False if a list is to have the entries of another tenant alone, so that this caller sees none of it."""
+        """Return False if a list is to have the entries of another tenant alone, so that this caller sees none of
+        it."""
         return tenant is None or self.sees(tenant)
 
     def may(self, scope: str) -> bool:
@@ -513,7 +514,7 @@ class Caller:
 
 
 def presented(connection: HTTPConnection) -> str | None:
-    """The key in a request's headers, whichever spelling it uses; None if there is none or if two disagree."""
+    """Return the key in a request's headers, whichever spelling it uses; None if there is none or if two disagree."""
     keys: set[str] = set()
     for name, value in connection.scope["headers"]:
         if name == b"authorization":
