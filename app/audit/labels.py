@@ -45,48 +45,63 @@ class Labels:
     def of_call(self, call: Call) -> Provenance:
         """Return what was read in a call, as it was when the call was intended."""
         if call.step is not None:
-            step = self.run.steps.get(call.step)
+            step = self.run.step_of(call)
             if step is not None:
                 return self._with_results(step, call.intent.seq)
             return self.conversation
-        if not 0 <= call.proposal < len(self.run.proposals) or call.intent.body["template"] == EMBEDS:
+        proposal = self.run.proposal(call.proposal)
+        if proposal is None or call.intent.body["template"] == EMBEDS:
             return self.conversation
-        return self.of_planner(self.run.proposals[call.proposal])
+        return self.of_planner(proposal)
 
     def of_planner(self, proposal: Proposal) -> Provenance:
         """Return what the model reads that writes a proposal."""
         if proposal.parent is not None:
             return self.inputs.get(proposal.parent, self.conversation)
         read = self.conversation
-        if (before := self.run.previous_answer(proposal)) is None:
+        answering_step = self.run.previous_answer(proposal)
+        if answering_step is None:
             return read
         for earlier in self.run.proposals_for():
             if earlier.round == proposal.round - 1 and earlier.acceptance is not None:
                 for step in earlier.steps:
                     read = read.union(self.subtasks.get(step.n, Provenance()))
-        return read.union(Provenance(self.outputs.get(before.n, frozenset()), frozenset({FROM_STEP})))
+        answer = Provenance(self.outputs.get(answering_step.n, frozenset()), frozenset({FROM_STEP}))
+        return read.union(answer)
 
     def add(self, step: Step, proposal: Proposal) -> None:
         """Derive the labels of a step from those of earlier ones."""
-        body, subtask = step.plan.body, Provenance()
-        if not proposal.opening.body.get("instant"):
-            sources = frozenset({FROM_CONDUCTOR} if body["subtask"] else ())
-            subtask = Provenance(self.of_planner(proposal).labels - _declassified(step.plan), sources)
-        self.subtasks[step.n] = read = subtask
-        if "user" in body["access"]:
+        self.subtasks[step.n] = read = self._of_subtask(step, proposal)
+        if "user" in step.plan.body["access"]:
             read = read.union(self.conversation)
         if step.inherits_view and proposal.parent in self.inputs:
             read = read.union(self.inputs[proposal.parent])
-        for m in step.inputs:
-            if m in self.outputs and self._is_shown(m):
-                read = read.union(self.subtasks[m]).union(Provenance(self.outputs[m], frozenset({FROM_STEP})))
+        for n in step.inputs:
+            if n in self.outputs and self._is_shown(n):
+                output = Provenance(self.outputs[n], frozenset({FROM_STEP}))
+                read = read.union(self.subtasks[n]).union(output)
         self.inputs[step.n] = read
-        whole = self._with_results(step, seq=None)
-        self.outputs[step.n] = whole.labels - (
-            _declassified(step.completion) if step.completion is not None else frozenset()
-        )
-        if step.completion is not None and step.completion.body.get("origin_run"):
-            self.outputs[step.n] = _string_set(step.completion, "labels")
+        self.outputs[step.n] = self._output_labels(step)
+
+    def _of_subtask(self, step: Step, proposal: Proposal) -> Provenance:
+        """Return the labels of a step's subtask: those of what its planner read, less those that it took away. A plan
+        that no model wrote has none."""
+        if proposal.opening.body.get("instant"):
+            return Provenance()
+        sources: frozenset[str] = frozenset()
+        if step.plan.body["subtask"]:
+            sources = frozenset({FROM_CONDUCTOR})
+        return Provenance(self.of_planner(proposal).labels - _declassified(step.plan), sources)
+
+    def _output_labels(self, step: Step) -> frozenset[str]:
+        """Return the labels of a step's output: those of all that it read, less those that its worker took away. An
+        output that a replay has taken over names its own."""
+        labels = self._with_results(step, seq=None).labels
+        if step.completion is None:
+            return labels
+        if step.completion.body.get("origin_run"):
+            return _string_set(step.completion, "labels")
+        return labels - _declassified(step.completion)
 
     def _is_shown(self, n: int) -> bool:
         """Return False if a step ended without words: others then see nothing of it."""
@@ -103,11 +118,11 @@ class Labels:
 
 def labels_of(run: AuditedRun) -> Labels:
     """Derive the labels of a run."""
-    found = Labels(run)
+    labels = Labels(run)
     for n in sorted(run.steps):
         step = run.steps[n]
-        found.add(step, run.proposals[step.plan.body["proposal"]])
-    return found
+        labels.add(step, run.proposals[step.plan.body["proposal"]])
+    return labels
 
 
 def check_declassification(run: AuditedRun, labels: Labels, call: Call, catalog: Catalog) -> Iterator[Violation]:
@@ -115,23 +130,21 @@ def check_declassification(run: AuditedRun, labels: Labels, call: Call, catalog:
     worker = catalog.workers.get(call.intent.body["worker"])
     may = worker.declassifies if worker is not None else frozenset()
     if call.step is not None:
-        done = run.steps[call.step].completion if call.step in run.steps else None
-        if (
-            done is not None
-            and done.body["call"] == call.id
-            and _declassified(done) - (may & labels.of_call(call).labels)
-        ):
-            yield run.violation(
-                "declassified", done.seq, f"step {call.step} lost labels that {call.id} could not take away"
-            )
+        step = run.step_of(call)
+        done = step.completion if step is not None else None
+        if done is None or done.body["call"] != call.id:
+            return
+        if _declassified(done) - (may & labels.of_call(call).labels):
+            fault = f"step {call.step} lost labels that {call.id} could not take away"
+            yield run.violation("declassified", done.seq, fault)
         return
-    if not 0 <= call.proposal < len(run.proposals):
+    proposal = run.proposal(call.proposal)
+    if proposal is None:
         return
-    for step in run.proposals[call.proposal].steps:
-        if _declassified(step.plan) - (may & labels.of_call(call).labels):
-            yield run.violation(
-                "declassified", step.plan.seq, f"the subtask of step {step.n} lost labels that it carries"
-            )
+    for planned in proposal.steps:
+        if _declassified(planned.plan) - (may & labels.of_call(call).labels):
+            fault = f"the subtask of step {planned.n} lost labels that it carries"
+            yield run.violation("declassified", planned.plan.seq, fault)
 
 
 def check_losses_without_call(run: AuditedRun) -> Iterator[Violation]:

@@ -67,11 +67,13 @@ def _check_caps(run: AuditedRun) -> Iterator[Violation]:
                 held = [held[0] - given[0], held[1] - given[1]]
                 spent = [spent[0] + body["usd"], spent[1] + token_sum(body["usage"])]
             continue
-        open_calls[body["call"]] = asked = (body["usd_held"], body["tokens_held"])
-        held = [held[0] + asked[0], held[1] + asked[1]]
-        for name, cap, now, before in zip(("micro-dollars", "tokens"), caps, held, spent, strict=True):
-            if now + before > cap:
-                yield run.violation("over-cap", event.seq, f"{before} {name} spent and {now} held, the cap is {cap}")
+        reserved = (body["usd_held"], body["tokens_held"])
+        open_calls[body["call"]] = reserved
+        held = [held[0] + reserved[0], held[1] + reserved[1]]
+        for unit, cap, now_held, now_spent in zip(("micro-dollars", "tokens"), caps, held, spent, strict=True):
+            if now_held + now_spent > cap:
+                fault = f"{now_spent} {unit} spent and {now_held} held, the cap is {cap}"
+                yield run.violation("over-cap", event.seq, fault)
 
 
 def check_row_amounts(run: AuditedRun) -> Iterator[Violation]:

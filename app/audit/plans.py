@@ -129,23 +129,26 @@ def _check_numbers(run: AuditedRun, proposal: Proposal, base: int) -> Iterator[V
 
 
 def _check_planned_steps(run: AuditedRun, proposal: Proposal) -> Iterator[Violation]:
-    most, pool = steps_allowed(run, proposal), [*run.admission["pool"], *conductor_if_allowed(run, proposal)]
-    if len(proposal.steps) > most:
-        seq = proposal.steps[most].plan.seq
-        yield run.violation("steps-over-limit", seq, f"{len(proposal.steps)} steps, at most {most}")
+    limit = steps_allowed(run, proposal)
+    if len(proposal.steps) > limit:
+        seq = proposal.steps[limit].plan.seq
+        yield run.violation("steps-over-limit", seq, f"{len(proposal.steps)} steps, at most {limit}")
     yield from check_nesting(run, proposal)
+    pool = [*run.admission["pool"], *conductor_if_allowed(run, proposal)]
+    visible_steps: set[int] = set()
     previous = run.previous_answer(proposal)
-    earlier = {previous.n} if previous is not None else set()
+    if previous is not None:
+        visible_steps.add(previous.n)
     for step in proposal.steps:
         seq = step.plan.seq
         if step.plan.body["worker"] not in pool:
             yield run.violation("worker-outside-pool", seq, f"step {step.n} is planned for a worker outside the pool")
         if step.plan.body.get("complete") and not _may_stand_in(run, proposal, step):
             yield run.violation("stand-in-wrong", seq, f"step {step.n} is not asked for the whole answer")
-        if not set(own_inputs(run, step)) <= earlier:
+        if not set(own_inputs(run, step)) <= visible_steps:
             fault = f"step {step.n} lists a step that is neither an earlier one of its plan nor the previous answer"
             yield run.violation("access-forward", seq, fault)
-        earlier.add(step.n)
+        visible_steps.add(step.n)
     for step in proposal.steps[:-1]:
         if step.plan.body["answers"]:
             yield run.violation("answering-step", step.plan.seq, f"step {step.n} answers, and others follow")
@@ -168,32 +171,34 @@ def _may_stand_in(run: AuditedRun, proposal: Proposal, step: Step) -> bool:
 
 
 def _check_verdict(run: AuditedRun, proposal: Proposal) -> Iterator[Violation]:
-    verdict = proposal.acceptance
+    acceptance = proposal.acceptance
     if proposal.approval_expiry is not None:
-        verdict = proposal.verdicts[0]
+        acceptance = proposal.verdicts[0]
     if proposal.opening.body["mode"] == FALLBACK:
         yield from _check_fallback(run, proposal)
     if proposal.rejection is not None and proposal.rejection.body["call"]:
         yield from _check_planning_call(run, proposal, proposal.rejection)
-    if verdict is None:
+    if acceptance is None:
         return
-    empty = proposal.round > 1 and proposal.parent is None and not proposal.steps
-    if not empty and (not proposal.steps or not proposal.steps[-1].plan.body["answers"]):
-        yield run.violation("answering-step", verdict.seq, "the last step of the plan does not answer")
-    shape = _topology_of(run, proposal)
-    if verdict.body["steps"] != len(proposal.steps) or verdict.body["topology"] != shape:
-        yield run.violation(
-            "plan-count", verdict.seq, f"the journal has {len(proposal.steps)} steps, {shape or 'no shape'}"
-        )
-    yield from _check_planning_call(run, proposal, verdict)
+    is_further_round = proposal.round > 1 and proposal.parent is None
+    may_have_no_answer = is_further_round and not proposal.steps
+    last_step_answers = any(step.plan.body["answers"] for step in proposal.steps[-1:])
+    if not last_step_answers and not may_have_no_answer:
+        yield run.violation("answering-step", acceptance.seq, "the last step of the plan does not answer")
+    count, shape = len(proposal.steps), _topology_of(run, proposal)
+    if (acceptance.body["steps"], acceptance.body["topology"]) != (count, shape):
+        yield run.violation("plan-count", acceptance.seq, f"the journal has {count} steps, {shape or 'no shape'}")
+    yield from _check_planning_call(run, proposal, acceptance)
 
 
 def _check_fallback(run: AuditedRun, proposal: Proposal) -> Iterator[Violation]:
-    parent = run.steps.get(proposal.parent) if proposal.parent is not None else None
-    whole = parent.plan.body["access"] if parent is not None else ["user"]
+    """A fallback is one step without a subtask, which sees the conversation, or what the step sees for which it is."""
+    view = ["user"]
+    if proposal.parent in run.steps:
+        view = run.steps[proposal.parent].plan.body["access"]
     for step in proposal.steps:
         body = step.plan.body
-        if step is not proposal.steps[0] or body["subtask"] or body["access"] != whole:
+        if step is not proposal.steps[0] or body["subtask"] or body["access"] != view:
             yield run.violation("plan-shape", step.plan.seq, f"step {step.n} of a fallback")
 
 
