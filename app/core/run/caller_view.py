@@ -156,14 +156,25 @@ def attempt_of(state: RunState, call: str) -> int:
 def _answering_calls(state: RunState, n: int) -> list[Call]:
     """Return the calls that gave, or were to give, the answers of the rounds up to that of step `n`; its own come last.
     What is nested in a step gives its answer in one."""
-    of = state.steps[n].proposal
-    rounds = range(1, next(proposal.round for proposal in state.proposals if proposal.number == of))
-    earlier = [workflow[-1].n for number in rounds if (workflow := state.steps_of_round(number))]
+    steps: list[StepState] = []
+    for number in range(1, _round_of(state, n)):
+        workflow = state.steps_of_round(number)
+        if workflow:
+            steps.append(workflow[-1])
     cut_short = state.end is not None and state.end.stopped and state.round == 1
     if cut_short and state.answering_step is not None:
-        earlier.append(state.answering_step.n)  # what it had sent is not the answer, which another step gave before
-    steps = [state.steps[m] for m in (*earlier, n)]
-    return [call for step in steps for call in state.calls.values() if call.step == step.n or call.id == step.call]
+        steps.append(state.answering_step)  # what it had sent is not the answer, which another step gave before
+    steps.append(state.steps[n])
+    calls: list[Call] = []
+    for step in steps:
+        calls += [call for call in state.calls.values() if call.step == step.n or call.id == step.call]
+    return calls
+
+
+def _round_of(state: RunState, n: int) -> int:
+    """Return the number of the round that a step of the run's own workflows belongs to."""
+    number = state.steps[n].proposal
+    return next(proposal.round for proposal in state.proposals if proposal.number == number)
 
 
 def answering_step_of(state: RunState) -> StepState | None:
@@ -273,15 +284,19 @@ def classify_results(state: RunState, came: ReturnedResults) -> ResultsKind:
     """Classify results for a run. Raises `InvalidRequest` if the run cannot go on with them."""
     if state.ended:
         return "history"
-    given = {id_: exchange for step in state.steps.values() for exchange in step.exchanges for id_ in exchange.ids}
-    if not came.results.keys() <= given.keys():
+    issued: set[str] = set()
+    for step in state.steps.values():
+        for exchange in step.exchanges:
+            issued.update(exchange.ids)
+    if not came.results.keys() <= issued:
         raise unknown_call_error()
     awaited = state.unanswered_tool_calls.keys() if state.state == "awaiting_tool" else frozenset()
     if came.results.keys() == awaited:
         if not came.tail or _all_open_steps_see_user(state):
             return "go_on"
         return "history"
-    if missing := [id_ for id_ in awaited if id_ not in came.results] if came.results.keys() <= awaited else []:
+    if came.results.keys() < awaited:
+        missing = [id_ for id_ in awaited if id_ not in came.results]
         raise InvalidRequest(
             "Send the results of all tool calls of the reply together. Missing are those of: " + ", ".join(missing),
             param="messages",
@@ -294,8 +309,12 @@ def classify_results(state: RunState, came: ReturnedResults) -> ResultsKind:
 
 def latest_exchanges(state: RunState) -> Mapping[str, Exchange]:
     """Return the exchanges whose results the present turn began with, by the id of each call."""
-    exchanges = [exchange for step in state.steps.values() for exchange in step.exchanges if exchange.results]
-    return {id_: exchange for exchange in exchanges if exchange.turn == state.turn.number - 1 for id_ in exchange.ids}
+    exchanges: dict[str, Exchange] = {}
+    for step in state.steps.values():
+        for exchange in step.exchanges:
+            if exchange.results and exchange.turn == state.turn.number - 1:
+                exchanges.update(dict.fromkeys(exchange.ids, exchange))
+    return exchanges
 
 
 def messages_by_step(state: RunState, came: ReturnedResults) -> Mapping[int, tuple[Message, ...]]:

@@ -37,6 +37,7 @@ from app.core.run.state import (
     NO_RESULTS,
     ROUND_OVER,
     Answer,
+    Proposal,
     RunState,
     StepState,
     answer_of,
@@ -132,13 +133,18 @@ def decide(state: RunState, now: float) -> tuple[Command, ...]:
     if now >= state.turn.deadline:
         return (give_up(state, Kind.EXPIRED, EXPIRED),)
     live, current, answering = state.active_steps, state.current_steps, state.answering_step
-    if answering is not None and answering.settled and answering.state != "done" and (short := _shortage(live)):
-        return (give_up(state, *short),)
+    answer_is_lost = answering is not None and answering.settled and answering.state != "done"
+    shortage = _shortage(live) if answer_is_lost else None
+    if shortage is not None:
+        kind, error = shortage
+        return (give_up(state, kind, error),)
     proposal = state.proposal
     if proposal is None or proposal.state == "rejected":
         return (_next_proposal(state),)
     if state.admitted.preview:
-        return (Finish(Kind.SUCCEEDED),) if state.has_workflow else ()
+        if state.has_workflow:
+            return (Finish(Kind.SUCCEEDED),)
+        return ()
     return (
         _schedule_steps(state, live)
         or _schedule_nested(state, live)
@@ -233,8 +239,11 @@ def give_up(state: RunState, kind: Kind, error: str) -> Finish:
     first round, for want of money or time, with the best output that may stand in for the answer."""
     if state.previous_answer is None:
         return _end_with_best_output(state, error) or Finish(kind, error=error)
-    final = state.has_workflow and not state.current_steps  # the empty plan has taken the answer before
-    answer = state.previous_answer if final else state.answer_of_round(state.round)
+    accepted_empty_plan = state.has_workflow and not state.current_steps
+    if accepted_empty_plan:  # it has taken the answer of the round before for final
+        answer: Answer | None = state.previous_answer
+    else:
+        answer = state.answer_of_round(state.round)
     if answer is not None:
         return Finish(Kind.SUCCEEDED, answer.step.n, answer.fell_back)
     return Finish(Kind.SUCCEEDED, state.previous_answer.step.n, state.previous_answer.fell_back, stopped=error)
@@ -245,7 +254,8 @@ def _end_with_best_output(state: RunState, error: str) -> Finish | None:
     what may stand in for it; None if there is neither."""
     if error not in (EXPIRED, OVER_BUDGET) or state.round > 1:
         return None
-    if (answer := state.answer_of_round(1)) is not None:
+    answer = state.answer_of_round(1)
+    if answer is not None:
         return Finish(Kind.SUCCEEDED, answer.step.n, answer.fell_back)
     best = best_output_so_far(state)
     if best is None:
@@ -255,17 +265,23 @@ def _end_with_best_output(state: RunState, error: str) -> Finish | None:
 
 def best_output_so_far(state: RunState) -> StepState | None:
     """The last step of the first round's workflow whose output may stand in for the answer; None if there is none."""
-    steps = state.current_steps if state.has_workflow and state.round == 1 else ()
-    done = [step for step in steps if step.complete and step.state == "done" and step.chars and not step.refusal]
-    return done[-1] if done else None
+    if not state.has_workflow or state.round > 1:
+        return None
+    for step in reversed(state.current_steps):
+        has_text = step.state == "done" and step.chars > 0
+        if step.complete and has_text and not step.refusal:
+            return step
+    return None
 
 
 def decide_end_again(command: Finish, state: RunState, decided: float) -> Finish:
     """The end that follows from a later state than that for which `command` was decided on, at that time. What ran has
     been stopped, so there is no way back; but others may have answered meanwhile."""
-    follows = next((following for following in decide(state, decided) if isinstance(following, Finish)), None)
-    if follows is not None or state.is_waiting:
-        return follows or command
+    for next_command in decide(state, decided):
+        if isinstance(next_command, Finish):
+            return next_command
+    if state.is_waiting:
+        return command
     return give_up(state, command.kind, command.stopped or command.error)
 
 
@@ -275,24 +291,48 @@ def _schedule_steps(state: RunState, live: Sequence[StepState]) -> tuple[Command
     While a plan still streams, its steps start as they come, unless money or time is short; the one that answers waits
     until the plan is accepted.
     """
-    gated, unmade = _gated_proposals(state), state.open_proposal
-    busy = sum([step.state in ("queued", "running", "awaiting_tool") and not step.opens_workflow for step in live])
+    gated, open_proposal = _gated_proposals(state), state.open_proposal
     ready: list[int] = []
     skips: list[Command] = []
     for step in live:
-        inputs = [state.steps[n] for n in step.access.steps]
-        known = unmade is None or step.proposal != unmade.number or not (step.answers or unmade.waits)
-        if step.proposal in gated or step.state != "waiting" or not known:
+        if step.state != "waiting" or step.proposal in gated or _waits_for_its_plan(step, open_proposal):
             continue
+        inputs = [state.steps[n] for n in step.access.steps]
         if not all(earlier.settled for earlier in inputs):
             continue
-        if inputs and not (step.access.user or step.inherits) and not any(earlier.chars for earlier in inputs):
+        if _has_nothing_to_see(step, inputs):
             skips.append(Skip(step.n))
         elif not step.opens_workflow:
             ready.append(step.n)
-    free = max(state.admitted.limits.fan_out - busy, 0)
-    queue: tuple[Command, ...] = (Queue(tuple(ready[:free])),) if ready[:free] else ()
-    return (*skips, *queue)
+    free_slots = max(state.admitted.limits.fan_out - _count_busy(live), 0)
+    queued = tuple(ready[:free_slots])
+    if queued:
+        return (*skips, Queue(queued))
+    return tuple(skips)
+
+
+def _waits_for_its_plan(step: StepState, open_proposal: Proposal | None) -> bool:
+    """Return True if a step may not begin before its plan, which is still being made, is accepted."""
+    if open_proposal is None or step.proposal != open_proposal.number:
+        return False
+    return step.answers or open_proposal.waits
+
+
+def _has_nothing_to_see(step: StepState, inputs: Sequence[StepState]) -> bool:
+    """Return True if a step was to see only earlier outputs, and all of these are lost or empty."""
+    sees_task = step.access.user or step.inherits
+    if sees_task or not inputs:
+        return False
+    return not any(earlier.chars for earlier in inputs)
+
+
+def _count_busy(steps: Sequence[StepState]) -> int:
+    """Return how many steps take a place of the fan-out. A step of the conductor's takes none: its nested steps do."""
+    busy = 0
+    for step in steps:
+        if step.state in ("queued", "running", "awaiting_tool") and not step.opens_workflow:
+            busy += 1
+    return busy
 
 
 def _gated_proposals(state: RunState) -> frozenset[int]:
@@ -311,8 +351,9 @@ def _schedule_nested(state: RunState, live: Sequence[StepState]) -> tuple[Comman
         return ()
     openers = [step for step in live if step.opens_workflow]
     for step in openers:
-        if step.state == "running" and (command := _continue_nested(state, step.n)):
-            return command
+        commands = _continue_nested(state, step.n) if step.state == "running" else ()
+        if commands:
+            return commands
     if state.open_proposal is not None:
         return ()
     gated = _gated_proposals(state)
@@ -333,7 +374,8 @@ def _continue_nested(state: RunState, parent: int) -> tuple[Command, ...]:
         return (_next_proposal(state, parent),)
     if last.state == "open" or not steps[-1].settled or any(step.state in ("queued", "running") for step in steps):
         return ()
-    if open_steps := [step for step in steps if not step.settled]:
+    open_steps = [step for step in steps if not step.settled]
+    if open_steps:
         return tuple(Skip(step.n, ROUND_OVER) for step in open_steps)
     return (Conclude(parent, answer_of(steps), steps[-1].error),)
 

@@ -337,8 +337,10 @@ class RunState:
     def answering_step(self) -> StepState | None:
         """Return the step whose output is the present round's answer; known once a proposal is accepted, and none if it
         is the empty plan."""
-        current = self.current_steps if self.has_workflow else ()
-        return current[-1] if current else None
+        steps = self.current_steps if self.has_workflow else ()
+        if steps:
+            return steps[-1]
+        return None
 
     @property
     def round(self) -> int:
@@ -386,12 +388,10 @@ class RunState:
         """Return the steps of all rounds, and of what is nested in them; not those of proposals that were replaced."""
         if self.round == 1 and not self.nested:
             return self.current_steps
-        kept = {
-            proposal.number
-            for proposal in self.proposals
-            if proposal.state == "accepted" or proposal is self.proposals[-1]
-        }
-        kept |= {tries[-1].number for tries in self.nested.values()}
+        kept: set[int] = {tries[-1].number for tries in self.nested.values()}
+        for proposal in self.proposals:
+            if proposal.state == "accepted" or proposal is self.proposals[-1]:
+                kept.add(proposal.number)
         return tuple(step for step in self.steps.values() if step.proposal in kept)
 
     @property
@@ -409,16 +409,19 @@ class RunState:
         """Return True if a fallback decided, a step failed, the last round has no answer, or a text is cut off because
         time was over. Steps that were skipped because the run or their round had ended do not count."""
         last = self.proposal
-        if (self.end is not None and self.end.stopped) or (
-            last is not None and FALLBACK in (last.mode, last.conductor)
-        ):
+        if self.end is not None and self.end.stopped:
+            return True
+        if last is not None and FALLBACK in (last.mode, last.conductor):
             return True
         if any(tries[-1].mode == FALLBACK for tries in self.nested.values()):
             return True
         if any(call.out_of_time for call in self.calls.values()):
             return True
-        spared = (RUN_ENDED, ROUND_OVER)
-        return any(step.state in ("failed", "skipped") and step.error not in spared for step in self.planned_steps)
+        for step in self.planned_steps:
+            not_needed = step.error in (RUN_ENDED, ROUND_OVER)
+            if step.state in ("failed", "skipped") and not not_needed:
+                return True
+        return False
 
     @property
     def usd(self) -> int:
@@ -435,32 +438,40 @@ class RunState:
     @property
     def active_steps(self) -> tuple[StepState, ...]:
         """Return the steps of the present round, and of what is nested in them."""
-        found = inner = self.current_steps
+        active = inner = self.current_steps
         while inner and self.nested:
-            openers = [step.n for step in inner if step.n in self.nested]
-            inner = tuple(step for n in openers for step in self.steps_of(self.nested[n][-1]))
-            found += inner
-        return found
+            nested: list[StepState] = []
+            for step in inner:
+                if step.n in self.nested:
+                    nested += self.steps_of(self.nested[step.n][-1])
+            inner = tuple(nested)
+            active += inner
+        return active
 
     @property
     def all_proposals(self) -> tuple[Proposal, ...]:
-        """Return all of them, in the order of their numbers."""
-        inner = (proposal for tries in self.nested.values() for proposal in tries)
-        if self.nested:
-            return tuple(sorted((*self.proposals, *inner), key=lambda proposal: proposal.number))
-        return self.proposals
+        """Return the proposals of the run's own workflows and of nested ones, in the order of their numbers."""
+        if not self.nested:
+            return self.proposals
+        proposals = list(self.proposals)
+        for tries in self.nested.values():
+            proposals += tries
+        return tuple(sorted(proposals, key=lambda proposal: proposal.number))
 
 
 def answer_of(steps: Sequence[StepState]) -> Answer | None:
     """Return the answer of a workflow; None if its answering step is not done.
 
-    Only an empty output is stood in for, by the last one that is not empty (DESIGN, section 4). A step that failed has
-    none: what an earlier one said is a plan or a draft, and would pass an outage off as an answer.
+    If the output of the answering step is empty, the last output that is not empty takes its place (DESIGN, section 4).
+    If the answering step failed, no other output does: an earlier step has written a plan or a draft, and an outage
+    would pass for an answer.
     """
     if not steps or steps[-1].state != "done":
         return None
-    spoken = [step for step in steps if step.state == "done" and step.chars] or [steps[-1]]
-    return Answer(spoken[-1], spoken[-1] is not steps[-1])
+    for step in reversed(steps):
+        if step.state == "done" and step.chars:
+            return Answer(step, fell_back=step is not steps[-1])
+    return Answer(steps[-1], fell_back=False)
 
 
 # -- the fold
