@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 
 from app.conductor.prompt import ALTERNATIVES
-from app.conductor.protocol import Ask, Brief, Rationale
+from app.conductor.protocol import Ask, Brief, Question, Rationale
 from app.conductor.styles import Style
 from app.core.message.chat import Chosen, Piece, Words
 from app.core.plan import workflow
@@ -37,16 +37,16 @@ class ModelConductor:
         reasoned = self._style.gives_reasons and brief.reasons
         reader = workflow.PlanReader(workflow.by_ordinal(names), brief.limits.steps, brief.round > 1, reasoned)
         probabilities = WorkerProbabilities()
-        answer = ask(
+        question = Question(
             self._worker,
             self._style.messages(brief),
-            schema=self._style.schema(brief, positional=self._positional),
             max_tokens=self._style.most_tokens(brief),
+            schema=self._style.schema(brief, positional=self._positional),
             temperature=self._temperature,
             logprobs=self._alternatives,
             template=self._style.template(brief),
         )
-        async for pieces in answer:
+        async for pieces in ask(question):
             probabilities.add(pieces)
             for step in reader.feed("".join(piece.text for piece in pieces if isinstance(piece, Words))):
                 yield replace(step, probability=probabilities.next_probability(names.index(step.worker)))

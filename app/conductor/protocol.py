@@ -12,7 +12,7 @@ probabilities before the chosen conductor is asked for anything.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import field
 from typing import Any, Protocol
 
@@ -94,25 +94,25 @@ class Rationale:
     why: str
 
 
-class Ask(Protocol):
-    """One journaled call of a worker on the conductor's behalf."""
+@record(frozen=True, slots=True)
+class Question:
+    """A question of a conductor to a worker."""
 
-    def __call__(
-        self,
-        worker: str,
-        messages: tuple[Message, ...],
-        *,
-        schema: Mapping[str, Any] | None,
-        max_tokens: int,
-        temperature: float,
-        logprobs: int = 0,
-        template: str = "",
-    ) -> AsyncIterator[list[Piece]]:
-        """Yield the pieces of the answer. Raises the errors of `Provider.stream`, and `RunOverBudget`.
+    worker: str
+    messages: tuple[Message, ...]
+    max_tokens: int
+    schema: Mapping[str, Any] | None = None
+    """The JSON schema of the answer; None for free text."""
+    temperature: float = 0.0
+    logprobs: int = 0
+    """The number of alternatives whose log-probabilities are asked for, for each token of the answer."""
+    template: str = ""
+    """The name of the prompt from which the messages were made, so that an auditor can make them again."""
 
-        `template` names the prompt from which the messages were made, so that an auditor can make them again.
-        """
-        ...
+
+Ask = Callable[[Question], AsyncIterator[list[Piece]]]
+"""Makes one journaled call on the conductor's behalf, and yields the pieces of the answer. Raises the errors of
+`Provider.stream`, and `RunOverBudget`."""
 
 
 class Conductor(Protocol):

@@ -11,7 +11,7 @@ import pytest
 from app.conductor.fixed import SHAPES, FixedConductor, RandomConductor
 from app.conductor.model import ModelConductor
 from app.conductor.prompt import messages, shortened, template
-from app.conductor.protocol import Brief, Conductor, Given, PastStep, Previous
+from app.conductor.protocol import Brief, Conductor, Given, PastStep, Previous, Question
 from app.conductor.styles import STYLES
 from app.core.message.chat import Chosen, End, Image, Message, Piece, Task, Text, Tool, Toolbox, ToolCall, Usage, Words
 from app.core.plan.workflow import Access, Step, by_name, read_plan
@@ -38,12 +38,10 @@ class Asked:
 
     reads: Sequence[list[Piece]] = ()
     error: Exception | None = None
-    calls: list[dict[str, Any]] = field(default_factory=list)
+    questions: list[Question] = field(default_factory=list)
 
-    async def __call__(
-        self, worker: str, messages: tuple[Message, ...], *, schema: Mapping[str, Any] | None, **options: Any
-    ) -> AsyncIterator[list[Piece]]:
-        self.calls.append({"worker": worker, "messages": messages, "schema": schema, **options})
+    async def __call__(self, question: Question) -> AsyncIterator[list[Piece]]:
+        self.questions.append(question)
         for pieces in self.reads:
             yield pieces
         if self.error is not None:
@@ -58,6 +56,12 @@ def plan_of(*steps: tuple[int, list[str | int]]) -> str:
 def saying(*texts: str, error: Exception | None = None) -> Asked:
     """A model that says this, one read for each text."""
     return Asked([*([Words(text)] for text in texts), [End("stop", Usage(9, 0, 9))]], error)
+
+
+def schema_of(question: Question) -> Mapping[str, Any]:
+    """The schema of the answer, which a plan always has."""
+    assert question.schema is not None
+    return question.schema
 
 
 def chain(steps: int) -> str:
@@ -115,7 +119,7 @@ async def test_a_workflow_keeps_to_the_limits(maker: Callable[[Limits], Conducto
 async def test_only_a_conductor_that_waits_asks_and_only_once(maker: Callable[[Limits], Conductor]) -> None:
     conductor, ask = maker(Limits()), saying(chain(3))
     await proposed(conductor, BRIEF, ask)
-    assert len(ask.calls) == (0 if conductor.instant else 1)
+    assert len(ask.questions) == (0 if conductor.instant else 1)
 
 
 async def test_no_state_is_kept_between_proposals(maker: Callable[[Limits], Conductor]) -> None:
@@ -196,8 +200,8 @@ FURTHER = replace(BRIEF, round=2, previous=Previous(PAST, "It is 4."))
 async def test_a_further_round_may_be_empty_and_may_see_the_answer_before() -> None:
     ask = saying('{"steps": []}')
     assert await proposed(model(), FURTHER, ask) == []
-    assert ask.calls[0]["template"] == "further-1"
-    steps = ask.calls[0]["schema"]["properties"]["steps"]
+    assert ask.questions[0].template == "further-1"
+    steps = schema_of(ask.questions[0])["properties"]["steps"]
     assert steps["minItems"] == 0
     assert ["user", "previous"] in steps["prefixItems"][0]["properties"]["access"]["enum"]
     [step] = await proposed(model(), FURTHER, saying(plan_of((0, ["previous"]))))
@@ -238,7 +242,7 @@ def test_the_round_before_is_shown_behind_a_mark_that_it_cannot_hold() -> None:
 async def test_each_step_comes_before_the_next_is_read() -> None:
     text, reads = chain(3), []
 
-    async def ask(*_arguments: Any, **_options: Any) -> AsyncIterator[list[Piece]]:
+    async def ask(_question: Question) -> AsyncIterator[list[Piece]]:
         for char in text:
             reads.append(char)
             yield [Words(char)]
@@ -251,14 +255,14 @@ async def test_each_step_comes_before_the_next_is_read() -> None:
 async def test_the_model_is_asked_under_the_schema_and_a_bound() -> None:
     ask = saying(chain(1))
     await proposed(model(), replace(BRIEF, limits=Limits(steps=2)), ask)
-    [call] = ask.calls
-    assert call["worker"] == "planner"
-    assert call["schema"]["properties"]["steps"]["maxItems"] == 2
-    assert (call["temperature"], call["logprobs"]) == (0.7, 10)
-    assert 2 * 600 < call["max_tokens"] < 2_000
+    [question] = ask.questions
+    assert question.worker == "planner"
+    assert schema_of(question)["properties"]["steps"]["maxItems"] == 2
+    assert (question.temperature, question.logprobs) == (0.7, 10)
+    assert 2 * 600 < question.max_tokens < 2_000
     await proposed(model(positional=False, logprobs=False), BRIEF, ask)
-    assert "prefixItems" not in ask.calls[1]["schema"]["properties"]["steps"]
-    assert ask.calls[1]["logprobs"] == 0
+    assert "prefixItems" not in schema_of(ask.questions[1])["properties"]["steps"]
+    assert ask.questions[1].logprobs == 0
 
 
 async def test_garbage_is_rejected_with_all_reasons() -> None:
@@ -364,7 +368,7 @@ async def test_with_tools_each_step_of_the_schema_says_whether_it_may_call_them(
     for brief, there in ((BRIEF, False), (tooled, True)):
         asked = saying(chain(1))
         await proposed(model(), brief, asked)
-        place = asked.calls[0]["schema"]["properties"]["steps"]["prefixItems"][0]
+        place = schema_of(asked.questions[0])["properties"]["steps"]["prefixItems"][0]
         assert ("tools" in place["properties"]) is there
 
 

@@ -362,6 +362,6 @@ async def test_an_answer_that_cannot_be_read_any_more_is_accepted(
     async def erased(*_: Any) -> Any:
         raise NotFound
 
-    monkeypatch.setattr("app.engine.runs.planning.shown", erased)
+    monkeypatch.setattr("app.engine.runs.planning.with_inputs", erased)
     made = await decisions(opened, await ask(client, model="baton-twice"))
     assert (made[1]["action"], made[1]["candidates"]) == ("accept", {"accept": 1.0})

@@ -15,7 +15,6 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from math import inf
-from typing import Any
 
 import orjson
 
@@ -29,6 +28,7 @@ from app.conductor.protocol import (
     PastStep,
     Policy,
     Previous,
+    Question,
     Rationale,
     Sight,
 )
@@ -64,10 +64,10 @@ from app.providers.protocol import Request
 from app.store.protocol import Store
 
 NOT_CLEARED, NOT_HERE = "not_cleared", "not_here"
-SHAPED = frozenset({"fixed", "random"})
+FIXED_SHAPE_CONDUCTORS = frozenset({"fixed", "random"})
 """The conductors whose plans have a shape that does not depend on the run's money."""
-STOP_WAIT = 2.0
-"""Seconds that a stopped planner gets to write its call's outcome."""
+STOP_WAIT_SECONDS = 2.0
+"""Time that a stopped planner gets to write its call's outcome."""
 
 
 @record(frozen=True, slots=True)
@@ -129,7 +129,7 @@ class Planner:
         self._text = ""
         self._sights: dict[int, Sight] = {}
         """The embedding of each proposal that waits for one, or why there is none, by proposal."""
-        self._before: dict[int, Previous | None] = {}
+        self._previous_rounds: dict[int, Previous | None] = {}
         """The round before each proposal that a chooser makes in a further round; None where it cannot be read."""
         self._lowers: frozenset[str] = frozenset()
         """The labels that the subtasks of the plan in progress lose, because its writer declassifies them."""
@@ -143,59 +143,71 @@ class Planner:
     ) -> tuple[list[Fact], list[tuple[str, bytes]]]:
         """`plan.opened`, and the whole plan if the conductor is instant; with the contents to store with them.
         Nothing at all while a chooser waits for an embedding or for the answer before: see `start`."""
-        if self._waits(state, command):
+        if self._has_to_prepare(state, command):
             return [], []
         decision, contents = self._choose(state, command)
         conductor = self._conductor_for(state, command)
         recorded = self._recorded_for(state, command)
-        known = self._brief(state, command, conductor)
-        names = [worker.name for worker in known.workers] + ([CONDUCTOR] if known.nests else [])
-        kind = "fallback" if command.mode == "fallback" else state.admitted.conductor
-        written: list[Fact] = [
-            drafts.plan_opened(
-                command,
-                kind,
-                names,
-                conductor.instant if recorded is None else recorded.instant,
-                decision=decision.body() if decision is not None else None,
-                ejected=self._ejected.get(command.number),
-                waits=not conductor.instant and self._has_to_wait(state, known),
-                reasons=known.reasons,
-            )
-        ]
+        brief = self._brief(state, command, conductor)
+        names = [worker.name for worker in brief.workers]
+        if brief.nests:
+            names.append(CONDUCTOR)
+        opened = drafts.opened(
+            command,
+            "fallback" if command.mode == "fallback" else state.admitted.conductor,
+            names,
+            conductor.instant if recorded is None else recorded.instant,
+            decision=decision.body() if decision is not None else None,
+            ejected=self._ejected.get(command.number),
+            waits=not conductor.instant and self._has_to_wait(state, brief),
+            reasons=brief.reasons,
+        )
         self._lowers = frozenset()
-        if conductor.instant:
-            proposed = conductor.propose(known, partial(self._ask, append, known))
-            steps = [step async for step in proposed if isinstance(step, Step)]
-            if objections := self._objections(state, command, steps):
-                self._context.telemetry.count("baton_plans_total", state.admitted.tier, "rejected")
-                reasons = (RunOverBudget.code, *objections)
-                return [*written, drafts.plan_rejected(command.number, "", reasons, outage=False)], contents
-            for place, step in enumerate(steps):
-                draft, new = self.step(state, command, place, step)
-                written.append(draft)
-                contents += new
-            taken, texts = self._taken_over(command, recorded)
-            if refused := label_refusals(self._context.catalog(), state, [*written, *taken]):
-                skips = [StepSkipped(command.base + place, "plan_rejected") for place in range(len(steps))]
-                written += [*skips, drafts.plan_rejected(command.number, "", refused, outage=False)]
-            else:
-                inputs = [step.access.steps for step in steps]
-                price = self.price(state, command.number, len(steps))
-                written += [drafts.plan_accepted(command.number, "", inputs, price=price), *taken]
-                contents += texts
-        return written, contents
+        if not conductor.instant:
+            return [opened], contents
+        steps = []
+        async for step in conductor.propose(brief, partial(self._ask, append, brief)):
+            if isinstance(step, Step):
+                steps.append(step)
+        events, plan_contents = self._whole_plan(state, command, opened, steps)
+        return events, contents + plan_contents
+
+    def _whole_plan(
+        self, state: RunState, command: Propose, opened: Fact, steps: Sequence[Step]
+    ) -> tuple[list[Fact], list[tuple[str, bytes]]]:
+        """The events of a proposal whose steps are all known when it is opened, with their contents."""
+        objections = self._objections(state, command, steps)
+        if objections:
+            self._context.telemetry.count("baton_plans_total", state.admitted.tier, "rejected")
+            reasons = (RunOverBudget.code, *objections)
+            return [opened, drafts.rejected(command.number, "", reasons, outage=False)], []
+        events = [opened]
+        contents: list[tuple[str, bytes]] = []
+        for place, step in enumerate(steps):
+            planned, step_contents = self.step(state, command, place, step)
+            events.append(planned)
+            contents += step_contents
+        taken_over, outputs = self._taken_over(command, self._recorded_for(state, command))
+        refused = refusals(self._context.catalog(), state, [*events, *taken_over])
+        if refused:
+            events += [StepSkipped(command.base + place, "plan_rejected") for place in range(len(steps))]
+            events.append(drafts.rejected(command.number, "", refused, outage=False))
+            return events, contents
+        inputs = [step.access.steps for step in steps]
+        price = self.price(state, command.number, len(steps))
+        events += [drafts.accepted(command.number, "", inputs, price=price), *taken_over]
+        return events, contents + outputs
 
     @cached_property
     def _means(self) -> Means:
         """Return the means of the run, for those plans whose price or time is looked at."""
         return Means(self._context, self._task)
 
-    def _has_to_wait(self, state: RunState, known: Brief) -> bool:
+    def _has_to_wait(self, state: RunState, brief: Brief) -> bool:
         """True if no step may begin before the plan is complete: it may need an approval, or money or time is short."""
         if state.admitted.approval is not None:
             return True
-        return self._means.are_short(state, known.workers, known.limits.steps)
+        return self._means.are_short(state, brief.workers, brief.limits.steps)
 
     def price(self, state: RunState, proposal: int, count: int) -> int | None:
         """The worst case of a proposal of so many steps, one call each, in micro-dollars; None where no approval can
@@ -220,7 +232,7 @@ class Planner:
     def _objections(self, state: RunState, command: Propose, steps: Sequence[Step]) -> Sequence[str]:
         """The reasons why the plan of a fixed shape does not fit the run's money or time. A selector has left out what
         does not fit, and a plan of the caller's, or an arm's, is carried out as far as it goes."""
-        if command.mode != "first" or state.admitted.conductor not in SHAPED:
+        if command.mode != "first" or state.admitted.conductor not in FIXED_SHAPE_CONDUCTORS:
             return ()
         tier = self._context.tier_of(state.admitted)
         if tier is None or tier.conductor.whole:
@@ -238,24 +250,29 @@ class Planner:
         """A chooser's decision, where there is one to be made, with the features that it rests on."""
         if not isinstance(self._policy, Chooser) or command.mode != "first":
             return None, []
-        known = self._brief(state, command, Given(()))
-        seconds = self._means.seconds_left(state)
-        known = replace(
-            known,
-            planning=self._means.planning(state, known.workers),
+        brief = self._brief(state, command, Given(()))
+        seconds_left = self._means.seconds_left(state)
+        brief = replace(
+            brief,
+            planning=self._means.planning(state, brief.workers),
             planning_seconds=self._means.planning_seconds(state),
-            seconds_left=seconds,
-            paces=self._means.paces(known.workers),
+            seconds_left=seconds_left,
+            paces=self._means.paces(brief.workers),
             tenant=state.admitted.tenant,
-            previous=self._before.get(command.number),
+            previous=self._previous_rounds.get(command.number),
         )
-        explores, seed = state.admitted.explore, f"{state.run}/{command.number}"
         sight = self._sight(state, command)
-        chosen = self._policy.choose(known, seed, explores=explores, asks=self._may_ask(state), sight=sight)
+        chosen = self._policy.choose(
+            brief,
+            f"{state.run}/{command.number}",
+            explores=state.admitted.explore,
+            asks=self._may_model_plan(state),
+            sight=sight,
+        )
         self._conductor = chosen.conductor
         body = orjson.dumps(chosen.seen.to_json())
-        ref = content_ref(self._salt, body)
-        left = {"usd": known.usd_left, "tokens": known.tokens_left, "seconds": seconds}
+        ref = address(self._salt, body)
+        left = {"usd": brief.usd_left, "tokens": brief.tokens_left, "seconds": seconds_left}
         return _decision(chosen, ref, left, _embedder_facts(self._policy.embedder, sight)), [(ref, body)]
 
     def _sight(self, state: RunState, command: Propose) -> Sight:
@@ -263,7 +280,7 @@ class Planner:
         number = command.number if command.round == 1 else state.proposals[0].number
         return self._sights.get(number, Sight(blind=NOT_CLEARED if command.round == 1 else NOT_HERE))
 
-    def _may_ask(self, state: RunState) -> bool:
+    def _may_model_plan(self, state: RunState) -> bool:
         """True if the tier's model may plan for this run: it reads the whole task (D6), and should be healthy."""
         catalog = self._context.catalog()
         tier = self._context.tier_of(state.admitted)
@@ -272,36 +289,37 @@ class Planner:
         model = catalog.workers.get(tier.conductor.worker)
         if model is None or not permits(model, conversation_reading(state)):
             return False
-        return not self._context.health.refusal(model, self._left_of(state))
+        return not self._context.health.refusal(model, self._seconds_left(state))
 
     def step(self, state: RunState, proposal: Propose | Proposal, place: int, step: Step) -> tuple[Fact, Contents]:
         """`plan.step` with its subtask's content."""
         if state.admitted.approval is not None:
             self._planned[proposal.number, place] = step
-        ref, why, withheld = [self._ref(text) for text in (step.subtask, step.why, step.why_withheld)]
-        contents: Contents = ((ref, step.subtask.encode()),) if ref else ()
-        if why or withheld:
-            reasons = ((why, step.why.encode()), (withheld, step.why_withheld.encode()))
-            contents = (*contents, *[reason for reason in reasons if reason[0]])
-        before, parent = state.answer_of_round(proposal.round - 1), proposal.parent
-        written = drafts.WrittenStep(step, ref, why, withheld, declassified=self._lowered(state, proposal))
-        return drafts.plan_step(
+        refs, contents = [], []
+        for text in (step.subtask, step.why, step.why_withheld):
+            ref = self._ref(text)
+            refs.append(ref)
+            if ref:
+                contents.append((ref, text.encode()))
+        subtask, why, withheld = refs
+        before, parent = state.answer(proposal.round - 1), proposal.parent
+        planned = drafts.planned(
             proposal,
             place,
-            written,
+            drafts.WrittenStep(step, subtask, why, withheld, declassified=self._lowered(state, proposal)),
             before.step.n if before is not None else None,
             state.steps[parent] if parent is not None else None,
             may_stand_in=not _is_bound(self._task),
-        ), contents
+        )
+        return planned, tuple(contents)
 
     def accepted(
         self, state: RunState, proposal: Proposal, inputs: Sequence[Sequence[int]], why: str
     ) -> tuple[Fact, Contents]:
         """`plan.accepted` with the content of the conductor's reason for the plan's shape."""
         ref, price = self._ref(why), self.price(state, proposal.number, len(inputs))
-        fact = drafts.plan_accepted(proposal.number, self.call, inputs, ref, price)
         contents = ((ref, why.encode()),) if ref else ()
-        return fact, contents
+        return drafts.accepted(proposal.number, self.call, inputs, ref, price), contents
 
     def _lowered(self, state: RunState, proposal: Propose | Proposal) -> frozenset[str]:
         """The labels that a subtask loses of those that its writer has read."""
@@ -329,13 +347,13 @@ class Planner:
         """Let a conductor that takes its time propose; its steps arrive through `send`. Or get the embedding, or the
         answer of the round before, that a chooser waits for; when there is nothing more to wait for, the driver is sent
         the end of a proposal that was never opened."""
-        waits = self._waits(state, command)
+        waits = self._has_to_prepare(state, command)
         if waits and not self.idle:
             return
         self._state = state
         self._until = self._deadline(state, command)
         self._stopped = False
-        job = self._look(state, command, append) if waits else self._propose(state, command, append)
+        job = self._prepare_choice(state, command, append) if waits else self._propose(state, command, append)
         self._running = group.create_task(job)
 
     @property
@@ -350,7 +368,7 @@ class Planner:
         if not self._stopped:  # a second cancellation would interrupt the writing of the outcome
             self._stopped = True
             self._running.cancel()
-        await asyncio.wait([self._running], timeout=STOP_WAIT)
+        await asyncio.wait([self._running], timeout=STOP_WAIT_SECONDS)
 
     async def _propose(self, state: RunState, command: Propose, append: Append) -> None:
         conductor = self._conductor_for(state, command)
@@ -365,14 +383,14 @@ class Planner:
         span = self._context.tracing.start(SPAN_PLAN, self.trace, named)
         self._span = span.trace
         try:
-            known = self._brief(state, command, conductor)
-            if not self._means.has_time_to_plan(state, known.workers):
+            brief = self._brief(state, command, conductor)
+            if not self._means.has_time_to_plan(state, brief.workers):
                 raise WorkerUnavailable(code=f"conductor_{NO_TIME}")
-            known = replace(known, seconds_left=float(max(int(self._means.seconds_left(state)), 0)))
-            seen = await shown(self._context.store, state, command, known, self._left)
+            brief = replace(brief, seconds_left=float(max(int(self._means.seconds_left(state)), 0)))
+            brief = await with_inputs(self._context.store, state, command, brief, self._seconds_to_plan)
             drafted: list[Fact] = []
             refused: list[str] = []
-            async for step in conductor.propose(seen, partial(self._ask, append, seen)):
+            async for step in conductor.propose(brief, partial(self._ask, append, brief)):
                 if isinstance(step, Rationale):
                     why = step.why
                     continue
@@ -388,11 +406,11 @@ class Planner:
             span.end((error.public_code or "error") if error is not None else "")
         self._send(PlannerMessage(command.number, error=error, why=why))
 
-    def _waits(self, state: RunState, command: Propose) -> bool:
+    def _has_to_prepare(self, state: RunState, command: Propose) -> bool:
         """True if a chooser has to look at something before its proposal is opened: in the first round at an embedding
         of the request, in a further one at the answer before."""
         if command.round > 1 and isinstance(self._policy, Chooser) and command.mode == "first":
-            return command.number not in self._before
+            return command.number not in self._previous_rounds
         return self._embedder(state, command) is not None
 
     def _embedder(self, state: RunState, command: Propose) -> Worker | None:
@@ -405,51 +423,49 @@ class Planner:
             return None
         return worker
 
-    async def _look(self, state: RunState, command: Propose, append: Append) -> None:
+    async def _prepare_choice(self, state: RunState, command: Propose, append: Append) -> None:
         """Get what a chooser waits for; no error on the way is the run's."""
         worker = self._embedder(state, command)
         if command.round > 1:
-            self._before[command.number] = await self._round_before(state, command)
+            self._previous_rounds[command.number] = await self._read_previous_round(state, command)
         elif worker is not None:
-            self._sights[command.number] = await self._seen(state, command, append, worker)
+            self._sights[command.number] = await self._embed_request(state, command, append, worker)
         self.call = self._text = ""
         self._send(PlannerMessage(command.number))
 
-    async def _round_before(self, state: RunState, command: Propose) -> Previous | None:
+    async def _read_previous_round(self, state: RunState, command: Propose) -> Previous | None:
         """The round before, or None where it cannot be read."""
         try:
-            known = self._brief(state, command, Given(()))
-            return (await shown(self._context.store, state, command, known, self._left)).previous
+            brief = self._brief(state, command, Given(()))
+            brief = await with_inputs(self._context.store, state, command, brief, self._seconds_to_plan)
+            return brief.previous
         except BatonError:
             return None
 
-    async def _seen(self, state: RunState, command: Propose, append: Append, worker: Worker) -> Sight:
+    async def _embed_request(self, state: RunState, command: Propose, append: Append, worker: Worker) -> Sight:
         """The embedding of the request, or the reason why there is none."""
-        text, sight = viewed(asked(self._task.messages)), Sight(blind="no_text")
+        text = viewed(asked(self._task.messages))
+        if not text:
+            return Sight(blind="no_text")
         try:
-            if text:
-                sight = Sight(placed(await self._embedding(state, command, append, worker, text), worker.model))
+            embedding = await self._ask_embedder(state, command, append, worker, text)
+            return Sight(placed(embedding, worker.model))
         except BatonError as error:
-            sight = Sight(blind=error.public_code or "embedder_failed")
-        return sight
+            return Sight(blind=error.public_code or "embedder_failed")
 
-    async def _embedding(
+    async def _ask_embedder(
         self, state: RunState, command: Propose, append: Append, worker: Worker, text: str
     ) -> Sequence[float]:
         ask = partial(self._ask, append, self._brief(state, command, Given(())))
         patience = self._policy.patience if isinstance(self._policy, Chooser) else 0.0
-        said = ask(
-            worker.name,
-            (Message("user", (Text(text),)),),
-            schema=None,
-            max_tokens=1,
-            temperature=0.0,
-            template=EMBEDDING_TEMPLATE,
-            within=patience,
-        )
-        words = [piece.text async for pieces in said for piece in pieces if isinstance(piece, Words)]
-        found: list[float] = orjson.loads("".join(words))
-        return found
+        question = Question(worker.name, (Message("user", (Text(text),)),), max_tokens=1, template=EMBEDS)
+        answer = ""
+        async for pieces in ask(question, within=patience):
+            for piece in pieces:
+                if isinstance(piece, Words):
+                    answer += piece.text
+        embedding: list[float] = orjson.loads(answer)
+        return embedding
 
     def _conductor_for(self, state: RunState, command: Propose) -> Conductor:
         """The tier's conductor, or the plan of the run that is replayed; for the fallback, one worker that simply
@@ -470,13 +486,13 @@ class Planner:
 
     def _brief(self, state: RunState, command: Propose, conductor: Conductor) -> Brief:
         catalog = self._context.catalog()
-        known = brief(catalog, self._task, state, command, instant=conductor.instant, rejected=self._text)
-        ejected = self._ejected_for(state, command, known.workers)
+        brief = brief_of(catalog, self._task, state, command, instant=conductor.instant, rejected=self._text)
+        ejected = self._ejected_for(state, command, brief.workers)
         tier = self._context.tier_of(state.admitted)
         spec = tier.conductor if tier is not None else None
-        return copy_with(
-            known,
-            workers=tuple(worker for worker in known.workers if worker.name not in ejected),
+        return changed(
+            brief,
+            workers=tuple(worker for worker in brief.workers if worker.name not in ejected),
             reasons=not conductor.instant and spec is not None and spec.reasons,
             message_chars=spec.message_chars if spec is not None else 0,
         )
@@ -501,53 +517,42 @@ class Planner:
             return state.turn.deadline - (1 - share) * max(state.turn.deadline - self._context.now(), 0.0)
         return state.turn.deadline - (1 - share) * state.admitted.limits.seconds
 
-    def _left_of(self, state: RunState) -> float:
+    def _seconds_left(self, state: RunState) -> float:
         return state.turn.deadline - self._context.now()
 
-    def _left(self) -> float:
+    def _seconds_to_plan(self) -> float:
         return self._until - self._context.now()
 
     async def _ask(
-        self,
-        append: Append,
-        seen: Brief,
-        worker: str,
-        messages: tuple[Message, ...],
-        *,
-        schema: Mapping[str, Any] | None,
-        max_tokens: int,
-        temperature: float,
-        logprobs: int = 0,
-        template: str = "",
-        within: float = inf,
+        self, append: Append, brief: Brief, question: Question, *, within: float = inf
     ) -> AsyncIterator[list[Piece]]:
         """One journaled call for a conductor, `within` so many seconds: its intent first, exactly one outcome after."""
         catalog = self._context.catalog()
-        state, known = self._callable(catalog, worker)
-        self._lowers = known.declassifies
-        version = state.admitted.tried_version or await self._context.version(worker, state.run)
-        served = _served(known, version, within)
-        sampling = Sampling(temperature=temperature, top_p=1.0 if temperature else None, max_tokens=max_tokens)
-        form = Form(schema, strict=True) if schema else None
+        state, worker = self._callable_worker(catalog, question.worker)
+        self._lowers = worker.declassifies
+        version = state.admitted.tried_version or await self._context.version(question.worker, state.run)
+        served = _served(worker, version, within)
         planned = PlannedCall(
             call=self._context.name("call"),
             step=None,
-            request=Request(served, messages, sampling, form, logprobs or None),
-            access=self._sees(state),
-            number=state.proposal_count,
+            request=_request(served, question),
+            access=self._access_of_planner(state),
+            number=state.opened,
             salt=self._salt,
             trace=self._span or self.trace,
-            purpose=self._purpose(state, seen, template, version),
+            purpose=self._purpose(state, brief, question.template, version),
         )
         time = CallTime(self._until, spare=True, tier_seconds=tier_seconds(catalog, state))
-        asked = Attempt(self._context, catalog, planned, time)
-        attempt = self._within_means(state, seen, asked, embeds=template == EMBEDDING_TEMPLATE)
-        if version and self._context.health.is_out(known):  # its server, whichever of its models is asked
+        whole = Attempt(self._context, catalog, planned, time)
+        attempt = self._within_means(state, brief, whole, embeds=question.template == EMBEDS)
+        if version and self._context.health.is_out(worker):  # its server, whichever of its models is asked
             raise WorkerUnavailable(code="conductor_out")
-        if refusal := self._context.health.refusal(served, self._left()):
+        refusal = self._context.health.refusal(served, self._seconds_to_plan())
+        if refusal:
             raise WorkerUnavailable(code=f"conductor_{refusal}")
         with attempt.promised():
-            await retry_until_deadline(self._context.store, partial(self._context.pin, attempt.catalog), self._left)
+            pin = partial(self._context.pin, attempt.catalog)
+            await retry_until_deadline(self._context.store, pin, self._seconds_to_plan)
             await append((attempt.intended(),), hold=attempt.hold)
         self.call, self._text = attempt.call, ""
         try:
@@ -556,32 +561,35 @@ class Planner:
                 yield pieces
         finally:
             self._text = attempt.reply.text
-            outcome, content = (attempt.finished(),), attempt.contents
-            settled = partial(append, outcome, contents=content, release=attempt.hold, spent=attempt.spent)
-            await settled(within=claimed_step.OUTCOME_WAIT_SECONDS)
+            await append(
+                (attempt.finished(),),
+                contents=attempt.contents,
+                release=attempt.hold,
+                spent=attempt.spent,
+                within=claimed_step.OUTCOME_WAIT_SECONDS,
+            )
 
-    def _callable(self, catalog: Catalog, worker: str) -> tuple[RunState, Worker]:
+    def _callable_worker(self, catalog: Catalog, name: str) -> tuple[RunState, Worker]:
         """Return the run's state, and the conductor's model. Raises `PlanRejected` or `WorkerUnavailable` if it may not
         be called."""
-        state, known = self._state, catalog.workers.get(worker)
-        if state is None or known is None:
+        state, worker = self._state, catalog.workers.get(name)
+        if state is None or worker is None:
             raise PlanRejected(["the conductor's model is not in the pool file"])
-        if not self._may_read(known, state):  # since the admission, or by what was read since then (D6)
+        if not self._may_read(worker, state):  # since the admission, or by what was read since then (D6)
             raise WorkerUnavailable(code="conductor_not_cleared")
-        if state.admitted.needs_prices and not known.priced:
+        if state.admitted.needs_prices and not worker.priced:
             raise WorkerUnavailable(code="conductor_not_priced")
-        return state, known
+        return state, worker
 
-    def _within_means(self, state: RunState, seen: Brief, asked: Attempt, *, embeds: bool) -> Attempt:
+    def _within_means(self, state: RunState, brief: Brief, whole: Attempt, *, embeds: bool) -> Attempt:
         """A call of a conductor, cut to what the run can pay if the cheapest worker is to answer after it.
 
         Raises `RunOverBudget` if that is not enough for a short plan.
         """
-        floor, question = seen.limits.floor, question_tokens(seen.task)
-        answer = min(
-            [least(worker, question, floor) for worker in seen.workers], key=lambda amount: amount.usd, default=Amount()
-        )
-        attempt = asked.within(unspent_amount(state).less(answer), 1 if embeds else max(PLAN_TOKENS, floor))
+        floor, question = brief.limits.floor, question_tokens(brief.task)
+        answers = [least(worker, question, floor) for worker in brief.workers]
+        cheapest = min(answers, key=lambda amount: amount.usd, default=Amount())
+        attempt = whole.within(unspent(state).less(cheapest), 1 if embeds else max(PLAN_TOKENS, floor))
         if attempt is None:
             raise RunOverBudget
         return attempt
@@ -593,21 +601,21 @@ class Planner:
             return permits(model, conversation_reading(state))
         return permits(model, LabelFlow(state).planner_reading(proposal.round, proposal.parent))
 
-    def _purpose(self, state: RunState, seen: Brief, template: str, version: str) -> Purpose:
+    def _purpose(self, state: RunState, brief: Brief, template: str, version: str) -> Purpose:
         return Purpose(
             template=template,
-            usd_left=seen.usd_left,
-            seconds_left=int(seen.seconds_left) if seen.seconds_left is not None else None,
-            rejected=self._ref(seen.rejected),
-            left_out=left_out(seen.task.messages, seen.message_chars) if template in PARTLY.values() else 0,
+            usd_left=brief.usd_left,
+            seconds_left=int(brief.seconds_left) if brief.seconds_left is not None else None,
+            rejected=self._ref(brief.rejected),
+            left_out=left_out(brief.task.messages, brief.message_chars) if template in PARTLY.values() else 0,
             version=version or "",
             tenant=state.admitted.tenant,
             shadow=state.admitted.origin_kind == "shadow",
             budgets=state.admitted.budgets,
-            disclosed=visibility.disclosure_to_planner(state, self._sees(state), embeds=template == EMBEDDING_TEMPLATE),
+            disclosed=visibility.disclosed_to_planner(state, self._access_of_planner(state), embeds=template == EMBEDS),
         )
 
-    def _sees(self, state: RunState) -> Access:
+    def _access_of_planner(self, state: RunState) -> Access:
         """A conductor reads the conversation, in a further round the answer before as well; or what the step may see
         for which it plans."""
         if state.open_proposal is not None and state.open_proposal.parent is not None:
@@ -636,6 +644,15 @@ def _decision(chosen: Chosen, features: str, left: Mapping[str, float], sight: M
     )
 
 
+def _request(worker: Worker, question: Question) -> Request:
+    """The request by which a worker is asked."""
+    temperature = question.temperature
+    top_p = 1.0 if temperature else None
+    sampling = Sampling(temperature=temperature, top_p=top_p, max_tokens=question.max_tokens)
+    form = Form(question.schema, strict=True) if question.schema else None
+    return Request(worker, question.messages, sampling, form, question.logprobs or None)
+
+
 def _served(worker: Worker, version: str, within: float) -> Worker:
     """A worker that serves another version of its model, or has less time than it usually has."""
     served = replace(worker, model=version) if version else worker
@@ -648,7 +665,9 @@ def _embedder_facts(embedder: str | None, sight: Sight) -> Mapping[str, str]:
     """The facts that the journal keeps of an embedder."""
     if embedder is None:
         return {}
-    return {"embedder": embedder} | ({"blind": sight.blind} if sight.blind else {})
+    if not sight.blind:
+        return {"embedder": embedder}
+    return {"embedder": embedder, "blind": sight.blind}
 
 
 def faults(state: RunState, proposal: Proposal, planned: PlannerMessage) -> Sequence[str]:
@@ -672,26 +691,27 @@ def faults(state: RunState, proposal: Proposal, planned: PlannerMessage) -> Sequ
 
 def _misplaced(state: RunState, proposal: Proposal, step: Step, earlier: Sequence[StepState]) -> list[str]:
     """The reasons why this cannot be the next step."""
-    parent, place, most = proposal.parent, len(earlier), proposal.room or state.admitted.limits.steps
-    found = []
-    if step.worker not in state.admitted.pool and not (step.worker == CONDUCTOR and may_nest(state, parent)):
-        found.append(f"step {place}: worker is not an eligible worker")
+    parent, place = proposal.parent, len(earlier)
+    most = proposal.room or state.admitted.limits.steps
+    is_nested = step.worker == CONDUCTOR and may_nest(state, parent)
+    reasons = []
+    if step.worker not in state.admitted.pool and not is_nested:
+        reasons.append(f"step {place}: worker is not an eligible worker")
     if any(not 0 <= n < place for n in step.access.steps):
-        found.append(f"step {place}: access lists a step that is not an earlier one")
-    if step.access.previous and (state.previous_answer is None or parent is not None):
-        found.append(f"step {place}: access lists a previous answer, and there is none")
+        reasons.append(f"step {place}: access lists a step that is not an earlier one")
+    if step.access.previous and (state.previous is None or parent is not None):
+        reasons.append(f"step {place}: access lists a previous answer, and there is none")
     if place >= most:
-        found.append(f"the plan has more than {most} steps")
+        reasons.append(f"the plan has more than {most} steps")
     if place and earlier[-1].answers:
-        found.append(f"step {place}: comes after the answering step")
-    return found
+        reasons.append(f"step {place}: comes after the answering step")
+    return reasons
 
 
-def brief(catalog: Catalog, task: Task, state: RunState, command: Propose, *, instant: bool, rejected: str) -> Brief:
-    """All but what is read from the store. `instant` is for a conductor that needs no model; `rejected` is the text of
-    the last proposal."""
-    known = catalog.workers
-    workers = [known[name] for name in state.admitted.pool if name in known]
+def brief_of(catalog: Catalog, task: Task, state: RunState, command: Propose, *, instant: bool, rejected: str) -> Brief:
+    """The brief for a proposal, without what has to be read from the store. `instant` is for a conductor that needs no
+    model; `rejected` is the text of the last proposal."""
+    workers = [catalog.workers[name] for name in state.admitted.pool if name in catalog.workers]
     earlier = state.proposals if command.parent is None else state.nested.get(command.parent, ())
     last = next((proposal for proposal in reversed(earlier) if proposal.number < command.number), None)
     repairs = last is not None and command.mode == "repair"
@@ -710,27 +730,29 @@ def brief(catalog: Catalog, task: Task, state: RunState, command: Propose, *, in
     )
 
 
-async def shown(store: Store, state: RunState, command: Propose, known: Brief, left: Left) -> Brief:
+async def with_inputs(store: Store, state: RunState, command: Propose, brief: Brief, seconds_left: Left) -> Brief:
     """The brief with the round before, if there was one, or with the view of the step that it is for. `NotFound` if
-    that was erased, `StoreUnavailable` if the database is away until nothing is `left`."""
+    that was erased, `StoreUnavailable` if the database is away for longer than `seconds_left`."""
     if command.parent is not None:
-        view = await retry_until_deadline(store, partial(look, store, state, command.parent), left)
-        return replace(known, task=replace(known.task, messages=view.messages("")))
-    answer = state.answer_of_round(command.round - 1)
+        view = await retry_until_deadline(store, partial(look, store, state, command.parent), seconds_left)
+        return replace(brief, task=replace(brief.task, messages=view.messages("")))
+    answer = state.answer(command.round - 1)
     if answer is None:
-        return known
-    steps = state.steps_of_round(command.round - 1)
+        return brief
+    steps = state.workflow(command.round - 1)
     refs = {answer.step.output, *(step.subtask for step in steps)}
-    texts = await retry_until_deadline(store, partial(texts_of, store, state.run, refs), left)
-    before = state.answer_of_round(command.round - 2)
+    texts = await retry_until_deadline(store, partial(texts_of, store, state.run, refs), seconds_left)
+    before = state.answer(command.round - 2)
     names: dict[int, str | int] = {step.n: place for place, step in enumerate(steps)}
     if before is not None:
         names[before.step.n] = PREVIOUS
     past = []
     for step in steps:
-        read = tuple(["user" if entry == "user" else names[int(entry)] for entry in step.access.as_list()])
-        past.append(PastStep(step.worker, texts[step.subtask], read, step.state == "done"))
-    return replace(known, previous=Previous(tuple(past), texts[answer.step.output]))
+        access: list[int | str] = []
+        for entry in step.access.as_list():
+            access.append("user" if entry == "user" else names[int(entry)])
+        past.append(PastStep(step.worker, texts[step.subtask], tuple(access), step.state == "done"))
+    return replace(brief, previous=Previous(tuple(past), texts[answer.step.output]))
 
 
 def _shuffled(workers: Iterable[Worker], run: str) -> list[Worker]:
