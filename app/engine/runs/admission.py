@@ -177,31 +177,31 @@ async def with_budgets(context: EngineContext, order: Order) -> Order:
 def tags(order: Order) -> tuple[tuple[str, str], ...]:
     """The filters of a new run: its labels, its end user and metadata, the id of its request, and that of its trace."""
     labels = [("label", label) for label in sorted(order.labels)]
-    return (*labels, *_of_plan(order), *_of_caller(order.task), *of_request(order))
+    return (*labels, *_plan_tags(order), *_caller_tags(order.task), *request_tags(order))
 
 
-def _of_plan(order: Order) -> list[tuple[str, str]]:
+def _plan_tags(order: Order) -> list[tuple[str, str]]:
     """The filter that finds what was only planned."""
     if order.wire.get("format") == "plan":
         return [(PLAN_TAG, order.origin_run or FIRST_REVISION)]
     return [(PLAN_TAG, SHOWN_ONCE)] if order.preview else []
 
 
-def _of_caller(task: Task) -> tuple[tuple[str, str], ...]:
+def _caller_tags(task: Task) -> tuple[tuple[str, str], ...]:
     """The filters with words of the caller's, which are erased with the content. Values that are too long get none."""
     users = {task.user, task.echoed.get("safety_identifier")} - {None, ""}
-    found = [(USER_TAG, str(user)) for user in users]
-    found += [(METADATA_TAG, metadata_tag(*item)) for item in task.metadata.items()]
-    return tuple([tag for tag in found if len(tag[1].encode()) <= TAG_BYTES])
+    filters = [(USER_TAG, str(user)) for user in users]
+    filters += [(METADATA_TAG, metadata_tag(*item)) for item in task.metadata.items()]
+    return tuple([(name, value) for name, value in filters if len(value.encode()) <= TAG_BYTES])
 
 
-def of_request(order: Order) -> tuple[tuple[str, str], ...]:
+def request_tags(order: Order) -> tuple[tuple[str, str], ...]:
     """The filters by the ids of the HTTP request and of its trace, as far as there are any."""
-    found = ((REQUEST_TAG, order.request_id), (TRACE_TAG, order.trace.id))
-    return tuple([tag for tag in found if tag[1]])
+    filters = ((REQUEST_TAG, order.request_id), (TRACE_TAG, order.trace.id))
+    return tuple([(name, value) for name, value in filters if value])
 
 
-def untaken(context: EngineContext) -> float:
+def untaken_seconds(context: EngineContext) -> float:
     """Seconds for which a run that nobody drives is left to those who take its ticket: 0 while tickets cannot be
     queued."""
     if not context.queue.healthy:
@@ -209,7 +209,7 @@ def untaken(context: EngineContext) -> float:
     return UNTAKEN_SECONDS
 
 
-def choose(context: EngineContext, catalog: Catalog, order: Order) -> Eligible:
+def eligible_workers(context: EngineContext, catalog: Catalog, order: Order) -> Eligible:
     """Return the workers that may take part, and why the others may not. `InvalidRequest` if nobody may."""
     unknown = unknown_names(order.tier, order.overrides)
     if unknown:
@@ -217,7 +217,7 @@ def choose(context: EngineContext, catalog: Catalog, order: Order) -> Eligible:
         raise InvalidRequest(
             f"baton.pool names a worker that is not in the pool; the pool is: {known}", param="baton.pool"
         )
-    choice = eligible(catalog, order.tier, order.task, _least(catalog, order), order.overrides)
+    choice = eligible(catalog, order.tier, order.task, _reading_of_all(catalog, order), order.overrides)
     if order.needs_prices:
         choice = priced(choice)
     if not choice.workers:
@@ -233,47 +233,52 @@ def choose(context: EngineContext, catalog: Catalog, order: Order) -> Eligible:
 
 
 @record(frozen=True, slots=True)
-class Settled:
-    """An order with all that its admission decides: the workers that may take part, and the policy that plans."""
+class Admission:
+    """An order with all that is decided when it is admitted."""
 
     order: Order
-    choice: Eligible
+    eligible: Eligible
+    """The workers that may take part, and why the others may not."""
     policy: Policy
-    kind: str
+    """The policy that plans."""
+    conductor: str
     """The kind of the policy, as `run.admitted` names the conductor."""
 
 
-async def settled(context: EngineContext, catalog: Catalog, order: Order) -> Settled:
+async def decide(context: EngineContext, catalog: Catalog, order: Order) -> Admission:
     """Decide under which definition of its tier a new run is carried out, by whom, and who plans.
 
     It is that of the subject which serves the tier now (`app/core/pool/serving.py`), if there is one. The tier's own
     counts where the pool file no longer has the subject, and for a request that the subject cannot take: because of
-    its labels, its choice of workers or what it needs. Raises what `choose` and `conducted` raise.
+    its labels, its choice of workers or what it needs. Raises what `decide_as_ordered` raises.
     """
-    if _is_served(catalog, order):
-        order = copy_with(order, run=order.run or context.name("run"))
-        subject = await context.version(f"{TIER}{order.tier.name}", order.run)
+    if _says_what_plans(catalog, order):
+        return decide_as_ordered(context, catalog, order)
+    order = changed(order, run=order.run or context.name("run"))
+    subject = await context.version(f"{TIER}{order.tier.name}", order.run)
+    as_served = _as_served_by(catalog, order, subject) if subject else None
+    if as_served is not None:
         with suppress(InvalidRequest):
-            other = _under(catalog, order, subject) if subject else None
-            found = _settled(context, catalog, other) if other is not None else None
-            if found is not None and found.kind != FALLBACK:
-                return found
-    return _settled(context, catalog, order)
+            admission = decide_as_ordered(context, catalog, as_served)
+            if admission.conductor != FALLBACK:
+                return admission
+    return decide_as_ordered(context, catalog, order)
 
 
-def _settled(context: EngineContext, catalog: Catalog, order: Order) -> Settled:
-    choice = choose(context, catalog, order)
-    policy, kind = conducted(context, catalog, order, choice)
-    return Settled(order, choice, policy, kind)
+def decide_as_ordered(context: EngineContext, catalog: Catalog, order: Order) -> Admission:
+    """Decide by whom a run is carried out under the definition of its tier that the order has, and who plans. Raises
+    `InvalidRequest` if nobody may take part, or for a plan of the caller's that cannot be executed."""
+    workers = eligible_workers(context, catalog, order)
+    policy, conductor = policy_of(context, catalog, order, workers)
+    return Admission(order, workers, policy, conductor)
 
 
-def _is_served(catalog: Catalog, order: Order) -> bool:
-    """Return False where the request says itself what is to plan: a plan, an arm of the tier, or a run that it
-    repeats."""
-    return not (order.origin_kind or order.has_plan or is_arm(catalog, order.model))
+def _says_what_plans(catalog: Catalog, order: Order) -> bool:
+    """Return True if the request itself says what is to plan: a plan, an arm of the tier, or a run that it repeats."""
+    return bool(order.origin_kind) or order.has_plan or is_arm(catalog, order.model)
 
 
-def _under(catalog: Catalog, order: Order, subject: str) -> Order | None:
+def _as_served_by(catalog: Catalog, order: Order, subject: str) -> Order | None:
     """Return the order as the subject carries it out; None if the pool file does not have the subject, or the request
     chooses workers that the subject has not."""
     tier = served(catalog, order.tier, subject)
@@ -283,7 +288,7 @@ def _under(catalog: Catalog, order: Order, subject: str) -> Order | None:
     return copy_with(order, tier=tier, overrides=overrides, limits=within(order.limits, tier.efforts[order.effort]))
 
 
-def _least(catalog: Catalog, order: Order) -> Reading:
+def _reading_of_all(catalog: Catalog, order: Order) -> Reading:
     """Return what every worker of the run reads in any step: where a model plans its subtask, in the caller's own plan
     nothing. All fixed plans show the conversation."""
     if order.has_plan:
@@ -299,13 +304,13 @@ def _conversation(order: Order) -> Reading:
     return Reading(order.labels, frozenset({CALLERS_WORDS}))
 
 
-def conducted(context: EngineContext, catalog: Catalog, order: Order, choice: Eligible) -> tuple[Policy, str]:
+def policy_of(context: EngineContext, catalog: Catalog, order: Order, choice: Eligible) -> tuple[Policy, str]:
     """Return the policy that plans the run, with its kind. `InvalidRequest` for a plan of the caller's that cannot be
     executed."""
     if order.recording is not None and order.recording.plans:
-        return _recorded(catalog, order, order.recording, choice)
+        return _recorded_policy(catalog, order, order.recording, choice)
     if order.plan is None:
-        return _policy(context, catalog, order, choice)
+        return _tier_policy(context, catalog, order, choice)
     try:
         names = [worker.name for worker in choice.workers]
         steps = read_plan(order.plan, by_name(names), order.limits.steps)
@@ -317,7 +322,7 @@ def conducted(context: EngineContext, catalog: Catalog, order: Order, choice: El
         raise InvalidRequest(f"The plan is not valid: {message}", param="baton.plan", code="invalid_plan") from None
 
 
-def _recorded(catalog: Catalog, order: Order, recording: Recording, choice: Eligible) -> tuple[Policy, str]:
+def _recorded_policy(catalog: Catalog, order: Order, recording: Recording, choice: Eligible) -> tuple[Policy, str]:
     """Return the plans of the run that is replayed, if they may be carried out now; else `InvalidRequest` with every
     reason.
 
@@ -345,7 +350,7 @@ def _recorded(catalog: Catalog, order: Order, recording: Recording, choice: Elig
     return RecordedConductor(recording), REPLAY
 
 
-def _policy(context: EngineContext, catalog: Catalog, order: Order, choice: Eligible) -> tuple[Policy, str]:
+def _tier_policy(context: EngineContext, catalog: Catalog, order: Order, choice: Eligible) -> tuple[Policy, str]:
     """Return the tier's conductor, if it may read the task: it sees all of it, so the task's labels bind it too
     (D6)."""
     spec = order.tier.conductor
@@ -356,8 +361,8 @@ def _policy(context: EngineContext, catalog: Catalog, order: Order, choice: Elig
             param="model",
             code="too_few_steps",
         )
-    asked = spec.worker if spec.kind == "model" else None  # a selector leaves out a model that may not
-    if asked is None or _may_conduct(catalog.workers[asked], order):
+    model = spec.worker if spec.kind == "model" else None  # a selector leaves out a model that may not
+    if model is None or _may_conduct(catalog.workers[model], order):
         return context.conductor(order.tier), spec.kind
     names = [worker.name for worker in choice.workers]
     worker = order.tier.fallback if order.tier.fallback in names else names[0]
@@ -368,23 +373,21 @@ def _may_conduct(worker: Worker, order: Order) -> bool:
     return permits(worker, _conversation(order)) and (worker.priced or not order.needs_prices)
 
 
-def entry(
-    context: EngineContext, catalog: Catalog, order: Order, choice: Eligible, conductor: str, gateway: str
-) -> tuple[Entry, bytes]:
+def entry(context: EngineContext, catalog: Catalog, admission: Admission, *, gateway: str) -> tuple[Entry, bytes]:
     """The first entry of a new run, and the run's salt. The deadline counts from now.
 
     Nobody drives the run yet; `gateway` is the address of the process that follows it.
     """
-    salt, now = context.salt(), context.now()
-    body, parts = _task(order.task)
-    task = content_ref(salt, body)
+    order, salt, now = admission.order, context.salt(), context.now()
+    body, parts = _task_contents(order.task)
+    task = address(salt, body)
     contents = [(task, body)]
     plan = ""
-    if (given := order.plan if order.recording is None else order.recording.to_json()) is not None:
-        written = orjson.dumps(given)
-        plan = content_ref(salt, written)
-        contents.append((plan, written))
-    admitted = _admitted(catalog, order, choice, conductor, task, now, gateway=gateway, plan=plan)
+    plan_body = _plan_content(order)
+    if plan_body is not None:
+        plan = address(salt, plan_body)
+        contents.append((plan, plan_body))
+    admitted = _admitted(catalog, admission, now, task=task, plan=plan, gateway=gateway)
     new = NewRun(
         tenant=order.tenant,
         key=order.key,
@@ -392,7 +395,7 @@ def entry(
         model=order.model,
         salt=salt,
         driver="",
-        lease_until=now + untaken(context),
+        lease_until=now + untaken_seconds(context),
         deadline=admitted.deadline,
         cap=Ledger(order.limits.usd, order.limits.tokens),
         code=context.code,
@@ -414,7 +417,16 @@ def entry(
     ), salt
 
 
-def _task(task: Task) -> tuple[bytes, TaskParts | None]:
+def _plan_content(order: Order) -> bytes | None:
+    """The plan that the request brings, or the recording of the run that it replays; None if there is neither."""
+    if order.recording is not None:
+        return orjson.dumps(order.recording.to_json())
+    if order.plan is not None:
+        return orjson.dumps(order.plan)
+    return None
+
+
+def _task_contents(task: Task) -> tuple[bytes, TaskParts | None]:
     """The bytes of a task, and their parts if it is to be shared with other turns of the conversation.
 
     A first turn is stored as a whole unless it is large, so that an engine reads it together with the run's journal.
@@ -434,28 +446,27 @@ def shared(context: EngineContext, order: Order, ref: str, parts: TaskParts) -> 
     return Shared(ref, owner, parts.head, parts.body, parts.tail)
 
 
-def _admitted(
-    catalog: Catalog,
-    order: Order,
-    choice: Eligible,
-    conductor: str,
-    task: str,
-    now: float,
-    *,
-    gateway: str,
-    plan: str,
-) -> RunAdmitted:
-    """`run.admitted`; `task` is the ref of what was asked, and `plan` that of the caller's own plan.
+def _limits(admission: Admission) -> Limits:
+    """The limits of a run under the policy that plans it.
 
     Where nobody conducts there is one round. Only a model whose prompt offers it takes steps itself, and none where
     there are tools of the caller's: calls of those belong to the steps of one workflow.
     """
-    limits = order.limits if conductor not in (CALLER, FALLBACK) else copy_with(order.limits, rounds=1)
-    nests = conductor == "model" and order.tier.conductor.prompt == "general"
-    if conductor == REPLAY and order.recording is not None:
-        limits, nests = replace(limits, rounds=order.recording.rounds), order.recording.nests
-    if limits.depth and (not nests or order.task.toolbox.tools):
+    order, limits = admission.order, admission.order.limits
+    may_nest = admission.conductor == "model" and order.tier.conductor.prompt == "general"
+    if admission.conductor in (CALLER, FALLBACK):
+        limits = replace(limits, rounds=1)
+    elif admission.conductor == REPLAY and order.recording is not None:
+        limits = replace(limits, rounds=order.recording.rounds)
+        may_nest = order.recording.nests
+    if limits.depth and (not may_nest or order.task.toolbox.tools):
         limits = replace(limits, depth=0)
+    return limits
+
+
+def _admitted(catalog: Catalog, admission: Admission, now: float, *, task: str, plan: str, gateway: str) -> RunAdmitted:
+    """`run.admitted`; `task` is the ref of what was asked, and `plan` that of the caller's own plan."""
+    order, limits = admission.order, _limits(admission)
     return RunAdmitted(
         task=task,
         tier=order.tier.name,
@@ -463,10 +474,10 @@ def _admitted(
         effort=order.effort,
         limits=limits,
         deadline=now + limits.seconds,
-        pool=tuple(worker.name for worker in choice.workers),
-        excluded=choice.excluded,
+        pool=tuple(worker.name for worker in admission.eligible.workers),
+        excluded=admission.eligible.excluded,
         labels=frozenset(order.labels),
-        conductor=conductor,
+        conductor=admission.conductor,
         catalog=catalog.digest,
         rehearsal=catalog.rehearsal,
         streams=order.streams,

@@ -224,17 +224,17 @@ class RunClient:
         order = copy_with(order, task=copy_with(order.task, messages=messages))
         order = await admission.with_budgets(self._context, order)
         catalog = self._context.catalog()
-        settled = await admission.settled(self._context, catalog, order)
-        order, gateway = settled.order, self._home if order.followed else ""
+        admitted = await admission.decide(self._context, catalog, order)
+        order = admitted.order
         await self._context.pin(catalog)
-        entry, salt = admission.entry(self._context, catalog, order, settled.choice, settled.kind, gateway)
-        (admitted,) = entry.events
-        state = state_of_admission(entry.run, admitted, entry.at, 1)
+        entry, salt = admission.entry(self._context, catalog, admitted, gateway=self._home if order.followed else "")
+        (event,) = entry.events
+        state = admit(entry.run, event, entry.at, 1)
         line, follower = self._follow(order, state, salt)
         try:
             with self.cancellations.undecided(entry.run, state.turn):
                 if self.engine is not None and self._can_take_now:
-                    await self.engine.admit(entry, state, salt, order.task, settled.policy)
+                    await self.engine.admit(entry, state, salt, order.task, admitted.policy)
                 else:
                     await self._context.store.append(entry)
                     await offer_run(self._context, state)
@@ -388,7 +388,7 @@ class RunClient:
     async def decide(self, run: str, tenant: str | None, decision: Decision) -> Decided:
         """Write a decision on a plan that waits for an approval (see `approvals.settle`), and offer the run to the
         engines if it goes on."""
-        context, wait = self._context, admission.untaken(self._context)
+        context, wait = self._context, admission.untaken_seconds(self._context)
         made = await approvals.settle(context.store, context.catalog(), context.now, run, tenant, decision, wait)
         if not made.repeated:
             outcome = "approved" if decision.verdict == "approve" else "refused"

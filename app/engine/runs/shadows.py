@@ -199,16 +199,15 @@ class Shadows:
             return "failed"
 
     async def _start(self, catalog: Catalog, order: Order) -> str:
-        choice = admission.choose(self._context, catalog, order)
-        policy, kind = admission.conducted(self._context, catalog, order, choice)
-        if kind == FALLBACK:  # the conductor may not read the conversation, or has no price
+        admitted = admission.decide_as_ordered(self._context, catalog, order)
+        if admitted.conductor == FALLBACK:  # the conductor may not read the conversation, or has no price
             return "labels"
         await self._context.pin(catalog)
-        entry, salt = admission.entry(self._context, catalog, order, choice, kind, "")
-        (admitted,) = entry.events
-        state = state_of_admission(entry.run, admitted, entry.at, 1)
+        entry, salt = admission.entry(self._context, catalog, admitted, gateway="")
+        (event,) = entry.events
+        state = admit(entry.run, event, entry.at, 1)
         try:
-            await self._drivers.admit(entry, state, salt, order.task, policy)
+            await self._drivers.admit(entry, state, salt, order.task, admitted.policy)
         except Conflict:  # the run, or the record of its id, is there: an engine was stopped before it could note it
             return STARTED
         self._begun.add(entry.run)

@@ -22,7 +22,7 @@ from app.core.run.events import Event, RunResumed, StepToolResults, facts
 from app.core.run.state import RunState, Turn, fold
 from app.core.run.visibility import reading_of
 from app.engine.context import EngineContext, WaitingRuns
-from app.engine.runs.admission import Order, Owner, of_request, shared, untaken
+from app.engine.runs.admission import Order, Owner, request_tags, shared, untaken_seconds
 from app.errors import InvalidRequest, NotFound
 from app.store.protocol import BRIEF, Entry, Lease
 
@@ -220,11 +220,11 @@ def begin(context: EngineContext, order: Order, found: Resumption, gateway: str)
         events=(resumed, *came),
         epoch=found.known.epoch,
         contents=(request, *found.shares.values()),
-        tags=of_request(order),
+        tags=request_tags(order),
         shared=shared(context, order, request[0], parts) if len(parts.whole) > BRIEF else None,
         once=order.once,
         notify=context.notifies and notices.wanted(order.wire),
-        lease=Lease("", now + untaken(context), turn.deadline),
+        lease=Lease("", now + untaken_seconds(context), turn.deadline),
         tenant=order.tenant,
         seq=state.seq,
     )
