@@ -9,6 +9,7 @@ from app.core.message.chat import Form, Message, Task, Text, Tool, Toolbox
 from app.core.pool.conductor_versions import Change, ChangeKind
 from app.core.run.state import fold
 from app.engine.runs import replays
+from app.engine.runs.admission import Order
 from app.engine.runs.approvals import Decision
 from app.process.wiring import Runtime
 from app.store.archive import Record, open_archive
@@ -312,18 +313,17 @@ async def replayed(stub: ProviderStub, opened: Runtime) -> str:
     store = opened.context.store
     earlier = await replays.read(store, await store.journal(await conducted(stub, opened)))
     tier = opened.pool.catalog().tiers["baton-ultra"]
-    again = replays.order(
-        earlier,
-        replays.Changes(from_step=2),
-        tier,
-        opened.pool.catalog(),
+    order = Order(
+        task=earlier.task,
+        tier=tier,
         model=tier.name,
         effort=tier.effort,
         limits=tier.efforts[tier.effort],
         tenant="tenant",
         key="key",
-        labels=frozenset(),
+        explore=False,
     )
+    again = replays.as_replay(order, earlier, replays.Changes(from_step=2), opened.pool.catalog())
     return (await finish(await opened.runs.start(replace(again, followed=True)))).ended.state.run
 
 

@@ -259,18 +259,18 @@ def _order(batch: Batch, row: RunRow, earlier: replays.Earlier) -> Order:
         conducts=anew and plan is None and "worker" not in under,
         version=under.get("version", ""),
     )
-    return replays.order(
-        earlier,
-        changes,
-        tier,
-        catalog,
+    new_order = Order(
+        task=earlier.task,
+        tier=tier,
         model=model,
         effort=effort,
         limits=tier.efforts[effort],
         tenant=row.tenant,
         key=REPLAY_KEY,
         labels=frozenset(batch.args.add_label),
+        explore=False,
     )
+    return replays.as_replay(new_order, earlier, changes, catalog)
 
 
 def _tier(catalog: Catalog, row: RunRow, served_by: str, under: Mapping[str, str]) -> tuple[Tier, str]:

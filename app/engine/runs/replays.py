@@ -1,8 +1,8 @@
 """Replays: the task of an earlier run, carried out again by a run of its own (`deploy/docs/replays.md`).
 
-`read` collects what a replay needs of the earlier run, `recording` what it takes over, and `order` makes the order of
-the new run, which is admitted like any other: the labels, rules, prices and limits of today apply. `results` are the
-recorded results for the tool calls of a replay that waits for them.
+`read` collects what a replay needs of the earlier run, `recording` what it takes over, and `as_replay` makes an order
+that begins the new run, which is admitted like any other: the labels, rules, prices and limits of today apply.
+`results` are the recorded results for the tool calls of a replay that waits for them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,9 +13,9 @@ import orjson
 
 from app.core.message.chat import Task, message_from_json, message_to_json, task_from_json
 from app.core.plan.workflow import CONDUCTOR, Step, by_name, read_plan
-from app.core.pool.catalog import LIMITS, REQUESTED, Catalog, Limits, Tier
-from app.core.pool.policy import DENIED, Overrides
-from app.core.records import content_ref, copy_with, record
+from app.core.pool.catalog import LIMITS, REQUESTED, Catalog, Limits
+from app.core.pool.policy import DENIED
+from app.core.records import address, changed, record
 from app.core.run.recording import (
     Kept,
     RecordedPlan,
@@ -81,11 +81,13 @@ async def read(store: ContentReads, journal: Journal) -> Earlier:
     try:
         if not journal.salt:
             raise NotFound
-        refs = {step.subtask for step in state.steps.values()} | {step.output for step in state.steps.values()}
-        texts = await texts_of(store, state.run, refs - {""})
-        wanted = sorted({state.admitted.task, *(ref for use in exchanges for ref in (use.said, use.results))})
-        bodies = await store.contents(state.run, wanted)
-        if len(bodies) < len(wanted):
+        text_refs = {ref for step in state.steps.values() for ref in (step.subtask, step.output)}
+        texts = await texts_of(store, state.run, text_refs - {""})
+        refs = {state.admitted.task}
+        for use in exchanges:
+            refs |= {use.said, use.results}
+        bodies = await store.contents(state.run, sorted(refs))
+        if len(bodies) < len(refs):
             raise NotFound
     except NotFound:
         raise Conflict(
@@ -117,7 +119,7 @@ def recording(
     elif changes.worker is not None and changes.from_step is None:
         plans = {"1": RecordedPlan((Step(changes.worker, answers=True),), instant=True)}
     elif changes.worker is not None:
-        plans = {key: _manned(plan, changes.worker) for key, plan in plans.items()}
+        plans = {key: _with_worker(plan, changes.worker) for key, plan in plans.items()}
     _refuse("1" not in plans, "run", "The run has no plan that could be repeated; choose a model that plans.")
     return Recording(earlier.state.run, plans, tools)
 
@@ -128,14 +130,14 @@ def _refuse(wrong: bool, param: str, message: str) -> None:
 
 
 def _plans(earlier: Earlier, kept: Mapping[int, Kept]) -> Sequence[tuple[str, RecordedPlan]]:
-    state, known = earlier.state, places(earlier.state)
-    made = []
+    state, positions = earlier.state, places(earlier.state)
+    plans = []
     for proposal in accepted(state):
         if proposal.parent in kept:  # the output of the step around it is taken over whole
             continue
         plan = plan_of(state, proposal, earlier.journal.events, earlier.texts, kept)
-        made.append((key_of(proposal, known), plan))
-    return made
+        plans.append((key_of(proposal, positions), plan))
+    return plans
 
 
 def _kept(earlier: Earlier, changes: Changes, catalog: Catalog, labels: frozenset[str]) -> Mapping[int, Kept]:
@@ -188,80 +190,68 @@ def _reads(step: Step) -> tuple[object, ...]:
     return step.subtask, step.access
 
 
-def _manned(plan: RecordedPlan, worker: str) -> RecordedPlan:
-    steps = [
-        step if position in plan.kept or step.worker == CONDUCTOR else copy_with(step, worker=worker)
-        for position, step in enumerate(plan.steps)
-    ]
-    return copy_with(plan, steps=tuple(steps))
+def _with_worker(plan: RecordedPlan, worker: str) -> RecordedPlan:
+    """Return the plan with this worker in every step that is carried out, apart from those that are workflows."""
+    steps = []
+    for position, step in enumerate(plan.steps):
+        if position not in plan.kept and step.worker != CONDUCTOR:
+            step = changed(step, worker=worker)
+        steps.append(step)
+    return changed(plan, steps=tuple(steps))
 
 
 def _tools(earlier: Earlier) -> Sequence[RecordedTools]:
-    known, found = places(earlier.state), []
+    positions, recorded = places(earlier.state), []
     for step in earlier.state.steps.values():
         for use in step.exchanges:
             if use.results:
                 said = message_from_json(earlier.messages[use.said])
                 results = [message_from_json(message) for message in earlier.messages[use.results]]
-                found.append(tools_of(said, results, known[step.n], use.labels))
-    return found
+                recorded.append(tools_of(said, results, positions[step.n], use.labels))
+    return recorded
 
 
 # -- the new run
 
 
-def order(
-    earlier: Earlier,
-    changes: Changes,
-    tier: Tier,
-    catalog: Catalog,
-    *,
-    model: str,
-    effort: str,
-    limits: Limits,
-    tenant: str,
-    key: str,
-    labels: frozenset[str],
-    overrides: Overrides = Overrides(),
-    explore: bool = False,
-    capped: bool = False,
-) -> Order:
-    """The order of the replay. `limits` are those of the tier, already narrowed by the request's and the key's budget;
-    the plan of the earlier run also keeps within the limits that this run had. Workers that its request denied stay
-    denied."""
-    admitted = earlier.state.admitted
-    labels = labels | admitted.labels
+def as_replay(order: Order, earlier: Earlier, changes: Changes, catalog: Catalog) -> Order:
+    """The order of a replay, made of an order for the task of the earlier run.
+
+    That one has the limits of its tier, already narrowed by the request's and the key's budget. The plan of the earlier
+    run also keeps within the limits that this run had. Workers that its request denied stay denied.
+    """
+    admitted, tier = earlier.state.admitted, order.tier
+    labels = order.labels | admitted.labels
     denied = {name for name, reason in admitted.excluded.items() if reason == DENIED}
-    overrides = replace(overrides, deny=overrides.deny | denied.intersection(tier.pool))
-    taken = recording(earlier, changes, tier.pool, limits.steps, catalog, labels)
-    if taken.plans:
-        limits = _within(limits, admitted.limits)
-    return Order(
-        task=earlier.task,
-        tier=tier,
-        model=model,
-        effort=effort,
+    taken_over = recording(earlier, changes, tier.pool, order.limits.steps, catalog, labels)
+    limits = _narrowest(order.limits, admitted.limits) if taken_over.plans else order.limits
+    wire = {"format": "chat"}
+    if changes.version:
+        wire["conductor"] = changes.version
+    return replace(
+        order,
         limits=limits,
-        capped=capped or admitted.capped,
-        tenant=tenant,
-        key=key,
+        capped=order.capped or admitted.capped,
         labels=labels,
-        overrides=overrides,
-        explore=explore,
+        overrides=replace(order.overrides, deny=order.overrides.deny | denied.intersection(tier.pool)),
         followed=False,
         on_disconnect="finish",
         ignored=admitted.ignored,
         approval=admitted.approval is not None and REQUESTED in admitted.approval.reasons,
-        wire={"format": "chat"} | ({"conductor": changes.version} if changes.version else {}),
+        wire=wire,
         origin_kind="replay",
         origin_run=earlier.state.run,
-        recording=taken if taken.plans or taken.tools else None,
+        recording=taken_over if taken_over.plans or taken_over.tools else None,
     )
 
 
-def _within(limits: Limits, then: Limits) -> Limits:
-    known = {name: min(getattr(limits, name), getattr(then, name)) for name in EXACT_LIMITS if name in LIMITS}
-    return replace(limits, **known)
+def _narrowest(limits: Limits, earlier: Limits) -> Limits:
+    """Return the limits, none of them above that of the earlier run if its own plan has to keep it."""
+    narrowed = {}
+    for name in EXACT_LIMITS:
+        if name in LIMITS:
+            narrowed[name] = min(getattr(limits, name), getattr(earlier, name))
+    return replace(limits, **narrowed)
 
 
 # -- tools
@@ -276,7 +266,7 @@ async def results(context: EngineContext, known: WaitingRun) -> tuple[Order, Res
     tier = context.tier_of(state.admitted)
     if tier is None:
         return None
-    kept, at = await recording_of(context.store, state), places(state)
+    of_earlier, positions = await recording_of(context.store, state), places(state)
     shares: dict[int, tuple[str, bytes]] = {}
     labels: dict[int, frozenset[str]] = {}
     waiting = [step for step in state.steps.values() if step.state == "awaiting_tool"]
@@ -286,15 +276,14 @@ async def results(context: EngineContext, known: WaitingRun) -> tuple[Order, Res
         if use.said not in bodies:
             return None
         said = message_from_json(orjson.loads(bodies[use.said]))
-        found = answered(kept, at[step.n], len(step.exchanges) - 1, said, use.ids)
-        if found is None:
+        recorded = answered(of_earlier, positions[step.n], len(step.exchanges) - 1, said, use.ids)
+        if recorded is None:
             return None
-        body = orjson.dumps([message_to_json(message) for message in found.results])
-        shares[step.n] = content_ref(known.salt, body), body
-        labels[step.n] = found.labels
-    again = await _asked(context, state)
+        body = orjson.dumps([message_to_json(message) for message in recorded.results])
+        shares[step.n] = address(known.salt, body), body
+        labels[step.n] = recorded.labels
     order = Order(
-        task=again,
+        task=await _latest_task(context, state),
         tier=tier,
         model=state.admitted.model,
         effort=state.admitted.effort,
@@ -310,7 +299,7 @@ async def results(context: EngineContext, known: WaitingRun) -> tuple[Order, Res
     return order, Resumption(known, "go_on", shares, labels)
 
 
-async def _asked(context: EngineContext, state: RunState) -> Task:
+async def _latest_task(context: EngineContext, state: RunState) -> Task:
     """The request of the latest turn: how to decode, and the tools."""
     ref = state.turn.request or state.admitted.task
     body = (await context.store.contents(state.run, [ref])).get(ref)

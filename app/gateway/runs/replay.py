@@ -113,11 +113,9 @@ async def order(
         raise InvalidRequest(
             f"The worker is not in the pool of {tier.name}; it has {', '.join(tier.pool)}.", param="worker"
         )
-    return replays.order(
-        earlier,
-        changes,
-        tier,
-        catalog,
+    new_order = Order(
+        task=earlier.task,
+        tier=tier,
         model=model,
         effort=effort,
         limits=narrowed(tier.efforts[effort], replay_request.budget, caller.key.max_usd),
@@ -128,6 +126,7 @@ async def order(
         explore=replay_request.explore,
         capped=is_capped(replay_request.budget, caller.key.max_usd),
     )
+    return replays.as_replay(new_order, earlier, changes, catalog)
 
 
 async def ended(store: TenantStore, run: str, seconds: float) -> RunRow:
