@@ -53,9 +53,9 @@ UNHEALTHY_POLL_SECONDS = 0.25
 """Time between two looks while the step queue is unavailable, and no event is sent."""
 LISTEN_SECONDS = 6.0
 """Time for which an engine sends a run to a gateway that asked for it; the gateway asks again before that."""
-PENDING = 256
+MOST_EARLY_DELTAS = 256
 """Deltas that a follower keeps until it knows their call; what does not fit comes with the end."""
-LET_GO = (
+PROCESS_STOPS = (
     "This process had to let go of the run, which goes on elsewhere. Send the request again with the same "
     "Idempotency-Key, or ask GET /v1/runs/{id}/stream; the last event's number as Last-Event-ID continues the stream."
 )
@@ -92,7 +92,7 @@ class Audience:
         self._run = run
         self._ended: TurnEnd | None = None
         self._listeners: list[Listener] = []
-        self._noted = 0
+        self._last_noted = 0
         self._attempt = 0
         self.call = ""
         """The call whose text is sent."""
@@ -155,27 +155,29 @@ class Audience:
             if state.answering_step is None or state.answering_step.n != delta.step or attempt <= self._attempt:
                 return False
             self._begin(delta, attempt)
-        known, called = self.chars - delta.offset, len(self._calls) - delta.since
-        fresh = delta.text[known:] if known >= 0 else ""
-        calls = delta.calls[called:] if min(known, called) >= 0 else ()
-        if not fresh and not calls:
+        known_chars, known_calls = self.chars - delta.offset, len(self._calls) - delta.since
+        text = delta.text[known_chars:] if known_chars >= 0 else ""
+        calls = delta.calls[known_calls:] if min(known_chars, known_calls) >= 0 else ()
+        if not text and not calls:
             return False
-        tokens = delta.logprobs[spoken(delta.logprobs, known) :] if fresh else ()
-        if fresh:
-            gather(self._pieces, fresh)
+        tokens: tuple[Decoded, ...] = ()
+        if text:
+            tokens = delta.logprobs[spoken(delta.logprobs, known_chars) :]
+            gather(self._pieces, text)
         self._tokens += tokens
         self._calls += calls
-        self.chars += len(fresh)
+        self.chars += len(text)
+        part = AnswerPart(text, tokens, Position(self._attempt, self.chars).number, calls)
         for listener in self._listeners:
-            self._send(listener, AnswerPart(fresh, tokens, Position(self._attempt, self.chars).number, calls))
+            self._send(listener, part)
         return True
 
-    def lacks(self, delta: Delta) -> bool:
+    def has_missed(self, delta: Delta) -> bool:
         """True if something before this part of the present attempt was missed."""
         return delta.call == self.call and (delta.offset > self.chars or delta.since > len(self._calls))
 
-    def wish(self, home: str) -> Listen:
-        """The wish of the gateway at `home` to be sent what it lacks of the present attempt, and of those to come."""
+    def listen_request(self, home: str) -> Listen:
+        """The request of the gateway at `home` for what it lacks of the present attempt, and for those to come."""
         return Listen(self._run, home, self.call, self.chars, len(self._calls))
 
     def lose(self) -> None:
@@ -202,23 +204,30 @@ class Audience:
             return
         sent = listener.tokens_sent(self._tokens)
         if part is None or (chars, calls) != (len(part.text), len(part.calls)):
-            words = (self.text[listener.chars :], tuple(self._tokens[sent:]))
-            part = AnswerPart(*words, Position(self._attempt, self.chars).number, tuple(self._calls[listener.called :]))
+            part = AnswerPart(
+                self.text[listener.chars :],
+                tuple(self._tokens[sent:]),
+                Position(self._attempt, self.chars).number,
+                tuple(self._calls[listener.called :]),
+            )
         if listener.line.put(part):
             listener.chars, listener.tokens = max(self.chars, listener.chars), sent + len(part.logprobs)
             listener.called = len(self._calls)
 
     def note(self, events: Sequence[Event]) -> None:
         """Send folded events to those who asked for steps. One that was sent before is not sent again."""
-        fresh = [event for event in events if event.seq > self._noted]
-        if not fresh:
+        new_events = [event for event in events if event.seq > self._last_noted]
+        if not new_events:
             return
-        self._noted = fresh[-1].seq
+        self._last_noted = new_events[-1].seq
         listeners = [listener for listener in self._listeners if listener.notes and not listener.gone]
-        for event in fresh if listeners else ():
-            if (noted := step_event(event)) is not None:
+        if not listeners:
+            return
+        for event in new_events:
+            message = step_event(event)
+            if message is not None:
                 for listener in listeners:
-                    listener.line.put(noted)
+                    listener.line.put(message)
 
     # -- the end
 
@@ -237,7 +246,9 @@ class Audience:
         calls = unsent(ended.calls, self._calls[: listener.called])
         if error is None and (len(answer) > listener.chars or rest or calls):
             listener.line.push(AnswerPart(answer[listener.chars :], rest, at.number, calls, ended.refusal))
-        listener.line.push(ended if error is ended.error else TurnEnd(ended.state, "", "stop", ended.bill, error))
+        if error is not ended.error:
+            ended = TurnEnd(ended.state, "", "stop", ended.bill, error)
+        listener.line.push(ended)
 
     def _objection(self, listener: Listener, at: Position, answer: str) -> BatonError | None:
         """The error of a listener whose text cannot be continued to the answer; None if it can."""
@@ -263,8 +274,12 @@ def step_event(event: Event) -> StepEvent | None:
     """An event as it is sent to callers who asked for steps; None if it is not public."""
     if event.kind not in PUBLIC_FIELDS:
         return None
-    shown = {name: event.body[name] for name in PUBLIC_FIELDS[event.kind] if event.body.get(name) is not None}
-    return StepEvent(event.kind.value, shown)
+    public = {}
+    for name in PUBLIC_FIELDS[event.kind]:
+        value = event.body.get(name)
+        if value is not None:
+            public[name] = value
+    return StepEvent(event.kind.value, public)
 
 
 def answer_changed(run: str) -> RunEnded:
@@ -295,14 +310,17 @@ class Follower:
         """The epoch of the run's row, as that engine knows it; 0 if it has not sent anything yet."""
         self.engine_answers = False
         """True if an engine has sent something since it was last asked to."""
-        self.behind = False
+        self.has_missed_text = False
         """True if text was missed that an engine can send again."""
         self.is_recorded = True
         """False while the entry that begins the turn is not committed yet."""
-        self._early: dict[int, Event] = {}
-        self._pending: list[Delta] = []
+        self._events_after_gap: dict[int, Event] = {}
+        """Events that were received before those which precede them, by number."""
+        self._early_deltas: list[Delta] = []
+        """Deltas of a call whose intent is not folded yet."""
         self._contents: dict[str, bytes] = {}
-        self._since: float | None = context.tick() if is_new else None
+        """Contents that were sent with events, by ref."""
+        self._admitted_at: float | None = context.tick() if is_new else None
         """The tick of the admission, until the first delta has come; None where this process did not admit the run."""
 
     def receive(self, message: Committed | Delta) -> bool:
@@ -319,11 +337,11 @@ class Follower:
                 self.engine, self.epoch = message.engine, message.epoch
             self._accept(message.contents)
             self.fold(message.events)
-            return bool(message.events) and not self._early and not self._pending
+            return bool(message.events) and not self._events_after_gap and not self._early_deltas
         call = self.state.calls.get(message.call)
         if call is None:
-            if len(self._pending) < PENDING:
-                self._pending.append(message)
+            if len(self._early_deltas) < MOST_EARLY_DELTAS:
+                self._early_deltas.append(message)
             return False
         if not call.failed:  # else its engine does not know yet that it has lost the step
             self._pass_on(message)
@@ -339,31 +357,32 @@ class Follower:
         """Fold events of the run's journal; those that are known already are ignored."""
         for event in events:
             if event.seq > self.state.seq:
-                self._early[event.seq] = event
+                self._events_after_gap[event.seq] = event
         self._fold_in_order()
         streamed = self.state.calls.get(self.audience.call)
         if streamed is not None and streamed.failed:
             self.audience.lose()
-        if self._pending:
-            known, self._pending = self._pending, []
-            for delta in known:
+        if self._early_deltas:
+            deltas, self._early_deltas = self._early_deltas, []
+            for delta in deltas:
                 self.receive(delta)
 
     def _fold_in_order(self) -> None:
         """Fold the events that follow the state without a gap, up to the end of the turn; what came early waits."""
-        following: list[Event] = []
-        while (event := self._early.pop(self.state.seq + 1 + len(following), None)) is not None:
-            following.append(event)
-        self.state = fold_turn(self.state, following)
-        self.audience.note([event for event in following if event.seq <= self.state.seq])
+        in_order: list[Event] = []
+        while (event := self._events_after_gap.pop(self.state.seq + 1 + len(in_order), None)) is not None:
+            in_order.append(event)
+        self.state = fold_turn(self.state, in_order)
+        self.audience.note([event for event in in_order if event.seq <= self.state.seq])
         if self.state.replied:
-            self._early.clear()
+            self._events_after_gap.clear()
 
     def _pass_on(self, delta: Delta) -> None:
-        if self.audience.receive(self.state, delta) and self._since is not None:
-            seconds, self._since = self._context.tick() - self._since, None
+        is_new_text = self.audience.receive(self.state, delta)
+        if is_new_text and self._admitted_at is not None:
+            seconds, self._admitted_at = self._context.tick() - self._admitted_at, None
             self._context.telemetry.observe("baton_first_delta_seconds", seconds, self.state.admitted.tier)
-        self.behind = self.audience.lacks(delta)
+        self.has_missed_text = self.audience.has_missed(delta)
 
     def finish(self) -> bool:
         """End the audience's turn with what has been received; False if the reply has to be read first."""
@@ -384,8 +403,8 @@ class Follower:
         if state.turn.number != self.state.turn.number:
             raise RunLost
         self.state = state
-        self._early.clear()
-        self._pending.clear()
+        self._events_after_gap.clear()
+        self._early_deltas.clear()
         streamed = state.calls.get(self.audience.call)
         if streamed is None or streamed.failed:
             self.audience.lose()
@@ -413,8 +432,9 @@ class Followers:
         self._former: set[Follower] = set()
         """Followers of turns that are over, whose callers are not sent the reply yet while a later turn is followed."""
         self._catching_up: set[Follower] = set()
-        """Followers that read their journal, and those that are to read it once more after that."""
-        self._again: set[Follower] = set()
+        """Followers that read their journal just now."""
+        self._read_again: set[Follower] = set()
+        """Those of them that are to read it once more after that."""
         self._behind: dict[str, int] = {}
         """By run, how far those followers had come that were behind their journal at the latest look."""
         self._server_changes = 0
@@ -440,7 +460,7 @@ class Followers:
             await self._look(healthy=healthy)
         self._group = None
         for follower in [*self._followers.values(), *self._former]:
-            self._drop(follower, LeaseLost(LET_GO))
+            self._drop(follower, LeaseLost(PROCESS_STOPS))
 
     def of(self, run: str) -> Follower | None:
         """The follower of a run."""
@@ -490,8 +510,11 @@ class Followers:
         row says then which one is, and whether the journal has moved; and that engine is asked for the whole answer, in
         the form that those of older releases know as well.
         """
-        run, engine = follower.state.run, follower.engine if follower.engine_answers else ""
-        wish = follower.audience.wish(self._home) if engine else Listen(run, self._home)
+        run, engine = follower.state.run, ""
+        request = Listen(run, self._home)
+        if follower.engine_answers and follower.engine:
+            engine = follower.engine
+            request = follower.audience.listen_request(self._home)
         follower.engine_answers = False
         with suppress(QueueUnavailable, StoreUnavailable, NotFound):
             if not engine:
@@ -500,12 +523,12 @@ class Followers:
                 if row.seq > follower.state.seq:
                     self.catch_up(follower)
             if engine:
-                await self._context.queue.publish(engine, [wish])
+                await self._context.queue.publish(engine, [request])
 
     def catch_up(self, follower: Follower) -> None:
         """Read the run's journal soon."""
         if follower in self._catching_up:
-            self._again.add(follower)
+            self._read_again.add(follower)
         elif self._group is not None:
             self._catching_up.add(follower)
             self._group.create_task(self._catch_up(follower))
@@ -545,8 +568,8 @@ class Followers:
             )
             self._drop(follower, BatonError())
         finally:
-            is_again = follower in self._again
-            self._again.discard(follower)
+            is_again = follower in self._read_again
+            self._read_again.discard(follower)
             self._catching_up.discard(follower)
         if follower.audience.ended:
             self._over(follower)
@@ -572,13 +595,14 @@ class Followers:
         self._read(moved, healthy=healthy)
         if healthy:
             for follower in list(self._followers.values()):
-                if follower.behind or follower.state.turn.gateway != self._home:
+                if follower.has_missed_text or follower.state.turn.gateway != self._home:
                     await self.ask(follower)
 
     async def _rewind(self) -> None:
         """Read all runs again: the database has moved to a server that may lack what was received of them."""
         changes = self._context.store.server_changes
-        for follower in [follower for follower in self._followers.values() if follower.is_recorded]:
+        recorded = [follower for follower in self._followers.values() if follower.is_recorded]
+        for follower in recorded:
             try:
                 await follower.rewind()
             except RunLost as error:
@@ -589,11 +613,15 @@ class Followers:
 
     def _read(self, moved: Mapping[str, int], *, healthy: bool) -> None:
         """Read those journals that have moved; while events are sent, those that had moved at the look before too."""
-        known = {run: self._followers[run].state for run in moved if run in self._followers}
-        behind = {run: state.seq for run, state in known.items() if moved[run] > state.seq or state.replied}
-        for run, seq in behind.items():
-            if not healthy or self._behind.get(run) == seq:  # otherwise its events may still be on their way
-                self.catch_up(self._followers[run])
+        behind: dict[str, int] = {}
+        for run, seq in moved.items():
+            follower = self._followers.get(run)
+            if follower is None or (seq <= follower.state.seq and not follower.state.replied):
+                continue
+            behind[run] = follower.state.seq
+            was_behind_before = self._behind.get(run) == follower.state.seq
+            if was_behind_before or not healthy:  # otherwise its events may still be on their way
+                self.catch_up(follower)
         self._behind = behind
 
 

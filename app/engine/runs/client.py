@@ -7,15 +7,15 @@ the admission itself, together with the plan and the first intents.
 """
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from weakref import WeakValueDictionary
 
 from app.core.records import copy_with
 from app.core.run import caller_view
-from app.core.run.caller_view import Position, ReturnedResults, returned_results
-from app.core.run.events import RunCancelAsked
-from app.core.run.state import RunState, Turn, apply_fact, state_of_admission
+from app.core.run.caller_view import Position, returned
+from app.core.run.events import Event, RunCancelAsked
+from app.core.run.state import RunState, Turn, admit, advanced
 from app.engine.commit.run_writer import offer_run
 from app.engine.context import EngineContext, WaitingRuns
 from app.engine.delivery import messages
@@ -43,12 +43,12 @@ from app.store.protocol import MOVED, UNDECIDED, Entry
 
 COUNT_SECONDS = 1.0
 """Time for which a count of the runs that nobody has taken is used."""
-RACES = 3
+MOST_TURN_TRIES = 3
 """Tries to begin the next turn of a run to which others write at the same time."""
 LOOP_YIELDS_BEFORE_REPLY = 2
 """Turns of the event loop that a step of this process takes from its committed intent to the wire; the call is sent
 before anything else is done for its caller."""
-LINE = 1_024
+MOST_UNREAD_MESSAGES = 1_024
 """Messages that a slow reader may lag behind; what does not fit comes at the end in one piece."""
 MOST_WISHES = 4_096
 """Wishes that wait for the database; of any beyond them, the runs are finished instead of cancelled."""
@@ -162,8 +162,8 @@ class RunClient:
         """Runs that wait for tool results of callers of this process."""
         self._owners: dict[str, Owner] = {}
         """The owners of runs that were begun here and are followed, by run."""
-        self._turning: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        """Runs whose next turn is just being begun here."""
+        self._turn_locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        """The locks of runs whose next turn is just being begun here, by run."""
         self._untaken = SharedRead(self._count_untaken, COUNT_SECONDS)
         """The number of runs that nobody has taken, by tenant."""
         self._open = False
@@ -199,22 +199,18 @@ class RunClient:
             raise Overloaded(retry_after=1.0)
         if not self._context.timed():  # the time of the database is not known yet
             raise StoreUnavailable(retry_after=1.0)
-        driven = None
-        if not order.origin_kind:  # a run that repeats another one never continues it
-            results = returned_results(order.task.messages)
-            if results is not None:
-                driven = await self._go_on(order, results)
-        if driven is None:
-            driven = await self._begin(order)
+        followed = await self._continue_run(order)
+        if followed is None:
+            followed = await self._begin(order)
         if self.engine is None:
-            return driven
+            return followed
         try:
             for _ in range(LOOP_YIELDS_BEFORE_REPLY):
                 await asyncio.sleep(0)
         except BaseException:
-            self.leave(driven)
+            self.leave(followed)
             raise
-        return driven
+        return followed
 
     # -- a new run
 
@@ -268,12 +264,17 @@ class RunClient:
 
     # -- the next turn
 
-    async def _go_on(self, order: Order, came: ReturnedResults) -> FollowedRun | None:
-        """Begin the turn that these results begin; None if they are only the history of a new run."""
-        alone = self._turning.setdefault(came.run, asyncio.Lock())
-        for _ in range(RACES):
-            async with alone:  # a request with the same results follows the turn that the first one has begun
-                found = await tool_results.find(self._context, order, came, self._waiting)
+    async def _continue_run(self, order: Order) -> FollowedRun | None:
+        """Begin the turn that the conversation's tool results begin; None if it has none that a run waits for."""
+        if order.origin_kind:  # what is repeated is a run of its own
+            return None
+        results = returned(order.task.messages)
+        if results is None:
+            return None
+        lock = self._turn_locks.setdefault(results.run, asyncio.Lock())
+        for _ in range(MOST_TURN_TRIES):
+            async with lock:  # a request with the same results follows the turn that the first one has begun
+                found = await tool_results.find(self._context, order, results, self._waiting)
                 if found is not None and found.standing == "go_on":
                     try:
                         return await self._resume(order, found)
@@ -285,9 +286,9 @@ class RunClient:
                         if conflict.public_code != MOVED:
                             raise
                         continue  # its cancellation was asked for
-            if found is None:
+            if found is None:  # they are only the history of a new run
                 return None
-            return await self.attach(came.run, turn=found.state.turn.number, tenant=order.tenant)
+            return await self.attach(results.run, turn=found.state.turn.number, tenant=order.tenant)
         raise Overloaded(retry_after=1.0)
 
     async def _resume(self, order: Order, found: Resumption) -> FollowedRun:
@@ -315,11 +316,9 @@ class RunClient:
         """Write the turn, and offer it first to the engine that still holds the run's state."""
         appended = await self._context.store.append(begun.entry)
         if found.known.engine:
-            try:
+            with suppress(QueueUnavailable):
                 message = Committed(found.state.run, appended.events)
                 return await self._context.queue.publish(found.known.engine, [message])
-            except QueueUnavailable:
-                pass
         await offer_run(self._context, follower.state)
 
     # -- following
@@ -355,11 +354,10 @@ class RunClient:
             self._followers.fold(present, journal.events)
             state = present.state
         caller_view.check_position(state, at)
-        line: Mailbox[CallerMessage] = Mailbox(LINE)
+        line: Mailbox[CallerMessage] = Mailbox(MOST_UNREAD_MESSAGES)
         notes = bool(state.turn.wire.get("steps"))
-        for event in messages.of_turn(journal.events, state.turn.number) if notes and not at.chars else ():
-            if event.seq <= state.seq and (noted := step_event(event)) is not None:
-                line.push(noted)
+        if notes and not at.chars:
+            _push_step_events(line, messages.of_turn(journal.events, state.turn.number), up_to=state.seq)
         audience = present.audience if present is not None else Audience(run)
         audience.admit(line, at, notes=notes)
         if present is None and state.replied:
@@ -370,18 +368,18 @@ class RunClient:
             await self._followers.ask(self._followers.follow(state, journal.salt, audience))
         return FollowedRun(run, line, state, replayed=True)
 
-    def leave(self, driven: FollowedRun) -> None:
+    def leave(self, followed: FollowedRun) -> None:
         """Note that a caller is gone. If it was the last one, the run goes on or stops as its admission says."""
-        follower = self._followers.of(driven.run)
-        if driven.replayed:  # it holds no place that is to be kept until the run has ended
-            driven.line.push(messages.without(driven.state, RunEnded()))
+        follower = self._followers.of(followed.run)
+        if followed.replayed:  # it holds no place that is to be kept until the run has ended
+            followed.line.push(messages.without(followed.state, RunEnded()))
         if follower is None:
             return
-        follower.audience.leave(driven.line)
-        if driven.replayed or not follower.state.turn.gateway:
-            follower.audience.remove(driven.line)
+        follower.audience.leave(followed.line)
+        if followed.replayed or not follower.state.turn.gateway:
+            follower.audience.remove(followed.line)
         if not len(follower.audience) and follower.state.turn.on_disconnect == "cancel":
-            self.cancellations.ask(driven.run, "client")
+            self.cancellations.ask(followed.run, "client")
         if follower.audience.empty:
             self._forget(follower)
 
@@ -408,7 +406,7 @@ class RunClient:
 
     def _follow(self, order: Order, state: RunState, salt: bytes) -> tuple[Mailbox[CallerMessage], Follower]:
         """Follow a turn that is about to be begun: an engine may be done with it before its commit has returned."""
-        line: Mailbox[CallerMessage] = Mailbox(LINE)
+        line: Mailbox[CallerMessage] = Mailbox(MOST_UNREAD_MESSAGES)
         audience = Audience(state.run)
         audience.admit(line, notes=order.stream_steps)
         follower = self._followers.follow(state, salt, audience, is_new=True)
@@ -427,3 +425,11 @@ class RunClient:
         if state.state == "awaiting_tool" and owner is not None and follower.epoch:
             known = WaitingRun(owner, follower.salt, state, follower.epoch, follower.engine)
             self._waiting.keep(state.run, known, state.seq)
+
+
+def _push_step_events(line: Mailbox[CallerMessage], events: Iterable[Event], *, up_to: int) -> None:
+    """Send a caller the public events of a run's steps, up to the event with that number."""
+    for event in events:
+        message = step_event(event)
+        if event.seq <= up_to and message is not None:
+            line.push(message)
