@@ -115,7 +115,8 @@ class Reply:
         """The fault of the answer's form, once it was judged."""
         self._who = f"{request.worker.name} at {request.worker.provider}"
         self._texts: list[str] = []
-        self._answers = False
+        self._has_answer = False
+        """True once text has come that is not a refusal."""
         self._gathering = Gathering()
         self._calls: tuple[ToolCall, ...] | None = None
         """The tool calls that it ended with, computed when they are first asked for after the latest piece."""
@@ -134,7 +135,7 @@ class Reply:
         for piece in pieces:
             if isinstance(piece, Words):
                 gather(self._texts, piece.text)
-                self._answers = self._answers or not piece.refusal
+                self._has_answer = self._has_answer or not piece.refusal
                 self._room -= len(piece.text)
             elif isinstance(piece, ToolDelta):
                 fault = fault or self._take_call(piece)
@@ -145,7 +146,7 @@ class Reply:
                 self._decoded_room -= decoded_size(self._decoded[-1])
             elif isinstance(piece, End):
                 self.end = piece
-        self._object(fault)
+        self._raise_fault(fault)
         if self._room < 0 or self._decoded_room < 0:
             raise malformed(self._who, "more text than its tokens can hold")
 
@@ -171,19 +172,22 @@ class Reply:
         """Raise `WorkerMalformed` for tool calls that cannot be handed on, for missing ones, and for an answer that has
         not the form that was asked for. A reply that was cut off has no calls that count, and no form."""
         if self.finish in ("stop", "tool_calls"):
-            self._object(fault_of_calls(self.calls, self._toolbox))
-        if self._form is not None and self.finish == "stop" and not self.calls and not self._refused:
-            found = faults(self._form, self.text)
-            if found:
-                self.flaw = Flaw(self.text, found)
-                message = f"What {self._who} answered does not have the form that was asked for."
-                raise WorkerMalformed(message, code=FORM_FAULT, failure=Failure("invalid_answer"))
+            self._raise_fault(fault_of_calls(self.calls, self._toolbox))
+        is_whole_answer = self.finish == "stop" and not self.calls and not self._refused
+        if self._form is None or not is_whole_answer:
+            return
+        form_faults = faults(self._form, self.text)
+        if form_faults:
+            self.flaw = Flaw(self.text, form_faults)
+            message = f"What {self._who} answered does not have the form that was asked for."
+            raise WorkerMalformed(message, code=FORM_FAULT, failure=Failure("invalid_answer"))
 
     @property
     def _refused(self) -> bool:
         return self.end is not None and self.end.refused
 
-    def _object(self, fault: str) -> None:
+    def _raise_fault(self, fault: str) -> None:
+        """Raise `WorkerMalformed` for a fault of a tool call, if there is one."""
         if fault:
             message = f"The worker {self._who} made {fault}."
             raise WorkerMalformed(message, code=TOOL_FAULT, failure=Failure("invalid_answer"))
@@ -212,7 +216,7 @@ class Reply:
     @property
     def refuses(self) -> bool:
         """Return True if all of the text is a refusal, given instead of an answer."""
-        return bool(self._texts) and not self._answers
+        return bool(self._texts) and not self._has_answer
 
     @property
     def written(self) -> str:
@@ -236,15 +240,17 @@ class Reply:
     @property
     def calls(self) -> tuple[ToolCall, ...]:
         """Return the tool calls that it ended with."""
+        if self.finish != "tool_calls":
+            return ()
         if self._calls is None:
-            self._calls = calls_that_count(self._gathering.calls, self._toolbox) if self.finish == "tool_calls" else ()
+            self._calls = calls_that_count(self._gathering.calls, self._toolbox)
         return self._calls
 
     def message(self, ids: Sequence[str]) -> Message:
         """The whole reply as a turn of the conversation; a call that has no id of its own gets the caller's."""
         calls = self.calls
-        theirs = [call.id for call in calls]
-        if not all(theirs) or len(set(theirs)) != len(theirs):
+        own_ids = [call.id for call in calls]
+        if not all(own_ids) or len(set(own_ids)) != len(own_ids):
             calls = tuple([replace(call, id=id_) for call, id_ in zip(calls, ids, strict=True)])
         parts = (Text(self.text),) if self._texts else ()
         keepsake = self._keepsake.data if self._keepsake else None
@@ -344,7 +350,7 @@ class Attempt:
         self.verdict: Verdict = "silent"
         """The verdict of the call on its worker."""
         self.outcome = "cancelled"
-        """`unknown` is for others to say: it is what `lost` writes."""
+        """`unknown` is for others to say: it is what `lost_outcome` writes."""
         self.error: BatonError | None = None
         self._finished: CallFinished | None = None
 
@@ -471,7 +477,7 @@ class Attempt:
             self.outcome = "truncated" if isinstance(error, WorkerTruncated) else "error"
             raise
         except Exception as bug:
-            self._broken(bug)
+            self._note_bug(bug)
             raise self.error or asyncio.CancelledError from bug
         finally:
             times.seconds = self._context.tick() - times.began
@@ -482,17 +488,18 @@ class Attempt:
     def _is_cut(self, error: BatonError) -> bool:
         """End the reply with what has come, if the run's time is over and that may be the answer; return whether it
         is."""
-        taken = self._context.tick() - self._times.began
-        over = self._time.cuts and self._given is not None and taken >= self._given.total - CUT_TOLERANCE_SECONDS
-        if not (over and isinstance(error, WorkerTimeout) and self.reply.can_be_cut):
+        if not self._time.cuts or self._given is None or not isinstance(error, WorkerTimeout):
+            return False
+        seconds = self._context.tick() - self._times.began
+        if seconds < self._given.total - CUT_TOLERANCE_SECONDS or not self.reply.can_be_cut:
             return False
         self.reply.cut()
         self.outcome, self._out_of_time = "ok", True
         return True
 
-    def _broken(self, bug: Exception) -> None:
-        """A bug of ours in the adapter: to the run a worker that cannot be understood. One that came of a cancellation
-        is no more than that."""
+    def _note_bug(self, bug: Exception) -> None:
+        """Note a bug of ours in the adapter. To the run it is a worker that cannot be understood, unless the call was
+        being cancelled."""
         self._context.telemetry.log(
             logging.ERROR,
             "A provider's adapter failed by a bug; the call counts as malformed, and the step goes on.",
@@ -574,8 +581,8 @@ class Attempt:
     @property
     def contents(self) -> tuple[tuple[str, bytes], ...]:
         """Return the (ref, body) pairs to store with the outcome."""
-        found = ((self.output, self.reply.text.encode()), (self.logprobs, self.reply.logprobs))
-        return tuple((ref, body) for ref, body in found if ref)
+        contents = ((self.output, self.reply.text.encode()), (self.logprobs, self.reply.logprobs))
+        return tuple((ref, body) for ref, body in contents if ref)
 
     @property
     def usage(self) -> Usage:
@@ -695,14 +702,18 @@ def tier_seconds(catalog: Catalog, state: RunState) -> float:
     return state.admitted.limits.seconds
 
 
-def lost(call: str, step: int | None, held: Ledger) -> CallFinished:
+def lost_outcome(call: Call) -> CallFinished:
     """The outcome of an intent whose process was lost: possibly billed, so all that was held counts as spent."""
-    usage = Usage(input=held.tokens, estimated=True)
-    return CallFinished(call=call, n=step, outcome="unknown", usage=usage, usd=held.usd, seconds=0.0)
+    usage = Usage(input=call.tokens_held, estimated=True)
+    return CallFinished(call=call.id, n=call.step, outcome="unknown", usage=usage, usd=call.usd_held, seconds=0.0)
 
 
-def given_up(calls: Sequence[Call]) -> tuple[tuple[CallFinished, ...], Ledger]:
-    """Such outcomes for all of these, and what was held for them together."""
-    held = [Ledger(call.usd_held, call.tokens_held) for call in calls]
-    drafts = tuple(lost(call.id, call.step, each) for call, each in zip(calls, held, strict=True))
-    return drafts, Ledger(sum(each.usd for each in held), sum(each.tokens for each in held))
+def lost_outcomes(calls: Sequence[Call]) -> tuple[tuple[CallFinished, ...], Ledger]:
+    """The outcomes of calls whose process was lost, and what was held for them together."""
+    outcomes = []
+    usd = tokens = 0
+    for call in calls:
+        outcomes.append(lost_outcome(call))
+        usd += call.usd_held
+        tokens += call.tokens_held
+    return tuple(outcomes), Ledger(usd, tokens)

@@ -48,7 +48,7 @@ from app.store.protocol import ContentReads, Reader
 BRIEF_SECONDS = 2.0
 """The longest time for which a worker may write unnoticed, where another one could take over from it."""
 NOTHING: Mapping[str, bytes] = MappingProxyType({})
-"""No fresh content."""
+"""No contents."""
 
 
 @record(frozen=True, slots=True)
@@ -140,8 +140,8 @@ async def see(store: ContentReads, state: RunState, n: int) -> tuple[Message, ..
     return (await look(store, state, n)).messages(state.steps[n].worker)
 
 
-async def look(store: ContentReads, state: RunState, n: int, fresh: Mapping[str, bytes] = NOTHING) -> View:
-    """Read what step `n` may see; `fresh` is content that is yet to be stored. `NotFound` if content was erased.
+async def look(store: ContentReads, state: RunState, n: int, at_hand: Mapping[str, bytes] = NOTHING) -> View:
+    """Read what step `n` may see. `at_hand` are contents, by ref, that need not be read. `NotFound` if one was erased.
 
     Of what a nested step inherits, its task is made: the messages of the step that it is nested in.
     """
@@ -159,32 +159,32 @@ async def look(store: ContentReads, state: RunState, n: int, fresh: Mapping[str,
         wanted |= {(needed.subtask, _text), (needed.output, _text)}
     for use in answered:
         wanted |= {(use.said, _message), (use.results, _messages)}
-    found = await _records(store, state.run, wanted, fresh)
+    found = await _records(store, state.run, wanted, at_hand)
     done = {step.n: EarlierStep(step.n, found[step.subtask, _text], found[step.output, _text]) for step in earlier}
     task = found[state.admitted.task, _task]
     asked = found[state.turn.request, _task] if state.turn.request else task
-    used = tuple(
-        [ToolUse(use.worker, found[use.said, _message], use.ids, found[use.results, _messages]) for use in answered]
-    )
+    used = []
+    for use in answered:
+        used.append(ToolUse(use.worker, found[use.said, _message], use.ids, found[use.results, _messages]))
     if parent is not None and step.inherits:
-        task = copy_with(task, messages=(await look(store, state, parent.n, fresh)).messages(""))
+        task = changed(task, messages=(await look(store, state, parent.n, at_hand)).messages(""))
     last = state.is_last_round and parent is None
     return View(
-        step, task, asked, found[step.subtask, _text], visible_steps(own, done), used, last, gives_answer(state, step)
+        step, task, asked, found[step.subtask, _text], granted(own, done), tuple(used), last, speaks(state, step)
     )
 
 
-async def task_of(store: ContentReads, run: str, ref: str, fresh: Mapping[str, bytes] = NOTHING) -> Task:
-    """Return a task by its ref; `fresh` are contents that are at hand. `NotFound` if it was erased."""
-    task: Task = (await _records(store, run, {(ref, _task)}, fresh))[ref, _task]
+async def task_of(store: ContentReads, run: str, ref: str, at_hand: Mapping[str, bytes] = NOTHING) -> Task:
+    """Return a task by its ref; `at_hand` are contents that need not be read. `NotFound` if it was erased."""
+    task: Task = (await _records(store, run, {(ref, _task)}, at_hand))[ref, _task]
     return task
 
 
 async def bodies_of(
-    store: ContentReads, run: str, refs: Sequence[str], fresh: Mapping[str, bytes] = NOTHING
+    store: ContentReads, run: str, refs: Sequence[str], at_hand: Mapping[str, bytes] = NOTHING
 ) -> Mapping[str, bytes]:
-    """ContentReads by ref; `fresh` are some that are at hand. `NotFound` if one was erased."""
-    found = await _records(store, run, {(ref, bytes) for ref in refs}, fresh)
+    """Contents by ref; `at_hand` are some that need not be read. `NotFound` if one was erased."""
+    found = await _records(store, run, {(ref, bytes) for ref in refs}, at_hand)
     return {ref: found[ref, bytes] for ref in refs}
 
 
@@ -205,12 +205,12 @@ def _messages(body: bytes) -> tuple[Message, ...]:
 
 
 async def _records(
-    store: ContentReads, run: str, wanted: set[tuple[str, Reader]], fresh: Mapping[str, bytes] = NOTHING
+    store: ContentReads, run: str, wanted: set[tuple[str, Reader]], at_hand: Mapping[str, bytes] = NOTHING
 ) -> Mapping[tuple[str, Reader], Any]:
-    """Records that are read from contents, stored or fresh; the empty ref is the empty text. `NotFound` if one was
+    """Records that are read from contents, stored or at hand; the empty ref is the empty text. `NotFound` if one was
     erased."""
     found: dict[tuple[str, Reader], Any] = {("", _text): ""}
-    found |= {(ref, read): read(fresh[ref]) for ref, read in wanted if ref in fresh}
+    found |= {(ref, read): read(at_hand[ref]) for ref, read in wanted if ref in at_hand}
     if stored := wanted - found.keys():
         found |= await store.records(run, stored)
     if wanted - found.keys():
@@ -224,10 +224,10 @@ async def texts_of(store: ContentReads, run: str, refs: Iterable[str]) -> Mappin
     return {ref: text for (ref, _), text in found.items()}
 
 
-BACKOFF, LONGEST_BACKOFF = 0.25, 8.0
-"""Seconds: the first retry waits a random time below the one, each later one below twice as much, up to the other."""
-LONELY_BACKOFF = 30.0
-"""Seconds that are waited for the only worker there is, if it asks for them."""
+BACKOFF_SECONDS, MOST_BACKOFF_SECONDS = 0.25, 8.0
+"""The first retry waits a random time below the one, each later one below twice as much, up to the other."""
+ONLY_WORKER_BACKOFF_SECONDS = 30.0
+"""Time that is waited for the only worker there is, if it asks for them."""
 UNPAID = "over_budget"
 """The reason for which a worker is passed over whose answer the run cannot pay, however short it is cut."""
 WAIT_FOR_OTHERS_SECONDS, LOOK_SECONDS = 30.0, 0.2
@@ -340,7 +340,7 @@ class Candidates:
         elif wait is None:
             self._workers = [other for other in self._workers if other is not worker]
             if worker.name in self._rate_limited:
-                self._limited[worker.name] = worker, self._rate_limited[worker.name] - chance * BACKOFF
+                self._limited[worker.name] = worker, self._rate_limited[worker.name] - chance * BACKOFF_SECONDS
         elif self._health.affords(worker, "retry"):
             self._wait = wait
         self._consider_unpaid()
@@ -367,10 +367,12 @@ class Candidates:
             return None
         if isinstance(error, WorkerTimeout) and not alone:  # it has had its share of the run's time
             return None
-        backoff = chance * min(BACKOFF * 2 ** (sum(self._tries.values()) - 1), LONGEST_BACKOFF)
-        wait = max(error.retry_after or 0.0, backoff)
-        longest = min(LONELY_BACKOFF if alone else LONGEST_BACKOFF, seconds_left - BRIEFEST)
-        return wait if wait <= longest else None
+        backoff = chance * min(BACKOFF_SECONDS * 2 ** (sum(self._tries.values()) - 1), MOST_BACKOFF_SECONDS)
+        wait: float = max(error.retry_after or 0.0, backoff)
+        longest = ONLY_WORKER_BACKOFF_SECONDS if alone else MOST_BACKOFF_SECONDS
+        if wait > min(longest, seconds_left - BRIEFEST):
+            return None
+        return wait
 
     def _offers(self) -> list[tuple[Worker, Place]]:
         return [(worker, self._place(worker)) for worker in self._workers]
@@ -397,12 +399,13 @@ def _summary(errors: Sequence[BatonError | None]) -> str:
     failed = [error for error in errors if error not in (*refused, *limited, *misconfigured)]
     if failed or limited:
         last = (failed or limited)[-1]
-        return (last.public_code if last is not None else None) or "worker_failed"
+        if last is None or not last.public_code:
+            return "worker_failed"
+        return last.public_code
     if any(error.failure.reason == "context_length" for error in refused):
         return RunTooLong.code
     if refused:
         return WorkerRefused.code
-    spent = all(error.failure.reason == "quota" for error in misconfigured)
-    if spent:
+    if all(error.failure.reason == "quota" for error in misconfigured):
         return RunOutOfQuota.code
     return WorkerMisconfigured.code

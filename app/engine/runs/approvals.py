@@ -23,7 +23,7 @@ from app.engine.commit.run_writer import ending, projection
 from app.errors import Conflict, Forbidden, InvalidRequest, LeaseLost, NotFound, Overloaded, RunEnded
 from app.store.protocol import MOVED, Entry, Lease, RunRow, Store, TenantStore
 
-RACES = 3
+MOST_TRIES = 3
 """Tries to write a decision on a run to which others write at the same time."""
 CHANGED: Mapping[str, str] = {
     "plan": "the plan",
@@ -75,7 +75,7 @@ async def settle(
     `InvalidRequest` for bounds beyond what the run may have; `StoreUnavailable`.
     """
     own = store.of_tenant(tenant)
-    for _ in range(RACES):
+    for _ in range(MOST_TRIES):
         row, journal = await own.run(run), await own.journal(run)
         state, at = fold(journal.events), now()
         earlier = _earlier(journal.events, decision, state)
@@ -117,11 +117,11 @@ async def _check_eyes(store: TenantStore, row: RunRow, key: str) -> None:
 
 def _earlier(events: Sequence[Event], decision: Decision, state: RunState) -> Decided | None:
     """Return the decision that was made on this digest. Raises `Conflict` if it was another one."""
-    made: list[tuple[float, RunApproved | RunRefused]] = [*dated(events, RunApproved), *dated(events, RunRefused)]
-    found = next(((at, fact) for at, fact in made if fact.digest == decision.digest), None)
-    if found is None:
+    decisions: list[tuple[float, RunApproved | RunRefused]] = [*dated(events, RunApproved), *dated(events, RunRefused)]
+    on_digest = [(at, fact) for at, fact in decisions if fact.digest == decision.digest]
+    if not on_digest:
         return None
-    at, fact = found
+    at, fact = on_digest[0]
     verdict = "approve" if isinstance(fact, RunApproved) else "refuse"
     if verdict != decision.verdict:
         word = {"approve": "approved", "refuse": "refused"}[verdict]
@@ -142,15 +142,15 @@ def _asked(events: Sequence[Event], state: RunState, digest: str, now: float) ->
     if asked is None:
         raise Conflict("No plan of this run has needed an approval.", code="approval_not_requested")
     if digest != asked.digest:
-        known = [fact for _, fact in dated(events, RunAwaitingApproval) if fact.digest == digest]
-        if not known:
+        earlier = [fact for _, fact in dated(events, RunAwaitingApproval) if fact.digest == digest]
+        if not earlier:
             raise Conflict(
                 f"That is not the digest of what this run asks for; GET /v1/approvals/{state.run} shows it.",
                 code="approval_digest_mismatch",
             )
-        names = [words for name, words in CHANGED.items() if getattr(known[0], name) != getattr(asked, name)]
+        changes = [words for name, words in CHANGED.items() if getattr(earlier[0], name) != getattr(asked, name)]
         raise Conflict(
-            f"Something else waits for an approval by now; changed since then: {', '.join(names) or 'the round'}. "
+            f"Something else waits for an approval by now; changed since then: {', '.join(changes) or 'the round'}. "
             f"GET /v1/approvals/{state.run} shows it.",
             code="approval_digest_mismatch",
         )

@@ -38,8 +38,8 @@ from app.core.run.events import CallFinished, Event, Kind
 from app.core.run.identifiers import NO_TRACE, Trace
 from app.core.run.progress import Finish, Propose, decide_end_again
 from app.core.run.recording import Recording
-from app.core.run.state import CALLER, DRIVER_LOST, FALLBACK, REPLAY, Proposal, RunState, StepState, apply_facts
-from app.engine.calls.attempt import given_up
+from app.core.run.state import CALLER, DRIVER_LOST, FALLBACK, REPLAY, Proposal, RunState, StepState, tentative
+from app.engine.calls.attempt import lost_outcomes
 from app.engine.calls.step_request import NOTHING, bodies_of, task_of
 from app.engine.commit.colocation import StepStarter
 from app.engine.commit.run_writer import RunWriter, ending
@@ -110,7 +110,7 @@ class Driver:
         """Further gateways that follow the run, with the tick until which they do."""
         self._latest: tuple[Event, ...] = ()
         """The last event that was sent to the run's followers; () if none was."""
-        self._began = context.tick()
+        self._began_at = context.tick()
 
     @property
     def state(self) -> RunState:
@@ -245,11 +245,16 @@ class Driver:
             await self._send(address, [message])
 
     def _reply(self) -> tuple[tuple[str, str], ...]:
+        """The brief contents of the reply that are at hand, with their refs; none before there is a reply."""
         if not self.state.replied:
             return ()
-        known = self.writer.answer
-        wanted = [ref for ref in messages.refs(self.state) if ref in known]
-        return tuple((ref, known[ref].decode()) for ref in wanted if len(known[ref]) <= BRIEF)
+        contents = self.writer.answer
+        reply = []
+        for ref in messages.refs(self.state):
+            body = contents.get(ref)
+            if body is not None and len(body) <= BRIEF:
+                reply.append((ref, body.decode()))
+        return tuple(reply)
 
     async def _send(self, address: str, messages: Sequence[Live]) -> None:
         try:
@@ -270,10 +275,10 @@ class Driver:
             self.writer.decide_again()  # a proposal that waited for an embedding can be opened now
             return
         current = self.state.steps_of(proposal)
-        found = faults(self.state, proposal, planned) or self._planner.objections(self.state, proposal, planned)
-        if found:
+        reasons = faults(self.state, proposal, planned) or self._planner.objections(self.state, proposal, planned)
+        if reasons:
             await self._planner.stop()  # it may still be running: this end need not be its own
-            return await self._reject(found, outage=planned.outage, budget=planned.budget)
+            return await self._reject(reasons, outage=planned.outage, budget=planned.budget)
         if planned.step is not None:
             draft, contents = self._planner.step(self.state, proposal, len(current), planned.step)
         else:
@@ -285,14 +290,16 @@ class Driver:
     async def _reject(self, reasons: Iterable[str], *, outage: bool, budget: tuple[str, float] | None = None) -> None:
         """Journal a proposal's end without a workflow; its steps that run already are stopped, and a planning call
         whose process is gone gets the outcome `unknown`."""
-        if (proposal := self.state.open_proposal) is None:
+        proposal = self.state.unmade
+        if proposal is None:
             return
         current = self.state.steps_of(proposal)
         self._context.telemetry.count("baton_plans_total", self.state.admitted.tier, "outage" if outage else "rejected")
         stops = [step.n for step in current if step.state in ("queued", "running")]
-        rejected = drafts.plan_rejected(proposal.number, self._planner.call, list(reasons), outage, budget)
-        gone, held = given_up(self.state.open_planning_calls if self._planner.idle else ())
-        events = (*gone, *drafts.steps_skipped(current, "plan_rejected"), rejected)
+        rejected = drafts.rejected(proposal.number, self._planner.call, list(reasons), outage, budget)
+        lost_calls = self.state.planning if self._planner.idle else ()
+        outcomes, held = lost_outcomes(lost_calls)
+        events = (*outcomes, *drafts.skipped(current, "plan_rejected"), rejected)
         await self.writer.append(events, release=held, spent=held)
         for step in stops:
             await self._stop(step)
@@ -307,21 +314,21 @@ class Driver:
     async def _finish(self, command: Finish) -> None:
         """Stop what runs, give it time to write its outcome, then write the one terminal event: the one that follows
         from all that stands before it."""
-        decided = self._context.now()
+        decided_at = self._context.now()
         await self._planner.stop()
         about_to_call = any(step.state == "running" for step in self.state.active_steps)
         if self.state.open_calls or about_to_call:
             await self._stop()
             await self._quiesce()
         while not self.state.ended:
-            upon = self.state
-            command = decide_end_again(command, upon, decided)
+            state = self.state
+            command = confirmed(command, state, decided_at)
             if command.step is not None:
-                await self.writer.read_answer(messages.of_step(upon.steps[command.step]))
-            gone, held = given_up(upon.open_planning_calls)
-            events = (*gone, *ending(apply_facts(upon, gone), command))
+                await self.writer.read_answer(messages.of_step(state.steps[command.step]))
+            outcomes, held = lost_outcomes(state.planning)
+            events = (*outcomes, *ending(tentative(state, outcomes), command))
             try:
-                await self.writer.end(upon, events, held)
+                await self.writer.end(state, events, held)
             except Conflict:  # the end sums up all calls, also those whose events were not received yet
                 await self.writer.catch_up()
 
@@ -336,7 +343,7 @@ class Driver:
         """Note the end of the turn."""
         state, telemetry = self.state, self._context.telemetry
         if state.ended:
-            messages.count(telemetry, state, self._context.tick() - self._began)
+            messages.count(telemetry, state, self._context.tick() - self._began_at)
         elif state.state == "awaiting_approval":
             telemetry.count("baton_approvals_total", state.admitted.tier, "asked")
         else:
@@ -399,8 +406,11 @@ def resumed_steps(state: RunState, home: str) -> tuple[Outbox, ...]:
     """The tickets of steps that go on with what their caller has brought, and have not been begun in this turn."""
     turn = state.turn.number
     begun = {call.step for call in state.calls.values() if call.turn == turn}
-    waiting = [step for step in state.active_steps if _has_results(step, turn - 1) and step.n not in begun]
-    return tuple(Outbox(step.n, state.admitted.tier, home, turn) for step in waiting)
+    tickets = []
+    for step in state.live:
+        if _has_results(step, turn - 1) and step.n not in begun:
+            tickets.append(Outbox(step.n, state.admitted.tier, home, turn))
+    return tuple(tickets)
 
 
 def _has_results(step: StepState, turn: int) -> bool:
@@ -408,11 +418,11 @@ def _has_results(step: StepState, turn: int) -> bool:
     return step.state == "running" and last is not None and bool(last.results) and last.turn == turn
 
 
-def is_begun(state: RunState) -> bool:
-    """True if the run was begun in this turn, so that an engine was lost; else it was merely not taken yet."""
+def has_begun(state: RunState) -> bool:
+    """True if the run has begun in this turn, so that an engine was lost; else it was merely not taken yet."""
     return any(call.turn == state.turn.number for call in state.calls.values())
 
 
-def overtaken_steps(state: RunState) -> Sequence[int]:
+def interrupted_steps(state: RunState) -> Sequence[int]:
     """The steps that were executed, or queued, when the run's engine was lost."""
     return [step.n for step in state.active_steps if step.state in ("queued", "running") and not step.opens_workflow]

@@ -17,23 +17,23 @@ from app.core.message.chat import Usage
 from app.core.records import record
 from app.core.run.events import Fact, Kind, RunExpired
 from app.core.run.progress import Finish, give_up
-from app.core.run.state import RunState, apply_facts, fold
-from app.engine.calls.attempt import given_up
+from app.core.run.state import RunState, fold, tentative
+from app.engine.calls.attempt import lost_outcomes
 from app.engine.commit.run_writer import due_ticket, ending, projection, run_ticket
 from app.engine.context import EngineContext
 from app.engine.delivery.messages import outcome
-from app.engine.runs.driver import Driver, is_begun
+from app.engine.runs.driver import Driver, has_begun
 from app.errors import NotFound, QueueUnavailable, StoreUnavailable
 from app.store.protocol import Entry, Lapsed, Ledger, Projection, RunRow, Store
 
 RESTORED = "restored"
 """The error of a run that was open when the database was restored from a back-up."""
-SWEEP = 50
-"""Runs and tickets taken in one sweep."""
+MOST_IN_SWEEP = 50
+"""Runs and tickets that are taken in one sweep, at the most."""
 GIVEN_UP_SECONDS = 0.5
 """Seconds since which a lease that is given up has lapsed: more than the clocks of two processes differ."""
-COUNTED = 10_000
-"""Waiting runs that are counted at most."""
+MOST_COUNTED = 10_000
+"""Waiting runs that are counted, at the most."""
 FORGET = 500
 """Idempotency records, and rate windows, deleted in one sweep: some ten milliseconds, and more a day than any gateway
 makes."""
@@ -82,15 +82,15 @@ class Recovery:
         overdue tickets."""
         await self._context.store.forget_idempotency_records(self._context.now(), FORGET)
         await self._context.store.forget_windows(self._context.now(), FORGET)
-        self._context.telemetry.gauge("baton_runs_waiting", await self._context.store.waiting(COUNTED))
+        self._context.telemetry.gauge("baton_runs_waiting", await self._context.store.waiting(MOST_COUNTED))
         now = self._context.now()
-        backlog = await self._context.store.backlog(now, COUNTED)
+        backlog = await self._context.store.backlog(now, MOST_COUNTED)
         self._context.telemetry.gauge("baton_tickets_waiting", backlog.waiting)
         age = now - backlog.oldest_since if backlog.oldest_since is not None else 0.0
         self._context.telemetry.gauge("baton_tickets_oldest_seconds", max(0.0, age))
         if not self._context.queue.healthy:  # dispatchers poll the outbox themselves meanwhile
             return
-        overdue = await self._context.store.overdue(self._context.now(), SWEEP)
+        overdue = await self._context.store.overdue(self._context.now(), MOST_IN_SWEEP)
         if overdue:
             self._context.telemetry.count("baton_swept_total", "ticket", by=len(overdue))
             await self._context.queue.enqueue([due_ticket(due) for due in overdue])
@@ -98,12 +98,18 @@ class Recovery:
     async def _take_over(self, room: int, renew: Callable[[], Awaitable[object]]) -> bool:
         now = self._context.now()
         lapsed = await self._context.store.lapsed(now)
-        ours = [(kind.tier, kind.code) for kind in lapsed if self._can_drive(kind)]
-        self._report([kind for kind in lapsed if not self._can_drive(kind) and kind.runs > kind.expired])
+        ours, wanted, stranded = [], 0, []
+        for kind in lapsed:
+            if self._can_drive(kind):
+                ours.append((kind.tier, kind.code))
+                wanted += kind.runs
+            elif kind.runs > kind.expired:
+                stranded.append(kind)
+        self._report(stranded)
         if not ours and not any(kind.expired for kind in lapsed):
             return False
         await renew()
-        until, most = self._context.now() + self._context.lease, min(room, SWEEP)
+        until, most = self._context.now() + self._context.lease, min(room, MOST_IN_SWEEP)
         rows = await self._context.store.take_over(self._home, now, until, most, ours)
         for row in rows:
             try:
@@ -115,8 +121,7 @@ class Recovery:
                     error,
                     run=row.id,
                 )
-        wanted = min(room, sum(kind.runs for kind in lapsed if self._can_drive(kind)))
-        return len(rows) < wanted  # a run is passed over while another process writes to it
+        return len(rows) < min(room, wanted)  # a run is passed over while another process writes to it
 
     def _can_drive(self, kind: Lapsed | RunRow) -> bool:
         return kind.tier in self._context.catalog().tiers and not is_newer(kind.code, self._context.code)
@@ -148,7 +153,7 @@ class Recovery:
             return await self._expire(row)
         if state.ended:  # another engine went on with it while it was read, and has finished
             return
-        self._context.telemetry.count("baton_swept_total", "run" if is_begun(state) else "handed")
+        self._context.telemetry.count("baton_swept_total", "run" if has_begun(state) else "handed")
         if late and not self._can_drive(row):
             return await self._end(state, row, give_up(state, Kind.EXPIRED, "run_expired"))
         try:
@@ -158,11 +163,11 @@ class Recovery:
 
     async def _end(self, state: RunState, row: RunRow, command: Finish) -> None:
         """End a run that can be read but not driven; its planning calls are `unknown`, those of steps have tickets."""
-        outcomes, held = given_up(state.open_planning_calls)
-        closed = apply_facts(state, outcomes)
-        last = ending(closed, command)
-        shown = projection(apply_facts(closed, last))
-        await self._write(row, (*outcomes, *last), shown, held, state.seq)
+        outcomes, held = lost_outcomes(state.planning)
+        closed = tentative(state, outcomes)
+        end = ending(closed, command)
+        columns = projection(tentative(closed, end))
+        await self._write(row, (*outcomes, *end), columns, held, state.seq)
 
     async def _expire(self, row: RunRow) -> None:
         """End a run whose journal has events that this process does not know."""
@@ -173,23 +178,23 @@ class Recovery:
             error="run_expired",
             unread=True,
         )
-        shown = Projection("expired", error="run_expired")
-        await self._write(row, (expired,), shown, Ledger())
+        columns = Projection("expired", error="run_expired")
+        await self._write(row, (expired,), columns, Ledger())
 
     async def _write(
         self,
         row: RunRow,
         events: tuple[Fact, ...],
-        shown: Projection,
+        columns: Projection,
         held: Ledger,
         seq: int | None = None,
     ) -> None:
         now = self._context.now()
-        entry = Entry(row.id, now, events, epoch=row.epoch, release=held, spent=held, row=shown, seq=seq)
+        entry = Entry(row.id, now, events, epoch=row.epoch, release=held, spent=held, row=columns, seq=seq)
         await self._context.store.append(entry)
-        self._context.telemetry.count("baton_runs_total", row.tier, outcome(str(shown.state), shown.error))
+        self._context.telemetry.count("baton_runs_total", row.tier, outcome(str(columns.state), columns.error))
         self._context.telemetry.log(
-            logging.WARNING, "A run that no engine could drive was ended.", run=row.id, error=shown.error
+            logging.WARNING, "A run that no engine could drive was ended.", run=row.id, error=columns.error
         )
 
 
@@ -199,11 +204,11 @@ async def end_restored(store: Store, row: RunRow, now: float) -> None:
     It may have gone on after the restore point, so that nothing of it may be done again.
     """
     state = fold((await store.journal(row.id)).events)
-    outcomes, held = given_up(state.open_calls)
-    closed = apply_facts(state, outcomes)
-    last = ending(closed, Finish(Kind.FAILED, error=RESTORED))
-    shown = projection(apply_facts(closed, last))
-    entry = Entry(row.id, now, (*outcomes, *last), epoch=row.epoch, release=held, spent=held, row=shown, seq=state.seq)
+    outcomes, held = lost_outcomes(state.open_calls)
+    closed = tentative(state, outcomes)
+    end = ending(closed, Finish(Kind.FAILED, error=RESTORED))
+    columns = projection(tentative(closed, end))
+    entry = Entry(row.id, now, (*outcomes, *end), epoch=row.epoch, release=held, spent=held, row=columns, seq=state.seq)
     await store.append(entry)
 
 
@@ -215,9 +220,9 @@ async def hand_back(context: EngineContext, home: str, drivers: Mapping[str, Dri
     """
     epochs = {run: driver.writer.epoch for run, driver in drivers.items()}
     with suppress(StoreUnavailable, QueueUnavailable):
-        given = await context.store.renew_leases(home, epochs, context.now() - GIVEN_UP_SECONDS) if epochs else ()
-        states = [drivers[run].state for run in given]
-        await context.queue.enqueue([run_ticket(state) for state in states])
+        if epochs:
+            given_up = await context.store.renew_leases(home, epochs, context.now() - GIVEN_UP_SECONDS)
+            await context.queue.enqueue([run_ticket(drivers[run].state) for run in given_up])
 
 
 def _without_content(late: bool) -> Finish:

@@ -27,7 +27,7 @@ from app.engine.commit.run_writer import run_ticket
 from app.engine.context import EngineContext, WaitingRuns
 from app.engine.runs import replays, tool_results
 from app.engine.runs.admission import Moved, Owner
-from app.engine.runs.driver import Driver, is_begun, overtaken_steps, resumed_steps, take_over
+from app.engine.runs.driver import Driver, has_begun, interrupted_steps, resumed_steps, take_over
 from app.engine.runs.planning import PlannerMessage
 from app.engine.runs.recovery import HeldRun, Recovery, hand_back
 from app.engine.runs.tool_results import NextTurn, Resumption, WaitingRun
@@ -72,9 +72,9 @@ class Drivers:
         self.known = self._drivers.get
         """Finds the driver of a run that is driven here."""
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._taking: set[str] = set()
+        self._being_taken: set[str] = set()
         """Runs that are just being taken; each holds one of the slots."""
-        self._held: WaitingRuns[HeldRun] = WaitingRuns()
+        self._waiting: WaitingRuns[HeldRun] = WaitingRuns()
         """States of runs that were driven here and wait for their callers."""
         self._group: asyncio.TaskGroup | None = None
         self._recovery = Recovery(context, home=home, take=self._take_over)
@@ -88,15 +88,16 @@ class Drivers:
         """Drive until `stopping` is set; runs that are still going are handed back for others to take."""
         async with self._context.queue.subscribe(self._home, self.receive), asyncio.TaskGroup() as group:
             self._group = group
-            jobs = (self._renew_for_ever(), self._watch_for_ever(), self._sweep_for_ever())
-            chores = [group.create_task(job) for job in jobs]
+            loops = (self._renew_for_ever(), self._watch_for_ever(), self._sweep_for_ever())
+            loop_tasks = [group.create_task(loop) for loop in loops]
             try:
                 await stopping.wait()
             finally:
-                self._group, left = None, dict(self._drivers)
-                for task in (*chores, *self._tasks.values()):
+                self._group = None
+                unfinished = dict(self._drivers)
+                for task in (*loop_tasks, *self._tasks.values()):
                     task.cancel()
-        await hand_back(self._context, self._home, left)
+        await hand_back(self._context, self._home, unfinished)
 
     def __len__(self) -> int:
         return len(self._drivers)
@@ -111,7 +112,7 @@ class Drivers:
         """Return the number of runs that may be taken now."""
         if self._group is None or not self._context.timed():
             return 0
-        room = self._bound - len(self._drivers) - len(self._taking)
+        room = self._bound - len(self._drivers) - len(self._being_taken)
         if self.dispatcher is not None:
             return min(room, self.dispatcher.free_slots)
         return room
@@ -152,8 +153,8 @@ class Drivers:
 
     def take_soon(self, ticket: Ticket, taken: Callable[[Ticket], Awaitable[None]]) -> None:
         """Take the run of a ticket, then call `taken`, whatever came of it."""
-        if self._group is not None and ticket.run not in self._drivers and ticket.run not in self._taking:
-            self._taking.add(ticket.run)
+        if self._group is not None and ticket.run not in self._drivers and ticket.run not in self._being_taken:
+            self._being_taken.add(ticket.run)
             self._group.create_task(self._take(ticket.run, (), lambda: taken(ticket)))
         elif self._group is not None:  # it is driven here already
             self._group.create_task(_call(lambda: taken(ticket)))
@@ -161,7 +162,7 @@ class Drivers:
     @property
     def runs_being_taken(self) -> int:
         """Return the number of runs that are being taken."""
-        return len(self._taking)
+        return len(self._being_taken)
 
     @property
     def plans_in_progress(self) -> int:
@@ -192,8 +193,8 @@ class Drivers:
     def _take_resumed(self, message: Committed) -> None:
         """Take a run whose caller has come back to a gateway that knew this process as its engine."""
         resumed = any(event.kind is Kind.RESUMED for event in message.events)
-        if resumed and self.has_room and message.run not in self._taking and self._group is not None:
-            self._taking.add(message.run)
+        if resumed and self.has_room and message.run not in self._being_taken and self._group is not None:
+            self._being_taken.add(message.run)
             self._group.create_task(self._take(message.run, message.events, None))
 
     async def _take(self, run: str, events: tuple[Event, ...], taken: Callable[[], Awaitable[None]] | None) -> None:
@@ -212,14 +213,14 @@ class Drivers:
                 logging.ERROR, "A run could not be taken because of a bug; an engine tries it again.", bug, run=run
             )
         finally:
-            self._taking.discard(run)
+            self._being_taken.discard(run)
             if self.dispatcher is not None:
                 self.dispatcher.slot_freed()
             if taken is not None:
                 await taken()
 
     async def _take_now(self, run: str, events: tuple[Event, ...]) -> None:
-        held = self._held.take(run)
+        held = self._waiting.take(run)
         if held is not None and events and events[0].seq == held.state.seq + 1:
             state, salt, epoch = fold(events, held.state), held.salt, held.epoch + 1
             contents: Mapping[str, bytes] = {}
@@ -240,7 +241,7 @@ class Drivers:
         now, state = self._context.now(), driver.state
         lease = Lease(self._home, now + self._context.lease, state.turn.until if state.replied else state.turn.deadline)
         rows = resumed_steps(state, self._home)
-        begun = is_begun(state)
+        begun = has_begun(state)
         driver.traced(start_run_span(self._context.tracing, state, taken_over=begun))
         await self._begin(driver, Entry(state.run, now, epoch=epoch, lease=lease, seq=state.seq, outbox=rows))
         if not begun:
@@ -266,12 +267,12 @@ class Drivers:
             state = fold(journal.events, state)
             if state.ended:
                 return
-        steps = overtaken_steps(state)
+        steps = interrupted_steps(state)
         self._adopted.append(state.run)
         with suppress(QueueUnavailable):
             await self._context.queue.publish(DISPATCHERS, [Adopted(state.run, self._home)])
-            known = copy_with(run_ticket(driver.state), driver=self._home, version=AGAIN, trace=driver.trace)
-            await self._context.queue.enqueue([copy_with(known, step=n) for n in steps])
+            of_run = changed(run_ticket(driver.state), driver=self._home, version=AGAIN, trace=driver.trace)
+            await self._context.queue.enqueue([changed(of_run, step=n) for n in steps])
 
     def _driver(
         self,
@@ -318,10 +319,9 @@ class Drivers:
         if self._group is None:
             raise Overloaded(retry_after=1.0)
         run = driver.state.run
-        if (
-            run in self._tasks
-        ):  # another engine had it meanwhile and this one has taken it again: the new driver goes on
-            self._tasks[run].cancel()
+        former = self._tasks.get(run)
+        if former is not None:  # another engine had it meanwhile, and this one has taken it again
+            former.cancel()
         self._drivers[run] = driver
         self._tasks[run] = self._group.create_task(self._guard(driver))
 
@@ -334,18 +334,18 @@ class Drivers:
 
     async def _guard(self, driver: Driver) -> None:
         """Drive one run; no error of it may end the others."""
-        run, left = driver.state.run, ""
+        run, error_code = driver.state.run, ""
         telemetry = self._context.telemetry
         try:
             await asyncio.sleep(0)  # a step that was just begun sends its call first
             await driver.drive()
             if driver.state.state == "awaiting_tool":
                 held = HeldRun(driver.salt, driver.state, driver.writer.row_epoch)
-                self._held.keep(run, held, driver.state.seq)
-                self._answer_soon(held)
+                self._waiting.keep(run, held, driver.state.seq)
+                self._give_recorded_results_soon(held)
         except* BatonError as group:
             error = _first(group)
-            left = error.public_code or "lost"
+            error_code = error.public_code or "lost"
             telemetry.log(
                 logging.WARNING,
                 "This engine cannot go on with a run; it is left to the next one.",
@@ -353,31 +353,34 @@ class Drivers:
                 error=error.code,
             )
         except* Exception as group:
-            left = "bug"
+            error_code = "bug"
             telemetry.log(
                 logging.ERROR, "A driver failed by a bug; the run is left to the next engine.", _first(group), run=run
             )
         finally:
-            end_run_span(driver.span, driver.state, left)
+            end_run_span(driver.span, driver.state, error_code)
             if self._drivers.get(run) is driver:  # else this process goes on with it: a new turn, or a takeover
                 del self._drivers[run]
             if self._tasks.get(run) is asyncio.current_task():
                 del self._tasks[run]
 
-    def _answer_soon(self, held: HeldRun) -> None:
+    def _give_recorded_results_soon(self, held: HeldRun) -> None:
         """Let a replay that waits for tool results go on with those that were recorded, if there are any."""
         if held.state.admitted.origin_kind == "replay" and self._group is not None:
-            self._group.create_task(self._answer(held))
+            self._group.create_task(self._give_recorded_results(held))
 
-    async def _answer(self, held: HeldRun) -> None:
+    async def _give_recorded_results(self, held: HeldRun) -> None:
+        """Begin the next turn of a replay with the tool results of the run that it repeats, if these have any."""
         state = held.state
         owner = Owner(state.admitted.tenant, "")
-        known = WaitingRun(owner, held.salt, state, held.epoch)
+        waiting = WaitingRun(owner, held.salt, state, held.epoch)
         try:
-            if (recorded := await replays.results(self._context, known)) is not None:
-                begun = tool_results.begin(self._context, *recorded, "")
+            recorded = await replays.results(self._context, waiting)
+            if recorded is not None:
+                order, resumption = recorded
+                begun = tool_results.begin(self._context, order, resumption, "")
                 await self._context.pin(self._context.catalog())
-                await self.resume(begun, recorded[1])
+                await self.resume(begun, resumption)
         except (LeaseLost, Conflict, RunEnded, NotFound):
             pass  # others have gone on with it, or it is over
         except BatonError as error:

@@ -7,7 +7,7 @@ the run has ended .................... the conversation is the history of a new 
 anything else ........................ 400 (run/caller_view.py)
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import field, replace
 
 import orjson
@@ -73,7 +73,7 @@ class NextTurn:
 
 
 async def find(
-    context: EngineContext, order: Order, came: ReturnedResults, waiting: WaitingRuns[WaitingRun]
+    context: EngineContext, order: Order, results: Returned, waiting: WaitingRuns[WaitingRun]
 ) -> Resumption | None:
     """The run that these results go on with, or None where the conversation makes a new one.
 
@@ -82,28 +82,28 @@ async def find(
 
     Raises `InvalidRequest` for results that belong to no run. A run of another owner counts as unknown.
     """
-    known = waiting.take(came.run)
-    if known is None or known.state.unanswered_tool_calls.keys() != came.results.keys():
-        known = await _look_up(context, order.tenant, came.run, known)
+    known = waiting.take(results.run)
+    if known is None or known.state.awaited.keys() != results.results.keys():
+        known = await _look_up(context, order.tenant, results.run, known)
     state, tier = known.state, known.state.admitted.tier
     if known.owner.tenant != order.tenant or (tier != order.tier.name and known.owner.key != order.key):
-        raise caller_view.unknown_call_error()
-    standing = caller_view.classify_results(state, came)
+        raise caller_view.unknown_call()
+    standing = caller_view.standing(state, results)
     if standing == "history" or not known.salt or tier not in context.catalog().tiers:
         return None
-    portions = caller_view.messages_by_step(state, came)
-    bodies = {n: _body(share) for n, share in portions.items()}
-    shares = {n: (content_ref(known.salt, body), body) for n, body in bodies.items()}
+    portions = caller_view.portions(state, results)
+    shares = {}
+    for n, messages in portions.items():
+        body = orjson.dumps([message_to_json(message) for message in messages])
+        shares[n] = (address(known.salt, body), body)
     if standing == "repeat":
         _check_same(state, shares)
     else:
-        _check_authority(context, order, state, came, portions)
-    labels = {n: labels_of(share) for n, share in portions.items()} if order.labels else {}
+        _check_authority(context, order, state, results, portions)
+    labels = {}
+    if order.labels:
+        labels = {n: labels_of(messages) for n, messages in portions.items()}
     return Resumption(known, standing, shares, labels)
-
-
-def _body(messages: Sequence[Message]) -> bytes:
-    return orjson.dumps([message_to_json(message) for message in messages])
 
 
 async def _look_up(context: EngineContext, tenant: str, run: str, kept: WaitingRun | None) -> WaitingRun:
@@ -134,12 +134,12 @@ def _check_labels(
     context: EngineContext,
     order: Order,
     state: RunState,
-    came: ReturnedResults,
+    results: Returned,
     portions: Mapping[int, tuple[Message, ...]],
 ) -> None:
     """The conversation has no other labels than it had. Results may have some, as long as a worker of the run may read
     them: what others make of them carries these labels too."""
-    earlier = len(order.task.messages) - len(came.results) - len(came.tail)
+    earlier = len(order.task.messages) - len(results.results) - len(results.tail)
     known = {label for step in state.steps.values() for use in step.exchanges for label in use.labels}
     before = labels_of(order.task.messages[:earlier])
     on_all = order.labels - order.on_messages
@@ -168,14 +168,14 @@ def _check_authority(
     context: EngineContext,
     order: Order,
     state: RunState,
-    came: ReturnedResults,
+    results: Returned,
     portions: Mapping[int, tuple[Message, ...]],
 ) -> None:
     """Workers were chosen for the run's labels and for what it showed them; neither may grow without their having been
     chosen for it."""
     pool = [worker for worker in context.catalog().workers.values() if worker.bars]
     if order.labels or pool:
-        _check_labels(context, order, state, came, portions)
+        _check_labels(context, order, state, results, portions)
     workers = context.catalog().workers
     for n, messages in portions.items():
         worker = workers.get(state.steps[n].worker)
@@ -209,15 +209,15 @@ def begin(context: EngineContext, order: Order, found: Resumption, gateway: str)
         request_id=order.request_id,
         trace=order.trace,
     )
-    resumed = drafts.run_resumed(turn, order.once.id if order.once is not None else "")
-    came = tuple(
-        StepToolResults(n, ref, state.steps[n].exchanges[-1].ids, found.labels.get(n, frozenset()), order.origin_run)
-        for n, (ref, _) in found.shares.items()
-    )
+    resumed = drafts.resumed(turn, order.once.id if order.once is not None else "")
+    results = []
+    for n, (ref, _) in found.shares.items():
+        ids, labels = state.steps[n].exchanges[-1].ids, found.labels.get(n, frozenset())
+        results.append(StepToolResults(n, ref, ids, labels, order.origin_run))
     entry = Entry(
         run=state.run,
         at=now,
-        events=(resumed, *came),
+        events=(resumed, *results),
         epoch=found.known.epoch,
         contents=(request, *found.shares.values()),
         tags=request_tags(order),
@@ -233,4 +233,7 @@ def begin(context: EngineContext, order: Order, found: Resumption, gateway: str)
 
 def turn_of(events: tuple[Event, ...], once: str) -> int:
     """The turn that a claim was made for: the admission's, unless a later one names it."""
-    return next((fact.turn for fact in facts(events, RunResumed) if fact.once == once), 0)
+    for fact in facts(events, RunResumed):
+        if fact.once == once:
+            return fact.turn
+    return 0

@@ -35,8 +35,8 @@ from app.core.run.identifiers import Trace, trace_of_turn
 from app.core.run.kinds import AFTER_THE_END
 from app.core.run.share import share
 from app.core.run.state import Call, RunState, StepState, fold
-from app.core.run.visibility import permitted_readers
-from app.engine.calls.attempt import Attempt, CallTime, PlannedCall, Purpose, lost, tier_seconds
+from app.core.run.visibility import readers
+from app.engine.calls.attempt import Attempt, CallTime, PlannedCall, Purpose, lost_outcomes, tier_seconds
 from app.engine.calls.step_request import NOTHING, Candidates, is_long, look
 from app.engine.commit.colocation import LocalRuns
 from app.engine.context import EngineContext
@@ -254,8 +254,8 @@ class Execution:
         if attempt is not None:
             await self._call_until_done(basis, attempt)
 
-    async def _read_basis(self, state: RunState, fresh: Mapping[str, bytes] = NOTHING) -> StepBasis:
-        view = await look(self._context.store, state, self._ticket.step, fresh)
+    async def _read_basis(self, state: RunState, contents: Mapping[str, bytes] = NOTHING) -> StepBasis:
+        view = await look(self._context.store, state, self._ticket.step, contents)
         calls = [call for call in state.calls.values() if call.step == view.step.n]
         self._number = len(calls)
         catalog = self._context.catalog()
@@ -414,11 +414,8 @@ class Execution:
 
     def _outcomes_of_lost_calls(self, state: RunState, step: StepState) -> tuple[Fact, ...]:
         """Outcomes for the intents of a dispatcher that is no more: `unknown`, and possibly billed."""
-        outcomes = []
-        for call in state.open_calls:
-            if call.step == step.n:
-                outcomes.append(lost(call.id, step.n, Ledger(call.usd_held, call.tokens_held)))
-        return tuple(outcomes)
+        outcomes, _ = lost_outcomes([call for call in state.open_calls if call.step == step.n])
+        return outcomes
 
     def _attempt(self, basis: StepBasis, choice: WorkerChoice, seconds_left: float) -> Attempt:
         """The attempt that calls the chosen worker."""
