@@ -78,7 +78,7 @@ class MemoryQueue:
         # In order of `until`, because every lease has the same length and `keep` moves its ticket to the end.
         self._taken: dict[str, _Taken] = {}
         self._receipts = itertools.count(1)
-        self._bell = asyncio.Event()
+        self._changed = asyncio.Event()
         self._sinks: dict[str, tuple[Callable[[Live], None], ...]] = {}
         self._closed = False
         self.sink_failures = 0
@@ -105,22 +105,22 @@ class MemoryQueue:
         self._check_open()
         wanted = Counter(map(self._lane, tickets))
         if any(self._load[lane] + count > self._bound for lane, count in wanted.items()):
-            raise QueueUnavailable("The step queue is full; nothing is lost, the sweeper will ring again.")
+            raise QueueUnavailable("The step queue is full; nothing is lost, the sweeper will queue them again.")
         self._load.update(wanted)
         for ticket in tickets:
             self._lanes[self._lane(ticket)].add(ticket)
-        self._bell.set()
+        self._changed.set()
 
     async def take(self, slots: int, wait: float) -> list[Ticket]:
-        """See the seam. A ring wakes it in the next turn of the event loop."""
+        """See the seam. A new ticket wakes it in the next turn of the event loop."""
         deadline = time.monotonic() + wait
         while True:
             self._check_open()
             now = time.monotonic()
-            self._take_back(now)
-            found = self._pick(slots, now)
-            if found or now >= deadline:
-                return found
+            self._return_expired(now)
+            tickets = self._take_now(slots, now)
+            if tickets or now >= deadline:
+                return tickets
             await self._pause(min(deadline, self._next_return(now)))
 
     async def keep(self, tickets: Sequence[Ticket]) -> None:
@@ -158,7 +158,7 @@ class MemoryQueue:
 
     @asynccontextmanager
     async def subscribe(self, address: str, sink: Callable[[Live], None]) -> AsyncIterator[None]:
-        """See the seam. One address may have several hearers."""
+        """See the seam. One address may have several subscribers."""
         self._check_open()
         self._sinks[address] = (*self._sinks.get(address, ()), sink)
         try:
@@ -173,7 +173,7 @@ class MemoryQueue:
     async def close(self) -> None:
         """Wake all waiting calls and refuse everything from now on, with `QueueUnavailable`. May be called twice."""
         self._closed = True
-        self._bell.set()
+        self._changed.set()
 
     def _check_open(self) -> None:
         if self._closed:
@@ -185,16 +185,16 @@ class MemoryQueue:
             return (whole, ticket.tier)
         return (whole, self._last)
 
-    def _pick(self, slots: int, now: float) -> list[Ticket]:
-        found: list[Ticket] = []
+    def _take_now(self, slots: int, now: float) -> list[Ticket]:
+        tickets: list[Ticket] = []
         for name, lane in self._lanes.items():
-            while lane and len(found) < slots:
+            while lane and len(tickets) < slots:
                 ticket = replace(lane.take(), receipt=str(next(self._receipts)))
                 self._taken[ticket.receipt] = _Taken(ticket, name, now + self._lease)
-                found.append(ticket)
-        return found
+                tickets.append(ticket)
+        return tickets
 
-    def _take_back(self, now: float) -> None:
+    def _return_expired(self, now: float) -> None:
         """Put deliveries whose lease has run out at the head of their lanes: they have waited longest."""
         expired = list(itertools.takewhile(lambda item: item[1].until <= now, self._taken.items()))
         for receipt, taken in reversed(expired):
@@ -207,18 +207,18 @@ class MemoryQueue:
         return first.until if first else now + self._lease
 
     async def _pause(self, until: float) -> None:
-        # Cleared here and not in `enqueue`: every waiter has looked into the lanes since the bell was last set.
-        self._bell.clear()
+        # Cleared here and not in `enqueue`: every waiter has looked into the lanes since the event was last set.
+        self._changed.clear()
         try:
             async with asyncio.timeout(max(0.0, until - time.monotonic())):
-                await self._bell.wait()
+                await self._changed.wait()
         except TimeoutError:
             return
 
     def _forget(self, address: str, sink: Callable[[Live], None]) -> None:
-        left = list(self._sinks[address])
-        left.remove(sink)
-        if left:
-            self._sinks[address] = tuple(left)
+        others = list(self._sinks[address])
+        others.remove(sink)
+        if others:
+            self._sinks[address] = tuple(others)
         else:
             del self._sinks[address]

@@ -105,7 +105,7 @@ class RedisQueue:
         self._streams = Streams(self._commands, self._reads, lanes, consumer, lease, bound)
         self._publisher = Publisher(self._seals)
         self._probing = _client(url)
-        self._breaker = CircuitBreaker(self._probing, self._keys.pulse, self._warn)
+        self._breaker = CircuitBreaker(self._probing, self._keys.pulse, self._log_eviction_fault)
         self._subscribers: set[Subscriber] = set()
         self._tasks = asyncio.TaskGroup()
         self._readers: set[asyncio.Task[None]] = set()
@@ -139,9 +139,9 @@ class RedisQueue:
     def healthy(self) -> bool:
         """See the seam."""
         breaker = self._breaker
-        return not (self._closed or breaker.open or breaker.full) and all(
-            subscriber.subscribed for subscriber in self._subscribers
-        )
+        if self._closed or breaker.open or breaker.full:
+            return False
+        return all(subscriber.subscribed for subscriber in self._subscribers)
 
     @property
     def crowded(self) -> bool:
@@ -177,14 +177,14 @@ class RedisQueue:
         """See the seam. What was on its way to a caller that is cancelled is delivered again after a lease."""
         deadline = time.monotonic() + wait
         while True:
-            left = deadline - time.monotonic()
-            block = min(left, SLICE_SECONDS)
+            seconds_left = deadline - time.monotonic()
+            block = min(seconds_left, SLICE_SECONDS)
             if slots > 0:
-                found = await self._bounded(self._streams.look, slots, block)
+                tickets = await self._bounded(self._streams.look, slots, block)
             else:
-                found = await self._bounded(asyncio.sleep, max(0.0, block), list[Ticket]())
-            if found or left <= 0:
-                return found
+                tickets = await self._bounded(asyncio.sleep, max(0.0, block), list[Ticket]())
+            if tickets or seconds_left <= 0:
+                return tickets
 
     async def keep(self, tickets: Sequence[Ticket]) -> None:
         """One round trip. What is no longer queued is left alone."""
@@ -295,10 +295,11 @@ class RedisQueue:
             if not self._calls:
                 self._idle.set()
 
-    async def _warn(self) -> None:
-        """The server that has come back may be another one."""
+    async def _log_eviction_fault(self) -> None:
+        """Log a fault of the eviction policy: the server that has come back may be another one."""
         with suppress(QueueUnavailable):
-            if fault := await self._eviction_fault():
+            fault = await self._eviction_fault()
+            if fault is not None:
                 log.error(fault)
 
     async def _forget_consumers(self, *, leaving: bool) -> None:
@@ -371,7 +372,7 @@ class CircuitBreaker:
         self._client = client
         self._pulse = pulse
         self._recovered = recovered
-        self._trouble = asyncio.Event()
+        self._has_failed = asyncio.Event()
         self._calls: set[asyncio.Timeout] = set()
         self._closed = False
         self.open = False
@@ -382,7 +383,7 @@ class CircuitBreaker:
     def close(self) -> None:
         """Let `watch` return."""
         self._closed = True
-        self._trouble.set()
+        self._has_failed.set()
 
     async def guard(self, seconds: float, call: Callable[P, Awaitable[T]], *args: P.args, **named: P.kwargs) -> T:
         """Make one call, which is refused at once if the breaker is open and ended after `seconds`.
@@ -399,7 +400,7 @@ class CircuitBreaker:
                 finally:
                     self._calls.discard(limit)
         except FAULTS as fault:
-            self._note(fault)
+            self._note_fault(fault)
             raise QueueUnavailable from fault
 
     async def watch(self) -> None:
@@ -407,14 +408,14 @@ class CircuitBreaker:
         while not self._closed:
             with suppress(TimeoutError):
                 async with asyncio.timeout(WATCH_SECONDS):
-                    await self._trouble.wait()
+                    await self._has_failed.wait()
             if self.open:
                 await asyncio.sleep(retries.REDIS_PAUSE)
             await retries.redis_probe(stopped=lambda: self._closed)(self._probe_once)
 
     async def _probe_once(self) -> bool:
         """Return whether calls go through again."""
-        self._trouble.clear()
+        self._has_failed.clear()
         await self.probe()
         return not self.open
 
@@ -424,10 +425,10 @@ class CircuitBreaker:
             async with asyncio.timeout(PROBE_SECONDS):
                 await self._client.execute_command("SET", self._pulse, "", "EX", PULSE_SECONDS)
         except FAULTS as fault:
-            self._note(fault)
+            self._note_fault(fault)
             if isinstance(fault, ReadOnlyError):  # the name in the URL leads elsewhere by now
                 await self._client.connection_pool.disconnect(inuse_connections=False)
-            if _is_deadly(fault):
+            if _means_unavailable(fault):
                 return
         else:
             self.full = False
@@ -436,8 +437,8 @@ class CircuitBreaker:
             log.warning("Redis answers again.")
             await self._recovered()
 
-    def _note(self, fault: BaseException) -> None:
-        if _is_deadly(fault):
+    def _note_fault(self, fault: BaseException) -> None:
+        if _means_unavailable(fault):
             self._open(fault)
         elif isinstance(fault, OutOfMemoryError):
             if not self.full:
@@ -452,15 +453,15 @@ class CircuitBreaker:
                 words = f"Redis does not answer ({type(fault).__name__})."
             log.warning("%s This process goes on without it.", words)
         self.open = True
-        self._trouble.set()
+        self._has_failed.set()
         now = asyncio.get_running_loop().time()
         for call in self._calls:
             if not call.expired():
                 call.reschedule(now)
 
 
-def _is_deadly(fault: BaseException) -> bool:
-    """An error that the server sends proves that it lives, unless it says that it has become a replica."""
+def _means_unavailable(fault: BaseException) -> bool:
+    """Return True unless the server itself has sent the error and is no replica: then it answers, and takes writes."""
     return not isinstance(fault, ResponseError) or isinstance(fault, ReadOnlyError)
 
 

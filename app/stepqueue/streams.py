@@ -94,7 +94,7 @@ lets it pass, and unless it is caught here it ends the process that merely wante
 Command = tuple[str | int | bytes, ...]
 """A command as it is sent."""
 PACK: Final[Callable[[Command], bytes]] = hiredis.pack_command  # type: ignore[assignment]  # the stub means one word
-CONNECTIONS: Final = 32
+MOST_CONNECTIONS: Final = 32
 """At most so many exchanges at a time; one beyond them waits its turn within its caller's time."""
 
 
@@ -108,9 +108,9 @@ class Connections:
         """`pool` is redis-py's, untyped as its methods are, and makes connections; it retains none of these. Its
         connections must have no time limit for answers."""
         self._pool = pool
-        self._room = asyncio.Semaphore(CONNECTIONS)
+        self._slots = asyncio.Semaphore(MOST_CONNECTIONS)
         self._free: list[Any] = []
-        self._asked = self._waits = 0
+        self._exchanges = self._waits = 0
 
     async def send(self, *commands: Command) -> list[Any]:
         """Return the replies in order, in one round trip; that to a refused command is its `ResponseError`.
@@ -120,28 +120,30 @@ class Connections:
         out twice.
         """
         packed = b"".join(map(PACK, commands))
-        self._waits += self._room.locked()
-        self._asked += 1
+        self._waits += self._slots.locked()
+        self._exchanges += 1
         try:
-            async with self._room:
+            async with self._slots:
                 if self._free:
                     with suppress(*FAULTS):
                         return await self._exchange(self._free.pop(), packed, len(commands))
                     await self.forget()
                 return await self._exchange(self._pool.make_connection(), packed, len(commands))
         finally:
-            self._asked -= 1
+            self._exchanges -= 1
 
     @property
     def use(self) -> PoolUse:
         """Return the use of the connections."""
-        return PoolUse(min(self._asked, CONNECTIONS), CONNECTIONS, max(self._asked - CONNECTIONS, 0), self._waits)
+        in_use = min(self._exchanges, MOST_CONNECTIONS)
+        return PoolUse(in_use, MOST_CONNECTIONS, self._exchanges - in_use, self._waits)
 
     async def call(self, *commands: Command) -> list[Any]:
         """Return the replies as `send` does, but raise the first `ResponseError`, also one inside a transaction."""
         replies = await self.send(*commands)
         for reply in replies:
-            for part in (reply, *reply) if isinstance(reply, list) else (reply,):
+            parts = reply if isinstance(reply, list) else [reply]
+            for part in parts:
                 if isinstance(part, Exception):
                     raise part
         return replies
@@ -201,7 +203,7 @@ class Streams:
         self._lanes = [*lanes.steps.values(), *lanes.runs.values()]
         self._consumer = consumer
         self._lease_ms = round(lease * 1000)
-        self._sweep_every = lease / 10
+        self._sweep_every_seconds = lease / 10
         self._sweep_at = 0.0
         self._cursors: dict[str, bytes] = {}
         self._crowded = True
@@ -219,20 +221,20 @@ class Streams:
 
     async def add(self, tickets: Sequence[Ticket]) -> None:
         """One round trip; another one for lanes that were full last time. Raises `QueueUnavailable` if one still is."""
-        wanted = sorted({self._lane(ticket) for ticket in tickets})
-        await self._check_room([lane for lane in wanted if self._lengths.get(lane, 0) >= self._bound])
-        added = [_added(self._lane(ticket), ticket) for ticket in tickets]
+        lanes = sorted({self._lane(ticket) for ticket in tickets})
+        await self._check_room([lane for lane in lanes if self._lengths.get(lane, 0) >= self._bound])
+        additions = [_addition(self._lane(ticket), ticket) for ticket in tickets]
         try:
-            replies = await self._commands.call(*added, *(("XLEN", lane) for lane in wanted))
+            replies = await self._commands.call(*additions, *(("XLEN", lane) for lane in lanes))
         except ResponseError as refusal:
             if "OOM" in str(refusal) and not isinstance(refusal, OutOfMemoryError):  # how a script says it
                 raise OutOfMemoryError(str(refusal)) from refusal
             raise
-        self._lengths.update(zip(wanted, replies[len(tickets) :], strict=True))
+        self._lengths.update(zip(lanes, replies[len(tickets) :], strict=True))
 
     async def look(self, slots: int, block: float) -> list[Ticket]:
         """Abandoned tickets if their time has come, else new ones by priority, else what comes in `block` seconds."""
-        return await self._in_turn(await self._with_groups(lambda: self._look(slots, block)))
+        return await self._exchange_rights(await self._with_groups(lambda: self._look(slots, block)))
 
     async def claim(self, tickets: Sequence[Ticket]) -> None:
         """Set the idle time of deliveries to zero; those that are gone stay gone."""
@@ -249,9 +251,9 @@ class Streams:
         A server out of memory takes no transactions; there, making room comes first.
         """
         try:
-            await self._commands.call(*_together(_struck_out(_by_stream(tickets))))
+            await self._commands.call(*_transaction(_deletions(_by_stream(tickets))))
         except OutOfMemoryError:
-            await self._commands.call(*_struck_out(_by_stream(tickets)))
+            await self._commands.call(*_deletions(_by_stream(tickets)))
 
     async def forget_consumers(self, *, leaving: bool) -> None:
         """Remove consumers that are gone for good, and, when leaving, our own; never one with a ticket pending."""
@@ -298,28 +300,28 @@ class Streams:
 
     async def _look(self, slots: int, block: float) -> list[Ticket]:
         if time.monotonic() >= self._sweep_at:
-            found = await self._reclaim(slots)
-            if found:
-                return found
+            expired = await self._reclaim(slots)
+            if expired:
+                return expired
         if self._crowded or block <= 0:
-            found = await self._by_priority(slots)
-            self._crowded = len(found) == slots
-            if found or block <= 0:
-                return found
-        found = await self._read(self._lanes, slots, block)
-        self._crowded = len(found) >= slots
-        await self._put_back(found[slots:])
-        return found[:slots]
+            waiting = await self._by_priority(slots)
+            self._crowded = len(waiting) == slots
+            if waiting or block <= 0:
+                return waiting
+        tickets = await self._read(self._lanes, slots, block)
+        self._crowded = len(tickets) >= slots
+        await self._put_back(tickets[slots:])
+        return tickets[:slots]
 
     async def _by_priority(self, slots: int) -> list[Ticket]:
         """Return waiting tickets, lane by lane: of a lower one only as many as the higher ones leave room for. It costs
         a read for each lane, and so is not used while there is room for all."""
-        found: list[Ticket] = []
+        tickets: list[Ticket] = []
         for lane in self._lanes:
-            found += await self._read([lane], slots - len(found))
-            if len(found) == slots:
+            tickets += await self._read([lane], slots - len(tickets))
+            if len(tickets) == slots:
                 break
-        return found
+        return tickets
 
     async def _read(self, lanes: Sequence[str], slots: int, block: float | None = None) -> list[Ticket]:
         """New tickets: up to `slots` from *each* lane, for that is how COUNT works."""
@@ -331,10 +333,10 @@ class Streams:
         for lane in lanes:  # other processes may have taken what waited when turns were taken here last
             if len(read.get(lane, ())) < slots:
                 self._tenants_waiting.pop(lane, None)
-        found: list[Ticket] = []
+        tickets: list[Ticket] = []
         for lane, entries in read.items():
-            found += await self._tickets(lane, entries)
-        return found
+            tickets += await self._tickets(lane, entries)
+        return tickets
 
     async def _reclaim(self, slots: int) -> list[Ticket]:
         """Return tickets whose lease has expired, at most `slots`; if there are more, the next call continues from
@@ -342,74 +344,77 @@ class Streams:
 
         A page may be empty without being the last one: only the cursor shows the end.
         """
-        found: list[Ticket] = []
+        expired: list[Ticket] = []
         for lane in self._lanes:
-            while len(found) < slots:
+            while len(expired) < slots:
                 start = self._cursors.get(lane, START)
-                words = (lane, GROUP, self._consumer, self._lease_ms, start, "COUNT", slots - len(found))
+                words = (lane, GROUP, self._consumer, self._lease_ms, start, "COUNT", slots - len(expired))
                 (page,) = await self._commands.call(("XAUTOCLAIM", *words))
                 self._cursors[lane] = page[0]
-                tickets = await self._tickets(lane, page[1])
-                found += [replace(ticket, version=AGAIN, trace=NO_TRACE) for ticket in tickets]
+                for ticket in await self._tickets(lane, page[1]):
+                    expired.append(replace(ticket, version=AGAIN, trace=NO_TRACE))
                 if page[0] == START:
                     break
             else:
-                return found
-        self._sweep_at = time.monotonic() + self._sweep_every
-        return found
+                return expired
+        self._sweep_at = time.monotonic() + self._sweep_every_seconds
+        return expired
 
     async def _tickets(self, lane: str, entries: Sequence[Any]) -> list[Ticket]:
         """Read entries; those that are no tickets are deleted and counted. Redis 6.2 claims deleted entries as nil."""
-        found: list[Ticket] = []
+        tickets: list[Ticket] = []
         bad: list[str] = []
         for entry, fields in filter(None, entries):
             try:
-                named = _fields(fields or ())
-                turn = f" {TURN}" if TURN_FIELD in named else ""
-                ticket = unpack_ticket(named.get(FIELD, b""), f"{entry.decode()} {lane}{turn}")
-                found.append(traced(ticket, named.get(TRACE_FIELD, b"")))
+                values = _fields(fields or ())
+                receipt = f"{entry.decode()} {lane}"
+                if TURN_FIELD in values:
+                    receipt += f" {TURN}"
+                ticket = unpack_ticket(values.get(FIELD, b""), receipt)
+                tickets.append(with_trace(ticket, values.get(TRACE_FIELD, b"")))
             except Undecodable:
                 bad.append(entry.decode())
         if bad:
             self.undecodable += len(bad)
-            await self._commands.call(*_together(_struck_out({lane: bad})))
-        return found
+            await self._commands.call(*_transaction(_deletions({lane: bad})))
+        return tickets
 
     async def _put_back(self, surplus: Sequence[Ticket]) -> None:
         """Queue the tickets again that a read over several lanes returned above its count, for processes with room."""
         if not surplus:
             return
-        await self._commands.call(*_together([*self._queued(surplus), *_struck_out(_by_stream(surplus))]))
+        await self._commands.call(*_transaction([*self._queued(surplus), *_deletions(_by_stream(surplus))]))
 
     def _queued(self, tickets: Sequence[Ticket]) -> list[Command]:
         return [("XADD", self._lane(ticket), "*", *_packed(ticket)) for ticket in tickets]
 
-    async def _in_turn(self, found: list[Ticket]) -> list[Ticket]:
+    async def _exchange_rights(self, tickets: list[Ticket]) -> list[Ticket]:
         """Exchange the tickets of entries that are rights to a ticket for those whose turn it is. An entry for which
         there is none keeps its own."""
         entries: dict[str, list[int]] = {}
-        for place, ticket in enumerate(found):
-            _, lane, turn = _receipt(ticket)
-            if turn and ticket.version != AGAIN:
+        for place, ticket in enumerate(tickets):
+            _, lane, is_right = _receipt(ticket)
+            if is_right and ticket.version != AGAIN:
                 entries.setdefault(lane, []).append(place)
         for lane, places in entries.items():
             ((left, taken),) = await self._commands.call(("EVAL", NEXT, 1, lane, len(places)))
             self._tenants_waiting[lane] = left
             for place, (tenant, packed) in zip(places, taken, strict=False):
                 with suppress(Undecodable):
-                    found[place] = _waiting(tenant, packed, found[place].receipt)
-        return found
+                    tickets[place] = _waiting(tenant, packed, tickets[place].receipt)
+        return tickets
 
 
-def _struck_out(deliveries: Mapping[str, Sequence[str]]) -> list[Command]:
+def _deletions(deliveries: Mapping[str, Sequence[str]]) -> list[Command]:
+    """Return the commands that acknowledge and delete entries, given as ids by stream."""
     commands: list[Command] = []
     for lane, ids in deliveries.items():
         commands += [("XACK", lane, GROUP, *ids), ("XDEL", lane, *ids)]
     return commands
 
 
-def _together(commands: Sequence[Command]) -> list[Command]:
-    """All of them or none, and nobody else's between."""
+def _transaction(commands: Sequence[Command]) -> list[Command]:
+    """Return the commands as a transaction: all of them are carried out, or none."""
     return [("MULTI",), *commands, ("EXEC",)]
 
 
@@ -420,12 +425,12 @@ def _fields(flat: Sequence[Any]) -> dict[bytes, Any]:
 
 def _by_stream(tickets: Sequence[Ticket]) -> dict[str, list[str]]:
     """Entry ids by stream, from the receipts; tickets that no `take` has given out have none."""
-    found: dict[str, list[str]] = {}
+    ids: dict[str, list[str]] = {}
     for ticket in tickets:
         entry, lane, _ = _receipt(ticket)
         if lane:
-            found.setdefault(lane, []).append(entry)
-    return found
+            ids.setdefault(lane, []).append(entry)
+    return ids
 
 
 def _receipt(ticket: Ticket) -> tuple[str, str, bool]:
@@ -451,7 +456,7 @@ def _packed(ticket: Ticket) -> tuple[str | bytes, ...]:
     return fields
 
 
-def _added(lane: str, ticket: Ticket) -> Command:
+def _addition(lane: str, ticket: Ticket) -> Command:
     """Return the command that adds a ticket behind those that wait."""
     trace = pack_trace(ticket) if ticket.trace else b""
     return ("EVAL", ADD, 1, lane, GROUP, pack_ticket(ticket), trace, ticket.tenant)
@@ -460,7 +465,7 @@ def _added(lane: str, ticket: Ticket) -> Command:
 def _waiting(tenant: bytes, packed: bytes, receipt: str) -> Ticket:
     """Return a ticket out of its tenant's list, under the receipt of the entry that was the right to it."""
     data, _, trace = packed.partition(b"\n")
-    return copy_with(traced(unpack_ticket(data, receipt), trace), tenant=tenant.decode())
+    return changed(with_trace(unpack_ticket(data, receipt), trace), tenant=tenant.decode())
 
 
 def pack_ticket(ticket: Ticket) -> bytes:
@@ -473,7 +478,7 @@ def pack_trace(ticket: Ticket) -> bytes:
     return orjson.dumps([ticket.trace.parent, ticket.trace.state, ticket.at])
 
 
-def traced(ticket: Ticket, data: bytes) -> Ticket:
+def with_trace(ticket: Ticket, data: bytes) -> Ticket:
     """Return the ticket with its trace; as it is where there is none, or none that can be read."""
     if not data:
         return ticket

@@ -89,10 +89,10 @@ async def receiver() -> AsyncIterator[Receiver]:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pauses of tens of milliseconds where they are seconds."""
-    monkeypatch.setattr(webhooks, "POLL", 0.02)
-    monkeypatch.setattr(webhooks, "COUNTING", 0.02)
-    monkeypatch.setattr(webhooks, "CLAIM", 4.0)
-    monkeypatch.setattr(webhooks, "DEADLINE", 1.0)
+    monkeypatch.setattr(webhooks, "POLL_SECONDS", 0.02)
+    monkeypatch.setattr(webhooks, "COUNT_SECONDS", 0.02)
+    monkeypatch.setattr(webhooks, "CLAIM_SECONDS", 4.0)
+    monkeypatch.setattr(webhooks, "DELIVERY_SECONDS", 1.0)
     monkeypatch.setattr(notices, "SHORTEST", 0.05)
 
 
@@ -310,7 +310,7 @@ async def test_a_process_that_dies_over_a_delivery_has_it_repeated_by_another(
 
     with monkeypatch.context() as dying:  # it is delivered, and that is all that anybody knows
         dying.setattr(SqlStore, "close_notice", lost)
-        dying.setattr(webhooks, "CLAIM", 1.5)
+        dying.setattr(webhooks, "CLAIM_SECONDS", 1.5)
         async with opened_house(stub, receiver, tmp_path, environ=database) as opened:
             await run_of(opened)
             await receiver.wait_for(1)
@@ -330,8 +330,8 @@ async def test_of_two_processes_one_delivers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # Nobody takes a notice for lost, or a receiver for silent, because this machine stands still.
-    monkeypatch.setattr(webhooks, "CLAIM", 2 * PATIENCE_SECONDS)
-    monkeypatch.setattr(webhooks, "DEADLINE", PATIENCE_SECONDS)
+    monkeypatch.setattr(webhooks, "CLAIM_SECONDS", 2 * PATIENCE_SECONDS)
+    monkeypatch.setattr(webhooks, "DELIVERY_SECONDS", PATIENCE_SECONDS)
     runs = []
     async with AsyncExitStack() as stack:
         houses = [
@@ -353,7 +353,7 @@ async def test_of_two_processes_one_delivers(
 async def test_a_slow_receiver_holds_up_nobody_else(
     stub: ProviderStub, receiver: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(webhooks, "DEADLINE", 3.0)
+    monkeypatch.setattr(webhooks, "DELIVERY_SECONDS", 3.0)
     receiver.answers = ["hang"]
     async with opened_house(stub, receiver, tmp_path) as opened:
         first = await run_of(opened)
@@ -370,7 +370,7 @@ async def test_without_a_webhook_nothing_is_kept_and_old_notices_are_forgotten(
 ) -> None:
     async with opened_house(stub, receiver, tmp_path, environ={"BATON_WEBHOOK_URL": "http://127.0.0.1:1/"}) as opened:
         await run_of(opened)
-    monkeypatch.setattr(webhooks, "FORGETTING", 0.02)
+    monkeypatch.setattr(webhooks, "FORGET_SECONDS", 0.02)
     async with running_service(tmp_path, pool_text(stub)) as opened:
         await run_of(opened)
         assert await opened.context.store.pending_notices(9) == 1

@@ -8,7 +8,7 @@ from redis.asyncio import ConnectionPool
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
 
-from app.stepqueue.streams import CONNECTIONS, Connections
+from app.stepqueue.streams import MOST_CONNECTIONS, Connections
 from app.telemetry import PoolUse
 from tests.harness import servers
 
@@ -67,14 +67,14 @@ async def test_the_answer_to_what_was_given_up_is_not_taken_for_the_next_one(con
 
 
 async def test_connections_are_bounded_and_used_again(connections: Connections) -> None:
-    await asyncio.gather(*(connections.send(("ECHO", each)) for each in range(4 * CONNECTIONS)))
+    await asyncio.gather(*(connections.send(("ECHO", each)) for each in range(4 * MOST_CONNECTIONS)))
     (clients,) = await connections.send(("CLIENT", "LIST", "TYPE", "normal"))
-    assert len(clients.splitlines()) <= CONNECTIONS
+    assert len(clients.splitlines()) <= MOST_CONNECTIONS
 
 
 async def test_whoever_waits_for_a_connection_is_counted(connections: Connections) -> None:
-    sending = [asyncio.create_task(connections.send(("ECHO", each))) for each in range(CONNECTIONS + 1)]
+    sending = [asyncio.create_task(connections.send(("ECHO", each))) for each in range(MOST_CONNECTIONS + 1)]
     await asyncio.sleep(0)
-    assert connections.use == PoolUse(in_use=CONNECTIONS, most=CONNECTIONS, waiting=1, waits=1)
+    assert connections.use == PoolUse(in_use=MOST_CONNECTIONS, most=MOST_CONNECTIONS, waiting=1, waits=1)
     await asyncio.gather(*sending)
-    assert connections.use == PoolUse(in_use=0, most=CONNECTIONS, waiting=0, waits=1)
+    assert connections.use == PoolUse(in_use=0, most=MOST_CONNECTIONS, waiting=0, waits=1)

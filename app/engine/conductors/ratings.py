@@ -185,16 +185,16 @@ class RatingReader:
         while True:
             known = await self._follow(tier.name)
             state = known.state
-            fresh = await self._fresh(state)
+            ratings = await self._new_ratings(state)
             stale = bool(state.posterior.at) and self._context.now() - state.posterior.at >= FADE_SECONDS
             trials = self._trials(tier, state, await self._context.store.trials(state.tried))
-            if not fresh and not trials and not stale:
+            if not ratings and not trials and not stale:
                 return
             number = known.number + 1
             shared = _calibrated(state, spec, self._workers(tier), trials)
             if trials or stale:
                 shared = replace(shared, shared=number)
-            after, parts = await self._worked_in(tier, spec, number, shared, fresh)
+            after, parts = await self._learn_from(tier, spec, number, shared, ratings)
             if stale:
                 parts = {**_faded(known, spec, self._context.now()), **parts}
                 after = _indexed(after, number, parts)
@@ -255,20 +255,21 @@ class RatingReader:
                     tenant=tenant,
                 )
 
-    async def _fresh(self, state: LearningState) -> Sequence[Feedback]:
+    async def _new_ratings(self, state: LearningState) -> Sequence[Feedback]:
         """The next ratings that were not seen yet; none if there are none."""
         last = (state.mark - LATE_SECONDS, "")
         while page := await self._context.store.feedback_after(last, PAGE):
-            if fresh := [rating for rating in page if (rating.at, rating.id) not in state.recent]:
-                return fresh
+            new = [rating for rating in page if (rating.at, rating.id) not in state.recent]
+            if new:
+                return new
             last = (page[-1].at, page[-1].id)
         return ()
 
-    async def _worked_in(
-        self, tier: Tier, spec: SelectorSpec, number: int, state: LearningState, fresh: Sequence[Feedback]
+    async def _learn_from(
+        self, tier: Tier, spec: SelectorSpec, number: int, state: LearningState, new_ratings: Sequence[Feedback]
     ) -> tuple[LearningState, Mapping[str, Posterior]]:
         """The state with these ratings worked in, and the own parts of the tenants that gave them."""
-        state, rated = _within_daily_limit(state, spec, await self._rated(tier, fresh))
+        state, rated = _within_daily_limit(state, spec, await self._rated(tier, new_ratings))
         workers, raters, posterior = self._workers(tier), dict(spec.raters), state.posterior
         ratings: dict[str, list[Rating]] = {}
         for rated_run in rated:
@@ -284,19 +285,21 @@ class RatingReader:
                 part = taught(posterior, part, spec, workers, own[first : first + RATINGS_AT_ONCE])
                 await asyncio.sleep(0)  # a page takes some ten milliseconds, and callers wait for none of it
             parts[tenant] = part
-        mark = max([state.mark, *(rating.at for rating in fresh)])
+        mark = max([state.mark, *(rating.at for rating in new_ratings)])
         recent = {key for key in state.recent if key[0] >= mark - LATE_SECONDS} | {
-            (rating.at, rating.id) for rating in fresh
+            (rating.at, rating.id) for rating in new_ratings
         }
         if state.shared == number or not posterior.at:
             posterior = faded(posterior, spec.decay, self._context.now())
         after = replace(state, posterior=posterior, mark=mark, recent=frozenset(recent))
         return _indexed(after, number, parts), parts
 
-    async def _rated(self, tier: Tier, fresh: Sequence[Feedback]) -> list[Rated]:
+    async def _rated(self, tier: Tier, ratings: Sequence[Feedback]) -> list[Rated]:
         """The runs of the tier that these ratings are about."""
-        found = await self._context.store.rated(fresh, evidence.TOLD, evidence.looked_at) if fresh else ()
-        return [rating for rating in found if _learner(rating) == tier.name]
+        if not ratings:
+            return []
+        rated = await self._context.store.rated(ratings, evidence.TOLD, evidence.looked_at)
+        return [rated_run for rated_run in rated if _learner(rated_run) == tier.name]
 
     async def _own_part(self, tier: str, tenant: str) -> Posterior:
         """The own part of a tenant, whether it is held here or not."""

@@ -27,22 +27,22 @@ from app.network.retries import retried
 
 SLOTS = 16
 """Deliveries on the wire at a time, in one process."""
-DEADLINE = 15.0
-"""Seconds for a delivery, from the name look-up to the reply's headers."""
-CLAIM = 2 * DEADLINE
-"""Seconds for which one process owns a notice; what the delivery leaves of them is for the database."""
-POLL = 1.0
-"""Seconds between two queries for notices, on the average."""
-GRACE = 2.0
-"""Seconds that deliveries on the wire get when the process stops."""
-COUNTING = 15.0
-"""Seconds between two counts of pending notices."""
-COUNTED = 10_000
+DELIVERY_SECONDS = 15.0
+"""Longest time for a delivery, from the name look-up to the reply's headers."""
+CLAIM_SECONDS = 2 * DELIVERY_SECONDS
+"""Time for which one process owns a notice; what the delivery leaves of them is for the database."""
+POLL_SECONDS = 1.0
+"""Time between two queries for notices, on the average."""
+GRACE_SECONDS = 2.0
+"""Time that deliveries on the wire get when the process stops."""
+COUNT_SECONDS = 15.0
+"""Time between two counts of pending notices."""
+MOST_COUNTED = 10_000
 """The count stops at so many."""
-FORGETTING = 60.0
-"""Seconds between two queries for old notices to delete, where no webhook is configured."""
-FORGET = 500
-"""Old notices deleted by one query."""
+FORGET_SECONDS = 60.0
+"""Time between two queries for old notices to delete, where no webhook is configured."""
+MOST_FORGOTTEN = 500
+"""Old notices that one query deletes, at the most."""
 GONE = 410
 HEADERS = {"content-type": "application/json", "user-agent": "baton"}
 
@@ -80,8 +80,8 @@ class Webhooks:
         self._context = context
         self._target = target
         self._client = client or _client
-        self._going: set[asyncio.Task[None]] = set()
-        self._counted = float("-inf")
+        self._deliveries: set[asyncio.Task[None]] = set()
+        self._counted_at = float("-inf")
 
     def sign_for(self, target: Target | None) -> None:
         """Send further deliveries there, signed with its secrets. Whether there are any is decided at the start."""
@@ -96,35 +96,35 @@ class Webhooks:
             while not stopping.is_set():
                 for notice in await self._take():
                     task = group.create_task(self._deliver(client, self._target, notice))
-                    self._going.add(task)
-                    task.add_done_callback(self._going.discard)
+                    self._deliveries.add(task)
+                    task.add_done_callback(self._deliveries.discard)
                 await self._pause(stopping)
-            if self._going:
-                await asyncio.wait(self._going, timeout=GRACE)
-            for task in self._going:
+            if self._deliveries:
+                await asyncio.wait(self._deliveries, timeout=GRACE_SECONDS)
+            for task in self._deliveries:
                 task.cancel()
 
     async def _take(self) -> tuple[Notice, ...]:
-        room, now = SLOTS - len(self._going) if self._context.timed() else 0, self._context.now()
+        room, now = SLOTS - len(self._deliveries), self._context.now()
         try:
             await self._count()
-            if not room:
+            if room <= 0 or not self._context.timed():
                 return ()
-            return await self._context.store.take_notices(now, now + CLAIM, room)
+            return await self._context.store.take_notices(now, now + CLAIM_SECONDS, room)
         except StoreUnavailable:  # the drivers of this process log it already
             return ()
 
     async def _count(self) -> None:
-        if self._context.tick() - self._counted >= COUNTING:
-            self._counted = self._context.tick()
-            pending = await self._context.store.pending_notices(COUNTED)
+        if self._context.tick() - self._counted_at >= COUNT_SECONDS:
+            self._counted_at = self._context.tick()
+            pending = await self._context.store.pending_notices(MOST_COUNTED)
             self._context.telemetry.gauge("baton_webhooks_pending", pending)
 
     async def _pause(self, stopping: asyncio.Event) -> None:
         """Wait for the next poll; if all slots are in use, only until one of them is free."""
-        pause = POLL * (0.5 + self._context.chance())
-        if len(self._going) >= SLOTS:
-            await asyncio.wait(self._going, timeout=pause, return_when=asyncio.FIRST_COMPLETED)
+        pause = POLL_SECONDS * (0.5 + self._context.chance())
+        if len(self._deliveries) >= SLOTS:
+            await asyncio.wait(self._deliveries, timeout=pause, return_when=asyncio.FIRST_COMPLETED)
         else:
             await _until(stopping, pause)
 
@@ -133,7 +133,7 @@ class Webhooks:
 
         The result is written as often as it takes while the claim lasts: a lost result means a second delivery.
         """
-        until = self._context.tick() + CLAIM
+        until = self._context.tick() + CLAIM_SECONDS
         policy = partial(retries.database, left=lambda: until - self._context.tick())
         try:
             result = await self._post(client, target, notice)
@@ -154,7 +154,7 @@ class Webhooks:
         signed = notices.headers(target.secrets, notice.id, body, int(self._context.now()))
         try:
             async with (
-                asyncio.timeout(DEADLINE),
+                asyncio.timeout(DELIVERY_SECONDS),
                 client.stream("POST", target.url, content=body, headers=signed) as reply,
             ):
                 return DeliveryResult(reply.status_code, wait=_retry_after(reply.headers))
@@ -186,14 +186,14 @@ class Webhooks:
             self._log(logging.INFO, "A webhook was not accepted; it is tried again later.", notice, result)
 
     def _log(self, level: int, message: str, notice: Notice, result: DeliveryResult = DeliveryResult()) -> None:
-        what = {"run": notice.run, "count": notice.tries, "status": result.status or None, "reason": result.reason}
-        self._context.telemetry.log(level, message, **{name: value for name, value in what.items() if value})
+        fields = {"run": notice.run, "count": notice.tries, "status": result.status, "reason": result.reason}
+        self._context.telemetry.log(level, message, **{name: value for name, value in fields.items() if value})
 
     async def _forget_until(self, stopping: asyncio.Event) -> None:
         while not stopping.is_set():
             with suppress(StoreUnavailable):
-                await self._context.store.forget_notices(self._context.now() - notices.KEEP, FORGET)
-            await _until(stopping, FORGETTING * (0.5 + self._context.chance()))
+                await self._context.store.forget_notices(self._context.now() - notices.KEEP, MOST_FORGOTTEN)
+            await _until(stopping, FORGET_SECONDS * (0.5 + self._context.chance()))
 
 
 def _client() -> httpx.AsyncClient:
