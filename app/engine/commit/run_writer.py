@@ -697,13 +697,13 @@ def projection(state: RunState) -> Projection:
 
 def tags(events: Iterable[Fact]) -> tuple[tuple[str, str], ...]:
     """The filters that these events add."""
-    found = []
+    filters = []
     for event in events:
         if isinstance(event, PlanStep):
-            found.append(("worker", event.worker))
+            filters.append(("worker", event.worker))
         elif isinstance(event, RunAwaitingApproval):
-            found.append((APPROVAL_TAG, ASKED))
-    return tuple(found)
+            filters.append((APPROVAL_TAG, ASKED))
+    return tuple(filters)
 
 
 # -- steps that are begun in the entry that queues them

@@ -213,9 +213,9 @@ def eligible_workers(context: EngineContext, catalog: Catalog, order: Order) -> 
     """Return the workers that may take part, and why the others may not. `InvalidRequest` if nobody may."""
     unknown = unknown_names(order.tier, order.overrides)
     if unknown:
-        known = ", ".join(order.tier.pool)
+        pool = ", ".join(order.tier.pool)
         raise InvalidRequest(
-            f"baton.pool names a worker that is not in the pool; the pool is: {known}", param="baton.pool"
+            f"baton.pool names a worker that is not in the pool; the pool is: {pool}", param="baton.pool"
         )
     choice = eligible(catalog, order.tier, order.task, _reading_of_all(catalog, order), order.overrides)
     if order.needs_prices:

@@ -81,14 +81,14 @@ async def settle(
         earlier = _earlier(journal.events, decision, state)
         if earlier is not None:
             return earlier
-        asked = _asked(journal.events, state, decision.digest, at)
+        question = _asked(journal.events, state, decision.digest, at)
         terms = state.admitted.approval
         if terms is not None and terms.four_eyes and decision.key:
             await _check_eyes(own, row, decision.key)
         body = decision.reason.encode()
         reason = content_ref(journal.salt, body) if body else ""
         try:
-            answer = _Answer(catalog, state, asked, decision, now=at, reason=reason)
+            answer = _Answer(catalog, state, question, decision, now=at, reason=reason)
             fact = answer.fact()
             entry, after = _entry(row, state, fact, now=at, wait=wait)
             await store.append(copy_with(entry, contents=((reason, body),) if body else ()))
@@ -138,17 +138,18 @@ def _same_bounds(fact: RunApproved, decision: Decision) -> bool:
 
 def _asked(events: Sequence[Event], state: RunState, digest: str, now: float) -> RunAwaitingApproval:
     """Return the present question, if it is the one that was decided on and still open. Raises `Conflict` if not."""
-    asked = state.asked
-    if asked is None:
+    question = state.asked
+    if question is None:
         raise Conflict("No plan of this run has needed an approval.", code="approval_not_requested")
-    if digest != asked.digest:
-        earlier = [fact for _, fact in dated(events, RunAwaitingApproval) if fact.digest == digest]
-        if not earlier:
+    if digest != question.digest:
+        earlier_questions = [fact for _, fact in dated(events, RunAwaitingApproval) if fact.digest == digest]
+        if not earlier_questions:
             raise Conflict(
                 f"That is not the digest of what this run asks for; GET /v1/approvals/{state.run} shows it.",
                 code="approval_digest_mismatch",
             )
-        changes = [words for name, words in CHANGED.items() if getattr(earlier[0], name) != getattr(asked, name)]
+        earlier = earlier_questions[0]
+        changes = [words for name, words in CHANGED.items() if getattr(earlier, name) != getattr(question, name)]
         raise Conflict(
             f"Something else waits for an approval by now; changed since then: {', '.join(changes) or 'the round'}. "
             f"GET /v1/approvals/{state.run} shows it.",
@@ -156,9 +157,9 @@ def _asked(events: Sequence[Event], state: RunState, digest: str, now: float) ->
         )
     if state.state in ENDED:
         raise Conflict(f"The decision came too late: the run has ended as {state.state}.", code="approval_late")
-    if state.state != "awaiting_approval" or now >= asked.until:
+    if state.state != "awaiting_approval" or now >= question.until:
         raise Conflict("The decision came too late: the wait for it is over.", code="approval_late")
-    return asked
+    return question
 
 
 @record(frozen=True, slots=True)

@@ -274,10 +274,10 @@ class RunClient:
         lock = self._turn_locks.setdefault(results.run, asyncio.Lock())
         for _ in range(MOST_TURN_TRIES):
             async with lock:  # a request with the same results follows the turn that the first one has begun
-                found = await tool_results.find(self._context, order, results, self._waiting)
-                if found is not None and found.standing == "go_on":
+                resumption = await tool_results.find(self._context, order, results, self._waiting)
+                if resumption is not None and resumption.standing == "go_on":
                     try:
-                        return await self._resume(order, found)
+                        return await self._resume(order, resumption)
                     except NotFound:  # erased since
                         return None
                     except LeaseLost:  # another process was sent the same results, or the wait is over
@@ -286,39 +286,39 @@ class RunClient:
                         if conflict.public_code != MOVED:
                             raise
                         continue  # its cancellation was asked for
-            if found is None:  # they are only the history of a new run
+            if resumption is None:  # they are only the history of a new run
                 return None
-            return await self.attach(results.run, turn=found.state.turn.number, tenant=order.tenant)
+            return await self.attach(results.run, turn=resumption.state.turn.number, tenant=order.tenant)
         raise Overloaded(retry_after=1.0)
 
-    async def _resume(self, order: Order, found: Resumption) -> FollowedRun:
+    async def _resume(self, order: Order, resumption: Resumption) -> FollowedRun:
         """Begin the run's next turn, with the results of its caller, in one entry."""
-        run, known = found.state.run, found.known
-        begun = tool_results.begin(self._context, order, found, self._home if order.followed else "")
-        state = found.state
-        for fact in begun.entry.events:
-            state = apply_fact(state, fact, begun.entry.at)
-        line, follower = self._follow(order, state, known.salt)
+        run, waiting_run = resumption.state.run, resumption.known
+        next_turn = tool_results.begin(self._context, order, resumption, self._home if order.followed else "")
+        state = resumption.state
+        for fact in next_turn.entry.events:
+            state = advanced(state, fact, next_turn.entry.at)
+        line, follower = self._follow(order, state, waiting_run.salt)
         try:
             await self._context.pin(self._context.catalog())
             with self.cancellations.undecided(run):
                 if self.engine is not None and self.engine.has_room:
-                    await self.engine.resume(begun, found)
+                    await self.engine.resume(next_turn, resumption)
                 else:
-                    await self._commit_turn(begun, found, follower)
+                    await self._commit_turn(next_turn, resumption, follower)
         except BaseException:
             self._forget(follower)
             raise
         follower.is_recorded = True
         return FollowedRun(run, line, follower.state)
 
-    async def _commit_turn(self, begun: NextTurn, found: Resumption, follower: Follower) -> None:
+    async def _commit_turn(self, next_turn: NextTurn, resumption: Resumption, follower: Follower) -> None:
         """Write the turn, and offer it first to the engine that still holds the run's state."""
-        appended = await self._context.store.append(begun.entry)
-        if found.known.engine:
+        appended = await self._context.store.append(next_turn.entry)
+        if resumption.known.engine:
             with suppress(QueueUnavailable):
-                message = Committed(found.state.run, appended.events)
-                return await self._context.queue.publish(found.known.engine, [message])
+                message = Committed(resumption.state.run, appended.events)
+                return await self._context.queue.publish(resumption.known.engine, [message])
         await offer_run(self._context, follower.state)
 
     # -- following
@@ -387,13 +387,13 @@ class RunClient:
         """Write a decision on a plan that waits for an approval (see `approvals.settle`), and offer the run to the
         engines if it goes on."""
         context, wait = self._context, admission.untaken_seconds(self._context)
-        made = await approvals.settle(context.store, context.catalog(), context.now, run, tenant, decision, wait)
-        if not made.repeated:
+        decided = await approvals.settle(context.store, context.catalog(), context.now, run, tenant, decision, wait)
+        if not decided.repeated:
             outcome = "approved" if decision.verdict == "approve" else "refused"
-            context.telemetry.count("baton_approvals_total", made.state.admitted.tier, outcome)
-        if not made.repeated and not made.state.ended:
-            await offer_run(context, made.state)
-        return made
+            context.telemetry.count("baton_approvals_total", decided.state.admitted.tier, outcome)
+        if not decided.repeated and not decided.state.ended:
+            await offer_run(context, decided.state)
+        return decided
 
     def cancel(self, run: str, by: str) -> None:
         """Ask for a run's end; it reaches its terminal state within about two seconds."""
@@ -423,8 +423,8 @@ class RunClient:
         state = follower.state
         owner = self._owners.pop(state.run, None)
         if state.state == "awaiting_tool" and owner is not None and follower.epoch:
-            known = WaitingRun(owner, follower.salt, state, follower.epoch, follower.engine)
-            self._waiting.keep(state.run, known, state.seq)
+            waiting_run = WaitingRun(owner, follower.salt, state, follower.epoch, follower.engine)
+            self._waiting.keep(state.run, waiting_run, state.seq)
 
 
 def _push_step_events(line: Mailbox[CallerMessage], events: Iterable[Event], *, up_to: int) -> None:

@@ -222,8 +222,8 @@ class Driver:
     async def listen(self, message: Listen) -> None:
         """Add a gateway that follows the run. It is sent the latest event, by which it finds out what it missed; and
         the engines that execute the run's steps send it what it lacks of the answer."""
-        known = message.address in self.followers()
-        if message.address != self.state.turn.gateway and (known or len(self._listening) < FOLLOWERS):
+        is_known = message.address in self.followers()
+        if message.address != self.state.turn.gateway and (is_known or len(self._listening) < FOLLOWERS):
             self._listening[message.address] = self._context.tick() + LISTEN_SECONDS
         latest = Committed(self.state.run, self._latest, engine=self._home, epoch=self.writer.row_epoch)
         await self._send(message.address, [latest])
@@ -405,10 +405,10 @@ async def recording_of(store: ContentReads, state: RunState, contents: Mapping[s
 def resumed_steps(state: RunState, home: str) -> tuple[Outbox, ...]:
     """The tickets of steps that go on with what their caller has brought, and have not been begun in this turn."""
     turn = state.turn.number
-    begun = {call.step for call in state.calls.values() if call.turn == turn}
+    begun_steps = {call.step for call in state.calls.values() if call.turn == turn}
     tickets = []
     for step in state.live:
-        if _has_results(step, turn - 1) and step.n not in begun:
+        if _has_results(step, turn - 1) and step.n not in begun_steps:
             tickets.append(Outbox(step.n, state.admitted.tier, home, turn))
     return tuple(tickets)
 

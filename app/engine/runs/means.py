@@ -46,8 +46,8 @@ class Means:
 
     def workers(self, state: RunState) -> Sequence[Worker]:
         """The workers of the run's pool that the pool file still has."""
-        known = self._context.catalog().workers
-        return [known[name] for name in state.admitted.pool if name in known]
+        catalog = self._context.catalog().workers
+        return [catalog[name] for name in state.admitted.pool if name in catalog]
 
     def paces(self, workers: Sequence[Worker]) -> Mapping[str, float]:
         """The seconds that a call of each of these workers is likely to take, by name; 0 where that is not known."""
@@ -101,56 +101,56 @@ class Means:
 
     def objections(self, state: RunState, steps: Sequence[Step]) -> list[str]:
         """The reasons why a plan does not fit; none if it does."""
-        known = self._context.catalog().workers
-        used = [known[step.worker] for step in steps if step.worker in known]
-        price = plan_price(steps, used, self.question, state.admitted.limits.floor)
+        catalog = self._context.catalog().workers
+        workers = [catalog[step.worker] for step in steps if step.worker in catalog]
+        price = plan_price(steps, workers, self.question, state.admitted.limits.floor)
         shape = [(step.worker, step.access.steps) for step in steps]
-        return self._objections(state, used, price, shape)
+        return self._objections(state, workers, price, shape)
 
     def objections_to(self, state: RunState, steps: Sequence[StepState]) -> list[str]:
         """The reasons why a plan whose steps are journaled does not fit; none if it does."""
         catalog = self._context.catalog().workers
         price = needed_by_steps(state, [step for step in steps if not step.settled], catalog, self.question)
         places = {step.n: place for place, step in enumerate(steps)}
-        shape = []
+        steps_with_inputs = []
         for step in steps:
             inputs = [places[n] for n in step.access.steps if n in places]
-            shape.append((step.worker, inputs))
-        return self._objections(state, self.workers(state), price, shape)
+            steps_with_inputs.append((step.worker, inputs))
+        return self._objections(state, self.workers(state), price, steps_with_inputs)
 
     def worst_case(self, state: RunState, steps: Sequence[Step]) -> int | None:
         """The price of a plan in micro-dollars if each step makes one call and writes as much as it may; None if the
         price of one of its workers is not known."""
-        known = self._context.catalog().workers
-        if any(step.worker in known and not known[step.worker].priced for step in steps):
+        catalog = self._context.catalog().workers
+        if any(step.worker in catalog and not catalog[step.worker].priced for step in steps):
             return None
         return plan_price(steps, self.workers(state), self.question, state.admitted.limits.output_tokens).usd
 
     def _objections(
         self, state: RunState, workers: Sequence[Worker], price: Amount, shape: Sequence[tuple[str, Sequence[int]]]
     ) -> list[str]:
-        left, time_left = unspent_amount(state), self.seconds_left(state)
+        money_left, time_left = unspent(state), self.seconds_left(state)
         seconds = plan_seconds(shape, self.paces(workers), state.admitted.limits.fan_out)
-        found = []
-        if price.usd > left.usd:
-            found.append(
-                f"the plan costs ${price.usd / MILLION:.6f} at the least, and ${left.usd / MILLION:.6f} is left: name "
-                "fewer steps or cheaper workers"
+        reasons = []
+        if price.usd > money_left.usd:
+            reasons.append(
+                f"the plan costs ${price.usd / MILLION:.6f} at the least, and ${money_left.usd / MILLION:.6f} is left: "
+                "name fewer steps or cheaper workers"
             )
-        if price.tokens > left.tokens:
-            found.append(f"the plan takes {price.tokens} tokens at the least, and {left.tokens} are left")
+        if price.tokens > money_left.tokens:
+            reasons.append(f"the plan takes {price.tokens} tokens at the least, and {money_left.tokens} are left")
         if seconds > time_left:
-            found.append(
+            reasons.append(
                 f"the plan takes about {seconds:.1f} s, and {time_left:.1f} s are left: name fewer steps one after the "
                 "other, or quicker workers"
             )
-        return found
+        return reasons
 
     def alone(self, state: RunState) -> str:
         """The worker that answers alone where nothing else was planned: the tier's fallback, or the best one that may
         read the conversation and that the money and the time bear."""
-        known, pool = self._without_approval(state), state.admitted.pool
-        workers = [worker for worker in known if permits(worker, conversation_reading(state))] or known
+        callable_workers, pool = self._without_approval(state), state.admitted.pool
+        workers = [worker for worker in callable_workers if permits(worker, conversation(state))] or callable_workers
         tier = self._context.tier_of(state.admitted)
         usual = tier.fallback if tier is not None and tier.fallback in pool else pool[0]
         if not workers:
@@ -162,7 +162,7 @@ class Means:
 
     def _without_approval(self, state: RunState) -> Sequence[Worker]:
         """The workers that may be called without an approval; all of them if each one needs one."""
-        known, terms = self.workers(state), state.admitted.approval
+        workers, terms = self.workers(state), state.admitted.approval
         if terms is None:
-            return known
-        return [worker for worker in known if not approvals.needs_approval(worker, terms)] or known
+            return workers
+        return [worker for worker in workers if not approvals.needs_one(worker, terms)] or workers

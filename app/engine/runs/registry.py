@@ -141,15 +141,16 @@ class Drivers:
         driver.traced(start_run_span(self._context.tracing, state, taken_over=False))
         await self._begin(driver, entry)
 
-    async def resume(self, begun: NextTurn, found: Resumption) -> None:
+    async def resume(self, next_turn: NextTurn, resumption: Resumption) -> None:
         """Commit a run's next turn and drive it from there; raises what `Store.append` raises."""
-        known = found.known
-        driver = await take_over(self._context, self._driver, known.state, known.salt, known.epoch)
-        lease = Lease(self._home, self._context.now() + self._context.lease, begun.deadline)
-        rows = tuple(Outbox(step, known.state.admitted.tier, self._home, begun.turn) for step in begun.steps)
-        turn = apply_facts(known.state, begun.entry.events)
+        waiting_run = resumption.known
+        driver = await take_over(self._context, self._driver, waiting_run.state, waiting_run.salt, waiting_run.epoch)
+        lease = Lease(self._home, self._context.now() + self._context.lease, next_turn.deadline)
+        tier = waiting_run.state.admitted.tier
+        rows = tuple(Outbox(step, tier, self._home, next_turn.turn) for step in next_turn.steps)
+        turn = tentative(waiting_run.state, next_turn.entry.events)
         driver.traced(start_run_span(self._context.tracing, turn, taken_over=False))
-        await self._begin(driver, copy_with(begun.entry, lease=lease, outbox=rows))
+        await self._begin(driver, changed(next_turn.entry, lease=lease, outbox=rows))
 
     def take_soon(self, ticket: Ticket, taken: Callable[[Ticket], Awaitable[None]]) -> None:
         """Take the run of a ticket, then call `taken`, whatever came of it."""
@@ -241,10 +242,10 @@ class Drivers:
         now, state = self._context.now(), driver.state
         lease = Lease(self._home, now + self._context.lease, state.turn.until if state.replied else state.turn.deadline)
         rows = resumed_steps(state, self._home)
-        begun = has_begun(state)
-        driver.traced(start_run_span(self._context.tracing, state, taken_over=begun))
+        was_begun = has_begun(state)
+        driver.traced(start_run_span(self._context.tracing, state, taken_over=was_begun))
         await self._begin(driver, Entry(state.run, now, epoch=epoch, lease=lease, seq=state.seq, outbox=rows))
-        if not begun:
+        if not was_begun:
             self._context.tracing.waited(driver.trace, state.turn.at, now, {"baton.run": state.run})
 
     async def _take_over(self, state: RunState, salt: bytes, epoch: int) -> None:
@@ -378,9 +379,9 @@ class Drivers:
             recorded = await replays.results(self._context, waiting)
             if recorded is not None:
                 order, resumption = recorded
-                begun = tool_results.begin(self._context, order, resumption, "")
+                next_turn = tool_results.begin(self._context, order, resumption, "")
                 await self._context.pin(self._context.catalog())
-                await self.resume(begun, resumption)
+                await self.resume(next_turn, resumption)
         except (LeaseLost, Conflict, RunEnded, NotFound):
             pass  # others have gone on with it, or it is over
         except BatonError as error:

@@ -154,16 +154,16 @@ def _kept(earlier: Earlier, changes: Changes, catalog: Catalog, labels: frozense
     _refuse(nested, "from_step", f"Step {n} is nested in another one; begin from the step around it.")
     then, now = LabelFlow(state).outputs, LabelFlow(state, catalog, lowered_now=True).outputs
     added = labels - state.admitted.labels
-    found: dict[int, Kept] = {}
+    kept: dict[int, Kept] = {}
     for position in before(state, n):
         missing = f"Step {position.n} has no output that could be kept; begin from it or from an earlier one."
         _refuse(position.state != "done", "from_step", missing)
         carried = then[position.n] | now[position.n] | added
         text = earlier.texts[position.output]
-        found[position.n] = Kept(
+        kept[position.n] = Kept(
             position.n, position.output, text, position.finish, refusal=position.refusal, labels=carried
         )
-    return found
+    return kept
 
 
 def _given(

@@ -103,27 +103,27 @@ class Shadows:
     async def _look_at(self, catalog: Catalog, tier: Tier, spec: ShadowSpec) -> None:
         number, before = await self._known(tier.name)
         notes = await self._with_new(tier.name, spec, before)
-        still: list[str] = []
+        waiting: list[str] = []
         for place, run in enumerate(notes.waiting):
             if not self._has_room:
-                still += notes.waiting[place:]
+                waiting += notes.waiting[place:]
                 break
             outcome = await self._shadow(catalog, tier, spec, run)
             if not outcome:
-                still.append(run)
+                waiting.append(run)
                 continue
             notes = self._counted(tier.name, notes, outcome)
-        notes = replace(notes, waiting=tuple(still))
-        self._context.telemetry.gauge("baton_shadows_waiting", len(still), tier.name)
+        notes = replace(notes, waiting=tuple(waiting))
+        self._context.telemetry.gauge("baton_shadows_waiting", len(waiting), tier.name)
         if notes != before and _is_worth_storing(before, notes):
             await self._store(tier.name, number, notes)
 
     async def _known(self, tier: str) -> tuple[int, ShadowNotes]:
         """The notes of a tier with their number; new ones begin now."""
         number, notes = self._notes.get(tier, (0, ShadowNotes()))
-        found = await self._context.store.learned(policy_of(tier), number)
-        if found is not None:
-            number, notes = found.number, notes_from_json(found.body)
+        stored = await self._context.store.learned(policy_of(tier), number)
+        if stored is not None:
+            number, notes = stored.number, notes_from_json(stored.body)
         oldest = self._context.now() - LOOK_BACK_SECONDS
         if not number:
             notes = replace(notes, mark=self._context.now())
@@ -249,20 +249,20 @@ def _refusal(spec: ShadowSpec, row: RunRow, admitted: RunAdmitted) -> str:
 
 def ordered(catalog: Catalog, tier: Tier, spec: ShadowSpec, row: RunRow, admitted: RunAdmitted, task: Task) -> Order:
     """The order of the shadow of a run of this tier."""
-    shown = definition(catalog, tier, spec.subject) or tier
+    shadow_tier = definition(catalog, tier, spec.subject) or tier
     plan = {"steps": [{"worker": spec.worker, "subtask": "", "access": ["user"]}]} if spec.worker else None
-    effort = admitted.effort if admitted.effort in shown.efforts else shown.effort
+    effort = admitted.effort if admitted.effort in shadow_tier.efforts else shadow_tier.effort
     once = hashlib.sha256(f"shadow\0{row.id}".encode()).hexdigest()
     return Order(
         task=task,
-        tier=shown,
-        model=shown.name,
+        tier=shadow_tier,
+        model=shadow_tier.name,
         effort=effort,
-        limits=_limits(shown.efforts[effort], tier.efforts.get(admitted.effort), admitted.limits),
+        limits=_limits(shadow_tier.efforts[effort], tier.efforts.get(admitted.effort), admitted.limits),
         tenant=row.tenant,
         key=row.key,
         labels=admitted.labels,
-        overrides=_overrides(shown, admitted),
+        overrides=_overrides(shadow_tier, admitted),
         plan=plan,
         followed=False,
         preview=spec.mode == "plan" or bool(task.toolbox.tools),

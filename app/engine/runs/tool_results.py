@@ -73,7 +73,7 @@ class NextTurn:
 
 
 async def find(
-    context: EngineContext, order: Order, results: Returned, waiting: WaitingRuns[WaitingRun]
+    context: EngineContext, order: Order, results: Returned, waiting_runs: WaitingRuns[WaitingRun]
 ) -> Resumption | None:
     """The run that these results go on with, or None where the conversation makes a new one.
 
@@ -82,20 +82,20 @@ async def find(
 
     Raises `InvalidRequest` for results that belong to no run. A run of another owner counts as unknown.
     """
-    known = waiting.take(results.run)
-    if known is None or known.state.awaited.keys() != results.results.keys():
-        known = await _look_up(context, order.tenant, results.run, known)
-    state, tier = known.state, known.state.admitted.tier
-    if known.owner.tenant != order.tenant or (tier != order.tier.name and known.owner.key != order.key):
+    waiting_run = waiting_runs.take(results.run)
+    if waiting_run is None or waiting_run.state.awaited.keys() != results.results.keys():
+        waiting_run = await _look_up(context, order.tenant, results.run, waiting_run)
+    state, tier = waiting_run.state, waiting_run.state.admitted.tier
+    if waiting_run.owner.tenant != order.tenant or (tier != order.tier.name and waiting_run.owner.key != order.key):
         raise caller_view.unknown_call()
     standing = caller_view.standing(state, results)
-    if standing == "history" or not known.salt or tier not in context.catalog().tiers:
+    if standing == "history" or not waiting_run.salt or tier not in context.catalog().tiers:
         return None
     portions = caller_view.portions(state, results)
     shares = {}
     for n, messages in portions.items():
         body = orjson.dumps([message_to_json(message) for message in messages])
-        shares[n] = (address(known.salt, body), body)
+        shares[n] = (address(waiting_run.salt, body), body)
     if standing == "repeat":
         _check_same(state, shares)
     else:
@@ -103,7 +103,7 @@ async def find(
     labels = {}
     if order.labels:
         labels = {n: labels_of(messages) for n, messages in portions.items()}
-    return Resumption(known, standing, shares, labels)
+    return Resumption(waiting_run, standing, shares, labels)
 
 
 async def _look_up(context: EngineContext, tenant: str, run: str, kept: WaitingRun | None) -> WaitingRun:
@@ -140,10 +140,10 @@ def _check_labels(
     """The conversation has no other labels than it had. Results may have some, as long as a worker of the run may read
     them: what others make of them carries these labels too."""
     earlier = len(order.task.messages) - len(results.results) - len(results.tail)
-    known = {label for step in state.steps.values() for use in step.exchanges for label in use.labels}
+    labels_of_results = {label for step in state.steps.values() for use in step.exchanges for label in use.labels}
     before = labels_of(order.task.messages[:earlier])
     on_all = order.labels - order.on_messages
-    if not (on_all <= state.admitted.labels and before <= state.admitted.labels | known):
+    if not (on_all <= state.admitted.labels and before <= state.admitted.labels | labels_of_results):
         raise InvalidRequest(
             "The run that these results belong to was begun without some of the labels of this request; send the "
             "conversation without the last tool calls to begin another one.",

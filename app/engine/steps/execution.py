@@ -208,10 +208,10 @@ class Execution:
 
     async def _read_state(self, upto: int | None) -> RunState:
         """The run's state up to `upto` at least; None for all of it, as the database has it now."""
-        known = self._local_run(self._ticket.run) if upto is not None else None
-        if known is not None and upto is not None and known.state.seq >= upto:
-            self._salt = known.salt
-            return known.state
+        local_run = self._local_run(self._ticket.run) if upto is not None else None
+        if local_run is not None and upto is not None and local_run.state.seq >= upto:
+            self._salt = local_run.salt
+            return local_run.state
         read = await self._context.store.step_input(self._ticket.run)
         self._salt, self._contents = read.salt, read.contents
         state = fold(read.events)
@@ -378,20 +378,20 @@ class Execution:
 
     def _latest_state(self, state: RunState) -> RunState:
         """The run's state as this process knows it now."""
-        known = self._local_run(state.run)
-        if known is not None and known.state.seq > state.seq:
-            return known.state
+        local_run = self._local_run(state.run)
+        if local_run is not None and local_run.state.seq > state.seq:
+            return local_run.state
         return state
 
     def _unspent(self, state: RunState) -> Amount:
         """The amount that the run may still hold once the outcome that travels with the next intent is written."""
-        left = spendable_by_steps(state)
+        unspent = spendable(state)
         for attempt in self._unrecorded:
             call = state.calls.get(attempt.call)
             if call is not None and call.outcome is None:
                 spent = Amount(attempt.spent.usd, attempt.spent.tokens)
-                left = (left + Amount(attempt.hold.usd, attempt.hold.tokens)).less(spent)
-        return left
+                unspent = (unspent + Amount(attempt.hold.usd, attempt.hold.tokens)).less(spent)
+        return unspent
 
     def _seconds_left(self, state: RunState) -> float:
         return state.turn.deadline - self._context.now()
