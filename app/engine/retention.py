@@ -102,15 +102,15 @@ async def texts_with_ref(store: Retention, runs: TextSource, ref: str) -> list[t
 
     Raises `NotFound` if no content has the ref.
     """
-    found = []
+    texts = []
     for owner in await store.runs_with_ref(ref):
         row = await runs.run(owner)
         text = (await runs.contents(owner, [ref])).get(ref)
         if text is not None:
-            found.append((row.tenant, text))
-    if not found:
+            texts.append((row.tenant, text))
+    if not texts:
         raise NotFound("No text with this hash is stored; it may have been erased.")
-    return found
+    return texts
 
 
 async def runs_with_text(store: Retention, tenant: str, text: bytes) -> AsyncIterator[Sequence[RunRow]]:
@@ -146,8 +146,8 @@ async def _erase_found(store: Erasable, find: Find, end: End, held: dict[str, st
     erased = 0
     async for rows in find():
         names = [row.id for row in rows]
-        theirs = await store.held(names)
-        if open_rows := [row for row in rows if row.ended_at is None and row.id not in theirs]:
+        held_now = await store.held(names)
+        if open_rows := [row for row in rows if row.ended_at is None and row.id not in held_now]:
             await end(open_rows)
         erased += await store.erase_contents(names, by)
         held |= await store.held(names)

@@ -183,47 +183,47 @@ class RatingReader:
     async def learn(self, tier: Tier, spec: SelectorSpec) -> None:
         """Follow the tier's posteriors, and work in what was rated since."""
         while True:
-            known = await self._follow(tier.name)
-            state = known.state
+            loaded = await self._follow(tier.name)
+            state = loaded.state
             ratings = await self._new_ratings(state)
             stale = bool(state.posterior.at) and self._context.now() - state.posterior.at >= FADE_SECONDS
             trials = self._trials(tier, state, await self._context.store.trials(state.tried))
             if not ratings and not trials and not stale:
                 return
-            number = known.number + 1
+            number = loaded.number + 1
             shared = _calibrated(state, spec, self._workers(tier), trials)
             if trials or stale:
                 shared = replace(shared, shared=number)
             after, parts = await self._learn_from(tier, spec, number, shared, ratings)
             if stale:
-                parts = {**_faded(known, spec, self._context.now()), **parts}
+                parts = {**_faded(loaded, spec, self._context.now()), **parts}
                 after = _indexed(after, number, parts)
             rows = {row_of(tier.name, tenant): part.to_json() for tenant, part in parts.items()}
             learned_ = Learned(number, after.to_json())
             if await self._context.store.learn(policy(tier.name), learned_, self._context.now(), rows):
-                self._log_changes(tier.name, known, parts)
+                self._log_changes(tier.name, loaded, parts)
                 self._publish(tier.name, number, after, parts)
 
     async def _follow(self, tier: str) -> LoadedRows:
         """Follow what any process has learned for a tier."""
-        known = self._known.get(tier, LoadedRows())
-        found = await self._context.store.learned(policy(tier), known.number)
-        if found is None:
-            return known
-        state = read(found.body)
+        loaded = self._known.get(tier, LoadedRows())
+        stored = await self._context.store.learned(policy(tier), loaded.number)
+        if stored is None:
+            return loaded
+        state = read(stored.body)
         parts = {}
         for tenant, (number, _) in state.tenants.items():
-            own = known.owns.get(tenant)
+            own = loaded.owns.get(tenant)
             if own is None or own.number < number:
                 parts[tenant] = await self._part(tier, tenant)
-        self._publish(tier, found.number, state, parts)
+        self._publish(tier, stored.number, state, parts)
         return self._known[tier]
 
     async def _part(self, tier: str, tenant: str) -> Posterior:
         """The own part of a tenant as it stands in the database."""
-        found = await self._context.store.learned(row_of(tier, tenant), 0)
-        if found is not None:
-            return from_json(found.body)
+        stored = await self._context.store.learned(row_of(tier, tenant), 0)
+        if stored is not None:
+            return from_json(stored.body)
         return Posterior()
 
     def _publish(self, tier: str, number: int, state: LearningState, parts: Mapping[str, Posterior]) -> None:

@@ -72,19 +72,19 @@ async def shadows_of(runs: Runs, tier: str, since: float, until: float, *, answe
     """
     account = of_shadows(tier, 0).id
     query = RunQuery(origin_kind="shadow", since=since, until=until, limit=PAGE)
-    found: dict[str, SubjectShadows] = {}
+    by_subject: dict[str, SubjectShadows] = {}
     pairs = 0
     async for page in _pages(runs, query):
         shadows = [run for run in page if account in _admitted(run).budgets]
         origins = await _origins(runs, shadows)
         for shadow in shadows:
             subject = _subject(tier, _admitted(shadow))
-            before = found.get(subject, SubjectShadows(subject))
-            found[subject] = _with(before, shadow, origins.get(_admitted(shadow).origin_run))
-            pairs += len(found[subject].pairs) - len(before.pairs)
+            before = by_subject.get(subject, SubjectShadows(subject))
+            by_subject[subject] = _with(before, shadow, origins.get(_admitted(shadow).origin_run))
+            pairs += len(by_subject[subject].pairs) - len(before.pairs)
         if pairs >= MOST_PAIRS:
             break
-    compared = [await _compared(runs, shadow) if answers else shadow for shadow in found.values()]
+    compared = [await _compared(runs, shadow) if answers else shadow for shadow in by_subject.values()]
     return tuple([replace(shadow, pairs=shadow.pairs[::-1]) for shadow in compared])
 
 
@@ -238,12 +238,12 @@ async def versions_apart(runs: Runs, tier: Tier, candidate: Candidate, now: floa
 async def _planned(runs: Runs, query: RunQuery, candidate: Candidate) -> list[ComparedRun]:
     """Return the runs of a query that the candidate could have conducted, that were executed and have ended; the oldest
     first."""
-    found: list[ComparedRun] = []
+    planned: list[ComparedRun] = []
     async for page in _pages(runs, replace(query, origin_kind="", limit=PAGE)):
-        found += [seen(run) for run in page if candidate.counts(run)]
-        if len(found) >= MOST_RUNS:
+        planned += [seen(run) for run in page if candidate.counts(run)]
+        if len(planned) >= MOST_RUNS:
             break
-    return found[::-1]
+    return planned[::-1]
 
 
 @record(frozen=True, slots=True)
@@ -280,9 +280,9 @@ async def judged(
         if shadow.subject == subject and shadow.pairs:
             source, evidence = "shadow", paired(shadow.pairs)
     if canary is not None and canary.subject == subject and evidence.count < tier.promotion.min_pairs:
-        found = await versions_apart(runs, tier, canary, now)
-        if found.count > evidence.count:
-            source, evidence = "promotion" if canary.promoted else "canary", found
+        of_versions = await versions_apart(runs, tier, canary, now)
+        if of_versions.count > evidence.count:
+            source, evidence = "promotion" if canary.promoted else "canary", of_versions
     return Judged(tier.name, source, evidence, conditions(tier.promotion, evidence))
 
 
@@ -301,9 +301,9 @@ DEFINITIONS: Final[Mapping[str, str]] = {
 
 async def report(runs: Runs, tier: Tier, since: float, until: float, drawn: Mapping[str, int] | None) -> dict[str, Any]:
     """The report on a tier's shadows as JSON values. `drawn` counts what became of the runs that were drawn."""
-    found = {shadow.subject: shadow for shadow in await shadows_of(runs, tier.name, since, until, answers=True)}
+    by_subject = {shadow.subject: shadow for shadow in await shadows_of(runs, tier.name, since, until, answers=True)}
     if tier.shadow is not None:
-        found.setdefault(tier.shadow.subject, SubjectShadows(tier.shadow.subject))
+        by_subject.setdefault(tier.shadow.subject, SubjectShadows(tier.shadow.subject))
     return {
         "object": "shadow_report",
         "tier": tier.name,
@@ -312,7 +312,7 @@ async def report(runs: Runs, tier: Tier, since: float, until: float, drawn: Mapp
         "shadow": tier.shadow.subject if tier.shadow is not None else None,
         "drawn": dict(sorted(drawn.items())) if drawn is not None else None,
         "definitions": dict(DEFINITIONS),
-        "candidates": [_reported(tier, found[subject]) for subject in sorted(found)],
+        "candidates": [_reported(tier, by_subject[subject]) for subject in sorted(by_subject)],
     }
 
 

@@ -73,11 +73,11 @@ class VersionReader:
         """Read them once."""
         with suppress(StoreUnavailable):
             asked_at = self._tick()
-            known = versions_in_force(await self._store.changes())
+            in_force = versions_in_force(await self._store.changes())
             self._read_at = asked_at
-            if known != self._known:
-                self._known = known
-                live = {name: version.canary or version.live for name, version in known.items()}
+            if in_force != self._known:
+                self._known = in_force
+                live = {name: version.canary or version.live for name, version in in_force.items()}
                 self._telemetry.log(
                     logging.INFO,
                     "The versions of conductors, or what serves tiers, have changed; new runs use these.",
@@ -136,8 +136,8 @@ async def checked_change(
     must be possible while the server is away.
     """
     changes = await store.changes()
-    known = versions_in_force(changes).get(wanted.conductor, VersionsInForce())
-    reason = refusal(known, wanted.kind, wanted.version)
+    in_force = versions_in_force(changes).get(wanted.conductor, VersionsInForce())
+    reason = refusal(in_force, wanted.kind, wanted.version)
     if reason:
         raise ConfigInvalid([reason])
     if wanted.kind in ("canary", "promoted") and trusted is not None:
@@ -145,29 +145,32 @@ async def checked_change(
         accept(trusted, trusted.objection(wanted.version, note), warn)
     if wanted.kind in ("canary", "promoted") and wanted.version not in await asyncio.to_thread(served):
         raise ConfigInvalid([f"the server no longer answers to {wanted.version}; deploy it again"])
-    return copy_with(wanted, version=wanted.version or known.canary or known.live)
+    return changed(wanted, version=wanted.version or in_force.canary or in_force.live)
 
 
 async def checked_service(store: Store, catalog: Catalog, wanted: RequestedChange) -> RequestedChange:
     """Check a change of what serves a tier of the pool file, as `checked_change` does."""
-    known = versions_in_force(await store.changes()).get(wanted.conductor, VersionsInForce())
-    reason = refusal_in_place(known, wanted.kind, wanted.version)
+    in_force = versions_in_force(await store.changes()).get(wanted.conductor, VersionsInForce())
+    reason = refusal_in_place(in_force, wanted.kind, wanted.version)
     if not reason and wanted.kind in ("canary", "promoted"):
         reason = objection(catalog, tier_in(wanted.conductor), wanted.version)
     if reason:
         raise ConfigInvalid([reason])
-    return copy_with(wanted, version=wanted.version or known.canary or known.live)
+    return changed(wanted, version=wanted.version or in_force.canary or in_force.live)
 
 
-def missing_subjects(catalog: Catalog, known: Mapping[str, VersionsInForce]) -> list[str]:
+def missing_subjects(catalog: Catalog, in_force: Mapping[str, VersionsInForce]) -> list[str]:
     """Return in words what is to serve a tier of the pool file and does not stand in it."""
-    found = []
-    for name, now in sorted(known.items()):
+    missing = []
+    for name, now in sorted(in_force.items()):
         tier = tier_in(name)
-        for subject in (now.live, now.canary) if tier in catalog.tiers else ():
-            if subject and (reason := objection(catalog, tier, subject)):
-                found.append(f"{subject} is to serve {tier}, and {reason}")
-    return found
+        if tier not in catalog.tiers:
+            continue
+        for subject in (now.live, now.canary):
+            reason = objection(catalog, tier, subject) if subject else ""
+            if reason:
+                missing.append(f"{subject} is to serve {tier}, and {reason}")
+    return missing
 
 
 def accept(trusted: TrustedSigners, objection: str, warn: Callable[[str], object] | None = None) -> None:

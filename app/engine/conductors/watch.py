@@ -47,23 +47,23 @@ async def gate(store: Store, catalog: Catalog, wanted: RequestedChange, now: flo
     tiers = watched(catalog, wanted.conductor)
     if not tiers:
         return ()
-    known = await store.changes()
-    in_force = versions_in_force(known).get(wanted.conductor, VersionsInForce())
-    canary = candidate_of(known, wanted.conductor, in_force)
+    changes = await store.changes()
+    in_force = versions_in_force(changes).get(wanted.conductor, VersionsInForce())
+    canary = candidate_of(changes, wanted.conductor, in_force)
     since = now - EVIDENCE_SECONDS
     subject = subject_of(wanted.conductor, wanted.version)
-    found = [await judged(store, tier, subject, canary, since, now) for tier in tiers]
-    return tuple([judged for judged in found if judged is not None])
+    results = [await judged(store, tier, subject, canary, since, now) for tier in tiers]
+    return tuple([judged for judged in results if judged is not None])
 
 
 def refusals(found: Sequence[Judged]) -> list[str]:
     """The conditions that do not hold, in words."""
-    return [
-        f"{judged.tier}: {of.name} {_words(of)}"
-        for judged in found
-        for of in judged.conditions
-        if of.outcome != "holds"
-    ]
+    reasons = []
+    for result in found:
+        for condition in result.conditions:
+            if condition.outcome != "holds":
+                reasons.append(f"{result.tier}: {condition.name} {_words(condition)}")
+    return reasons
 
 
 def _words(condition: Condition) -> str:
@@ -114,15 +114,17 @@ class PromotionWatch:
         """Judge each canary, and each recent promotion, once, unless another engine does."""
         catalog = self._context.catalog()
         names = sorted([*versions.conducted(catalog), *[f"{TIER}{name}" for name in catalog.tiers]])
-        tiers = {name: found for name in names if (found := watched(catalog, name))}
-        if not tiers or not self._context.timed() or not await self._leadership.held():
+        tiers_of = {name: watched(catalog, name) for name in names}
+        if not any(tiers_of.values()) or not self._context.timed() or not await self._leadership.held():
             return
-        known = await self._context.store.changes()
-        in_force = versions_in_force(known)
-        for conductor, of in tiers.items():
-            candidate = candidate_of(known, conductor, in_force.get(conductor, VersionsInForce()))
+        changes = await self._context.store.changes()
+        in_force = versions_in_force(changes)
+        for conductor, tiers in tiers_of.items():
+            if not tiers:
+                continue
+            candidate = candidate_of(changes, conductor, in_force.get(conductor, VersionsInForce()))
             if candidate is not None:
-                await self._judge(candidate, of)
+                await self._judge(candidate, tiers)
 
     async def _judge(self, candidate: Candidate, tiers: Sequence[Tier]) -> None:
         now = self._context.now()
@@ -133,7 +135,8 @@ class PromotionWatch:
             evidence = await versions_apart(self._context.store, tier, candidate, now)
             source = "promotion" if candidate.promoted else "canary"
             found = Judged(tier.name, source, evidence, conditions(spec, evidence))
-            if broken := breaches(found.conditions):
+            broken = breaches(found.conditions)
+            if broken:
                 return await self._roll_back(candidate, found, broken)
 
     async def _roll_back(self, candidate: Candidate, found: Judged, broken: Sequence[Condition]) -> None:
