@@ -6,7 +6,7 @@ import pytest
 
 from app.core.pool.breaker import KNOWN
 from app.core.pool.catalog import SPARED, Worker
-from app.engine.calls.step_request import BACKOFF, Candidates
+from app.engine.calls.step_request import BACKOFF_SECONDS, Candidates
 from app.engine.worker_health import Health
 from app.errors import (
     Failure,
@@ -40,10 +40,10 @@ def test_the_first_rate_limit_that_ends_is_waited_for(health: Health) -> None:
     candidates = Candidates(health, [ADA, BOB], 4, 0)
     failed(candidates, ADA, limited(20.0), 100.0)
     failed(candidates, BOB, limited(12.0), 99.0)
-    assert candidates.pause(99.0) == pytest.approx(12.0 + BACKOFF)
+    assert candidates.pause(99.0) == pytest.approx(12.0 + BACKOFF_SECONDS)
     assert candidates.choose(86.0).worker == BOB
     failed(candidates, BOB, limited(60.0), 86.0)
-    assert candidates.pause(86.0) == pytest.approx(6.0 + BACKOFF)
+    assert candidates.pause(86.0) == pytest.approx(6.0 + BACKOFF_SECONDS)
     assert candidates.choose(79.0).worker == ADA
 
 
@@ -51,7 +51,7 @@ def test_calls_that_a_rate_limit_refused_use_up_no_attempt(health: Health) -> No
     candidates = Candidates(health, [ADA, BOB], 1, 2)
     failed(candidates, ADA, limited(20.0), 100.0)
     failed(candidates, BOB, limited(12.0), 99.0)
-    assert candidates.pause(99.0) == pytest.approx(12.0 + BACKOFF)
+    assert candidates.pause(99.0) == pytest.approx(12.0 + BACKOFF_SECONDS)
     assert candidates.choose(86.0).worker == BOB
     failed(candidates, BOB, limited(1.0), 86.0)
     assert candidates.pause(86.0) == 0.0
@@ -84,7 +84,7 @@ def test_a_rate_limit_is_waited_for_although_another_worker_cannot_be_paid(healt
     candidates = Candidates(health, [ADA, BOB], 4, 0)
     candidates.unaffordable(ADA)
     failed(candidates, BOB, limited(40.0), 100.0)
-    assert candidates.pause(100.0) == pytest.approx(40.0 + BACKOFF)
+    assert candidates.pause(100.0) == pytest.approx(40.0 + BACKOFF_SECONDS)
     assert candidates.choose(59.0).worker == BOB
 
 
