@@ -465,7 +465,7 @@ def _addition(lane: str, ticket: Ticket) -> Command:
 def _waiting(tenant: bytes, packed: bytes, receipt: str) -> Ticket:
     """Return a ticket out of its tenant's list, under the receipt of the entry that was the right to it."""
     data, _, trace = packed.partition(b"\n")
-    return changed(with_trace(unpack_ticket(data, receipt), trace), tenant=tenant.decode())
+    return copy_with(with_trace(unpack_ticket(data, receipt), trace), tenant=tenant.decode())
 
 
 def pack_ticket(ticket: Ticket) -> bytes:

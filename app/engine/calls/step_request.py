@@ -167,10 +167,17 @@ async def look(store: ContentReads, state: RunState, n: int, at_hand: Mapping[st
     for use in answered:
         used.append(ToolUse(use.worker, found[use.said, _message], use.ids, found[use.results, _messages]))
     if parent is not None and step.inherits:
-        task = changed(task, messages=(await look(store, state, parent.n, at_hand)).messages(""))
+        task = copy_with(task, messages=(await look(store, state, parent.n, at_hand)).messages(""))
     last = state.is_last_round and parent is None
     return View(
-        step, task, asked, found[step.subtask, _text], granted(own, done), tuple(used), last, speaks(state, step)
+        step,
+        task,
+        asked,
+        found[step.subtask, _text],
+        visible_steps(own, done),
+        tuple(used),
+        last,
+        gives_answer(state, step),
     )
 
 

@@ -145,7 +145,7 @@ async def checked_change(
         accept(trusted, trusted.objection(wanted.version, note), warn)
     if wanted.kind in ("canary", "promoted") and wanted.version not in await asyncio.to_thread(served):
         raise ConfigInvalid([f"the server no longer answers to {wanted.version}; deploy it again"])
-    return changed(wanted, version=wanted.version or in_force.canary or in_force.live)
+    return copy_with(wanted, version=wanted.version or in_force.canary or in_force.live)
 
 
 async def checked_service(store: Store, catalog: Catalog, wanted: RequestedChange) -> RequestedChange:
@@ -156,7 +156,7 @@ async def checked_service(store: Store, catalog: Catalog, wanted: RequestedChang
         reason = objection(catalog, tier_in(wanted.conductor), wanted.version)
     if reason:
         raise ConfigInvalid([reason])
-    return changed(wanted, version=wanted.version or in_force.canary or in_force.live)
+    return copy_with(wanted, version=wanted.version or in_force.canary or in_force.live)
 
 
 def missing_subjects(catalog: Catalog, in_force: Mapping[str, VersionsInForce]) -> list[str]:

@@ -254,7 +254,7 @@ async def decide(context: EngineContext, catalog: Catalog, order: Order) -> Admi
     """
     if _says_what_plans(catalog, order):
         return decide_as_ordered(context, catalog, order)
-    order = changed(order, run=order.run or context.name("run"))
+    order = copy_with(order, run=order.run or context.name("run"))
     subject = await context.version(f"{TIER}{order.tier.name}", order.run)
     as_served = _as_served_by(catalog, order, subject) if subject else None
     if as_served is not None:
@@ -380,12 +380,12 @@ def entry(context: EngineContext, catalog: Catalog, admission: Admission, *, gat
     """
     order, salt, now = admission.order, context.salt(), context.now()
     body, parts = _task_contents(order.task)
-    task = address(salt, body)
+    task = content_ref(salt, body)
     contents = [(task, body)]
     plan = ""
     plan_body = _plan_content(order)
     if plan_body is not None:
-        plan = address(salt, plan_body)
+        plan = content_ref(salt, plan_body)
         contents.append((plan, plan_body))
     admitted = _admitted(catalog, admission, now, task=task, plan=plan, gateway=gateway)
     new = NewRun(

@@ -13,9 +13,9 @@ from weakref import WeakValueDictionary
 
 from app.core.records import copy_with
 from app.core.run import caller_view
-from app.core.run.caller_view import Position, returned
+from app.core.run.caller_view import Position, returned_results
 from app.core.run.events import Event, RunCancelAsked
-from app.core.run.state import RunState, Turn, admit, advanced
+from app.core.run.state import RunState, Turn, apply_fact, state_of_admission
 from app.engine.commit.run_writer import offer_run
 from app.engine.context import EngineContext, WaitingRuns
 from app.engine.delivery import messages
@@ -225,7 +225,7 @@ class RunClient:
         await self._context.pin(catalog)
         entry, salt = admission.entry(self._context, catalog, admitted, gateway=self._home if order.followed else "")
         (event,) = entry.events
-        state = admit(entry.run, event, entry.at, 1)
+        state = state_of_admission(entry.run, event, entry.at, 1)
         line, follower = self._follow(order, state, salt)
         try:
             with self.cancellations.undecided(entry.run, state.turn):
@@ -268,7 +268,7 @@ class RunClient:
         """Begin the turn that the conversation's tool results begin; None if it has none that a run waits for."""
         if order.origin_kind:  # what is repeated is a run of its own
             return None
-        results = returned(order.task.messages)
+        results = returned_results(order.task.messages)
         if results is None:
             return None
         lock = self._turn_locks.setdefault(results.run, asyncio.Lock())
@@ -297,7 +297,7 @@ class RunClient:
         next_turn = tool_results.begin(self._context, order, resumption, self._home if order.followed else "")
         state = resumption.state
         for fact in next_turn.entry.events:
-            state = advanced(state, fact, next_turn.entry.at)
+            state = apply_fact(state, fact, next_turn.entry.at)
         line, follower = self._follow(order, state, waiting_run.salt)
         try:
             await self._context.pin(self._context.catalog())

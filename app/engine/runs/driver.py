@@ -38,7 +38,7 @@ from app.core.run.events import CallFinished, Event, Kind
 from app.core.run.identifiers import NO_TRACE, Trace
 from app.core.run.progress import Finish, Propose, decide_end_again
 from app.core.run.recording import Recording
-from app.core.run.state import CALLER, DRIVER_LOST, FALLBACK, REPLAY, Proposal, RunState, StepState, tentative
+from app.core.run.state import CALLER, DRIVER_LOST, FALLBACK, REPLAY, Proposal, RunState, StepState, apply_facts
 from app.engine.calls.attempt import lost_outcomes
 from app.engine.calls.step_request import NOTHING, bodies_of, task_of
 from app.engine.commit.colocation import StepStarter
@@ -290,16 +290,16 @@ class Driver:
     async def _reject(self, reasons: Iterable[str], *, outage: bool, budget: tuple[str, float] | None = None) -> None:
         """Journal a proposal's end without a workflow; its steps that run already are stopped, and a planning call
         whose process is gone gets the outcome `unknown`."""
-        proposal = self.state.unmade
+        proposal = self.state.open_proposal
         if proposal is None:
             return
         current = self.state.steps_of(proposal)
         self._context.telemetry.count("baton_plans_total", self.state.admitted.tier, "outage" if outage else "rejected")
         stops = [step.n for step in current if step.state in ("queued", "running")]
-        rejected = drafts.rejected(proposal.number, self._planner.call, list(reasons), outage, budget)
-        lost_calls = self.state.planning if self._planner.idle else ()
+        rejected = drafts.plan_rejected(proposal.number, self._planner.call, list(reasons), outage, budget)
+        lost_calls = self.state.open_planning_calls if self._planner.idle else ()
         outcomes, held = lost_outcomes(lost_calls)
-        events = (*outcomes, *drafts.skipped(current, "plan_rejected"), rejected)
+        events = (*outcomes, *drafts.steps_skipped(current, "plan_rejected"), rejected)
         await self.writer.append(events, release=held, spent=held)
         for step in stops:
             await self._stop(step)
@@ -322,11 +322,11 @@ class Driver:
             await self._quiesce()
         while not self.state.ended:
             state = self.state
-            command = confirmed(command, state, decided_at)
+            command = decide_end_again(command, state, decided_at)
             if command.step is not None:
                 await self.writer.read_answer(messages.of_step(state.steps[command.step]))
-            outcomes, held = lost_outcomes(state.planning)
-            events = (*outcomes, *ending(tentative(state, outcomes), command))
+            outcomes, held = lost_outcomes(state.open_planning_calls)
+            events = (*outcomes, *ending(apply_facts(state, outcomes), command))
             try:
                 await self.writer.end(state, events, held)
             except Conflict:  # the end sums up all calls, also those whose events were not received yet
@@ -407,7 +407,7 @@ def resumed_steps(state: RunState, home: str) -> tuple[Outbox, ...]:
     turn = state.turn.number
     begun_steps = {call.step for call in state.calls.values() if call.turn == turn}
     tickets = []
-    for step in state.live:
+    for step in state.active_steps:
         if _has_results(step, turn - 1) and step.n not in begun_steps:
             tickets.append(Outbox(step.n, state.admitted.tier, home, turn))
     return tuple(tickets)

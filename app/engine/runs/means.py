@@ -129,7 +129,7 @@ class Means:
     def _objections(
         self, state: RunState, workers: Sequence[Worker], price: Amount, shape: Sequence[tuple[str, Sequence[int]]]
     ) -> list[str]:
-        money_left, time_left = unspent(state), self.seconds_left(state)
+        money_left, time_left = unspent_amount(state), self.seconds_left(state)
         seconds = plan_seconds(shape, self.paces(workers), state.admitted.limits.fan_out)
         reasons = []
         if price.usd > money_left.usd:
@@ -150,7 +150,9 @@ class Means:
         """The worker that answers alone where nothing else was planned: the tier's fallback, or the best one that may
         read the conversation and that the money and the time bear."""
         callable_workers, pool = self._without_approval(state), state.admitted.pool
-        workers = [worker for worker in callable_workers if permits(worker, conversation(state))] or callable_workers
+        workers = [
+            worker for worker in callable_workers if permits(worker, conversation_reading(state))
+        ] or callable_workers
         tier = self._context.tier_of(state.admitted)
         usual = tier.fallback if tier is not None and tier.fallback in pool else pool[0]
         if not workers:
@@ -165,4 +167,4 @@ class Means:
         workers, terms = self.workers(state), state.admitted.approval
         if terms is None:
             return workers
-        return [worker for worker in workers if not approvals.needs_one(worker, terms)] or workers
+        return [worker for worker in workers if not approvals.needs_approval(worker, terms)] or workers

@@ -152,7 +152,7 @@ class Planner:
         names = [worker.name for worker in brief.workers]
         if brief.nests:
             names.append(CONDUCTOR)
-        opened = drafts.opened(
+        opened = drafts.plan_opened(
             command,
             "fallback" if command.mode == "fallback" else state.admitted.conductor,
             names,
@@ -180,7 +180,7 @@ class Planner:
         if objections:
             self._context.telemetry.count("baton_plans_total", state.admitted.tier, "rejected")
             reasons = (RunOverBudget.code, *objections)
-            return [opened, drafts.rejected(command.number, "", reasons, outage=False)], []
+            return [opened, drafts.plan_rejected(command.number, "", reasons, outage=False)], []
         events = [opened]
         contents: list[tuple[str, bytes]] = []
         for place, step in enumerate(steps):
@@ -188,14 +188,14 @@ class Planner:
             events.append(planned)
             contents += step_contents
         taken_over, outputs = self._taken_over(command, self._recorded_for(state, command))
-        refused = refusals(self._context.catalog(), state, [*events, *taken_over])
+        refused = label_refusals(self._context.catalog(), state, [*events, *taken_over])
         if refused:
             events += [StepSkipped(command.base + place, "plan_rejected") for place in range(len(steps))]
-            events.append(drafts.rejected(command.number, "", refused, outage=False))
+            events.append(drafts.plan_rejected(command.number, "", refused, outage=False))
             return events, contents
         inputs = [step.access.steps for step in steps]
         price = self.price(state, command.number, len(steps))
-        events += [drafts.accepted(command.number, "", inputs, price=price), *taken_over]
+        events += [drafts.plan_accepted(command.number, "", inputs, price=price), *taken_over]
         return events, contents + outputs
 
     @cached_property
@@ -271,7 +271,7 @@ class Planner:
         )
         self._conductor = chosen.conductor
         body = orjson.dumps(chosen.seen.to_json())
-        ref = address(self._salt, body)
+        ref = content_ref(self._salt, body)
         left = {"usd": brief.usd_left, "tokens": brief.tokens_left, "seconds": seconds_left}
         return _decision(chosen, ref, left, _embedder_facts(self._policy.embedder, sight)), [(ref, body)]
 
@@ -302,8 +302,8 @@ class Planner:
             if ref:
                 contents.append((ref, text.encode()))
         subtask, why, withheld = refs
-        before, parent = state.answer(proposal.round - 1), proposal.parent
-        planned = drafts.planned(
+        before, parent = state.answer_of_round(proposal.round - 1), proposal.parent
+        planned = drafts.plan_step(
             proposal,
             place,
             drafts.WrittenStep(step, subtask, why, withheld, declassified=self._lowered(state, proposal)),
@@ -319,7 +319,7 @@ class Planner:
         """`plan.accepted` with the content of the conductor's reason for the plan's shape."""
         ref, price = self._ref(why), self.price(state, proposal.number, len(inputs))
         contents = ((ref, why.encode()),) if ref else ()
-        return drafts.accepted(proposal.number, self.call, inputs, ref, price), contents
+        return drafts.plan_accepted(proposal.number, self.call, inputs, ref, price), contents
 
     def _lowered(self, state: RunState, proposal: Propose | Proposal) -> frozenset[str]:
         """The labels that a subtask loses of those that its writer has read."""
@@ -458,7 +458,7 @@ class Planner:
     ) -> Sequence[float]:
         ask = partial(self._ask, append, self._brief(state, command, Given(())))
         patience = self._policy.patience if isinstance(self._policy, Chooser) else 0.0
-        question = Question(worker.name, (Message("user", (Text(text),)),), max_tokens=1, template=EMBEDS)
+        question = Question(worker.name, (Message("user", (Text(text),)),), max_tokens=1, template=EMBEDDING_TEMPLATE)
         answer = ""
         async for pieces in ask(question, within=patience):
             for piece in pieces:
@@ -490,7 +490,7 @@ class Planner:
         ejected = self._ejected_for(state, command, brief.workers)
         tier = self._context.tier_of(state.admitted)
         spec = tier.conductor if tier is not None else None
-        return changed(
+        return copy_with(
             brief,
             workers=tuple(worker for worker in brief.workers if worker.name not in ejected),
             reasons=not conductor.instant and spec is not None and spec.reasons,
@@ -537,14 +537,14 @@ class Planner:
             step=None,
             request=_request(served, question),
             access=self._access_of_planner(state),
-            number=state.opened,
+            number=state.proposal_count,
             salt=self._salt,
             trace=self._span or self.trace,
             purpose=self._purpose(state, brief, question.template, version),
         )
         time = CallTime(self._until, spare=True, tier_seconds=tier_seconds(catalog, state))
         whole = Attempt(self._context, catalog, planned, time)
-        attempt = self._within_means(state, brief, whole, embeds=question.template == EMBEDS)
+        attempt = self._within_means(state, brief, whole, embeds=question.template == EMBEDDING_TEMPLATE)
         if version and self._context.health.is_out(worker):  # its server, whichever of its models is asked
             raise WorkerUnavailable(code="conductor_out")
         refusal = self._context.health.refusal(served, self._seconds_to_plan())
@@ -589,7 +589,7 @@ class Planner:
         floor, question = brief.limits.floor, question_tokens(brief.task)
         answers = [least(worker, question, floor) for worker in brief.workers]
         cheapest = min(answers, key=lambda amount: amount.usd, default=Amount())
-        attempt = whole.within(unspent(state).less(cheapest), 1 if embeds else max(PLAN_TOKENS, floor))
+        attempt = whole.within(unspent_amount(state).less(cheapest), 1 if embeds else max(PLAN_TOKENS, floor))
         if attempt is None:
             raise RunOverBudget
         return attempt
@@ -612,7 +612,9 @@ class Planner:
             tenant=state.admitted.tenant,
             shadow=state.admitted.origin_kind == "shadow",
             budgets=state.admitted.budgets,
-            disclosed=visibility.disclosed_to_planner(state, self._access_of_planner(state), embeds=template == EMBEDS),
+            disclosed=visibility.disclosure_to_planner(
+                state, self._access_of_planner(state), embeds=template == EMBEDDING_TEMPLATE
+            ),
         )
 
     def _access_of_planner(self, state: RunState) -> Access:
@@ -699,7 +701,7 @@ def _misplaced(state: RunState, proposal: Proposal, step: Step, earlier: Sequenc
         reasons.append(f"step {place}: worker is not an eligible worker")
     if any(not 0 <= n < place for n in step.access.steps):
         reasons.append(f"step {place}: access lists a step that is not an earlier one")
-    if step.access.previous and (state.previous is None or parent is not None):
+    if step.access.previous and (state.previous_answer is None or parent is not None):
         reasons.append(f"step {place}: access lists a previous answer, and there is none")
     if place >= most:
         reasons.append(f"the plan has more than {most} steps")
@@ -736,13 +738,13 @@ async def with_inputs(store: Store, state: RunState, command: Propose, brief: Br
     if command.parent is not None:
         view = await retry_until_deadline(store, partial(look, store, state, command.parent), seconds_left)
         return replace(brief, task=replace(brief.task, messages=view.messages("")))
-    answer = state.answer(command.round - 1)
+    answer = state.answer_of_round(command.round - 1)
     if answer is None:
         return brief
-    steps = state.workflow(command.round - 1)
+    steps = state.steps_of_round(command.round - 1)
     refs = {answer.step.output, *(step.subtask for step in steps)}
     texts = await retry_until_deadline(store, partial(texts_of, store, state.run, refs), seconds_left)
-    before = state.answer(command.round - 2)
+    before = state.answer_of_round(command.round - 2)
     names: dict[int, str | int] = {step.n: place for place, step in enumerate(steps)}
     if before is not None:
         names[before.step.n] = PREVIOUS

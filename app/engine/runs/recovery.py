@@ -17,7 +17,7 @@ from app.core.message.chat import Usage
 from app.core.records import record
 from app.core.run.events import Fact, Kind, RunExpired
 from app.core.run.progress import Finish, give_up
-from app.core.run.state import RunState, fold, tentative
+from app.core.run.state import RunState, apply_facts, fold
 from app.engine.calls.attempt import lost_outcomes
 from app.engine.commit.run_writer import due_ticket, ending, projection, run_ticket
 from app.engine.context import EngineContext
@@ -163,10 +163,10 @@ class Recovery:
 
     async def _end(self, state: RunState, row: RunRow, command: Finish) -> None:
         """End a run that can be read but not driven; its planning calls are `unknown`, those of steps have tickets."""
-        outcomes, held = lost_outcomes(state.planning)
-        closed = tentative(state, outcomes)
+        outcomes, held = lost_outcomes(state.open_planning_calls)
+        closed = apply_facts(state, outcomes)
         end = ending(closed, command)
-        columns = projection(tentative(closed, end))
+        columns = projection(apply_facts(closed, end))
         await self._write(row, (*outcomes, *end), columns, held, state.seq)
 
     async def _expire(self, row: RunRow) -> None:
@@ -205,9 +205,9 @@ async def end_restored(store: Store, row: RunRow, now: float) -> None:
     """
     state = fold((await store.journal(row.id)).events)
     outcomes, held = lost_outcomes(state.open_calls)
-    closed = tentative(state, outcomes)
+    closed = apply_facts(state, outcomes)
     end = ending(closed, Finish(Kind.FAILED, error=RESTORED))
-    columns = projection(tentative(closed, end))
+    columns = projection(apply_facts(closed, end))
     entry = Entry(row.id, now, (*outcomes, *end), epoch=row.epoch, release=held, spent=held, row=columns, seq=state.seq)
     await store.append(entry)
 

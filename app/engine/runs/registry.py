@@ -148,9 +148,9 @@ class Drivers:
         lease = Lease(self._home, self._context.now() + self._context.lease, next_turn.deadline)
         tier = waiting_run.state.admitted.tier
         rows = tuple(Outbox(step, tier, self._home, next_turn.turn) for step in next_turn.steps)
-        turn = tentative(waiting_run.state, next_turn.entry.events)
+        turn = apply_facts(waiting_run.state, next_turn.entry.events)
         driver.traced(start_run_span(self._context.tracing, turn, taken_over=False))
-        await self._begin(driver, changed(next_turn.entry, lease=lease, outbox=rows))
+        await self._begin(driver, copy_with(next_turn.entry, lease=lease, outbox=rows))
 
     def take_soon(self, ticket: Ticket, taken: Callable[[Ticket], Awaitable[None]]) -> None:
         """Take the run of a ticket, then call `taken`, whatever came of it."""
@@ -272,8 +272,8 @@ class Drivers:
         self._adopted.append(state.run)
         with suppress(QueueUnavailable):
             await self._context.queue.publish(DISPATCHERS, [Adopted(state.run, self._home)])
-            of_run = changed(run_ticket(driver.state), driver=self._home, version=AGAIN, trace=driver.trace)
-            await self._context.queue.enqueue([changed(of_run, step=n) for n in steps])
+            of_run = copy_with(run_ticket(driver.state), driver=self._home, version=AGAIN, trace=driver.trace)
+            await self._context.queue.enqueue([copy_with(of_run, step=n) for n in steps])
 
     def _driver(
         self,

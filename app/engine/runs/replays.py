@@ -15,7 +15,7 @@ from app.core.message.chat import Task, message_from_json, message_to_json, task
 from app.core.plan.workflow import CONDUCTOR, Step, by_name, read_plan
 from app.core.pool.catalog import LIMITS, REQUESTED, Catalog, Limits
 from app.core.pool.policy import DENIED
-from app.core.records import address, changed, record
+from app.core.records import content_ref, copy_with, record
 from app.core.run.recording import (
     Kept,
     RecordedPlan,
@@ -195,9 +195,9 @@ def _with_worker(plan: RecordedPlan, worker: str) -> RecordedPlan:
     steps = []
     for position, step in enumerate(plan.steps):
         if position not in plan.kept and step.worker != CONDUCTOR:
-            step = changed(step, worker=worker)
+            step = copy_with(step, worker=worker)
         steps.append(step)
-    return changed(plan, steps=tuple(steps))
+    return copy_with(plan, steps=tuple(steps))
 
 
 def _tools(earlier: Earlier) -> Sequence[RecordedTools]:
@@ -280,7 +280,7 @@ async def results(context: EngineContext, known: WaitingRun) -> tuple[Order, Res
         if recorded is None:
             return None
         body = orjson.dumps([message_to_json(message) for message in recorded.results])
-        shares[step.n] = address(known.salt, body), body
+        shares[step.n] = content_ref(known.salt, body), body
         labels[step.n] = recorded.labels
     order = Order(
         task=await _latest_task(context, state),

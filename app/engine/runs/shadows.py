@@ -205,7 +205,7 @@ class Shadows:
         await self._context.pin(catalog)
         entry, salt = admission.entry(self._context, catalog, admitted, gateway="")
         (event,) = entry.events
-        state = admit(entry.run, event, entry.at, 1)
+        state = state_of_admission(entry.run, event, entry.at, 1)
         try:
             await self._drivers.admit(entry, state, salt, order.task, admitted.policy)
         except Conflict:  # the run, or the record of its id, is there: an engine was stopped before it could note it

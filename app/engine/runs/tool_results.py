@@ -73,7 +73,7 @@ class NextTurn:
 
 
 async def find(
-    context: EngineContext, order: Order, results: Returned, waiting_runs: WaitingRuns[WaitingRun]
+    context: EngineContext, order: Order, results: ReturnedResults, waiting_runs: WaitingRuns[WaitingRun]
 ) -> Resumption | None:
     """The run that these results go on with, or None where the conversation makes a new one.
 
@@ -83,19 +83,19 @@ async def find(
     Raises `InvalidRequest` for results that belong to no run. A run of another owner counts as unknown.
     """
     waiting_run = waiting_runs.take(results.run)
-    if waiting_run is None or waiting_run.state.awaited.keys() != results.results.keys():
+    if waiting_run is None or waiting_run.state.unanswered_tool_calls.keys() != results.results.keys():
         waiting_run = await _look_up(context, order.tenant, results.run, waiting_run)
     state, tier = waiting_run.state, waiting_run.state.admitted.tier
     if waiting_run.owner.tenant != order.tenant or (tier != order.tier.name and waiting_run.owner.key != order.key):
-        raise caller_view.unknown_call()
-    standing = caller_view.standing(state, results)
+        raise caller_view.unknown_call_error()
+    standing = caller_view.classify_results(state, results)
     if standing == "history" or not waiting_run.salt or tier not in context.catalog().tiers:
         return None
-    portions = caller_view.portions(state, results)
+    portions = caller_view.messages_by_step(state, results)
     shares = {}
     for n, messages in portions.items():
         body = orjson.dumps([message_to_json(message) for message in messages])
-        shares[n] = (address(waiting_run.salt, body), body)
+        shares[n] = (content_ref(waiting_run.salt, body), body)
     if standing == "repeat":
         _check_same(state, shares)
     else:
@@ -134,7 +134,7 @@ def _check_labels(
     context: EngineContext,
     order: Order,
     state: RunState,
-    results: Returned,
+    results: ReturnedResults,
     portions: Mapping[int, tuple[Message, ...]],
 ) -> None:
     """The conversation has no other labels than it had. Results may have some, as long as a worker of the run may read
@@ -168,7 +168,7 @@ def _check_authority(
     context: EngineContext,
     order: Order,
     state: RunState,
-    results: Returned,
+    results: ReturnedResults,
     portions: Mapping[int, tuple[Message, ...]],
 ) -> None:
     """Workers were chosen for the run's labels and for what it showed them; neither may grow without their having been
@@ -209,7 +209,7 @@ def begin(context: EngineContext, order: Order, found: Resumption, gateway: str)
         request_id=order.request_id,
         trace=order.trace,
     )
-    resumed = drafts.resumed(turn, order.once.id if order.once is not None else "")
+    resumed = drafts.run_resumed(turn, order.once.id if order.once is not None else "")
     results = []
     for n, (ref, _) in found.shares.items():
         ids, labels = state.steps[n].exchanges[-1].ids, found.labels.get(n, frozenset())

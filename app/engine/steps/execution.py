@@ -35,7 +35,7 @@ from app.core.run.identifiers import Trace, trace_of_turn
 from app.core.run.kinds import AFTER_THE_END
 from app.core.run.share import share
 from app.core.run.state import Call, RunState, StepState, fold
-from app.core.run.visibility import readers
+from app.core.run.visibility import permitted_readers
 from app.engine.calls.attempt import Attempt, CallTime, PlannedCall, Purpose, lost_outcomes, tier_seconds
 from app.engine.calls.step_request import NOTHING, Candidates, is_long, look
 from app.engine.commit.colocation import LocalRuns
@@ -385,7 +385,7 @@ class Execution:
 
     def _unspent(self, state: RunState) -> Amount:
         """The amount that the run may still hold once the outcome that travels with the next intent is written."""
-        unspent = spendable(state)
+        unspent = spendable_by_steps(state)
         for attempt in self._unrecorded:
             call = state.calls.get(attempt.call)
             if call is not None and call.outcome is None:
