@@ -172,16 +172,13 @@ async def _document(
     store: Store, catalog: Catalog, plan: Plan, revision: Revision, *, lists: bool = False
 ) -> dict[str, Any]:
     theirs = store.of_tenant(None)
-    return reply.whole(
-        catalog,
-        plan,
-        revision,
+    content = reply.RevisionContent(
         steps=await revisions.steps_of(theirs, revision),
         task=await task_of(store, plan.run, plan.first.state.admitted.task),
         history=await read_history(theirs, plan.first.state.admitted.tenant),
         disclosed=await theirs.disclosures(DisclosureQuery(runs=(plan.run,), ascending=True)),
-        lists=lists,
     )
+    return reply.whole(catalog, plan, revision, content, lists=lists)
 
 
 # -- what is shown

@@ -10,6 +10,7 @@ from app.core.pool.catalog import Catalog, Worker
 from app.core.pool.policy import exclusion
 from app.core.pool.rules import Reading
 from app.core.rating.forecast import History
+from app.core.records import record
 from app.core.run.caller_view import bill, dollars
 from app.core.run.recipients import Recipient
 from app.core.run.visibility import LabelFlow
@@ -37,27 +38,28 @@ def summary(row: RunRow) -> dict[str, Any]:
     }
 
 
-def whole(
-    catalog: Catalog,
-    plan: Plan,
-    revision: Revision,
-    *,
-    steps: tuple[Step, ...],
-    task: Task,
-    history: History,
-    disclosed: Sequence[Disclosure],
-    lists: bool,
-) -> dict[str, Any]:
-    """Return a plan with one of its revisions in full. `disclosed` are the rows of the ledger that its making has
-    added."""
-    state = revision.state
+@record(frozen=True, slots=True)
+class RevisionContent:
+    """What was read of a revision to show it in full."""
+
+    steps: tuple[Step, ...]
+    task: Task
+    history: History
+    """The past steps from which its cost and time are estimated."""
+    disclosed: Sequence[Disclosure]
+    """The rows of the ledger that the making of the plan has added."""
+
+
+def whole(catalog: Catalog, plan: Plan, revision: Revision, content: RevisionContent, *, lists: bool) -> dict[str, Any]:
+    """Return a plan with one of its revisions in full; with `lists` in the published form."""
+    state, steps = revision.state, content.steps
     limits = limits_of(state.admitted.limits)
     written = as_lists(steps, state.admitted.pool) if lists else as_value(steps)
     return {
         "id": plan.id,
         "object": "plan",
         "run": plan.run,
-        "question": question(task),
+        "question": question(content.task),
         "tier": state.admitted.tier,
         "model": state.admitted.model,
         "effort": state.admitted.effort,
@@ -74,9 +76,9 @@ def whole(
         "pool": list(state.admitted.pool),
         "excluded": dict(state.admitted.excluded),
         "planning_cost_usd": dollars(bill(plan.first.state).usd),
-        "estimate": forecasts.estimate(forecasts.of_plan(catalog, task, steps, limits, history)),
+        "estimate": forecasts.estimate(forecasts.of_plan(catalog, content.task, steps, limits, content.history)),
         "disclosures": planned_disclosures(catalog, revision, steps),
-        "disclosed": [ledger.shown(row) for row in disclosed],
+        "disclosed": [ledger.shown(row) for row in content.disclosed],
     }
 
 

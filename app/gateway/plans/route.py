@@ -346,16 +346,8 @@ async def _shown(
     steps = await revisions.steps_of(store, revision)
     history = await histories.of(plan.first.state.admitted.tenant)
     disclosed = await store.disclosures(DisclosureQuery(runs=(plan.run,), ascending=True))
-    shown = reply.whole(
-        context.catalog(),
-        plan,
-        revision,
-        steps=steps,
-        task=task,
-        history=history,
-        disclosed=disclosed,
-        lists=form == "lists",
-    )
+    content = reply.RevisionContent(steps, task, history, disclosed)
+    shown = reply.whole(context.catalog(), plan, revision, content, lists=form == "lists")
     names = await key_names(
         context.store.administration_of(caller.tenant), [listed["author"] for listed in shown["revisions"]]
     )
