@@ -98,7 +98,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 def serving(folder: Path, **more: str) -> Iterator[Service]:
     """A `baton serve` over a folder of its own; it must end with 0, and quietly."""
     with processes.running("serve", folder, environment(folder, **more)) as process:
-        yield Service(folder, process.url, process.said)
+        yield Service(folder, process.url, process.output)
         assert process.stop() == 0
         assert "Traceback" not in process.logged
 

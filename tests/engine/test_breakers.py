@@ -98,7 +98,7 @@ async def test_the_journal_says_why_the_planned_worker_was_passed_over(stub: Pro
     [intent] = await intents(opened, outcome)
     passed_over = [{"worker": "alpha", "reason": "failing"}]
     assert (intent["worker"], intent["passed_over"]) == ("beta", passed_over)
-    told = next(noted.body for noted in outcome.noted if noted.kind == "call.intended")
+    told = next(event.body for event in outcome.step_events if event.kind == "call.intended")
     assert told["passed_over"] == passed_over
     assert not outcome.ended.state.degraded
 

@@ -87,7 +87,7 @@ async def test_a_worker_that_says_more_than_it_was_granted_is_cut_off(stub: Prov
     outcome = await finish(await opened.runs.start(order(opened, "baton-mini", limits=limits, streams=True)))
     finished = of(await events(opened, outcome.ended.state.run), Kind.CALL_FINISHED)
     assert finished[0]["error"] == "worker_malformed", "if it came in one read, nobody received it, and beta answers"
-    assert len("".join(outcome.said)) <= 16 * TOKEN_CHARS + SPARE_CHARS
+    assert len("".join(outcome.texts)) <= 16 * TOKEN_CHARS + SPARE_CHARS
     await until(lambda: stub.requests[0].disconnected_at is not None)
 
 
@@ -136,7 +136,7 @@ async def test_a_reply_that_is_brief_is_asked_for_whole(
     """Of a long one that nobody receives as it comes a stream is asked for: it shows that its worker is not silent."""
     limits = narrowed(opened, "baton-mini", output_tokens=tokens)
     outcome = await finish(await opened.runs.start(order(opened, "baton-mini", limits=limits)))
-    assert outcome.said == [outcome.ended.answer]
+    assert outcome.texts == [outcome.ended.answer]
     assert [request.json.get("stream", False) for request in stub.requests] == [streams]
 
 

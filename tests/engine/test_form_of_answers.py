@@ -63,19 +63,19 @@ async def test_a_run_without_a_valid_answer_fails_clearly(stub: ProviderStub, op
     outcome = await finish(await opened.runs.start(asked(opened, LOOSE, streams=streams)))
     assert outcome.ended.error is not None
     assert (outcome.ended.error.status, outcome.ended.error.public_code) == (502, "answer_off_form")
-    assert outcome.said == []
+    assert outcome.texts == []
 
 
 async def test_a_stream_is_held_back_until_its_form_is_known(stub: ProviderStub, opened: Runtime) -> None:
     stub.script("alpha", BAD, GOOD)
     outcome = await finish(await opened.runs.start(asked(opened, LOOSE, streams=True)))
-    assert "".join(outcome.said) == outcome.ended.answer == '{"x": 7}'
+    assert "".join(outcome.texts) == outcome.ended.answer == '{"x": 7}'
 
 
 async def test_what_a_constrained_worker_says_is_told_as_it_comes(stub: ProviderStub, opened: Runtime) -> None:
     stub.always("alpha", Reply(chunks=('{"x"', ": 7}"), gap=0.1))
     outcome = await finish(await opened.runs.start(asked(opened, STRICT, streams=True)))
-    assert len(outcome.said) > 1
+    assert len(outcome.texts) > 1
 
 
 OPEN = {"type": "object", "properties": {"x": {"type": "integer"}, "y": {"type": "string"}}, "required": ["x"]}
@@ -98,7 +98,7 @@ async def test_open_schemas_are_kept_where_the_operator_says_so(
     stub.always("alpha", Reply(chunks=('{"x"', ": 7}"), gap=0.1))
     async with running_service(tmp_path, pool) as opened:
         outcome = await finish(await opened.runs.start(asked(opened, form, streams=True)))
-    assert (len(outcome.said) > 1, "".join(outcome.said)) == (live, '{"x": 7}')
+    assert (len(outcome.texts) > 1, "".join(outcome.texts)) == (live, '{"x": 7}')
     assert len(stub.requests[0].json["messages"]) == (1 if form is STRICT else 2)
 
 

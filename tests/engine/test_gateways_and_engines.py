@@ -98,9 +98,9 @@ async def test_the_words_of_an_answer_are_sent_to_the_gateway_as_they_come(
     stub.always("alpha", Reply(chunks=("One ", "two ", "three."), gap=0.05))
     async with two(tmp_path, stub, redis_url) as both:
         outcome = await finish(await both.run(streams=True, stream_steps=True))
-    assert "".join(outcome.said) == "One two three."
-    assert len(outcome.said) >= 3
-    assert [noted.kind for noted in outcome.noted][:2] == ["plan.step", "plan.accepted"]
+    assert "".join(outcome.texts) == "One two three."
+    assert len(outcome.texts) >= 3
+    assert [event.kind for event in outcome.step_events][:2] == ["plan.step", "plan.accepted"]
 
 
 @pytest.mark.integration
@@ -333,7 +333,7 @@ async def test_with_spread_steps_every_step_is_executed_by_whoever_takes_its_tic
             started = await gateway.runs.start(order(gateway, "baton-ultra", plan=steps, streams=True))
             outcomes.append(await finish(started))
     assert [outcome.ended.answer for outcome in outcomes] == ["One two three."] * 4
-    assert all(len(outcome.said) >= 3 for outcome in outcomes), "whoever executes a step sends its words itself"
+    assert all(len(outcome.texts) >= 3 for outcome in outcomes), "whoever executes a step sends its words itself"
 
 
 async def outcomes_after_a_takeover(stub: ProviderStub, tmp_path: Path, **more: str) -> list[str]:

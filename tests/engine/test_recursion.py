@@ -133,7 +133,7 @@ async def test_the_answer_inside_has_the_form_that_the_caller_wants(stub: Provid
     assert outcome.ended.error is None
     caps = {str(call.json["messages"]): call.json["max_tokens"] for call in _sent(stub)}
     assert sorted(caps.values()) == [77, 1000]
-    assert outcome.said == ['{"a": 1}']
+    assert outcome.texts == ['{"a": 1}']
     split, state = outcome.ended.bill, outcome.ended.state
     assert split.visible.output == state.calls[state.steps[0].call].usage.output
     assert summed((split.visible, split.orchestration)) == split.turn

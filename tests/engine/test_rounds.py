@@ -247,14 +247,14 @@ async def test_words_are_told_as_they_come_in_the_last_round_only(stub: Provider
     journal = await events(opened, outcome.ended.state.run)
     watched = [body.get("watched", False) for body in of(journal, Kind.CALL_INTENDED) if body["n"] is not None]
     assert (watched[0], watched[-1]) == (True, False), "a stream that nobody receives, and one for the caller"
-    assert "".join(outcome.said) == outcome.ended.answer == "One two three."
-    assert len(outcome.said) > 1, "the last possible round's answer streams"
+    assert "".join(outcome.texts) == outcome.ended.answer == "One two three."
+    assert len(outcome.texts) > 1, "the last possible round's answer streams"
     stub.clear()
     for worker in SAYS:
         stub.always(worker, Reply(chunks=("One ", "two ", "three."), gap=0.02))
     plans(stub, FIRST, EMPTY)
     outcome = await run(opened, streams=True)
-    assert outcome.said == ["One two three."], "one that might have been replaced comes whole"
+    assert outcome.texts == ["One two three."], "one that might have been replaced comes whole"
 
 
 def _sent(stub: ProviderStub) -> list[dict[str, Any]]:
@@ -276,7 +276,7 @@ async def test_words_of_a_lost_last_round_are_not_continued(stub: ProviderStub, 
     outcome = await broken_second_round(stub, opened, Truncate(after=1), seconds=30.0)
     state = outcome.ended.state
     assert (state.state, end_of(state).step, end_of(state).stopped) == ("succeeded", 0, "worker_truncated")
-    assert outcome.said == ["The second"]
+    assert outcome.texts == ["The second"]
     assert outcome.ended.error is not None
     assert outcome.ended.error.public_code == "answer_changed"
 
@@ -284,7 +284,7 @@ async def test_words_of_a_lost_last_round_are_not_continued(stub: ProviderStub, 
 async def test_words_of_a_last_round_that_is_out_of_time_are_the_answer(stub: ProviderStub, opened: Runtime) -> None:
     outcome = await broken_second_round(stub, opened, Stall(after=1), seconds=4.0)
     state = outcome.ended.state
-    assert (state.state, end_of(state).step, outcome.said) == ("succeeded", 1, ["The second"])
+    assert (state.state, end_of(state).step, outcome.texts) == ("succeeded", 1, ["The second"])
     assert outcome.ended.error is None
 
 

@@ -16,7 +16,7 @@ from tests.stubs import Fail, Hang, ProviderStub, Reply, Truncate
 async def test_mini_answers_with_one_call_and_nothing_added(stub: ProviderStub, opened: Runtime) -> None:
     outcome = await finish(await opened.runs.start(order(opened, "baton-mini", "Say hello")))
     assert outcome.ended.error is None
-    assert outcome.ended.answer == "Hello there." == "".join(outcome.said)
+    assert outcome.ended.answer == "Hello there." == "".join(outcome.texts)
     [received] = stub.requests
     assert received.json["messages"] == [{"role": "user", "content": "Say hello"}]
     journal = await events(opened, outcome.ended.state.run)
@@ -172,7 +172,7 @@ async def test_a_run_fails_when_no_worker_is_left(stub: ProviderStub, opened: Ru
 async def test_an_answer_that_was_told_is_not_tried_again(stub: ProviderStub, opened: Runtime) -> None:
     stub.always("alpha", Reply(fault=Truncate(after=2)))
     outcome = await finish(await opened.runs.start(order(opened, "baton-mini", streams=True)))
-    assert outcome.said == ["Hello", " there"] or "".join(outcome.said) == "Hello there"
+    assert outcome.texts == ["Hello", " there"] or "".join(outcome.texts) == "Hello there"
     assert outcome.ended.state.state == "failed"
     assert [received.model for received in stub.requests] == ["alpha"]
 
@@ -224,6 +224,6 @@ async def test_an_invalid_plan_is_refused_with_all_its_faults(opened: Runtime) -
 async def test_deltas_of_the_answer_are_told_as_they_come(stub: ProviderStub, opened: Runtime) -> None:
     stub.always("*", Reply(chunks=("one ", "two ", "three"), gap=0.05))
     outcome = await finish(await opened.runs.start(order(opened, "baton-mini", streams=True, stream_steps=True)))
-    assert len(outcome.said) == 3
-    assert "".join(outcome.said) == outcome.ended.answer == "one two three"
-    assert "step.done" in [noted.kind for noted in outcome.noted]
+    assert len(outcome.texts) == 3
+    assert "".join(outcome.texts) == outcome.ended.answer == "one two three"
+    assert "step.done" in [event.kind for event in outcome.step_events]

@@ -73,7 +73,7 @@ async def put(opened: Runtime, kind: ChangeKind, subject: str = "", share: float
 async def asked(opened: Runtime, run: str = "", **changes: Any) -> tuple[str, dict[str, Any]]:
     """What a caller of `baton-mini` is told, and the body of the run's admission."""
     driven = await opened.runs.start(replace(order(opened, "baton-mini", **changes), run=run))
-    said = "".join((await finish(driven)).said)
+    said = "".join((await finish(driven)).texts)
     await ended_row(opened.context.store, driven.run)
     (admitted,) = of(await events(opened, driven.run), Kind.ADMITTED)
     return said, {**admitted, "run": driven.run}

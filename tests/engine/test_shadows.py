@@ -68,7 +68,7 @@ async def answered(opened: Runtime, tier: str = "baton-mini", **changes: Any) ->
     """The id of a run, and what its caller was told."""
     tenant = changes.pop("tenant", "tenant")
     driven = await opened.runs.start(replace(order(opened, tier, **changes), tenant=tenant))
-    said = "".join((await finish(driven)).said)
+    said = "".join((await finish(driven)).texts)
     await ended_row(opened.context.store, driven.run)
     return driven.run, said
 

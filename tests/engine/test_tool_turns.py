@@ -116,13 +116,13 @@ async def test_streams_tell_calls_as_they_come_and_every_turn_by_itself(stub: Pr
     stub.script("alpha", two, Reply(chunks=("It ", "is ", "42."), gap=0.01))
     talk = Talk(runtime, extra={"streams": True})
     first = await talk.say()
-    assert "".join(first.said) == "Hm. "
-    assert len(first.called) > 3
-    assert gathered(first.called) == [(call.id, call.name, call.arguments) for call in first.ended.calls]
+    assert "".join(first.texts) == "Hm. "
+    assert len(first.tool_deltas) > 3
+    assert gathered(first.tool_deltas) == [(call.id, call.name, call.arguments) for call in first.ended.calls]
     talk.answer(first, "A", "1")
     second = await talk.say()
-    assert ("".join(second.said), second.called) == ("It is 42.", [])
-    assert len(second.said) > 1
+    assert ("".join(second.texts), second.tool_deltas) == ("It is 42.", [])
+    assert len(second.texts) > 1
 
 
 async def test_what_the_caller_says_of_decoding_and_tools_holds_from_then_on(
@@ -207,7 +207,7 @@ async def test_calls_that_cannot_be_handed_on_are_an_attempt_that_failed(
         assert outcome.ended.error.public_code == "tool_call_malformed"
     else:
         assert [call.name for call in outcome.ended.calls] == ["look"]
-        assert gathered(outcome.called) == [(c.id, c.name, c.arguments) for c in outcome.ended.calls]
+        assert gathered(outcome.tool_deltas) == [(c.id, c.name, c.arguments) for c in outcome.ended.calls]
 
 
 async def test_what_comes_with_the_end_is_told_with_it(stub: ProviderStub, runtime: Runtime) -> None:
@@ -215,9 +215,9 @@ async def test_what_comes_with_the_end_is_told_with_it(stub: ProviderStub, runti
     stub.script("alpha", in_one_piece('{"q": '), in_one_piece('{"q": "a"}'))
     talk = Talk(runtime, extra={"streams": True})
     outcome = await talk.say()
-    assert gathered(outcome.called) == [(c.id, c.name, c.arguments) for c in outcome.ended.calls]
+    assert gathered(outcome.tool_deltas) == [(c.id, c.name, c.arguments) for c in outcome.ended.calls]
     assert [json.loads(call.arguments) for call in outcome.ended.calls] == [{"q": "a"}]
-    assert ("".join(outcome.said), len(outcome.called)) == ("Hm. ", 1)
+    assert ("".join(outcome.texts), len(outcome.tool_deltas)) == ("Hm. ", 1)
     journal = await events(runtime, outcome.ended.state.run)
     assert [event.body["outcome"] for event in journal if event.kind is Kind.CALL_FINISHED] == ["error", "ok"]
 
@@ -236,7 +236,7 @@ async def test_one_call_at_a_time_where_the_caller_wants_that(stub: ProviderStub
         talk = Talk(runtime, toolbox=replace(BOX, parallel=False), extra={"streams": streams})
         first = await talk.say()
         assert [json.loads(call.arguments) for call in first.ended.calls] == [{"q": "a"}]
-        assert not streams or len(gathered(first.called)) == 1
+        assert not streams or len(gathered(first.tool_deltas)) == 1
         talk.answer(first, "A")
         await talk.say()
         (said,) = [message for message in stub.of("alpha")[-1].json["messages"] if message["role"] == "assistant"]

@@ -11,7 +11,7 @@ from app.process.wiring import Runtime
 from tests.harness.conversations import calling as tool_call
 from tests.harness.conversations import look
 from tests.harness.in_process import ask, calling, plan_text, pool_text, running_service
-from tests.harness.spans import CALLER, CALLERS_SPAN, TRACE_ID, Spans, attributes, failed, own, parent, trace_of
+from tests.harness.spans import CALLER, CALLERS_SPAN, TRACE_ID, Spans, attributes, failed, parent_id, span_id, trace_of
 from tests.stubs import Fail, Hang, ProviderStub, Reply
 
 OTHER = {"traceparent": "00-11111111111111111111111111111111-2222222222222222-01"}
@@ -56,15 +56,15 @@ async def test_one_request_is_one_trace_from_the_callers_span_to_each_call(
     [server], [plan] = await spans.named("POST"), await spans.named("plan")
     planning, *steps = await spans.named("chat", 3)
     assert {trace_of(span) for span in spans.ended} == {TRACE_ID}
-    assert (server.name, server.kind.name, parent(server)) == ("POST /v1/chat/completions", "SERVER", CALLERS_SPAN)
-    assert (run.name, run.kind.name, parent(run)) == ("invoke_workflow baton-ultra", "INTERNAL", own(server))
-    assert (plan.name, parent(plan)) == ("plan", own(run))
-    assert (planning.name, planning.kind.name, parent(planning)) == ("chat planner", "CLIENT", own(plan))
-    assert [parent(step) for step in steps] == [own(run)] * 2
+    assert (server.name, server.kind.name, parent_id(server)) == ("POST /v1/chat/completions", "SERVER", CALLERS_SPAN)
+    assert (run.name, run.kind.name, parent_id(run)) == ("invoke_workflow baton-ultra", "INTERNAL", span_id(server))
+    assert (plan.name, parent_id(plan)) == ("plan", span_id(run))
+    assert (planning.name, planning.kind.name, parent_id(planning)) == ("chat planner", "CLIENT", span_id(plan))
+    assert [parent_id(step) for step in steps] == [span_id(run)] * 2
     assert not any(failed(span) for span in spans.ended)
     for one in (planning, *steps):
         received = stub.of(attributes(one)["gen_ai.request.model"])[-1]
-        assert received.header("traceparent") == f"00-{TRACE_ID}-{own(one)}-01"
+        assert received.header("traceparent") == f"00-{TRACE_ID}-{span_id(one)}-01"
         assert received.header("tracestate") == "vendor=opaque"
         assert received.header("baggage") is None
     assert SECRET_WORDS not in "".join(span.to_json() for span in spans.ended)
@@ -205,12 +205,12 @@ async def test_a_turn_with_tool_results_continues_the_runs_trace(
     assert [attributes(span)["baton.turn"] for span in (begun, resumed)] == [0, 1]
     assert attributes(begun)["baton.state"] == "awaiting_tool"
     assert not failed(begun)
-    assert [parent(call) for call in calls] == [own(begun), own(resumed)]
+    assert [parent_id(call) for call in calls] == [span_id(begun), span_id(resumed)]
     if second is CALLER:
-        assert (parent(resumed), resumed.links, returned.links) == (own(returned), (), ())
+        assert (parent_id(resumed), resumed.links, returned.links) == (span_id(returned), (), ())
     else:
-        assert (parent(resumed), trace_of(returned)) == (own(asked), OTHER["traceparent"][3:35])
-        assert [f"{link.context.span_id:016x}" for link in resumed.links] == [own(returned)]
+        assert (parent_id(resumed), trace_of(returned)) == (span_id(asked), OTHER["traceparent"][3:35])
+        assert [f"{link.context.span_id:016x}" for link in resumed.links] == [span_id(returned)]
         assert [f"{link.context.trace_id:032x}" for link in returned.links] == [TRACE_ID]
 
 
@@ -230,7 +230,7 @@ async def test_another_engine_goes_on_in_the_same_trace(stub: ProviderStub, tmp_
         calls = [span for span in spans.ended if span.name.startswith("chat")]
     assert attributes(taken)["baton.taken_over"] is True
     assert attributes(taken)["baton.run"] == run
-    assert (trace_of(taken), parent(taken)) == (TRACE_ID, CALLERS_SPAN), "the first process exported no spans"
+    assert (trace_of(taken), parent_id(taken)) == (TRACE_ID, CALLERS_SPAN), "the first process exported no spans"
     assert {trace_of(call) for call in calls} == {TRACE_ID}
 
 

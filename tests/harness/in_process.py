@@ -184,26 +184,27 @@ class Outcome:
     """Everything that a caller received of a run."""
 
     ended: TurnEnd
-    said: list[str] = field(default_factory=list)
-    noted: list[StepEvent] = field(default_factory=list)
-    called: list[ToolDelta] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    step_events: list[StepEvent] = field(default_factory=list)
+    tool_deltas: list[ToolDelta] = field(default_factory=list)
 
 
 async def finish(driven: FollowedRun, within: float = PATIENCE_SECONDS) -> Outcome:
     """Read a run's messages until it has ended; raises TimeoutError after `within` seconds."""
-    said: list[str] = []
-    noted: list[StepEvent] = []
-    called: list[ToolDelta] = []
+    texts: list[str] = []
+    step_events: list[StepEvent] = []
+    tool_deltas: list[ToolDelta] = []
     async with asyncio.timeout(within):
         while True:
-            for told in await driven.line.take(1.0):
-                if isinstance(told, AnswerPart):
-                    said += [told.text] if told.text or not told.calls else []
-                    called += told.calls
-                elif isinstance(told, StepEvent):
-                    noted.append(told)
+            for message in await driven.line.take(1.0):
+                if isinstance(message, AnswerPart):
+                    if message.text or not message.calls:
+                        texts.append(message.text)
+                    tool_deltas += message.calls
+                elif isinstance(message, StepEvent):
+                    step_events.append(message)
                 else:
-                    return Outcome(told, said, noted, called)
+                    return Outcome(message, texts, step_events, tool_deltas)
 
 
 def latest_request(stub: ProviderStub, worker: str) -> dict[str, Any]:

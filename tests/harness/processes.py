@@ -75,7 +75,7 @@ class Process:
         return self._child is not None and self._child.poll() is None
 
     @property
-    def said(self) -> str:
+    def output(self) -> str:
         """Its standard output since its latest start."""
         return (self.folder / f"{self.verb}-{self.port}.out").read_text()
 
@@ -151,7 +151,7 @@ class Process:
     def _has_announced_itself(self) -> bool:
         if self._child is not None and (status := self._child.poll()) is not None:
             raise Unexpected(f"{self.verb} ended with {status}:\n{self.logged[-LOG_TAIL:]}")
-        return "\nBaton is " in self.said
+        return "\nBaton is " in self.output
 
 
 @contextmanager

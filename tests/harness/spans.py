@@ -63,12 +63,12 @@ class Spans:
         return points
 
 
-def parent(span: ReadableSpan) -> str:
+def parent_id(span: ReadableSpan) -> str:
     """Return the id of a span's parent; empty if it has none."""
     return f"{span.parent.span_id:016x}" if span.parent is not None else ""
 
 
-def own(span: ReadableSpan) -> str:
+def span_id(span: ReadableSpan) -> str:
     """Return the id of a span."""
     assert span.context is not None
     return f"{span.context.span_id:016x}"

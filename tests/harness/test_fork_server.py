@@ -75,7 +75,7 @@ def probe(folder: Path) -> Iterator[Callable[..., Process]]:
 def description(process: Process) -> dict[str, Any]:
     """Return what a process found out about itself, without what differs from process to process."""
     assert process.ended() == 0, process.logged
-    found: dict[str, Any] = json.loads(process.said.splitlines()[0])
+    found: dict[str, Any] = json.loads(process.output.splitlines()[0])
     found["streams"] = [path.replace(f"-{process.port}.", ".") for path in found["streams"]]
     assert found["environ"].pop("BATON_PORT") == str(process.port)
     return found

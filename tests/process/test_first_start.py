@@ -36,8 +36,8 @@ def service(environ: dict[str, str]) -> Iterator[Process]:
 @pytest.fixture(scope="module")
 def key(service: Process) -> str:
     """The key that the first start has printed."""
-    found = PRINTED.search(service.said)
-    assert found is not None, service.said
+    found = PRINTED.search(service.output)
+    assert found is not None, service.output
     return found[1]
 
 
@@ -94,7 +94,7 @@ def test_the_first_key_is_shown_once_and_restarts_keep_it_and_the_runs(
     assert service.stop() == 0
     service.forked = True  # only the first start is a newcomer's
     service.start()
-    assert "bt_" not in service.said
+    assert "bt_" not in service.output
     with calling(service.url, key) as caller:
         assert caller.read("/v1/runs")["data"] == before
         assert caller.run(reply["baton"]["run"])["state"] == "succeeded"

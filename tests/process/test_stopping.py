@@ -48,7 +48,7 @@ def asked(connection: http.client.HTTPConnection, key: str) -> http.client.HTTPR
 
 
 def test_it_is_not_ready_and_serves_until_it_is_told_again(service: Process) -> None:
-    found = re.search(r"export BATON_API_KEY=(bt_\S+)", service.said)
+    found = re.search(r"export BATON_API_KEY=(bt_\S+)", service.output)
     assert found is not None
     known, fresh = (http.client.HTTPConnection("127.0.0.1", service.port, timeout=PATIENCE_SECONDS) for _ in range(2))
     assert asked(known, found[1]).getheader("connection") is None
