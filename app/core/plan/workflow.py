@@ -58,7 +58,12 @@ class Access:
 
     def as_list(self) -> list[str | int]:
         """Return the form of plans and of the audit trail: `["user", 0, 1]`."""
-        return [*(["user"] if self.user else []), *([PREVIOUS] if self.previous else []), *self.steps]
+        entries: list[str | int] = []
+        if self.user:
+            entries.append("user")
+        if self.previous:
+            entries.append(PREVIOUS)
+        return entries + list(self.steps)
 
 
 def access_from_list(entries: Sequence[str | int]) -> Access:
@@ -88,8 +93,13 @@ class Step:
 def asks_for_answer(subtask: str) -> bool:
     """Return True if a subtask asks for the final answer to the task, as conductors are told to write it; an empty
     subtask is the task itself."""
+    if not subtask:
+        return True
     found = FINAL.search(subtask)
-    return not subtask or (found is not None and DENIAL.search(subtask, found.start("sentence"), found.end()) is None)
+    if found is None:
+        return False
+    denial = DENIAL.search(subtask, found.start("sentence"), found.end())
+    return denial is None
 
 
 @record(frozen=True, slots=True)
@@ -132,7 +142,10 @@ def topology(inputs: Sequence[Sequence[int]]) -> Topology:
 def _depths(inputs: Sequence[Sequence[int]]) -> list[int]:
     depths: list[int] = []
     for seen in inputs:
-        depths.append(1 + max(depths[n] for n in seen) if seen else 0)
+        if seen:
+            depths.append(1 + max(depths[n] for n in seen))
+        else:
+            depths.append(0)
     return depths
 
 
@@ -186,13 +199,16 @@ def schema(
         steps |= {"prefixItems": places, "items": False, "minItems": 0 if further else 1, "maxItems": max_steps}
     else:
         steps |= {"items": places[-1]}
-    properties = {"steps": steps, **({SHAPE: _reason_schema(positional)} if reasons else {})}
+    properties = {"steps": steps}
+    if reasons:
+        properties[SHAPE] = _reason_schema(positional)
     return {"type": "object", "additionalProperties": False, "required": list(properties), "properties": properties}
 
 
 def _reason_schema(positional: bool) -> dict[str, Any]:
-    pattern = f"^[^\\u0000-\\u001f\\u007f]{{0,{REASON_CHARS}}}$"
-    return {"type": "string", **({"pattern": pattern} if positional else {})}
+    if not positional:
+        return {"type": "string"}
+    return {"type": "string", "pattern": f"^[^\\u0000-\\u001f\\u007f]{{0,{REASON_CHARS}}}$"}
 
 
 def _step_schema(
@@ -209,9 +225,11 @@ def _step_schema(
         "worker": {"type": "integer", "enum": list(range(workers))},
         "subtask": subtask,
         "access": access,
-        **({"tools": {"type": "boolean"}} if tools else {}),
-        **(dict.fromkeys((WHY, WITHHELD), _reason_schema(positional)) if reasons else {}),
     }
+    if tools:
+        properties["tools"] = {"type": "boolean"}
+    if reasons:
+        properties |= dict.fromkeys((WHY, WITHHELD), _reason_schema(positional))
     return {"type": "object", "additionalProperties": False, "required": list(properties), "properties": properties}
 
 
@@ -276,7 +294,9 @@ def check_step(
     if reasons or worker is None:
         return None, reasons
     step = Step(worker, str(subtask), access, tools=bool(tools))
-    return replace(step, why=reason(value.get(WHY)), why_withheld=reason(value.get(WITHHELD))) if reasoned else step, []
+    if reasoned:
+        step = replace(step, why=reason(value.get(WHY)), why_withheld=reason(value.get(WITHHELD)))
+    return step, []
 
 
 def reason(value: object) -> str:
@@ -537,7 +557,7 @@ def read_lists(text: str, resolve: Resolve, max_steps: int, further: bool = Fals
 def published_access(seen: object, place: int, further: bool) -> object:
     """The access list of the step at this place in Baton's own form, as the published one writes it."""
     if seen in ("all", ["all"]):
-        return ["user", *([PREVIOUS] if further else []), *range(place)]
+        return Access(True, tuple(range(place)), previous=further).as_list()
     if isinstance(seen, list):
         return ["user", *seen]
     return seen
@@ -545,15 +565,20 @@ def published_access(seen: object, place: int, further: bool) -> object:
 
 def _list_after(label: re.Pattern[str], text: str) -> list[Any] | None:
     found = label.search(text)
-    start = text.find("[", found.end()) if found else -1
-    end = _closing(text, start) if start >= 0 else -1
-    if end >= 0:
-        return _literal(text[start:end])
-    return None
+    if found is None:
+        return None
+    start = text.find("[", found.end())
+    if start < 0:
+        return None
+    end = _closing(text, start)
+    if end < 0:
+        return None
+    return _literal(text[start:end])
 
 
 def _closing(text: str, start: int) -> int:
-    """Just behind the bracket that closes the list begun at `start`, or -1; brackets in strings do not count."""
+    """Return the place behind the bracket that closes the list begun at `start`, or -1. Brackets in strings do not
+    count."""
     depth, quote, at = 0, "", start
     while at < len(text):
         char = text[at]

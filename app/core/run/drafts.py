@@ -294,8 +294,9 @@ def _exhausted_budget(state: RunState) -> tuple[str, float | None]:
     for step in state.active_steps:
         if step.budget is not None:
             return step.budget
-    tries = [*state.proposals[-1:], *(each[-1] for each in state.nested.values())]
-    for proposal in tries:
+    latest_proposals = [*state.proposals[-1:]]
+    latest_proposals += [tries[-1] for tries in state.nested.values()]
+    for proposal in latest_proposals:
         if proposal.budget is not None:
             return proposal.budget
     return "", None
@@ -303,5 +304,8 @@ def _exhausted_budget(state: RunState) -> tuple[str, float | None]:
 
 def _retry_after(state: RunState, error: str) -> float | None:
     """Return the smallest wait of the live steps that failed with that error; None if there is none."""
-    waits = [step.retry_after for step in state.active_steps if step.state == "failed" and step.error == error]
-    return min((wait for wait in waits if wait is not None), default=None)
+    waits: list[float] = []
+    for step in state.active_steps:
+        if step.state == "failed" and step.error == error and step.retry_after is not None:
+            waits.append(step.retry_after)
+    return min(waits, default=None)

@@ -128,7 +128,9 @@ def _assignment(subtask: str, earlier: Sequence[EarlierStep], *, opens: bool) ->
     if earlier:
         nonce = _nonce(subtask, earlier)
         parts = [INTRODUCTION, *(_block(step, nonce) for step in earlier)]
-    parts.append(f"{'The task' if opens else 'Your subtask'}:\n{subtask or 'Give the final answer to the task.'}")
+    heading = "The task" if opens else "Your subtask"
+    words = subtask or "Give the final answer to the task."
+    parts.append(f"{heading}:\n{words}")
     return "\n\n".join(parts)
 
 
@@ -138,8 +140,11 @@ def _block(step: EarlierStep, nonce: str) -> str:
 
 
 def _nonce(subtask: str, earlier: Sequence[EarlierStep]) -> str:
-    """Deterministic, so that an auditor can compose the same bytes again; grown until it occurs in no fenced text."""
-    texts = [subtask, *(text for step in earlier for text in (step.subtask, step.answer))]
+    """Return a mark that occurs in none of the fenced texts. It is derived from them, so that an auditor can compose
+    the same bytes again."""
+    texts = [subtask]
+    for step in earlier:
+        texts += (step.subtask, step.answer)
     seed = hashlib.sha256("\x00".join(texts).encode("utf-8", "surrogatepass"))
     while True:
         nonce = seed.hexdigest()[:16]
