@@ -12,7 +12,7 @@ from functools import lru_cache
 from random import Random
 
 from app.lab import search, world
-from app.lab.lessons import Lesson, sensible
+from app.lab.lessons import Lesson, draw_sensible_plan
 from app.lab.plan_grammar import ROLES, WORDS, Form
 from app.lab.plans import Plan
 from app.lab.subtask_wording import NAMED, PHRASES, SUBJECTS
@@ -26,7 +26,7 @@ ARMS = (
 )  # fmt: skip
 
 
-def arms(form: Form) -> tuple[str, ...]:
+def arm_names(form: Form) -> tuple[str, ...]:
     """Return the names of the arms that a conductor of this form is compared with."""
     if form is not WORDS:
         return ARMS
@@ -34,7 +34,7 @@ def arms(form: Form) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Bests:
+class SearchedArms:
     """The searched arms of one pool."""
 
     fixed: Mapping[str, Plan]
@@ -43,23 +43,23 @@ class Bests:
 
 
 @lru_cache(256)
-def bests(setting: Setting) -> Bests:
+def searched_arms(setting: Setting) -> SearchedArms:
     """Search this pool."""
     everything = search.search(setting)
     shapes = {"best single worker": _single, "best planner-executor-checker": _chain, "mixture of agents": _mixture}
     found = {name: search.search(setting, only=shape).fixed for name, shape in shapes.items()}
-    return Bests(found | {FIXED: everything.fixed}, everything.best, everything.tried)
+    return SearchedArms(found | {FIXED: everything.fixed}, everything.best, everything.tried)
 
 
 @lru_cache(256)
-def named(setting: Setting) -> tuple[Plan, ...]:
+def best_named_plans(setting: Setting) -> tuple[Plan, ...]:
     """Return the best plan for each class where every subtask names the right kind of task."""
-    pool = tuple(world.told(worker, NAMED) for worker in setting.pool)
+    pool = tuple(world.shift_skills(worker, NAMED) for worker in setting.pool)
     found = search.search(Setting(pool, setting.weights)).best
-    return tuple(_named(plan, domain) for plan, (domain, _) in zip(found, CLASSES, strict=True))
+    return tuple(_name_subjects(plan, domain) for plan, (domain, _) in zip(found, CLASSES, strict=True))
 
 
-def _named(plan: Plan, domain: int) -> Plan:
+def _name_subjects(plan: Plan, domain: int) -> Plan:
     return tuple(step._replace(text=PHRASES[step.role][0].format(it=SUBJECTS[domain][0])) for step in plan)
 
 
@@ -79,21 +79,25 @@ def _mixture(shape: search.Shape) -> bool:
     return role == "combine" and alone and len(seen) == len(before)
 
 
-def plans(arm: str, lessons: Sequence[Lesson], weights: Weights, seed: int, form: Form = ROLES) -> list[Plan]:
+def plans_of_arm(arm: str, lessons: Sequence[Lesson], weights: Weights, seed: int, form: Form = ROLES) -> list[Plan]:
     """Return the arm's plan for each lesson, over places of its pool."""
     random = Random(seed)
     if arm == "random plan":
-        return [_any(random, len(lesson.pool), form) for lesson in lessons]
+        return [_draw_any_plan(random, len(lesson.pool), form) for lesson in lessons]
     if arm == "random sensible plan":
-        return [sensible(random, len(lesson.pool)) for lesson in lessons]
+        return [draw_sensible_plan(random, len(lesson.pool)) for lesson in lessons]
     settings = [Setting(lesson.pool, weights) for lesson in lessons]
-    if arm in (OPTIMUM, UNWORDED):
-        best = [named(setting) if arm == OPTIMUM and form is WORDS else bests(setting).optimum for setting in settings]
-        return [found[CLASSES.index(lesson.problem.kind)] for lesson, found in zip(lessons, best, strict=True)]
-    return [bests(setting).fixed[arm] for setting in settings]
+    if arm not in (OPTIMUM, UNWORDED):
+        return [searched_arms(setting).fixed[arm] for setting in settings]
+    names_subjects = arm == OPTIMUM and form is WORDS
+    chosen = []
+    for lesson, setting in zip(lessons, settings, strict=True):
+        by_class = best_named_plans(setting) if names_subjects else searched_arms(setting).optimum
+        chosen.append(by_class[CLASSES.index(lesson.problem.kind)])
+    return chosen
 
 
-def _any(random: Random, workers: int, form: Form) -> Plan:
+def _draw_any_plan(random: Random, workers: int, form: Form) -> Plan:
     """Return a plan of the grammar whose tokens are drawn at random."""
     tokens, state = [0], form.follow(0, 0)
     while tokens[-1] != 2:

@@ -20,8 +20,8 @@ from app.core.pool.catalog import Limits
 from app.errors import PlanRejected
 from app.lab import manifest, reward, training_record
 from app.lab.manifest import DEFAULTS, MANIFEST, OF_BASE, Golden, Manifest
-from app.lab.rollouts import Rollout, Turns, shown
-from app.lab.training_questions import Question, Rule, of_world
+from app.lab.rollouts import Rollout, Turns, conductor_prompt
+from app.lab.training_questions import Question, Rule, draw_rules
 
 COUNT, SEED = 24, 11
 CLEAR = 1.0
@@ -63,7 +63,8 @@ def base_of(folder: Path) -> Base:
     if (folder / MANIFEST).is_file():
         card, golden = manifest.read(folder)
         return Base(folder, card.name, tokenizer, card, golden)
-    return Base(folder, manifest.version(manifest.titled(folder), manifest.weights_sha256(folder, "model")), tokenizer)
+    name = manifest.version(manifest.title_of(folder), manifest.weights_sha256(folder, "model"))
+    return Base(folder, name, tokenizer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,53 +78,60 @@ class Reach:
 
 def of_questions(questions: Sequence[Question]) -> Reach:
     """Return the reach of training over the pools of some questions."""
-    return _reach([(question.prompt[0], len(question.workers), question.limits.steps) for question in questions])
+    pools = []
+    for question in questions:
+        pools.append((question.prompt[0], len(question.workers), question.limits.steps))
+    return _reach_of_pools(pools)
 
 
 def of_rollouts(rollouts: Sequence[Rollout]) -> Reach:
     """Return the reach of training over the pools of some journaled runs."""
-    return _reach([(rollout.prompt[0], len(rollout.workers), max(rollout.most, rollout.steps)) for rollout in rollouts])
+    return _reach_of_pools(
+        [(rollout.prompt[0], len(rollout.workers), max(rollout.most, rollout.steps)) for rollout in rollouts]
+    )
 
 
-def _reach(pools: Sequence[tuple[Mapping[str, str], int, int]]) -> Reach:
+def _reach_of_pools(pools: Sequence[tuple[Mapping[str, str], int, int]]) -> Reach:
     """Return the reach over some pools. Golden prompts are over the first different pools, in turn; none shows a
     caller's tools."""
     offered = {turn["content"]: (workers, steps) for turn, workers, steps in pools if OFFERED not in turn["content"]}
     kept = list(offered.items())[:COUNT]
-    asked = of_world(COUNT, SEED) if kept else []
+    asked = draw_rules(COUNT, SEED) if kept else []
     golden = [_golden(rule, *kept[place % len(kept)]) for place, rule in enumerate(asked)]
     return Reach(golden, max((pool[2] for pool in pools), default=0), max((pool[1] for pool in pools), default=0))
 
 
 def _golden(rule: Rule, system: str, pool: tuple[int, int]) -> Golden:
     task = Task((Message("user", (Text(rule.conversation[0]["content"]),)),))
-    user = shown(Brief(task, (), Limits(), Limits().usd))[1]
+    user = conductor_prompt(Brief(task, (), Limits(), Limits().usd))[1]
     return Golden(messages=[{"role": "system", "content": system}, dict(user)], workers=pool[0], steps=pool[1])
 
 
-def hand_over(folder: Path, base: Base, reach: Reach, pupil: Pupil, most: int, **told: Any) -> Manifest:
+def describe(folder: Path, base: Base, reach: Reach, pupil: Pupil, most: int, **details: Any) -> Manifest:
     """Describe the weights in a folder, an adapter of this base or a whole model, and what they answer to the golden
-    prompts, which are the base's if it has some. `most`: tokens of an answer; `told`: title, world, evaluation."""
+    prompts, which are the base's if it has some. `most`: tokens of an answer; `details`: title, world, evaluation."""
     adapter = (folder / manifest.WEIGHTS["adapter"]).is_file()
     kind = "adapter" if adapter else "model"
-    facts = {**DEFAULTS, "reward": reward.VERSION, "commit": training_record.commit(), **told}
+    facts = {**DEFAULTS, "reward": reward.VERSION, "commit": training_record.commit(), **details}
     facts |= {"steps": reach.steps, "workers": reach.workers}
     if base.card is not None:
         facts |= {name: getattr(base.card, name) for name in OF_BASE}
     name = manifest.version(facts.pop("title"), manifest.weights_sha256(folder, kind))
     facts |= {"name": name, "kind": kind, "base": base.name if adapter else name, "template": TEMPLATE}
     facts["tokenizer_sha256"] = base.tokenizer_sha256 if adapter else manifest.tokenizer_sha256(folder)
-    return manifest.write(folder, [_answered(golden, pupil, most) for golden in base.golden or reach.golden], **facts)
+    return manifest.write(
+        folder, [_with_answer(golden, pupil, most) for golden in base.golden or reach.golden], **facts
+    )
 
 
-def _answered(golden: Golden, pupil: Pupil, most: int) -> Golden:
+def _with_answer(golden: Golden, pupil: Pupil, most: int) -> Golden:
     turns = tuple(golden.messages)
     text, ahead = pupil.likeliest(turns, most)
-    sure = ahead >= CLEAR and _as_decoded(text, golden)
+    sure = ahead >= CLEAR and _is_decodable(text, golden)
     return golden.model_copy(update={"tokens": pupil.tokens(turns), "plan": text if sure else None})
 
 
-def _as_decoded(text: str, golden: Golden) -> bool:
+def _is_decodable(text: str, golden: Golden) -> bool:
     """Return True if a server that decodes under the schema can write exactly this."""
     reader = PlanReader(by_ordinal([str(n) for n in range(golden.workers)]), golden.steps)
     try:

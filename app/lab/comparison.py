@@ -127,14 +127,14 @@ def _standings(
             accuracy=interval([mean[f"right {arm}"] for mean in means]),
             ahead=interval(ahead[arm]) if arm in ahead else None,
             p=corrected.get(arm),
-            bought=_bought(arm, arms, means),
+            bought=_gain_at_equal_cost(arm, arms, means),
             front=arm in front,
             full=full,
         )
         found.append(standing)
     return [
         *found,
-        _ceiling(means, interval(ahead[ORACLE]), sum(len(rows[arm][task]) for arm in arms for task in tasks)),
+        _oracle_standing(means, interval(ahead[ORACLE]), sum(len(rows[arm][task]) for arm in arms for task in tasks)),
     ]
 
 
@@ -180,7 +180,7 @@ def _standing(
     )
 
 
-def _bought(arm: str, arms: Sequence[str], means: Sequence[Mapping[str, float]]) -> Interval | None:
+def _gain_at_equal_cost(arm: str, arms: Sequence[str], means: Sequence[Mapping[str, float]]) -> Interval | None:
     """Return the accuracy that an arm has beyond what the other arms buy for its cost, in every resample where they buy
     anything; None if they buy nothing for its cost over all tasks."""
     others = [other for other in arms if other != arm]
@@ -197,7 +197,7 @@ def _bought(arm: str, arms: Sequence[str], means: Sequence[Mapping[str, float]])
     return None
 
 
-def _ceiling(means: Sequence[Mapping[str, float]], ahead: Interval, rows: int) -> Standing:
+def _oracle_standing(means: Sequence[Mapping[str, float]], ahead: Interval, rows: int) -> Standing:
     """Return the standing of the oracle. It has no rows of its own, so it has only an accuracy and a cost."""
     accuracy = interval([mean[f"right {ORACLE}"] for mean in means])
     return Standing(

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from random import Random
 from typing import Any
 
-from app.lab.baselines import FIXED, OPTIMUM, arms, plans
+from app.lab.baselines import FIXED, OPTIMUM, arm_names, plans_of_arm
 from app.lab.lessons import Lesson, Split, draw_lesson
 from app.lab.outcome import Outcome, outcome
 from app.lab.paired_statistics import Interval, interval, paired_bootstrap
@@ -18,7 +18,7 @@ from app.lab.plans import Plan
 from app.lab.search import mean_reward
 from app.lab.world import Pool, Setting, Weights, draw_pool
 
-TRAINED, UNSAID = "trained conductor", "its plans in fixed words"
+TRAINED, WITHOUT_TEXT = "trained conductor", "its plans in fixed words"
 RESAMPLES = 2_000
 POOLS = 16
 """Different pools among the lessons over random ones, at least `PER_POOL` for each; all are searched whole."""
@@ -60,17 +60,17 @@ class Table:
         return asdict(self)
 
 
-def exam(split: Split, count: int, seed: int) -> list[Lesson]:
+def draw_exam(split: Split, count: int, seed: int) -> list[Lesson]:
     """Return the lessons of a split's evaluation."""
     random = Random(f"{split}|{seed}")
     drawn = [draw_lesson(random, split) for _ in range(count)]
     if split != "random pools":
         return drawn
     pools = [draw_pool(random, unseen=True) for _ in range(min(POOLS, max(1, count // PER_POOL)))]
-    return [_over(random, lesson, pools[n % len(pools)]) for n, lesson in enumerate(drawn)]
+    return [_over_pool(random, lesson, pools[n % len(pools)]) for n, lesson in enumerate(drawn)]
 
 
-def _over(random: Random, lesson: Lesson, pool: Pool) -> Lesson:
+def _over_pool(random: Random, lesson: Lesson, pool: Pool) -> Lesson:
     return Lesson(lesson.problem, pool, tuple(random.sample(range(len(pool)), len(pool))))
 
 
@@ -78,9 +78,9 @@ def compare(
     split: Split, lessons: Sequence[Lesson], trained: Sequence[Plan], weights: Weights, seed: int, form: Form = ROLES
 ) -> Table:
     """Return the whole table of one split; `trained` holds the conductor's plan for each lesson."""
-    chosen = {arm: plans(arm, lessons, weights, seed, form) for arm in arms(form)}
+    chosen = {arm: plans_of_arm(arm, lessons, weights, seed, form) for arm in arm_names(form)}
     if form is WORDS:
-        chosen[UNSAID] = [_without_text(plan) for plan in trained]
+        chosen[WITHOUT_TEXT] = [_without_text(plan) for plan in trained]
     chosen[TRAINED] = list(trained)
     found = {arm: exact_outcomes(lessons, plans_, weights) for arm, plans_ in chosen.items()}
     rewards: dict[str, list[float]] = {}
@@ -91,7 +91,7 @@ def compare(
     for arm, outcomes in found.items():
         behind = interval([mean[TRAINED] - mean[arm] for mean in means])
         rows.append(_row(arm, outcomes, chosen[arm], behind))
-    share = interval([closed(mean) for mean in means])
+    share = interval([gap_closed(mean) for mean in means])
     constant = _constant(lessons, trained, weights, seed)
     return Table(split, len(lessons), tuple(rows), share, len(set(trained)), constant)
 
@@ -101,7 +101,7 @@ def _without_text(plan: Plan) -> Plan:
     return tuple(step._replace(text="") for step in plan)
 
 
-def closed(mean: Mapping[str, float]) -> float:
+def gap_closed(mean: Mapping[str, float]) -> float:
     """Return the share of the gap that the trained conductor closes."""
     return (mean[TRAINED] - mean[FIXED]) / (mean[OPTIMUM] - mean[FIXED])
 
@@ -131,13 +131,13 @@ def _constant(lessons: Sequence[Lesson], trained: Sequence[Plan], weights: Weigh
     """Return the most that one of the conductor's plans, given to all classes of its pool, gains over the pool's best
     fixed plan; it is never above 0."""
     from_pool = {(lesson.pool, plan) for lesson, plan in zip(lessons, trained, strict=True)}
-    fixed = dict(zip((lesson.pool for lesson in lessons), plans(FIXED, lessons, weights, seed), strict=True))
+    fixed = dict(zip((lesson.pool for lesson in lessons), plans_of_arm(FIXED, lessons, weights, seed), strict=True))
     settings = {pool: Setting(pool, weights) for pool in fixed}
     worth = {pool: mean_reward(plan, settings[pool]) for pool, plan in fixed.items()}
     return max(mean_reward(plan, settings[pool]) - worth[pool] for pool, plan in from_pool)
 
 
-def drawn(table: Table) -> str:
+def format_table(table: Table) -> str:
     """Return the table as text, for a terminal or a document."""
     head = f"{table.split}: {table.lessons} lessons, {table.distinct} different plans"
     lines = [head, f"{'':31}reward  accuracy  cost m$  seconds  steps  trained is ahead by [95 %]"]

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from app.conductor import compact
 from app.errors import ConfigInvalid
 from app.lab import manifest, prompt, reward, tokenizer, training_record, world
-from app.lab.evaluate import exact_outcomes, exam
+from app.lab.evaluate import draw_exam, exact_outcomes
 from app.lab.lessons import SPLITS, Lesson, Split
 from app.lab.manifest import Golden, Manifest
 from app.lab.plan_grammar import FORMS, Form
@@ -34,7 +34,7 @@ STYLE = {"roles": "compact", "words": "worded"}
 
 
 @dataclass(frozen=True, slots=True)
-class Trained:
+class TrainingResult:
     """The result of a training run: its recipe and its chosen weights."""
 
     recipe: Recipe
@@ -44,7 +44,7 @@ class Trained:
     """The card of the training, which goes with the weights."""
 
 
-def trained(folder: Path) -> Trained:
+def read_training(folder: Path) -> TrainingResult:
     """Read the folder of a training run. Raises `ConfigInvalid` for a folder without one."""
     try:
         words = (folder / "card.json").read_text()
@@ -52,12 +52,12 @@ def trained(folder: Path) -> Trained:
     except FileNotFoundError as error:
         raise ConfigInvalid([f"{error.filename}: there is no such file; `baton train` leaves it at its end"]) from None
     card = json.loads(words)
-    return Trained(Recipe(**card["recipe"]), Weights(**card["weights"]), weights, words)
+    return TrainingResult(Recipe(**card["recipe"]), Weights(**card["weights"]), weights, words)
 
 
-def export(source: Trained, folder: Path, title: str) -> Manifest:
+def export(source: TrainingResult, folder: Path, title: str) -> Manifest:
     """Export the whole model in bfloat16; the folder must be new or empty."""
-    _empty(folder)
+    _make_empty(folder)
     conductor = untrained(source.recipe)
     conductor.load(source.weights)
     conductor.model.to(torch.bfloat16).save_pretrained(folder)
@@ -65,16 +65,16 @@ def export(source: Trained, folder: Path, title: str) -> Manifest:
     (folder / "card.json").write_text(source.card)
     place = folder / manifest.WEIGHTS["model"]
     name = manifest.version(title, manifest.sha256(place.read_bytes()))
-    return _described(folder, source, loaded(folder), tokens=folder, kind="model", name=name, base=name)
+    return _write_manifest(folder, source, load_conductor(folder), tokens=folder, kind="model", name=name, base=name)
 
 
-def leave(out: Path) -> Manifest:
+def export_beside(out: Path) -> Manifest:
     """Export a finished training run to `served` in its folder, in place of what was there."""
     shutil.rmtree(out / SERVED, ignore_errors=True)
-    return export(trained(out), out / SERVED, manifest.titled(out))
+    return export(read_training(out), out / SERVED, manifest.title_of(out))
 
 
-def export_adapter(source: Trained, base: Path, folder: Path, title: str, rank: int) -> Manifest:
+def export_adapter(source: TrainingResult, base: Path, folder: Path, title: str, rank: int) -> Manifest:
     """Write the change of the projections by training as a LoRA adapter of an exported model; the folder must be new or
     empty. A change of more than this rank is cut to it, and a change of other weights is left out: what is measured,
     and what the golden plans are, is the base under this adapter.
@@ -82,10 +82,10 @@ def export_adapter(source: Trained, base: Path, folder: Path, title: str, rank: 
     card, _ = manifest.read(base)
     if card.kind != "model":
         raise ConfigInvalid([f"{base}: is an adapter itself; name the folder of its base"])
-    under = loaded(base)
-    if not _fits(under, source.weights):
+    under = load_conductor(base)
+    if not _has_sizes_of(under, source.weights):
         raise ConfigInvalid([f"{base}: is a model of another size than what was trained"])
-    _empty(folder)
+    _make_empty(folder)
     parts, merged = _low_rank(under.weights, source.weights, rank)
     place = folder / manifest.WEIGHTS["adapter"]
     save_file(parts, place, metadata={"format": "pt"})
@@ -93,7 +93,7 @@ def export_adapter(source: Trained, base: Path, folder: Path, title: str, rank: 
     (folder / "card.json").write_text(source.card)
     under.load({**under.weights, **merged})
     name = manifest.version(title, manifest.sha256(place.read_bytes()))
-    return _described(folder, source, under, tokens=base, kind="adapter", name=name, base=card.name)
+    return _write_manifest(folder, source, under, tokens=base, kind="adapter", name=name, base=card.name)
 
 
 @torch.no_grad()  # type: ignore[untyped-decorator]
@@ -129,23 +129,25 @@ def _adapter_config(base: str, rank: int) -> dict[str, Any]:
     }
 
 
-def loaded(folder: Path) -> Conductor:
+def load_conductor(folder: Path) -> Conductor:
     """Return the model of an exported folder, in full precision; its card names the form in which it writes."""
     recipe = Recipe(**json.loads((folder / "card.json").read_text())["recipe"])
     return Conductor.saved(folder, FORMS[recipe.form])
 
 
-def _fits(conductor: Conductor, weights: Mapping[str, Tensor]) -> bool:
+def _has_sizes_of(conductor: Conductor, weights: Mapping[str, Tensor]) -> bool:
     """Return True if these are weights of a model of this size."""
     sizes = {name: parameter.shape for name, parameter in conductor.weights.items()}
     return sizes == {name: tensor.shape for name, tensor in weights.items()}
 
 
-def _described(folder: Path, source: Trained, conductor: Conductor, *, tokens: Path, **facts: Any) -> Manifest:
+def _write_manifest(
+    folder: Path, source: TrainingResult, conductor: Conductor, *, tokens: Path, **facts: Any
+) -> Manifest:
     """Write golden prompts and manifest next to files that are complete; the tokenizer is in the folder `tokens`."""
     return manifest.write(
         folder,
-        golden(conductor),
+        golden_prompts(conductor),
         tokenizer_sha256=manifest.tokenizer_sha256(tokens),
         prompt=STYLE[source.recipe.form],
         template=compact.TEMPLATE,
@@ -155,23 +157,25 @@ def _described(folder: Path, source: Trained, conductor: Conductor, *, tokens: P
         reward=reward.VERSION,
         world=world.VERSION,
         commit=training_record.commit(),
-        evaluation={split: measured(conductor, split, source.weighing) for split in SPLITS},
+        evaluation={split: evaluate_split(conductor, split, source.weighing) for split in SPLITS},
         **facts,
     )
 
 
-def golden(conductor: Conductor) -> list[Golden]:
+def golden_prompts(conductor: Conductor) -> list[Golden]:
     """Return prompts with this conductor's likeliest plans. Half of them are over the standard pool, half over unseen
     ones."""
-    lessons = exam("held-out tasks", GOLDEN // 2, GOLDEN_SEED) + exam("random pools", GOLDEN // 2, GOLDEN_SEED)
+    lessons = draw_exam("held-out tasks", GOLDEN // 2, GOLDEN_SEED) + draw_exam(
+        "random pools", GOLDEN // 2, GOLDEN_SEED
+    )
     plans = greedy(conductor, lessons)
     return [
-        _expected(lesson, prompt.ordinals(plan, lesson.order), conductor.form)
+        _golden_prompt(lesson, prompt.over_ordinals(plan, lesson.order), conductor.form)
         for lesson, plan in zip(lessons, plans, strict=True)
     ]
 
 
-def _expected(lesson: Lesson, plan: Plan, form: Form) -> Golden:
+def _golden_prompt(lesson: Lesson, plan: Plan, form: Form) -> Golden:
     asked = prompt.as_text(lesson.problem.text, lesson.pool, lesson.order)
     return Golden(
         messages=[{"role": "user", "content": asked}],
@@ -182,9 +186,9 @@ def _expected(lesson: Lesson, plan: Plan, form: Form) -> Golden:
     )
 
 
-def measured(conductor: Conductor, split: Split, weighing: Weights) -> dict[str, float]:
+def evaluate_split(conductor: Conductor, split: Split, weighing: Weights) -> dict[str, float]:
     """Return the mean reward, accuracy and dollars a task of the conductor's likeliest plans for a split's tasks."""
-    lessons = exam(split, TASKS, TASKS_SEED)
+    lessons = draw_exam(split, TASKS, TASKS_SEED)
     outcomes = exact_outcomes(lessons, greedy(conductor, lessons), weighing)
     means = {}
     for name in ("reward", "right", "usd"):
@@ -192,7 +196,7 @@ def measured(conductor: Conductor, split: Split, weighing: Weights) -> dict[str,
     return {"tasks": TASKS, "seed": TASKS_SEED, **means}
 
 
-def _empty(folder: Path) -> None:
+def _make_empty(folder: Path) -> None:
     if folder.exists() and any(folder.iterdir()):
         raise ConfigInvalid([f"{folder}: is not empty; name a new folder, or clear it"])
     folder.mkdir(parents=True, exist_ok=True)

@@ -18,7 +18,7 @@ from typing import Any
 from app.errors import ConfigInvalid
 from app.lab.lessons import Lesson
 from app.lab.plans import SLOTS, SUBTASKS, Plan, PlanStep, accesses, from_tokens, to_tokens
-from app.lab.rollouts import Rollout, scored
+from app.lab.rollouts import Rollout, with_weights
 from app.lab.world import Pool, Weights, held_out, profiles
 from app.providers.rehearsal.task_families import Problem, kept_back, read
 
@@ -33,7 +33,7 @@ class Unreadable(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Remembered:
+class JournaledExample:
     """A task before its pool, the plan that was carried out, over the pool's places, and how much that counts."""
 
     problem: Problem
@@ -48,29 +48,29 @@ class Remembered:
         return Lesson(self.problem, self.pool, tuple(order))
 
 
-def remembered(
+def journaled_examples(
     rollouts: Sequence[Rollout], weights: Weights, beta: float = BETA, cap: float = CAP
-) -> tuple[list[Remembered], Counter[str]]:
-    """Return the runs that can be learned from, each weighted by exp(advantage / beta) as in `rollouts.scored`; and the
-    number of those that cannot, by reason. Only those that can count in a mean."""
+) -> tuple[list[JournaledExample], Counter[str]]:
+    """Return the runs that can be learned from, each weighted by exp(advantage / beta) as in
+    `rollouts.with_weights`; and the number of those that cannot, by reason. Only those that can count in a mean."""
     kept: list[tuple[Rollout, tuple[Problem, Pool, Plan]]] = []
     skipped: Counter[str] = Counter()
     for rollout in rollouts:
         try:
-            kept.append((rollout, _understood(rollout)))
+            kept.append((rollout, _parse_rollout(rollout)))
         except Unreadable as reason:
             skipped[str(reason)] += 1
-    weighed = scored([rollout for rollout, _ in kept], weights, beta, cap)
-    found = [Remembered(*known, weight) for (_, known), (_, weight) in zip(kept, weighed, strict=True)]
+    weighed = with_weights([rollout for rollout, _ in kept], weights, beta, cap)
+    found = [JournaledExample(*known, weight) for (_, known), (_, weight) in zip(kept, weighed, strict=True)]
     return found, skipped
 
 
-def learned_from(
+def examples_for(
     rollouts: Sequence[Rollout], weights: Weights, beta: float, say: Callable[[str], None]
-) -> list[Remembered]:
+) -> list[JournaledExample]:
     """Return the runs that the small conductor learns from, and report those left out. Raises `ConfigInvalid` if none
     is left."""
-    found, skipped = remembered(rollouts, weights, beta)
+    found, skipped = journaled_examples(rollouts, weights, beta)
     counts = [run.weight for run in found]
     worth = sum(counts) ** 2 / sum(count**2 for count in counts) if counts else 0.0
     say(f"{len(found)} of {len(rollouts)} rollouts are imitated, by their weights worth {worth:.0f} equal ones")
@@ -81,14 +81,14 @@ def learned_from(
     return found
 
 
-def digest_of(runs: Sequence[Remembered]) -> str:
+def digest_of(runs: Sequence[JournaledExample]) -> str:
     """Return the SHA-256 of what is imitated; an empty string if nothing is."""
     if not runs:
         return ""
     return hashlib.sha256(repr(runs).encode()).hexdigest()
 
 
-def _understood(rollout: Rollout) -> tuple[Problem, Pool, Plan]:
+def _parse_rollout(rollout: Rollout) -> tuple[Problem, Pool, Plan]:
     if rollout.split != "train":
         raise Unreadable("it is held out")
     if rollout.verdict is None:

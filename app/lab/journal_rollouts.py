@@ -21,7 +21,7 @@ from app.core.rating.feedback import Feedback
 from app.core.run.events import CallIntended, Event, Kind, PlanOpened, PlanStep, facts
 from app.core.run.state import Proposal, RunState, fold
 from app.core.run.visibility import labels_in_run
-from app.lab.rollouts import Rollout, critical, shown, split, written
+from app.lab.rollouts import Rollout, conductor_prompt, critical_path_seconds, plan_json, split
 from app.store.archive import Record
 
 YES = frozenset({"yes", "true", "1"})
@@ -50,10 +50,10 @@ def rollout(
     record: Record, catalogs: Mapping[str, Catalog], ratings: Sequence[Feedback], wanted: RolloutFilter
 ) -> Rollout:
     """Return the rollout of a run; raises `Skipped`."""
-    state, events = _folded(record)
-    _allowed(record, state, wanted)
+    state, events = _fold_record(record)
+    _check_filter(record, state, wanted)
     task = _task(record, state, wanted)
-    proposal = _accepted(state)
+    proposal = _executed_proposal(state)
     catalog = catalogs.get(state.admitted.catalog)
     order = _order(state, events, proposal)
     if catalog is None or not set(order) <= set(catalog.workers):
@@ -68,7 +68,7 @@ def rollout(
     steps = _steps(record, state, events, proposal)
     if not {step.worker for step in steps} <= set(order):
         raise Skipped("its plan names a worker that was not offered")
-    score, rated = judged(ratings)
+    score, rated = score_of(ratings)
     if wanted.rated and score is None:
         raise Skipped("nobody has rated it")
     conversation = tuple({"role": message.role, "content": message.text} for message in task.messages)
@@ -81,8 +81,8 @@ def rollout(
         conductor=proposal.conductor,
         split=split(conversation, wanted.held_out),
         conversation=conversation,
-        prompt=shown(brief),
-        completion=written(steps, order),
+        prompt=conductor_prompt(brief),
+        completion=plan_json(steps, order),
         workers=tuple(order),
         pool=state.admitted.catalog,
         steps=len(steps),
@@ -95,7 +95,7 @@ def rollout(
     )
 
 
-def judged(ratings: Sequence[Feedback]) -> tuple[float | None, str]:
+def score_of(ratings: Sequence[Feedback]) -> tuple[float | None, str]:
     """Return a run's score and who gave it: the mean of the graders' scores, else the caller's last explicit rating.
     Implicit signals do not count."""
     graded = [rating for rating in ratings if rating.kind == "grader" and rating.score is not None]
@@ -108,7 +108,7 @@ def judged(ratings: Sequence[Feedback]) -> tuple[float | None, str]:
     return sum(scores) / len(scores), ", ".join(names)
 
 
-def _folded(record: Record) -> tuple[RunState, tuple[Event, ...]]:
+def _fold_record(record: Record) -> tuple[RunState, tuple[Event, ...]]:
     run = str(record.row["id"])
     events = tuple(
         Event(run, stored.seq, Kind(stored.kind), stored.at, orjson.loads(stored.body)) for stored in record.events
@@ -118,7 +118,7 @@ def _folded(record: Record) -> tuple[RunState, tuple[Event, ...]]:
     return fold(events), events
 
 
-def _allowed(record: Record, state: RunState, wanted: RolloutFilter) -> None:
+def _check_filter(record: Record, state: RunState, wanted: RolloutFilter) -> None:
     if wanted.tier is not None and state.admitted.tier != wanted.tier:
         raise Skipped("it is of another tier")
     if wanted.tenant is not None and record.row["tenant"] != wanted.tenant:
@@ -144,7 +144,7 @@ def _task(record: Record, state: RunState, wanted: RolloutFilter) -> Task:
     return task
 
 
-def _accepted(state: RunState) -> Proposal:
+def _executed_proposal(state: RunState) -> Proposal:
     """Return the proposal that was carried out from beginning to end."""
     found = [proposal for proposal in state.proposals if proposal.state == "accepted" and proposal.topology]
     if state.degraded:
@@ -201,7 +201,7 @@ def _seconds(state: RunState, proposal: Proposal) -> float:
     path = []
     for step in state.steps_of_round(proposal.round):
         path.append(([n - proposal.base for n in step.access.steps], spent[step.n]))
-    return critical(path)
+    return critical_path_seconds(path)
 
 
 def _product(odds: Sequence[float | None]) -> float | None:

@@ -36,8 +36,8 @@ class Lesson:
 
 def draw_lesson(random: Random, split: Split, standard: float = 0.5) -> Lesson:
     """Draw a lesson of this split. In training a share `standard` of the lessons is over the standard pool."""
-    problem = write(random, random.choice(_families(split)), random.randrange(LEVELS), _phrasing(random, split))
-    pool = _pool(random, split, standard)
+    problem = write(random, random.choice(_families(split)), random.randrange(LEVELS), _draw_phrasing(random, split))
+    pool = _draw_pool(random, split, standard)
     order = list(range(len(pool)))
     random.shuffle(order)
     return Lesson(problem, pool, tuple(order))
@@ -48,14 +48,14 @@ def _families(split: Split) -> tuple[Family, ...]:
     return tuple(family for family in FAMILIES if family.held_out is (split == "unseen families"))
 
 
-def _phrasing(random: Random, split: Split) -> int:
+def _draw_phrasing(random: Random, split: Split) -> int:
     last = len(FAMILIES[0].phrasings) - 1
     if split == "unseen paraphrases":
         return last
     return random.randrange(last)
 
 
-def _pool(random: Random, split: Split, standard: float) -> Pool:
+def _draw_pool(random: Random, split: Split, standard: float) -> Pool:
     if split == "random pools":
         return draw_pool(random, unseen=True)
     if split == "train" and random.random() >= standard:
@@ -63,17 +63,17 @@ def _pool(random: Random, split: Split, standard: float) -> Pool:
     return standard_pool()
 
 
-def sensible(random: Random, workers: int) -> Plan:
+def draw_sensible_plan(random: Random, workers: int) -> Plan:
     """Draw a plan of a sensible shape with random workers: the only prior knowledge of training.
 
     Sensible is a shape in which every step is of use to the answer; nothing says who is good at what.
     """
-    shape = random.choice(_by_length()[random.randrange(len(_by_length()))])
+    shape = random.choice(_shapes_by_length()[random.randrange(len(_shapes_by_length()))])
     return tuple(PlanStep(random.randrange(workers), role, True, sees) for role, sees in shape)
 
 
 @cache
-def _by_length() -> tuple[tuple[search.Shape, ...], ...]:
+def _shapes_by_length() -> tuple[tuple[search.Shape, ...], ...]:
     everything = search.shapes()
     by_length: list[list[search.Shape]] = [[] for _ in range(max(map(len, everything)))]
     for shape in everything:

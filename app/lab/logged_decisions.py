@@ -39,7 +39,7 @@ MOST_STEPS = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Decided:
+class LoggedDecision:
     """One decision. Only those of one `layer` and `shape` are judged together."""
 
     layer: str
@@ -52,16 +52,16 @@ class Decided:
     pool: tuple[str, ...]
     features: str = ""
     """The ref of what the decision rests on; empty where it was not stored."""
-    further: "Decided | None" = None
+    further: "LoggedDecision | None" = None
     """The decision about the answer in a second round of a selector."""
 
     @property
-    def chance(self) -> bool:
+    def was_drawn(self) -> bool:
         """Return True if another choice was possible."""
-        return self.propensity < 1.0 or (self.further is not None and self.further.chance)
+        return self.propensity < 1.0 or (self.further is not None and self.further.was_drawn)
 
 
-def decided(events: Sequence[Event]) -> Decided | None:
+def logged_decision(events: Sequence[Event]) -> LoggedDecision | None:
     """Return the decision behind the first workflow of a run that has an answer; None if there is none of these kinds,
     or if that workflow was a repair or a fallback."""
     accepted = next((fact.proposal for fact in facts(events, PlanAccepted)), None)
@@ -69,45 +69,52 @@ def decided(events: Sequence[Event]) -> Decided | None:
     if made is None or made.mode != "first" or not any(event.kind is Kind.SUCCEEDED for event in events):
         return None
     if made.decision is not None:
-        return _selected(events, made)
+        return _selector_decision(events, made)
     steps = [fact for fact in facts(events, PlanStep) if fact.proposal == accepted]
     odds = [step.probability for step in steps if step.probability is not None]
     if steps and len(odds) == len(steps):
-        return _planned(made, steps, odds)
+        return _model_decision(made, steps, odds)
     return None
 
 
-def _selected(events: Sequence[Event], made: PlanOpened) -> Decided | None:
+def _selector_decision(events: Sequence[Event], made: PlanOpened) -> LoggedDecision | None:
     """Return the decision of a selector, with that of a second round. None where the latter was not carried out: the
     run went on with the first answer for another reason than the choice."""
-    first = _of(made)
+    first = _decision_of(made)
     later = [fact for fact in facts(events, PlanOpened) if fact.round > 1 and fact.decision is not None]
     if first is None or not later:
         return first
     carried_out = {fact.proposal for fact in facts(events, PlanAccepted)} >= {later[-1].proposal}
     stopped = any(event.kind is Kind.SUCCEEDED and event.body.get("stopped") for event in events)
     if carried_out and not stopped:
-        return replace(first, further=_of(later[-1]))
+        return replace(first, further=_decision_of(later[-1]))
     return None
 
 
-def _of(made: PlanOpened) -> Decided | None:
-    told = made.decision
-    if told is None:
+def _decision_of(made: PlanOpened) -> LoggedDecision | None:
+    decision = made.decision
+    if decision is None:
         return None
-    candidates = dict(told["candidates"])
-    return Decided(told["layer"], "", told["action"], told["propensity"], candidates, made.order, told["features"])
+    return LoggedDecision(
+        layer=decision["layer"],
+        shape="",
+        action=decision["action"],
+        propensity=decision["propensity"],
+        candidates=dict(decision["candidates"]),
+        pool=made.order,
+        features=decision["features"],
+    )
 
 
-def _planned(made: PlanOpened, steps: Sequence[PlanStep], odds: Sequence[float]) -> Decided:
+def _model_decision(made: PlanOpened, steps: Sequence[PlanStep], odds: Sequence[float]) -> LoggedDecision:
     """Return the decision of a model; `odds` are the probabilities of the workers of its steps."""
     shape = [step.access.shifted(-steps[0].n).as_list() for step in steps]
     action = " ".join(step.worker for step in steps)
     chance = min(1.0, math.prod(odds))
-    return Decided(made.conductor, json.dumps(shape), action, chance, {action: chance}, made.order)
+    return LoggedDecision(made.conductor, json.dumps(shape), action, chance, {action: chance}, made.order)
 
 
-def choice(policy: str, decision: Decided) -> Policy | None:
+def choice(policy: str, decision: LoggedDecision) -> Policy | None:
     """Return the choice that a policy would have made in the place of a decision; None if it could not have done it
     there."""
     if policy == UNIFORM:
@@ -119,12 +126,12 @@ def choice(policy: str, decision: Decided) -> Policy | None:
     arm = policy.removeprefix(ALWAYS)
     if ACCEPT in decision.candidates:
         return {ACCEPT: 1.0}
-    if not _possible(arm, decision):
+    if not _is_possible(arm, decision):
         return None
     return {arm: 1.0}
 
 
-def _uniform(decision: Decided) -> Policy | None:
+def _uniform(decision: LoggedDecision) -> Policy | None:
     if not decision.shape:
         return dict.fromkeys(decision.candidates, 1 / len(decision.candidates))
     steps = len(json.loads(decision.shape))
@@ -134,7 +141,7 @@ def _uniform(decision: Decided) -> Policy | None:
     return dict.fromkeys(arms, 1 / len(arms))
 
 
-def _possible(arm: str, decision: Decided) -> bool:
+def _is_possible(arm: str, decision: LoggedDecision) -> bool:
     if not decision.shape:
         return arm in decision.candidates
     workers = arm.split(" ")
@@ -149,7 +156,7 @@ class Beliefs:
     spec: SelectorSpec
     workers: Mapping[str, Worker]
 
-    def choice(self, decision: Decided, seen: Features, first: Decided | None = None) -> Policy | None:
+    def choice(self, decision: LoggedDecision, seen: Features, first: LoggedDecision | None = None) -> Policy | None:
         """Return the arm that it would take now, in the place of an earlier decision; None if it has none of the
         candidates any more. `first` is the decision whose answer it is about, in a second round."""
         workers = [self.workers[name] for name in decision.pool if name in self.workers]
@@ -193,7 +200,7 @@ def conversation(messages: Sequence[Message]) -> str:
     return hashlib.sha256(begun.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
-def folded(seen: Features) -> tuple[float, ...]:
+def hashed_features(seen: Features) -> tuple[float, ...]:
     """Return a request's features for a regression, and those of the answer where one was seen."""
     asked, answered = [0.0] * PLACES, [0.0] * PLACES
     for place, value in seen.words:

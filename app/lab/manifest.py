@@ -84,17 +84,18 @@ OF_BASE = ("prompt", "grammar", "steps", "workers")
 """Fields that an adapter takes from its base."""
 
 
-def describe(folder: Path, base: Path | None, golden: Path | None, **told: Any) -> Manifest:
+def describe(folder: Path, base: Path | None, golden: Path | None, **given: Any) -> Manifest:
     """Write the manifest of weights that are there: a whole model, or a LoRA adapter as peft saves it, whose `base` is
-    the described folder of its model. What is not `told` (None) is as training has left it for these very weights, else
-    the base's. Golden prompts come from a file, else from training, else from the base without their plans.
+    the described folder of its model. A field that is not `given` (None) is as training has left it for these very
+    weights, else as the base has it. Golden prompts come from a file, else from training, else from the base without
+    their plans.
 
     Raises `ConfigInvalid` for what is neither.
     """
-    left, kept = _left(folder)
+    left, kept = _earlier_manifest(folder)
     kind: Literal["model", "adapter"] = "adapter" if base is not None or (left and left.kind == "adapter") else "model"
     digest = weights_sha256(folder, kind)
-    facts = {**DEFAULTS, **_of_training(left)}
+    facts = {**DEFAULTS, **_fields_of_training(left)}
     if kind == "adapter":
         _check_adapter(folder)
     if base is not None:
@@ -104,7 +105,7 @@ def describe(folder: Path, base: Path | None, golden: Path | None, **told: Any) 
         kept = kept or [prompt.model_copy(update={"plan": None}) for prompt in theirs]
     elif kind == "model":
         facts["tokenizer_sha256"] = tokenizer_sha256(folder)
-    facts |= {name: value for name, value in told.items() if value is not None}
+    facts |= {name: value for name, value in given.items() if value is not None}
     name = version(facts.pop("title"), digest)
     if golden is not None:
         kept = [Golden.model_validate_json(line) for line in golden.read_text().splitlines() if line.strip()]
@@ -112,7 +113,7 @@ def describe(folder: Path, base: Path | None, golden: Path | None, **told: Any) 
     return write(folder, kept, name=name, kind=kind, **facts)
 
 
-def _left(folder: Path) -> tuple[Manifest | None, list[Golden]]:
+def _earlier_manifest(folder: Path) -> tuple[Manifest | None, list[Golden]]:
     """Return the earlier manifest and golden prompts, if they describe the weights that are there now."""
     try:
         found = Manifest.model_validate_json((folder / MANIFEST).read_text())
@@ -123,7 +124,7 @@ def _left(folder: Path) -> tuple[Manifest | None, list[Golden]]:
     return (found, golden) if same else (None, [])
 
 
-def _of_training(left: Manifest | None) -> dict[str, Any]:
+def _fields_of_training(left: Manifest | None) -> dict[str, Any]:
     if left is None:
         return {}
     dropped = {"manifest", "name", "kind", "template", "schema_version", "files"}
@@ -132,11 +133,11 @@ def _of_training(left: Manifest | None) -> dict[str, Any]:
 
 def _check_adapter(folder: Path) -> None:
     try:
-        told = json.loads((folder / "adapter_config.json").read_text())
+        settings = json.loads((folder / "adapter_config.json").read_text())
     except (OSError, ValueError):
         raise ConfigInvalid([f"{folder}: has no adapter_config.json; peft's save_pretrained writes one"]) from None
-    if told.get("peft_type") != "LORA":
-        raise ConfigInvalid([f"{folder}: is an adapter of the type {told.get('peft_type')}; vLLM loads LORA only"])
+    if settings.get("peft_type") != "LORA":
+        raise ConfigInvalid([f"{folder}: is an adapter of the type {settings.get('peft_type')}; vLLM loads LORA only"])
 
 
 def sha256(data: bytes) -> str:
@@ -144,7 +145,7 @@ def sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def titled(folder: Path) -> str:
+def title_of(folder: Path) -> str:
     """Return the title of what is in a folder; a snapshot in Hugging Face's cache has the title of its model."""
     cached = re.search(r"models--(?:.+--)?(.+)/snapshots/", str(folder.absolute()))
     return re.sub(r"[^\w.-]", "-", cached[1] if cached else folder.absolute().name) or str(DEFAULTS["title"])
@@ -209,8 +210,11 @@ def read(folder: Path) -> tuple[Manifest, list[Golden]]:
     except OSError as error:
         raise ConfigInvalid([f"{error.filename}: {error.strerror}; `baton conductor` exports what it needs"]) from None
     except ValidationError as error:
-        told = (f"{folder}: {'.'.join(map(str, detail['loc']))}: {detail['msg']}" for detail in error.errors())
-        raise ConfigInvalid(list(told)) from None
+        invalid = []
+        for detail in error.errors():
+            place = ".".join(map(str, detail["loc"]))
+            invalid.append(f"{folder}: {place}: {detail['msg']}")
+        raise ConfigInvalid(invalid) from None
     if faults := [f"{folder}: {fault}" for fault in _faults(folder, found)]:
         raise ConfigInvalid(faults)
     return found, golden
@@ -247,16 +251,16 @@ def _faults(folder: Path, found: Manifest) -> list[str]:
     weights = _weights(folder, found.kind)
     if not set(weights) <= found.files.keys():
         faults.append(f"has no {WEIGHTS[found.kind]}")
-    elif _changed(found.files, hashes).isdisjoint(weights) and not _own_name(folder, found):
+    elif _changed(found.files, hashes).isdisjoint(weights) and not _is_own_name(folder, found):
         faults.append(f"the name {found.name} is not that of its weights")
     return faults
 
 
-def _changed(told: Mapping[str, str], hashes: Mapping[str, str]) -> set[str]:
-    return {name for name, digest in told.items() if hashes.get(name) != digest}
+def _changed(recorded: Mapping[str, str], hashes: Mapping[str, str]) -> set[str]:
+    return {name for name, digest in recorded.items() if hashes.get(name) != digest}
 
 
-def _own_name(folder: Path, found: Manifest) -> bool:
+def _is_own_name(folder: Path, found: Manifest) -> bool:
     return found.name == version(found.name.rpartition("@")[0], weights_sha256(folder, found.kind))
 
 

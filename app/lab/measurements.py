@@ -84,7 +84,7 @@ def figures(run: Mapping[str, Any]) -> Figures:
         calls=len(planning) + len(working),
         steps=sum(bool(step["attempts"]) for step in steps),
         rounds=run["rounds"],
-        plan=_skeleton(proposals, steps),
+        plan=_plan_hash(proposals, steps),
         degraded=bool(run["degraded"]),
         invalid=any(proposal["state"] == "rejected" and not proposal["outage"] for proposal in proposals),
         catalog=run["catalog"],
@@ -110,7 +110,7 @@ def _round(steps: Sequence[Mapping[str, Any]], n: int) -> int | None:
     return next((step["round"] for step in steps if step["n"] == n), None)
 
 
-def _skeleton(proposals: Sequence[Mapping[str, Any]], steps: Sequence[Mapping[str, Any]]) -> str:
+def _plan_hash(proposals: Sequence[Mapping[str, Any]], steps: Sequence[Mapping[str, Any]]) -> str:
     taken = {proposal["number"]: proposal for proposal in proposals if proposal["state"] == "accepted"}
     plan = [
         [step["round"], step["planned_worker"], step["access"]] for step in steps if step["proposal"] in taken
@@ -120,7 +120,7 @@ def _skeleton(proposals: Sequence[Mapping[str, Any]], steps: Sequence[Mapping[st
     return hashlib.sha256(json.dumps(plan).encode()).hexdigest()[:16]
 
 
-def mixture(measures: Iterable[Measure]) -> list[str]:
+def incompatibilities(measures: Iterable[Measure]) -> list[str]:
     """Return the reasons why these rows cannot be compared with each other; empty if they can. A row without a run has
     no pool."""
     found = list(measures)

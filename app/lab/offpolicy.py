@@ -12,9 +12,10 @@ model alone speaks. `dr`'s interval is the wider for it, by how far the model wa
 
 The intervals of `dr` and `ahead` hold at all times at once (`core.rating.intervals`), so that a log may be judged again
 with each new row, and stopped as soon as there is a verdict. Rows of one conversation depend on each other: they are
-one cluster, which counts as one value. Ratings may be missing for reasons that depend on the answer: `selected` bounds
-`ahead` where the odds of being rated differ by at most a factor between any two decisions, and `Report.selection` is
-the largest factor under which the verdict stays.
+one cluster, which counts as one value. Ratings may be missing for reasons that depend on the answer: `Report.selected`
+bounds `ahead` where the odds of being rated differ by at most a factor between any two decisions, and
+`Report.selection` is the largest factor under which the verdict stays.
+
 A decision may be followed by a further one, of which the same holds: then the weight of a row is the product of both
 weights, and `dr` corrects the further decision first and takes the corrected value for what the first one led to (the
 recursion of Jiang and Li, arXiv 1511.03722).
@@ -115,11 +116,11 @@ class Report:
             return f"{reason}; more rows do not help, more exploration does"
         if self.ess < LEAST:
             reason = f"the log is worth {math.floor(self.ess)} rows of that policy, and {LEAST:.0f} are needed"
-            return reason + self._wanting
+            return reason + self._missing_rows
         return ""
 
     @property
-    def _wanting(self) -> str:
+    def _missing_rows(self) -> str:
         if self.needed is None:
             return "; its choices were never drawn, so that more rows do not help"
         return f": about {max(self.needed - self.rows, 1)} more rows like these"
@@ -146,8 +147,8 @@ class Log:
             raise ValueError("a log needs rows, each with a propensity above 0 and up to 1")
         self._rows = rows
         self._vectors = [_vector(row.features) for row in rows]
-        self._clusters = _numbered(rows)
-        self._models = _crossed(rows, self._vectors, self._clusters)
+        self._clusters = _cluster_numbers(rows)
+        self._models = _cross_fit(rows, self._vectors, self._clusters)
         self._followed = [place for place, row in enumerate(rows) if row.further is not None]
         further = [row.further for row in rows if row.further is not None]
         self._further = Log(further) if further else None
@@ -157,16 +158,17 @@ class Log:
         its choices in the places of further decisions, None where there was none."""
         rows = self._rows
         rewards = [row.reward for row in rows]
-        full, later = self._followed_by(self._weights(target), [policy for policy in further if policy is not None])
+        policies_of_further = [policy for policy in further if policy is not None]
+        full, later = self._with_further_decisions(self._weights(target), policies_of_further)
         weights = [min(CAP, weight) for weight in full]
-        expected, errors, corrected = self._corrected(target, later)
+        expected, errors, corrected = self._doubly_robust(target, later)
         total, squares = sum(weights), sum(weight * weight for weight in weights)
         covered = min(1.0, total / len(rows))
         cut = [error for error, weight in zip(errors, full, strict=True) if weight > CAP]
-        doubt = (1 - covered) * _off(cut, max(rewards) - min(rewards))
+        doubt = (1 - covered) * _bias_bound(cut, max(rewards) - min(rewards))
         ess = total * total / squares if squares else 0.0
         gains = [c - r for c, r in zip(corrected, rewards, strict=True)]
-        ahead = always(gains, self._clusters, doubt)
+        ahead = anytime_estimate(gains, self._clusters, doubt)
         return Report(
             rows=len(rows),
             ess=ess,
@@ -176,11 +178,11 @@ class Log:
             ips=mean([w * r for w, r in zip(weights, rewards, strict=True)]),
             snips=_ratio(weights, rewards),
             direct=sum(expected) / len(rows),
-            dr=always(corrected, self._clusters, doubt),
+            dr=anytime_estimate(corrected, self._clusters, doubt),
             ahead=ahead,
             clusters=max(self._clusters) + 1,
             needed=_needed(len(rows), ess, gains, self._clusters),
-            selected=selected(gains, SELECTION),
+            selected=selection_bounds(gains, SELECTION),
             selection=_selection(gains, ahead),
         )
 
@@ -188,46 +190,48 @@ class Log:
         """Return for each row the other policy's probability of the logged action over the logged one."""
         return [choice.get(row.action, 0.0) / row.propensity for row, choice in zip(self._rows, target, strict=True)]
 
-    def _followed_by(self, weights: Sequence[float], further: Sequence[Policy]) -> tuple[list[float], list[float]]:
+    def _with_further_decisions(
+        self, weights: Sequence[float], further: Sequence[Policy]
+    ) -> tuple[list[float], list[float]]:
         """Return the weights of the rows with those of their further decisions, and the value of what each row led
         to."""
         whole, later = list(weights), [row.reward for row in self._rows]
         if self._further is None:
             return whole, later
-        values = self._further._corrected(further, [row.reward for row in self._further._rows])[2]
+        values = self._further._doubly_robust(further, [row.reward for row in self._further._rows])[2]
         for place, weight, value in zip(self._followed, self._further._weights(further), values, strict=True):
             whole[place] *= weight
             later[place] = value
         return whole, later
 
-    def _corrected(
+    def _doubly_robust(
         self, target: Sequence[Policy], values: Sequence[float]
     ) -> tuple[list[float], list[float], list[float]]:
         """Return for each row what its model expects of the other policy's choice; the error of the model, if the row
         led to this value; and the expectation with the weighted error."""
         weights = [min(CAP, weight) for weight in self._weights(target)]
-        expected, believed = self._believed(target)
+        expected, believed = self._predictions(target)
         errors = [value - q for value, q in zip(values, believed, strict=True)]
         return expected, errors, [e + w * error for e, w, error in zip(expected, weights, errors, strict=True)]
 
-    def _believed(self, target: Sequence[Policy]) -> tuple[list[float], list[float]]:
+    def _predictions(self, target: Sequence[Policy]) -> tuple[list[float], list[float]]:
         """Return for each row what its model expects of the other policy's choice, and of the logged action."""
         expected, believed = [], []
         for place, (row, choice) in enumerate(zip(self._rows, target, strict=True)):
             model, vector = self._models[self._clusters[place] % FOLDS], self._vectors[place]
-            expected.append(sum([chance * model.predicted(arm, vector) for arm, chance in choice.items()]))
-            believed.append(model.predicted(row.action, vector))
+            expected.append(sum([chance * model.predict_vector(arm, vector) for arm, chance in choice.items()]))
+            believed.append(model.predict_vector(row.action, vector))
         return expected, believed
 
 
 def mean(values: Sequence[float], doubt: float = 0.0) -> Estimate:
     """Return the mean of at least one value, with the normal interval; `doubt` is a standard error of another kind."""
-    value, error = _averaged(values)
+    value, error = _mean_and_error(values)
     wide = WIDE * math.hypot(error, doubt)
     return Estimate(value, value - wide, value + wide)
 
 
-def always(values: Sequence[float], clusters: Sequence[int], doubt: float = 0.0) -> Estimate:
+def anytime_estimate(values: Sequence[float], clusters: Sequence[int], doubt: float = 0.0) -> Estimate:
     """Return the mean of values with the interval that holds at all times; `doubt` is a standard error of another kind.
     The interval is infinite for fewer clusters than `intervals.LEAST`."""
     value, spread, count = fmean(values), _spread(values, clusters), max(clusters) + 1
@@ -248,7 +252,7 @@ def _spread(values: Sequence[float], clusters: Sequence[int]) -> float:
     return scale * math.sqrt(sum([deviation * deviation for deviation in sums]) / max(count - 1, 1))
 
 
-def _numbered(rows: Sequence[Logged]) -> list[int]:
+def _cluster_numbers(rows: Sequence[Logged]) -> list[int]:
     """Return the number of each row's conversation, from 0 in the order in which they come."""
     known: dict[str, int] = {}
     return [known.setdefault(row.cluster or f"row {place}", len(known)) for place, row in enumerate(rows)]
@@ -267,14 +271,14 @@ def _needed(rows: int, ess: float, gains: Sequence[float], clusters: Sequence[in
     return max(math.ceil(rows * LEAST / ess), math.ceil(wanted * rows / count))
 
 
-def selected(gains: Sequence[float], factor: float) -> tuple[float, float]:
+def selection_bounds(gains: Sequence[float], factor: float) -> tuple[float, float]:
     """Return the least and the largest mean of the gains of all decisions, rated or not, where the odds that a decision
     was rated differ by at most `factor` between any two of them, in any way."""
-    low = _least(sorted(gains), factor)
-    return low, -_least(sorted([-gain for gain in gains]), factor)
+    low = _least_mean(sorted(gains), factor)
+    return low, -_least_mean(sorted([-gain for gain in gains]), factor)
 
 
-def _least(rising: Sequence[float], factor: float) -> float:
+def _least_mean(rising: Sequence[float], factor: float) -> float:
     """Return the least mean of values where each counts between once and `factor` times: the lowest count for more."""
     total, weight = sum(rising), float(len(rising))
     least = total / weight
@@ -292,15 +296,15 @@ def _selection(gains: Sequence[float], ahead: Estimate) -> float:
     side = 1.0 if ahead.low > 0 else -1.0
     rising, half = sorted([side * gain for gain in gains]), (ahead.high - ahead.low) / 2
     low, high = 1.0, MOST_SELECTION
-    if _least(rising, high) > half:
+    if _least_mean(rising, high) > half:
         return high
     while high - low > 0.01:
         middle = (low + high) / 2
-        low, high = (middle, high) if _least(rising, middle) > half else (low, middle)
+        low, high = (middle, high) if _least_mean(rising, middle) > half else (low, middle)
     return low
 
 
-def _averaged(values: Sequence[float]) -> tuple[float, float]:
+def _mean_and_error(values: Sequence[float]) -> tuple[float, float]:
     """Return the mean and its standard error."""
     count = len(values)
     mean = sum(values) / count
@@ -308,11 +312,11 @@ def _averaged(values: Sequence[float]) -> tuple[float, float]:
     return mean, math.sqrt(spread / count)
 
 
-def _off(errors: Sequence[float], widest: float) -> float:
+def _bias_bound(errors: Sequence[float], widest: float) -> float:
     """Return a bound of a model's mean error from its errors on few rows; half of the range if there are fewer than
     two."""
     if len(errors) > 1:
-        return math.hypot(*_averaged(errors))
+        return math.hypot(*_mean_and_error(errors))
     return widest / 2
 
 
@@ -329,23 +333,23 @@ def _ratio(weights: Sequence[float], rewards: Sequence[float]) -> Estimate:
 # -- the model of the rewards
 
 
-def _crossed(rows: Sequence[Logged], vectors: Sequence[Vector], clusters: Sequence[int]) -> list["Model"]:
+def _cross_fit(rows: Sequence[Logged], vectors: Sequence[Vector], clusters: Sequence[int]) -> list["Model"]:
     """Return, for the rows of each fold (those of every `FOLDS`th conversation), the model fitted on all others."""
     bounds = (min(row.reward for row in rows), max(row.reward for row in rows))
     size = max(len(row.features) for row in rows) + 1
     sums = []
     for fold in range(FOLDS):
         places = [place for place, cluster in enumerate(clusters) if cluster % FOLDS == fold]
-        sums.append(_summed([rows[place] for place in places], [vectors[place] for place in places], size))
-    return [_fitted([*sums[:fold], *sums[fold + 1 :]], size, bounds) for fold in range(FOLDS)]
+        sums.append(_sum_by_arm([rows[place] for place in places], [vectors[place] for place in places], size))
+    return [_fit([*sums[:fold], *sums[fold + 1 :]], size, bounds) for fold in range(FOLDS)]
 
 
-def fitted(rows: Sequence[Logged]) -> "Model":
+def fit_model(rows: Sequence[Logged]) -> "Model":
     """Return the regressions over all of these rows, of which there is one at least."""
     size = max(len(row.features) for row in rows) + 1
     rewards = [row.reward for row in rows]
-    sums = _summed(rows, [_vector(row.features) for row in rows], size)
-    return _fitted([sums], size, (min(rewards), max(rewards)))
+    sums = _sum_by_arm(rows, [_vector(row.features) for row in rows], size)
+    return _fit([sums], size, (min(rewards), max(rewards)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,11 +361,11 @@ class Model:
     own: Mapping[str, Sequence[float]]
     bounds: tuple[float, float]
 
-    def expects(self, arm: str, features: Sequence[float]) -> float:
+    def predict(self, arm: str, features: Sequence[float]) -> float:
         """Return the expected reward of this arm."""
-        return self.predicted(arm, _vector(features))
+        return self.predict_vector(arm, _vector(features))
 
-    def predicted(self, arm: str, vector: Vector) -> float:
+    def predict_vector(self, arm: str, vector: Vector) -> float:
         """Return the predicted reward for features that are a vector already."""
         line = self.own.get(arm, self.shared)
         return min(self.bounds[1], max(self.bounds[0], sum([line[place] * value for place, value in vector])))
@@ -396,14 +400,14 @@ class _Sums:
             self.square[place] = [a + b for a, b in zip(self.square[place], line, strict=True)]
 
 
-def _summed(rows: Sequence[Logged], vectors: Sequence[Vector], size: int) -> dict[str, _Sums]:
+def _sum_by_arm(rows: Sequence[Logged], vectors: Sequence[Vector], size: int) -> dict[str, _Sums]:
     found: dict[str, _Sums] = {}
     for row, vector in zip(rows, vectors, strict=True):
         found.setdefault(row.action, _Sums(size)).note(vector, row.reward)
     return found
 
 
-def _fitted(folds: Sequence[Mapping[str, _Sums]], size: int, bounds: tuple[float, float]) -> Model:
+def _fit(folds: Sequence[Mapping[str, _Sums]], size: int, bounds: tuple[float, float]) -> Model:
     arms: dict[str, _Sums] = {}
     everything = _Sums(size)
     for fold in folds:
@@ -423,11 +427,11 @@ def _ridge(sums: _Sums, centre: Sequence[float]) -> list[float]:
         below = sum([square[i][j] * centre[j] for j in range(i + 1)])
         above = sum([square[j][i] * centre[j] for j in range(i + 1, size)])
         predicted.append(below + above)
-    rest = _solved(square, [moment - known for moment, known in zip(sums.moment, predicted, strict=True)])
+    rest = _solve_ridge(square, [moment - known for moment, known in zip(sums.moment, predicted, strict=True)])
     return [c + r for c, r in zip(centre, rest, strict=True)]
 
 
-def _solved(square: Sequence[Sequence[float]], right: Sequence[float]) -> list[float]:
+def _solve_ridge(square: Sequence[Sequence[float]], right: Sequence[float]) -> list[float]:
     """Return x with (square + RIDGE) x = right, by Cholesky; `square` is a lower half."""
     size = len(right)
     lower: list[list[float]] = []

@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from app.lab import world
-from app.lab.plans import Plan, PlanStep, hands, kinds, needs
+from app.lab.plans import Plan, PlanStep, contributing_steps, results_of_steps, steps_used
 from app.lab.subtask_wording import shift
 from app.lab.world import OUTPUT, PER_LEVEL, QUESTION, TRAITS, Profile, Setting
 
@@ -37,7 +37,7 @@ def outcome(plan: Plan, kind: tuple[int, int], setting: Setting) -> Outcome:
     return Outcome(right(plan, kind, setting.pool), usd, seconds, setting.weights.worth(usd, seconds))
 
 
-class _Part(NamedTuple):
+class _StepFacts(NamedTuple):
     """The facts that a step's odds and price depend on in addition to its worker."""
 
     role: str
@@ -55,19 +55,19 @@ class _Part(NamedTuple):
 
 
 @lru_cache(20_000)
-def _layout(shape: tuple[tuple[str, bool, tuple[int, ...]], ...]) -> tuple[tuple[_Part, ...], bool]:
+def _layout(shape: tuple[tuple[str, bool, tuple[int, ...]], ...]) -> tuple[tuple[_StepFacts, ...], bool]:
     """Return the parts of all plans of this shape, and whether they answer at all."""
     plan = tuple(PlanStep(0, role, user, sees) for role, user, sees in shape)
-    yields = kinds(plan)
-    used = [needs(plan, place, yields) for place in range(len(plan))]
+    yields = results_of_steps(plan)
+    used = [steps_used(plan, place, yields) for place in range(len(plan))]
     written = [OUTPUT["nothing" if what == "nothing" else step.role] for step, what in zip(plan, yields, strict=True)]
     parts = []
     for place, step in enumerate(plan):
-        part = _Part(
+        part = _StepFacts(
             step.role,
             yields[place] != "nothing",
             len(step.sees) - len(used[place]),
-            tuple(hands(used, yields, used[place][0])) if step.role == "check" and used[place] else (),
+            tuple(contributing_steps(used, yields, used[place][0])) if step.role == "check" and used[place] else (),
             tuple(bits_at(used[place], bits) for bits in range(1 << place)),
             written[place],
             sum(written[n] for n in step.sees),
@@ -83,7 +83,7 @@ def bits_at(places: Sequence[int], bits: int) -> tuple[int, ...]:
     return tuple([bits >> n & 1 for n in places])
 
 
-def parts_of(plan: Plan) -> tuple[tuple[_Part, ...], bool]:
+def parts_of(plan: Plan) -> tuple[tuple[_StepFacts, ...], bool]:
     """Return the facts that each step of a plan depends on, and whether the plan answers at all."""
     return _layout(tuple([step[1:4] for step in plan]))
 
@@ -94,19 +94,19 @@ def right(plan: Plan, kind: tuple[int, int], pool: tuple[Profile, ...]) -> float
     parts, answers = parts_of(plan)
     if not answers:
         return 0.0
-    return sum([_right(plan, parts, kind, trait, pool) for trait in TRAITS]) / len(TRAITS)
+    return sum([_right_given_trait(plan, parts, kind, trait, pool) for trait in TRAITS]) / len(TRAITS)
 
 
-def right_for(plan: Plan, kind: tuple[int, int], trait: float, pool: tuple[Profile, ...]) -> float:
+def right_given_trait(plan: Plan, kind: tuple[int, int], trait: float, pool: tuple[Profile, ...]) -> float:
     """Return the chance of a right answer for tasks of one trait."""
     parts, answers = parts_of(plan)
     if not answers:
         return 0.0
-    return _right(plan, parts, kind, trait, pool)
+    return _right_given_trait(plan, parts, kind, trait, pool)
 
 
-def _right(
-    plan: Plan, parts: tuple[_Part, ...], kind: tuple[int, int], trait: float, pool: tuple[Profile, ...]
+def _right_given_trait(
+    plan: Plan, parts: tuple[_StepFacts, ...], kind: tuple[int, int], trait: float, pool: tuple[Profile, ...]
 ) -> float:
     odds = [1.0]
     """The chance of each combination of bits so far; bit n is step n's."""
@@ -117,15 +117,15 @@ def _right(
         own = any([plan[n].worker == step.worker for n in part.hands])
         worker = pool[step.worker]
         if step.text:
-            worker = world.told(worker, shift(step.text, kind[0]))
-        known = {seen: chance(worker, kind, trait, part.role, seen, own, part.crowd) for seen in set(part.seen)}
+            worker = world.shift_skills(worker, shift(step.text, kind[0]))
+        known = {seen: step_chance(worker, kind, trait, part.role, seen, own, part.crowd) for seen in set(part.seen)}
         good = [p * known[seen] for p, seen in zip(odds, part.seen, strict=True)]
         odds = [p - g for p, g in zip(odds, good, strict=True)] + good
     return sum(odds[len(odds) // 2 :])
 
 
 @lru_cache(50_000)
-def chance(
+def step_chance(
     worker: Profile, kind: tuple[int, int], trait: float, role: str, seen: tuple[int, ...], own: bool, crowd: int
 ) -> float:
     if role == "plan":

@@ -61,10 +61,10 @@ Point = tuple[float, float]
 
 def pareto(points: Mapping[str, Point]) -> set[str]:
     """Return the arms that no other one beats in one respect without being worse in the other."""
-    return {name for name, point in points.items() if not _dominated(point, points.values())}
+    return {name for name, point in points.items() if not _is_dominated(point, points.values())}
 
 
-def _dominated(point: Point, others: Iterable[Point]) -> bool:
+def _is_dominated(point: Point, others: Iterable[Point]) -> bool:
     """Return whether another point is cheaper or better, and in the other respect no worse."""
     cost, good = point
     return any(c <= cost and g >= good and (c, g) != point for c, g in others)

@@ -21,7 +21,7 @@ from app.core.plan.workflow import PlanReader, Step, by_ordinal
 from app.errors import ConfigInvalid, PlanRejected
 from app.lab.grading import Grader, UnitTests
 from app.lab.reward import Verdict
-from app.lab.rollouts import RIGHT, critical
+from app.lab.rollouts import RIGHT, critical_path_seconds
 from app.lab.training_questions import Question
 from app.lab.training_record import digest
 from app.network.http_client import async_client
@@ -32,7 +32,7 @@ LATER = frozenset({408, 429, 499})
 
 
 @dataclass(frozen=True, slots=True)
-class Carried:
+class PlanResult:
     """The result of a plan that was executed: dollars of its steps' calls, and seconds of their critical path."""
 
     verdict: Verdict
@@ -55,21 +55,21 @@ class PlanCache:
     def __init__(self, file: Path) -> None:
         """Reads what there is. `ConfigInvalid` if the file is something else."""
         self._file = file
-        self._known: dict[str, Carried] = {}
+        self._known: dict[str, PlanResult] = {}
         try:
             lines = file.read_text().splitlines() if file.exists() else []
             for line in lines:
                 told = json.loads(line)
                 name = told.pop("plan")
-                self._known[name] = Carried(**told)
+                self._known[name] = PlanResult(**told)
         except (OSError, ValueError, TypeError, KeyError, AttributeError):
             raise ConfigInvalid([f"{file}: is no file of carried out plans; name another one with --cache"]) from None
 
-    def find(self, name: str) -> Carried | None:
+    def find(self, name: str) -> PlanResult | None:
         """Return the result of a plan; None if it was not carried out yet."""
         return self._known.get(name)
 
-    def note(self, name: str, found: Carried) -> None:
+    def note(self, name: str, found: PlanResult) -> None:
         """Keep what a plan came to, unless it got no verdict."""
         if found.verdict not in ("right", "wrong"):
             return
@@ -118,18 +118,18 @@ class Executor:
     async def __aexit__(self, *_error: object) -> None:
         await self._client.aclose()
 
-    async def carry(self, question: Question, text: str) -> Carried:
+    async def execute(self, question: Question, text: str) -> PlanResult:
         """Carry out what a conductor has written. `ConfigInvalid` if this Baton can carry out no such plan."""
         steps = read(text, question)
         if steps is None:
-            return Carried("malformed")
+            return PlanResult("malformed")
         if self._cache is None:
-            found = await self._posted(question, steps)
+            found = await self._post(question, steps)
         else:
-            found = await self._once(question, steps, self._cache)
-        return replace(found, told=_tells(steps, question.rule.grader))
+            found = await self._execute_once(question, steps, self._cache)
+        return replace(found, told=_tells_answer(steps, question.rule.grader))
 
-    async def _once(self, question: Question, steps: tuple[Step, ...], cache: PlanCache) -> Carried:
+    async def _execute_once(self, question: Question, steps: tuple[Step, ...], cache: PlanCache) -> PlanResult:
         """Carry out a plan if it is not known yet; equal plans wait for the first of them."""
         workers = [[worker.name, worker.model, worker.price.input, worker.price.output] for worker in question.workers]
         name = digest([self._request(question, steps), workers, asdict(question.limits), question.rule.written])
@@ -137,17 +137,17 @@ class Executor:
             known = cache.find(name)
             if known is not None:
                 return replace(known, known=True)
-            found = await self._posted(question, steps)
+            found = await self._post(question, steps)
             cache.note(name, found)
             return found
 
-    async def _posted(self, question: Question, steps: tuple[Step, ...]) -> Carried:
+    async def _post(self, question: Question, steps: tuple[Step, ...]) -> PlanResult:
         try:
             async with self._free, asyncio.timeout(self._place.deadline):
                 reply = await self._client.post("/v1/chat/completions", json=self._request(question, steps))
         except (httpx.HTTPError, TimeoutError):
-            return Carried("outage", steps=len(steps))
-        return await _found(reply, question, steps)
+            return PlanResult("outage", steps=len(steps))
+        return await _read_reply(reply, question, steps)
 
     def _request(self, question: Question, steps: tuple[Step, ...]) -> Mapping[str, Any]:
         plan = [{"worker": step.worker, "subtask": step.subtask, "access": step.access.as_list()} for step in steps]
@@ -167,7 +167,7 @@ def read(text: str, question: Question) -> tuple[Step, ...] | None:
         return None
 
 
-def _tells(steps: tuple[Step, ...], grader: Grader) -> bool:
+def _tells_answer(steps: tuple[Step, ...], grader: Grader) -> bool:
     """Return True if a subtask alone is graded as right. Unit tests are left out, since they would be run for each
     subtask."""
     if isinstance(grader, UnitTests):
@@ -175,29 +175,29 @@ def _tells(steps: tuple[Step, ...], grader: Grader) -> bool:
     return any([grader.grade(step.subtask).score >= RIGHT for step in steps])
 
 
-async def _found(reply: httpx.Response, question: Question, steps: tuple[Step, ...]) -> Carried:
+async def _read_reply(reply: httpx.Response, question: Question, steps: tuple[Step, ...]) -> PlanResult:
     if reply.status_code != httpx.codes.OK:
-        return _refused(reply, len(steps))
+        return _read_refusal(reply, len(steps))
     document = reply.json()
     told = document["baton"]
     done = [step["worker"] for step in told["steps"]]
     if told["degraded"] or done != [step.worker for step in steps]:
-        return Carried("outage", run=told["run"], steps=len(steps))
+        return PlanResult("outage", run=told["run"], steps=len(steps))
     answer = document["choices"][0]["message"]["content"] or ""
     grade = await asyncio.to_thread(question.rule.grader.grade, answer)  # unit tests take seconds
     verdict: Verdict = "right" if grade.score >= RIGHT else "wrong"
     taken = zip(steps, told["steps"], strict=True)
-    seconds = critical((step.access.steps, float(report["seconds"])) for step, report in taken)
-    return Carried(verdict, float(told["cost_usd"]), seconds, told["run"], len(steps))
+    seconds = critical_path_seconds((step.access.steps, float(report["seconds"])) for step, report in taken)
+    return PlanResult(verdict, float(told["cost_usd"]), seconds, told["run"], len(steps))
 
 
-def _refused(reply: httpx.Response, steps: int) -> Carried:
+def _read_refusal(reply: httpx.Response, steps: int) -> PlanResult:
     try:
         error = dict(reply.json()["error"])
     except (ValueError, KeyError, TypeError):
         error = {}
     if error.get("code") == OVER_BUDGET:
-        return Carried("wrong", steps=steps)
+        return PlanResult("wrong", steps=steps)
     if reply.status_code in LATER or reply.status_code >= 500:
-        return Carried("outage", steps=steps)
+        return PlanResult("outage", steps=steps)
     raise ConfigInvalid([f"this Baton cannot carry out plans for training: {error.get('message', reply.status_code)}"])

@@ -80,7 +80,7 @@ _PART = MOST + 4
 _ENDED = 1 + STEPS * _PART
 
 
-def _said() -> tuple[str, ...]:
+def _word_tokens() -> tuple[str, ...]:
     ordinals = [compact.ordinal(number) for number in range(SLOTS)]
     lists = [f"{CLOSE},{plans.access_text(user, sees)}" for user, sees in accesses()]
     return (START, NEXT, END, *ordinals, OPEN, *(f" {word}" for word in subtask_wording.vocabulary()), *lists)
@@ -144,7 +144,7 @@ def _decode(tokens: Sequence[int]) -> Plan:
 
 WORDS = Form(
     "words",
-    _said(),
+    _word_tokens(),
     _ENDED + 1,
     1 + STEPS * _PART,
     SLOTS + 1,

@@ -14,14 +14,14 @@ from typing import Any
 import httpx
 
 from app.errors import WorkerUnavailable
-from app.lab.plan_execution import Carried, Executor, Place, PlanCache
+from app.lab.plan_execution import Executor, Place, PlanCache, PlanResult
 from app.lab.reward import Verdict, ramped, reward
 from app.lab.training_questions import Question
 from app.lab.world import Weights
 
-PATIENCE = 3
+MAX_OUTAGE_BATCHES = 3
 """Batches in a row in which every plan that could be read met an outage, before training is given up."""
-COLLAPSED = 5
+MAX_EQUAL_BATCHES = 5
 """Batches in a row in which all plans are alike, before training ends."""
 VERDICTS: tuple[Verdict, ...] = ("malformed", "wrong", "right", "outage")
 
@@ -42,15 +42,15 @@ class Scorer:
     """Verdicts of all batches so far."""
     transport: httpx.AsyncBaseTransport | None = None
     """In place of the network."""
-    _out: int = 0
-    _alike: int = 0
+    _outage_batches: int = 0
+    _equal_batches: int = 0
     """Batches in a row in which all plans were alike."""
 
     @property
     def collapsed(self) -> bool:
         """Return True if the last batches had one plan for all of their questions: nothing more can be learned from
         them."""
-        return self._alike >= COLLAPSED
+        return self._equal_batches >= MAX_EQUAL_BATCHES
 
     async def executor_reward(
         self, completions: Sequence[Any], row: Sequence[int], trainer_state: Any = None, **more: Any
@@ -59,20 +59,25 @@ class Scorer:
         texts = [_text(completion) for completion in completions]
         async with Executor(self.place, self.transport, self.cache) as executor:
             found = await asyncio.gather(
-                *(executor.carry(self.questions[n], text) for n, text in zip(row, texts, strict=True))
+                *(executor.execute(self.questions[n], text) for n, text in zip(row, texts, strict=True))
             )
-        step, steps = (trainer_state.global_step, trainer_state.max_steps) if trainer_state is not None else (1, 1)
+        step, steps = 1, 1
+        if trainer_state is not None:
+            step, steps = trainer_state.global_step, trainer_state.max_steps
         if row[0] >= len(self.questions) - self.held_out:
-            return self._judged(step, found)
+            return self._held_out_rewards(step, found)
         weights = ramped(self.weights, step / max(steps, 1), self.ramp)
         rewards = [reward(carried.verdict, carried.usd, carried.seconds, weights) for carried in found]
-        self._alike = self._alike + 1 if len(texts) > 1 and len(set(texts)) == 1 else 0
-        if self._alike == COLLAPSED:
-            self.tell(f"step {step}: for {COLLAPSED} batches all plans were alike; training ends here")
+        if len(texts) > 1 and len(set(texts)) == 1:
+            self._equal_batches += 1
+        else:
+            self._equal_batches = 0
+        if self._equal_batches == MAX_EQUAL_BATCHES:
+            self.tell(f"step {step}: for {MAX_EQUAL_BATCHES} batches all plans were alike; training ends here")
         self._note(step, found, len(set(texts)), more.get("log_metric"))
         return rewards
 
-    def _judged(self, step: int, found: Sequence[Carried]) -> list[float | None]:
+    def _held_out_rewards(self, step: int, found: Sequence[PlanResult]) -> list[float | None]:
         """Return the rewards of plans for questions that are held out."""
         rewards = [reward(carried.verdict, carried.usd, carried.seconds, self.weights) for carried in found]
         known = [reward for reward in rewards if reward is not None]
@@ -82,12 +87,15 @@ class Scorer:
         return rewards
 
     def _note(
-        self, step: int, found: Sequence[Carried], different: int, log: Callable[[str, float], None] | None
+        self, step: int, found: Sequence[PlanResult], different: int, log: Callable[[str, float], None] | None
     ) -> None:
         counts = Counter(carried.verdict for carried in found)
         self.carried.update(counts)
-        self._out = self._out + 1 if counts["outage"] and not counts["right"] + counts["wrong"] else 0
-        judged = [carried for carried in found if carried.verdict in ("right", "wrong")] or [Carried("wrong")]
+        if counts["outage"] and not counts["right"] + counts["wrong"]:
+            self._outage_batches += 1
+        else:
+            self._outage_batches = 0
+        judged = [carried for carried in found if carried.verdict in ("right", "wrong")] or [PlanResult("wrong")]
         figures = {name: counts[name] / len(found) for name in VERDICTS} | {
             "usd": sum(carried.usd for carried in judged) / len(judged),
             "steps_planned": sum(carried.steps for carried in judged) / len(judged),
@@ -100,7 +108,7 @@ class Scorer:
                 log(name, value)
         words = ", ".join(f"{counts[name]} {name}" for name in VERDICTS if counts[name])
         self.tell(f"step {step}: {len(found)} plans: {words}; {different} different")
-        if self._out >= PATIENCE:
+        if self._outage_batches >= MAX_OUTAGE_BATCHES:
             raise WorkerUnavailable("No plan got a verdict in the last batches; the Baton or its workers are out.")
 
 

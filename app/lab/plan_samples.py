@@ -14,28 +14,28 @@ Written = Sequence[tuple[Lesson, Plan]]
 """Tasks and the plans for them, over places of the pool."""
 
 
-def told(form: Form, written: Written) -> str:
+def format_samples(form: Form, written: Written) -> str:
     """Return as text the share of valid plans, the number of different subtasks, and some plans, evenly from all."""
-    read = sum(valid(form, lesson, plan) for lesson, plan in written)
+    read = sum(is_valid(form, lesson, plan) for lesson, plan in written)
     different = len({step.text for _, plan in written for step in plan})
     head = f"valid plans: {read} of {len(written)}, with {different} different subtasks; for example"
     return "\n".join(
-        [head, *(line for lesson, plan in written[:: -(-len(written) // SHOWN)] for line in _shown(lesson, plan))]
+        [head, *(line for lesson, plan in written[:: -(-len(written) // SHOWN)] for line in _format_plan(lesson, plan))]
     )
 
 
-def valid(form: Form, lesson: Lesson, plan: Plan) -> bool:
+def is_valid(form: Form, lesson: Lesson, plan: Plan) -> bool:
     """Return True if the service reads the plan's text as a plan of so many steps by the same workers."""
     names = [lesson.pool[place].name for place in lesson.order]
     reader = PlanReader(by_ordinal(names), STEPS)
     try:
-        steps = (*reader.feed(form.text(form.encode(prompt.ordinals(plan, lesson.order)))), *reader.finish())
+        steps = (*reader.feed(form.text(form.encode(prompt.over_ordinals(plan, lesson.order)))), *reader.finish())
     except PlanRejected:
         return False
     return [step.worker for step in steps] == [lesson.pool[step.worker].name for step in plan]
 
 
-def _shown(lesson: Lesson, plan: Plan) -> list[str]:
+def _format_plan(lesson: Lesson, plan: Plan) -> list[str]:
     steps = [
         f"    {place}  {lesson.pool[step.worker].name}: {step.text}"
         + (f" (sees {', '.join(map(str, step.sees))})" if step.sees else "")

@@ -141,7 +141,7 @@ def to_workflow(plan: Plan, names: Sequence[str]) -> Workflow:
     return Workflow((*steps[:-1], replace(steps[-1], answers=True)))
 
 
-def kinds(plan: Plan) -> list[str]:
+def results_of_steps(plan: Plan) -> list[str]:
     """Return the result of each step: `plan`, `answer`, or `nothing` where it lacks the question or something to work
     on: an answer to check, two to combine."""
     found: list[str] = []
@@ -154,7 +154,7 @@ def kinds(plan: Plan) -> list[str]:
     return found
 
 
-def needs(plan: Plan, place: int, yields: Sequence[str]) -> tuple[int, ...]:
+def steps_used(plan: Plan, place: int, yields: Sequence[str]) -> tuple[int, ...]:
     """Return the earlier steps that a step works on: the last plan, the last answer, or all answers, by its role."""
     step = plan[place]
     if yields[place] == "nothing" or step.role == "plan":
@@ -166,26 +166,26 @@ def needs(plan: Plan, place: int, yields: Sequence[str]) -> tuple[int, ...]:
     return found[-1:]
 
 
-def hands(used: Sequence[tuple[int, ...]], yields: Sequence[str], place: int) -> frozenset[int]:
+def contributing_steps(used: Sequence[tuple[int, ...]], yields: Sequence[str], place: int) -> frozenset[int]:
     """Return the steps that have had a hand in the answer of step `place`, itself included; plans are not answers."""
-    earlier = (hands(used, yields, n) for n in used[place] if yields[n] == "answer")
+    earlier = (contributing_steps(used, yields, n) for n in used[place] if yields[n] == "answer")
     return frozenset({place}).union(*earlier)
 
 
-def behind(step: PlanStep) -> PlanStep:
+def shift_by_one_step(step: PlanStep) -> PlanStep:
     """Return the step as it reads in a plan that has one more step at its beginning."""
     return step._replace(sees=tuple([n + 1 for n in step.sees]))
 
 
-def lean(plan: Plan) -> Plan | None:
+def without_needless_steps(plan: Plan) -> Plan | None:
     """Return the plan without what cannot help: needless access, and steps that the answer does not rest on.
 
     It is right at least as often, and costs no more; None if the plan can never answer.
     """
-    yields = kinds(plan)
+    yields = results_of_steps(plan)
     if yields[-1] != "answer":
         return None
-    used = [needs(plan, place, yields) for place in range(len(plan))]
+    used = [steps_used(plan, place, yields) for place in range(len(plan))]
     kept = {len(plan) - 1}
     for place in reversed(range(len(plan))):
         kept |= set(used[place]) if place in kept else set()

@@ -34,10 +34,10 @@ def main() -> int:
     resolve_name("matplotlib").rcParams.update({"svg.hashsalt": "baton", "svg.fonttype": "none", "font.size": 9})
     standings = json.loads((docs / "results" / "eval.json").read_text("utf-8"))["standings"]
     selector = json.loads((docs / "results" / "selector.json").read_text("utf-8"))
-    _kept(front(standings), docs / "front.svg")
-    _kept(curves((docs / "world2.md").read_text("utf-8")), docs / "learning.svg")
-    _kept(regret(selector), docs / "regret.svg")
-    _kept(calibration(selector), docs / "calibration.svg")
+    _save(front(standings), docs / "front.svg")
+    _save(curves((docs / "world2.md").read_text("utf-8")), docs / "learning.svg")
+    _save(regret(selector), docs / "regret.svg")
+    _save(calibration(selector), docs / "calibration.svg")
     return 0
 
 
@@ -127,7 +127,7 @@ def _short(arm: str) -> str:
     return (arm.partition(":")[2] or arm).replace("rehearsal-", "")
 
 
-def _kept(figure: Figure, path: Path) -> None:
+def _save(figure: Figure, path: Path) -> None:
     figure.savefig(path, format="svg", metadata={"Date": None})
 
 

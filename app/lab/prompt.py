@@ -1,6 +1,6 @@
 """The prompt of the small conductor: the task's words, and the pool as cards with shuffled ordinals; one token a word.
 
-The ids of plan tokens (of its form, `response_formats.py`) come first, then those of the prompt. A worker's card ends
+The ids of plan tokens (of its form, `plan_grammar.py`) come first, then those of the prompt. A worker's card ends
 with the same token that chooses it in a plan; names are never shown. Words that training does not know are one token,
 digits single.
 """
@@ -69,11 +69,11 @@ def tokens(
     ids = _ids(form)
     task = [ids.get(word, ids[UNKNOWN]) for word in compact.words(text)]
     if noise is not None:
-        task = _disturbed(task, noise, noise.random() * share, form)
+        task = _add_noise(task, noise, noise.random() * share, form)
     return [*task, ids[compact.POOL], *_cards(pool, order, form)]
 
 
-def _disturbed(task: Sequence[int], noise: Random, share: float, form: Form) -> list[int]:
+def _add_noise(task: Sequence[int], noise: Random, share: float, form: Form) -> list[int]:
     """Disturb a task's words as an unknown phrasing might: words unknown, left out, others instead, or one too many."""
     plain, unknown = _plain(form), _ids(form)[UNKNOWN]
     found: list[int] = []
@@ -119,18 +119,18 @@ def as_text(text: str, pool: Pool, order: Sequence[int]) -> str:
     return compact.text(text, [compact.card(pool[place].strengths.split(), pool[place].price) for place in order])
 
 
-def drill(pool: Pool, order: Sequence[int], ordinal: int, form: Form = ROLES) -> list[int]:
+def drill_prompt(pool: Pool, order: Sequence[int], ordinal: int, form: Form = ROLES) -> list[int]:
     """Return a prompt that names a card instead of a task: a conductor that can read cards points to the worker of that
     card."""
     return [*_strengths(pool[order[ordinal]], form), _ids(form)[compact.POOL], *_cards(pool, order, form)]
 
 
-def placed(plan: Plan, order: Sequence[int]) -> Plan:
+def over_places(plan: Plan, order: Sequence[int]) -> Plan:
     """Return a plan over ordinals as the same plan over places of the pool."""
     return tuple(step._replace(worker=order[step.worker]) for step in plan)
 
 
-def ordinals(plan: Plan, order: Sequence[int]) -> Plan:
-    """Return a plan over places of the pool as the same plan over ordinals: the inverse of `placed`."""
+def over_ordinals(plan: Plan, order: Sequence[int]) -> Plan:
+    """Return a plan over places of the pool as the same plan over ordinals: the inverse of `over_places`."""
     back = {place: ordinal for ordinal, place in enumerate(order)}
     return tuple(step._replace(worker=back[step.worker]) for step in plan)

@@ -28,7 +28,7 @@ from app.core.pool.catalog import Card, Price, SelectorSpec, Worker
 from app.core.rating.decision import decide
 from app.core.rating.features import Features, features
 from app.core.rating.posterior import USUAL_OUTPUT_TOKENS, Posterior, Rating, estimates, learned, logistic
-from app.lab.logged_decisions import folded
+from app.lab.logged_decisions import hashed_features
 from app.lab.offpolicy import Log, Logged, Report
 from app.lab.recorded_outcomes import Dataset, Recorded, RecordsRefused
 from app.lab.routing_baselines import BASELINES, Estimator, Example, Scores
@@ -310,4 +310,4 @@ def _logged(open_: Routes, row: Recorded, seen: Features, shares: Mapping[str, f
     """Return the row as the estimators read it. Without its own propensity it has the model's share of the log."""
     model, outcome = next(iter(row.outcomes.items()))
     propensity = row.propensity if row.propensity is not None else shares[model]
-    return Logged(folded(seen), model, propensity, open_.reward(model, outcome.score))
+    return Logged(hashed_features(seen), model, propensity, open_.reward(model, outcome.score))

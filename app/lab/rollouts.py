@@ -67,26 +67,33 @@ class Rollout:
         """Return right or wrong; None if it is not rated."""
         if self.score is None:
             return None
-        return "right" if self.score >= RIGHT else "wrong"
+        if self.score >= RIGHT:
+            return "right"
+        return "wrong"
 
 
-def shown(brief: Brief) -> Turns:
+def conductor_prompt(brief: Brief) -> Turns:
     """Return the very prompt that the `model` conductor uses."""
     return tuple({"role": message.role, "content": message.text} for message in messages(brief))
 
 
-def written(steps: Sequence[Step], workers: Sequence[str]) -> str:
+def plan_json(steps: Sequence[Step], workers: Sequence[str]) -> str:
     """Return a plan as a conductor writes it over these ordinals, without blanks, as servers decode it under the
     schema. Raises ValueError for a worker that is not among them."""
-    entries = [
-        {"worker": workers.index(step.worker), "subtask": step.subtask, "access": step.access.as_list()}
-        | ({"tools": True} if step.tools else {})
-        for step in steps
-    ]
+    entries = []
+    for step in steps:
+        entry: dict[str, Any] = {
+            "worker": workers.index(step.worker),
+            "subtask": step.subtask,
+            "access": step.access.as_list(),
+        }
+        if step.tools:
+            entry["tools"] = True
+        entries.append(entry)
     return json.dumps({"steps": entries}, ensure_ascii=False, separators=(",", ":"))
 
 
-def critical(steps: Iterable[tuple[Sequence[int], float]]) -> float:
+def critical_path_seconds(steps: Iterable[tuple[Sequence[int], float]]) -> float:
     """Return the seconds of the longest path through steps, each given as its inputs and its own seconds."""
     ends: list[float] = []
     for inputs, seconds in steps:
@@ -143,55 +150,61 @@ class Example:
     weight: float = 1.0
 
 
-def accepted(rollouts: Iterable[Rollout]) -> list[Example]:
+def right_examples(rollouts: Iterable[Rollout]) -> list[Example]:
     """Return the examples of a warm start: the plans of runs that were rated right."""
     return [Example(rollout.prompt, rollout.completion) for rollout in rollouts if rollout.verdict == "right"]
 
 
-def weighted(rollouts: Iterable[Rollout], weights: Weights, beta: float, cap: float) -> list[Example]:
+def advantage_weighted(rollouts: Iterable[Rollout], weights: Weights, beta: float, cap: float) -> list[Example]:
     """Return the examples of advantage-weighted regression (arXiv 1910.00177): each rated plan with its weight."""
-    return [
-        Example(rollout.prompt, rollout.completion, weight) for rollout, weight in scored(rollouts, weights, beta, cap)
-    ]
+    examples = []
+    for rollout, weight in with_weights(rollouts, weights, beta, cap):
+        examples.append(Example(rollout.prompt, rollout.completion, weight))
+    return examples
 
 
-def scored(rollouts: Iterable[Rollout], weights: Weights, beta: float, cap: float) -> list[tuple[Rollout, float]]:
+def with_weights(rollouts: Iterable[Rollout], weights: Weights, beta: float, cap: float) -> list[tuple[Rollout, float]]:
     """Return each rated rollout with its weight, exp(advantage / beta), at most `cap`.
 
     The advantage is over the mean reward of the same conversation's other plans where there are some, else of all
     rollouts. What nobody has rated is left out. The weights have the mean 1.
     """
-    rated = [(rollout, worth) for rollout in rollouts if (worth := _worth(rollout, weights)) is not None]
+    rated: list[tuple[Rollout, float]] = []
+    for rollout in rollouts:
+        found = _reward_of(rollout, weights)
+        if found is not None:
+            rated.append((rollout, found))
     if not rated:
         return []
-    mean = sum(worth for _, worth in rated) / len(rated)
+    mean = sum(earned for _, earned in rated) / len(rated)
     groups: dict[str, list[float]] = defaultdict(list)
-    for rollout, worth in rated:
-        groups[_asked(rollout)].append(worth)
-    raw = [
-        min(cap, math.exp((worth - _usual(groups[_asked(rollout)], worth, mean)) / beta)) for rollout, worth in rated
-    ]
+    for rollout, earned in rated:
+        groups[_conversation_key(rollout)].append(earned)
+    raw = []
+    for rollout, earned in rated:
+        advantage = earned - _baseline(groups[_conversation_key(rollout)], earned, mean)
+        raw.append(min(cap, math.exp(advantage / beta)))
     scale = len(raw) / sum(raw)
     return [(rollout, weight * scale) for (rollout, _), weight in zip(rated, raw, strict=True)]
 
 
-def effective(examples: Sequence[Example]) -> float:
+def effective_count(examples: Sequence[Example]) -> float:
     """Return the effective number of examples: as many equally weighted ones have the same variance."""
     total, squares = sum(example.weight for example in examples), sum(example.weight**2 for example in examples)
     return total**2 / squares if squares else 0.0
 
 
-def _worth(rollout: Rollout, weights: Weights) -> float | None:
+def _reward_of(rollout: Rollout, weights: Weights) -> float | None:
     if rollout.verdict is None:
         return None
     return reward(rollout.verdict, rollout.usd, rollout.seconds, weights)
 
 
-def _asked(rollout: Rollout) -> str:
+def _conversation_key(rollout: Rollout) -> str:
     return json.dumps([dict(turn) for turn in rollout.conversation], sort_keys=True)
 
 
-def _usual(group: Sequence[float], worth: float, mean: float) -> float:
+def _baseline(group: Sequence[float], worth: float, mean: float) -> float:
     if len(group) > 1:
         return (sum(group) - worth) / (len(group) - 1)
     return mean

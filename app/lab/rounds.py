@@ -17,9 +17,9 @@ from random import Random
 from typing import NamedTuple
 
 from app.lab import world
-from app.lab.outcome import bill, right_for
+from app.lab.outcome import bill, right_given_trait
 from app.lab.paired_statistics import Interval
-from app.lab.plans import STEPS, Plan, PlanStep, hands, kinds
+from app.lab.plans import STEPS, Plan, PlanStep, contributing_steps, results_of_steps
 from app.lab.search import CONTEXTS, Shape, Walk, shapes
 from app.lab.world import CLASSES, OUTPUT, PER_LEVEL, QUESTION, TRAITS, Profile, Setting, standard_pool
 from app.providers.rehearsal.task_families import LEVELS
@@ -52,13 +52,13 @@ class Second(NamedTuple):
 
 def one_round(setting: Setting, most: int = STEPS) -> list[list[Point]]:
     """Return for each class the points of all plans of at most `most` steps."""
-    walk = _Every(setting)
+    walk = _AllPlans(setting)
     for shape in shapes(most):
         walk.through(shape)
     return walk.points
 
 
-class _Every(Walk):
+class _AllPlans(Walk):
     """Takes note of all plans instead of the best."""
 
     def __init__(self, setting: Setting) -> None:
@@ -80,11 +80,11 @@ class _Every(Walk):
 
 def two_rounds(setting: Setting, conductor: int) -> list[list[Point]]:
     """Return for each class the points of all first and second plans of at most two steps, if this worker conducts."""
-    walk = _Firsts(setting)
+    walk = _FirstPlans(setting)
     for shape in shapes(2):
         walk.through(shape)
     points: list[list[Point]] = [[] for _ in CLASSES]
-    for (plan, good), second in product(walk.plans, _seconds(len(setting.pool))):
+    for (plan, good), second in product(walk.plans, _second_plans(len(setting.pool))):
         wrote = writers(plan)
         if second.solver in wrote:  # it would say the same again
             continue
@@ -95,11 +95,11 @@ def two_rounds(setting: Setting, conductor: int) -> list[list[Point]]:
 
 def policy(setting: Setting, plan: Plan, judge: int, second: Second) -> list[Point]:
     """Return for each class the point of one first plan, one conductor and one second plan."""
-    good = [right_for(plan, kind, trait, setting.pool) for kind, trait in CONTEXTS]
+    good = [right_given_trait(plan, kind, trait, setting.pool) for kind, trait in CONTEXTS]
     return list(_points(setting.pool, plan, good, judge, second, writers(plan)))
 
 
-class _Firsts(Walk):
+class _FirstPlans(Walk):
     """Takes note of plans with their chances in every context."""
 
     def __init__(self, setting: Setting) -> None:
@@ -116,7 +116,7 @@ def _with_user(shape: Shape) -> Iterable[tuple[str, bool, tuple[int, ...]]]:
     return ((role, True, sees) for role, sees in shape)
 
 
-def _seconds(workers: int) -> list[Second]:
+def _second_plans(workers: int) -> list[Second]:
     alone = [Second(None, "", checker) for checker in range(workers)]
     anew = [Second(solver, role, None) for solver in range(workers) for role in ("solve", "reason")]
     both = [Second(a, role, b) for a, b in permutations(range(workers), 2) for role in ("solve", "reason")]
@@ -125,8 +125,8 @@ def _seconds(workers: int) -> list[Second]:
 
 def writers(plan: Plan) -> frozenset[int]:
     """Return the workers that had a hand in a plan's answer."""
-    yields = kinds(plan)
-    had = hands([step.sees for step in plan], yields, len(plan) - 1)
+    yields = results_of_steps(plan)
+    had = contributing_steps([step.sees for step in plan], yields, len(plan) - 1)
     return frozenset(plan[n].worker for n in {*had, len(plan) - 1} if yields[n] == "answer")
 
 
@@ -134,33 +134,34 @@ def _points(
     pool: Sequence[Profile], plan: Plan, good: Sequence[float], judge: int, second: Second, wrote: frozenset[int]
 ) -> Iterable[Point]:
     """Yield the points of one policy, one for each class."""
-    doubts = [doubted(pool[judge], right=right, own=judge in wrote) for right in (0, 1)]
+    doubts = [doubt_chance(pool[judge], right=right, own=judge in wrote) for right in (0, 1)]
     for kind in CLASSES:
         right = again = 0.0
         for trait in TRAITS:
             p = good[CONTEXTS.index((kind, trait))]
-            mended = [_mended(pool, second, kind, trait, before, wrote) for before in (0, 1)]
+            mended = [_right_after_second_plan(pool, second, kind, trait, before, wrote) for before in (0, 1)]
             right += p * (1 - doubts[1]) + p * doubts[1] * mended[1] + (1 - p) * doubts[0] * mended[0]
             again += p * doubts[1] + (1 - p) * doubts[0]
         again /= len(TRAITS)
-        asked = judged(pool[judge], kind[1], ACCEPTS) * (1 - again) + judged(pool[judge], kind[1], PLANS) * again
-        usd = bill(plan, kind[1], tuple(pool))[0] + asked + again * _second_usd(pool, second, kind[1])
+        accepting, planning = (judging_usd(pool[judge], kind[1], tokens) for tokens in (ACCEPTS, PLANS))
+        judging = accepting * (1 - again) + planning * again
+        usd = bill(plan, kind[1], tuple(pool))[0] + judging + again * _second_usd(pool, second, kind[1])
         yield Point(usd, right / len(TRAITS), again)
 
 
-def doubted(judge: Profile, *, right: int, own: bool) -> float:
+def doubt_chance(judge: Profile, *, right: int, own: bool) -> float:
     """Return the probability that a conductor opens a second round: as likely as a checker finds fault."""
     if right:
         return 1 - world.logistic(2.2 + 0.7 * judge.checks)
     return world.logistic(judge.checks - 0.5 + (world.SELF if own else 0.0))
 
 
-def judged(judge: Profile, level: int, written: int) -> float:
+def judging_usd(judge: Profile, level: int, written: int) -> float:
     """Return the cost of showing a conductor the answer, in dollars."""
     return world.usd(judge, PROMPT + QUESTION + PER_LEVEL * level + OUTPUT["reason"], written)
 
 
-def _mended(
+def _right_after_second_plan(
     pool: Sequence[Profile], second: Second, kind: tuple[int, int], trait: float, before: int, wrote: frozenset[int]
 ) -> float:
     """Return the probability that the second plan's answer is right, if the one before was (1) or was not (0)."""
@@ -213,7 +214,7 @@ def by_class(points: Sequence[Sequence[Point]], usd: float) -> list[Point] | Non
     steps = [(_slope(*pair), place, pair) for place, hull in enumerate(hulls) for pair in pairwise(hull)]
     for _, place, (low, high) in sorted(steps, key=lambda step: -step[0]):
         part = min(1.0, left / (high.usd - low.usd))
-        chosen[place] = _mixed(low, high, part)
+        chosen[place] = _mix(low, high, part)
         left -= part * (high.usd - low.usd)
         if part < 1.0:
             break
@@ -233,10 +234,10 @@ def same_for_all(points: Sequence[Sequence[Point]], usd: float) -> list[Point] |
         return None
     low, high = hull[place], hull[min(place + 1, len(hull) - 1)]
     part = (usd - low.usd) / (high.usd - low.usd) if high is not low else 0.0
-    return [_mixed(of_class[int(low.again)], of_class[int(high.again)], part) for of_class in points]
+    return [_mix(of_class[int(low.again)], of_class[int(high.again)], part) for of_class in points]
 
 
-def _mixed(low: Point, high: Point, part: float) -> Point:
+def _mix(low: Point, high: Point, part: float) -> Point:
     return Point(*(a + part * (b - a) for a, b in zip(low, high, strict=True)))
 
 
@@ -250,7 +251,7 @@ class Row(NamedTuple):
     again: float
 
 
-def row(single: Sequence[Point], double: Sequence[Point], seed: int = 0) -> Row:
+def compare_rounds(single: Sequence[Point], double: Sequence[Point], seed: int = 0) -> Row:
     """Compare one round with two, given for each class; the interval is a paired bootstrap over tasks."""
     random = Random(seed)
     tasks = random.choices(list(zip(single, double, strict=True)), k=LESSONS)
@@ -278,7 +279,7 @@ def report(setting: Setting, most: int = STEPS) -> Iterator[str]:
     yield "the best plans for each class, $1m a task, by who conducts:"
     single = by_class(one, 0.001)
     for worker, points in zip(setting.pool, each, strict=True):
-        sees = doubted(worker, right=0, own=False), doubted(worker, right=1, own=False)
+        sees = doubt_chance(worker, right=0, own=False), doubt_chance(worker, right=1, own=False)
         told = f"{worker.name}: doubts {sees[0]:.0%} of wrong, {sees[1]:.0%} of right answers"
         yield _line(told, single, by_class(points, 0.001))
 
@@ -286,7 +287,7 @@ def report(setting: Setting, most: int = STEPS) -> Iterator[str]:
 def _line(name: str, single: Sequence[Point] | None, double: Sequence[Point] | None) -> str:
     if single is None or double is None:
         return f"  {name:<56} too dear"
-    one, two, ahead, again = row(single, double)
+    one, two, ahead, again = compare_rounds(single, double)
     figures = f"one {one:.3f}  two {two:.3f}  ahead {ahead.value:+.3f} [{ahead.low:+.3f}, {ahead.high:+.3f}]"
     return f"  {name:<56} {figures}  second round in {again:.0%}"
 

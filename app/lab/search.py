@@ -1,8 +1,8 @@
 """Every plan that could be best, tried: the best fixed plan and the best plan for each class, by exhaustion.
 
-A plan with needless access or idle steps is never better than its `lean` form (a test holds this against plans drawn
-from the whole grammar), so only lean plans are tried: all shapes of at most four steps over all workers. Plans that
-differ only in the order of independent steps are tried once.
+A plan with needless access or idle steps is never better than its lean form (`without_needless_steps`; a test holds
+this against plans drawn from the whole grammar), so only lean plans are tried: all shapes of at most four steps over
+all workers. Plans that differ only in the order of independent steps are tried once.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -10,7 +10,7 @@ from itertools import combinations, permutations, product
 from typing import NamedTuple
 
 from app.lab import outcome as exact
-from app.lab.plans import ROLES, STEPS, Plan, PlanStep, hands, kinds, lean
+from app.lab.plans import ROLES, STEPS, Plan, PlanStep, contributing_steps, results_of_steps, without_needless_steps
 from app.lab.world import CLASSES, INPUT_SHARE, OUTPUT, OVERHEAD, PER_LEVEL, QUESTION, TRAITS, Setting
 from app.providers.rehearsal.task_families import LEVELS
 
@@ -43,23 +43,23 @@ def shapes(most: int = STEPS) -> tuple[Shape, ...]:
     """Return all shapes of lean plans of at most `most` steps, each in one order of its steps."""
     found: set[Shape] = set()
     for steps in range(1, most + 1):
-        found |= {ordered(shape) for shape in _grown((), steps)}
+        found |= {canonical_order(shape) for shape in _lean_shapes((), steps)}
     return tuple(sorted(found, key=lambda shape: (len(shape), shape)))
 
 
-def _grown(shape: Shape, steps: int) -> Iterator[Shape]:
+def _lean_shapes(shape: Shape, steps: int) -> Iterator[Shape]:
     if len(shape) == steps:
-        plan = _manned(shape, [0] * steps)
-        if lean(plan) == plan:
+        plan = _with_workers(shape, [0] * steps)
+        if without_needless_steps(plan) == plan:
             yield shape
         return
-    yields = kinds(_manned(shape, [0] * len(shape)))
+    yields = results_of_steps(_with_workers(shape, [0] * len(shape)))
     for role in ROLES:
-        for sees in _sights(role, yields):
-            yield from _grown((*shape, (role, sees)), steps)
+        for sees in _useful_access(role, yields):
+            yield from _lean_shapes((*shape, (role, sees)), steps)
 
 
-def _sights(role: str, yields: Sequence[str]) -> list[tuple[int, ...]]:
+def _useful_access(role: str, yields: Sequence[str]) -> list[tuple[int, ...]]:
     plans = [n for n, what in enumerate(yields) if what == "plan"]
     answers = [n for n, what in enumerate(yields) if what == "answer"]
     if role == "plan":
@@ -71,21 +71,21 @@ def _sights(role: str, yields: Sequence[str]) -> list[tuple[int, ...]]:
     return [seen for count in range(2, len(answers) + 1) for seen in combinations(answers, count)]
 
 
-def _manned(shape: Shape, workers: Sequence[int]) -> Plan:
+def _with_workers(shape: Shape, workers: Sequence[int]) -> Plan:
     return tuple(PlanStep(worker, role, True, sees) for worker, (role, sees) in zip(workers, shape, strict=True))
 
 
-def ordered(shape: Shape) -> Shape:
+def canonical_order(shape: Shape) -> Shape:
     """Return the least of all orders in which its steps can stand."""
-    return min(_reordered(shape, order) for order in permutations(range(len(shape))) if _possible(shape, order))
+    return min(_reorder(shape, order) for order in permutations(range(len(shape))) if _is_valid_order(shape, order))
 
 
-def _possible(shape: Shape, order: Sequence[int]) -> bool:
+def _is_valid_order(shape: Shape, order: Sequence[int]) -> bool:
     place = {old: new for new, old in enumerate(order)}
     return order[-1] == len(shape) - 1 and all(place[n] < place[old] for old in order for n in shape[old][1])
 
 
-def _reordered(shape: Shape, order: Sequence[int]) -> Shape:
+def _reorder(shape: Shape, order: Sequence[int]) -> Shape:
     place = {old: new for new, old in enumerate(order)}
     steps = []
     for old in order:
@@ -128,8 +128,8 @@ class Walk:
         written = [OUTPUT[role] for role, _ in shape]
         sights = [sees for _, sees in shape]
         read = [_sum_at(written, sees) + QUESTION for sees in sights]
-        yields = kinds(_manned(shape, [0] * len(shape)))
-        self._hands = [hands(sights, yields, n) for n in range(len(shape))]
+        yields = results_of_steps(_with_workers(shape, [0] * len(shape)))
+        self._hands = [contributing_steps(sights, yields, n) for n in range(len(shape))]
         self._extend(shape, list(zip(read, written, strict=True)), [], [[1.0] for _ in CONTEXTS])
 
     def _extend(self, shape: Shape, tokens: list[tuple[int, int]], workers: list[int], odds: list[list[float]]) -> None:
@@ -138,7 +138,7 @@ class Walk:
         patterns = [exact.bits_at(sees, bits) for bits in range(1 << place)]
         for worker in range(len(self.setting.pool)):
             own = role == "check" and any(workers[n] == worker for n in self._hands[sees[0]])
-            known = self._known(worker, role, own, len(sees))
+            known = self._chances_of(worker, role, own, len(sees))
             good: list[list[float]] = []
             for chances, before in zip(known, odds, strict=True):
                 good.append([p * chances[seen] for p, seen in zip(before, patterns, strict=True)])
@@ -150,7 +150,7 @@ class Walk:
                 grown.append([p - g for p, g in zip(before, now, strict=True)] + now)
             self._extend(shape, tokens, [*workers, worker], grown)
 
-    def _known(self, worker: int, role: str, own: bool, count: int) -> list[dict[tuple[int, ...], float]]:
+    def _chances_of(self, worker: int, role: str, own: bool, count: int) -> list[dict[tuple[int, ...], float]]:
         """Return for each context the chances by the bits that are seen."""
         key = (worker, role, own, count)
         if key not in self._chances:
@@ -158,14 +158,14 @@ class Walk:
             profile = self.setting.pool[worker]
             found: list[dict[tuple[int, ...], float]] = []
             for kind, trait in CONTEXTS:
-                found.append({bits: exact.chance(profile, kind, trait, role, bits, own, 0) for bits in seen})
+                found.append({bits: exact.step_chance(profile, kind, trait, role, bits, own, 0) for bits in seen})
             self._chances[key] = found
         return self._chances[key]
 
     def note(self, shape: Shape, tokens: list[tuple[int, int]], workers: list[int], good: list[list[float]]) -> None:
         """Note the outcome of a plan: the tokens read (for the easiest level) and written of each step, and for each of
         `CONTEXTS` the chances of all hidden bits with which its answer is right."""
-        worths = self._worths(shape, tokens, workers)
+        worths = self._worth_by_level(shape, tokens, workers)
         rewards = [
             (sum(good[2 * place]) + sum(good[2 * place + 1])) / 2 * worths[kind[1]]
             for place, kind in enumerate(CLASSES)
@@ -173,12 +173,12 @@ class Walk:
         self._tried += 1
         mean = sum(rewards) / len(rewards)
         if mean > self._fixed[0]:
-            self._fixed = (mean, _manned(shape, workers))
+            self._fixed = (mean, _with_workers(shape, workers))
         for place, reward in enumerate(rewards):
             if reward > self._best[place][0]:
-                self._best[place] = (reward, _manned(shape, workers))
+                self._best[place] = (reward, _with_workers(shape, workers))
 
-    def _worths(self, shape: Shape, tokens: list[tuple[int, int]], workers: list[int]) -> list[float]:
+    def _worth_by_level(self, shape: Shape, tokens: list[tuple[int, int]], workers: list[int]) -> list[float]:
         """Return the worth of a right answer by level: the sums of `outcome.bill`, made for all levels at once."""
         pool = [self.setting.pool[worker] for worker in workers]
         ends: list[float] = []

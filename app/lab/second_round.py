@@ -12,10 +12,10 @@ from random import Random
 from typing import NamedTuple
 
 from app.lab import world
-from app.lab.lessons import Lesson, sensible
-from app.lab.outcome import bill, chance, parts_of, right_for
-from app.lab.plans import FURTHER, Plan, PlanStep, behind, from_tokens, to_tokens
-from app.lab.rounds import ACCEPTS, PLANS, doubted, judged, writers
+from app.lab.lessons import Lesson, draw_sensible_plan
+from app.lab.outcome import bill, parts_of, right_given_trait, step_chance
+from app.lab.plans import FURTHER, Plan, PlanStep, from_tokens, shift_by_one_step, to_tokens
+from app.lab.rounds import ACCEPTS, PLANS, doubt_chance, judging_usd, writers
 from app.lab.world import TRAITS, Pool, Profile, Setting, Weights
 
 BEFORE = PlanStep(0, "reason")
@@ -28,7 +28,7 @@ SIGNS = (TRUST, DOUBT)
 Kind = tuple[int, int]
 
 
-class Whole(NamedTuple):
+class RunOutcome(NamedTuple):
     """The outcome of a run of up to two rounds."""
 
     reward: float
@@ -39,7 +39,7 @@ class Whole(NamedTuple):
     """The probability that it has a second round."""
 
 
-class Case(NamedTuple):
+class FirstAnswer(NamedTuple):
     """One way in which a first plan may have come out: chance, the task's trait, and whether its answer is right."""
 
     chance: float
@@ -47,45 +47,47 @@ class Case(NamedTuple):
     right: int
 
 
-def judge(pool: Pool) -> Profile:
+def judging_worker(pool: Pool) -> Profile:
     """Return the worker that judges answers: one whose card says checking, else the dearest."""
     checkers = [worker for worker in pool if "checking" in worker.strengths.split()]
     return max(checkers or pool, key=lambda worker: worker.price)
 
 
 @lru_cache(20_000)
-def cases(first: Plan, kind: Kind, pool: Pool, sign: int) -> tuple[Case, ...]:
+def first_answers(first: Plan, kind: Kind, pool: Pool, sign: int) -> tuple[FirstAnswer, ...]:
     """Return the ways in which a first plan may have ended with this sign; their chances add up to that of the sign."""
-    looks = judge(pool)
+    looks = judging_worker(pool)
     own = any(pool[place] == looks for place in writers(first))
     found = []
     for trait in TRAITS:
-        good = right_for(first, kind, trait, pool)
+        good = right_given_trait(first, kind, trait, pool)
         for right in (0, 1):
-            doubts = doubted(looks, right=right, own=own)
+            doubts = doubt_chance(looks, right=right, own=own)
             seen = doubts if sign == DOUBT else 1 - doubts
-            found.append(Case(seen * (good if right else 1 - good) / len(TRAITS), trait, right))
+            found.append(FirstAnswer(seen * (good if right else 1 - good) / len(TRAITS), trait, right))
     return tuple(found)
 
 
 @lru_cache(100_000)
-def continued(first: Plan, second: Plan, kind: Kind, setting: Setting, sign: int) -> Whole:
+def outcome_given_sign(first: Plan, second: Plan, kind: Kind, setting: Setting, sign: int) -> RunOutcome:
     """Return the outcome, from beginning to end, of a run whose first answer met this sign. `again` is the chance of
     the sign, and the other figures are given that sign."""
     pool, hands = setting.pool, writers(first)
-    met = cases(first, kind, pool, sign)
+    met = first_answers(first, kind, pool, sign)
     likely = sum(case.chance for case in met)
-    right = sum(case.chance * mended(second, kind, case, pool, hands) for case in met) / likely if likely else 0.0
+    right = 0.0
+    if likely:
+        right = sum(case.chance * right_after_second_plan(second, kind, case, pool, hands) for case in met) / likely
     usd, seconds = bill(first, kind[1], pool)
-    looks, written = judge(pool), ACCEPTS if second == TAKE else PLANS
-    usd += judged(looks, kind[1], written)
+    looks, written = judging_worker(pool), ACCEPTS if second == TAKE else PLANS
+    usd += judging_usd(looks, kind[1], written)
     seconds += world.seconds(looks, written)
     second_usd, second_seconds = bill(second, kind[1], pool, finished=1)
     usd, seconds = usd + second_usd, seconds + second_seconds
-    return Whole(right * setting.weights.worth(usd, seconds), right, usd, seconds, likely)
+    return RunOutcome(right * setting.weights.worth(usd, seconds), right, usd, seconds, likely)
 
 
-def mended(second: Plan, kind: Kind, case: Case, pool: Pool, hands: frozenset[int]) -> float:
+def right_after_second_plan(second: Plan, kind: Kind, case: FirstAnswer, pool: Pool, hands: frozenset[int]) -> float:
     """Return the probability that the run's answer is right after a second plan, in this case."""
     parts, answers = parts_of(second)
     if not answers:
@@ -99,44 +101,46 @@ def mended(second: Plan, kind: Kind, case: Case, pool: Pool, hands: frozenset[in
             good = [p * (place & 1) for place, p in enumerate(odds)]
         else:
             own = any(step.worker in hands if n == 0 else second[n].worker == step.worker for n in part.hands)
-            known = {
-                seen: chance(pool[step.worker], kind, case.trait, part.role, seen, own, part.crowd)
-                for seen in set(part.seen)
-            }
-            good = [p * known[seen] for p, seen in zip(odds, part.seen, strict=True)]
+            worker = pool[step.worker]
+            chances = {}
+            for seen in set(part.seen):
+                chances[seen] = step_chance(worker, kind, case.trait, part.role, seen, own, part.crowd)
+            good = [p * chances[seen] for p, seen in zip(odds, part.seen, strict=True)]
         odds = [p - g for p, g in zip(odds, good, strict=True)] + good
     return sum(odds[len(odds) // 2 :])
 
 
-def whole(first: Plan, seconds: Sequence[Plan], kind: Kind, setting: Setting) -> Whole:
+def run_outcome(first: Plan, seconds: Sequence[Plan], kind: Kind, setting: Setting) -> RunOutcome:
     """Return the outcome of a run whose conductor answers each of `SIGNS` with the plan at its place."""
-    found = [continued(first, second, kind, setting, sign) for sign, second in zip(SIGNS, seconds, strict=True)]
+    found = [
+        outcome_given_sign(first, second, kind, setting, sign) for sign, second in zip(SIGNS, seconds, strict=True)
+    ]
     sums = []
     for place in range(4):
         sums.append(sum(run.again * run[place] for run in found))
     worth, right, usd, waited = sums
     again = sum(run.again for run, second in zip(found, seconds, strict=True) if second != TAKE)
-    return Whole(worth, right, usd, waited, again)
+    return RunOutcome(worth, right, usd, waited, again)
 
 
 # -- prompts and plans as tokens
 
 
-def shown(read: Sequence[int], lesson: Lesson, first: Plan, sign: int) -> list[int]:
+def second_prompt(read: Sequence[int], lesson: Lesson, first: Plan, sign: int) -> list[int]:
     """Return the second prompt: what was read before, and behind the task the first plan, over ordinals, and at the end
     the sign."""
     cards = 3 * len(lesson.pool) + 1
     return [*read[:-cards], *to_tokens(first), *read[-cards:], sign]
 
 
-def written(second: Plan) -> list[int]:
+def second_plan_tokens(second: Plan) -> list[int]:
     """Return the tokens of a second plan over ordinals."""
     if second != TAKE:
         return [0, *to_tokens(second)[5:]]
     return [0, 2]
 
 
-def understood(tokens: Sequence[int]) -> Plan:
+def second_plan_of(tokens: Sequence[int]) -> Plan:
     """Return the second plan of these tokens, up to its end."""
     if tokens[1] == 2:
         return TAKE
@@ -148,20 +152,20 @@ def placed(second: Plan, order: Sequence[int]) -> Plan:
     return (BEFORE, *(step._replace(worker=order[step.worker]) for step in second[1:]))
 
 
-def drawn(random: Random, workers: int) -> Plan:
+def draw_second_plan(random: Random, workers: int) -> Plan:
     """Draw a second plan of a sensible shape, that goes on from the answer or begins anew."""
     while True:
-        plan = sensible(random, workers)
+        plan = draw_sensible_plan(random, workers)
         if len(plan) <= FURTHER and random.random() < 0.5:
-            return (BEFORE, *map(behind, plan))
+            return (BEFORE, *map(shift_by_one_step, plan))
         head, *rest = plan
         if rest and head.role in ("solve", "reason"):
             return (BEFORE, *rest)
 
 
-def weighed(
+def run_outcomes(
     lessons: Sequence[Lesson], chosen: Sequence[tuple[Plan, Sequence[Plan]]], weights: Weights
-) -> Iterator[Whole]:
+) -> Iterator[RunOutcome]:
     """Yield the outcomes of the runs of some lessons, given each one's first plan and the second ones."""
     for lesson, (first, seconds) in zip(lessons, chosen, strict=True):
-        yield whole(first, seconds, lesson.problem.kind, Setting(lesson.pool, weights))
+        yield run_outcome(first, seconds, lesson.problem.kind, Setting(lesson.pool, weights))

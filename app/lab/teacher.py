@@ -8,26 +8,26 @@ import math
 from collections.abc import Callable
 from random import Random
 
-from app.lab.lessons import sensible
-from app.lab.plans import STEPS, Plan, PlanStep, behind, lean
+from app.lab.lessons import draw_sensible_plan
+from app.lab.plans import STEPS, Plan, PlanStep, shift_by_one_step, without_needless_steps
 from app.lab.subtask_wording import SUBJECTS, phrase
 
-FRESH = 0.25
+RANDOM_SHARE = 0.25
 """The share of the plans that are drawn at random, before any is changed."""
-RESHAPED, SWAPPED = 0.3, 0.3
+RESHAPE_SHARE, SWAP_ROLE_SHARE = 0.3, 0.3
 """The share of the changes that alter the number of steps; and of the others that can, the share that switches between
 answering at once and step by step. The rest change a worker."""
 
 
-def best(random: Random, workers: int, worth: Callable[[Plan], float], tries: int) -> tuple[Plan, float]:
+def search_best_plan(random: Random, workers: int, worth: Callable[[Plan], float], tries: int) -> tuple[Plan, float]:
     """Return the best of at most `tries` different plans over so many workers, and what it was worth."""
     found: dict[Plan, float] = {}
     leader: Plan = ()
     most = -math.inf
     for turn in range(tries):
-        plan = sensible(random, workers) if turn < FRESH * tries else changed(random, leader, workers)
+        plan = draw_sensible_plan(random, workers) if turn < RANDOM_SHARE * tries else mutate(random, leader, workers)
         if plan in found:
-            plan = changed(random, plan, workers)
+            plan = mutate(random, plan, workers)
         if plan in found:
             continue
         found[plan] = worth(plan)
@@ -35,21 +35,21 @@ def best(random: Random, workers: int, worth: Callable[[Plan], float], tries: in
     return leader, most
 
 
-def worded(random: Random, plan: Plan, worth: Callable[[Plan], float], count: int) -> tuple[list[Plan], float]:
+def put_in_words(random: Random, plan: Plan, worth: Callable[[Plan], float], count: int) -> tuple[list[Plan], float]:
     """Return the plan put into words in `count` ways, about the subject of `SUBJECTS` with which it was worth most, and
     what it was worth."""
-    tried = [worth(_told(random, plan, subject)) for subject in range(len(SUBJECTS))]
+    tried = [worth(_with_subject(random, plan, subject)) for subject in range(len(SUBJECTS))]
     best = tried.index(max(tried))
-    return [_told(random, plan, best) for _ in range(count)], tried[best]
+    return [_with_subject(random, plan, best) for _ in range(count)], tried[best]
 
 
-def _told(random: Random, plan: Plan, subject: int) -> Plan:
+def _with_subject(random: Random, plan: Plan, subject: int) -> Plan:
     return tuple(step._replace(text=phrase(random, step.role, subject)) for step in plan)
 
 
-def changed(random: Random, plan: Plan, workers: int) -> Plan:
+def mutate(random: Random, plan: Plan, workers: int) -> Plan:
     """Return the plan with one random change: a step more or less, another worker, at once or step by step."""
-    if random.random() < RESHAPED:
+    if random.random() < RESHAPE_SHARE:
         shorter = len(plan) == STEPS or (len(plan) > 1 and random.random() < 0.5)
         if shorter:
             return _shorter(plan)
@@ -57,14 +57,14 @@ def changed(random: Random, plan: Plan, workers: int) -> Plan:
     place = random.randrange(len(plan))
     step = plan[place]
     other = {"solve": "reason", "reason": "solve"}.get(step.role)
-    if other and random.random() < SWAPPED:
+    if other and random.random() < SWAP_ROLE_SHARE:
         return (*plan[:place], step._replace(role=other), *plan[place + 1 :])
     return (*plan[:place], step._replace(worker=random.randrange(workers)), *plan[place + 1 :])
 
 
 def _shorter(plan: Plan) -> Plan:
     """Return the plan without its last step, where the others answer too."""
-    return lean(plan[:-1]) or plan
+    return without_needless_steps(plan[:-1]) or plan
 
 
 def _longer(random: Random, plan: Plan, workers: int) -> Plan:
@@ -72,5 +72,5 @@ def _longer(random: Random, plan: Plan, workers: int) -> Plan:
     worker = random.randrange(workers)
     if random.random() < 0.5:
         return (*plan, PlanStep(worker, "check", True, (len(plan) - 1,)))
-    first, *rest = map(behind, plan)
-    return lean((PlanStep(worker, "plan"), first._replace(sees=(0, *first.sees)), *rest)) or plan
+    first, *rest = map(shift_by_one_step, plan)
+    return without_needless_steps((PlanStep(worker, "plan"), first._replace(sees=(0, *first.sees)), *rest)) or plan

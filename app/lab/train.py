@@ -19,9 +19,9 @@ import torch
 
 from app.errors import ConfigInvalid
 from app.lab import plan_samples, prompt, reward, world
-from app.lab.baselines import FIXED, OPTIMUM, bests, plans
-from app.lab.evaluate import Table, compare, drawn, exact_outcomes, exam
-from app.lab.journal_imitation import Remembered, digest_of, learned_from
+from app.lab.baselines import FIXED, OPTIMUM, plans_of_arm, searched_arms
+from app.lab.evaluate import Table, compare, draw_exam, exact_outcomes, format_table
+from app.lab.journal_imitation import JournaledExample, digest_of, examples_for
 from app.lab.lessons import SPLITS, Lesson, draw_lesson
 from app.lab.plan_grammar import FORMS, WORDS, Form
 from app.lab.plans import Plan
@@ -49,7 +49,7 @@ class Order:
     lessons: int = HELD_OUT
     """Lessons of each split's comparison."""
     threads: int = 1
-    runs: Sequence[Remembered] = ()
+    runs: Sequence[JournaledExample] = ()
     """Journaled ones, for the warm start to imitate."""
 
 
@@ -58,23 +58,23 @@ def train(order: Order, say: Callable[[str], None]) -> tuple[Table, ...]:
     torch.set_num_threads(order.threads)
     order.out.mkdir(parents=True, exist_ok=True)
     trainer = Regressor(order.recipe, order.weights, order.runs) if order.runs else Trainer(order.recipe, order.weights)
-    rows = restored(order, trainer, say)
-    standard, pools = exam("held-out tasks", VALIDATION, -1), _over_pools(VALIDATION)
+    rows = restore_checkpoint(order, trainer, say)
+    standard, pools = draw_exam("held-out tasks", VALIDATION, -1), _draw_pool_lessons(VALIDATION)
     while trainer.step < trainer.total:
         measured = trainer.advance()
         if trainer.step % EVERY == 0 or trainer.step == trainer.total:
             halves = []
             for lessons in (standard, pools):
                 halves.append(_validation_means(lessons, greedy(trainer.averaged, lessons), order.weights))
-            row = {"step": trainer.step, "plans": trainer.executed, **_joined(*halves)}
+            row = {"step": trainer.step, "plans": trainer.executed, **_curve_row(*halves)}
             rows.append(row | {name: round(value, 4) for name, value in measured.items()})
-            save(order, trainer, rows)
+            save_checkpoint(order, trainer, rows)
             say(" ".join(f"{name} {value}" for name, value in rows[-1].items()))
-    choose(order, trainer)
-    return _examined(order, trainer, rows, say)
+    load_best_weights(order, trainer)
+    return _compare_on_splits(order, trainer, rows, say)
 
 
-def _over_pools(count: int) -> list[Lesson]:
+def _draw_pool_lessons(count: int) -> list[Lesson]:
     """Draw the lessons of validation over random pools, such as training meets."""
     random = Random("validation")
     return [draw_lesson(random, "train", standard=0.0) for _ in range(count)]
@@ -92,7 +92,7 @@ def _validation_means(lessons: list[Lesson], chosen: list[Plan], weights: Weight
     }
 
 
-def _joined(standard: dict[str, float], pools: dict[str, float]) -> dict[str, float]:
+def _curve_row(standard: dict[str, float], pools: dict[str, float]) -> dict[str, float]:
     """Return the columns of the curve: the means of both halves, by which weights are chosen, and each half's
     reward."""
     return {
@@ -104,7 +104,7 @@ def _joined(standard: dict[str, float], pools: dict[str, float]) -> dict[str, fl
     }
 
 
-def restored(order: Order, trainer: Trainer, say: Callable[[str], None]) -> list[dict[str, Any]]:
+def restore_checkpoint(order: Order, trainer: Trainer, say: Callable[[str], None]) -> list[dict[str, Any]]:
     """Restore the trainer from the folder's checkpoint, if there is one, and return the checkpoint's rows."""
     place = order.out / "checkpoint.pt"
     if not place.exists():
@@ -115,41 +115,41 @@ def restored(order: Order, trainer: Trainer, say: Callable[[str], None]) -> list
     return list(saved["rows"])
 
 
-def save(order: Order, trainer: Trainer, rows: list[dict[str, Any]]) -> None:
+def save_checkpoint(order: Order, trainer: Trainer, rows: list[dict[str, Any]]) -> None:
     """Save the state, and the weights apart if no validation was better. Each file is written aside first, so that a
     kill is harmless."""
     if rows[-1]["validation"] >= max(row["validation"] for row in rows):
-        _written(order.out / "model.pt", trainer.state()["averaged"])
-    _written(order.out / "checkpoint.pt", {"trainer": trainer.state(), "rows": rows})
+        _write_aside(order.out / "model.pt", trainer.state()["averaged"])
+    _write_aside(order.out / "checkpoint.pt", {"trainer": trainer.state(), "rows": rows})
 
 
-def _written(place: Path, value: Any) -> None:
+def _write_aside(place: Path, value: Any) -> None:
     aside = place.with_suffix(".new")
     torch.save(value, aside)
     aside.replace(place)
 
 
-def choose(order: Order, trainer: Trainer) -> None:
+def load_best_weights(order: Order, trainer: Trainer) -> None:
     """Load the weights of the best validation."""
     trainer.averaged.load(torch.load(order.out / "model.pt", weights_only=True))
 
 
-def _examined(
+def _compare_on_splits(
     order: Order, trainer: Trainer, rows: list[dict[str, Any]], say: Callable[[str], None]
 ) -> tuple[Table, ...]:
     tables: list[Table] = []
     written: list[tuple[Lesson, Plan]] = []
     for split in SPLITS:
-        lessons = exam(split, order.lessons, 1)
+        lessons = draw_exam(split, order.lessons, 1)
         chosen = greedy(trainer.averaged, lessons)
         written += zip(lessons, chosen, strict=True)
         tables.append(compare(split, lessons, chosen, order.weights, order.recipe.seed, trainer.form))
-        say(f"\n{drawn(tables[-1])}")
-    _write_curve(order, trainer.form, rows, exam("held-out tasks", VALIDATION, -1))
+        say(f"\n{format_table(tables[-1])}")
+    _write_curve(order, trainer.form, rows, draw_exam("held-out tasks", VALIDATION, -1))
     (order.out / "card.json").write_text(json.dumps(_card(order, trainer, tables), indent=1) + "\n")
-    parts = [f"seed {order.recipe.seed}. {CAVEAT}", *map(drawn, tables)]
+    parts = [f"seed {order.recipe.seed}. {CAVEAT}", *map(format_table, tables)]
     if trainer.form is WORDS:
-        parts.append(plan_samples.told(trainer.form, written))
+        parts.append(plan_samples.format_samples(trainer.form, written))
         say(f"\n{parts[-1]}")
     (order.out / "report.txt").write_text("\n\n".join(parts) + "\n")
     return tuple(tables)
@@ -160,7 +160,7 @@ def _write_curve(order: Order, form: Form, rows: list[dict[str, Any]], validatio
 
     def add_baselines(axes: Axes) -> None:
         for arm in (OPTIMUM, FIXED):
-            chosen = plans(arm, validation, order.weights, 0, form)
+            chosen = plans_of_arm(arm, validation, order.weights, 0, form)
             mean = _validation_means(validation, chosen, order.weights)["reward"]
             axes.axhline(mean, linestyle="--", color="grey")
             axes.annotate(arm, (0, mean), va="bottom")
@@ -185,31 +185,31 @@ def _card(order: Order, trainer: Trainer, tables: list[Table]) -> dict[str, Any]
         "parameters": trainer.conductor.model.num_parameters(),
         "vocabulary_sha256": hashlib.sha256("\n".join(prompt.words(trainer.form)).encode()).hexdigest(),
         "tasks_sha256": {
-            split: hashlib.sha256(repr(exam(split, order.lessons, 1)).encode()).hexdigest() for split in SPLITS
+            split: hashlib.sha256(repr(draw_exam(split, order.lessons, 1)).encode()).hexdigest() for split in SPLITS
         },
         "families": {family.name: "held out" if family.held_out else "trained" for family in FAMILIES},
         "pool": [asdict(worker) for worker in standard_pool()],
         "everyone": [asdict(worker) for worker in profiles().values()],
         "plans_carried_out": trainer.executed,
-        "plans_searched": bests(Setting(standard_pool(), order.weights)).tried,
+        "plans_searched": searched_arms(Setting(standard_pool(), order.weights)).tried,
         "software": software(),
         "device": str(torch.empty(0).device),
         "tables": [table.as_json() for table in tables],
     }
 
 
-def _leave(out: Path, say: Callable[[str], None]) -> None:
+def _export(out: Path, say: Callable[[str], None]) -> None:
     """Export the folder to be served. The manifest needs Baton's own dependencies, which need not be installed with
     torch."""
     try:
-        made = resolve_name("app.lab.export").leave(out)
+        made = resolve_name("app.lab.export").export_beside(out)
     except ModuleNotFoundError as error:
         say(f"{error.name} is not installed, so there is nothing to serve yet: `baton conductor export {out}` makes it")
         return
     say(f"{made.name} is in {out / 'served'}: `baton conductor serve` takes it as it is")
 
 
-def _accelerated(recipe: Recipe) -> AbstractContextManager[Any]:
+def _device_context(recipe: Recipe) -> AbstractContextManager[Any]:
     """Return the context of training: on a GPU, if there is one, all new tensors are there, and products of matrices
     are in TF32. Plans by role are small enough for a CPU, and were measured there."""
     if FORMS[recipe.form] is not WORDS or not torch.cuda.is_available():
@@ -226,11 +226,11 @@ def run(options: Any, say: Callable[[str], None], rollouts: Sequence[Rollout] = 
     if rollouts and recipe.form != "roles":
         raise ConfigInvalid(["--warm-start: journaled plans are imitated by role; remove --recipe, or the file"])
     weights = world.DEAR if options.dear else Weights()
-    runs = learned_from(rollouts, weights, options.beta, say) if rollouts else []
+    runs = examples_for(rollouts, weights, options.beta, say) if rollouts else []
     recipe = replace(recipe, remembered=digest_of(runs))
     order = Order(Path(options.out), recipe, weights, options.lessons, options.threads, runs)
     say(CAVEAT)
-    with _accelerated(recipe):
+    with _device_context(recipe):
         tables = train(order, say)
-    _leave(order.out, say)
+    _export(order.out, say)
     return not options.gap or tables[0].closed.value >= options.gap

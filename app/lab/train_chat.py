@@ -25,7 +25,7 @@ PLAIN: Mapping[str, bool] = {"enable_thinking": False}
 
 
 @dataclass(frozen=True, slots=True)
-class Pupil:
+class ChatModel:
     """A model to train with its tokenizer. `model` is a `PeftModel` if adapters are trained."""
 
     model: Any
@@ -55,10 +55,10 @@ class Pupil:
         return str(text), min(ahead, default=0.0)
 
 
-def pupil(recipe: Recipe) -> Pupil:
+def load_model(recipe: Recipe) -> ChatModel:
     """Return the recipe's model, with fresh adapters if it has some. Raises `ConfigInvalid` if it cannot be loaded.
 
-    Weights are float32 on a GPU, too, which computes with them in bfloat16 (`computing`): the steps of training are
+    Weights are float32 on a GPU, too, which computes with them in bfloat16 (`autocast`): the steps of training are
     smaller than what bfloat16 can add to a weight, and adapters that are merged into the base for vLLM, and out of it
     again, would change a base of bfloat16 each time.
     """
@@ -75,24 +75,24 @@ def pupil(recipe: Recipe) -> Pupil:
     if torch.cuda.is_available():
         model = model.to("cuda")
     if not recipe.lora:
-        return Pupil(model, tokenizer)
+        return ChatModel(model, tokenizer)
     adapters = LoraConfig(r=recipe.lora, lora_alpha=2 * recipe.lora, target_modules="all-linear", task_type="CAUSAL_LM")
-    return Pupil(get_peft_model(model, adapters), tokenizer)
+    return ChatModel(get_peft_model(model, adapters), tokenizer)
 
 
-def place(model: str) -> Path:
+def model_folder(model: str) -> Path:
     """Return the folder of a model that was loaded: its own, or that of the library's cache."""
     if Path(model).is_dir():
         return Path(model)
     return Path(str(cached_file(model, "config.json"))).parent
 
 
-def computing(device: str) -> Any:
+def autocast(device: str) -> Any:
     """Return the context in which a model computes: in bfloat16 on a GPU; without one bfloat16 saves little."""
     return torch.autocast(device, dtype=torch.bfloat16, enabled=device == "cuda")
 
 
-def save(taught: Pupil, out: Path) -> Path:
+def save(taught: ChatModel, out: Path) -> Path:
     """Save adapters in PEFT's format under `adapter`, or the whole model under `model`, with the tokenizer."""
     folder = out / ("adapter" if isinstance(taught.model, PeftModel) else "model")
     taught.model.save_pretrained(folder)
@@ -101,7 +101,7 @@ def save(taught: Pupil, out: Path) -> Path:
 
 
 def imitate(
-    taught: Pupil, examples: Sequence[Example], held_out: Sequence[Example], recipe: Recipe, say: Say
+    taught: ChatModel, examples: Sequence[Example], held_out: Sequence[Example], recipe: Recipe, say: Say
 ) -> list[dict[str, Any]]:
     """Teach the examples for the recipe's epochs; the curve. `held_out` is only measured, before and after."""
     if not examples:
@@ -109,7 +109,7 @@ def imitate(
     trained = [parameter for parameter in taught.model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=recipe.warm_rate, weight_decay=0.0)
     batches = list(_batches(examples, recipe))
-    rows = [{"step": 0, "held_out": _measured(taught, held_out, recipe)}]
+    rows = [{"step": 0, "held_out": _mean_loss(taught, held_out, recipe)}]
     for number, batch in enumerate(batches, 1):
         for group in optimizer.param_groups:
             group["lr"] = recipe.warm_rate * min(number / 10, 1.0) * (1 - 0.9 * (number - 1) / len(batches))
@@ -124,7 +124,7 @@ def imitate(
         rows.append({"step": number, "imitation": round(loss, 5)})
         if number % 20 == 0 or number == len(batches):
             say(f"imitation {number} of {len(batches)}: loss {loss:.4f}")
-    rows[-1]["held_out"] = _measured(taught, held_out, recipe)
+    rows[-1]["held_out"] = _mean_loss(taught, held_out, recipe)
     return rows
 
 
@@ -136,10 +136,10 @@ def _batches(examples: Sequence[Example], recipe: Recipe) -> Iterator[list[Examp
             yield shuffled[start : start + recipe.batch]
 
 
-def _loss(taught: Pupil, examples: Sequence[Example]) -> Any:
+def _loss(taught: ChatModel, examples: Sequence[Example]) -> Any:
     """Return the sum over the examples of weight times mean negative log-likelihood of a plan's tokens."""
-    ids, mask, spoken = _padded(taught, examples)
-    with computing(ids.device.type):
+    ids, mask, spoken = _pad_examples(taught, examples)
+    with autocast(ids.device.type):
         logits = taught.model(input_ids=ids, attention_mask=mask).logits[:, :-1].float()
     wanted = ids[:, 1:]
     each = torch.nn.functional.cross_entropy(logits.transpose(1, 2), wanted, reduction="none")
@@ -148,7 +148,7 @@ def _loss(taught: Pupil, examples: Sequence[Example]) -> Any:
     return ((each * told).sum(1) / told.sum(1).clamp(min=1) * weights).sum()
 
 
-def _measured(taught: Pupil, examples: Sequence[Example], recipe: Recipe) -> float | None:
+def _mean_loss(taught: ChatModel, examples: Sequence[Example], recipe: Recipe) -> float | None:
     if not examples:
         return None
     with torch.no_grad():
@@ -159,7 +159,7 @@ def _measured(taught: Pupil, examples: Sequence[Example], recipe: Recipe) -> flo
     return round(sum(parts) / sum(example.weight for example in examples), 5)
 
 
-def _padded(taught: Pupil, examples: Sequence[Example]) -> tuple[Any, Any, Any]:
+def _pad_examples(taught: ChatModel, examples: Sequence[Example]) -> tuple[Any, Any, Any]:
     """Return tokens, the mask of what is no padding, and the mask of the plan's tokens; padded on the right."""
     read = [_tokens(taught, example) for example in examples]
     longest = max(len(prompt) + len(plan) for prompt, plan in read)
@@ -174,7 +174,7 @@ def _padded(taught: Pupil, examples: Sequence[Example]) -> tuple[Any, Any, Any]:
     return ids, mask, spoken
 
 
-def _tokens(taught: Pupil, example: Example) -> tuple[list[int], list[int]]:
+def _tokens(taught: ChatModel, example: Example) -> tuple[list[int], list[int]]:
     """Return the prompt, and the plan with the token that ends a turn."""
     plan = taught.tokenizer(example.completion, add_special_tokens=False)["input_ids"]
     return taught.tokens(example.prompt), [*plan, taught.tokenizer.eos_token_id]

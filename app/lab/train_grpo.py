@@ -28,8 +28,8 @@ from app.lab import chat_export, manifest, reward, training_record, world
 from app.lab.manifest import Manifest
 from app.lab.plan_execution import Place, PlanCache
 from app.lab.plan_rewards import Scorer
-from app.lab.rollouts import SCHEMA, Example, effective
-from app.lab.train_chat import PLAIN, Pupil, imitate, place, pupil, save
+from app.lab.rollouts import SCHEMA, Example, effective_count
+from app.lab.train_chat import PLAIN, ChatModel, imitate, load_model, model_folder, save
 from app.lab.training_options import Recipe
 from app.lab.training_questions import Question
 
@@ -65,9 +65,9 @@ class Order:
 def train(order: Order, say: Callable[[str], None]) -> Path:
     """Train, or go on from the folder's last checkpoint; the folder of the weights."""
     torch.set_num_threads(order.threads)
-    training_record.same_or_new(order.out, _asked(order))
-    taught = pupil(order.recipe)
-    base = chat_export.base_of(place(order.recipe.model))
+    training_record.same_or_new(order.out, _identity(order))
+    taught = load_model(order.recipe)
+    base = chat_export.base_of(model_folder(order.recipe.model))
     last = get_last_checkpoint(str(order.out / "checkpoints")) if (order.out / "checkpoints").is_dir() else None
     if order.examples and last is None:
         rows = imitate(taught, order.examples, order.held_out, order.recipe, say)
@@ -78,17 +78,17 @@ def train(order: Order, say: Callable[[str], None]) -> Path:
         weights, ramp = order.recipe.weights, order.recipe.ramp
         scorer = Scorer(every, order.place, weights, ramp, say, held_out=len(order.asked), cache=cache)
         say(f"going on from {Path(last).name}" if last else f"{order.recipe.steps} steps of policy gradients")
-        history = _improve(taught, order, scorer, last)
+        history = _train_policy(taught, order, scorer, last)
         training_record.write_curve(order.out, history, {name: name for name in COLUMNS})
     folder = save(taught, order.out)
-    made = _handed_over(order, folder, base, taught, history)
+    made = _write_manifest(order, folder, base, taught, history)
     training_record.write_card(order.out, _card(order, folder, scorer))
     say("\n  ".join([f"saved {folder}: {made.name}; next:", *chat_export.next_steps(folder, base, made)]))
     return folder
 
 
-def _handed_over(
-    order: Order, folder: Path, base: chat_export.Base, taught: Pupil, history: Sequence[Mapping[str, Any]]
+def _write_manifest(
+    order: Order, folder: Path, base: chat_export.Base, taught: ChatModel, history: Sequence[Mapping[str, Any]]
 ) -> Manifest:
     """Write the manifest, with what is known of how good the model is."""
     last = history[-LAST:]
@@ -102,25 +102,25 @@ def _handed_over(
     if looks:
         found["held-out questions"] = {"questions": len(order.asked), "reward": round(max(looks), 6)}
     if order.examples:
-        found["imitation"] = _imitated(order)
-    return chat_export.hand_over(
+        found["imitation"] = _imitation_figures(order)
+    return chat_export.describe(
         folder,
         base,
         order.reach,
         taught,
         order.recipe.completion,
-        title=manifest.titled(order.out),
+        title=manifest.title_of(order.out),
         world=world.VERSION if order.origin.get("questions") == world.VERSION else "",
         evaluation=found,
     )
 
 
-def _improve(taught: Pupil, order: Order, scorer: Scorer, last: str | None) -> list[dict[str, Any]]:
+def _train_policy(taught: ChatModel, order: Order, scorer: Scorer, last: str | None) -> list[dict[str, Any]]:
     """Train with policy gradients; return the curve, from the first step on."""
     trainer = GRPOTrainer(
         model=taught.model,
         reward_funcs=scorer.executor_reward,
-        args=GRPOConfig(**settings(order.recipe, order.out, watched=bool(order.asked))),
+        args=GRPOConfig(**grpo_settings(order.recipe, order.out, watched=bool(order.asked))),
         train_dataset=_data(order.questions, 0),
         eval_dataset=_data(order.asked, len(order.questions)) if order.asked else None,
         processing_class=taught.tokenizer,
@@ -162,7 +162,7 @@ class _Collapse(TrainerCallback):  # type: ignore[misc]
             control.should_save = control.should_training_stop = True
 
 
-def settings(recipe: Recipe, out: Path, *, watched: bool) -> dict[str, Any]:
+def grpo_settings(recipe: Recipe, out: Path, *, watched: bool) -> dict[str, Any]:
     """Return the arguments of TRL's configuration; `watched` by held-out questions. Raises `ConfigInvalid` if a group
     does not fit its parts."""
     batch = recipe.questions * recipe.group
@@ -212,25 +212,25 @@ def settings(recipe: Recipe, out: Path, *, watched: bool) -> dict[str, Any]:
     return chosen
 
 
-def _asked(order: Order) -> dict[str, Any]:
+def _identity(order: Order) -> dict[str, Any]:
     """Return the facts that identify an order: a folder is continued only by the same order."""
     return {
         "recipe": order.recipe.as_json(),
         "origin": dict(order.origin),
-        "questions": _of_questions(order.questions),
-        "held_out_questions": _of_questions(order.asked),
+        "questions": _questions_digest(order.questions),
+        "held_out_questions": _questions_digest(order.asked),
         "examples": training_record.digest([asdict(example) for example in order.examples]),
     }
 
 
-def _of_questions(questions: Sequence[Question]) -> str:
+def _questions_digest(questions: Sequence[Question]) -> str:
     return training_record.digest([[question.prompt, question.rule.written] for question in questions])
 
 
 def _card(order: Order, folder: Path, scorer: Scorer | None) -> dict[str, Any]:
     base = Path(order.recipe.model)
     return {
-        **_asked(order),
+        **_identity(order),
         "backend": "trl" if order.questions else "imitation",
         "base": order.recipe.model,
         "base_sha256": training_record.files(base) if base.is_dir() else {},
@@ -238,17 +238,17 @@ def _card(order: Order, folder: Path, scorer: Scorer | None) -> dict[str, Any]:
         "weights_sha256": training_record.files(folder),
         "reward": reward.VERSION,
         "rollouts": SCHEMA,
-        "imitated": _imitated(order),
+        "imitated": _imitation_figures(order),
         "plans_carried_out": dict(scorer.carried) if scorer is not None else {},
         "pool": _workers(order.questions),
         "software": training_record.software(),
     }
 
 
-def _imitated(order: Order) -> dict[str, Any]:
+def _imitation_figures(order: Order) -> dict[str, Any]:
     return {
         "examples": len(order.examples),
-        "effective": round(effective(order.examples), 1),
+        "effective": round(effective_count(order.examples), 1),
         "held_out": len(order.held_out),
         "loss": training_record.column(order.out / "imitation.csv", "held_out"),
     }
@@ -257,4 +257,4 @@ def _imitated(order: Order) -> dict[str, Any]:
 def _workers(questions: Sequence[Question]) -> list[dict[str, Any]]:
     """Return everybody who stood in a prompt, with price and card."""
     everyone = {worker.name: worker for question in questions for worker in question.workers}
-    return [training_record.plain(everyone[name]) for name in sorted(everyone)]
+    return [training_record.worker_entry(everyone[name]) for name in sorted(everyone)]

@@ -7,16 +7,16 @@ from collections.abc import Sequence
 import torch
 
 from app.lab import prompt
-from app.lab.journal_imitation import Remembered
+from app.lab.journal_imitation import JournaledExample
 from app.lab.plans import Plan, PlanStep
-from app.lab.train_loop import Recipe, Trainer, decayed
+from app.lab.train_loop import Recipe, Trainer, rate_factor
 from app.lab.world import Weights
 
 
 class Regressor(Trainer):
     """A training run whose warm start imitates what was carried out, each run by its weight."""
 
-    def __init__(self, recipe: Recipe, weights: Weights, runs: Sequence[Remembered]) -> None:
+    def __init__(self, recipe: Recipe, weights: Weights, runs: Sequence[JournaledExample]) -> None:
         super().__init__(recipe, weights)
         self._runs = runs
 
@@ -26,16 +26,15 @@ class Regressor(Trainer):
         chosen = self._random.choices(self._runs, k=recipe.warm_lessons)
         lessons = [run.lesson(self._random) for run in chosen]
         prompts = self._prompts(lessons, hide=True)
-        plans: list[Plan] = [
-            prompt.ordinals(run.plan, lesson.order) for run, lesson in zip(chosen, lessons, strict=True)
-        ]
+        plans: list[Plan] = []
+        for run, lesson in zip(chosen, lessons, strict=True):
+            plans.append(prompt.over_ordinals(run.plan, lesson.order))
         counts = torch.tensor([run.weight for run in chosen])
         for place in range(0, len(lessons), 8):
             ordinal = self._random.randrange(len(lessons[place].pool))
-            prompts[place] = prompt.drill(lessons[place].pool, lessons[place].order, ordinal)
+            prompts[place] = prompt.drill_prompt(lessons[place].pool, lessons[place].order, ordinal)
             plans[place], counts[place] = (PlanStep(ordinal, "solve"),), 1.0
-        logprobs = self._imitate(lessons, prompts, plans)
-        self._update(
-            -(logprobs * counts).mean(), recipe.warm_rate * decayed(self.step - recipe.drill_steps, recipe.warm_steps)
-        )
+        logprobs = self._logprobs_of(lessons, prompts, plans)
+        rate = recipe.warm_rate * rate_factor(self.step - recipe.drill_steps, recipe.warm_steps)
+        self._update(-(logprobs * counts).mean(), rate)
         return {"imitation": float((logprobs.detach() * counts).mean())}

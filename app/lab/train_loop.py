@@ -101,7 +101,7 @@ class Trainer:
         self._optimizer = torch.optim.AdamW(self._parameters, lr=recipe.rate, betas=(0.9, 0.95), weight_decay=0.01)
         self._random = Random(recipe.seed)
         self._generator = torch.Generator(torch.empty(0).device).manual_seed(recipe.seed)
-        self.averaged = self.conductor.copied()
+        self.averaged = self.conductor.copy()
         """Under the moving average of the weights."""
         self.step = 0
         self.executed = 0
@@ -152,67 +152,67 @@ class Trainer:
     def _drill(self) -> dict[str, float]:
         """Teach reading cards: the prompt names one, the plan is its worker alone. Nothing is said of who is good at
         what."""
-        lessons = self._draw(self.recipe.warm_lessons)
+        lessons = self._draw_lessons(self.recipe.warm_lessons)
         asked = [self._random.randrange(len(lesson.pool)) for lesson in lessons]
-        prompts = [self._asked(lesson, ordinal) for lesson, ordinal in zip(lessons, asked, strict=True)]
-        logprobs = self._imitate(lessons, prompts, [self._alone(ordinal) for ordinal in asked])
+        prompts = [self._drill_prompt(lesson, ordinal) for lesson, ordinal in zip(lessons, asked, strict=True)]
+        logprobs = self._logprobs_of(lessons, prompts, [self._drill_plan(ordinal) for ordinal in asked])
         self._update(-logprobs.mean(), self.recipe.drill_rate * min((self.step + 1) / 10, 1.0))
         return {"imitation": float(logprobs.detach().mean())}
 
     def _warm(self) -> dict[str, float]:
         """Imitate the best of the plans that the teacher tried; every eighth lesson is a drill, lest they be
         forgotten."""
-        recipe, weights = self.recipe, self._ramped()
+        recipe, weights = self.recipe, self._ramped_weights()
         lessons: list[Lesson] = []
         prompts: list[list[int]] = []
         plans: list[Plan] = []
         rewards: list[float] = []
-        for place, lesson in enumerate(self._draw(recipe.warm_lessons // recipe.warm_orders)):
+        for place, lesson in enumerate(self._draw_lessons(recipe.warm_lessons // recipe.warm_orders)):
             orders = [lesson.shuffled(self._random) for _ in range(recipe.warm_orders)]
             lessons += orders
             if place % 8 == 0:
                 asked = [self._random.randrange(len(lesson.pool)) for _ in orders]
-                prompts += [self._asked(other, n) for other, n in zip(orders, asked, strict=True)]
-                plans += [self._alone(ordinal) for ordinal in asked]
+                prompts += [self._drill_prompt(other, n) for other, n in zip(orders, asked, strict=True)]
+                plans += [self._drill_plan(ordinal) for ordinal in asked]
                 continue
             worth = partial(self._reward, lesson, weights=weights)
-            plan, found = teacher.best(self._random, len(lesson.pool), worth, recipe.warm_draws)
-            told = [plan] * len(orders)
+            plan, found = teacher.search_best_plan(self._random, len(lesson.pool), worth, recipe.warm_draws)
+            targets = [plan] * len(orders)
             if self.form is WORDS:
-                told, found = teacher.worded(self._random, plan, worth, len(orders))
+                targets, found = teacher.put_in_words(self._random, plan, worth, len(orders))
             prompts += self._prompts(orders, hide=True)
-            plans += [
-                prompt.ordinals(prompt.placed(plan, lesson.order), other.order)
-                for plan, other in zip(told, orders, strict=True)
-            ]
+            for target, other in zip(targets, orders, strict=True):
+                plans.append(prompt.over_ordinals(prompt.over_places(target, lesson.order), other.order))
             rewards.append(found)
-        logprobs = self._imitate(lessons, prompts, plans)
-        slope = decayed(self.step - recipe.drill_steps, recipe.warm_steps)
+        logprobs = self._logprobs_of(lessons, prompts, plans)
+        slope = rate_factor(self.step - recipe.drill_steps, recipe.warm_steps)
         self._update(-logprobs.mean(), recipe.warm_rate * slope)
         return {"reward": sum(rewards) / len(rewards), "imitation": float(logprobs.detach().mean())}
 
-    def _asked(self, lesson: Lesson, ordinal: int) -> list[int]:
-        return prompt.drill(lesson.pool, lesson.order, ordinal, self.form)
+    def _drill_prompt(self, lesson: Lesson, ordinal: int) -> list[int]:
+        return prompt.drill_prompt(lesson.pool, lesson.order, ordinal, self.form)
 
-    def _alone(self, ordinal: int) -> Plan:
+    def _drill_plan(self, ordinal: int) -> Plan:
         """Return the plan that answers a drill."""
         text = subtask_wording.phrase(self._random, "solve", subtask_wording.GENERAL) if self.form is WORDS else ""
         return (PlanStep(ordinal, "solve", text=text),)
 
-    def _imitate(self, lessons: Sequence[Lesson], prompts: Sequence[Sequence[int]], plans: Sequence[Plan]) -> Tensor:
+    def _logprobs_of(
+        self, lessons: Sequence[Lesson], prompts: Sequence[Sequence[int]], plans: Sequence[Plan]
+    ) -> Tensor:
         """Return the log-probability of each lesson's plan."""
         workers = torch.tensor([len(lesson.pool) for lesson in lessons])
         tokens = [self.form.encode(plan) for plan in plans]
         logprobs, _ = self._logprobs(prompts, workers, one_plan_each(tokens))
         return logprobs[:, 0]
 
-    def _ramped(self) -> Weights:
+    def _ramped_weights(self) -> Weights:
         done = (self.step - self.recipe.drill_steps) / max(1, self.total - self.recipe.drill_steps)
         return reward.ramped(self.weights, done, self.recipe.ramp)
 
     def _policy(self) -> dict[str, float]:
-        recipe, lessons = self.recipe, self._draw(self.recipe.lessons)
-        weights = self._ramped()
+        recipe, lessons = self.recipe, self._draw_lessons(self.recipe.lessons)
+        weights = self._ramped_weights()
         workers = torch.tensor([len(lesson.pool) for lesson in lessons])
         prompts = self._prompts(lessons, hide=True)
         written = self.conductor.write(self._prompts(lessons), workers, recipe.group, self._generator).tolist()
@@ -220,7 +220,7 @@ class Trainer:
         rewards: list[float] = []
         for lesson, asked, group in zip(lessons, prompts, written, strict=True):
             counted = Counter(map(tuple, group))
-            found = {plan: self._reward(lesson, self.form.decode(ended(plan)), weights) for plan in counted}
+            found = {plan: self._reward(lesson, self.form.decode(cut_at_end(plan)), weights) for plan in counted}
             mean = sum(found[plan] * count for plan, count in counted.items()) / recipe.group
             rewards.append(mean)
             if len(counted) > 1:
@@ -229,7 +229,7 @@ class Trainer:
         measured = {"reward": sum(rewards) / len(rewards), "distinct": len({p for g in written for p in map(tuple, g)})}
         if not kept:
             return measured | {"entropy": 0.0}
-        slope = decayed(self.step - recipe.drill_steps - recipe.warm_steps, recipe.steps)
+        slope = rate_factor(self.step - recipe.drill_steps - recipe.warm_steps, recipe.steps)
         loss, entropy = self._objective(kept, recipe.entropy * slope)
         self._update(loss, recipe.rate * slope)
         return measured | {"entropy": entropy}
@@ -280,7 +280,7 @@ class Trainer:
 
     # Lessons and their rewards.
 
-    def _draw(self, count: int) -> list[Lesson]:
+    def _draw_lessons(self, count: int) -> list[Lesson]:
         return [draw_lesson(self._random, "train", self.recipe.standard) for _ in range(count)]
 
     def _prompts(self, lessons: Sequence[Lesson], *, hide: bool = False) -> list[list[int]]:
@@ -288,7 +288,7 @@ class Trainer:
         return [lesson.prompt(self._random if hide else None, share, self.form) for lesson in lessons]
 
     def _reward(self, lesson: Lesson, plan: Plan, weights: Weights) -> float:
-        placed = prompt.placed(plan, lesson.order)
+        placed = prompt.over_places(plan, lesson.order)
         found = outcome(placed, lesson.problem.kind, Setting(lesson.pool, weights))
         self.executed += max(1, self.recipe.executions)
         if not self.recipe.executions:
@@ -305,10 +305,8 @@ def greedy(conductor: Conductor, lessons: Sequence[Lesson]) -> list[Plan]:
         some = lessons[start : start + 64]
         workers = torch.tensor([len(lesson.pool) for lesson in some])
         written = conductor.write([lesson.prompt(form=form) for lesson in some], workers, 1, None)[:, 0].tolist()
-        plans += [
-            prompt.placed(form.decode(ended(tokens)), lesson.order)
-            for lesson, tokens in zip(some, written, strict=True)
-        ]
+        for lesson, tokens in zip(some, written, strict=True):
+            plans.append(prompt.over_places(form.decode(cut_at_end(tokens)), lesson.order))
     return plans
 
 
@@ -322,11 +320,11 @@ def _detached(conductor: Conductor) -> dict[str, Tensor]:
     return {name: parameter.detach() for name, parameter in conductor.weights.items()}
 
 
-def ended(tokens: Sequence[int]) -> list[int]:
+def cut_at_end(tokens: Sequence[int]) -> list[int]:
     """Return a written plan without what follows its end."""
     return list(tokens[: list(tokens).index(2) + 1])
 
 
-def decayed(step: int, steps: int) -> float:
+def rate_factor(step: int, steps: int) -> float:
     """Return the factor on a learning rate: ten steps up, then down to a tenth."""
     return min((step + 1) / 10, 1.0) * (1 - 0.9 * step / max(steps, 1))

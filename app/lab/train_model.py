@@ -54,7 +54,7 @@ class Conductor:
 
     def __init__(self, model: LlamaForCausalLM, form: Form = ROLES) -> None:
         self.model, self.form = model, form
-        self._masks, self._follows = masks(form), _follows(form)
+        self._masks, self._transitions = masks(form), _transitions(form)
 
     @classmethod
     def fresh(cls, sizes: LlamaConfig, seed: int, form: Form = ROLES) -> "Conductor":
@@ -63,7 +63,7 @@ class Conductor:
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             model = LlamaForCausalLM(sizes)
-        _begin(model)
+        _initialise(model)
         return cls(model, form)
 
     @classmethod
@@ -83,7 +83,7 @@ class Conductor:
             for name, parameter in self.weights.items():
                 parameter.copy_(weights[name])
 
-    def copied(self) -> "Conductor":
+    def copy(self) -> "Conductor":
         """Return a second conductor with weights of its own, equal to these."""
         return Conductor(copy.deepcopy(self.model), self.form)
 
@@ -94,7 +94,7 @@ class Conductor:
         The result is [prompts, group, length, plan tokens]; illegal tokens have minus infinity.
         """
         count, group, length = plans.shape
-        read, allowed, positions = self._beside(prompts, group, length)
+        read, allowed, positions = self._place_beside(prompts, group, length)
         written = plans.transpose(1, 2).reshape(count, length * group)
         found = self.model(
             input_ids=torch.cat([read, written], dim=1),
@@ -105,9 +105,9 @@ class Conductor:
         )
         states = [torch.zeros(count, group, dtype=torch.long)]
         for place in range(length):
-            states.append(self._follows[states[-1], plans[:, :, place]])
+            states.append(self._transitions[states[-1], plans[:, :, place]])
         logits = found.logits.reshape(count, length, group, -1).transpose(1, 2)
-        return self._masked(logits, workers, torch.stack(states[1:], dim=-1))
+        return self._mask_logits(logits, workers, torch.stack(states[1:], dim=-1))
 
     def write(self, prompts: Sequence[Sequence[int]], workers: Tensor, group: int, generator: Tensor | None) -> Tensor:
         """Write `group` plans for each prompt, sampled, or the most likely without a generator: [prompts, group,
@@ -117,7 +117,7 @@ class Conductor:
         """
         plans = torch.zeros(len(workers), group, self.form.longest, dtype=torch.long)
         with torch.no_grad():
-            tokens, allowed, positions = self._beside(prompts, group, self.form.longest)
+            tokens, allowed, positions = self._place_beside(prompts, group, self.form.longest)
             read, memory = 0, None
             states = torch.zeros(len(workers), group, dtype=torch.long)
             ended = torch.zeros(len(workers), group, dtype=torch.bool)
@@ -132,16 +132,16 @@ class Conductor:
                     logits_to_keep=group,
                 )
                 read, memory = tokens.shape[1], found.past_key_values
-                states = self._follows[states, plans[:, :, place - 1]]
-                scores = self._masked(found.logits[:, :, None], workers, states[:, :, None])[:, :, 0]
-                chosen = _chosen(scores, generator)
+                states = self._transitions[states, plans[:, :, place - 1]]
+                scores = self._mask_logits(found.logits[:, :, None], workers, states[:, :, None])[:, :, 0]
+                chosen = _sample_tokens(scores, generator)
                 plans[:, :, place] = chosen.masked_fill(ended, 0)
                 ended |= chosen == 2
                 if bool(ended.all()):
                     break
         return plans
 
-    def _beside(self, prompts: Sequence[Sequence[int]], group: int, length: int) -> tuple[Tensor, Tensor, Tensor]:
+    def _place_beside(self, prompts: Sequence[Sequence[int]], group: int, length: int) -> tuple[Tensor, Tensor, Tensor]:
         """Return prompts with room behind each for `length` places of `group` plans, place by place: the prompts'
         tokens, and of all places the attention mask [prompts, 1, all, all] and the positions [1, all]."""
         longest, pad = max(map(len, prompts)), prompt.pad(self.form)
@@ -155,7 +155,7 @@ class Conductor:
         behind = longest + torch.arange(length).repeat_interleave(group)
         return read, allowed[:, None], torch.cat([torch.arange(longest), behind])[None]
 
-    def _masked(self, logits: Tensor, workers: Tensor, states: Tensor) -> Tensor:
+    def _mask_logits(self, logits: Tensor, workers: Tensor, states: Tensor) -> Tensor:
         """Return log-probabilities under the grammar in these states, which are [prompts, group, length]."""
         allowed = self._masks[workers[:, None, None], states]
         return logits[..., : len(self.form.tokens)].masked_fill(~allowed, float("-inf")).log_softmax(-1)
@@ -171,7 +171,7 @@ def masks(form: Form = ROLES) -> Tensor:
     return table
 
 
-def _follows(form: Form) -> Tensor:
+def _transitions(form: Form) -> Tensor:
     """Return the state after each token in each state: [states, tokens]; of tokens that are illegal there, any."""
     rows = []
     for state in range(form.states):
@@ -179,7 +179,7 @@ def _follows(form: Form) -> Tensor:
     return torch.tensor(rows)
 
 
-def _chosen(scores: Tensor, generator: Tensor | None) -> Tensor:
+def _sample_tokens(scores: Tensor, generator: Tensor | None) -> Tensor:
     """Return a token for each row of log-probabilities: a sample, or the most likely one without a generator."""
     if generator is None:
         return scores.argmax(-1)
@@ -187,7 +187,7 @@ def _chosen(scores: Tensor, generator: Tensor | None) -> Tensor:
     return sampled.reshape(scores.shape[:2])
 
 
-def _begin(model: LlamaForCausalLM) -> None:
+def _initialise(model: LlamaForCausalLM) -> None:
     """Make two changes to the library's random weights, both of which training may undo.
 
     What a layer adds to the stream is scaled down by the depth. One head of the first layer looks at the two tokens

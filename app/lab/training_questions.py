@@ -15,7 +15,7 @@ from app.core.message.chat import Message, Task, Text
 from app.core.pool.catalog import Limits, Worker
 from app.lab.grading import Grader, grader
 from app.lab.lessons import draw_lesson
-from app.lab.rollouts import Rollout, Turns, shown
+from app.lab.rollouts import Rollout, Turns, conductor_prompt
 
 SMALLEST = 3
 """Workers of a pool that is drawn at random, if there are as many."""
@@ -43,7 +43,7 @@ class Question:
     def prompt(self) -> Turns:
         """Return the prompt that the `model` conductor is shown in the service."""
         task = Task(tuple(Message(turn["role"], (Text(turn["content"]),)) for turn in self.rule.conversation))  # type: ignore[arg-type]
-        return shown(Brief(task, self.workers, self.limits, self.limits.usd))
+        return conductor_prompt(Brief(task, self.workers, self.limits, self.limits.usd))
 
     @property
     def names(self) -> list[str]:
@@ -54,41 +54,41 @@ class Question:
 def of_rollouts(rollouts: Iterable[Rollout], rules: Sequence[Rule]) -> list[Rule]:
     """Return the conversations of journaled runs, each once, that end with a question for which there is a rule; only
     those of the training side."""
-    by_question = {_last(rule.conversation): rule for rule in rules}
+    by_question = {_last_question(rule.conversation): rule for rule in rules}
     found: dict[str, Rule] = {}
     for rollout in rollouts:
-        rule = by_question.get(_last(rollout.conversation))
+        rule = by_question.get(_last_question(rollout.conversation))
         if rule is not None and rollout.split == "train":
             key = json.dumps([dict(turn) for turn in rollout.conversation])
             found[key] = Rule(rollout.conversation, rule.grader, rule.written)
     return list(found.values())
 
 
-def _last(conversation: Sequence[Mapping[str, str]]) -> str:
+def _last_question(conversation: Sequence[Mapping[str, str]]) -> str:
     said = [turn["content"] for turn in conversation if turn["role"] == "user"]
     return " ".join(said[-1].split()) if said else ""
 
 
-def of_world(count: int, seed: int) -> list[Rule]:
+def draw_rules(count: int, seed: int) -> list[Rule]:
     """Draw tasks of the rehearsal world's training split."""
     random = Random(seed)
     drawn = (draw_lesson(random, "train").problem for _ in range(count))
-    return [_exactly(problem.text, problem.answer) for problem in drawn]
+    return [_exact_rule(problem.text, problem.answer) for problem in drawn]
 
 
-def _exactly(text: str, answer: str) -> Rule:
+def _exact_rule(text: str, answer: str) -> Rule:
     spec: dict[str, Any] = {"kind": "exact", "expected": answer}
     return Rule(({"role": "user", "content": text},), grader(spec), json.dumps(spec, sort_keys=True))
 
 
-def apart(rules: Sequence[Rule], held_out: int, seed: int) -> tuple[list[Rule], list[Rule]]:
+def split_held_out(rules: Sequence[Rule], held_out: int, seed: int) -> tuple[list[Rule], list[Rule]]:
     """Return the rules to train with, and those that are held out: at most a tenth."""
     count = min(held_out, len(rules) // 10)
     chosen = {id(rule) for rule in Random(f"held out|{seed}").sample(rules, count)}
     return [rule for rule in rules if id(rule) not in chosen], [rule for rule in rules if id(rule) in chosen]
 
 
-def posed(
+def draw_questions(
     rules: Sequence[Rule], pool: Sequence[Worker], limits: Limits, count: int, seed: int, *, random_pools: bool
 ) -> Iterator[Question]:
     """Yield `count` questions: the rules in turn, in an order and before pools that depend on the seed alone. The

@@ -114,7 +114,7 @@ def write_curve(
     pyplot.close(figure)
 
 
-def plain(worker: Worker) -> dict[str, Any]:
+def worker_entry(worker: Worker) -> dict[str, Any]:
     """Return a worker as the card has it."""
     price, card = worker.price, worker.card
     return {

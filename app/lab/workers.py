@@ -49,7 +49,7 @@ class Reply:
 
 
 @dataclass(frozen=True, slots=True)
-class _Shown:
+class _EarlierStep:
     """An earlier step as its reader takes it: a plan, an answer with the hands it went through, or neither."""
 
     role: str
@@ -62,18 +62,18 @@ def reply(worker: Profile, messages: Sequence[Message], seed: str) -> Reply:
     """Return this worker's answer to these messages."""
     problem, role, told, shown = _read(messages)
     read_tokens = (QUESTION + PER_LEVEL * problem.level if problem else 0) + sum(OUTPUT[step.role] for step in shown)
-    heard = world.told(worker, shift(told, problem.domain)) if problem else worker
+    heard = world.shift_skills(worker, shift(told, problem.domain)) if problem else worker
     text = _answer(heard, problem, role, shown, seed) if problem else CANNOT_KNOW
     return Reply(text, read_tokens, OUTPUT["nothing" if text == CANNOT_KNOW else role])
 
 
-def final(text: str) -> str:
+def final_answer(text: str) -> str:
     """Return the answer that a text states, or an empty string."""
     match = ANSWER.fullmatch(text)
     return match.group("answer") if match else ""
 
 
-def _read(messages: Sequence[Message]) -> tuple[Problem | None, str, str, list[_Shown]]:
+def _read(messages: Sequence[Message]) -> tuple[Problem | None, str, str, list[_EarlierStep]]:
     """Return the task if it was granted, the role that is asked for and the words that ask for it, and the earlier
     steps."""
     asked = [message.text for message in messages if message.role == "user"]
@@ -83,23 +83,23 @@ def _read(messages: Sequence[Message]) -> tuple[Problem | None, str, str, list[_
     if assigned is None:
         return read(last), "solve", "", []
     problem = read(asked[-2]) if len(asked) > 1 else None
-    return problem, role_of(assigned.group(1)), assigned.group(1), [_shown(step) for step in steps]
+    return problem, role_of(assigned.group(1)), assigned.group(1), [_read_step(step) for step in steps]
 
 
-def _shown(step: re.Match[str]) -> _Shown:
+def _read_step(step: re.Match[str]) -> _EarlierStep:
     role, text = role_of(step.group("subtask") or ""), step.group("answer")
     if match := ANSWER.fullmatch(text):
-        return _Shown(role, answer=match.group("answer"), hands=_hands(match.group("hands")))
+        return _EarlierStep(role, answer=match.group("answer"), hands=_hands(match.group("hands")))
     if match := PLAN.fullmatch(text):
-        return _Shown(role, method=match.group("method"))
-    return _Shown("nothing")
+        return _EarlierStep(role, method=match.group("method"))
+    return _EarlierStep("nothing")
 
 
 def _hands(text: str) -> tuple[str, ...]:
     return tuple(text.casefold().split(", then "))
 
 
-def _answer(worker: Profile, problem: Problem, role: str, shown: Sequence[_Shown], seed: str) -> str:
+def _answer(worker: Profile, problem: Problem, role: str, shown: Sequence[_EarlierStep], seed: str) -> str:
     trait = TRAITS[_dice(f"trait|{problem.text}") < 0.5]
     luck = _dice(f"{seed}|{worker.name}|{role}|{problem.text}|{shown}")
     answers = [step for step in shown if step.answer]
@@ -119,7 +119,7 @@ def _answer(worker: Profile, problem: Problem, role: str, shown: Sequence[_Shown
     return _say(worker, (), problem.answer if luck < chance else problem.slip)
 
 
-def _check(worker: Profile, problem: Problem, trait: float, seen: _Shown, crowd: int, luck: float) -> str:
+def _check(worker: Profile, problem: Problem, trait: float, seen: _EarlierStep, crowd: int, luck: float) -> str:
     right = seen.answer == problem.answer
     own = HANDS[worker.name] in seen.hands
     chance = world.check_chance(worker, problem.kind, trait, right, own, crowd)
@@ -128,7 +128,7 @@ def _check(worker: Profile, problem: Problem, trait: float, seen: _Shown, crowd:
 
 
 def _combine(
-    worker: Profile, problem: Problem, trait: float, answers: Sequence[_Shown], crowd: int, luck: float
+    worker: Profile, problem: Problem, trait: float, answers: Sequence[_EarlierStep], crowd: int, luck: float
 ) -> str:
     wrong = [answer.answer for answer in answers if answer.answer != problem.answer]
     right = len(answers) - len(wrong)

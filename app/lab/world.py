@@ -82,7 +82,7 @@ def profiles() -> Mapping[str, Profile]:
 
 
 @lru_cache(10_000)
-def told(worker: Profile, shift: float) -> Profile:
+def shift_skills(worker: Profile, shift: float) -> Profile:
     """Return the worker as its subtask's words make it: better or worse by so much, at planning and at every domain."""
     if not shift:
         return worker

@@ -18,7 +18,7 @@ from statistics import mean, stdev
 from zlib import crc32
 
 from app.core.rating.intervals import half_width
-from app.lab.offpolicy import WIDE, Estimate, Log, Logged, Model, Policy, Report, fitted
+from app.lab.offpolicy import WIDE, Estimate, Log, Logged, Model, Policy, Report, fit_model
 from app.lab.outcome import outcome
 from app.lab.plans import Plan, PlanStep
 from app.lab.world import Setting, standard_pool
@@ -121,7 +121,7 @@ def always(arm: str) -> Choose:
 
 def greedy(model: Model) -> Choose:
     """What a model expects most of."""
-    return lambda task: {max(arms(), key=lambda arm: model.expects(arm, task.features)): 1.0}
+    return lambda task: {max(arms(), key=lambda arm: model.predict(arm, task.features)): 1.0}
 
 
 def mixed(*parts: tuple[float, Choose]) -> Choose:
@@ -169,8 +169,8 @@ def _expected(policy: Choose, task: Asked) -> float:
 def study(seed: int = 0) -> Study:
     """The log's policy has learned from 1,000 decisions, its successor from 4,000."""
     random = Random(f"study {seed}")
-    served = greedy(fitted(logged(random, uniform, 1_000)[1]))
-    learned = greedy(fitted(logged(random, uniform, 4_000)[1]))
+    served = greedy(fit_model(logged(random, uniform, 1_000)[1]))
+    learned = greedy(fit_model(logged(random, uniform, 4_000)[1]))
     targets = {
         "as it serves without exploring": served,
         "any arm": uniform,

@@ -17,7 +17,7 @@ from unittest.mock import patch
 from app.core.rating import posterior
 from app.core.rating.features import Features
 from app.core.rating.posterior import Variances
-from app.lab.baselines import bests
+from app.lab.baselines import searched_arms
 from app.lab.recorded_outcomes import Dataset, read
 from app.lab.replay import Bandit, Figures, Plan, judged, routes, split
 from tests.lab import bandit
@@ -49,7 +49,7 @@ def rehearsed(runs: int) -> float:
     """The share of the gain in the rehearsal world after so many rated runs."""
     exam = bandit.problems(800, 1_000_003)
     taught = bandit.play(posterior.Posterior(), bandit.problems(runs, 0), Random(0))
-    return bandit.share(bandit.value(taught, exam), exam, bests(bandit.setting()).optimum)
+    return bandit.share(bandit.value(taught, exam), exam, searched_arms(bandit.setting()).optimum)
 
 
 def main() -> None:

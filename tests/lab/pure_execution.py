@@ -17,7 +17,7 @@ from app.core.run.progress import Finish, Propose, Queue, Skip, decide
 from app.core.run.state import RunState, advance, begin
 from app.core.run.visibility import EarlierStep, compose, visible_steps
 from app.lab.plans import Plan, to_workflow
-from app.lab.workers import Reply, final, reply
+from app.lab.workers import Reply, final_answer, reply
 from app.lab.world import Pool, seconds, usd
 from app.providers.rehearsal.task_families import Problem
 from tests.harness.ends import end_of
@@ -59,7 +59,7 @@ class Stage:
         dollars = sum(
             usd(self._workers[self._steps[n].worker], reply.read, reply.written) for n, reply in self._replies.items()
         )
-        return Played(final(answer) == self._answer, dollars, max(self._ends.values()))
+        return Played(final_answer(answer) == self._answer, dollars, max(self._ends.values()))
 
     def _obey(self, command: Any) -> None:
         match command:

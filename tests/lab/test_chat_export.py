@@ -59,7 +59,7 @@ class Trainer:
         (folder / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 8}')
         base = chat_export.base_of(self.base)
         facts = {"title": "mine", "evaluation": {"imitation": {"loss": [2.0, 1.0]}}}
-        self.made = chat_export.hand_over(folder, base, order.reach, self.pupil, order.recipe.completion, **facts)
+        self.made = chat_export.describe(folder, base, order.reach, self.pupil, order.recipe.completion, **facts)
         for line in chat_export.next_steps(folder, base, self.made):
             say(line)
 
@@ -217,8 +217,8 @@ def test_a_large_model_in_parts_has_one_name(tmp_path: Path) -> None:
 
 def test_a_model_of_the_librarys_cache_has_its_own_name(tmp_path: Path) -> None:
     snapshot = tmp_path / "hub" / "models--Qwen--Qwen2.5-7B-Instruct" / "snapshots" / "a0b1c2"
-    assert manifest.titled(snapshot) == "Qwen2.5-7B-Instruct"
-    assert manifest.titled(tmp_path / "a run") == "a-run"
+    assert manifest.title_of(snapshot) == "Qwen2.5-7B-Instruct"
+    assert manifest.title_of(tmp_path / "a run") == "a-run"
 
 
 def test_questions_of_the_world_reach_as_far_as_its_pools(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from app.lab.comparison import LAMBDAS, table
-from app.lab.measurements import Measure, figures, mixture, of_json
+from app.lab.measurements import Measure, figures, incompatibilities, of_json
 
 
 def call(seconds: float, tokens: int, outcome: str | None = "ok") -> dict[str, Any]:
@@ -90,9 +90,10 @@ def test_a_task_that_lacks_an_arms_row_is_left_out_and_told() -> None:
 
 def test_rows_of_other_tasks_pools_or_graders_are_not_compared() -> None:
     one = row(0, "a", 1.0, grading="g")
-    assert mixture([one, replace(one, catalog="")]) == [], "a request that was refused has no run, and no pool"
+    refused = replace(one, catalog="")
+    assert incompatibilities([one, refused]) == [], "a request that was refused has no run, and no pool"
     for name, words in (("tasks", "task sets"), ("catalog", "pools"), ("grading", "versions of the graders")):
-        [fault] = mixture([one, replace(one, **{name: "other"})])
+        [fault] = incompatibilities([one, replace(one, **{name: "other"})])
         assert fault.startswith(f"rows of 2 {words} cannot be compared")
 
 

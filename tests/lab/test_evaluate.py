@@ -6,8 +6,8 @@ from random import Random
 import pytest
 
 from app.lab import search
-from app.lab.baselines import ARMS, FIXED, OPTIMUM, bests, plans
-from app.lab.evaluate import TRAINED, compare, drawn, exam
+from app.lab.baselines import ARMS, FIXED, OPTIMUM, plans_of_arm, searched_arms
+from app.lab.evaluate import TRAINED, compare, draw_exam, format_table
 from app.lab.lessons import SPLITS, Lesson, draw_lesson
 from app.lab.paired_statistics import paired_bootstrap
 from app.lab.world import HELD_OUT_PRICES, Setting, Weights, held_out, profiles
@@ -26,7 +26,7 @@ def lessons(count: int) -> list[Lesson]:
 
 def test_each_fixed_arm_has_the_shape_of_its_name_and_none_beats_the_best_fixed_plan() -> None:
     setting = Setting(SMALL)
-    found = bests(setting)
+    found = searched_arms(setting)
     roles = {}
     for arm, plan in found.fixed.items():
         roles[arm] = [step.role for step in plan]
@@ -40,17 +40,17 @@ def test_each_fixed_arm_has_the_shape_of_its_name_and_none_beats_the_best_fixed_
 
 def test_nothing_passes_the_optimum_and_every_arm_is_in_the_table() -> None:
     asked = lessons(60)
-    table = compare("held-out tasks", asked, plans("random sensible plan", asked, Weights(), 9), Weights(), 0)
+    table = compare("held-out tasks", asked, plans_of_arm("random sensible plan", asked, Weights(), 9), Weights(), 0)
     assert [row.arm for row in table.rows] == [*ARMS, TRAINED]
     assert max(row.reward for row in table.rows) == table.row(OPTIMUM).reward
     assert table.constant <= 1e-12
-    assert all(arm in drawn(table) for arm in ARMS)
+    assert all(arm in format_table(table) for arm in ARMS)
 
 
 def test_the_share_of_the_gap_is_nothing_for_the_fixed_plan_and_all_for_the_optimum() -> None:
     asked, weights = lessons(60), Weights()
-    fixed = compare("held-out tasks", asked, plans(FIXED, asked, weights, 0), weights, 0)
-    optimum = compare("held-out tasks", asked, plans(OPTIMUM, asked, weights, 0), weights, 0)
+    fixed = compare("held-out tasks", asked, plans_of_arm(FIXED, asked, weights, 0), weights, 0)
+    optimum = compare("held-out tasks", asked, plans_of_arm(OPTIMUM, asked, weights, 0), weights, 0)
     assert (fixed.closed.value, fixed.closed.low, fixed.closed.high) == (0, 0, 0)
     assert optimum.closed.value == pytest.approx(1)
     assert optimum.row(FIXED).ahead.low > 0
@@ -72,7 +72,7 @@ def test_what_is_held_out_is_not_what_is_trained_on(split: str) -> None:
     assert split in SPLITS
     by_name = {family.name: family for family in FAMILIES}
     trained = {draw_lesson(Random(f"t{n}"), "train").problem.text for n in range(300)}
-    for one in exam(split, 80, 1):
+    for one in draw_exam(split, 80, 1):
         family = by_name[one.problem.family]
         assert family.held_out is (split == "unseen families")
         assert held_out([worker.name for worker in one.pool]) is (split == "random pools")

@@ -17,7 +17,7 @@ from transformers import AutoTokenizer  # noqa: E402
 
 from app.errors import ConfigInvalid  # noqa: E402
 from app.lab import export, manifest, prompt, train  # noqa: E402
-from app.lab.evaluate import exam  # noqa: E402
+from app.lab.evaluate import draw_exam  # noqa: E402
 from app.lab.lessons import SPLITS, draw_lesson  # noqa: E402
 from app.lab.manifest import Manifest  # noqa: E402
 from app.lab.plan_grammar import FORMS, Form  # noqa: E402
@@ -44,16 +44,16 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def folder(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Its export."""
     out = tmp_path_factory.mktemp("exported") / "one"
-    export.export(export.trained(run), out, "tiny")
+    export.export(export.read_training(run), out, "tiny")
     return out
 
 
 def test_the_shipped_checkpoint_is_read_as_it_was_measured() -> None:
     """Its golden plans and its figures come out of its weights."""
     card, golden = manifest.read(TRAINED)
-    conductor = export.loaded(TRAINED)
-    assert export.golden(conductor) == golden
-    assert export.measured(conductor, "random pools", Weights()) == card.evaluation["random pools"]
+    conductor = export.load_conductor(TRAINED)
+    assert export.golden_prompts(conductor) == golden
+    assert export.evaluate_split(conductor, "random pools", Weights()) == card.evaluation["random pools"]
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
@@ -81,7 +81,7 @@ def drawn(random: Random, form: Form) -> Plan:
 
 
 def test_the_exported_model_is_the_trained_one_but_for_rounding(run: Path, folder: Path) -> None:
-    trained, shipped = export.trained(run), export.loaded(folder)
+    trained, shipped = export.read_training(run), export.load_conductor(folder)
     assert shipped.weights.keys() == trained.weights.keys()
     for name, tensor in shipped.weights.items():
         assert torch.equal(tensor, trained.weights[name].to(torch.bfloat16).float())
@@ -101,8 +101,8 @@ def test_the_manifest_says_what_it_is_and_the_golden_plans_are_its_own(folder: P
     assert card.name == card.base == f"tiny@{manifest.sha256(weights)[:12]}"
     assert (card.kind, card.prompt, card.template) == ("model", "compact", "compact-1")
     assert card.tokenizer_sha256 == manifest.tokenizer_sha256(folder)
-    lessons = exam("held-out tasks", 12, export.GOLDEN_SEED)
-    plans = greedy(export.loaded(folder), lessons)
+    lessons = draw_exam("held-out tasks", 12, export.GOLDEN_SEED)
+    plans = greedy(export.load_conductor(folder), lessons)
     expected = [export.prompt.ordinals(plan, lesson.order) for plan, lesson in zip(plans, lessons, strict=True)]
     assert [one.plan for one in golden[:12]] == [to_text(to_tokens(plan)) for plan in expected]
     assert [one.tokens for one in golden[:12]] == [lesson.prompt() for lesson in lessons]
@@ -136,14 +136,14 @@ def test_a_folder_that_was_changed_is_refused(
 
 def test_an_adapter_is_the_base_under_what_training_has_changed(run: Path, folder: Path, tmp_path: Path) -> None:
     """At full rank nothing of the projections is lost but by rounding, and its golden plans are the merged model's."""
-    base, trained = export.loaded(folder), export.trained(run)
+    base, trained = export.load_conductor(folder), export.read_training(run)
     base.model.requires_grad_(False)
     random = torch.Generator().manual_seed(2)
     changed = {
         name: tensor + (0.05 * torch.randn(tensor.shape, generator=random) if name.endswith("_proj.weight") else 0)
         for name, tensor in base.weights.items()
     }
-    tuned = export.Trained(trained.recipe, trained.weighing, changed, trained.card)
+    tuned = export.TrainingResult(trained.recipe, trained.weighing, changed, trained.card)
     made = export.export_adapter(tuned, folder, tmp_path / "full", "tuned", trained.recipe.hidden)
     card, golden = manifest.read(tmp_path / "full")
     assert (made, card.kind, card.base) == (card, "adapter", manifest.read(folder)[0].name)
@@ -153,7 +153,7 @@ def test_an_adapter_is_the_base_under_what_training_has_changed(run: Path, folde
     down, up = (parts[f"base_model.model.{name}.lora_{half}.weight"].float() for half in "AB")
     difference = changed[f"{name}.weight"] - base.weights[f"{name}.weight"]
     assert torch.allclose(up @ down, difference, atol=2e-2)
-    lessons = exam("held-out tasks", 12, export.GOLDEN_SEED)
+    lessons = draw_exam("held-out tasks", 12, export.GOLDEN_SEED)
     base.load(changed)
     whole = greedy(base, lessons)
     expected = [
@@ -167,7 +167,7 @@ def test_an_adapter_is_the_base_under_what_training_has_changed(run: Path, folde
 
 def test_a_folder_that_is_in_use_is_not_written_to(run: Path, folder: Path) -> None:
     with pytest.raises(ConfigInvalid) as refused:
-        export.export(export.trained(run), folder, "tiny")
+        export.export(export.read_training(run), folder, "tiny")
     assert "is not empty" in refused.value.faults[0]
 
 

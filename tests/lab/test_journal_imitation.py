@@ -13,9 +13,9 @@ from app.conductor.protocol import Brief
 from app.core.message.chat import Message, Task, Text
 from app.core.pool.catalog import Card, Limits, Price, Worker
 from app.errors import ConfigInvalid
-from app.lab.journal_imitation import digest_of, learned_from, remembered
+from app.lab.journal_imitation import digest_of, examples_for, journaled_examples
 from app.lab.plans import Plan, PlanStep, to_workflow
-from app.lab.rollouts import Rollout, from_lines, shown, to_line, written
+from app.lab.rollouts import Rollout, conductor_prompt, from_lines, plan_json, to_line
 from app.lab.world import INPUT_SHARE, Pool, Weights, held_out, profiles, standard_pool
 from app.providers.rehearsal.task_families import FAMILIES, Problem, write
 
@@ -38,8 +38,8 @@ def rollout(problem: Problem, plan: Plan, score: float | None, pool: Pool | None
     names = tuple(worker.name for worker in pool)
     said = ({"role": "user", "content": problem.text},)
     task = Task((Message("user", (Text(problem.text),)),))
-    prompt = shown(Brief(task, offered(pool), Limits(), Limits().usd))
-    completion = written(to_workflow(plan, names).steps, names)
+    prompt = conductor_prompt(Brief(task, offered(pool), Limits(), Limits().usd))
+    completion = plan_json(to_workflow(plan, names).steps, names)
     told = ("r", 0.0, "t", "model", "train", said, prompt, completion, names, "p", len(plan), 0.0006, 1.0, score)
     return replace(Rollout(*told), **more)
 
@@ -50,7 +50,7 @@ def problem(family: int = 0, phrasing: int = 0, seed: int = 1) -> Problem:
 
 def read(*rollouts: Rollout) -> tuple[list[Any], Counter[str]]:
     """Through the file, as the command reads them."""
-    return remembered(list(from_lines(map(to_line, rollouts))), Weights())
+    return journaled_examples(list(from_lines(map(to_line, rollouts))), Weights())
 
 
 def test_a_run_is_read_back_as_it_was() -> None:
@@ -134,7 +134,7 @@ def test_the_weights_are_those_of_the_advantage() -> None:
 
 def told(rollouts: Sequence[Rollout]) -> list[str]:
     said: list[str] = []
-    learned_from(rollouts, Weights(), 0.3, said.append)
+    examples_for(rollouts, Weights(), 0.3, said.append)
     return said
 
 

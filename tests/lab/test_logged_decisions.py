@@ -12,7 +12,16 @@ from app.core.rating.features import Features, features
 from app.core.rating.feedback import Feedback
 from app.core.rating.posterior import Posterior, Rating, learned
 from app.core.run.events import Event, Kind
-from app.lab.logged_decisions import PLACES, Beliefs, Decided, choice, decided, folded, score, worth
+from app.lab.logged_decisions import (
+    PLACES,
+    Beliefs,
+    LoggedDecision,
+    choice,
+    hashed_features,
+    logged_decision,
+    score,
+    worth,
+)
 
 DECISION = {
     "layer": "selector", "policy": "selector-2/mini", "version": "7-abc", "features": "ref",
@@ -50,16 +59,16 @@ PLANNED = (
 
 
 def test_a_selector_tells_every_arms_probability() -> None:
-    found = decided(journal(opened(decision=DECISION), step(0, "sol", "user"), accepted(), SUCCEEDED))
+    found = logged_decision(journal(opened(decision=DECISION), step(0, "sol", "user"), accepted(), SUCCEEDED))
     assert found is not None
     assert (found.layer, found.shape, found.action, found.propensity) == ("selector", "", "answer sol", 0.3)
     assert found.candidates == DECISION["candidates"]
     assert found.features == "ref"
-    assert found.chance
+    assert found.was_drawn
 
 
 def test_a_models_plan_is_its_workers_given_its_shape() -> None:
-    found = decided(journal(*PLANNED))
+    found = logged_decision(journal(*PLANNED))
     assert found is not None
     assert (found.layer, found.shape, found.action) == ("model", '[["user"], ["user", 0]]', "sol luna")
     assert found.propensity == pytest.approx(0.4)
@@ -72,7 +81,7 @@ def test_steps_are_counted_within_their_plan() -> None:
         step(2, "sol", "user", proposal=1, probability=0.5),
         step(3, "sol", 2, proposal=1, probability=0.5),
     ]
-    found = decided(journal(*further, accepted(1), SUCCEEDED))
+    found = logged_decision(journal(*further, accepted(1), SUCCEEDED))
     assert found is not None
     assert found.shape == '[["user"], [0]]'
 
@@ -91,11 +100,11 @@ def test_steps_are_counted_within_their_plan() -> None:
     ids=["no answer", "no plan", "a repair", "a fallback", "no probability", "not of every step", "given up"],
 )
 def test_what_was_not_drawn_or_has_no_answer_is_no_row(told: tuple[tuple[Kind, dict[str, Any]], ...]) -> None:
-    assert decided(journal(*told)) is None
+    assert logged_decision(journal(*told)) is None
 
 
-def selected(**changes: Any) -> Decided:
-    found = decided(journal(opened(decision={**DECISION, **changes}), step(0, "sol"), accepted(), SUCCEEDED))
+def selected(**changes: Any) -> LoggedDecision:
+    found = logged_decision(journal(opened(decision={**DECISION, **changes}), step(0, "sol"), accepted(), SUCCEEDED))
     assert found is not None
     return found
 
@@ -105,11 +114,11 @@ def test_policies_over_arms() -> None:
     assert choice("uniform", selected()) == pytest.approx({"answer luna": 1 / 3, "answer sol": 1 / 3, "model": 1 / 3})
     assert choice("always model", selected()) == {"model": 1.0}
     assert choice("always answer nova", selected()) is None, "it was no candidate there"
-    assert not selected(action="answer luna", propensity=1.0, candidates={"answer luna": 1.0}).chance
+    assert not selected(action="answer luna", propensity=1.0, candidates={"answer luna": 1.0}).was_drawn
 
 
 def test_policies_over_a_models_workers() -> None:
-    found = decided(journal(*PLANNED))
+    found = logged_decision(journal(*PLANNED))
     assert found is not None
     assert choice("uniform", found) == {pair: 0.25 for pair in ("sol sol", "sol luna", "luna sol", "luna luna")}
     assert choice("always luna sol", found) == {"luna sol": 1.0}
@@ -157,7 +166,7 @@ def test_the_current_policy_is_what_the_selector_believes_now() -> None:
 
 
 def test_words_are_folded_and_counts_stay() -> None:
-    found = folded(Features(((3, 0.5), (3 + PLACES, 0.25), (7, -1.0)), (1.0, 2.0)))
+    found = hashed_features(Features(((3, 0.5), (3 + PLACES, 0.25), (7, -1.0)), (1.0, 2.0)))
     assert len(found) == PLACES + 2
     assert (found[3], found[7], found[-2:]) == (0.75, -1.0, (1.0, 2.0))
 
@@ -167,7 +176,7 @@ TWICE = (opened(decision=DECISION), step(0, "sol", "user"), accepted(), opened(1
 
 
 def test_the_decision_of_a_second_round_follows_the_first() -> None:
-    found = decided(journal(*TWICE, accepted(1), SUCCEEDED))
+    found = logged_decision(journal(*TWICE, accepted(1), SUCCEEDED))
     assert found is not None
     assert (found.action, found.further.action if found.further else "") == ("answer sol", "accept")
     assert found.further is not None
@@ -175,5 +184,5 @@ def test_the_decision_of_a_second_round_follows_the_first() -> None:
     assert choice("always answer sol", found.further) == {"accept": 1.0}
     assert choice("greedy", found.further) == {"accept": 1.0}
     stopped = Kind.SUCCEEDED, {"stopped": "run_over_budget"}
-    assert decided(journal(*TWICE, SUCCEEDED)) is None, "its plan was refused"
-    assert decided(journal(*TWICE, accepted(1), stopped)) is None, "nobody came to do it"
+    assert logged_decision(journal(*TWICE, SUCCEEDED)) is None, "its plan was refused"
+    assert logged_decision(journal(*TWICE, accepted(1), stopped)) is None, "nobody came to do it"

@@ -17,9 +17,9 @@ from app.gateway.http.api_keys import mint
 from app.lab import world_file
 from app.lab.grading import grader
 from app.lab.plan_execution import Executor, Place, PlanCache
-from app.lab.plan_rewards import COLLAPSED, PATIENCE, Scorer
+from app.lab.plan_rewards import MAX_EQUAL_BATCHES, MAX_OUTAGE_BATCHES, Scorer
 from app.lab.reward import MALFORMED
-from app.lab.training_questions import Question, Rule, apart, of_rollouts, of_world, posed
+from app.lab.training_questions import Question, Rule, draw_questions, draw_rules, of_rollouts, split_held_out
 from app.lab.world import Weights, profiles
 from app.process.wiring import Runtime
 from tests.harness.in_process import running_service
@@ -38,7 +38,8 @@ def asked(opened: Runtime, count: int = 40, **changes: Any) -> list[Question]:
     catalog = opened.pool.catalog()
     tier = catalog.tiers[world_file.TIER]
     pool = [catalog.workers[name] for name in tier.pool]
-    return list(posed(of_world(60, 1), pool, tier.efforts["medium"], count, 2, **{"random_pools": False, **changes}))
+    options = {"random_pools": False, **changes}
+    return list(draw_questions(draw_rules(60, 1), pool, tier.efforts["medium"], count, 2, **options))
 
 
 async def place(opened: Runtime) -> tuple[Place, httpx.ASGITransport]:
@@ -79,8 +80,8 @@ async def test_a_plan_is_bound_to_the_workers_that_were_shown(opened: Runtime) -
     where, transport = await place(opened)
     async with Executor(where, transport) as executor:
         beyond = json.dumps({"steps": [{"worker": 3, **EMBER}]})
-        assert (await executor.carry(small, beyond)).verdict == "malformed"
-        good = await executor.carry(small, json.dumps({"steps": [{"worker": 2, **EMBER}]}))
+        assert (await executor.execute(small, beyond)).verdict == "malformed"
+        good = await executor.execute(small, json.dumps({"steps": [{"worker": 2, **EMBER}]}))
         assert good.verdict in ("right", "wrong")
         (row,) = [await opened.context.store.run(good.run)]
         assert row.state == "succeeded"
@@ -99,7 +100,7 @@ async def test_another_tier_or_key_stops_training(opened: Runtime) -> None:
     ):
         async with Executor(wrong, transport) as executor:
             with pytest.raises(ConfigInvalid):
-                await executor.carry(question, plan(question, "ember"))
+                await executor.execute(question, plan(question, "ember"))
 
 
 def four(text: str) -> Rule:
@@ -146,7 +147,7 @@ def cut(_request: httpx.Request) -> httpx.Response:
 )
 async def test_only_the_plan_is_blamed_for_what_is_its_own(transport: httpx.MockTransport, verdict: str) -> None:
     async with Executor(Place("http://baton", "key", "tier"), transport) as executor:
-        found = await executor.carry(question(), json.dumps({"steps": [{"worker": 0, **EMBER}]}))
+        found = await executor.execute(question(), json.dumps({"steps": [{"worker": 0, **EMBER}]}))
     assert found.verdict == verdict
     assert found.usd == (0.001 if verdict == "right" else 0.0)
     assert not found.told
@@ -168,10 +169,10 @@ async def test_an_outage_gives_no_reward_and_a_lasting_one_ends_training() -> No
         [question()], Place("http://baton", "key", "tier"), Weights(), 0.0, lambda _: None, transport=transport
     )
     text = json.dumps({"steps": [{"worker": 0, **EMBER}]})
-    for _ in range(PATIENCE - 1):
+    for _ in range(MAX_OUTAGE_BATCHES - 1):
         assert await scorer.executor_reward([text, text, "?"], [0, 0, 0]) == [None, None, MALFORMED]
     assert await scorer.executor_reward(["?"], [0]) == [MALFORMED]
-    for _ in range(PATIENCE - 1):
+    for _ in range(MAX_OUTAGE_BATCHES - 1):
         assert await scorer.executor_reward([text], [0]) == [None]
     with pytest.raises(WorkerUnavailable):
         await scorer.executor_reward([text], [0])
@@ -181,7 +182,13 @@ async def test_a_conductor_with_one_plan_for_everything_has_collapsed() -> None:
     """Single plans and batches with a second plan are no sign of it."""
     told: list[str] = []
     scorer = Scorer([question()], Place("http://b", "k", "t"), Weights(), 0.0, told.append)
-    for texts in (["?", "?"], ["?", "!"], *[["?", "?"]] * (COLLAPSED - 1), ["?"], *[["?", "?"]] * (COLLAPSED - 1)):
+    for texts in (
+        ["?", "?"],
+        ["?", "!"],
+        *[["?", "?"]] * (MAX_EQUAL_BATCHES - 1),
+        ["?"],
+        *[["?", "?"]] * (MAX_EQUAL_BATCHES - 1),
+    ):
         await scorer.executor_reward(texts, [0] * len(texts))
         assert not scorer.collapsed
     await scorer.executor_reward(["?", "?"], [0, 0])
@@ -248,14 +255,14 @@ async def test_held_out_questions_are_judged_by_the_whole_weights_and_teach_noth
 
 
 def test_questions_are_held_out_by_the_seed_and_at_most_a_tenth() -> None:
-    rules = of_world(60, 1)
-    learned, held = apart(rules, 128, 7)
+    rules = draw_rules(60, 1)
+    learned, held = split_held_out(rules, 128, 7)
     assert (len(learned), len(held)) == (54, 6)
     assert not {rule.conversation[0]["content"] for rule in learned} & {
         rule.conversation[0]["content"] for rule in held
     }
-    assert apart(rules, 128, 7) == (learned, held)
-    assert apart(rules, 0, 7) == (rules, [])
+    assert split_held_out(rules, 128, 7) == (learned, held)
+    assert split_held_out(rules, 0, 7) == (rules, [])
 
 
 async def test_cost_counts_only_as_far_as_training_has_come() -> None:
@@ -282,11 +289,11 @@ def test_conversations_of_the_journal_are_asked_again_by_the_rules_of_a_task_set
 
 
 def test_questions_come_by_turns_and_depend_on_the_seed_alone() -> None:
-    rules = of_world(5, 0)
+    rules = draw_rules(5, 0)
     workers: Any = [SimpleNamespace(name=name) for name in "abcd"]
 
     def drawn(seed: int) -> list[tuple[str, list[str]]]:
-        found = posed(rules, workers, Limits(), 15, seed, random_pools=False)
+        found = draw_questions(rules, workers, Limits(), 15, seed, random_pools=False)
         return [(question.rule.conversation[0]["content"], question.names) for question in found]
 
     first = drawn(1)

@@ -12,7 +12,7 @@ from app.errors import WorkerTimeout
 from app.lab.outcome import bill, right
 from app.lab.plans import Plan, PlanStep, to_workflow
 from app.lab.provider import WorldProvider
-from app.lab.workers import final
+from app.lab.workers import final_answer
 from app.lab.world import standard_pool
 from app.providers.protocol import Request
 from app.providers.rehearsal.provider import RehearsalProvider
@@ -66,7 +66,7 @@ async def test_the_service_finds_what_the_simulator_says(tmp_path: Path) -> None
                 driven = await opened.runs.start(order(opened, "baton-mini", problem.text, plan={"steps": asked}))
                 ended = (await finish(driven)).ended
                 assert ended.error is None
-                surplus += (final(ended.answer) == problem.answer) - chance
+                surplus += (final_answer(ended.answer) == problem.answer) - chance
                 spread += chance * (1 - chance)
                 assert 0 <= ended.state.usd - 1e6 * dollars <= len(plan), "in micro-dollars, rounded up for each call"
     assert abs(surplus) <= 4 * math.sqrt(spread)

@@ -17,8 +17,17 @@ from app.core.message.chat import Message, Task, Text
 from app.core.rating.feedback import Feedback, derived
 from app.core.run.events import Kind
 from app.errors import ConfigInvalid
-from app.lab.journal_rollouts import RolloutFilter, judged
-from app.lab.rollouts import Rollout, accepted, critical, effective, from_lines, split, to_line, weighted
+from app.lab.journal_rollouts import RolloutFilter, score_of
+from app.lab.rollouts import (
+    Rollout,
+    advantage_weighted,
+    critical_path_seconds,
+    effective_count,
+    from_lines,
+    right_examples,
+    split,
+    to_line,
+)
 from app.lab.world import Weights
 from app.process.wiring import Runtime
 from tests.harness.in_process import finish, narrowed, order, plan_text, pool_text, running_service
@@ -162,13 +171,13 @@ def test_rules_come_before_what_callers_say_and_signs_say_nothing() -> None:
     def given(kind: Any, score: float | None, source: str = "s") -> Feedback:
         return Feedback("f", "r", "t", "", 1.0, kind, source, "1", score=score)
 
-    assert judged([given("implicit", None)]) == (None, "")
-    assert judged([given("explicit", 0.0), given("explicit", 1.0)])[0] == 1.0
-    assert judged([given("explicit", 0.0), given("grader", 1.0), given("grader", 0.5, "other")])[0] == 0.75
+    assert score_of([given("implicit", None)]) == (None, "")
+    assert score_of([given("explicit", 0.0), given("explicit", 1.0)])[0] == 1.0
+    assert score_of([given("explicit", 0.0), given("grader", 1.0), given("grader", 0.5, "other")])[0] == 0.75
 
 
 def test_seconds_follow_the_critical_path() -> None:
-    assert critical([((), 2.0), ((), 3.0), ((0, 1), 1.0), ((0,), 0.5)]) == 4.0
+    assert critical_path_seconds([((), 2.0), ((), 3.0), ((0, 1), 1.0), ((0,), 0.5)]) == 4.0
 
 
 def made(question: str, score: float | None, usd: float = 0.0) -> Rollout:
@@ -179,16 +188,16 @@ def made(question: str, score: float | None, usd: float = 0.0) -> Rollout:
 def test_weights_grow_with_the_advantage_and_are_capped() -> None:
     free = Weights()
     rollouts = [made("a", 1.0), made("a", 1.0, 0.006), made("a", 0.0), made("b", 1.0), made("c", None)]
-    examples = weighted(rollouts, free, 0.3, 20.0)
+    examples = advantage_weighted(rollouts, free, 0.3, 20.0)
     assert len(examples) == 4
     cheap, dear, wrong, _ = (example.weight for example in examples)
     assert cheap > dear > wrong > 0
     assert sum(example.weight for example in examples) == pytest.approx(4)
-    tight = [example.weight for example in weighted(rollouts, free, 0.01, 5.0)]
+    tight = [example.weight for example in advantage_weighted(rollouts, free, 0.01, 5.0)]
     assert max(tight) / sorted(tight)[-2] == pytest.approx(1.0)
-    assert 1 <= effective(examples) < 4
-    assert [example.weight for example in accepted(rollouts)] == [1.0] * 3
-    assert weighted([made("c", None)], free, 0.3, 20.0) == []
+    assert 1 <= effective_count(examples) < 4
+    assert [example.weight for example in right_examples(rollouts)] == [1.0] * 3
+    assert advantage_weighted([made("c", None)], free, 0.3, 20.0) == []
 
 
 def test_a_line_of_another_schema_is_refused() -> None:

@@ -10,7 +10,7 @@ from app.core.plan.workflow import Access, Step
 from app.lab import rounds
 from app.lab.plans import PlanStep, to_workflow
 from app.lab.rounds import Point, Second
-from app.lab.workers import final
+from app.lab.workers import final_answer
 from app.lab.world import CLASSES, Setting, standard_pool
 from tests.lab.pure_execution import Stage
 from tests.lab.test_world import any_problem
@@ -47,13 +47,13 @@ def test_the_figures_are_those_of_runs_of_two_rounds(second: Second) -> None:
         opened = []
 
         def judge(answer: str, answered: str = problem.answer, opened: list[int] = opened) -> Sequence[Step]:
-            doubts = rounds.doubted(POOL[FLINT], right=int(final(answer) == answered), own=False)
+            doubts = rounds.doubt_chance(POOL[FLINT], right=int(final_answer(answer) == answered), own=False)
             opened.append(int(random.random() < doubts))
             return _steps(second) if opened[0] else ()
 
         played = Stage(plan, POOL, problem, f"rounds|{play}", judge).play()
         right, again, usd = right + played.right, again + opened[0], usd + played.usd
-        usd += rounds.judged(POOL[FLINT], problem.level, rounds.PLANS if opened[0] else rounds.ACCEPTS)
+        usd += rounds.judging_usd(POOL[FLINT], problem.level, rounds.PLANS if opened[0] else rounds.ACCEPTS)
     assert abs(right / PLAYS - exact.right) < 4 * (0.25 / PLAYS) ** 0.5
     assert abs(again / PLAYS - exact.again) < 4 * (0.25 / PLAYS) ** 0.5
     assert usd / PLAYS == pytest.approx(exact.usd, rel=0.08)
@@ -95,5 +95,5 @@ def test_two_rounds_win_only_with_a_conductor_that_sees_faults() -> None:
     for conductor in (1, 2):  # flint and atlas
         double = rounds.by_class(rounds.two_rounds(setting, conductor), 0.0007)
         assert double is not None
-        ahead.append(rounds.row(single, double).ahead)
+        ahead.append(rounds.compare_rounds(single, double).ahead)
     assert ahead[0].low > 0 > ahead[1].high

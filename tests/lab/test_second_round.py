@@ -34,31 +34,32 @@ CHECK = PlanStep(FLINT, "check", True, (0,))
 def test_a_run_of_two_rounds_comes_to_what_the_executor_makes_of_it(second: Plan, known: Second) -> None:
     """Those figures are held against the executor's core by `test_rounds.py`."""
     setting = Setting(POOL)
-    assert POOL.index(second_round.judge(POOL)) == FLINT
+    assert POOL.index(second_round.judging_worker(POOL)) == FLINT
     for kind, point in zip(CLASSES, rounds.policy(setting, FIRST, FLINT, known), strict=True):
-        found = second_round.whole(FIRST, (TAKE, second), kind, setting)
+        found = second_round.run_outcome(FIRST, (TAKE, second), kind, setting)
         assert (found.right, found.usd, found.again) == pytest.approx((point.right, point.usd, point.again))
 
 
 def test_taking_every_answer_costs_only_the_look_at_it() -> None:
     setting = Setting(POOL)
     for kind in CLASSES:
-        one, both = outcome(FIRST, kind, setting), second_round.whole(FIRST, (TAKE, TAKE), kind, setting)
+        one, both = outcome(FIRST, kind, setting), second_round.run_outcome(FIRST, (TAKE, TAKE), kind, setting)
         assert both.right == pytest.approx(one.right)
-        assert both.usd == pytest.approx(one.usd + rounds.judged(POOL[FLINT], kind[1], rounds.ACCEPTS))
+        assert both.usd == pytest.approx(one.usd + rounds.judging_usd(POOL[FLINT], kind[1], rounds.ACCEPTS))
         assert (both.again, both.seconds > one.seconds, both.reward < one.reward) == (0, True, True)
 
 
 def test_who_wrote_the_answer_says_the_same_again() -> None:
-    same = second_round.whole(FIRST, ((BEFORE, PlanStep(BIRCH, "reason")),) * 2, (0, 2), Setting(POOL))
+    same = second_round.run_outcome(FIRST, ((BEFORE, PlanStep(BIRCH, "reason")),) * 2, (0, 2), Setting(POOL))
     assert same.right == pytest.approx(outcome(FIRST, (0, 2), Setting(POOL)).right)
-    other = second_round.whole(FIRST, ((BEFORE, PlanStep(EMBER, "reason")),) * 2, (0, 2), Setting(POOL))
+    other = second_round.run_outcome(FIRST, ((BEFORE, PlanStep(EMBER, "reason")),) * 2, (0, 2), Setting(POOL))
     assert other.right != pytest.approx(same.right)
 
 
 def test_doubt_says_that_an_answer_is_worse_if_the_one_who_looks_can_see() -> None:
     for kind in CLASSES:
-        trusted, doubted = (second_round.continued(FIRST, TAKE, kind, Setting(POOL), sign) for sign in (TRUST, DOUBT))
+        trusted = second_round.outcome_given_sign(FIRST, TAKE, kind, Setting(POOL), TRUST)
+        doubted = second_round.outcome_given_sign(FIRST, TAKE, kind, Setting(POOL), DOUBT)
         assert trusted.right > doubted.right
         assert trusted.again + doubted.again == pytest.approx(1)
 
@@ -69,11 +70,11 @@ def test_every_legal_second_plan_is_read_and_written_back() -> None:
         tokens = [0]
         while tokens[-1] != 2:
             tokens.append(random.choice(legal_again(len(tokens), 4)))
-        plan = second_round.understood(tokens)
-        assert second_round.written(plan) == tokens
+        plan = second_round.second_plan_of(tokens)
+        assert second_round.second_plan_tokens(plan) == tokens
         assert all(step.worker < 4 and max(step.sees, default=0) <= n for n, step in enumerate(plan[1:]))
         assert len(tokens) <= LONGEST
-        assert 0 <= second_round.whole(FIRST, (TAKE, plan), (0, 1), Setting(POOL)).right <= 1
+        assert 0 <= second_round.run_outcome(FIRST, (TAKE, plan), (0, 1), Setting(POOL)).right <= 1
         lengths.add(len(plan) - 1)
     assert lengths == set(range(FURTHER + 1))
     assert all(set(legal_again(place, SLOTS)) <= set(range(TOKENS)) for place in range(1, LONGEST))
@@ -81,9 +82,9 @@ def test_every_legal_second_plan_is_read_and_written_back() -> None:
 
 def test_drawn_second_plans_go_on_or_begin_anew_and_are_legal() -> None:
     random = Random(3)
-    plans = [second_round.drawn(random, 4) for _ in range(300)]
+    plans = [second_round.draw_second_plan(random, 4) for _ in range(300)]
     for plan in plans:
-        tokens = second_round.written(plan)
+        tokens = second_round.second_plan_tokens(plan)
         assert all(token in legal_again(place, 4) for place, token in enumerate(tokens) if place)
     seeing = 0
     for plan in plans:
@@ -99,7 +100,7 @@ def test_the_second_prompt_is_the_first_with_the_plan_and_a_sign() -> None:
     cards = 3 * len(one.pool) + 1
     for read in (one.prompt(), one.prompt(Random(1), 0.9)):
         for sign in second_round.SIGNS:
-            shown = second_round.shown(read, one, first, sign)
+            shown = second_round.second_prompt(read, one, first, sign)
             assert shown == [*read[:-cards], *to_tokens(first), *read[-cards:], sign]
             assert shown[-cards - 1] == one.prompt()[-cards] == prompt.tokens("", one.pool, one.order)[0]
 

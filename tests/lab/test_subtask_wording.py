@@ -9,12 +9,12 @@ import pytest
 
 from app.core.plan import workflow as core_plan
 from app.lab import prompt, search, subtask_wording, teacher
-from app.lab.baselines import named
-from app.lab.lessons import draw_lesson, sensible
+from app.lab.baselines import best_named_plans
+from app.lab.lessons import draw_lesson, draw_sensible_plan
 from app.lab.outcome import outcome, right
 from app.lab.plan_grammar import MOST, ROLES, WORDS
-from app.lab.plan_samples import told, valid
-from app.lab.plans import LONGEST, SUBTASKS, Plan, PlanStep, kinds, to_workflow
+from app.lab.plan_samples import format_samples, is_valid
+from app.lab.plans import LONGEST, SUBTASKS, Plan, PlanStep, results_of_steps, to_workflow
 from app.lab.world import CLASSES, Setting, standard_pool
 from tests.lab.pure_execution import Stage
 from tests.lab.test_world import any_problem
@@ -39,7 +39,7 @@ def in_words(random: Random, workers: int = 6) -> Plan:
 
 def phrased(random: Random, workers: int = 6) -> Plan:
     """A sensible plan in phrases that may be about anything."""
-    plan = sensible(random, workers)
+    plan = draw_sensible_plan(random, workers)
     return tuple(step._replace(text=subtask_wording.phrase(random, step.role, random.randrange(6))) for step in plan)
 
 
@@ -92,7 +92,9 @@ SMALL = standard_pool()[3:]
 
 def test_nothing_in_words_passes_the_optimum_that_names_each_task() -> None:
     random, setting = Random(2), Setting(SMALL)
-    best = {kind: outcome(plan, kind, setting).reward for kind, plan in zip(CLASSES, named(setting), strict=True)}
+    best = {}
+    for kind, plan in zip(CLASSES, best_named_plans(setting), strict=True):
+        best[kind] = outcome(plan, kind, setting).reward
     plain = search.search(setting).best_rewards
     assert all(best[kind] > reward for kind, reward in zip(CLASSES, plain, strict=True))
     for turn in range(2_000):
@@ -104,8 +106,8 @@ def test_the_teacher_finds_out_what_to_call_a_task_by_what_its_plans_were_worth(
     setting = Setting(SMALL)
     for place in range(20):
         random = Random(place)
-        plan, kind = sensible(random, 3), random.choice(CLASSES)
-        plans, worth = teacher.worded(random, plan, partial(reward_of, kind=kind, setting=setting), 8)
+        plan, kind = draw_sensible_plan(random, 3), random.choice(CLASSES)
+        plans, worth = teacher.put_in_words(random, plan, partial(reward_of, kind=kind, setting=setting), 8)
         assert worth == pytest.approx(outcome(plans[0], kind, setting).reward)
         assert {subtask_wording.shift(step.text, kind[0]) for plan in plans for step in plan} == {subtask_wording.NAMED}
         assert len(set(plans)) > 1, "in several ways"
@@ -132,8 +134,8 @@ def test_a_plan_in_words_is_read_by_the_service_as_it_was_meant() -> None:
         meant = [replace(step, subtask=f"Please {step.subtask}.") for step in to_workflow(plan, names).steps]
         assert list(steps) == meant
         assert [subtask_wording.role_of(step.subtask) for step in steps] == [step.role for step in plan]
-        assert valid(WORDS, one, prompt.placed(plan, one.order))
-        assert "valid plans: 1 of 1" in told(WORDS, [(one, prompt.placed(plan, one.order))])
+        assert is_valid(WORDS, one, prompt.over_places(plan, one.order))
+        assert "valid plans: 1 of 1" in format_samples(WORDS, [(one, prompt.over_places(plan, one.order))])
 
 
 def test_the_grammar_lets_through_what_some_plan_goes_on_with_and_nothing_else() -> None:
@@ -160,7 +162,7 @@ def finished(tokens: list[int], state: int, workers: int) -> bool:
         tokens.append(max(WORDS.legal(state, workers)))
         state = WORDS.follow(state, tokens[-1])
     plan = WORDS.decode(tokens)
-    return len(kinds(plan)) == len(plan) and all(step.worker < workers and step.text for step in plan)
+    return len(results_of_steps(plan)) == len(plan) and all(step.worker < workers and step.text for step in plan)
 
 
 def test_a_state_is_a_place_where_roles_are_tokens() -> None:

@@ -5,9 +5,9 @@ from random import Random
 import pytest
 
 from app.lab import prompt, teacher
-from app.lab.lessons import draw_lesson, sensible
+from app.lab.lessons import draw_lesson, draw_sensible_plan
 from app.lab.outcome import outcome
-from app.lab.plans import STEPS, Plan, from_tokens, kinds, lean, to_tokens
+from app.lab.plans import STEPS, Plan, from_tokens, results_of_steps, to_tokens, without_needless_steps
 from app.lab.world import Setting
 
 
@@ -21,7 +21,7 @@ class Tries:
         self.times = 0
 
     def worth(self, plan: Plan) -> float:
-        placed = prompt.placed(plan, self.lesson.order)
+        placed = prompt.over_places(plan, self.lesson.order)
         self.times += 1
         self.found[plan] = outcome(placed, self.lesson.problem.kind, Setting(self.lesson.pool)).reward
         return self.found[plan]
@@ -31,7 +31,7 @@ class Tries:
 def test_it_carries_no_plan_out_twice_and_keeps_the_best(count: int) -> None:
     for seed in range(30):
         tries = Tries(seed)
-        plan, most = teacher.best(Random(seed), tries.workers, tries.worth, count)
+        plan, most = teacher.search_best_plan(Random(seed), tries.workers, tries.worth, count)
         assert tries.times == len(tries.found) <= count
         assert most == tries.found[plan] == max(tries.found.values())
 
@@ -40,12 +40,12 @@ def test_a_changed_plan_is_one_that_answers_and_wastes_nothing() -> None:
     random = Random(3)
     lengths = set()
     for _ in range(2_000):
-        before = sensible(random, 4)
-        plan = teacher.changed(random, before, 4)
+        before = draw_sensible_plan(random, 4)
+        plan = teacher.mutate(random, before, 4)
         lengths.add(len(plan) - len(before))
         assert 1 <= len(plan) <= STEPS
-        assert kinds(plan)[-1] == "answer"
-        assert lean(plan) == plan
+        assert results_of_steps(plan)[-1] == "answer"
+        assert without_needless_steps(plan) == plan
         assert from_tokens(to_tokens(plan)) == plan
     assert {-1, 0, 1} <= lengths
 
@@ -55,6 +55,6 @@ def test_changes_of_the_best_find_more_than_chance() -> None:
     searched = by_chance = 0.0
     for seed in range(40):
         tries, random = Tries(seed), Random(seed)
-        searched += teacher.best(random, tries.workers, tries.worth, 64)[1]
-        by_chance += max(tries.worth(sensible(random, tries.workers)) for _ in range(64))
+        searched += teacher.search_best_plan(random, tries.workers, tries.worth, 64)[1]
+        by_chance += max(tries.worth(draw_sensible_plan(random, tries.workers)) for _ in range(64))
     assert searched / 40 > by_chance / 40 + 0.02

@@ -22,8 +22,8 @@ from app.core.plan import workflow as core_plan  # noqa: E402
 from app.errors import ConfigInvalid  # noqa: E402
 from app.lab import manifest, train, train_rounds  # noqa: E402
 from app.lab.baselines import FIXED, OPTIMUM, UNWORDED  # noqa: E402
-from app.lab.evaluate import TRAINED, UNSAID  # noqa: E402
-from app.lab.journal_imitation import remembered  # noqa: E402
+from app.lab.evaluate import TRAINED, WITHOUT_TEXT  # noqa: E402
+from app.lab.journal_imitation import journaled_examples  # noqa: E402
 from app.lab.lessons import SPLITS, draw_lesson  # noqa: E402
 from app.lab.outcome import outcome  # noqa: E402
 from app.lab.plan_grammar import FORMS, ROLES, Form  # noqa: E402
@@ -212,7 +212,7 @@ def test_plans_in_words_are_trained_examined_and_left_to_be_served_by_the_same_c
     table = json.loads((tmp_path / "card.json").read_text())["tables"][0]
     arms = {row["arm"]: row["reward"] for row in table["rows"]}
     assert arms[OPTIMUM] > arms[UNWORDED] > arms[FIXED]
-    assert {TRAINED, UNSAID} <= arms.keys()
+    assert {TRAINED, WITHOUT_TEXT} <= arms.keys()
     report = (tmp_path / "report.txt").read_text()
     assert "valid plans: 64 of 64, with" in report
     with pytest.raises(ConfigInvalid) as journal:
@@ -260,7 +260,7 @@ def journaled(*, swapped: bool = False, runs: int = 160) -> list[Rollout]:
 def taught(runs: list[Rollout]) -> float:
     """The exact mean reward of greedy plans after a warm start from runs, for their tasks; without runs, before it."""
     recipe = Recipe(drill_steps=30, warm_steps=50, warm_lessons=32, steps=0, hidden=48, layers=2, unknown=0.3)
-    found, _ = remembered(runs or journaled(), Weights())
+    found, _ = journaled_examples(runs or journaled(), Weights())
     trainer = Regressor(recipe, Weights(), found)
     while runs and trainer.step < trainer.total:
         trainer.advance()

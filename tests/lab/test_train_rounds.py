@@ -19,7 +19,7 @@ from app.lab import export, second_round, train_rounds  # noqa: E402
 from app.lab.lessons import draw_lesson  # noqa: E402
 from app.lab.plans import LONGEST, SLOTS, TOKENS, legal_again  # noqa: E402
 from app.lab.second_round import DOUBT, TAKE, TRUST  # noqa: E402
-from app.lab.train_loop import Recipe, Trainer, ended, greedy  # noqa: E402
+from app.lab.train_loop import Recipe, Trainer, cut_at_end, greedy  # noqa: E402
 from app.lab.train_model import masks  # noqa: E402
 from app.lab.train_rounds import Rounds, both_rounds  # noqa: E402
 from app.lab.world import Weights  # noqa: E402
@@ -44,10 +44,10 @@ def test_second_plans_have_a_grammar_of_their_own() -> None:
             allowed = {token for token in range(TOKENS) if table[SLOTS + workers, place, token]}
             assert allowed == set(legal_again(place, workers))
     lessons = [draw_lesson(random, "train") for _ in range(8)]
-    prompts = [second_round.shown(lesson.prompt(), lesson, (second_round.BEFORE,), DOUBT) for lesson in lessons]
+    prompts = [second_round.second_prompt(lesson.prompt(), lesson, (second_round.BEFORE,), DOUBT) for lesson in lessons]
     sizes = torch.tensor([len(lesson.pool) + SLOTS for lesson in lessons])
     written = trainer.conductor.write(prompts, sizes, 20, torch.Generator().manual_seed(1)).tolist()
-    plans = [second_round.understood(ended(tokens)) for group in written for tokens in group]
+    plans = [second_round.second_plan_of(cut_at_end(tokens)) for group in written for tokens in group]
     assert len(set(plans)) > 20
 
 
@@ -76,7 +76,7 @@ def test_it_learns_to_take_an_answer_that_is_trusted_sooner_than_one_that_is_dou
     """From a checkpoint whose answers are mostly right: of a fresh model nothing is worth taking."""
     kept = Recipe(**json.loads((TRAINED / "card.json").read_text())["recipe"])
     recipe = replace(kept, drill_steps=0, warm_steps=30, steps=0, warm_lessons=32, warm_draws=12, warm_rate=1e-3)
-    trainer = Rounds(recipe, Weights(), export.loaded(TRAINED).weights)
+    trainer = Rounds(recipe, Weights(), export.load_conductor(TRAINED).weights)
     while trainer.step < trainer.total:
         trainer.advance()
     lessons = [draw_lesson(Random(n), "held-out tasks") for n in range(80)]
@@ -103,7 +103,7 @@ def test_the_command_goes_on_from_a_folder_and_compares(tmp_path: Path) -> None:
     made = json.loads((tmp_path / "out" / "card.json").read_text())
     assert (made["rounds"], made["from"], made["recipe"]["seed"]) == (2, "0" * 64, 2)
     table = made["tables"]["held-out tasks"]
-    lessons = train_rounds.exam("held-out tasks", 24, 1)
+    lessons = train_rounds.draw_exam("held-out tasks", 24, 1)
     plans = greedy(base.conductor, lessons)
     worth = [
         train_rounds.outcome(plan, lesson.problem.kind, train_rounds.Setting(lesson.pool)).reward

@@ -21,9 +21,9 @@ def main(base: Path, out: Path) -> None:
     random = torch.Generator().manual_seed(7)
     weights = {
         name: tensor + (SPREAD * torch.randn(tensor.shape, generator=random) if name.endswith("_proj.weight") else 0)
-        for name, tensor in export.loaded(base).weights.items()
+        for name, tensor in export.load_conductor(base).weights.items()
     }
-    shaken = export.Trained(Recipe(), Weights(), weights, (base / "card.json").read_text())
+    shaken = export.TrainingResult(Recipe(), Weights(), weights, (base / "card.json").read_text())
     made = export.export_adapter(shaken, base, out, "shaken", RANK)
     print(made.name)
 

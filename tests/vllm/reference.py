@@ -12,8 +12,8 @@ from pathlib import Path
 import torch
 
 from app.lab import prompt
-from app.lab.evaluate import exam
-from app.lab.export import loaded
+from app.lab.evaluate import draw_exam
+from app.lab.export import load_conductor
 from app.lab.plans import to_text, to_tokens
 from app.lab.train_loop import greedy
 
@@ -23,10 +23,12 @@ def main() -> None:
     torch.set_num_threads(1)
     asked = json.load(sys.stdin)
     orders = [tuple(order) for order in asked["orders"]]
-    lessons = exam(asked["split"], len(orders), asked["seed"])
+    lessons = draw_exam(asked["split"], len(orders), asked["seed"])
     shown = [replace(lesson, order=order) for lesson, order in zip(lessons, orders, strict=True)]
-    plans = greedy(loaded(Path(asked["model"])), shown)
-    texts = [to_text(to_tokens(prompt.ordinals(plan, lesson.order))) for lesson, plan in zip(shown, plans, strict=True)]
+    plans = greedy(load_conductor(Path(asked["model"])), shown)
+    texts = []
+    for lesson, plan in zip(shown, plans, strict=True):
+        texts.append(to_text(to_tokens(prompt.over_ordinals(plan, lesson.order))))
     json.dump(texts, sys.stdout)
 
 

@@ -18,7 +18,7 @@ from app.__main__ import main
 from app.core.plan.workflow import by_ordinal, read_plan
 from app.engine.conductors.versions import EVERY as LOOK_SECONDS
 from app.lab import manifest
-from app.lab.evaluate import exam
+from app.lab.evaluate import draw_exam
 from app.lab.plans import STEPS
 from tests.harness.processes import Caller, calling, running
 from tests.vllm.server import OFFLINE, PYTHON, ROOT, TRAINED, VllmServer
@@ -47,7 +47,7 @@ def adapter(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def models(caller: Caller, seed: int, runs: int = RUNS) -> set[str]:
     """The models that conducted some fresh tasks, none of which fell back."""
     found = set()
-    for one in exam(SPLIT, runs, seed):
+    for one in draw_exam(SPLIT, runs, seed):
         _, reply = caller.whole("baton-ultra", one.problem.text)
         run = caller.run(reply["baton"]["run"])
         assert (run["state"], run["degraded"]) == ("succeeded", False)

@@ -16,11 +16,11 @@ import pytest
 
 from app.core.plan import workflow as core_plan
 from app.lab import manifest
-from app.lab.evaluate import exam
+from app.lab.evaluate import draw_exam
 from app.lab.lessons import Lesson, Split
 from app.lab.outcome import Outcome, outcome
 from app.lab.plans import STEPS, SUBTASKS, Plan, PlanStep, to_workflow
-from app.lab.workers import final
+from app.lab.workers import final_answer
 from app.lab.world import Setting, standard_pool
 from tests.harness.processes import Caller, calling, running
 from tests.vllm.server import OFFLINE, PYTHON, ROOT, TRAINED, VllmServer
@@ -89,7 +89,7 @@ def conducted(caller: Caller, lesson: Lesson) -> Conducted:
     order = tuple(NAMES.index(name) for name in run["proposals"][0]["order"])
     steps = zip(run["steps"], subtasks, strict=True)
     return Conducted(
-        order, tuple(step_of(step, subtask) for step, subtask in steps), final(said) == lesson.problem.answer
+        order, tuple(step_of(step, subtask) for step, subtask in steps), final_answer(said) == lesson.problem.answer
     )
 
 
@@ -135,7 +135,7 @@ def worth(lesson: Lesson, plan: Plan) -> Outcome:
 def test_it_conducts_through_the_service_as_it_does_in_the_trainer(trained_server: VllmServer, tmp_path: Path) -> None:
     """Every plan is valid, nearly every one is the trainer's, and so is the reward; what the workers then really
     answered is as often right as the plans promise."""
-    lessons = exam(SPLIT, TASKS, SEED)
+    lessons = draw_exam(SPLIT, TASKS, SEED)
     environ = served(tmp_path, pool(trained_server))
     with running("serve", tmp_path, environ) as process, calling(process.url, timeout=120) as caller:
         with ThreadPoolExecutor(THREADS) as threads:

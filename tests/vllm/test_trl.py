@@ -23,7 +23,7 @@ from app.core.plan.workflow import PlanReader, by_ordinal
 from app.errors import PlanRejected
 from app.lab import chat_export, manifest, world_file
 from app.lab.rollouts import Rollout, from_lines
-from app.lab.training_questions import Rule, of_world
+from app.lab.training_questions import Rule, draw_rules
 from app.lab.world import Profile, profiles
 from tests.harness.processes import KEY, Caller, calling, command, environment, running
 from tests.vllm.server import OFFLINE, PYTHON, RANK, ROOT, VllmServer, build_model
@@ -51,7 +51,7 @@ def journaled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("journal")
     environ = served(folder, world_file.pool_file(POOL))
     random = Random(0)
-    rules = of_world(RUNS, 0)
+    rules = draw_rules(RUNS, 0)
     tasks = [{"question": _text(rule), "grader": json.loads(rule.written)} for rule in rules]
     (folder / "tasks.jsonl").write_text("".join(f"{json.dumps(task)}\n" for task in tasks))
     plans = [plan(random, POOL) for _ in rules]
@@ -204,7 +204,7 @@ def _proposes(server: VllmServer, name: str, rollout: Rollout) -> bool:
 def _conducts(caller: Caller) -> None:
     """Its plans are the ones that are carried out."""
     said: list[str] = []
-    for rule in of_world(6, 9):
+    for rule in draw_rules(6, 9):
         _, reply = caller.whole(world_file.TIER, _text(rule))
         run = caller.run(reply["baton"]["run"])
         (proposal,) = run["proposals"]

@@ -28,7 +28,7 @@ from app.core.pool.catalog import MILLION
 from app.errors import ConfigInvalid, OursError
 from app.lab.comparison import Table, table
 from app.lab.grading import VERSION
-from app.lab.measurements import Measure, mixture, of_json
+from app.lab.measurements import Measure, incompatibilities, of_json
 from app.network.http_client import async_client
 from app.process.config import configure
 
@@ -235,7 +235,7 @@ def _table(args: Arguments, folders: Sequence[Path]) -> Table:
     rows: list[Measure] = []
     for folder in folders:
         rows += by_place(folder).values()
-    faults = mixture(rows)
+    faults = incompatibilities(rows)
     if doubled := len(rows) - len({row.place for row in rows}):
         faults.append(f"--with: {doubled} rows are of the same task, arm and repeat; compare folders of other arms")
     if faults:

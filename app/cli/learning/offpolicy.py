@@ -28,11 +28,11 @@ from app.lab.logged_decisions import (
     GREEDY,
     UNIFORM,
     Beliefs,
-    Decided,
+    LoggedDecision,
     choice,
     conversation,
-    decided,
-    folded,
+    hashed_features,
+    logged_decision,
     worth,
 )
 from app.lab.offpolicy import SELECTION, Estimate, Log, Logged, Policy, Report, mean
@@ -51,7 +51,7 @@ Group = tuple[str, str, str]
 class RewardedDecision:
     """A decision and its reward. `seen` is None if the request was erased; then only the arms are known."""
 
-    decided: Decided
+    decided: LoggedDecision
     seen: Features | None
     reward: float
     beliefs: Beliefs | None = None
@@ -69,8 +69,8 @@ class RewardedDecision:
             return first
         return replace(first, further=self._of(self.decided.further, self.seen_after))
 
-    def _of(self, decision: Decided, seen: Features | None) -> Logged:
-        features = folded(seen) if seen is not None else ()
+    def _of(self, decision: LoggedDecision, seen: Features | None) -> Logged:
+        features = hashed_features(seen) if seen is not None else ()
         return Logged(features, decision.action, decision.propensity, self.reward, self.conversation)
 
 
@@ -142,7 +142,7 @@ async def _note(store: Store, loaded: Loaded, row: RunRow, found: JournaledDecis
         found.unrated[row.tier] += row.state == "succeeded"
         return
     events = (await store.journal(row.id)).events
-    decision = decided(events)
+    decision = logged_decision(events)
     reason = _reason_not_usable(tier, decision)
     admitted = next(facts(events, RunAdmitted), None)
     if admitted is not None and admitted.served_by:
@@ -173,17 +173,17 @@ async def _beliefs(store: Store, loaded: Loaded, row: RunRow, found: JournaledDe
     return found.beliefs[place]
 
 
-def _reason_not_usable(tier: Tier | None, decision: Decided | None) -> str:
+def _reason_not_usable(tier: Tier | None, decision: LoggedDecision | None) -> str:
     if decision is None:
         return "no answer, or a plan without probabilities"
     if decision.shape and (tier is None or tier.conductor.temperature != 1.0):
         return "the model decodes at a temperature other than 1, so its probabilities are not those of the draw"
-    if decision.chance:
+    if decision.was_drawn:
         return ""
     return "nothing was left to chance"
 
 
-async def _seen(store: Store, run: str, decision: Decided, task: str) -> tuple[Features | None, str]:
+async def _seen(store: Store, run: str, decision: LoggedDecision, task: str) -> tuple[Features | None, str]:
     """Return the features of a decision, which are the journaled ones of a selector or those of the task for a model,
     and the name of the conversation. Both are missing where the content was erased."""
     bodies = await store.contents(run, [ref for ref in (decision.features, task) if ref])
@@ -231,7 +231,7 @@ def _choices(policy: str, row: RewardedDecision) -> tuple[Policy, Policy | None]
 
 
 def _choice(
-    policy: str, row: RewardedDecision, decision: Decided, seen: Features | None, first: Decided | None
+    policy: str, row: RewardedDecision, decision: LoggedDecision, seen: Features | None, first: LoggedDecision | None
 ) -> Policy | None:
     if policy != CURRENT:
         return choice(policy, decision)

@@ -21,7 +21,7 @@ from app.core.rating.calibration import measured
 from app.errors import ConfigInvalid
 from app.lab import chat_export, training_questions, world_file
 from app.lab.plan_execution import Place
-from app.lab.rollouts import Example, Rollout, accepted, from_lines, weighted
+from app.lab.rollouts import Example, Rollout, advantage_weighted, from_lines, right_examples
 from app.lab.training_options import Recipe
 from app.lab.world import VERSION, Weights, profiles
 from app.process.config import Loaded, configure, read
@@ -97,8 +97,10 @@ def _examples(
     sides = []
     for side in ("train", "held-out"):
         some = [rollout for rollout in found if rollout.split == side]
-        regressed = args.backend == "awr"
-        sides.append(weighted(some, recipe.weights, recipe.beta, recipe.cap) if regressed else accepted(some))
+        if args.backend == "awr":
+            sides.append(advantage_weighted(some, recipe.weights, recipe.beta, recipe.cap))
+        else:
+            sides.append(right_examples(some))
     say(f"{len(found)} rollouts; {len(sides[0])} plans to imitate, {len(sides[1])} held out")
     if not sides[0]:
         raise ConfigInvalid(["there is nothing to imitate: no rollout of the training side is rated as it must be"])
@@ -153,17 +155,17 @@ def _questions(
     """Return a question for each group of each step, and those that are held out."""
     pool = [loaded.catalog.workers[name] for name in tier.pool]
     count = recipe.steps * recipe.questions
-    rules, held = training_questions.apart(_rules(args, recipe.seed), recipe.held_out, recipe.seed)
+    rules, held = training_questions.split_held_out(_rules(args, recipe.seed), recipe.held_out, recipe.seed)
     limits, pools = tier.efforts[tier.effort], {"random_pools": args.random_pools}
-    posed = training_questions.posed(rules, pool, limits, count, recipe.seed, **pools)
-    return list(posed), list(training_questions.posed(held, pool, limits, len(held), recipe.seed + 1, **pools))
+    posed = training_questions.draw_questions(rules, pool, limits, count, recipe.seed, **pools)
+    return list(posed), list(training_questions.draw_questions(held, pool, limits, len(held), recipe.seed + 1, **pools))
 
 
 def _rules(args: Arguments, seed: int) -> list[training_questions.Rule]:
     if args.tasks is None:
         if args.rollouts is not None:
             raise ConfigInvalid(["--rollouts: name a task set that rates their answers with --tasks"])
-        return training_questions.of_world(WORLD_TASKS, seed)
+        return training_questions.draw_rules(WORLD_TASKS, seed)
     sandbox = Sandbox(args.trust_code)
     tasks = task_set.checked(lambda faults: task_set.read(Path(args.tasks), sandbox.run, faults))
     if (

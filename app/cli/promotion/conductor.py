@@ -62,7 +62,7 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
 
 def _export(args: Arguments) -> int:
     export = train.import_object("app.lab.export")
-    source, out = export.trained(Path(args.trained)), Path(args.out)
+    source, out = export.read_training(Path(args.trained)), Path(args.out)
     if args.adapter_of is None:
         made = export.export(source, out, args.title)
     else:

@@ -184,9 +184,9 @@ def write_manifest(words: WordsConductor, out: Path, recipe: Recipe) -> Manifest
     return manifest.write(
         out,
         golden_prompts(words, recipe.seed),
-        name=manifest.version(manifest.titled(out), manifest.weights_sha256(out, "model")),
+        name=manifest.version(manifest.title_of(out), manifest.weights_sha256(out, "model")),
         kind="model",
-        base=manifest.version(manifest.titled(out), manifest.weights_sha256(out, "model")),
+        base=manifest.version(manifest.title_of(out), manifest.weights_sha256(out, "model")),
         tokenizer_sha256=manifest.tokenizer_sha256(out),
         prompt="cards",
         template=cards.TEMPLATE,
