@@ -94,10 +94,13 @@ def of_rollouts(rollouts: Sequence[Rollout]) -> Reach:
 def _reach_of_pools(pools: Sequence[tuple[Mapping[str, str], int, int]]) -> Reach:
     """Return the reach over some pools. Golden prompts are over the first different pools, in turn; none shows a
     caller's tools."""
-    offered = {turn["content"]: (workers, steps) for turn, workers, steps in pools if OFFERED not in turn["content"]}
-    kept = list(offered.items())[:COUNT]
-    asked = draw_rules(COUNT, SEED) if kept else []
-    golden = [_golden(rule, *kept[place % len(kept)]) for place, rule in enumerate(asked)]
+    pool_of_system = {}
+    for turn, workers, steps in pools:
+        if OFFERED not in turn["content"]:
+            pool_of_system[turn["content"]] = (workers, steps)
+    systems = list(pool_of_system.items())[:COUNT]
+    rules = draw_rules(COUNT, SEED) if systems else []
+    golden = [_golden(rule, *systems[place % len(systems)]) for place, rule in enumerate(rules)]
     return Reach(golden, max((pool[2] for pool in pools), default=0), max((pool[1] for pool in pools), default=0))
 
 

@@ -63,11 +63,11 @@ class Table:
 def draw_exam(split: Split, count: int, seed: int) -> list[Lesson]:
     """Return the lessons of a split's evaluation."""
     random = Random(f"{split}|{seed}")
-    drawn = [draw_lesson(random, split) for _ in range(count)]
+    lessons = [draw_lesson(random, split) for _ in range(count)]
     if split != "random pools":
-        return drawn
+        return lessons
     pools = [draw_pool(random, unseen=True) for _ in range(min(POOLS, max(1, count // PER_POOL)))]
-    return [_over_pool(random, lesson, pools[n % len(pools)]) for n, lesson in enumerate(drawn)]
+    return [_over_pool(random, lesson, pools[n % len(pools)]) for n, lesson in enumerate(lessons)]
 
 
 def _over_pool(random: Random, lesson: Lesson, pool: Pool) -> Lesson:
@@ -82,13 +82,13 @@ def compare(
     if form is WORDS:
         chosen[WITHOUT_TEXT] = [_without_text(plan) for plan in trained]
     chosen[TRAINED] = list(trained)
-    found = {arm: exact_outcomes(lessons, plans_, weights) for arm, plans_ in chosen.items()}
+    outcomes_of_arm = {arm: exact_outcomes(lessons, plans_, weights) for arm, plans_ in chosen.items()}
     rewards: dict[str, list[float]] = {}
-    for arm, outcomes in found.items():
+    for arm, outcomes in outcomes_of_arm.items():
         rewards[arm] = [result.reward for result in outcomes]
     means = paired_bootstrap(rewards, Random(seed), RESAMPLES)
     rows = []
-    for arm, outcomes in found.items():
+    for arm, outcomes in outcomes_of_arm.items():
         behind = interval([mean[TRAINED] - mean[arm] for mean in means])
         rows.append(_row(arm, outcomes, chosen[arm], behind))
     share = interval([gap_closed(mean) for mean in means])

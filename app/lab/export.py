@@ -176,9 +176,9 @@ def golden_prompts(conductor: Conductor) -> list[Golden]:
 
 
 def _golden_prompt(lesson: Lesson, plan: Plan, form: Form) -> Golden:
-    asked = prompt.as_text(lesson.problem.text, lesson.pool, lesson.order)
+    text = prompt.as_text(lesson.problem.text, lesson.pool, lesson.order)
     return Golden(
-        messages=[{"role": "user", "content": asked}],
+        messages=[{"role": "user", "content": text}],
         workers=len(lesson.pool),
         steps=STEPS,
         tokens=lesson.prompt(form=form),

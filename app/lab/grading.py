@@ -130,21 +130,21 @@ class Choice:
         return _grade(chosen == self.expected)
 
     def _chosen(self, answer: str) -> str | None:
-        told = conclusion(answer)
+        stated = conclusion(answer)
         letters = LETTERS[: len(self.options)] if self.options else LETTERS
-        for text in (told, answer.strip()) if told is not None else (answer.strip(),):
+        for text in (stated, answer.strip()) if stated is not None else (answer.strip(),):
             for place, option in enumerate(self.options):
                 if Exact((option,)).grade(text).score:
                     return LETTERS[place]
             if len(alone := text.strip("*`()[].: \n")) == 1 and alone.upper() in letters:
                 return alone.upper()
-        marked: list[str] = [next(filter(None, found.groups())) for found in _MARKED.finditer(told or answer)]
-        if told is not None and not marked:
-            marked = [found.upper() for found in _LETTER.findall(told)][:1]
+        marked: list[str] = [next(filter(None, found.groups())) for found in _MARKED.finditer(stated or answer)]
+        if stated is not None and not marked:
+            marked = [found.upper() for found in _LETTER.findall(stated)][:1]
         marked = [letter for letter in marked if letter in letters]
         if not marked:
             return None
-        return marked[-1] if told is None else marked[0]
+        return marked[-1] if stated is None else marked[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,17 +221,17 @@ def conclusion(answer: str) -> str | None:
     if hashes := _HASHES.findall(text):
         return str(hashes[-1]).strip()
     ends = [found.end() for found in _SAID.finditer(text)]
-    told = text[ends[-1] :].partition("\n")[0].strip() if ends else ""
-    return told or None
+    stated = text[ends[-1] :].partition("\n")[0].strip() if ends else ""
+    return stated or None
 
 
 def number_in(answer: str) -> Fraction | None:
     """Return the number that an answer concludes with, exactly; None if there is none."""
     text = answer[-MOST_CHARS:].replace("\u2212", "-")
-    told = conclusion(text)
-    if told is not None and "=" in told:
-        told = told.rpartition("=")[2]
-    found = _NUMBER.findall(told) if told is not None else []
+    stated = conclusion(text)
+    if stated is not None and "=" in stated:
+        stated = stated.rpartition("=")[2]
+    found = _NUMBER.findall(stated) if stated is not None else []
     if found:
         return _fraction(found[0])
     found = _NUMBER.findall(text)

@@ -97,8 +97,8 @@ def _parse_rollout(rollout: Rollout) -> tuple[Problem, Pool, Plan]:
 
 
 def _problem(rollout: Rollout) -> Problem:
-    asked = [turn["content"] for turn in rollout.conversation]
-    problem = read(asked[0]) if len(asked) == 1 else None
+    messages = [turn["content"] for turn in rollout.conversation]
+    problem = read(messages[0]) if len(messages) == 1 else None
     if problem is None:
         raise Unreadable("its task is none of the world's")
     if kept_back(problem):

@@ -99,8 +99,8 @@ def score_of(ratings: Sequence[Feedback]) -> tuple[float | None, str]:
     """Return a run's score and who gave it: the mean of the graders' scores, else the caller's last explicit rating.
     Implicit signals do not count."""
     graded = [rating for rating in ratings if rating.kind == "grader" and rating.score is not None]
-    said = [rating for rating in ratings if rating.kind == "explicit" and rating.score is not None][-1:]
-    chosen = graded or said
+    explicit = [rating for rating in ratings if rating.kind == "explicit" and rating.score is not None][-1:]
+    chosen = graded or explicit
     if not chosen:
         return None, ""
     scores = [rating.score for rating in chosen if rating.score is not None]
@@ -169,14 +169,14 @@ def _order(state: RunState, events: Sequence[Event], proposal: Proposal) -> list
 
 
 def _usd_left(state: RunState, events: Sequence[Event], proposal: Proposal) -> int:
-    told = [fact.usd_left for fact in facts(events, CallIntended)]
-    return next((left for left in told if left is not None), state.admitted.limits.usd)
+    budgets = [fact.usd_left for fact in facts(events, CallIntended)]
+    return next((left for left in budgets if left is not None), state.admitted.limits.usd)
 
 
 def _seconds_left(events: Sequence[Event]) -> float | None:
     """Return the seconds that the conductor was told; None where it was told none."""
-    told = [fact.seconds_left for fact in facts(events, CallIntended) if fact.seconds_left is not None]
-    return float(told[0]) if told else None
+    budgets = [fact.seconds_left for fact in facts(events, CallIntended) if fact.seconds_left is not None]
+    return float(budgets[0]) if budgets else None
 
 
 def _steps(record: Record, state: RunState, events: Sequence[Event], proposal: Proposal) -> list[Step]:

@@ -196,15 +196,15 @@ def score(given: Sequence[Feedback]) -> float | None:
 def conversation(messages: Sequence[Message]) -> str:
     """Return the name of a conversation: a hash of how it begins, up to the caller's first message."""
     first = next((place for place, message in enumerate(messages) if message.role == "user"), 0)
-    begun = json.dumps([[message.role, message.text] for message in messages[: first + 1]])
-    return hashlib.sha256(begun.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+    opening = json.dumps([[message.role, message.text] for message in messages[: first + 1]])
+    return hashlib.sha256(opening.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
 def hashed_features(seen: Features) -> tuple[float, ...]:
     """Return a request's features for a regression, and those of the answer where one was seen."""
-    asked, answered = [0.0] * PLACES, [0.0] * PLACES
+    of_request, of_answer = [0.0] * PLACES, [0.0] * PLACES
     for place, value in seen.words:
-        asked[place % PLACES] += value
+        of_request[place % PLACES] += value
     for place, value in seen.answer:
-        answered[place % PLACES] += value
-    return (*asked, *seen.counts, *(answered if seen.answer else ()))
+        of_answer[place % PLACES] += value
+    return (*of_request, *seen.counts, *(of_answer if seen.answer else ()))

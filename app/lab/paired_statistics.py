@@ -39,9 +39,9 @@ def interval(values: Sequence[float]) -> Interval:
 def p_value(differences: Sequence[float]) -> float:
     """Return the two-sided p-value: twice the smaller share of resampled differences on either side of zero, at least
     the share of one of them."""
-    drawn = differences[1:]
-    below, above = sum(difference <= 0 for difference in drawn), sum(difference >= 0 for difference in drawn)
-    return min(1.0, 2 * (min(below, above) + 1) / (len(drawn) + 1))
+    resampled = differences[1:]
+    below, above = sum(difference <= 0 for difference in resampled), sum(difference >= 0 for difference in resampled)
+    return min(1.0, 2 * (min(below, above) + 1) / (len(resampled) + 1))
 
 
 def holm(found: Mapping[str, float]) -> dict[str, float]:

@@ -59,9 +59,9 @@ class PlanCache:
         try:
             lines = file.read_text().splitlines() if file.exists() else []
             for line in lines:
-                told = json.loads(line)
-                name = told.pop("plan")
-                self._known[name] = PlanResult(**told)
+                entry = json.loads(line)
+                name = entry.pop("plan")
+                self._known[name] = PlanResult(**entry)
         except (OSError, ValueError, TypeError, KeyError, AttributeError):
             raise ConfigInvalid([f"{file}: is no file of carried out plans; name another one with --cache"]) from None
 
@@ -179,16 +179,18 @@ async def _read_reply(reply: httpx.Response, question: Question, steps: tuple[St
     if reply.status_code != httpx.codes.OK:
         return _read_refusal(reply, len(steps))
     document = reply.json()
-    told = document["baton"]
-    done = [step["worker"] for step in told["steps"]]
-    if told["degraded"] or done != [step.worker for step in steps]:
-        return PlanResult("outage", run=told["run"], steps=len(steps))
+    report = document["baton"]
+    workers = [step["worker"] for step in report["steps"]]
+    if report["degraded"] or workers != [step.worker for step in steps]:
+        return PlanResult("outage", run=report["run"], steps=len(steps))
     answer = document["choices"][0]["message"]["content"] or ""
     grade = await asyncio.to_thread(question.rule.grader.grade, answer)  # unit tests take seconds
     verdict: Verdict = "right" if grade.score >= RIGHT else "wrong"
-    taken = zip(steps, told["steps"], strict=True)
-    seconds = critical_path_seconds((step.access.steps, float(report["seconds"])) for step, report in taken)
-    return PlanResult(verdict, float(told["cost_usd"]), seconds, told["run"], len(steps))
+    timed = []
+    for step, step_report in zip(steps, report["steps"], strict=True):
+        timed.append((step.access.steps, float(step_report["seconds"])))
+    seconds = critical_path_seconds(timed)
+    return PlanResult(verdict, float(report["cost_usd"]), seconds, report["run"], len(steps))
 
 
 def _read_refusal(reply: httpx.Response, steps: int) -> PlanResult:

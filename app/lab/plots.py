@@ -112,8 +112,8 @@ def calibration(selector: dict[str, Any]) -> Figure:
     figure = _figure()
     axes = figure.add_subplot(xlabel="estimated chance of a right answer", ylabel="share of right answers")
     axes.plot([0, 1], [0, 1], color="grey", linestyle=":")
-    told, right, counts = zip(*selector["calibration"], strict=True)
-    axes.scatter(told, right, s=[10 + count / 10 for count in counts])
+    estimates, right, counts = zip(*selector["calibration"], strict=True)
+    axes.scatter(estimates, right, s=[10 + count / 10 for count in counts])
     for x, y, count in selector["calibration"]:
         axes.annotate(f"{count}", (x, y), textcoords="offset points", xytext=(6, -8), fontsize=7)
     return figure

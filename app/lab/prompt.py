@@ -26,8 +26,8 @@ an unknown one, with one more after it. The rest are replaced by an unknown one.
 @cache
 def words(form: Form = ROLES) -> tuple[str, ...]:
     """Return the prompt's vocabulary, in the order of its ids, which begin after those of plan tokens."""
-    asked = " ".join(phrase for family in FAMILIES if not family.held_out for phrase in seen_phrasings(family))
-    texts = re.sub(r"\{\w\}", " ", asked).lower() + " multiply it by add subtract x y and"
+    phrasings = " ".join(phrase for family in FAMILIES if not family.held_out for phrase in seen_phrasings(family))
+    texts = re.sub(r"\{\w\}", " ", phrasings).lower() + " multiply it by add subtract x y and"
     months = " january february march april may june july august september october november december"
     strengths = {word for worker in profiles().values() for word in form.strengths(worker)}
     known = {*compact.WORD.findall(texts + months), *strengths}
@@ -75,16 +75,16 @@ def tokens(
 
 def _add_noise(task: Sequence[int], noise: Random, share: float, form: Form) -> list[int]:
     """Disturb a task's words as an unknown phrasing might: words unknown, left out, others instead, or one too many."""
-    plain, unknown = _plain(form), _ids(form)[UNKNOWN]
+    known_words, unknown = _plain(form), _ids(form)[UNKNOWN]
     found: list[int] = []
     for word in task:
-        if word not in plain or noise.random() >= share:
+        if word not in known_words or noise.random() >= share:
             found.append(word)
             continue
         kind = noise.random()
         if kind < DROPPED:
             continue
-        other = noise.choice(plain)
+        other = noise.choice(known_words)
         found.append(other if kind < DROPPED + EXCHANGED else unknown)
         if kind > 1 - FOLLOWED:
             found.append(noise.choice((unknown, other)))

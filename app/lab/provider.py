@@ -41,17 +41,17 @@ class WorldProvider:
         """Answer from `body`, after as long as the worker takes, with the tokens that the world counts."""
         call = json.loads(body)
         messages = tuple(message_from_json(message) for message in call["messages"])
-        said = None if call["schema"] else self._answer(call["model"], messages, **_limits(call["sampling"]))
-        if said is None:
+        answer = None if call["schema"] else self._answer(call["model"], messages, **_limits(call["sampling"]))
+        if answer is None:
             async for pieces in self._inner.stream(request, body, deadlines):
                 yield pieces
             return
-        pause, allowed = said.seconds * self._delay, min(deadlines.first, deadlines.total)
+        pause, allowed = answer.seconds * self._delay, min(deadlines.first, deadlines.total)
         await asyncio.sleep(min(pause, allowed))
         if pause > allowed:
             raise WorkerTimeout
-        yield [Words(said.text)]
-        yield [End(said.finish, Usage(input=said.read, output=said.written), call["model"])]
+        yield [Words(answer.text)]
+        yield [End(answer.finish, Usage(input=answer.read, output=answer.written), call["model"])]
 
     def _answer(
         self, model: str, messages: Sequence[Message], *, seed: int | None, most: int | None
@@ -62,9 +62,9 @@ class WorldProvider:
         worker = profiles().get(model)
         if worker is None:
             return None
-        drawn = f"call {next(self._calls)}" if seed is None else str(seed)
-        said = reply(worker, messages, f"{self._seed}|{drawn}")
-        return ServedReply(said.text, said.read, said.written, seconds(worker, said.written))
+        draw = f"call {next(self._calls)}" if seed is None else str(seed)
+        answer = reply(worker, messages, f"{self._seed}|{draw}")
+        return ServedReply(answer.text, answer.read, answer.written, seconds(worker, answer.written))
 
     async def close(self) -> None:
         """Close the provider behind this one."""

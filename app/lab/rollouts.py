@@ -104,8 +104,8 @@ def critical_path_seconds(steps: Iterable[tuple[Sequence[int], float]]) -> float
 def split(conversation: Turns, held_out: float) -> Split:
     """Return the side of a conversation, by a hash of how it begins: a share of `held_out` is not used for training."""
     first = next((place for place, turn in enumerate(conversation) if turn["role"] == "user"), 0)
-    begun = json.dumps([dict(turn) for turn in conversation[: first + 1]], sort_keys=True)
-    if hashlib.sha256(begun.encode()).digest()[0] < 256 * held_out:
+    opening = json.dumps([dict(turn) for turn in conversation[: first + 1]], sort_keys=True)
+    if hashlib.sha256(opening.encode()).digest()[0] < 256 * held_out:
         return "held-out"
     return "train"
 

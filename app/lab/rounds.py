@@ -280,8 +280,8 @@ def report(setting: Setting, most: int = STEPS) -> Iterator[str]:
     single = by_class(one, 0.001)
     for worker, points in zip(setting.pool, each, strict=True):
         sees = doubt_chance(worker, right=0, own=False), doubt_chance(worker, right=1, own=False)
-        told = f"{worker.name}: doubts {sees[0]:.0%} of wrong, {sees[1]:.0%} of right answers"
-        yield _line(told, single, by_class(points, 0.001))
+        title = f"{worker.name}: doubts {sees[0]:.0%} of wrong, {sees[1]:.0%} of right answers"
+        yield _line(title, single, by_class(points, 0.001))
 
 
 def _line(name: str, single: Sequence[Point] | None, double: Sequence[Point] | None) -> str:

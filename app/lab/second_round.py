@@ -56,15 +56,15 @@ def judging_worker(pool: Pool) -> Profile:
 @lru_cache(20_000)
 def first_answers(first: Plan, kind: Kind, pool: Pool, sign: int) -> tuple[FirstAnswer, ...]:
     """Return the ways in which a first plan may have ended with this sign; their chances add up to that of the sign."""
-    looks = judging_worker(pool)
-    own = any(pool[place] == looks for place in writers(first))
+    judge = judging_worker(pool)
+    own = any(pool[place] == judge for place in writers(first))
     found = []
     for trait in TRAITS:
         good = right_given_trait(first, kind, trait, pool)
         for right in (0, 1):
-            doubts = doubt_chance(looks, right=right, own=own)
-            seen = doubts if sign == DOUBT else 1 - doubts
-            found.append(FirstAnswer(seen * (good if right else 1 - good) / len(TRAITS), trait, right))
+            doubts = doubt_chance(judge, right=right, own=own)
+            chance_of_sign = doubts if sign == DOUBT else 1 - doubts
+            found.append(FirstAnswer(chance_of_sign * (good if right else 1 - good) / len(TRAITS), trait, right))
     return tuple(found)
 
 
@@ -73,15 +73,15 @@ def outcome_given_sign(first: Plan, second: Plan, kind: Kind, setting: Setting, 
     """Return the outcome, from beginning to end, of a run whose first answer met this sign. `again` is the chance of
     the sign, and the other figures are given that sign."""
     pool, hands = setting.pool, writers(first)
-    met = first_answers(first, kind, pool, sign)
-    likely = sum(case.chance for case in met)
+    answers = first_answers(first, kind, pool, sign)
+    likely = sum(case.chance for case in answers)
     right = 0.0
     if likely:
-        right = sum(case.chance * right_after_second_plan(second, kind, case, pool, hands) for case in met) / likely
+        right = sum(case.chance * right_after_second_plan(second, kind, case, pool, hands) for case in answers) / likely
     usd, seconds = bill(first, kind[1], pool)
-    looks, written = judging_worker(pool), ACCEPTS if second == TAKE else PLANS
-    usd += judging_usd(looks, kind[1], written)
-    seconds += world.seconds(looks, written)
+    judge, written = judging_worker(pool), ACCEPTS if second == TAKE else PLANS
+    usd += judging_usd(judge, kind[1], written)
+    seconds += world.seconds(judge, written)
     second_usd, second_seconds = bill(second, kind[1], pool, finished=1)
     usd, seconds = usd + second_usd, seconds + second_seconds
     return RunOutcome(right * setting.weights.worth(usd, seconds), right, usd, seconds, likely)

@@ -220,8 +220,8 @@ def _device_context(recipe: Recipe) -> AbstractContextManager[Any]:
 
 def run(options: Any, say: Callable[[str], None], rollouts: Sequence[Rollout] = ()) -> bool:
     """Train for the command line; return True if every target that was asked for is met."""
-    asked = {name: getattr(options, name) for name in ("drill_steps", "warm_steps", "steps")}
-    steps = {name: count for name, count in asked.items() if count is not None}
+    given = {name: getattr(options, name) for name in ("drill_steps", "warm_steps", "steps")}
+    steps = {name: count for name, count in given.items() if count is not None}
     recipe = replace(RECIPES[options.recipe], seed=options.seed, **steps)
     if rollouts and recipe.form != "roles":
         raise ConfigInvalid(["--warm-start: journaled plans are imitated by role; remove --recipe, or the file"])

@@ -39,10 +39,10 @@ class ChatModel:
 
     def likeliest(self, messages: Turns, most: int) -> tuple[str, float]:
         """Return the likeliest answer of at most `most` tokens, and the smallest margin among them in nats."""
-        asked = torch.tensor([self.tokens(messages)], device=self.model.device)
-        told = self.model.eval().generate(
-            input_ids=asked,
-            attention_mask=torch.ones_like(asked),
+        prompt = torch.tensor([self.tokens(messages)], device=self.model.device)
+        generated = self.model.eval().generate(
+            input_ids=prompt,
+            attention_mask=torch.ones_like(prompt),
             do_sample=False,
             max_new_tokens=most,
             output_scores=True,
@@ -50,9 +50,9 @@ class ChatModel:
             use_cache=True,
             pad_token_id=self.tokenizer.pad_token_id,
         )
-        ahead = [-float(logits[0].float().topk(2).values.diff()) for logits in told.scores]
-        text = self.tokenizer.decode(told.sequences[0, asked.shape[1] :], skip_special_tokens=True)
-        return str(text), min(ahead, default=0.0)
+        margins = [-float(logits[0].float().topk(2).values.diff()) for logits in generated.scores]
+        text = self.tokenizer.decode(generated.sequences[0, prompt.shape[1] :], skip_special_tokens=True)
+        return str(text), min(margins, default=0.0)
 
 
 def load_model(recipe: Recipe) -> ChatModel:
@@ -92,31 +92,31 @@ def autocast(device: str) -> Any:
     return torch.autocast(device, dtype=torch.bfloat16, enabled=device == "cuda")
 
 
-def save(taught: ChatModel, out: Path) -> Path:
+def save(model: ChatModel, out: Path) -> Path:
     """Save adapters in PEFT's format under `adapter`, or the whole model under `model`, with the tokenizer."""
-    folder = out / ("adapter" if isinstance(taught.model, PeftModel) else "model")
-    taught.model.save_pretrained(folder)
-    taught.tokenizer.save_pretrained(folder)
+    folder = out / ("adapter" if isinstance(model.model, PeftModel) else "model")
+    model.model.save_pretrained(folder)
+    model.tokenizer.save_pretrained(folder)
     return folder
 
 
 def imitate(
-    taught: ChatModel, examples: Sequence[Example], held_out: Sequence[Example], recipe: Recipe, say: Say
+    model: ChatModel, examples: Sequence[Example], held_out: Sequence[Example], recipe: Recipe, say: Say
 ) -> list[dict[str, Any]]:
     """Teach the examples for the recipe's epochs; the curve. `held_out` is only measured, before and after."""
     if not examples:
         raise ConfigInvalid(["there is nothing to imitate: no rollout of the training side is rated as it must be"])
-    trained = [parameter for parameter in taught.model.parameters() if parameter.requires_grad]
+    trained = [parameter for parameter in model.model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=recipe.warm_rate, weight_decay=0.0)
     batches = list(_batches(examples, recipe))
-    rows = [{"step": 0, "held_out": _mean_loss(taught, held_out, recipe)}]
+    rows = [{"step": 0, "held_out": _mean_loss(model, held_out, recipe)}]
     for number, batch in enumerate(batches, 1):
         for group in optimizer.param_groups:
             group["lr"] = recipe.warm_rate * min(number / 10, 1.0) * (1 - 0.9 * (number - 1) / len(batches))
         optimizer.zero_grad()
         loss = 0.0
         for start in range(0, len(batch), recipe.micro):
-            part = _loss(taught, batch[start : start + recipe.micro]) / len(batch)
+            part = _loss(model, batch[start : start + recipe.micro]) / len(batch)
             part.backward()
             loss += float(part.detach())
         torch.nn.utils.clip_grad_norm_(trained, 1.0)
@@ -124,7 +124,7 @@ def imitate(
         rows.append({"step": number, "imitation": round(loss, 5)})
         if number % 20 == 0 or number == len(batches):
             say(f"imitation {number} of {len(batches)}: loss {loss:.4f}")
-    rows[-1]["held_out"] = _mean_loss(taught, held_out, recipe)
+    rows[-1]["held_out"] = _mean_loss(model, held_out, recipe)
     return rows
 
 
@@ -136,35 +136,35 @@ def _batches(examples: Sequence[Example], recipe: Recipe) -> Iterator[list[Examp
             yield shuffled[start : start + recipe.batch]
 
 
-def _loss(taught: ChatModel, examples: Sequence[Example]) -> Any:
+def _loss(model: ChatModel, examples: Sequence[Example]) -> Any:
     """Return the sum over the examples of weight times mean negative log-likelihood of a plan's tokens."""
-    ids, mask, spoken = _pad_examples(taught, examples)
+    ids, mask, spoken = _pad_examples(model, examples)
     with autocast(ids.device.type):
-        logits = taught.model(input_ids=ids, attention_mask=mask).logits[:, :-1].float()
-    wanted = ids[:, 1:]
-    each = torch.nn.functional.cross_entropy(logits.transpose(1, 2), wanted, reduction="none")
-    told = spoken[:, 1:]
+        logits = model.model(input_ids=ids, attention_mask=mask).logits[:, :-1].float()
+    targets = ids[:, 1:]
+    each = torch.nn.functional.cross_entropy(logits.transpose(1, 2), targets, reduction="none")
+    plan_mask = spoken[:, 1:]
     weights = torch.tensor([example.weight for example in examples], device=each.device)
-    return ((each * told).sum(1) / told.sum(1).clamp(min=1) * weights).sum()
+    return ((each * plan_mask).sum(1) / plan_mask.sum(1).clamp(min=1) * weights).sum()
 
 
-def _mean_loss(taught: ChatModel, examples: Sequence[Example], recipe: Recipe) -> float | None:
+def _mean_loss(model: ChatModel, examples: Sequence[Example], recipe: Recipe) -> float | None:
     if not examples:
         return None
     with torch.no_grad():
         parts = [
-            float(_loss(taught, examples[start : start + recipe.micro]))
+            float(_loss(model, examples[start : start + recipe.micro]))
             for start in range(0, len(examples), recipe.micro)
         ]
     return round(sum(parts) / sum(example.weight for example in examples), 5)
 
 
-def _pad_examples(taught: ChatModel, examples: Sequence[Example]) -> tuple[Any, Any, Any]:
+def _pad_examples(model: ChatModel, examples: Sequence[Example]) -> tuple[Any, Any, Any]:
     """Return tokens, the mask of what is no padding, and the mask of the plan's tokens; padded on the right."""
-    read = [_tokens(taught, example) for example in examples]
+    read = [_tokens(model, example) for example in examples]
     longest = max(len(prompt) + len(plan) for prompt, plan in read)
-    device = taught.model.device
-    ids = torch.full((len(read), longest), taught.tokenizer.pad_token_id, device=device)
+    device = model.model.device
+    ids = torch.full((len(read), longest), model.tokenizer.pad_token_id, device=device)
     mask, spoken = torch.zeros_like(ids), torch.zeros_like(ids)
     for row, (prompt, plan) in enumerate(read):
         whole = len(prompt) + len(plan)
@@ -174,7 +174,7 @@ def _pad_examples(taught: ChatModel, examples: Sequence[Example]) -> tuple[Any, 
     return ids, mask, spoken
 
 
-def _tokens(taught: ChatModel, example: Example) -> tuple[list[int], list[int]]:
+def _tokens(model: ChatModel, example: Example) -> tuple[list[int], list[int]]:
     """Return the prompt, and the plan with the token that ends a turn."""
-    plan = taught.tokenizer(example.completion, add_special_tokens=False)["input_ids"]
-    return taught.tokens(example.prompt), [*plan, taught.tokenizer.eos_token_id]
+    plan = model.tokenizer(example.completion, add_special_tokens=False)["input_ids"]
+    return model.tokens(example.prompt), [*plan, model.tokenizer.eos_token_id]

@@ -66,11 +66,11 @@ def train(order: Order, say: Callable[[str], None]) -> Path:
     """Train, or go on from the folder's last checkpoint; the folder of the weights."""
     torch.set_num_threads(order.threads)
     training_record.same_or_new(order.out, _identity(order))
-    taught = load_model(order.recipe)
+    model = load_model(order.recipe)
     base = chat_export.base_of(model_folder(order.recipe.model))
     last = get_last_checkpoint(str(order.out / "checkpoints")) if (order.out / "checkpoints").is_dir() else None
     if order.examples and last is None:
-        rows = imitate(taught, order.examples, order.held_out, order.recipe, say)
+        rows = imitate(model, order.examples, order.held_out, order.recipe, say)
         training_record.write_curve(order.out, rows, {"imitation": "imitation"}, "imitation")
     scorer, history = None, []
     if order.questions and order.place is not None:
@@ -78,17 +78,17 @@ def train(order: Order, say: Callable[[str], None]) -> Path:
         weights, ramp = order.recipe.weights, order.recipe.ramp
         scorer = Scorer(every, order.place, weights, ramp, say, held_out=len(order.asked), cache=cache)
         say(f"going on from {Path(last).name}" if last else f"{order.recipe.steps} steps of policy gradients")
-        history = _train_policy(taught, order, scorer, last)
+        history = _train_policy(model, order, scorer, last)
         training_record.write_curve(order.out, history, {name: name for name in COLUMNS})
-    folder = save(taught, order.out)
-    made = _write_manifest(order, folder, base, taught, history)
+    folder = save(model, order.out)
+    made = _write_manifest(order, folder, base, model, history)
     training_record.write_card(order.out, _card(order, folder, scorer))
     say("\n  ".join([f"saved {folder}: {made.name}; next:", *chat_export.next_steps(folder, base, made)]))
     return folder
 
 
 def _write_manifest(
-    order: Order, folder: Path, base: chat_export.Base, taught: ChatModel, history: Sequence[Mapping[str, Any]]
+    order: Order, folder: Path, base: chat_export.Base, model: ChatModel, history: Sequence[Mapping[str, Any]]
 ) -> Manifest:
     """Write the manifest, with what is known of how good the model is."""
     last = history[-LAST:]
@@ -98,16 +98,16 @@ def _write_manifest(
         for name in COLUMNS[:-1]:
             gradients[name] = round(sum(row[name] for row in last) / len(last), 6)
         found["policy gradients"] = gradients
-    looks = [row[HELD_OUT] for row in history if HELD_OUT in row]
-    if looks:
-        found["held-out questions"] = {"questions": len(order.asked), "reward": round(max(looks), 6)}
+    held_out_rewards = [row[HELD_OUT] for row in history if HELD_OUT in row]
+    if held_out_rewards:
+        found["held-out questions"] = {"questions": len(order.asked), "reward": round(max(held_out_rewards), 6)}
     if order.examples:
         found["imitation"] = _imitation_figures(order)
     return chat_export.describe(
         folder,
         base,
         order.reach,
-        taught,
+        model,
         order.recipe.completion,
         title=manifest.title_of(order.out),
         world=world.VERSION if order.origin.get("questions") == world.VERSION else "",
@@ -115,15 +115,15 @@ def _write_manifest(
     )
 
 
-def _train_policy(taught: ChatModel, order: Order, scorer: Scorer, last: str | None) -> list[dict[str, Any]]:
+def _train_policy(model: ChatModel, order: Order, scorer: Scorer, last: str | None) -> list[dict[str, Any]]:
     """Train with policy gradients; return the curve, from the first step on."""
     trainer = GRPOTrainer(
-        model=taught.model,
+        model=model.model,
         reward_funcs=scorer.executor_reward,
         args=GRPOConfig(**grpo_settings(order.recipe, order.out, watched=bool(order.asked))),
         train_dataset=_data(order.questions, 0),
         eval_dataset=_data(order.asked, len(order.questions)) if order.asked else None,
-        processing_class=taught.tokenizer,
+        processing_class=model.tokenizer,
     )
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(_Collapse(scorer))
@@ -141,12 +141,12 @@ def _data(questions: Sequence[Question], first: int) -> Dataset:
 
 def _curve(history: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return a row for each step, with the reward on held-out questions where they were looked at."""
-    looks = {logged["step"]: logged["eval_reward"] for logged in history if "eval_reward" in logged}
+    held_out_rewards = {logged["step"]: logged["eval_reward"] for logged in history if "eval_reward" in logged}
     curve = []
     for logged in history:
         if "reward" in logged:
             row = {name: value for name, value in logged.items() if not isinstance(value, dict)}
-            curve.append(row | ({HELD_OUT: looks[row["step"]]} if row["step"] in looks else {}))
+            curve.append(row | ({HELD_OUT: held_out_rewards[row["step"]]} if row["step"] in held_out_rewards else {}))
     return curve
 
 

@@ -153,9 +153,9 @@ class Trainer:
         """Teach reading cards: the prompt names one, the plan is its worker alone. Nothing is said of who is good at
         what."""
         lessons = self._draw_lessons(self.recipe.warm_lessons)
-        asked = [self._random.randrange(len(lesson.pool)) for lesson in lessons]
-        prompts = [self._drill_prompt(lesson, ordinal) for lesson, ordinal in zip(lessons, asked, strict=True)]
-        logprobs = self._logprobs_of(lessons, prompts, [self._drill_plan(ordinal) for ordinal in asked])
+        ordinals = [self._random.randrange(len(lesson.pool)) for lesson in lessons]
+        prompts = [self._drill_prompt(lesson, ordinal) for lesson, ordinal in zip(lessons, ordinals, strict=True)]
+        logprobs = self._logprobs_of(lessons, prompts, [self._drill_plan(ordinal) for ordinal in ordinals])
         self._update(-logprobs.mean(), self.recipe.drill_rate * min((self.step + 1) / 10, 1.0))
         return {"imitation": float(logprobs.detach().mean())}
 
@@ -171,9 +171,9 @@ class Trainer:
             orders = [lesson.shuffled(self._random) for _ in range(recipe.warm_orders)]
             lessons += orders
             if place % 8 == 0:
-                asked = [self._random.randrange(len(lesson.pool)) for _ in orders]
-                prompts += [self._drill_prompt(other, n) for other, n in zip(orders, asked, strict=True)]
-                plans += [self._drill_plan(ordinal) for ordinal in asked]
+                ordinals = [self._random.randrange(len(lesson.pool)) for _ in orders]
+                prompts += [self._drill_prompt(other, n) for other, n in zip(orders, ordinals, strict=True)]
+                plans += [self._drill_plan(ordinal) for ordinal in ordinals]
                 continue
             worth = partial(self._reward, lesson, weights=weights)
             plan, found = teacher.search_best_plan(self._random, len(lesson.pool), worth, recipe.warm_draws)
@@ -218,14 +218,14 @@ class Trainer:
         written = self.conductor.write(self._prompts(lessons), workers, recipe.group, self._generator).tolist()
         kept: list[Group] = []
         rewards: list[float] = []
-        for lesson, asked, group in zip(lessons, prompts, written, strict=True):
+        for lesson, hidden_prompt, group in zip(lessons, prompts, written, strict=True):
             counted = Counter(map(tuple, group))
             found = {plan: self._reward(lesson, self.form.decode(cut_at_end(plan)), weights) for plan in counted}
             mean = sum(found[plan] * count for plan, count in counted.items()) / recipe.group
             rewards.append(mean)
             if len(counted) > 1:
                 scored = [(plan, found[plan] - mean, float(count)) for plan, count in counted.items()]
-                kept.append(Group(asked, len(lesson.pool), scored))
+                kept.append(Group(hidden_prompt, len(lesson.pool), scored))
         measured = {"reward": sum(rewards) / len(rewards), "distinct": len({p for g in written for p in map(tuple, g)})}
         if not kept:
             return measured | {"entropy": 0.0}
@@ -260,11 +260,11 @@ class Trainer:
     def _logprobs(self, prompts: Sequence[Sequence[int]], workers: Tensor, plans: Tensor) -> tuple[Tensor, Tensor]:
         """Return the log-probability of each plan, and the entropies of its choices summed: both [prompts, group]."""
         scores = self.conductor.scores(prompts, plans[:, :, :-1], workers)
-        asked = plans[:, :, 1:] != 0
+        is_written = plans[:, :, 1:] != 0
         chosen = scores.gather(-1, plans[:, :, 1:, None]).squeeze(-1)
         finite = scores.masked_fill(scores == -math.inf, 0.0)
         entropies = -(scores.exp() * finite).sum(-1)
-        return torch.where(asked, chosen, 0.0).sum(-1), torch.where(asked, entropies, 0.0).sum(-1)
+        return torch.where(is_written, chosen, 0.0).sum(-1), torch.where(is_written, entropies, 0.0).sum(-1)
 
     def _update(self, loss: Tensor, rate: float) -> None:
         for group in self._optimizer.param_groups:

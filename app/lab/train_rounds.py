@@ -298,7 +298,7 @@ def run(options: Any, say: Callable[[str], None]) -> None:
     write_card(order.out, _card(order, trainer, Path(options.checkpoint), tables))
 
 
-def _card(order: Order, trainer: Rounds, begun: Path, tables: Mapping[Split, dict[str, Any]]) -> dict[str, Any]:
+def _card(order: Order, trainer: Rounds, start: Path, tables: Mapping[Split, dict[str, Any]]) -> dict[str, Any]:
     shown = {}
     for split, found in tables.items():
         ahead = {name: asdict(advantage) for name, advantage in found["ahead"].items()}
@@ -307,7 +307,7 @@ def _card(order: Order, trainer: Rounds, begun: Path, tables: Mapping[Split, dic
         "caveat": CAVEAT,
         "backend": "builtin",
         "rounds": 2,
-        "from": json.loads((begun / "card.json").read_text())["model_sha256"],
+        "from": json.loads((start / "card.json").read_text())["model_sha256"],
         "recipe": asdict(order.recipe),
         "weights": asdict(order.weights),
         "discount": DISCOUNT,

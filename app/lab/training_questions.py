@@ -65,15 +65,15 @@ def of_rollouts(rollouts: Iterable[Rollout], rules: Sequence[Rule]) -> list[Rule
 
 
 def _last_question(conversation: Sequence[Mapping[str, str]]) -> str:
-    said = [turn["content"] for turn in conversation if turn["role"] == "user"]
-    return " ".join(said[-1].split()) if said else ""
+    questions = [turn["content"] for turn in conversation if turn["role"] == "user"]
+    return " ".join(questions[-1].split()) if questions else ""
 
 
 def draw_rules(count: int, seed: int) -> list[Rule]:
     """Draw tasks of the rehearsal world's training split."""
     random = Random(seed)
-    drawn = (draw_lesson(random, "train").problem for _ in range(count))
-    return [_exact_rule(problem.text, problem.answer) for problem in drawn]
+    problems = (draw_lesson(random, "train").problem for _ in range(count))
+    return [_exact_rule(problem.text, problem.answer) for problem in problems]
 
 
 def _exact_rule(text: str, answer: str) -> Rule:

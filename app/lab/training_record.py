@@ -54,9 +54,9 @@ def commit() -> str:
     """Return the commit of the code that runs, with a plus sign if it was changed since; empty where that cannot be
     known."""
     here = Path(__file__).parent
-    asked = ["git", "-C", str(here), "describe", "--always", "--abbrev=40", "--dirty=+", "--exclude=*"]
+    command = ["git", "-C", str(here), "describe", "--always", "--abbrev=40", "--dirty=+", "--exclude=*"]
     try:
-        return subprocess.run(asked, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return ""
 

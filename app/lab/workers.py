@@ -60,10 +60,10 @@ class _EarlierStep:
 
 def reply(worker: Profile, messages: Sequence[Message], seed: str) -> Reply:
     """Return this worker's answer to these messages."""
-    problem, role, told, shown = _read(messages)
+    problem, role, subtask, shown = _read(messages)
     read_tokens = (QUESTION + PER_LEVEL * problem.level if problem else 0) + sum(OUTPUT[step.role] for step in shown)
-    heard = world.shift_skills(worker, shift(told, problem.domain)) if problem else worker
-    text = _answer(heard, problem, role, shown, seed) if problem else CANNOT_KNOW
+    shifted = world.shift_skills(worker, shift(subtask, problem.domain)) if problem else worker
+    text = _answer(shifted, problem, role, shown, seed) if problem else CANNOT_KNOW
     return Reply(text, read_tokens, OUTPUT["nothing" if text == CANNOT_KNOW else role])
 
 
@@ -76,13 +76,13 @@ def final_answer(text: str) -> str:
 def _read(messages: Sequence[Message]) -> tuple[Problem | None, str, str, list[_EarlierStep]]:
     """Return the task if it was granted, the role that is asked for and the words that ask for it, and the earlier
     steps."""
-    asked = [message.text for message in messages if message.role == "user"]
-    last = asked[-1] if asked else ""
+    user_texts = [message.text for message in messages if message.role == "user"]
+    last = user_texts[-1] if user_texts else ""
     steps = list(STEP.finditer(last))
     assigned = SUBTASK.search(last[steps[-1].end() :] if steps else last)
     if assigned is None:
         return read(last), "solve", "", []
-    problem = read(asked[-2]) if len(asked) > 1 else None
+    problem = read(user_texts[-2]) if len(user_texts) > 1 else None
     return problem, role_of(assigned.group(1)), assigned.group(1), [_read_step(step) for step in steps]
 
 

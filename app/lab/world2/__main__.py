@@ -49,54 +49,54 @@ def main() -> int:
     )
     parser.add_argument("--ceiling", type=int, metavar="POOLS", help="print what cards of unseen workers allow at most")
     parser.add_argument("--selector", type=Path, help="simulate the product's selector, and write its regret to a file")
-    asked = parser.parse_args()
-    if asked.ceiling is not None:
-        print(ceiling.report(asked.ceiling))
+    options = parser.parse_args()
+    if options.ceiling is not None:
+        print(ceiling.report(options.ceiling))
         return 0
-    if asked.selector is not None:
-        selector_log.write(asked.selector)
+    if options.selector is not None:
+        selector_log.write(options.selector)
         return 0
-    if asked.rehearsal:
+    if options.rehearsal:
         print(rehearsal_report(TESTED))
         return 0
-    if asked.conductor is not None:
-        write(asked.conductor)
+    if options.conductor is not None:
+        write(options.conductor)
         return 0
-    if asked.pool_file is not None:
-        print(pool_file(asked.pool_file, unseen=asked.unseen))
+    if options.pool_file is not None:
+        print(pool_file(options.pool_file, unseen=options.unseen))
         return 0
-    if asked.tasks is not None:
-        print("\n".join(task_set(asked.tasks)))
+    if options.tasks is not None:
+        print("\n".join(task_set(options.tasks)))
         return 0
-    return _compare(asked)
+    return _compare(options)
 
 
-def _compare(asked: argparse.Namespace) -> int:
+def _compare(options: argparse.Namespace) -> int:
     """Run the seeds one after the other and write the report, first without what takes longest, then with all.
 
     What a kept seed has already is not run again.
     """
-    sizes = Sizes(asked.pools, asked.training, asked.training // 2, asked.tested)
+    sizes = Sizes(options.pools, options.training, options.training // 2, options.tested)
     quick, rest = (
-        [baseline_group(), *_learner(asked.learn)],
-        [*_bounds(asked.learn), selector_group(sizes), *_free(asked.learn), *_evolved(asked.learn)],
+        [baseline_group(), *_learner(options.learn)],
+        [*_bounds(options.learn), selector_group(sizes), *_free(options.learn), *_evolved(options.learn)],
     )
-    found: dict[int, SeedResults] = {}
-    if asked.keep:
-        asked.keep.mkdir(parents=True, exist_ok=True)
+    results: dict[int, SeedResults] = {}
+    if options.keep:
+        options.keep.mkdir(parents=True, exist_ok=True)
     for groups in (quick, [*quick, *rest]):
-        for seed in range(asked.first, asked.first + asked.seeds):
-            place = asked.keep / f"seed-{seed}.npz" if asked.keep else None
-            if seed not in found and place is not None and place.exists():
-                found[seed] = load_results(seed, place)
-            found[seed] = run_seed(seed, sizes, groups, found.get(seed))
-            if place is not None:
-                save_results(found[seed], place)
+        for seed in range(options.first, options.first + options.seeds):
+            path = options.keep / f"seed-{seed}.npz" if options.keep else None
+            if seed not in results and path is not None and path.exists():
+                results[seed] = load_results(seed, path)
+            results[seed] = run_seed(seed, sizes, groups, results.get(seed))
+            if path is not None:
+                save_results(results[seed], path)
             print(f"seed {seed} has {len(groups)} groups of policies", file=sys.stderr, flush=True)
-            if asked.out:
-                asked.out.write_text(report(list(found.values()), sizes))
-    if not asked.out:
-        print(report(list(found.values()), sizes))
+            if options.out:
+                options.out.write_text(report(list(results.values()), sizes))
+    if not options.out:
+        print(report(list(results.values()), sizes))
     return 0
 
 

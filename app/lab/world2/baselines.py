@@ -232,14 +232,14 @@ def is_self_consistent(plan: Plan) -> bool:
     return combines_answers(plan) and len(set(plan.workers[:-1])) == 1
 
 
-def _best_plans_by_group(setting: Setting, trained: texts.Groups, asked: texts.Groups) -> PlanIndices:
+def _best_plans_by_group(setting: Setting, trained: texts.Groups, groups: texts.Groups) -> PlanIndices:
     """Return the plan of the best mean for each asked group, shrunk towards the mean over all."""
     mean = setting.training_rewards.mean(axis=0)
     best: dict[int, int] = {}
-    for group in np.unique(asked):
+    for group in np.unique(groups):
         own = setting.training_rewards[trained == group]
         best[int(group)] = int((own.sum(axis=0) + PRIOR * mean).argmax())
-    return np.array([best[int(group)] for group in asked])
+    return np.array([best[int(group)] for group in groups])
 
 
 def _best_plans_of_neighbours(setting: Setting, orders: NDArray[np.int64], count: int) -> PlanIndices:

@@ -59,11 +59,11 @@ class OptimumAsRead:
         """Return the best plan for each task."""
         return np.array([self._best(setting.rewards, posed) for posed in tasks])
 
-    def _best(self, rewards: Rewards, posed: Task) -> int:
+    def _best(self, rewards: Rewards, task: Task) -> int:
         readings = []
-        for read in self._reader.readings(posed):
+        for read in self._reader.readings(task):
             parts = tuple(Part(self._reader.families[place], "", " ") for place in read.families)
-            readings.append((read.weight, replace(posed, parts=parts, confidential=read.confidential)))
+            readings.append((read.weight, replace(task, parts=parts, confidential=read.confidential)))
         return int(mean_rewards_of_all_plans(rewards, readings).argmax())
 
 
@@ -77,9 +77,9 @@ class OptimumOverVariants:
     def choose(self, setting: Setting, tasks: Sequence[Task]) -> PlanIndices:
         """Return the best plan for each task."""
         chosen = []
-        for posed in tasks:
+        for task in tasks:
             total = np.zeros(1)
-            for chance, variant in self.variants(posed):
+            for chance, variant in self.variants(task):
                 total = total + chance * rewards_of_all_plans(setting.rewards, variant)
             chosen.append(int(total.argmax()))
         return np.array(chosen)
@@ -93,18 +93,18 @@ def optima_of_partial_knowledge() -> list[OptimumOverVariants]:
     ]
 
 
-def _without_confidentiality(posed: Task) -> list[tuple[float, Task]]:
+def _without_confidentiality(task: Task) -> list[tuple[float, Task]]:
     share = constants().confidential
-    return [(share, replace(posed, confidential=True)), (1 - share, replace(posed, confidential=False))]
+    return [(share, replace(task, confidential=True)), (1 - share, replace(task, confidential=False))]
 
 
-def _with_mean_difficulty(posed: Task) -> list[tuple[float, Task]]:
+def _with_mean_difficulty(task: Task) -> list[tuple[float, Task]]:
     means = _mean_difficulties()
     parts = []
-    for part in posed.parts:
+    for part in task.parts:
         domain = part.family.domain
         parts.append(replace(part, family=replace(part.family, name=DOMAINS[domain], difficulty=means[domain])))
-    return [(1.0, replace(posed, parts=tuple(parts)))]
+    return [(1.0, replace(task, parts=tuple(parts)))]
 
 
 @cache
@@ -171,10 +171,10 @@ def _log_likelihood_of_speed(speed: float, z: NDArray[np.float64]) -> NDArray[np
     them."""
     known = constants()
     rank = math.log(speed / known.speed_high) / math.log(known.speed_low / known.speed_high)
-    off = (rank - 0.5 - PRICE_SLOPE * z) / PRICE_NOISE
+    deviations = (rank - 0.5 - PRICE_SLOPE * z) / PRICE_NOISE
     if 0 < rank < 1:
-        return np.asarray(-(off**2) / 2)
-    beyond = off if rank >= 1 else -off
+        return np.asarray(-(deviations**2) / 2)
+    beyond = deviations if rank >= 1 else -deviations
     return np.log([math.erfc(deviation / math.sqrt(2)) for deviation in beyond.tolist()])
 
 

@@ -32,29 +32,30 @@ def report(pools: int) -> str:
     for _ in range(pools):
         for name, reward in _rewards_by_policy(draw_pool(random, unseen_workers=True), tasks, random).items():
             rewards.setdefault(name, []).append(reward)
-    found = {name: np.stack(rows) for name, rows in rewards.items()}
-    mark = max([name for name in found if name.startswith("plan by")], key=lambda name: float(found[name].mean()))
-    gap = found["optimum"] - found[mark]
+    rewards_of = {name: np.stack(rows) for name, rows in rewards.items()}
+    domain_plan_names = [name for name in rewards_of if name.startswith("plan by")]
+    baseline = max(domain_plan_names, key=lambda name: float(rewards_of[name].mean()))
+    gap = rewards_of["optimum"] - rewards_of[baseline]
     lines = [
-        f"{pools} pools of unseen workers, {TESTED} fresh tasks. The gap is {gap.mean():.3f}, above {mark}.", "",
+        f"{pools} pools of unseen workers, {TESTED} fresh tasks. The gap is {gap.mean():.3f}, above {baseline}.", "",
         "| questions on the cards | share of the gap | 95 % interval |", "|---|---|---|",
     ]  # fmt: skip
     for name in (AS_THEY_ARE, *map(str, QUESTIONS_BY_DOMAIN)):
-        closed = found[name] - found[mark]
+        closed = rewards_of[name] - rewards_of[baseline]
         low, high = np.percentile(_bootstrap_shares(closed, gap), [2.5, 97.5])
         lines.append(f"| {name} | {closed.mean() / gap.mean():.0%} | {low:.0%} to {high:.0%} |")
     return "\n".join(lines)
 
 
-def measure_again(chosen: Pool, asked: int, random: Random) -> Pool:
+def measure_again(chosen: Pool, questions: int, random: Random) -> Pool:
     """Return the same workers with cards of so many questions of each domain."""
     found = []
     for worker in chosen:
         right = []
         for domain, edge in enumerate(worker.edges):
             rate = pass_rate(worker.ability, edge, domain)
-            right.append(sum([random.random() < rate for _ in range(asked)]))
-        found.append(replace(worker, card=replace(worker.card, right=tuple(right), asked=asked)))
+            right.append(sum([random.random() < rate for _ in range(questions)]))
+        found.append(replace(worker, card=replace(worker.card, right=tuple(right), asked=questions)))
     return tuple(found)
 
 

@@ -76,13 +76,13 @@ class Choice(NamedTuple):
     def words(self) -> str:
         """Return the sentence's part that states it."""
         domain = ANY if self.domain is None else DOMAINS[self.domain]
-        said = f"the worker who is best in {domain}, at {round(100 * self.aversion)} of 100 answers for each halving"
-        said += " of the price"
+        answers = round(100 * self.aversion)
+        sentence = f"the worker who is best in {domain}, at {answers} of 100 answers for each halving of the price"
         if self.discreet:
-            said += ", who retains nothing"
+            sentence += ", who retains nothing"
         if self.long:
-            said += ", who can read long documents"
-        return said
+            sentence += ", who can read long documents"
+        return sentence
 
 
 class Rule(NamedTuple):
@@ -130,31 +130,31 @@ def evolved_prompt_name(executions: int) -> str:
 def evolve_prompt(settings: Sequence[Setting], seed: int, executions: int) -> Rules:
     """Evolve a prompt with at most so many executions, and return the rules of the one that did best on validation."""
     random = Random(f"evolution|{seed}")
-    posed = [(setting, task) for setting in settings for task in settings[0].training]
+    training = [(setting, task) for setting in settings for task in settings[0].training]
     held_out = [(setting, task) for setting in settings for task in settings[0].validation]
-    last = int(FINAL_SHARE * executions)
-    most = executions - last - 2 * BATCH - VALIDATION
+    final_budget = int(FINAL_SHARE * executions)
+    search_budget = executions - final_budget - 2 * BATCH - VALIDATION
 
-    def spent(gepa_state: GEPAState[Any, Any]) -> bool:
-        return gepa_state.total_num_evals > most
+    def is_budget_spent(gepa_state: GEPAState[Any, Any]) -> bool:
+        return gepa_state.total_num_evals > search_budget
 
-    conducted = ConductorAdapter(settings[0].training, random)
-    found: GEPAResult[Plan, int] = optimize(
+    adapter = ConductorAdapter(settings[0].training, random)
+    result: GEPAResult[Plan, int] = optimize(
         seed_candidate={PROMPT: write_prompt((FIRST,))},
-        trainset=posed,
+        trainset=training,
         valset=random.sample(held_out, min(VALIDATION, len(held_out))),
-        adapter=conducted,
-        custom_candidate_proposer=conducted.reflect,
+        adapter=adapter,
+        custom_candidate_proposer=adapter.reflect,
         reflection_minibatch_size=BATCH,
-        stop_callbacks=spent,
+        stop_callbacks=is_budget_spent,
         logger=_NoLogger(),
         track_best_outputs=False,
         seed=seed,
     )
-    order = sorted(range(len(found.candidates)), key=lambda place: -found.val_aggregate_scores[place])[:FINALISTS]
-    exam = random.choices(held_out, k=last // len(order))
-    marks = [sum(conducted.evaluate(exam, found.candidates[place]).scores) for place in order]
-    return parse_prompt(found.candidates[order[marks.index(max(marks))]][PROMPT])
+    finalists = sorted(range(len(result.candidates)), key=lambda place: -result.val_aggregate_scores[place])[:FINALISTS]
+    exam = random.choices(held_out, k=final_budget // len(finalists))
+    marks = [sum(adapter.evaluate(exam, result.candidates[place]).scores) for place in finalists]
+    return parse_prompt(result.candidates[finalists[marks.index(max(marks))]][PROMPT])
 
 
 class ConductorAdapter(GEPAAdapter[PoolTask, Trace, Plan]):
@@ -173,8 +173,8 @@ class ConductorAdapter(GEPAAdapter[PoolTask, Trace, Plan]):
         for setting, task in batch:
             place, plan = decide(rules, setting.pool, task)
             score = setting.sample_reward(plan, task, self._random)
-            said = _feedback(setting, task, plan)
-            traces.append({"task": task.text, "rule": place, "score": score, "feedback": said})
+            feedback = _feedback(setting, task, plan)
+            traces.append({"task": task.text, "rule": place, "score": score, "feedback": feedback})
             plans.append(plan)
         return EvaluationBatch(plans, [trace["score"] for trace in traces], traces if capture_traces else None)
 
@@ -197,14 +197,14 @@ class ConductorAdapter(GEPAAdapter[PoolTask, Trace, Plan]):
 
 def _feedback(setting: Setting, task: Task, plan: Plan) -> str:
     """Return what can be said of a plan for a task beyond its verdict, of those who were shown the task itself."""
-    said = []
+    remarks = []
     for step, place in zip(catalogue()[plan.shape], plan.workers, strict=True):
         card = setting.pool[place].card
         if step.user and card.retains and task.confidential:
-            said.append(RETAINED)
+            remarks.append(RETAINED)
         if step.user and card.context < size_of(task).tokens:
-            said.append(SHORT)
-    return " ".join(dict.fromkeys(said))
+            remarks.append(SHORT)
+    return " ".join(dict.fromkeys(remarks))
 
 
 def reflect_on_traces(rules: Rules, traces: Sequence[Trace], cues: Sequence[str], random: Random) -> Rules:
@@ -222,14 +222,14 @@ def reflect_on_traces(rules: Rules, traces: Sequence[Trace], cues: Sequence[str]
     rule = rules[place]
     if cheaper:
         return _replace_rule(rules, place, _make_cheaper(rule, random))
-    lesson = _apply_feedback(rule, case["feedback"], random) or _mutate(rule, random)
+    changed = _apply_feedback(rule, case["feedback"], random) or _mutate(rule, random)
     elsewhere = set[str]().union(*[words_and_pairs(trace["task"]) for trace in went_well])
-    own = sorted((words_and_pairs(case["task"]) - elsewhere).intersection(cues))
-    if own and len(rules) < MOST_RULES and random.random() < NEW_RULE:
-        return (*rules[:place], lesson._replace(cue=random.choice(own)), *rules[place:])
+    distinctive = sorted((words_and_pairs(case["task"]) - elsewhere).intersection(cues))
+    if distinctive and len(rules) < MOST_RULES and random.random() < NEW_RULE:
+        return (*rules[:place], changed._replace(cue=random.choice(distinctive)), *rules[place:])
     if rule.cue and random.random() < DROP_RULE:
         return (*rules[:place], *rules[place + 1 :])
-    return _replace_rule(rules, place, lesson)
+    return _replace_rule(rules, place, changed)
 
 
 def _apply_feedback(rule: Rule, feedback: str, random: Random) -> Rule | None:
@@ -254,9 +254,9 @@ def write_prompt(rules: Rules) -> str:
 def parse_prompt(prompt: str) -> Rules:
     """Return the rules that a prompt states, as the conductor understands them."""
     found = []
-    for said in RULE.finditer(prompt):
+    for match in RULE.finditer(prompt):
         found.append(
-            Rule(said["cue"] or "", said["shape"], _parse_choice(said["first"]), _parse_choice(said["others"]))
+            Rule(match["cue"] or "", match["shape"], _parse_choice(match["first"]), _parse_choice(match["others"]))
         )
     return tuple(found)
 
@@ -337,12 +337,12 @@ def _draw_choice(random: Random) -> Choice:
     return Choice(domain, random.choice(AVERSIONS), random.random() < 0.5, random.random() < 0.5)
 
 
-def _parse_choice(said: str) -> Choice:
-    found = CHOICE.fullmatch(said)
-    if not found:
-        raise ValueError(f"no choice of a worker: {said}")
-    domain = None if found["domain"] == ANY else DOMAINS.index(found["domain"])
-    return Choice(domain, int(found["aversion"]) / 100, bool(found["discreet"]), bool(found["long"]))
+def _parse_choice(text: str) -> Choice:
+    match = CHOICE.fullmatch(text)
+    if not match:
+        raise ValueError(f"no choice of a worker: {text}")
+    domain = None if match["domain"] == ANY else DOMAINS.index(match["domain"])
+    return Choice(domain, int(match["aversion"]) / 100, bool(match["discreet"]), bool(match["long"]))
 
 
 def _cues(tasks: Sequence[Task]) -> list[str]:

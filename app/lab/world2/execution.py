@@ -101,18 +101,18 @@ def execute_plan(plan: Plan, task: Task, pool: Pool, random: Random, library: Li
     known, library = constants(), library or Library([task])
     by_name = {worker.name: worker for worker in pool}
     request = Request((Message("user", (Text(task.text),)),))
-    done: dict[int, EarlierStep] = {}
+    earlier: dict[int, EarlierStep] = {}
     ends: dict[int, float] = {}
     usd, disclosed, text = 0.0, False, ""
     for n, step in enumerate(workflow(plan, tuple(by_name)).steps):
         worker = by_name[step.worker]
-        messages = compose(request if step.access.user else None, step.subtask, visible_steps(step.access, done))
-        said = reply(worker, messages, library, random)
-        text = said.text
-        done[n] = EarlierStep(n, step.subtask, text)
-        usd += worker.price * (said.written + known.input_share * said.read) / 1e6
-        lasts = known.overhead_seconds + said.read / known.read_per_second + said.written / worker.card.speed
-        ends[n] = max([ends[seen] for seen in step.access.steps], default=0.0) + lasts
+        messages = compose(request if step.access.user else None, step.subtask, visible_steps(step.access, earlier))
+        answer = reply(worker, messages, library, random)
+        text = answer.text
+        earlier[n] = EarlierStep(n, step.subtask, text)
+        usd += worker.price * (answer.written + known.input_share * answer.read) / 1e6
+        duration = known.overhead_seconds + answer.read / known.read_per_second + answer.written / worker.card.speed
+        ends[n] = max([ends[seen] for seen in step.access.steps], default=0.0) + duration
         disclosed = disclosed or (step.access.user and task.confidential and worker.card.retains)
     right = final_answer(text) == task.answer
     seconds = max(ends.values())
@@ -143,22 +143,22 @@ def reply(worker: Worker, messages: Sequence[Message], library: Library, random:
         return Reply(CANNOT_KNOW, shown.tokens, constants().solve_tokens / 2)
     parts = len(shown.task.parts)
     tokens = output_tokens(shown.role, parts, len(shown.handed))
-    asked = size_of(shown.task).tokens if shown.user else constants().question_tokens / 2
-    read = min(float(worker.card.context), asked + shown.tokens)
+    task_tokens = size_of(shown.task).tokens if shown.user else constants().question_tokens / 2
+    read = min(float(worker.card.context), task_tokens + shown.tokens)
     return Reply(_answer(worker, shown, shown.task, random), read, tokens)
 
 
 def _read_messages(messages: Sequence[Message], library: Library) -> _Context:
     """Read the messages."""
-    asked = [message.text for message in messages if message.role == "user"]
-    last = asked[-1] if asked else ""
+    user_texts = [message.text for message in messages if message.role == "user"]
+    last = user_texts[-1] if user_texts else ""
     steps = list(STEP.finditer(last))
     assigned = SUBTASK.search(last[steps[-1].end() :] if steps else last)
     if assigned is None:
         return _Context("solve", library.find(last), user=True)
     shown = _Context(role_of(assigned[1]))
-    if len(asked) > 1:
-        shown.task, shown.user = library.find(asked[-2]), True
+    if len(user_texts) > 1:
+        shown.task, shown.user = library.find(user_texts[-2]), True
     for step in steps:
         _add_earlier_step(shown, role_of(step["subtask"] or ""), step["answer"], library)
     return shown

@@ -121,14 +121,14 @@ class Beliefs:
         """Return the rewards that would be true if what is believed were; `worths` as in `Rewards`."""
         return Rewards(tuple([self.worker(worker) for worker in chosen]), self.constants(), worths=worths)
 
-    def task_as_read(self, posed: Task, read: Reading) -> Task:
+    def task_as_read(self, task: Task, read: Reading) -> Task:
         """Return a task as this reading has it, with families as hard as is believed."""
         parts = []
         for place in read.families:
             family = self.families[place]
-            hard = float(self.figures["families"][place])
-            parts.append(Part(Family(family.name, family.domain, hard, (), held_out=False), "", " "))
-        return replace(posed, parts=tuple(parts), confidential=read.confidential)
+            difficulty = float(self.figures["families"][place])
+            parts.append(Part(Family(family.name, family.domain, difficulty, (), held_out=False), "", " "))
+        return replace(task, parts=tuple(parts), confidential=read.confidential)
 
     def worker(self, worker: Worker) -> Worker:
         """Return a worker as able as is believed."""
@@ -200,9 +200,9 @@ class Learner:
         """Return the rewards that would be true if the most probable figures were."""
         return self.posterior_mode().rewards(chosen)
 
-    def task_as_read(self, posed: Task, read: Reading) -> Task:
+    def task_as_read(self, task: Task, read: Reading) -> Task:
         """Return a task as this reading has it, with families as hard as is most probable."""
-        return self.posterior_mode().task_as_read(posed, read)
+        return self.posterior_mode().task_as_read(task, read)
 
     def sample_beliefs(self) -> Beliefs:
         """Return a draw from what is believed."""
@@ -219,42 +219,42 @@ class Learner:
             ours = bool(seen) and self._random.random() < SEEN_SHARE
             self._execute(*self._random.choice(seen if ours else others))
 
-    def _execute(self, chosen: Pool, tried: Sequence[Plan]) -> None:
+    def _execute(self, chosen: Pool, thompson_plans: Sequence[Plan]) -> None:
         """Execute a plan once and keep the verdict."""
         random = self._random
-        posed, read = self._next_task()
-        if tried and random.random() < THOMPSON_SHARE:
-            plan = random.choice(tried)
+        task, read = self._next_task()
+        if thompson_plans and random.random() < THOMPSON_SHARE:
+            plan = random.choice(thompson_plans)
             if random.random() < ALONE_SHARE:
                 plan = Plan("reason", (random.choice(_answering_workers(plan)),))
         else:
             name = random.choice(sorted(catalogue()))
             plan = Plan(name, tuple(random.randrange(len(chosen)) for _ in catalogue()[name]))
-        passed = draw_verdict(execute_plan(plan, posed, chosen, random).right, random)
+        passed = draw_verdict(execute_plan(plan, task, chosen, random).right, random)
         members = tuple(_worker_indices()[chosen[worker].name] for worker in plan.workers)
         self._executions.append(LoggedExecution(plan.shape, read, members, passed))
 
     def _next_task(self) -> tuple[Task, Reading]:
         """Return a task of training, and how it is read."""
         if len(self._tasks) < TASK_COUNT:
-            posed = draw_task(self._random, "train")
-            self._tasks.append((posed, self.reader.read(posed)))
+            task = draw_task(self._random, "train")
+            self._tasks.append((task, self.reader.read(task)))
             return self._tasks[-1]
         return self._random.choice(self._tasks)
 
-    def _thompson_plans(self, chosen: Pool, considered: int) -> list[Plan]:
+    def _thompson_plans(self, chosen: Pool, count: int) -> list[Plan]:
         """Return the plans that are best over a pool for so many tasks, each if a draw of beliefs is true; none at
         first."""
         if not self._executions:
             return []
         beliefs, worths = [self.sample_beliefs() for _ in range(THOMPSON_SAMPLES)], dict[tuple[str, Size], Array]()
         rewards, every = [belief.rewards(chosen, worths) for belief in beliefs], all_plans(len(chosen))
-        found = []
-        for at, posed in enumerate(self._random.sample(self._labelled, considered)):
+        best_plans = []
+        for at, task in enumerate(self._random.sample(self._labelled, count)):
             draw = at % THOMPSON_SAMPLES
-            expected = rewards_of_all_plans(rewards[draw], beliefs[draw].task_as_read(posed, self.reader.read(posed)))
-            found.append(every[int(expected.argmax())])
-        return found
+            expected = rewards_of_all_plans(rewards[draw], beliefs[draw].task_as_read(task, self.reader.read(task)))
+            best_plans.append(every[int(expected.argmax())])
+        return best_plans
 
     # Learning.
 
@@ -264,22 +264,22 @@ class Learner:
         for row in self._executions:
             groups[row.shape, len(row.read.families)].append(row)
         arrays = {key: self._arrays(rows) for key, rows in groups.items()}
-        before, reached = self._flat(), -math.inf
-        step = np.zeros(len(before))
+        accepted, log_likelihood = self._flat(), -math.inf
+        step = np.zeros(len(accepted))
         for _ in range(steps):
-            flat = before + step
+            flat = accepted + step
             self.figures = self._unflattened(flat)
-            logs, slope, curve = self._log_likelihood(arrays)
-            if logs + self._log_prior(flat) < reached + self._log_prior(before):
+            new_log_likelihood, gradient, information = self._log_likelihood(arrays)
+            if new_log_likelihood + self._log_prior(flat) < log_likelihood + self._log_prior(accepted):
                 step /= 2
                 continue
             precision = self._prior_deviations() ** -2
-            self.covariance = np.asarray(np.linalg.inv(curve + np.diag(precision)), dtype=float)
-            wanted = self.covariance @ (slope + precision * (self._prior_means() - flat))
-            step[:] = wanted * min(1.0, MAX_STEP / float(np.abs(wanted).max()))
-            before, reached = flat, logs
+            self.covariance = np.asarray(np.linalg.inv(information + np.diag(precision)), dtype=float)
+            newton_step = self.covariance @ (gradient + precision * (self._prior_means() - flat))
+            step[:] = newton_step * min(1.0, MAX_STEP / float(np.abs(newton_step).max()))
+            accepted, log_likelihood = flat, new_log_likelihood
             self._estimate_spreads()
-        self.figures = self._unflattened(before + step)
+        self.figures = self._unflattened(accepted + step)
 
     def _log_prior(self, flat: Array) -> float:
         """Return the log of how probable these figures are without evidence, apart from a constant."""
@@ -323,11 +323,11 @@ class Learner:
         traits = figures["trait"].exponential().column() * np.array(TRAITS)[None, :]
         chance = (logits.column() - traits).logistic().mean_of_rows()
         chance.backward(np.ones(len(members)))
-        asked = np.array([card.asked for card in cards])[members]
+        questions = np.array([card.asked for card in cards])[members]
         right = np.array([count for card in cards for count in card.right])
         spread = chance.array * (1 - chance.array)
-        logs = float((right * np.log(chance.array) + (asked - right) * np.log(1 - chance.array)).sum())
-        return logs, (right - asked * chance.array) / spread, self._gradients(figures), asked / spread
+        logs = float((right * np.log(chance.array) + (questions - right) * np.log(1 - chance.array)).sum())
+        return logs, (right - questions * chance.array) / spread, self._gradients(figures), questions / spread
 
     def _arrays(self, rows: Sequence[LoggedExecution]) -> dict[str, NDArray[np.int64]]:
         families = np.array([row.read.families for row in rows])
@@ -408,11 +408,11 @@ class LearnedPolicy:
     def choose(self, setting: Setting, tasks: Sequence[Task]) -> PlanIndices:
         """Return for each task the plan that is believed to be best, less what thrift takes for its dollars."""
         rewards, costs, chosen = self.beliefs.rewards(setting.pool), dict[Size, Array](), []
-        for posed in tasks:
-            size = replace(size_of(posed), confidential=False)
+        for task in tasks:
+            size = replace(size_of(task), confidential=False)
             if size not in costs:
                 costs[size] = cost_shares_of_all_plans(rewards, size)
-            chosen.append(int((self._mean_believed_rewards(rewards, posed) - self._thrift * costs[size]).argmax()))
+            chosen.append(int((self._mean_believed_rewards(rewards, task) - self._thrift * costs[size]).argmax()))
         return np.array(chosen)
 
     def as_json(self) -> dict[str, Any]:
@@ -428,9 +428,9 @@ class LearnedPolicy:
             "scale": {"speed": _log_speed_scale()},
         }  # fmt: skip
 
-    def _mean_believed_rewards(self, rewards: Rewards, posed: Task) -> Array:
+    def _mean_believed_rewards(self, rewards: Rewards, task: Task) -> Array:
         """Return the rewards that are believed of all plans, on average over readings."""
-        readings = [(read.weight, self.beliefs.task_as_read(posed, read)) for read in self._reader.readings(posed)]
+        readings = [(read.weight, self.beliefs.task_as_read(task, read)) for read in self._reader.readings(task)]
         return mean_rewards_of_all_plans(rewards, readings)
 
 

@@ -80,24 +80,24 @@ class Softmax:
             chosen.append(random.choices(range(len(chances)), chances.tolist())[0])
         return Plan(name, tuple(chosen))
 
-    def improve(self, cases: Sequence[Case], taken: Sequence[Plan], weights: Sequence[float]) -> None:
+    def improve(self, cases: Sequence[Case], plans: Sequence[Plan], weights: Sequence[float]) -> None:
         """Take one step that makes plans of positive weight more probable, and others less (Adam)."""
         slopes = [-DECAY * self.shapes, -DECAY * self.roles]
-        for case, plan, weight in zip(cases, taken, weights, strict=True):
-            wrong = -_softmax(case.task @ self.shapes)
-            wrong[SHAPES.index(plan.shape)] += 1
-            slopes[0] = slopes[0] + weight / len(cases) * np.outer(case.task, wrong)
+        for case, plan, weight in zip(cases, plans, weights, strict=True):
+            gradient = -_softmax(case.task @ self.shapes)
+            gradient[SHAPES.index(plan.shape)] += 1
+            slopes[0] = slopes[0] + weight / len(cases) * np.outer(case.task, gradient)
             for step, worker in zip(catalogue()[plan.shape], plan.workers, strict=True):
                 chances = self._chances(case, step.role)
                 figures = case.workers[: len(chances)]
                 slopes[1][ROLES.index(step.role)] += weight / len(cases) * (figures[worker] - chances @ figures)
         self._steps += 1
-        for values, slope, speed, square in zip(
+        for values, slope, first_moment, second_moment in zip(
             (self.shapes, self.roles), slopes, self._first_moments, self._second_moments, strict=True
         ):
-            speed += 0.1 * (slope - speed)
-            square += 0.01 * (slope**2 - square)
-            mean, spread = speed / (1 - 0.9**self._steps), square / (1 - 0.99**self._steps)
+            first_moment += 0.1 * (slope - first_moment)
+            second_moment += 0.01 * (slope**2 - second_moment)
+            mean, spread = first_moment / (1 - 0.9**self._steps), second_moment / (1 - 0.99**self._steps)
             values += self._rate * mean / (np.sqrt(spread) + 1e-8)
 
     def copy(self) -> "Softmax":
@@ -129,12 +129,12 @@ class Environment:
     def __init__(self, seen: Sequence[Pool], seed: int, texts: int = READ_TASKS, posed: int = TASK_COUNT) -> None:
         self.random = Random(f"world-2|model-free|{seed}")
         self.reader = Reader([draw_task(self.random, "train") for _ in range(texts)], pretrained())
-        drawn = [draw_pool(self.random) for _ in range(POOLS)]
-        pools = [Rewards(offered) for offered in (*seen, *drawn)]
-        found = []
+        other_pools = [draw_pool(self.random) for _ in range(POOLS)]
+        pools = [Rewards(offered) for offered in (*seen, *other_pools)]
+        cases = []
         for _ in range(posed + HELD_OUT):
-            found.append(_make_case(self.reader, draw_task(self.random, "train"), self.random.choice(pools)))
-        self.cases, self.held_out = found[:posed], found[posed:]
+            cases.append(_make_case(self.reader, draw_task(self.random, "train"), self.random.choice(pools)))
+        self.cases, self.held_out = cases[:posed], cases[posed:]
 
     def sample_reward(self, case: Case, plan: Plan) -> float:
         """Execute a plan once, by messages: the worth of its answer if the judge takes it for right, else 0."""
@@ -168,25 +168,25 @@ def train_advantage_weighted(trial: Environment, most: int) -> list[tuple[int, S
     """Return the regression's policies: refitted whenever the journal has doubled, and then used to choose plans."""
     policy, uniform, found = Softmax(REGRESSION_RATE), Softmax(REGRESSION_RATE), []
     cases: list[Case] = []
-    taken: list[Plan] = []
+    plans: list[Plan] = []
     rewards: list[float] = []
     sizes = (250, 500, *[1_000 * 2**n for n in range(7)])
     for size in [size for size in sizes if size <= most]:
         while len(cases) < size:
             case = trial.random.choice(trial.cases)
-            acting = uniform if len(cases) < 250 or trial.random.random() < EXPLORATION else policy
+            behaviour = uniform if len(cases) < 250 or trial.random.random() < EXPLORATION else policy
             cases.append(case)
-            taken.append(acting.sample_plan(case, trial.random))
-            rewards.append(trial.sample_reward(case, taken[-1]))
-        figures, got = np.array([case.task for case in cases]), np.array(rewards)
-        expected = figures @ np.linalg.lstsq(figures, got, rcond=None)[0]
-        weights = np.minimum(MAX_WEIGHT, np.exp((got - expected) / TEMPERATURE))
+            plans.append(behaviour.sample_plan(case, trial.random))
+            rewards.append(trial.sample_reward(case, plans[-1]))
+        figures, returns = np.array([case.task for case in cases]), np.array(rewards)
+        expected = figures @ np.linalg.lstsq(figures, returns, rcond=None)[0]
+        weights = np.minimum(MAX_WEIGHT, np.exp((returns - expected) / TEMPERATURE))
         weights /= weights.mean()
         for _ in range(EPOCHS * max(1, 2_000 // size)):
             order = trial.random.sample(range(size), size)
             for begin in range(0, size, 256):
                 batch = order[begin : begin + 256]
-                policy.improve([cases[n] for n in batch], [taken[n] for n in batch], weights[batch].tolist())
+                policy.improve([cases[n] for n in batch], [plans[n] for n in batch], weights[batch].tolist())
         if size in BUDGETS:
             found.append((size, policy.copy()))
     return found
@@ -194,32 +194,33 @@ def train_advantage_weighted(trial: Environment, most: int) -> list[tuple[int, S
 
 def train_policy_gradient(trial: Environment, most: int) -> list[tuple[int, Softmax]]:
     """Return the policies of group-relative gradients: at each budget the weights that were best when held out."""
-    policy, found, used, checked = Softmax(GRADIENT_RATE), [], 0, 0
-    best, reached = policy.copy(), -1.0
+    policy, found, executions, last_check = Softmax(GRADIENT_RATE), [], 0, 0
+    best, best_reward = policy.copy(), -1.0
     passed = {id(case): [0.0, 0.0] for case in trial.cases}
     for budget in [budget for budget in BUDGETS if budget <= most]:
-        while used + GROUP * GROUPS <= budget:
+        while executions + GROUP * GROUPS <= budget:
             cases: list[Case] = []
-            taken: list[Plan] = []
+            plans: list[Plan] = []
             weights: list[float] = []
             for case in _draw_informative_cases(trial, passed, GROUPS):
                 group = [policy.sample_plan(case, trial.random) for _ in range(GROUP)]
-                got = np.array([trial.sample_reward(case, plan) for plan in group])
-                used += GROUP
+                rewards = np.array([trial.sample_reward(case, plan) for plan in group])
+                executions += GROUP
                 passed[id(case)][0] += GROUP
-                passed[id(case)][1] += float((got > 0).sum())
-                if got.std() > 0:
+                passed[id(case)][1] += float((rewards > 0).sum())
+                if rewards.std() > 0:
                     cases += [case] * GROUP
-                    taken += group
-                    weights += (got - got.mean()).tolist()
+                    plans += group
+                    weights += (rewards - rewards.mean()).tolist()
             if cases:
-                policy.improve(cases, taken, weights)
-            if used - checked >= CHECK_INTERVAL and used + HELD_OUT <= budget:
-                now = float(np.mean([trial.sample_reward(case, policy.best(case)) for case in trial.held_out]))
-                used, checked = used + HELD_OUT, used
-                if now >= reached:
-                    best, reached = policy.copy(), now
-        found.append((budget, (best if reached >= 0 else policy).copy()))
+                policy.improve(cases, plans, weights)
+            if executions - last_check >= CHECK_INTERVAL and executions + HELD_OUT <= budget:
+                held_out = [trial.sample_reward(case, policy.best(case)) for case in trial.held_out]
+                held_out_reward = float(np.mean(held_out))
+                executions, last_check = executions + HELD_OUT, executions
+                if held_out_reward >= best_reward:
+                    best, best_reward = policy.copy(), held_out_reward
+        found.append((budget, (best if best_reward >= 0 else policy).copy()))
     return found
 
 
@@ -228,22 +229,22 @@ def _draw_informative_cases(trial: Environment, passed: dict[int, list[float]], 
     found: list[Case] = []
     while len(found) < count:
         case = trial.random.choice(trial.cases)
-        asked, right = passed[id(case)]
-        if asked < LEAST_EXECUTIONS or MIN_PASS_RATE <= right / asked <= MAX_PASS_RATE:
+        executions, right = passed[id(case)]
+        if executions < LEAST_EXECUTIONS or MIN_PASS_RATE <= right / executions <= MAX_PASS_RATE:
             found.append(case)
     return found
 
 
-def _make_case(reader: Reader, posed: Task, rewards: Rewards) -> Case:
+def _make_case(reader: Reader, task: Task, rewards: Rewards) -> Case:
     shares, secret = np.zeros(len(DOMAINS)), 0.0
-    for read in reader.readings(posed):
+    for read in reader.readings(task):
         secret += read.weight * read.confidential
         for family in read.families:
             shares[reader.families[family].domain] += read.weight / len(read.families)
-    count, document = len(posed.parts), posed.document
+    count, document = len(task.parts), task.document
     known = np.array([1.0, count == 2, count == 3, document == 1, document == 2, secret])
     rows = [_worker_figures(worker.card, shares, secret, document) for worker in rewards.pool]
-    return Case(posed, rewards, np.concatenate([known, shares]), np.array(rows))
+    return Case(task, rewards, np.concatenate([known, shares]), np.array(rows))
 
 
 def _worker_figures(card: Card, shares: Array, secret: float, document: int) -> list[float]:

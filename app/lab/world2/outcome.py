@@ -200,8 +200,8 @@ class Rewards:
         place = min(place, len(PARTIAL)) if any([step.role in PARTIAL for step in steps]) else len(PARTIAL)
         key = (shape, family.name, place, parts, document, _as_key(plan), _as_key(digest))
         if key not in self._parts:
-            asked = _PartQuery(steps, family, place, parts, document, plan, digest)
-            self._parts[key] = self._part_right_at(asked, len(steps) - 1)
+            query = _PartQuery(steps, family, place, parts, document, plan, digest)
+            self._parts[key] = self._part_right_at(query, len(steps) - 1)
         return self._parts[key]
 
     def _part_right_at(self, args: "_PartQuery", at: int) -> Array:

@@ -65,15 +65,15 @@ class SecondWorld:
         random = self._random
         if seed is not None:
             random = Random(f"world-2|{self._seed}|{seed}|{name}|{[message.text for message in messages]}")
-        said, known = reply(worker, messages, library(), random), constants()
-        if said.text == CANNOT_KNOW and name in REHEARSAL_NAMES:
+        answer, known = reply(worker, messages, library(), random), constants()
+        if answer.text == CANNOT_KNOW and name in REHEARSAL_NAMES:
             return None
-        written = said.written if most is None else min(said.written, most)
-        seconds = known.overhead_seconds + said.read / known.read_per_second + written / worker.card.speed
-        if written == said.written:
-            return ServedReply(said.text, round(said.read), round(written), seconds)
-        text = said.text[: int(len(said.text) * written / said.written)]
-        return ServedReply(text, round(said.read), round(written), seconds, "length")
+        written = answer.written if most is None else min(answer.written, most)
+        seconds = known.overhead_seconds + answer.read / known.read_per_second + written / worker.card.speed
+        if written == answer.written:
+            return ServedReply(answer.text, round(answer.read), round(written), seconds)
+        text = answer.text[: int(len(answer.text) * written / answer.written)]
+        return ServedReply(text, round(answer.read), round(written), seconds, "length")
 
 
 @cache
@@ -88,9 +88,9 @@ def rehearsal_workers() -> tuple[tuple[Worker, str], ...]:
     context of each holds the longest document."""
     random = Random("world-2|rehearsal|0")
     while True:
-        drawn = random.sample(worker_profiles(unseen=False), LARGEST)
-        if min(worker.card.context for worker in drawn) > max(DOCUMENT_TOKENS):
-            return tuple(zip(drawn, REHEARSAL_NAMES, strict=True))
+        workers = random.sample(worker_profiles(unseen=False), LARGEST)
+        if min(worker.card.context for worker in workers) > max(DOCUMENT_TOKENS):
+            return tuple(zip(workers, REHEARSAL_NAMES, strict=True))
 
 
 def service_tasks(split: Split) -> list[Task]:

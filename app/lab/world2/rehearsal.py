@@ -68,8 +68,8 @@ def conductor_plan(pool: Pool, task: Task) -> Plan:
         cards.append(policy.Card(place, STRENGTHS[name], share * worker.price / 1e6, worker.price / 1e6))
     steps = policy.best(policy.read(question, len(question)), cards, 5, 1.0)
     assert steps is not None
-    asked = [(step.subtask, step.access) for _, step in steps]
-    shape = next(name for name in catalogue() if _subtasks_and_access(name) == asked)
+    subtasks = [(step.subtask, step.access) for _, step in steps]
+    shape = next(name for name in catalogue() if _subtasks_and_access(name) == subtasks)
     return Plan(shape, tuple(ordinal for ordinal, _ in steps))
 
 

@@ -137,11 +137,11 @@ def train(recipe: Recipe, out: Path, means: Resources) -> Manifest:
         recipe.sizes, train_tokenizer(_texts(lessons, Random(seed))), teacher.families, recipe.seed
     )
     batches = load_batches(Batches(words, lessons, recipe.sizes, recipe.steps, recipe.seed), means.processes)
-    taught = TrainingRun(recipe.sizes, recipe.steps, means.seconds)
+    run = TrainingRun(recipe.sizes, recipe.steps, means.seconds)
     rows, best = ["step,plan,readers,worth"], -math.inf
-    for step, (plan, readers) in enumerate(taught.train(words, batches), 1):
+    for step, (plan, readers) in enumerate(run.train(words, batches), 1):
         worth = ""
-        if taught.is_exam_due(EXAMS):
+        if run.is_exam_due(EXAMS):
             found = exam_mark(words, exam)
             worth = f"{found:.4f}"
             if found > best:
@@ -178,8 +178,8 @@ def exam_mark(words: WordsConductor, exam: Sequence[Question]) -> float:
 def write_manifest(words: WordsConductor, out: Path, recipe: Recipe) -> Manifest:
     """Judge what was exported, and write its manifest and golden prompts."""
     found = {}
-    for split, (pools, posed) in draw_splits(recipe.seed, recipe.judged).items():
-        found[split] = asdict(evaluate(words, pools, posed))
+    for split, (pools, test_tasks) in draw_splits(recipe.seed, recipe.judged).items():
+        found[split] = asdict(evaluate(words, pools, test_tasks))
         _say(f"{split}: {found[split]}")
     return manifest.write(
         out,
@@ -213,27 +213,28 @@ def draw_splits(seed: int, count: int) -> dict[str, tuple[list[Pool], list[Task]
     }
 
 
-def evaluate(words: WordsConductor, pools: Sequence[Pool], posed: Sequence[Task]) -> Evaluation:
+def evaluate(words: WordsConductor, pools: Sequence[Pool], test_tasks: Sequence[Task]) -> Evaluation:
     """Return what the likeliest plans for these tasks come to."""
     random = Random(0)
-    over = [pools[place % len(pools)] for place in range(len(posed))]
-    orders = [random.sample(range(len(workers)), len(workers)) for workers in over]
+    pool_of_task = [pools[place % len(pools)] for place in range(len(test_tasks))]
+    orders = [random.sample(range(len(workers)), len(workers)) for workers in pool_of_task]
     prompts = []
-    for workers, order, task in zip(over, orders, posed, strict=True):
+    for workers, order, task in zip(pool_of_task, orders, test_tasks, strict=True):
         prompts.append((prompt(workers, order), cards.question(task.text)))
     total, shapes = [0.0] * 5, set()
     rewards = {id(workers): Rewards(workers) for workers in pools}
-    for text, workers, order, task in zip(words.likeliest_plans(prompts), over, orders, posed, strict=True):
+    texts = words.likeliest_plans(prompts)
+    for text, workers, order, task in zip(texts, pool_of_task, orders, test_tasks, strict=True):
         plan = parse_plan(text, order)
         if plan is None:
             continue
         shapes.add(plan.shape)
-        known = rewards[id(workers)]
-        chance = float(known.right(plan.shape, task).mean(axis=0)[plan.workers])
-        usd = float(known.bill(plan.shape, size_of(task))[0][plan.workers])
-        read = float(known.tokens(plan.shape, size_of(task))[plan.workers])
-        for place, value in enumerate((1.0, expected_reward(plan, task, known), chance, usd, read)):
-            total[place] += value / len(posed)
+        exact = rewards[id(workers)]
+        right_chance = float(exact.right(plan.shape, task).mean(axis=0)[plan.workers])
+        usd = float(exact.bill(plan.shape, size_of(task))[0][plan.workers])
+        tokens_of_plan = float(exact.tokens(plan.shape, size_of(task))[plan.workers])
+        for place, value in enumerate((1.0, expected_reward(plan, task, exact), right_chance, usd, tokens_of_plan)):
+            total[place] += value / len(test_tasks)
     valid, reward, right, usd, tokens = (round(value, 6) for value in total)
     return Evaluation(valid, reward, right, usd, tokens, len(shapes))
 
@@ -257,8 +258,8 @@ def _texts(lessons: Sequence[Lesson], random: Random) -> list[str]:
     for lesson in lessons:
         order = range(len(lesson.pool))
         texts.append(prompt(lesson.pool, order))
-        for posed in lesson.posed:
-            texts += [posed.text, plan_text(posed.plans[0], order)]
+        for task in lesson.posed:
+            texts += [task.text, plan_text(task.plans[0], order)]
     return texts
 
 

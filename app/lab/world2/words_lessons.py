@@ -108,30 +108,31 @@ class Teacher:
         """Return one pool of invented workers with so many tasks of training."""
         pool = tuple(invent_worker(random) for _ in range(random.randint(SMALLEST, LARGEST)))
         believed = self.believed_rewards(pool)
-        every, posed = all_plans(len(pool)), []
+        every, posed_tasks = all_plans(len(pool)), []
         for _ in range(tasks):
-            drawn = draw_task(random, "train")
-            worth = self._values_of_all_plans(believed, drawn)
+            task = draw_task(random, "train")
+            worth = self._values_of_all_plans(believed, task)
             best = np.argpartition(-worth, BEST_PLANS)[:BEST_PLANS]
             weights = np.exp((worth[best] - worth[best].max()) / TEMPERATURE)
             chosen, chances = tuple(every[place] for place in best), tuple((weights / weights.sum()).tolist())
-            posed.append(
-                PosedTask(drawn.text, chosen, chances, self._family_indices(drawn), drawn.document, drawn.confidential)
+            posed_tasks.append(
+                PosedTask(task.text, chosen, chances, self._family_indices(task), task.document, task.confidential)
             )
-        return Lesson(pool, tuple(posed), tuple(_facts(worker) for worker in believed.pool))
+        return Lesson(pool, tuple(posed_tasks), tuple(_facts(worker) for worker in believed.pool))
 
     def exam(self, seed: str, count: int, tasks: int) -> list[Question]:
         """Return so many lessons' tasks, one after the other, with what is believed of every plan: what training is
         stopped by knows no more than what it imitates."""
-        found = []
+        questions = []
         for number in range(count):
             random = Random(f"{seed}|{number}")
             pool = tuple(invent_worker(random) for _ in range(random.randint(SMALLEST, LARGEST)))
             believed = self.believed_rewards(pool)
-            for drawn in [draw_task(random, "train") for _ in range(tasks)]:
-                worth = self._values_of_all_plans(believed, drawn)
-                found.append(Question(pool, drawn.text, dict(zip(all_plans(len(pool)), worth.tolist(), strict=True))))
-        return found
+            for task in [draw_task(random, "train") for _ in range(tasks)]:
+                worth = self._values_of_all_plans(believed, task)
+                worth_of_plan = dict(zip(all_plans(len(pool)), worth.tolist(), strict=True))
+                questions.append(Question(pool, task.text, worth_of_plan))
+        return questions
 
     def _numbered_lesson(self, seed: str, tasks: int, number: int) -> Lesson:
         return self.lesson(Random(f"{seed}|{number}"), tasks)
@@ -160,14 +161,14 @@ def invent_worker(random: Random) -> Worker:
     """Return a worker whom nobody has met: a card like those of training workers, and no skills."""
     like, priced = random.choice(worker_profiles(unseen=False)), random.choice(worker_profiles(unseen=False))
     priced = like if random.random() < 0.5 else priced
-    asked, better = random.choice(SAMPLES), random.gauss(0, SHARED_DEVIATION)
+    questions, better = random.choice(SAMPLES), random.gauss(0, SHARED_DEVIATION)
     right = []
     for counted in like.card.right:
         rate = min(0.98, max(0.02, counted / like.card.asked + better + random.gauss(0, OWN_DEVIATION)))
-        right.append(sum(random.random() < rate for _ in range(asked)))
+        right.append(sum(random.random() < rate for _ in range(questions)))
     card = Card(
         right=tuple(right),
-        asked=asked,
+        asked=questions,
         price=round(priced.card.price * 2 ** random.gauss(0, DOUBLINGS), 3),
         speed=round(priced.card.speed * 2 ** random.gauss(0, DOUBLINGS / 2)),
         context=priced.card.context,

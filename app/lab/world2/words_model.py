@@ -176,55 +176,57 @@ class WordsConductor:
 
     def batch(self, lessons: Sequence[Lesson], random: Random) -> Batch:
         """Return lessons as tokens: each pool in an order of its own, each task with a plan that is drawn."""
-        cards, facts, tasks, asked, plans, said = [], [], [], [], [], []
+        cards, card_facts, tasks, question_ends, plans, question_facts = [], [], [], [], [], []
         for lesson in lessons:
             order = random.sample(range(len(lesson.pool)), len(lesson.pool))
             cards.append(self._tokens(f"{SYSTEM}{prompt(lesson.pool, order)}{END}"))
-            facts += [lesson.facts[place] for place in order]
-            for posed in lesson.posed:
-                question = self._add_noise(self._tokens(posed.text), random)
+            card_facts += [lesson.facts[place] for place in order]
+            for task in lesson.posed:
+                question = self._add_noise(self._tokens(task.text), random)
                 question = [self.tokenizer.convert_tokens_to_ids(USER), *question, self._end]
-                (plan,) = random.choices(posed.plans, posed.chances)
+                (plan,) = random.choices(task.plans, task.chances)
                 answer = self._tokens(f"{PLAN}{plan_text(plan, order)}{END}")
                 tasks.append(question + answer)
-                asked.append(len(question) - 1)
+                question_ends.append(len(question) - 1)
                 plans.append([False] * (len(question) + 1) + [True] * (len(answer) - 1))
-                said.append(self._question_facts(posed.families, posed.document, posed.confidential))
+                question_facts.append(self._question_facts(task.families, task.document, task.confidential))
         return Batch(
             torch.tensor(_pad_rows(cards, self._pad, left=True)),
-            torch.tensor(facts),
+            torch.tensor(card_facts),
             torch.tensor(_pad_rows(tasks, self._pad)),
             torch.tensor(_pad_rows(plans, 0)).bool(),
-            torch.tensor(asked),
-            torch.tensor(said),
+            torch.tensor(question_ends),
+            torch.tensor(question_facts),
         )
 
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return the mean negative log-likelihood of a plan, and the loss of the two readers."""
         pools, tasks = batch.cards.shape[0], batch.tasks.shape[0]
-        shown = batch.cards != self._pad
-        places = (shown.cumsum(1) - 1).clamp(min=0)
-        read = self.model.model(input_ids=batch.cards, attention_mask=shown.long(), position_ids=places, use_cache=True)
-        memory = read.past_key_values
-        memory.batch_repeat_interleave(tasks // pools)
-        known = torch.cat([shown.repeat_interleave(tasks // pools, 0), batch.tasks != self._pad], 1)
-        begins = shown.sum(1).repeat_interleave(tasks // pools)
-        places = begins[:, None] + torch.arange(batch.tasks.shape[1], device=begins.device)[None]
+        card_mask = batch.cards != self._pad
+        positions = (card_mask.cumsum(1) - 1).clamp(min=0)
+        card_output = self.model.model(
+            input_ids=batch.cards, attention_mask=card_mask.long(), position_ids=positions, use_cache=True
+        )
+        cache = card_output.past_key_values
+        cache.batch_repeat_interleave(tasks // pools)
+        attention_mask = torch.cat([card_mask.repeat_interleave(tasks // pools, 0), batch.tasks != self._pad], 1)
+        card_lengths = card_mask.sum(1).repeat_interleave(tasks // pools)
+        positions = card_lengths[:, None] + torch.arange(batch.tasks.shape[1], device=card_lengths.device)[None]
         states = self.model.model(
             input_ids=batch.tasks,
-            attention_mask=known.long(),
-            position_ids=places,
-            past_key_values=memory,
+            attention_mask=attention_mask.long(),
+            position_ids=positions,
+            past_key_values=cache,
             use_cache=True,
         ).last_hidden_state
         logits = self.model.lm_head(states[:, :-1][batch.plans[:, 1:]])
-        plain = torch.nn.functional.cross_entropy(logits, batch.tasks[:, 1:][batch.plans[:, 1:]], reduction="sum")
+        plan_loss = torch.nn.functional.cross_entropy(logits, batch.tasks[:, 1:][batch.plans[:, 1:]], reduction="sum")
         ends = (batch.cards == self._line) | (batch.cards == self._end)
-        told = self.readers[0](read.last_hidden_state[:, :-1][ends[:, 1:]])
-        asked = self.readers[1](states[torch.arange(tasks, device=begins.device), batch.question_ends])
-        beside = torch.nn.functional.mse_loss(told, batch.card_facts)
-        beside = beside + 4 * torch.nn.functional.binary_cross_entropy_with_logits(asked, batch.question_facts)
-        return plain / tasks, beside
+        card_estimates = self.readers[0](card_output.last_hidden_state[:, :-1][ends[:, 1:]])
+        question_logits = self.readers[1](states[torch.arange(tasks, device=card_lengths.device), batch.question_ends])
+        card_loss = torch.nn.functional.mse_loss(card_estimates, batch.card_facts)
+        question_loss = torch.nn.functional.binary_cross_entropy_with_logits(question_logits, batch.question_facts)
+        return plan_loss / tasks, card_loss + 4 * question_loss
 
     def _tokens(self, text: str) -> list[int]:
         return list(self.tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids)
@@ -237,24 +239,24 @@ class WordsConductor:
 
     def _question_facts(self, families: Sequence[int], document: int, confidential: bool) -> list[float]:
         """Return the families, document and confidence of a question as zeros and ones."""
-        said = [0.0] * (MOST_PARTS * self._families + len(DOCUMENT_TOKENS) + 1)
+        facts = [0.0] * (MOST_PARTS * self._families + len(DOCUMENT_TOKENS) + 1)
         for part, family in enumerate(families):
-            said[part * self._families + family] = 1.0
-        said[MOST_PARTS * self._families + document] = 1.0
-        said[-1] = float(confidential)
-        return said
+            facts[part * self._families + family] = 1.0
+        facts[MOST_PARTS * self._families + document] = 1.0
+        facts[-1] = float(confidential)
+        return facts
 
     # Planning.
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
-    def likeliest_plans(self, asked: Sequence[tuple[str, str]], most: int = 160) -> list[str]:
+    def likeliest_plans(self, pairs: Sequence[tuple[str, str]], most: int = 160) -> list[str]:
         """Return the likeliest plan for each pair of cards and question, token by token, without a grammar."""
-        found: list[str] = []
-        for start in range(0, len(asked), PLANS_AT_A_TIME):
-            some = asked[start : start + PLANS_AT_A_TIME]
-            prompts = [self._tokens(f"{SYSTEM}{cards}{END}{USER}{question}{END}{PLAN}") for cards, question in some]
+        texts: list[str] = []
+        for start in range(0, len(pairs), PLANS_AT_A_TIME):
+            batch = pairs[start : start + PLANS_AT_A_TIME]
+            prompts = [self._tokens(f"{SYSTEM}{cards}{END}{USER}{question}{END}{PLAN}") for cards, question in batch]
             ids = torch.tensor(_pad_rows(prompts, self._pad, left=True), device=self.model.device)
-            written = self.model.eval().generate(
+            generated = self.model.eval().generate(
                 input_ids=ids,
                 attention_mask=(ids != self._pad).long(),
                 do_sample=False,
@@ -262,8 +264,8 @@ class WordsConductor:
                 pad_token_id=self._pad,
                 use_cache=True,
             )
-            found += self.tokenizer.batch_decode(written[:, ids.shape[1] :], skip_special_tokens=True)
-        return found
+            texts += self.tokenizer.batch_decode(generated[:, ids.shape[1] :], skip_special_tokens=True)
+        return texts
 
     def save(self, folder: Path) -> None:
         """Write model and tokenizer as Hugging Face's libraries and vLLM read them."""
@@ -317,21 +319,21 @@ class TrainingRun:
 
         The weights are float32 and what is computed with them bfloat16, so that small changes are not rounded off."""
         sizes, device = self._sizes, words.model.device
-        trained = [*words.model.parameters(), *words.readers.parameters()]
-        optimizer = torch.optim.AdamW(trained, lr=sizes.rate, betas=(0.9, 0.98), weight_decay=0.01)
+        parameters = [*words.model.parameters(), *words.readers.parameters()]
+        optimizer = torch.optim.AdamW(parameters, lr=sizes.rate, betas=(0.9, 0.98), weight_decay=0.01)
         for batch in batches:
             words.model.train()
-            done = self.progress
+            progress = self.progress
             for group in optimizer.param_groups:
-                group["lr"] = sizes.rate * min((self._step + 1) / sizes.rising, 1.0) * (1 - 0.95 * done)
+                group["lr"] = sizes.rate * min((self._step + 1) / sizes.rising, 1.0) * (1 - 0.95 * progress)
             with torch.autocast(device.type, dtype=torch.bfloat16):
-                plain, beside = words.loss(batch.to(device))
+                plan_loss, reader_loss = words.loss(batch.to(device))
             optimizer.zero_grad()
-            (plain / CHOICES_OF_PLAN + sizes.reading * (1 - 0.9 * done) * beside).backward()
-            torch.nn.utils.clip_grad_norm_(trained, 1.0)
+            (plan_loss / CHOICES_OF_PLAN + sizes.reading * (1 - 0.9 * progress) * reader_loss).backward()
+            torch.nn.utils.clip_grad_norm_(parameters, 1.0)
             optimizer.step()
             self._step += 1
-            yield float(plain.detach()), float(beside.detach())
+            yield float(plan_loss.detach()), float(reader_loss.detach())
             if self.progress == 1.0:
                 return
 

@@ -114,11 +114,11 @@ def _draw_worker(random: Random, place: int, unseen: bool) -> Worker:
     ability = known.ability_mean + known.ability_sd * z
     edges = tuple(random.gauss(0, known.edge_sd) for _ in DOMAINS)
     rank = min(1.0, max(0.0, 0.5 + PRICE_SLOPE * z + random.gauss(0, PRICE_NOISE)))
-    asked = random.choice(SAMPLES)
+    questions = random.choice(SAMPLES)
     rates = [pass_rate(ability, edge, domain) for domain, edge in enumerate(edges)]
     card = Card(
-        right=tuple(_draw_pass_count(random, rate, asked) for rate in rates),
-        asked=asked,
+        right=tuple(_draw_pass_count(random, rate, questions) for rate in rates),
+        asked=questions,
         price=round(known.price_low * (known.price_high / known.price_low) ** rank, 3),
         speed=round(known.speed_high * (known.speed_low / known.speed_high) ** rank),
         context=int(known.contexts[min(2, int(3 * rank))]),
@@ -127,8 +127,8 @@ def _draw_worker(random: Random, place: int, unseen: bool) -> Worker:
     return Worker(_worker_name(place, unseen), ability, edges, card)
 
 
-def _draw_pass_count(random: Random, rate: float, asked: int) -> int:
-    return sum(random.random() < rate for _ in range(asked))
+def _draw_pass_count(random: Random, rate: float, questions: int) -> int:
+    return sum(random.random() < rate for _ in range(questions))
 
 
 def _worker_name(place: int, unseen: bool) -> str:
