@@ -103,7 +103,7 @@ def test_the_manifest_says_what_it_is_and_the_golden_plans_are_its_own(folder: P
     assert card.tokenizer_sha256 == manifest.tokenizer_sha256(folder)
     lessons = draw_exam("held-out tasks", 12, export.GOLDEN_SEED)
     plans = greedy(export.load_conductor(folder), lessons)
-    expected = [export.prompt.ordinals(plan, lesson.order) for plan, lesson in zip(plans, lessons, strict=True)]
+    expected = [export.prompt.over_ordinals(plan, lesson.order) for plan, lesson in zip(plans, lessons, strict=True)]
     assert [one.plan for one in golden[:12]] == [to_text(to_tokens(plan)) for plan in expected]
     assert [one.tokens for one in golden[:12]] == [lesson.prompt() for lesson in lessons]
     assert card.evaluation["held-out tasks"]["tasks"] == export.TASKS
@@ -157,7 +157,8 @@ def test_an_adapter_is_the_base_under_what_training_has_changed(run: Path, folde
     base.load(changed)
     whole = greedy(base, lessons)
     expected = [
-        to_text(to_tokens(export.prompt.ordinals(p, lesson.order))) for p, lesson in zip(whole, lessons, strict=True)
+        to_text(to_tokens(export.prompt.over_ordinals(plan, lesson.order)))
+        for plan, lesson in zip(whole, lessons, strict=True)
     ]
     assert sum(one.plan == text for one, text in zip(golden, expected, strict=False)) >= 10
     with pytest.raises(ConfigInvalid) as refused:
