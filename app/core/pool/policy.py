@@ -185,12 +185,17 @@ def _overridden(name: str, overrides: Overrides) -> str | None:
         return PINNED
     if overrides.allow and name not in overrides.allow:
         return NOT_ALLOWED
-    return DENIED if name in overrides.deny else None
+    if name in overrides.deny:
+        return DENIED
+    return None
 
 
 def _refused(worker: Worker, sampling: Sampling) -> str | None:
-    asked = (name for name in sorted(worker.refuses) if getattr(sampling, name) not in (None, ()))
-    return next((REFUSALS[name] for name in asked), None)
+    """Return the reason for the first parameter of the request that the worker refuses; None if it refuses none."""
+    for name in sorted(worker.refuses):
+        if getattr(sampling, name) not in (None, ()):
+            return REFUSALS[name]
+    return None
 
 
 def _unable(worker: Worker, needs: Needs) -> str | None:

@@ -39,11 +39,17 @@ class Recipient:
     def withheld(self) -> tuple[tuple[str, str], ...]:
         """Return the parts of the run that it is not shown, each with the reason: `not_listed` on the access list, or
         `no_words` to be shown."""
-        found = [] if self.saw_user else [("user", "not_listed")]
+        parts: list[tuple[str, str]] = []
+        if not self.saw_user:
+            parts.append(("user", "not_listed"))
         for n in range(self.step or 0):
-            if n not in self.saw_steps:
-                found.append((f"step:{n}", "no_words" if n in self.unseen else "not_listed"))
-        return tuple(found)
+            if n in self.saw_steps:
+                continue
+            if n in self.unseen:
+                parts.append((f"step:{n}", "no_words"))
+            else:
+                parts.append((f"step:{n}", "not_listed"))
+        return tuple(parts)
 
 
 def seen_steps(fact: CallIntended) -> tuple[int, ...]:
