@@ -40,7 +40,7 @@ def summary(row: RunRow) -> dict[str, Any]:
 
 @record(frozen=True, slots=True)
 class RevisionContent:
-    """What was read of a revision to show it in full."""
+    """The parts of a revision that are read to show it in full."""
 
     steps: tuple[Step, ...]
     task: Task
