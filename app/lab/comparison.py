@@ -64,6 +64,18 @@ class Table:
     standings: tuple[Standing, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class _Comparison:
+    """One arm beside the others: the fields of its standing that come from the bootstrap."""
+
+    arm: str
+    accuracy: Interval
+    ahead: Interval | None
+    p: float | None
+    bought: Interval | None
+    front: bool
+
+
 Rows = Mapping[str, Mapping[str, Sequence[Measure]]]
 """By arm, then by task."""
 
@@ -120,18 +132,15 @@ def _standings(
     corrected = holm({arm: p_value(ahead[arm]) for arm in arms if arm != reference})
     found = []
     for arm in arms:
-        standing = _standing(
-            arm,
-            rows[arm],
-            tasks,
+        compared = _Comparison(
+            arm=arm,
             accuracy=interval([mean[f"right {arm}"] for mean in means]),
             ahead=interval(ahead[arm]) if arm in ahead else None,
             p=corrected.get(arm),
             bought=_gain_at_equal_cost(arm, arms, means),
             front=arm in front,
-            full=full,
         )
-        found.append(standing)
+        found.append(_standing(compared, rows[arm], tasks, full))
     return [
         *found,
         _oracle_standing(means, interval(ahead[ORACLE]), sum(len(rows[arm][task]) for arm in arms for task in tasks)),
@@ -139,17 +148,9 @@ def _standings(
 
 
 def _standing(
-    arm: str,
-    rows: Mapping[str, Sequence[Measure]],
-    tasks: Sequence[str],
-    *,
-    accuracy: Interval,
-    ahead: Interval | None,
-    p: float | None,
-    bought: Interval | None,
-    front: bool,
-    full: float,
+    compared: _Comparison, rows: Mapping[str, Sequence[Measure]], tasks: Sequence[str], full: float
 ) -> Standing:
+    """Return the standing of an arm; `full` is a full cost in dollars."""
     flat = [row for task in tasks for row in rows[task]]
     weights = [Weights(cost=share, wait=0.0, full_usd=full) for share in LAMBDAS]
 
@@ -157,14 +158,14 @@ def _standing(
         return _mean(rows, tasks, of)
 
     return Standing(
-        arm=arm,
+        arm=compared.arm,
         rows=len(flat),
-        accuracy=accuracy,
-        ahead=ahead,
-        p=p,
+        accuracy=compared.accuracy,
+        ahead=compared.ahead,
+        p=compared.p,
         usd=mean(lambda row: row.usd),
-        bought=bought,
-        front=front,
+        bought=compared.bought,
+        front=compared.front,
         rewards=tuple(mean(lambda row, by=by: row.right * by.worth(row.usd, 0.0)) for by in weights),  # type: ignore[misc]
         conductor_tokens=mean(lambda row: row.conductor_input + row.conductor_output),
         worker_tokens=mean(lambda row: row.worker_input + row.worker_output),

@@ -105,10 +105,8 @@ class Rewards:
         average: Array = np.zeros(())
         for weight, task in tasks:
             whole: Array = np.full((), weight)
-            for place, part in enumerate(task.parts):
-                whole = whole * self._part_right(
-                    shape, part.family, place, len(task.parts), task.document, plan, digest
-                )
+            for place in range(len(task.parts)):
+                whole = whole * self._part_right(shape, task, place, plan, digest)
             average = average + whole
         return average
 
@@ -192,12 +190,12 @@ class Rewards:
         """Return the loss of workers whose context is shorter than the document."""
         return np.where(self._context < DOCUMENT_TOKENS[document], self._constants.truncated, 0.0)
 
-    def _part_right(
-        self, shape: str, family: Family, place: int, parts: int, document: int, plan: int | None, digest: int | None
-    ) -> Array:
+    def _part_right(self, shape: str, task: Task, place: int, plan: int | None, digest: int | None) -> Array:
         """Return the chance that one part is right in the end, by case and assignment."""
-        steps = catalogue()[shape]
-        place = min(place, len(PARTIAL)) if any([step.role in PARTIAL for step in steps]) else len(PARTIAL)
+        steps, family = catalogue()[shape], task.parts[place].family
+        parts, document = len(task.parts), task.document
+        works_apart = any([step.role in PARTIAL for step in steps])
+        place = min(place, len(PARTIAL)) if works_apart else len(PARTIAL)
         key = (shape, family.name, place, parts, document, _as_key(plan), _as_key(digest))
         if key not in self._parts:
             query = _PartQuery(steps, family, place, parts, document, plan, digest)
