@@ -19,7 +19,8 @@ from app.core.plan.workflow import Access, Step
 from app.core.pool.catalog import MILLION, Catalog
 from app.core.rating.feedback import Feedback
 from app.core.run.events import CallIntended, Event, Kind, PlanOpened, PlanStep, facts
-from app.core.run.state import Proposal, RunState, fold
+from app.core.run.fold import fold
+from app.core.run.state import Proposal, RunState
 from app.core.run.visibility import labels_in_run
 from app.lab.rollouts import Rollout, conductor_prompt, critical_path_seconds, plan_json, split
 from app.store.archive import Record

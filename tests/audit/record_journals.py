@@ -19,7 +19,7 @@ from typing import Any
 import orjson
 
 from app.core.run.events import Event, Kind
-from app.core.run.state import advance, begin
+from app.core.run.fold import advance, begin
 from app.store.archive import Record
 from tests.audit.scenes import play
 from tests.core.journals import FOLDER, summary

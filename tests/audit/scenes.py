@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from app.core.message.chat import Form, Message, Task, Text, Tool, Toolbox
 from app.core.pool.conductor_versions import Change, ChangeKind
-from app.core.run.state import fold
+from app.core.run.fold import fold
 from app.engine.runs import replays
 from app.engine.runs.admission import Order
 from app.engine.runs.approvals import Decision

@@ -29,8 +29,9 @@ from app.core.run.events import (
     StepSkipped,
     StepToolResults,
 )
+from app.core.run.fold import apply_facts
 from app.core.run.progress import Propose
-from app.core.run.state import RunState, Turn, apply_facts
+from app.core.run.state import RunState, Turn
 from app.core.run.visibility import (
     EarlierStep,
     LabelFlow,

@@ -29,6 +29,7 @@ from app.core.run.events import (
     StepQueued,
     StepToolResults,
 )
+from app.core.run.fold import advance, begin
 from app.core.run.progress import (
     Await,
     Command,
@@ -42,7 +43,7 @@ from app.core.run.progress import (
     nesting_depth,
     parent_of,
 )
-from app.core.run.state import DRIVER_LOST, RUN_ENDED, Call, Proposal, RunState, StepState, Turn, advance, begin
+from app.core.run.state import DRIVER_LOST, RUN_ENDED, Call, Proposal, RunState, StepState, Turn
 
 POOL = ("ada", "bob", "cyd")
 DEADLINE = 1_000.0

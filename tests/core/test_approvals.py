@@ -12,8 +12,9 @@ from app.core.pool.rules import Match, Rule
 from app.core.run import approvals, drafts
 from app.core.run.caller_view import spendable_by_steps
 from app.core.run.events import Fact, Kind, RunAdmitted, RunApproved, RunRefused
+from app.core.run.fold import fold
 from app.core.run.progress import AwaitApproval, DropPlan, Finish, Propose, Queue, decide
-from app.core.run.state import RunState, fold
+from app.core.run.state import RunState
 from tests.core.play import admission, numbered
 
 WORKERS = {name: Worker(name, "stub", name) for name in ("ada", "bob", "cyd")}

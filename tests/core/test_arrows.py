@@ -22,9 +22,10 @@ from app.core.run.events import (
     StepToolResults,
     fact_from_json,
 )
+from app.core.run.fold import advance, fold
 from app.core.run.kinds import AFTER_THE_END, ENDED, OUTCOMES, RUN_ARROWS, RUN_STATES, STEP_ARROWS
 from app.core.run.progress import Propose
-from app.core.run.state import Call, Exchange, Proposal, RunState, StepState, advance, fold
+from app.core.run.state import Call, Exchange, Proposal, RunState, StepState
 from tests.core.play import POOL, admission, called, done, failed, intent, numbered, outcome, resumed
 
 STEP_KINDS = {

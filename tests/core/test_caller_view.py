@@ -7,8 +7,9 @@ import pytest
 from app.core.run import caller_view, drafts
 from app.core.run.caller_view import ATTEMPT, DONE, Position
 from app.core.run.events import Fact, Kind
+from app.core.run.fold import fold
 from app.core.run.progress import give_up
-from app.core.run.state import RunState, StepState, fold
+from app.core.run.state import RunState, StepState
 from app.errors import Conflict, InvalidRequest
 from tests.core.play import admission, failed, intent, numbered, outcome
 from tests.core.test_progress import FIRST_ROUND, MENDING, ROUNDS, further, queued

@@ -23,9 +23,9 @@ from app.core.message.chat import (
 from app.core.plan.workflow import Access, Step
 from app.core.run import drafts
 from app.core.run.events import TERMINAL, Kind, fact_from_json
+from app.core.run.fold import fold
 from app.core.run.kinds import AFTER_THE_END, ENDED, RUN_STATES
 from app.core.run.progress import Finish, Propose
-from app.core.run.state import fold
 from tests.core.play import POOL, admission, numbered
 
 PARTS = st.builds(Text, st.text()) | st.builds(Image, st.text(), st.none() | st.text())

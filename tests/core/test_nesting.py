@@ -9,6 +9,7 @@ from app.core.pool.catalog import Limits
 from app.core.run import caller_view, drafts
 from app.core.run.caller_view import Position
 from app.core.run.events import Event, Fact, Kind, fact_from_json
+from app.core.run.fold import advance
 from app.core.run.kinds import Mode
 from app.core.run.progress import (
     Conclude,
@@ -25,7 +26,7 @@ from app.core.run.progress import (
     nesting_depth,
     parent_of,
 )
-from app.core.run.state import DRIVER_LOST, ROUND_OVER, RunState, advance
+from app.core.run.state import DRIVER_LOST, ROUND_OVER, RunState
 from tests.core.play import POOL, done, failed, intent, outcome
 from tests.core.test_progress import answered, planned, queued, state_of
 

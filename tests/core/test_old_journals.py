@@ -12,7 +12,8 @@ import pytest
 
 from app.core.pool.catalog import Limits
 from app.core.run.events import CLASSES, Event, Fact, Kind, fact_from_json
-from app.core.run.state import RunState, apply_fact, fold, state_of_admission
+from app.core.run.fold import apply_fact, fold, state_of_admission
+from app.core.run.state import RunState
 from tests.core.journals import FOLDER, summary
 from tests.core.test_arrows import DRAFTS
 

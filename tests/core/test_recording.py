@@ -6,8 +6,8 @@ from app.core.message.chat import Message, Text, ToolCall
 from app.core.plan.workflow import Access, Step
 from app.core.run import drafts
 from app.core.run.events import PlanAccepted
+from app.core.run.fold import fold
 from app.core.run.recording import Kept, RecordedPlan, Recording, answered, canonical, plan_of, tools_of
-from app.core.run.state import fold
 from app.core.run.visibility import LabelFlow, labels_in_run
 from tests.core.play import admission, numbered
 from tests.core.test_comparison import chain, opened, planned

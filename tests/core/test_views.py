@@ -9,11 +9,11 @@ import pytest
 from app.core.message.chat import Usage
 from app.core.plan.workflow import Access
 from app.core.run.events import CallFinished, CallIntended, Event, Fact, PlanAccepted, PlanOpened, PlanStep, StepQueued
+from app.core.run.fold import fold
 from app.core.run.graph import Edge, Graph, graph
 from app.core.run.instant import Instant, instant, snapshot
 from app.core.run.layout import Place, layout
 from app.core.run.recipients import seen_steps
-from app.core.run.state import fold
 from app.core.run.timeline import WITHOUT_MONEY, Span, timeline
 from tests.core.play import Play, admission, done, failed, intent, outcome
 

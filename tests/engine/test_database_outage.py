@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from app.core.run.events import Kind
-from app.core.run.state import fold
+from app.core.run.fold import fold
 from app.engine.commit import run_writer
 from app.engine.delivery.messages import FollowedRun
 from app.engine.runs import driver

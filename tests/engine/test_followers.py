@@ -31,7 +31,7 @@ from app.core.run.events import (
     StepToolResults,
     fact_from_json,
 )
-from app.core.run.state import fold
+from app.core.run.fold import fold
 from app.engine.calls.attempt import Reply
 from app.engine.context import EngineContext
 from app.engine.delivery.followers import Audience, Follower

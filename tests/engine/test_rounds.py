@@ -13,8 +13,9 @@ from app.core.message.chat import Message, Task, Text, Tool, Toolbox
 from app.core.plan.workflow import Access, Step
 from app.core.run import drafts
 from app.core.run.events import TERMINAL, Event, Kind
+from app.core.run.fold import fold
 from app.core.run.progress import Propose
-from app.core.run.state import DRIVER_LOST, fold
+from app.core.run.state import DRIVER_LOST
 from app.engine.commit.run_writer import RunWriter
 from app.engine.runs import driver as driver_module
 from app.engine.runs.planning import PlannerMessage, faults

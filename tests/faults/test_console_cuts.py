@@ -17,7 +17,7 @@ import pytest
 from app.console.app import Console
 from app.console.following import REGIONS
 from app.core.run.events import Event
-from app.core.run.state import fold
+from app.core.run.fold import fold
 from app.gateway.http.api_keys import mint
 from app.process.wiring import Runtime
 from app.store.protocol import Journal

@@ -15,7 +15,8 @@ from app.core.pool.catalog import Card, Price, Worker
 from app.core.rating.decision import LAYER
 from app.core.rating.feedback import Feedback
 from app.core.run.events import Event, Fact, PlanAccepted, PlanOpened, PlanStep, RunAdmitted
-from app.core.run.state import RunState, fold
+from app.core.run.fold import fold
+from app.core.run.state import RunState
 from app.gateway.runs import audit, explanation_words
 from app.gateway.runs.explanation import explained
 from app.store.protocol import Journal

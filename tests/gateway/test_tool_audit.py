@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from app.cli.runs import run_tree
-from app.core.run.state import fold
+from app.core.run.fold import fold
 from app.gateway.http.api_keys import mint
 from app.gateway.openapi import run_replies
 from app.gateway.runs import audit

@@ -21,7 +21,8 @@ from app.core.rating.economics import JournaledRun
 from app.core.rating.feedback import Feedback
 from app.core.run.caller_view import Position, bill
 from app.core.run.events import Event, Fact, Kind, fact_from_json
-from app.core.run.state import RunState, fold
+from app.core.run.fold import fold
+from app.core.run.state import RunState
 from app.engine.delivery.messages import AnswerPart, CallerMessage, FollowedRun, Mailbox, TurnEnd
 from app.engine.runs.admission import Order
 from app.engine.runs.approvals import Decision

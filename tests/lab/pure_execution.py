@@ -13,8 +13,9 @@ from app.core.plan.workflow import Step
 from app.core.pool.catalog import Limits
 from app.core.run import drafts
 from app.core.run.events import CallFinished, CallIntended, Event, Fact, RunAdmitted, StepDone, StepQueued
+from app.core.run.fold import advance, begin
 from app.core.run.progress import Finish, Propose, Queue, Skip, decide
-from app.core.run.state import RunState, advance, begin
+from app.core.run.state import RunState
 from app.core.run.visibility import EarlierStep, compose, visible_steps
 from app.lab.plans import Plan, to_workflow
 from app.lab.workers import Reply, final_answer, reply

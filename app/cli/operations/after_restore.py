@@ -16,8 +16,9 @@ from app.cli.arguments import Arguments
 from app.cli.terminal import count, moment
 from app.core.pool.catalog import MILLION
 from app.core.records import record
+from app.core.run.fold import fold
 from app.core.run.kinds import ENDED, RUN_STATES
-from app.core.run.state import RunState, fold
+from app.core.run.state import RunState
 from app.engine.runs.recovery import end_restored
 from app.errors import ConfigInvalid, NotFound, QueueUnavailable
 from app.process.config import Settings, read

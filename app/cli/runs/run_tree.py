@@ -15,7 +15,8 @@ from app.cli.runs import run_words
 from app.cli.terminal import clean, duration, excerpt, moment
 from app.core.message.chat import task_from_json
 from app.core.plan.workflow import CONDUCTOR
-from app.core.run.state import RunState, fold
+from app.core.run.fold import fold
+from app.core.run.state import RunState
 from app.gateway.runs import audit
 from app.store.protocol import RunRow, Store
 

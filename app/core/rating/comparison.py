@@ -19,9 +19,10 @@ from app.core.rating.feedback import Feedback, FeedbackKind
 from app.core.records import record
 from app.core.run.caller_view import bill
 from app.core.run.events import CallIntended, Event, PlanStep, facts
+from app.core.run.fold import fold
 from app.core.run.recipients import EMBEDDING_TEMPLATE, seen_steps
 from app.core.run.recording import places
-from app.core.run.state import RunState, StepState, fold
+from app.core.run.state import RunState, StepState
 
 USER: Final = "user"
 """The caller's words, in the list of what a recipient saw."""

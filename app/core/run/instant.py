@@ -11,7 +11,8 @@ from app.core.message.chat import summed, usage_to_json
 from app.core.pool.catalog import MILLION
 from app.core.records import record
 from app.core.run.events import TERMINAL, Event
-from app.core.run.state import Call, Proposal, RunState, StepState, fold
+from app.core.run.fold import fold
+from app.core.run.state import Call, Proposal, RunState, StepState
 
 DIGITS: Final = 6
 """Decimal places of seconds."""

@@ -10,8 +10,9 @@ from app.core.pool.catalog import Catalog
 from app.core.pool.policy import exclusion
 from app.core.records import record
 from app.core.run.events import CallIntended, Event
+from app.core.run.fold import advance, begin
 from app.core.run.kinds import Kind
-from app.core.run.state import RunState, advance, begin
+from app.core.run.state import RunState
 from app.core.run.visibility import LabelFlow, conversation_reading
 
 

@@ -42,11 +42,12 @@ from app.core.pool.snapshot import restored
 from app.core.records import copy_with, record
 from app.core.run import drafts
 from app.core.run.events import CallIntended, Event, Fact, PassedOver, RunAdmitted, StepDone
+from app.core.run.fold import advance, apply_facts, begin
 from app.core.run.kinds import Kind, OriginKind
 from app.core.run.progress import Propose
 from app.core.run.recipients import EMBEDDING_TEMPLATE
 from app.core.run.state import CALLER as CALLERS_PLAN
-from app.core.run.state import Proposal, RunState, StepState, Turn, advance, apply_facts, begin
+from app.core.run.state import Proposal, RunState, StepState, Turn
 
 TEMPLATE, NESTED, JSON_MODE = "step-1", "nested-1", "json-1"
 """The names of the templates of `compose`, recorded with each call: `NESTED` where the task is the view of the step

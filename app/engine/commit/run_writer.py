@@ -29,10 +29,11 @@ from app.core.pool.catalog import Catalog
 from app.core.records import copy_with
 from app.core.run import drafts
 from app.core.run.events import CallFinished, Event, Fact, Kind, PlanStep, RunAwaitingApproval, StepQueued
+from app.core.run.fold import advance, apply_facts, apply_facts_if_possible
 from app.core.run.identifiers import NO_TRACE, Trace
 from app.core.run.kinds import AFTER_THE_END
 from app.core.run.progress import Await, AwaitApproval, Conclude, DropPlan, Finish, Propose, Queue, Skip, decide
-from app.core.run.state import RUN_ENDED, RunState, advance, apply_facts, apply_facts_if_possible
+from app.core.run.state import RUN_ENDED, RunState
 from app.engine.commit.colocation import PreparedStep, StepStarter
 from app.engine.context import EngineContext
 from app.errors import Conflict, LeaseLost, QueueUnavailable, RunEnded, RunOverBudget, StoreUnavailable

@@ -31,7 +31,8 @@ from app.core.records import content_ref
 from app.core.run import caller_view
 from app.core.run.caller_view import Position
 from app.core.run.events import Event
-from app.core.run.state import RunState, fold_turn
+from app.core.run.fold import fold_turn
+from app.core.run.state import RunState
 from app.engine.context import EngineContext
 from app.engine.delivery import messages
 from app.engine.delivery.messages import PUBLIC_FIELDS, AnswerPart, CallerMessage, Mailbox, StepEvent, TurnEnd

@@ -22,7 +22,8 @@ from app.core.records import record
 from app.core.run import caller_view
 from app.core.run.caller_view import Bill, bill
 from app.core.run.events import TERMINAL, Event, Kind, RunAwaitingTool, RunResumed
-from app.core.run.state import NO_RESULTS, RunState, StepState, fold
+from app.core.run.fold import fold
+from app.core.run.state import NO_RESULTS, RunState, StepState
 from app.errors import BatonError, NotFound
 from app.store.protocol import ContentReads
 from app.telemetry import Telemetry

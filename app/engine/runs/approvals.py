@@ -16,9 +16,10 @@ from app.core.pool.catalog import Catalog
 from app.core.records import content_ref, copy_with, record
 from app.core.run import approvals
 from app.core.run.events import Event, Fact, RunApproved, RunAwaitingApproval, RunRefused, dated
+from app.core.run.fold import apply_facts, fold
 from app.core.run.kinds import ENDED
 from app.core.run.progress import Finish, decide
-from app.core.run.state import RunState, apply_facts, fold
+from app.core.run.state import RunState
 from app.engine.commit.run_writer import ending, projection
 from app.errors import Conflict, Forbidden, InvalidRequest, LeaseLost, NotFound, Overloaded, RunEnded
 from app.store.protocol import MOVED, Entry, Lease, RunRow, Store, TenantStore

@@ -15,7 +15,8 @@ from app.core.records import copy_with
 from app.core.run import caller_view
 from app.core.run.caller_view import Position, returned_results
 from app.core.run.events import Event, RunCancelAsked
-from app.core.run.state import RunState, Turn, apply_fact, state_of_admission
+from app.core.run.fold import apply_fact, state_of_admission
+from app.core.run.state import RunState, Turn
 from app.engine.commit.run_writer import offer_run
 from app.engine.context import EngineContext, WaitingRuns
 from app.engine.delivery import messages

@@ -35,10 +35,11 @@ from app.core.plan.workflow import Step, by_name, read_plan
 from app.core.pool.catalog import Catalog, Tier
 from app.core.run import drafts
 from app.core.run.events import CallFinished, Event, Kind
+from app.core.run.fold import apply_facts
 from app.core.run.identifiers import NO_TRACE, Trace
 from app.core.run.progress import Finish, Propose, decide_end_again
 from app.core.run.recording import Recording
-from app.core.run.state import CALLER, DRIVER_LOST, FALLBACK, REPLAY, Proposal, RunState, StepState, apply_facts
+from app.core.run.state import CALLER, DRIVER_LOST, FALLBACK, REPLAY, Proposal, RunState, StepState
 from app.engine.calls.attempt import lost_outcomes
 from app.engine.calls.step_request import NOTHING, bodies_of, task_of
 from app.engine.commit.colocation import StepStarter

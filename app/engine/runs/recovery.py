@@ -16,8 +16,9 @@ from contextlib import suppress
 from app.core.message.chat import Usage
 from app.core.records import record
 from app.core.run.events import Fact, Kind, RunExpired
+from app.core.run.fold import apply_facts, fold
 from app.core.run.progress import Finish, give_up
-from app.core.run.state import RunState, apply_facts, fold
+from app.core.run.state import RunState
 from app.engine.calls.attempt import lost_outcomes
 from app.engine.commit.run_writer import due_ticket, ending, projection, run_ticket
 from app.engine.context import EngineContext

@@ -20,7 +20,8 @@ from app.conductor.protocol import Policy
 from app.core.message.chat import Task
 from app.core.records import copy_with
 from app.core.run.events import Event, Kind
-from app.core.run.state import RunState, apply_facts, fold
+from app.core.run.fold import apply_facts, fold
+from app.core.run.state import RunState
 from app.engine.calls.step_request import NOTHING
 from app.engine.commit.colocation import StepStarter
 from app.engine.commit.run_writer import run_ticket

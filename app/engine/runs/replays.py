@@ -16,6 +16,7 @@ from app.core.plan.workflow import CONDUCTOR, Step, by_name, read_plan
 from app.core.pool.catalog import LIMITS, REQUESTED, Catalog, Limits
 from app.core.pool.policy import DENIED
 from app.core.records import content_ref, copy_with, record
+from app.core.run.fold import fold
 from app.core.run.recording import (
     Kept,
     RecordedPlan,
@@ -29,7 +30,7 @@ from app.core.run.recording import (
     plan_of,
     tools_of,
 )
-from app.core.run.state import RunState, fold
+from app.core.run.state import RunState
 from app.core.run.visibility import LabelFlow
 from app.engine.calls.step_request import texts_of
 from app.engine.context import EngineContext

@@ -32,7 +32,8 @@ from app.core.rating.evidence import Learned
 from app.core.rating.shadows import STARTED, ShadowNotes, notes_from_json, policy_of, sampled, shadow_id
 from app.core.run.approvals import EXPIRED, REFUSED
 from app.core.run.events import RunAdmitted, facts
-from app.core.run.state import FALLBACK, state_of_admission
+from app.core.run.fold import state_of_admission
+from app.core.run.state import FALLBACK
 from app.engine.calls.step_request import task_of
 from app.engine.context import EngineContext, Leadership
 from app.engine.runs import admission

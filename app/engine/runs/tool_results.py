@@ -19,7 +19,8 @@ from app.core.records import content_ref, record
 from app.core.run import caller_view, drafts, notices
 from app.core.run.caller_view import ResultsKind, ReturnedResults
 from app.core.run.events import Event, RunResumed, StepToolResults, facts
-from app.core.run.state import RunState, Turn, fold
+from app.core.run.fold import fold
+from app.core.run.state import RunState, Turn
 from app.core.run.visibility import reading_of
 from app.engine.context import EngineContext, WaitingRuns
 from app.engine.runs.admission import Order, Owner, request_tags, shared, untaken_seconds

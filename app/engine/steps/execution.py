@@ -31,10 +31,11 @@ from app.core.records import content_ref, copy_with
 from app.core.run import approvals, visibility
 from app.core.run.caller_view import spendable_by_steps
 from app.core.run.events import CallFinished, Fact, NamedCall, StepAwaitingTool, StepDone, StepFailed
+from app.core.run.fold import fold
 from app.core.run.identifiers import Trace, trace_of_turn
 from app.core.run.kinds import AFTER_THE_END
 from app.core.run.share import share
-from app.core.run.state import Call, RunState, StepState, fold
+from app.core.run.state import Call, RunState, StepState
 from app.core.run.visibility import permitted_readers
 from app.engine.calls.attempt import Attempt, CallTime, PlannedCall, Purpose, lost_outcomes, tier_seconds
 from app.engine.calls.step_request import NOTHING, Candidates, is_long, look

@@ -13,9 +13,10 @@ from app.core.plan.digest import plan_digest
 from app.core.plan.workflow import Access, Step, to_lists
 from app.core.pool.catalog import Limits
 from app.core.records import copy_with, record
+from app.core.run.fold import fold
 from app.core.run.identifiers import format_reply_id, run_of_reply
 from app.core.run.kinds import ENDED
-from app.core.run.state import RunState, StepState, fold
+from app.core.run.state import RunState, StepState
 from app.engine.calls.step_request import texts_of
 from app.errors import InvalidRequest, NotFound, PlanRejected
 from app.gateway.wire import query

@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from app.core.message.chat import Task
 from app.core.records import record
-from app.core.run.state import fold
+from app.core.run.fold import fold
 from app.engine.calls.step_request import task_of
 from app.engine.runs.admission import Order
 from app.errors import Conflict, Forbidden, InvalidRequest, NotFound

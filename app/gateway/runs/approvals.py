@@ -17,8 +17,9 @@ from app.core.pool.catalog import MILLION, Catalog
 from app.core.rating.forecast import History
 from app.core.run.caller_view import dollars
 from app.core.run.events import Event, RunApproved, RunAwaitingApproval, RunRefused, dated
+from app.core.run.fold import fold
 from app.core.run.identifiers import run_of_reply
-from app.core.run.state import Proposal, RunState, StepState, fold
+from app.core.run.state import Proposal, RunState, StepState
 from app.core.run.withheld import decided_by, withheld_from_step
 from app.engine.runs.approvals import Decision
 from app.errors import NotFound

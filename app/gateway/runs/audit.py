@@ -25,8 +25,9 @@ from app.core.run.events import (
     dated,
     facts,
 )
+from app.core.run.fold import fold
 from app.core.run.identifiers import trace_of_turn
-from app.core.run.state import Call, Proposal, RunState, fold
+from app.core.run.state import Call, Proposal, RunState
 from app.core.run.visibility import LabelFlow
 from app.engine.calls.step_request import see
 from app.errors import NotFound

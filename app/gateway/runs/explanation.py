@@ -25,7 +25,8 @@ from app.core.run.events import (
     RunRefused,
     facts,
 )
-from app.core.run.state import Proposal, RunState, StepState, fold
+from app.core.run.fold import fold
+from app.core.run.state import Proposal, RunState, StepState
 from app.core.run.withheld import decided_by, withheld_from_step
 from app.gateway.runs import audit, explanation_words
 from app.store.protocol import Journal, Reports, RunRow, TenantStore

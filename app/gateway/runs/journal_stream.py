@@ -15,7 +15,8 @@ from typing import Any, Final
 import orjson
 
 from app.core.run.events import Event
-from app.core.run.state import RunState, advance, fold
+from app.core.run.fold import advance, fold
+from app.core.run.state import RunState
 from app.errors import NotFound, StoreUnavailable
 from app.gateway.http.context import GatewayContext
 from app.store.protocol import TenantStore

@@ -22,9 +22,10 @@ from starlette.responses import Response
 from app.core.records import record
 from app.core.run import graph, timeline
 from app.core.run.events import Event, Kind
+from app.core.run.fold import fold
 from app.core.run.identifiers import run_of_reply
 from app.core.run.instant import Instant, snapshot
-from app.core.run.state import RunState, fold
+from app.core.run.state import RunState
 from app.errors import Forbidden, NotFound, RunPruned
 from app.gateway.chat import route
 from app.gateway.http.admission import Idempotency, idempotency_record, last_event

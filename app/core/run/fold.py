@@ -1,0 +1,460 @@
+"""The fold of a run's journal into its state (D2): `advance(state, event) -> state`.
+
+`advance` is pure, believes the journal, ignores events that it has already folded, and needs them in order of `seq`.
+Each kind of event has a function that returns the fields of `RunState` which it changes.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from app.core.records import copy_with
+from app.core.run import approvals
+from app.core.run.approvals import Approval
+from app.core.run.events import (
+    CallFinished,
+    CallIntended,
+    Event,
+    Fact,
+    PlanAccepted,
+    PlanOpened,
+    PlanRejected,
+    PlanStep,
+    RunAdmitted,
+    RunApprovalExpired,
+    RunApproved,
+    RunAwaitingApproval,
+    RunAwaitingTool,
+    RunCancelAsked,
+    RunEnd,
+    RunRefused,
+    RunResumed,
+    StepAwaitingTool,
+    StepDone,
+    StepFailed,
+    StepQueued,
+    StepSkipped,
+    StepToolResults,
+    read,
+)
+from app.core.run.kinds import AFTER_THE_END, RUN_ARROWS, STEP_ARROWS, TERMINAL, Kind
+from app.core.run.state import RATE_LIMITED, Call, Exchange, Proposal, RunState, StepState, Turn
+
+
+def begin(event: Event) -> RunState:
+    """The state after a run's first event. Raises ValueError if that admits no run."""
+    return state_of_admission(event.run, event.fact, event.at, event.seq)
+
+
+def state_of_admission(run: str, fact: Fact, at: float, seq: int) -> RunState:
+    """The state of a run that this fact admits."""
+    if not isinstance(fact, RunAdmitted):
+        raise ValueError("a journal begins with an admission")
+    turn = Turn(
+        number=0,
+        deadline=fact.deadline,
+        streams=fact.streams,
+        at=at,
+        on_disconnect=fact.on_disconnect,
+        wire=fact.wire,
+        gateway=fact.gateway,
+        request_id=fact.request_id,
+        trace=fact.trace,
+    )
+    return RunState(run=run, admitted=fact, turn=turn, seq=seq)
+
+
+def fold(events: tuple[Event, ...], before: RunState | None = None) -> RunState:
+    """The state that a journal stands for, given from its first event, or from the first one that `before` lacks."""
+    state = before if before is not None else begin(events[0])
+    for seq, at, fact in read(events):
+        state = _advance_in_order(state, seq, at, fact)
+    return state
+
+
+def fold_turn(state: RunState, events: Iterable[Event]) -> RunState:
+    """Return the state after these events, but for those behind the reply of the present turn."""
+    for seq, at, fact in read(events):
+        if state.replied:
+            break
+        state = _advance_in_order(state, seq, at, fact)
+    return state
+
+
+def advance(state: RunState, event: Event) -> RunState:
+    """The state after one more event; one that was folded before changes nothing.
+
+    Raises ValueError for a gap, and for an arrow that `kinds.py` does not draw.
+    """
+    return _advance_in_order(state, event.seq, event.at, event.fact)
+
+
+def _advance_in_order(state: RunState, seq: int, at: float, fact: Fact) -> RunState:
+    if seq <= state.seq:
+        return state
+    if seq != state.seq + 1:
+        raise ValueError(f"event {seq} does not follow event {state.seq}")
+    return apply_fact(state, fact, at)
+
+
+def apply_fact(state: RunState, fact: Fact, at: float) -> RunState:
+    """The state after one more fact, whose event has the next number. Raises ValueError as `advance` does."""
+    seq = state.seq + 1
+    if isinstance(fact, RunEnd):
+        ended = _check_run_arrow(state, TERMINAL[fact.kind])
+        return _copy_with(state, seq, {"state": ended, "end": fact, "replied_at": at})
+    if state.ended and fact.kind not in AFTER_THE_END:
+        raise ValueError(f"{fact.kind} comes after the run's end")
+    changes = _CHANGES_BY_KIND[fact.kind](state, fact)
+    if fact.kind is Kind.AWAITING:
+        changes["replied_at"] = at
+    return _copy_with(state, seq, changes)
+
+
+def apply_facts(state: RunState, facts: Iterable[Fact]) -> RunState:
+    """The state as it would be if these were committed next."""
+    for fact in facts:
+        state = apply_fact(state, fact, at=0.0)
+    return state
+
+
+def apply_facts_if_possible(state: RunState, facts: Iterable[Fact]) -> RunState | None:
+    """The tentative state, or None if `state` lacks the events that these follow."""
+    try:
+        return apply_facts(state, facts)
+    except (KeyError, ValueError):
+        return None
+
+
+Changes = dict[str, Any]
+"""Fields of `RunState` with their new values."""
+
+
+def _copy_with(state: RunState, seq: int, changes: Changes) -> RunState:
+    """Written out: `changed` takes longer where most fields stay, and every event of every run comes by here."""
+    take = changes.get
+    return RunState(
+        state.run,
+        state.admitted,
+        take("turn", state.turn),
+        seq,
+        take("state", state.state),
+        take("proposals", state.proposals),
+        take("steps", state.steps),
+        take("calls", state.calls),
+        take("cancel_asked", state.cancel_asked),
+        take("end", state.end),
+        take("replied_at", state.replied_at),
+        take("nested", state.nested),
+        take("approvals", state.approvals),
+        take("asked", state.asked),
+        take("refused", state.refused),
+    )
+
+
+def _cancel_asked(_state: RunState, _fact: RunCancelAsked) -> Changes:
+    return {"cancel_asked": True}
+
+
+def _plan_opened(state: RunState, fact: PlanOpened) -> Changes:
+    if fact.parent is not None:
+        return _nested_opened(state, fact, fact.parent)
+    last, number = state.proposal, fact.round
+    if last is not None and last.state != "rejected":
+        over = number == last.round + 1 and state.answer_of_round(last.round) is not None
+        if not over or not all(step.settled for step in state.current_steps):
+            raise ValueError("a plan is opened while there is another one")
+    elif number != state.round:
+        raise ValueError("a round is opened before the one before it has answered")
+    return {"proposals": (*state.proposals, _proposal(fact))}
+
+
+def _proposal(fact: PlanOpened) -> Proposal:
+    return Proposal(
+        number=fact.proposal,
+        base=fact.base,
+        mode=fact.mode,
+        conductor=fact.conductor,
+        round=fact.round,
+        instant=fact.instant,
+        parent=fact.parent,
+        room=fact.room,
+        waits=fact.waits,
+    )
+
+
+def _nested_opened(state: RunState, fact: PlanOpened, n: int) -> Changes:
+    """The step runs from then on: it is the conductor's, so nobody has a ticket for it."""
+    parent = state.steps[n]
+    tries = state.nested.get(parent.n, ())
+    expected_state = "running" if tries else "waiting"
+    if state.open_proposal is not None or not parent.opens_workflow or parent.state != expected_state:
+        raise ValueError(f"a plan is opened for step {parent.n}, which does not wait for one")
+    if tries and tries[-1].state != "rejected":
+        raise ValueError("a plan is opened while there is another one")
+    changes: Changes = {"nested": {**state.nested, parent.n: (*tries, _proposal(fact))}}
+    changes["steps"] = {**state.steps, parent.n: copy_with(parent, state="running")}
+    if state.state == "planned":
+        return changes | {"state": "running"}
+    return changes
+
+
+def _plan_step(state: RunState, fact: PlanStep) -> Changes:
+    _open_proposal(state)
+    step = StepState(
+        n=fact.n,
+        proposal=fact.proposal,
+        worker=fact.worker,
+        subtask=fact.subtask,
+        access=fact.access,
+        answers=fact.answers,
+        tools=fact.tools,
+        complete=fact.complete,
+        inherits=fact.inherits,
+        subtask_lost=fact.declassified,
+    )
+    if step.n in state.steps:
+        raise ValueError(f"step {step.n} is planned twice")
+    return {"steps": {**state.steps, step.n: step}}
+
+
+def _plan_accepted(state: RunState, fact: PlanAccepted) -> Changes:
+    accepted = copy_with(_open_proposal(state), state="accepted", call=fact.call, topology=fact.topology)
+    if state.admitted.approval is not None:
+        accepted = copy_with(accepted, needs=_approval_reasons(state, accepted, fact.price), price=fact.price)
+    changes = _replace_latest_proposal(state, accepted)
+    if accepted.round > 1 or accepted.parent is not None:
+        return changes
+    started = any(step.state != "waiting" for step in state.current_steps)
+    return changes | {"state": _check_run_arrow(state, "running" if started else "planned")}
+
+
+def _plan_rejected(state: RunState, fact: PlanRejected) -> Changes:
+    rejected = copy_with(
+        _open_proposal(state),
+        state="rejected",
+        outage=fact.outage,
+        reasons=fact.reasons,
+        budget=(fact.budget, fact.budget_until) if fact.budget_until is not None else None,
+        call=fact.call,
+    )
+    return _replace_latest_proposal(state, rejected)
+
+
+def _replace_latest_proposal(state: RunState, proposal: Proposal) -> Changes:
+    if proposal.parent is None:
+        return {"proposals": (*state.proposals[:-1], proposal)}
+    return {"nested": {**state.nested, proposal.parent: (*state.nested[proposal.parent][:-1], proposal)}}
+
+
+def _approval_reasons(state: RunState, proposal: Proposal, price: int | None) -> tuple[str, ...]:
+    """Return why a plan that is being accepted needs an approval. The empty plan needs none: nothing of it is carried
+    out."""
+    steps, terms = state.steps_of(proposal), state.admitted.approval
+    if terms is None or not steps:
+        return ()
+    further = any(opened.needs and opened.state == "accepted" for opened in state.all_proposals)
+    return approvals.approval_reasons(terms, [step.worker for step in steps], price, state.usd, further=further)
+
+
+def _check_approved(state: RunState, n: int) -> None:
+    """Raise ValueError if a step is to begin that belongs to a plan without the approval that it needs."""
+    if state.admitted.approval is None:
+        return
+    number = state.steps[n].proposal
+    if any(proposal.number == number and state.is_gated(proposal) for proposal in state.all_proposals):
+        raise ValueError(f"step {n} belongs to a plan that is not approved")
+
+
+def _step_queued(state: RunState, fact: StepQueued) -> Changes:
+    _check_approved(state, fact.n)
+    changes = _set_step(state, fact.n, state="queued")
+    if state.state == "planned":
+        return changes | {"state": "running"}
+    return changes
+
+
+def _call_intended(state: RunState, fact: CallIntended) -> Changes:
+    call = Call(
+        fact.call,
+        fact.n,
+        fact.worker,
+        fact.access.user,
+        fact.usd_held,
+        fact.tokens_held,
+        turn=state.turn.number,
+    )
+    if call.id in state.calls:
+        raise ValueError(f"{call.id} is intended twice")
+    changes: Changes = {"calls": {**state.calls, call.id: call}}
+    if call.step is not None and state.steps[call.step].state == "awaiting_tool":
+        raise ValueError(f"step {call.step} waits for results")
+    if call.step is not None:
+        _check_approved(state, call.step)
+    if call.step is None:
+        return changes
+    return changes | _set_step(state, call.step, state="running", worker=call.worker)
+
+
+def _call_finished(state: RunState, fact: CallFinished) -> Changes:
+    known = state.calls[fact.call]
+    if known.outcome is not None:
+        raise ValueError(f"{known.id} has its outcome already")
+    limited = fact.error == RATE_LIMITED
+    empty = fact.outcome == "ok" and not fact.output
+    settled = copy_with(known, outcome=fact.outcome, usage=fact.usage, usd=fact.usd, seconds=fact.seconds)
+    unusual = limited or empty or fact.out_of_time
+    call = copy_with(settled, limited=limited, empty=empty, out_of_time=fact.out_of_time) if unusual else settled
+    return {"calls": {**state.calls, call.id: call}}
+
+
+def _step_awaiting(state: RunState, fact: StepAwaitingTool) -> Changes:
+    step = state.steps[fact.n]
+    ids = tuple(call.id for call in fact.calls)
+    exchange = Exchange(fact.call, step.worker, fact.said, ids, state.turn.number, chars=fact.chars)
+    return _set_step(state, step.n, state="awaiting_tool", exchanges=(*step.exchanges, exchange))
+
+
+def _step_results(state: RunState, fact: StepToolResults) -> Changes:
+    step = state.steps[fact.n]
+    if state.state != "running" or (not step.settled and step.state != "awaiting_tool"):
+        raise ValueError(f"step {step.n} waits for no results")
+    answered = copy_with(step.exchanges[-1], results=fact.results, labels=fact.labels)
+    return _set_step(state, step.n, state="running", exchanges=(*step.exchanges[:-1], answered))
+
+
+def _awaiting(state: RunState, fact: RunAwaitingTool) -> Changes:
+    return {"state": _check_run_arrow(state, "awaiting_tool"), "turn": copy_with(state.turn, until=fact.until)}
+
+
+def _resumed(state: RunState, fact: RunResumed) -> Changes:
+    if state.state != "awaiting_tool":
+        raise ValueError("the run waits for nothing")
+    turn = Turn(
+        number=state.turn.number + 1,
+        deadline=fact.deadline,
+        streams=fact.streams,
+        request=fact.request,
+        at=fact.at,
+        on_disconnect=fact.on_disconnect,
+        wire=fact.wire,
+        gateway=fact.gateway,
+        request_id=fact.request_id,
+        trace=fact.trace,
+    )
+    return {"state": _check_run_arrow(state, "running"), "turn": turn}
+
+
+def _awaiting_approval(state: RunState, fact: RunAwaitingApproval) -> Changes:
+    wanted = state.awaits_approval
+    if wanted is None or wanted.number != fact.proposal:
+        raise ValueError(f"plan {fact.proposal} waits for no approval")
+    turn = copy_with(state.turn, until=fact.until)
+    return {"state": _check_run_arrow(state, "awaiting_approval"), "turn": turn, "asked": fact}
+
+
+def _approved(state: RunState, fact: RunApproved) -> Changes:
+    """The turn goes on, with the time that it had left."""
+    _check_approval_question(state, fact.proposal, fact.digest)
+    given = Approval(fact.digest, fact.workers, fact.max_usd)
+    turn = copy_with(state.turn, deadline=fact.deadline)
+    approved = {**state.approvals, fact.proposal: given}
+    return {"state": _check_run_arrow(state, "running"), "turn": turn, "approvals": approved}
+
+
+def _refused(state: RunState, fact: RunRefused) -> Changes:
+    """The run waits on until its end is written, which the same entry brings as a rule."""
+    _check_approval_question(state, fact.proposal, fact.digest)
+    return {"refused": True}
+
+
+def _approval_expired(state: RunState, fact: RunApprovalExpired) -> Changes:
+    """The plan is dropped. A first round begins anew; what has answered or runs already stays as it is."""
+    asked = _check_approval_question(state, fact.proposal, None)
+    dropped = next(proposal for proposal in state.all_proposals if proposal.number == asked.proposal)
+    dropped = copy_with(dropped, state="rejected", reasons=(approvals.EXPIRED,), topology="")
+    first = dropped.round == 1 and dropped.parent is None
+    after = _check_run_arrow(state, "admitted" if first else "running")
+    return _replace_latest_proposal(state, dropped) | {
+        "state": after,
+        "turn": copy_with(state.turn, deadline=fact.deadline),
+    }
+
+
+def _check_approval_question(state: RunState, proposal: int, digest: str | None) -> RunAwaitingApproval:
+    """The present question for an approval. Raises ValueError if there is none, or another one."""
+    asked = state.asked
+    if state.state != "awaiting_approval" or asked is None or state.refused:
+        raise ValueError("the run waits for no approval")
+    if asked.proposal != proposal or digest not in (None, asked.digest):
+        raise ValueError("another plan waits for an approval")
+    return asked
+
+
+def _step_done(state: RunState, fact: StepDone) -> Changes:
+    if state.steps[fact.n].state == "waiting" and not fact.origin_run:
+        raise ValueError(f"step {fact.n} was not called, and its output is of no earlier run")
+    said = {"output": fact.output, "chars": fact.chars, "logprobs": fact.logprobs, "refusal": fact.refusal}
+    ended = {"call": fact.call, "finish": fact.finish, "stop_sequence": fact.stop_sequence}
+    labels = fact.labels if fact.origin_run else None
+    return _set_step(state, fact.n, state="done", **said, **ended, output_lost=fact.declassified, origin_labels=labels)
+
+
+def _step_failed(state: RunState, fact: StepFailed) -> Changes:
+    budget = (fact.budget, fact.budget_until) if fact.budget_until is not None else None
+    return _set_step(state, fact.n, state="failed", error=fact.error, retry_after=fact.retry_after, budget=budget)
+
+
+def _step_skipped(state: RunState, fact: StepSkipped) -> Changes:
+    return _set_step(state, fact.n, state="skipped", error=fact.reason)
+
+
+def _set_step(run: RunState, n: int, /, *, state: str, **changes: Any) -> Changes:
+    step = run.steps[n]
+    if step.settled:
+        return {}
+    again = state == step.state == "running"  # another attempt
+    if state not in STEP_ARROWS[step.state] and not again:
+        raise ValueError(f"step {n} cannot go from {step.state} to {state}")
+    return {"steps": {**run.steps, n: copy_with(step, state=state, **changes)}}
+
+
+def _check_run_arrow(run: RunState, to: str) -> str:
+    if to not in RUN_ARROWS[run.state]:
+        raise ValueError(f"the run cannot go from {run.state} to {to}")
+    return to
+
+
+def _open_proposal(state: RunState) -> Proposal:
+    if (unmade := state.open_proposal) is None:
+        raise ValueError("no plan is open")
+    return unmade
+
+
+def _admitted(state: RunState, _fact: RunAdmitted) -> Changes:
+    if state.seq:
+        raise ValueError("a run is admitted once")
+    return {}
+
+
+_CHANGES_BY_KIND: Mapping[Kind, Callable[[RunState, Any], Changes]] = {
+    Kind.ADMITTED: _admitted,
+    Kind.CANCEL_ASKED: _cancel_asked,
+    Kind.PLAN_OPENED: _plan_opened,
+    Kind.PLAN_STEP: _plan_step,
+    Kind.PLAN_ACCEPTED: _plan_accepted,
+    Kind.PLAN_REJECTED: _plan_rejected,
+    Kind.STEP_QUEUED: _step_queued,
+    Kind.CALL_INTENDED: _call_intended,
+    Kind.CALL_FINISHED: _call_finished,
+    Kind.STEP_AWAITING: _step_awaiting,
+    Kind.STEP_RESULTS: _step_results,
+    Kind.STEP_DONE: _step_done,
+    Kind.STEP_FAILED: _step_failed,
+    Kind.STEP_SKIPPED: _step_skipped,
+    Kind.AWAITING: _awaiting,
+    Kind.RESUMED: _resumed,
+    Kind.AWAITING_APPROVAL: _awaiting_approval,
+    Kind.APPROVED: _approved,
+    Kind.REFUSED: _refused,
+    Kind.APPROVAL_EXPIRED: _approval_expired,
+}
