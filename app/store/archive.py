@@ -18,10 +18,13 @@ import asyncpg
 from sqlalchemy import (
     Column,
     ColumnElement,
+    CompoundSelect,
     Connection,
     Engine,
+    Integer,
     Select,
     Table,
+    bindparam,
     case,
     create_engine,
     event,
@@ -45,6 +48,7 @@ from app.store.rows.retention import prunable
 from app.store.sqlkit.postgres import postgres_engine
 from app.store.sqlkit.runner import parse_url
 from app.store.sqlkit.sealing import Keyring, MasterKey, Open, UnknownKeys
+from app.store.sqlkit.statements import RUN_IDS
 from app.store.sqlkit.tables import (
     ADMIN_EVENTS,
     BUDGET_HOLDS,
@@ -79,6 +83,61 @@ PRUNED_ROWS = 5_000
 """Most rows of pruned runs that are read at a time."""
 PAGE_BYTES = 32 * 2**20
 """Most bytes of content in one page, unless a single run has more."""
+
+
+# -- the statements: they are built once, because building them takes longer than an audit of a small database
+
+_MOST = bindparam("most", type_=Integer)
+"""The most rows of a statement."""
+
+
+def _rows_of_runs(order: Column[Any]) -> Select[Any]:
+    """Select the rows of the table of this column that belong to some runs, by run, in the order of the column."""
+    table = order.table
+    return select(table).where(table.c.run.in_(RUN_IDS)).order_by(table.c.run, order)
+
+
+def _runs_without_row() -> CompoundSelect[Any]:
+    """Select the runs that rows of other tables name and that have no row of their own."""
+    queries = []
+    for table in (EVENTS, DISCLOSURES, TAGS, CONTENTS, SHARED_CONTENTS, TICKETS, FEEDBACK):
+        has_row = exists().where(RUNS.c.id == table.c.run)
+        queries.append(select(table.c.run).where(~has_row).distinct())
+    return union(*queries).limit(_MOST)
+
+
+def _sums_of_accounts() -> Select[Any]:
+    """Select the sums over the windows of each account or slice. A single statement reads a hold and its window as they
+    are together. The row of an account holds what its slices have in escrow, which is left out here."""
+    row, hold = BUDGET_WINDOWS.c, BUDGET_HOLDS.c
+    holds = select(func.sum(hold.usd)).where(hold.account == row.account).scalar_subquery()
+    escrow = func.sum(case((row.whole.is_(None), row.escrow), else_=0))
+    held = func.sum(row.held) - escrow
+    sums = (func.sum(row.spent), func.sum(row.overrun), held, func.coalesce(holds, 0))
+    return select(row.account, *sums).group_by(row.account)
+
+
+_OLDEST_FIRST = select(RUNS).order_by(RUNS.c.created_at, RUNS.c.id)
+_EVENTS = (
+    select(EVENTS.c.run, EVENTS.c.seq, EVENTS.c.kind, EVENTS.c.at, EVENTS.c.body)
+    .where(EVENTS.c.run.in_(RUN_IDS))
+    .order_by(EVENTS.c.run, EVENTS.c.seq)
+)
+_TICKETS = _rows_of_runs(TICKETS.c.step)
+_DISCLOSURES = _rows_of_runs(DISCLOSURES.c.call)
+_RATINGS = _rows_of_runs(FEEDBACK.c.id)
+_RUNS_WITHOUT_ROW = _runs_without_row()
+_PRUNED_AMONG = select(PRUNED_RUNS.c.id).where(PRUNED_RUNS.c.id.in_(RUN_IDS))
+_PRUNED_WITH_ROW = select(PRUNED_RUNS.c.id).join(RUNS, RUNS.c.id == PRUNED_RUNS.c.id).limit(_MOST)
+_CATALOGS = select(CATALOGS)
+_KEYS = select(KEYS)
+_TENANTS = select(TENANTS)
+_BUDGETS = select(BUDGETS)
+_HOLDS = select(HOLDS)
+_CHANGES = select(CONDUCTOR_CHANGES).order_by(CONDUCTOR_CHANGES.c.at, CONDUCTOR_CHANGES.c.id)
+_ADMIN_EVENTS = select(ADMIN_EVENTS).order_by(ADMIN_EVENTS.c.seq)
+_LOGGED_SINCE = select(FORMS.c.since).where(FORMS.c.name == "admin_events")
+_SUMS_OF_ACCOUNTS = _sums_of_accounts()
 
 
 @record(frozen=True, slots=True)
@@ -139,14 +198,12 @@ class Archive:
 
     async def catalogs(self) -> Mapping[str, bytes]:
         """The snapshot of every pool that was in force, by its digest (`core/pool/snapshot.py`)."""
-        rows = await self._read(lambda conn: conn.execute(select(CATALOGS)).all())
+        rows = await self._read(lambda conn: conn.execute(_CATALOGS).all())
         return {row.digest: row.body for row in rows}
 
     async def changes(self) -> tuple[Change, ...]:
         """All changes of conductors' versions, in the order of (at, id)."""
-        table = CONDUCTOR_CHANGES
-        query = select(table).order_by(table.c.at, table.c.id)
-        rows = await self._read(lambda conn: conn.execute(query).all())
+        rows = await self._read(lambda conn: conn.execute(_CHANGES).all())
         return tuple(Change(**row._mapping) for row in rows)
 
     async def administration(self) -> Administration:
@@ -309,18 +366,21 @@ def _page(
     opened: Open,
     contents: bool = True,
 ) -> list[Record]:
-    """The next page of runs."""
-    further = [tuple_(RUNS.c.created_at, RUNS.c.id) > tuple_(*after)] if after is not None else []
-    query = select(RUNS).where(*where, *further).order_by(RUNS.c.created_at, RUNS.c.id).limit(limit or PAGE)
+    """The next page of runs; empty if there are no more."""
+    query = _OLDEST_FIRST.where(*where).limit(limit or PAGE)
+    if after is not None:
+        query = query.where(tuple_(RUNS.c.created_at, RUNS.c.id) > tuple_(*after))
     rows = [named_columns(row) for row in conn.execute(query).mappings()]
+    if not rows:
+        return []
     for row in rows:
         del row["thread"]  # it says how contents are stored, and no more about the run
     names = [row["id"] for row in rows]
     if not contents:
-        bare = [row | {"salt": None} for row in rows]
-        return _records(conn, bare, names, opened=opened, contents=False)
+        without_salts = [row | {"salt": None} for row in rows]
+        return _records(conn, without_salts, {}, comments=False)
     names = _fitting(conn, names)
-    return _records(conn, rows[: len(names)], names, opened=opened)
+    return _records(conn, rows[: len(names)], content.of_runs(conn, names, opened), comments=True)
 
 
 def _pruned(conn: Connection, query: Select[Any]) -> list[PrunedRun]:
@@ -329,43 +389,40 @@ def _pruned(conn: Connection, query: Select[Any]) -> list[PrunedRun]:
 
 def orphans(conn: Connection, limit: int) -> list[tuple[str, bool]]:
     """The runs without a row that rows of other tables name."""
-    named = []
-    for table in (EVENTS, DISCLOSURES, TAGS, CONTENTS, SHARED_CONTENTS, TICKETS, FEEDBACK):
-        known = exists().where(RUNS.c.id == table.c.run)
-        named.append(select(table.c.run).where(~known).distinct())
-    query = union(*named).limit(limit)
-    runs = sorted(conn.execute(query).scalars())
-    kept = select(PRUNED_RUNS.c.id).where(PRUNED_RUNS.c.id.in_(runs))
-    pruned = set(conn.execute(kept).scalars())
-    twice = select(PRUNED_RUNS.c.id).join(RUNS, RUNS.c.id == PRUNED_RUNS.c.id).limit(limit)
-    return [(run, run in pruned) for run in runs] + [(run, True) for run in conn.execute(twice).scalars()]
+    most = {"most": limit}
+    runs = sorted(conn.execute(_RUNS_WITHOUT_ROW, most).scalars())
+    pruned: set[str] = set()
+    if runs:
+        pruned.update(conn.execute(_PRUNED_AMONG, {"runs": runs}).scalars())
+    found = [(run, run in pruned) for run in runs]
+    for run in conn.execute(_PRUNED_WITH_ROW, most).scalars():
+        found.append((run, True))
+    return found
 
 
 def read_administration(conn: Connection) -> Administration:
     """The rows of keys, tenants, budgets and legal holds, and the log of changes."""
-    changes = conn.execute(select(CONDUCTOR_CHANGES).order_by(CONDUCTOR_CHANGES.c.at, CONDUCTOR_CHANGES.c.id))
-    events = conn.execute(select(ADMIN_EVENTS).order_by(ADMIN_EVENTS.c.seq))
-    since = conn.execute(select(FORMS.c.since).where(FORMS.c.name == "admin_events")).scalar_one_or_none()
+    since = conn.execute(_LOGGED_SINCE).scalar_one_or_none()
     return Administration(
-        keys=tuple(named_columns(row) for row in conn.execute(select(KEYS)).mappings()),
-        tenants=tuple(named_columns(row) for row in conn.execute(select(TENANTS)).mappings()),
-        budgets=tuple(named_columns(row) for row in conn.execute(select(BUDGETS)).mappings()),
-        holds=tuple(named_columns(row) for row in conn.execute(select(HOLDS)).mappings()),
-        changes=tuple(Change(**row._mapping) for row in changes),
-        events=tuple(named_columns(row) for row in events.mappings()),
+        keys=_all_rows(conn, _KEYS),
+        tenants=_all_rows(conn, _TENANTS),
+        budgets=_all_rows(conn, _BUDGETS),
+        holds=_all_rows(conn, _HOLDS),
+        changes=tuple([Change(**row._mapping) for row in conn.execute(_CHANGES)]),
+        events=_all_rows(conn, _ADMIN_EVENTS),
         since=float(since or 0.0),
     )
 
 
+def _all_rows(conn: Connection, query: Select[Any]) -> tuple[Mapping[str, Any], ...]:
+    """The rows of a query, by the names of their columns."""
+    return tuple([named_columns(row) for row in conn.execute(query).mappings()])
+
+
 def read_accounts(conn: Connection) -> dict[str, AccountSums]:
-    """In one statement, so that a hold and its window are read as they are together. Slices are added to their
-    accounts, in whose rows `held` has what they have in escrow."""
-    row, hold = BUDGET_WINDOWS.c, BUDGET_HOLDS.c
-    held = select(func.sum(hold.usd)).where(hold.account == row.account).scalar_subquery()
-    escrow = func.sum(case((row.whole.is_(None), row.escrow), else_=0))
-    sums = (func.sum(row.spent), func.sum(row.overrun), func.sum(row.held) - escrow, func.coalesce(held, 0))
+    """The sums of each account, to which those of its slices are added."""
     found: dict[str, AccountSums] = {}
-    for name, *figures in conn.execute(select(row.account, *sums).group_by(row.account)):
+    for name, *figures in conn.execute(_SUMS_OF_ACCOUNTS):
         account = whole_account(name)
         before = found.get(account, AccountSums(0, 0, 0, 0))
         added = [int(old) + int(new) for old, new in zip(astuple(before), figures, strict=True)]
@@ -376,54 +433,55 @@ def read_accounts(conn: Connection) -> dict[str, AccountSums]:
 def _fitting(conn: Connection, names: Sequence[str]) -> list[str]:
     """The first of these runs whose content fits into `PAGE_BYTES`; at least one."""
     sizes = content.sizes(conn, names)
-    kept: list[str] = []
-    taken = 0
+    chosen: list[str] = []
+    size = 0
     for name in names:
-        taken += sizes.get(name, 0)
-        if kept and taken > PAGE_BYTES:
+        size += sizes.get(name, 0)
+        if chosen and size > PAGE_BYTES:
             break
-        kept.append(name)
-    return kept
+        chosen.append(name)
+    return chosen
 
 
 def _records(
     conn: Connection,
     rows: Sequence[Mapping[str, Any]],
-    names: Sequence[str],
+    contents: Mapping[str, Mapping[str, bytes]],
     *,
-    opened: Open,
-    contents: bool = True,
+    comments: bool,
 ) -> list[Record]:
+    """The runs of these rows with their contents, which are given, and all that other tables have of them. Without
+    `comments`, those of ratings are empty."""
+    names = [row["id"] for row in rows]
     events: defaultdict[str, list[Stored]] = defaultdict(list)
-    bodies = content.of_runs(conn, names, opened) if names and contents else {}
-    columns = (EVENTS.c.run, EVENTS.c.seq, EVENTS.c.kind, EVENTS.c.at, EVENTS.c.body)
-    query = select(*columns).where(EVENTS.c.run.in_(names)).order_by(EVENTS.c.run, EVENTS.c.seq)
-    for name, seq, kind, at, body in conn.execute(query):
+    for name, seq, kind, at, body in conn.execute(_EVENTS, {"runs": names}):
         events[name].append(Stored(seq, kind, at, body))
-    tickets, ledger = _of_runs(conn, names, TICKETS.c.step), _of_runs(conn, names, DISCLOSURES.c.call)
-    ratings = _of_runs(conn, names, FEEDBACK.c.id)
-    if not contents:
+    tickets = _by_run(conn, _TICKETS, names)
+    disclosures = _by_run(conn, _DISCLOSURES, names)
+    ratings = _by_run(conn, _RATINGS, names)
+    if not comments:
         for rating in chain.from_iterable(ratings.values()):
             rating["comment"] = ""
-    return [
-        Record(
-            row=row,
-            events=tuple(events[row["id"]]),
-            contents=bodies.get(row["id"], {}),
-            tickets=tuple(tickets[row["id"]]),
-            disclosures=tuple(ledger[row["id"]]),
-            ratings=tuple(ratings[row["id"]]),
+    records = []
+    for row in rows:
+        name = row["id"]
+        records.append(
+            Record(
+                row=row,
+                events=tuple(events[name]),
+                contents=contents.get(name, {}),
+                tickets=tuple(tickets[name]),
+                disclosures=tuple(disclosures[name]),
+                ratings=tuple(ratings[name]),
+            )
         )
-        for row in rows
-    ]
+    return records
 
 
-def _of_runs(conn: Connection, runs: Sequence[str], order: Column[Any]) -> defaultdict[str, list[dict[str, Any]]]:
-    """The rows of the table of this column that belong to these runs, by run, in the order of the column."""
+def _by_run(conn: Connection, query: Select[Any], runs: Sequence[str]) -> defaultdict[str, list[dict[str, Any]]]:
+    """The rows that a query has for these runs, by run and in its order."""
     found: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
-    table = order.table
-    query = select(table).where(table.c.run.in_(runs)).order_by(table.c.run, order)
-    for row in conn.execute(query).mappings():
+    for row in conn.execute(query, {"runs": runs}).mappings():
         found[row["run"]].append(named_columns(row))
     return found
 

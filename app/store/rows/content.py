@@ -6,8 +6,9 @@ hashing candidates; with the salt, a body proves that it is the one that the jou
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Any
 
-from sqlalchemy import Connection, bindparam, delete, func, select, tuple_, union_all, update
+from sqlalchemy import Connection, Select, bindparam, delete, func, select, tuple_, union_all, update
 
 from app.core.run.kinds import COPIES
 from app.core.transparency.leaves import ERASURE
@@ -17,8 +18,20 @@ from app.store.rows import feedback, holds, texts
 from app.store.rows.runs import clock
 from app.store.rows.transparency_log import queue_runs
 from app.store.sqlkit.sealing import Open, place_of
-from app.store.sqlkit.statements import Row, SingleStatement, Statements, shared_parts
+from app.store.sqlkit.statements import RUN_IDS, Row, SingleStatement, Statements, shared_parts
 from app.store.sqlkit.tables import CATALOGS, CONTENTS, RUNS, SHARED_CONTENTS, TAGS, insert_into
+
+
+def _sizes() -> Select[Any]:
+    """Select the bytes of all contents of each run of a list, whole ones and shared ones."""
+    whole = select(CONTENTS.c.run, func.length(CONTENTS.c.body).label("size")).where(CONTENTS.c.run.in_(RUN_IDS))
+    shared = select(SHARED_CONTENTS.c.run, SHARED_CONTENTS.c.size).where(SHARED_CONTENTS.c.run.in_(RUN_IDS))
+    both = union_all(whole, shared).subquery()
+    return select(both.c.run, func.sum(both.c.size)).group_by(both.c.run)
+
+
+_SIZES = _sizes()
+_WHOLE_CONTENTS = select(CONTENTS).where(CONTENTS.c.run.in_(RUN_IDS))
 
 
 def read(statements: Statements, run: str, refs: Sequence[str], opened: Open) -> SingleStatement[dict[str, bytes]]:
@@ -35,7 +48,7 @@ def of_runs(conn: Connection, runs: Sequence[str], opened: Open) -> Mapping[str,
     """Return all contents of these runs that are still stored, by run and ref. Raises `UnknownKeys`."""
     shared = texts.of_runs(conn, runs, opened)
     found: dict[str, dict[str, bytes]] = {run: dict(bodies) for run, bodies in shared.items()}
-    for run, ref, stored in conn.execute(select(CONTENTS).where(CONTENTS.c.run.in_(runs))):
+    for run, ref, stored in conn.execute(_WHOLE_CONTENTS, {"runs": runs}):
         body = opened(place_of(run, ref), bytes(stored))
         if body is not None:
             found.setdefault(run, {})[ref] = body
@@ -57,12 +70,7 @@ def some(conn: Connection, wanted: Sequence[tuple[str, str]], opened: Open) -> M
 
 def sizes(conn: Connection, runs: Sequence[str]) -> Mapping[str, int]:
     """Return the bytes of all contents of each of these runs that has any. Shared texts count for each run."""
-    whole = select(CONTENTS.c.run, func.length(CONTENTS.c.body).label("size")).where(CONTENTS.c.run.in_(runs))
-    shared = select(SHARED_CONTENTS.c.run, SHARED_CONTENTS.c.size).where(SHARED_CONTENTS.c.run.in_(runs))
-    both = union_all(whole, shared).subquery()
-    return {
-        run: int(size) for run, size in conn.execute(select(both.c.run, func.sum(both.c.size)).group_by(both.c.run))
-    }
+    return {run: int(size) for run, size in conn.execute(_SIZES, {"runs": runs})}
 
 
 def erase(conn: Connection, statements: Statements, runs: Sequence[str], opened: Open, by: ErasedBy) -> int:

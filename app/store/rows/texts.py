@@ -37,7 +37,7 @@ from app.core.message.chat import message_spoken, text_spoken
 from app.core.records import record
 from app.store.protocol import Shared
 from app.store.sqlkit.sealing import TEXT, Open, place_of
-from app.store.sqlkit.statements import OWN, TAIL, WHOLE, Row, shared_parts
+from app.store.sqlkit.statements import OWN, RUN_IDS, TAIL, WHOLE, Row, shared_parts
 from app.store.sqlkit.tables import FORMS, RUNS, SHARED_CONTENTS, TEXTS
 
 _LINK = (TEXTS.c.id, TEXTS.c.before)
@@ -146,11 +146,14 @@ def _composed(parts: Sequence[Row]) -> bytes | None:
     return None
 
 
+_PARTS = shared_parts(SHARED_CONTENTS.c.run.in_(RUN_IDS))
+
+
 def of_runs(conn: Connection, runs: Sequence[str], opened: Open) -> Mapping[str, Mapping[str, bytes]]:
     """All contents of these runs that are stored in parts, by run and ref."""
     if not runs:
         return {}
-    return composed(conn.execute(shared_parts(SHARED_CONTENTS.c.run.in_(runs))), opened)
+    return composed(conn.execute(_PARTS, {"runs": runs}), opened)
 
 
 def lock_owners(conn: Connection, runs: Sequence[str], locked: frozenset[int] = frozenset()) -> frozenset[int]:
@@ -207,10 +210,12 @@ def _followed(text: FromClause, by_others_than: ColumnElement[str] | None = None
     return exists(found if by_others_than is None else found.where(following.c.id != by_others_than))
 
 
+_COUNT_OF_UNUSED = select(func.count()).select_from(TEXTS).where(*_unnamed(TEXTS), ~_followed(TEXTS))
+
+
 def unused(conn: Connection) -> int:
     """The number of texts that no content names and no other text follows. There are none unless something is wrong."""
-    query = select(func.count()).select_from(TEXTS).where(*_unnamed(TEXTS), ~_followed(TEXTS))
-    return conn.execute(query).scalar_one()
+    return conn.execute(_COUNT_OF_UNUSED).scalar_one()
 
 
 def lacking(conn: Connection) -> int:

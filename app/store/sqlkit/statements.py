@@ -100,6 +100,9 @@ WHOLE, TAIL, OWN = -2, -1, 0
 it ends, and what is its own. The texts with which it begins have the places 1, 2 and so on, from the last to the first.
 """
 
+RUN_IDS = bindparam("runs", type_=Text, expanding=True)
+"""A list of runs, in statements that are built once and executed with the values `{"runs": ids}`."""
+
 _NAMED = "(regexp_matches(convert_from(events.body, 'UTF8'), '[0-9a-f]{64}', 'g'))[1]"
 """Every part of an event's body that may be the ref of a content, as Postgres finds it."""
 _ID, _REVISION = RUN.index("id"), RUN.index("revision")
