@@ -194,8 +194,8 @@ def conditional_expressions_are_flat(module: Module) -> Iterator[str]:
 
 def docstrings_are_sentences(module: Module) -> Iterator[str]:
     """No docstring of what is public begins like a relative clause."""
-    for one in reading.fragments(module.tree):
-        yield f"{module.path}, {one}"
+    for fragment in reading.fragments(module.tree):
+        yield f"{module.path}, {fragment}"
 
 
 def _last_name(function: ast.expr) -> str:

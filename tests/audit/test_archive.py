@@ -91,10 +91,10 @@ async def test_an_export_holds_all_that_the_database_does(opened: Runtime, url: 
         assert await export.catalogs() == await source.catalogs()
         assert await export.changes() == list(await source.changes()) == made
         assert await all_of(export) == await all_of(source)
-        one = (await all_of(source))[1].row["id"]
-        assert await all_of(export, run=one) == await all_of(source, run=one)
-        assert await write(source, path, now=2.5, run=one) == 1
-    assert [record.row["id"] for record in await all_of(export)] == [one]
+        run = (await all_of(source))[1].row["id"]
+        assert await all_of(export, run=run) == await all_of(source, run=run)
+        assert await write(source, path, now=2.5, run=run) == 1
+    assert [record.row["id"] for record in await all_of(export)] == [run]
     assert [(name, mode) for name, mode in modes(tmp_path) if name.startswith("journal")] == [("journal.jsonl", 0o600)]
 
 

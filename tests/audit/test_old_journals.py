@@ -48,9 +48,11 @@ def test_the_journals_of_a_release_pass_the_audit(release: Path) -> None:
     pools, reigns, report = Pools(adapter, catalogs), VersionHistory.from_changes(changes), Report()
     runs = [path for path in sorted(release.glob("*.jsonl")) if path.stem not in ("catalogs", "changes")]
     for path in runs:
-        one = record(path)
-        waits = one.row["state"] == "awaiting_tool"
-        Auditor(one.row["created_at"] + 60.0 if waits else time.time(), adapter).check(one, pools, reigns, report)
+        recorded_run = record(path)
+        waits = recorded_run.row["state"] == "awaiting_tool"
+        Auditor(recorded_run.row["created_at"] + 60.0 if waits else time.time(), adapter).check(
+            recorded_run, pools, reigns, report
+        )
     assert [str(violation) for violation in report.violations] == []
     assert (report.runs, report.rebuilt_requests, report.unverifiable.total()) == (len(runs), report.calls, 0)
     assert report.calls

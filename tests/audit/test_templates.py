@@ -112,7 +112,9 @@ def plans(*, nests: bool = False, timed: bool = False, reasons: bool = False, pa
     tools = Toolbox((Tool("look_up", "Looks something up."),))
     offered = Brief(Task(CONVERSATION, toolbox=tools), workers, Limits(), 0)
     left = 17.0 if timed else None
-    briefs = [replace(one, nests=nests, seconds_left=left, reasons=reasons) for one in (brief, repair, offered)]
+    briefs = [
+        replace(brief_kind, nests=nests, seconds_left=left, reasons=reasons) for brief_kind in (brief, repair, offered)
+    ]
     return digest(*map(prompt.messages, map(in_parts, briefs) if parts else briefs))
 
 

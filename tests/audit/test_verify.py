@@ -558,7 +558,7 @@ def test_a_value_of_another_type_is_named_and_ends_nothing_with_a_traceback(
     assert f"{table} " in done.out
 
 
-@pytest.mark.parametrize("tamper", KNOWING, ids=[one.__name__ for one in KNOWING])
+@pytest.mark.parametrize("tamper", KNOWING, ids=[tamper.__name__ for tamper in KNOWING])
 def test_a_tamper_is_found(subject: Subject, conn: Connection, tamper: Tamper) -> None:
     done = attempt(conn, subject, tamper, random.Random(7))
     assert done is not None
@@ -695,8 +695,8 @@ def test_a_wrong_key_and_a_missing_log_are_told_apart(data: Path, tmp_path_facto
 def test_the_auditors_tree_is_that_of_the_log(size: int, tmp_path: Path) -> None:
     hashes = [leaf_hash(str(number).encode()) for number in range(size)]
     tree = GrowingTree()
-    for one in hashes:
-        tree.add(one)
+    for leaf in hashes:
+        tree.add(leaf)
     assert tree.root() == root_of(hashes) == tree_root(hashes)
     assert tiles_of(size) == len([tile for tile in tiles.tiles_of(size) if tile.level is not None])
     assert TilesFolder(tmp_path).tile(0, 0) == b""

@@ -279,8 +279,8 @@ def processes(folder: Path, count: int, place: Place, *, doomed: bool = False) -
         for number in range(count):
             made.append(Process(folder / f"{'doomed' if doomed else place.role}{number}", place, doomed=doomed))
             stack.callback(made[-1].close)
-        for one in made:
-            one.wait_until_ready()
+        for server in made:
+            server.wait_until_ready()
         yield made
 
 
@@ -316,7 +316,7 @@ async def _figures(store: Store, database: str, row: Row, result: Result) -> Non
         await asyncio.sleep(0.5)
     result.held = sum(use.held for _, use in uses)
     result.overrun = max([0, *(use.overrun for _, use in uses)])
-    result.overshoot = max([0, *(use.spent + use.held - use.overrun - one.usd for one, use in uses)])
+    result.overshoot = max([0, *(use.spent + use.held - use.overrun - budget.usd for budget, use in uses)])
     dearest = max(uses, key=lambda pair: pair[1].spent / pair[0].usd, default=None)
     result.amount = dearest[0].usd if dearest is not None else row.budgets[0].usd
     result.spent = dearest[1].spent if dearest is not None else 0
@@ -330,7 +330,7 @@ async def _figures(store: Store, database: str, row: Row, result: Result) -> Non
     finally:
         await connection.close()
     for scope in {budget.scope for budget in row.budgets}:
-        spent = sum(use.spent for one, use in uses if one.scope == scope)
+        spent = sum(use.spent for account, use in uses if account.scope == scope)
         if spent != result.billed:
             result.faults.append(f"the accounts of each {scope} have {spent}, the journal {result.billed}")
 
@@ -368,8 +368,8 @@ async def table(
         if engines:
             place = replace(place, redis=stack.enter_context(servers.redis()).url, role="gateway")
         async with open_store(server.url) as store:
-            for one in [budget for row in chosen for budget in row.budgets]:
-                await store.set_budget(replace(one, slices=slices))
+            for cap in [budget for row in chosen for budget in row.budgets]:
+                await store.set_budget(replace(cap, slices=slices))
             others = replace(place, role="engine")
             with processes(folder, engines, others) as driving, processes(folder, count, place) as players:
                 for row in chosen:

@@ -103,13 +103,13 @@ async def play(tasks: Sequence[Task], caps: Sequence[float]) -> dict[tuple[float
     with tempfile.TemporaryDirectory() as folder:
         async with running_service(Path(folder), pool(), QUIET) as opened, calling(opened) as client:
 
-            async def one(task: Task, cap: float, plan: Plan | None) -> Played:
+            async def capped_at(task: Task, cap: float, plan: Plan | None) -> Played:
                 async with gate:
                     return await played(client, task, cap, plan)
 
             for cap in caps:
                 for name, plan in arms.items():
-                    found[cap, name] = await asyncio.gather(*[one(task, cap, plan) for task in tasks])
+                    found[cap, name] = await asyncio.gather(*[capped_at(task, cap, plan) for task in tasks])
     return found
 
 
@@ -122,7 +122,7 @@ def table(found: Mapping[tuple[float, str], Sequence[Played]]) -> tuple[list[str
     holds = True
     for cap in sorted({cap for cap, _ in found}):
         ours = found[cap, ULTRA]
-        fixed = {name: runs for (one, name), runs in found.items() if one == cap and name != ULTRA}
+        fixed = {name: runs for (capped_at, name), runs in found.items() if capped_at == cap and name != ULTRA}
         chosen = [_best(fixed, 1), _best(fixed, 0)]
         theirs = [fixed[chosen[place % 2]][place] for place in range(len(ours))]
         pairs = [float(mine.right) - float(other.right) for mine, other in zip(ours, theirs, strict=True)]

@@ -131,13 +131,13 @@ def _added(direct: Target, connections: int, rank: str, subject: Subject, effort
 
 
 def _commits(setup: str) -> Iterator[Figure]:
-    one = Figure(
+    figure = Figure(
         "one step, commits per run",
         2 if setup == "embedded" else None,
         "",
         lambda subject, _: scenarios.one_step_commits(subject.target),
     )
-    yield one
+    yield figure
     if setup != "postgres":
         yield Figure("1-2-1, commits per run", None, "", lambda s, _: scenarios.workflow_commits(s.target))
 

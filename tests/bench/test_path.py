@@ -114,14 +114,14 @@ def test_a_request_is_followed_from_the_steps_end_to_sql(
 
 
 def test_counts_of_two_processes_are_added() -> None:
-    one = {"files": {"a.py": 2, "b.py": 1}, "functions": ["a.py:f", "b.py:g"], "frames": []}
-    other = {"files": {"b.py": 4}, "functions": ["b.py:g", "b.py:h"], "frames": ["b.py:h"]}
-    both = merged([one, other])
+    first = {"files": {"a.py": 2, "b.py": 1}, "functions": ["a.py:f", "b.py:g"], "frames": []}
+    second = {"files": {"b.py": 4}, "functions": ["b.py:g", "b.py:h"], "frames": ["b.py:h"]}
+    both = merged([first, second])
     assert (len(both.files), len(both.functions), both.switches, both.frames) == (2, 3, 7, ("b.py:h",))
 
 
 def test_a_file_that_some_round_does_not_enter_is_background_work() -> None:
-    one = merged([{"files": {"a": 3, "sweep": 1}, "functions": ["a:f", "sweep:g"], "frames": ["a:f"]}])
-    other = merged([{"files": {"a": 5}, "functions": ["a:f"], "frames": ["a:f"]}])
-    found = of_every_round([one, other])
+    first = merged([{"files": {"a": 3, "sweep": 1}, "functions": ["a:f", "sweep:g"], "frames": ["a:f"]}])
+    second = merged([{"files": {"a": 5}, "functions": ["a:f"], "frames": ["a:f"]}])
+    found = of_every_round([first, second])
     assert (found.files, found.functions, found.switches) == ({"a": 3}, {"a:f"}, 3)

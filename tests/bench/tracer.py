@@ -104,9 +104,9 @@ class Counts:
         """Our `frame` calls a library, whose frame is `called` where it has one."""
         if self.frames or not self._answered or module.partition(".")[0] not in DRIVERS:
             return
-        given = repr([one.f_locals for one in (frame, called) if one is not None])
+        given = repr([entered.f_locals for entered in (frame, called) if entered is not None])
         if STEP_END in given:
-            writing = [one for one in self._stack(frame) if one not in self._appending]
+            writing = [entered for entered in self._stack(frame) if entered not in self._appending]
             self.frames = self._appended[::-1] + [self._name(frame) for frame in writing[::-1]]
 
     def _is_new(self, frame: FrameType) -> bool:

@@ -135,11 +135,11 @@ class Kept:
                 row["asked"]["order"] = tuple(row["asked"]["order"])
                 self.known[row["place"]] = Asked(**row["asked"])
 
-    def note(self, place: int, one: Asked) -> None:
+    def note(self, place: int, answered_task: Asked) -> None:
         """Write one line."""
         if self._path:
             with self._lock, self._path.open("a") as file:
-                file.write(json.dumps({"arm": self._arm, "place": place, "asked": asdict(one)}) + "\n")
+                file.write(json.dumps({"arm": self._arm, "place": place, "asked": asdict(answered_task)}) + "\n")
 
 
 def report(
@@ -151,8 +151,8 @@ def report(
     fixed: Mapping[str, Sequence[Plan]],
 ) -> dict[str, Any]:
     """Return what was measured; intervals are of 95 %, by a bootstrap over tasks."""
-    known = {id(one): Rewards(one) for one in over}
-    plans = [one.plan for one in found]
+    known = {id(pool): Rewards(pool) for pool in over}
+    plans = [answer.plan for answer in found]
     exact = _chances(held_out, over, plans, known)
     arms: dict[str, Any] = {}
     for arm, answered in beside.items():
@@ -164,35 +164,35 @@ def report(
     served, trained = _rewards(held_out, over, plans, known), _rewards(held_out, over, trainers, known)
     return {
         "tasks": len(found),
-        "valid plans": sum(one.valid for one in found),
-        "plans of the catalogue": sum(one.plan is not None for one in found),
-        "plans as the trainer's": sum(one.plan == theirs for one, theirs in zip(found, trainers, strict=True)),
-        "shapes": len({one.plan.shape for one in found if one.plan}),
+        "valid plans": sum(answer.valid for answer in found),
+        "plans of the catalogue": sum(answer.plan is not None for answer in found),
+        "plans as the trainer's": sum(answer.plan == theirs for answer, theirs in zip(found, trainers, strict=True)),
+        "shapes": len({answer.plan.shape for answer in found if answer.plan}),
         "expected reward": _interval(served),
         "expected reward of the trainer's plans": _interval(trained),
         "difference": _interval(served - trained),
-        "accuracy": _interval(np.array([float(one.right) for one in found])),
+        "accuracy": _interval(np.array([float(answer.right) for answer in found])),
         "exact accuracy": _interval(exact),
-        "tokens": _interval(np.array([float(one.tokens) for one in found])),
-        "of them the conductor's": round(sum(one.conducting for one in found) / len(found), 1),
-        "usd": round(sum(one.usd for one in found) / len(found), 6),
+        "tokens": _interval(np.array([float(answer.tokens) for answer in found])),
+        "of them the conductor's": round(sum(answer.conducting for answer in found) / len(found), 1),
+        "usd": round(sum(answer.usd for answer in found) / len(found), 6),
     } | arms
 
 
 def _compared(all_found: Sequence[Asked], answered: Sequence[Asked]) -> dict[str, Any]:
     """Both over the same tasks, as they were answered."""
     found = all_found[: len(answered)]
-    ours = np.array([float(one.tokens) for one in found])
-    theirs = np.array([float(one.tokens) for one in answered])
-    right = np.array([float(one.right) - float(other.right) for one, other in zip(found, answered, strict=True)])
+    ours = np.array([float(answer.tokens) for answer in found])
+    theirs = np.array([float(answer.tokens) for answer in answered])
+    right = np.array([float(answer.right) - float(other.right) for answer, other in zip(found, answered, strict=True)])
     count = max(1, len(answered))
     return {
         "tasks answered by both": len(answered),
-        "accuracy": round(sum(one.right for one in answered) / count, 3),
+        "accuracy": round(sum(answer.right for answer in answered) / count, 3),
         "accuracy of the conductor less its": _interval(right),
         "tokens": round(float(theirs.sum()) / count, 1),
         "tokens of the conductor in parts of its": round(float(ours.sum() / max(1.0, theirs.sum())), 3),
-        "usd": round(sum(one.usd for one in answered) / count, 6),
+        "usd": round(sum(answer.usd for answer in answered) / count, 6),
     }
 
 
@@ -211,8 +211,8 @@ def _rewards(
 ) -> np.ndarray[Any, Any]:
     """The exact expected rewards; a plan that is none of the catalogue counts as wrong."""
     found = []
-    for task, one, plan in zip(held_out, over, plans, strict=True):
-        found.append(expected_reward(plan, task, known[id(one)]) if plan else 0.0)
+    for task, pool, plan in zip(held_out, over, plans, strict=True):
+        found.append(expected_reward(plan, task, known[id(pool)]) if plan else 0.0)
     return np.array(found)
 
 
@@ -221,8 +221,8 @@ def _chances(
 ) -> np.ndarray[Any, Any]:
     """The exact chances of right answers."""
     found = []
-    for task, one, plan in zip(held_out, over, plans, strict=True):
-        found.append(float(known[id(one)].right(plan.shape, task).mean(axis=0)[plan.workers]) if plan else 0.0)
+    for task, pool, plan in zip(held_out, over, plans, strict=True):
+        found.append(float(known[id(pool)].right(plan.shape, task).mean(axis=0)[plan.workers]) if plan else 0.0)
     return np.array(found)
 
 
@@ -230,9 +230,9 @@ def tuned(pools: Sequence[Pool]) -> dict[str, list[Plan]]:
     """Return, for each kind of fixed plan, the best one over each pool, for tasks of training."""
     kinds = [policy for policy in fixed_plans() if policy.name in BESIDE]
     found: dict[str, list[Plan]] = {policy.name: [] for policy in kinds}
-    for one in pools:
+    for pool in pools:
         setting = Setting(
-            one, draw_tasks("train", "words|mixture", 60), draw_tasks("train", "words|mixture|validation", 30)
+            pool, draw_tasks("train", "words|mixture", 60), draw_tasks("train", "words|mixture|validation", 30)
         )
         for policy in kinds:
             found[policy.name].append(setting.plans[int(policy.choose(setting, setting.validation)[0])])
@@ -242,7 +242,7 @@ def tuned(pools: Sequence[Pool]) -> dict[str, list[Plan]]:
 def _together(ask: Callable[[int], Asked], count: int, kept: Kept) -> list[Asked]:
     """Ask what is not known, several at a time."""
 
-    def one(place: int) -> Asked:
+    def ask_task(place: int) -> Asked:
         if place in kept.known:
             return kept.known[place]
         found = ask(place)
@@ -250,7 +250,7 @@ def _together(ask: Callable[[int], Asked], count: int, kept: Kept) -> list[Asked
         return found
 
     with ThreadPoolExecutor(THREADS) as threads:
-        return list(threads.map(one, range(count)))
+        return list(threads.map(ask_task, range(count)))
 
 
 def _ask(caller: Caller, place: int, chosen: Pool, task: Task, plan: Plan | None) -> Asked:
@@ -259,7 +259,7 @@ def _ask(caller: Caller, place: int, chosen: Pool, task: Task, plan: Plan | None
     more: dict[str, Any] = {}
     if plan is not None:
         steps = workflow(plan, tuple(names)).steps
-        written = [{"worker": one.worker, "subtask": one.subtask, "access": one.access.as_list()} for one in steps]
+        written = [{"worker": step.worker, "subtask": step.subtask, "access": step.access.as_list()} for step in steps]
         more = {"extra_body": {"baton": {"plan": {"steps": written}}}}
     said, reply = caller.whole(f"words-{place}", task.text, **more)
     run = caller.run(reply["baton"]["run"])
@@ -267,7 +267,7 @@ def _ask(caller: Caller, place: int, chosen: Pool, task: Task, plan: Plan | None
     if first["state"] != "accepted":
         _say(f"rejected: {json.dumps(first)[:1_000]}")
     order = tuple(names.index(name) for name in first["order"]) if plan is None else ()
-    conducting = sum(_tokens(attempt["usage"]) for one in run["proposals"] for attempt in one["attempts"])
+    conducting = sum(_tokens(attempt["usage"]) for proposal in run["proposals"] for attempt in proposal["attempts"])
     return Asked(
         order,
         first["state"] == "accepted" and not run["degraded"],
@@ -297,8 +297,8 @@ def _of_the_trainer(
 ) -> list[Plan | None]:
     """The plans that the trainer's own decoding writes for the prompts that the service has sent."""
     asked = []
-    for task, one, done in zip(held_out, over, found, strict=True):
-        asked.append([prompt(one, done.order), cards.question(task.text)])
+    for task, pool, done in zip(held_out, over, found, strict=True):
+        asked.append([prompt(pool, done.order), cards.question(task.text)])
     ran = subprocess.run(
         [str(PYTHON), "-m", "app.lab.world2.words", "--plan", str(folder)],
         input=json.dumps(asked),
@@ -320,9 +320,9 @@ def _of_the_trainer(
 def pool_file(pools: Sequence[Pool], server: VllmServer) -> str:
     """Return the pool file: all workers under the names of their pools, since their prices differ."""
     parts = [PROVIDERS.format(url=server.base_url, model=server.model)]
-    for place, one in enumerate(pools):
+    for place, pool in enumerate(pools):
         names = []
-        for worker in one:
+        for worker in pool:
             names.append(f"{worker.name}-{place}")
             parts.append(
                 WORKER.format(
@@ -343,8 +343,8 @@ def pool_file(pools: Sequence[Pool], server: VllmServer) -> str:
 async def _calibrated(url: str, pools: Sequence[Pool]) -> None:
     """Store the trials that the cards of the world stand for."""
     async with open_store(url) as store:
-        for place, one in enumerate(pools):
-            for worker in one:
+        for place, pool in enumerate(pools):
+            for worker in pool:
                 for domain, right in zip(DOMAINS, worker.card.right, strict=True):
                     for number in range(worker.card.asked):
                         score = float(number < right)

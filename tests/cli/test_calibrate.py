@@ -193,7 +193,7 @@ async def test_it_stops_before_the_money_is_spent(
 ) -> None:
     environ = at(tmp_path, pool_text(stub))
     wanted = calibrate._assignments(configure(environ).catalog, asked("--tokens", "100"), built_in())
-    worst = max(one.limits.usd for one in wanted)
+    worst = max(assignment.limits.usd for assignment in wanted)
     cap = worst * 3
     given = ("--worker", "alpha", "--tokens", "100", "--yes", "--usd", f"{cap / 1e6:.6f}", "--concurrency", "2")
     assert await run(environ, *given) == 1

@@ -64,7 +64,10 @@ def described(folder: Path, base: str | None, **changes: Any) -> Manifest:
     (folder / "config.json").write_text('{"max_position_embeddings": 4096}')
     name = manifest.version("planner", manifest.sha256(folder.name.encode()))
     asked = [[{"role": "user", "content": f"question {n}"}] for n in range(10)]
-    golden = [Golden(messages=one, workers=2, steps=3, tokens=tokens(one[0]["content"]), plan=PLAN) for one in asked]
+    golden = [
+        Golden(messages=messages, workers=2, steps=3, tokens=tokens(messages[0]["content"]), plan=PLAN)
+        for messages in asked
+    ]
     facts = {"kind": kind, "name": name, "base": base or name, "tokenizer_sha256": manifest.tokenizer_sha256(folder)}
     facts |= {"prompt": "general", "template": "plan-1", "grammar": "guidance", "steps": 5, "workers": 6}
     facts |= {"reward": "", "world": "", "commit": "c0ffee", "evaluation": {}}

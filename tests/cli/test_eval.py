@@ -209,8 +209,8 @@ async def asked(*replies: httpx.Response | Exception, run: httpx.Response | None
         await eval_requests.carry_out(
             Bench(client, lambda: float(next(ticks)), lambda: 1.0), experiment, {}, found.append
         )
-    [one] = found
-    return one
+    [measure] = found
+    return measure
 
 
 ADMITTED = httpx.Response(200, json=ANSWER, headers=OF_A_RUN)
@@ -218,8 +218,14 @@ ADMITTED = httpx.Response(200, json=ANSWER, headers=OF_A_RUN)
 
 async def test_a_busy_service_is_asked_again() -> None:
     busy = error(429, "rate_limit_exceeded", **{"retry-after": "0"})
-    one = await asked(busy, error(503, "overloaded", **{"retry-after": "0"}), ADMITTED)
-    assert (one.right, one.outcome, one.usd, one.degraded, one.run) == (1.0, "answered", 0.5, True, "run_1")
+    measure = await asked(busy, error(503, "overloaded", **{"retry-after": "0"}), ADMITTED)
+    assert (measure.right, measure.outcome, measure.usd, measure.degraded, measure.run) == (
+        1.0,
+        "answered",
+        0.5,
+        True,
+        "run_1",
+    )
     with pytest.raises(OursError, match=r"refuses new work \(rate_limit_exceeded\)"):
         await asked(busy)
 
@@ -245,9 +251,9 @@ async def test_a_service_that_is_gone_ends_the_evaluation_and_makes_no_row(monke
     ],
 )
 async def test_what_is_no_answer_is_wrong_and_says_why(reply: httpx.Response, outcome: str, reason: str) -> None:
-    one = await asked(reply)
-    assert (one.right, one.outcome, one.reason) == (0.0, outcome, reason)
-    assert one.usd == (0.5 if "x-baton-run" in reply.headers else 0.0), "what it cost, it cost"
+    measure = await asked(reply)
+    assert (measure.right, measure.outcome, measure.reason) == (0.0, outcome, reason)
+    assert measure.usd == (0.5 if "x-baton-run" in reply.headers else 0.0), "what it cost, it cost"
 
 
 async def test_what_speaks_against_the_command_ends_it() -> None:

@@ -69,8 +69,15 @@ async def test_answers_are_graded_by_the_rule_of_their_question(
     for _ in range(2):  # twice is once
         told = await graded(tmp_path, capsys, "--tasks", file)
         assert {rating["run"]: rating["score"] for rating in told} == {right: 1.0, wrong: 0.0}
-    [one] = await kept(opened, right)
-    assert (one.kind, one.source, one.version, one.score, one.tenant, one.key) == (
+    [stored_rating] = await kept(opened, right)
+    assert (
+        stored_rating.kind,
+        stored_rating.source,
+        stored_rating.version,
+        stored_rating.score,
+        stored_rating.tenant,
+        stored_rating.key,
+    ) == (
         "grader",
         "numeric",
         "grading-1",
@@ -121,8 +128,8 @@ async def test_what_callers_did_is_kept_apart(
         }
     assert not await kept(opened, again)
     assert not await kept(opened, other)
-    [one] = await kept(opened, first)
-    assert (one.kind, one.score, one.version) == ("implicit", None, "signs-1")
+    [stored_rating] = await kept(opened, first)
+    assert (stored_rating.kind, stored_rating.score, stored_rating.version) == ("implicit", None, "signs-1")
     assert await graded(tmp_path, capsys, "--signs", "--tier", "baton-ultra") == []
 
 
@@ -140,8 +147,8 @@ async def test_questions_asked_side_by_side_are_not_asked_again(
 ) -> None:
     stub.always("alpha", Reply(header_delay=0.3))
     driven = [await opened.runs.start(order(opened, "baton-mini")) for _ in range(3)]
-    for one in driven:
-        await finish(one)
+    for run in driven:
+        await finish(run)
     assert await graded(tmp_path, capsys, "--signs") == []
 
 

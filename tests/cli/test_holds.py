@@ -22,8 +22,8 @@ def test_a_hold_lives_from_add_to_release(tmp_path: Path) -> None:
     assert "tenant acme" in listed
     assert "case 12" in listed
     assert "content keys are kept" in baton(tmp_path, "runs", "erase", "--tenant", "acme").err
-    for one in (placed, user):
-        assert baton(tmp_path, "holds", "release", one["id"]).status == 0
+    for hold in (placed, user):
+        assert baton(tmp_path, "holds", "release", hold["id"]).status == 0
     assert "No legal hold" in baton(tmp_path, "holds", "ls").out
     assert len(json.loads(baton(tmp_path, "holds", "ls", "--all", "--json").out)) == 2
     changes = json.loads(baton(tmp_path, "audit", "changes", "--target", placed["id"], "--json").out)

@@ -70,7 +70,12 @@ class Copying:
                 "UPDATE catalogs SET body = ? WHERE digest = ?", (json.dumps(pool).encode(), row["digest"])
             )
         recorded = self.rows("SELECT * FROM runs ORDER BY created_at")
-        return [one for number in range(COPIES) for row in recorded[number % 2 :] for one in self.copy(row, number)]
+        return [
+            copied_row
+            for number in range(COPIES)
+            for row in recorded[number % 2 :]
+            for copied_row in self.copy(row, number)
+        ]
 
     def copy(self, row: dict[str, Any], number: int) -> list[dict[str, Any]]:
         run, name = row["id"], f"{row['id']}c{number}"
@@ -109,7 +114,7 @@ class Copying:
         task = json.loads(body)
         user, identifier = self.chance.choice([None, "ann", "bob"]), self.chance.choice([None, None, "ann", "hash"])
         team = self.chance.choice([{}, {"team": "search"}, {"team": "a=b", "other": "search"}])
-        tags = {("user", one) for one in (user, identifier) if one} | {
+        tags = {("user", name) for name in (user, identifier) if name} | {
             ("metadata", f"{k}={v}") for k, v in team.items()
         }
         for name, value in tags:

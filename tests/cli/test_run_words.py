@@ -7,14 +7,20 @@ from app.cli.runs import run_words
 
 
 def test_ratings_are_told_with_who_gave_them() -> None:
-    one = {"kind": "explicit", "source": "user", "version": None, "score": 0.5, "label": "slow", "at": 0.0}
-    assert run_words.rating(one) == "explicit, by user: 0.5 of 1, slow · 1970-01-01 00:00:00 UTC"
-    sign = one | {"kind": "implicit", "source": "abandoned", "version": "signs-1", "score": None, "label": "abandoned"}
+    rating = {"kind": "explicit", "source": "user", "version": None, "score": 0.5, "label": "slow", "at": 0.0}
+    assert run_words.rating(rating) == "explicit, by user: 0.5 of 1, slow · 1970-01-01 00:00:00 UTC"
+    sign = rating | {
+        "kind": "implicit",
+        "source": "abandoned",
+        "version": "signs-1",
+        "score": None,
+        "label": "abandoned",
+    }
     assert run_words.rating(sign).startswith("implicit, by abandoned signs-1: abandoned · ")
 
 
 def test_rounds_are_explained() -> None:
-    one: Mapping[str, Any] = {
+    proposal: Mapping[str, Any] = {
         "mode": "first",
         "round": 2,
         "conductor": "model",
@@ -25,11 +31,11 @@ def test_rounds_are_explained() -> None:
         "steps": [],
         "attempts": [{"worker": "a"}],
     }
-    assert run_words.proposal(one) == (
+    assert run_words.proposal(proposal) == (
         "round 2, first proposal: a model planned it (a) · it accepted the previous answer"
     )
-    assert run_words.proposal(one | {"topology": "single", "steps": [3]}).endswith("accepted · single of 1 step")
-    run: Mapping[str, Any] = {"proposals": [one], "rounds": 2, "degraded": True, "preview": False, "end": {}}
+    assert run_words.proposal(proposal | {"topology": "single", "steps": [3]}).endswith("accepted · single of 1 step")
+    run: Mapping[str, Any] = {"proposals": [proposal], "rounds": 2, "degraded": True, "preview": False, "end": {}}
     assert run_words.why(run)[1] == "2 rounds: each was shown the previous answer"
     stopped = run_words.why(run | {"end": {"stopped": "run_over_budget"}})
     assert stopped[2] == "degraded: the last round failed (run_over_budget), so the previous answer is used"

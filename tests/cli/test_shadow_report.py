@@ -21,7 +21,7 @@ def test_nothing_is_known_without_a_pair(tmp_path: Path, capsys: pytest.CaptureF
     assert "worker large: 0 pairs" in told
     assert "Nothing is known yet" in told
     assert main([*asked, "--gate", "--json"], environ) == 1
-    (one,) = json.loads(capsys.readouterr().out)["candidates"]
-    assert (one["pairs"], one["promotable"], one["conditions"][0]["outcome"]) == (0, False, "open")
+    (candidate,) = json.loads(capsys.readouterr().out)["candidates"]
+    assert (candidate["pairs"], candidate["promotable"], candidate["conditions"][0]["outcome"]) == (0, False, "open")
     assert main(["shadow", "report", "gone"], environ) == 2
     assert "there is no such tier" in capsys.readouterr().err

@@ -74,8 +74,8 @@ async def custom(client: AsyncOpenAI) -> Report:
 
 async def models(client: AsyncOpenAI) -> Report:
     """The list, and one of it."""
-    one = await client.models.retrieve("baton-mini")
-    return {"ids": [model.id async for model in client.models.list()], "one": one.id}
+    retrieved = await client.models.retrieve("baton-mini")
+    return {"ids": [model.id async for model in client.models.list()], "one": retrieved.id}
 
 
 async def errors(client: AsyncOpenAI) -> Report:

@@ -21,7 +21,7 @@ def worker(received: Received) -> Reply:
         [message for message in body["messages"] if message["role"] == "tool"],
     )
     if len(came) >= len(CALLS):
-        return Reply(chunks=tuple(f"{one['content']};" for one in came), usage=COUNTED)
+        return Reply(chunks=tuple(f"{result['content']};" for result in came), usage=COUNTED)
     if choice == "none":
         return Reply(chunks=("No ", "tools."), usage=COUNTED)
     if choice != "auto":
@@ -41,6 +41,6 @@ def writer(received: Received) -> Reply:
     """It calls a tool of free text and a function, and then tells the results."""
     came = [message["content"] for message in received.json["messages"] if message["role"] == "tool"]
     if came:
-        return Reply(chunks=tuple(f"{one};" for one in came), usage=COUNTED)
+        return Reply(chunks=tuple(f"{result};" for result in came), usage=COUNTED)
     calls = (ToolCall("patch", json.dumps({"input": TEXT})), CALLS[1])
     return Reply(chunks=("Let me ", "write."), tool_calls=calls, finish="tool", usage=COUNTED)

@@ -54,8 +54,8 @@ def two(*stubs: ProviderStub, weights: tuple[float, ...] = (1, 1), tick: Clock |
     made = []
     for name, stub, weight in zip("abc", stubs, weights, strict=False):
         spec = EndpointSpec(name, stub.openai_url, weight)
-        one = ProviderSpec("stub", "openai", spec.base_url)
-        made.append((spec, OpenAIProvider(one, KEYS["openai"])))
+        provider_spec = ProviderSpec("stub", "openai", spec.base_url)
+        made.append((spec, OpenAIProvider(provider_spec, KEYS["openai"])))
     return Endpoints(made, tick=tick or Clock(), chance=lambda: 0.5)
 
 
@@ -226,8 +226,8 @@ def test_no_variable_moves_a_provider_with_several_endpoints(tmp_path: Path) -> 
 async def test_the_bytes_do_not_depend_on_the_endpoint() -> None:
     """The auditor renders them again without knowing where they went."""
     spec = configure_spec()
-    one = replace(spec, base_url=spec.endpoints[0].base_url, endpoints=())
-    assert adapter(spec).render(request()) == adapter(one).render(request())
+    single_endpoint = replace(spec, base_url=spec.endpoints[0].base_url, endpoints=())
+    assert adapter(spec).render(request()) == adapter(single_endpoint).render(request())
 
 
 def configure_spec() -> ProviderSpec:

@@ -77,11 +77,11 @@ async def test_reasoning_goes_back_sealed_before_what_it_led_to() -> None:
         assert keepsake is not None
         assert kept(await line.pieces(request(ASK, toolbox=BOX, live=False))) == keepsake
         await line.pieces(request(*past(keepsake=keepsake), toolbox=BOX))
-        _, reasoning, message, *calls, one, two = stub.requests[-1].json["input"]
+        _, reasoning, message, *calls, first_result, second_result = stub.requests[-1].json["input"]
     assert reasoning == SEALED
     assert (message["role"], message["content"], message["phase"]) == ("assistant", "I will.", "final_answer")
     assert [(call["type"], call["call_id"]) for call in calls] == [("function_call", "c-1"), ("function_call", "c-2")]
-    assert (one["call_id"], one["output"], two["output"]) == ("c-1", "1", "")
+    assert (first_result["call_id"], first_result["output"], second_result["output"]) == ("c-1", "1", "")
 
 
 def test_each_reasoning_stays_before_its_own_call() -> None:

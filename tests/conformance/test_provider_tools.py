@@ -231,10 +231,10 @@ def test_gemini_writes_definitions_and_choices() -> None:
 def test_results_stand_where_each_format_wants_them() -> None:
     failed = Message("tool", (Text("boom"), Image(PIXEL)), call_id="c-2", failed=True)
     talk = past(Message("tool", (Text("1"),), call_id="c-1"), failed)
-    *_, called, one, two, picture = rendered("openai", *talk)["messages"]
+    *_, called, first_result, second_result, picture = rendered("openai", *talk)["messages"]
     assert [call["id"] for call in called["tool_calls"]] == ["c-1", "c-2"]
-    assert (one["tool_call_id"], one["content"]) == ("c-1", "1")
-    assert (two["tool_call_id"], two["content"]) == ("c-2", "boom")
+    assert (first_result["tool_call_id"], first_result["content"]) == ("c-1", "1")
+    assert (second_result["tool_call_id"], second_result["content"]) == ("c-2", "boom")
     assert [part["type"] for part in picture["content"]] == ["text", "image_url"]
     results = rendered("anthropic", *talk)["messages"][-1]["content"]
     assert [(block["tool_use_id"], block.get("is_error")) for block in results] == [("c-1", None), ("c-2", True)]
@@ -254,9 +254,9 @@ def test_a_result_of_no_known_call_is_plain_words() -> None:
 
 def test_mistral_gets_ids_of_nine_letters() -> None:
     spec = {"base_url": "https://api.mistral.ai/v1"}
-    *_, called, one, two = rendered("openai", *past(), spec=spec)["messages"]
+    *_, called, first_result, second_result = rendered("openai", *past(), spec=spec)["messages"]
     ids = [call["id"] for call in called["tool_calls"]]
-    assert ids == [one["tool_call_id"], two["tool_call_id"]]
+    assert ids == [first_result["tool_call_id"], second_result["tool_call_id"]]
     assert all(len(id_) == 9 and id_.isalnum() for id_ in ids)
     assert len(set(ids)) == 2
     called = Message("assistant", (), calls=(ToolCall("abcdefgh9", "add"),))

@@ -73,10 +73,12 @@ async def test_a_ticket_keeps_its_trace(queue: StepQueue) -> None:
 
 
 async def test_each_ticket_goes_to_one_taker(open_queue: Opener) -> None:
-    async with open_queue() as one, open_queue() as other:
-        takers = [asyncio.create_task(_drain(queue)) for queue in (one, other, one, other)]
+    async with open_queue() as first_queue, open_queue() as second_queue:
+        takers = [
+            asyncio.create_task(_drain(queue)) for queue in (first_queue, second_queue, first_queue, second_queue)
+        ]
         for number in range(0, 60, 3):
-            await one.enqueue([ticket(number + index) for index in range(3)])
+            await first_queue.enqueue([ticket(number + index) for index in range(3)])
         taken = [found for batch in await asyncio.gather(*takers) for found in batch]
     assert sorted(each.step for each in taken) == list(range(60))
 
@@ -116,22 +118,22 @@ def of(tenant: str, *numbers: int, step: int = WHOLE_RUN) -> list[Ticket]:
 @pytest.mark.parametrize("step", [0, WHOLE_RUN])
 async def test_tenants_take_turns_however_many_tickets_one_of_them_has(open_queue: Opener, step: int) -> None:
     """A flood of 500, two takers of four at a time, and then one ticket each of two other tenants."""
-    async with open_queue(lease=PATIENCE_SECONDS) as one, open_queue(lease=PATIENCE_SECONDS) as two:
-        await one.enqueue(of("flood", *range(500), step=step))
-        first = await one.take(4, 1.0) + await two.take(4, 1.0)
+    async with open_queue(lease=PATIENCE_SECONDS) as first_queue, open_queue(lease=PATIENCE_SECONDS) as second_queue:
+        await first_queue.enqueue(of("flood", *range(500), step=step))
+        first = await first_queue.take(4, 1.0) + await second_queue.take(4, 1.0)
         assert len(first) == 8
-        await one.enqueue(of("small", 1000, step=step))
-        await two.enqueue(of("other", 2000, step=step))
-        await one.enqueue(of("flood", 500, step=step))
-        third = [(await taker.take(1, 1.0))[0] for taker in (one, two, one)]
+        await first_queue.enqueue(of("small", 1000, step=step))
+        await second_queue.enqueue(of("other", 2000, step=step))
+        await first_queue.enqueue(of("flood", 500, step=step))
+        third = [(await taker.take(1, 1.0))[0] for taker in (first_queue, second_queue, first_queue)]
         assert {each.run for each in third} >= {"run-1000", "run-2000"}, (
             "each within as many takes as there are tenants"
         )
-        left = [each for taker in (one, two) for each in await taker.take(400, 1.0)]
+        left = [each for taker in (first_queue, second_queue) for each in await taker.take(400, 1.0)]
         assert {each.run for each in [*first, *third, *left]} == {f"run-{n}" for n in [*range(501), 1000, 2000]}
         assert [each.seq for each in left] == sorted(each.seq for each in left), "a tenant's own come in their order"
-        await one.done([*first, *third, *left])
-        assert await one.take(1, 0.0) == []
+        await first_queue.done([*first, *third, *left])
+        assert await first_queue.take(1, 0.0) == []
 
 
 async def test_a_ticket_that_waited_for_its_turn_keeps_its_trace_and_comes_back(open_queue: Opener) -> None:
@@ -157,13 +159,13 @@ async def test_runs_that_wait_are_noted(queue: StepQueue) -> None:
 
 
 async def test_runs_that_other_processes_have_taken_do_not_wait_any_more(open_queue: Opener) -> None:
-    async with open_queue() as one, open_queue() as two:
-        await one.enqueue(of("flood", *range(4)))
-        assert await one.take(2, 1.0)
-        assert one.crowded
-        assert len(await two.take(4, 1.0)) == 2
-        assert await one.take(1, 0.0) == []
-        assert not one.crowded
+    async with open_queue() as first_queue, open_queue() as second_queue:
+        await first_queue.enqueue(of("flood", *range(4)))
+        assert await first_queue.take(2, 1.0)
+        assert first_queue.crowded
+        assert len(await second_queue.take(4, 1.0)) == 2
+        assert await first_queue.take(1, 0.0) == []
+        assert not first_queue.crowded
 
 
 async def test_a_tier_that_is_not_configured_goes_with_the_last(queue: StepQueue) -> None:

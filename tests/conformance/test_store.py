@@ -49,13 +49,13 @@ async def test_events_are_numbered_from_one_and_read_back_as_they_were_answered(
 
 
 async def test_numbers_have_no_gaps_under_many_writers(opener: Opener) -> None:
-    async with opener() as one, opener() as other:
-        await one.append(admitted("run"))
-        both = [one, other] * 32
+    async with opener() as first_store, opener() as second_store:
+        await first_store.append(admitted("run"))
+        both = [first_store, second_store] * 32
         answers: list[Appended] = await asyncio.gather(*(store.append(note("run")) for store in both))
         assert sorted(answer.events[0].seq for answer in answers) == list(range(2, 66))
-        assert [event.seq for event in (await other.journal("run")).events] == list(range(1, 66))
-        assert (await one.run("run")).seq == 65
+        assert [event.seq for event in (await second_store.journal("run")).events] == list(range(1, 66))
+        assert (await first_store.run("run")).seq == 65
 
 
 async def test_entries_of_one_run_are_written_in_the_order_of_the_calls(store: Store) -> None:
@@ -74,11 +74,11 @@ async def test_what_no_run_has_is_not_found(store: Store) -> None:
 
 
 async def test_a_run_is_admitted_once(opener: Opener) -> None:
-    async with opener() as one, opener() as other:
-        answers = await settled(store.append(admitted("run")) for store in [one, other] * 8)
+    async with opener() as first_store, opener() as second_store:
+        answers = await settled(store.append(admitted("run")) for store in [first_store, second_store] * 8)
         assert sum(isinstance(answer, Appended) for answer in answers) == 1
         assert all(isinstance(answer, Appended | Conflict) for answer in answers)
-        assert (await one.run("run")).seq == 1
+        assert (await first_store.run("run")).seq == 1
 
 
 async def test_a_body_that_is_not_json_is_the_callers_fault(store: Store) -> None:
@@ -105,7 +105,7 @@ async def test_the_input_of_a_step_names_the_engine_that_has_the_lease(store: St
     before = await store.step_input("run")
     await store.take_over("heir", now=11.0, until=20.0, limit=5, kinds=[("mini", "v1")])
     after = await store.step_input("run", before.events[-1].seq)
-    assert [(one.driver, one.epoch) for one in (before, after)] == [("driver", 1), ("heir", 2)]
+    assert [(lease.driver, lease.epoch) for lease in (before, after)] == [("driver", 1), ("heir", 2)]
 
 
 async def test_what_must_follow_an_event_is_refused_once_there_are_later_ones(store: Store) -> None:
@@ -129,13 +129,15 @@ async def test_no_journal_is_read_up_to_nothing(store: Store) -> None:
 
 
 async def test_a_run_ends_once(opener: Opener) -> None:
-    async with opener() as one, opener() as other:
-        await one.append(admitted("run"))
+    async with opener() as first_store, opener() as second_store:
+        await first_store.append(admitted("run"))
         ends = [Entry("run", 9.0, (Raw(kind, {}),), epoch=1) for kind in TERMINAL for _ in range(4)]
-        answers = await settled(store.append(end) for store, end in zip([one, other] * len(ends), ends, strict=False))
+        answers = await settled(
+            store.append(end) for store, end in zip([first_store, second_store] * len(ends), ends, strict=False)
+        )
         (winner,) = [answer for answer in answers if isinstance(answer, Appended)]
         assert sum(isinstance(answer, RunEnded) for answer in answers) == len(ends) - 1
-        row = await other.run("run")
+        row = await second_store.run("run")
         assert (row.state, row.ended_at, row.seq) == (TERMINAL[winner.events[0].kind], 9.0, 2)
 
 
@@ -180,14 +182,16 @@ async def test_tickets_that_nobody_took_die_with_the_run(store: Store) -> None:
 
 
 async def test_racing_holds_never_pass_a_cap(opener: Opener) -> None:
-    async with opener() as one, opener() as other:
-        await one.append(admitted("run", cap=Ledger(1000, 10**6)))
+    async with opener() as first_store, opener() as second_store:
+        await first_store.append(admitted("run", cap=Ledger(1000, 10**6)))
         holds = [Entry("run", 2.0, (Raw(Kind.CALL_INTENDED, {}),), epoch=1, hold=Ledger(7, 1)) for _ in range(200)]
-        answers = await settled(store.append(hold) for store, hold in zip([one, other] * 100, holds, strict=True))
+        answers = await settled(
+            store.append(hold) for store, hold in zip([first_store, second_store] * 100, holds, strict=True)
+        )
         granted = sum(isinstance(answer, Appended) for answer in answers)
         assert granted == 1000 // 7
         assert sum(isinstance(answer, RunOverBudget) for answer in answers) == 200 - granted
-        row = await one.run("run")
+        row = await first_store.run("run")
         assert (row.held, row.spent, row.seq) == (Ledger(7 * granted, granted), Ledger(), 1 + granted)
 
 

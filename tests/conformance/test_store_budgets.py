@@ -255,8 +255,8 @@ WAITING = "SELECT count(*) FROM pg_locks WHERE NOT granted AND pg_backend_pid() 
 async def two_processes(opener: Opener, budget: Budget = SLICED) -> AsyncIterator[tuple[SqlStore, SqlStore]]:
     """Two processes that use different slices, each with a run of its own, `ours` and `theirs`."""
     async with opener() as ours, opener() as theirs:
-        for number, one in enumerate((ours, theirs)):
-            for writer in one.writers:
+        for number, account in enumerate((ours, theirs)):
+            for writer in account.writers:
                 writer.slice = number
         await begin(ours, "ours", "theirs", budgets=(budget,))
         yield ours, theirs

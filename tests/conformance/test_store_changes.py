@@ -10,6 +10,6 @@ async def test_changes_come_back_as_they_were_made_in_the_order_of_their_time(st
     first = Change("b", 5.0, "ann", "planner", "loaded", "v@1", note='{"valid": 24}')
     made = [replace(first, id="a", at=9.0, kind="canary", share=0.125), first, replace(first, id="c", who="ünal")]
     assert await store.changes() == ()
-    for one in made:
-        await store.change(one)
+    for change in made:
+        await store.change(change)
     assert await store.changes() == (first, made[2], made[0])

@@ -20,8 +20,8 @@ GOOD = Feedback("fb_1", "run", "tenant", "key", 5.0, "explicit", "user", "1", 0.
 async def test_a_rating_is_kept_as_it_is(store: Store) -> None:
     await store.append(admitted("run"))
     bare = Feedback("fb_2", "run", "tenant", "", 4.0, "implicit", "abandoned", "signs-1", label="abandoned")
-    for one in (GOOD, bare):
-        assert await store.rate(one) == one
+    for rating in (GOOD, bare):
+        assert await store.rate(rating) == rating
     assert await store.feedback("run") == (bare, GOOD)
     assert await store.feedback("other") == ()
 
@@ -42,8 +42,8 @@ async def test_ratings_come_in_order_behind_the_last_one(store: Store) -> None:
     for run in ("a", "b"):
         await store.append(admitted(run))
     given = [replace(GOOD, id=f"fb_{n}", run="ab"[n % 2], at=float(n // 2)) for n in range(6)]
-    for one in reversed(given):
-        await store.rate(one)
+    for rating in reversed(given):
+        await store.rate(rating)
     assert await store.feedback_after((0.0, ""), 4) == tuple(given[:4])
     assert await store.feedback_after((given[3].at, given[3].id), 4) == tuple(given[4:])
     assert await store.feedback_after((given[5].at, given[5].id), 4) == ()
@@ -100,8 +100,8 @@ async def test_rated_runs_come_with_what_was_asked_of_them(store: Store) -> None
     await store.append(Entry("run", 2.0, (opened,), epoch=1, contents=(("ref", b"seen"), ("other", b"unseen"))))
     await store.append(admitted("erased"))
     given = [GOOD, replace(GOOD, id="fb_2", source="other", at=6.0), replace(GOOD, id="fb_3", run="erased")]
-    for one in given:
-        await store.rate(one)
+    for rating in given:
+        await store.rate(rating)
     found = await store.rated(given, (Kind.PLAN_OPENED,), lambda told: told[0].body["looked_at"] if told else "")
     assert [rated.rating for rated in found] == given
     assert [rated.seen for rated in found] == [b"seen", b"seen", None]

@@ -38,24 +38,26 @@ async def test_a_second_claim_admits_nothing(store: Store, together: bool) -> No
 
 
 async def test_of_two_processes_one_gets_the_claim(opener: Opener) -> None:
-    async with opener() as one, opener() as other:
+    async with opener() as first_store, opener() as second_store:
         for turn in range(10):
             entries = [replace(admitted(f"run-{turn}-{n}"), once=idempotency(f"claim-{turn}")) for n in range(8)]
-            answers = await settled(store.append(entry) for store, entry in zip([one, other] * 4, entries, strict=True))
+            answers = await settled(
+                store.append(entry) for store, entry in zip([first_store, second_store] * 4, entries, strict=True)
+            )
             assert sorted(type(answer).__name__ for answer in answers) == ["Appended"] + ["Conflict"] * 7
             (winner,) = [answer for answer in answers if isinstance(answer, Appended)]
-            held = await other.find_idempotency_record(f"claim-{turn}", 1.0)
+            held = await second_store.find_idempotency_record(f"claim-{turn}", 1.0)
             assert held is not None
             assert held.run == winner.events[0].run
 
 
 async def test_batches_that_claim_crosswise_do_not_block_each_other(opener: Opener) -> None:
-    async with opener() as one, opener() as other:
+    async with opener() as first_store, opener() as second_store:
         names = [f"claim-{n}" for n in range(12)]
         entries = [replace(admitted(f"a-{name}"), once=idempotency(name)) for name in names]
         entries += [replace(admitted(f"b-{name}"), once=idempotency(name)) for name in reversed(names)]
         answers = await settled(
-            store.append(entry) for store, entry in zip([one] * 12 + [other] * 12, entries, strict=True)
+            store.append(entry) for store, entry in zip([first_store] * 12 + [second_store] * 12, entries, strict=True)
         )
         assert sum(isinstance(answer, Appended) for answer in answers) == 12
         assert sum(isinstance(answer, Conflict) for answer in answers) == 12
@@ -69,47 +71,54 @@ async def test_a_refused_entry_claims_nothing(store: Store) -> None:
 
 
 async def test_a_claim_that_has_run_out_is_free(opener: Opener) -> None:
-    async with opener() as one, opener() as other:
-        await one.append(replace(admitted("old", at=1.0), once=idempotency(until=10.0)))
-        assert await one.find_idempotency_record("claim", 10.0) is None
+    async with opener() as first_store, opener() as second_store:
+        await first_store.append(replace(admitted("old", at=1.0), once=idempotency(until=10.0)))
+        assert await first_store.find_idempotency_record("claim", 10.0) is None
         entries = [replace(admitted(f"new-{n}", at=10.0), once=idempotency(until=20.0, body=b"new")) for n in range(6)]
-        answers = await settled(store.append(entry) for store, entry in zip([one, other] * 3, entries, strict=True))
+        answers = await settled(
+            store.append(entry) for store, entry in zip([first_store, second_store] * 3, entries, strict=True)
+        )
         (winner,) = [answer for answer in answers if isinstance(answer, Appended)]
         assert sum(isinstance(answer, Conflict) for answer in answers) == 5
-        assert await other.find_idempotency_record("claim", 10.0) == replace(
+        assert await second_store.find_idempotency_record("claim", 10.0) == replace(
             idempotency(until=20.0, body=b"new"), run=winner.events[0].run
         )
 
 
 async def test_a_reply_is_remembered_once(opener: Opener) -> None:
-    async with opener() as one, opener() as other:
+    async with opener() as first_store, opener() as second_store:
         replies = [replace(idempotency(), status=200, reply=b"%d" % n) for n in range(6)]
         held = await settled(
-            store.add_idempotency_record(reply, 1.0) for store, reply in zip([one, other] * 3, replies, strict=True)
+            store.add_idempotency_record(reply, 1.0)
+            for store, reply in zip([first_store, second_store] * 3, replies, strict=True)
         )
         assert len(set(held)) == 1
         assert held[0] in replies
-        assert await one.find_idempotency_record("claim", 1.0) == held[0]
+        assert await first_store.find_idempotency_record("claim", 1.0) == held[0]
         later = replace(replies[0], until=300.0, reply=b"later")
         assert (
-            await other.add_idempotency_record(later, 100.0)
+            await second_store.add_idempotency_record(later, 100.0)
             == later
-            == await one.find_idempotency_record("claim", 100.0)
+            == await first_store.find_idempotency_record("claim", 100.0)
         )
 
 
 async def test_claims_that_have_run_out_are_forgotten_in_batches(opener: Opener) -> None:
-    async with opener() as one, opener() as other:
+    async with opener() as first_store, opener() as second_store:
         for n in range(7):
-            await one.add_idempotency_record(idempotency(f"claim-{n}", until=10.0 + n), 1.0)
-        assert await one.forget_idempotency_records(9.9, 100) == 0
-        assert await one.forget_idempotency_records(15.0, 4) == 4
+            await first_store.add_idempotency_record(idempotency(f"claim-{n}", until=10.0 + n), 1.0)
+        assert await first_store.forget_idempotency_records(9.9, 100) == 0
+        assert await first_store.forget_idempotency_records(15.0, 4) == 4
         assert (
-            sum(await settled([one.forget_idempotency_records(15.0, 4), other.forget_idempotency_records(15.0, 4)]))
+            sum(
+                await settled(
+                    [first_store.forget_idempotency_records(15.0, 4), second_store.forget_idempotency_records(15.0, 4)]
+                )
+            )
             == 2
         )
-        assert await one.forget_idempotency_records(15.0, 4) == 0
-        assert await other.find_idempotency_record("claim-6", 1.0) == idempotency("claim-6", until=16.0)
+        assert await first_store.forget_idempotency_records(15.0, 4) == 0
+        assert await second_store.find_idempotency_record("claim-6", 1.0) == idempotency("claim-6", until=16.0)
 
 
 async def test_whoever_holds_nothing_may_only_ask_for_the_end(store: Store) -> None:

@@ -79,18 +79,18 @@ async def test_each_turn_is_told_by_what_its_own_request_asked(store: Store) -> 
 
 
 async def test_a_notice_is_taken_by_one_until_the_claim_lapses(opener: Opener) -> None:
-    async with opener() as one, opener() as other:
+    async with opener() as first_store, opener() as second_store:
         for n in range(20):
-            await one.append(told(f"run-{n:02}"))
-            await one.append(event(f"run-{n:02}", Kind.SUCCEEDED, 5.0))
-        answers = await settled(taken(store, limit=3) for store in [one, other] * 6)
+            await first_store.append(told(f"run-{n:02}"))
+            await first_store.append(event(f"run-{n:02}", Kind.SUCCEEDED, 5.0))
+        answers = await settled(taken(store, limit=3) for store in [first_store, second_store] * 6)
         found = [notice.run for answer in answers for notice in answer]
         assert len(found) == len(set(found))
-        while more := await taken(other, limit=3):  # what both looked at is left by one of them
+        while more := await taken(second_store, limit=3):  # what both looked at is left by one of them
             found += [notice.run for notice in more]
         assert sorted(found) == [f"run-{n:02}" for n in range(20)]
-        assert await taken(one, now=19.9) == ()
-        assert {notice.tries for notice in await taken(one, now=20.0, until=30.0)} == {2}
+        assert await taken(first_store, now=19.9) == ()
+        assert {notice.tries for notice in await taken(first_store, now=20.0, until=30.0)} == {2}
 
 
 async def test_a_notice_is_closed_by_anybody_and_put_off_by_its_holder_only(store: Store) -> None:

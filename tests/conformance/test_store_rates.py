@@ -22,15 +22,15 @@ def ended(run: str, tokens: int, at: float) -> Entry:
 
 async def test_several_gateways_let_no_more_requests_through_than_the_limit(opener: Opener) -> None:
     limits = RateLimits(rpm=20, tpm=1_000, concurrency=15)
-    async with opener() as one, opener() as two, opener() as three:
+    async with opener() as first_store, opener() as second_store, opener() as third_store:
         calls = [
             ask(store, limits, run=f"run_{n}_{i}", tokens=70)
-            for n, store in enumerate((one, two, three))
+            for n, store in enumerate((first_store, second_store, third_store))
             for i in range(8)
         ]
         replies = await asyncio.gather(*calls)
         assert sum(reply.refusal is None for reply in replies) == 1_000 // 70
-        last = await ask(two, limits)
+        last = await ask(second_store, limits)
     assert [figures.remaining for figures in last.figures] == [20 - 14 - 1, 1_000 - 14 * 70]
 
 

@@ -86,10 +86,10 @@ async def test_claims_that_lapse_are_counted_and_those_handed_back_are_not(store
 
 
 async def test_one_of_many_dispatchers_gets_the_ticket(opener: Opener) -> None:
-    async with opener() as one, opener() as other:
-        await one.append(admitted("run"))
-        await one.append(queued("run"))
-        takers = [(store, str(n)) for n, store in enumerate([one, other] * 16)]
+    async with opener() as first_store, opener() as second_store:
+        await first_store.append(admitted("run"))
+        await first_store.append(queued("run"))
+        takers = [(store, str(n)) for n, store in enumerate([first_store, second_store] * 16)]
         answers = await settled(store.append(take("run", 0, name)) for store, name in takers)
         assert sum(isinstance(answer, Appended) for answer in answers) == 1
         assert sum(isinstance(answer, LeaseLost) for answer in answers) == 31
@@ -220,10 +220,10 @@ async def test_others_get_their_turn_while_thousands_are_renewed(store: Store, w
 
 
 async def test_two_sweepers_share_what_is_overdue(opener: Opener) -> None:
-    async with opener() as one, opener() as other:
-        await asyncio.gather(*(one.append(admitted(f"run-{n}")) for n in range(20)))
-        await asyncio.gather(*(one.append(queued(f"run-{n}")) for n in range(20)))
-        swept = await asyncio.gather(*(store.overdue(50.0, 20) for store in (one, other)))
+    async with opener() as first_store, opener() as second_store:
+        await asyncio.gather(*(first_store.append(admitted(f"run-{n}")) for n in range(20)))
+        await asyncio.gather(*(first_store.append(queued(f"run-{n}")) for n in range(20)))
+        swept = await asyncio.gather(*(store.overdue(50.0, 20) for store in (first_store, second_store)))
         assert sorted(due.run for dues in swept for due in dues) == sorted(f"run-{n}" for n in range(20))
 
 
@@ -233,18 +233,23 @@ KINDS = [("mini", "v1")]
 
 
 async def test_a_lapsed_run_is_taken_over_once(opener: Opener) -> None:
-    async with opener() as one, opener() as other:
-        await asyncio.gather(*(one.append(admitted(f"run-{n:02}", lease_until=10.0)) for n in range(20)))
-        await one.append(Entry("run-00", 5.0, (Raw(Kind.SUCCEEDED, {}),), epoch=1))
-        await one.append(queued("run-01"))
-        assert await one.take_over("early", 9.9, 30.0, 50, KINDS) == ()
-        calls = [store.take_over(f"heir-{n}", 10.0, 30.0, 5, KINDS) for n, store in enumerate([one, other] * 3)]
+    async with opener() as first_store, opener() as second_store:
+        await asyncio.gather(*(first_store.append(admitted(f"run-{n:02}", lease_until=10.0)) for n in range(20)))
+        await first_store.append(Entry("run-00", 5.0, (Raw(Kind.SUCCEEDED, {}),), epoch=1))
+        await first_store.append(queued("run-01"))
+        assert await first_store.take_over("early", 9.9, 30.0, 50, KINDS) == ()
+        calls = [
+            store.take_over(f"heir-{n}", 10.0, 30.0, 5, KINDS)
+            for n, store in enumerate([first_store, second_store] * 3)
+        ]
         taken: list[RunRow] = [row for rows in await asyncio.gather(*calls) for row in rows]
-        while rows := await one.take_over("heir", 10.0, 30.0, 5, KINDS):  # what one left because another was at it
+        while rows := await first_store.take_over(
+            "heir", 10.0, 30.0, 5, KINDS
+        ):  # what one left because another was at it
             taken += rows
         assert sorted(row.id for row in taken) == [f"run-{n:02}" for n in range(1, 20)]
         assert {row.epoch for row in taken} == {2}
-        due = await one.due("run-01", 0)
+        due = await first_store.due("run-01", 0)
         assert due is not None
         assert due.driver == next(row.driver for row in taken if row.id == "run-01")
 

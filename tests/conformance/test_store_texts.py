@@ -122,13 +122,17 @@ async def test_contents_are_whole_while_a_process_of_the_release_before_may_read
 async def test_turns_that_begin_while_others_are_erased_lose_nothing(opener: Opener) -> None:
     """Several processes write turns of one conversation, and erase them at once."""
     chance = random.Random(7)
-    async with opener() as one, opener() as other:
+    async with opener() as first_store, opener() as second_store:
         kept: dict[str, int] = {}
         for wave in range(4):
             turns = {f"{wave}-{n}": chance.randint(1, 6) for n in range(6)}
             doomed = [run for run in kept if chance.random() < 0.7]
-            writes = [chance.choice((one, other)).append(turn(run, number)) for run, number in turns.items()]
-            erasures = [store.erase_contents(doomed[place::2]) for place, store in enumerate((one, other))]
+            writes = [
+                chance.choice((first_store, second_store)).append(turn(run, number)) for run, number in turns.items()
+            ]
+            erasures = [
+                store.erase_contents(doomed[place::2]) for place, store in enumerate((first_store, second_store))
+            ]
             both: list[Awaitable[Any]] = [*writes, *erasures]
             chance.shuffle(both)
             assert not [found for found in await settled(both) if isinstance(found, Exception)]
@@ -137,9 +141,9 @@ async def test_turns_that_begin_while_others_are_erased_lose_nothing(opener: Ope
                 for run, number in kept.items():
                     wanted = dict(turn(run, number).contents)
                     assert await fresh.contents(run, list(wanted)) == wanted
-            assert await one._read(unused) == 0
-        await one.erase_contents(list(kept))
-        assert await rows(one) == {"contents": 0, "shared_contents": 0, "texts": 0}
+            assert await first_store._read(unused) == 0
+        await first_store.erase_contents(list(kept))
+        assert await rows(first_store) == {"contents": 0, "shared_contents": 0, "texts": 0}
 
 
 @asynccontextmanager

@@ -18,8 +18,8 @@ async def test_trials_are_kept_as_they_are_in_the_order_of_their_time(store: Sto
 
 async def test_a_later_trial_takes_the_place_of_an_earlier_one(store: Store) -> None:
     again = replace(ONE, at=9.0, score=0.0, run="other", usd=1)
-    for one in (ONE, again):
-        await store.note_trial(one)
+    for trial in (ONE, again):
+        await store.note_trial(trial)
     assert await store.trials() == (again,)
 
 

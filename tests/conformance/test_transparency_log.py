@@ -79,8 +79,8 @@ async def test_a_run_is_proven_by_its_events_and_its_row(store: SqlStore) -> Non
     await seal(store)
     head, proof = await checkpoint(store), await store.log.proof("run")
     assert proof.checkpoint == (await store.log.state()).checkpoint
-    for one in proof.leaves:
-        assert includes(one.place, head.size, leaf_hash(one.entry), one.proof, head.root)
+    for proven in proof.leaves:
+        assert includes(proven.place, head.size, leaf_hash(proven.entry), proven.proof, head.root)
     first, second = [parse_leaf(leaf.entry) for leaf in proof.leaves]
     (row,), events = await fetched(store, select(RUNS)), await fetched(store, select(EVENTS).order_by(EVENTS.c.seq))
     journal = [(event["seq"], event["kind"], event["at"], event["body"]) for event in events]
@@ -88,12 +88,12 @@ async def test_a_run_is_proven_by_its_events_and_its_row(store: SqlStore) -> Non
     assert (second.events, second.root) == (2, events_root("run", journal))
     names = ("id", "tenant", "key", "tier", "model", "code", "created_at")
     values = {name: row[name] for name in names}
-    for one, leaf in zip(proof.leaves, (first, second), strict=True):
-        assert leaf.parts["row"] == commitment(one.salt or b"", "row", values)
-        assert leaf.parts["row"] != commitment(one.salt or b"", "row", values | {"tenant": "other"})
+    for proven, leaf in zip(proof.leaves, (first, second), strict=True):
+        assert leaf.parts["row"] == commitment(proven.salt or b"", "row", values)
+        assert leaf.parts["row"] != commitment(proven.salt or b"", "row", values | {"tenant": "other"})
         assert leaf.parts["private"] == commitment(SALT, "private", [{"name": USER_TAG, "value": "ann"}])
-        assert b"ann" not in one.entry
-        assert b"tenant" not in one.entry
+        assert b"ann" not in proven.entry
+        assert b"tenant" not in proven.entry
 
 
 async def test_events_that_are_committed_after_the_row_was_read_are_sealed_with_their_own_row(
@@ -217,13 +217,13 @@ async def test_runs_from_before_the_log_are_sealed(store: SqlStore, monkeypatch:
 
 
 async def test_one_of_several_processes_seals_at_a_time(opener: Opener) -> None:
-    async with opener() as one, opener() as other:
-        await asyncio.gather(*[one.append(admitted(f"run{number}")) for number in range(30)])
-        await asyncio.gather(*[seal(store) for store in (one, other) * 4])
-        await asyncio.gather(*[one.append(note(f"run{number}")) for number in range(30)])
-        await asyncio.gather(*[seal(store) for store in (one, other) * 4])
-        await seal(one)
-        assert await sealed_runs(one) == {f"run{number}": [1, 2] for number in range(30)}
+    async with opener() as first_store, opener() as second_store:
+        await asyncio.gather(*[first_store.append(admitted(f"run{number}")) for number in range(30)])
+        await asyncio.gather(*[seal(store) for store in (first_store, second_store) * 4])
+        await asyncio.gather(*[first_store.append(note(f"run{number}")) for number in range(30)])
+        await asyncio.gather(*[seal(store) for store in (first_store, second_store) * 4])
+        await seal(first_store)
+        assert await sealed_runs(first_store) == {f"run{number}": [1, 2] for number in range(30)}
 
 
 async def test_without_a_setting_a_key_is_made_and_kept(store: SqlStore) -> None:

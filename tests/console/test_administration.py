@@ -77,7 +77,7 @@ async def test_a_key_is_made_rotated_and_revoked_each_once_however_often_the_for
         assert rotated is not None
         assert rotated.previous_until == admin.stand_in.seconds + 0.5 * 86_400
         async with admin.client(first[1]) as old, admin.client(second[1]) as new:
-            assert [(await one.get("/admin/v1/me")).status_code for one in (old, new)] == [200, 200]
+            assert [(await client.get("/admin/v1/me")).status_code for client in (old, new)] == [200, 200]
         assert "This cannot be undone." in await read(client, f"/keys/{name}/revoke")
         assert (await send(client, f"/keys/{name}/revoke")).headers["location"] == f"/console/admin/keys/{name}"
         assert "revoked" in await read(client, f"/keys/{name}")

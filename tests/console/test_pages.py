@@ -129,5 +129,5 @@ def test_the_guide_has_a_small_picture_with_a_description_wherever_it_names_one(
     pictures = re.findall(r"!\[([^]]*)\]\(([^)]+)\)", (DOCS / "console.md").read_text())
     assert all(len(alt) > 10 for alt, _path in pictures)
     stored = sorted((DOCS / "images").iterdir())
-    assert sorted(path for _alt, path in pictures) == [f"images/{one.name}" for one in stored]
-    assert sum(one.stat().st_size for one in stored) <= 600_000
+    assert sorted(path for _alt, path in pictures) == [f"images/{picture.name}" for picture in stored]
+    assert sum(picture.stat().st_size for picture in stored) <= 600_000

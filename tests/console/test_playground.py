@@ -48,7 +48,7 @@ async def test_a_question_is_planned_carried_out_and_answered_before_the_readers
     assert re.search(r"Think it over\. Shown: the conversation", shown)
     assert "Withheld: the conversation (not listed" in shown
     assert f'href="/console/runs/{run}?step=1#run-pane"' in section(live, "steps")
-    assert any(one in section(live, "answer") for one in SAYS.values())
+    assert any(answer in section(live, "answer") for answer in SAYS.values())
     outcome = words(section(live, "outcome"))
     for fact in ("succeeded", "Cost $0.0", "Tokens", "Time", run, "Why it went so", "What nobody knows"):
         assert fact in outcome
@@ -265,7 +265,7 @@ def arguments_in(code: str) -> dict[str, Any]:
     call = next(
         node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Call) and "stream" in ast.unparse(node.func)
     )
-    return {one.arg or "": ast.literal_eval(one.value) for one in call.keywords}
+    return {keyword.arg or "": ast.literal_eval(keyword.value) for keyword in call.keywords}
 
 
 async def test_the_code_sends_what_the_page_has_sent(

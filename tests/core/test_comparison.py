@@ -40,7 +40,7 @@ def rated(kind: str, source: str, score: float, at: float) -> Feedback:
 
 
 def compared(first: Sequence[Event], second: Sequence[Event]) -> Comparison:
-    return compare(figures(first), figures(second), lambda one, other: one == other)
+    return compare(figures(first), figures(second), lambda left, right: left == right)
 
 
 def test_equal_runs_have_no_difference() -> None:

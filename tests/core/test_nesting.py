@@ -54,9 +54,9 @@ def inside(state: RunState, parent: int, *steps: Step, mode: Mode = "first", clo
     )
     written = [opened]
     for place, step in enumerate(steps):
-        one = replace(step, answers=place == len(steps) - 1)
+        last = replace(step, answers=place == len(steps) - 1)
         written.append(
-            drafts.plan_step(Propose(number, base, "first"), place, drafts.WrittenStep(one, "ref"), None, around)
+            drafts.plan_step(Propose(number, base, "first"), place, drafts.WrittenStep(last, "ref"), None, around)
         )
     closing = [drafts.plan_accepted(number, "", [step.access.steps for step in steps])] if close else []
     return after(state, *written, *closing)

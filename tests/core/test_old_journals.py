@@ -91,7 +91,7 @@ def test_what_is_written_is_read_back_and_is_json_as_it_is() -> None:
 
 
 def test_each_kind_has_one_record() -> None:
-    assert sorted(one.kind for one in CLASSES) == sorted(Kind)
+    assert sorted(kind.kind for kind in CLASSES) == sorted(Kind)
 
 
 @pytest.mark.parametrize("kind", Kind)

@@ -421,8 +421,8 @@ def test_what_teaches_nothing() -> None:
     assert decision(journal("ant", action="answer ant", fallback=True)) is None
 
 
-def _dot(one: Sequence[float], other: Sequence[float]) -> float:
-    return sum(a * b for a, b in zip(one, other, strict=True))
+def _dot(left: Sequence[float], right: Sequence[float]) -> float:
+    return sum(a * b for a, b in zip(left, right, strict=True))
 
 
 def test_an_embedding_is_sketched_to_few_numbers_that_keep_what_is_alike() -> None:
@@ -432,11 +432,11 @@ def test_an_embedding_is_sketched_to_few_numbers_that_keep_what_is_alike() -> No
     near = []
     for mean in (topic, another, topic, another):
         near.append([value + random.gauss(0, 0.5) for value in mean])
-    one, other, again, _ = (sketched(vector) for vector in near)
-    assert len(one) == SKETCH
-    assert math.isclose(sum(value * value for value in one), 1)
-    alike = _dot(one, again)
-    unlike = _dot(one, other)
+    first_sketch, other, again, _ = (sketched(vector) for vector in near)
+    assert len(first_sketch) == SKETCH
+    assert math.isclose(sum(value * value for value in first_sketch), 1)
+    alike = _dot(first_sketch, again)
+    unlike = _dot(first_sketch, other)
     assert alike > 0.6 > 0.3 > abs(unlike)
     with pytest.raises(ValueError, match="without length"):
         sketched([0.0] * 10)
@@ -450,7 +450,7 @@ def test_what_was_learned_of_an_embedding_is_of_its_model_alone_and_the_words_kn
         told = rate(told, "answer ant", 0.0, seen=seen)
     arm = arms(SPEC, POOL, 5)[:1]
     asked = (seen, features("What is 2 + 2?", placed(vector, "eye-2")), SEEN)
-    same, other_model, words_alone = (estimates(told, SPEC, arm, POOL, one)[0].mean for one in asked)
+    same, other_model, words_alone = (estimates(told, SPEC, arm, POOL, features)[0].mean for features in asked)
     assert same < other_model == pytest.approx(words_alone)
     assert words_alone < estimates(Posterior(), SPEC, arm, POOL, SEEN)[0].mean
     assert from_json(seen.to_json()) == seen

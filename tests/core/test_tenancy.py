@@ -47,8 +47,8 @@ def test_a_tenants_own_part_and_the_shared_posterior_are_what_was_learned_from_b
     for first in range(0, len(given), 7):
         own = taught(shared, own, SPEC, POOL, given[first : first + 7])
     whole = shared
-    for one in given:
-        whole = learned(whole, SPEC, POOL, one)
+    for given_rating in given:
+        whole = learned(whole, SPEC, POOL, given_rating)
     close = 1e-9 if step < 3_600 else 0.02
     assert means(joined(shared, own)) == pytest.approx(means(whole), abs=close)
     assert (own.ratings, joined(shared, own).ratings) == (20, 30)
@@ -96,8 +96,8 @@ def chosen(beliefs: Beliefs, spec: SelectorSpec, count: int, *, explores: bool =
     """The share of choices of `answer bee`, and the posteriors that decided."""
     selector = Selector("tier", spec, lambda _: beliefs)
     found = [selector.choose(brief("acme"), f"{n}", explores=explores, asks=False, sight=SIGHT) for n in range(count)]
-    bees = sum(one.choice.action == "answer bee" for one in found)
-    return bees / count, {one.version for one in found}
+    bees = sum(decision.choice.action == "answer bee" for decision in found)
+    return bees / count, {decision.version for decision in found}
 
 
 def test_inverted_ratings_of_another_tenant_move_the_choices_by_no_more_than_its_share() -> None:

@@ -155,8 +155,8 @@ def test_each_turn_is_billed_by_itself_and_the_turns_add_up() -> None:
 
 
 def test_the_calls_of_several_steps_are_all_visible_output() -> None:
-    one, two = Usage(10, 0, 5), Usage(20, 0, 7)
-    state = state_of(*PARALLEL, *wanting(0, ONE, usage=one), *wanting(1, TWO, usage=two), waits(0, 1))
+    first, second = Usage(10, 0, 5), Usage(20, 0, 7)
+    state = state_of(*PARALLEL, *wanting(0, ONE, usage=first), *wanting(1, TWO, usage=second), waits(0, 1))
     assert bill(state).visible == Usage(10, 0, 12)
     assert bill(state).orchestration == Usage(20, 0, 0)
 

@@ -41,9 +41,9 @@ def test_a_minted_id_leads_back_to_its_run(number: int, token: bytes) -> None:
 
 
 @given(st.binary(min_size=9, max_size=9), st.binary(min_size=9, max_size=9))
-def test_two_ids_of_a_run_differ_unless_71_bits_agree(one: bytes, other: bytes) -> None:
-    same = int.from_bytes(one) >> 1 == int.from_bytes(other) >> 1
-    assert (mint(RUN, one) == mint(RUN, other)) == same
+def test_two_ids_of_a_run_differ_unless_71_bits_agree(first: bytes, second: bytes) -> None:
+    same = int.from_bytes(first) >> 1 == int.from_bytes(second) >> 1
+    assert (mint(RUN, first) == mint(RUN, second)) == same
 
 
 @pytest.mark.parametrize(

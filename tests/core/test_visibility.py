@@ -90,10 +90,15 @@ USED = ToolUse("ada", SAID, ("ours-1", "ours-2"), CAME)
 
 
 def test_a_step_goes_on_with_its_own_transcript_under_the_ids_that_its_worker_knows() -> None:
-    *before, said, one, two, hurry = compose(TASK, "Solve it.", (PLAN,), (USED,), "ada")
+    *before, said, first_result, second_result, hurry = compose(TASK, "Solve it.", (PLAN,), (USED,), "ada")
     assert tuple(before) == compose(TASK, "Solve it.", (PLAN,))
     assert said is SAID
-    assert (one.call_id, one.text, two.call_id, two.failed) == ("theirs-1", "found", "theirs-2", True)
+    assert (first_result.call_id, first_result.text, second_result.call_id, second_result.failed) == (
+        "theirs-1",
+        "found",
+        "theirs-2",
+        True,
+    )
     assert hurry is CAME[2]
     assert compose(TASK, "", (), (USED,), "ada")[:2] == TASK.messages
 

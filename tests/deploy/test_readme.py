@@ -162,9 +162,9 @@ def test_a_broken_connection_loses_nothing(terminal: Terminal) -> None:
 
 def test_the_client_may_ask_as_often_as_it_likes(terminal: Terminal) -> None:
     (program,) = [block for block in blocks("python", CALLERS) if "Idempotency-Key" in block]
-    one, other = terminal.paste(sys.executable, "-c", text=program).splitlines()
-    assert one == other
-    assert "391" in one
+    first_line, second_line = terminal.paste(sys.executable, "-c", text=program).splitlines()
+    assert first_line == second_line
+    assert "391" in first_line
 
 
 def test_a_run_is_stopped_by_its_id(terminal: Terminal, run: str) -> None:

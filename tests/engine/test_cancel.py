@@ -95,9 +95,12 @@ async def test_only_who_may_write_in_the_tenant_may_stop_a_run(
 
 async def test_another_process_stops_it_by_the_journal_alone(stub: ProviderStub, tmp_path: Path) -> None:
     """Over one database without a queue between them: the driver learns of it when it renews its lease."""
-    async with running_service(tmp_path, pool_text(stub)) as one, running_service(tmp_path, pool_text(stub)) as other:
-        key = await key_of(one)
-        async with calling(one, key) as here, calling(other, key) as there:
+    async with (
+        running_service(tmp_path, pool_text(stub)) as first,
+        running_service(tmp_path, pool_text(stub)) as second,
+    ):
+        key = await key_of(first)
+        async with calling(first, key) as here, calling(second, key) as there:
             asking, run = await hanging(stub, here)
             reply = await there.post(f"/v1/runs/{run}/cancel")
             assert reply.json()["state"] == "cancelled"

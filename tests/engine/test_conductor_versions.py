@@ -111,7 +111,7 @@ async def test_a_shadow_is_asked_what_the_live_conductor_was_asked_and_conducts_
     assert (compared.plans, compared.valid, compared.same) == (3, 2, 1)
     assert (compared.steps, compared.steps_live) == (2, 3)
     assert shadow_plans.summary(compared.as_json()) == "2 of 3 plans valid, 1 the same as the live conductor's"
-    assert [one["model"] for one in asked] == ["planner@1"] * 3
-    assert [(one["messages"], one["response_format"]["json_schema"]["schema"]) for one in asked] == [
-        (one["messages"], one["response_format"]["json_schema"]["schema"]) for one in live
+    assert [request["model"] for request in asked] == ["planner@1"] * 3
+    assert [(request["messages"], request["response_format"]["json_schema"]["schema"]) for request in asked] == [
+        (request["messages"], request["response_format"]["json_schema"]["schema"]) for request in live
     ]

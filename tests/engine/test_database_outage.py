@@ -177,7 +177,7 @@ async def commit_and_pretend(
 
     async def undecided(entry: Entry) -> Appended:
         appended = await append(entry)
-        if chosen(entry) and not any(entry is one for one in seen):
+        if chosen(entry) and not any(entry is written for written in seen):
             seen.append(entry)
             raise StoreUnavailable
         return appended

@@ -259,7 +259,7 @@ async def test_a_turn_that_ends_while_somebody_joins_ends_for_them_as_well() -> 
         here.store.meanwhile["the journal is read"] = here.end
         second = await here.join()
         await here.settled()
-    assert [(one.words, one.error) for one in (first, second)] == [(ANSWER, None)] * 2
+    assert [(caller_view.words, caller_view.error) for caller_view in (first, second)] == [(ANSWER, None)] * 2
 
 
 async def test_an_engine_that_has_gone_on_to_other_runs_says_so() -> None:
@@ -378,7 +378,7 @@ async def test_a_caller_whose_words_were_lost_goes_on_if_the_answer_begins_with_
         with pytest.raises(Conflict):
             await here.join(Position(1, 2))
         await here.receive(OF_THE_END)
-    assert [(one.words, one.error) for one in (caller, new)] == [(ANSWER, None)] * 2
+    assert [(follower.words, follower.error) for follower in (caller, new)] == [(ANSWER, None)] * 2
 
 
 async def test_words_that_were_missed_are_asked_for_again() -> None:

@@ -193,14 +193,14 @@ async def test_gateways_count_together_the_runs_that_wait_for_an_engine(stub: Pr
     """Two gateways and no engine; what is refused leaves nothing, and is taken once there is an engine."""
     settings = {"BATON_WAITING_RUNS": "2"}
     async with (
-        running_service(tmp_path, pool_text(stub), settings, drives=False) as one,
+        running_service(tmp_path, pool_text(stub), settings, drives=False) as gateway,
         running_service(tmp_path, pool_text(stub), settings, drives=False) as other,
         http_calling(other) as client,
     ):
-        waiting = [await one.runs.start(replace(order(one, "baton-mini"), tenant="acme")) for _ in range(2)]
+        waiting = [await gateway.runs.start(replace(order(gateway, "baton-mini"), tenant="acme")) for _ in range(2)]
 
         async def counted() -> bool:
-            return await one.context.store.untaken(one.context.now()) == {"acme": 2}
+            return await gateway.context.store.untaken(gateway.context.now()) == {"acme": 2}
 
         await until(counted)
         reply = await ask(client)
@@ -322,11 +322,11 @@ async def test_with_spread_steps_every_step_is_executed_by_whoever_takes_its_tic
     stub.always("alpha", Reply(chunks=("One ", "two ", "three."), gap=0.05))
     settings = {"BATON_LEASE_SECONDS": str(LEASE), "BATON_REDIS_URL": redis_url, "BATON_STEPS": "spread"}
     async with (
-        running_service(tmp_path, pool_text(stub), settings) as one,
+        running_service(tmp_path, pool_text(stub), settings) as first,
         running_service(tmp_path, pool_text(stub), settings) as other,
         running_service(tmp_path, pool_text(stub), settings, drives=False) as gateway,
     ):
-        await until(lambda: one.drivers.has_room and other.drivers.has_room and gateway.context.queue.healthy)
+        await until(lambda: first.drivers.has_room and other.drivers.has_room and gateway.context.queue.healthy)
         outcomes: list[Outcome] = []
         for _ in range(4):
             steps = plan(("beta", "one", ["user"]), ("alpha", "two", ["user", 0]))

@@ -92,7 +92,7 @@ async def test_a_named_worker_takes_a_label_away_and_the_journal_says_so(stub: P
     assert outcome.ended.state.state == "succeeded"
     assert "Jo" not in str(stub.of("beta")[-1].json)
     done: list[StepDone] = await of_kind(opened, outcome, Kind.STEP_DONE)
-    assert [one.declassified for one in done] == [PHI, frozenset()]
+    assert [outcome.declassified for outcome in done] == [PHI, frozenset()]
 
 
 async def test_a_step_that_reads_nothing_of_a_label_may_be_anybodys(stub: ProviderStub, opened: Runtime) -> None:

@@ -99,7 +99,7 @@ async def runs(opened: Runtime, first: int, count: int) -> None:
     """Let callers ask `baton-ultra` so often. The ids of the runs, which decide who conducts them, are always the
     same."""
     asked = [order(opened, "baton-ultra", run=f"run_{number:031x}") for number in range(first, first + count)]
-    for driven in [await opened.runs.start(one) for one in asked]:
+    for driven in [await opened.runs.start(new_order) for new_order in asked]:
         await finish(driven)
         await ended_row(opened.context.store, driven.run)
 

@@ -328,7 +328,7 @@ async def test_waiting_drivers_do_not_read_their_journals(
         await until(lambda: len(renewals) > 5)
         assert reads == []
         assert set(renewals) == {5}
-        for one in driven:
-            opened.runs.cancel(one.run, "caller")
-        for one in driven:
-            await finish(one)
+        for followed in driven:
+            opened.runs.cancel(followed.run, "caller")
+        for followed in driven:
+            await finish(followed)

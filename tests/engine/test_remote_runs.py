@@ -97,8 +97,8 @@ async def test_live_words_reach_the_callers_of_another_process(
     assert {stream.text for stream in heard} == {ANSWER}
     assert all(stream.chunks[-1] == heard[0].chunks[-1] for stream in [*heard, rest.result()])
     notes = []
-    for one in heard:
-        notes.append([chunk["baton"]["event"] for chunk in one.chunks if "event" in chunk.get("baton", {})])
+    for received_stream in heard:
+        notes.append([chunk["baton"]["event"] for chunk in received_stream.chunks if "event" in chunk.get("baton", {})])
     assert notes[0] == notes[1] == notes[2]
     assert len(stub.requests) == 1
 

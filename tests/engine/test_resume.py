@@ -72,7 +72,7 @@ async def test_a_stream_goes_on_behind_every_event(client: httpx.AsyncClient) ->
         assert again.chunks == watched.chunks == header.chunks
         assert again.numbers == watched.numbers == header.numbers
         assert again.text == ANSWER[number:]
-        assert all(one > number for one in again.numbers)
+        assert all(event_number > number for event_number in again.numbers)
         assert (finish in again.chunks) is (number < len(ANSWER) + FINISH)
         assert (usage in again.chunks) is (number < len(ANSWER) + USAGE)
         assert again.done is (number < len(ANSWER) + DONE)
@@ -120,8 +120,8 @@ async def test_steps_are_told_again_from_the_start_and_not_in_the_middle(
     whole, again = [await stream(client, asked, "one") for _ in range(2)]
     rest = await stream(client, asked, "one", last_event_id="5")
     noted = []
-    for one in (whole, again, rest):
-        noted.append([chunk["baton"] for chunk in one.chunks if "event" in chunk.get("baton", {})])
+    for part in (whole, again, rest):
+        noted.append([chunk["baton"] for chunk in part.chunks if "event" in chunk.get("baton", {})])
     assert noted[0] == noted[1]
     assert {"plan.step", "plan.accepted", "call.intended", "step.done"} == {event["event"] for event in noted[0]}
     assert noted[2] == []
@@ -272,10 +272,12 @@ async def test_every_format_goes_on_behind_every_event(client: httpx.AsyncClient
     numbers = [number for number, _ in whole if number is not None]
     assert numbers == sorted(numbers)
     for number in sorted(set(numbers)):
-        heard = [(one, data) for one, data in whole if one is not None and one <= number]
+        heard = [
+            (event_number, data) for event_number, data in whole if event_number is not None and event_number <= number
+        ]
         rest = await ask(number)
         assert text(heard) + text(rest) == ANSWER, number
-        assert all(one is None or one > number for one, _ in rest)
+        assert all(event_number is None or event_number > number for event_number, _ in rest)
         assert number == numbers[-1] or rest[-1] == whole[-1]
 
 

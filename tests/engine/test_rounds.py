@@ -478,8 +478,8 @@ async def test_a_round_may_span_turns_and_a_turn_rounds(stub: ProviderStub, open
     call = ToolCall("look", '{"q": "a"}', "their-1")
     for worker in SAYS:
         stub.script(worker, Reply(tool_calls=(call,), finish="tool"))
-    one = plan_text((0, "Answer it", ["user"]))
-    plans(stub, one)
+    one_step = plan_text((0, "Answer it", ["user"]))
+    plans(stub, one_step)
     said = [Message("user", (Text("What is it?"),))]
     box = Toolbox((Tool("look", "Looks something up."),))
     first = await run(opened, task=Task(tuple(said), toolbox=box))

@@ -216,8 +216,8 @@ async def test_what_was_learned_fades_without_new_ratings(opened: Runtime, clien
     readers = [RatingReader(replace(opened.context, now=clock), SelectorBeliefs()) for clock in clocks]
     await readers[0].learn(tier, spec_of(tier))
     before = readers[0]._beliefs.of(tier.name, "acme").published.posterior.weights["base"][BIAS]
-    for one in (readers[1], readers[0]):
-        await one.learn(tier, spec_of(tier))
+    for runtime in (readers[1], readers[0]):
+        await runtime.learn(tier, spec_of(tier))
     for reader in readers:
         assert reader._beliefs.of(tier.name, "acme").ratings == 6
     bias = [reader._beliefs.of(tier.name, "acme").published.posterior.weights["base"][BIAS] for reader in readers]

@@ -315,8 +315,8 @@ async def test_an_erasure_of_a_run_reaches_its_shadow(tmp_path: Path) -> None:
             run, _ = await answered(opened, tenant="acme")
             other, _ = await answered(opened, tenant="acme")
             await shadows.look()
-            for one in (run, other):
-                assert not (await shadow_of(opened, one)).erased
+            for shadow_run in (run, other):
+                assert not (await shadow_of(opened, shadow_run)).erased
             assert (await client.delete(f"/v1/runs/{run}")).status_code == 200
             store = opened.context.store
             assert [(await store.run(shadow_id(name))).erased for name in (run, other)] == [True, False]
@@ -339,9 +339,9 @@ async def test_the_report_compares_runs_with_their_shadows(tmp_path: Path) -> No
         stub.always("gamma", Reply(chunks=(" the  DRAFT",)))
         async with served(tmp_path, tried(stub) + pool_end) as (opened, shadows), calling(opened) as client:
             empty = await reported(client)
-            (one,) = empty["candidates"]
-            assert (one["subject"], one["pairs"], one["figures"]) == ("worker gamma", 0, [])
-            assert (one["promotable"], [of["outcome"] for of in one["conditions"]]) == (False, ["open"] * 3)
+            (candidate,) = empty["candidates"]
+            assert (candidate["subject"], candidate["pairs"], candidate["figures"]) == ("worker gamma", 0, [])
+            assert (candidate["promotable"], [of["outcome"] for of in candidate["conditions"]]) == (False, ["open"] * 3)
             runs = []
             for user in ("ann", "ann", "bob"):
                 task = Task((Message("user", (Text("What is 2 + 2?"),)),), user=user)
@@ -355,9 +355,9 @@ async def test_the_report_compares_runs_with_their_shadows(tmp_path: Path) -> No
                 given = Feedback(f"rating_{number}", run, "acme", "", 1.0, "grader", "exact", "1", score)
                 await opened.context.store.rate(given)
             found = await reported(client)
-            (one,) = found["candidates"]
-            assert (found["drawn"], one["pairs"], one["unfinished"]) == (None, 3, 0)
-            figures = {of["name"]: of for of in one["figures"]}
+            (candidate,) = found["candidates"]
+            assert (found["drawn"], candidate["pairs"], candidate["unfinished"]) == (None, 3, 0)
+            figures = {of["name"]: of for of in candidate["figures"]}
             assert figures["agreement"]["candidate"] == 1.0
             assert (figures["agreement"]["count"], figures["agreement"]["users"]) == (2, 1)
             success = figures["success"]
@@ -365,8 +365,8 @@ async def test_the_report_compares_runs_with_their_shadows(tmp_path: Path) -> No
             assert success["difference"] == {"value": -1.0, "low": -1.0, "high": 1.0}
             assert figures["cost_usd"]["relative"]["high"] is None
             assert figures["recipients"]["difference"]["value"] == 0
-            assert one["new_recipients"] == {"gamma": 3}
-            outcomes = {of["name"]: of["outcome"] for of in one["conditions"]}
+            assert candidate["new_recipients"] == {"gamma": 3}
+            outcomes = {of["name"]: of["outcome"] for of in candidate["conditions"]}
             assert outcomes == {"min_pairs": "holds", "min_success_difference": "open", "max_cost_increase": "open"}
-            assert one["promotable"] is False
+            assert candidate["promotable"] is False
             assert (await client.get("/v1/shadows/report?tier=gone")).status_code == 404

@@ -20,8 +20,8 @@ from tests.stubs import ToolCall as Calls
 
 DONE = Reply(chunks=("It is ", "42."))
 PARALLEL = plan(("alpha", "Look left", ["user"]), ("beta", "Look right", ["user"]), ("gamma", "Answer", ["user", 0, 1]))
-for one in PARALLEL["steps"][:2]:
-    one["tools"] = True
+for step in PARALLEL["steps"][:2]:
+    step["tools"] = True
 
 
 @pytest.fixture
@@ -133,9 +133,17 @@ async def test_what_the_caller_says_of_decoding_and_tools_holds_from_then_on(
     talk.answer(await talk.say(), "A")
     talk.toolbox = Toolbox((LOOK,), parallel=False)
     await talk.say()
-    one, two = (received.json for received in stub.of("alpha"))
-    assert (one["tool_choice"], "parallel_tool_calls" in one, len(one["tools"])) == ("required", False, 2)
-    assert ("tool_choice" in two, two["parallel_tool_calls"], len(two["tools"])) == (False, False, 1)
+    first_request, second_request = (received.json for received in stub.of("alpha"))
+    assert (first_request["tool_choice"], "parallel_tool_calls" in first_request, len(first_request["tools"])) == (
+        "required",
+        False,
+        2,
+    )
+    assert ("tool_choice" in second_request, second_request["parallel_tool_calls"], len(second_request["tools"])) == (
+        False,
+        False,
+        1,
+    )
 
 
 async def test_the_same_worker_goes_on_and_gets_back_what_its_provider_wants(

@@ -62,9 +62,9 @@ async def test_one_request_is_one_trace_from_the_callers_span_to_each_call(
     assert (planning.name, planning.kind.name, parent_id(planning)) == ("chat planner", "CLIENT", span_id(plan))
     assert [parent_id(step) for step in steps] == [span_id(run)] * 2
     assert not any(failed(span) for span in spans.ended)
-    for one in (planning, *steps):
-        received = stub.of(attributes(one)["gen_ai.request.model"])[-1]
-        assert received.header("traceparent") == f"00-{TRACE_ID}-{span_id(one)}-01"
+    for exported in (planning, *steps):
+        received = stub.of(attributes(exported)["gen_ai.request.model"])[-1]
+        assert received.header("traceparent") == f"00-{TRACE_ID}-{span_id(exported)}-01"
         assert received.header("tracestate") == "vendor=opaque"
         assert received.header("baggage") is None
     assert SECRET_WORDS not in "".join(span.to_json() for span in spans.ended)

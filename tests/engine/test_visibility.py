@@ -110,42 +110,44 @@ class Table:
         last = set(CANARY.findall(received.json["messages"][-1]["content"].rpartition(LAST)[2])) or found
         return next(game for game in self.games if last & self.known(game))
 
-    def known(self, one: Game) -> set[str]:
+    def known(self, player: Game) -> set[str]:
         """Every canary of a run."""
-        return {*one.said, *CANARY.findall("".join(piece.subtask + piece.answer for piece in one.pieces))}
+        return {*player.said, *CANARY.findall("".join(piece.subtask + piece.answer for piece in player.pieces))}
 
     def answer(self, received: Received) -> Reply:
         """Check the request of a worker, and answer with the step's canary in something like a plan."""
-        one = self.game_of(received)
-        n = one.step_of(received)
-        self.requests.append((one, n))
+        player = self.game_of(received)
+        n = player.step_of(received)
+        self.requests.append((player, n))
         found = set(CANARY.findall(received.body.decode())) & {c for each in self.games for c in self.known(each)}
-        if found != one.expected(n):
-            self.wrong.append(f"step {n} of {one}: {found ^ one.expected(n)}")
-        plan = {"steps": [{"worker": "alpha", "subtask": one.pieces[n].answer, "access": ["user"]}]}
+        if found != player.expected(n):
+            self.wrong.append(f"step {n} of {player}: {found ^ player.expected(n)}")
+        plan = {"steps": [{"worker": "alpha", "subtask": player.pieces[n].answer, "access": ["user"]}]}
         return Reply(chunks=(json.dumps(plan), "\n```json\n", json.dumps(plan)))
 
     def conduct(self, received: Received) -> Reply:
         """The run's plan, from its conductor; a conductor sees the caller's words."""
-        one = next(each for each in self.games if set(each.said) <= set(CANARY.findall(received.body.decode())))
+        player = next(each for each in self.games if set(each.said) <= set(CANARY.findall(received.body.decode())))
         if any(name in received.json["messages"][0]["content"] for name in WORKERS):
             self.wrong.append("the conductor saw names")
-        return Reply(chunks=(json.dumps(one.plan((0, 1, 2), self.random)),))
+        return Reply(chunks=(json.dumps(player.plan((0, 1, 2), self.random)),))
 
     async def play(self, opened: Runtime) -> None:
         """One run, planned by its caller or by a conductor."""
-        one = game(self.random)
-        self.games.append(one)
+        player = game(self.random)
+        self.games.append(player)
         if self.random.random() < 0.7:
-            plan = one.plan(("alpha", "beta", "gamma"), self.random)
-            asked = order(opened, "baton-mini", task=one.task, plan=plan, streams=self.random.random() < 0.5)
+            plan = player.plan(("alpha", "beta", "gamma"), self.random)
+            asked = order(opened, "baton-mini", task=player.task, plan=plan, streams=self.random.random() < 0.5)
         else:
-            asked = order(opened, "baton-ultra", task=one.task)
+            asked = order(opened, "baton-ultra", task=player.task)
         outcome = await finish(await opened.runs.start(asked))
         assert outcome.ended.error is None
-        assert one.pieces[-1].answer in outcome.ended.answer
-        assert len(outcome.ended.state.steps) == len(one.pieces)
-        assert [step.access.as_list() for step in outcome.ended.state.steps.values()] == [p.access for p in one.pieces]
+        assert player.pieces[-1].answer in outcome.ended.answer
+        assert len(outcome.ended.state.steps) == len(player.pieces)
+        assert [step.access.as_list() for step in outcome.ended.state.steps.values()] == [
+            p.access for p in player.pieces
+        ]
 
 
 @pytest.fixture
@@ -165,8 +167,8 @@ async def test_a_request_holds_what_its_access_list_grants_and_nothing_else(open
         await asyncio.gather(*(table.play(running) for _ in range(AT_ONCE)))
     assert table.wrong == []
     asked = [(id(request), n) for request, n in table.requests]
-    assert len(asked) == len(set(asked)) == sum(len(one.pieces) for one in table.games)
-    grants = [(piece.user, bool(piece.seen)) for one in table.games for piece in one.pieces]
+    assert len(asked) == len(set(asked)) == sum(len(player.pieces) for player in table.games)
+    grants = [(piece.user, bool(piece.seen)) for player in table.games for piece in player.pieces]
     assert set(grants) == {(True, True), (True, False), (False, True), (False, False)}
 
 

@@ -338,11 +338,11 @@ async def test_of_two_processes_one_delivers(
             await stack.enter_async_context(opened_house(stub, receiver, tmp_path, environ=database)) for _ in range(2)
         ]
         async with asyncio.timeout(PATIENCE_SECONDS):  # which of them gets a notice is chance; both get some in the end
-            while len(runs) < 12 or not all(outcomes(one)[0] for one in houses):
+            while len(runs) < 12 or not all(outcomes(house)[0] for house in houses):
                 runs += await asyncio.gather(*map(run_of, houses))
         await none_left(houses[0])
-        await until(lambda: sum(outcomes(one)[0] for one in houses) >= len(runs))
-        counted = [outcomes(one) for one in houses]
+        await until(lambda: sum(outcomes(house)[0] for house in houses) >= len(runs))
+        counted = [outcomes(house) for house in houses]
     # A busy machine may keep a process from writing down that it has delivered; it says so, and that one comes again.
     unstored = sum("could not be stored" in message for message in caplog.messages)
     assert {event.data.id for event in receiver.events()} == {f"resp_{run}" for run in runs}

@@ -312,9 +312,9 @@ def ask(
 ) -> Answered:
     """One question to a gateway, whatever comes of it; status 0 means that the connection broke."""
     began = time.monotonic()
-    with calling(process.url, timeout=timeout) as one:
+    with calling(process.url, timeout=timeout) as caller:
         try:
-            text, document = (one.streamed if streams else one.whole)(model, question, **more)
+            text, document = (caller.streamed if streams else caller.whole)(model, question, **more)
             found = Answered(text, document)
         except openai.APIStatusError as error:
             body = error.body if isinstance(error.body, dict) else {}

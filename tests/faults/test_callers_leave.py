@@ -88,20 +88,20 @@ LEAVINGS = (
 )
 
 
-def leaving(one: Leaving, policy: str) -> object:
+def leaving(leaver: Leaving, policy: str) -> object:
     ends = "it is cancelled, and so is its call" if policy == "cancel" else "it is finished all the same"
-    place = f"caller leaves {one.name}, policy {policy}"
-    return case(one, policy, family="F-30", place=place, expectation=ends, ci=one.ci, name=place)
+    place = f"caller leaves {leaver.name}, policy {policy}"
+    return case(leaver, policy, family="F-30", place=place, expectation=ends, ci=leaver.ci, name=place)
 
 
 @pytest.mark.parametrize(
-    ("one", "policy"), [leaving(one, policy) for policy in ("cancel", "finish") for one in LEAVINGS]
+    ("leaver", "policy"), [leaving(leaver, policy) for policy in ("cancel", "finish") for leaver in LEAVINGS]
 )
-def test_a_run_whose_caller_is_gone(system: Scene, one: Leaving, policy: str, record_property: Record) -> None:
-    system.stub.always("alpha", Reply(chunks=WORDS, gap=0.1) if one.until else Reply(chunks=WORDS, first_delay=6.0))
-    with closing(sent(system.gateway.port, streams=one.streams, on_disconnect=policy)) as peer:
-        if one.until:
-            read_until(peer, one.until)
+def test_a_run_whose_caller_is_gone(system: Scene, leaver: Leaving, policy: str, record_property: Record) -> None:
+    system.stub.always("alpha", Reply(chunks=WORDS, gap=0.1) if leaver.until else Reply(chunks=WORDS, first_delay=6.0))
+    with closing(sent(system.gateway.port, streams=leaver.streams, on_disconnect=policy)) as peer:
+        if leaver.until:
+            read_until(peer, leaver.until)
         system.asked("alpha")
     left = time.time()
     run = system.latest()
@@ -112,7 +112,7 @@ def test_a_run_whose_caller_is_gone(system: Scene, one: Leaving, policy: str, re
     record_property("measured", f"{found.row['state']} {took:.1f} s later")
     if policy == "finish":
         assert (found.row["state"], found.outcomes()) == ("succeeded", [["ok"]])
-    elif "end" in one.name:
+    elif "end" in leaver.name:
         assert found.row["state"] in ("succeeded", "cancelled")
     else:
         assert (found.row["state"], found.outcomes()) == ("cancelled", [["cancelled"]])

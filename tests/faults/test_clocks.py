@@ -72,22 +72,29 @@ def system(shared: Scene) -> Scene:
     return shared
 
 
-def wrong(one: Wrong) -> object:
+def wrong(clock_fault: Wrong) -> object:
     expectation = "no run expires or is lost; none is done twice"
-    return case(one, family="F-28", place=one.name, expectation=expectation, ci=one.ci, name=one.name)
+    return case(
+        clock_fault,
+        family="F-28",
+        place=clock_fault.name,
+        expectation=expectation,
+        ci=clock_fault.ci,
+        name=clock_fault.name,
+    )
 
 
-@pytest.mark.parametrize("one", [wrong(one) for one in WRONGS])
-def test_a_wrong_clock_ends_no_run_and_repeats_none(system: Scene, one: Wrong, record_property: Record) -> None:
-    clock = system.folder / f"{one.who}.clock"
-    process = system.gateways[0] if one.who == "gateway" else system.dispatchers[0]
-    clock.write_text(str(one.before))
+@pytest.mark.parametrize("clock_fault", [wrong(clock_fault) for clock_fault in WRONGS])
+def test_a_wrong_clock_ends_no_run_and_repeats_none(system: Scene, clock_fault: Wrong, record_property: Record) -> None:
+    clock = system.folder / f"{clock_fault.who}.clock"
+    process = system.gateways[0] if clock_fault.who == "gateway" else system.dispatchers[0]
+    clock.write_text(str(clock_fault.before))
     process.stop()
     system.mend()
     try:
         with flood(system.gateways, CALLERS) as load:
             wait_until(lambda: len(load.answers) > CALLERS, within=20, what="runs are under way")
-            clock.write_text(str(one.after))
+            clock.write_text(str(clock_fault.after))
             time.sleep(WRONG_SECONDS)
         assert settle(system) == []
     finally:

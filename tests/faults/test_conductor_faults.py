@@ -111,17 +111,17 @@ def system(shared: Scene) -> Scene:
 
 
 def plight(number: int) -> object:
-    one = PLIGHTS[number]
-    place = f"conductor {one.name}"
-    repaired = "repaired once, then " if one.asked == 2 else ""
+    plight_case = PLIGHTS[number]
+    place = f"conductor {plight_case.name}"
+    repaired = "repaired once, then " if plight_case.asked == 2 else ""
     expectation = f"{repaired}the fallback answers, degraded; others unaffected"
-    return case(number, family=one.family, place=place, expectation=expectation, ci=one.ci, name=place)
+    return case(number, family=plight_case.family, place=place, expectation=expectation, ci=plight_case.ci, name=place)
 
 
 @pytest.mark.parametrize("number", [plight(number) for number in range(len(PLIGHTS))])
 def test_the_fallback_takes_over(system: Scene, number: int, record_property: Record) -> None:
-    one = PLIGHTS[number]
-    system.stub.always(f"planner-{number}", one.act)
+    plight_case = PLIGHTS[number]
+    system.stub.always(f"planner-{number}", plight_case.act)
     asking = system.aside(ask, system.gateway, f"baton-{number}", timeout=60)
     control = ask(system.gateway, f"baton-{len(PLIGHTS)}", timeout=30)
     assert (control.status, control.document["baton"]["degraded"]) == (200, False)
@@ -132,7 +132,7 @@ def test_the_fallback_takes_over(system: Scene, number: int, record_property: Re
     assert (answered.status, answered.document["baton"]["degraded"]) == (200, True)
     assert (run.row["state"], run.row["degraded"]) == ("succeeded", True)
     assert run.outcomes()[-1] == ["ok"]
-    assert len(run.planning()) in ({0, one.asked} if one.probed else {one.asked})
+    assert len(run.planning()) in ({0, plight_case.asked} if plight_case.probed else {plight_case.asked})
     assert len(run.bodies(Kind.PLAN_STEP)) <= 2 * STEPS + 1
     assert answered.seconds < TRIPPED
     assert system.gateway.alive

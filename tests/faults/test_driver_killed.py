@@ -133,8 +133,8 @@ def test_a_stream_that_breaks_is_the_beginning_of_the_recorded_answer(
     words = [f"word{n} " for n in range(40)]
     system.stub.always("alpha", Reply(chunks=tuple(words), gap=0.05))
     heard = ""
-    with caller(system.gateway) as one, suppress(openai.APIError, httpx.HTTPError):
-        for chunk in one.client.chat.completions.create(model="baton-mini", messages=asking("Tell."), stream=True):  # type: ignore[call-overload]
+    with caller(system.gateway) as client, suppress(openai.APIError, httpx.HTTPError):
+        for chunk in client.client.chat.completions.create(model="baton-mini", messages=asking("Tell."), stream=True):  # type: ignore[call-overload]
             heard += (chunk.choices[0].delta.content or "") if chunk.choices else ""
             if heard.count(" ") >= 5 and system.gateway.alive:
                 system.gateway.kill()
@@ -143,8 +143,8 @@ def test_a_stream_that_breaks_is_the_beginning_of_the_recorded_answer(
     run = finished(system, record_property)
     assert run.outcomes() == [["ok"]], "the engine goes on with the call that it has begun"
     system.mend()
-    with caller(system.gateway) as one:
-        answer = one.read(f"/v1/runs/{run.id}/steps/0")["output"]
+    with caller(system.gateway) as client:
+        answer = client.read(f"/v1/runs/{run.id}/steps/0")["output"]
     assert answer == "".join(words)
     assert answer.startswith(heard)
 
@@ -187,8 +187,8 @@ def test_whoever_comes_back_gets_the_same_bytes(system: Scene, moment: Moment, s
     (run,) = accounts(system.database)
     assert run.row["state"] == "succeeded"
     assert "".join(words) in first if not streams else first.count('"content":"word') > 0
-    with caller(system.gateway) as one:
-        stored = one.read(f"/v1/runs/{run.id}/steps/4")["output"]
+    with caller(system.gateway) as client:
+        stored = client.read(f"/v1/runs/{run.id}/steps/4")["output"]
     assert stored == "".join(words)
 
 

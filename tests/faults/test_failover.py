@@ -86,19 +86,19 @@ def test_a_failover_to_a_lagging_replica(tmp_path: Path, record_property: Callab
             both.fail_over()
             begun = load.asked
             wait_until(lambda: load.asked >= begun + 12, within=60, what="callers ask again")
-            done = len([one for one in load.answers if one.status == 200])
+            done = len([answer for answer in load.answers if answer.status == 200])
             wait_until(
-                lambda: len([one for one in load.answers if one.status == 200]) >= done + 24,
+                lambda: len([answer for answer in load.answers if answer.status == 200]) >= done + 24,
                 within=60,
                 what="callers are answered by the new primary",
             )
         assert set(load.statuses) <= set(EITHER), load.statuses
         runs = {run["id"]: run for run in scene.runs()}
         assert scene.violations() == []
-        acknowledged = {one.run for one in load.answers if one.status == 200}
+        acknowledged = {answer.run for answer in load.answers if answer.status == 200}
         missing = acknowledged - runs.keys()
         assert missing, "asynchronous replication loses runs that were answered"
-        codes = Counter(one.code for one in load.answers if one.status != 200)
+        codes = Counter(answer.code for answer in load.answers if answer.status != 200)
         assert codes.keys() <= {"store_unavailable", "store_undecided", LOST, "overloaded"}, codes
         calls = Counter(len(run.outcomes()[0]) for run in accounts(both.standby.url))
         assert max(calls) <= 2, "a call that was under way is made once more at the most"
@@ -122,16 +122,16 @@ def test_a_failover_to_a_synchronous_replica(tmp_path: Path, record_property: Ca
             both.fail_over()
             for setting in ("synchronous_standby_names",):
                 asyncio.run(execute(both.standby.url, f"ALTER SYSTEM RESET {setting}"))
-            done = len([one for one in load.answers if one.status == 200])
+            done = len([answer for answer in load.answers if answer.status == 200])
             wait_until(
-                lambda: len([one for one in load.answers if one.status == 200]) >= done + 24,
+                lambda: len([answer for answer in load.answers if answer.status == 200]) >= done + 24,
                 within=60,
                 what="callers are answered by the new primary",
             )
         runs = {run["id"] for run in scene.runs()}
         assert scene.violations() == []
-        assert {one.run for one in load.answers if one.status == 200} <= runs
-        codes = Counter(one.code for one in load.answers if one.status != 200)
+        assert {answer.run for answer in load.answers if answer.status == 200} <= runs
+        codes = Counter(answer.code for answer in load.answers if answer.status != 200)
         assert codes.keys() <= {"store_unavailable", "store_undecided", "overloaded"}, codes
     record_property("measured", f"{len(runs)} runs, errors {dict(codes)}")
 
@@ -143,8 +143,8 @@ def test_a_stream_goes_on_over_a_failover(tmp_path: Path) -> None:
         (gateway,) = scene.processes["gateway"]
         words = tuple(f"word{number} " for number in range(60))
         scene.stub.always("alpha", Reply(chunks=words, gap=0.1))
-        with calling(gateway.url) as one:
-            chunks = one.client.chat.completions.create(
+        with calling(gateway.url) as answer:
+            chunks = answer.client.chat.completions.create(
                 model="baton-mini", messages=[{"role": "user", "content": "Tell."}], stream=True
             )
             text = ""

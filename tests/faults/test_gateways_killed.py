@@ -39,7 +39,7 @@ def test_no_run_is_lost_and_every_answer_is_the_same_elsewhere(
         assert states == ["succeeded"] * load.conversations, "one run for each conversation"
         for gateway in scene.processes["gateway"]:
             again = Client([gateway.url])
-            differing = [one for one in load.answers if asked_again(again, one) != one.seen]
+            differing = [answer for answer in load.answers if asked_again(again, answer) != answer.seen]
             assert differing == []
         assert scene.runs() == runs, "nothing was begun anew"
         assert scene.violations() == []

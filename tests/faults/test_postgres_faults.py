@@ -120,7 +120,7 @@ def test_while_the_database_is_away_nothing_begins_and_nothing_is_lost(
         "measured",
         f"{len(ours)} runs; {load.statuses[503]} refused; back after {recovered:.1f} s, all within the limit",
     )
-    assert {one.row["state"] for one in ours} == {"succeeded"}
+    assert {run.row["state"] for run in ours} == {"succeeded"}
     assert recovered < BACK + max(3 * 0.7, 2 * calm), "a run takes three times as long as its workers think"
 
 

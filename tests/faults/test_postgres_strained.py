@@ -183,7 +183,7 @@ def test_a_database_that_comes_late(tmp_path: Path) -> None:
 
 def known(system: Scene) -> bool:
     """Return whether our key is accepted yet."""
-    with caller(system.gateway) as one, suppress(httpx.HTTPError, openai.APIError):
-        one.client.models.list()
+    with caller(system.gateway) as client, suppress(httpx.HTTPError, openai.APIError):
+        client.client.models.list()
         return True
     return False

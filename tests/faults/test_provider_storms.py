@@ -94,19 +94,26 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
 
 
 def storm(number: int) -> object:
-    one = STORMS[number]
-    ends = "the other one answers" if one.spare else "each run ends, as failed"
+    storm_case = STORMS[number]
+    ends = "the other one answers" if storm_case.spare else "each run ends, as failed"
     few = f"at most {1 + SHARE} attempts a call"
-    if one.family == OUTAGES and one.spare:
+    if storm_case.family == OUTAGES and storm_case.spare:
         few = f"left alone after {OPENS} calls and those under way"
     expectation = f"{few}; {ends}; none beyond its clearance"
-    return case(number, family=one.family, place=one.place, expectation=expectation, ci=one.ci, name=one.place)
+    return case(
+        number,
+        family=storm_case.family,
+        place=storm_case.place,
+        expectation=expectation,
+        ci=storm_case.ci,
+        name=storm_case.place,
+    )
 
 
 @pytest.mark.parametrize("number", [storm(number) for number in range(len(STORMS))])
 def test_a_storm_is_weathered(system: Scene, number: int, record_property: Record) -> None:
-    one, bad, good = STORMS[number], f"bad-{number}", f"good-{number}"
-    system.stub.always(bad, one.act)
+    storm_case, bad, good = STORMS[number], f"bad-{number}", f"good-{number}"
+    system.stub.always(bad, storm_case.act)
     began = time.monotonic()
     answers = []
     for _ in range(ASKED // AT_ONCE):
@@ -118,11 +125,11 @@ def test_a_storm_is_weathered(system: Scene, number: int, record_property: Recor
     assert settle(system) == []
     received = {name: len(system.stub.requests(name)) for name in (bad, good, f"uncleared-{number}")}
     record_property("measured", f"{received[bad]} calls of the bad, {received[good]} of the good, {seconds:.1f} s")
-    workers = 2 if one.spare else 1
+    workers = 2 if storm_case.spare else 1
     assert sum(received.values()) <= (1 + SHARE) * ASKED + workers * MINIMUM + AT_ONCE * (workers - 1)
     assert received[f"uncleared-{number}"] == 0
     ours = accounts(system.database)
-    if one.spare:
+    if storm_case.spare:
         assert {answer.status for answer in answers} == {200}
         assert received[good] >= ASKED
         rounds = max(1, int(seconds))  # a probe now and then is what brings it back

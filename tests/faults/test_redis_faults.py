@@ -146,11 +146,11 @@ def test_no_run_is_lost(pace: float, system: Scene, outage: Outage, record_prope
         mended = time.time()
     assert settle(system, RECOVERED + pace) == []
     ours = accounts(system.database)
-    took = max(one.row["ended_at"] for one in ours) - mended
+    took = max(run.row["ended_at"] for run in ours) - mended
     record_property("measured", f"{len(ours)} runs, slowest {load.slowest:.1f} s, last end {took:.1f} s after")
     assert load.statuses == {200: load.asked}
     assert len(ours) == load.asked
-    assert {one.row["state"] for one in ours} == {"succeeded"}
+    assert {run.row["state"] for run in ours} == {"succeeded"}
     assert took < RECOVERED + pace
     assert slowest_probe < 15
 

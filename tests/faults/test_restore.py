@@ -74,8 +74,8 @@ class Installed:
         return self.threads.submit(self._ask, model, more)
 
     def _ask(self, model: str, more: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-        with calling(self.gateway.url) as one:
-            return one.whole(model, "Tell.", **more)
+        with calling(self.gateway.url) as caller:
+            return caller.whole(model, "Tell.", **more)
 
 
 @contextmanager
@@ -138,7 +138,7 @@ def test_a_restored_journal_against_a_newer_redis_and_later_calls(
         kept = made.ask("baton-mini").result()[1]["baton"]
         open_ones = begin_runs_that_stay_open(made)
         take_point(made)
-        answers = [one.result()[1]["baton"] for one in open_ones]
+        answers = [future.result()[1]["baton"] for future in open_ones]
         for name in ("alpha", "beta"):
             stub.always(name, Reply(chunks=("So.",)))
         lost = [made.ask("baton-mini").result()[1]["baton"] for _ in range(3)]
@@ -157,7 +157,7 @@ def test_a_restored_journal_against_a_newer_redis_and_later_calls(
             scene.wait()
             again = made.ask("baton-mini").result()[1]["baton"]
             runs = {run.id: run for run in accounts(server.url)}
-            assert runs.keys() == {kept["run"], *(one["run"] for one in answers), again["run"]}
+            assert runs.keys() == {kept["run"], *(entry["run"] for entry in answers), again["run"]}
             assert len(stub.requests()) == asked + 1, "nothing is called again"
             for answer in answers:
                 assert (runs[answer["run"]].row["state"], runs[answer["run"]].row["error"]) == ("failed", "restored")
@@ -165,8 +165,10 @@ def test_a_restored_journal_against_a_newer_redis_and_later_calls(
                 assert runs[answer["run"]].row["held_usd"] == 0
                 assert answer["run"] in told
             assert scene.violations() == []
-        missing = {one["run"]: one for one in found["missing"] if not one["known"]}
-        assert {run: one["usd"] for run, one in missing.items()} == {one["run"]: one["cost_usd"] for one in lost}
+        missing = {entry["run"]: entry for entry in found["missing"] if not entry["known"]}
+        assert {run: entry["usd"] for run, entry in missing.items()} == {
+            entry["run"]: entry["cost_usd"] for entry in lost
+        }
         assert found["open"] == []
     record_property("measured", f"{len(answers)} open runs ended, {len(lost)} lost runs listed")
 

@@ -98,9 +98,9 @@ def keys(scene: Fleet, *words: str) -> Mapping[str, Any]:
 
 def works(gateway: Process, key: str) -> bool:
     """Return whether the gateway accepts that key."""
-    with calling(gateway.url, key) as one:
+    with calling(gateway.url, key) as caller:
         try:
-            one.client.models.list()
+            caller.client.models.list()
         except openai.AuthenticationError:
             return False
     return True
@@ -108,8 +108,8 @@ def works(gateway: Process, key: str) -> bool:
 
 def streams(gateway: Process, key: str) -> None:
     """The answer comes word by word: what the engine publishes is accepted by the gateway."""
-    with calling(gateway.url, key) as one:
-        text, document = one.streamed("baton-mini", "Tell.")
+    with calling(gateway.url, key) as caller:
+        text, document = caller.streamed("baton-mini", "Tell.")
     assert text == "".join(WORDS)
     assert document["deltas"] > 2, "a gateway that drops live messages sends the answer in one piece"
 
@@ -150,8 +150,8 @@ def test_the_secret_of_webhooks_is_rotated(tmp_path: Path) -> None:
         def verified() -> tuple[bool, bool]:
             """Return whether the webhook of a new response verifies with each of the two secrets."""
             came.clear()
-            with calling(gateway.url) as one:
-                made = one.client.responses.create(model="baton-mini", input="Tell.", background=True)
+            with calling(gateway.url) as caller:
+                made = caller.client.responses.create(model="baton-mini", input="Tell.", background=True)
             wait_until(lambda: came, what="the webhook is delivered")
             ((headers, body),) = came
             assert json.loads(body)["data"]["id"] == made.id
@@ -165,7 +165,9 @@ def test_the_secret_of_webhooks_is_rotated(tmp_path: Path) -> None:
         for processes in scene.processes.values():
             (tmp_path / "webhook").write_text("whsec_short\n")
             os.kill(processes[0].pid, signal.SIGHUP)
-            wait_until(lambda one=processes[0]: "last valid ones stay" in one.logged, what="the fault is logged")
+            wait_until(
+                lambda process=processes[0]: "last valid ones stay" in process.logged, what="the fault is logged"
+            )
         assert verified() == (False, True)
 
 
@@ -182,12 +184,12 @@ def verifies(headers: Mapping[str, str], body: bytes, secret: str) -> bool:
 def test_the_key_of_a_provider_is_rotated(tmp_path: Path) -> None:
     with receiver() as (address, _), installed(tmp_path, address) as scene:
         (gateway,) = scene.processes["gateway"]
-        with calling(gateway.url) as one:
-            assert one.whole("baton-mini", "Tell.")[0] == "".join(WORDS)
+        with calling(gateway.url) as caller:
+            assert caller.whole("baton-mini", "Tell.")[0] == "".join(WORDS)
             reload_all(scene, "provider", "revoked")
             with pytest.raises(openai.APIStatusError):
-                one.whole("baton-mini", "Tell.")
+                caller.whole("baton-mini", "Tell.")
             reload_all(scene, "provider", KEYS["openai"])
             asked = len(scene.stub.requests("alpha"))
-            assert one.whole("baton-mini", "Tell.")[0] == "".join(WORDS), "its workers are not ejected any more"
+            assert caller.whole("baton-mini", "Tell.")[0] == "".join(WORDS), "its workers are not ejected any more"
             assert len(scene.stub.requests("alpha")) == asked + 1

@@ -83,7 +83,7 @@ def thawed(pid: int) -> Iterator[None]:
 REJECTED = "what the zombie writes is refused; its call is counted; the answer comes once"
 
 
-@pytest.mark.parametrize("stillness", [still("dispatcher", one, REJECTED) for one in DISPATCHER])
+@pytest.mark.parametrize("stillness", [still("dispatcher", moment, REJECTED) for moment in DISPATCHER])
 def test_a_dispatcher_that_wakes_up_too_late_changes_nothing(system: Scene, stillness: Stillness) -> None:
     if "read" in stillness.order:
         system.stub.always("gamma", Reply(chunks=("one ", "two ", "three."), trickle=Trickle(size=100, pause=0.05)))
@@ -107,7 +107,7 @@ def test_a_dispatcher_that_wakes_up_too_late_changes_nothing(system: Scene, stil
 
 
 @pytest.mark.parametrize(
-    "stillness", [still("engine", one, "its epoch is over; its caller is answered") for one in ENGINE]
+    "stillness", [still("engine", moment, "its epoch is over; its caller is answered") for moment in ENGINE]
 )
 def test_an_engine_that_wakes_up_too_late_changes_nothing(system: Scene, stillness: Stillness) -> None:
     system.orders.lay(stillness.order)

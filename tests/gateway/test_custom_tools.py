@@ -157,7 +157,7 @@ async def test_a_stream_broken_within_a_text_goes_on_with_all_of_it(
                 break
     for _ in ("while it speaks", "afterwards"):
         rest = await callers.stream(client, asked(), "one", last_event_id=str(heard.numbers[-1]))
-        pieces = [one for chunk in rest.chunks for c in chunk["choices"] for one in c["delta"].get("tool_calls", ())]
+        pieces = [call for chunk in rest.chunks for c in chunk["choices"] for call in c["delta"].get("tool_calls", ())]
         assert (rest.text, rest.done) == ("", True)
         assert [piece["custom"]["input"] for piece in pieces] == ["", TEXT]
     assert len(stub.requests) == 1

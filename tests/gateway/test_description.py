@@ -98,12 +98,12 @@ async def test_real_replies_are_as_described(
     for path in ("/", "/v1/models", "/v1/runs", "/healthz", "/readyz", "/metrics"):
         check(document, await client.get(path), path)
     check(document, await client.get("/v1/models/baton-mini"), "/v1/models/{model}")
-    for one in (await client.get("/v1/runs")).json()["data"]:
-        check(document, await client.get(f"/v1/runs/{one['id']}"), "/v1/runs/{run}")
+    for listed_run in (await client.get("/v1/runs")).json()["data"]:
+        check(document, await client.get(f"/v1/runs/{listed_run['id']}"), "/v1/runs/{run}")
         for view in ("explain", "graph", "timeline", "state", "views", "views?step=0"):
             path = f"/v1/runs/{{run}}/{view.partition('?')[0]}"
-            check(document, await client.get(f"/v1/runs/{one['id']}/{view}"), path)
-    pair = {"a": run, "b": one["id"]}
+            check(document, await client.get(f"/v1/runs/{listed_run['id']}/{view}"), path)
+    pair = {"a": run, "b": listed_run["id"]}
     check(document, await client.get("/v1/runs/compare", params=pair), "/v1/runs/compare")
     check(document, await client.get(f"/v1/runs/{run}/events"), "/v1/runs/{run}/events")
     check(document, await client.get(f"/v1/runs/{run}/steps/1"), "/v1/runs/{run}/steps/{n}")

@@ -105,11 +105,11 @@ async def test_a_plan_that_was_repaired_and_one_that_degraded(stub: ProviderStub
 
 
 async def test_models_are_openais(client: httpx.AsyncClient) -> None:
-    listed, one = (await client.get("/v1/models")).json(), (await client.get("/v1/models/baton-mini")).json()
+    listed, model = (await client.get("/v1/models")).json(), (await client.get("/v1/models/baton-mini")).json()
     exactly(SyncPage[Model], listed, frozenset({"data[].baton", "first_id", "last_id", "has_more"}))
     published("ListModelsResponse", listed)
-    exactly(Model, one)
-    published("Model", one)
+    exactly(Model, model)
+    published("Model", model)
 
 
 async def test_errors_are_openais(stub: ProviderStub, client: httpx.AsyncClient) -> None:

@@ -175,9 +175,9 @@ async def test_counts_and_models_are_anthropics(client: httpx.AsyncClient) -> No
     exactly(MessageTokensCount, (await client.post("/v1/messages/count_tokens?beta=true", json=asked)).json())
     old = {"anthropic-version": "2023-06-01"}
     listed = (await client.get("/v1/models?limit=1000", headers=old)).json()
-    one = (await client.get("/v1/models/baton-mini", headers=old)).json()
+    retrieved = (await client.get("/v1/models/baton-mini", headers=old)).json()
     SyncPage[ModelInfo].model_validate_json(json.dumps(listed), strict=True)
-    ModelInfo.model_validate_json(json.dumps(one), strict=True)
-    assert (one["id"], one["type"]) == ("baton-mini", "model")
+    ModelInfo.model_validate_json(json.dumps(retrieved), strict=True)
+    assert (retrieved["id"], retrieved["type"]) == ("baton-mini", "model")
     ids = [model["id"] for model in listed["data"]]
     assert (listed["first_id"], listed["last_id"], listed["has_more"]) == (ids[0], ids[-1], False)

@@ -118,9 +118,9 @@ def invented(data: dict[str, Any], known: set[str]) -> list[str]:
         left = re.sub(rf"(?<!\w){re.escape(text)}(?!\w)", " ", left)
     figures = [value for value in found if not isinstance(value, str)]
     numbers = []
-    for one in NUMBER.findall(left):
-        if not any(abs(float(one) - known) < 1e-9 for known in figures):
-            numbers.append(one)
+    for number in NUMBER.findall(left):
+        if not any(abs(float(number) - known) < 1e-9 for known in figures):
+            numbers.append(number)
     return numbers + [word for word in WORD.findall(left) if word not in known]
 
 

@@ -73,11 +73,14 @@ async def test_a_reply_outlives_its_process(stub: ProviderStub, tmp_path: Path) 
 async def test_equal_requests_to_two_gateways_are_one_run(stub: ProviderStub, tmp_path: Path) -> None:
     """Two processes over one database, without a queue between them."""
     stub.always("alpha", Reply(first_delay=0.2))
-    async with running_service(tmp_path, pool_text(stub)) as one, running_service(tmp_path, pool_text(stub)) as other:
-        key = await key_of(one)
-        async with calling(one, key) as here, calling(other, key) as there:
+    async with (
+        running_service(tmp_path, pool_text(stub)) as first,
+        running_service(tmp_path, pool_text(stub)) as second,
+    ):
+        key = await key_of(first)
+        async with calling(first, key) as here, calling(second, key) as there:
             replies = await asyncio.gather(*(post(client, body(), "one") for client in (here, there) * 6))
-        assert len(await runs(one)) == 1
+        assert len(await runs(first)) == 1
     assert {reply.content for reply in replies} == {replies[0].content}
     assert sorted("idempotent-replayed" in reply.headers for reply in replies) == [False] + [True] * 11
     assert len(stub.requests) == 1

@@ -52,12 +52,14 @@ async def test_a_key_and_a_process_have_a_bounded_number_of_streams(
     monkeypatch.setattr(open_streams, "MOST_OF_KEY", 2)
     monkeypatch.setattr(open_streams, "MOST", 3)
     async with calling(opened, "another") as another:
-        first, second = (Session((("authorization", one.headers["authorization"]),)) for one in (client, another))
+        first, second = (
+            Session((("authorization", http_client.headers["authorization"]),)) for http_client in (client, another)
+        )
         with app_over(opened.gateway) as app:
             api = Api(app)
-            async with api.events(first, paths[0]) as one, api.events(first, paths[1]) as two:
-                assert (await anext(one)).data
-                assert (await anext(two)).data
+            async with api.events(first, paths[0]) as first_events, api.events(first, paths[1]) as second_events:
+                assert (await anext(first_events)).data
+                assert (await anext(second_events)).data
                 for path in paths:
                     async with api.events(first, path) as three:
                         with pytest.raises(ApiError) as refused:

@@ -276,7 +276,7 @@ async def test_reasoning_chooses_the_tiers_limits(stub: ProviderStub, client: ht
 
 async def test_a_response_that_is_not_stored_cannot_be_had_again(client: httpx.AsyncClient) -> None:
     kept, gone = (await asked_of(client)).json(), (await asked_of(client, store=False)).json()
-    statuses = [(await client.get(f"/v1/responses/{one['id']}")).status_code for one in (kept, gone)]
+    statuses = [(await client.get(f"/v1/responses/{stored['id']}")).status_code for stored in (kept, gone)]
     assert statuses == [200, 404]
 
 

@@ -163,8 +163,8 @@ async def test_a_chain_carries_everything_but_instructions(stub: ProviderStub, c
     assert (second["instructions"], third["instructions"]) == ("Be long.", None)
     branch = await made(client, input="No, 5?", previous_response_id=first["id"])
     told = []
-    for one in stub.of("alpha")[1:]:
-        told.append([(message["role"], message["content"]) for message in one.json["messages"]])
+    for request in stub.of("alpha")[1:]:
+        told.append([(message["role"], message["content"]) for message in request.json["messages"]])
     begin = [("user", "What is 2 + 2?"), ("assistant", "Four.")]
     second_turn = [*begin, ("user", "And 3?")]
     assert [message[1] for message in told[0]] == ["Be long.", *(message[1] for message in second_turn)]

@@ -38,10 +38,10 @@ def needs(route: APIRoute) -> frozenset[str] | None:
     found: set[str] | None = None
     pending: list[Dependant] = [route.dependant]
     while pending:
-        one = pending.pop()
-        pending += one.dependencies
-        if isinstance(getattr(one.call, "__self__", None), Keys):
-            found = (found or set()) | set(one.own_oauth_scopes or ())
+        dependant = pending.pop()
+        pending += dependant.dependencies
+        if isinstance(getattr(dependant.call, "__self__", None), Keys):
+            found = (found or set()) | set(dependant.own_oauth_scopes or ())
     return None if found is None else frozenset(found)
 
 
@@ -182,7 +182,7 @@ async def knock(client: httpx.AsyncClient, method: str, path: str) -> httpx.Resp
 
 async def test_each_role_gets_what_the_matrix_says_of_the_admin_api(admin: AdminStandIn) -> None:
     """The keys are of all tenants, as the routes that change what tenants share demand."""
-    admin_routes = {one: marks for one, marks in documented(PAGE.read_text()).items() if one[1].startswith(ADMIN)}
+    admin_routes = {route: marks for route, marks in documented(PAGE.read_text()).items() if route[1].startswith(ADMIN)}
     keys = {role: await admin.add_key(role, role, tenant="home", all_tenants=True) for role in ROLES}
     wrong = []
     for role in (*ROLES, "nobody"):

@@ -27,13 +27,13 @@ async def gateways(
 ) -> AsyncIterator[tuple[Sequence[Runtime], Sequence[httpx.AsyncClient]]]:
     """Two gateways with one limited key; the first is an engine too."""
     pool = pool_text(stub)
-    async with running_service(folder, pool) as one, running_service(folder, pool, drives=False) as two:
+    async with running_service(folder, pool) as first, running_service(folder, pool, drives=False) as second:
         scopes = ["runs:write", "runs:read"]
-        key, row = mint(one.gateway.pepper, tenant="acme", name="limited", scopes=scopes, now=0.0)
-        assert await one.gateway.store.add_key(replace(row, **limits))
-        made = [_client(opened, key) for opened in (one, two)]
+        key, row = mint(first.gateway.pepper, tenant="acme", name="limited", scopes=scopes, now=0.0)
+        assert await first.gateway.store.add_key(replace(row, **limits))
+        made = [_client(opened, key) for opened in (first, second)]
         async with made[0], made[1]:
-            yield (one, two), made
+            yield (first, second), made
 
 
 def _client(opened: Runtime, key: str) -> httpx.AsyncClient:
@@ -99,12 +99,12 @@ async def test_open_runs_of_a_gateway_that_is_gone_hold_their_places_until_the_j
 async def test_a_user_is_limited_by_either_of_the_names_that_requests_have_for_one(
     tmp_path: Path, stub: ProviderStub
 ) -> None:
-    async with gateways(tmp_path, stub) as ((one, _), clients):
-        limited = copy_with(one.gateway, rates=Rates(user=RateLimits(rpm=1)))
+    async with gateways(tmp_path, stub) as ((user, _), clients):
+        limited = copy_with(user.gateway, rates=Rates(user=RateLimits(rpm=1)))
         transport = httpx.ASGITransport(create_app(limited), raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://b", headers=clients[0].headers) as client:
             named = [{"safety_identifier": "ann"}, {"safety_identifier": "ann"}, {"user": "ann"}, {"user": "bob"}]
-            replies = [await ask(client, **one) for one in named]
+            replies = [await ask(client, **user) for user in named]
     assert [reply.status_code for reply in replies] == [200, 429, 429, 200]
 
 
@@ -126,9 +126,9 @@ class Held:
 async def test_requests_whose_callers_leave_before_they_are_counted_use_nothing(
     tmp_path: Path, stub: ProviderStub
 ) -> None:
-    async with gateways(tmp_path, stub) as ((one, _), _):
-        store = Held(one.gateway.store)
-        limiter = RateLimiter(copy_with(one.gateway, store=store))
+    async with gateways(tmp_path, stub) as ((first, _), _):
+        store = Held(first.gateway.store)
+        limiter = RateLimiter(copy_with(first.gateway, store=store))
         asked = RateRequest((("key:k", RateLimits(rpm=900)),))
         headers: Headers = []
         counts = [asyncio.create_task(limiter.count(asked, [])) for _ in range(2 * MOST_COUNTED_TOGETHER)]
@@ -145,14 +145,14 @@ async def test_requests_whose_callers_leave_before_they_are_counted_use_nothing(
 async def test_a_key_that_was_revoked_at_one_gateway_ends_at_the_other_within_five_seconds(
     tmp_path: Path, stub: ProviderStub
 ) -> None:
-    async with gateways(tmp_path, stub, rpm=9) as ((one, two), clients):
-        ticks = two.gateway.tick()
+    async with gateways(tmp_path, stub, rpm=9) as ((first, second), clients):
+        ticks = second.gateway.tick()
         headers = dict(clients[1].headers)
-        late = copy_with(two.gateway, tick=lambda: ticks)
+        late = copy_with(second.gateway, tick=lambda: ticks)
         transport = httpx.ASGITransport(create_app(late), raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://b", headers=headers) as client:
             assert (await client.get("/v1/models")).status_code == 200
-            (row,) = [row for row in await one.gateway.store.keys() if row.name == "limited"]
-            assert await one.gateway.store.revoke_key(row.id, one.gateway.now())
+            (row,) = [row for row in await first.gateway.store.keys() if row.name == "limited"]
+            assert await first.gateway.store.revoke_key(row.id, first.gateway.now())
             ticks += 5.0
             assert (await client.get("/v1/models")).status_code == 401

@@ -159,9 +159,12 @@ async def test_a_stream_broken_within_a_call_goes_on_with_the_whole_of_it(
 async def test_results_may_come_to_another_process(stub: ProviderStub, tmp_path: Path) -> None:
     """Two processes over one database, without a queue between them: there, back to the first one, which remembers the
     run as it let go of it, and to a third one when both are gone."""
-    async with running_service(tmp_path, pool_text(stub)) as one, running_service(tmp_path, pool_text(stub)) as other:
-        key = await key_of(one)
-        async with calling(one, key) as here, calling(other, key) as there:
+    async with (
+        running_service(tmp_path, pool_text(stub)) as first,
+        running_service(tmp_path, pool_text(stub)) as another,
+    ):
+        key = await key_of(first)
+        async with calling(first, key) as here, calling(another, key) as there:
             following, run = await waiting(stub, here)
             stub.script("alpha", wanting(look("b")), wanting(look("c")), Reply(chunks=("42.",)))
             second = answered(following, message_of(await post(there, following)), "B")

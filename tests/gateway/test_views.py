@@ -137,7 +137,7 @@ async def test_steps_of_two_runs_are_aligned_by_their_subtasks_wherever_they_sta
     stub: ProviderStub, client: httpx.AsyncClient
 ) -> None:
     speak(stub)
-    one = await asked(client, STEPS)
+    first_run = await asked(client, STEPS)
     moved = plan(
         ("gamma", "Draft it", ["user"]),
         ("alpha", "Think about it", ["user"]),
@@ -145,7 +145,7 @@ async def test_steps_of_two_runs_are_aligned_by_their_subtasks_wherever_they_sta
         ("gamma", "Answer it", ["user", 0]),
     )
     other = await asked(client, moved)
-    found = (await client.get("/v1/runs/compare", params={"a": one, "b": other})).json()
+    found = (await client.get("/v1/runs/compare", params={"a": first_run, "b": other})).json()
     pairs = [
         (
             pair["first"] and pair["first"]["place"],

@@ -34,21 +34,21 @@ def installed(
     """Two gateways, the first of which the tests end, and a dispatcher."""
     folder = tmp_path_factory.mktemp("house")
     environ = settings(folder, stub, database, redis_server_url) | {"BATON_LEASE_SECONDS": str(LEASE)}
-    with launched(folder, environ, "gateway", "gateway", "dispatcher") as (one, other, dispatcher):
-        yield one, other, dispatcher
+    with launched(folder, environ, "gateway", "gateway", "dispatcher") as (first_gateway, second_gateway, dispatcher):
+        yield first_gateway, second_gateway, dispatcher
 
 
 @pytest.fixture
 def gateways(installed: tuple[Process, Process, Process], stub: StubControl) -> tuple[Process, Process]:
     """Both of them, ready; the first is started again where a test has ended it."""
-    one, other, _ = installed
-    for process in (one, other):
+    first_gateway, second_gateway, _ = installed
+    for process in (first_gateway, second_gateway):
         if not process.alive:
             process.start()
         wait_until(process.ready)
         wait_until(lambda process=process: process.metric("baton_queue_sound") == 1, what="a run may be handed over")
     stub.clear()
-    return one, other
+    return first_gateway, second_gateway
 
 
 @pytest.fixture
@@ -91,11 +91,11 @@ def test_a_dispatcher_drives_it_from_its_first_step(
     model: str,
     more: dict[str, Any],
 ) -> None:
-    one, other = gateways
+    first_gateway, second_gateway = gateways
     stub.always("planner", TREE)
-    made = ask(one, "POST", "", json=ASKED | {"model": model, "baton": more}).json()
-    one.kill()
-    wait_until(lambda: status(other, made["id"]) == "completed", within=SOON)
+    made = ask(first_gateway, "POST", "", json=ASKED | {"model": model, "baton": more}).json()
+    first_gateway.kill()
+    wait_until(lambda: status(second_gateway, made["id"]) == "completed", within=SOON)
     epoch, pid, took = driven(database, made["id"])
     assert (epoch, pid) == (2, dispatcher.pid)
     assert took < TAKEN_UP
@@ -103,9 +103,9 @@ def test_a_dispatcher_drives_it_from_its_first_step(
 
 
 def test_who_streams_it_hears_its_words_as_they_come(gateways: tuple[Process, Process], stub: StubControl) -> None:
-    one, _ = gateways
+    first_gateway, _ = gateways
     stub.always("alpha", Reply(chunks=PIECES * 4, gap=0.15))
-    told = ask(one, "POST", "", json=ASKED | {"stream": True}).text
+    told = ask(first_gateway, "POST", "", json=ASKED | {"stream": True}).text
     assert told.count("event: response.output_text.delta") > 5
     assert "event: response.completed" in told
 
@@ -113,17 +113,17 @@ def test_who_streams_it_hears_its_words_as_they_come(gateways: tuple[Process, Pr
 def test_its_next_turn_is_driven_by_a_dispatcher_too(
     gateways: tuple[Process, Process], dispatcher: Process, stub: StubControl, database: str
 ) -> None:
-    one, other = gateways
+    first_gateway, second_gateway = gateways
     stub.script("alpha", Reply(chunks=(), tool_calls=(ToolCall("add", "{}"),)), Reply(chunks=PIECES, first_delay=0.5))
-    made = ask(one, "POST", "", json=ASKED | {"tools": [TOOL]}).json()
-    wait_until(lambda: status(other, made["id"]) == "completed", within=SOON)
-    (call,) = ask(other, "GET", f"/{made['id']}").json()["output"]
+    made = ask(first_gateway, "POST", "", json=ASKED | {"tools": [TOOL]}).json()
+    wait_until(lambda: status(second_gateway, made["id"]) == "completed", within=SOON)
+    (call,) = ask(second_gateway, "GET", f"/{made['id']}").json()["output"]
     result = {"type": "function_call_output", "call_id": call["call_id"], "output": "20"}
     more = {"previous_response_id": made["id"], "input": [result], "tools": [TOOL]}
-    again = ask(one, "POST", "", json=ASKED | more).json()
-    one.kill()
-    wait_until(lambda: status(other, again["id"]) == "completed", within=SOON)
-    assert text(ask(other, "GET", f"/{again['id']}").json()) == "".join(PIECES)
+    again = ask(first_gateway, "POST", "", json=ASKED | more).json()
+    first_gateway.kill()
+    wait_until(lambda: status(second_gateway, again["id"]) == "completed", within=SOON)
+    assert text(ask(second_gateway, "GET", f"/{again['id']}").json()) == "".join(PIECES)
     assert driven(database, made["id"])[1] == dispatcher.pid
     assert len(stub.requests("alpha")) == 2
 
@@ -132,30 +132,30 @@ def test_its_next_turn_is_driven_by_a_dispatcher_too(
 def test_it_is_completed_and_served_without_the_gateway_that_accepted_it(
     gateways: tuple[Process, Process], stub: StubControl, end: str
 ) -> None:
-    one, other = gateways
+    first_gateway, second_gateway = gateways
     stub.always("alpha", Reply(chunks=PIECES, gap=0.05))
-    made = ask(one, "POST", "", json=ASKED).json()
+    made = ask(first_gateway, "POST", "", json=ASKED).json()
     assert made["status"] in ("queued", "in_progress")
     if end == "killed":
-        one.kill()
+        first_gateway.kill()
     else:
-        one.stop()
-    wait_until(lambda: status(other, made["id"]) not in ("queued", "in_progress"), within=SOON)
-    whole = ask(other, "GET", f"/{made['id']}").json()
+        first_gateway.stop()
+    wait_until(lambda: status(second_gateway, made["id"]) not in ("queued", "in_progress"), within=SOON)
+    whole = ask(second_gateway, "GET", f"/{made['id']}").json()
     assert (whole["status"], text(whole)) == ("completed", "".join(PIECES))
-    told = ask(other, "GET", f"/{made['id']}", params={"stream": "true"}).text
+    told = ask(second_gateway, "GET", f"/{made['id']}", params={"stream": "true"}).text
     events = [orjson.loads(line.removeprefix("data: ")) for line in told.splitlines() if line.startswith("data: ")]
     assert events[-1]["response"] == whole
     assert len(stub.requests("alpha")) == 1
 
 
 def test_a_stream_of_it_goes_on_at_another_gateway(gateways: tuple[Process, Process], stub: StubControl) -> None:
-    one, other = gateways
+    first_gateway, second_gateway = gateways
     stub.always("alpha", Reply(chunks=PIECES * 8, gap=0.1))
-    made = ask(one, "POST", "", json=ASKED).json()
+    made = ask(first_gateway, "POST", "", json=ASKED).json()
     wait_until(lambda: stub.requests("alpha"), what="it is called")
-    one.kill()
-    path = f"{other.url}/v1/responses/{made['id']}?stream=true"
+    first_gateway.kill()
+    path = f"{second_gateway.url}/v1/responses/{made['id']}?stream=true"
     numbers, deltas = [], []
     headers = {"Authorization": f"Bearer {KEY}"}
     with httpx.stream("GET", path, headers=headers, timeout=30, trust_env=False) as reply:
@@ -171,19 +171,19 @@ def test_a_stream_of_it_goes_on_at_another_gateway(gateways: tuple[Process, Proc
 
 
 def test_it_is_cancelled_at_another_gateway(gateways: tuple[Process, Process], stub: StubControl) -> None:
-    one, other = gateways
+    first_gateway, second_gateway = gateways
     stub.always("alpha", Hang())
-    made = ask(one, "POST", "", json=ASKED).json()
-    wait_until(lambda: status(other, made["id"]) == "in_progress")
-    stopped = ask(other, "POST", f"/{made['id']}/cancel").json()
+    made = ask(first_gateway, "POST", "", json=ASKED).json()
+    wait_until(lambda: status(second_gateway, made["id"]) == "in_progress")
+    stopped = ask(second_gateway, "POST", f"/{made['id']}/cancel").json()
     assert stopped["status"] == "cancelled"
-    assert status(one, made["id"]) == "cancelled"
+    assert status(first_gateway, made["id"]) == "cancelled"
 
 
 def test_it_is_deleted_everywhere(gateways: tuple[Process, Process], stub: StubControl) -> None:
-    one, other = gateways
+    first_gateway, second_gateway = gateways
     stub.always("alpha", Reply(chunks=PIECES))
-    made = ask(one, "POST", "", json=ASKED).json()
-    wait_until(lambda: status(other, made["id"]) == "completed", within=SOON)
-    assert ask(other, "DELETE", f"/{made['id']}").json()["deleted"] is True
-    assert ask(one, "GET", f"/{made['id']}").status_code == 404
+    made = ask(first_gateway, "POST", "", json=ASKED).json()
+    wait_until(lambda: status(second_gateway, made["id"]) == "completed", within=SOON)
+    assert ask(second_gateway, "DELETE", f"/{made['id']}").json()["deleted"] is True
+    assert ask(first_gateway, "GET", f"/{made['id']}").status_code == 404

@@ -35,9 +35,13 @@ def installed(
 ) -> Iterator[tuple[Installation, Process]]:
     folder = tmp_path_factory.mktemp("house")
     environ = settings(folder, stub, database, redis_server_url)
-    with launched(folder, environ, "gateway", "gateway", "dispatcher", "dispatcher") as (one, other, *dispatchers):
-        wait_until(lambda: one.ready() and other.ready())
-        yield Installation(stub, database, redis_server_url, one, dispatchers), other
+    with launched(folder, environ, "gateway", "gateway", "dispatcher", "dispatcher") as (
+        first_gateway,
+        second_gateway,
+        *dispatchers,
+    ):
+        wait_until(lambda: first_gateway.ready() and second_gateway.ready())
+        yield Installation(stub, database, redis_server_url, first_gateway, dispatchers), second_gateway
 
 
 @pytest.fixture
@@ -50,7 +54,7 @@ def installation(installed: tuple[Installation, Process]) -> Installation:
 
 
 @pytest.fixture
-def other(installed: tuple[Installation, Process]) -> Process:
+def second_gateway(installed: tuple[Installation, Process]) -> Process:
     """The gateway that lives."""
     return installed[1]
 

@@ -84,7 +84,7 @@ def test_one_ultra_request_is_one_trace_over_two_processes(installation: Install
     assert (run.name, run.kind, run.parent) == ("invoke_workflow baton-ultra", "INTERNAL", server.id)
     assert (plan.name, plan.parent) == ("plan", run.id)
     assert (planning.name, planning.kind, planning.parent) == ("chat planner", "CLIENT", plan.id)
-    assert [one.parent for one in (of_run, *of_steps, *steps)] == [run.id] * 7
+    assert [span.parent for span in (of_run, *of_steps, *steps)] == [run.id] * 7
     assert sorted(step.name for step in steps) == ["chat alpha", "chat beta", "chat gamma"]
     assert sorted(step.attributes["baton.step"] for step in steps) == [0, 1, 2]
     assert sorted(step.attributes["baton.step"] for step in of_steps) == [0, 1, 2]

@@ -341,7 +341,7 @@ async def _results(
     if not ids:
         found.faults.append(f"{about}: no tool was called: {json.dumps(reply)[:300]}")
         return result
-    if FORGED_CALL in ids or any(run_of(one) is None for one in ids):
+    if FORGED_CALL in ids or any(run_of(call_id) is None for call_id in ids):
         found.authority.append(f"{about}: a tool call has an id that Baton did not mint: {ids}")
     forged = await client.post(path, json=_further(scene, body, reply, [FORGED_CALL], result))
     if forged.status_code == 200:
@@ -397,8 +397,8 @@ class Judge:
         """Apply all rules."""
         intents = {fact.call: fact for fact in facts(self.events, CallIntended)}
         sent: dict[tuple[str, str], list[Received]] = {}
-        for one in self.received:  # equal requests in the order of their arrival
-            sent.setdefault((content_ref(self.salt, one.body), one.model), []).append(one)
+        for request in self.received:  # equal requests in the order of their arrival
+            sent.setdefault((content_ref(self.salt, request.body), request.model), []).append(request)
         of_calls: dict[str, Received] = {}
         for call, intent in intents.items():
             if came := sent.get((intent.request, intent.worker)):
@@ -410,7 +410,7 @@ class Judge:
         planned = {fact.n: fact for fact in facts(self.events, PlanStep)}
         self._authority(intents, planned)
         self._count(intents)
-        said = {call: self.scene.said.get(id(one), "") for call, one in of_calls.items()}
+        said = {call: self.scene.said.get(id(request), "") for call, request in of_calls.items()}
         for call, intent in intents.items():
             if call in of_calls:
                 self._canaries(intent, of_calls[call], intents, planned, said)

@@ -143,8 +143,8 @@ async def _tenant(opened: Runtime, app: FastAPI, admin: FastAPI, name: str) -> T
     assert await opened.gateway.store.add_key(row)
     headers = {"authorization": f"Bearer {key}"}
     clients = []
-    for one in (app, admin):
-        transport = httpx.ASGITransport(one, raise_app_exceptions=False)
+    for application in (app, admin):
+        transport = httpx.ASGITransport(application, raise_app_exceptions=False)
         clients.append(
             httpx.AsyncClient(transport=transport, base_url="http://baton", headers=headers, timeout=PATIENCE_SECONDS)
         )

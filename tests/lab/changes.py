@@ -50,9 +50,9 @@ Pool = tuple[Profile, ...]
 def swapped() -> Pool:
     """The standard pool after two specialists have exchanged their skills."""
     pool = list(standard_pool())
-    one, other = pool[BIRCH], pool[CEDAR]
-    pool[BIRCH] = replace(one, skills=other.skills, plans=other.plans, checks=other.checks, name="birch, changed")
-    pool[CEDAR] = replace(other, skills=one.skills, plans=one.plans, checks=one.checks, name="cedar, changed")
+    birch, cedar = pool[BIRCH], pool[CEDAR]
+    pool[BIRCH] = replace(birch, skills=cedar.skills, plans=cedar.plans, checks=cedar.checks, name="birch, changed")
+    pool[CEDAR] = replace(cedar, skills=birch.skills, plans=birch.plans, checks=birch.checks, name="cedar, changed")
     return tuple(pool)
 
 
@@ -180,8 +180,8 @@ def poisoning(own: int, foreign: int, seed: int) -> tuple[float, float, float]:
     lent = Beliefs(PublishedPosterior(), own, (PublishedPosterior(),)).lent(bandit.SPEC.peers)
     together, random = joined(Posterior(), honest), Random(seed + 100)
     for place, task in enumerate(bandit.problems(foreign, seed + 100)):
-        one = rated(task, pool, random, together, 1e9 + own + place)
-        together = learned(together, bandit.SPEC, bandit.workers(), replace(one, score=1 - one.score))
+        rated_task = rated(task, pool, random, together, 1e9 + own + place)
+        together = learned(together, bandit.SPEC, bandit.workers(), replace(rated_task, score=1 - rated_task.score))
     worths = values[0], (1 - lent) * values[0] + lent * values[1], value(together, exam, pool)
     first, second, third = (bandit.share(worth, exam, optimum) for worth in worths)
     print(f"  expected reward {worths[0]:.4f} alone, {worths[1]:.4f} beside the other one, {worths[2]:.4f} if shared")
@@ -191,8 +191,8 @@ def poisoning(own: int, foreign: int, seed: int) -> tuple[float, float, float]:
 def _own(count: int, seed: int, pool: Pool, said: Callable[[float], float]) -> Posterior:
     known, given, random = Posterior(), [], Random(seed)
     for place, task in enumerate(bandit.problems(count, seed)):
-        one = rated(task, pool, random, known, 1e9 + place)
-        given.append(replace(one, score=said(one.score)))
+        rated_task = rated(task, pool, random, known, 1e9 + place)
+        given.append(replace(rated_task, score=said(rated_task.score)))
         known = learned(known, bandit.SPEC, bandit.workers(), given[-1])
     return taught(Posterior(), Posterior(), bandit.SPEC, bandit.workers(), given)
 

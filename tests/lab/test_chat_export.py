@@ -77,11 +77,11 @@ def plain(folder: Path) -> Path:
 def journaled(folder: Path) -> str:
     """Rollouts over two workers, three steps allowed, one of them with a caller's tools."""
     found = []
-    for place, one in enumerate([made("a", 1.0), made("b", 0.0), made("c", 1.0)]):
+    for place, lesson in enumerate([made("a", 1.0), made("b", 0.0), made("c", 1.0)]):
         system = f"Cards, in order {place}" + (TOOLS.format(tools="- pay: pays") if place == 2 else "")
         prompt = ({"role": "system", "content": system}, {"role": "user", "content": SECRET})
         more: dict[str, Any] = {"prompt": prompt, "workers": ("sage", "abacus"), "most": 3}
-        found.append(to_line(Rollout(**{**{name: getattr(one, name) for name in one.__slots__}, **more})))
+        found.append(to_line(Rollout(**{**{name: getattr(lesson, name) for name in lesson.__slots__}, **more})))
     (folder / "rollouts.jsonl").write_text("\n".join(found))
     return str(folder / "rollouts.jsonl")
 
@@ -165,7 +165,7 @@ def test_a_base_that_is_described_gives_its_name_and_its_golden_prompts(school: 
     trained, said = school.train(Pupil(), base)
     assert (trained.base, trained.steps, trained.workers) == (card.name, card.steps, card.workers)
     golden = manifest.read(school.folder / "out" / "adapter")[1]
-    assert [prompt.messages for prompt in golden] == [one.messages for one in theirs]
+    assert [prompt.messages for prompt in golden] == [known_prompt.messages for known_prompt in theirs]
     assert not any(line.startswith("baton conductor describe") for line in said)
     assert school.bench.deploy("out/adapter") == 0
 

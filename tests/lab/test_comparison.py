@@ -89,14 +89,14 @@ def test_a_task_that_lacks_an_arms_row_is_left_out_and_told() -> None:
 
 
 def test_rows_of_other_tasks_pools_or_graders_are_not_compared() -> None:
-    one = row(0, "a", 1.0, grading="g")
-    refused = replace(one, catalog="")
-    assert incompatibilities([one, refused]) == [], "a request that was refused has no run, and no pool"
+    first = row(0, "a", 1.0, grading="g")
+    refused = replace(first, catalog="")
+    assert incompatibilities([first, refused]) == [], "a request that was refused has no run, and no pool"
     for name, words in (("tasks", "task sets"), ("catalog", "pools"), ("grading", "versions of the graders")):
-        [fault] = incompatibilities([one, replace(one, **{name: "other"})])
+        [fault] = incompatibilities([first, replace(first, **{name: "other"})])
         assert fault.startswith(f"rows of 2 {words} cannot be compared")
 
 
 def test_a_row_is_read_as_it_was_written() -> None:
-    one = row(0, "a", 1.0, reason="right")
-    assert of_json(asdict(one) | {"of a later version": 1}) == one
+    first = row(0, "a", 1.0, reason="right")
+    assert of_json(asdict(first) | {"of a later version": 1}) == first

@@ -72,12 +72,12 @@ def test_what_is_held_out_is_not_what_is_trained_on(split: str) -> None:
     assert split in SPLITS
     by_name = {family.name: family for family in FAMILIES}
     trained = {draw_lesson(Random(f"t{n}"), "train").problem.text for n in range(300)}
-    for one in draw_exam(split, 80, 1):
-        family = by_name[one.problem.family]
+    for lesson in draw_exam(split, 80, 1):
+        family = by_name[lesson.problem.family]
         assert family.held_out is (split == "unseen families")
-        assert held_out([worker.name for worker in one.pool]) is (split == "random pools")
+        assert held_out([worker.name for worker in lesson.pool]) is (split == "random pools")
         if split == "random pools":
-            factors = {round(worker.price / profiles()[worker.name].price, 3) for worker in one.pool}
+            factors = {round(worker.price / profiles()[worker.name].price, 3) for worker in lesson.pool}
             assert factors <= set(HELD_OUT_PRICES)
         if split in ("unseen paraphrases", "unseen families"):
-            assert one.problem.text not in trained
+            assert lesson.problem.text not in trained

@@ -63,9 +63,9 @@ def test_the_tokenizer_makes_the_tokens_of_the_trainer(form: Form, tmp_path: Pat
     random = Random(3)
     for split in (*SPLITS, "train"):
         for _ in range(20):
-            one = draw_lesson(random, split)
-            asked = [{"role": "user", "content": prompt.as_text(one.problem.text, one.pool, one.order)}]
-            assert read.apply_chat_template(asked, tokenize=True, return_dict=False) == one.prompt(form=form)
+            lesson = draw_lesson(random, split)
+            asked = [{"role": "user", "content": prompt.as_text(lesson.problem.text, lesson.pool, lesson.order)}]
+            assert read.apply_chat_template(asked, tokenize=True, return_dict=False) == lesson.prompt(form=form)
             plan = form.encode(drawn(random, form))
             assert read.decode(plan) == form.text(plan)
     assert read.eos_token_id == read.pad_token_id == prompt.pad(form)
@@ -91,7 +91,7 @@ def test_training_leaves_a_folder_to_serve_as_it_is(run: Path, folder: Path) -> 
     card, golden = manifest.read(run / "served")
     assert card.name.rpartition("@")[2] == manifest.read(folder)[0].name.rpartition("@")[2]
     assert card.evaluation["random pools"]["tasks"] == export.TASKS
-    assert all(one.plan and one.tokens for one in golden)
+    assert all(known_prompt.plan and known_prompt.tokens for known_prompt in golden)
     assert manifest.describe(run / "served", None, None) == card, "describing it again changes nothing"
 
 
@@ -104,8 +104,8 @@ def test_the_manifest_says_what_it_is_and_the_golden_plans_are_its_own(folder: P
     lessons = draw_exam("held-out tasks", 12, export.GOLDEN_SEED)
     plans = greedy(export.load_conductor(folder), lessons)
     expected = [export.prompt.over_ordinals(plan, lesson.order) for plan, lesson in zip(plans, lessons, strict=True)]
-    assert [one.plan for one in golden[:12]] == [to_text(to_tokens(plan)) for plan in expected]
-    assert [one.tokens for one in golden[:12]] == [lesson.prompt() for lesson in lessons]
+    assert [example.plan for example in golden[:12]] == [to_text(to_tokens(plan)) for plan in expected]
+    assert [example.tokens for example in golden[:12]] == [lesson.prompt() for lesson in lessons]
     assert card.evaluation["held-out tasks"]["tasks"] == export.TASKS
 
 
@@ -160,7 +160,7 @@ def test_an_adapter_is_the_base_under_what_training_has_changed(run: Path, folde
         to_text(to_tokens(export.prompt.over_ordinals(plan, lesson.order)))
         for plan, lesson in zip(whole, lessons, strict=True)
     ]
-    assert sum(one.plan == text for one, text in zip(golden, expected, strict=False)) >= 10
+    assert sum(example.plan == text for example, text in zip(golden, expected, strict=False)) >= 10
     with pytest.raises(ConfigInvalid) as refused:
         export.export_adapter(tuned, tmp_path / "full", tmp_path / "other", "tuned", 4)
     assert "config.json" in refused.value.faults[0] or "adapter" in refused.value.faults[0]

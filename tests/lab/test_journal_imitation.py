@@ -69,7 +69,7 @@ def test_the_pool_is_shown_in_another_order_each_time_and_the_plan_follows() -> 
 
 
 @pytest.mark.parametrize(
-    ("one", "reason"),
+    ("unusable", "reason"),
     [
         (rollout(problem(), PLAN, 1.0, split="held-out"), "it is held out"),
         (rollout(problem(), PLAN, None), "nobody has rated it"),
@@ -90,8 +90,8 @@ def test_the_pool_is_shown_in_another_order_each_time_and_the_plan_follows() -> 
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_what_cannot_be_learned_from_is_left_out_by_its_reason(one: Rollout, reason: str) -> None:
-    found, skipped = read(one, rollout(problem(), PLAN, 1.0))
+def test_what_cannot_be_learned_from_is_left_out_by_its_reason(unusable: Rollout, reason: str) -> None:
+    found, skipped = read(unusable, rollout(problem(), PLAN, 1.0))
     assert len(found) == 1
     assert skipped == {reason: 1}
 
@@ -117,10 +117,10 @@ def test_a_pool_that_is_kept_for_examinations_is_left_out() -> None:
     ids=str,
 )
 def test_a_plan_of_another_grammar_is_left_out(change: dict[str, Any]) -> None:
-    one = rollout(problem(), PLAN, 1.0)
-    steps = json.loads(one.completion)["steps"]
+    usable = rollout(problem(), PLAN, 1.0)
+    steps = json.loads(usable.completion)["steps"]
     changed = json.dumps({"steps": [steps[0], steps[1] | change]})
-    assert read(replace(one, completion=changed))[1] == {"its plan is none that the small conductor can write": 1}
+    assert read(replace(usable, completion=changed))[1] == {"its plan is none that the small conductor can write": 1}
 
 
 def test_the_weights_are_those_of_the_advantage() -> None:

@@ -136,9 +136,9 @@ def test_ratings_that_are_missing_for_a_reason_are_bounded() -> None:
     """Both arms are as good, and right answers of the first one are rated twice as often as all others."""
     random = Random(4)
     found = [
-        one
-        for one in drawn(random, 6_000, better=0.0)
-        if random.random() < (0.8 if one.reward and one.action == "a" else 0.4)
+        decision
+        for decision in drawn(random, 6_000, better=0.0)
+        if random.random() < (0.8 if decision.reward and decision.action == "a" else 0.4)
     ]
     misled = judged(found, A)
     assert misled.verdict == "better"

@@ -100,9 +100,9 @@ async def test_a_plan_that_no_model_wrote_is_shown_over_shuffled_ordinals(opened
         await ask(opened, f"Why {n}?", "baton-mini")
     found, _ = await collected(opened)
     assert len({json.loads(rollout.completion)["steps"][0]["worker"] for rollout in found}) > 1
-    for one in found:
-        assert one.workers[json.loads(one.completion)["steps"][0]["worker"]] == "alpha"
-        assert "alpha" not in one.completion + "".join(turn["content"] for turn in one.prompt)
+    for read_rollout in found:
+        assert read_rollout.workers[json.loads(read_rollout.completion)["steps"][0]["worker"]] == "alpha"
+        assert "alpha" not in read_rollout.completion + "".join(turn["content"] for turn in read_rollout.prompt)
 
 
 async def test_only_who_has_agreed_is_learned_from(opened: Runtime) -> None:
@@ -151,8 +151,8 @@ async def test_the_command_writes_a_private_file_and_asks_for_consent(
     with pytest.raises(ConfigInvalid, match="--consent"):
         await told("--consent", "study", "--everybody")
     assert await told("--everybody", "--rated") == 0
-    (one,) = from_lines(path.read_text().splitlines())
-    assert (one.verdict, one.conversation[0]["content"]) == ("wrong", "How?")
+    (rollout,) = from_lines(path.read_text().splitlines())
+    assert (rollout.verdict, rollout.conversation[0]["content"]) == ("wrong", "How?")
     assert path.stat().st_mode & 0o77 == 0
     assert "left out: 1, because nobody has rated it" in capsys.readouterr().out
     assert await told("--consent", "study") == 1

@@ -70,14 +70,14 @@ def test_a_frontier_holds_what_is_worth_its_price() -> None:
 
 
 def test_both_arms_spend_the_same() -> None:
-    one = [[Point(1, 0.2), Point(3, 0.6)], [Point(1, 0.5), Point(2, 0.9), Point(9, 1.0)]]
+    classes = [[Point(1, 0.2), Point(3, 0.6)], [Point(1, 0.5), Point(2, 0.9), Point(9, 1.0)]]
     for budget in (1.0, 1.2, 1.5, 2.0, 4.0):
-        chosen = rounds.by_class(one, budget)
+        chosen = rounds.by_class(classes, budget)
         assert chosen is not None
         assert sum(point.usd for point in chosen) / 2 == pytest.approx(budget)
-    chosen = rounds.by_class(one, 1.5)
+    chosen = rounds.by_class(classes, 1.5)
     assert chosen == [Point(1, 0.2), Point(2, 0.9)], "where it helps most"
-    assert rounds.by_class(one, 0.9) is None
+    assert rounds.by_class(classes, 0.9) is None
     same = [[Point(1, 0.2), Point(3, 0.6)], [Point(1, 0.4), Point(3, 1.0)]]
     assert rounds.same_for_all(same, 0.5) is None
     half = rounds.same_for_all(same, 2.0)

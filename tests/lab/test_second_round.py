@@ -43,10 +43,10 @@ def test_a_run_of_two_rounds_comes_to_what_the_executor_makes_of_it(second: Plan
 def test_taking_every_answer_costs_only_the_look_at_it() -> None:
     setting = Setting(POOL)
     for kind in CLASSES:
-        one, both = outcome(FIRST, kind, setting), second_round.run_outcome(FIRST, (TAKE, TAKE), kind, setting)
-        assert both.right == pytest.approx(one.right)
-        assert both.usd == pytest.approx(one.usd + rounds.judging_usd(POOL[FLINT], kind[1], rounds.ACCEPTS))
-        assert (both.again, both.seconds > one.seconds, both.reward < one.reward) == (0, True, True)
+        single, both = outcome(FIRST, kind, setting), second_round.run_outcome(FIRST, (TAKE, TAKE), kind, setting)
+        assert both.right == pytest.approx(single.right)
+        assert both.usd == pytest.approx(single.usd + rounds.judging_usd(POOL[FLINT], kind[1], rounds.ACCEPTS))
+        assert (both.again, both.seconds > single.seconds, both.reward < single.reward) == (0, True, True)
 
 
 def test_who_wrote_the_answer_says_the_same_again() -> None:
@@ -95,14 +95,14 @@ def test_drawn_second_plans_go_on_or_begin_anew_and_are_legal() -> None:
 
 def test_the_second_prompt_is_the_first_with_the_plan_and_a_sign() -> None:
     random = Random(5)
-    one = draw_lesson(random, "train")
-    first = any_plan(random, len(one.pool))
-    cards = 3 * len(one.pool) + 1
-    for read in (one.prompt(), one.prompt(Random(1), 0.9)):
+    lesson = draw_lesson(random, "train")
+    first = any_plan(random, len(lesson.pool))
+    cards = 3 * len(lesson.pool) + 1
+    for read in (lesson.prompt(), lesson.prompt(Random(1), 0.9)):
         for sign in second_round.SIGNS:
-            shown = second_round.second_prompt(read, one, first, sign)
+            shown = second_round.second_prompt(read, lesson, first, sign)
             assert shown == [*read[:-cards], *to_tokens(first), *read[-cards:], sign]
-            assert shown[-cards - 1] == one.prompt()[-cards] == prompt.tokens("", one.pool, one.order)[0]
+            assert shown[-cards - 1] == lesson.prompt()[-cards] == prompt.tokens("", lesson.pool, lesson.order)[0]
 
 
 def test_the_pages_command_is_a_command() -> None:

@@ -123,19 +123,19 @@ def reward_of(plan: Plan, kind: tuple[int, int], setting: Setting) -> float:
 def test_a_plan_in_words_is_read_by_the_service_as_it_was_meant() -> None:
     random = Random(5)
     for turn in range(300):
-        one = draw_lesson(random, "train")
-        plan = phrased(random, len(one.pool)) if turn % 2 else in_words(random, len(one.pool))
+        lesson = draw_lesson(random, "train")
+        plan = phrased(random, len(lesson.pool)) if turn % 2 else in_words(random, len(lesson.pool))
         tokens = WORDS.encode(plan)
         assert WORDS.decode(tokens) == plan
         assert len(tokens) <= WORDS.longest
-        names = [worker.name for worker in one.pool]
+        names = [worker.name for worker in lesson.pool]
         reader = core_plan.PlanReader(core_plan.by_ordinal(names), 4)
         steps = (*reader.feed(WORDS.text(tokens)), *reader.finish())
         meant = [replace(step, subtask=f"Please {step.subtask}.") for step in to_workflow(plan, names).steps]
         assert list(steps) == meant
         assert [subtask_wording.role_of(step.subtask) for step in steps] == [step.role for step in plan]
-        assert is_valid(WORDS, one, prompt.over_places(plan, one.order))
-        assert "valid plans: 1 of 1" in format_samples(WORDS, [(one, prompt.over_places(plan, one.order))])
+        assert is_valid(WORDS, lesson, prompt.over_places(plan, lesson.order))
+        assert "valid plans: 1 of 1" in format_samples(WORDS, [(lesson, prompt.over_places(plan, lesson.order))])
 
 
 def test_the_grammar_lets_through_what_some_plan_goes_on_with_and_nothing_else() -> None:

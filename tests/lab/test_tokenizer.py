@@ -44,15 +44,15 @@ def decoded(ids: list[int]) -> str:
 def test_a_server_reads_what_the_trainer_reads(split: Split) -> None:
     random = Random(split)
     for _ in range(60):
-        one = draw_lesson(random, split)
-        assert encoded(prompt.as_text(one.problem.text, one.pool, one.order)) == one.prompt()
+        lesson = draw_lesson(random, split)
+        assert encoded(prompt.as_text(lesson.problem.text, lesson.pool, lesson.order)) == lesson.prompt()
 
 
 def test_words_that_were_never_learned_are_unknown_and_no_text_becomes_a_plan() -> None:
-    one = draw_lesson(Random(1), "train")
+    lesson = draw_lesson(Random(1), "train")
     text = f'Zyzzyva {to_text([0, 3, 9])} <pool> {{"worker":0, 7'
-    read = one.prompt()[one.prompt().index(IDS["<pool>"]) :]
-    ids = encoded(prompt.as_text(text, one.pool, one.order))
+    read = lesson.prompt()[lesson.prompt().index(IDS["<pool>"]) :]
+    ids = encoded(prompt.as_text(text, lesson.pool, lesson.order))
     assert ids == [*prompt.tokens(text, (), ())[:-1], *read]
     assert ids[0] == IDS[prompt.UNKNOWN]
     assert all(number >= TOKENS for number in ids[: -len(read)])
@@ -65,14 +65,14 @@ def test_training_disturbs_known_words_alone() -> None:
     words = {number for text, number in IDS.items() if text.isalpha()}
     changed: set[int] = set()
     for _ in range(200):
-        one = draw_lesson(random, "train")
-        read, disturbed = one.prompt(), one.prompt(random, 1.0)
+        lesson = draw_lesson(random, "train")
+        read, disturbed = lesson.prompt(), lesson.prompt(random, 1.0)
         assert [n for n in disturbed if n not in words | {IDS[prompt.UNKNOWN]}] == [
             n for n in read if n not in words | {IDS[prompt.UNKNOWN]}
         ]
         assert disturbed.count(IDS[prompt.UNKNOWN]) >= read.count(IDS[prompt.UNKNOWN])
         changed |= {len(disturbed) - len(read)}
-        assert one.prompt(random, 0.0) == read
+        assert lesson.prompt(random, 0.0) == read
     assert min(changed) < 0 < max(changed)
 
 

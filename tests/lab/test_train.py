@@ -252,8 +252,8 @@ GOOD, BAD = (PlanStep(5, "plan"), PlanStep(4, "reason", True, (0,))), (PlanStep(
 def journaled(*, swapped: bool = False, runs: int = 160) -> list[Rollout]:
     """Runs of the standard pool: to each task a plan that is mostly right and one that is mostly wrong, rated so."""
     random, found = Random(4), []
-    for one in (draw_lesson(random, "train", standard=1.0).problem for _ in range(runs // 2)):
-        found += [rollout(one, GOOD, float(not swapped)), rollout(one, BAD, float(swapped))]
+    for problem in (draw_lesson(random, "train", standard=1.0).problem for _ in range(runs // 2)):
+        found += [rollout(problem, GOOD, float(not swapped)), rollout(problem, BAD, float(swapped))]
     return found
 
 

@@ -165,8 +165,8 @@ def test_the_report_has_every_seed_and_the_worst_first_also_if_they_were_kept(tm
         assert best_domain_plan(rows) == "plan by domain (kNN)"
         found.append(SeedResults(seed, {split: dict(rows) for split in splits}))  # type: ignore[misc]
     found[0].splits["fresh tasks"]["only here"] = figures(0.4)
-    for one in found:
-        save_results(one, tmp_path / f"{one.seed}.npz")
+    for result in found:
+        save_results(result, tmp_path / f"{result.seed}.npz")
     text = report([load_results(seed, tmp_path / f"{seed}.npz") for seed in range(3)], Sizes())
     assert text == report(found, Sizes())
     assert "only here" not in text, "a policy of which a seed is missing has no mean over seeds"

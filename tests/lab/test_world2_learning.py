@@ -192,8 +192,8 @@ def test_cards_alone_tell_who_is_good_at_what_and_many_questions_tell_more(learn
     card = worker_profiles(unseen=True)[0].card
     edges = []
     for asked in (8, 60):
-        one = replace(card, asked=asked, right=(asked, *[asked // 2] * 4))
-        edges.append(posterior_by_card(one, learner.figures, spreads)[1])
+        changed_card = replace(card, asked=asked, right=(asked, *[asked // 2] * 4))
+        edges.append(posterior_by_card(changed_card, learner.figures, spreads)[1])
         assert edges[-1].argmax() == 0
     assert edges[1][0] > edges[0][0] > 0
     setting = Setting(draw_pool(Random(0), unseen_workers=True), [], [])
@@ -296,7 +296,7 @@ def test_to_a_thrifty_policy_a_dollar_is_more_than_its_price(learner: Learner) -
 
 def test_what_a_pool_asks_for_its_workers_tells_nothing_of_their_skills(learner: Learner) -> None:
     """Held-out pools have prices of their own; a worker is as able at any of them."""
-    (one, *_) = worker_profiles(unseen=True)
-    dearer = replace(one, card=replace(one.card, price=2 * one.card.price))
+    (profile, *_) = worker_profiles(unseen=True)
+    dearer = replace(profile, card=replace(profile.card, price=2 * profile.card.price))
     beliefs = learner.posterior_mode()
-    assert beliefs.worker(dearer).ability == beliefs.worker(one).ability
+    assert beliefs.worker(dearer).ability == beliefs.worker(profile).ability

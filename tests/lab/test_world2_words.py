@@ -70,8 +70,8 @@ def test_lessons_and_exam_depend_on_the_seed_alone() -> None:
     assert alone == teacher.lessons("a seed", 3, 1, processes=2)
     assert alone[0].pool != alone[1].pool
     exam = teacher.exam("another seed", 2, 2)
-    assert [len(one.worth) for one in exam] == [len(all_plans(len(one.pool))) for one in exam]
-    assert {one.text for one in exam}.isdisjoint(posed.text for lesson in alone for posed in lesson.posed)
+    assert [len(lesson.worth) for lesson in exam] == [len(all_plans(len(lesson.pool))) for lesson in exam]
+    assert {lesson.text for lesson in exam}.isdisjoint(posed.text for lesson in alone for posed in lesson.posed)
 
 
 def test_the_teacher_pays_for_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,7 +83,7 @@ def test_the_teacher_pays_for_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     rewards = Rewards(priced.pool)
     paid = [(free.worth[plan] - worth) / TOKEN_PRICE for plan, worth in priced.worth.items()]
     sizes = [Size(parts, document, confidential=False) for parts in (1, 2, 3) for document in (0, 1, 2)]
-    assert [one for one in sizes if paid == pytest.approx(tokens_of_all_plans(rewards, one).tolist())]
+    assert [size for size in sizes if paid == pytest.approx(tokens_of_all_plans(rewards, size).tolist())]
 
 
 def test_tokens_are_those_that_workers_read_and_write() -> None:

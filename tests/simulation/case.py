@@ -83,6 +83,6 @@ def cases_of(world: World) -> Iterator[Case]:
             received=[call for call in world.workers.received if call.run == run],
             visit=visits.get(run),
             hearings=[hearing for hearing, _ in heard if hearing.run == run]
-            + [world.recalls[one] for one in (run,) if one in world.recalls],
+            + [world.recalls[recalled] for recalled in (run,) if recalled in world.recalls],
             world=world,
         )

@@ -85,7 +85,7 @@ def forget_the_caller(patch: Patch) -> None:
 
 def join_without_the_epoch(patch: Patch) -> None:
     """A step's end and what follows from it are committed by whoever executed the step, whoever drives the run."""
-    patch.setattr(run_writer, "copy_with", lambda one, **more: copy_with(one, **_without_epoch(more)))
+    patch.setattr(run_writer, "copy_with", lambda record, **more: copy_with(record, **_without_epoch(more)))
 
 
 def _without_epoch(more: dict[str, Any]) -> dict[str, Any]:

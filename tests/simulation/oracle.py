@@ -203,7 +203,7 @@ def answers_are_the_workers(case: Case) -> Iterator[str]:
         text = case.texts.get(body["output"], "")
         if case.erased and body["output"] not in case.texts:
             continue  # it was written when nothing was to be kept any more
-        whole = text in said or (body["call"] in cut and any(one.startswith(text) for one in said))
+        whole = text in said or (body["call"] in cut and any(text_said.startswith(text) for text_said in said))
         if not whole or len(text) != body["chars"]:
             yield f"step {body['n']} is done with words that no worker said"
 
@@ -326,7 +326,9 @@ def _told_of_calls(case: Case, hearing: Hearing, ended: TurnEnd) -> Iterator[str
             told.append(bodies)
     if len(told) != 1:
         yield f"a caller was told of calls {ids}, which no turn ended with"
-    elif hearing.told and not any(json.dumps(hearing.told)[1:-1] in case.texts.get(one["said"], "") for one in told[0]):
+    elif hearing.told and not any(
+        json.dumps(hearing.told)[1:-1] in case.texts.get(call["said"], "") for call in told[0]
+    ):
         yield f"a caller was told {hearing.told!r} with its calls, which no step said"
 
 

@@ -52,7 +52,7 @@ def test_what_did_not_happen_is_a_gap() -> None:
         replace(rich, outcomes=rich.outcomes - Counter([min(OUTCOMES)])),
         replace(rich, deeds=rich.deeds - Counter(DEEDS[:1])),
     ]
-    assert [len(list(one.gaps())) for one in poor] == [1] * len(poor)
+    assert [len(list(coverage.gaps())) for coverage in poor] == [1] * len(poor)
 
 
 @pytest.mark.parametrize(("seeds", "gaps", "status"), [(499, 9, 0), (500, 0, 0), (500, 1, 1)])

@@ -231,7 +231,10 @@ class Witness:
         words."""
         digests = ((run, hashlib.sha256(salt + body).hexdigest()) for run, salt in self.salts.items())
         found = [(run, digest) for run, digest in digests if digest in self.intents]
-        return next((one for one in found if made.get(one[1], 0) < self.intents[one[1]]), found[0] if found else None)
+        return next(
+            (intent for intent in found if made.get(intent[1], 0) < self.intents[intent[1]]),
+            found[0] if found else None,
+        )
 
 
 def _leads(found: list[tuple[Any, ...]]) -> dict[str, tuple[str, int]]:

@@ -153,7 +153,7 @@ def test_the_commands_read_erase_and_rewrap_with_the_key(tmp_path: Path, monkeyp
     monkeypatch.setattr(tenant_keys, "FOLLOW_SECONDS", 0.0)
     monkeypatch.setattr(erase, "END_SECONDS", -4.0)  # with the lease no time for open runs to end: nobody drives them
     url = f"sqlite:///{tmp_path}/baton.db"
-    key, other = (base64.b64encode(one).decode() for one in (FIRST, SECOND))
+    key, other = (base64.b64encode(content_key).decode() for content_key in (FIRST, SECOND))
     environ = {"BATON_DATA_DIR": str(tmp_path), "BATON_CONTENT_KEYS": key}
 
     async def fill() -> None:

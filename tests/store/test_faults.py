@@ -379,9 +379,9 @@ async def test_a_deadlock_is_tried_again(postgres_url: str, monkeypatch: pytest.
 
 
 async def test_two_processes_that_admit_one_id_leave_one_run(postgres_url: str) -> None:
-    async with open_store(postgres_url) as one, open_store(postgres_url) as other:
+    async with open_store(postgres_url) as first_store, open_store(postgres_url) as second_store:
         for n in range(20):
-            calls = [store.append(admitted(f"run-{n}")) for store in (one, other)]
+            calls = [store.append(admitted(f"run-{n}")) for store in (first_store, second_store)]
             answers = await asyncio.gather(*calls, return_exceptions=True)
             assert sum(isinstance(answer, Appended) for answer in answers) == 1
             assert sum(isinstance(answer, Conflict) for answer in answers) == 1

@@ -59,8 +59,8 @@ async def tickets(store: SqlStore, run: str) -> list[dict[str, Any]]:
 
 async def ticket(store: SqlStore, run: str = "run") -> dict[str, Any]:
     """The one there is."""
-    (one,) = await tickets(store, run)
-    return one
+    (row,) = await tickets(store, run)
+    return row
 
 
 async def test_each_commit_of_a_step_is_one_round_trip(stores: Sequence[SqlStore], round_trips: list[str]) -> None:
@@ -102,27 +102,27 @@ async def test_a_step_input_after_an_event_has_the_later_events_and_the_contents
 async def test_tickets_are_known_in_whatever_order_they_were_made(
     stores: Sequence[SqlStore], round_trips: list[str]
 ) -> None:
-    one, _ = stores
+    first_store, _ = stores
     for entry in (admitted("run"), queued("run", step=1), queued("run", step=0)):
-        await one.append(entry)
+        await first_store.append(entry)
     round_trips.clear()
-    await one.append(take("run", 0, "a"))
+    await first_store.append(take("run", 0, "a"))
     assert len(round_trips) == 1
 
 
 async def test_an_entry_on_outdated_rows_is_written_after_the_entries_of_others(
     stores: Sequence[SqlStore], round_trips: list[str]
 ) -> None:
-    one, other = stores
-    await one.append(admitted("run"))
-    await other.append(driven())
+    first_store, second_store = stores
+    await first_store.append(admitted("run"))
+    await second_store.append(driven())
     round_trips.clear()
-    appended = await one.append(driven())
+    appended = await first_store.append(driven())
     assert [event.seq for event in appended.events] == [3]
     round_trips.clear()
-    assert [event.seq for event in (await one.append(driven())).events] == [4]
+    assert [event.seq for event in (await first_store.append(driven())).events] == [4]
     assert len(round_trips) == 1
-    assert [event.seq for event in (await other.journal("run")).events] == [1, 2, 3, 4]
+    assert [event.seq for event in (await second_store.journal("run")).events] == [1, 2, 3, 4]
 
 
 async def test_what_follows_an_entry_of_another_process_takes_two_round_trips(
@@ -130,15 +130,15 @@ async def test_what_follows_an_entry_of_another_process_takes_two_round_trips(
 ) -> None:
     """As where an engine takes a run whose next turn a gateway has begun: the rows are read and then written, and no
     lock is held in between."""
-    one, other = stores
-    await one.append(admitted("run"))
-    await other.append(driven(lease=Lease("other", 9.0, 9.0)))
-    await one.step_input("run")
-    await other.append(replace(driven(), epoch=2))
+    first_store, second_store = stores
+    await first_store.append(admitted("run"))
+    await second_store.append(driven(lease=Lease("other", 9.0, 9.0)))
+    await first_store.step_input("run")
+    await second_store.append(replace(driven(), epoch=2))
     round_trips.clear()
-    appended = await one.append(replace(driven(), epoch=2, seq=3, outbox=(Outbox(0, "mini", "driver"),)))
+    appended = await first_store.append(replace(driven(), epoch=2, seq=3, outbox=(Outbox(0, "mini", "driver"),)))
     assert ([event.seq for event in appended.events], len(round_trips)) == ([4], 2)
-    assert (await ticket(other))["claim"] == 0
+    assert (await ticket(second_store))["claim"] == 0
 
 
 async def test_requests_that_come_together_read_once_who_has_budgets(
@@ -150,113 +150,113 @@ async def test_requests_that_come_together_read_once_who_has_budgets(
 
 
 async def test_nothing_of_a_batch_is_written_on_outdated_rows(stores: Sequence[SqlStore]) -> None:
-    one, other = stores
+    first_store, second_store = stores
     for run in ("a", "b"):
-        await one.append(admitted(run))
-    await other.append(driven("b"))
-    answers = [one.append(driven("a")), one.append(driven("b")), one.append(admitted("c"))]
+        await first_store.append(admitted(run))
+    await second_store.append(driven("b"))
+    answers = [first_store.append(driven("a")), first_store.append(driven("b")), first_store.append(admitted("c"))]
     seqs = []
     for answer in answers:
         seqs.append([event.seq for event in (await answer).events])
     assert seqs == [[2], [3], [1]]
-    assert [event.seq for event in (await other.journal("a")).events] == [1, 2]
+    assert [event.seq for event in (await second_store.journal("a")).events] == [1, 2]
 
 
 async def test_an_entry_is_never_refused_on_outdated_rows(stores: Sequence[SqlStore]) -> None:
-    one, other = stores
-    await one.append(admitted("run", cap=Ledger(10, 10)))
-    await one.append(driven(hold=Ledger(10, 10)))
-    await other.append(driven(release=Ledger(10, 10)))
-    await one.append(driven(hold=Ledger(10, 10)))
-    await other.append(driven(lease=Lease("other", 9.0, 9.0)))
-    await one.append(replace(driven(), epoch=2))
+    first_store, second_store = stores
+    await first_store.append(admitted("run", cap=Ledger(10, 10)))
+    await first_store.append(driven(hold=Ledger(10, 10)))
+    await second_store.append(driven(release=Ledger(10, 10)))
+    await first_store.append(driven(hold=Ledger(10, 10)))
+    await second_store.append(driven(lease=Lease("other", 9.0, 9.0)))
+    await first_store.append(replace(driven(), epoch=2))
     with pytest.raises(LeaseLost):
-        await one.append(driven())
+        await first_store.append(driven())
 
 
 async def test_money_that_others_reserved_without_an_event_counts(stores: Sequence[SqlStore]) -> None:
     """Only the money moves: no event has a number that would be taken twice."""
-    one, other = stores
-    await one.append(admitted("run"))
-    for store in (other, one, other, one):
+    first_store, second_store = stores
+    await first_store.append(admitted("run"))
+    for store in (second_store, first_store, second_store, first_store):
         await store.append(Entry("run", 2.0, epoch=1, hold=Ledger(100, 10)))
-    assert (await other.run("run")).held == Ledger(400, 40)
+    assert (await second_store.run("run")).held == Ledger(400, 40)
 
 
 @pytest.mark.parametrize("beside", [False, True])
 async def test_a_change_by_others_to_a_ticket_alone_is_seen(stores: Sequence[SqlStore], beside: bool) -> None:
     """No event and no amount of the run changes. It makes no difference what else is in the batch."""
-    one, other = stores
+    first_store, second_store = stores
     for run in ("run", "beside"):
-        await one.append(admitted(run))
-        await one.append(queued(run))
-        await one.append(take(run, 0, "a"))
-    also = [one.append(moved("beside", "finish", 1))] if beside else []
-    await other.append(Entry("run", 3.0, move=Move(0, "release", claim=1, until=3.0)))
-    answers = await settled([one.append(moved("run", "finish", 1)), *also])
+        await first_store.append(admitted(run))
+        await first_store.append(queued(run))
+        await first_store.append(take(run, 0, "a"))
+    also = [first_store.append(moved("beside", "finish", 1))] if beside else []
+    await second_store.append(Entry("run", 3.0, move=Move(0, "release", claim=1, until=3.0)))
+    answers = await settled([first_store.append(moved("run", "finish", 1)), *also])
     assert isinstance(answers[0], LeaseLost)
     assert not any(isinstance(answer, Exception) for answer in answers[1:])
-    assert (await ticket(other, "run"))["version"] == 2
+    assert (await ticket(second_store, "run"))["version"] == 2
 
 
 @pytest.mark.parametrize("beside", [False, True])
 async def test_tickets_that_others_have_added_or_ended_are_seen(stores: Sequence[SqlStore], beside: bool) -> None:
-    one, other = stores
-    await one.append(admitted("beside"))
+    first_store, second_store = stores
+    await first_store.append(admitted("beside"))
     for run in ("added", "ended"):
-        await one.append(admitted(run))
-        await one.append(queued(run))
-    await other.append(Entry("added", 2.0, epoch=1, outbox=(Outbox(1, "mini", "driver"),)))
-    await other.append(take("ended", 0, "a"))
-    await other.append(Entry("ended", 2.0, move=Move(0, "finish", claim=1)))
+        await first_store.append(admitted(run))
+        await first_store.append(queued(run))
+    await second_store.append(Entry("added", 2.0, epoch=1, outbox=(Outbox(1, "mini", "driver"),)))
+    await second_store.append(take("ended", 0, "a"))
+    await second_store.append(Entry("ended", 2.0, move=Move(0, "finish", claim=1)))
     for run in ("added", "ended"):
-        also = [one.append(driven("beside"))] if beside else []
+        also = [first_store.append(driven("beside"))] if beside else []
         end = Entry(run, 5.0, (Raw(Kind.SUCCEEDED, {}),), epoch=1)
-        await asyncio.gather(one.append(end), *also)
-        assert await tickets(other, run) == []
+        await asyncio.gather(first_store.append(end), *also)
+        assert await tickets(second_store, run) == []
 
 
 async def test_an_end_and_an_erasure_by_others_are_seen(stores: Sequence[SqlStore]) -> None:
-    one, other = stores
+    first_store, second_store = stores
     for run in ("ended", "erased"):
-        await one.append(admitted(run))
-    await other.append(Entry("ended", 2.0, (Raw(Kind.SUCCEEDED, {}),), epoch=1))
+        await first_store.append(admitted(run))
+    await second_store.append(Entry("ended", 2.0, (Raw(Kind.SUCCEEDED, {}),), epoch=1))
     with pytest.raises(RunEnded):
-        await one.append(driven("ended"))
-    await other.erase("erased")
+        await first_store.append(driven("ended"))
+    await second_store.erase("erased")
     with pytest.raises(NotFound):
-        await one.append(Entry("erased", 2.0, (Raw(Kind.RESUMED, {"turn": 1}),), epoch=1))
+        await first_store.append(Entry("erased", 2.0, (Raw(Kind.RESUMED, {"turn": 1}),), epoch=1))
 
 
 async def test_a_take_over_by_another_process_is_seen(stores: Sequence[SqlStore]) -> None:
-    one, other = stores
-    await one.append(admitted("run", lease_until=5.0))
-    assert await other.take_over("heir", 6.0, 9.0, 10, [("mini", "v1")])
+    first_store, second_store = stores
+    await first_store.append(admitted("run", lease_until=5.0))
+    assert await second_store.take_over("heir", 6.0, 9.0, 10, [("mini", "v1")])
     with pytest.raises(LeaseLost):
-        await one.append(driven())
+        await first_store.append(driven())
 
 
 async def test_a_claim_is_found_to_have_lapsed_on_the_row_alone(stores: Sequence[SqlStore]) -> None:
     """Its holder prolonged it, which nobody else hears of."""
-    one, other = stores
-    await one.append(admitted("run"))
-    await one.append(queued("run"))
-    await one.append(take("run", 0, "a", until=10.0))
-    assert await other.renew_claims([Held("run", 0, 1)], 100.0)
+    first_store, second_store = stores
+    await first_store.append(admitted("run"))
+    await first_store.append(queued("run"))
+    await first_store.append(take("run", 0, "a", until=10.0))
+    assert await second_store.renew_claims([Held("run", 0, 1)], 100.0)
     with pytest.raises(LeaseLost):
-        await one.append(take("run", 1, "b", at=50.0))
+        await first_store.append(take("run", 1, "b", at=50.0))
 
 
 @pytest.mark.parametrize("verb", ["hold", "queue"])
 async def test_a_claim_that_was_prolonged_is_left_as_long_as_it_is(stores: Sequence[SqlStore], verb: str) -> None:
-    one, other = stores
-    await one.append(admitted("run"))
-    await one.append(queued("run"))
-    await one.append(take("run", 0, "a", until=10.0))
-    assert await other.renew_claims([Held("run", 0, 1)], 100.0)
+    first_store, second_store = stores
+    await first_store.append(admitted("run"))
+    await first_store.append(queued("run"))
+    await first_store.append(take("run", 0, "a", until=10.0))
+    assert await second_store.renew_claims([Held("run", 0, 1)], 100.0)
     again = replace(queued("run"), outbox=(Outbox(0, "mini", "new address"),))
-    await one.append(moved("run", "hold", 1) if verb == "hold" else again)
-    found = await ticket(other)
+    await first_store.append(moved("run", "hold", 1) if verb == "hold" else again)
+    found = await ticket(second_store)
     assert (found["until"], found["holder"], found["claim"]) == (100.0, "a", 1)
     assert found["driver"] == ("driver" if verb == "hold" else "new address")
 
@@ -264,22 +264,24 @@ async def test_a_claim_that_was_prolonged_is_left_as_long_as_it_is(stores: Seque
 async def test_a_ticket_that_is_queued_anew_in_one_entry_with_its_end_is_due_at_once(
     stores: Sequence[SqlStore],
 ) -> None:
-    one, other = stores
-    await one.append(admitted("run"))
-    await one.append(queued("run"))
-    await one.append(take("run", 0, "a", until=10.0))
+    first_store, second_store = stores
+    await first_store.append(admitted("run"))
+    await first_store.append(queued("run"))
+    await first_store.append(take("run", 0, "a", until=10.0))
     finish = Move(0, "finish", claim=1)
-    await one.append(Entry("run", 4.0, (Raw(Kind.CALL_FINISHED, {}),), move=finish, outbox=(Outbox(0, "mini", "d"),)))
-    found = await ticket(other)
+    await first_store.append(
+        Entry("run", 4.0, (Raw(Kind.CALL_FINISHED, {}),), move=finish, outbox=(Outbox(0, "mini", "d"),))
+    )
+    found = await ticket(second_store)
     assert (found["until"], found["holder"], found["claim"], found["version"]) == (4.0, None, 0, 0)
 
 
 async def test_who_wishes_something_of_a_run_has_it_looked_at(stores: Sequence[SqlStore]) -> None:
     """The rest of what is written for a wish changes the same row."""
-    one, _ = stores
-    await one.append(admitted("run", driver="", lease_until=50.0))
-    await one.append(note("run"))
-    assert (await one.run("run")).lease_until == 2.0
+    first_store, _ = stores
+    await first_store.append(admitted("run", driver="", lease_until=50.0))
+    await first_store.append(note("run"))
+    assert (await first_store.run("run")).lease_until == 2.0
 
 
 def test_the_row_cache_evicts_the_run_that_was_not_written_to_for_longest() -> None:
@@ -295,17 +297,19 @@ async def test_after_a_lost_connection_no_cached_row_is_relied_on(
     stores: Sequence[SqlStore], round_trips: list[str]
 ) -> None:
     """A database that has failed over to an older copy may give the same revision to other changes."""
-    one, _ = stores
-    await one.append(admitted("run"))
-    await one.append(admitted("other"))
-    row = await one.run("run")
+    first_store, _ = stores
+    await first_store.append(admitted("run"))
+    await first_store.append(admitted("other"))
+    row = await first_store.run("run")
     cut = text("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid()")
     with contextlib.suppress(StoreUnavailable):
-        await one._write(lambda conn: conn.execute(cut))
-    await one._write(lambda conn: conn.execute(text("UPDATE runs SET held_usd = 7, revision = 0 WHERE id = 'run'")))
-    await append_once_all_cuts_are_known(one, driven("other"))
-    await one.append(driven())
-    assert (await one.run("run")).held == replace(row.held, usd=7)
+        await first_store._write(lambda conn: conn.execute(cut))
+    await first_store._write(
+        lambda conn: conn.execute(text("UPDATE runs SET held_usd = 7, revision = 0 WHERE id = 'run'"))
+    )
+    await append_once_all_cuts_are_known(first_store, driven("other"))
+    await first_store.append(driven())
+    assert (await first_store.run("run")).held == replace(row.held, usd=7)
 
 
 async def append_once_all_cuts_are_known(store: SqlStore, entry: Entry) -> None:

@@ -91,7 +91,7 @@ async def test_what_is_done_for_callers_of_two_tenants_does_not_mix(stores: list
 
 
 async def test_runs_are_written_and_read_from_two_processes(stores: list[SqlStore], migrated_postgres_url: str) -> None:
-    one, other = stores
+    first_store, second_store = stores
 
     async def step(run: str, first: SqlStore, second: SqlStore) -> None:
         await first.append(replace(admitted(run), contents=(("ref", run.encode()),)))
@@ -107,11 +107,11 @@ async def test_runs_are_written_and_read_from_two_processes(stores: list[SqlStor
             group.create_task(step(run, *(stores if n % 2 else stores[::-1])))
     kinds = [Kind.ADMITTED, Kind.STEP_QUEUED, Kind.CALL_FINISHED, Kind.AWAITING]
     for run in RUNS:
-        found = await other.journal(run)
+        found = await second_store.journal(run)
         assert ([event.seq for event in found.events], found.salt) == ([1, 2, 3, 4], SALT)
         assert [event.kind for event in found.events] == kinds
-    assert {row.id for row in await one.runs(RunQuery(limit=50))} == set(RUNS)
-    assert await one.last_seqs(RUNS) == dict.fromkeys(RUNS, 4)
+    assert {row.id for row in await first_store.runs(RunQuery(limit=50))} == set(RUNS)
+    assert await first_store.last_seqs(RUNS) == dict.fromkeys(RUNS, 4)
     conn = await asyncpg.connect(migrated_postgres_url)
     try:
         assert await conn.fetchval("SELECT count(*) FROM tickets WHERE step = 1") == len(RUNS)
@@ -120,26 +120,26 @@ async def test_runs_are_written_and_read_from_two_processes(stores: list[SqlStor
 
 
 async def test_leases_claims_and_fences_hold(stores: list[SqlStore]) -> None:
-    one, other = stores
+    first_store, second_store = stores
     for run in ("a", "b"):
-        await one.append(admitted(run, lease_until=5.0))
-        await one.append(queued(run))
-    assert await one.renew_leases("driver", {"a": 1, "b": 1, "c": 1}, 7.0) == {"a": 2, "b": 2}
-    assert {row.epoch for row in await other.take_over("heir", 8.0, 20.0, 9, [("mini", "v1")])} == {2}
+        await first_store.append(admitted(run, lease_until=5.0))
+        await first_store.append(queued(run))
+    assert await first_store.renew_leases("driver", {"a": 1, "b": 1, "c": 1}, 7.0) == {"a": 2, "b": 2}
+    assert {row.epoch for row in await second_store.take_over("heir", 8.0, 20.0, 9, [("mini", "v1")])} == {2}
     with pytest.raises(LeaseLost):
-        await one.append(Entry("a", 9.0, (Raw(Kind.STEP_SKIPPED, {}),), epoch=1))
+        await first_store.append(Entry("a", 9.0, (Raw(Kind.STEP_SKIPPED, {}),), epoch=1))
     claims = await asyncio.gather(*[store.append(take("b", 0, "x")) for store in stores * 3], return_exceptions=True)
     assert Counter(type(claim).__name__ for claim in claims) == {"Appended": 1, "LeaseLost": 5}
-    assert await other.renew_claims([Held("b", 0, 1), Held("b", 0, 9)], 30.0) == {Held("b", 0, 1)}
-    assert {due.run for due in await one.overdue(50.0, 9, 0.0)} == {"a", "b"}
+    assert await second_store.renew_claims([Held("b", 0, 1), Held("b", 0, 9)], 30.0) == {Held("b", 0, 1)}
+    assert {due.run for due in await first_store.overdue(50.0, 9, 0.0)} == {"a", "b"}
     once = IdempotencyRecord("key", b"print", 99.0)
     answers = await asyncio.gather(
         *[store.append(replace(admitted(f"once-{n}"), once=once)) for n, store in enumerate(stores * 3)],
         return_exceptions=True,
     )
     assert sum(isinstance(answer, Conflict) for answer in answers) == 5
-    assert await one.erase("a")
-    assert (await other.journal("a")).salt == b""
+    assert await first_store.erase("a")
+    assert (await second_store.journal("a")).salt == b""
 
 
 async def test_the_archive_and_the_schema_are_read(stores: list[SqlStore], bouncer_url: str) -> None:
@@ -152,8 +152,8 @@ async def test_the_archive_and_the_schema_are_read(stores: list[SqlStore], bounc
 async def test_a_store_goes_on_after_its_connections_were_cut(
     stores: list[SqlStore], migrated_postgres_url: str
 ) -> None:
-    one, _ = stores
-    await one.append(admitted("run"))
+    first_store, _ = stores
+    await first_store.append(admitted("run"))
     conn = await asyncpg.connect(migrated_postgres_url)
     try:
         ours = "datname = current_database() AND pid <> pg_backend_pid()"
@@ -163,9 +163,9 @@ async def test_a_store_goes_on_after_its_connections_were_cut(
     async with asyncio.timeout(PATIENCE_SECONDS):
         while True:
             with contextlib.suppress(Exception):
-                await one.ready()
+                await first_store.ready()
                 break
-    assert [event.seq for event in (await one.append(note("run"))).events] == [2]
+    assert [event.seq for event in (await first_store.append(note("run"))).events] == [2]
 
 
 @pytest.mark.parametrize("pooling", ["transaction"], indirect=True)

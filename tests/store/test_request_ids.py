@@ -55,7 +55,7 @@ async def test_sqlite_reads_no_other_run(tmp_path: Path) -> None:
             for work in (store.journaled_runs(RunQuery()), store.erase_contents(["run"])):
                 sent.clear()
                 await work
-                of_tags = [one for one in sent if "tags" in one[0]]
+                of_tags = [statement for statement in sent if "tags" in statement[0]]
                 plans.append(await store._read(lambda conn: explained(of_tags, conn)))  # noqa: B023
     finally:
         event.remove(Engine, "before_cursor_execute", noted)

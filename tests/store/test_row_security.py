@@ -129,7 +129,7 @@ async def test_a_change_without_any_condition_reaches_the_rows_of_one_tenant(sto
         "UPDATE once SET until = 1",
         "DELETE FROM budgets",
     ):
-        changed = await store.write_for(OURS, lambda conn, one=statement: conn.execute(text(one)).rowcount)
+        changed = await store.write_for(OURS, lambda conn, sql=statement: conn.execute(text(sql)).rowcount)
         assert changed == 1, statement
     assert (await counted(store, None))["budgets"] == 1
     for statement in (
@@ -140,7 +140,7 @@ async def test_a_change_without_any_condition_reaches_the_rows_of_one_tenant(sto
         "SELECT * FROM content_keys",
     ):
         with pytest.raises(StoreUnavailable):
-            await store.write_for(OURS, lambda conn, one=statement: conn.execute(text(one)))
+            await store.write_for(OURS, lambda conn, sql=statement: conn.execute(text(sql)))
 
 
 async def test_nothing_is_given_to_another_tenant(store: SqlStore) -> None:
@@ -271,7 +271,7 @@ async def test_the_owner_of_the_tables_reads_for_a_caller_under_the_same_policie
         await store._write(fillers)
         await store._write(lambda conn: conn.execute(text("ANALYZE")))
         for statement in BY_INDEX:
-            explained = await store._read(lambda conn, one=statement: conn.execute(text(f"EXPLAIN {one}")).scalars())
+            explained = await store._read(lambda conn, sql=statement: conn.execute(text(f"EXPLAIN {sql}")).scalars())
             assert "Seq Scan" not in "\n".join(explained), statement
 
 

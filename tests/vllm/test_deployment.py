@@ -47,8 +47,8 @@ def adapter(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def models(caller: Caller, seed: int, runs: int = RUNS) -> set[str]:
     """The models that conducted some fresh tasks, none of which fell back."""
     found = set()
-    for one in draw_exam(SPLIT, runs, seed):
-        _, reply = caller.whole("baton-ultra", one.problem.text)
+    for lesson in draw_exam(SPLIT, runs, seed):
+        _, reply = caller.whole("baton-ultra", lesson.problem.text)
         run = caller.run(reply["baton"]["run"])
         assert (run["state"], run["degraded"]) == ("succeeded", False)
         found.add(run["proposals"][0]["attempts"][0]["model"])
@@ -95,8 +95,8 @@ def test_an_adapter_goes_into_service_and_out_again(
 def test_the_adapter_plans_otherwise_than_its_base_somewhere(adapter: Path) -> None:
     """Or the test above would not notice if it was never applied."""
     theirs, own = (manifest.read(folder)[1] for folder in (TRAINED, adapter))
-    assert [one.messages for one in theirs] == [one.messages for one in own]
-    assert 2 <= sum(one.plan != other.plan for one, other in zip(theirs, own, strict=True)) <= 22
-    for one in own:
-        assert one.plan
-        assert read_plan(json.loads(one.plan), by_ordinal([str(n) for n in range(one.workers)]), STEPS)
+    assert [prompt.messages for prompt in theirs] == [prompt.messages for prompt in own]
+    assert 2 <= sum(prompt.plan != other.plan for prompt, other in zip(theirs, own, strict=True)) <= 22
+    for prompt in own:
+        assert prompt.plan
+        assert read_plan(json.loads(prompt.plan), by_ordinal([str(n) for n in range(prompt.workers)]), STEPS)

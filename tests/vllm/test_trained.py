@@ -142,8 +142,8 @@ def test_it_conducts_through_the_service_as_it_does_in_the_trainer(trained_serve
             found = list(threads.map(lambda lesson: conducted(caller, lesson), lessons))
         assert caller.read("/v1/runs", tier="baton-ultra", degraded="true")["data"] == []
     trainers = reference(found)
-    same = sum(one.plan == theirs for one, theirs in zip(found, trainers, strict=True))
-    served_ = [worth(lesson, one.plan) for lesson, one in zip(lessons, found, strict=True)]
+    same = sum(answer.plan == theirs for answer, theirs in zip(found, trainers, strict=True))
+    served_ = [worth(lesson, answer.plan) for lesson, answer in zip(lessons, found, strict=True)]
     trained = [worth(lesson, plan) for lesson, plan in zip(lessons, trainers, strict=True)]
     rewards = []
     for outcomes in (served_, trained):
@@ -151,8 +151,10 @@ def test_it_conducts_through_the_service_as_it_does_in_the_trainer(trained_serve
     print(f"{same} of {TASKS} plans are the trainer's; reward {rewards[0]:.4f}, in the trainer {rewards[1]:.4f}")
     assert same >= 0.98 * TASKS
     assert rewards[0] == pytest.approx(rewards[1], abs=0.005)
-    spread = sqrt(sum(one.right * (1 - one.right) for one in served_))
-    assert sum(one.right for one in found) == pytest.approx(sum(one.right for one in served_), abs=4 * spread)
+    spread = sqrt(sum(answer.right * (1 - answer.right) for answer in served_))
+    assert sum(answer.right for answer in found) == pytest.approx(
+        sum(answer.right for answer in served_), abs=4 * spread
+    )
 
 
 def test_what_it_reaches_is_what_its_card_says(trained_server: VllmServer) -> None:

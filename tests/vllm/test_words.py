@@ -36,6 +36,6 @@ def test_a_few_steps_leave_a_folder_that_is_served_as_it_is(tmp_path: Path) -> N
     assert [row[0] for row in curve] == ["step", "1", "2", "3"]
     assert all(-1 <= float(row[-1]) <= 0 for row in curve[1:]), "the teacher thinks no plan better than its best"
     pairs = []
-    for one in golden:
-        pairs.append([message["content"] for message in one.messages])
+    for example in golden:
+        pairs.append([message["content"] for message in example.messages])
     assert json.loads(words("--plan", str(out), given=json.dumps(pairs))) == [prompt.plan for prompt in golden]
