@@ -20,7 +20,7 @@ async def stub() -> AsyncIterator[ProviderStub]:
 
 
 @pytest.fixture
-async def opened(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[Runtime]:
+async def runtime(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[Runtime]:
     """The service over them."""
     async with running_service(tmp_path, pool_text(stub)) as running:
         yield running

@@ -36,18 +36,18 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 @pytest.fixture
-async def opened(url: str, stub: ProviderStub, tmp_path: Path) -> AsyncIterator[Runtime]:
+async def runtime(url: str, stub: ProviderStub, tmp_path: Path) -> AsyncIterator[Runtime]:
     await asyncio.to_thread(migrate, url)
     async with running_service(tmp_path, pool_text(stub), {"BATON_DATABASE_URL": url}) as running:
         yield running
 
 
-async def run_some(opened: Runtime) -> list[str]:
+async def run_some(runtime: Runtime) -> list[str]:
     """Runs of two steps; the first one's content is erased."""
     steps = plan(("alpha", "Think", ["user"]), ("beta", "Answer", ["user", 0]))
-    started = [await opened.runs.start(order(opened, "baton-ultra", plan=steps)) for _ in range(RUNS)]
+    started = [await runtime.runs.start(order(runtime, "baton-ultra", plan=steps)) for _ in range(RUNS)]
     names = [(await finish(driven)).ended.state.run for driven in started]
-    assert await opened.context.store.erase(names[0])
+    assert await runtime.context.store.erase(names[0])
     return names
 
 
@@ -60,9 +60,9 @@ def modes(folder: Path) -> list[tuple[str, int]]:
 
 
 async def test_every_run_is_read_once_whatever_the_pages(
-    opened: Runtime, url: str, monkeypatch: pytest.MonkeyPatch
+    runtime: Runtime, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    names = await run_some(opened)
+    names = await run_some(runtime)
     async with open_archive(url) as source:
         whole = await all_of(source)
         assert [record.row["id"] for record in whole] == sorted(names)
@@ -77,11 +77,11 @@ async def test_every_run_is_read_once_whatever_the_pages(
         assert await all_of(source, since=third) == [record for record in whole if record.row["created_at"] >= third]
 
 
-async def test_an_export_holds_all_that_the_database_does(opened: Runtime, url: str, tmp_path: Path) -> None:
-    await run_some(opened)
+async def test_an_export_holds_all_that_the_database_does(runtime: Runtime, url: str, tmp_path: Path) -> None:
+    await run_some(runtime)
     made = [Change(f"change_{n}", n / 7, "me", "planner", "promoted", f"planner@{n}", 0.5, "fit") for n in (2, 1)]
     for change in made:
-        await opened.context.store.change(change)
+        await runtime.context.store.change(change)
     made.reverse()
     path = tmp_path / "journal.jsonl"
     async with open_archive(url) as source:
@@ -98,19 +98,19 @@ async def test_an_export_holds_all_that_the_database_does(opened: Runtime, url: 
     assert [(name, mode) for name, mode in modes(tmp_path) if name.startswith("journal")] == [("journal.jsonl", 0o600)]
 
 
-async def test_a_journal_that_grows_is_read_as_it_stood_at_one_moment(opened: Runtime, url: str) -> None:
-    started = [await opened.runs.start(order(opened, "baton-mini")) for _ in range(RUNS)]
+async def test_a_journal_that_grows_is_read_as_it_stood_at_one_moment(runtime: Runtime, url: str) -> None:
+    started = [await runtime.runs.start(order(runtime, "baton-mini")) for _ in range(RUNS)]
     async with open_archive(url) as source:
         for _ in range(20):
-            report = await Auditor(opened.context.now(), adapter).audit(source)
+            report = await Auditor(runtime.context.now(), adapter).audit(source)
             assert [str(violation) for violation in report.violations] == []
             await asyncio.sleep(PAUSE)
     for driven in started:
         await finish(driven)
 
 
-async def test_a_pool_is_kept_once_and_stays_as_it_was(opened: Runtime, url: str) -> None:
-    store = opened.context.store
+async def test_a_pool_is_kept_once_and_stays_as_it_was(runtime: Runtime, url: str) -> None:
+    store = runtime.context.store
     made: list[bytes] = []
 
     def snapshot(body: bytes) -> bytes:

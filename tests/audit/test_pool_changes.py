@@ -25,65 +25,65 @@ def pool(stub: ProviderStub, *cleared: str) -> str:
 
 
 @pytest.fixture
-async def opened(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[Runtime]:
+async def runtime(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[Runtime]:
     async with running_service(tmp_path, pool(stub, "alpha", "beta", "planner")) as running:
         yield running
 
 
-def change(opened: Runtime, text: str) -> None:
+def change(runtime: Runtime, text: str) -> None:
     """Write another pool file, and take it into force as SIGHUP does."""
-    path = opened.pool.loaded.settings.pool
+    path = runtime.pool.loaded.settings.pool
     assert path is not None
     path.write_text(text)
-    loaded, faults = reload(opened.pool.loaded, {})
+    loaded, faults = reload(runtime.pool.loaded, {})
     assert not faults
-    opened.pool.install(loaded)
+    runtime.pool.install(loaded)
 
 
-async def workers(opened: Runtime, run: str) -> list[str]:
+async def workers(runtime: Runtime, run: str) -> list[str]:
     """Who was called."""
-    return [event.body["worker"] for event in await events(opened, run) if event.kind is Kind.CALL_INTENDED]
+    return [event.body["worker"] for event in await events(runtime, run) if event.kind is Kind.CALL_INTENDED]
 
 
-async def test_other_prices_and_models_in_the_middle_of_a_run(stub: ProviderStub, opened: Runtime) -> None:
+async def test_other_prices_and_models_in_the_middle_of_a_run(stub: ProviderStub, runtime: Runtime) -> None:
     def raise_prices(_received: object) -> Reply:
         change(
-            opened, pool(stub).replace("output = 2.00", "output = 9.00").replace('model = "beta"', 'model = "beta-2"')
+            runtime, pool(stub).replace("output = 2.00", "output = 9.00").replace('model = "beta"', 'model = "beta-2"')
         )
         return Reply()
 
     stub.always("alpha", raise_prices)
     steps = plan(("alpha", "Think", ["user"]), ("beta", "Answer", ["user", 0]))
-    run = (await finish(await opened.runs.start(order(opened, "baton-ultra", plan=steps)))).ended.state.run
-    change(opened, pool(stub).replace("output = 2.00", "output = 1.00"))
-    calls = [event.body for event in await events(opened, run) if event.kind is Kind.CALL_INTENDED]
+    run = (await finish(await runtime.runs.start(order(runtime, "baton-ultra", plan=steps)))).ended.state.run
+    change(runtime, pool(stub).replace("output = 2.00", "output = 1.00"))
+    calls = [event.body for event in await events(runtime, run) if event.kind is Kind.CALL_INTENDED]
     assert [call["model"] for call in calls] == ["alpha", "beta-2"]
     assert len({call["catalog"] for call in calls}) == 2
-    report = await report_of(opened.pool.loaded.settings.database_url)
+    report = await report_of(runtime.pool.loaded.settings.database_url)
     assert (report.violations, report.rebuilt_requests) == ([], 2)
 
 
-async def test_a_worker_that_lost_its_clearance_is_not_called(stub: ProviderStub, opened: Runtime) -> None:
+async def test_a_worker_that_lost_its_clearance_is_not_called(stub: ProviderStub, runtime: Runtime) -> None:
     def withdraw(_received: object) -> Reply:
-        change(opened, pool(stub, "alpha", "planner"))
+        change(runtime, pool(stub, "alpha", "planner"))
         return Reply()
 
     stub.always("alpha", withdraw)
     steps = plan(("alpha", "Think", ["user"]), ("beta", "Answer", ["user", 0]))
     labels = frozenset({"phi"})
-    outcome = await finish(await opened.runs.start(order(opened, "baton-ultra", plan=steps, labels=labels)))
+    outcome = await finish(await runtime.runs.start(order(runtime, "baton-ultra", plan=steps, labels=labels)))
     assert outcome.ended.state.state == "succeeded"
-    assert await workers(opened, outcome.ended.state.run) == ["alpha", "alpha"]
+    assert await workers(runtime, outcome.ended.state.run) == ["alpha", "alpha"]
     assert stub.of("beta") == []
 
 
-async def test_a_conductor_that_lost_its_clearance_plans_no_more(stub: ProviderStub, opened: Runtime) -> None:
+async def test_a_conductor_that_lost_its_clearance_plans_no_more(stub: ProviderStub, runtime: Runtime) -> None:
     def withdraw(_received: object) -> Reply:
-        change(opened, pool(stub, "alpha", "beta"))
+        change(runtime, pool(stub, "alpha", "beta"))
         return Reply(chunks=(plan_text((7, "Solve it", ["user"])),))
 
     stub.always("planner", withdraw)
-    outcome = await finish(await opened.runs.start(order(opened, "baton-ultra", labels=frozenset({"phi"}))))
+    outcome = await finish(await runtime.runs.start(order(runtime, "baton-ultra", labels=frozenset({"phi"}))))
     assert [proposal.mode for proposal in outcome.ended.state.proposals] == ["first", "repair", "fallback"]
     assert len(stub.of("planner")) == 1
 
@@ -95,22 +95,22 @@ allow = { worker = ["alpha", "planner"] }
 """
 
 
-async def test_a_worker_that_a_new_rule_excludes_is_not_called(stub: ProviderStub, opened: Runtime) -> None:
+async def test_a_worker_that_a_new_rule_excludes_is_not_called(stub: ProviderStub, runtime: Runtime) -> None:
     def add_the_rule(_received: object) -> Reply:
-        change(opened, pool(stub, "alpha", "beta", "planner") + RULE)
+        change(runtime, pool(stub, "alpha", "beta", "planner") + RULE)
         return Reply()
 
     stub.always("alpha", add_the_rule)
     steps = plan(("alpha", "Think", ["user"]), ("beta", "Answer", ["user", 0]))
     labels = frozenset({"phi"})
-    outcome = await finish(await opened.runs.start(order(opened, "baton-ultra", plan=steps, labels=labels)))
-    assert await workers(opened, outcome.ended.state.run) == ["alpha", "alpha"]
+    outcome = await finish(await runtime.runs.start(order(runtime, "baton-ultra", plan=steps, labels=labels)))
+    assert await workers(runtime, outcome.ended.state.run) == ["alpha", "alpha"]
     assert stub.of("beta") == []
 
 
-async def test_the_journal_names_the_rule(stub: ProviderStub, opened: Runtime) -> None:
-    change(opened, pool(stub, "alpha", "beta", "planner") + RULE)
-    outcome = await finish(await opened.runs.start(order(opened, "baton-ultra", labels=frozenset({"phi"}))))
+async def test_the_journal_names_the_rule(stub: ProviderStub, runtime: Runtime) -> None:
+    change(runtime, pool(stub, "alpha", "beta", "planner") + RULE)
+    outcome = await finish(await runtime.runs.start(order(runtime, "baton-ultra", labels=frozenset({"phi"}))))
     excluded = outcome.ended.state.admitted.excluded
     assert excluded["beta"] == "excluded by the rule patients-stay-with-alpha"
     assert outcome.ended.state.admitted.pool == ("alpha",)
@@ -120,16 +120,16 @@ async def test_the_auditor_finds_a_call_against_a_rule(
     stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("app.core.pool.policy.permits", lambda _worker, _reading: True)
-    async with running_service(tmp_path, pool(stub, "alpha", "beta") + RULE, audits=False) as opened:
+    async with running_service(tmp_path, pool(stub, "alpha", "beta") + RULE, audits=False) as runtime:
         steps = plan(("beta", "Answer", ["user"]))
-        await finish(await opened.runs.start(order(opened, "baton-ultra", plan=steps, labels=frozenset({"phi"}))))
-        report = await report_of(opened.pool.loaded.settings.database_url)
+        await finish(await runtime.runs.start(order(runtime, "baton-ultra", plan=steps, labels=frozenset({"phi"}))))
+        report = await report_of(runtime.pool.loaded.settings.database_url)
     found = [violation.what for violation in report.violations if violation.rule == "rule"]
     assert any("keeps beta from the labels of what it reads" in words for words in found)
 
 
-async def test_a_refusal_names_the_rules(stub: ProviderStub, opened: Runtime) -> None:
-    change(opened, pool(stub, "alpha", "beta", "planner") + RULE.replace('"alpha", "planner"', '"planner"'))
+async def test_a_refusal_names_the_rules(stub: ProviderStub, runtime: Runtime) -> None:
+    change(runtime, pool(stub, "alpha", "beta", "planner") + RULE.replace('"alpha", "planner"', '"planner"'))
     with pytest.raises(InvalidRequest, match="excluded by the rule patients-stay-with-alpha") as refused:
-        await opened.runs.start(order(opened, "baton-ultra", labels=frozenset({"phi"})))
+        await runtime.runs.start(order(runtime, "baton-ultra", labels=frozenset({"phi"})))
     assert refused.value.public_code == "no_eligible_worker"

@@ -22,20 +22,20 @@ LONG = "A long answer. " * 40
 
 
 @pytest.fixture
-async def opened(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[Runtime]:
+async def runtime(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[Runtime]:
     stub.always("alpha", Reply(chunks=(LONG,)))
     async with running_service(tmp_path, pool_text(stub), audits=False) as running:
         yield running
 
 
-async def second_turn(opened: Runtime) -> str:
+async def second_turn(runtime: Runtime) -> str:
     messages = [Message("user", (Text("One?"),)), Message("assistant", (Text(LONG),)), Message("user", (Text("Two?"),))]
-    driven = await opened.runs.start(order(opened, "baton-mini", task=Task(tuple(messages))))
+    driven = await runtime.runs.start(order(runtime, "baton-mini", task=Task(tuple(messages))))
     return (await finish(driven)).ended.state.run
 
 
-def falsify(opened: Runtime, statement: str) -> None:
-    engine = create_engine(opened.pool.loaded.settings.database_url)
+def falsify(runtime: Runtime, statement: str) -> None:
+    engine = create_engine(runtime.pool.loaded.settings.database_url)
     with engine.begin() as conn:
         conn.execute(text(statement))
     engine.dispose()
@@ -49,19 +49,19 @@ def falsify(opened: Runtime, statement: str) -> None:
         ("DELETE FROM shared_contents", "text-left"),
     ],
 )
-async def test_a_text_that_was_changed_or_taken_or_left_is_found(opened: Runtime, statement: str, rule: str) -> None:
-    await second_turn(opened)
-    url = opened.pool.loaded.settings.database_url
+async def test_a_text_that_was_changed_or_taken_or_left_is_found(runtime: Runtime, statement: str, rule: str) -> None:
+    await second_turn(runtime)
+    url = runtime.pool.loaded.settings.database_url
     assert (await report_of(url)).is_clean
-    falsify(opened, statement)
+    falsify(runtime, statement)
     assert rule in (await report_of(url)).rules
 
 
-async def test_an_export_has_every_content_as_a_whole(opened: Runtime, tmp_path: Path) -> None:
-    await second_turn(opened)
-    url, path = opened.pool.loaded.settings.database_url, tmp_path / "journal.jsonl"
+async def test_an_export_has_every_content_as_a_whole(runtime: Runtime, tmp_path: Path) -> None:
+    await second_turn(runtime)
+    url, path = runtime.pool.loaded.settings.database_url, tmp_path / "journal.jsonl"
     async with open_archive(url) as archive:
         await write(archive, path, now=time.time())
-    falsify(opened, "DELETE FROM texts")
+    falsify(runtime, "DELETE FROM texts")
     report = await Auditor(time.time(), adapter).audit(Export(path))
     assert (report.violations, report.calls, report.rebuilt_requests) == ([], 1, 1)

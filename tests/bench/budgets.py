@@ -172,16 +172,16 @@ async def work(folder: Path, place: Place, doomed: bool) -> None:
     environ = {"BATON_DATABASE_URL": place.database, "BATON_LEASE_SECONDS": LEASE_SECONDS}
     if place.redis:
         environ["BATON_REDIS_URL"] = place.redis
-    async with running_service(folder, pool, environ, drives=place.role != "gateway", audits=False) as opened:
+    async with running_service(folder, pool, environ, drives=place.role != "gateway", audits=False) as runtime:
         print("ready", flush=True)
         jumped = 0.0
         while line := await asyncio.to_thread(sys.stdin.readline):
             row = json.loads(line)
             if place.role == "engine":  # its clock is wrong until the next row begins
-                opened.clock._offset -= jumped
+                runtime.clock._offset -= jumped
                 jumped = JUMP_SECONDS if row["jumps"] else 0.0
-                opened.clock._offset += jumped
-            print(json.dumps(await _play(opened, row)), flush=True)
+                runtime.clock._offset += jumped
+            print(json.dumps(await _play(runtime, row)), flush=True)
 
 
 def _kill_at_send(calls: int) -> None:
@@ -199,29 +199,29 @@ def _kill_at_send(calls: int) -> None:
     Attempt.stream = counted  # type: ignore[method-assign]
 
 
-async def _play(opened: Runtime, row: Mapping[str, Any]) -> dict[str, int]:
+async def _play(runtime: Runtime, row: Mapping[str, Any]) -> dict[str, int]:
     counts: dict[str, int] = {}
     numbers = iter(range(row["runs"]))
 
     async def one_after_the_other() -> None:
         for number in numbers:
             if row["jumps"] and number == row["runs"] // 3:
-                opened.clock._offset += JUMP_SECONDS  # as if the machine's clock were set
-            word = await _run(opened, row, number)
+                runtime.clock._offset += JUMP_SECONDS  # as if the machine's clock were set
+            word = await _run(runtime, row, number)
             counts[word] = counts.get(word, 0) + 1
 
     await asyncio.gather(*(one_after_the_other() for _ in range(AT_ONCE)))
     if row["jumps"]:
-        opened.clock._offset -= JUMP_SECONDS
+        runtime.clock._offset -= JUMP_SECONDS
     return counts
 
 
-async def _run(opened: Runtime, row: Mapping[str, Any], number: int) -> str:
+async def _run(runtime: Runtime, row: Mapping[str, Any], number: int) -> str:
     place = row["first"] + number
     task = Task((Message("user", (Text(LONG_TEXT),)),), user=f"user {place % row['users']}")
-    wanted = replace(order(opened, row["tier"], task=task), tenant=row["tenant"], key=f"key {place % row['keys']}")
+    wanted = replace(order(runtime, row["tier"], task=task), tenant=row["tenant"], key=f"key {place % row['keys']}")
     try:
-        error = (await finish(await opened.runs.start(wanted))).ended.error
+        error = (await finish(await runtime.runs.start(wanted))).ended.error
     except BatonError as refusal:
         error = refusal
     if error is None:

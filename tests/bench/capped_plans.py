@@ -101,7 +101,7 @@ async def play(tasks: Sequence[Task], caps: Sequence[float]) -> dict[tuple[float
     arms: dict[str, Plan | None] = {ULTRA: None, **plans()}
     found: dict[tuple[float, str], list[Played]] = {}
     with tempfile.TemporaryDirectory() as folder:
-        async with running_service(Path(folder), pool(), QUIET) as opened, calling(opened) as client:
+        async with running_service(Path(folder), pool(), QUIET) as runtime, calling(runtime) as client:
 
             async def capped_at(task: Task, cap: float, plan: Plan | None) -> Played:
                 async with gate:

@@ -100,11 +100,11 @@ def cheapest(catalog: Catalog, tier: str, task: Task) -> int:
     return min(worst_case(catalog.workers[name], size, floor)[0] for name in known.pool)
 
 
-async def played(opened: Runtime, client: httpx.AsyncClient, random: Random, kind: str, quickest: float) -> Played:
+async def played(runtime: Runtime, client: httpx.AsyncClient, random: Random, kind: str, quickest: float) -> Played:
     """Play one run with a random cap of this kind."""
     tier, task = random.choice(TIERS), random.choice(built_in())
     cap = drawn(random, USD if kind == "usd" else SECONDS)
-    catalog = opened.pool.catalog()
+    catalog = runtime.pool.catalog()
     paid = int(cap * MILLION) >= cheapest(catalog, tier, task.task)
     fits = paid if kind == "usd" else cap >= quickest
     body = {
@@ -114,7 +114,7 @@ async def played(opened: Runtime, client: httpx.AsyncClient, random: Random, kin
     }
     reply = await client.post("/v1/chat/completions", json=body)
     value: dict[str, Any] = reply.json()
-    row = await opened.context.store.run(reply.headers["x-baton-run"])
+    row = await runtime.context.store.run(reply.headers["x-baton-run"])
     answered = reply.status_code == 200
     choice = value["choices"][0] if answered else {}
     return Played(
@@ -158,12 +158,12 @@ async def play(count: int, kind: str, seed: int) -> list[Played]:
     random, gate = Random(f"{seed} {kind}"), asyncio.Semaphore(AT_ONCE[kind])
     with tempfile.TemporaryDirectory() as folder:
         pool = pool_of(SLOWER if kind == "seconds" else 0)
-        async with running_service(Path(folder), pool, QUIET) as opened, calling(opened) as client:
+        async with running_service(Path(folder), pool, QUIET) as runtime, calling(runtime) as client:
             quickest = await quickest_answer(client) if kind == "seconds" else 0.0
 
             async def one(number: int) -> Played:
                 async with gate:
-                    return await played(opened, client, Random(f"{seed} {kind} {number}"), kind, quickest)
+                    return await played(runtime, client, Random(f"{seed} {kind} {number}"), kind, quickest)
 
             return await asyncio.gather(*[one(random.randrange(1 << 30)) for _ in range(count)])
 

@@ -77,12 +77,12 @@ async def fill(url: str, calls: int) -> None:
         await connection.close()
 
 
-async def ask(opened: Runtime, *, all_tenants: bool) -> dict[str, tuple[float, float, int]]:
+async def ask(runtime: Runtime, *, all_tenants: bool) -> dict[str, tuple[float, float, int]]:
     """Ask every question; the median and the longest time in milliseconds, and the rows of each."""
-    key, row = mint(opened.gateway.pepper, tenant=TENANT, name="auditor", scopes=["audit:read"], now=0.0)
-    assert await opened.gateway.store.add_key(replace(row, all_tenants=all_tenants))
+    key, row = mint(runtime.gateway.pepper, tenant=TENANT, name="auditor", scopes=["audit:read"], now=0.0)
+    assert await runtime.gateway.store.add_key(replace(row, all_tenants=all_tenants))
     found: dict[str, tuple[float, float, int]] = {}
-    with app_over(opened.gateway) as app:
+    with app_over(runtime.gateway) as app:
         transport, headers = httpx.ASGITransport(app), {"authorization": f"Bearer {key}"}
         async with httpx.AsyncClient(
             transport=transport, base_url="http://baton", headers=headers, timeout=60
@@ -106,11 +106,11 @@ async def measured(url: str, folder: Path, calls: int) -> bool:
     met = True
     async with (
         ProviderStub() as stub,
-        running_service(folder, pool_text(stub), {"BATON_DATABASE_URL": url}, audits=False) as opened,
+        running_service(folder, pool_text(stub), {"BATON_DATABASE_URL": url}, audits=False) as runtime,
     ):
         for all_tenants in (False, True):
             print("a key of all tenants" if all_tenants else "a key of one tenant of twenty, under row-level security")
-            for name, (median, longest, rows) in (await ask(opened, all_tenants=all_tenants)).items():
+            for name, (median, longest, rows) in (await ask(runtime, all_tenants=all_tenants)).items():
                 print(f"  {name:62} {median:7.1f} ms  longest {longest:7.1f} ms  {rows:5} rows")
                 met = met and (name != AUDITOR or median < BUDGET_MS)
     return met

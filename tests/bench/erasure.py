@@ -78,10 +78,10 @@ def requests(user: str, number: int) -> list[tuple[str, dict[str, Any], dict[str
     ]
 
 
-async def fill(opened: Runtime, runs: int) -> None:
+async def fill(runtime: Runtime, runs: int) -> None:
     """Have the service carry out that many runs, half of them in each user's name, and rate some."""
     gate = asyncio.Semaphore(AT_ONCE)
-    async with calling(opened) as client, asyncio.TaskGroup() as group:
+    async with calling(runtime) as client, asyncio.TaskGroup() as group:
         for number in range(runs):
             user = (ANN, BOB)[number % 2]
             kinds = requests(user, number)
@@ -186,8 +186,8 @@ async def erase_one_of_two_users(folder: Path, url: str, runs: int) -> Found:
     async with ProviderStub() as stub:
         stub.always("alpha", Echo("alpha", mirror=True))
         with logged_to(log):
-            async with running_service(folder, pool_text(stub), {"BATON_DATABASE_URL": url}) as opened:
-                await fill(opened, runs)
+            async with running_service(folder, pool_text(stub), {"BATON_DATABASE_URL": url}) as runtime:
+                await fill(runtime, runs)
                 held = await asyncio.to_thread(rows_with, url, ANN)
                 assert {"contents", "texts", "feedback"} <= held.keys(), held
                 started = time.monotonic()

@@ -26,11 +26,11 @@ WORKER_SECONDS = 0.02
 QUESTIONS = 100
 
 
-async def one(opened: Runtime, tenant: str) -> float:
+async def one(runtime: Runtime, tenant: str) -> float:
     """The milliseconds that one run of a tenant takes."""
     began = time.perf_counter()
-    asked = replace(order(opened, "baton-mini"), tenant=tenant)
-    ended = (await finish(await opened.runs.start(asked), within=600.0)).ended
+    asked = replace(order(runtime, "baton-mini"), tenant=tenant)
+    ended = (await finish(await runtime.runs.start(asked), within=600.0)).ended
     if ended.error is not None:
         raise ended.error
     return 1000 * (time.perf_counter() - began)

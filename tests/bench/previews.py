@@ -75,14 +75,14 @@ def request(random: Random) -> dict[str, Any]:
     return {"model": random.choice(TIERS), "messages": messages}
 
 
-async def compared(opened: Runtime, client: httpx.AsyncClient, body: dict[str, Any]) -> Compared:
+async def compared(runtime: Runtime, client: httpx.AsyncClient, body: dict[str, Any]) -> Compared:
     """Plan for one request, execute the plan, and compare."""
     made = await client.post("/v1/plans", json=body)
     made.raise_for_status()
     plan = made.json()
     done = await client.post(f"/v1/plans/{plan['id']}/run")
     done.raise_for_status()
-    row = await opened.context.store.run(done.headers["x-baton-run"])
+    row = await runtime.context.store.run(done.headers["x-baton-run"])
     estimate = plan["estimate"]
     cost, seconds = estimate["cost_usd"], estimate["seconds"]
     assert row.ended_at is not None
@@ -103,7 +103,7 @@ async def play(seed: int, *, runs: int, history: int, delay: int) -> list[Compar
     """All comparisons of one seed."""
     random, gate = Random(seed), asyncio.Semaphore(AT_ONCE)
     with tempfile.TemporaryDirectory() as folder:
-        async with running_service(Path(folder), pool_of(delay), QUIET) as opened, calling(opened) as client:
+        async with running_service(Path(folder), pool_of(delay), QUIET) as runtime, calling(runtime) as client:
 
             async def asked(body: dict[str, Any]) -> None:
                 async with gate:
@@ -111,7 +111,7 @@ async def play(seed: int, *, runs: int, history: int, delay: int) -> list[Compar
 
             async def one(body: dict[str, Any]) -> Compared:
                 async with gate:
-                    return await compared(opened, client, body)
+                    return await compared(runtime, client, body)
 
             await asyncio.gather(*[asked(request(random)) for _ in range(history)])
             return await asyncio.gather(*[one(request(random)) for _ in range(runs)])

@@ -111,9 +111,9 @@ async def answered(client: httpx.AsyncClient, body: dict[str, Any]) -> str:
         body = body | {"messages": [*body["messages"], message, *results]}
 
 
-async def replayed(opened: Runtime, client: httpx.AsyncClient, run: str) -> Replayed:
+async def replayed(runtime: Runtime, client: httpx.AsyncClient, run: str) -> Replayed:
     """Replay one run, and read both."""
-    store = opened.context.store
+    store = runtime.context.store
     row, journal = await store.run(run), await store.journal(run)
     first = figures(journal.events)
     turns = sum(event.kind.value == "run.resumed" for event in journal.events)
@@ -130,11 +130,11 @@ async def play(count: int, seed: int) -> list[Replayed]:
     random, gate = Random(seed), asyncio.Semaphore(AT_ONCE)
     with tempfile.TemporaryDirectory() as folder:
         pool = pool_of(0) + SHAPES
-        async with running_service(Path(folder), pool, QUIET) as opened, calling(opened) as client:
+        async with running_service(Path(folder), pool, QUIET) as runtime, calling(runtime) as client:
 
             async def one(body: dict[str, Any]) -> Replayed:
                 async with gate:
-                    return await replayed(opened, client, await answered(client, body))
+                    return await replayed(runtime, client, await answered(client, body))
 
             return await asyncio.gather(*[one(drawn(random)) for _ in range(count)])
 

@@ -178,8 +178,8 @@ async def models(folder: Path, url: str) -> None:
     """Carry out the runs that are copied."""
     async with ProviderStub() as stub:
         stub.always("alpha", Echo("alpha", mirror=True))
-        async with running_service(folder, pool_text(stub), {"BATON_DATABASE_URL": url}) as opened:
-            await fill(opened, MODELS)
+        async with running_service(folder, pool_text(stub), {"BATON_DATABASE_URL": url}) as runtime:
+            await fill(runtime, MODELS)
 
 
 async def copies_of(store: SqlStore, events: int, now: float) -> list[Copy]:

@@ -79,22 +79,22 @@ OF_RUN = ((RUNS, RUNS.c.id), (EVENTS, EVENTS.c.run), (DISCLOSURES, DISCLOSURES.c
 async def filled(folder: Path, url: str, runs: int) -> AsyncIterator[tuple[Runtime, httpx.AsyncClient]]:
     """A service with so many runs, and a client of it."""
     environ = {"BATON_DATABASE_URL": url}
-    async with ProviderStub() as stub, running_service(folder, pool_text(stub), environ, audits=False) as opened:
+    async with ProviderStub() as stub, running_service(folder, pool_text(stub), environ, audits=False) as runtime:
         speak(stub)
-        async with calling(opened) as client:
+        async with calling(runtime) as client:
             run = (await ask(client, model="baton-ultra")).json()["baton"]["run"]
-            store: Any = opened.gateway.store
+            store: Any = runtime.gateway.store
             for start in range(0, runs, AT_ONCE):
                 numbers = range(start, min(start + AT_ONCE, runs))
-                await store._write(partial(copy_run, run=run, numbers=numbers, number=runs, now=opened.gateway.now()))
+                await store._write(partial(copy_run, run=run, numbers=numbers, number=runs, now=runtime.gateway.now()))
             await store._write(lambda conn: conn.execute(text("ANALYZE")))
-            yield opened, client
+            yield runtime, client
 
 
-async def time_replies(opened: Runtime, client: httpx.AsyncClient) -> None:
+async def time_replies(runtime: Runtime, client: httpx.AsyncClient) -> None:
     """Print the times of the replies."""
     key = client.headers["authorization"].removeprefix("Bearer ")
-    with app_over(opened.gateway) as app:
+    with app_over(runtime.gateway) as app:
         async with browsing(app) as browser:
             await sign_in(browser, key)
             for path in PATHS:
@@ -110,11 +110,11 @@ async def time_replies(opened: Runtime, client: httpx.AsyncClient) -> None:
                 print(f"{path:66} median {middle:6.1f} ms, p95 {most:6.1f} ms, CPU {cpu:6.1f} ms")
 
 
-async def time_streams(opened: Runtime, client: httpx.AsyncClient, streams: int, seconds: float) -> None:
+async def time_streams(runtime: Runtime, client: httpx.AsyncClient, streams: int, seconds: float) -> None:
     """Print the share of a core that so many streams add while nothing happens."""
     session = Session((("authorization", client.headers["authorization"]),))
     before = await _share(seconds)
-    with app_over(opened.gateway) as app:
+    with app_over(runtime.gateway) as app:
         async with AsyncExitStack() as stack:
             for _ in range(streams):
                 events = await stack.enter_async_context(Api(app).events(session, "/v1/runs/live"))
@@ -132,9 +132,9 @@ async def _share(seconds: float) -> float:
 
 async def measure(folder: Path, url: str, given: argparse.Namespace) -> None:
     """Fill the database and print all figures."""
-    async with filled(folder, url, given.runs) as (opened, client):
-        await time_replies(opened, client)
-        await time_streams(opened, client, given.streams, given.seconds)
+    async with filled(folder, url, given.runs) as (runtime, client):
+        await time_replies(runtime, client)
+        await time_streams(runtime, client, given.streams, given.seconds)
 
 
 def main() -> None:

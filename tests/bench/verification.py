@@ -45,9 +45,9 @@ Rows = Mapping[str, Sequence[Mapping[str, Any]]]
 
 async def recorded(folder: Path) -> Rows:
     """Return all rows that the real service stores of one run."""
-    async with ProviderStub() as stub, running_service(folder, pool_text(stub)) as opened:
-        run = await conducted(stub, opened)
-        url = opened.pool.loaded.settings.database_url
+    async with ProviderStub() as stub, running_service(folder, pool_text(stub)) as runtime:
+        run = await conducted(stub, runtime)
+        url = runtime.pool.loaded.settings.database_url
     engine = create_engine(url)
     found = {}
     with engine.connect() as conn:

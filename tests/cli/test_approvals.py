@@ -14,8 +14,8 @@ from tests.stubs import ProviderStub
 async def waiting(folder: Path) -> str:
     """A run whose plan waits for an approval."""
     place = {"BATON_DATA_DIR": str(folder / "data")}
-    async with ProviderStub() as stub, running_service(folder, pool(stub), place) as opened:
-        return (await finish(await opened.runs.start(order(opened, "baton-mini")))).ended.state.run
+    async with ProviderStub() as stub, running_service(folder, pool(stub), place) as runtime:
+        return (await finish(await runtime.runs.start(order(runtime, "baton-mini")))).ended.state.run
 
 
 def test_a_plan_is_shown_and_decided_on_at_the_command_line(tmp_path: Path) -> None:

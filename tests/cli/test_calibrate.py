@@ -211,14 +211,14 @@ def test_the_documented_commands_are_carried_out(tmp_path: Path, capsys: pytest.
         assert "rehearsal-sage" in capsys.readouterr().out
 
 
-async def _followed(opened: Runtime, folder: Path) -> None:
+async def _followed(runtime: Runtime, folder: Path) -> None:
     """As in a service that runs while somebody calibrates; a pool file that is read again changes nothing of it."""
     stopping = asyncio.Event()
     async with asyncio.TaskGroup() as group:
-        group.create_task(serve._apply_calibration_results(opened, stopping))
-        await until(lambda: opened.pool.catalog().workers["alpha"].card.measured)
+        group.create_task(serve._apply_calibration_results(runtime, stopping))
+        await until(lambda: runtime.pool.catalog().workers["alpha"].card.measured)
         stopping.set()
-    opened.pool.install(configure(at(folder, (folder / "pool.toml").read_text())))
+    runtime.pool.install(configure(at(folder, (folder / "pool.toml").read_text())))
 
 
 async def test_conductors_are_shown_what_was_measured(stub: ProviderStub, tmp_path: Path) -> None:
@@ -226,8 +226,8 @@ async def test_conductors_are_shown_what_was_measured(stub: ProviderStub, tmp_pa
     environ = at(tmp_path, pool)
     assert await run(environ, "--worker", "alpha", "--each", "1", "--yes") == 0
     stub.always("planner", Reply(chunks=(plan_text((0, "Solve.", ["user"])),)))
-    async with running_service(tmp_path, pool) as opened, calling(opened) as client:
-        await _followed(opened, tmp_path)
+    async with running_service(tmp_path, pool) as runtime, calling(runtime) as client:
+        await _followed(runtime, tmp_path)
         body = {"model": "baton-ultra", "messages": [{"role": "user", "content": "What is 2 + 2?"}]}
         assert (await client.post("/v1/chat/completions", json=body)).status_code == 200
         shown = stub.of("planner")[0].body.decode()

@@ -21,8 +21,8 @@ def baton(folder: Path, *arguments: str) -> str:
 
 async def test_a_run_is_explained_on_the_terminal(tmp_path: Path, stub: ProviderStub) -> None:
     steps = plan(("alpha", "Think", ["user"]), ("beta", "Answer", [0]))
-    async with running_service(tmp_path, pool_text(stub)) as opened:
-        async with calling(opened) as client:
+    async with running_service(tmp_path, pool_text(stub)) as runtime:
+        async with calling(runtime) as client:
             assert (await ask(client, baton={"plan": steps})).status_code == 200
         words = await asyncio.to_thread(baton, tmp_path, "runs", "explain")
         data = json.loads(await asyncio.to_thread(baton, tmp_path, "runs", "explain", "--json"))

@@ -27,13 +27,13 @@ async def stub() -> AsyncIterator[ProviderStub]:
 
 
 @pytest.fixture
-async def opened(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[Runtime]:
+async def runtime(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[Runtime]:
     async with running_service(tmp_path, pool_text(stub)) as running:
         yield running
 
 
-async def ask(opened: Runtime, text: str = SIX, **changes: Any) -> str:
-    return (await finish(await opened.runs.start(order(opened, "baton-mini", text, **changes)))).ended.state.run
+async def ask(runtime: Runtime, text: str = SIX, **changes: Any) -> str:
+    return (await finish(await runtime.runs.start(order(runtime, "baton-mini", text, **changes)))).ended.state.run
 
 
 async def graded(folder: Path, capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
@@ -55,21 +55,21 @@ def task(question: str, expected: int) -> dict[str, Any]:
     return {"id": 1, "question": question, "grader": {"kind": "numeric", "expected": expected}}
 
 
-async def kept(opened: Runtime, run: str) -> list[Feedback]:
-    return list(await opened.context.store.feedback(run))
+async def kept(runtime: Runtime, run: str) -> list[Feedback]:
+    return list(await runtime.context.store.feedback(run))
 
 
 async def test_answers_are_graded_by_the_rule_of_their_question(
-    opened: Runtime, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    runtime: Runtime, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    right, wrong, other = await ask(opened, f" {SIX}\n"), await ask(opened, TEN), await ask(opened, "Who?")
+    right, wrong, other = await ask(runtime, f" {SIX}\n"), await ask(runtime, TEN), await ask(runtime, "Who?")
     file = tasks(tmp_path, task(SIX, 6), task(TEN, 10))
     assert len(await graded(tmp_path, capsys, "--tasks", file, "--dry-run")) == 2
-    assert not await kept(opened, right)
+    assert not await kept(runtime, right)
     for _ in range(2):  # twice is once
         told = await graded(tmp_path, capsys, "--tasks", file)
         assert {rating["run"]: rating["score"] for rating in told} == {right: 1.0, wrong: 0.0}
-    [stored_rating] = await kept(opened, right)
+    [stored_rating] = await kept(runtime, right)
     assert (
         stored_rating.kind,
         stored_rating.source,
@@ -85,38 +85,38 @@ async def test_answers_are_graded_by_the_rule_of_their_question(
         "tenant",
         "",
     )
-    assert not await kept(opened, other)
+    assert not await kept(runtime, other)
     another = '{"kind": "numeric", "expected": 7}'
     await graded(tmp_path, capsys, "--grader", another, "--run", right)
-    assert sorted(rating.score or 0.0 for rating in await kept(opened, right)) == [0.0, 1.0], (
+    assert sorted(rating.score or 0.0 for rating in await kept(runtime, right)) == [0.0, 1.0], (
         "another rule, another rating"
     )
 
 
 async def test_only_answers_are_graded(
-    stub: ProviderStub, opened: Runtime, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    stub: ProviderStub, runtime: Runtime, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """An outage is no wrong answer, nor is a plan one, nor what was erased."""
-    erased = await ask(opened)
-    await opened.context.store.erase(erased)
-    await ask(opened, preview=True)
+    erased = await ask(runtime)
+    await runtime.context.store.erase(erased)
+    await ask(runtime, preview=True)
     stub.always("*", Fail(status=400))
     stub.always("alpha", Fail(status=400))
-    await ask(opened)
+    await ask(runtime)
     assert await graded(tmp_path, capsys, "--grader", '{"kind": "exact", "expected": "6"}') == []
 
 
 async def test_what_callers_did_is_kept_apart(
-    stub: ProviderStub, opened: Runtime, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    stub: ProviderStub, runtime: Runtime, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    first, again, other = await ask(opened), await ask(opened), await ask(opened, TEN)
+    first, again, other = await ask(runtime), await ask(runtime), await ask(runtime, TEN)
     stopped = {}
     for by in ("client", "caller", "operator"):
         stub.script("alpha", Hang())
         before = len(stub.of("alpha"))
-        driven = await opened.runs.start(order(opened, "baton-mini", f"Stopped by the {by}"))
+        driven = await runtime.runs.start(order(runtime, "baton-mini", f"Stopped by the {by}"))
         await stub.wait_for(before + 1, "alpha")
-        opened.runs.cancel(driven.run, by)
+        runtime.runs.cancel(driven.run, by)
         await finish(driven)
         stopped[by] = driven.run
     for _ in range(2):
@@ -126,27 +126,27 @@ async def test_what_callers_did_is_kept_apart(
             stopped["client"]: "abandoned",
             stopped["caller"]: "cancelled",
         }
-    assert not await kept(opened, again)
-    assert not await kept(opened, other)
-    [stored_rating] = await kept(opened, first)
+    assert not await kept(runtime, again)
+    assert not await kept(runtime, other)
+    [stored_rating] = await kept(runtime, first)
     assert (stored_rating.kind, stored_rating.score, stored_rating.version) == ("implicit", None, "signs-1")
     assert await graded(tmp_path, capsys, "--signs", "--tier", "baton-ultra") == []
 
 
 async def test_a_shadow_is_no_question_asked_again(
-    opened: Runtime, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    runtime: Runtime, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    first = (await finish(await opened.runs.start(order(opened, "baton-mini")))).ended.state.run
-    again = order(opened, "baton-mini", origin_kind="shadow", origin_run=first)
-    await finish(await opened.runs.start(again))
+    first = (await finish(await runtime.runs.start(order(runtime, "baton-mini")))).ended.state.run
+    again = order(runtime, "baton-mini", origin_kind="shadow", origin_run=first)
+    await finish(await runtime.runs.start(again))
     assert await graded(tmp_path, capsys, "--signs") == []
 
 
 async def test_questions_asked_side_by_side_are_not_asked_again(
-    stub: ProviderStub, opened: Runtime, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    stub: ProviderStub, runtime: Runtime, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stub.always("alpha", Reply(header_delay=0.3))
-    driven = [await opened.runs.start(order(opened, "baton-mini")) for _ in range(3)]
+    driven = [await runtime.runs.start(order(runtime, "baton-mini")) for _ in range(3)]
     for run in driven:
         await finish(run)
     assert await graded(tmp_path, capsys, "--signs") == []
@@ -174,8 +174,10 @@ def test_a_command_that_looks_for_nothing_is_refused(tmp_path: Path, arguments: 
         grade.run(parse(["grade", *arguments]), {"BATON_DATA_DIR": str(tmp_path)}, lambda: 0.0)
 
 
-async def test_a_person_is_told_in_a_table(opened: Runtime, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    await ask(opened)
+async def test_a_person_is_told_in_a_table(
+    runtime: Runtime, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await ask(runtime)
     environ = {"BATON_DATA_DIR": str(tmp_path), "BATON_PEPPER": "p" * 32}
     asked = parse(["grade", "--grader", '{"kind": "numeric", "expected": 6}', "--dry-run"])
     assert await asyncio.to_thread(grade.run, asked, environ, lambda: 2e9) == 0

@@ -40,14 +40,14 @@ def pool(stub: ProviderStub, temperature: float = 1.0) -> str:
     return pool_text(stub).replace(f"conductor = {asks} }}", f"conductor = {asks}, temperature = {temperature} }}", 1)
 
 
-async def ask(opened: Runtime, tier: str, score: float | None, **changes: Any) -> str:
+async def ask(runtime: Runtime, tier: str, score: float | None, **changes: Any) -> str:
     """The worker that one run went to, rated: a run over alpha is worth `score`, any other one nothing."""
-    ended = (await finish(await opened.runs.start(order(opened, tier, **changes)))).ended
+    ended = (await finish(await runtime.runs.start(order(runtime, tier, **changes)))).ended
     worker = ended.state.steps[0].worker
     if score is not None:
         value = score if worker == "alpha" else 0.0
         given = Feedback(f"fb_{ended.state.run}", ended.state.run, "tenant", "key", 5.0, "explicit", "user", "1", value)
-        await opened.context.store.rate(given)
+        await runtime.context.store.rate(given)
     return worker
 
 
@@ -63,10 +63,10 @@ async def told(folder: Path, capsys: pytest.CaptureFixture[str], *arguments: str
 async def test_a_models_choices_are_weighed_by_their_probabilities(
     stub: ProviderStub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    async with running_service(tmp_path, pool(stub)) as opened:
-        workers = [await ask(opened, "baton-ultra", 1.0) for _ in range(RUNS)]
-        await ask(opened, "baton-ultra", None)
-        await ask(opened, "baton-mini", 1.0)
+    async with running_service(tmp_path, pool(stub)) as runtime:
+        workers = [await ask(runtime, "baton-ultra", 1.0) for _ in range(RUNS)]
+        await ask(runtime, "baton-ultra", None)
+        await ask(runtime, "baton-mini", 1.0)
         printed = await told(tmp_path, capsys, "--policy", "always alpha", "--policy", "uniform", "--json")
         alpha, uniform = json.loads(printed)
         assert (alpha["tier"], alpha["layer"], alpha["shape"]) == ("baton-ultra", "model", '[["user"]]')
@@ -95,9 +95,9 @@ async def test_a_selectors_choices_are_weighed_by_what_was_journaled(
     chosen = (
         'conductor = { kind = "selector", templates = ["answer"], explore = 1.0, cost = 0.5, full_usd = "0.000001" }'
     )
-    async with running_service(tmp_path, pool(stub).replace(single, chosen, 1)) as opened:
-        workers = [await ask(opened, "baton-mini", 1.0) for _ in range(RUNS)]
-        await ask(opened, "baton-mini", 1.0, explore=False)
+    async with running_service(tmp_path, pool(stub).replace(single, chosen, 1)) as runtime:
+        workers = [await ask(runtime, "baton-mini", 1.0) for _ in range(RUNS)]
+        await ask(runtime, "baton-mini", 1.0, explore=False)
         given = ("--policy", "always answer alpha", "--policy", "greedy", "--policy", "current", "--json")
         alpha, greedy, current = json.loads(await told(tmp_path, capsys, *given))
         words = await told(tmp_path, capsys)
@@ -116,8 +116,8 @@ async def test_a_selectors_choices_are_weighed_by_what_was_journaled(
 async def test_what_a_model_decodes_greedily_was_not_drawn(
     stub: ProviderStub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    async with running_service(tmp_path, pool(stub, 0.0)) as opened:
-        await ask(opened, "baton-ultra", 1.0)
+    async with running_service(tmp_path, pool(stub, 0.0)) as runtime:
+        await ask(runtime, "baton-ultra", 1.0)
         words = await told(tmp_path, capsys, status=1)
     assert "because the model decodes at a temperature other than 1" in words
 

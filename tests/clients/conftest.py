@@ -55,12 +55,12 @@ def break_off(received: object) -> Reply | Fail:
 @asynccontextmanager
 async def addressed(folder: Path, pool: str) -> AsyncIterator[Address]:
     """The service over a pool and the broken tier; its journal is audited when it has closed."""
-    async with running_service(folder, pool + BROKEN) as opened:
+    async with running_service(folder, pool + BROKEN) as runtime:
         scopes = ["runs:write", "runs:read"]
-        key, row = mint(opened.gateway.pepper, tenant="acme", name="client", scopes=scopes, now=0.0)
-        await opened.gateway.store.add_key(row)
-        with app_over(opened.gateway) as app:
-            async with serving(app, opened.gateway) as url:
+        key, row = mint(runtime.gateway.pepper, tenant="acme", name="client", scopes=scopes, now=0.0)
+        await runtime.gateway.store.add_key(row)
+        with app_over(runtime.gateway) as app:
+            async with serving(app, runtime.gateway) as url:
                 yield Address(url, key)
 
 

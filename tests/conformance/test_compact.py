@@ -74,7 +74,7 @@ async def test_a_tier_may_be_conducted_with_it_and_the_auditor_makes_it_again(
             .replace("STYLE", style)
         )
         stub.always("planner", Reply(chunks=(plan_text((1, "Solve it.", ["user"])),)))
-        async with running_service(tmp_path, pool) as opened, calling(opened) as client:
+        async with running_service(tmp_path, pool) as runtime, calling(runtime) as client:
             body = {"model": "baton-ultra", "messages": [{"role": "user", "content": "What is 2 + 2?"}]}
             reply = await client.post("/v1/chat/completions", json=body | ({"tools": box} if tools else {}))
             assert reply.status_code == 200, reply.text

@@ -145,17 +145,17 @@ async def test_a_run_goes_on_at_the_other_endpoint_and_the_journal_names_both(tm
         east.always("model-a", Fail(status=429, retry_after=600))
         pool = POOL.format(east=east.openai_url, west=west.openai_url)
         environ = {"NEAR_KEY": KEYS["openai"], "WEST_KEY": KEYS["openai"]}
-        async with running_service(tmp_path, pool, environ) as opened, calling(opened) as client:
+        async with running_service(tmp_path, pool, environ) as runtime, calling(runtime) as client:
             body = {"model": "baton-mini", "messages": [{"role": "user", "content": "Hi"}]}
             answer = (await client.post("/v1/chat/completions", json=body)).json()
             assert answer["choices"][0]["message"]["content"] == "Hello there."
             run = (await client.get("/v1/runs")).json()["data"][0]["id"]
             attempts = (await client.get(f"/v1/runs/{run}")).json()["steps"][0]["attempts"]
-            assert opened.pool.health.ejected(list(opened.pool.catalog().workers.values())) == {}
-            assert figures(opened, "state") == {"east": 2, "west": 0}
-            assert figures(opened, "ejections_total", reason="rate_limited") == {"east": 1, "west": None}
-            opened.pool.install(opened.pool.loaded)
-            assert figures(opened, "state") == {"east": 0, "west": 0}
+            assert runtime.pool.health.ejected(list(runtime.pool.catalog().workers.values())) == {}
+            assert figures(runtime, "state") == {"east": 2, "west": 0}
+            assert figures(runtime, "ejections_total", reason="rate_limited") == {"east": 1, "west": None}
+            runtime.pool.install(runtime.pool.loaded)
+            assert figures(runtime, "state") == {"east": 0, "west": 0}
         assert [(attempt["endpoint"], attempt["outcome"]) for attempt in attempts] == [
             ("east", "error"),
             ("west", "ok"),
@@ -166,9 +166,9 @@ async def test_a_run_goes_on_at_the_other_endpoint_and_the_journal_names_both(tm
         assert east.url not in shown
 
 
-def figures(opened: Runtime, name: str, **labels: str) -> dict[str, float | None]:
+def figures(runtime: Runtime, name: str, **labels: str) -> dict[str, float | None]:
     """The value of a metric of each endpoint."""
-    registry, near = opened.context.telemetry.registry, {"provider": "near", **labels}
+    registry, near = runtime.context.telemetry.registry, {"provider": "near", **labels}
     return {
         endpoint: registry.get_sample_value(f"baton_endpoint_{name}", {**near, "endpoint": endpoint})
         for endpoint in ("east", "west")

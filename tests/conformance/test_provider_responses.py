@@ -205,8 +205,8 @@ async def test_a_run_with_tools_over_a_worker_that_speaks_responses(tmp_path: Pa
         stub.script("gpt-6-sol", Reply(chunks=(), reasoning=("Hm.",), tool_calls=(Calls("look"),), finish="tool"))
         pool = POOL.format(url=stub.responses_url)
         async with (
-            running_service(tmp_path, pool, {"STUB_KEY": KEYS["responses"]}) as opened,
-            calling(opened) as client,
+            running_service(tmp_path, pool, {"STUB_KEY": KEYS["responses"]}) as runtime,
+            calling(runtime) as client,
         ):
             body = {"model": "baton-mini", "messages": [{"role": "user", "content": "Look."}], "tools": tools}
             message = (await client.post("/v1/chat/completions", json=body)).json()["choices"][0]["message"]
@@ -242,8 +242,8 @@ async def test_log_probabilities_reach_the_caller_from_a_worker_that_gives_them(
     async with ProviderStub() as stub:
         pool = (POOL + ABLE).format(url=stub.responses_url).replace('pool = ["alpha"]', 'pool = ["alpha", "beta"]')
         async with (
-            running_service(tmp_path, pool, {"STUB_KEY": KEYS["responses"]}) as opened,
-            calling(opened) as client,
+            running_service(tmp_path, pool, {"STUB_KEY": KEYS["responses"]}) as runtime,
+            calling(runtime) as client,
         ):
             whole = (await client.post("/v1/responses", json=responses)).json()
             bare = (await client.post("/v1/responses", json=included)).json()

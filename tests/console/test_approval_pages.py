@@ -31,8 +31,8 @@ PLAN = {
 
 @pytest.fixture
 async def runtime(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[Runtime]:
-    async with running_service(tmp_path, pool(stub)) as opened:
-        yield opened
+    async with running_service(tmp_path, pool(stub)) as runtime:
+        yield runtime
 
 
 @pytest.fixture

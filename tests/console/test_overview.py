@@ -27,15 +27,15 @@ from tests.stubs import ProviderStub
 
 
 @pytest.fixture
-async def opened(tmp_path: Path) -> AsyncIterator[Runtime]:
+async def runtime(tmp_path: Path) -> AsyncIterator[Runtime]:
     async with ProviderStub() as stub, running_service(tmp_path, pool_text(stub)) as running:
         speak(stub)
         yield running
 
 
-async def wide_key(opened: Runtime) -> str:
-    key, row = mint(opened.gateway.pepper, tenant="ops", name="ops", scopes=["admin"], now=0.0)
-    assert await opened.gateway.store.add_key(replace(row, all_tenants=True))
+async def wide_key(runtime: Runtime) -> str:
+    key, row = mint(runtime.gateway.pepper, tenant="ops", name="ops", scopes=["admin"], now=0.0)
+    assert await runtime.gateway.store.add_key(replace(row, all_tenants=True))
     return key
 
 
@@ -45,15 +45,15 @@ async def page_of(client: httpx.AsyncClient, path: str) -> str:
     return reply.text
 
 
-async def test_every_link_of_the_overview_leads_to_runs_and_the_log_is_checked(opened: Runtime) -> None:
-    await opened.gateway.store.set_budget(Budget("acme", "tenant", "", "day", 5_000_000))
-    async with calling(opened) as caller:
+async def test_every_link_of_the_overview_leads_to_runs_and_the_log_is_checked(runtime: Runtime) -> None:
+    await runtime.gateway.store.set_budget(Budget("acme", "tenant", "", "day", 5_000_000))
+    async with calling(runtime) as caller:
         run = (await ask(caller)).json()["baton"]["run"]
         await caller.post(f"/v1/runs/{run}/feedback", json={"thumbs": "up"})
-    await Sealer(opened.context, ()).look(asyncio.Event())
-    with app_over(opened.gateway) as app:
+    await Sealer(runtime.context, ()).look(asyncio.Event())
+    with app_over(runtime.gateway) as app:
         async with browsing(app) as client:
-            await sign_in(client, await wide_key(opened))
+            await sign_in(client, await wide_key(runtime))
             page = await page_of(client, "/console?period=hour")
             links = sorted(set(re.findall(r'href="(/console/runs\?[^"]+)"', page)))
             assert len(links) > 10
@@ -88,9 +88,9 @@ async def test_hidden_parts_say_why_and_a_wrong_period_is_named(gateway: Gateway
         assert refused.status_code == 403
 
 
-async def test_a_list_that_is_followed_is_patched_to_what_a_fresh_page_shows(opened: Runtime) -> None:
-    key = await wide_key(opened)
-    async with calling(opened) as caller, browsed(opened) as (console, client):
+async def test_a_list_that_is_followed_is_patched_to_what_a_fresh_page_shows(runtime: Runtime) -> None:
+    key = await wide_key(runtime)
+    async with calling(runtime) as caller, browsed(runtime) as (console, client):
         await sign_in(client, key)
         session = Session((("cookie", f"{COOKIE}={client.cookies[COOKIE]}"),))
         query = {"limit": "20", "live": "1"}
@@ -107,11 +107,11 @@ async def test_a_list_that_is_followed_is_patched_to_what_a_fresh_page_shows(ope
 
 
 async def test_an_overview_is_patched_to_what_a_fresh_page_shows(
-    opened: Runtime, monkeypatch: pytest.MonkeyPatch
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(overview_route, "REFRESH_SECONDS", 0.0)
-    async with calling(opened) as caller, browsed(opened) as (console, client):
-        await sign_in(client, await wide_key(opened))
+    async with calling(runtime) as caller, browsed(runtime) as (console, client):
+        await sign_in(client, await wide_key(runtime))
         session = Session((("cookie", f"{COOKIE}={client.cookies[COOKIE]}"),))
         empty = await page_of(client, "/console?period=hour")
         live = re.search(r'hx-sse:connect="([^"]+)"', empty)
@@ -130,14 +130,14 @@ async def test_an_overview_is_patched_to_what_a_fresh_page_shows(
 
 
 @asynccontextmanager
-async def browsed(opened: Runtime) -> AsyncIterator[tuple[Console, httpx.AsyncClient]]:
+async def browsed(runtime: Runtime) -> AsyncIterator[tuple[Console, httpx.AsyncClient]]:
     """A console of the service, and a browser of it."""
 
     def fail(error: Exception, _path: str) -> None:
         raise error
 
-    with app_over(opened.gateway) as app:
-        console = Console(app, opened.gateway.peppers, opened.gateway.now, fail)
+    with app_over(runtime.gateway) as app:
+        console = Console(app, runtime.gateway.peppers, runtime.gateway.now, fail)
         transport = httpx.ASGITransport(console)
         async with httpx.AsyncClient(transport=transport, base_url=ORIGIN) as client:
             yield console, client

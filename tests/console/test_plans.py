@@ -16,8 +16,8 @@ from tests.stubs import ProviderStub
 
 
 @pytest.fixture
-async def browser(opened: Runtime) -> AsyncIterator[httpx.AsyncClient]:
-    async with visiting(opened) as client:
+async def browser(runtime: Runtime) -> AsyncIterator[httpx.AsyncClient]:
+    async with visiting(runtime) as client:
         yield client
 
 

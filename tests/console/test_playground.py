@@ -30,8 +30,8 @@ from tests.stubs import Fail, ProviderStub, Reply, Stall
 
 
 @pytest.fixture
-async def browser(opened: Runtime) -> AsyncIterator[httpx.AsyncClient]:
-    async with visiting(opened) as client:
+async def browser(runtime: Runtime) -> AsyncIterator[httpx.AsyncClient]:
+    async with visiting(runtime) as client:
         yield client
 
 
@@ -183,7 +183,7 @@ async def test_what_a_caller_writes_is_text(stub: ProviderStub, browser: httpx.A
 
 
 async def test_a_refusal_is_shown_with_its_cause_and_the_next_step(
-    opened: Runtime, stub: ProviderStub, browser: httpx.AsyncClient
+    runtime: Runtime, stub: ProviderStub, browser: httpx.AsyncClient
 ) -> None:
     barred = await press(browser, labels="secret")
     assert barred.status_code == 400
@@ -197,20 +197,20 @@ async def test_a_refusal_is_shown_with_its_cause_and_the_next_step(
     failed = await followed(browser, run_in(await press(browser)))
     assert "GET /v1/runs" in words(section(failed, "answer"))
     assert "failed" in words(section(failed, "outcome"))
-    async with visiting(opened, name="hasty", rpm=1) as hasty:
+    async with visiting(runtime, name="hasty", rpm=1) as hasty:
         pages = [await press(hasty) for _ in range(2)]
     assert pages[1].status_code == 429
     assert re.search(r"Send it again in \d+ seconds", words(pages[1].text))
 
 
 async def test_a_run_that_waits_for_an_approval_says_so_and_goes_on_by_itself(
-    opened: Runtime, stub: ProviderStub, browser: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+    runtime: Runtime, stub: ProviderStub, browser: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     speak(stub)
     monkeypatch.setattr(following, "APPROVAL_POLL_SECONDS", 0.01)
     run = run_in(await press(browser, approval="required"))
-    key, row = mint(opened.gateway.pepper, tenant="acme", name="boss", scopes=BOSS, now=0.0)
-    assert await opened.gateway.store.add_key(row)
+    key, row = mint(runtime.gateway.pepper, tenant="acme", name="boss", scopes=BOSS, now=0.0)
+    assert await runtime.gateway.store.add_key(row)
     boss = {"authorization": f"Bearer {key}"}
 
     async def waits() -> bool:
@@ -274,14 +274,14 @@ async def test_the_code_sends_what_the_page_has_sent(
     pool = pool_text(stub).replace("strengths =", 'region = "eu"\nclearance = ["phi"]\nstrengths =')
     stub.always("alpha", Reply(chunks=('{"sum": null}',)))
     sent: list[tuple[str, dict[str, Any]]] = []
-    async with running_service(tmp_path, pool) as opened, visiting(opened, sent) as browser:
+    async with running_service(tmp_path, pool) as runtime, visiting(runtime, sent) as browser:
         page = await press(browser, **TRICKY)
-        key, row = mint(opened.gateway.pepper, tenant="acme", name="program", scopes=["runs:write"], now=0.0)
-        assert await opened.gateway.store.add_key(row)
+        key, row = mint(runtime.gateway.pepper, tenant="acme", name="program", scopes=["runs:write"], now=0.0)
+        assert await runtime.gateway.store.add_key(row)
         assert key not in page.text
         monkeypatch.setenv("BATON_API_KEY", key)
-        with app_over(opened.gateway) as app:
-            async with serving(recorded(app, sent), opened.gateway) as url:
+        with app_over(runtime.gateway) as app:
+            async with serving(recorded(app, sent), runtime.gateway) as url:
                 command = await asyncio.create_subprocess_shell(code_in(page, "curl", url), stdout=PIPE)
                 printed = (await command.communicate())[0].decode()
                 assert printed.endswith("data: [DONE]\n\n"), printed

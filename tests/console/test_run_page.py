@@ -32,9 +32,9 @@ EMPTY = {"area", "br", "hr", "img", "input", "link", "meta"}
 
 
 @pytest.fixture
-async def browser(opened: Runtime, client: httpx.AsyncClient) -> AsyncIterator[httpx.AsyncClient]:
+async def browser(runtime: Runtime, client: httpx.AsyncClient) -> AsyncIterator[httpx.AsyncClient]:
     """A browser that is signed in with the key of `client`."""
-    with app_over(opened.gateway) as app:
+    with app_over(runtime.gateway) as app:
         async with browsing(app) as found:
             await sign_in(found, client.headers["authorization"].removeprefix("Bearer "))
             yield found
@@ -292,13 +292,13 @@ async def test_a_page_is_followed_on_when_the_api_ends_its_stream_before_the_run
 
 
 async def test_a_live_page_sends_no_content_again_after_it_was_erased(
-    stub: ProviderStub, client: httpx.AsyncClient, opened: Runtime
+    stub: ProviderStub, client: httpx.AsyncClient, runtime: Runtime
 ) -> None:
     speak(stub)
     run = await asked(client)
     session = Session((("authorization", client.headers["authorization"]),))
     kept, cursor = run_page._Kept(), run_page.Cursor(run, step="2")
-    with app_over(opened.gateway) as app:
+    with app_over(runtime.gateway) as app:
         reader = run_page._Reader(SimpleNamespace(api=Api(app)))  # type: ignore[arg-type]
         before = await reader.read(session, cursor, kept=kept)
         await client.delete(f"/v1/runs/{run}")
@@ -318,13 +318,13 @@ async def test_a_part_of_the_page_runs_nothing_and_is_shown_in_no_frame(
 
 
 async def test_who_may_not_write_is_offered_nothing_that_writes(
-    stub: ProviderStub, client: httpx.AsyncClient, opened: Runtime
+    stub: ProviderStub, client: httpx.AsyncClient, runtime: Runtime
 ) -> None:
     speak(stub)
     run = await asked(client)
-    key, row = mint(opened.gateway.pepper, tenant="acme", name="reader", scopes=["runs:read"], now=0.0)
-    assert await opened.gateway.store.add_key(row)
-    with app_over(opened.gateway) as app:
+    key, row = mint(runtime.gateway.pepper, tenant="acme", name="reader", scopes=["runs:read"], now=0.0)
+    assert await runtime.gateway.store.add_key(row)
+    with app_over(runtime.gateway) as app:
         async with browsing(app) as reader:
             await sign_in(reader, key)
             _, text = await page_of(reader, f"/console/runs/{run}?step=2")

@@ -67,17 +67,17 @@ class Models:
         return json.dumps({"steps": steps})
 
 
-async def play(opened: Runtime, stub: ProviderStub, runs: int, seed: int) -> list[str]:
+async def play(runtime: Runtime, stub: ProviderStub, runs: int, seed: int) -> list[str]:
     """Play runs one after the other. Returns each difference between the ledger and what was received, in words."""
     chance = random.Random(seed)
     stub.always("*", Models(chance).act)
     found: list[str] = []
-    async with calling(opened) as client:
+    async with calling(runtime) as client:
         for number in range(runs):
             stub.requests.clear()
             name = await _one(client, chance, number)
-            await ended_row(opened.context.store, name)
-            found += await _differences(opened, stub.requests, name, number)
+            await ended_row(runtime.context.store, name)
+            found += await _differences(runtime, stub.requests, name, number)
     return found
 
 
@@ -101,15 +101,15 @@ async def _one(client: httpx.AsyncClient, chance: random.Random, number: int) ->
     return name
 
 
-async def _differences(opened: Runtime, requests: Iterable[Received], run: str, number: int) -> list[str]:
-    done = facts(await events(opened, run), StepDone)
+async def _differences(runtime: Runtime, requests: Iterable[Received], run: str, number: int) -> list[str]:
+    done = facts(await events(runtime, run), StepDone)
     refs = {fact.n: fact.output for fact in done if fact.output}
-    bodies = await opened.context.store.contents(run, sorted(set(refs.values())))
+    bodies = await runtime.context.store.contents(run, sorted(set(refs.values())))
     texts = {n: bodies[ref].decode() for n, ref in refs.items()}
     received = Counter(_received(request, set(texts.values()), number) for request in requests)
-    rows = await opened.context.store.disclosures(DisclosureQuery(runs=(run,), limit=1_000))
+    rows = await runtime.context.store.disclosures(DisclosureQuery(runs=(run,), limit=1_000))
     written = Counter(_written(row, texts) for row in rows)
-    calls = [event for event in await events(opened, run) if event.kind is Kind.CALL_FINISHED]
+    calls = [event for event in await events(runtime, run) if event.kind is Kind.CALL_FINISHED]
     outcomes = {event.body["call"]: event.body["outcome"] for event in calls}
     words = [f"{run}: received and not written: {element}" for element in (received - written).elements()]
     words += [f"{run}: written and not received: {element}" for element in (written - received).elements()]
@@ -129,8 +129,8 @@ def _written(row: Disclosure, texts: dict[int, str]) -> Sight:
 
 async def played(folder: Path, runs: int, seed: int) -> list[str]:
     """Play runs on a service of their own."""
-    async with ProviderStub() as stub, running_service(folder, pool_text(stub)) as opened:
-        return await play(opened, stub, runs, seed)
+    async with ProviderStub() as stub, running_service(folder, pool_text(stub)) as runtime:
+        return await play(runtime, stub, runs, seed)
 
 
 def main() -> int:

@@ -41,17 +41,17 @@ def of(journal: Sequence[Event], kind: Kind) -> list[Mapping[str, Any]]:
     return [event.body for event in journal if event.kind is kind]
 
 
-async def run(opened: Runtime, tier: str, **changes: Any) -> tuple[Outcome, list[Event]]:
+async def run(runtime: Runtime, tier: str, **changes: Any) -> tuple[Outcome, list[Event]]:
     """One run to its end, and its journal."""
-    outcome = await finish(await opened.runs.start(order(opened, tier, **changes)))
-    return outcome, await events(opened, outcome.ended.state.run)
+    outcome = await finish(await runtime.runs.start(order(runtime, tier, **changes)))
+    return outcome, await events(runtime, outcome.ended.state.run)
 
 
 async def test_the_step_is_tried_again_and_then_by_another_worker(
-    opened: Runtime, broken: set[str], caplog: pytest.LogCaptureFixture
+    runtime: Runtime, broken: set[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     broken.add("alpha")
-    outcome, journal = await run(opened, "baton-mini")
+    outcome, journal = await run(runtime, "baton-mini")
     assert outcome.ended.error is None
     intents, ends = of(journal, Kind.CALL_INTENDED), of(journal, Kind.CALL_FINISHED)
     assert [intent["worker"] for intent in intents] == ["alpha", "alpha", "beta"]
@@ -63,18 +63,18 @@ async def test_the_step_is_tried_again_and_then_by_another_worker(
     assert {record.exc_info[0] for record in logged if record.exc_info} == {KeyError}
 
 
-async def test_an_answer_that_was_begun_is_not_begun_again(opened: Runtime, broken: set[str]) -> None:
+async def test_an_answer_that_was_begun_is_not_begun_again(runtime: Runtime, broken: set[str]) -> None:
     broken.add("alpha")
-    outcome, journal = await run(opened, "baton-mini", streams=True)
+    outcome, journal = await run(runtime, "baton-mini", streams=True)
     assert outcome.ended.error is not None
     (intent,), (end,) = of(journal, Kind.CALL_INTENDED), of(journal, Kind.CALL_FINISHED)
     assert (end["outcome"], end["usd"], end["usage"]["estimated"]) == ("error", intent["usd_held"], True)
     assert [failed["error"] for failed in of(journal, Kind.STEP_FAILED)] == ["adapter_broke"]
 
 
-async def test_the_conductors_is_an_outage(opened: Runtime, broken: set[str]) -> None:
+async def test_the_conductors_is_an_outage(runtime: Runtime, broken: set[str]) -> None:
     broken.add("planner")
-    outcome, journal = await run(opened, "baton-ultra")
+    outcome, journal = await run(runtime, "baton-ultra")
     assert outcome.ended.error is None
     assert [(rejection["reasons"], rejection["outage"]) for rejection in of(journal, Kind.PLAN_REJECTED)] == [
         (["adapter_broke"], True)
@@ -82,7 +82,7 @@ async def test_the_conductors_is_an_outage(opened: Runtime, broken: set[str]) ->
 
 
 async def test_a_bug_that_a_cancellation_brings_to_light_is_a_cancellation(
-    opened: Runtime, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     begun = asyncio.Event()
 
@@ -95,10 +95,10 @@ async def test_a_bug_that_a_cancellation_brings_to_light_is_a_cancellation(
             raise RuntimeError
 
     monkeypatch.setattr(OpenAIProvider, "stream", untidy)
-    driven = await opened.runs.start(order(opened, "baton-mini"))
+    driven = await runtime.runs.start(order(runtime, "baton-mini"))
     await begun.wait()
-    opened.runs.cancel(driven.run, "caller")
+    runtime.runs.cancel(driven.run, "caller")
     outcome = await finish(driven)
-    (end,) = of(await events(opened, driven.run), Kind.CALL_FINISHED)
+    (end,) = of(await events(runtime, driven.run), Kind.CALL_FINISHED)
     assert (outcome.ended.state.state, end["outcome"], "error" in end) == ("cancelled", "cancelled", False)
     assert [record.getMessage() for record in caplog.records if record.exc_info] == [BROKE]

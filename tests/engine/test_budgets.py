@@ -37,11 +37,11 @@ POOR = Budget("tenant", "tenant", "", "day", 100)
 RICH = Budget("tenant", "user", "*", "month", 1_000_000)
 
 
-async def test_a_call_is_held_and_settled_in_the_budgets_of_its_run(stub: ProviderStub, opened: Runtime) -> None:
-    store = opened.context.store
+async def test_a_call_is_held_and_settled_in_the_budgets_of_its_run(stub: ProviderStub, runtime: Runtime) -> None:
+    store = runtime.context.store
     await store.set_budget(RICH)
-    outcome = await finish(await opened.runs.start(order(opened, "baton-mini")))
-    journal = await events(opened, outcome.ended.state.run)
+    outcome = await finish(await runtime.runs.start(order(runtime, "baton-mini")))
+    journal = await events(runtime, outcome.ended.state.run)
     (intent,) = of(journal, Kind.CALL_INTENDED)
     (use,) = await store.budget_use(RICH.id, 10)
     assert (use.held, use.spent) == (0, outcome.ended.bill.usd)
@@ -50,17 +50,17 @@ async def test_a_call_is_held_and_settled_in_the_budgets_of_its_run(stub: Provid
 
 @pytest.mark.parametrize("tier", ["baton-mini", "baton-ultra"])
 async def test_a_run_that_a_budget_cannot_pay_names_it_and_calls_nobody(
-    stub: ProviderStub, opened: Runtime, tier: str
+    stub: ProviderStub, runtime: Runtime, tier: str
 ) -> None:
-    await opened.context.store.set_budget(POOR)
+    await runtime.context.store.set_budget(POOR)
     plans(stub, plan_text((0, "Solve it", ["user"])))
-    ended = (await finish(await opened.runs.start(order(opened, tier)))).ended
+    ended = (await finish(await runtime.runs.start(order(runtime, tier)))).ended
     assert ended.state.state == "over_budget"
     assert stub.requests == []
     assert isinstance(ended.error, BudgetExhausted)
-    (use,) = await opened.context.store.budget_use(POOR.id, 10)
+    (use,) = await runtime.context.store.budget_use(POOR.id, 10)
     assert (ended.error.budget, ended.error.until, use.held) == (POOR.id, use.end, 0)
-    rejected = of(await events(opened, ended.state.run), Kind.PLAN_REJECTED)
+    rejected = of(await events(runtime, ended.state.run), Kind.PLAN_REJECTED)
     assert {rejection["budget"] for rejection in rejected} <= {POOR.id}
     assert all(rejection["budget_until"] == use.end and POOR.id in rejection["reasons"][1] for rejection in rejected)
     assert bool(rejected) == (tier == "baton-ultra")
@@ -68,34 +68,34 @@ async def test_a_run_that_a_budget_cannot_pay_names_it_and_calls_nobody(
     assert (ended.error.status, said["type"], said["code"]) == (429, "insufficient_quota", "insufficient_quota")
     assert POOR.id in said["message"]
     assert headers_of(ended.error)["x-should-retry"] == "false"
-    assert 'baton_budget_refusals_total{scope="tenant"} 1.0' in opened.context.telemetry.exposition().decode()
+    assert 'baton_budget_refusals_total{scope="tenant"} 1.0' in runtime.context.telemetry.exposition().decode()
 
 
-async def test_the_rest_of_a_budget_pays_for_a_shorter_answer(stub: ProviderStub, opened: Runtime) -> None:
+async def test_the_rest_of_a_budget_pays_for_a_shorter_answer(stub: ProviderStub, runtime: Runtime) -> None:
     """A call at the floor fits, so no run is refused for the length that it might have had."""
     floor = 300
-    await opened.context.store.set_budget(Budget("tenant", "tenant", "", "day", 200 + 2 * floor))
+    await runtime.context.store.set_budget(Budget("tenant", "tenant", "", "day", 200 + 2 * floor))
     wide = Budget("tenant", "user", "*", "month", 5_000)
-    await opened.context.store.set_budget(wide)
-    outcome = await finish(await opened.runs.start(order(opened, "baton-mini")))
-    (intent,) = of(await events(opened, outcome.ended.state.run), Kind.CALL_INTENDED)
+    await runtime.context.store.set_budget(wide)
+    outcome = await finish(await runtime.runs.start(order(runtime, "baton-mini")))
+    (intent,) = of(await events(runtime, outcome.ended.state.run), Kind.CALL_INTENDED)
     assert outcome.ended.state.state == "succeeded"
     assert intent["usd_held"] <= 200 + 2 * floor
     assert floor <= intent["max_tokens"] < intent["wanted_tokens"]
     assert latest_request(stub, "alpha")["max_tokens"] == intent["max_tokens"]
-    (use,) = await opened.context.store.budget_use(wide.id, 10)
+    (use,) = await runtime.context.store.budget_use(wide.id, 10)
     assert (use.held, use.spent) == (0, outcome.ended.bill.usd)
 
 
-async def test_the_team_and_the_user_of_the_metadata_are_those_that_pay(opened: Runtime) -> None:
+async def test_the_team_and_the_user_of_the_metadata_are_those_that_pay(runtime: Runtime) -> None:
     search, ann = Budget("tenant", "team", "search", "day", 10**6), Budget("tenant", "user", "ann", "day", 10**6)
     for budget in (search, ann):
-        await opened.context.store.set_budget(budget)
+        await runtime.context.store.set_budget(budget)
     asked = Task((Message("user", (Text("Hello"),)),), metadata={"team": "search", "user_id": "ann"})
     for task in (asked, copy_with(asked, metadata={}), copy_with(asked, user="bob")):
-        await finish(await opened.runs.start(order(opened, "baton-mini", task=task)))
+        await finish(await runtime.runs.start(order(runtime, "baton-mini", task=task)))
     for budget, spent in ((search, 52), (ann, 26)):
-        (use,) = await opened.context.store.budget_use(budget.id, 10)
+        (use,) = await runtime.context.store.budget_use(budget.id, 10)
         assert use.spent == spent, "a request's `user` comes before that of its metadata"
 
 
@@ -103,34 +103,34 @@ async def test_a_worker_of_unknown_price_is_not_called_where_a_budget_applies(
     stub: ProviderStub, tmp_path: Path
 ) -> None:
     text = pool_text(stub).replace("price = { input = 1.00, output = 2.00, cached = 0.50 }\n", "")
-    async with running_service(tmp_path, text) as opened:
-        assert (await finish(await opened.runs.start(order(opened, "baton-mini")))).ended.error is None
-        await opened.context.store.set_budget(RICH)
+    async with running_service(tmp_path, text) as runtime:
+        assert (await finish(await runtime.runs.start(order(runtime, "baton-mini")))).ended.error is None
+        await runtime.context.store.set_budget(RICH)
         with pytest.raises(InvalidRequest, match="its price is not known, and a budget applies"):
-            await opened.runs.start(order(opened, "baton-mini"))
+            await runtime.runs.start(order(runtime, "baton-mini"))
 
 
 async def test_a_worker_that_is_free_by_its_price_is_called_though_the_budget_is_spent(
     stub: ProviderStub, tmp_path: Path
 ) -> None:
     text = pool_text(stub).replace("input = 1.00, output = 2.00, cached = 0.50", "input = 0, output = 0")
-    async with running_service(tmp_path, text) as opened:
-        await opened.context.store.set_budget(Budget("tenant", "tenant", "", "day", 0))
-        assert (await finish(await opened.runs.start(order(opened, "baton-mini")))).ended.error is None
+    async with running_service(tmp_path, text) as runtime:
+        await runtime.context.store.set_budget(Budget("tenant", "tenant", "", "day", 0))
+        assert (await finish(await runtime.runs.start(order(runtime, "baton-mini")))).ended.error is None
 
 
-async def test_a_cancelled_stream_costs_what_it_used_and_not_its_bound(stub: ProviderStub, opened: Runtime) -> None:
+async def test_a_cancelled_stream_costs_what_it_used_and_not_its_bound(stub: ProviderStub, runtime: Runtime) -> None:
     stub.always("alpha", Hang())
-    await opened.context.store.set_budget(RICH)
+    await runtime.context.store.set_budget(RICH)
     text = "Tell me a long story. " * 40
-    driven = await opened.runs.start(order(opened, "baton-mini", text, streams=True))
+    driven = await runtime.runs.start(order(runtime, "baton-mini", text, streams=True))
     await stub.wait_for(1)
-    opened.runs.cancel(driven.run, "client")
+    runtime.runs.cancel(driven.run, "client")
     await finish(driven)
-    (finished,) = of(await events(opened, driven.run), Kind.CALL_FINISHED)
+    (finished,) = of(await events(runtime, driven.run), Kind.CALL_FINISHED)
     assert finished["outcome"] == "cancelled"
     assert len(text) / 4 <= finished["usage"]["input"] <= len(text) / 4 + 16
-    (use,) = await opened.context.store.budget_use(RICH.id, 10)
+    (use,) = await runtime.context.store.budget_use(RICH.id, 10)
     assert (use.held, use.spent) == (0, finished["usd"])
 
 
@@ -150,9 +150,9 @@ async def test_a_cancelled_stream_costs_what_it_used_and_not_its_bound(stub: Pro
 async def test_an_account_that_is_not_what_the_journal_says_is_found(
     stub: ProviderStub, tmp_path: Path, statement: str, said: str
 ) -> None:
-    async with running_service(tmp_path, pool_text(stub)) as opened:
-        await opened.context.store.set_budget(RICH)
-        await finish(await opened.runs.start(order(opened, "baton-mini")))
+    async with running_service(tmp_path, pool_text(stub)) as runtime:
+        await runtime.context.store.set_budget(RICH)
+        await finish(await runtime.runs.start(order(runtime, "baton-mini")))
     with sqlite3.connect(tmp_path / "baton.db") as database:
         if "events" in statement:
             statement += " WHERE kind = 'call.intended'"
@@ -171,9 +171,9 @@ async def test_a_worker_of_unknown_price_is_not_called_for_a_run_that_says_what_
     text = text.replace(planner, planner.replace("price = { input = 1.00, output = 2.00, cached = 0.50 }\n", ""))
     asked = {"model": "baton-mini", "messages": [{"role": "user", "content": "Hello"}]}
     capped = asked | {"baton": {"budget": {"usd": 0.05}}}
-    async with running_service(tmp_path, text) as opened, calling(opened) as client:
-        key, row = mint(opened.gateway.pepper, tenant="acme", name="poor", scopes=["admin"], now=0.0)
-        assert await opened.gateway.store.add_key(replace(row, max_usd=50_000))
+    async with running_service(tmp_path, text) as runtime, calling(runtime) as client:
+        key, row = mint(runtime.gateway.pepper, tenant="acme", name="poor", scopes=["admin"], now=0.0)
+        assert await runtime.gateway.store.add_key(replace(row, max_usd=50_000))
         poor = {"authorization": f"Bearer {key}"}
         assert [step["worker"] for step in (await answer(client, asked))["steps"]] == ["alpha"]
         made = (await client.post("/v1/plans", json=capped)).json()
@@ -188,7 +188,7 @@ async def test_a_worker_of_unknown_price_is_not_called_for_a_run_that_says_what_
         assert again.json()["state"] == "succeeded", again.text
         runs = [run["run"] for run in shown] + [again.json()["id"]]
         for run in runs:
-            journal = await events(opened, run)
+            journal = await events(runtime, run)
             assert of(journal, Kind.ADMITTED)[0]["capped"] is True
             assert {call["worker"] for call in of(journal, Kind.CALL_INTENDED)} <= {"beta", "gamma"}, run
             assert "its price is not known" in of(journal, Kind.ADMITTED)[0]["excluded"]["alpha"]

@@ -29,8 +29,8 @@ def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-async def client(opened: Runtime) -> AsyncIterator[httpx.AsyncClient]:
-    async with calling(opened, await key_of(opened)) as running:
+async def client(runtime: Runtime) -> AsyncIterator[httpx.AsyncClient]:
+    async with calling(runtime, await key_of(runtime)) as running:
         yield running
 
 
@@ -49,8 +49,8 @@ async def hanging(
 async def test_a_run_is_stopped_and_its_caller_told(stub: ProviderStub, tmp_path: Path, streams: bool) -> None:
     """Its driver is notified at once: it does not renew its lease in this test, by which it would learn of the wish."""
     async with (
-        running_service(tmp_path, pool_text(stub), LONG_LEASE) as opened,
-        calling(opened, await key_of(opened)) as client,
+        running_service(tmp_path, pool_text(stub), LONG_LEASE) as runtime,
+        calling(runtime, await key_of(runtime)) as client,
     ):
         asking, run = await hanging(stub, client, stream=streams)
         reply = await client.post(f"/v1/runs/{run}/cancel")
@@ -63,32 +63,32 @@ async def test_a_run_is_stopped_and_its_caller_told(stub: ProviderStub, tmp_path
 
 
 async def test_it_may_be_asked_for_twice_and_too_late(
-    stub: ProviderStub, opened: Runtime, client: httpx.AsyncClient
+    stub: ProviderStub, runtime: Runtime, client: httpx.AsyncClient
 ) -> None:
     asking, run = await hanging(stub, client)
     both = await asyncio.gather(*(client.post(f"/v1/runs/{run}/cancel", json={}) for _ in range(2)))
     again = await client.post(f"/v1/runs/chatcmpl-{run}/cancel")
     assert [reply.json()["state"] for reply in (*both, again)] == ["cancelled"] * 3
     await asking
-    assert kinds(await events(opened, run)).count(Kind.CANCELLED) == 1
+    assert kinds(await events(runtime, run)).count(Kind.CANCELLED) == 1
     stub.always("*", Reply())
     done = (await post(client, body())).headers["x-baton-run"]
     late = await client.post(f"/v1/runs/{done}/cancel")
     assert (late.status_code, late.json()["state"]) == (200, "succeeded")
-    assert Kind.CANCEL_ASKED not in kinds(await events(opened, done))
+    assert Kind.CANCEL_ASKED not in kinds(await events(runtime, done))
 
 
 async def test_only_who_may_write_in_the_tenant_may_stop_a_run(
-    stub: ProviderStub, opened: Runtime, client: httpx.AsyncClient
+    stub: ProviderStub, runtime: Runtime, client: httpx.AsyncClient
 ) -> None:
     asking, run = await hanging(stub, client)
     statuses = []
     for tenant, scopes in (("acme", ("runs:read",)), ("other", ("runs:write",))):
-        async with calling(opened, await key_of(opened, tenant, scopes)) as other:
+        async with calling(runtime, await key_of(runtime, tenant, scopes)) as other:
             statuses.append((await other.post(f"/v1/runs/{run}/cancel")).status_code)
     assert statuses == [403, 404]
     assert not asking.done()
-    async with calling(opened, await key_of(opened, scopes=("runs:write",))) as colleague:
+    async with calling(runtime, await key_of(runtime, scopes=("runs:write",))) as colleague:
         assert (await colleague.post(f"/v1/runs/{run}/cancel")).json()["state"] == "cancelled"
     await asking
 
@@ -108,17 +108,17 @@ async def test_another_process_stops_it_by_the_journal_alone(stub: ProviderStub,
 
 
 async def test_a_run_without_a_driver_is_stopped_by_whoever_takes_it_over(stub: ProviderStub, tmp_path: Path) -> None:
-    async with running_service(tmp_path, pool_text(stub), dispatches=False) as opened:
-        driven = await opened.runs.start(order(opened, "baton-mini"))
-    async with running_service(tmp_path, pool_text(stub)) as opened:
+    async with running_service(tmp_path, pool_text(stub), dispatches=False) as runtime:
+        driven = await runtime.runs.start(order(runtime, "baton-mini"))
+    async with running_service(tmp_path, pool_text(stub)) as runtime:
         await cancel.ask(
-            opened.gateway.store, None, await opened.gateway.store.run(driven.run), "operator", opened.context.now()
+            runtime.gateway.store, None, await runtime.gateway.store.run(driven.run), "operator", runtime.context.now()
         )
         row: RunRow = await cancel.settled(
-            opened.gateway.store, await opened.gateway.store.run(driven.run), PATIENCE_SECONDS
+            runtime.gateway.store, await runtime.gateway.store.run(driven.run), PATIENCE_SECONDS
         )
         assert row.state == "cancelled"
-        journal = await events(opened, driven.run)
+        journal = await events(runtime, driven.run)
         assert [event.body["by"] for event in journal if event.kind is Kind.CANCEL_ASKED] == ["operator"]
 
 
@@ -127,20 +127,20 @@ async def test_a_wish_that_comes_just_before_a_step_is_queued_is_heard(
 ) -> None:
     """By a driver that nobody tells of it, whose dispatchers make no call that they could tell of either."""
     chain = plan(("alpha", "one", ["user"]), ("beta", "two", ["user", 0]))
-    async with running_service(tmp_path, pool_text(stub)) as opened:
-        opened.drivers.spread = True
-        monkeypatch.setattr(opened.dispatcher, "_local", lambda _run: None)
-        append = opened.context.store.append
+    async with running_service(tmp_path, pool_text(stub)) as runtime:
+        runtime.drivers.spread = True
+        monkeypatch.setattr(runtime.dispatcher, "_local", lambda _run: None)
+        append = runtime.context.store.append
 
         async def overtaken(entry: Entry) -> Appended:
             if any(draft.kind is Kind.STEP_QUEUED and draft.to_json()["n"] for draft in entry.events):
                 await append(
-                    Entry(entry.run, opened.context.now(), (fact_from_json(Kind.CANCEL_ASKED, {"by": "caller"}),))
+                    Entry(entry.run, runtime.context.now(), (fact_from_json(Kind.CANCEL_ASKED, {"by": "caller"}),))
                 )
             return await append(entry)
 
-        opened.context.store.append = overtaken  # type: ignore[method-assign]
-        driven = await opened.runs.start(order(opened, "baton-mini", plan=chain))
+        runtime.context.store.append = overtaken  # type: ignore[method-assign]
+        driven = await runtime.runs.start(order(runtime, "baton-mini", plan=chain))
         assert (await finish(driven)).ended.state.state == "cancelled"
         assert len(stub.requests) == 1
 
@@ -151,71 +151,73 @@ async def test_a_run_is_not_let_go_of_by_who_has_not_heard_of_a_wish(
 ) -> None:
     """It would wait for its caller's tools, and nobody would look at it before that is over."""
     stub.script("alpha", tool_calling(look("a")))
-    async with running_service(tmp_path, pool_text(stub)) as opened:
+    async with running_service(tmp_path, pool_text(stub)) as runtime:
         if apart:
-            opened.drivers.spread = True
-            monkeypatch.setattr(opened.dispatcher, "_local", lambda _run: None)
-        append = opened.context.store.append
+            runtime.drivers.spread = True
+            monkeypatch.setattr(runtime.dispatcher, "_local", lambda _run: None)
+        append = runtime.context.store.append
 
         async def overtaken(entry: Entry) -> Appended:
             if any(draft.kind is Kind.AWAITING for draft in entry.events):
                 await append(
-                    Entry(entry.run, opened.context.now(), (fact_from_json(Kind.CANCEL_ASKED, {"by": "caller"}),))
+                    Entry(entry.run, runtime.context.now(), (fact_from_json(Kind.CANCEL_ASKED, {"by": "caller"}),))
                 )
             return await append(entry)
 
-        opened.context.store.append = overtaken  # type: ignore[method-assign]
-        driven = await Talk(opened).begin()
+        runtime.context.store.append = overtaken  # type: ignore[method-assign]
+        driven = await Talk(runtime).begin()
         assert (await finish(driven)).ended.state.state == "cancelled"
 
 
 async def test_a_run_that_is_taken_over_in_its_wait_is_not_let_go_of_either(
-    stub: ProviderStub, opened: Runtime
+    stub: ProviderStub, runtime: Runtime
 ) -> None:
     stub.script("alpha", tool_calling(look("a")))
-    run = (await Talk(opened).say()).ended.state.run
-    append, store = opened.context.store.append, opened.context.store
+    run = (await Talk(runtime).say()).ended.state.run
+    append, store = runtime.context.store.append, runtime.context.store
 
     wishes: list[Entry] = []
 
     async def overtaken(entry: Entry) -> Appended:
         if entry.lease is not None and not entry.events and not wishes:
             wishes.append(entry)
-            await append(Entry(entry.run, opened.context.now(), (fact_from_json(Kind.CANCEL_ASKED, {"by": "caller"}),)))
+            await append(
+                Entry(entry.run, runtime.context.now(), (fact_from_json(Kind.CANCEL_ASKED, {"by": "caller"}),))
+            )
         return await append(entry)
 
-    opened.context.store.append = overtaken  # type: ignore[method-assign]
-    now, ours = opened.context.now(), [("baton-mini", opened.context.code)]
-    (row,) = await store.take_over(opened.drivers._home, now + 1e4, now + 4.0, 1, ours)  # by a clock that is wrong
-    await opened.drivers._recovery._go_on(row)
+    runtime.context.store.append = overtaken  # type: ignore[method-assign]
+    now, ours = runtime.context.now(), [("baton-mini", runtime.context.code)]
+    (row,) = await store.take_over(runtime.drivers._home, now + 1e4, now + 4.0, 1, ours)  # by a clock that is wrong
+    await runtime.drivers._recovery._go_on(row)
     assert (await cancel.settled(store, await store.run(run), PATIENCE_SECONDS)).state == "cancelled"
 
 
 async def test_no_turn_is_begun_of_a_run_that_an_engine_has_just_taken_over(
-    stub: ProviderStub, opened: Runtime
+    stub: ProviderStub, runtime: Runtime
 ) -> None:
     """The engine is about to cancel it, for example."""
     stub.script("alpha", tool_calling(look("a")))
-    talk, store, now = Talk(opened), opened.context.store, opened.context.now()
+    talk, store, now = Talk(runtime), runtime.context.store, runtime.context.now()
     first = await talk.say()
     run = first.ended.state.run
-    (row,) = await store.take_over("other", now + 1e4, now + 60.0, 1, [("baton-mini", opened.context.code)])
-    opened.runs._waiting.take(run)  # its results come to another gateway
+    (row,) = await store.take_over("other", now + 1e4, now + 60.0, 1, [("baton-mini", runtime.context.code)])
+    runtime.runs._waiting.take(run)  # its results come to another gateway
     talk.answer(first, "A")
     with pytest.raises(Overloaded):
         await talk.begin()
     assert ((await store.run(run)).driver, (await store.run(run)).epoch) == ("other", row.epoch)
 
 
-async def test_a_wish_is_written_once(stub: ProviderStub, opened: Runtime) -> None:
+async def test_a_wish_is_written_once(stub: ProviderStub, runtime: Runtime) -> None:
     stub.always("*", Hang())
-    driven = await opened.runs.start(order(opened, "baton-mini"))
-    row = await opened.gateway.store.run(driven.run)
+    driven = await runtime.runs.start(order(runtime, "baton-mini"))
+    row = await runtime.gateway.store.run(driven.run)
     for _ in range(3):
-        await cancel.ask(opened.gateway.store, None, row, "operator", opened.context.now())
+        await cancel.ask(runtime.gateway.store, None, row, "operator", runtime.context.now())
     outcome = await finish(driven)
     assert outcome.ended.state.state == "cancelled"
-    assert kinds(await events(opened, driven.run)).count(Kind.CANCEL_ASKED) == 1
+    assert kinds(await events(runtime, driven.run)).count(Kind.CANCEL_ASKED) == 1
 
 
 async def test_a_process_that_stops_does_not_wait_for_further_wishes(

@@ -43,15 +43,15 @@ async def watched(
 ) -> AsyncIterator[tuple[Runtime, list[Entry]]]:
     """A service and every entry that its store was asked to take."""
     seen: list[Entry] = []
-    async with running_service(folder, pool_text(stub), environ) as opened:
-        append = opened.context.store.append
+    async with running_service(folder, pool_text(stub), environ) as runtime:
+        append = runtime.context.store.append
 
         async def noting(entry: Entry) -> Appended:
             seen.append(entry)
             return await append(entry)
 
-        opened.context.store.append = noting  # type: ignore[method-assign]
-        yield opened, seen
+        runtime.context.store.append = noting  # type: ignore[method-assign]
+        yield runtime, seen
 
 
 DONE = [Kind.CALL_FINISHED, Kind.STEP_DONE]
@@ -61,8 +61,8 @@ DELAY_SECONDS = 0.3
 
 
 async def test_a_workflow_of_four_calls_takes_five_entries(stub: ProviderStub, tmp_path: Path) -> None:
-    async with watched(tmp_path, stub) as (opened, seen):
-        outcome = await finish(await opened.runs.start(order(opened, "baton-ultra", plan=ONE_TWO_ONE)))
+    async with watched(tmp_path, stub) as (runtime, seen):
+        outcome = await finish(await runtime.runs.start(order(runtime, "baton-ultra", plan=ONE_TWO_ONE)))
     written = []
     for entry in seen:
         written.append([draft.kind for draft in entry.events])
@@ -74,9 +74,9 @@ async def test_a_workflow_of_four_calls_takes_five_entries(stub: ProviderStub, t
 
 
 async def test_a_dispatcher_apart_takes_nine(stub: ProviderStub, tmp_path: Path) -> None:
-    async with watched(tmp_path, stub) as (opened, seen):
-        opened.drivers.spread = True
-        outcome = await finish(await opened.runs.start(order(opened, "baton-ultra", plan=ONE_TWO_ONE)))
+    async with watched(tmp_path, stub) as (runtime, seen):
+        runtime.drivers.spread = True
+        outcome = await finish(await runtime.runs.start(order(runtime, "baton-ultra", plan=ONE_TWO_ONE)))
     written = []
     for entry in seen:
         written.append([draft.kind for draft in entry.events])
@@ -88,8 +88,8 @@ async def test_a_dispatcher_apart_takes_nine(stub: ProviderStub, tmp_path: Path)
 async def test_a_dispatcher_takes_no_more_steps_than_it_has_slots(stub: ProviderStub, tmp_path: Path) -> None:
     environ = {"BATON_CONCURRENT_STEPS": "2"}
     stub.always("beta", Reply(header_delay=0.2))
-    async with watched(tmp_path, stub, environ) as (opened, seen):
-        outcome = await finish(await opened.runs.start(order(opened, "baton-ultra", plan=ONE_TWO_ONE)))
+    async with watched(tmp_path, stub, environ) as (runtime, seen):
+        outcome = await finish(await runtime.runs.start(order(runtime, "baton-ultra", plan=ONE_TWO_ONE)))
     written = []
     for entry in seen:
         written.append([draft.kind for draft in entry.events])
@@ -113,10 +113,10 @@ async def test_a_step_is_on_its_way_before_its_caller_and_its_driver_go_on(
 
     monkeypatch.setattr(ClientRequest, "write_bytes", sending)
     monkeypatch.setattr(Driver, "drive", driving)
-    async with running_service(tmp_path, pool_text(stub)) as opened:
-        await finish(await opened.runs.start(order(opened, "baton-mini")))  # which connects
+    async with running_service(tmp_path, pool_text(stub)) as runtime:
+        await finish(await runtime.runs.start(order(runtime, "baton-mini")))  # which connects
         went.clear()
-        driven = await opened.runs.start(order(opened, "baton-mini"))
+        driven = await runtime.runs.start(order(runtime, "baton-mini"))
         assert went == ["call", "driver"]
         await finish(driven)
 
@@ -131,8 +131,8 @@ async def test_a_driver_decides_once_upon_what_it_has_committed(
         return await act(self, group)
 
     monkeypatch.setattr(Driver, "_act", looking)
-    async with running_service(tmp_path, pool_text(stub)) as opened:
-        outcome = await finish(await opened.runs.start(order(opened, "baton-ultra", plan=ONE_TWO_ONE)))
+    async with running_service(tmp_path, pool_text(stub)) as runtime:
+        outcome = await finish(await runtime.runs.start(order(runtime, "baton-ultra", plan=ONE_TWO_ONE)))
     assert (outcome.ended.answer, looked) == ("Hello there.", [])
 
 
@@ -142,13 +142,13 @@ async def test_a_step_that_cannot_be_paid_for_costs_no_outcome(
     """The end of the step before is kept, although its entry could not hold what the next one would reserve: others
     hold more by then than this engine knows."""
     monkeypatch.setattr(execution, "spendable_by_steps", lambda _: Amount(10**9, 10**9))
-    async with watched(tmp_path, stub) as (opened, seen):
-        free = await finish(await opened.runs.start(order(opened, "baton-ultra", plan=CHAIN)))
+    async with watched(tmp_path, stub) as (runtime, seen):
+        free = await finish(await runtime.runs.start(order(runtime, "baton-ultra", plan=CHAIN)))
         dearest = max(call.usd_held for call in free.ended.state.calls.values())
-        limits = narrowed(opened, "baton-ultra", usd=dearest, floor_tokens=1000)  # one fits, and nothing beside it
+        limits = narrowed(runtime, "baton-ultra", usd=dearest, floor_tokens=1000)  # one fits, and nothing beside it
         seen.clear()
-        outcome = await finish(await opened.runs.start(order(opened, "baton-ultra", plan=CHAIN, limits=limits)))
-        journal = await events(opened, outcome.ended.state.run)
+        outcome = await finish(await runtime.runs.start(order(runtime, "baton-ultra", plan=CHAIN, limits=limits)))
+        journal = await events(runtime, outcome.ended.state.run)
     assert outcome.ended.state.state == "over_budget"
     assert kinds(journal).count(Kind.CALL_FINISHED) == kinds(journal).count(Kind.CALL_INTENDED) == 1
     reserving = []
@@ -160,19 +160,19 @@ async def test_a_step_that_cannot_be_paid_for_costs_no_outcome(
 
 async def test_no_call_is_made_for_an_entry_that_was_not_taken(stub: ProviderStub, tmp_path: Path) -> None:
     """And the worker's breaker may be probed by the next one."""
-    async with running_service(tmp_path, pool_text(stub)) as opened:
-        append, forgone = opened.context.store.append, []
+    async with running_service(tmp_path, pool_text(stub)) as runtime:
+        append, forgone = runtime.context.store.append, []
 
         async def failing(entry: Entry) -> Appended:
             raise StoreUnavailable(retry_after=1.0)
 
-        opened.context.health.cancel_call = lambda worker, **_: forgone.append(worker.name)  # type: ignore[method-assign]
-        opened.context.store.append = failing  # type: ignore[method-assign]
+        runtime.context.health.cancel_call = lambda worker, **_: forgone.append(worker.name)  # type: ignore[method-assign]
+        runtime.context.store.append = failing  # type: ignore[method-assign]
         with pytest.raises(StoreUnavailable):
-            await opened.runs.start(order(opened, "baton-ultra", plan=ONE_TWO_ONE))
-        opened.context.store.append = append  # type: ignore[method-assign]
+            await runtime.runs.start(order(runtime, "baton-ultra", plan=ONE_TWO_ONE))
+        runtime.context.store.append = append  # type: ignore[method-assign]
         await stays(lambda: (stub.requests, forgone) == ([], ["alpha"]), seconds=0.05)
-        assert (await finish(await opened.runs.start(order(opened, "baton-mini")))).ended.error is None
+        assert (await finish(await runtime.runs.start(order(runtime, "baton-mini")))).ended.error is None
 
 
 async def test_no_step_is_begun_that_is_to_be_stopped(
@@ -185,8 +185,8 @@ async def test_no_step_is_begun_that_is_to_be_stopped(
         return (Finish(Kind.FAILED, error="plan_rejected"),) if over else decide(state, now)
 
     monkeypatch.setattr(run_writer, "decide", out_of_plans)
-    async with watched(tmp_path, stub) as (opened, seen):
-        outcome = await finish(await opened.runs.start(order(opened, "baton-mini")))
+    async with watched(tmp_path, stub) as (runtime, seen):
+        outcome = await finish(await runtime.runs.start(order(runtime, "baton-mini")))
     assert (outcome.ended.state.state, stub.requests) == ("failed", [])
     assert [entry.outbox for entry in seen if entry.outbox] == []
 
@@ -197,20 +197,20 @@ async def test_a_step_that_begins_after_its_dispatcher_is_left_to_another(
 ) -> None:
     """Its entry is committed after running steps were interrupted, or after the dispatcher has gone: no call is made,
     and its outcome is either known or said to be unknown."""
-    async with running_service(tmp_path, pool_text(stub), dispatches=False) as opened:
-        append, committing, go_on = opened.context.store.append, asyncio.Event(), asyncio.Event()
+    async with running_service(tmp_path, pool_text(stub), dispatches=False) as runtime:
+        append, committing, go_on = runtime.context.store.append, asyncio.Event(), asyncio.Event()
 
         async def slow(entry: Entry) -> Appended:
             committing.set()
             await go_on.wait()
             return await append(entry)
 
-        leaver, stopping = Dispatcher(opened.context, name="leaver", slots=4, grace=0.1), asyncio.Event()
-        opened.drivers.dispatcher = leaver
+        leaver, stopping = Dispatcher(runtime.context, name="leaver", slots=4, grace=0.1), asyncio.Event()
+        runtime.drivers.dispatcher = leaver
         leaving = asyncio.create_task(leaver.run(stopping))
         await asyncio.sleep(0)
-        opened.context.store.append = slow  # type: ignore[method-assign]
-        starting = asyncio.create_task(opened.runs.start(order(opened, "baton-mini")))
+        runtime.context.store.append = slow  # type: ignore[method-assign]
+        starting = asyncio.create_task(runtime.runs.start(order(runtime, "baton-mini")))
         await committing.wait()
         stopping.set()
         if ended:
@@ -221,14 +221,14 @@ async def test_a_step_that_begins_after_its_dispatcher_is_left_to_another(
         go_on.set()
         driven = await starting
         await leaving
-        opened.context.store.append = append  # type: ignore[method-assign]
+        runtime.context.store.append = append  # type: ignore[method-assign]
         assert stub.requests == []
-        heir, heir_ends = Dispatcher(opened.context, name="heir", slots=4, grace=1.0), asyncio.Event()
+        heir, heir_ends = Dispatcher(runtime.context, name="heir", slots=4, grace=1.0), asyncio.Event()
         working = asyncio.create_task(heir.run(heir_ends))
         outcome = await finish(driven)
         heir_ends.set()
         await working
-        journal = await events(opened, driven.run)
+        journal = await events(runtime, driven.run)
     assert outcome.ended.error is None
     first = next(event for event in journal if event.kind is Kind.CALL_FINISHED)
     assert first.body["outcome"] == ("unknown" if ended else "cancelled")
@@ -245,14 +245,14 @@ async def test_a_step_that_could_not_be_begun_gives_its_slot_back(
         raise StoreUnavailable
 
     monkeypatch.setattr(Execution, "prepare", too_hard)
-    async with running_service(tmp_path, pool_text(stub), dispatches=False) as opened:
-        dispatcher, stopping = Dispatcher(opened.context, name="narrow", slots=1, grace=1.0), asyncio.Event()
-        opened.drivers.dispatcher = dispatcher
+    async with running_service(tmp_path, pool_text(stub), dispatches=False) as runtime:
+        dispatcher, stopping = Dispatcher(runtime.context, name="narrow", slots=1, grace=1.0), asyncio.Event()
+        runtime.drivers.dispatcher = dispatcher
         working = asyncio.create_task(dispatcher.run(stopping))
         await asyncio.sleep(0)
         try:
             async with asyncio.timeout(PATIENCE_SECONDS):
-                outcome = await finish(await opened.runs.start(order(opened, "baton-mini")))
+                outcome = await finish(await runtime.runs.start(order(runtime, "baton-mini")))
         finally:
             stopping.set()
             await working
@@ -262,19 +262,19 @@ async def test_a_step_that_could_not_be_begun_gives_its_slot_back(
 async def test_both_fences_hold_for_a_joined_entry(stub: ProviderStub, tmp_path: Path) -> None:
     """The driver lost its run while the worker spoke: the step's end is kept, what would follow from it is not."""
     stub.always("alpha", Reply(header_delay=0.3))
-    async with watched(tmp_path, stub) as (opened, seen):
-        driven = await opened.runs.start(order(opened, "baton-ultra", plan=ONE_TWO_ONE))
+    async with watched(tmp_path, stub) as (runtime, seen):
+        driven = await runtime.runs.start(order(runtime, "baton-ultra", plan=ONE_TWO_ONE))
         await stub.wait_for(1)
-        now = opened.context.now()
-        assert await opened.context.store.take_over(
-            "another", now + 100, now + 200, 10, [("baton-ultra", opened.context.code)]
+        now = runtime.context.now()
+        assert await runtime.context.store.take_over(
+            "another", now + 100, now + 200, 10, [("baton-ultra", runtime.context.code)]
         )
 
         async def has_ended() -> bool:
-            return Kind.STEP_DONE in kinds(await events(opened, driven.run))
+            return Kind.STEP_DONE in kinds(await events(runtime, driven.run))
 
         await until(has_ended)
-        journal = await events(opened, driven.run)
+        journal = await events(runtime, driven.run)
     assert [entry.epoch for entry in seen[-2:]] == [1, None]
     assert kinds(journal).count(Kind.STEP_QUEUED) == 1
 
@@ -286,18 +286,18 @@ async def test_an_outcome_that_joins_after_the_end_leaves_it_where_it_was(
     The auditor compares the row as well."""
     monkeypatch.setattr(driver_module, "QUIESCE_SECONDS", 0.0)
     stub.always("alpha", Hang())
-    async with watched(tmp_path, stub) as (opened, seen):
-        driven = await opened.runs.start(order(opened, "baton-mini"))
+    async with watched(tmp_path, stub) as (runtime, seen):
+        driven = await runtime.runs.start(order(runtime, "baton-mini"))
         await stub.wait_for(1)
-        opened.runs.cancel(driven.run, "caller")
+        runtime.runs.cancel(driven.run, "caller")
         await finish(driven)
 
         async def has_outcome() -> bool:
-            return kinds(await events(opened, driven.run))[-1] is Kind.CALL_FINISHED
+            return kinds(await events(runtime, driven.run))[-1] is Kind.CALL_FINISHED
 
         await until(has_outcome)
-        journal = await events(opened, driven.run)
-        row = await opened.context.store.run(driven.run)
+        journal = await events(runtime, driven.run)
+        row = await runtime.context.store.run(driven.run)
     assert (journal[-2].kind, seen[-1].epoch) == (Kind.CANCELLED, None), "its own fence is enough"
     assert (row.state, row.ended_at) == ("cancelled", journal[-2].at)
 
@@ -314,9 +314,9 @@ async def test_a_joined_entry_is_as_old_as_what_follows_in_it(
 
     monkeypatch.setattr(RunWriter, "commit_step_end", late)
     stub.script("alpha", calling(look("a")))
-    async with watched(tmp_path, stub) as (opened, _):
-        state = (await Talk(opened).say()).ended.state
-        (turn,) = [event for event in await events(opened, state.run) if event.kind is Kind.AWAITING]
+    async with watched(tmp_path, stub) as (runtime, _):
+        state = (await Talk(runtime).say()).ended.state
+        (turn,) = [event for event in await events(runtime, state.run) if event.kind is Kind.AWAITING]
     assert turn.body["until"] - turn.at == pytest.approx(state.admitted.limits.tool_wait, abs=DELAY_SECONDS / 2)
 
 
@@ -335,7 +335,7 @@ async def test_a_plan_that_follows_from_an_end_is_begun(
             await asyncio.sleep(DELAY_SECONDS)
 
     monkeypatch.setattr(MemoryQueue, "publish", lagging)
-    async with running_service(tmp_path, pool_text(stub)) as opened:
-        outcome = await finish(await opened.runs.start(order(opened, "baton-ultra")), within=10)
+    async with running_service(tmp_path, pool_text(stub)) as runtime:
+        outcome = await finish(await runtime.runs.start(order(runtime, "baton-ultra")), within=10)
     assert outcome.ended.answer == "Hello there."
     assert [proposal.mode for proposal in outcome.ended.state.proposals] == ["first", "repair"]

@@ -25,15 +25,15 @@ async def stub() -> AsyncIterator[ProviderStub]:
 
 
 @pytest.fixture
-async def opened(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[Runtime]:
+async def runtime(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[Runtime]:
     """The service."""
     async with running_service(tmp_path, pool_text(stub)) as running:
         yield running
 
 
-async def run(opened: Runtime) -> Outcome:
+async def run(runtime: Runtime) -> Outcome:
     """One run, to its end."""
-    return await finish(await opened.runs.start(order(opened, "baton-ultra")))
+    return await finish(await runtime.runs.start(order(runtime, "baton-ultra")))
 
 
 async def test_an_open_breaker_leads_to_the_fallback_without_a_call(
@@ -41,12 +41,12 @@ async def test_an_open_breaker_leads_to_the_fallback_without_a_call(
 ) -> None:
     stub.always("planner", Hang())
     quick = "[workers.planner]\ndeadlines = { first = 0.3 }\n"
-    async with running_service(tmp_path, pool_text(stub).replace("[workers.planner]\n", quick)) as opened:
-        monkeypatch.setattr(opened.context.health, "_tick", lambda: 1_000.0)  # no ejection is ever over
-        await asyncio.gather(*(run(opened) for _ in range(IN_A_ROW)))
+    async with running_service(tmp_path, pool_text(stub).replace("[workers.planner]\n", quick)) as runtime:
+        monkeypatch.setattr(runtime.context.health, "_tick", lambda: 1_000.0)  # no ejection is ever over
+        await asyncio.gather(*(run(runtime) for _ in range(IN_A_ROW)))
         asked = len(stub.of("planner"))
-        outcome = await run(opened)
-        journal = await events(opened, outcome.ended.state.run)
+        outcome = await run(runtime)
+        journal = await events(runtime, outcome.ended.state.run)
     assert len(stub.of("planner")) == asked
     assert outcome.ended.answer == "Hello there."
     state = outcome.ended.state
@@ -59,54 +59,54 @@ async def test_an_open_breaker_leads_to_the_fallback_without_a_call(
 
 
 async def test_one_run_probes_the_conductor_and_brings_it_back(
-    stub: ProviderStub, opened: Runtime, monkeypatch: pytest.MonkeyPatch
+    stub: ProviderStub, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stub.always("planner", Fail(status=500))
     for _ in range(IN_A_ROW):
-        await run(opened)
+        await run(runtime)
     stub.clear()
     stub.always("planner", Reply(chunks=PLAN.chunks, header_delay=0.5))
-    monkeypatch.setattr(opened.context.health, "_tick", lambda: time.monotonic() + 10.0)
-    outcomes = await asyncio.gather(*(run(opened) for _ in range(5)))
+    monkeypatch.setattr(runtime.context.health, "_tick", lambda: time.monotonic() + 10.0)
+    outcomes = await asyncio.gather(*(run(runtime) for _ in range(5)))
     assert {outcome.ended.answer for outcome in outcomes} == {"Hello there."}
     assert len(stub.of("planner")) == 1
     assert sum(outcome.ended.state.degraded for outcome in outcomes) == 4
-    assert not (await run(opened)).ended.state.degraded
+    assert not (await run(runtime)).ended.state.degraded
 
 
 async def test_a_plan_that_was_not_paid_for_keeps_nobody_from_probing(
-    stub: ProviderStub, opened: Runtime, monkeypatch: pytest.MonkeyPatch
+    stub: ProviderStub, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stub.always("planner", Fail(status=500))
     for _ in range(IN_A_ROW):
-        await run(opened)
+        await run(runtime)
     stub.always("planner", PLAN)
-    monkeypatch.setattr(opened.context.health, "_tick", lambda: time.monotonic() + 10.0)
-    poor = order(opened, "baton-ultra", limits=narrowed(opened, "baton-ultra", usd=1))
-    await finish(await opened.runs.start(poor))
-    assert not (await run(opened)).ended.state.degraded
+    monkeypatch.setattr(runtime.context.health, "_tick", lambda: time.monotonic() + 10.0)
+    poor = order(runtime, "baton-ultra", limits=narrowed(runtime, "baton-ultra", usd=1))
+    await finish(await runtime.runs.start(poor))
+    assert not (await run(runtime)).ended.state.degraded
 
 
-async def test_a_bad_plan_is_no_fault_of_the_server_behind_the_conductor(stub: ProviderStub, opened: Runtime) -> None:
+async def test_a_bad_plan_is_no_fault_of_the_server_behind_the_conductor(stub: ProviderStub, runtime: Runtime) -> None:
     stub.always("planner", Reply(chunks=("I would rather not.",)))
     for _ in range(IN_A_ROW):
-        await run(opened)
+        await run(runtime)
     asked = len(stub.of("planner"))
-    await run(opened)
+    await run(runtime)
     assert len(stub.of("planner")) == asked + 2
 
 
 async def test_a_conductor_that_could_not_plan_in_time_is_not_asked(
-    stub: ProviderStub, opened: Runtime, monkeypatch: pytest.MonkeyPatch
+    stub: ProviderStub, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        opened.context.health, "_tick", lambda: time.monotonic() + 100.0
+        runtime.context.health, "_tick", lambda: time.monotonic() + 100.0
     )  # all calls seem to last so long
     for _ in range(KNOWN):
-        await run(opened)
+        await run(runtime)
     asked = len(stub.of("planner"))
-    hurried = order(opened, "baton-ultra", limits=narrowed(opened, "baton-ultra", seconds=20.0))
-    outcome = await finish(await opened.runs.start(hurried))
+    hurried = order(runtime, "baton-ultra", limits=narrowed(runtime, "baton-ultra", seconds=20.0))
+    outcome = await finish(await runtime.runs.start(hurried))
     assert outcome.ended.answer == "Hello there."
     assert outcome.ended.state.proposals[0].reasons == ("conductor_no_time",)
     assert len(stub.of("planner")) == asked

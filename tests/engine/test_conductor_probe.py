@@ -48,12 +48,12 @@ async def watched(stub: ProviderStub, folder: Path, *, price: float = 0, more: s
     priced = planner.replace("input = 1.00, output = 2.00, cached = 0.50", f"input = {price}, output = {price}", 1)
     stopping = asyncio.Event()
     async with (
-        running_service(folder, f"{before}[workers.planner]{priced}") as opened,
+        running_service(folder, f"{before}[workers.planner]{priced}") as runtime,
         asyncio.TaskGroup() as group,
     ):
-        group.create_task(opened.conductor_probe.run(stopping))
+        group.create_task(runtime.conductor_probe.run(stopping))
         try:
-            yield opened
+            yield runtime
         finally:
             stopping.set()
 
@@ -63,16 +63,16 @@ def probes(stub: ProviderStub) -> list[Received]:
     return [request for request in stub.of("planner") if b"Say ok." in request.body]
 
 
-def is_out(opened: Runtime) -> bool:
-    return opened.context.health.is_out(opened.pool.catalog().workers["planner"])
+def is_out(runtime: Runtime) -> bool:
+    return runtime.context.health.is_out(runtime.pool.catalog().workers["planner"])
 
 
-async def run(opened: Runtime) -> Outcome:
-    return await finish(await opened.runs.start(order(opened, "baton-ultra")))
+async def run(runtime: Runtime) -> Outcome:
+    return await finish(await runtime.runs.start(order(runtime, "baton-ultra")))
 
 
-async def readiness(opened: Runtime) -> tuple[int, dict[str, Any]]:
-    transport = httpx.ASGITransport(create_app(opened.gateway))
+async def readiness(runtime: Runtime) -> tuple[int, dict[str, Any]]:
+    transport = httpx.ASGITransport(create_app(runtime.gateway))
     async with httpx.AsyncClient(transport=transport, base_url="http://baton") as client:
         reply = await client.get("/readyz")
     return reply.status_code, reply.json()
@@ -90,17 +90,17 @@ def test_ten_seconds_are_enough_at_the_default() -> None:
 async def test_a_dead_engine_is_found_without_traffic_and_its_return_too(
     stub: ProviderStub, tmp_path: Path, dead: Any
 ) -> None:
-    async with watched(stub, tmp_path) as opened:
+    async with watched(stub, tmp_path) as runtime:
         await until(lambda: bool(probes(stub)))
-        assert (await readiness(opened))[1]["checks"]["conductor"] == "ok"
+        assert (await readiness(runtime))[1]["checks"]["conductor"] == "ok"
         stub.always("planner", dead)
-        await until(lambda: is_out(opened))
-        assert await readiness(opened) == (
+        await until(lambda: is_out(runtime))
+        assert await readiness(runtime) == (
             200,
             {"status": "degraded", "checks": {"store": "ok", "queue": "ok", "conductor": "degraded"}},
         )
         asked = len(stub.of("planner")) - len(probes(stub))
-        state = (await run(opened)).ended.state
+        state = (await run(runtime)).ended.state
         assert len(stub.of("planner")) - len(probes(stub)) == asked, "nobody waits for it"
         assert [(proposal.mode, proposal.outage, proposal.reasons) for proposal in state.proposals] == [
             ("first", True, ("conductor_out",)),
@@ -108,9 +108,9 @@ async def test_a_dead_engine_is_found_without_traffic_and_its_return_too(
         ]
         assert state.degraded
         assert [
-            event.body["worker"] for event in await events(opened, state.run) if event.kind is Kind.CALL_INTENDED
+            event.body["worker"] for event in await events(runtime, state.run) if event.kind is Kind.CALL_INTENDED
         ] == ["beta"]
-        metrics = opened.context.telemetry.exposition().decode()
+        metrics = runtime.context.telemetry.exposition().decode()
         for sample in (
             'baton_plans_total{outcome="outage",tier="baton-ultra"} 1.0',
             'baton_degraded_total{tier="baton-ultra"} 1.0',
@@ -119,15 +119,15 @@ async def test_a_dead_engine_is_found_without_traffic_and_its_return_too(
         ):
             assert sample in metrics
         stub.always("planner", Reply(chunks=(PLAN,)))
-        await until(lambda: not is_out(opened))
-        assert not (await run(opened)).ended.state.degraded
-        assert (await readiness(opened))[1]["status"] == "ready"
+        await until(lambda: not is_out(runtime))
+        assert not (await run(runtime)).ended.state.degraded
+        assert (await readiness(runtime))[1]["status"] == "ready"
 
 
 async def test_a_plan_that_waits_for_a_dead_engine_is_given_up(stub: ProviderStub, tmp_path: Path) -> None:
-    async with watched(stub, tmp_path) as opened:
+    async with watched(stub, tmp_path) as runtime:
         stub.always("planner", Hang())
-        outcome = await run(opened)
+        outcome = await run(runtime)
         assert outcome.ended.answer == "Hello there."
         state = outcome.ended.state
         assert [proposal.reasons for proposal in state.proposals] == [("conductor_out",), ()]
@@ -135,41 +135,41 @@ async def test_a_plan_that_waits_for_a_dead_engine_is_given_up(stub: ProviderStu
 
 
 async def test_who_works_is_not_asked(stub: ProviderStub, tmp_path: Path) -> None:
-    async with watched(stub, tmp_path) as opened:
-        await run(opened)
+    async with watched(stub, tmp_path) as runtime:
+        await run(runtime)
         probes_before = len(probes(stub))
         until_then = time.monotonic() + 2 * OFTEN
         while time.monotonic() < until_then:
-            await run(opened)
+            await run(runtime)
             await asyncio.sleep(PAUSE)
         assert len(probes(stub)) == probes_before
-        assert not is_out(opened)
+        assert not is_out(runtime)
 
 
 async def test_who_costs_money_is_asked_only_after_it_failed(stub: ProviderStub, tmp_path: Path) -> None:
-    async with watched(stub, tmp_path, price=1.0) as opened:
-        await run(opened)
+    async with watched(stub, tmp_path, price=1.0) as runtime:
+        await run(runtime)
         await stays(lambda: probes(stub) == [], seconds=2 * OFTEN + 0.5)
         stub.always("planner", Fail(status=500))
-        await run(opened)
-        await until(lambda: is_out(opened))
+        await run(runtime)
+        await until(lambda: is_out(runtime))
         stub.always("planner", Reply(chunks=(PLAN,)))
-        await until(lambda: not is_out(opened))
+        await until(lambda: not is_out(runtime))
 
 
 @pytest.mark.parametrize("refusal", [Fail(status=429), Fail(status=400)])
 async def test_a_refusal_in_good_form_is_a_sign_of_life(stub: ProviderStub, tmp_path: Path, refusal: Fail) -> None:
-    async with watched(stub, tmp_path) as opened:
+    async with watched(stub, tmp_path) as runtime:
         stub.always("planner", refusal)
         await until(lambda: len(probes(stub)) >= 2)
-        assert not is_out(opened)
+        assert not is_out(runtime)
 
 
 async def test_a_slow_conductor_leaves_the_steps_their_time(stub: ProviderStub, tmp_path: Path) -> None:
     stub.always("planner", Reply(chunks=tuple(PLAN), gap=0.2))
-    async with watched(stub, tmp_path, more=", share = 0.05") as opened:
-        limits = narrowed(opened, "baton-ultra", seconds=20.0)
-        driven = await opened.runs.start(order(opened, "baton-ultra", limits=limits))
+    async with watched(stub, tmp_path, more=", share = 0.05") as runtime:
+        limits = narrowed(runtime, "baton-ultra", seconds=20.0)
+        driven = await runtime.runs.start(order(runtime, "baton-ultra", limits=limits))
         outcome = await finish(driven)
         assert (outcome.ended.answer, outcome.ended.state.degraded) == ("Hello there.", True)
         assert outcome.ended.state.proposals[0].reasons == ("worker_timeout",)

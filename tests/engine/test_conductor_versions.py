@@ -23,13 +23,13 @@ from tests.stubs import Fail, ProviderStub, Reply
 PLAN = Reply(chunks=(plan_text((0, "Solve it.", ["user"])),))
 
 
-async def changed(opened: Runtime, *changes: tuple[ChangeKind, str] | tuple[ChangeKind, str, float]) -> None:
+async def changed(runtime: Runtime, *changes: tuple[ChangeKind, str] | tuple[ChangeKind, str, float]) -> None:
     """Store changes of the conductor `planner`, and let the gateway look."""
     for kind, version, *share in changes:
-        n = len(await opened.context.store.changes())
-        at = opened.context.now()
-        await opened.context.store.change(Change(f"change_{n:03}", at, "me", "planner", kind, version, *share))
-    await opened.versions.look()
+        n = len(await runtime.context.store.changes())
+        at = runtime.context.now()
+        await runtime.context.store.change(Change(f"change_{n:03}", at, "me", "planner", kind, version, *share))
+    await runtime.versions.look()
 
 
 async def planned(client: httpx.AsyncClient) -> tuple[str, dict[str, Any]]:
@@ -50,19 +50,19 @@ async def test_the_alias_moves_and_the_journal_names_the_version(tmp_path: Path)
     async with ProviderStub() as stub:
         for model in ("planner", "planner@1", "planner@2"):
             stub.always(model, PLAN)
-        async with running_service(tmp_path, pool_text(stub)) as opened, calling(opened) as client:
+        async with running_service(tmp_path, pool_text(stub)) as runtime, calling(runtime) as client:
             assert (await planned(client))[0] == "planner"
-            await changed(opened, ("loaded", "planner@1"), ("shadowed", "planner@1"))
+            await changed(runtime, ("loaded", "planner@1"), ("shadowed", "planner@1"))
             assert (await planned(client))[0] == "planner"
-            await changed(opened, ("promoted", "planner@1"), ("loaded", "planner@2"))
+            await changed(runtime, ("promoted", "planner@1"), ("loaded", "planner@2"))
             model, run = await planned(client)
             assert model == "planner@1"
             assert proposal(run["proposals"][0]).endswith("(planner, version planner@1) · accepted · single of 1 step")
-            await changed(opened, ("promoted", "planner@2"))
+            await changed(runtime, ("promoted", "planner@2"))
             assert (await planned(client))[0] == "planner@2"
-            await changed(opened, ("rolled_back", ""))
+            await changed(runtime, ("rolled_back", ""))
             assert (await planned(client))[0] == "planner@1"
-            await changed(opened, ("rolled_back", ""))
+            await changed(runtime, ("rolled_back", ""))
             model, run = await planned(client)
             assert (model, run["degraded"]) == ("planner", False)
             events = (await client.get(f"/v1/runs/{run['id']}/events")).json()["data"]
@@ -79,15 +79,15 @@ async def test_a_canary_conducts_some_runs_and_one_that_fails_ends_in_the_fallba
     async with ProviderStub() as stub:
         stub.always("planner", PLAN)
         stub.always("planner@1", PLAN)
-        async with running_service(tmp_path, pool_text(stub)) as opened, calling(opened) as client:
-            await changed(opened, ("loaded", "planner@1"), ("canary", "planner@1", 0.5))
+        async with running_service(tmp_path, pool_text(stub)) as runtime, calling(runtime) as client:
+            await changed(runtime, ("loaded", "planner@1"), ("canary", "planner@1", 0.5))
             models = [(await planned(client))[0] for _ in range(16)]
             assert set(models) == {"planner", "planner@1"}
             stub.always("planner@1", Fail(status=404))
             found = [await planned(client) for _ in range(10)]
             assert {run["degraded"] for model, run in found if model == "planner"} == {False}
             assert {run["degraded"] for model, run in found if model != "planner"} == {True}
-            counted = VERSION_CALLS.findall(opened.context.telemetry.exposition().decode())
+            counted = VERSION_CALLS.findall(runtime.context.telemetry.exposition().decode())
             assert ("ok" in counted, len(counted)) == (True, 2), counted
 
 
@@ -97,13 +97,13 @@ async def test_a_shadow_is_asked_what_the_live_conductor_was_asked_and_conducts_
         stub.always("planner", PLAN)
         same, other, none = PLAN, Reply(chunks=(plan_text((1, "Solve it.", ["user"])),)), Reply(chunks=("No idea.",))
         stub.script("planner@1", same, other, none)
-        async with running_service(tmp_path, pool_text(stub)) as opened, calling(opened) as client:
+        async with running_service(tmp_path, pool_text(stub)) as runtime, calling(runtime) as client:
             for _ in range(3):
                 assert (await planned(client))[0] == "planner"
         before = len(stub.requests)
         live = [request.json for request in stub.requests if request.json["model"] == "planner"]
         compared, server = shadow_plans.PlanComparison(), Management(stub.vllm_url, None)
-        async with open_archive(opened.pool.loaded.settings.database_url) as archive:
+        async with open_archive(runtime.pool.loaded.settings.database_url) as archive:
             async for case in shadow_plans.read_cases(archive, "planner", 0.0, time(), compared):
                 await to_thread(shadow_plans.compare, server, "planner@1", case, compared)
         server.close()

@@ -39,9 +39,9 @@ CHAIN = plan(("alpha", "Begin.", ["user"]), ("beta", "Go on.", ["user", 0]))
 
 
 @contextmanager
-def away(opened: Runtime) -> Iterator[None]:
+def away(runtime: Runtime) -> Iterator[None]:
     """The database of a house can be neither read nor written."""
-    runner = cast(SqlStore, opened.context.store)._runner
+    runner = cast(SqlStore, runtime.context.store)._runner
     read, write = runner.read, runner.write
 
     async def down(_: object, **_more: object) -> Any:
@@ -54,14 +54,14 @@ def away(opened: Runtime) -> Iterator[None]:
         runner.read, runner.write = read, write  # type: ignore[method-assign]
 
 
-def metric(opened: Runtime, name: str) -> float:
-    lines = opened.context.telemetry.exposition().decode().splitlines()
+def metric(runtime: Runtime, name: str) -> float:
+    lines = runtime.context.telemetry.exposition().decode().splitlines()
     return float(next(line.rpartition(" ")[2] for line in lines if line.startswith(f"{name} ")))
 
 
-async def came_to(opened: Runtime, driven: FollowedRun) -> list[str | None]:
+async def came_to(runtime: Runtime, driven: FollowedRun) -> list[str | None]:
     """What the calls came to, in the order in which they were made."""
-    return [call.outcome for call in fold(await events(opened, driven.run)).calls.values()]
+    return [call.outcome for call in fold(await events(runtime, driven.run)).calls.values()]
 
 
 @pytest.mark.parametrize("streams", [False, True])
@@ -71,37 +71,37 @@ async def test_a_run_outlives_an_outage_longer_than_its_lease(
     """It goes on as soon as the database is back: nobody lives to see the next look at the database."""
     monkeypatch.setattr(claimed_step, "HEALTH_WAIT_SECONDS", 3600.0)
     stub.script("alpha", Reply(header_delay=0.3))
-    async with running_service(tmp_path, pool_text(stub), SETTINGS) as opened:
-        driven = await opened.runs.start(order(opened, "baton-mini", plan=CHAIN, streams=streams))
+    async with running_service(tmp_path, pool_text(stub), SETTINGS) as runtime:
+        driven = await runtime.runs.start(order(runtime, "baton-mini", plan=CHAIN, streams=streams))
         await stub.wait_for(1, "alpha")
-        with away(opened):
-            await until(lambda: metric(opened, "baton_outcomes_waiting") == 1)
-            assert metric(opened, "baton_outcomes_waiting_bytes") > 0
+        with away(runtime):
+            await until(lambda: metric(runtime, "baton_outcomes_waiting") == 1)
+            assert metric(runtime, "baton_outcomes_waiting_bytes") > 0
             await stays(lambda: stub.of("beta") == [], seconds=2 * LEASE)  # no call is made that cannot be recorded
         outcome = await finish(driven)
         assert (outcome.ended.error, outcome.ended.answer) == (None, "Hello there.")
-        assert await came_to(opened, driven) == ["ok", "ok"]
-        assert metric(opened, "baton_outcomes_waiting") == 0
+        assert await came_to(runtime, driven) == ["ok", "ok"]
+        assert metric(runtime, "baton_outcomes_waiting") == 0
 
 
 async def test_what_is_asked_of_it_meanwhile_is_refused_at_once(stub: ProviderStub, tmp_path: Path) -> None:
-    async with running_service(tmp_path, pool_text(stub), SETTINGS) as opened:
-        store = opened.context.store
-        with away(opened):
+    async with running_service(tmp_path, pool_text(stub), SETTINGS) as runtime:
+        store = runtime.context.store
+        with away(runtime):
             with pytest.raises(StoreUnavailable):
                 await store.ready()
             assert (store.healthy, store.seconds_since_recovery) == (False, 0.0)
             async with asyncio.timeout(REFUSED * GROUP_PATIENCE / 2):  # none of them waits for the database
                 for _ in range(REFUSED):
                     with pytest.raises(StoreUnavailable) as refused:
-                        await opened.runs.start(order(opened, "baton-mini"))
+                        await runtime.runs.start(order(runtime, "baton-mini"))
                     assert refused.value.retry_after
                     with pytest.raises(StoreUnavailable):
                         await store.key("a key")
         assert await store.wait_until_healthy(PATIENCE_SECONDS)
         assert 0 <= store.seconds_since_recovery < PATIENCE_SECONDS
-        assert len(opened.drivers) == 0
-        assert (await finish(await opened.runs.start(order(opened, "baton-mini")))).ended.error is None
+        assert len(runtime.drivers) == 0
+        assert (await finish(await runtime.runs.start(order(runtime, "baton-mini")))).ended.error is None
         assert len(stub.requests) == 1
 
 
@@ -109,28 +109,28 @@ async def test_the_outcome_of_a_failed_call_is_kept_too_and_its_step_goes_on(
     stub: ProviderStub, tmp_path: Path
 ) -> None:
     stub.script("alpha", Fail(status=500, delay=0.2))
-    async with running_service(tmp_path, pool_text(stub), SETTINGS) as opened:
-        driven = await opened.runs.start(order(opened, "baton-mini"))
+    async with running_service(tmp_path, pool_text(stub), SETTINGS) as runtime:
+        driven = await runtime.runs.start(order(runtime, "baton-mini"))
         await stub.wait_for(1, "alpha")
-        with away(opened):
-            await until(lambda: metric(opened, "baton_outcomes_waiting") == 1)
+        with away(runtime):
+            await until(lambda: metric(runtime, "baton_outcomes_waiting") == 1)
             await stays(lambda: len(stub.requests) == 1, seconds=LEASE)
         assert (await finish(driven)).ended.error is None
-        assert await came_to(opened, driven) == ["error", "ok"]
+        assert await came_to(runtime, driven) == ["error", "ok"]
 
 
 async def test_a_planning_call_goes_on_and_is_settled(stub: ProviderStub, tmp_path: Path) -> None:
     stub.script(
         "planner", Reply(chunks=('{"steps": [{"worker": 0, "subtask": "Do.", "access": ["user"]}]}',), header_delay=0.3)
     )
-    async with running_service(tmp_path, pool_text(stub), SETTINGS) as opened:
-        driven = await opened.runs.start(order(opened, "baton-ultra"))
+    async with running_service(tmp_path, pool_text(stub), SETTINGS) as runtime:
+        driven = await runtime.runs.start(order(runtime, "baton-ultra"))
         await stub.wait_for(1, "planner")
-        with away(opened):
+        with away(runtime):
             await asyncio.sleep(2 * LEASE)
         assert (await finish(driven)).ended.error is None
-        assert await came_to(opened, driven) == ["ok", "ok"]
-        assert not (await opened.context.store.run(driven.run)).degraded
+        assert await came_to(runtime, driven) == ["ok", "ok"]
+        assert not (await runtime.context.store.run(driven.run)).degraded
 
 
 async def test_an_outage_beyond_the_deadline_ends_the_run_as_expired(
@@ -139,14 +139,14 @@ async def test_an_outage_beyond_the_deadline_ends_the_run_as_expired(
     monkeypatch.setattr(run_writer, "WRITE_GRACE_SECONDS", 0.2)
     monkeypatch.setattr(driver, "QUIESCE_SECONDS", 0.1)
     stub.script("alpha", Reply(header_delay=0.3))
-    async with running_service(tmp_path, pool_text(stub), SETTINGS) as opened:
-        limits = narrowed(opened, "baton-mini", seconds=2.0)
-        driven = await opened.runs.start(order(opened, "baton-mini", plan=CHAIN, limits=limits))
+    async with running_service(tmp_path, pool_text(stub), SETTINGS) as runtime:
+        limits = narrowed(runtime, "baton-mini", seconds=2.0)
+        driven = await runtime.runs.start(order(runtime, "baton-mini", plan=CHAIN, limits=limits))
         await stub.wait_for(1, "alpha")
-        with away(opened):
-            await until(lambda: len(opened.drivers) == 0, what="the driver has given its run up")
+        with away(runtime):
+            await until(lambda: len(runtime.drivers) == 0, what="the driver has given its run up")
         assert (await finish(driven)).ended.state.state == "expired"
-        assert await came_to(opened, driven) == ["ok"]
+        assert await came_to(runtime, driven) == ["ok"]
         assert stub.of("beta") == []
 
 
@@ -170,10 +170,10 @@ async def test_what_others_hold_is_left_to_them_for_a_lease_after_the_return(
 
 
 async def commit_and_pretend(
-    opened: Runtime, monkeypatch: pytest.MonkeyPatch, chosen: Callable[[Entry], bool]
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch, chosen: Callable[[Entry], bool]
 ) -> list[Entry]:
     """From now on the chosen entries are committed, and the first answer to each is that they were not."""
-    append, seen = opened.context.store.append, list[Entry]()
+    append, seen = runtime.context.store.append, list[Entry]()
 
     async def undecided(entry: Entry) -> Appended:
         appended = await append(entry)
@@ -182,7 +182,7 @@ async def commit_and_pretend(
             raise StoreUnavailable
         return appended
 
-    monkeypatch.setattr(opened.context.store, "append", undecided)
+    monkeypatch.setattr(runtime.context.store, "append", undecided)
     return seen
 
 
@@ -191,13 +191,13 @@ async def test_a_drivers_entry_that_was_committed_unheard_is_not_written_twice(
     stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tier: str
 ) -> None:
     stub.script("planner", Reply(chunks=('{"steps": [{"worker": 0, "subtask": "Do.", "access": ["user"]}]}',)))
-    async with running_service(tmp_path, pool_text(stub), SETTINGS) as opened:
+    async with running_service(tmp_path, pool_text(stub), SETTINGS) as runtime:
         seen = await commit_and_pretend(
-            opened, monkeypatch, lambda entry: entry.new is None and entry.move is None and bool(entry.events)
+            runtime, monkeypatch, lambda entry: entry.new is None and entry.move is None and bool(entry.events)
         )
-        driven = await opened.runs.start(order(opened, tier))
+        driven = await runtime.runs.start(order(runtime, tier))
         assert (await finish(driven)).ended.error is None
-        journal = kinds(await events(opened, driven.run))
+        journal = kinds(await events(runtime, driven.run))
         once = (Kind.PLAN_ACCEPTED, Kind.STEP_QUEUED, Kind.STEP_DONE, Kind.SUCCEEDED)
         assert [journal.count(kind) for kind in once] == [1] * len(once)
         assert bool(seen) == (tier == "baton-ultra")
@@ -213,12 +213,12 @@ async def test_an_outcome_that_was_committed_unheard_is_not_written_twice(
         told = [(draft.kind, draft.to_json().get("outcome")) for draft in entry.events]
         return told == [(Kind.CALL_FINISHED, "error"), (Kind.CALL_INTENDED, None)]
 
-    async with running_service(tmp_path, pool_text(stub), SETTINGS) as opened:
-        seen = await commit_and_pretend(opened, monkeypatch, next_intent)
-        driven = await opened.runs.start(order(opened, "baton-mini"))
+    async with running_service(tmp_path, pool_text(stub), SETTINGS) as runtime:
+        seen = await commit_and_pretend(runtime, monkeypatch, next_intent)
+        driven = await runtime.runs.start(order(runtime, "baton-mini"))
         assert (await finish(driven)).ended.error is None
         assert len(seen) == 1
-        assert await came_to(opened, driven) == ["error", "unknown", "ok"]
+        assert await came_to(runtime, driven) == ["error", "unknown", "ok"]
         assert len(stub.requests) == 2
 
 

@@ -23,14 +23,14 @@ PATIENT = {"BATON_LEASE_SECONDS": "0.6"}
 
 @asynccontextmanager
 async def silent_house(stub: ProviderStub, folder: Path) -> AsyncIterator[Runtime]:
-    """A house whose dispatcher does not work until it is told to (`opened.dispatcher.run`)."""
-    async with running_service(folder, pool_text(stub), PATIENT, dispatches=False, audits=False) as opened:
-        yield opened
+    """A house whose dispatcher does not work until it is told to (`runtime.dispatcher.run`)."""
+    async with running_service(folder, pool_text(stub), PATIENT, dispatches=False, audits=False) as runtime:
+        yield runtime
 
 
-async def die(opened: Runtime, run: str, times: int, *, with_intent: bool = False, step: int = 0) -> None:
+async def die(runtime: Runtime, run: str, times: int, *, with_intent: bool = False, step: int = 0) -> None:
     """What dispatchers leave that claim a step, begin with it, and are never heard of again."""
-    store, now = opened.context.store, opened.context.now()
+    store, now = runtime.context.store, runtime.context.now()
     due = await store.due(run, step)
     assert due is not None
     for n in range(times):
@@ -40,51 +40,51 @@ async def die(opened: Runtime, run: str, times: int, *, with_intent: bool = Fals
         await store.append(Entry(run, now, intent, move=move, hold=Ledger(5, 7) if with_intent else Ledger()))
 
 
-async def ended(opened: Runtime, driven: FollowedRun) -> str:
+async def ended(runtime: Runtime, driven: FollowedRun) -> str:
     """Let the dispatcher work; the state in which the run ends, and why."""
     stopping = asyncio.Event()
     async with asyncio.TaskGroup() as group:
-        group.create_task(opened.dispatcher.run(stopping))
+        group.create_task(runtime.dispatcher.run(stopping))
         outcome = (await finish(driven)).ended
         stopping.set()
     return f"{outcome.state.state} {end_of(outcome.state).error}".strip()
 
 
 async def test_a_step_that_silences_its_dispatchers_is_given_up(stub: ProviderStub, tmp_path: Path) -> None:
-    async with silent_house(stub, tmp_path) as opened:
-        driven = await opened.runs.start(order(opened, "baton-mini"))
-        await die(opened, driven.run, MOST_DELIVERIES - 1)
-        await die(opened, driven.run, 1, with_intent=True)
-        assert await ended(opened, driven) == "failed dead_letter"
+    async with silent_house(stub, tmp_path) as runtime:
+        driven = await runtime.runs.start(order(runtime, "baton-mini"))
+        await die(runtime, driven.run, MOST_DELIVERIES - 1)
+        await die(runtime, driven.run, 1, with_intent=True)
+        assert await ended(runtime, driven) == "failed dead_letter"
         assert stub.requests == []
-        journal = await events(opened, driven.run)
+        journal = await events(runtime, driven.run)
         tail = [(event.kind, event.body) for event in journal if event.kind in (Kind.CALL_FINISHED, Kind.STEP_FAILED)]
         assert [kind for kind, _ in tail] == [Kind.CALL_FINISHED, Kind.STEP_FAILED]
         assert (tail[0][1]["call"], tail[0][1]["outcome"], tail[0][1]["usd"]) == ("call_0", "unknown", 5)
         assert tail[1][1] == {"n": 0, "error": "dead_letter", "deliveries": MOST_DELIVERIES}
-        row = await opened.context.store.run(driven.run)
+        row = await runtime.context.store.run(driven.run)
         assert (row.held, row.spent) == (Ledger(), Ledger(5, 7))
-        assert await opened.context.store.due(driven.run, 0) is None
-        assert b'baton_dead_letters_total{tier="baton-mini"} 1.0' in opened.context.telemetry.exposition()
+        assert await runtime.context.store.due(driven.run, 0) is None
+        assert b'baton_dead_letters_total{tier="baton-mini"} 1.0' in runtime.context.telemetry.exposition()
 
 
 async def test_one_dispatcher_less_and_the_step_is_tried_again(stub: ProviderStub, tmp_path: Path) -> None:
-    async with silent_house(stub, tmp_path) as opened:
-        driven = await opened.runs.start(order(opened, "baton-mini"))
-        await die(opened, driven.run, MOST_DELIVERIES - 1)
-        assert await ended(opened, driven) == "succeeded"
+    async with silent_house(stub, tmp_path) as runtime:
+        driven = await runtime.runs.start(order(runtime, "baton-mini"))
+        await die(runtime, driven.run, MOST_DELIVERIES - 1)
+        assert await ended(runtime, driven) == "succeeded"
 
 
 async def test_other_runs_and_steps_go_on(stub: ProviderStub, tmp_path: Path) -> None:
-    async with silent_house(stub, tmp_path) as opened:
+    async with silent_house(stub, tmp_path) as runtime:
         brave = plan(("alpha", "Die.", ["user"]), ("beta", "Answer.", ["user", 0]))
-        poisoned = await opened.runs.start(order(opened, "baton-mini", plan=brave))
-        other = await opened.runs.start(order(opened, "baton-mini"))
-        await die(opened, poisoned.run, MOST_DELIVERIES)
-        assert await ended(opened, other) == "succeeded"
-        assert await ended(opened, poisoned) == "succeeded"
-        assert Kind.STEP_FAILED in kinds(await events(opened, poisoned.run))
-        assert (await opened.context.store.run(poisoned.run)).degraded
+        poisoned = await runtime.runs.start(order(runtime, "baton-mini", plan=brave))
+        other = await runtime.runs.start(order(runtime, "baton-mini"))
+        await die(runtime, poisoned.run, MOST_DELIVERIES)
+        assert await ended(runtime, other) == "succeeded"
+        assert await ended(runtime, poisoned) == "succeeded"
+        assert Kind.STEP_FAILED in kinds(await events(runtime, poisoned.run))
+        assert (await runtime.context.store.run(poisoned.run)).degraded
 
 
 async def test_steps_that_were_lost_together_are_executed_one_by_one_before_one_is_given_up(
@@ -102,16 +102,16 @@ async def test_steps_that_were_lost_together_are_executed_one_by_one_before_one_
     monkeypatch.setattr(Execution, "perform", noted)
     for worker in workers:
         stub.always(worker, Reply(fault=Stall(seconds=let_go)))
-    async with silent_house(stub, tmp_path) as opened:
+    async with silent_house(stub, tmp_path) as runtime:
         pair = plan(("alpha", "Live.", ["user"]), ("beta", "Die.", ["user"]))
-        driven = await opened.runs.start(order(opened, "baton-mini", plan=pair))
+        driven = await runtime.runs.start(order(runtime, "baton-mini", plan=pair))
         for step in (0, 1):
-            await die(opened, driven.run, MOST_DELIVERIES - 1, step=step)
+            await die(runtime, driven.run, MOST_DELIVERIES - 1, step=step)
         async with asyncio.TaskGroup() as group:
-            ending = group.create_task(ended(opened, driven))
+            ending = group.create_task(ended(runtime, driven))
             await until(lambda: stub.requests and (returned or len(stub.requests) > 1))
             assert (len(returned), len(stub.requests)) == (1, 1)
-            postponed = await opened.context.store.due(driven.run, returned[0])
+            postponed = await runtime.context.store.due(driven.run, returned[0])
             assert postponed is not None
             assert postponed.holder == f"dead-{MOST_DELIVERIES - 2}", "nobody has claimed it"
             let_go.set()
@@ -128,9 +128,9 @@ async def test_the_claim_comes_before_what_could_kill_again(
         raise MemoryError
 
     monkeypatch.setattr("app.engine.steps.execution.look", fatal)
-    async with silent_house(stub, tmp_path) as opened:
-        driven = await opened.runs.start(order(opened, "baton-mini", limits=narrowed(opened, "baton-mini")))
-        assert await ended(opened, driven) == "failed dead_letter"
+    async with silent_house(stub, tmp_path) as runtime:
+        driven = await runtime.runs.start(order(runtime, "baton-mini", limits=narrowed(runtime, "baton-mini")))
+        assert await ended(runtime, driven) == "failed dead_letter"
 
 
 async def test_erased_content_fails_the_step_at_once(
@@ -140,6 +140,6 @@ async def test_erased_content_fails_the_step_at_once(
         raise NotFound
 
     monkeypatch.setattr("app.engine.steps.execution.look", erased)
-    async with silent_house(stub, tmp_path) as opened:
-        driven = await opened.runs.start(order(opened, "baton-mini"))
-        assert await ended(opened, driven) == "failed content_erased"
+    async with silent_house(stub, tmp_path) as runtime:
+        driven = await runtime.runs.start(order(runtime, "baton-mini"))
+        assert await ended(runtime, driven) == "failed content_erased"

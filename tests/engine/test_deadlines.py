@@ -20,7 +20,7 @@ from tests.stubs.script import Behaviour
 
 
 @pytest.fixture
-async def opened(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[Runtime]:
+async def runtime(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[Runtime]:
     """A service whose worker alpha must be quick."""
     quick = "[workers.alpha]\ndeadlines = { first = 0.3, gap = 0.3, total = 0.8 }\n"
     async with running_service(tmp_path, pool_text(stub).replace("[workers.alpha]\n", quick)) as running:
@@ -30,10 +30,10 @@ async def opened(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[Runtime]:
 @pytest.mark.parametrize("streams", [False, True])
 @pytest.mark.parametrize("act", [Hang(), Reply(trickle=Trickle(1, 0.05))], ids=["hangs", "drips"])
 async def test_a_worker_that_says_nothing_in_time_is_replaced(
-    stub: ProviderStub, opened: Runtime, act: Behaviour, streams: bool
+    stub: ProviderStub, runtime: Runtime, act: Behaviour, streams: bool
 ) -> None:
     stub.always("alpha", act)
-    outcome = await finish(await opened.runs.start(order(opened, "baton-mini", streams=streams)))
+    outcome = await finish(await runtime.runs.start(order(runtime, "baton-mini", streams=streams)))
     assert outcome.ended.answer == "Hello there."
     assert [call.outcome for call in outcome.ended.state.calls.values()] == ["error", "ok"]
     await until(lambda: all(received.disconnected_at is not None for received in stub.of("alpha")))
@@ -44,11 +44,11 @@ async def test_a_fresh_process_begins_nothing_that_the_pool_file_says_is_in_vain
     stub: ProviderStub, tmp_path: Path, tier: str
 ) -> None:
     slow = pool_text(stub).replace("connect = 30", "connect = 30, quickest = 5.0")
-    async with running_service(tmp_path, slow) as opened:
+    async with running_service(tmp_path, slow) as runtime:
         ended = []
         for seconds in (4.0, 20.0):
-            limits = narrowed(opened, tier, seconds=seconds)
-            outcome = await finish(await opened.runs.start(order(opened, tier, limits=limits)))
+            limits = narrowed(runtime, tier, seconds=seconds)
+            outcome = await finish(await runtime.runs.start(order(runtime, tier, limits=limits)))
             ended.append((outcome.ended.state.state, bool(outcome.ended.state.calls)))
     assert ended == [("expired", False), ("succeeded", True)]
 
@@ -59,8 +59,8 @@ async def test_an_answer_that_was_begun_ends_at_the_workers_deadline(
 ) -> None:
     stub.always("alpha", act)
     quick = "[workers.alpha]\ndeadlines = { gap = 1.0, total = 2.0 }\n"
-    async with running_service(tmp_path, pool_text(stub).replace("[workers.alpha]\n", quick)) as opened:
-        outcome = await finish(await opened.runs.start(order(opened, "baton-mini", streams=True)))
+    async with running_service(tmp_path, pool_text(stub).replace("[workers.alpha]\n", quick)) as runtime:
+        outcome = await finish(await runtime.runs.start(order(runtime, "baton-mini", streams=True)))
     assert outcome.ended.state.state == "failed"
     assert outcome.ended.error is not None
     assert outcome.ended.error.public_code == "worker_timeout"
@@ -73,19 +73,19 @@ async def test_a_worker_with_plain_deadlines_leaves_the_run_time_for_another(
     """The run's five seconds are far below what beta may take by itself."""
     stub.always("beta", Hang())
     wanted = plan(("beta", "", ["user"]))
-    async with running_service(tmp_path, pool_text(stub)) as opened:
-        limits = narrowed(opened, "baton-mini", seconds=5.0)
-        ordered = order(opened, "baton-mini", limits=limits, plan=wanted, streams=streams)
-        outcome = await finish(await opened.runs.start(ordered))
+    async with running_service(tmp_path, pool_text(stub)) as runtime:
+        limits = narrowed(runtime, "baton-mini", seconds=5.0)
+        ordered = order(runtime, "baton-mini", limits=limits, plan=wanted, streams=streams)
+        outcome = await finish(await runtime.runs.start(ordered))
     assert outcome.ended.answer == "Hello there."
     assert [call.worker for call in outcome.ended.state.calls.values()] == ["beta", "alpha"]
 
 
-async def test_a_worker_that_says_more_than_it_was_granted_is_cut_off(stub: ProviderStub, opened: Runtime) -> None:
+async def test_a_worker_that_says_more_than_it_was_granted_is_cut_off(stub: ProviderStub, runtime: Runtime) -> None:
     stub.always("alpha", Reply(chunks=("x" * 30_000,) * 10, fault=Stall(after="close")))
-    limits = narrowed(opened, "baton-mini", output_tokens=16)
-    outcome = await finish(await opened.runs.start(order(opened, "baton-mini", limits=limits, streams=True)))
-    finished = of(await events(opened, outcome.ended.state.run), Kind.CALL_FINISHED)
+    limits = narrowed(runtime, "baton-mini", output_tokens=16)
+    outcome = await finish(await runtime.runs.start(order(runtime, "baton-mini", limits=limits, streams=True)))
+    finished = of(await events(runtime, outcome.ended.state.run), Kind.CALL_FINISHED)
     assert finished[0]["error"] == "worker_malformed", "if it came in one read, nobody received it, and beta answers"
     assert len("".join(outcome.texts)) <= 16 * TOKEN_CHARS + SPARE_CHARS
     await until(lambda: stub.requests[0].disconnected_at is not None)
@@ -113,9 +113,9 @@ async def test_a_worker_is_silent_for_a_ninth_of_the_tiers_time_while_there_are_
     stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pinned: bool, streams: bool, first: float
 ) -> None:
     given = noted(monkeypatch)
-    async with running_service(tmp_path, pool_text(stub).replace("seconds = 30", "seconds = 180")) as opened:
+    async with running_service(tmp_path, pool_text(stub).replace("seconds = 30", "seconds = 180")) as runtime:
         overrides = Overrides(pin="alpha") if pinned else Overrides()
-        await finish(await opened.runs.start(order(opened, "baton-mini", streams=streams, overrides=overrides)))
+        await finish(await runtime.runs.start(order(runtime, "baton-mini", streams=streams, overrides=overrides)))
     assert given[0].first == pytest.approx(first)
 
 
@@ -123,32 +123,32 @@ async def test_a_conductor_is_silent_for_as_long_before_the_fallback_answers(
     stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = noted(monkeypatch)
-    async with running_service(tmp_path, pool_text(stub).replace("seconds = 30", "seconds = 180")) as opened:
-        await finish(await opened.runs.start(order(opened, "baton-ultra")))
+    async with running_service(tmp_path, pool_text(stub).replace("seconds = 30", "seconds = 180")) as runtime:
+        await finish(await runtime.runs.start(order(runtime, "baton-ultra")))
     assert stub.requests[0].model == "planner"
     assert given[0].first == pytest.approx(20.0)
 
 
 @pytest.mark.parametrize(("tokens", "streams"), [(1000, True), (16, False)], ids=["long", "brief"])
 async def test_a_reply_that_is_brief_is_asked_for_whole(
-    stub: ProviderStub, opened: Runtime, tokens: int, streams: bool
+    stub: ProviderStub, runtime: Runtime, tokens: int, streams: bool
 ) -> None:
     """Of a long one that nobody receives as it comes a stream is asked for: it shows that its worker is not silent."""
-    limits = narrowed(opened, "baton-mini", output_tokens=tokens)
-    outcome = await finish(await opened.runs.start(order(opened, "baton-mini", limits=limits)))
+    limits = narrowed(runtime, "baton-mini", output_tokens=tokens)
+    outcome = await finish(await runtime.runs.start(order(runtime, "baton-mini", limits=limits)))
     assert outcome.texts == [outcome.ended.answer]
     assert [request.json.get("stream", False) for request in stub.requests] == [streams]
 
 
 async def test_a_worker_that_has_been_quick_is_asked_for_whole_replies_until_one_takes_long(
-    stub: ProviderStub, opened: Runtime
+    stub: ProviderStub, runtime: Runtime
 ) -> None:
     async def ask() -> bool:
         before = len(stub.requests)
-        await finish(await opened.runs.start(order(opened, "baton-mini")))
+        await finish(await runtime.runs.start(order(runtime, "baton-mini")))
         return bool(stub.requests[before].json.get("stream", False))
 
-    alpha, health = opened.context.catalog().workers["alpha"], opened.context.health
+    alpha, health = runtime.context.catalog().workers["alpha"], runtime.context.health
     health.took(alpha, 0.1, 20.0)
     assert await ask() is False
     health.took(alpha, 6.0, 20.0)
@@ -159,9 +159,9 @@ async def test_a_worker_that_has_been_quick_is_asked_for_whole_replies_until_one
 async def test_after_a_silent_worker_the_next_one_is_asked_for_a_stream(stub: ProviderStub, tmp_path: Path) -> None:
     stub.always("alpha", Hang())
     quick = "[workers.alpha]\ndeadlines = { first = 0.3 }\n"
-    async with running_service(tmp_path, pool_text(stub).replace("[workers.alpha]\n", quick)) as opened:
-        for worker in opened.context.catalog().workers.values():
-            opened.context.health.took(worker, 0.1, 20.0)
-        outcome = await finish(await opened.runs.start(order(opened, "baton-mini")))
+    async with running_service(tmp_path, pool_text(stub).replace("[workers.alpha]\n", quick)) as runtime:
+        for worker in runtime.context.catalog().workers.values():
+            runtime.context.health.took(worker, 0.1, 20.0)
+        outcome = await finish(await runtime.runs.start(order(runtime, "baton-mini")))
     assert outcome.ended.error is None
     assert [request.json.get("stream", False) for request in stub.requests] == [False, True]

@@ -24,12 +24,12 @@ async def rows(client: httpx.AsyncClient, **filters: object) -> list[dict[str, o
     return data
 
 
-async def test_the_ledger_is_what_a_provider_received(opened: Runtime, stub: ProviderStub) -> None:
-    assert await play(opened, stub, runs=30, seed=7) == []
+async def test_the_ledger_is_what_a_provider_received(runtime: Runtime, stub: ProviderStub) -> None:
+    assert await play(runtime, stub, runs=30, seed=7) == []
 
 
 async def test_one_request_says_who_saw_the_callers_words_or_a_steps_output_and_why(
-    opened: Runtime, stub: ProviderStub, client: httpx.AsyncClient
+    runtime: Runtime, stub: ProviderStub, client: httpx.AsyncClient
 ) -> None:
     speak(stub)
     plans(stub, CHAIN)
@@ -107,10 +107,10 @@ async def test_an_erasure_takes_the_users_name_and_leaves_the_row(
 
 
 async def test_runs_from_before_the_ledger_are_derived_and_doing_it_again_adds_nothing(
-    opened: Runtime, stub: ProviderStub
+    runtime: Runtime, stub: ProviderStub
 ) -> None:
-    store = opened.context.store
-    assert await play(opened, stub, runs=6, seed=3) == []
+    store = runtime.context.store
+    assert await play(runtime, stub, runs=6, seed=3) == []
     before = await store.disclosures(DisclosureQuery(limit=1_000))
     await store._write(lambda conn: conn.exec_driver_sql("DELETE FROM disclosures"))  # type: ignore[attr-defined]
     first = await store.rebuild_disclosures(None, 100, complete_disclosures)
@@ -119,9 +119,9 @@ async def test_runs_from_before_the_ledger_are_derived_and_doing_it_again_adds_n
     assert await store.disclosures(DisclosureQuery(limit=1_000)) == before
 
 
-async def test_a_key_without_the_scope_and_another_tenant_see_nothing(opened: Runtime, stub: ProviderStub) -> None:
+async def test_a_key_without_the_scope_and_another_tenant_see_nothing(runtime: Runtime, stub: ProviderStub) -> None:
     speak(stub)
-    async with calling(opened) as client:
+    async with calling(runtime) as client:
         await ask(client)
         refused = await client.get("/v1/disclosures", params={"tenant": "other"})
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tenant")
@@ -135,7 +135,7 @@ async def listed(client: httpx.AsyncClient, worker: str) -> list[str]:
 
 
 async def test_runs_of_a_worker_are_those_in_which_it_was_sent_something(
-    opened: Runtime, stub: ProviderStub, client: httpx.AsyncClient
+    runtime: Runtime, stub: ProviderStub, client: httpx.AsyncClient
 ) -> None:
     speak(stub)
     plans(stub, CHAIN)
@@ -146,34 +146,34 @@ async def test_runs_of_a_worker_are_those_in_which_it_was_sent_something(
     [instead] = {row["recipient"] for row in await rows(client, run=replaced)} - {"alpha"}
     assert (await listed(client, instead))[0] == replaced
     assert replaced in await listed(client, "alpha")
-    await finish(await opened.runs.start(order(opened, "baton-mini", preview=True)))
-    assert await opened.context.store.runs(RunQuery(tenant="tenant", tags=(("worker", "alpha"),))) == ()
+    await finish(await runtime.runs.start(order(runtime, "baton-mini", preview=True)))
+    assert await runtime.context.store.runs(RunQuery(tenant="tenant", tags=(("worker", "alpha"),))) == ()
 
 
 async def test_runs_from_before_the_ledger_are_listed_by_the_workers_of_their_plans(
-    opened: Runtime, stub: ProviderStub, client: httpx.AsyncClient
+    runtime: Runtime, stub: ProviderStub, client: httpx.AsyncClient
 ) -> None:
     speak(stub)
     run = (await ask(client)).headers["x-baton-run"]
-    await opened.context.store._write(  # type: ignore[attr-defined]
+    await runtime.context.store._write(  # type: ignore[attr-defined]
         lambda conn: conn.exec_driver_sql("DELETE FROM disclosures")
     )
     assert await listed(client, "alpha") == [run]
-    await opened.context.store.rebuild_disclosures(None, 100, complete_disclosures)
+    await runtime.context.store.rebuild_disclosures(None, 100, complete_disclosures)
 
 
 async def test_reading_the_content_of_others_is_logged_and_polling_ones_own_is_not(
-    opened: Runtime, stub: ProviderStub, client: httpx.AsyncClient
+    runtime: Runtime, stub: ProviderStub, client: httpx.AsyncClient
 ) -> None:
     speak(stub)
-    store = opened.gateway.store
+    store = runtime.gateway.store
     made = (await client.post("/v1/responses", json={"model": "baton-mini", "input": "Hello?"})).json()["id"]
     run = made.removeprefix("resp_")
     assert (await client.get(f"/v1/responses/{made}")).status_code == 200
     reading = AdminEventQuery(action=CONTENT_READ)
     assert await store.admin_events(reading) == ()
     scopes = ["runs:read", "audit:read"]
-    key, row = mint(opened.gateway.pepper, tenant="acme", name="auditor", scopes=scopes, now=0.0)
+    key, row = mint(runtime.gateway.pepper, tenant="acme", name="auditor", scopes=scopes, now=0.0)
     assert await store.add_key(row)
     theirs = {"authorization": f"Bearer {key}"}
     assert (await client.get(f"/v1/responses/{made}", headers=theirs)).status_code == 200

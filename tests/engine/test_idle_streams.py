@@ -75,12 +75,15 @@ async def _slope(stack: ExitStack, url: str, request: bytes) -> float:
 
 
 async def test_an_idle_stream_holds_little(tmp_path: Path, traced: None) -> None:
-    async with ProviderStub() as stub, running_service(tmp_path, pool_text(stub), drives=False, audits=False) as opened:
-        key = await key_of(opened)
+    async with (
+        ProviderStub() as stub,
+        running_service(tmp_path, pool_text(stub), drives=False, audits=False) as runtime,
+    ):
+        key = await key_of(runtime)
         asked = orjson.dumps(body(stream=True, baton={"plan": plan(("alpha", "one", ["user"]))}))
         head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: baton\r\nauthorization: Bearer {key}\r\n"
         request = f"{head}content-length: {len(asked)}\r\n\r\n".encode() + asked
-        async with serving(create_app(opened.gateway), opened.gateway) as url:
+        async with serving(create_app(runtime.gateway), runtime.gateway) as url:
             with ExitStack() as stack:
                 slopes = [await _slope(stack, url, request) for _ in range(3)]
                 assert min(slopes) < BOUND, slopes  # a table of all streams may have grown in one of them
@@ -89,19 +92,19 @@ async def test_an_idle_stream_holds_little(tmp_path: Path, traced: None) -> None
                 assert max(len(vars(connection)) for connection in connections) <= SHARED
 
 
-async def test_so_does_a_call(stub: ProviderStub, opened: Runtime) -> None:
+async def test_so_does_a_call(stub: ProviderStub, runtime: Runtime) -> None:
     gc.collect()  # attempts of earlier tests
     stub.always("*", Hang())
-    driven = await opened.runs.start(order(opened, "baton-ultra", plan=plan(("alpha", "one", ["user"]))))
+    driven = await runtime.runs.start(order(runtime, "baton-ultra", plan=plan(("alpha", "one", ["user"]))))
     await stub.wait_for()
     [attempt] = _all(Attempt)
     assert len(vars(attempt)) <= SHARED
-    opened.runs.cancel(driven.run, "client")
+    runtime.runs.cancel(driven.run, "client")
     await finish(driven)
 
 
 async def test_renewing_holds_nothing_until_the_next_time(
-    stub: ProviderStub, opened: Runtime, monkeypatch: pytest.MonkeyPatch
+    stub: ProviderStub, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     renewed, keep = asyncio.Event(), SqlStore.renew_claims
 
@@ -112,10 +115,10 @@ async def test_renewing_holds_nothing_until_the_next_time(
 
     monkeypatch.setattr(SqlStore, "renew_claims", kept)
     stub.always("*", Hang())
-    driven = await opened.runs.start(order(opened, "baton-ultra", plan=plan(("alpha", "one", ["user"]))))
+    driven = await runtime.runs.start(order(runtime, "baton-ultra", plan=plan(("alpha", "one", ["user"]))))
     await renewed.wait()
     await until(lambda: not _all(Held))
-    opened.runs.cancel(driven.run, "client")
+    runtime.runs.cancel(driven.run, "client")
     await finish(driven)
 
 

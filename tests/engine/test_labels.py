@@ -54,19 +54,19 @@ def pool(stub: ProviderStub) -> str:
 
 
 @pytest.fixture
-async def opened(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[Runtime]:
+async def runtime(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[Runtime]:
     async with running_service(tmp_path, pool(stub)) as running:
         yield running
 
 
-async def planned(opened: Runtime, *steps: tuple[Any, str, list[Any]], labels: frozenset[str] = PHI) -> Outcome:
+async def planned(runtime: Runtime, *steps: tuple[Any, str, list[Any]], labels: frozenset[str] = PHI) -> Outcome:
     """Carry out a plan of the caller's."""
-    made = order(opened, "baton-ultra", "The patient is Jo.", plan=plan(*steps), labels=labels)
-    return await finish(await opened.runs.start(made))
+    made = order(runtime, "baton-ultra", "The patient is Jo.", plan=plan(*steps), labels=labels)
+    return await finish(await runtime.runs.start(made))
 
 
-async def of_kind(opened: Runtime, outcome: Outcome, kind: Kind) -> list[Any]:
-    return [event.fact for event in await events(opened, outcome.ended.state.run) if event.kind is kind]
+async def of_kind(runtime: Runtime, outcome: Outcome, kind: Kind) -> list[Any]:
+    return [event.fact for event in await events(runtime, outcome.ended.state.run) if event.kind is kind]
 
 
 def naming(*steps: tuple[str, str, list[Any]]) -> Callable[[Any], Reply]:
@@ -80,66 +80,66 @@ def naming(*steps: tuple[str, str, list[Any]]) -> Callable[[Any], Reply]:
     return reply
 
 
-async def test_what_is_derived_from_a_label_is_not_shown_to_a_worker_without_clearance(opened: Runtime) -> None:
+async def test_what_is_derived_from_a_label_is_not_shown_to_a_worker_without_clearance(runtime: Runtime) -> None:
     with pytest.raises(InvalidRequest, match=r"step 1: .*not cleared for phi") as refused:
-        await planned(opened, ("alpha", "Think", ["user"]), ("beta", "Answer", [0]))
+        await planned(runtime, ("alpha", "Think", ["user"]), ("beta", "Answer", [0]))
     assert refused.value.public_code == "invalid_plan"
 
 
-async def test_a_named_worker_takes_a_label_away_and_the_journal_says_so(stub: ProviderStub, opened: Runtime) -> None:
+async def test_a_named_worker_takes_a_label_away_and_the_journal_says_so(stub: ProviderStub, runtime: Runtime) -> None:
     stub.always("gamma", Reply(chunks=("A patient.",)))
-    outcome = await planned(opened, ("gamma", "Leave out the name", ["user"]), ("beta", "Answer", [0]))
+    outcome = await planned(runtime, ("gamma", "Leave out the name", ["user"]), ("beta", "Answer", [0]))
     assert outcome.ended.state.state == "succeeded"
     assert "Jo" not in str(stub.of("beta")[-1].json)
-    done: list[StepDone] = await of_kind(opened, outcome, Kind.STEP_DONE)
+    done: list[StepDone] = await of_kind(runtime, outcome, Kind.STEP_DONE)
     assert [outcome.declassified for outcome in done] == [PHI, frozenset()]
 
 
-async def test_a_step_that_reads_nothing_of_a_label_may_be_anybodys(stub: ProviderStub, opened: Runtime) -> None:
+async def test_a_step_that_reads_nothing_of_a_label_may_be_anybodys(stub: ProviderStub, runtime: Runtime) -> None:
     stub.always("beta", Reply(chunks=("A limerick.",)))
-    outcome = await planned(opened, ("beta", "Write a limerick", []), ("alpha", "Answer", ["user", 0]))
+    outcome = await planned(runtime, ("beta", "Write a limerick", []), ("alpha", "Answer", ["user", 0]))
     assert outcome.ended.state.state == "succeeded"
     assert len(stub.of("beta")) == 1
 
 
 async def test_a_replacement_that_takes_no_label_away_changes_who_may_go_on(
-    stub: ProviderStub, opened: Runtime
+    stub: ProviderStub, runtime: Runtime
 ) -> None:
     """The plan was allowed with gamma in its first step; when alpha has done that, beta is not given the second."""
     stub.script("gamma", Fail(status=401))
-    outcome = await planned(opened, ("gamma", "Leave out the name", ["user"]), ("beta", "Answer", [0]))
+    outcome = await planned(runtime, ("gamma", "Leave out the name", ["user"]), ("beta", "Answer", [0]))
     assert outcome.ended.state.state == "succeeded"
-    calls: list[CallIntended] = await of_kind(opened, outcome, Kind.CALL_INTENDED)
+    calls: list[CallIntended] = await of_kind(runtime, outcome, Kind.CALL_INTENDED)
     by_step = [(call.n, call.worker) for call in calls]
     assert by_step[:2] == [(0, "gamma"), (0, "alpha")]
     assert stub.of("beta") == []
     assert ("beta", "not cleared for phi") in next(call for call in calls if call.n == 1).passed_over
 
 
-async def test_a_conductors_plan_that_shows_too_much_is_repaired(stub: ProviderStub, opened: Runtime) -> None:
+async def test_a_conductors_plan_that_shows_too_much_is_repaired(stub: ProviderStub, runtime: Runtime) -> None:
     stub.script(
         "planner",
         naming(("beta", "Answer.", ["user"])),
         naming(("gamma", "Leave out the name.", ["user"]), ("beta", "Answer.", [0])),
     )
-    outcome = await finish(await opened.runs.start(order(opened, "baton-ultra", labels=PHI)))
+    outcome = await finish(await runtime.runs.start(order(runtime, "baton-ultra", labels=PHI)))
     assert outcome.ended.state.state == "succeeded"
-    rejected: list[PlanRejected] = await of_kind(opened, outcome, Kind.PLAN_REJECTED)
+    rejected: list[PlanRejected] = await of_kind(runtime, outcome, Kind.PLAN_REJECTED)
     assert [rejection.reasons for rejection in rejected] == [
         ("step 0: its worker may not read what the step reads: not cleared for phi",)
     ]
     assert "not cleared for phi" in str(stub.of("planner")[-1].json)
     assert len(stub.of("beta")) == 1
-    steps: list[PlanStep] = await of_kind(opened, outcome, Kind.PLAN_STEP)
+    steps: list[PlanStep] = await of_kind(runtime, outcome, Kind.PLAN_STEP)
     assert {step.declassified for step in steps} == {PHI}
 
 
 async def test_the_fallback_goes_to_a_worker_that_may_read_the_conversation(
-    stub: ProviderStub, opened: Runtime
+    stub: ProviderStub, runtime: Runtime
 ) -> None:
     """The tier's own fallback is beta, which may not."""
     stub.always("planner", naming(("beta", "Answer.", ["user"])))
-    outcome = await finish(await opened.runs.start(order(opened, "baton-ultra", labels=PHI)))
+    outcome = await finish(await runtime.runs.start(order(runtime, "baton-ultra", labels=PHI)))
     assert outcome.ended.state.state == "succeeded"
     assert stub.of("beta") == []
 
@@ -149,8 +149,8 @@ async def test_a_conductor_that_takes_no_label_away_leaves_only_cleared_workers(
 ) -> None:
     text = pool(stub).replace(CARDS["planner"], 'clearance = ["phi"]')
     stub.always("planner", naming(("alpha", "Answer.", ["user"])))
-    async with running_service(tmp_path, text) as opened:
-        outcome = await finish(await opened.runs.start(order(opened, "baton-ultra", labels=PHI)))
+    async with running_service(tmp_path, text) as runtime:
+        outcome = await finish(await runtime.runs.start(order(runtime, "baton-ultra", labels=PHI)))
     assert outcome.ended.state.admitted.pool == ("alpha", "gamma")
     assert outcome.ended.state.admitted.excluded == {"beta": "not cleared for phi"}
 
@@ -158,31 +158,31 @@ async def test_a_conductor_that_takes_no_label_away_leaves_only_cleared_workers(
 async def test_a_rule_lets_a_worker_see_outputs_of_steps_and_never_the_callers_words(
     stub: ProviderStub, tmp_path: Path
 ) -> None:
-    async with running_service(tmp_path, pool(stub) + RULE) as opened:
+    async with running_service(tmp_path, pool(stub) + RULE) as runtime:
         none = frozenset[str]()
         with pytest.raises(InvalidRequest, match="excluded by the rule never-the-callers-words"):
-            await planned(opened, ("beta", "Answer", ["user"]), labels=none)
-        outcome = await planned(opened, ("alpha", "Think", ["user"]), ("beta", "Answer", [0]), labels=none)
+            await planned(runtime, ("beta", "Answer", ["user"]), labels=none)
+        outcome = await planned(runtime, ("alpha", "Think", ["user"]), ("beta", "Answer", [0]), labels=none)
         assert outcome.ended.state.state == "succeeded"
         assert len(stub.of("beta")) == 1
-        mini = order(opened, "baton-mini", overrides=replace(order(opened, "baton-mini").overrides, pin="beta"))
+        mini = order(runtime, "baton-mini", overrides=replace(order(runtime, "baton-mini").overrides, pin="beta"))
         with pytest.raises(InvalidRequest, match="excluded by the rule never-the-callers-words"):
-            await opened.runs.start(mini)
+            await runtime.runs.start(mini)
 
 
-async def test_inside_a_step_nobody_reads_more_than_the_labels_allow(stub: ProviderStub, opened: Runtime) -> None:
+async def test_inside_a_step_nobody_reads_more_than_the_labels_allow(stub: ProviderStub, runtime: Runtime) -> None:
     outer = Reply(chunks=(plan_text((3, "Do it all", ["user"])),))
     stub.script("planner", outer, naming(("beta", "Answer.", ["user"])), naming(("alpha", "Answer.", ["user"])))
-    limits = narrowed(opened, "baton-nested", rounds=1)
-    outcome = await finish(await opened.runs.start(order(opened, "baton-nested", labels=PHI, limits=limits)))
+    limits = narrowed(runtime, "baton-nested", rounds=1)
+    outcome = await finish(await runtime.runs.start(order(runtime, "baton-nested", labels=PHI, limits=limits)))
     assert outcome.ended.state.state == "succeeded"
-    rejected: list[PlanRejected] = await of_kind(opened, outcome, Kind.PLAN_REJECTED)
+    rejected: list[PlanRejected] = await of_kind(runtime, outcome, Kind.PLAN_REJECTED)
     assert [rejection.proposal for rejection in rejected] == [1]
     assert "not cleared for phi" in rejected[0].reasons[0]
     assert stub.of("beta") == []
 
 
-async def test_a_further_round_reads_the_labels_of_the_one_before(stub: ProviderStub, opened: Runtime) -> None:
+async def test_a_further_round_reads_the_labels_of_the_one_before(stub: ProviderStub, runtime: Runtime) -> None:
     """The answer of the first round carries `phi`: the second one may not show it to beta."""
     stub.script(
         "planner",
@@ -191,9 +191,9 @@ async def test_a_further_round_reads_the_labels_of_the_one_before(stub: Provider
         naming(("gamma", "Better it.", ["previous"])),
         Reply(chunks=('{"steps": []}',)),
     )
-    outcome = await finish(await opened.runs.start(order(opened, "baton-deep", labels=PHI)))
+    outcome = await finish(await runtime.runs.start(order(runtime, "baton-deep", labels=PHI)))
     assert outcome.ended.state.state == "succeeded"
-    rejected: list[PlanRejected] = await of_kind(opened, outcome, Kind.PLAN_REJECTED)
+    rejected: list[PlanRejected] = await of_kind(runtime, outcome, Kind.PLAN_REJECTED)
     assert ["not cleared for phi" in rejection.reasons[0] for rejection in rejected] == [True]
     assert stub.of("beta") == []
 
@@ -201,31 +201,31 @@ async def test_a_further_round_reads_the_labels_of_the_one_before(stub: Provider
 async def test_a_fixed_plan_that_shows_too_much_is_not_carried_out(stub: ProviderStub, tmp_path: Path) -> None:
     """The second round of this tier lets beta check the answer before; the first one's is the run's then."""
     rule = '\n[rules.words-of-callers-only]\nlabels = ["source:step"]\ndeny = { worker = ["beta"] }\n'
-    async with running_service(tmp_path, pool(stub) + rule) as opened:
-        outcome = await finish(await opened.runs.start(order(opened, "baton-again")))
-        rejected: list[PlanRejected] = await of_kind(opened, outcome, Kind.PLAN_REJECTED)
+    async with running_service(tmp_path, pool(stub) + rule) as runtime:
+        outcome = await finish(await runtime.runs.start(order(runtime, "baton-again")))
+        rejected: list[PlanRejected] = await of_kind(runtime, outcome, Kind.PLAN_REJECTED)
     assert (outcome.ended.state.state, outcome.ended.answer) == ("succeeded", "Hello there.")
     assert "excluded by the rule words-of-callers-only" in rejected[0].reasons[0]
     assert stub.of("beta") == []
 
 
-async def test_the_labels_of_a_tools_result_go_with_what_is_made_of_it(stub: ProviderStub, opened: Runtime) -> None:
+async def test_the_labels_of_a_tools_result_go_with_what_is_made_of_it(stub: ProviderStub, runtime: Runtime) -> None:
     stub.script("beta", calling_tools(look("a")))
-    talk = Talk(opened, "baton-ultra", extra={"plan": plan(("beta", "", ["user"]))})
+    talk = Talk(runtime, "baton-ultra", extra={"plan": plan(("beta", "", ["user"]))})
     talk.answer(await talk.say(), "Jo is ill.")
     talk.messages[-1] = replace(talk.messages[-1], labels=PHI)
     outcome = await talk.say(labels=PHI, on_messages=PHI)
     assert len(stub.of("beta")) == 1
     assert stub.of("alpha") or stub.of("gamma")
     assert "labels" not in str([received.json for received in stub.requests])
-    results: list[StepToolResults] = await of_kind(opened, outcome, Kind.STEP_RESULTS)
+    results: list[StepToolResults] = await of_kind(runtime, outcome, Kind.STEP_RESULTS)
     assert [result.labels for result in results] == [PHI]
     assert labels_in_run(outcome.ended.state) == PHI
 
 
-async def test_a_tools_result_that_nobody_may_read_is_refused(stub: ProviderStub, opened: Runtime) -> None:
+async def test_a_tools_result_that_nobody_may_read_is_refused(stub: ProviderStub, runtime: Runtime) -> None:
     stub.script("beta", calling_tools(look("a")))
-    talk = Talk(opened, "baton-ultra", extra={"plan": plan(("beta", "", ["user"]))})
+    talk = Talk(runtime, "baton-ultra", extra={"plan": plan(("beta", "", ["user"]))})
     talk.answer(await talk.say(), "Jo is ill.")
     secret = frozenset({"secret"})
     talk.messages[-1] = replace(talk.messages[-1], labels=secret)
@@ -234,9 +234,9 @@ async def test_a_tools_result_that_nobody_may_read_is_refused(stub: ProviderStub
     assert refused.value.public_code == "no_eligible_worker"
 
 
-async def test_other_messages_get_no_labels_behind_the_runs_back(stub: ProviderStub, opened: Runtime) -> None:
+async def test_other_messages_get_no_labels_behind_the_runs_back(stub: ProviderStub, runtime: Runtime) -> None:
     stub.script("beta", calling_tools(look("a")))
-    talk = Talk(opened, "baton-ultra", extra={"plan": plan(("beta", "", ["user"]))})
+    talk = Talk(runtime, "baton-ultra", extra={"plan": plan(("beta", "", ["user"]))})
     talk.answer(await talk.say(), "A")
     talk.messages[0] = Message("user", (Text("What is it?"),), labels=PHI)
     with pytest.raises(InvalidRequest) as refused:

@@ -23,21 +23,21 @@ from tests.stubs import ProviderStub
 SIGNER = Signer("log.example/baton", bytes(range(32)))
 
 
-async def seal_a_run(opened: Runtime) -> int:
+async def seal_a_run(runtime: Runtime) -> int:
     """Make a run and seal it. Returns the size of the log."""
-    async with calling(opened, await key_of(opened)) as client:
+    async with calling(runtime, await key_of(runtime)) as client:
         await client.post("/v1/responses", json={"model": "baton-mini", "input": "hello"})
-    await Sealer(opened.context, (SIGNER,)).look(asyncio.Event())
-    return (await opened.context.store.log.state()).size
+    await Sealer(runtime.context, (SIGNER,)).look(asyncio.Event())
+    return (await runtime.context.store.log.state()).size
 
 
 async def test_each_checkpoint_is_a_file_of_its_own(stub: ProviderStub, tmp_path: Path) -> None:
     held = tmp_path / "held"
-    async with running_service(tmp_path, pool_text(stub)) as opened:
-        export = CheckpointExport(opened.context, Folder(held))
+    async with running_service(tmp_path, pool_text(stub)) as runtime:
+        export = CheckpointExport(runtime.context, Folder(held))
         sizes = []
         for _ in range(2):
-            sizes.append(await seal_a_run(opened))
+            sizes.append(await seal_a_run(runtime))
             await export.look()
             await export.look()  # there is no newer one
     assert sorted(path.name for path in held.iterdir()) == [file_name(size) for size in sizes]
@@ -49,13 +49,13 @@ async def test_a_log_that_was_made_anew_replaces_no_checkpoint_of_the_same_size(
     stub: ProviderStub, tmp_path: Path
 ) -> None:
     held = tmp_path / "held"
-    async with running_service(tmp_path, pool_text(stub)) as opened:
-        size = await seal_a_run(opened)
-        export = CheckpointExport(opened.context, Folder(held))
+    async with running_service(tmp_path, pool_text(stub)) as runtime:
+        size = await seal_a_run(runtime)
+        export = CheckpointExport(runtime.context, Folder(held))
         await export.look()
         (before,) = [path.read_text() for path in held.iterdir()]
         forged = sign(Checkpoint("log.example/baton", size, bytes(32)).text, [SIGNER])
-        await opened.context.store._write(  # type: ignore[attr-defined]
+        await runtime.context.store._write(  # type: ignore[attr-defined]
             lambda conn: conn.execute(update(LOG_STATE).values(checkpoint=forged))
         )
         await export.look()
@@ -67,13 +67,13 @@ async def test_sealing_goes_on_while_the_place_is_away_and_the_newest_is_tried_a
 ) -> None:
     place = tmp_path / "held"
     place.write_text("a file where the folder should be")
-    async with running_service(tmp_path, pool_text(stub)) as opened:
-        export = CheckpointExport(opened.context, Folder(place))
-        value = opened.context.telemetry.registry.get_sample_value
-        await seal_a_run(opened)
+    async with running_service(tmp_path, pool_text(stub)) as runtime:
+        export = CheckpointExport(runtime.context, Folder(place))
+        value = runtime.context.telemetry.registry.get_sample_value
+        await seal_a_run(runtime)
         await export.look()
         assert value("baton_log_export_failures_total") == 1
-        size = await seal_a_run(opened)
+        size = await seal_a_run(runtime)
         place.unlink()
         await export.look()
         assert (value("baton_log_exported_size"), value("baton_log_export_failures_total")) == (size, 1)
@@ -85,14 +85,14 @@ async def test_a_witness_cosigns_each_exported_checkpoint_from_the_size_that_it_
 ) -> None:
     held = tmp_path / "held"
     async with (
-        running_service(tmp_path, pool_text(stub)) as opened,
+        running_service(tmp_path, pool_text(stub)) as runtime,
         log_authorities(SIGNER.verifier, tmp_path) as served,
     ):
         authorities = Authorities(read_witnesses(f"{served.url} {served.verifier}"))
         sizes = []
         for _ in range(2):  # the second engine does not know what the first one has sent
-            sizes.append(await seal_a_run(opened))
-            export = CheckpointExport(opened.context, Folder(held), authorities)
+            sizes.append(await seal_a_run(runtime))
+            export = CheckpointExport(runtime.context, Folder(held), authorities)
             export._leadership._mine = b"one engine after the other"
             await export.look()
             await export.look()
@@ -110,14 +110,14 @@ async def test_export_goes_on_without_a_witness_and_without_stamps_and_both_are_
     held, authority = tmp_path / "held", tmp_path / "authority"
     make_authority(authority)
     async with (
-        running_service(tmp_path, pool_text(stub)) as opened,
+        running_service(tmp_path, pool_text(stub)) as runtime,
         log_authorities(SIGNER.verifier, authority) as served,
     ):
         witnesses = read_witnesses(f"{served.url} {served.verifier}")
-        export = CheckpointExport(opened.context, Folder(held), Authorities(witnesses, f"{served.url}/stamp"))
-        value = opened.context.telemetry.registry.get_sample_value
+        export = CheckpointExport(runtime.context, Folder(held), Authorities(witnesses, f"{served.url}/stamp"))
+        value = runtime.context.telemetry.registry.get_sample_value
         served.away = True
-        size = await seal_a_run(opened)
+        size = await seal_a_run(runtime)
         await export.look()
         assert (value("baton_log_exported_size"), value("baton_log_export_failures_total")) == (size, 0)
         assert value("baton_log_witness_failures_total", {"witness": NAME}) == 1
@@ -136,6 +136,6 @@ async def test_export_goes_on_without_a_witness_and_without_stamps_and_both_are_
 
 
 async def test_without_a_place_nothing_is_exported(stub: ProviderStub, tmp_path: Path) -> None:
-    async with running_service(tmp_path, pool_text(stub)) as opened:
-        await seal_a_run(opened)
-        await CheckpointExport(opened.context, None).run(asyncio.Event())  # returns at once
+    async with running_service(tmp_path, pool_text(stub)) as runtime:
+        await seal_a_run(runtime)
+        await CheckpointExport(runtime.context, None).run(asyncio.Event())  # returns at once

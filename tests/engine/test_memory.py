@@ -22,29 +22,29 @@ def uncollected() -> Iterator[None]:
     gc.enable()
 
 
-async def freed(opened: Runtime, **asked: object) -> bool:
+async def freed(runtime: Runtime, **asked: object) -> bool:
     """Whether the driver of such a run is gone soon after its end."""
-    driven = await opened.runs.start(order(opened, "baton-ultra", **asked))
-    driver: ref[Driver] = ref(opened.drivers.known(driven.run))  # type: ignore[arg-type]
+    driven = await runtime.runs.start(order(runtime, "baton-ultra", **asked))
+    driver: ref[Driver] = ref(runtime.drivers.known(driven.run))  # type: ignore[arg-type]
     assert driver() is not None
     await finish(driven)
     del driven
     return await until(lambda: driver() is None, what="the driver is freed")
 
 
-async def test_a_driver_is_freed_with_its_run(opened: Runtime, uncollected: None) -> None:
+async def test_a_driver_is_freed_with_its_run(runtime: Runtime, uncollected: None) -> None:
     steps = plan(("alpha", "one", ["user"]), ("beta", "two", ["user", 0]))
-    assert await freed(opened, plan=steps)
-    assert await freed(opened, plan=steps, streams=True)
+    assert await freed(runtime, plan=steps)
+    assert await freed(runtime, plan=steps, streams=True)
 
 
 async def test_a_driver_that_asked_a_conductor_is_freed_with_its_run(
-    stub: ProviderStub, opened: Runtime, uncollected: None
+    stub: ProviderStub, runtime: Runtime, uncollected: None
 ) -> None:
     stub.script("planner", Reply(chunks=(plan_text((0, "Do it.", ["user"])),)))
-    assert await freed(opened)
+    assert await freed(runtime)
 
 
-async def test_a_driver_is_freed_after_failures(stub: ProviderStub, opened: Runtime, uncollected: None) -> None:
+async def test_a_driver_is_freed_after_failures(stub: ProviderStub, runtime: Runtime, uncollected: None) -> None:
     stub.always("*", Fail(status=400))
-    assert await freed(opened, plan=plan(("alpha", "one", ["user"])))
+    assert await freed(runtime, plan=plan(("alpha", "one", ["user"])))

@@ -24,7 +24,7 @@ def replied(folder: Path, work: Callable[[httpx.AsyncClient], Awaitable[Any]], p
     """The result of work with a client of a service whose workers are slow."""
 
     async def play() -> Any:
-        async with running_service(folder, pool or pool_of(SLOWER), QUIET) as opened, calling(opened) as client:
+        async with running_service(folder, pool or pool_of(SLOWER), QUIET) as runtime, calling(runtime) as client:
             return await work(client)
 
     return run_skipping(play())

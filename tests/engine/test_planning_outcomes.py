@@ -47,9 +47,9 @@ class Refusing:
 
 async def planned(stub: ProviderStub, folder: Path) -> tuple[list[str], list[str], bool]:
     """One run: the outcomes of its planning calls, what became of its proposals, and whether it had an answer."""
-    async with running_service(folder, pool_text(stub)) as opened:
-        outcome = await finish(await opened.runs.start(order(opened, "baton-ultra")))
-        journal = await events(opened, outcome.ended.state.run)
+    async with running_service(folder, pool_text(stub)) as runtime:
+        outcome = await finish(await runtime.runs.start(order(runtime, "baton-ultra")))
+        journal = await events(runtime, outcome.ended.state.run)
     assert await audited(f"sqlite:///{folder / 'baton.db'}") == []
     calls = [event.body["outcome"] for event in journal if event.kind is Kind.CALL_FINISHED and event.body["n"] is None]
     ends = [event.kind.value for event in journal if event.kind in (Kind.PLAN_ACCEPTED, Kind.PLAN_REJECTED)]

@@ -86,36 +86,36 @@ def test_wrong_and_degraded_runs_are_breaches_in_pairs_and_apart() -> None:
     assert "breached" not in alike.values()
 
 
-async def changed(opened: Runtime, *wanted: tuple[str, float]) -> None:
+async def changed(runtime: Runtime, *wanted: tuple[str, float]) -> None:
     """Load the version `planner@1`, and make changes of it."""
     for number, (kind, share) in enumerate((("loaded", 0.0), *wanted)):
-        at = opened.context.now()
+        at = runtime.context.now()
         change = Change(f"change_{number}", at, "me", "planner", kind, "planner@1", share)  # type: ignore[arg-type]
-        await opened.context.store.change(change)
-    await opened.versions.look()
+        await runtime.context.store.change(change)
+    await runtime.versions.look()
 
 
-async def runs(opened: Runtime, first: int, count: int) -> None:
+async def runs(runtime: Runtime, first: int, count: int) -> None:
     """Let callers ask `baton-ultra` so often. The ids of the runs, which decide who conducts them, are always the
     same."""
-    asked = [order(opened, "baton-ultra", run=f"run_{number:031x}") for number in range(first, first + count)]
-    for driven in [await opened.runs.start(new_order) for new_order in asked]:
+    asked = [order(runtime, "baton-ultra", run=f"run_{number:031x}") for number in range(first, first + count)]
+    for driven in [await runtime.runs.start(new_order) for new_order in asked]:
         await finish(driven)
-        await ended_row(opened.context.store, driven.run)
+        await ended_row(runtime.context.store, driven.run)
 
 
-async def live(opened: Runtime) -> tuple[str, str]:
+async def live(runtime: Runtime) -> tuple[str, str]:
     """The version in force, and the canary."""
-    now = versions_in_force(await opened.context.store.changes())["planner"]
+    now = versions_in_force(await runtime.context.store.changes())["planner"]
     return now.live, now.canary
 
 
 async def test_no_version_is_promoted_without_evidence(tmp_path: Path) -> None:
     async with ProviderStub() as stub:
-        async with running_service(tmp_path, pool_text(stub) + STATED) as opened:
-            await changed(opened)
+        async with running_service(tmp_path, pool_text(stub) + STATED) as runtime:
+            await changed(runtime)
             wanted = RequestedChange("planner", "promoted", "planner@1")
-            context = opened.context
+            context = runtime.context
             found = await watch.gate(context.store, context.catalog(), wanted, context.now())
             assert not watch.held(found)
             assert watch.refusals(found) == [
@@ -123,8 +123,8 @@ async def test_no_version_is_promoted_without_evidence(tmp_path: Path) -> None:
                 "baton-ultra: max_degraded is 0.05, and nothing is known of it",
             ]
             assert json.loads(watch.note(found, forced="why"))["forced"] == "why"
-        async with running_service(tmp_path, pool_text(stub)) as opened:
-            context = opened.context
+        async with running_service(tmp_path, pool_text(stub)) as runtime:
+            context = runtime.context
             found = await watch.gate(context.store, context.catalog(), wanted, context.now())
             assert watch.held(found)
             assert watch.note(found, forced=None) == ""
@@ -138,28 +138,28 @@ async def test_a_version_that_degrades_runs_is_rolled_back_by_itself(tmp_path: P
         speak(stub)
         stub.always("planner", PLAN)
         stub.always("planner@1", PLAN)
-        async with running_service(tmp_path, pool_text(stub) + STATED) as opened:
-            await runs(opened, 0, 4)
-            await changed(opened, (kind, share))
-            watching = PromotionWatch(opened.context)
-            await runs(opened, 4, 4)
+        async with running_service(tmp_path, pool_text(stub) + STATED) as runtime:
+            await runs(runtime, 0, 4)
+            await changed(runtime, (kind, share))
+            watching = PromotionWatch(runtime.context)
+            await runs(runtime, 4, 4)
             await watching.look()
-            assert "planner@1" in await live(opened)
+            assert "planner@1" in await live(runtime)
             stub.always("planner@1", Fail(status=404))
-            await runs(opened, 8, 24)
+            await runs(runtime, 8, 24)
             await watching.look()
-            assert await live(opened) == ("", "")
-            (*_, last) = await opened.context.store.changes()
+            assert await live(runtime) == ("", "")
+            (*_, last) = await runtime.context.store.changes()
             assert (last.kind, last.who, last.version) == ("rolled_back", "baton", "planner@1")
             assert json.loads(last.note)["breached"] == ["max_degraded"]
-            assert 'baton_rollbacks_total{condition="max_degraded",conductor="planner"} 1.0' in metrics(opened)
-            before = len(await opened.context.store.changes())
+            assert 'baton_rollbacks_total{condition="max_degraded",conductor="planner"} 1.0' in metrics(runtime)
+            before = len(await runtime.context.store.changes())
             await watching.look()
-            assert len(await opened.context.store.changes()) == before
-            events = await opened.context.store.admin_events(AdminEventQuery())
+            assert len(await runtime.context.store.changes()) == before
+            events = await runtime.context.store.admin_events(AdminEventQuery())
             assert any(event.action == "conductor.rolled_back" and event.via == "process" for event in events)
 
 
-def metrics(opened: Runtime) -> str:
+def metrics(runtime: Runtime) -> str:
     """The metrics of the process."""
-    return opened.context.telemetry.exposition().decode()
+    return runtime.context.telemetry.exposition().decode()

@@ -36,7 +36,7 @@ FORGOTTEN = -3_600.0
 class Service:
     """A service, a client of it, and its archive in a folder."""
 
-    opened: Runtime
+    runtime: Runtime
     client: httpx.AsyncClient
     url: str
     folder: Path
@@ -50,12 +50,12 @@ class Service:
     def retention(self, kept: Archiving | None = None, remembered: float = FORGOTTEN) -> RunRetention:
         """The task of another engine."""
         journals = partial(open_archive, self.url)
-        return RunRetention(self.opened.context, journals, kept, seconds=MOMENT_SECONDS, remembered=remembered)
+        return RunRetention(self.runtime.context, journals, kept, seconds=MOMENT_SECONDS, remembered=remembered)
 
     async def exists(self, run: str) -> bool:
         """True if the run's row is there."""
         try:
-            return bool(await self.opened.context.store.run(run))
+            return bool(await self.runtime.context.store.run(run))
         except NotFound:
             return False
 
@@ -73,7 +73,7 @@ class Service:
 
     def metric(self, name: str) -> float | None:
         """The value of a counter."""
-        return self.opened.context.telemetry.registry.get_sample_value(name)
+        return self.runtime.context.telemetry.registry.get_sample_value(name)
 
 
 def cleared(pool: str) -> str:
@@ -84,10 +84,10 @@ def cleared(pool: str) -> str:
 @asynccontextmanager
 async def running(stub: ProviderStub, folder: Path, *, audits: bool = True) -> AsyncIterator[Service]:
     async with (
-        running_service(folder, cleared(pool_text(stub)), audits=audits) as opened,
-        calling(opened, await key_of(opened)) as client,
+        running_service(folder, cleared(pool_text(stub)), audits=audits) as runtime,
+        calling(runtime, await key_of(runtime)) as client,
     ):
-        yield Service(opened, client, opened.pool.loaded.settings.database_url, folder / "archive")
+        yield Service(runtime, client, runtime.pool.loaded.settings.database_url, folder / "archive")
 
 
 @pytest.fixture
@@ -117,7 +117,7 @@ async def test_runs_are_archived_and_deleted_when_they_have_ended_and_their_time
     assert b"hello" not in Export(path)._path.read_bytes()
     report = await Auditor(Export(path).at, adapter).audit(Export(path))
     assert (report.runs, report.violations, set(report.unverifiable)) == (2, [], {"erased"})
-    left = await service.opened.context.store.pruned_run(first)
+    left = await service.runtime.context.store.pruned_run(first)
     [record, _] = await records_of(path)
     assert left.archive == str(path)
     assert left.root == root(first, [(event.seq, event.kind, event.at, event.body) for event in record.events])
@@ -144,7 +144,7 @@ async def test_the_ratings_of_a_run_are_archived_and_their_comments_only_with_th
 
 
 async def _ended(service: Service, run: str) -> bool:
-    return (await service.opened.context.store.run(run)).ended_at is not None
+    return (await service.runtime.context.store.run(run)).ended_at is not None
 
 
 async def test_a_pruned_run_is_a_404_that_says_so_to_its_own_tenant_alone(service: Service) -> None:
@@ -154,7 +154,7 @@ async def test_a_pruned_run_is_a_404_that_says_so_to_its_own_tenant_alone(servic
     assert (gone.status_code, gone.json()["error"]["code"]) == (404, "run_pruned")
     assert "only a hash of its journal" in gone.json()["error"]["message"]
     assert (await service.client.get(f"/v1/responses/resp_{run}")).status_code == 404
-    async with calling(service.opened, await key_of(service.opened, tenant="other")) as stranger:
+    async with calling(service.runtime, await key_of(service.runtime, tenant="other")) as stranger:
         foreign = await stranger.get(f"/v1/runs/{run}")
     never = await service.client.get("/v1/runs/run_" + "0" * 31)
     assert foreign.json()["error"] == never.json()["error"] | {"message": foreign.json()["error"]["message"]}

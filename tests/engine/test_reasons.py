@@ -32,7 +32,7 @@ def text(*, reasons: bool = True) -> str:
 
 
 @pytest.fixture
-async def opened(tmp_path: Path, stub: ProviderStub) -> AsyncIterator[Runtime]:
+async def runtime(tmp_path: Path, stub: ProviderStub) -> AsyncIterator[Runtime]:
     """A service whose tier `baton-ultra` asks its conductor for reasons, and whose tier `baton-deep` does not."""
     speak(stub)
     pool = pool_text(stub).replace(
@@ -45,13 +45,13 @@ async def opened(tmp_path: Path, stub: ProviderStub) -> AsyncIterator[Runtime]:
 
 
 @pytest.fixture
-async def client(opened: Runtime) -> AsyncIterator[httpx.AsyncClient]:
-    async with calling(opened) as caller:
+async def client(runtime: Runtime) -> AsyncIterator[httpx.AsyncClient]:
+    async with calling(runtime) as caller:
         yield caller
 
 
 async def test_reasons_are_stored_shown_erased_and_sent_to_no_worker(
-    opened: Runtime, client: httpx.AsyncClient, stub: ProviderStub
+    runtime: Runtime, client: httpx.AsyncClient, stub: ProviderStub
 ) -> None:
     plans(stub, text())
     run = (await client.post("/v1/chat/completions", json=ASK)).json()["baton"]["run"]
@@ -60,7 +60,7 @@ async def test_reasons_are_stored_shown_erased_and_sent_to_no_worker(
     assert "shape" in schema["required"]
     for worker in ("alpha", "beta", "gamma"):
         assert not any(reason in received.body.decode() for received in stub.of(worker) for reason in REASONS)
-    journal = await events(opened, run)
+    journal = await events(runtime, run)
     [planned] = of(journal, Kind.PLAN_OPENED)
     assert planned["reasons"] is True
     assert not any(reason in str(event.body) for event in journal for reason in REASONS)
@@ -82,11 +82,11 @@ async def test_reasons_are_stored_shown_erased_and_sent_to_no_worker(
 
 
 async def test_a_tier_that_asks_for_none_has_the_same_journal_as_before(
-    opened: Runtime, client: httpx.AsyncClient, stub: ProviderStub
+    runtime: Runtime, client: httpx.AsyncClient, stub: ProviderStub
 ) -> None:
     plans(stub, text(reasons=False))
     run = (await client.post("/v1/chat/completions", json=ASK | {"model": "baton-deep"})).json()["baton"]["run"]
-    journal = await events(opened, run)
+    journal = await events(runtime, run)
     kinds = (Kind.PLAN_OPENED, Kind.PLAN_STEP, Kind.PLAN_ACCEPTED)
     assert not [
         event for event in journal if event.kind in kinds and {"reasons", "why", "why_withheld"} & {*event.body}

@@ -26,40 +26,40 @@ SETTINGS = {"BATON_LEASE_SECONDS": str(LEASE)}
 async def abandoned(stub: ProviderStub, folder: Path, tier: str = "baton-mini", seconds: float = 30.0) -> str:
     """A run that its process has left in the middle of things."""
     stub.script("planner", Hang())
-    async with running_service(folder, pool_text(stub), SETTINGS, dispatches=False) as opened:
-        limits = narrowed(opened, tier, seconds=seconds)
-        driven = await opened.runs.start(order(opened, tier, limits=limits))
+    async with running_service(folder, pool_text(stub), SETTINGS, dispatches=False) as runtime:
+        limits = narrowed(runtime, tier, seconds=seconds)
+        driven = await runtime.runs.start(order(runtime, tier, limits=limits))
         if tier == "baton-ultra":
             await stub.wait_for(1, "planner")
     stub.clear()
     return driven.run
 
 
-async def at_its_end(opened: Runtime, run: str, within: float = PATIENCE_SECONDS) -> RunRow:
+async def at_its_end(runtime: Runtime, run: str, within: float = PATIENCE_SECONDS) -> RunRow:
     """The run's row once it has ended."""
 
     async def has_ended() -> bool:
-        return (await opened.context.store.run(run)).ended_at is not None
+        return (await runtime.context.store.run(run)).ended_at is not None
 
     await until(has_ended, within=within)
-    return await opened.context.store.run(run)
+    return await runtime.context.store.run(run)
 
 
-def gauge(opened: Runtime) -> float:
+def gauge(runtime: Runtime) -> float:
     """How many orphans this process reports that it cannot drive."""
-    lines = opened.context.telemetry.exposition().decode().splitlines()
+    lines = runtime.context.telemetry.exposition().decode().splitlines()
     return float(next(line.rpartition(" ")[2] for line in lines if line.startswith("baton_orphans_stranded ")))
 
 
-async def until_reported(opened: Runtime) -> None:
-    await until(lambda: gauge(opened))
+async def until_reported(runtime: Runtime) -> None:
+    await until(lambda: gauge(runtime))
 
 
-async def until_relieved(opened: Runtime, run: str) -> None:
+async def until_relieved(runtime: Runtime, run: str) -> None:
     """Until the driver that admitted a run is not its driver any more."""
 
     def is_relieved() -> bool:
-        driver = opened.drivers.known(run)
+        driver = runtime.drivers.known(run)
         return driver is None or driver.writer.epoch != 1
 
     await until(is_relieved)
@@ -77,25 +77,25 @@ async def test_nothing_is_begun_or_judged_before_the_database_has_said_the_time(
         return await clock(store)
 
     monkeypatch.setattr(SqlStore, "clock", asked)
-    async with running_service(tmp_path, pool_text(stub), SETTINGS) as opened:
+    async with running_service(tmp_path, pool_text(stub), SETTINGS) as runtime:
         with pytest.raises(StoreUnavailable):
-            await opened.runs.start(order(opened, "baton-mini"))
-        before = await opened.context.store.due(run, 0)
+            await runtime.runs.start(order(runtime, "baton-mini"))
+        before = await runtime.context.store.due(run, 0)
 
         async def is_untouched() -> bool:
-            row, due = await opened.context.store.run(run), await opened.context.store.due(run, 0)
+            row, due = await runtime.context.store.run(run), await runtime.context.store.due(run, 0)
             return row.epoch == 1 and due == before
 
         await stays(is_untouched, seconds=4 * LEASE)
         away = False
-        await opened.clock.read()
-        assert (await at_its_end(opened, run)).state == "succeeded"
+        await runtime.clock.read()
+        assert (await at_its_end(runtime, run)).state == "succeeded"
 
 
 async def test_an_orphan_is_driven_to_its_end(stub: ProviderStub, tmp_path: Path) -> None:
     run = await abandoned(stub, tmp_path)
-    async with running_service(tmp_path, pool_text(stub), SETTINGS) as opened:
-        assert (await at_its_end(opened, run)).state == "succeeded"
+    async with running_service(tmp_path, pool_text(stub), SETTINGS) as runtime:
+        assert (await at_its_end(runtime, run)).state == "succeeded"
 
 
 @pytest.mark.parametrize("tier", ["baton-mini", "baton-ultra"])
@@ -103,24 +103,24 @@ async def test_an_orphan_without_content_fails_and_leaves_nothing_open(
     stub: ProviderStub, tmp_path: Path, tier: str
 ) -> None:
     run = await abandoned(stub, tmp_path, tier)
-    async with running_service(tmp_path, pool_text(stub), SETTINGS) as opened:
-        await opened.context.store.erase(run)
-        row = await at_its_end(opened, run)
+    async with running_service(tmp_path, pool_text(stub), SETTINGS) as runtime:
+        await runtime.context.store.erase(run)
+        row = await at_its_end(runtime, run)
         assert (row.state, row.error) == ("failed", "content_erased")
-        journal = await events(opened, run)
+        journal = await events(runtime, run)
         assert kinds(journal).count(Kind.CALL_INTENDED) == kinds(journal).count(Kind.CALL_FINISHED)
         assert row.held == Ledger()
         assert (row.spent == Ledger()) == (tier == "baton-mini")
-        other = await opened.runs.start(order(opened, "baton-mini"))
+        other = await runtime.runs.start(order(runtime, "baton-mini"))
         assert (await finish(other)).ended.error is None
 
 
 async def test_what_a_process_leaves_as_it_stops_needs_no_lease_to_lapse(stub: ProviderStub, tmp_path: Path) -> None:
     settings = {"BATON_LEASE_SECONDS": "60"}
-    async with running_service(tmp_path, pool_text(stub), settings, dispatches=False) as opened:
-        driven = await opened.runs.start(order(opened, "baton-mini"))
-        row = await opened.context.store.run(driven.run)
-        assert row.lease_until > opened.context.now() + 30
+    async with running_service(tmp_path, pool_text(stub), settings, dispatches=False) as runtime:
+        driven = await runtime.runs.start(order(runtime, "baton-mini"))
+        row = await runtime.context.store.run(driven.run)
+        assert row.lease_until > runtime.context.now() + 30
     async with running_service(tmp_path, pool_text(stub), settings) as heir:
         heir.drivers.sweep_soon()
         row = await at_its_end(heir, driven.run)
@@ -133,9 +133,9 @@ async def test_a_run_of_an_unknown_tier_waits_for_who_knows_it(stub: ProviderStu
     async with running_service(tmp_path, renamed, SETTINGS) as stranger:
         await until_reported(stranger)
         assert (await stranger.context.store.run(run)).epoch == 1
-    async with running_service(tmp_path, pool_text(stub), SETTINGS) as opened:
-        assert (await at_its_end(opened, run)).state == "succeeded"
-        assert gauge(opened) == 0
+    async with running_service(tmp_path, pool_text(stub), SETTINGS) as runtime:
+        assert (await at_its_end(runtime, run)).state == "succeeded"
+        assert gauge(runtime) == 0
 
 
 async def test_a_run_of_newer_code_waits_and_is_ended_by_anybody_when_its_time_is_up(
@@ -146,10 +146,10 @@ async def test_a_run_of_newer_code_waits_and_is_ended_by_anybody_when_its_time_i
         database.execute("UPDATE events SET kind = 'plan.dreamt' WHERE run = ? AND kind = 'plan.accepted'", (run,))
     database.close()
     monkeypatch.setattr("app.process.wiring.version", lambda _: "0.0.9")
-    async with running_service(tmp_path, pool_text(stub), SETTINGS, audits=False) as opened:
-        await until_reported(opened)
-        assert (await opened.context.store.run(run)).epoch == 1
-        row = await at_its_end(opened, run)
+    async with running_service(tmp_path, pool_text(stub), SETTINGS, audits=False) as runtime:
+        await until_reported(runtime)
+        assert (await runtime.context.store.run(run)).epoch == 1
+        row = await at_its_end(runtime, run)
         assert (row.state, row.error, row.ended_at is not None and row.ended_at >= row.deadline) == (
             "expired",
             "run_expired",
@@ -165,14 +165,14 @@ async def test_a_process_takes_nothing_over_from_itself(
     async def away(*_: object) -> object:
         raise StoreUnavailable
 
-    async with running_service(tmp_path, pool_text(stub), SETTINGS) as opened:
-        driven = await opened.runs.start(order(opened, "baton-mini"))
+    async with running_service(tmp_path, pool_text(stub), SETTINGS) as runtime:
+        driven = await runtime.runs.start(order(runtime, "baton-mini"))
         await stub.wait_for(1, "alpha")
         with monkeypatch.context() as slow:  # its leases lapse, as they do when it stands still
             slow.setattr(SqlStore, "renew_leases", away)
             await asyncio.sleep(3 * LEASE)
         assert (await finish(driven)).ended.error is None
-        assert (await opened.context.store.run(driven.run)).epoch == 1
+        assert (await runtime.context.store.run(driven.run)).epoch == 1
 
 
 async def test_a_run_that_is_taken_over_while_its_admission_is_being_answered_is_heard_and_driven_on(
@@ -183,21 +183,21 @@ async def test_a_run_that_is_taken_over_while_its_admission_is_being_answered_is
     async def nothing(*_: object) -> Mapping[str, int]:
         return {}
 
-    async with running_service(tmp_path, pool_text(stub), SETTINGS) as opened:
+    async with running_service(tmp_path, pool_text(stub), SETTINGS) as runtime:
 
         async def late(store: SqlStore, entry: Entry) -> Appended:
             appended = await append(store, entry)
             if entry.new is not None:  # committed, and its lease lapses before this process hears of it
-                await until_relieved(opened, entry.run)
+                await until_relieved(runtime, entry.run)
                 monkeypatch.undo()
             return appended
 
         monkeypatch.setattr(SqlStore, "append", late)
         monkeypatch.setattr(SqlStore, "renew_leases", nothing)
-        driven = await opened.runs.start(order(opened, "baton-mini"))
+        driven = await runtime.runs.start(order(runtime, "baton-mini"))
         assert (await finish(driven)).ended.error is None
-        assert (await opened.context.store.run(driven.run)).epoch > 1
-        await until(lambda: len(opened.drivers) == 0)
+        assert (await runtime.context.store.run(driven.run)).epoch > 1
+        await until(lambda: len(runtime.drivers) == 0)
 
 
 async def test_the_loss_of_a_lease_does_not_strike_the_driver_that_has_just_taken_it_over(
@@ -211,9 +211,9 @@ async def test_the_loss_of_a_lease_does_not_strike_the_driver_that_has_just_take
         return None
 
     monkeypatch.setattr(Drivers, "_sweep_for_ever", nothing)  # it renews too
-    async with running_service(tmp_path, pool_text(stub), SETTINGS) as opened:
-        driven = await opened.runs.start(order(opened, "baton-mini"))
-        first = opened.drivers.known(driven.run)
+    async with running_service(tmp_path, pool_text(stub), SETTINGS) as runtime:
+        driven = await runtime.runs.start(order(runtime, "baton-mini"))
+        first = runtime.drivers.known(driven.run)
 
         async def lapsing(store: SqlStore, driver: str, epochs: Mapping[str, int], until: float) -> Mapping[str, int]:
             """The first driver's lease is lost, and this process takes the run over as the second look finds that."""
@@ -222,38 +222,38 @@ async def test_the_loss_of_a_lease_does_not_strike_the_driver_that_has_just_take
                 return await renew(store, driver, epochs, until)
             asked += 1
             if asked == 2:
-                now = opened.context.now()
-                ours = [("baton-mini", opened.context.code)]
+                now = runtime.context.now()
+                ours = [("baton-mini", runtime.context.code)]
                 (row,) = await store.take_over(driver, now + 60.0, now + LEASE, 1, ours)
-                await opened.drivers._recovery._go_on(row)
+                await runtime.drivers._recovery._go_on(row)
             return {}
 
         monkeypatch.setattr(SqlStore, "renew_leases", lapsing)
         outcome = await finish(driven)
         assert (outcome.ended.error, asked) == (None, 2)
-        row = await opened.context.store.run(driven.run)
+        row = await runtime.context.store.run(driven.run)
         assert (row.state, row.epoch > 1) == ("succeeded", True)
-        assert first is not opened.drivers.known(driven.run)
-        await until(lambda: len(opened.drivers) == 0)
+        assert first is not runtime.drivers.known(driven.run)
+        await until(lambda: len(runtime.drivers) == 0)
 
 
 async def test_a_run_that_was_lost_and_comes_back_is_driven_once(stub: ProviderStub, tmp_path: Path) -> None:
     stub.script("alpha", Hang(3.0))
-    async with running_service(tmp_path, pool_text(stub), SETTINGS) as opened:
-        driven = await opened.runs.start(order(opened, "baton-mini"))
+    async with running_service(tmp_path, pool_text(stub), SETTINGS) as runtime:
+        driven = await runtime.runs.start(order(runtime, "baton-mini"))
         await stub.wait_for(1, "alpha")
-        old = opened.drivers.known(driven.run)
+        old = runtime.drivers.known(driven.run)
         # Another one took it over, and died.
         with sqlite3.connect(tmp_path / "baton.db", timeout=PATIENCE_SECONDS) as database:
             database.execute("UPDATE runs SET epoch = 2, driver = 'other', lease_until = 0 WHERE id = ?", (driven.run,))
         database.close()
-        await opened.drivers._recovery.sweep(5, opened.drivers._renew)
-        again = opened.drivers.known(driven.run)
+        await runtime.drivers._recovery.sweep(5, runtime.drivers._renew)
+        again = runtime.drivers.known(driven.run)
         assert again is not None
         assert again is not old
         assert (await finish(driven)).ended.error is None, "its caller hears the new driver"
-        assert (await at_its_end(opened, driven.run)).state == "succeeded"
-        other = await opened.runs.start(order(opened, "baton-mini"))
+        assert (await at_its_end(runtime, driven.run)).state == "succeeded"
+        other = await runtime.runs.start(order(runtime, "baton-mini"))
         assert (await finish(other)).ended.error is None
 
 
@@ -272,8 +272,8 @@ async def test_a_run_is_taken_over_at_once_although_others_keep_writing_to_it(
         return await append(store, entry)
 
     monkeypatch.setattr(SqlStore, "append", preceded)
-    async with running_service(tmp_path, pool_text(stub), {"BATON_LEASE_SECONDS": "60"}) as opened:
-        row = await at_its_end(opened, run)
+    async with running_service(tmp_path, pool_text(stub), {"BATON_LEASE_SECONDS": "60"}) as runtime:
+        row = await at_its_end(runtime, run)
         assert (row.state, row.epoch, wishes) == ("cancelled", 3, 10)
 
 
@@ -294,11 +294,11 @@ def test_versions_are_compared_by_number(code: str, than: str, newer: bool) -> N
 
 async def test_a_driver_that_is_told_nothing_learns_it_with_its_lease(stub: ProviderStub, tmp_path: Path) -> None:
     stub.script("alpha", Hang())
-    async with running_service(tmp_path, pool_text(stub), SETTINGS) as opened:
-        driven = await opened.runs.start(order(opened, "baton-mini"))
+    async with running_service(tmp_path, pool_text(stub), SETTINGS) as runtime:
+        driven = await runtime.runs.start(order(runtime, "baton-mini"))
         await stub.wait_for(1, "alpha")
         asked = fact_from_json(Kind.CANCEL_ASKED, {"by": "operator"})
-        await opened.context.store.append(Entry(driven.run, opened.context.now(), (asked,)))
+        await runtime.context.store.append(Entry(driven.run, runtime.context.now(), (asked,)))
         assert (await finish(driven)).ended.state.state == "cancelled"
 
 
@@ -320,8 +320,8 @@ async def test_waiting_drivers_do_not_read_their_journals(
     stub.always("alpha", Hang())
     monkeypatch.setattr(SqlStore, "journal", counted)
     monkeypatch.setattr(SqlStore, "renew_leases", one_query)
-    async with running_service(tmp_path, pool_text(stub), SETTINGS) as opened:
-        driven = [await opened.runs.start(order(opened, "baton-mini")) for _ in range(5)]
+    async with running_service(tmp_path, pool_text(stub), SETTINGS) as runtime:
+        driven = [await runtime.runs.start(order(runtime, "baton-mini")) for _ in range(5)]
         await stub.wait_for(5, "alpha")
         reads.clear()
         renewals.clear()
@@ -329,6 +329,6 @@ async def test_waiting_drivers_do_not_read_their_journals(
         assert reads == []
         assert set(renewals) == {5}
         for followed in driven:
-            opened.runs.cancel(followed.run, "caller")
+            runtime.runs.cancel(followed.run, "caller")
         for followed in driven:
             await finish(followed)

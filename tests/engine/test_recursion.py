@@ -51,10 +51,10 @@ def said(stub: ProviderStub) -> None:
     speak(stub)
 
 
-async def run(opened: Runtime, **changes: Any) -> Outcome:
+async def run(runtime: Runtime, **changes: Any) -> Outcome:
     """A run of one round, if nothing else is said."""
-    changes = {"limits": narrowed(opened, TIER, rounds=1)} | changes
-    return await finish(await opened.runs.start(order(opened, TIER, **changes)))
+    changes = {"limits": narrowed(runtime, TIER, rounds=1)} | changes
+    return await finish(await runtime.runs.start(order(runtime, TIER, **changes)))
 
 
 def asked(stub: ProviderStub, model: str, place: int = -1) -> str:
@@ -74,10 +74,10 @@ def shown(stub: ProviderStub, subtask: str) -> str:
 # -- what it is
 
 
-async def test_a_workflow_inside_a_step_gives_that_steps_answer(stub: ProviderStub, opened: Runtime) -> None:
+async def test_a_workflow_inside_a_step_gives_that_steps_answer(stub: ProviderStub, runtime: Runtime) -> None:
     plans(stub, OUTER, INNER)
-    outcome = await run(opened)
-    state, journal = outcome.ended.state, await events(opened, outcome.ended.state.run)
+    outcome = await run(runtime)
+    state, journal = outcome.ended.state, await events(runtime, outcome.ended.state.run)
     assert (outcome.ended.error, state.degraded, end_of(state).step) == (None, False, 2)
     assert [(body["proposal"], body.get("parent"), body.get("room")) for body in of(journal, Kind.PLAN_OPENED)] == [
         (0, None, None),
@@ -88,16 +88,16 @@ async def test_a_workflow_inside_a_step_gives_that_steps_answer(stub: ProviderSt
     assert of(journal, Kind.STEP_DONE, n=1)[0] | {"n": 4} == of(journal, Kind.STEP_DONE, n=4)[0] | {"from": 4}
     assert not of(journal, Kind.STEP_QUEUED, n=1), "nobody has a ticket for it"
     assert outcome.ended.answer == SAYS[state.steps[2].worker]
-    row = await opened.context.store.run(state.run)
+    row = await runtime.context.store.run(state.run)
     assert (row.steps, row.topology, row.degraded) == (5, "chain", False)
 
 
-async def test_a_step_inside_sees_its_parents_view_or_nothing_of_it(stub: ProviderStub, opened: Runtime) -> None:
+async def test_a_step_inside_sees_its_parents_view_or_nothing_of_it(stub: ProviderStub, runtime: Runtime) -> None:
     """The step was given one answer, and not the question: nor is anybody inside, nor the conductor."""
     inner = plan_text((1, "Look at it", ["user"]), (2, "Say it", [0]))
     plans(stub, OUTER, inner)
-    outcome = await run(opened, text="A question?")
-    journal = await events(opened, outcome.ended.state.run)
+    outcome = await run(runtime, text="A question?")
+    journal = await events(runtime, outcome.ended.state.run)
     assert [(body["n"], body.get("parent"), body["access"]) for body in of(journal, Kind.PLAN_STEP)] == [
         (0, None, ["user"]),
         (1, None, [0]),
@@ -121,15 +121,15 @@ async def test_a_step_inside_sees_its_parents_view_or_nothing_of_it(stub: Provid
     assert '<step index="4"' not in last
 
 
-async def test_the_answer_inside_has_the_form_that_the_caller_wants(stub: ProviderStub, opened: Runtime) -> None:
+async def test_the_answer_inside_has_the_form_that_the_caller_wants(stub: ProviderStub, runtime: Runtime) -> None:
     """Only the step whose words the caller gets is held to it, and its answer comes whole."""
     for name in SAYS:
         stub.always(name, Reply(chunks=('{"a": ', "1}")))
     plans(stub, ALONE, plan_text((0, "First", ["user"]), (1, "Last", ["user", 0])))
     form = Form({"type": "object"}, strict=False)
-    task = order(opened, TIER).task
+    task = order(runtime, TIER).task
     task = Task(task.messages, Sampling(max_tokens=77), form=form)
-    outcome = await run(opened, task=task, streams=True)
+    outcome = await run(runtime, task=task, streams=True)
     assert outcome.ended.error is None
     caps = {str(call.json["messages"]): call.json["max_tokens"] for call in _sent(stub)}
     assert sorted(caps.values()) == [77, 1000]
@@ -143,12 +143,12 @@ def _sent(stub: ProviderStub) -> list[Any]:
     return [call for name in SAYS for call in stub.of(name)]
 
 
-async def test_two_steps_may_be_taken_at_once_and_rounds_go_on(stub: ProviderStub, opened: Runtime) -> None:
+async def test_two_steps_may_be_taken_at_once_and_rounds_go_on(stub: ProviderStub, runtime: Runtime) -> None:
     both = plan_text((ITSELF, "Left", ["user"]), (ITSELF, "Right", ["user"]), (0, "Join", [0, 1]))
     again = plan_text((ITSELF, "Mend it", ["previous"]))
     plans(stub, both, SIMPLE, SIMPLE, again, SIMPLE)
-    outcome = await run(opened, limits=narrowed(opened, TIER))
-    state, journal = outcome.ended.state, await events(opened, outcome.ended.state.run)
+    outcome = await run(runtime, limits=narrowed(runtime, TIER))
+    state, journal = outcome.ended.state, await events(runtime, outcome.ended.state.run)
     assert (outcome.ended.error, state.degraded, state.round_count, len(state.nested)) == (None, False, 2, 3)
     assert [body["round"] for body in of(journal, Kind.PLAN_OPENED)] == [1, 1, 1, 2, 2]
     assert [body["proposal"] for body in of(journal, Kind.PLAN_OPENED)] == [0, 1, 2, 3, 4]
@@ -162,9 +162,9 @@ async def test_two_steps_may_be_taken_at_once_and_rounds_go_on(stub: ProviderStu
 # -- bounds
 
 
-async def test_a_conductor_that_always_takes_the_step_itself_is_held(stub: ProviderStub, opened: Runtime) -> None:
+async def test_a_conductor_that_always_takes_the_step_itself_is_held(stub: ProviderStub, runtime: Runtime) -> None:
     stub.always("planner", Reply(chunks=(ALONE,)))
-    outcome = await run(opened)
+    outcome = await run(runtime)
     state = outcome.ended.state
     assert (outcome.ended.error, state.degraded) == (None, True)
     assert outcome.ended.answer in SAYS.values()
@@ -173,24 +173,24 @@ async def test_a_conductor_that_always_takes_the_step_itself_is_held(stub: Provi
     assert len(_sent(stub)) == 1
 
 
-async def test_not_even_one_that_takes_all_of_them(stub: ProviderStub, opened: Runtime) -> None:
+async def test_not_even_one_that_takes_all_of_them(stub: ProviderStub, runtime: Runtime) -> None:
     everything = plan_text(*((ITSELF, f"Part {place}", ["user"]) for place in range(4)))
     stub.always("planner", Reply(chunks=(everything,)))
-    state = (await run(opened)).ended.state
+    state = (await run(runtime)).ended.state
     assert state.state == "succeeded"
     assert sum(not step.opens_workflow for step in state.planned_steps) == 4, "as many as in a plan without any"
     assert len(state.nested) <= 8
 
 
-async def test_it_is_offered_only_where_depth_is_left(stub: ProviderStub, opened: Runtime) -> None:
+async def test_it_is_offered_only_where_depth_is_left(stub: ProviderStub, runtime: Runtime) -> None:
     plans(stub, ALONE, ALONE, SIMPLE)
-    outcome = await run(opened)
+    outcome = await run(runtime)
     assert not outcome.ended.state.degraded
     told = [call.json for call in stub.of("planner")]
     ordinals = [_first_step(call)["properties"]["worker"]["enum"] for call in told]
     assert ordinals == [[0, 1, 2, 3], [0, 1, 2, 3], [0, 1, 2]]
     assert ["Worker 3: you" in str(call["messages"]) for call in told] == [True, True, False]
-    journal = await events(opened, outcome.ended.state.run)
+    journal = await events(runtime, outcome.ended.state.run)
     assert [body["order"][3:] for body in of(journal, Kind.PLAN_OPENED)] == [[CONDUCTOR], [CONDUCTOR], []]
 
 
@@ -199,23 +199,23 @@ def _first_step(call: dict[str, Any]) -> dict[str, Any]:
     return dict(schema["properties"]["steps"]["prefixItems"][0])
 
 
-async def test_it_is_not_offered_where_tools_are_or_to_a_callers_plan(stub: ProviderStub, opened: Runtime) -> None:
+async def test_it_is_not_offered_where_tools_are_or_to_a_callers_plan(stub: ProviderStub, runtime: Runtime) -> None:
     box = Toolbox((Tool("look", "Looks something up."),))
     plans(stub, SIMPLE)
-    outcome = await run(opened, task=Task(order(opened, TIER).task.messages, toolbox=box))
+    outcome = await run(runtime, task=Task(order(runtime, TIER).task.messages, toolbox=box))
     assert outcome.ended.state.admitted.limits.depth == 0
     assert "Worker 3" not in asked(stub, "planner")
-    async with calling(opened) as client:
+    async with calling(runtime) as client:
         plan = {"steps": [{"worker": CONDUCTOR, "subtask": "Do it", "access": ["user"]}]}
         question = {"model": TIER, "messages": [{"role": "user", "content": "Hello?"}], "baton": {"plan": plan}}
         refused = await client.post("/v1/chat/completions", json=question)
         assert (refused.status_code, refused.json()["error"]["code"]) == (400, "invalid_plan")
 
 
-async def test_money_is_the_runs(stub: ProviderStub, opened: Runtime) -> None:
+async def test_money_is_the_runs(stub: ProviderStub, runtime: Runtime) -> None:
     """What was spent around it is not there inside: its plan is not asked for, and a worker answers alone."""
     stub.always("planner", Reply(chunks=(ALONE,), usage=Used(input=3_000, output=2_800)))
-    outcome = await run(opened, limits=narrowed(opened, TIER, rounds=1, usd=13_000))
+    outcome = await run(runtime, limits=narrowed(runtime, TIER, rounds=1, usd=13_000))
     state = outcome.ended.state
     assert (state.state, state.degraded) == ("succeeded", True)
     assert [trial.reasons for tries in state.nested.values() for trial in tries] == [("run_over_budget",), ()]
@@ -226,9 +226,9 @@ async def test_money_is_the_runs(stub: ProviderStub, opened: Runtime) -> None:
 # -- failures inside
 
 
-async def test_a_plan_inside_is_mended(stub: ProviderStub, opened: Runtime) -> None:
+async def test_a_plan_inside_is_mended(stub: ProviderStub, runtime: Runtime) -> None:
     plans(stub, ALONE, plan_text((9, "Nobody", ["user"])), SIMPLE)
-    outcome = await run(opened)
+    outcome = await run(runtime)
     state = outcome.ended.state
     assert (outcome.ended.error, state.degraded) == (None, False)
     assert [proposal.mode for proposal in state.nested[0]] == ["first", "repair"]
@@ -237,11 +237,11 @@ async def test_a_plan_inside_is_mended(stub: ProviderStub, opened: Runtime) -> N
     assert "Do it all" in asked(stub, "planner", 2)
 
 
-async def test_a_conductor_that_is_out_is_stood_in_for_inside(stub: ProviderStub, opened: Runtime) -> None:
+async def test_a_conductor_that_is_out_is_stood_in_for_inside(stub: ProviderStub, runtime: Runtime) -> None:
     plans(stub, ALONE)
     stub.always("planner", Fail(status=400))
-    outcome = await run(opened)
-    state, journal = outcome.ended.state, await events(opened, outcome.ended.state.run)
+    outcome = await run(runtime)
+    state, journal = outcome.ended.state, await events(runtime, outcome.ended.state.run)
     assert (outcome.ended.error, state.degraded) == (None, True)
     assert [(proposal.mode, proposal.outage) for proposal in state.nested[0]] == [("first", True), ("fallback", False)]
     assert outcome.ended.answer == SAYS["beta"]
@@ -249,28 +249,28 @@ async def test_a_conductor_that_is_out_is_stood_in_for_inside(stub: ProviderStub
     assert "Do it all" in asked(stub, "beta")
 
 
-async def test_a_step_whose_workflow_is_lost_is_a_failed_step(stub: ProviderStub, opened: Runtime) -> None:
+async def test_a_step_whose_workflow_is_lost_is_a_failed_step(stub: ProviderStub, runtime: Runtime) -> None:
     plans(stub, ALONE, SIMPLE)
     for name in SAYS:
         stub.always(name, Fail(status=400))
-    state = (await run(opened)).ended.state
+    state = (await run(runtime)).ended.state
     assert (state.state, state.steps[0].state) == ("failed", "failed")
     assert state.steps[0].error == state.steps[1].error != ""
     stub.clear()
     speak(stub)
     plans(stub, OUTER, INNER)
-    assert (await run(opened)).ended.state.state == "succeeded"
+    assert (await run(runtime)).ended.state.state == "succeeded"
 
 
-async def test_a_cancelled_run_stops_what_is_inside(stub: ProviderStub, opened: Runtime) -> None:
+async def test_a_cancelled_run_stops_what_is_inside(stub: ProviderStub, runtime: Runtime) -> None:
     plans(stub, ALONE, SIMPLE)
     for name in SAYS:
         stub.always(name, Hang())
-    limits = narrowed(opened, TIER, rounds=1)
-    driven = await opened.runs.start(order(opened, TIER, limits=limits))
+    limits = narrowed(runtime, TIER, rounds=1)
+    driven = await runtime.runs.start(order(runtime, TIER, limits=limits))
     await stub.wait_for(2, "planner")
     await until(lambda: any(stub.of(name) for name in SAYS), what="a worker inside is called")
-    opened.runs.cancel(driven.run, "caller")
+    runtime.runs.cancel(driven.run, "caller")
     state = (await finish(driven)).ended.state
     assert state.state == "cancelled"
     assert all(step.settled for step in state.steps.values())
@@ -291,9 +291,9 @@ async def test_a_driver_that_dies_over_a_plan_inside_is_replaced(stub: ProviderS
     """Nothing that was done is done again, and no plan is made twice."""
     plans(stub, OUTER)
     stub.script("planner", Hang())
-    async with running_service(tmp_path, pool_text(stub), SETTINGS) as opened:
-        limits = narrowed(opened, TIER, rounds=1)
-        driven = await opened.runs.start(order(opened, TIER, on_disconnect="finish", limits=limits))
+    async with running_service(tmp_path, pool_text(stub), SETTINGS) as runtime:
+        limits = narrowed(runtime, TIER, rounds=1)
+        driven = await runtime.runs.start(order(runtime, TIER, on_disconnect="finish", limits=limits))
         await stub.wait_for(2, "planner")
     plans(stub, INNER)
     journal = await _again(stub, tmp_path, driven.run)
@@ -311,12 +311,12 @@ async def test_a_driver_that_dies_over_a_plan_inside_is_replaced(stub: ProviderS
 async def test_a_driver_that_dies_with_steps_inside_is_replaced(stub: ProviderStub, tmp_path: Path) -> None:
     """The plan inside is made, and nobody has begun to carry it out."""
     plans(stub, ALONE, INNER)
-    async with running_service(tmp_path, pool_text(stub), SETTINGS, dispatches=False) as opened:
-        limits = narrowed(opened, TIER, rounds=1)
-        driven = await opened.runs.start(order(opened, TIER, on_disconnect="finish", limits=limits))
+    async with running_service(tmp_path, pool_text(stub), SETTINGS, dispatches=False) as runtime:
+        limits = narrowed(runtime, TIER, rounds=1)
+        driven = await runtime.runs.start(order(runtime, TIER, on_disconnect="finish", limits=limits))
 
         async def planned_inside() -> bool:
-            return kinds(await events(opened, driven.run)).count(Kind.PLAN_ACCEPTED) == 2
+            return kinds(await events(runtime, driven.run)).count(Kind.PLAN_ACCEPTED) == 2
 
         await until(planned_inside)
     journal = await _again(stub, tmp_path, driven.run)
@@ -328,9 +328,9 @@ async def test_a_driver_that_dies_with_steps_inside_is_replaced(stub: ProviderSt
 # -- what is told
 
 
-async def test_a_run_is_shown_as_a_tree(stub: ProviderStub, opened: Runtime) -> None:
+async def test_a_run_is_shown_as_a_tree(stub: ProviderStub, runtime: Runtime) -> None:
     plans(stub, OUTER, INNER)
-    async with calling(opened) as client:
+    async with calling(runtime) as client:
         question = {"model": TIER, "messages": [{"role": "user", "content": "Hello?"}]}
         body = question | {"baton": {"budget": {"rounds": 1}}}
         told = (await client.post("/v1/chat/completions", json=body)).json()["baton"]
@@ -344,7 +344,7 @@ async def test_a_run_is_shown_as_a_tree(stub: ProviderStub, opened: Runtime) -> 
         step = (await client.get(f"/v1/runs/{run_id}/steps/1")).json()
         assert step["messages"][-1]["content"][0]["text"].endswith("The task:\nTake it apart")
         assert step["output"] == SAYS[whole["steps"][4]["worker"]]
-    store = opened.context.store
+    store = runtime.context.store
     found, question = await run_tree.read_run(store, await store.run(run_id))
     out = StringIO()
     Console(file=out, width=160).print(run_tree.draw(found, question, full=False))

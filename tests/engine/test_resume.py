@@ -30,8 +30,8 @@ async def stub() -> AsyncIterator[ProviderStub]:
 
 
 @pytest.fixture
-async def client(opened: Runtime) -> AsyncIterator[httpx.AsyncClient]:
-    async with calling(opened, await key_of(opened)) as running:
+async def client(runtime: Runtime) -> AsyncIterator[httpx.AsyncClient]:
+    async with calling(runtime, await key_of(runtime)) as running:
         yield running
 
 
@@ -168,18 +168,18 @@ async def test_a_collected_run_can_be_streamed_afterwards(client: httpx.AsyncCli
     assert (await watch(client, reply["id"])).text == ANSWER
 
 
-async def test_who_may_hear_a_run(stub: ProviderStub, opened: Runtime, client: httpx.AsyncClient) -> None:
+async def test_who_may_hear_a_run(stub: ProviderStub, runtime: Runtime, client: httpx.AsyncClient) -> None:
     run = run_of(await stream(client, ASKED, "one"))
     keys = {
-        "colleague": await key_of(opened),
-        "auditor": await key_of(opened, scopes=("runs:read", "audit:read")),
-        "stranger": await key_of(opened, "other", ("runs:read", "audit:read")),
-        "admin": await key_of(opened, "ops", ("admin",)),
-        "operator": await key_of(opened, "ops", ("admin",), all_tenants=True),
+        "colleague": await key_of(runtime),
+        "auditor": await key_of(runtime, scopes=("runs:read", "audit:read")),
+        "stranger": await key_of(runtime, "other", ("runs:read", "audit:read")),
+        "admin": await key_of(runtime, "ops", ("admin",)),
+        "operator": await key_of(runtime, "ops", ("admin",), all_tenants=True),
     }
     statuses = {}
     for who, key in keys.items():
-        async with calling(opened, key) as other:
+        async with calling(runtime, key) as other:
             statuses[who] = (await other.get(f"/v1/runs/{run}/stream")).status_code
     assert statuses == {"colleague": 403, "auditor": 200, "stranger": 404, "admin": 404, "operator": 200}
 
@@ -208,9 +208,9 @@ async def test_a_watcher_who_leaves_disturbs_nobody(stub: ProviderStub, client: 
     assert (await first).text == ANSWER
 
 
-async def test_the_official_client_reads_numbered_events_and_takes_them_up(opened: Runtime) -> None:
-    key = await key_of(opened)
-    async with calling(opened, key) as plain, AsyncOpenAI(base_url=f"{plain.base_url}/v1", api_key=key) as official:
+async def test_the_official_client_reads_numbered_events_and_takes_them_up(runtime: Runtime) -> None:
+    key = await key_of(runtime)
+    async with calling(runtime, key) as plain, AsyncOpenAI(base_url=f"{plain.base_url}/v1", api_key=key) as official:
         headers = {"Idempotency-Key": "one"}
         completions: Any = official.chat.completions
         chunks = [chunk async for chunk in await completions.create(**ASKED, extra_headers=headers)]

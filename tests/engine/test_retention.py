@@ -23,8 +23,8 @@ MONTH_SECONDS = 30 * 86_400.0
 
 
 @asynccontextmanager
-async def with_key(opened: Runtime) -> AsyncIterator[httpx.AsyncClient]:
-    async with calling(opened, await key_of(opened)) as client:
+async def with_key(runtime: Runtime) -> AsyncIterator[httpx.AsyncClient]:
+    async with calling(runtime, await key_of(runtime)) as client:
         yield client
 
 
@@ -34,47 +34,47 @@ async def ask(client: httpx.AsyncClient, **more: object) -> str:
     return str(reply.json()["id"]).removeprefix("resp_")
 
 
-async def has_ended(opened: Runtime, run: str) -> bool:
-    return (await opened.context.store.run(run)).ended_at is not None
+async def has_ended(runtime: Runtime, run: str) -> bool:
+    return (await runtime.context.store.run(run)).ended_at is not None
 
 
-async def erased(opened: Runtime, run: str) -> bool:
-    return (await opened.context.store.run(run)).erased
+async def erased(runtime: Runtime, run: str) -> bool:
+    return (await runtime.context.store.run(run)).erased
 
 
 async def test_content_is_erased_when_its_run_has_ended_and_its_time_is_over(
     stub: ProviderStub, tmp_path: Path
 ) -> None:
-    async with running_service(tmp_path, pool_text(stub)) as opened, with_key(opened) as client:
+    async with running_service(tmp_path, pool_text(stub)) as runtime, with_key(runtime) as client:
         first, second = await ask(client), await ask(client)
         stub.always("*", Hang())
         going_on = await ask(client, background=True)
-        retention = ContentRetention(opened.context, seconds=MOMENT_SECONDS)
+        retention = ContentRetention(runtime.context, seconds=MOMENT_SECONDS)
         await retention.look(asyncio.Event())
-        assert [await erased(opened, run) for run in (first, second, going_on)] == [True, True, False]
-        assert opened.context.telemetry.registry.get_sample_value("baton_contents_erased_total") == 2
+        assert [await erased(runtime, run) for run in (first, second, going_on)] == [True, True, False]
+        assert runtime.context.telemetry.registry.get_sample_value("baton_contents_erased_total") == 2
         await client.post(f"/v1/runs/{going_on}/cancel")
-        await until(lambda: has_ended(opened, going_on))
+        await until(lambda: has_ended(runtime, going_on))
         await retention.look(asyncio.Event())
-        assert await erased(opened, going_on)
+        assert await erased(runtime, going_on)
 
 
 async def test_runs_under_a_legal_hold_are_passed_over_until_it_is_released(stub: ProviderStub, tmp_path: Path) -> None:
-    async with running_service(tmp_path, pool_text(stub)) as opened, with_key(opened) as client:
-        store = opened.context.store
+    async with running_service(tmp_path, pool_text(stub)) as runtime, with_key(runtime) as client:
+        store = runtime.context.store
         held, free = await ask(client), await ask(client)
         await store.place_hold(Hold("hold_1", "run", held, "", "case 12", placed_at=1.0, placed_by=""))
-        retention = ContentRetention(opened.context, seconds=MOMENT_SECONDS)
+        retention = ContentRetention(runtime.context, seconds=MOMENT_SECONDS)
         for _ in range(2):
             await retention.look(asyncio.Event())
-            assert [await erased(opened, run) for run in (held, free)] == [False, True]
+            assert [await erased(runtime, run) for run in (held, free)] == [False, True]
         reply = await client.delete(f"/v1/runs/{held}")
         assert (reply.status_code, reply.json()["error"]["code"]) == (409, "legal_hold")
         assert "hold_1" in reply.json()["error"]["message"]
         assert (await client.delete(f"/v1/responses/resp_{held}")).status_code == 409
         await store.release_hold("hold_1", 2.0)
         await retention.look(asyncio.Event())
-        assert await erased(opened, held)
+        assert await erased(runtime, held)
 
 
 async def test_the_class_of_a_run_says_when_its_content_is_erased(stub: ProviderStub, tmp_path: Path) -> None:
@@ -82,33 +82,33 @@ async def test_the_class_of_a_run_says_when_its_content_is_erased(stub: Provider
         RetentionClass(RunClass(tier="baton-ultra"), content=inf),
         RetentionClass(RunClass(tier="baton-mini"), content=MOMENT_SECONDS),
     ]
-    async with running_service(tmp_path, pool_text(stub)) as opened, with_key(opened) as client:
+    async with running_service(tmp_path, pool_text(stub)) as runtime, with_key(runtime) as client:
         run = await ask(client)
-        await ContentRetention(opened.context, seconds=None, classes=classes).look(asyncio.Event())
-        assert await erased(opened, run)
+        await ContentRetention(runtime.context, seconds=None, classes=classes).look(asyncio.Event())
+        assert await erased(runtime, run)
 
 
 @pytest.mark.parametrize(("seconds", "another_engine"), [(None, False), (MONTH_SECONDS, False), (MOMENT_SECONDS, True)])
 async def test_content_stays_while_its_time_is_not_over_and_where_another_engine_works(
     stub: ProviderStub, tmp_path: Path, seconds: float | None, another_engine: bool
 ) -> None:
-    async with running_service(tmp_path, pool_text(stub)) as opened:
-        async with with_key(opened) as client:
+    async with running_service(tmp_path, pool_text(stub)) as runtime:
+        async with with_key(runtime) as client:
             run = await ask(client)
         if another_engine:
-            await ContentRetention(opened.context, seconds=MOMENT_SECONDS).look(asyncio.Event())
-            async with with_key(opened) as client:
+            await ContentRetention(runtime.context, seconds=MOMENT_SECONDS).look(asyncio.Event())
+            async with with_key(runtime) as client:
                 run = await ask(client)
-        await ContentRetention(opened.context, seconds=seconds).look(asyncio.Event())
-        assert not await erased(opened, run)
+        await ContentRetention(runtime.context, seconds=seconds).look(asyncio.Event())
+        assert not await erased(runtime, run)
 
 
 async def test_an_engine_looks_when_it_starts_and_stops_at_once(stub: ProviderStub, tmp_path: Path) -> None:
-    async with running_service(tmp_path, pool_text(stub)) as opened:
-        async with with_key(opened) as client:
+    async with running_service(tmp_path, pool_text(stub)) as runtime:
+        async with with_key(runtime) as client:
             run = await ask(client)
         stopping = asyncio.Event()
         async with asyncio.TaskGroup() as group:
-            group.create_task(ContentRetention(opened.context, seconds=MOMENT_SECONDS).run(stopping))
-            await until(lambda: erased(opened, run))
+            group.create_task(ContentRetention(runtime.context, seconds=MOMENT_SECONDS).run(stopping))
+            await until(lambda: erased(runtime, run))
             stopping.set()

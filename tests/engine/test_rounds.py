@@ -58,8 +58,8 @@ def said(stub: ProviderStub) -> None:
     speak(stub)
 
 
-async def run(opened: Runtime, tier: str = "baton-deep", **changes: Any) -> Outcome:
-    return await finish(await opened.runs.start(order(opened, tier, **changes)))
+async def run(runtime: Runtime, tier: str = "baton-deep", **changes: Any) -> Outcome:
+    return await finish(await runtime.runs.start(order(runtime, tier, **changes)))
 
 
 def asked(stub: ProviderStub, model: str, place: int = -1) -> str:
@@ -74,10 +74,10 @@ def worker_of(journal: tuple[Event, ...], n: int) -> str:
 # -- accepting and going on
 
 
-async def test_the_empty_plan_takes_the_answer(stub: ProviderStub, opened: Runtime) -> None:
+async def test_the_empty_plan_takes_the_answer(stub: ProviderStub, runtime: Runtime) -> None:
     plans(stub, FIRST, EMPTY)
-    outcome = await run(opened)
-    state, journal = outcome.ended.state, await events(opened, outcome.ended.state.run)
+    outcome = await run(runtime)
+    state, journal = outcome.ended.state, await events(runtime, outcome.ended.state.run)
     assert outcome.ended.error is None
     assert outcome.ended.answer == SAYS[worker_of(journal, 1)]
     assert (end_of(state).step, state.round_count, state.degraded, state.topology) == (1, 1, False, "chain")
@@ -86,29 +86,29 @@ async def test_the_empty_plan_takes_the_answer(stub: ProviderStub, opened: Runti
     told = extension(outcome.ended)
     assert (told["rounds"], told["topology"]) == (1, "chain")
     assert [entry["round"] for entry in told["proposals"]] == [1, 2]
-    metrics = opened.context.telemetry.exposition().decode()
+    metrics = runtime.context.telemetry.exposition().decode()
     assert 'baton_rounds_total{outcome="accepted",tier="baton-deep"} 1.0' in metrics
 
 
-async def test_another_round_gives_another_answer(stub: ProviderStub, opened: Runtime) -> None:
+async def test_another_round_gives_another_answer(stub: ProviderStub, runtime: Runtime) -> None:
     plans(stub, FIRST, MEND, EMPTY)
-    outcome = await run(opened)
-    state, journal = outcome.ended.state, await events(opened, outcome.ended.state.run)
+    outcome = await run(runtime)
+    state, journal = outcome.ended.state, await events(runtime, outcome.ended.state.run)
     assert outcome.ended.answer == SAYS[worker_of(journal, 2)]
     assert (end_of(state).step, state.round_count) == (2, 2)
     assert of(journal, Kind.PLAN_STEP, n=2)[0]["access"] == [1], "`previous` is the step that answered"
-    row = await opened.context.store.run(state.run)
+    row = await runtime.context.store.run(state.run)
     assert (row.steps, row.topology, row.degraded) == (3, "single", False)
 
 
 async def test_the_conductor_is_shown_the_plan_and_its_answer_behind_a_mark(
-    stub: ProviderStub, opened: Runtime
+    stub: ProviderStub, runtime: Runtime
 ) -> None:
     stub.always("*", Reply(chunks=('I say {"steps": []} and === mark ===',)))
     for worker in SAYS:
         stub.always(worker, Reply(chunks=('I say {"steps": []}, conductor: accept!',)))
     plans(stub, FIRST, EMPTY)
-    outcome = await run(opened)
+    outcome = await run(runtime)
     shown = str(stub.of("planner")[1].json["messages"][-1]["content"])
     mark = shown.partition("with the mark ")[2].split(".")[0]
     before, fenced, after = shown.split(f"\n{mark}\n")
@@ -121,11 +121,11 @@ async def test_the_conductor_is_shown_the_plan_and_its_answer_behind_a_mark(
     assert len(again) == len(first) + 1
 
 
-async def test_a_step_sees_of_the_round_before_what_its_access_list_names(stub: ProviderStub, opened: Runtime) -> None:
+async def test_a_step_sees_of_the_round_before_what_its_access_list_names(stub: ProviderStub, runtime: Runtime) -> None:
     again = plan_text((0, "Look anew", ["user"]), (1, "Compare", ["previous", 0]), (2, "Decide", [1]))
     plans(stub, FIRST, again, EMPTY)
-    outcome = await run(opened, text="A question?")
-    journal = await events(opened, outcome.ended.state.run)
+    outcome = await run(runtime, text="A question?")
+    journal = await events(runtime, outcome.ended.state.run)
     assert [body["access"] for body in of(journal, Kind.PLAN_STEP)] == [
         ["user"],
         ["user", 0],
@@ -153,14 +153,14 @@ def _of_step(call: Any, n: int) -> bool:
     return f"Your subtask:\n{subtask}" in str(call.json["messages"][-1]["content"])
 
 
-async def test_previous_means_nothing_in_the_first_round(stub: ProviderStub, opened: Runtime) -> None:
+async def test_previous_means_nothing_in_the_first_round(stub: ProviderStub, runtime: Runtime) -> None:
     plans(stub, MEND, FIRST, EMPTY)
-    outcome = await run(opened)
-    journal = await events(opened, outcome.ended.state.run)
+    outcome = await run(runtime)
+    journal = await events(runtime, outcome.ended.state.run)
     assert len(of(journal, Kind.PLAN_REJECTED)) == 1
     assert outcome.ended.error is None
     plans(stub, EMPTY, EMPTY)
-    outcome = await run(opened)
+    outcome = await run(runtime)
     assert [proposal.mode for proposal in outcome.ended.state.proposals] == ["first", "repair", "fallback"], (
         "nor does no plan"
     )
@@ -170,35 +170,35 @@ async def test_previous_means_nothing_in_the_first_round(stub: ProviderStub, ope
 # -- bounds
 
 
-async def test_a_conductor_that_always_wants_more_is_held(stub: ProviderStub, opened: Runtime) -> None:
+async def test_a_conductor_that_always_wants_more_is_held(stub: ProviderStub, runtime: Runtime) -> None:
     stub.always("planner", Reply(chunks=(plan_text((0, "More", ["user"])),)))
-    outcome = await run(opened)
+    outcome = await run(runtime)
     state = outcome.ended.state
     assert (outcome.ended.error, state.round_count, state.degraded) == (None, 3, False)
     assert len(stub.of("planner")) == 3, "nobody is asked about the last round's answer"
     assert end_of(state).step == 2
-    limits = narrowed(opened, "baton-deep", rounds=1)
-    assert (await run(opened, limits=limits)).ended.state.round_count == 1
+    limits = narrowed(runtime, "baton-deep", rounds=1)
+    assert (await run(runtime, limits=limits)).ended.state.round_count == 1
     assert len(stub.of("planner")) == 4
 
 
-async def test_a_budget_is_one_for_all_rounds(stub: ProviderStub, opened: Runtime) -> None:
+async def test_a_budget_is_one_for_all_rounds(stub: ProviderStub, runtime: Runtime) -> None:
     """Money that the first round spent is not there for the second; then its answer is the run's."""
     stub.always("planner", Reply(chunks=(plan_text((0, "More", ["user"])),), usage=Used(input=3_000, output=1_800)))
-    outcome = await run(opened, limits=narrowed(opened, "baton-deep", usd=12_000))
+    outcome = await run(runtime, limits=narrowed(runtime, "baton-deep", usd=12_000))
     state = outcome.ended.state
     assert outcome.ended.error is None
     assert outcome.ended.answer in SAYS.values()
     assert (end_of(state).stopped, state.degraded) == ("run_over_budget", True)
     assert 6_000 < state.usd <= 12_000
     assert (state.round_count, len(stub.of("planner"))) == (1, 1), "the second call for a plan was refused, not made"
-    metrics = opened.context.telemetry.exposition().decode()
+    metrics = runtime.context.telemetry.exposition().decode()
     assert 'baton_rounds_total{outcome="stopped",tier="baton-deep"} 1.0' in metrics
 
 
-async def test_the_caller_may_want_fewer_rounds(stub: ProviderStub, opened: Runtime) -> None:
+async def test_the_caller_may_want_fewer_rounds(stub: ProviderStub, runtime: Runtime) -> None:
     stub.always("planner", Reply(chunks=(plan_text((0, "More", ["user"])),)))
-    async with calling(opened) as client:
+    async with calling(runtime) as client:
         question = {"model": "baton-deep", "messages": [{"role": "user", "content": "Hello?"}]}
         reply = await client.post("/v1/chat/completions", json=question | {"baton": {"budget": {"rounds": 2}}})
         assert reply.json()["baton"]["rounds"] == 2
@@ -210,16 +210,16 @@ async def test_the_caller_may_want_fewer_rounds(stub: ProviderStub, opened: Runt
         )
 
 
-async def test_a_plan_of_the_callers_has_one_round(stub: ProviderStub, opened: Runtime) -> None:
+async def test_a_plan_of_the_callers_has_one_round(stub: ProviderStub, runtime: Runtime) -> None:
     own = {"steps": [{"worker": "alpha", "subtask": "Do it", "access": ["user"]}]}
-    outcome = await run(opened, plan=own, streams=True)
+    outcome = await run(runtime, plan=own, streams=True)
     assert (outcome.ended.state.round_count, outcome.ended.state.admitted.limits.rounds) == (1, 1)
     assert not stub.of("planner")
 
 
-async def test_a_fixed_conductor_checks_its_answer(stub: ProviderStub, opened: Runtime) -> None:
-    outcome = await run(opened, "baton-again")
-    journal = await events(opened, outcome.ended.state.run)
+async def test_a_fixed_conductor_checks_its_answer(stub: ProviderStub, runtime: Runtime) -> None:
+    outcome = await run(runtime, "baton-again")
+    journal = await events(runtime, outcome.ended.state.run)
     assert [(body["worker"], body["access"]) for body in of(journal, Kind.PLAN_STEP)] == [
         ("alpha", ["user"]),
         ("beta", ["user", 0]),
@@ -228,24 +228,24 @@ async def test_a_fixed_conductor_checks_its_answer(stub: ProviderStub, opened: R
     assert SAYS["alpha"] in asked(stub, "beta")
 
 
-async def test_a_further_round_has_its_share_of_the_time_that_is_left(stub: ProviderStub, opened: Runtime) -> None:
+async def test_a_further_round_has_its_share_of_the_time_that_is_left(stub: ProviderStub, runtime: Runtime) -> None:
     """The first round took longer than all plans of one round may; the second is planned all the same."""
     plans(stub, plan_text((0, "One", ["user"])), EMPTY)
     for worker in SAYS:
         stub.always(worker, Reply(chunks=(SAYS[worker],), header_delay=4.5))
-    outcome = await run(opened, limits=narrowed(opened, "baton-deep", seconds=10.0))
+    outcome = await run(runtime, limits=narrowed(runtime, "baton-deep", seconds=10.0))
     assert [proposal.state for proposal in outcome.ended.state.proposals] == ["accepted", "accepted"]
 
 
 # -- streaming
 
 
-async def test_words_are_told_as_they_come_in_the_last_round_only(stub: ProviderStub, opened: Runtime) -> None:
+async def test_words_are_told_as_they_come_in_the_last_round_only(stub: ProviderStub, runtime: Runtime) -> None:
     for worker in SAYS:
         stub.always(worker, Reply(chunks=("One ", "two ", "three."), gap=0.02))
     stub.always("planner", Reply(chunks=(plan_text((0, "More", ["user"])),)))
-    outcome = await run(opened, streams=True)
-    journal = await events(opened, outcome.ended.state.run)
+    outcome = await run(runtime, streams=True)
+    journal = await events(runtime, outcome.ended.state.run)
     watched = [body.get("watched", False) for body in of(journal, Kind.CALL_INTENDED) if body["n"] is not None]
     assert (watched[0], watched[-1]) == (True, False), "a stream that nobody receives, and one for the caller"
     assert "".join(outcome.texts) == outcome.ended.answer == "One two three."
@@ -254,7 +254,7 @@ async def test_words_are_told_as_they_come_in_the_last_round_only(stub: Provider
     for worker in SAYS:
         stub.always(worker, Reply(chunks=("One ", "two ", "three."), gap=0.02))
     plans(stub, FIRST, EMPTY)
-    outcome = await run(opened, streams=True)
+    outcome = await run(runtime, streams=True)
     assert outcome.texts == ["One two three."], "one that might have been replaced comes whole"
 
 
@@ -262,19 +262,19 @@ def _sent(stub: ProviderStub) -> list[dict[str, Any]]:
     return [call.json for worker in SAYS for call in stub.of(worker)]
 
 
-async def broken_second_round(stub: ProviderStub, opened: Runtime, fault: Stall | Truncate, seconds: float) -> Outcome:
+async def broken_second_round(stub: ProviderStub, runtime: Runtime, fault: Stall | Truncate, seconds: float) -> Outcome:
     """A run whose second and last round breaks off behind its first words."""
-    limits = narrowed(opened, "baton-deep", rounds=2, attempts=1, seconds=seconds)
+    limits = narrowed(runtime, "baton-deep", rounds=2, attempts=1, seconds=seconds)
     plans(stub, plan_text((0, "One", ["user"])), plan_text((0, "Two", ["user"])))
     for worker in SAYS:
         stub.script(worker, Reply(chunks=("The first answer.",)))
         stub.always(worker, Reply(chunks=("The second", " one"), fault=fault))
-    return await run(opened, limits=limits, streams=True)
+    return await run(runtime, limits=limits, streams=True)
 
 
-async def test_words_of_a_lost_last_round_are_not_continued(stub: ProviderStub, opened: Runtime) -> None:
+async def test_words_of_a_lost_last_round_are_not_continued(stub: ProviderStub, runtime: Runtime) -> None:
     """A caller who heard half of the last round's answer does not hear the former round's as if it went on."""
-    outcome = await broken_second_round(stub, opened, Truncate(after=1), seconds=30.0)
+    outcome = await broken_second_round(stub, runtime, Truncate(after=1), seconds=30.0)
     state = outcome.ended.state
     assert (state.state, end_of(state).step, end_of(state).stopped) == ("succeeded", 0, "worker_truncated")
     assert outcome.texts == ["The second"]
@@ -282,8 +282,8 @@ async def test_words_of_a_lost_last_round_are_not_continued(stub: ProviderStub, 
     assert outcome.ended.error.public_code == "answer_changed"
 
 
-async def test_words_of_a_last_round_that_is_out_of_time_are_the_answer(stub: ProviderStub, opened: Runtime) -> None:
-    outcome = await broken_second_round(stub, opened, Stall(after=1), seconds=4.0)
+async def test_words_of_a_last_round_that_is_out_of_time_are_the_answer(stub: ProviderStub, runtime: Runtime) -> None:
+    outcome = await broken_second_round(stub, runtime, Stall(after=1), seconds=4.0)
     state = outcome.ended.state
     assert (state.state, end_of(state).step, outcome.texts) == ("succeeded", 1, ["The second"])
     assert outcome.ended.error is None
@@ -294,7 +294,7 @@ async def test_words_of_a_last_round_that_is_out_of_time_are_the_answer(stub: Pr
 
 @pytest.mark.parametrize("fault", ["outage", "garbage", "lost"])
 async def test_whatever_fails_in_a_further_round_leaves_the_answer_before(
-    stub: ProviderStub, opened: Runtime, fault: str
+    stub: ProviderStub, runtime: Runtime, fault: str
 ) -> None:
     plans(stub, plan_text((0, "One", ["user"])))
     if fault == "lost":
@@ -304,14 +304,14 @@ async def test_whatever_fails_in_a_further_round_leaves_the_answer_before(
     else:
         stub.always("planner", Fail(status=400) if fault == "outage" else Reply(chunks=("no plan",)))
     if fault == "lost":
-        first = await opened.runs.start(order(opened, "baton-deep"))
+        first = await runtime.runs.start(order(runtime, "baton-deep"))
         await stub.wait_for(2, "planner")
         stub.clear()
         for worker in SAYS:
             stub.always(worker, Fail(status=400))
         outcome = await finish(first)
     else:
-        outcome = await run(opened)
+        outcome = await run(runtime)
     state = outcome.ended.state
     assert (outcome.ended.error, state.state, state.degraded) == (None, "succeeded", True)
     assert outcome.ended.answer in SAYS.values()
@@ -323,12 +323,12 @@ async def test_whatever_fails_in_a_further_round_leaves_the_answer_before(
 
 @pytest.mark.parametrize("late", [False, True])
 async def test_an_answer_that_is_committed_while_the_run_is_being_ended_is_its_answer(
-    stub: ProviderStub, opened: Runtime, monkeypatch: pytest.MonkeyPatch, late: bool
+    stub: ProviderStub, runtime: Runtime, monkeypatch: pytest.MonkeyPatch, late: bool
 ) -> None:
     """By a dispatcher elsewhere, when the driver has found that time is up: while it gives what runs time to write, or
     (`late`) when it writes the end, which is refused because it has not heard of the answer."""
     plans(stub, plan_text((0, "One", ["user"])), plan_text((1, "Two", ["user"])))
-    append, tell = opened.context.store.append, MemoryQueue.publish
+    append, tell = runtime.context.store.append, MemoryQueue.publish
     ending, answered = asyncio.Event(), asyncio.Event()
 
     async def held(entry: Entry) -> Appended:
@@ -347,12 +347,12 @@ async def test_an_answer_that_is_committed_while_the_run_is_being_ended_is_its_a
             ending.set()
         await tell(queue, address, messages, at_once=at_once)
 
-    monkeypatch.setattr(opened.context.store, "append", held)
+    monkeypatch.setattr(runtime.context.store, "append", held)
     monkeypatch.setattr(MemoryQueue, "publish", stopping)
     monkeypatch.setattr(driver_module, "QUIESCE_SECONDS", 0.0 if late else 5.0)
-    monkeypatch.setattr(opened.dispatcher, "_local", lambda _run: None)
-    limits = narrowed(opened, "baton-deep", rounds=2, seconds=4.0)
-    state = (await run(opened, limits=limits)).ended.state
+    monkeypatch.setattr(runtime.dispatcher, "_local", lambda _run: None)
+    limits = narrowed(runtime, "baton-deep", rounds=2, seconds=4.0)
+    state = (await run(runtime, limits=limits)).ended.state
     assert (state.state, end_of(state).step, bool(end_of(state).stopped), state.degraded) == (
         "succeeded",
         1,
@@ -362,11 +362,11 @@ async def test_an_answer_that_is_committed_while_the_run_is_being_ended_is_its_a
 
 
 async def test_an_answer_that_is_folded_while_the_end_is_prepared_is_the_answer(
-    stub: ProviderStub, opened: Runtime, monkeypatch: pytest.MonkeyPatch
+    stub: ProviderStub, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The dispatcher beside it joins the driver, which reads the answer before; another step's call is still open."""
     plans(stub, plan_text((0, "One", ["user"])), plan_text((1, "Aside", ["user"]), (2, "Two", ["user"])))
-    contents, join = opened.context.store.contents, RunWriter.commit_step_end
+    contents, join = runtime.context.store.contents, RunWriter.commit_step_end
     reading, answered, over = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     async def held(writer: RunWriter, entry: Entry) -> Appended:
@@ -380,27 +380,27 @@ async def test_an_answer_that_is_folded_while_the_end_is_prepared_is_the_answer(
 
     async def slow(name: str, refs: Sequence[str]) -> Mapping[str, bytes]:
         found = await contents(name, refs)
-        if opened.context.now() >= driven.state.turn.deadline:
+        if runtime.context.now() >= driven.state.turn.deadline:
             reading.set()
             await answered.wait()
         return found
 
-    monkeypatch.setattr(opened.context.store, "contents", slow)
+    monkeypatch.setattr(runtime.context.store, "contents", slow)
     monkeypatch.setattr(RunWriter, "commit_step_end", held)
     monkeypatch.setattr(driver_module, "QUIESCE_SECONDS", 0.0)
-    limits = narrowed(opened, "baton-deep", rounds=2, seconds=4.0)
-    driven = await opened.runs.start(order(opened, "baton-deep", limits=limits))
+    limits = narrowed(runtime, "baton-deep", rounds=2, seconds=4.0)
+    driven = await runtime.runs.start(order(runtime, "baton-deep", limits=limits))
     state = (await finish(driven)).ended.state
     over.set()
     assert (state.state, end_of(state).step, bool(end_of(state).stopped)) == ("succeeded", 2, False)
 
 
-async def test_a_cancelled_further_round_is_a_cancelled_run(stub: ProviderStub, opened: Runtime) -> None:
+async def test_a_cancelled_further_round_is_a_cancelled_run(stub: ProviderStub, runtime: Runtime) -> None:
     plans(stub, FIRST)
     stub.always("planner", Hang())
-    driven = await opened.runs.start(order(opened, "baton-deep"))
+    driven = await runtime.runs.start(order(runtime, "baton-deep"))
     await stub.wait_for(2, "planner")
-    opened.runs.cancel(driven.run, "caller")
+    runtime.runs.cancel(driven.run, "caller")
     assert (await finish(driven)).ended.state.state == "cancelled"
 
 
@@ -411,8 +411,8 @@ async def test_a_driver_that_dies_in_a_further_round_is_replaced(stub: ProviderS
     """Nothing of the first round is done again, and no round is planned twice."""
     plans(stub, FIRST)
     stub.script("planner", Hang())
-    async with running_service(tmp_path, pool_text(stub), SETTINGS) as opened:
-        driven = await opened.runs.start(order(opened, "baton-deep", on_disconnect="finish"))
+    async with running_service(tmp_path, pool_text(stub), SETTINGS) as runtime:
+        driven = await runtime.runs.start(order(runtime, "baton-deep", on_disconnect="finish"))
         await stub.wait_for(2, "planner")
     worked = sum(len(stub.of(worker)) for worker in SAYS)
     assert worked == 2
@@ -431,12 +431,12 @@ async def test_a_driver_that_dies_in_a_further_round_is_replaced(stub: ProviderS
 async def test_a_driver_that_dies_as_a_round_ends_is_replaced(stub: ProviderStub, tmp_path: Path) -> None:
     """The first round is over and nobody has opened the next one yet."""
     plans(stub, FIRST)
-    async with running_service(tmp_path, pool_text(stub), SETTINGS, dispatches=False) as opened:
-        driven = await opened.runs.start(order(opened, "baton-deep", on_disconnect="finish"))
+    async with running_service(tmp_path, pool_text(stub), SETTINGS, dispatches=False) as runtime:
+        driven = await runtime.runs.start(order(runtime, "baton-deep", on_disconnect="finish"))
         await stub.wait_for(1, "planner")
 
         async def planned() -> bool:
-            return Kind.PLAN_ACCEPTED in kinds(await events(opened, driven.run))
+            return Kind.PLAN_ACCEPTED in kinds(await events(runtime, driven.run))
 
         await until(planned)
     plans(stub, EMPTY)
@@ -452,9 +452,9 @@ async def test_a_run_that_nobody_can_drive_on_ends_with_the_answer_that_there_is
 ) -> None:
     plans(stub, FIRST)
     stub.script("planner", Hang())
-    async with running_service(tmp_path, pool_text(stub), SETTINGS) as opened:
-        limits = narrowed(opened, "baton-deep", seconds=5.0)
-        driven = await opened.runs.start(order(opened, "baton-deep", on_disconnect="finish", limits=limits))
+    async with running_service(tmp_path, pool_text(stub), SETTINGS) as runtime:
+        limits = narrowed(runtime, "baton-deep", seconds=5.0)
+        driven = await runtime.runs.start(order(runtime, "baton-deep", on_disconnect="finish", limits=limits))
         await stub.wait_for(2, "planner")
     renamed = pool_text(stub).replace("[tiers.baton-deep]", "[tiers.other]")
     async with running_service(tmp_path, renamed, SETTINGS, audits=False) as stranger:
@@ -473,7 +473,7 @@ def test_a_previous_answer_that_there_is_not_cannot_be_seen() -> None:
     assert faults(state, proposal, PlannerMessage(0, replace(seen, access=Access()))) == []
 
 
-async def test_a_round_may_span_turns_and_a_turn_rounds(stub: ProviderStub, opened: Runtime) -> None:
+async def test_a_round_may_span_turns_and_a_turn_rounds(stub: ProviderStub, runtime: Runtime) -> None:
     """The first round's answer needs a tool of the caller's; what came back is seen by nobody else."""
     call = ToolCall("look", '{"q": "a"}', "their-1")
     for worker in SAYS:
@@ -482,16 +482,16 @@ async def test_a_round_may_span_turns_and_a_turn_rounds(stub: ProviderStub, open
     plans(stub, one_step)
     said = [Message("user", (Text("What is it?"),))]
     box = Toolbox((Tool("look", "Looks something up."),))
-    first = await run(opened, task=Task(tuple(said), toolbox=box))
+    first = await run(runtime, task=Task(tuple(said), toolbox=box))
     assert first.ended.finish == "tool_calls"
     stub.clear()
     speak(stub)
     plans(stub, plan_text((1, "Mend it", ["previous"])), EMPTY)
     [called] = first.ended.calls
     said += [Message("assistant", (), calls=(called,)), Message("tool", (Text("It is A."),), call_id=called.id)]
-    last = await run(opened, task=Task(tuple(said), toolbox=box))
+    last = await run(runtime, task=Task(tuple(said), toolbox=box))
     state = last.ended.state
-    journal = await events(opened, state.run)
+    journal = await events(runtime, state.run)
     assert (state.run, state.state, state.turn.number, state.round_count) == (first.ended.state.run, "succeeded", 1, 2)
     assert last.ended.answer == SAYS[worker_of(journal, 1)]
     mender = worker_of(journal, 1)

@@ -54,7 +54,7 @@ ARMS |= {f"answer-check {name} gamma" for name in ("alpha", "beta", "gamma")}
 
 
 @pytest.fixture
-async def opened(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[Runtime]:
+async def runtime(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[Runtime]:
     bound = 'region = "eu"\nretention = "none"\nclearance = ["phi"]\n'
     workers = WORKER.format(name="planner")
     workers += "".join(WORKER.format(name=name) + bound for name in ("alpha", "beta", "gamma"))
@@ -69,17 +69,17 @@ async def ask(client: httpx.AsyncClient, text: str = "What is 2 + 2?", model: st
     return str(reply.headers["x-baton-run"])
 
 
-async def decision(opened: Runtime, run: str) -> dict[str, Any]:
-    journal = await events(opened, run)
+async def decision(runtime: Runtime, run: str) -> dict[str, Any]:
+    journal = await events(runtime, run)
     found: dict[str, Any] = next(event.body["decision"] for event in journal if event.kind is Kind.PLAN_OPENED)
     return found
 
 
 async def test_a_decision_is_journaled_whole_before_anything_is_executed(
-    opened: Runtime, client: httpx.AsyncClient
+    runtime: Runtime, client: httpx.AsyncClient
 ) -> None:
     run = await ask(client)
-    made = await decision(opened, run)
+    made = await decision(runtime, run)
     assert (made["layer"], made["policy"]) == ("selector", "selector-3/baton-mini")
     assert set(made["candidates"]) == ARMS
     assert sum(made["candidates"].values()) == pytest.approx(1, abs=1e-12)
@@ -93,49 +93,49 @@ async def test_a_decision_is_journaled_whole_before_anything_is_executed(
     assert [candidate["success"] for candidate in explained if candidate["action"] == made["action"]] == [
         made["predicted"][made["action"]]["success"]
     ]
-    journal = await events(opened, run)
+    journal = await events(runtime, run)
     planned = [event.body["worker"] for event in journal if event.kind is Kind.PLAN_STEP]
     assert planned == made["action"].split(" ")[1:]
     kinds = [event.kind for event in journal]
     assert kinds.index(Kind.PLAN_OPENED) < kinds.index(Kind.CALL_INTENDED)
-    kept = await opened.context.store.contents(run, [made["features"]])
+    kept = await runtime.context.store.contents(run, [made["features"]])
     assert from_json(orjson.loads(kept[made["features"]])) == features("What is 2 + 2?")
 
 
-async def test_what_is_not_eligible_is_no_arm(opened: Runtime, client: httpx.AsyncClient) -> None:
-    pinned = await decision(opened, await ask(client, pool={"pin": "beta"}))
+async def test_what_is_not_eligible_is_no_arm(runtime: Runtime, client: httpx.AsyncClient) -> None:
+    pinned = await decision(runtime, await ask(client, pool={"pin": "beta"}))
     assert set(pinned["candidates"]) == {"answer beta", "answer-check beta beta"}
-    denied = await decision(opened, await ask(client, pool={"deny": ["gamma"]}))
+    denied = await decision(runtime, await ask(client, pool={"deny": ["gamma"]}))
     assert not any("gamma" in arm for arm in denied["candidates"])
-    short = await decision(opened, await ask(client, budget={"steps": 1}))
+    short = await decision(runtime, await ask(client, budget={"steps": 1}))
     assert set(short["candidates"]) == {f"answer {name}" for name in ("alpha", "beta", "gamma")}
 
 
-async def test_who_forbids_to_explore_gets_the_best_with_certainty(opened: Runtime, client: httpx.AsyncClient) -> None:
-    made = [await decision(opened, await ask(client, explore=False)) for _ in range(3)]
+async def test_who_forbids_to_explore_gets_the_best_with_certainty(runtime: Runtime, client: httpx.AsyncClient) -> None:
+    made = [await decision(runtime, await ask(client, explore=False)) for _ in range(3)]
     assert {decision["propensity"] for decision in made} == {1.0}
     assert {(decision["explore"], decision["explored"]) for decision in made} == {(0.0, False)}
     assert len({decision["action"] for decision in made}) == 1
 
 
-async def test_the_propensities_are_those_of_the_dice(opened: Runtime, client: httpx.AsyncClient) -> None:
-    made = [await decision(opened, await ask(client, model="baton-ultra", pool={"deny": []})) for _ in range(30)]
+async def test_the_propensities_are_those_of_the_dice(runtime: Runtime, client: httpx.AsyncClient) -> None:
+    made = [await decision(runtime, await ask(client, model="baton-ultra", pool={"deny": []})) for _ in range(30)]
     assert {decision["explore"] for decision in made} == {1.0}
     assert all(set(decision["candidates"].values()) == {1 / 3} for decision in made)
     assert len(Counter(decision["action"] for decision in made)) == 3, "the chance that one is missing is 1 in 60,000"
 
 
 async def test_ratings_move_the_choice_and_survive_a_restart(
-    opened: Runtime, client: httpx.AsyncClient, stub: ProviderStub, tmp_path: Path
+    runtime: Runtime, client: httpx.AsyncClient, stub: ProviderStub, tmp_path: Path
 ) -> None:
-    tier = opened.pool.catalog().tiers["baton-mini"]
+    tier = runtime.pool.catalog().tiers["baton-mini"]
     for _ in range(30):
         run = await ask(client)
-        action = (await decision(opened, run))["action"]
+        action = (await decision(runtime, run))["action"]
         good = action == "answer beta"
         assert (await client.post(f"/v1/runs/{run}/feedback", json={"score": float(good)})).status_code == 200
-        await opened.ratings.learn(tier, spec_of(tier))
-    made = await decision(opened, run := await ask(client))
+        await runtime.ratings.learn(tier, spec_of(tier))
+    made = await decision(runtime, run := await ask(client))
     assert max(made["candidates"], key=made["candidates"].get) == "answer beta"
     assert made["version"].partition("-")[0] == "30"
     shown = (await client.get(f"/v1/runs/{run}")).json()
@@ -148,44 +148,44 @@ async def test_ratings_move_the_choice_and_survive_a_restart(
 
 
 async def test_a_selector_that_serves_another_tier_learns_from_the_runs_of_that(
-    opened: Runtime, client: httpx.AsyncClient, stub: ProviderStub
+    runtime: Runtime, client: httpx.AsyncClient, stub: ProviderStub
 ) -> None:
-    store, tiers = opened.context.store, opened.pool.catalog().tiers
-    at = opened.context.now()
+    store, tiers = runtime.context.store, runtime.pool.catalog().tiers
+    at = runtime.context.now()
     await store.change(Change("change_1", at, "me", "tier baton-mini", "promoted", "tier baton-ultra"))
-    await opened.versions.look()
+    await runtime.versions.look()
     stub.always("planner", Reply(chunks=(plan_text((0, "Answer", ["user"])),)))
     run = await ask(client)
-    made = await decision(opened, run)
+    made = await decision(runtime, run)
     assert (made["policy"], "model" in made["candidates"]) == ("selector-3/baton-ultra", True)
     assert (await client.post(f"/v1/runs/{run}/feedback", json={"score": 1.0})).status_code == 200
     for name in ("baton-mini", "baton-ultra"):
-        await opened.ratings.learn(tiers[name], spec_of(tiers[name]))
+        await runtime.ratings.learn(tiers[name], spec_of(tiers[name]))
     found = [(await posterior_of(store, name, "acme")).ratings for name in ("baton-mini", "baton-ultra")]
     assert found == [0, 1]
 
 
 async def test_what_a_tenant_rates_stays_with_it_over_restarts(
-    opened: Runtime, client: httpx.AsyncClient, tmp_path: Path
+    runtime: Runtime, client: httpx.AsyncClient, tmp_path: Path
 ) -> None:
     """Another tenant says the opposite of everything: the choices of the first stay as they were."""
-    tier = opened.pool.catalog().tiers["baton-mini"]
-    async with calling(opened, "other", "other") as other:
+    tier = runtime.pool.catalog().tiers["baton-mini"]
+    async with calling(runtime, "other", "other") as other:
         for caller, liked in ((client, "answer beta"), (other, "answer alpha")):
             for _ in range(12):
                 run = await ask(caller)
-                good = (await decision(opened, run))["action"] == liked
+                good = (await decision(runtime, run))["action"] == liked
                 assert (await caller.post(f"/v1/runs/{run}/feedback", json={"score": float(good)})).is_success
-            await opened.ratings.learn(tier, spec_of(tier))
+            await runtime.ratings.learn(tier, spec_of(tier))
             if caller is client:
-                before = await decision(opened, await ask(client, explore=False))
-        after = await decision(opened, await ask(client, explore=False))
-        theirs = await decision(opened, await ask(other, explore=False))
+                before = await decision(runtime, await ask(client, explore=False))
+        after = await decision(runtime, await ask(client, explore=False))
+        theirs = await decision(runtime, await ask(other, explore=False))
     names = ("action", "version", "predicted")
     assert [after[name] for name in names] == [before[name] for name in names]
     assert theirs["version"] != after["version"]
     assert theirs["predicted"] != after["predicted"]
-    shown = opened.context.telemetry.exposition().decode()
+    shown = runtime.context.telemetry.exposition().decode()
     assert 'baton_selector_ratings{tier="baton-mini"} 24.0' in shown
     async with running_service(tmp_path, (tmp_path / "pool.toml").read_text()) as again, calling(again) as caller:
         await again.ratings.learn(tier, spec_of(tier))
@@ -194,48 +194,48 @@ async def test_what_a_tenant_rates_stays_with_it_over_restarts(
 
 
 async def test_all_tenants_learn_from_a_trusted_one_and_sources_and_keys_count_as_the_pool_file_says(
-    opened: Runtime, client: httpx.AsyncClient
+    runtime: Runtime, client: httpx.AsyncClient
 ) -> None:
-    tier = opened.pool.catalog().tiers["baton-mini"]
+    tier = runtime.pool.catalog().tiers["baton-mini"]
     spec = replace(spec_of(tier), trusted=("acme",), raters=(("robot", 0.0),), daily=3)
     for n in range(5):
         run = await ask(client)
         for source in ("robot", "human"):
             body = {"score": 0.0, "source": source}
             await client.post(f"/v1/runs/{run}/feedback", json=body)
-        await opened.ratings.learn(tier, spec)
-        known = opened.ratings._beliefs.of(tier.name, "other").published.posterior.ratings
+        await runtime.ratings.learn(tier, spec)
+        known = runtime.ratings._beliefs.of(tier.name, "other").published.posterior.ratings
         assert known == min(n + 1, 1), "of each pair one counts, and of one key three ratings a day"
 
 
-async def test_what_was_learned_fades_without_new_ratings(opened: Runtime, client: httpx.AsyncClient) -> None:
-    tier = opened.pool.catalog().tiers["baton-mini"]
+async def test_what_was_learned_fades_without_new_ratings(runtime: Runtime, client: httpx.AsyncClient) -> None:
+    tier = runtime.pool.catalog().tiers["baton-mini"]
     for _ in range(6):
         await client.post(f"/v1/runs/{await ask(client)}/feedback", json={"score": 0})
-    clocks = [partial(later, opened, days) for days in (0, 30)]
-    readers = [RatingReader(replace(opened.context, now=clock), SelectorBeliefs()) for clock in clocks]
+    clocks = [partial(later, runtime, days) for days in (0, 30)]
+    readers = [RatingReader(replace(runtime.context, now=clock), SelectorBeliefs()) for clock in clocks]
     await readers[0].learn(tier, spec_of(tier))
     before = readers[0]._beliefs.of(tier.name, "acme").published.posterior.weights["base"][BIAS]
-    for runtime in (readers[1], readers[0]):
-        await runtime.learn(tier, spec_of(tier))
+    for reader in (readers[1], readers[0]):
+        await reader.learn(tier, spec_of(tier))
     for reader in readers:
         assert reader._beliefs.of(tier.name, "acme").ratings == 6
     bias = [reader._beliefs.of(tier.name, "acme").published.posterior.weights["base"][BIAS] for reader in readers]
     assert bias[0] == bias[1] != before, "both processes know the faded one"
-    fresh = RatingReader(opened.context, SelectorBeliefs())
+    fresh = RatingReader(runtime.context, SelectorBeliefs())
     await fresh.learn(tier, spec_of(tier))
     assert fresh._beliefs.of(tier.name, "acme").published.posterior.weights["base"][BIAS] == bias[0]
 
 
-def later(opened: Runtime, days: float) -> float:
+def later(runtime: Runtime, days: float) -> float:
     """The time in so many days."""
-    return opened.context.now() + days * 86_400
+    return runtime.context.now() + days * 86_400
 
 
-async def test_processes_that_learn_at_once_come_to_the_same(opened: Runtime, client: httpx.AsyncClient) -> None:
-    tier = opened.pool.catalog().tiers["baton-mini"]
+async def test_processes_that_learn_at_once_come_to_the_same(runtime: Runtime, client: httpx.AsyncClient) -> None:
+    tier = runtime.pool.catalog().tiers["baton-mini"]
     beliefs = [SelectorBeliefs() for _ in range(3)]
-    learners = [RatingReader(opened.context, belief) for belief in beliefs]
+    learners = [RatingReader(runtime.context, belief) for belief in beliefs]
     for _ in range(3):
         for _ in range(2):
             await client.post(f"/v1/runs/{await ask(client)}/feedback", json={"thumbs": "up"})
@@ -246,60 +246,60 @@ async def test_processes_that_learn_at_once_come_to_the_same(opened: Runtime, cl
     assert {learner.published.posterior.ratings for learner in known} == {6}, "each rating was learned once"
 
 
-async def test_ratings_are_learned_once_and_signs_and_labels_never(opened: Runtime, client: httpx.AsyncClient) -> None:
-    tier = opened.pool.catalog().tiers["baton-mini"]
+async def test_ratings_are_learned_once_and_signs_and_labels_never(runtime: Runtime, client: httpx.AsyncClient) -> None:
+    tier = runtime.pool.catalog().tiers["baton-mini"]
     run = await ask(client)
     for body in ({"label": "odd"}, {"score": 0.2}, {"score": 0.2}, {"score": 0.8}, {"score": 1, "source": "other"}):
         await client.post(f"/v1/runs/{run}/feedback", json=body)
-        await opened.ratings.learn(tier, spec_of(tier))
-    version = (await decision(opened, await ask(client)))["version"]
-    await opened.ratings.learn(tier, spec_of(tier))
-    assert (await decision(opened, await ask(client)))["version"] == version
-    assert opened.context.telemetry.exposition().decode().count('baton_selector_ratings{tier="baton-mini"} 1.0') == 1
+        await runtime.ratings.learn(tier, spec_of(tier))
+    version = (await decision(runtime, await ask(client)))["version"]
+    await runtime.ratings.learn(tier, spec_of(tier))
+    assert (await decision(runtime, await ask(client)))["version"] == version
+    assert runtime.context.telemetry.exposition().decode().count('baton_selector_ratings{tier="baton-mini"} 1.0') == 1
 
 
-async def test_the_trials_of_a_calibration_are_what_it_begins_with(opened: Runtime, client: httpx.AsyncClient) -> None:
-    tier = opened.pool.catalog().tiers["baton-mini"]
+async def test_the_trials_of_a_calibration_are_what_it_begins_with(runtime: Runtime, client: httpx.AsyncClient) -> None:
+    tier = runtime.pool.catalog().tiers["baton-mini"]
     for worker in tier.pool:
         for n in range(12):
-            at = opened.context.now() - 60 + n
+            at = runtime.context.now() - 60 + n
             trial = Trial(worker, worker, "tasks-1", f"{n}", "numbers", "sum", 0, QUESTION, "run", at, 0, 0, 0)
-            await opened.context.store.note_trial(replace(trial, score=float(worker == "beta")))
-    await opened.ratings.learn(tier, spec_of(tier))
-    made = await decision(opened, await ask(client, explore=False))
+            await runtime.context.store.note_trial(replace(trial, score=float(worker == "beta")))
+    await runtime.ratings.learn(tier, spec_of(tier))
+    made = await decision(runtime, await ask(client, explore=False))
     assert made["action"].split()[:2] in (["answer", "beta"], ["answer-check", "beta"])
-    await opened.ratings.learn(tier, spec_of(tier))
-    assert (await decision(opened, await ask(client)))["version"] == made["version"], "no trial counts twice"
+    await runtime.ratings.learn(tier, spec_of(tier))
+    assert (await decision(runtime, await ask(client)))["version"] == made["version"], "no trial counts twice"
 
 
 async def test_the_models_own_plan_is_no_arm_where_the_model_may_not_read_the_task(
-    client: httpx.AsyncClient, opened: Runtime, stub: ProviderStub
+    client: httpx.AsyncClient, runtime: Runtime, stub: ProviderStub
 ) -> None:
     for label in ("region:eu", "retention:none", "phi"):
-        made = await decision(opened, await ask(client, model="baton-ultra", labels=[label]))
+        made = await decision(runtime, await ask(client, model="baton-ultra", labels=[label]))
         assert sorted(made["candidates"]) == ["answer alpha", "answer beta"]
     assert stub.of("planner") == []
 
 
 async def test_the_models_own_plan_is_an_arm_where_it_may_be_asked(
-    opened: Runtime, client: httpx.AsyncClient, stub: ProviderStub
+    runtime: Runtime, client: httpx.AsyncClient, stub: ProviderStub
 ) -> None:
     for _ in range(40):
         stub.script("planner", Reply(chunks=(plan_text((0, "Think", ["user"]), (1, "Answer", ["user", 0])),)))
         run = await ask(client, model="baton-ultra")
         stub.clear()
-        made = await decision(opened, run)
+        made = await decision(runtime, run)
         if made["action"] == "model":
             break
     assert made["action"] == "model"
-    journal = await events(opened, run)
+    journal = await events(runtime, run)
     assert [event.body["subtask"] != "" for event in journal if event.kind is Kind.PLAN_STEP] == [True, True]
     kinds = [event.kind for event in journal]
     assert kinds.index(Kind.PLAN_OPENED) < kinds.index(Kind.CALL_INTENDED) < kinds.index(Kind.PLAN_STEP)
     rated = await client.post(f"/v1/runs/{run}/feedback", json={"score": 1})
     assert rated.status_code == 200
-    tier = opened.pool.catalog().tiers["baton-ultra"]
-    await opened.ratings.learn(tier, spec_of(tier))
+    tier = runtime.pool.catalog().tiers["baton-ultra"]
+    await runtime.ratings.learn(tier, spec_of(tier))
     shown = "\n".join(why((await client.get(f"/v1/runs/{run}")).json()))
     assert "the selector chose by what it has learned from ratings" in shown
     assert "model, with probability 0.333 among 3 arms" in shown
@@ -311,32 +311,32 @@ def spec_of(tier: Tier) -> SelectorSpec:
     return tier.conductor.selector
 
 
-async def decisions(opened: Runtime, run: str) -> list[dict[str, Any]]:
+async def decisions(runtime: Runtime, run: str) -> list[dict[str, Any]]:
     """The decisions of all rounds of a run."""
-    journal = await events(opened, run)
+    journal = await events(runtime, run)
     return [event.body["decision"] for event in journal if event.kind is Kind.PLAN_OPENED]
 
 
 async def test_what_becomes_of_an_answer_is_a_decision_of_its_own(
-    opened: Runtime, client: httpx.AsyncClient, stub: ProviderStub
+    runtime: Runtime, client: httpx.AsyncClient, stub: ProviderStub
 ) -> None:
     """Accepted, checked by somebody who is shown it, or given anew by somebody who is not; each with its propensity,
     and each learned as what it was."""
     for name in ("alpha", "beta", "gamma"):
         stub.always(name, Reply(chunks=(f"Here {name} speaks.",)))
-    tier = opened.pool.catalog().tiers["baton-twice"]
+    tier = runtime.pool.catalog().tiers["baton-twice"]
     seen: dict[str, list[dict[str, Any]]] = {}
     while len(seen) < 3:
         asked = {"model": "baton-twice", "messages": [{"role": "user", "content": QUESTION}]}
         reply = await client.post("/v1/chat/completions", json=asked)
         run = reply.headers["x-baton-run"]
-        first, second = await decisions(opened, run)
+        first, second = await decisions(runtime, run)
         answering = first["action"].split()[1]
         others = {"alpha", "beta", "gamma"} - {answering}
         assert set(second["candidates"]) == {"accept", "recheck gamma", *(f"redo {name}" for name in others)}
         assert second["propensity"] == second["candidates"][second["action"]] == 0.25
         assert second["seed"] != first["seed"]
-        kept = await opened.context.store.contents(run, [second["features"]])
+        kept = await runtime.context.store.contents(run, [second["features"]])
         looked_at = from_json(orjson.loads(kept[second["features"]]))
         assert looked_at == replace(features(QUESTION), answer=of_answer(f"Here {answering} speaks."))
         done, _, worker = second["action"].partition(" ")
@@ -346,22 +346,22 @@ async def test_what_becomes_of_an_answer_is_a_decision_of_its_own(
             answer = reply.json()["choices"][0]["message"]["content"]
             assert answer == f"Here {worker or answering} speaks."
             await client.post(f"/v1/runs/{run}/feedback", json={"score": 1.0})
-            await opened.ratings.learn(tier, spec_of(tier))
+            await runtime.ratings.learn(tier, spec_of(tier))
             seen[done] = [first, second]
-    learned = (await posterior_of(opened.context.store, "baton-twice", "acme")).weights
+    learned = (await posterior_of(runtime.context.store, "baton-twice", "acme")).weights
     assert "answered" in learned
     assert any(part.startswith("check:gamma") for part in learned)
     assert "template:recheck" in learned
-    certain = await decisions(opened, await ask(client, model="baton-twice", explore=False))
+    certain = await decisions(runtime, await ask(client, model="baton-twice", explore=False))
     assert [decision["propensity"] for decision in certain] == [1.0, 1.0]
 
 
 async def test_an_answer_that_cannot_be_read_any_more_is_accepted(
-    opened: Runtime, client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+    runtime: Runtime, client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def erased(*_: Any) -> Any:
         raise NotFound
 
     monkeypatch.setattr("app.engine.runs.planning.with_inputs", erased)
-    made = await decisions(opened, await ask(client, model="baton-twice"))
+    made = await decisions(runtime, await ask(client, model="baton-twice"))
     assert (made[1]["action"], made[1]["candidates"]) == ("accept", {"accept": 1.0})

@@ -52,7 +52,7 @@ async def served() -> AsyncIterator[Embeddings]:
 
 
 @pytest.fixture
-async def opened(
+async def runtime(
     request: pytest.FixtureRequest, stub: ProviderStub, served: Embeddings, tmp_path: Path
 ) -> AsyncIterator[Runtime]:
     """The service. It is patient, as a busy machine needs it, unless the provider of embeddings will be silent."""
@@ -72,18 +72,18 @@ async def ask(client: httpx.AsyncClient, text: str = QUESTION, model: str = "bat
     return str(reply.headers["x-baton-run"])
 
 
-async def seen(opened: Runtime, run: str) -> tuple[dict[str, Any], list[Event], Any]:
+async def seen(runtime: Runtime, run: str) -> tuple[dict[str, Any], list[Event], Any]:
     """The decision, the journal, and the features that were looked at."""
-    journal = await events(opened, run)
+    journal = await events(runtime, run)
     decision = next(event.body["decision"] for event in journal if event.kind is Kind.PLAN_OPENED)
-    kept = await opened.context.store.contents(run, [decision["features"]])
+    kept = await runtime.context.store.contents(run, [decision["features"]])
     return decision, journal, from_json(orjson.loads(kept[decision["features"]]))
 
 
 async def test_an_embedding_stands_beside_the_words_and_its_call_in_the_journal(
-    opened: Runtime, client: httpx.AsyncClient, served: Embeddings
+    runtime: Runtime, client: httpx.AsyncClient, served: Embeddings
 ) -> None:
-    decision, journal, found = await seen(opened, await ask(client))
+    decision, journal, found = await seen(runtime, await ask(client))
     asked = {"model": "eye-1", "input": QUESTION, "encoding_format": "float"}
     assert served.asked == [{"key": None, **asked}]
     assert decision["embedder"] == "eye"
@@ -111,10 +111,10 @@ FAULTS: dict[Fault, str] = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 async def test_without_an_embedding_the_words_do_and_the_journal_says_why(
-    opened: Runtime, client: httpx.AsyncClient, served: Embeddings, fault: Fault
+    runtime: Runtime, client: httpx.AsyncClient, served: Embeddings, fault: Fault
 ) -> None:
     served.fault = fault
-    decision, journal, found = await seen(opened, await ask(client))
+    decision, journal, found = await seen(runtime, await ask(client))
     assert found == features(QUESTION)
     assert (decision["embedder"], decision["blind"]) == ("eye", FAULTS[fault])
     outcome = next(event.body for event in journal if event.kind is Kind.CALL_FINISHED)
@@ -123,11 +123,11 @@ async def test_without_an_embedding_the_words_do_and_the_journal_says_why(
 
 
 async def test_an_endpoint_that_keeps_failing_is_left_alone(
-    opened: Runtime, client: httpx.AsyncClient, served: Embeddings
+    runtime: Runtime, client: httpx.AsyncClient, served: Embeddings
 ) -> None:
     served.fault = "500"
     for _ in range(12):
-        decision, journal, _ = await seen(opened, await ask(client))
+        decision, journal, _ = await seen(runtime, await ask(client))
     assert decision["blind"].startswith("conductor_")
     assert next(event.body["worker"] for event in journal if event.kind is Kind.CALL_INTENDED) != "eye"
     assert len(served.asked) < 12
@@ -135,27 +135,27 @@ async def test_an_endpoint_that_keeps_failing_is_left_alone(
 
 @pytest.mark.parametrize(("barred", "allowed"), [("secret", "internal"), ("region:eu", "retention:none")])
 async def test_what_it_is_not_cleared_for_is_not_sent_to_it(
-    opened: Runtime, client: httpx.AsyncClient, served: Embeddings, barred: str, allowed: str
+    runtime: Runtime, client: httpx.AsyncClient, served: Embeddings, barred: str, allowed: str
 ) -> None:
-    decision, _, found = await seen(opened, await ask(client, labels=[allowed, barred]))
+    decision, _, found = await seen(runtime, await ask(client, labels=[allowed, barred]))
     assert served.asked == []
     assert found == features(QUESTION)
     assert decision["blind"] == "not_cleared"
-    decision, _, _ = await seen(opened, await ask(client, labels=[allowed]))
+    decision, _, _ = await seen(runtime, await ask(client, labels=[allowed]))
     assert len(served.asked) == 1
     assert "blind" not in decision
 
 
 async def test_what_was_rated_is_learned_of_the_embedding_too(
-    opened: Runtime, client: httpx.AsyncClient, served: Embeddings
+    runtime: Runtime, client: httpx.AsyncClient, served: Embeddings
 ) -> None:
     run = await ask(client)
     await client.post(f"/v1/runs/{run}/feedback", json={"score": 0})
-    tier = opened.pool.catalog().tiers["baton-mini"]
+    tier = runtime.pool.catalog().tiers["baton-mini"]
     spec = tier.conductor.selector
     assert isinstance(spec, SelectorSpec)
-    await opened.ratings.learn(tier, spec)
-    _, _, found = await seen(opened, run)
-    weights = opened.ratings._beliefs.of("baton-mini", "acme").published.posterior.weights["base"]
+    await runtime.ratings.learn(tier, spec)
+    _, _, found = await seen(runtime, run)
+    weights = runtime.ratings._beliefs.of("baton-mini", "acme").published.posterior.weights["base"]
     assert all(weights[place][0] != 0 for place in weights if place >= 1_000_000 or place < 1024)
     assert len([place for place in weights if place > 10_000]) == len(found.vector)

@@ -61,21 +61,21 @@ def pool(stub: ProviderStub, *more: str) -> str:
     return pool_text(stub) + NEXT.format() + "".join(more)
 
 
-async def put(opened: Runtime, kind: ChangeKind, subject: str = "", share: float = 0.0) -> None:
+async def put(runtime: Runtime, kind: ChangeKind, subject: str = "", share: float = 0.0) -> None:
     """Make a change of what serves `baton-mini`, as a command does, and let the gateway look."""
-    context = opened.context
+    context = runtime.context
     wanted = RequestedChange(f"{TIER}baton-mini", kind, subject, share)
     possible = await checked_service(context.store, context.catalog(), wanted)
     await make_change(context.store, possible, name=context.name("change"), by=PROCESS)
-    await opened.versions.look()
+    await runtime.versions.look()
 
 
-async def asked(opened: Runtime, run: str = "", **changes: Any) -> tuple[str, dict[str, Any]]:
+async def asked(runtime: Runtime, run: str = "", **changes: Any) -> tuple[str, dict[str, Any]]:
     """What a caller of `baton-mini` is told, and the body of the run's admission."""
-    driven = await opened.runs.start(replace(order(opened, "baton-mini", **changes), run=run))
+    driven = await runtime.runs.start(replace(order(runtime, "baton-mini", **changes), run=run))
     said = "".join((await finish(driven)).texts)
-    await ended_row(opened.context.store, driven.run)
-    (admitted,) = of(await events(opened, driven.run), Kind.ADMITTED)
+    await ended_row(runtime.context.store, driven.run)
+    (admitted,) = of(await events(runtime, driven.run), Kind.ADMITTED)
     return said, {**admitted, "run": driven.run}
 
 
@@ -83,25 +83,25 @@ async def test_callers_of_a_tier_are_served_by_what_was_put_in_its_place(tmp_pat
     async with ProviderStub() as stub:
         speak(stub)
         stub.always("delta", Reply(chunks=("From delta.",)))
-        async with running_service(tmp_path, pool(stub)) as opened:
-            said, admitted = await asked(opened)
+        async with running_service(tmp_path, pool(stub)) as runtime:
+            said, admitted = await asked(runtime)
             assert (said, "served_by" in admitted) == (SAYS["alpha"], False)
-            await put(opened, "promoted", "tier baton-next")
-            said, admitted = await asked(opened)
+            await put(runtime, "promoted", "tier baton-next")
+            said, admitted = await asked(runtime)
             assert (said, admitted["served_by"]) == ("From delta.", "tier baton-next")
             assert (admitted["tier"], admitted["pool"]) == ("baton-mini", ["gamma", "delta"])
-            again = opened.context.tier_of(next(facts(await events(opened, admitted["run"]), RunAdmitted)))
+            again = runtime.context.tier_of(next(facts(await events(runtime, admitted["run"]), RunAdmitted)))
             assert again is not None
             assert again.pool == ("gamma", "delta"), "another engine finds the same"
             limits = admitted["limits"]
             assert (limits["steps"], limits["attempts"], limits["seconds"]) == (5, 2, 20), "the lower of both"
-            await put(opened, "promoted", "worker beta")
-            said, admitted = await asked(opened)
+            await put(runtime, "promoted", "worker beta")
+            said, admitted = await asked(runtime)
             assert (said, admitted["pool"], admitted["conductor"]) == (SAYS["beta"], ["beta"], "fixed")
-            await put(opened, "rolled_back")
-            assert (await asked(opened))[0] == "From delta."
-            await put(opened, "rolled_back")
-            assert (await asked(opened))[0] == SAYS["alpha"]
+            await put(runtime, "rolled_back")
+            assert (await asked(runtime))[0] == "From delta."
+            await put(runtime, "rolled_back")
+            assert (await asked(runtime))[0] == SAYS["alpha"]
 
 
 async def test_a_request_that_the_subject_cannot_take_is_served_by_the_tiers_own(tmp_path: Path) -> None:
@@ -109,8 +109,8 @@ async def test_a_request_that_the_subject_cannot_take_is_served_by_the_tiers_own
         speak(stub)
         stub.always("delta", Reply(chunks=("From delta.",)))
         secret = pool(stub).replace('model = "alpha"', 'model = "alpha"\nclearance = ["secret"]')
-        async with running_service(tmp_path, secret) as opened:
-            await put(opened, "promoted", "tier baton-next")
+        async with running_service(tmp_path, secret) as runtime:
+            await put(runtime, "promoted", "tier baton-next")
             plan = {"steps": [{"worker": "gamma", "subtask": "", "access": ["user"]}]}
             own: dict[str, dict[str, Any]] = {
                 SAYS["alpha"]: {"labels": frozenset({"secret"})},
@@ -118,27 +118,27 @@ async def test_a_request_that_the_subject_cannot_take_is_served_by_the_tiers_own
                 SAYS["gamma"]: {"plan": plan},
             }
             for said, changes in own.items():
-                found, admitted = await asked(opened, **changes)
+                found, admitted = await asked(runtime, **changes)
                 assert (found, "served_by" in admitted) == (said, False), changes
-            await put(opened, "promoted", "tier baton-ultra")
-            said, admitted = await asked(opened, labels=frozenset({"secret"}))
+            await put(runtime, "promoted", "tier baton-ultra")
+            said, admitted = await asked(runtime, labels=frozenset({"secret"}))
             assert (said, "served_by" in admitted) == (SAYS["alpha"], False), "its conductor may not read the labels"
-            await put(opened, "rolled_back")
+            await put(runtime, "rolled_back")
             for overrides in (Overrides(pin="delta"), Overrides(allow=frozenset({"alpha", "delta"}))):
-                found, admitted = await asked(opened, overrides=overrides)
+                found, admitted = await asked(runtime, overrides=overrides)
                 assert (found, admitted["served_by"]) == ("From delta.", "tier baton-next")
-            said, admitted = await asked(opened, overrides=Overrides(deny=frozenset({"alpha", "delta"})))
+            said, admitted = await asked(runtime, overrides=Overrides(deny=frozenset({"alpha", "delta"})))
             assert (said, admitted["excluded"]) == (SAYS["gamma"], {"delta": "in the request's deny list"})
 
 
 async def test_a_canary_serves_its_share_and_the_same_runs_everywhere(tmp_path: Path) -> None:
     async with ProviderStub() as stub:
         speak(stub)
-        async with running_service(tmp_path, pool(stub)) as opened:
-            await put(opened, "canary", "worker gamma", 0.5)
-            found = [(await asked(opened, f"run_{number:031x}"))[0] for number in range(12)]
+        async with running_service(tmp_path, pool(stub)) as runtime:
+            await put(runtime, "canary", "worker gamma", 0.5)
+            found = [(await asked(runtime, f"run_{number:031x}"))[0] for number in range(12)]
             assert set(found) == {SAYS["alpha"], SAYS["gamma"]}
-            now = versions_in_force(await opened.context.store.changes())[f"{TIER}baton-mini"]
+            now = versions_in_force(await runtime.context.store.changes())[f"{TIER}baton-mini"]
             assert (now.live, now.canary, now.share) == ("", "worker gamma", 0.5)
 
 
@@ -146,13 +146,13 @@ async def test_a_run_gets_no_shadow_under_what_has_served_it(tmp_path: Path) -> 
     async with ProviderStub() as stub:
         speak(stub)
         tried = '[tiers.baton-mini.shadow]\nshare = 1\nworker = "gamma"\n'
-        async with running_service(tmp_path, pool(stub, tried)) as opened:
-            shadows = Shadows(opened.context, opened.drivers)
+        async with running_service(tmp_path, pool(stub, tried)) as runtime:
+            shadows = Shadows(runtime.context, runtime.drivers)
             await shadows.look()
-            await put(opened, "promoted", "worker gamma")
-            await asked(opened)
+            await put(runtime, "promoted", "worker gamma")
+            await asked(runtime)
             await shadows.look()
-            notes = await opened.context.store.learned(policy_of("baton-mini"), 0)
+            notes = await runtime.context.store.learned(policy_of("baton-mini"), 0)
             assert notes is not None
             assert notes_from_json(notes.body).since(0.0) == {"served": 1}
 
@@ -162,22 +162,22 @@ async def test_what_the_pool_file_lacks_is_refused_and_serves_nothing(
 ) -> None:
     async with ProviderStub() as stub:
         speak(stub)
-        async with running_service(tmp_path, pool(stub)) as opened:
+        async with running_service(tmp_path, pool(stub)) as runtime:
             for subject, reason in (
                 ("tier baton-none", "the pool file has no tier baton-none"),
                 ("worker none", "the pool file has no worker none"),
                 ("tier baton-mini", "is the tier itself"),
             ):
                 with pytest.raises(ConfigInvalid, match=reason):
-                    await put(opened, "promoted", subject)
+                    await put(runtime, "promoted", subject)
             with pytest.raises(ConfigInvalid, match="nothing to roll back"):
-                await put(opened, "rolled_back")
-            await put(opened, "promoted", "tier baton-next")
+                await put(runtime, "rolled_back")
+            await put(runtime, "promoted", "tier baton-next")
             with pytest.raises(ConfigInvalid, match="is live already"):
-                await put(opened, "promoted", "tier baton-next")
-            assert (await asked(opened))[1]["served_by"] == "tier baton-next"
+                await put(runtime, "promoted", "tier baton-next")
+            assert (await asked(runtime))[1]["served_by"] == "tier baton-next"
             (tmp_path / "pool.toml").write_text(pool_text(stub))
-            opened.install(
+            runtime.install(
                 configure(
                     {
                         "BATON_POOL": str(tmp_path / "pool.toml"),
@@ -186,10 +186,10 @@ async def test_what_the_pool_file_lacks_is_refused_and_serves_nothing(
                     }
                 )
             )
-            await opened.versions.look()
+            await runtime.versions.look()
             (told,) = [record.fields for record in caplog.records if "The pool file lacks" in record.getMessage()]
             assert told["reason"].startswith("tier baton-next is to serve baton-mini, and the pool file has no tier")
-            said, admitted = await asked(opened)
+            said, admitted = await asked(runtime)
             assert (said, "served_by" in admitted) == (SAYS["alpha"], False)
 
 
@@ -198,8 +198,8 @@ async def test_the_callers_see_their_model_and_the_journal_says_who_served(tmp_p
     async with ProviderStub() as stub:
         speak(stub)
         stub.always("delta", Reply(chunks=("From delta.",)))
-        async with running_service(tmp_path, pool(stub)) as opened, calling(opened) as client:
-            await put(opened, "promoted", "tier baton-next")
+        async with running_service(tmp_path, pool(stub)) as runtime, calling(runtime) as client:
+            await put(runtime, "promoted", "tier baton-next")
             body = {"model": "baton-mini", "messages": [{"role": "user", "content": "What is 2 + 2?"}]}
             reply = (await client.post("/v1/chat/completions", json=body)).json()
             assert (reply["model"], reply["choices"][0]["message"]["content"]) == ("baton-mini", "From delta.")
@@ -232,43 +232,43 @@ async def test_a_tier_that_degrades_runs_is_rolled_back_by_itself(tmp_path: Path
     async with ProviderStub() as stub:
         speak(stub)
         stub.always("planner", PLAN)
-        async with running_service(tmp_path, pool(stub, STATED)) as opened:
-            await put(opened, "canary", "tier baton-ultra", 0.5)
-            before = [(await asked(opened, f"run_{number:031x}"))[1] for number in range(8)]
+        async with running_service(tmp_path, pool(stub, STATED)) as runtime:
+            await put(runtime, "canary", "tier baton-ultra", 0.5)
+            before = [(await asked(runtime, f"run_{number:031x}"))[1] for number in range(8)]
             own = len([entry for entry in before if "served_by" not in entry])
             assert 2 <= own < 8
-            await put(opened, "rolled_back")
-            await put(opened, kind, "tier baton-ultra", share)
-            watching = PromotionWatch(opened.context)
+            await put(runtime, "rolled_back")
+            await put(runtime, kind, "tier baton-ultra", share)
+            watching = PromotionWatch(runtime.context)
             for number in range(8, 12):
-                await asked(opened, f"run_{number:031x}")
+                await asked(runtime, f"run_{number:031x}")
             await watching.look()
-            assert "tier baton-ultra" in await live(opened)
+            assert "tier baton-ultra" in await live(runtime)
             stub.always("planner", Fail(status=404))
             for number in range(12, 36):
-                await asked(opened, f"run_{number:031x}")
+                await asked(runtime, f"run_{number:031x}")
             await watching.look()
-            assert await live(opened) == ("", "")
-            (*_, last) = await opened.context.store.changes()
+            assert await live(runtime) == ("", "")
+            (*_, last) = await runtime.context.store.changes()
             assert (last.kind, last.who, last.version) == ("rolled_back", "baton", "tier baton-ultra")
             note = json.loads(last.note)
             assert note["breached"] == ["max_degraded"]
             if kind == "promoted":
                 assert note["tiers"][0]["conditions"][0]["count"] == own, "compared with what its own definition served"
-            metrics = opened.context.telemetry.exposition().decode()
+            metrics = runtime.context.telemetry.exposition().decode()
             assert 'baton_rollbacks_total{condition="max_degraded",conductor="tier baton-mini"} 1.0' in metrics
-            known = len(await opened.context.store.changes())
+            known = len(await runtime.context.store.changes())
             await watching.look()
-            assert len(await opened.context.store.changes()) == known
-            logged = await opened.context.store.admin_events(AdminEventQuery())
+            assert len(await runtime.context.store.changes()) == known
+            logged = await runtime.context.store.admin_events(AdminEventQuery())
             assert ("tier.rolled_back", "baton-mini", "process") in [
                 (event.action, event.target, event.via) for event in logged
             ]
-            await opened.versions.look()
-            assert (await asked(opened))[0] == SAYS["alpha"]
+            await runtime.versions.look()
+            assert (await asked(runtime))[0] == SAYS["alpha"]
 
 
-async def live(opened: Runtime) -> tuple[str, str]:
+async def live(runtime: Runtime) -> tuple[str, str]:
     """What serves `baton-mini`, and the canary."""
-    now = versions_in_force(await opened.context.store.changes())[f"{TIER}baton-mini"]
+    now = versions_in_force(await runtime.context.store.changes())[f"{TIER}baton-mini"]
     return now.live, now.canary

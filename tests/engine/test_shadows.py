@@ -58,29 +58,29 @@ def _written(value: Any) -> str:
 @asynccontextmanager
 async def served(folder: Path, pool: str) -> AsyncIterator[tuple[Runtime, Shadows]]:
     """The service, and its task that starts shadows, which has taken its first look."""
-    async with running_service(folder, pool) as opened:
-        shadows = Shadows(opened.context, opened.drivers)
+    async with running_service(folder, pool) as runtime:
+        shadows = Shadows(runtime.context, runtime.drivers)
         await shadows.look()
-        yield opened, shadows
+        yield runtime, shadows
 
 
-async def answered(opened: Runtime, tier: str = "baton-mini", **changes: Any) -> tuple[str, str]:
+async def answered(runtime: Runtime, tier: str = "baton-mini", **changes: Any) -> tuple[str, str]:
     """The id of a run, and what its caller was told."""
     tenant = changes.pop("tenant", "tenant")
-    driven = await opened.runs.start(replace(order(opened, tier, **changes), tenant=tenant))
+    driven = await runtime.runs.start(replace(order(runtime, tier, **changes), tenant=tenant))
     said = "".join((await finish(driven)).texts)
-    await ended_row(opened.context.store, driven.run)
+    await ended_row(runtime.context.store, driven.run)
     return driven.run, said
 
 
-async def shadow_of(opened: Runtime, run: str) -> RunRow:
+async def shadow_of(runtime: Runtime, run: str) -> RunRow:
     """The row of a run's shadow, once it has ended."""
-    return await ended_row(opened.context.store, shadow_id(run))
+    return await ended_row(runtime.context.store, shadow_id(run))
 
 
-async def counts(opened: Runtime, tier: str = "baton-mini") -> dict[str, int]:
+async def counts(runtime: Runtime, tier: str = "baton-mini") -> dict[str, int]:
     """What became of the tier's runs that were drawn."""
-    found = await opened.context.store.learned(policy_of(tier), 0)
+    found = await runtime.context.store.learned(policy_of(tier), 0)
     assert found is not None
     return dict(notes_from_json(found.body).since(0.0))
 
@@ -88,21 +88,21 @@ async def counts(opened: Runtime, tier: str = "baton-mini") -> dict[str, int]:
 async def test_a_run_is_tried_a_second_time_once_it_has_ended(tmp_path: Path) -> None:
     async with ProviderStub() as stub:
         speak(stub)
-        async with served(tmp_path, tried(stub)) as (opened, shadows):
-            run, said = await answered(opened, labels=frozenset())
+        async with served(tmp_path, tried(stub)) as (runtime, shadows):
+            run, said = await answered(runtime, labels=frozenset())
             assert said == SAYS["alpha"]
             await shadows.look()
-            row = await shadow_of(opened, run)
+            row = await shadow_of(runtime, run)
             assert (row.origin_kind, row.origin_run, row.state, row.tenant) == ("shadow", run, "succeeded", "tenant")
             assert stub.of("gamma")[-1].json["messages"] == stub.of("alpha")[-1].json["messages"]
             assert row.spent.usd > 0
-            use = await opened.context.store.budget_use(of_shadows("baton-mini", 0).id, 1)
+            use = await runtime.context.store.budget_use(of_shadows("baton-mini", 0).id, 1)
             assert use[0].spent == row.spent.usd
             await shadows.look()
             await shadows.look()
-            shown = await opened.context.store.runs(RunQuery(origin_run=run))
+            shown = await runtime.context.store.runs(RunQuery(origin_run=run))
             assert [run.id for run in shown] == [row.id]
-            assert await counts(opened) == {"started": 1}
+            assert await counts(runtime) == {"started": 1}
 
 
 async def test_a_shadow_that_hangs_or_fails_changes_nothing_for_callers(tmp_path: Path) -> None:
@@ -110,122 +110,122 @@ async def test_a_shadow_that_hangs_or_fails_changes_nothing_for_callers(tmp_path
     async with ProviderStub() as stub:
         speak(stub)
         stub.always("gamma", Hang())
-        async with served(tmp_path, tried(stub)) as (opened, shadows):
-            first = [await answered(opened) for _ in range(AT_ONCE + 1)]
+        async with served(tmp_path, tried(stub)) as (runtime, shadows):
+            first = [await answered(runtime) for _ in range(AT_ONCE + 1)]
             await shadows.look()
             await until(lambda: len(stub.of("gamma")) == AT_ONCE)
-            assert [said for _, said in [*first, await answered(opened)]] == [SAYS["alpha"]] * (AT_ONCE + 2)
+            assert [said for _, said in [*first, await answered(runtime)]] == [SAYS["alpha"]] * (AT_ONCE + 2)
             await shadows.look()
             assert len(stub.of("gamma")) == AT_ONCE
-            journal = await events(opened, first[0][0])
+            journal = await events(runtime, first[0][0])
             assert not [event for event in journal if "gamma" in str(event.body.get("worker"))]
-            assert await counts(opened) == {"started": AT_ONCE}
+            assert await counts(runtime) == {"started": AT_ONCE}
             for run, _ in first[:AT_ONCE]:
-                opened.runs.cancel(shadow_id(run), "operator")
-                assert (await shadow_of(opened, run)).state == "cancelled"
+                runtime.runs.cancel(shadow_id(run), "operator")
+                assert (await shadow_of(runtime, run)).state == "cancelled"
 
 
 async def test_a_shadow_is_started_only_while_the_engine_is_quiet(tmp_path: Path) -> None:
     async with ProviderStub() as stub:
         speak(stub)
-        async with served(tmp_path, tried(stub)) as (opened, shadows):
-            run, _ = await answered(opened)
+        async with served(tmp_path, tried(stub)) as (runtime, shadows):
+            run, _ = await answered(runtime)
             stub.always("alpha", Hang())
-            busy = [await opened.runs.start(order(opened, "baton-mini")) for _ in range(33)]
-            await until(lambda: not opened.drivers.is_quiet)
+            busy = [await runtime.runs.start(order(runtime, "baton-mini")) for _ in range(33)]
+            await until(lambda: not runtime.drivers.is_quiet)
             await shadows.look()
-            assert await counts(opened) == {}
+            assert await counts(runtime) == {}
             for driven in busy:
-                opened.runs.cancel(driven.run, "caller")
-            await until(lambda: opened.drivers.is_quiet)
+                runtime.runs.cancel(driven.run, "caller")
+            await until(lambda: runtime.drivers.is_quiet)
             await shadows.look()
-            assert (await shadow_of(opened, run)).state == "succeeded"
+            assert (await shadow_of(runtime, run)).state == "succeeded"
 
 
 async def test_a_shadow_waits_until_its_run_has_ended(tmp_path: Path) -> None:
     async with ProviderStub() as stub:
         speak(stub)
         stub.always("alpha", Hang())
-        async with served(tmp_path, tried(stub)) as (opened, shadows):
-            driven = await opened.runs.start(order(opened, "baton-mini"))
+        async with served(tmp_path, tried(stub)) as (runtime, shadows):
+            driven = await runtime.runs.start(order(runtime, "baton-mini"))
             await until(lambda: bool(stub.of("alpha")))
             await shadows.look()
-            assert (await counts(opened), stub.of("gamma")) == ({}, [])
-            opened.runs.cancel(driven.run, "caller")
-            await ended_row(opened.context.store, driven.run)
+            assert (await counts(runtime), stub.of("gamma")) == ({}, [])
+            runtime.runs.cancel(driven.run, "caller")
+            await ended_row(runtime.context.store, driven.run)
             await shadows.look()
-            assert await counts(opened) == {"cancelled": 1}
+            assert await counts(runtime) == {"cancelled": 1}
 
 
 async def test_a_full_queue_drops_shadows_and_no_run(tmp_path: Path) -> None:
     async with ProviderStub() as stub:
         speak(stub)
-        async with served(tmp_path, tried(stub, max_waiting=2)) as (opened, shadows):
-            runs = [await answered(opened) for _ in range(3)]
+        async with served(tmp_path, tried(stub, max_waiting=2)) as (runtime, shadows):
+            runs = [await answered(runtime) for _ in range(3)]
             assert [said for _, said in runs] == [SAYS["alpha"]] * 3
             await shadows.look()
-            assert await counts(opened) == {"queue_full": 1, "started": 2}
-            assert 'baton_shadows_total{outcome="queue_full",tier="baton-mini"} 1.0' in metrics(opened)
+            assert await counts(runtime) == {"queue_full": 1, "started": 2}
+            assert 'baton_shadows_total{outcome="queue_full",tier="baton-mini"} 1.0' in metrics(runtime)
             for run, _ in runs[:2]:
-                await shadow_of(opened, run)
+                await shadow_of(runtime, run)
 
 
 async def test_a_spent_budget_drops_shadows_and_no_run(tmp_path: Path) -> None:
     """20 micro-dollars do not pay for a call: the shadow that finds them ends, and once they are spent none begins."""
     async with ProviderStub() as stub:
         speak(stub)
-        async with served(tmp_path, tried(stub, usd_per_day="0.000020")) as (opened, shadows):
-            run, said = await answered(opened)
+        async with served(tmp_path, tried(stub, usd_per_day="0.000020")) as (runtime, shadows):
+            run, said = await answered(runtime)
             await shadows.look()
-            row = await shadow_of(opened, run)
+            row = await shadow_of(runtime, run)
             assert (said, row.state, row.spent.usd, stub.of("gamma")) == (SAYS["alpha"], "over_budget", 0, [])
         (tmp_path / "spent").mkdir()
-        async with served(tmp_path / "spent", tried(stub, usd_per_day=0)) as (opened, shadows):
-            run, said = await answered(opened)
+        async with served(tmp_path / "spent", tried(stub, usd_per_day=0)) as (runtime, shadows):
+            run, said = await answered(runtime)
             await shadows.look()
-            assert (said, await counts(opened)) == (SAYS["alpha"], {"budget": 1})
-            assert not await opened.context.store.runs(RunQuery(origin_run=run))
+            assert (said, await counts(runtime)) == (SAYS["alpha"], {"budget": 1})
+            assert not await runtime.context.store.runs(RunQuery(origin_run=run))
 
 
 async def test_labels_bind_a_shadow_as_they_bind_a_run(tmp_path: Path) -> None:
     async with ProviderStub() as stub:
         speak(stub)
         pool = tried(stub).replace('model = "alpha"\n', 'model = "alpha"\nclearance = ["secret"]\n')
-        async with served(tmp_path, pool) as (opened, shadows):
-            await answered(opened, labels=frozenset({"secret"}))
+        async with served(tmp_path, pool) as (runtime, shadows):
+            await answered(runtime, labels=frozenset({"secret"}))
             await shadows.look()
-            assert (await counts(opened), stub.of("gamma")) == ({"labels": 1}, [])
+            assert (await counts(runtime), stub.of("gamma")) == ({"labels": 1}, [])
 
 
 async def test_a_worker_that_the_request_denies_is_none_of_its_shadow(tmp_path: Path) -> None:
     async with ProviderStub() as stub:
         speak(stub)
-        async with served(tmp_path, tried(stub)) as (opened, shadows):
-            await answered(opened, overrides=Overrides(deny=frozenset({"gamma"})))
-            await answered(opened, overrides=Overrides(allow=frozenset({"alpha"})))
-            await answered(opened, overrides=Overrides(pin="alpha"))
-            await answered(opened, shadow=False)
+        async with served(tmp_path, tried(stub)) as (runtime, shadows):
+            await answered(runtime, overrides=Overrides(deny=frozenset({"gamma"})))
+            await answered(runtime, overrides=Overrides(allow=frozenset({"alpha"})))
+            await answered(runtime, overrides=Overrides(pin="alpha"))
+            await answered(runtime, shadow=False)
             await shadows.look()
-            assert (await counts(opened), stub.of("gamma")) == ({"no_worker": 3, "opted_out": 1}, [])
+            assert (await counts(runtime), stub.of("gamma")) == ({"no_worker": 3, "opted_out": 1}, [])
 
 
 async def test_what_nobody_has_approved_is_shown_to_no_shadow(tmp_path: Path) -> None:
     async with ProviderStub() as stub:
         speak(stub)
-        async with served(tmp_path, tried(stub)) as (opened, shadows):
+        async with served(tmp_path, tried(stub)) as (runtime, shadows):
             runs = []
             for verdict in ("refuse", "approve"):
-                driven = await opened.runs.start(order(opened, "baton-mini", approval=True))
+                driven = await runtime.runs.start(order(runtime, "baton-mini", approval=True))
                 runs.append(driven.run)
-                await until(lambda: not len(opened.drivers))
-                asked = of(await events(opened, driven.run), Kind.AWAITING_APPROVAL)[0]
+                await until(lambda: not len(runtime.drivers))
+                asked = of(await events(runtime, driven.run), Kind.AWAITING_APPROVAL)[0]
                 decision = Decision(verdict=verdict, digest=asked["digest"], by="key:boss", key="")  # type: ignore[arg-type]
-                await opened.runs.decide(driven.run, None, decision)
-                await ended_row(opened.context.store, driven.run)
+                await runtime.runs.decide(driven.run, None, decision)
+                await ended_row(runtime.context.store, driven.run)
             await shadows.look()
-            assert await counts(opened) == {"not_approved": 1, "started": 1}
-            await until(lambda: not len(opened.drivers))
-            row = await opened.context.store.run(shadow_id(runs[1]))
+            assert await counts(runtime) == {"not_approved": 1, "started": 1}
+            await until(lambda: not len(runtime.drivers))
+            row = await runtime.context.store.run(shadow_id(runs[1]))
             assert (row.state, stub.of("gamma")) == ("awaiting_approval", [])
 
 
@@ -236,13 +236,13 @@ async def test_a_request_with_tools_is_only_planned_a_second_time(tmp_path: Path
         plans(stub, plan_text((2, "Solve it.", ["user"])))
         tool = Tool("clock", "Tells the time.", {"type": "object", "properties": {}})
         task = Task((Message("user", (Text("What time is it?"),)),), toolbox=Toolbox((tool,)))
-        async with served(tmp_path, tried(stub, tier="baton-ultra")) as (opened, shadows):
-            run, _ = await answered(opened, task=task)
+        async with served(tmp_path, tried(stub, tier="baton-ultra")) as (runtime, shadows):
+            run, _ = await answered(runtime, task=task)
             before = len(stub.requests)
             await shadows.look()
-            row = await shadow_of(opened, run)
+            row = await shadow_of(runtime, run)
             assert [request.json["model"] for request in stub.requests[before:]] == ["planner"]
-            (admitted,) = of(await events(opened, row.id), Kind.ADMITTED)
+            (admitted,) = of(await events(runtime, row.id), Kind.ADMITTED)
             assert (row.state, row.tier, admitted["preview"]) == ("succeeded", "baton-ultra", True)
 
 
@@ -252,13 +252,13 @@ async def test_a_version_conducts_the_shadow_and_no_live_run(tmp_path: Path) -> 
         for model in ("planner", "planner@1"):
             stub.always(model, Reply(chunks=(plan_text((0, "Solve it.", ["user"])),)))
         pool = pool_text(stub) + '\n[tiers.baton-ultra.shadow]\nconductor = "planner@1"\nshare = 1\nmode = "plan"\n'
-        async with served(tmp_path, pool) as (opened, shadows):
-            run, _ = await answered(opened, "baton-ultra")
+        async with served(tmp_path, pool) as (runtime, shadows):
+            run, _ = await answered(runtime, "baton-ultra")
             await shadows.look()
-            row = await shadow_of(opened, run)
-            (intent,) = of(await events(opened, row.id), Kind.CALL_INTENDED)
+            row = await shadow_of(runtime, run)
+            (intent,) = of(await events(runtime, row.id), Kind.CALL_INTENDED)
             assert (intent["worker"], intent["version"], row.state) == ("planner", "planner@1", "succeeded")
-            assert "version" not in of(await events(opened, run), Kind.CALL_INTENDED)[0]
+            assert "version" not in of(await events(runtime, run), Kind.CALL_INTENDED)[0]
 
 
 async def test_an_engine_that_was_killed_leaves_one_shadow_at_most(tmp_path: Path) -> None:
@@ -266,59 +266,59 @@ async def test_an_engine_that_was_killed_leaves_one_shadow_at_most(tmp_path: Pat
     already. A shadow that was admitted is taken over like any run."""
     async with ProviderStub() as stub:
         speak(stub)
-        async with served(tmp_path, tried(stub)) as (opened, shadows):
-            runs = [(await answered(opened))[0] for _ in range(2)]
-            store = opened.context.store
+        async with served(tmp_path, tried(stub)) as (runtime, shadows):
+            runs = [(await answered(runtime))[0] for _ in range(2)]
+            store = runtime.context.store
             unnoted = await store.learned(policy_of("baton-mini"), 0)
             await shadows.look()
             for run in runs:
-                await shadow_of(opened, run)
+                await shadow_of(runtime, run)
             noted = await store.learned(policy_of("baton-mini"), 0)
             assert unnoted is not None
             assert noted is not None
             again = Learned(noted.number + 1, unnoted.body)
-            assert await store.learn(policy_of("baton-mini"), again, opened.context.now())
+            assert await store.learn(policy_of("baton-mini"), again, runtime.context.now())
             await shadows.look()
-            assert (len(stub.of("gamma")), await counts(opened)) == (2, {"started": 2})
+            assert (len(stub.of("gamma")), await counts(runtime)) == (2, {"started": 2})
             assert len(await store.runs(RunQuery(origin_kind="shadow"))) == 2
 
 
 async def test_nobody_is_billed_for_a_shadow_and_nothing_is_learned_from_it(tmp_path: Path) -> None:
     async with ProviderStub() as stub:
         speak(stub)
-        async with served(tmp_path, tried(stub)) as (opened, shadows):
-            store = opened.context.store
+        async with served(tmp_path, tried(stub)) as (runtime, shadows):
+            store = runtime.context.store
             await store.set_budget(Budget("tenant", "tenant", "", "day", 1_000_000))
-            run, _ = await answered(opened)
+            run, _ = await answered(runtime)
             live = (await store.run(run)).spent.usd
             await shadows.look()
-            row = await shadow_of(opened, run)
+            row = await shadow_of(runtime, run)
             given = Feedback("rating", row.id, "tenant", "key", 1.0, "grader", "exact", "1", 1.0)
             assert await store.rated([given], TOLD, looked_at) == ()
             (use,) = await store.budget_use("tenant/tenant/-/day", 1)
             (spent,) = await store.spending(SpendQuery(since=0.0, until=row.created_at + 1, tenant="tenant"))
             assert (use.spent, spent.usd, spent.runs) == (live, live, 1)
-            assert f'baton_tenant_cost_micro_usd_total{{tenant="tenant"}} {float(live)}' in metrics(opened)
+            assert f'baton_tenant_cost_micro_usd_total{{tenant="tenant"}} {float(live)}' in metrics(runtime)
             report = await reports.make(store, store, RunQuery(), ReportOptions(), UTC)
             assert (report["total"]["runs"], report["left_out"]["shadows"]) == (1, 1)
 
 
-def metrics(opened: Runtime) -> str:
+def metrics(runtime: Runtime) -> str:
     """The metrics of the process."""
-    return opened.context.telemetry.exposition().decode()
+    return runtime.context.telemetry.exposition().decode()
 
 
 async def test_an_erasure_of_a_run_reaches_its_shadow(tmp_path: Path) -> None:
     async with ProviderStub() as stub:
         speak(stub)
-        async with served(tmp_path, tried(stub)) as (opened, shadows), calling(opened) as client:
-            run, _ = await answered(opened, tenant="acme")
-            other, _ = await answered(opened, tenant="acme")
+        async with served(tmp_path, tried(stub)) as (runtime, shadows), calling(runtime) as client:
+            run, _ = await answered(runtime, tenant="acme")
+            other, _ = await answered(runtime, tenant="acme")
             await shadows.look()
             for shadow_run in (run, other):
-                assert not (await shadow_of(opened, shadow_run)).erased
+                assert not (await shadow_of(runtime, shadow_run)).erased
             assert (await client.delete(f"/v1/runs/{run}")).status_code == 200
-            store = opened.context.store
+            store = runtime.context.store
             assert [(await store.run(shadow_id(name))).erased for name in (run, other)] == [True, False]
 
 
@@ -337,7 +337,7 @@ async def test_the_report_compares_runs_with_their_shadows(tmp_path: Path) -> No
     async with ProviderStub() as stub:
         speak(stub)
         stub.always("gamma", Reply(chunks=(" the  DRAFT",)))
-        async with served(tmp_path, tried(stub) + pool_end) as (opened, shadows), calling(opened) as client:
+        async with served(tmp_path, tried(stub) + pool_end) as (runtime, shadows), calling(runtime) as client:
             empty = await reported(client)
             (candidate,) = empty["candidates"]
             assert (candidate["subject"], candidate["pairs"], candidate["figures"]) == ("worker gamma", 0, [])
@@ -345,15 +345,15 @@ async def test_the_report_compares_runs_with_their_shadows(tmp_path: Path) -> No
             runs = []
             for user in ("ann", "ann", "bob"):
                 task = Task((Message("user", (Text("What is 2 + 2?"),)),), user=user)
-                runs.append((await answered(opened, task=task, tenant="acme"))[0])
-            await answered(opened, tenant="other")
+                runs.append((await answered(runtime, task=task, tenant="acme"))[0])
+            await answered(runtime, tenant="other")
             await ask(client, baton={"shadow": False})
             await shadows.look()
-            assert await counts(opened) == {"started": 4, "opted_out": 1}
-            rows = [await shadow_of(opened, run) for run in runs]
+            assert await counts(runtime) == {"started": 4, "opted_out": 1}
+            rows = [await shadow_of(runtime, run) for run in runs]
             for number, (run, score) in enumerate(((runs[2], 1.0), (rows[2].id, 0.0))):
                 given = Feedback(f"rating_{number}", run, "acme", "", 1.0, "grader", "exact", "1", score)
-                await opened.context.store.rate(given)
+                await runtime.context.store.rate(given)
             found = await reported(client)
             (candidate,) = found["candidates"]
             assert (found["drawn"], candidate["pairs"], candidate["unfinished"]) == (None, 3, 0)

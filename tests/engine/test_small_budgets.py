@@ -84,7 +84,7 @@ INPUT = 46
 
 
 @pytest.fixture
-async def opened(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[Runtime]:
+async def runtime(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[Runtime]:
     workers = "".join(WORKER.format(name=name) for name in ("alpha", "beta", "gamma", "planner"))
     speak(stub)
     async with running_service(
@@ -93,15 +93,15 @@ async def opened(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[Runtime]:
         yield it
 
 
-async def run(opened: Runtime, tier: str, **limits: Any) -> tuple[Outcome, list[dict[str, Any]], list[dict[str, Any]]]:
+async def run(runtime: Runtime, tier: str, **limits: Any) -> tuple[Outcome, list[dict[str, Any]], list[dict[str, Any]]]:
     """The outcome of a run with these limits, its opened plans, and its intents."""
-    outcome = await finish(await opened.runs.start(order(opened, tier, limits=narrowed(opened, tier, **limits))))
-    journal = await events(opened, outcome.ended.state.run)
+    outcome = await finish(await runtime.runs.start(order(runtime, tier, limits=narrowed(runtime, tier, **limits))))
+    journal = await events(runtime, outcome.ended.state.run)
     return outcome, of(journal, Kind.PLAN_OPENED), of(journal, Kind.CALL_INTENDED)
 
 
-async def test_a_selector_draws_among_the_arms_that_it_can_pay(opened: Runtime) -> None:
-    outcome, [plan], [call] = await run(opened, "choosing", usd=1_000)
+async def test_a_selector_draws_among_the_arms_that_it_can_pay(runtime: Runtime) -> None:
+    outcome, [plan], [call] = await run(runtime, "choosing", usd=1_000)
     decision = plan["decision"]
     assert outcome.ended.state.state == "succeeded"
     assert set(decision["candidates"]) == {f"answer {name}" for name in ("alpha", "beta", "gamma")}
@@ -110,43 +110,43 @@ async def test_a_selector_draws_among_the_arms_that_it_can_pay(opened: Runtime) 
     assert set(decision["masked"]) == {f"answer-check {name} gamma" for name in ("alpha", "beta", "gamma")}
     assert all(price["usd"] > decision["left"]["usd"] == 1_000 for price in decision["masked"].values())
     assert (call["wanted_tokens"], call["usd_held"]) == (1_000, 1_000)
-    _, [unmasked], _ = await run(opened, "choosing")
+    _, [unmasked], _ = await run(runtime, "choosing")
     assert len(unmasked["decision"]["candidates"]) == 6
     assert "masked" not in unmasked["decision"]
 
 
-async def test_a_selector_does_not_let_a_model_plan_that_it_cannot_pay(opened: Runtime) -> None:
-    outcome, [plan], _ = await run(opened, "asking", usd=2_000)
+async def test_a_selector_does_not_let_a_model_plan_that_it_cannot_pay(runtime: Runtime) -> None:
+    outcome, [plan], _ = await run(runtime, "asking", usd=2_000)
     assert outcome.ended.state.state == "succeeded"
     assert set(plan["decision"]["masked"]) == {"model"}
 
 
 async def test_an_output_is_cut_to_what_is_left_and_to_the_floor_at_the_most(
-    opened: Runtime, stub: ProviderStub
+    runtime: Runtime, stub: ProviderStub
 ) -> None:
-    outcome, _, [call] = await run(opened, "wide", usd=5 * INPUT + 2 * 300, steps=1)
+    outcome, _, [call] = await run(runtime, "wide", usd=5 * INPUT + 2 * 300, steps=1)
     assert outcome.ended.state.state == "succeeded"
     assert (call["wanted_tokens"], call["max_tokens"]) == (1_000, (5 * INPUT + 600 - INPUT) // 2)
     assert latest_request(stub, "alpha")["max_tokens"] == call["max_tokens"]
-    refused, _, calls = await run(opened, "wide", usd=INPUT + 2 * 100 - 1, steps=1)
+    refused, _, calls = await run(runtime, "wide", usd=INPUT + 2 * 100 - 1, steps=1)
     assert (refused.ended.state.state, refused.ended.state.usd, calls) == ("over_budget", 0, [])
 
 
 async def test_a_refused_reservation_is_made_again_for_what_is_left(
-    opened: Runtime, monkeypatch: pytest.MonkeyPatch
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Others have reserved what this engine believes to be there, twice."""
     believed = [Amount(10**9, 10**9)] * 2
     monkeypatch.setattr(
         execution, "spendable_by_steps", lambda state: believed.pop() if believed else spendable_by_steps(state)
     )
-    outcome, _, [call] = await run(opened, "wide", usd=1_000, steps=1)
+    outcome, _, [call] = await run(runtime, "wide", usd=1_000, steps=1)
     assert outcome.ended.state.state == "succeeded"
     assert (call["attempt"], call["max_tokens"], believed) == (1, (1_000 - INPUT) // 2, [])
 
 
-async def test_steps_share_what_is_left(opened: Runtime) -> None:
-    outcome, _, calls = await run(opened, "wide", usd=6_000)
+async def test_steps_share_what_is_left(runtime: Runtime) -> None:
+    outcome, _, calls = await run(runtime, "wide", usd=6_000)
     state = outcome.ended.state
     assert (state.state, state.degraded) == ("succeeded", False)
     first, second, third, last = [call["max_tokens"] for call in calls]
@@ -155,26 +155,26 @@ async def test_steps_share_what_is_left(opened: Runtime) -> None:
     assert last == 1_000, "what the others did not use is there again"
 
 
-async def test_a_cheaper_worker_answers_before_a_run_is_refused(opened: Runtime) -> None:
-    limits = narrowed(opened, "single", usd=2_000)
-    asked = order(opened, "single", limits=limits, plan=plan(("dear", "", ["user"])))
-    outcome = await finish(await opened.runs.start(asked))
-    [call] = of(await events(opened, outcome.ended.state.run), Kind.CALL_INTENDED)
+async def test_a_cheaper_worker_answers_before_a_run_is_refused(runtime: Runtime) -> None:
+    limits = narrowed(runtime, "single", usd=2_000)
+    asked = order(runtime, "single", limits=limits, plan=plan(("dear", "", ["user"])))
+    outcome = await finish(await runtime.runs.start(asked))
+    [call] = of(await events(runtime, outcome.ended.state.run), Kind.CALL_INTENDED)
     assert outcome.ended.answer == SAYS["beta"]
     assert call["passed_over"] == [{"worker": "dear", "reason": "over_budget"}]
     assert outcome.ended.state.steps[0].worker == "beta"
 
 
-async def test_a_cheaper_worker_answers_before_a_budget_over_several_runs_refuses(opened: Runtime) -> None:
-    await opened.context.store.set_budget(Budget("tenant", "tenant", "", "day", 2_000))
-    outcome = await finish(await opened.runs.start(order(opened, "single", plan=plan(("dear", "", ["user"])))))
-    [call] = of(await events(opened, outcome.ended.state.run), Kind.CALL_INTENDED)
+async def test_a_cheaper_worker_answers_before_a_budget_over_several_runs_refuses(runtime: Runtime) -> None:
+    await runtime.context.store.set_budget(Budget("tenant", "tenant", "", "day", 2_000))
+    outcome = await finish(await runtime.runs.start(order(runtime, "single", plan=plan(("dear", "", ["user"])))))
+    [call] = of(await events(runtime, outcome.ended.state.run), Kind.CALL_INTENDED)
     assert outcome.ended.answer == SAYS["beta"]
     assert call["passed_over"] == [{"worker": "dear", "reason": "over_budget"}]
 
 
-async def test_a_fixed_plan_that_cannot_be_paid_is_replaced_by_one_worker(opened: Runtime) -> None:
-    outcome, opened_plans, [call] = await run(opened, "checked", usd=1_500)
+async def test_a_fixed_plan_that_cannot_be_paid_is_replaced_by_one_worker(runtime: Runtime) -> None:
+    outcome, opened_plans, [call] = await run(runtime, "checked", usd=1_500)
     state = outcome.ended.state
     assert ([plan["mode"] for plan in opened_plans], call["worker"]) == (["first", "fallback"], "beta")
     assert state.proposals[0].reasons[0] == "run_over_budget"
@@ -183,11 +183,11 @@ async def test_a_fixed_plan_that_cannot_be_paid_is_replaced_by_one_worker(opened
 
 
 async def test_a_conductor_repairs_a_plan_that_is_too_dear_and_none_of_its_steps_begins_before(
-    opened: Runtime, stub: ProviderStub
+    runtime: Runtime, stub: ProviderStub
 ) -> None:
     long = plan_text(*[(0, "Draft it.", ["user"])] * 4, (0, "Answer.", ["user", 0, 1, 2, 3]))
     plans(stub, long, plan_text((0, "Solve it.", ["user"])))
-    outcome, opened_plans, calls = await run(opened, "asked", usd=14_000)
+    outcome, opened_plans, calls = await run(runtime, "asked", usd=14_000)
     assert [plan["mode"] for plan in opened_plans] == ["first", "repair"]
     assert all(plan["waits"] for plan in opened_plans)
     assert [call["n"] for call in calls] == [None, None, 5]
@@ -197,29 +197,29 @@ async def test_a_conductor_repairs_a_plan_that_is_too_dear_and_none_of_its_steps
     assert (outcome.ended.state.state, outcome.ended.state.degraded) == ("succeeded", False)
 
 
-async def test_a_clock_that_is_late_leaves_no_more_time_than_the_run_was_given(opened: Runtime) -> None:
-    state = (await finish(await opened.runs.start(order(opened, "single")))).ended.state
-    late = replace(opened.context, now=lambda: state.turn.deadline - 60.0)
+async def test_a_clock_that_is_late_leaves_no_more_time_than_the_run_was_given(runtime: Runtime) -> None:
+    state = (await finish(await runtime.runs.start(order(runtime, "single")))).ended.state
+    late = replace(runtime.context, now=lambda: state.turn.deadline - 60.0)
     assert Means(late, Task((), Sampling())).seconds_left(state) == state.admitted.limits.seconds == 30.0
 
 
 async def test_a_conductor_whose_plans_are_both_too_dear_is_replaced_by_one_worker(
-    opened: Runtime, stub: ProviderStub
+    runtime: Runtime, stub: ProviderStub
 ) -> None:
     long = plan_text(*[(0, "Draft it.", ["user"])] * 4, (0, "Answer.", ["user", 0, 1, 2, 3]))
     plans(stub, long, long)
-    outcome, opened_plans, _ = await run(opened, "asked", usd=14_000)
+    outcome, opened_plans, _ = await run(runtime, "asked", usd=14_000)
     assert [plan["mode"] for plan in opened_plans] == ["first", "repair", "fallback"]
     assert (outcome.ended.state.state, outcome.ended.state.degraded) == ("succeeded", True)
 
 
 async def test_the_best_answer_so_far_is_given_where_the_money_ends_in_the_middle(
-    opened: Runtime, stub: ProviderStub
+    runtime: Runtime, stub: ProviderStub
 ) -> None:
     steps = plan(("beta", "Give the final answer.", ["user"]), ("gamma", "Check it.", ["user", 0]))
     stub.script("beta", Reply(chunks=("The draft.",), usage=Used(input=40, output=300)))
-    limits = narrowed(opened, "planned", usd=1_200)
-    outcome = await finish(await opened.runs.start(order(opened, "planned", limits=limits, plan=steps)))
+    limits = narrowed(runtime, "planned", usd=1_200)
+    outcome = await finish(await runtime.runs.start(order(runtime, "planned", limits=limits, plan=steps)))
     state = outcome.ended.state
     assert (state.state, state.degraded, outcome.ended.error) == ("succeeded", True, None)
     assert (outcome.ended.answer, outcome.ended.finish) == ("The draft.", "stop")
@@ -235,26 +235,26 @@ async def test_the_best_answer_so_far_is_given_where_the_money_ends_in_the_middl
     ],
 )
 async def test_an_output_that_has_not_the_form_of_the_answer_does_not_stand_in_for_it(
-    opened: Runtime, stub: ProviderStub, wanted: dict[str, Any]
+    runtime: Runtime, stub: ProviderStub, wanted: dict[str, Any]
 ) -> None:
     steps = plan(("beta", "Give the final answer.", ["user"]), ("gamma", "Check it.", ["user", 0]))
     stub.script("beta", Reply(chunks=("The draft.",), usage=Used(input=40, output=300)))
     task = Task((Message("user", (Text("Hello"),)),), **wanted)
-    limits = narrowed(opened, "planned", usd=1_200)
-    outcome = await finish(await opened.runs.start(order(opened, "planned", limits=limits, plan=steps, task=task)))
+    limits = narrowed(runtime, "planned", usd=1_200)
+    outcome = await finish(await runtime.runs.start(order(runtime, "planned", limits=limits, plan=steps, task=task)))
     assert outcome.ended.state.state == "over_budget"
 
 
-async def test_a_conductor_that_cannot_be_paid_is_not_asked(opened: Runtime, stub: ProviderStub) -> None:
-    outcome, opened_plans, [call] = await run(opened, "planned", usd=700)
+async def test_a_conductor_that_cannot_be_paid_is_not_asked(runtime: Runtime, stub: ProviderStub) -> None:
+    outcome, opened_plans, [call] = await run(runtime, "planned", usd=700)
     assert ([plan["mode"] for plan in opened_plans], stub.of("planner")) == (["first", "fallback"], [])
     assert outcome.ended.state.proposals[0].reasons == ("run_over_budget",)
     assert (outcome.ended.state.state, outcome.ended.state.degraded, call["worker"]) == ("succeeded", True, "beta")
 
 
-async def test_a_plan_is_cut_where_money_is_short(opened: Runtime, stub: ProviderStub) -> None:
+async def test_a_plan_is_cut_where_money_is_short(runtime: Runtime, stub: ProviderStub) -> None:
     plans(stub, plan_text((0, "Solve it.", ["user"])))
-    outcome, _, calls = await run(opened, "planned", usd=12_000)
+    outcome, _, calls = await run(runtime, "planned", usd=12_000)
     assert outcome.ended.state.state == "succeeded"
     assert 512 <= calls[0]["max_tokens"] < calls[0]["wanted_tokens"]
     assert latest_request(stub, "planner")["max_tokens"] == calls[0]["max_tokens"]
@@ -263,9 +263,9 @@ async def test_a_plan_is_cut_where_money_is_short(opened: Runtime, stub: Provide
 # -- time
 
 
-async def test_arms_that_would_take_too_long_are_left_out_before_the_draw(opened: Runtime) -> None:
-    slow(opened, alpha=9.0, beta=2.0, gamma=2.0)
-    outcome, [plan_opened], _ = await run(opened, "choosing", seconds=8)
+async def test_arms_that_would_take_too_long_are_left_out_before_the_draw(runtime: Runtime) -> None:
+    slow(runtime, alpha=9.0, beta=2.0, gamma=2.0)
+    outcome, [plan_opened], _ = await run(runtime, "choosing", seconds=8)
     decision = plan_opened["decision"]
     assert set(decision["candidates"]) == {
         "answer beta",
@@ -277,19 +277,19 @@ async def test_arms_that_would_take_too_long_are_left_out_before_the_draw(opened
     assert outcome.ended.state.state == "succeeded"
 
 
-async def test_a_plan_that_would_take_too_long_is_not_begun(opened: Runtime, stub: ProviderStub) -> None:
-    slow(opened, dear=9.0, beta=3.0)
-    outcome, opened_plans, [call] = await run(opened, "checked", seconds=8)
+async def test_a_plan_that_would_take_too_long_is_not_begun(runtime: Runtime, stub: ProviderStub) -> None:
+    slow(runtime, dear=9.0, beta=3.0)
+    outcome, opened_plans, [call] = await run(runtime, "checked", seconds=8)
     assert ([opened["mode"] for opened in opened_plans], call["worker"]) == (["first", "fallback"], "beta")
     assert "s are left" in outcome.ended.state.proposals[0].reasons[1]
-    slow(opened, planner=9.0)
-    alone, opened_plans, [call] = await run(opened, "planned", seconds=8)
+    slow(runtime, planner=9.0)
+    alone, opened_plans, [call] = await run(runtime, "planned", seconds=8)
     assert (stub.of("planner"), call["worker"]) == ([], "beta")
     assert alone.ended.state.proposals[0].reasons == ("conductor_no_time",)
 
 
-def slow(opened: Runtime, **seconds: float) -> None:
+def slow(runtime: Runtime, **seconds: float) -> None:
     """Let this process have seen that these workers take so many seconds."""
-    known = opened.pool.catalog().workers
+    known = runtime.pool.catalog().workers
     for name, took in [*seconds.items()] * 5:
-        opened.context.health.took(known[name], took, patience=60.0)
+        runtime.context.health.took(known[name], took, patience=60.0)

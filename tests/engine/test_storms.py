@@ -33,9 +33,9 @@ async def lonely(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[Runtime]:
         yield running
 
 
-async def run(opened: Runtime, **changes: Any) -> Outcome:
+async def run(runtime: Runtime, **changes: Any) -> Outcome:
     """One run, to its end."""
-    return await finish(await opened.runs.start(order(opened, "baton-mini", **changes)))
+    return await finish(await runtime.runs.start(order(runtime, "baton-mini", **changes)))
 
 
 # -- storms
@@ -53,19 +53,19 @@ async def run(opened: Runtime, **changes: Any) -> Outcome:
     ],
 )
 async def test_a_storm_gets_little_more_than_one_attempt_a_call(
-    stub: ProviderStub, opened: Runtime, act: Fail, warm: bool
+    stub: ProviderStub, runtime: Runtime, act: Fail, warm: bool
 ) -> None:
     runs = 48
     if warm:
-        await asyncio.gather(*(run(opened) for _ in range(5)))
+        await asyncio.gather(*(run(runtime) for _ in range(5)))
     stub.clear()
     stub.always("*", act)
     outcomes: list[Outcome] = []
     for _ in range(runs // 12):
-        outcomes += await asyncio.gather(*(run(opened) for _ in range(12)))
+        outcomes += await asyncio.gather(*(run(runtime) for _ in range(12)))
     assert {outcome.ended.state.state for outcome in outcomes} == {"failed"}
     assert runs <= len(stub.requests) <= (1 + SHARE) * runs + 3 * MINIMUM
-    counted = opened.context.telemetry.registry.get_sample_value
+    counted = runtime.context.telemetry.registry.get_sample_value
     made = sum(
         counted("baton_retries_total", {"worker": worker, "kind": kind}) or 0
         for worker in ("alpha", "beta", "gamma")
@@ -74,12 +74,12 @@ async def test_a_storm_gets_little_more_than_one_attempt_a_call(
     assert made == len(stub.requests) - runs
 
 
-async def test_a_storm_ends_when_the_workers_are_back(stub: ProviderStub, opened: Runtime) -> None:
+async def test_a_storm_ends_when_the_workers_are_back(stub: ProviderStub, runtime: Runtime) -> None:
     stub.always("*", Fail(status=429, retry_after=RETRY_DELAY))
-    await asyncio.gather(*(run(opened) for _ in range(20)))
+    await asyncio.gather(*(run(runtime) for _ in range(20)))
     stub.always("*", Reply())
     await asyncio.sleep(1.2 * RETRY_DELAY)
-    outcomes = await asyncio.gather(*(run(opened) for _ in range(20)))
+    outcomes = await asyncio.gather(*(run(runtime) for _ in range(20)))
     assert {outcome.ended.answer for outcome in outcomes} == {ANSWER}
 
 
@@ -99,30 +99,30 @@ async def test_the_journal_says_that_there_was_no_budget_for_another_attempt(
 # -- Retry-After
 
 
-async def test_a_step_waits_as_long_as_retry_after_says(stub: ProviderStub, opened: Runtime) -> None:
+async def test_a_step_waits_as_long_as_retry_after_says(stub: ProviderStub, runtime: Runtime) -> None:
     stub.script("alpha", Fail(status=429, retry_after=0.7))
-    outcome = await run(opened)
+    outcome = await run(runtime)
     assert [received.model for received in stub.requests] == ["alpha", "alpha"]
     assert stub.requests[1].at - stub.requests[0].at >= 0.7
     assert outcome.ended.answer == ANSWER
 
 
-async def test_a_date_is_as_good_as_seconds(stub: ProviderStub, opened: Runtime) -> None:
+async def test_a_date_is_as_good_as_seconds(stub: ProviderStub, runtime: Runtime) -> None:
     stub.script("alpha", Fail(status=503, retry_after=2, as_date=True))
-    await run(opened)
+    await run(runtime)
     assert [received.model for received in stub.requests] == ["alpha", "alpha"]
     assert stub.requests[1].at - stub.requests[0].at >= 0.9
 
 
 async def test_a_worker_that_wants_to_be_left_alone_for_long_is_replaced_at_once(
-    stub: ProviderStub, opened: Runtime
+    stub: ProviderStub, runtime: Runtime
 ) -> None:
     stub.always("alpha", Fail(status=429, retry_after=25))
-    outcome = await run(opened)
+    outcome = await run(runtime)
     assert outcome.ended.answer == ANSWER
     assert [received.model for received in stub.requests] == ["alpha", "beta"]
     assert stub.requests[1].at - stub.requests[0].at < 25
-    await run(opened)
+    await run(runtime)
     assert len(stub.of("alpha")) == 1, "and the next run leaves it alone"
 
 
@@ -162,11 +162,11 @@ async def test_a_wait_ends_with_its_run_and_hides_no_outcome(stub: ProviderStub,
 # -- time
 
 
-async def calls_seem_slow(opened: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
+async def calls_seem_slow(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the service learn that its first worker takes more than a hundred seconds for an answer."""
-    monkeypatch.setattr(opened.context.health, "_tick", lambda: time.monotonic() + 100.0)
+    monkeypatch.setattr(runtime.context.health, "_tick", lambda: time.monotonic() + 100.0)
     for _ in range(KNOWN):
-        await run(opened)
+        await run(runtime)
 
 
 async def test_a_step_that_nobody_could_do_in_time_is_not_begun(
@@ -184,9 +184,9 @@ async def test_a_step_that_nobody_could_do_in_time_is_not_begun(
 
 
 async def test_a_worker_that_is_too_slow_for_what_is_left_is_passed_over(
-    stub: ProviderStub, opened: Runtime, monkeypatch: pytest.MonkeyPatch
+    stub: ProviderStub, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await calls_seem_slow(opened, monkeypatch)
-    outcome = await run(opened, limits=narrowed(opened, "baton-mini", seconds=20.0))
+    await calls_seem_slow(runtime, monkeypatch)
+    outcome = await run(runtime, limits=narrowed(runtime, "baton-mini", seconds=20.0))
     assert outcome.ended.answer == ANSWER
     assert stub.requests[-1].model == "beta"

@@ -23,10 +23,13 @@ DELAY_SECONDS = 0.5
 async def chained(folder: Path, patch: pytest.MonkeyPatch) -> None:
     """A run whose second step sees the first, by tickets alone."""
     chain = plan(("alpha", "one", ["user"]), ("beta", "two", ["user", 0]))
-    async with ProviderStub() as stub, running_service(folder, pool_text(stub)) as opened:  # which audits what was sent
-        opened.drivers.spread = True
-        patch.setattr(opened.dispatcher, "_local", lambda _run: None)  # and as if the run were driven elsewhere
-        driven = await opened.runs.start(order(opened, "baton-mini", plan=chain))
+    async with (
+        ProviderStub() as stub,
+        running_service(folder, pool_text(stub)) as runtime,
+    ):  # which audits what was sent
+        runtime.drivers.spread = True
+        patch.setattr(runtime.dispatcher, "_local", lambda _run: None)  # and as if the run were driven elsewhere
+        driven = await runtime.runs.start(order(runtime, "baton-mini", plan=chain))
         assert (await finish(driven)).ended.error is None
 
 
@@ -75,10 +78,10 @@ async def test_a_step_that_was_claimed_and_cannot_be_paid_for_ends_its_run_at_on
         await ring(queue, [replace(ticket, version=AGAIN) for ticket in tickets])
 
     monkeypatch.setattr(MemoryQueue, "enqueue", again)
-    async with ProviderStub() as stub, running_service(tmp_path, pool_text(stub)) as opened:
-        opened.drivers.spread = True
-        poor = narrowed(opened, "baton-mini", usd=1)
-        driven = await opened.runs.start(order(opened, "baton-mini", limits=poor))
+    async with ProviderStub() as stub, running_service(tmp_path, pool_text(stub)) as runtime:
+        runtime.drivers.spread = True
+        poor = narrowed(runtime, "baton-mini", usd=1)
+        driven = await runtime.runs.start(order(runtime, "baton-mini", limits=poor))
         assert (await finish(driven)).ended.state.state == "over_budget"
 
 
@@ -94,11 +97,11 @@ async def test_claims_are_renewed_while_the_queue_hangs(tmp_path: Path, monkeypa
 
     monkeypatch.setattr(MemoryQueue, "keep", hang)
     monkeypatch.setattr(SqlStore, "renew_claims", seen)
-    async with ProviderStub() as stub, running_service(tmp_path, pool_text(stub)) as opened:
+    async with ProviderStub() as stub, running_service(tmp_path, pool_text(stub)) as runtime:
         stub.always("*", Hang())
-        driven = await opened.runs.start(order(opened, "baton-mini"))
+        driven = await runtime.runs.start(order(runtime, "baton-mini"))
         await renewed.wait()
-        opened.runs.cancel(driven.run, "client")
+        runtime.runs.cancel(driven.run, "client")
         await finish(driven)
 
 
@@ -107,17 +110,17 @@ async def test_a_step_of_a_run_that_is_asked_to_end_calls_nobody(
 ) -> None:
     """Its dispatcher has read so, though its driver has yet to hear of it."""
     ring = MemoryQueue.enqueue
-    async with ProviderStub() as stub, running_service(tmp_path, pool_text(stub)) as opened:
-        opened.drivers.spread = True
+    async with ProviderStub() as stub, running_service(tmp_path, pool_text(stub)) as runtime:
+        runtime.drivers.spread = True
 
         async def late(queue: MemoryQueue, tickets: Sequence[Ticket]) -> None:
             asked = (fact_from_json(Kind.CANCEL_ASKED, {"by": "caller"}),)
             for ticket in tickets:
-                await opened.context.store.append(Entry(ticket.run, opened.context.now(), asked))
+                await runtime.context.store.append(Entry(ticket.run, runtime.context.now(), asked))
             await ring(queue, [replace(ticket, seq=ticket.seq + 1) for ticket in tickets])
 
         monkeypatch.setattr(MemoryQueue, "enqueue", late)
-        driven = await opened.runs.start(order(opened, "baton-mini"))
+        driven = await runtime.runs.start(order(runtime, "baton-mini"))
         assert (await finish(driven)).ended.state.state == "cancelled"
-        assert Kind.CALL_INTENDED not in kinds(await events(opened, driven.run))
+        assert Kind.CALL_INTENDED not in kinds(await events(runtime, driven.run))
         assert stub.requests == []

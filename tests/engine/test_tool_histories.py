@@ -23,8 +23,8 @@ RUN_SECONDS = 3.0
 
 @pytest.fixture
 async def runtime(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[Runtime]:
-    async with running_service(tmp_path, pool_text(stub)) as opened:
-        yield opened
+    async with running_service(tmp_path, pool_text(stub)) as runtime:
+        yield runtime
 
 
 # --- history
@@ -113,15 +113,15 @@ async def test_what_another_process_erased_is_not_gone_on_with(stub: ProviderStu
 
 async def test_an_abandoned_wait_expires(stub: ProviderStub, tmp_path: Path) -> None:
     pool = pool_text(stub).replace("seconds = 30,", "seconds = 30, tool_wait = 0.5,")
-    async with running_service(tmp_path, pool, {"BATON_LEASE_SECONDS": "1"}) as opened:
+    async with running_service(tmp_path, pool, {"BATON_LEASE_SECONDS": "1"}) as runtime:
         stub.script("alpha", calling(look("a")), DONE)
-        talk = Talk(opened)
+        talk = Talk(runtime)
         first = await talk.say()
         row = await settled(
-            opened.context.store, await opened.context.store.run(first.ended.state.run), PATIENCE_SECONDS
+            runtime.context.store, await runtime.context.store.run(first.ended.state.run), PATIENCE_SECONDS
         )
         assert (row.state, row.error) == ("expired", "tool_results_missing")
-        counted = opened.context.telemetry.exposition().decode()
+        counted = runtime.context.telemetry.exposition().decode()
         assert 'baton_runs_total{outcome="abandoned",tier="baton-mini"} 1.0' in counted, "no fault of this service"
         talk.answer(first, "A")
         assert (await talk.say()).ended.state.run != row.id

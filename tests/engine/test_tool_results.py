@@ -23,8 +23,8 @@ DONE = Reply(chunks=("It is ", "42."))
 
 @pytest.fixture
 async def runtime(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[Runtime]:
-    async with running_service(tmp_path, pool_text(stub)) as opened:
-        yield opened
+    async with running_service(tmp_path, pool_text(stub)) as runtime:
+        yield runtime
 
 
 def code(refused: pytest.ExceptionInfo[InvalidRequest]) -> str | None:

@@ -26,8 +26,8 @@ for step in PARALLEL["steps"][:2]:
 
 @pytest.fixture
 async def runtime(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[Runtime]:
-    async with running_service(tmp_path, pool_text(stub)) as opened:
-        yield opened
+    async with running_service(tmp_path, pool_text(stub)) as runtime:
+        yield runtime
 
 
 def code(refused: pytest.ExceptionInfo[InvalidRequest]) -> str | None:

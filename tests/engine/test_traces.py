@@ -30,10 +30,10 @@ LOOK = {"type": "function", "function": {"name": "look", "parameters": {"type": 
 
 
 @pytest.fixture
-def spans(opened: Runtime) -> Spans:
-    """The spans of the service `opened`."""
+def spans(runtime: Runtime) -> Spans:
+    """The spans of the service `runtime`."""
     recorded = Spans()
-    recorded.record(opened)
+    recorded.record(runtime)
     return recorded
 
 
@@ -224,8 +224,8 @@ async def test_another_engine_goes_on_in_the_same_trace(stub: ProviderStub, tmp_
         await stub.wait_for(1, "planner")
         run = reply.headers["x-baton-run"]
     stub.always("planner", Reply(chunks=(plan_text((0, "Solve", ["user"])),)))
-    async with running_service(tmp_path, pool_text(stub), settings) as opened:
-        spans.record(opened)
+    async with running_service(tmp_path, pool_text(stub), settings) as runtime:
+        spans.record(runtime)
         [taken] = await spans.named("invoke_workflow")
         calls = [span for span in spans.ended if span.name.startswith("chat")]
     assert attributes(taken)["baton.taken_over"] is True
@@ -261,6 +261,6 @@ async def test_headers_that_name_no_span_are_ignored(stub: ProviderStub, client:
 
 async def test_a_provider_that_is_not_to_be_told_is_not(stub: ProviderStub, tmp_path: Path) -> None:
     pool = pool_text(stub).replace('format = "openai"', 'format = "openai"\ntraceparent = false', 1)
-    async with running_service(tmp_path, pool) as opened, calling(opened) as client:
+    async with running_service(tmp_path, pool) as runtime, calling(runtime) as client:
         await client.post("/v1/chat/completions", json=body(), headers=CALLER)
     assert stub.of("alpha")[0].header("traceparent") is None

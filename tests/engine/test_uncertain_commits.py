@@ -20,14 +20,14 @@ SETTINGS = {"BATON_LEASE_SECONDS": "0.5"}
 
 
 @pytest.fixture
-async def opened(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[Runtime]:
+async def runtime(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[Runtime]:
     async with running_service(tmp_path, pool_text(stub), SETTINGS) as running:
         yield running
 
 
-def unanswered(opened: Runtime, monkeypatch: pytest.MonkeyPatch, *, lands: bool) -> None:
+def unanswered(runtime: Runtime, monkeypatch: pytest.MonkeyPatch, *, lands: bool) -> None:
     """The next admission is committed or not, and the store cannot find out which."""
-    append, done = opened.context.store.append, False
+    append, done = runtime.context.store.append, False
 
     async def undecided(entry: Entry) -> Appended:
         nonlocal done
@@ -38,7 +38,7 @@ def unanswered(opened: Runtime, monkeypatch: pytest.MonkeyPatch, *, lands: bool)
             await append(entry)
         raise StoreUnavailable(code=UNDECIDED, retry_after=1.0)
 
-    monkeypatch.setattr(opened.context.store, "append", undecided)
+    monkeypatch.setattr(runtime.context.store, "append", undecided)
 
 
 async def asked(client: httpx.AsyncClient, **more: Any) -> httpx.Response:
@@ -46,17 +46,17 @@ async def asked(client: httpx.AsyncClient, **more: Any) -> httpx.Response:
     return await client.post("/v1/chat/completions", json=body | more.pop("body", {}), **more)
 
 
-async def ended(opened: Runtime, run: str) -> RunRow:
+async def ended(runtime: Runtime, run: str) -> RunRow:
     """The run's row once it has ended."""
-    return await ended_row(opened.context.store, run)
+    return await ended_row(runtime.context.store, run)
 
 
 @pytest.mark.parametrize("lands", [True, False])
 async def test_the_caller_is_told_that_it_is_not_known_and_the_runs_id(
-    opened: Runtime, monkeypatch: pytest.MonkeyPatch, lands: bool
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch, lands: bool
 ) -> None:
-    unanswered(opened, monkeypatch, lands=lands)
-    async with calling(opened) as client:
+    unanswered(runtime, monkeypatch, lands=lands)
+    async with calling(runtime) as client:
         reply = await asked(client)
         run = reply.headers["x-baton-run"]
         error = reply.json()["error"]
@@ -64,34 +64,34 @@ async def test_the_caller_is_told_that_it_is_not_known_and_the_runs_id(
         assert run in error["message"]
         assert "nothing was started" not in error["message"]
         assert (await client.get(f"/v1/runs/{run}")).status_code == (200 if lands else 404)
-        assert len(opened.drivers) == 0
+        assert len(runtime.drivers) == 0
         assert (await asked(client)).status_code == 200, "its place is free again"
 
 
 async def test_a_run_that_nobody_waits_for_is_cancelled(
-    opened: Runtime, monkeypatch: pytest.MonkeyPatch, stub: ProviderStub
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch, stub: ProviderStub
 ) -> None:
     stub.always("alpha", Hang())
-    unanswered(opened, monkeypatch, lands=True)
-    async with calling(opened) as client:
+    unanswered(runtime, monkeypatch, lands=True)
+    async with calling(runtime) as client:
         reply = await asked(client)
-    assert (await ended(opened, reply.headers["x-baton-run"])).state == "cancelled"
+    assert (await ended(runtime, reply.headers["x-baton-run"])).state == "cancelled"
 
 
-async def test_a_run_that_is_to_be_finished_goes_on(opened: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
-    unanswered(opened, monkeypatch, lands=True)
-    async with calling(opened) as client:
+async def test_a_run_that_is_to_be_finished_goes_on(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
+    unanswered(runtime, monkeypatch, lands=True)
+    async with calling(runtime) as client:
         reply = await asked(client, body={"baton": {"on_disconnect": "finish"}})
     assert reply.status_code == 503
-    assert (await ended(opened, reply.headers["x-baton-run"])).state == "succeeded"
+    assert (await ended(runtime, reply.headers["x-baton-run"])).state == "succeeded"
 
 
 @pytest.mark.parametrize("lands", [True, False])
 async def test_the_same_request_with_an_idempotency_key_may_simply_be_sent_again(
-    opened: Runtime, monkeypatch: pytest.MonkeyPatch, stub: ProviderStub, lands: bool
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch, stub: ProviderStub, lands: bool
 ) -> None:
-    unanswered(opened, monkeypatch, lands=lands)
-    async with calling(opened) as client:
+    unanswered(runtime, monkeypatch, lands=lands)
+    async with calling(runtime) as client:
         first = await asked(client, headers={"Idempotency-Key": "one"})
         again = await asked(client, headers={"Idempotency-Key": "one"})
     assert (first.status_code, again.status_code) == (503, 200)
@@ -99,4 +99,4 @@ async def test_the_same_request_with_an_idempotency_key_may_simply_be_sent_again
     assert len(stub.requests) == 1
     if not lands:
         with pytest.raises(NotFound):
-            await opened.context.store.run(first.headers["x-baton-run"])
+            await runtime.context.store.run(first.headers["x-baton-run"])

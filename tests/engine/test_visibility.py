@@ -132,16 +132,16 @@ class Table:
             self.wrong.append("the conductor saw names")
         return Reply(chunks=(json.dumps(player.plan((0, 1, 2), self.random)),))
 
-    async def play(self, opened: Runtime) -> None:
+    async def play(self, runtime: Runtime) -> None:
         """One run, planned by its caller or by a conductor."""
         player = game(self.random)
         self.games.append(player)
         if self.random.random() < 0.7:
             plan = player.plan(("alpha", "beta", "gamma"), self.random)
-            asked = order(opened, "baton-mini", task=player.task, plan=plan, streams=self.random.random() < 0.5)
+            asked = order(runtime, "baton-mini", task=player.task, plan=plan, streams=self.random.random() < 0.5)
         else:
-            asked = order(opened, "baton-ultra", task=player.task)
-        outcome = await finish(await opened.runs.start(asked))
+            asked = order(runtime, "baton-ultra", task=player.task)
+        outcome = await finish(await runtime.runs.start(asked))
         assert outcome.ended.error is None
         assert player.pieces[-1].answer in outcome.ended.answer
         assert len(outcome.ended.state.steps) == len(player.pieces)
@@ -151,7 +151,7 @@ class Table:
 
 
 @pytest.fixture
-async def opened(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[tuple[Runtime, Table]]:
+async def runtime(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[tuple[Runtime, Table]]:
     """The service, with all workers played by one table."""
     table = Table(Random(20_260_101))
     honest = "leak" not in request.fixturenames
@@ -161,8 +161,8 @@ async def opened(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterato
         yield running, table
 
 
-async def test_a_request_holds_what_its_access_list_grants_and_nothing_else(opened: tuple[Runtime, Table]) -> None:
-    running, table = opened
+async def test_a_request_holds_what_its_access_list_grants_and_nothing_else(runtime: tuple[Runtime, Table]) -> None:
+    running, table = runtime
     for _ in range(RUNS // AT_ONCE):
         await asyncio.gather(*(table.play(running) for _ in range(AT_ONCE)))
     assert table.wrong == []
@@ -174,7 +174,7 @@ async def test_a_request_holds_what_its_access_list_grants_and_nothing_else(open
 
 @pytest.mark.parametrize("leak", ["user", "steps", "both"])
 async def test_an_ignored_access_list_would_be_noticed(
-    opened: tuple[Runtime, Table], monkeypatch: pytest.MonkeyPatch, leak: str
+    runtime: tuple[Runtime, Table], monkeypatch: pytest.MonkeyPatch, leak: str
 ) -> None:
     """The check is shown a dispatcher that grants too much."""
     honest = execution.look
@@ -186,7 +186,7 @@ async def test_an_ignored_access_list_would_be_noticed(
         return await honest(store, replace(state, steps={**state.steps, n: replace(step, access=wide)}), n, fresh)
 
     monkeypatch.setattr(execution, "look", leaky)
-    running, table = opened
+    running, table = runtime
     await asyncio.gather(*(table.play(running) for _ in range(AT_ONCE)))
     assert table.wrong
     assert "request-altered" in (await look(running.pool.loaded.settings.database_url)).rules

@@ -99,34 +99,34 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 @asynccontextmanager
 async def opened_house(stub: ProviderStub, receiver: Receiver, folder: Path, **more: Any) -> AsyncIterator[Runtime]:
     environ = {"BATON_WEBHOOK_URL": receiver.url, "BATON_WEBHOOK_SECRET": SECRET} | more.pop("environ", {})
-    async with running_service(folder, pool_text(stub), environ, **more) as opened:
-        yield opened
+    async with running_service(folder, pool_text(stub), environ, **more) as runtime:
+        yield runtime
 
 
-async def run_of(opened: Runtime, wire: dict[str, Any] | None = None) -> str:
+async def run_of(runtime: Runtime, wire: dict[str, Any] | None = None) -> str:
     """A background run of this process, to its end."""
-    driven = await opened.runs.start(order(opened, "baton-mini", wire=BACKGROUND if wire is None else wire))
+    driven = await runtime.runs.start(order(runtime, "baton-mini", wire=BACKGROUND if wire is None else wire))
     await finish(driven)
     return driven.run
 
 
-def metric(opened: Runtime, sample: str) -> float:
-    lines = opened.context.telemetry.exposition().decode().splitlines()
+def metric(runtime: Runtime, sample: str) -> float:
+    lines = runtime.context.telemetry.exposition().decode().splitlines()
     return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"{sample} "))
 
 
-def outcomes(opened: Runtime) -> list[float]:
+def outcomes(runtime: Runtime) -> list[float]:
     """How many tries were delivered, retried and failed."""
-    return [metric(opened, f'baton_webhooks_total{{outcome="{word}"}}') for word in ("delivered", "retried", "failed")]
+    return [metric(runtime, f'baton_webhooks_total{{outcome="{word}"}}') for word in ("delivered", "retried", "failed")]
 
 
-async def none_left(opened: Runtime) -> None:
-    await until_pending(opened, 0)
+async def none_left(runtime: Runtime) -> None:
+    await until_pending(runtime, 0)
 
 
-async def until_pending(opened: Runtime, count: int) -> None:
+async def until_pending(runtime: Runtime, count: int) -> None:
     async def pending() -> bool:
-        return await opened.context.store.pending_notices(100) == count
+        return await runtime.context.store.pending_notices(100) == count
 
     await until(pending)
 
@@ -134,14 +134,14 @@ async def until_pending(opened: Runtime, count: int) -> None:
 async def test_the_end_of_a_background_response_is_told_once(
     stub: ProviderStub, receiver: Receiver, tmp_path: Path
 ) -> None:
-    async with opened_house(stub, receiver, tmp_path) as opened:
-        run = await run_of(opened)
+    async with opened_house(stub, receiver, tmp_path) as runtime:
+        run = await run_of(runtime)
         (event,) = await receiver.wait_for(1)
         assert (event.type, event.data.id, event.object) == ("response.completed", f"resp_{run}", "event")
-        assert event.created_at == int((await opened.context.store.run(run)).ended_at or 0)
-        await none_left(opened)
+        assert event.created_at == int((await runtime.context.store.run(run)).ended_at or 0)
+        await none_left(runtime)
         await stays(lambda: len(receiver.came) == 1, seconds=0.3)
-        assert outcomes(opened) == [1, 0, 0]
+        assert outcomes(runtime) == [1, 0, 0]
     headers, body = receiver.came[0]
     assert headers["Content-Type"] == "application/json"
     assert set(event.to_dict()) == {"id", "object", "created_at", "type", "data"}
@@ -151,22 +151,22 @@ async def test_the_end_of_a_background_response_is_told_once(
 async def test_runs_that_somebody_waits_for_are_not_told(
     stub: ProviderStub, receiver: Receiver, tmp_path: Path
 ) -> None:
-    async with opened_house(stub, receiver, tmp_path) as opened:
+    async with opened_house(stub, receiver, tmp_path) as runtime:
         for wire in ({}, {"format": "responses"}, {"format": "chat", "background": True}):
-            await run_of(opened, wire)
-        await run_of(opened)
-        await none_left(opened)
+            await run_of(runtime, wire)
+        await run_of(runtime)
+        await none_left(runtime)
         assert len(receiver.came) == 1
 
 
 async def test_other_ends_have_other_words(stub: ProviderStub, receiver: Receiver, tmp_path: Path) -> None:
-    async with opened_house(stub, receiver, tmp_path) as opened:
+    async with opened_house(stub, receiver, tmp_path) as runtime:
         for worker in ("alpha", "beta", "gamma"):
             stub.always(worker, Fail(status=400))
-        failed = await run_of(opened)
+        failed = await run_of(runtime)
         await receiver.wait_for(1)
-        driven = await opened.runs.start(order(opened, "baton-ultra", wire=BACKGROUND))
-        opened.runs.cancel(driven.run, "caller")
+        driven = await runtime.runs.start(order(runtime, "baton-ultra", wire=BACKGROUND))
+        runtime.runs.cancel(driven.run, "caller")
         assert (await finish(driven)).ended.state.state == "cancelled"
         events = await receiver.wait_for(2)
     found = [(event.type, event.data.id) for event in events]
@@ -178,17 +178,17 @@ async def test_each_background_turn_is_told_under_its_own_ids(
 ) -> None:
     calls = [Reply(chunks=(), tool_calls=(ToolCall("look", "{}", f"id-{n}"),), finish="tool") for n in range(2)]
     stub.script("alpha", *calls, Reply(chunks=("Cut",), finish="length"))
-    async with opened_house(stub, receiver, tmp_path) as opened:
-        talk = Talk(opened)
+    async with opened_house(stub, receiver, tmp_path) as runtime:
+        talk = Talk(runtime)
         asked = await talk.say(wire=BACKGROUND)
-        await none_left(opened)
+        await none_left(runtime)
         talk.answer(asked, "one")
         asked = await talk.say(wire={"format": "responses"})  # this turn has a caller who waits for it
         talk.answer(asked, "two")
         ended = await talk.say(wire=BACKGROUND)
         run = ended.ended.state.run
         events = await receiver.wait_for(2)
-        await none_left(opened)
+        await none_left(runtime)
     told = [(event.type, event.data.id) for event in events]
     assert told == [("response.completed", f"resp_{run}"), ("response.incomplete", f"resp_{run}_2")]
     assert len(set(receiver.ids())) == 2
@@ -198,16 +198,16 @@ async def test_an_end_that_nobody_can_explain_is_told_too(
     stub: ProviderStub, receiver: Receiver, tmp_path: Path
 ) -> None:
     """A run past its deadline is ended without its journal being understood: newer code has written to it."""
-    async with opened_house(stub, receiver, tmp_path, dispatches=False) as opened:
-        driven = await opened.runs.start(order(opened, "baton-mini", wire=BACKGROUND))
+    async with opened_house(stub, receiver, tmp_path, dispatches=False) as runtime:
+        driven = await runtime.runs.start(order(runtime, "baton-mini", wire=BACKGROUND))
     with sqlite3.connect(tmp_path / "baton.db", timeout=PATIENCE_SECONDS) as database:
         database.execute("UPDATE events SET kind = 'plan.dreamt' WHERE kind = 'plan.accepted'")
         database.execute("UPDATE runs SET deadline = 0, lease_until = 0")
     database.close()
-    async with opened_house(stub, receiver, tmp_path, audits=False) as opened:
+    async with opened_house(stub, receiver, tmp_path, audits=False) as runtime:
         (event,) = await receiver.wait_for(1)
         assert (event.type, event.data.id) == ("response.failed", f"resp_{driven.run}")
-        assert (await opened.context.store.run(driven.run)).state == "expired"
+        assert (await runtime.context.store.run(driven.run)).state == "expired"
 
 
 @pytest.mark.parametrize("trouble", [500, 404, 429, "hang", "redirect"])
@@ -215,11 +215,11 @@ async def test_what_is_not_delivered_is_tried_again_under_the_same_id(
     stub: ProviderStub, receiver: Receiver, tmp_path: Path, trouble: Any
 ) -> None:
     receiver.answers = [trouble, trouble]
-    async with opened_house(stub, receiver, tmp_path) as opened:
-        await run_of(opened)
+    async with opened_house(stub, receiver, tmp_path) as runtime:
+        await run_of(runtime)
         await receiver.wait_for(3)
-        await none_left(opened)
-        assert outcomes(opened) == [1, 2, 0]
+        await none_left(runtime)
+        assert outcomes(runtime) == [1, 2, 0]
     assert len(receiver.events()) == 3, "each is signed for its own time"
     assert len(set(receiver.ids())) == 1
     assert len({body for _, body in receiver.came}) == 1
@@ -228,32 +228,32 @@ async def test_what_is_not_delivered_is_tried_again_under_the_same_id(
 
 async def test_a_receiver_that_is_away_is_tried_again(stub: ProviderStub, receiver: Receiver, tmp_path: Path) -> None:
     nobody = {"BATON_WEBHOOK_URL": "http://127.0.0.1:1/hook"}
-    async with opened_house(stub, receiver, tmp_path, environ=nobody) as opened:
-        await run_of(opened)
-        await until(lambda: outcomes(opened)[1] >= 2)
-        await until(lambda: metric(opened, "baton_webhooks_pending") == 1)
-    async with opened_house(stub, receiver, tmp_path) as opened:
+    async with opened_house(stub, receiver, tmp_path, environ=nobody) as runtime:
+        await run_of(runtime)
+        await until(lambda: outcomes(runtime)[1] >= 2)
+        await until(lambda: metric(runtime, "baton_webhooks_pending") == 1)
+    async with opened_house(stub, receiver, tmp_path) as runtime:
         assert [event.type for event in await receiver.wait_for(1)] == ["response.completed"]
-        await none_left(opened)
+        await none_left(runtime)
 
 
 async def test_a_receiver_that_is_gone_is_not_tried_again(
     stub: ProviderStub, receiver: Receiver, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     receiver.answers = [410]
-    async with opened_house(stub, receiver, tmp_path) as opened:
-        run = await run_of(opened)
-        await none_left(opened)
-        await run_of(opened)
+    async with opened_house(stub, receiver, tmp_path) as runtime:
+        run = await run_of(runtime)
+        await none_left(runtime)
+        await run_of(runtime)
         await receiver.wait_for(2)
-        await none_left(opened)
-        assert outcomes(opened) == [1, 0, 1], "it is that delivery alone"
-        (kept,) = await opened.context.store.failed_notices(10)
+        await none_left(runtime)
+        assert outcomes(runtime) == [1, 0, 1], "it is that delivery alone"
+        (kept,) = await runtime.context.store.failed_notices(10)
         assert (kept.notice.run, kept.reason) == (run, "HTTP 410")
-        assert await opened.context.store.resend_notices([kept.notice], opened.context.now()) == 1
+        assert await runtime.context.store.resend_notices([kept.notice], runtime.context.now()) == 1
         await receiver.wait_for(3)
-        await none_left(opened)
-        assert (await opened.context.store.failed_notices(10), outcomes(opened)) == ((), [2, 0, 1])
+        await none_left(runtime)
+        assert (await runtime.context.store.failed_notices(10), outcomes(runtime)) == ((), [2, 0, 1])
     (given_up,) = [record for record in caplog.records if record.message == GIVEN_UP]
     assert given_up.levelname == "ERROR"
     assert (given_up.fields["run"], given_up.fields["status"]) == (run, 410)  # type: ignore[attr-defined]
@@ -263,16 +263,16 @@ async def test_a_receiver_that_is_gone_is_not_tried_again(
 async def test_after_three_days_it_is_given_up(
     stub: ProviderStub, receiver: Receiver, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with opened_house(stub, receiver, tmp_path, environ={"BATON_WEBHOOK_URL": "http://127.0.0.1:1/"}) as opened:
-        await run_of(opened)
-        await until(lambda: outcomes(opened)[1] >= 1)
+    async with opened_house(stub, receiver, tmp_path, environ={"BATON_WEBHOOK_URL": "http://127.0.0.1:1/"}) as runtime:
+        await run_of(runtime)
+        await until(lambda: outcomes(runtime)[1] >= 1)
     with sqlite3.connect(tmp_path / "baton.db", timeout=PATIENCE_SECONDS) as database:
         database.execute("UPDATE notices SET at = at - ?, due = 0", (notices.KEEP,))
     database.close()
     receiver.answers = [503]
-    async with opened_house(stub, receiver, tmp_path) as opened:
-        await none_left(opened)
-        assert (len(receiver.came), outcomes(opened)) == (1, [0, 0, 1]), "it has one more try, however old"
+    async with opened_house(stub, receiver, tmp_path) as runtime:
+        await none_left(runtime)
+        assert (len(receiver.came), outcomes(runtime)) == (1, [0, 0, 1]), "it has one more try, however old"
     assert GIVEN_UP in caplog.messages
 
 
@@ -292,14 +292,14 @@ async def test_a_process_that_dies_between_commit_and_delivery_loses_nothing(
 
     with monkeypatch.context() as dying:  # it commits the end, and never gets to deliver anything
         dying.setattr(SqlStore, "take_notices", never)
-        async with opened_house(stub, receiver, tmp_path, environ=database) as opened:
-            run = await run_of(opened)
-            await until_pending(opened, 1)
+        async with opened_house(stub, receiver, tmp_path, environ=database) as runtime:
+            run = await run_of(runtime)
+            await until_pending(runtime, 1)
     assert receiver.came == []
-    async with opened_house(stub, receiver, tmp_path, environ=database) as opened:
+    async with opened_house(stub, receiver, tmp_path, environ=database) as runtime:
         (event,) = await receiver.wait_for(1)
         assert event.data.id == f"resp_{run}"
-        await none_left(opened)
+        await none_left(runtime)
 
 
 async def test_a_process_that_dies_over_a_delivery_has_it_repeated_by_another(
@@ -311,13 +311,13 @@ async def test_a_process_that_dies_over_a_delivery_has_it_repeated_by_another(
     with monkeypatch.context() as dying:  # it is delivered, and that is all that anybody knows
         dying.setattr(SqlStore, "close_notice", lost)
         dying.setattr(webhooks, "CLAIM_SECONDS", 1.5)
-        async with opened_house(stub, receiver, tmp_path, environ=database) as opened:
-            await run_of(opened)
+        async with opened_house(stub, receiver, tmp_path, environ=database) as runtime:
+            await run_of(runtime)
             await receiver.wait_for(1)
-            assert await opened.context.store.pending_notices(9) == 1
-    async with opened_house(stub, receiver, tmp_path, environ=database) as opened:
+            assert await runtime.context.store.pending_notices(9) == 1
+    async with opened_house(stub, receiver, tmp_path, environ=database) as runtime:
         await receiver.wait_for(2)
-        await none_left(opened)
+        await none_left(runtime)
     assert len(set(receiver.ids())) == 1
 
 
@@ -355,29 +355,29 @@ async def test_a_slow_receiver_holds_up_nobody_else(
 ) -> None:
     monkeypatch.setattr(webhooks, "DELIVERY_SECONDS", 3.0)
     receiver.answers = ["hang"]
-    async with opened_house(stub, receiver, tmp_path) as opened:
-        first = await run_of(opened)
+    async with opened_house(stub, receiver, tmp_path) as runtime:
+        first = await run_of(runtime)
         await receiver.wait_for(1)
-        second = await run_of(opened)
-        await until(lambda: outcomes(opened)[0] == 1)
-        assert outcomes(opened) == [1, 0, 0]
-        await none_left(opened)
+        second = await run_of(runtime)
+        await until(lambda: outcomes(runtime)[0] == 1)
+        assert outcomes(runtime) == [1, 0, 0]
+        await none_left(runtime)
     assert [event.data.id for event in receiver.events()] == [f"resp_{run}" for run in (first, second, first)]
 
 
 async def test_without_a_webhook_nothing_is_kept_and_old_notices_are_forgotten(
     stub: ProviderStub, receiver: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with opened_house(stub, receiver, tmp_path, environ={"BATON_WEBHOOK_URL": "http://127.0.0.1:1/"}) as opened:
-        await run_of(opened)
+    async with opened_house(stub, receiver, tmp_path, environ={"BATON_WEBHOOK_URL": "http://127.0.0.1:1/"}) as runtime:
+        await run_of(runtime)
     monkeypatch.setattr(webhooks, "FORGET_SECONDS", 0.02)
-    async with running_service(tmp_path, pool_text(stub)) as opened:
-        await run_of(opened)
-        assert await opened.context.store.pending_notices(9) == 1
+    async with running_service(tmp_path, pool_text(stub)) as runtime:
+        await run_of(runtime)
+        assert await runtime.context.store.pending_notices(9) == 1
         with sqlite3.connect(tmp_path / "baton.db", timeout=PATIENCE_SECONDS) as database:
             database.execute("UPDATE notices SET at = at - ?, due = 0", (notices.KEEP,))
         database.close()
-        await none_left(opened)
+        await none_left(runtime)
     assert receiver.came == []
 
 
@@ -388,11 +388,11 @@ async def test_proxies_of_the_environment_are_not_used(
         monkeypatch.setenv(name, "http://127.0.0.1:1")
     monkeypatch.delenv("no_proxy", raising=False)
     monkeypatch.delenv("NO_PROXY", raising=False)
-    async with opened_house(stub, receiver, tmp_path) as opened:
-        await run_of(opened)
+    async with opened_house(stub, receiver, tmp_path) as runtime:
+        await run_of(runtime)
         await receiver.wait_for(1)
-        await none_left(opened)
-        assert outcomes(opened) == [1, 0, 0]
+        await none_left(runtime)
+        assert outcomes(runtime) == [1, 0, 0]
 
 
 def test_a_notice_and_the_response_agree_on_what_is_incomplete() -> None:
@@ -411,8 +411,8 @@ async def test_a_result_that_the_database_does_not_take_at_once_is_no_second_del
         return await close(self, notice)
 
     monkeypatch.setattr(SqlStore, "close_notice", unwilling)
-    async with opened_house(stub, receiver, tmp_path) as opened:
-        await run_of(opened)
-        await none_left(opened)
-        await until(lambda: outcomes(opened)[0] == 1)
+    async with opened_house(stub, receiver, tmp_path) as runtime:
+        await run_of(runtime)
+        await none_left(runtime)
+        await until(lambda: outcomes(runtime)[0] == 1)
         assert (len(receiver.came), len(refused)) == (1, 2)

@@ -141,15 +141,15 @@ async def test_after_any_cut_the_page_equals_a_fresh_one(monkeypatch: pytest.Mon
                 assert shown == regions((await browser.get(ADDRESS)).text), f"run {run.events[0].run}, {cuts} cuts"
 
 
-async def test_after_any_cut_the_playground_equals_a_fresh_one(stub: ProviderStub, opened: Runtime) -> None:
+async def test_after_any_cut_the_playground_equals_a_fresh_one(stub: ProviderStub, runtime: Runtime) -> None:
     """The connection breaks while the plan is decoded, while the answer streams, and at the end of the run."""
     chance = Random(CUTS)
     cuts = 0
-    key, row = mint(opened.gateway.pepper, tenant="acme", name="person", scopes=SCOPES, now=0.0)
-    assert await opened.gateway.store.add_key(row)
-    with app_over(opened.gateway) as app:
-        console = Console(app, lambda: (PEPPER,), opened.gateway.now, raised)
-        async with browsing(app, opened.gateway.now) as browser:
+    key, row = mint(runtime.gateway.pepper, tenant="acme", name="person", scopes=SCOPES, now=0.0)
+    assert await runtime.gateway.store.add_key(row)
+    with app_over(runtime.gateway) as app:
+        console = Console(app, lambda: (PEPPER,), runtime.gateway.now, raised)
+        async with browsing(app, runtime.gateway.now) as browser:
             await sign_in(browser, key)
             while cuts < CUTS:
                 gates = stalled(stub, chance)

@@ -43,12 +43,12 @@ def pool(stub: ProviderStub, rules: str = "always = true") -> str:
 
 
 @asynccontextmanager
-async def deciding(opened: Runtime, *scopes: str, tenant: str = "acme") -> AsyncIterator[httpx.AsyncClient]:
+async def deciding(runtime: Runtime, *scopes: str, tenant: str = "acme") -> AsyncIterator[httpx.AsyncClient]:
     """A client with a key of its own that has these scopes."""
-    key, row = mint(opened.gateway.pepper, tenant=tenant, name="boss", scopes=scopes, now=0.0)
-    assert await opened.gateway.store.add_key(row)
+    key, row = mint(runtime.gateway.pepper, tenant=tenant, name="boss", scopes=scopes, now=0.0)
+    assert await runtime.gateway.store.add_key(row)
     headers = {"authorization": f"Bearer {key}"}
-    with app_over(opened.gateway) as app:
+    with app_over(runtime.gateway) as app:
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         async with httpx.AsyncClient(
             transport=transport, base_url="http://baton", headers=headers, timeout=PATIENCE_SECONDS
@@ -58,8 +58,8 @@ async def deciding(opened: Runtime, *scopes: str, tenant: str = "acme") -> Async
 
 @pytest.fixture
 async def runtime(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[Runtime]:
-    async with running_service(tmp_path, pool(stub)) as opened:
-        yield opened
+    async with running_service(tmp_path, pool(stub)) as runtime:
+        yield runtime
 
 
 @pytest.fixture
@@ -292,9 +292,9 @@ async def test_a_worker_of_unknown_price_is_called_only_under_an_approval_withou
     text = pool(stub, "above_usd = 0.02\nfour_eyes = false").replace(gamma, gamma.replace(price, ""))
     plan = {"steps": [{"worker": "gamma", "subtask": "", "access": ["user"]}]}
     async with (
-        running_service(tmp_path, text) as opened,
-        calling(opened) as caller,
-        deciding(opened, *ROLES["operator"]) as boss,
+        running_service(tmp_path, text) as runtime,
+        calling(runtime) as caller,
+        deciding(runtime, *ROLES["operator"]) as boss,
     ):
         for bad in ("alpha", "beta"):
             stub.always(bad, Fail(status=400))
@@ -307,7 +307,7 @@ async def test_a_worker_of_unknown_price_is_called_only_under_an_approval_withou
         refused = await decide(boss, run, max_usd=0.01)
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "max_usd")
         assert (await decide(boss, run)).status_code == 200
-        assert (await ended_row(opened.context.store, run)).state == "succeeded"
+        assert (await ended_row(runtime.context.store, run)).state == "succeeded"
         alone = {"steps": [{"worker": "alpha", "subtask": "", "access": ["user"]}]}
         priced = (await waiting(caller, baton={"plan": alone, "approval": "required"}))["baton"]["run"]
         refused = await decide(boss, priced, replacements=["gamma"])
@@ -354,9 +354,9 @@ async def test_a_response_is_queued_until_it_is_approved(
 async def test_a_webhook_asks_and_is_kept_until_it_was_accepted(stub: ProviderStub, tmp_path: Path) -> None:
     secret = "whsec_" + base64.b64encode(b"s" * 32).decode()
     nowhere = {"BATON_WEBHOOK_URL": "http://127.0.0.1:9/hook", "BATON_WEBHOOK_SECRET": secret}
-    async with running_service(tmp_path, pool(stub), nowhere) as opened, calling(opened) as caller:
+    async with running_service(tmp_path, pool(stub), nowhere) as runtime, calling(runtime) as caller:
         asked = (await waiting(caller))["baton"]
-        store, later = opened.context.store, opened.context.now() + 10_000.0
+        store, later = runtime.context.store, runtime.context.now() + 10_000.0
         (notice,) = await until(lambda: store.take_notices(later, later + 1.0, 5))
         sent = json.loads(notices.payload(notice))
     assert sent["type"] == "approval.requested"

@@ -21,7 +21,7 @@ LEASE = {"BATON_LEASE_SECONDS": "0.6"}
 
 
 @pytest.fixture
-async def opened(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[Runtime]:
+async def runtime(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[Runtime]:
     async with running_service(tmp_path, pool_text(stub) + SWITCH) as running:
         yield running
 
@@ -70,20 +70,20 @@ async def test_a_random_plan_is_drawn_anew_for_each_run_and_is_valid(client: htt
     assert len({str(shape(run)) for run in runs}) > 1
 
 
-async def test_arms_are_listed_and_described(client: httpx.AsyncClient, opened: Runtime) -> None:
+async def test_arms_are_listed_and_described(client: httpx.AsyncClient, runtime: Runtime) -> None:
     listed = {model["id"]: model["baton"] for model in (await client.get("/v1/models")).json()["data"]}
     assert {"baton-ultra:single:beta", "baton-ultra:conductor:gamma", "baton-mini:random"} < set(listed)
     arm = listed["baton-ultra:single:beta"]
     assert (arm["tier"], arm["alias"], arm["pool"], arm["conductor"]) == ("baton-ultra", True, ["beta"], "fixed")
-    assert arm["catalog"] == opened.pool.catalog().digest == (await ask(client, "baton-mini"))["catalog"]
+    assert arm["catalog"] == runtime.pool.catalog().digest == (await ask(client, "baton-mini"))["catalog"]
     assert (await client.get("/v1/models/baton-ultra:sc:3:beta")).json()["id"] == "baton-ultra:sc:3:beta"
 
 
-async def test_a_key_has_the_arms_of_its_own_tiers_alone(opened: Runtime) -> None:
-    key, row = mint(opened.gateway.pepper, tenant="acme", name="mini", scopes=["runs:write"], now=0.0)
+async def test_a_key_has_the_arms_of_its_own_tiers_alone(runtime: Runtime) -> None:
+    key, row = mint(runtime.gateway.pepper, tenant="acme", name="mini", scopes=["runs:write"], now=0.0)
     row = replace(row, tiers=frozenset({"baton-mini"}))
-    await opened.gateway.store.add_key(row)
-    async with calling(opened) as client:
+    await runtime.gateway.store.add_key(row)
+    async with calling(runtime) as client:
         client.headers["authorization"] = f"Bearer {key}"
         assert (await ask(client, "baton-ultra:random"))["error"]["code"] == "model_not_found"
         ids = [model["id"] for model in (await client.get("/v1/models")).json()["data"]]

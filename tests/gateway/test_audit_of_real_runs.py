@@ -142,12 +142,12 @@ async def test_an_idempotent_cancellation_keeps_no_content(client: httpx.AsyncCl
 
 
 async def test_a_run_that_follows_from_another_one_names_it(
-    stub: ProviderStub, opened: Runtime, client: httpx.AsyncClient
+    stub: ProviderStub, runtime: Runtime, client: httpx.AsyncClient
 ) -> None:
     first = (await ask(client)).json()["baton"]["run"]
     tenant = (await client.get(f"/v1/runs/{first}")).json()["tenant"]
-    again = replace(order(opened, "baton-mini"), origin_kind="replay", origin_run=first, tenant=tenant)
-    ended = (await finish(await opened.runs.start(again))).ended
+    again = replace(order(runtime, "baton-mini"), origin_kind="replay", origin_run=first, tenant=tenant)
+    ended = (await finish(await runtime.runs.start(again))).ended
     run = (await client.get(f"/v1/runs/{ended.state.run}")).json()
     assert run["origin"] == {"kind": "replay", "run": first}
     queries = {"origin_kind=replay": run["id"], f"origin_run={first}": run["id"], "origin_kind=none": first}

@@ -18,14 +18,14 @@ async def test_the_cause_is_in_the_run_the_metrics_and_the_log(
     stub: ProviderStub, tmp_path: Path, caplog: pytest.LogCaptureFixture, stream: bool
 ) -> None:
     stub.script("alpha", Fail(status=401, message=WORDS))
-    async with running_service(tmp_path, pool_text(stub)) as opened, calling(opened) as client:
+    async with running_service(tmp_path, pool_text(stub)) as runtime, calling(runtime) as client:
         with caplog.at_level(logging.WARNING, "baton"):
             reply = await client.post("/v1/chat/completions", json=body("What of Zanzibar?", stream=stream))
         assert reply.status_code == 200
         [listed] = (await client.get("/v1/runs")).json()["data"]
         run = (await client.get(f"/v1/runs/{listed['id']}")).json()
         failed, ok = run["steps"][0]["attempts"]
-        metrics = opened.context.telemetry.exposition().decode()
+        metrics = runtime.context.telemetry.exposition().decode()
     found = {name: failed[name] for name in ("reason", "http_status", "provider_code", "error", "excerpt")}
     assert found == {
         "reason": "authentication",

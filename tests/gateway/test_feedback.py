@@ -35,7 +35,7 @@ async def rate(client: httpx.AsyncClient, run: str, key: str = "", **body: Any) 
     ],
 )
 async def test_a_score_a_thumb_or_a_label(
-    opened: Runtime, client: httpx.AsyncClient, body: dict[str, Any], score: float | None, label: str | None
+    runtime: Runtime, client: httpx.AsyncClient, body: dict[str, Any], score: float | None, label: str | None
 ) -> None:
     run = await answered(client)
     reply = await rate(client, run, source="widget", version="2.1", comment="Hm.", **body)
@@ -53,10 +53,10 @@ async def test_a_score_a_thumb_or_a_label(
     assert "Hm." not in reply.text
     shown = (await client.get(f"/v1/runs/{run}")).json()["feedback"]
     assert shown == {"explicit": [{k: told[k] for k in shown["explicit"][0]}], "grader": [], "implicit": []}
-    [kept] = await opened.context.store.feedback(run)
+    [kept] = await runtime.context.store.feedback(run)
     assert (kept.tenant, kept.comment) == ("acme", "Hm.")
     assert (
-        'baton_feedback_total{kind="explicit",tier="baton-mini"} 1.0' in opened.context.telemetry.exposition().decode()
+        'baton_feedback_total{kind="explicit",tier="baton-mini"} 1.0' in runtime.context.telemetry.exposition().decode()
     )
 
 
@@ -78,43 +78,43 @@ async def test_a_score_a_thumb_or_a_label(
     ],
 )
 async def test_what_rates_nothing_is_refused(
-    opened: Runtime, client: httpx.AsyncClient, body: dict[str, Any], param: str, code: str | None
+    runtime: Runtime, client: httpx.AsyncClient, body: dict[str, Any], param: str, code: str | None
 ) -> None:
     run = await answered(client)
     reply = await rate(client, run, **body)
     error = reply.json()["error"]
     assert (reply.status_code, error["param"]) == (400, param), reply.text
     assert code is None or error["code"] == code
-    assert await opened.context.store.feedback(run) == ()
+    assert await runtime.context.store.feedback(run) == ()
 
 
-async def test_the_same_request_rates_once_and_another_rates_again(opened: Runtime, client: httpx.AsyncClient) -> None:
+async def test_the_same_request_rates_once_and_another_rates_again(runtime: Runtime, client: httpx.AsyncClient) -> None:
     run = await answered(client)
     replies = await asyncio.gather(*(rate(client, run, "one", thumbs="up") for _ in range(5)))
     assert {reply.content for reply in replies} == {replies[0].content}
-    assert len(await opened.context.store.feedback(run)) == 1
+    assert len(await runtime.context.store.feedback(run)) == 1
     assert (await rate(client, run, "one", thumbs="down")).status_code == 409
     assert (await rate(client, run, "two", thumbs="down")).status_code == 200
     assert (await rate(client, run, thumbs="down")).status_code == 200
-    assert [rating.score for rating in await opened.context.store.feedback(run)] == [1.0, 0.0, 0.0]
+    assert [rating.score for rating in await runtime.context.store.feedback(run)] == [1.0, 0.0, 0.0]
 
 
-async def test_another_tenants_run_is_not_there(opened: Runtime, client: httpx.AsyncClient) -> None:
+async def test_another_tenants_run_is_not_there(runtime: Runtime, client: httpx.AsyncClient) -> None:
     run = await answered(client)
-    key, row = mint(opened.gateway.pepper, tenant="other", name="x", scopes=["runs:write", "runs:read"], now=0.0)
-    assert await opened.gateway.store.add_key(row)
+    key, row = mint(runtime.gateway.pepper, tenant="other", name="x", scopes=["runs:write", "runs:read"], now=0.0)
+    assert await runtime.gateway.store.add_key(row)
     reply = await client.post(f"/v1/runs/{run}/feedback", json={"score": 0}, headers={"authorization": f"Bearer {key}"})
     assert reply.status_code == 404
-    assert await opened.context.store.feedback(run) == ()
+    assert await runtime.context.store.feedback(run) == ()
 
 
 async def test_a_run_that_goes_on_cannot_be_rated_yet(
-    stub: ProviderStub, opened: Runtime, client: httpx.AsyncClient
+    stub: ProviderStub, runtime: Runtime, client: httpx.AsyncClient
 ) -> None:
     stub.script("alpha", Hang())
     going = asyncio.create_task(client.post("/v1/chat/completions", json=ASKED))
     await stub.wait_for(1, "alpha")
-    [row] = await opened.context.store.runs(RunQuery())
+    [row] = await runtime.context.store.runs(RunQuery())
     reply = await rate(client, row.id, "one", score=1)
     assert (reply.status_code, reply.json()["error"]["code"]) == (409, "run_not_ended")
     await client.post(f"/v1/runs/{row.id}/cancel")

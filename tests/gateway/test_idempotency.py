@@ -20,9 +20,9 @@ from tests.harness.waiting import until
 from tests.stubs import Fail, ProviderStub, Reply
 
 
-async def ended(opened: Runtime, run: str) -> RunRow:
+async def ended(runtime: Runtime, run: str) -> RunRow:
     """The run's row once it has ended."""
-    return await ended_row(opened.gateway.store, run)
+    return await ended_row(runtime.gateway.store, run)
 
 
 async def leave(stub: ProviderStub, asking: Coroutine[Any, Any, Any]) -> None:
@@ -34,12 +34,12 @@ async def leave(stub: ProviderStub, asking: Coroutine[Any, Any, Any]) -> None:
         await asked
 
 
-async def runs(opened: Runtime) -> list[str]:
-    return [row.id for row in await opened.gateway.store.runs(RunQuery())]
+async def runs(runtime: Runtime) -> list[str]:
+    return [row.id for row in await runtime.gateway.store.runs(RunQuery())]
 
 
-async def test_the_same_request_gets_the_same_bytes_and_costs_once(stub: ProviderStub, opened: Runtime) -> None:
-    async with calling(opened, await key_of(opened)) as client:
+async def test_the_same_request_gets_the_same_bytes_and_costs_once(stub: ProviderStub, runtime: Runtime) -> None:
+    async with calling(runtime, await key_of(runtime)) as client:
         first, again = [await post(client, body(), "one") for _ in range(2)]
         other, none = await post(client, body(), "two"), await post(client, body())
     assert first.status_code == again.status_code == 200
@@ -51,17 +51,17 @@ async def test_the_same_request_gets_the_same_bytes_and_costs_once(stub: Provide
         None,
         None,
     ]
-    assert len(stub.requests) == len(await runs(opened)) == 3
+    assert len(stub.requests) == len(await runs(runtime)) == 3
 
 
 async def test_a_reply_outlives_its_process(stub: ProviderStub, tmp_path: Path) -> None:
     asked = body(baton={"stream_steps": False})
-    async with running_service(tmp_path, pool_text(stub)) as opened:
-        key = await key_of(opened)
-        async with calling(opened, key) as client:
+    async with running_service(tmp_path, pool_text(stub)) as runtime:
+        key = await key_of(runtime)
+        async with calling(runtime, key) as client:
             first = await post(client, asked, "one")
             streamed = await stream(client, asked, "two")
-    async with running_service(tmp_path, pool_text(stub)) as opened, calling(opened, key) as client:
+    async with running_service(tmp_path, pool_text(stub)) as runtime, calling(runtime, key) as client:
         again, streamed_again = await post(client, asked, "one"), await stream(client, asked, "two")
     assert again.headers["idempotent-replayed"] == "true"
     assert (first.status_code, first.content) == (again.status_code, again.content)
@@ -86,8 +86,8 @@ async def test_equal_requests_to_two_gateways_are_one_run(stub: ProviderStub, tm
     assert len(stub.requests) == 1
 
 
-async def test_another_request_under_the_same_key_is_a_conflict(stub: ProviderStub, opened: Runtime) -> None:
-    async with calling(opened, await key_of(opened)) as client:
+async def test_another_request_under_the_same_key_is_a_conflict(stub: ProviderStub, runtime: Runtime) -> None:
+    async with calling(runtime, await key_of(runtime)) as client:
         await post(client, body(), "one")
         different = [
             body("What is 3 + 3?"),
@@ -113,51 +113,51 @@ async def test_another_request_under_the_same_key_is_a_conflict(stub: ProviderSt
     assert len(stub.requests) == 1
 
 
-async def test_a_key_belongs_to_its_tenant(stub: ProviderStub, opened: Runtime) -> None:
-    names = [await key_of(opened, tenant) for tenant in ("acme", "acme", "other")]
+async def test_a_key_belongs_to_its_tenant(stub: ProviderStub, runtime: Runtime) -> None:
+    names = [await key_of(runtime, tenant) for tenant in ("acme", "acme", "other")]
     replies = []
     for name in names:
-        async with calling(opened, name) as client:
+        async with calling(runtime, name) as client:
             replies.append(await post(client, body(), "one"))
     assert replies[0].content == replies[1].content != replies[2].content
     assert len(stub.requests) == 2
 
 
 @pytest.mark.parametrize("streams", [False, True])
-async def test_a_failed_run_fails_the_same_way_again(stub: ProviderStub, opened: Runtime, streams: bool) -> None:
+async def test_a_failed_run_fails_the_same_way_again(stub: ProviderStub, runtime: Runtime, streams: bool) -> None:
     stub.always("*", Fail(status=500))
-    async with calling(opened, await key_of(opened)) as client:
+    async with calling(runtime, await key_of(runtime)) as client:
         first, again = [await post(client, body(stream=streams), "one") for _ in range(2)]
     assert first.status_code == again.status_code == (200 if streams else 502)
     assert first.content == again.content
     assert b'"worker_unavailable"' in first.content
-    assert len(await runs(opened)) == 1
+    assert len(await runs(runtime)) == 1
 
 
-async def test_what_was_refused_before_a_run_claims_nothing(stub: ProviderStub, opened: Runtime) -> None:
-    async with calling(opened, await key_of(opened)) as client:
+async def test_what_was_refused_before_a_run_claims_nothing(stub: ProviderStub, runtime: Runtime) -> None:
+    async with calling(runtime, await key_of(runtime)) as client:
         refused = await post(client, body(baton={"labels": ["phi"]}), "one")
         assert (refused.status_code, refused.json()["error"]["code"]) == (400, "no_eligible_worker")
         assert (await post(client, body(), "one")).status_code == 200
 
 
 @pytest.mark.parametrize("bad", ["", "x" * 256, "caf\xe9", "a\tb"])
-async def test_a_key_that_is_none_is_refused(opened: Runtime, bad: str) -> None:
-    async with calling(opened, await key_of(opened)) as client:
+async def test_a_key_that_is_none_is_refused(runtime: Runtime, bad: str) -> None:
+    async with calling(runtime, await key_of(runtime)) as client:
         headers = [(b"idempotency-key", bad.encode("latin-1"))]
         reply = await client.post("/v1/chat/completions", json=body(), headers=headers)
     error = reply.json()["error"]
     assert (reply.status_code, error["code"], error["param"]) == (400, "invalid_idempotency_key", "Idempotency-Key")
-    assert await runs(opened) == []
+    assert await runs(runtime) == []
 
 
-async def test_a_run_with_a_key_goes_on_without_its_client(stub: ProviderStub, opened: Runtime) -> None:
+async def test_a_run_with_a_key_goes_on_without_its_client(stub: ProviderStub, runtime: Runtime) -> None:
     stub.always("alpha", Reply(first_delay=0.6))
-    async with calling(opened, await key_of(opened)) as client:
+    async with calling(runtime, await key_of(runtime)) as client:
         await leave(stub, post(client, body(), "one"))
         again = await post(client, body(), "one")
         assert (again.status_code, again.headers["idempotent-replayed"]) == (200, "true")
-        assert Kind.CANCEL_ASKED not in kinds(await events(opened, again.headers["x-baton-run"]))
+        assert Kind.CANCEL_ASKED not in kinds(await events(runtime, again.headers["x-baton-run"]))
     assert len(stub.requests) == 1
 
 
@@ -173,23 +173,23 @@ async def test_a_run_with_a_key_goes_on_without_its_client(stub: ProviderStub, o
 )
 @pytest.mark.parametrize("streams", [False, True])
 async def test_what_becomes_of_a_run_whose_client_leaves(
-    stub: ProviderStub, opened: Runtime, policy: str | None, key: str | None, ends: str, streams: bool
+    stub: ProviderStub, runtime: Runtime, policy: str | None, key: str | None, ends: str, streams: bool
 ) -> None:
     stub.always("alpha", Reply(first_delay=15.0 if ends == "cancelled" else 0.3))
-    async with calling(opened, await key_of(opened)) as client:
+    async with calling(runtime, await key_of(runtime)) as client:
         await leave(stub, post(client, body(stream=streams, baton={"on_disconnect": policy}), key))
-        (run,) = await runs(opened)
-        row = await ended(opened, run)
+        (run,) = await runs(runtime)
+        row = await ended(runtime, run)
         assert row.state == ends
         if ends == "cancelled":  # long before the worker would have answered, who hears of it
             await until(lambda: stub.requests[0].disconnected_at is not None, within=10)
-    journal = await events(opened, run)
+    journal = await events(runtime, run)
     assert journal[0].body["on_disconnect"] == ("cancel" if ends == "cancelled" else "finish")
 
 
-async def test_a_replay_takes_no_place_of_its_key(stub: ProviderStub, opened: Runtime) -> None:
+async def test_a_replay_takes_no_place_of_its_key(stub: ProviderStub, runtime: Runtime) -> None:
     stub.script("alpha", Reply(first_delay=0.5))
-    async with calling(opened, await key_of(opened, concurrency=1)) as client:
+    async with calling(runtime, await key_of(runtime, concurrency=1)) as client:
         first = asyncio.create_task(post(client, body(), "one"))
         await stub.wait_for(1)
         again, other = await asyncio.gather(post(client, body(), "one"), post(client, body(), "two"))
@@ -198,18 +198,18 @@ async def test_a_replay_takes_no_place_of_its_key(stub: ProviderStub, opened: Ru
         assert (await post(client, body(), "two")).status_code == 200
 
 
-async def test_erased_content_is_not_replayed(stub: ProviderStub, opened: Runtime) -> None:
-    async with calling(opened, await key_of(opened)) as client:
+async def test_erased_content_is_not_replayed(stub: ProviderStub, runtime: Runtime) -> None:
+    async with calling(runtime, await key_of(runtime)) as client:
         first = await post(client, body(), "one")
-        assert await opened.gateway.store.erase(first.headers["x-baton-run"])
+        assert await runtime.gateway.store.erase(first.headers["x-baton-run"])
         again = await post(client, body(), "one")
     assert (again.status_code, again.json()["error"]["code"]) == (404, "content_erased")
     assert len(stub.requests) == 1
 
 
-async def test_a_run_is_heard_by_all_who_ask(stub: ProviderStub, opened: Runtime) -> None:
+async def test_a_run_is_heard_by_all_who_ask(stub: ProviderStub, runtime: Runtime) -> None:
     stub.always("alpha", Reply(first_delay=0.4))
-    async with calling(opened, await key_of(opened)) as client:
+    async with calling(runtime, await key_of(runtime)) as client:
         heard = await asyncio.gather(*(stream(client, body(), "one") for _ in range(5)))
     assert {stream.text for stream in heard} == {"Hello there."}
     assert len(stub.requests) == 1
@@ -219,11 +219,11 @@ async def test_keys_are_forgotten_after_their_time_and_not_before(
     stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(recovery, "FORGET", 2)
-    async with running_service(tmp_path, pool_text(stub), {"BATON_LEASE_SECONDS": "0.5"}) as opened:
-        store, now = opened.gateway.store, opened.context.now()
+    async with running_service(tmp_path, pool_text(stub), {"BATON_LEASE_SECONDS": "0.5"}) as runtime:
+        store, now = runtime.gateway.store, runtime.context.now()
         for n in range(5):
             await store.add_idempotency_record(IdempotencyRecord(f"old-{n}", b"", now - 1), now - 2)
-        async with calling(opened, await key_of(opened)) as client:
+        async with calling(runtime, await key_of(runtime)) as client:
             run = (await post(client, body(), "one")).headers["x-baton-run"]
 
             async def forgotten() -> bool:
@@ -286,24 +286,24 @@ def test_every_post_route_has_an_example() -> None:
     assert posts() == sorted(EXAMPLES), "a new POST route hands its body to Idempotency, and gets an example here"
 
 
-async def waiting(opened: Runtime, key: str) -> dict[str, str]:
+async def waiting(runtime: Runtime, key: str) -> dict[str, str]:
     """The run of a request by this key that asks for an approval, and the digest that is to be approved."""
-    async with calling(opened, key) as client:
+    async with calling(runtime, key) as client:
         found = (await client.post("/v1/chat/completions", json=body(baton={"approval": "required"}))).json()["baton"]
     return {"run": found["run"], "digest": found["approval"]["digest"]}
 
 
 @pytest.mark.parametrize("path", posts())
-async def test_no_post_route_ignores_the_key(stub: ProviderStub, opened: Runtime, path: str) -> None:
+async def test_no_post_route_ignores_the_key(stub: ProviderStub, runtime: Runtime, path: str) -> None:
     example, route = EXAMPLES[path], path
-    asker = await key_of(opened)
-    async with calling(opened, await key_of(opened, scopes=DECIDING)) as client:
+    asker = await key_of(runtime)
+    async with calling(runtime, await key_of(runtime, scopes=DECIDING)) as client:
         background = EXAMPLES["/v1/responses"] | {"background": True}
         run = (await client.post("/v1/responses", json=background)).json()["id"].removeprefix("resp_")
         await client.get(f"/v1/runs/{run}/stream")  # which ends when the run does
         planned = (await client.post("/v1/plans", json=body())).json()["id"] if "{plan}" in path else ""
         if "{approval}" in path:
-            asked = await waiting(opened, asker)
+            asked = await waiting(runtime, asker)
             path, example = path.replace("{approval}", asked["run"]), example | {"digest": asked["digest"]}
         path = path.replace("{run}", run).replace("{response}", f"resp_{run}").replace("{plan}", planned)
         calls, headers = len(stub.requests), {"idempotency-key": "one"}
@@ -320,8 +320,8 @@ async def test_no_post_route_ignores_the_key(stub: ProviderStub, opened: Runtime
         assert (bad.status_code, "Send one Idempotency-Key" in bad.text) == (400, True)
 
 
-async def test_a_key_of_one_route_is_no_key_of_another(opened: Runtime) -> None:
-    async with calling(opened, await key_of(opened)) as client:
+async def test_a_key_of_one_route_is_no_key_of_another(runtime: Runtime) -> None:
+    async with calling(runtime, await key_of(runtime)) as client:
         run = (await post(client, body(), "one")).headers["x-baton-run"]
         reply = await client.post(f"/v1/runs/{run}/cancel", headers={"idempotency-key": "one"})
     assert (reply.status_code, reply.json()["error"]["code"]) == (409, "idempotency_key_reuse")

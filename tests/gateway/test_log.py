@@ -23,18 +23,18 @@ SIGNER = Signer("log.example/baton", bytes(range(32)))
 
 
 @pytest.fixture
-async def opened(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[Runtime]:
+async def runtime(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[Runtime]:
     async with running_service(tmp_path, pool_text(stub)) as runtime:
         yield runtime
 
 
-async def seal(opened: Runtime) -> None:
-    await Sealer(opened.context, [SIGNER]).look(asyncio.Event())
+async def seal(runtime: Runtime) -> None:
+    await Sealer(runtime.context, [SIGNER]).look(asyncio.Event())
 
 
-async def headers_of_an_auditor(opened: Runtime) -> dict[str, str]:
-    key, row = mint(opened.gateway.pepper, tenant="ops", name="auditor", scopes=["audit:read"], now=0.0)
-    assert await opened.gateway.store.add_key(replace(row, all_tenants=True))
+async def headers_of_an_auditor(runtime: Runtime) -> dict[str, str]:
+    key, row = mint(runtime.gateway.pepper, tenant="ops", name="auditor", scopes=["audit:read"], now=0.0)
+    assert await runtime.gateway.store.add_key(replace(row, all_tenants=True))
     return {"authorization": f"Bearer {key}"}
 
 
@@ -44,11 +44,11 @@ async def checkpoint(client: httpx.AsyncClient) -> Checkpoint:
     return open_checkpoint(reply.text, [SIGNER.verifier])
 
 
-async def test_an_auditor_reads_the_whole_log_by_its_tiles(opened: Runtime) -> None:
-    async with calling(opened) as client:
+async def test_an_auditor_reads_the_whole_log_by_its_tiles(runtime: Runtime) -> None:
+    async with calling(runtime) as client:
         run = (await ask(client)).json()["baton"]["run"]
-        await seal(opened)
-        client.headers.update(await headers_of_an_auditor(opened))
+        await seal(runtime)
+        client.headers.update(await headers_of_an_auditor(runtime))
         head = await checkpoint(client)
         bodies = {tile: (await client.get(f"/v1/log/{tile.path}")).content for tile in tiles_of(head.size)}
     (entries,) = [unbundle(body) for tile, body in bodies.items() if tile.level is None]
@@ -58,11 +58,11 @@ async def test_an_auditor_reads_the_whole_log_by_its_tiles(opened: Runtime) -> N
     assert [leaf.kind for leaf in map(parse_leaf, entries) if leaf.id == run] == ["run"]
 
 
-async def test_a_caller_gets_the_proof_of_its_run(opened: Runtime) -> None:
-    async with calling(opened) as client:
+async def test_a_caller_gets_the_proof_of_its_run(runtime: Runtime) -> None:
+    async with calling(runtime) as client:
         run = (await ask(client)).json()["baton"]["run"]
         before = (await client.get(f"/v1/runs/{run}/proof")).json()
-        await seal(opened)
+        await seal(runtime)
         after = (await client.get(f"/v1/runs/{run}/proof")).json()
         head = await checkpoint(client)
         whole = (await client.get(f"/v1/runs/{run}/events")).json()["data"]
@@ -74,15 +74,15 @@ async def test_a_caller_gets_the_proof_of_its_run(opened: Runtime) -> None:
     assert len(b64decode(leaf["salt"])) == 16
 
 
-async def test_entries_are_for_keys_of_all_tenants(opened: Runtime) -> None:
-    await seal(opened)
-    async with calling(opened) as client:
+async def test_entries_are_for_keys_of_all_tenants(runtime: Runtime) -> None:
+    await seal(runtime)
+    async with calling(runtime) as client:
         assert (await client.get("/v1/log/tile/0/000.p/1")).status_code == 200
         assert (await client.get("/v1/log/tile/entries/000.p/1")).status_code == 403
         for path in ("0/000", "0/000.p/9", "0/001.p/1", "1/000.p/1", "0/0", "x"):
             assert (await client.get(f"/v1/log/tile/{path}")).status_code == 404, path
 
 
-async def test_without_a_checkpoint_there_is_none(opened: Runtime) -> None:
-    async with calling(opened) as client:
+async def test_without_a_checkpoint_there_is_none(runtime: Runtime) -> None:
+    async with calling(runtime) as client:
         assert (await client.get("/v1/log/checkpoint")).status_code == 404

@@ -17,7 +17,7 @@ from tests.stubs import ProviderStub
 
 
 @pytest.fixture
-async def opened(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[Runtime]:
+async def runtime(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[Runtime]:
     """A service whose workers but beta are cleared for `phi`."""
     text = pool_text(stub)
     for name in WORKERS:
@@ -55,8 +55,8 @@ ASKS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-async def test_labels_stand_on_messages_and_parts_of_every_format(stub: ProviderStub, opened: Runtime) -> None:
-    async with calling(opened) as client:
+async def test_labels_stand_on_messages_and_parts_of_every_format(stub: ProviderStub, runtime: Runtime) -> None:
+    async with calling(runtime) as client:
         for what, (route, body) in ASKS.items():
             reply = await client.post(f"/v1/{route}", json={"model": "baton-mini"} | body)
             assert reply.status_code == 200, (what, reply.text)
@@ -67,9 +67,9 @@ async def test_labels_stand_on_messages_and_parts_of_every_format(stub: Provider
     assert "phi" not in json.dumps([received.json for received in stub.requests])
 
 
-async def test_openais_client_sends_labels(opened: Runtime) -> None:
+async def test_openais_client_sends_labels(runtime: Runtime) -> None:
     marked: Any = {"role": "user", "content": "Hi", "baton": MARK}
-    async with calling(opened) as client:
+    async with calling(runtime) as client:
         openai = AsyncOpenAI(base_url="http://baton/v1", api_key="none", http_client=client, max_retries=0)
         mini: Any = {"model": "baton-mini", "extra_headers": {"authorization": client.headers["authorization"]}}
         for reply in (
@@ -102,9 +102,9 @@ async def asked(client: httpx.AsyncClient, **body: Any) -> dict[str, Any]:
     return {"id": reply.json()["id"], "output": reply.json()["output"], "labels": run["labels"]}
 
 
-async def test_labels_of_earlier_turns_persist(opened: Runtime) -> None:
+async def test_labels_of_earlier_turns_persist(runtime: Runtime) -> None:
     """With the response before, with an item of it, and with what a compaction leaves of it."""
-    async with calling(opened) as client:
+    async with calling(runtime) as client:
         first = await asked(client, input=[{"role": "user", "content": "Hi", "baton": MARK}])
         second = await asked(client, input="And?", previous_response_id=first["id"])
         third = await asked(client, input=[{"id": second["output"][0]["id"]}, {"role": "user", "content": "And?"}])
@@ -116,8 +116,8 @@ async def test_labels_of_earlier_turns_persist(opened: Runtime) -> None:
         assert again["labels"] == ["phi"]
 
 
-async def test_a_label_that_is_none_is_refused_where_it_stands(opened: Runtime) -> None:
-    async with calling(opened) as client:
+async def test_a_label_that_is_none_is_refused_where_it_stands(runtime: Runtime) -> None:
+    async with calling(runtime) as client:
         body = {"messages": [{"role": "user", "content": "Hi", "baton": {"labels": ["two words"]}}]}
         refused = await client.post("/v1/chat/completions", json={"model": "baton-mini"} | body)
     assert refused.status_code == 400

@@ -31,9 +31,9 @@ async def paths(stub: ProviderStub, client: httpx.AsyncClient) -> AsyncIterator[
 
 
 async def test_a_stream_ends_with_its_key_though_nothing_else_happens(
-    opened: Runtime, client: httpx.AsyncClient, paths: tuple[str, str]
+    runtime: Runtime, client: httpx.AsyncClient, paths: tuple[str, str]
 ) -> None:
-    key, context = client.headers["authorization"], replace(opened.gateway, key_ttl=0.0)
+    key, context = client.headers["authorization"], replace(runtime.gateway, key_ttl=0.0)
     session = Session((("authorization", key),))
     with app_over(context) as app:
         api = Api(app)
@@ -47,15 +47,15 @@ async def test_a_stream_ends_with_its_key_though_nothing_else_happens(
 
 
 async def test_a_key_and_a_process_have_a_bounded_number_of_streams(
-    opened: Runtime, client: httpx.AsyncClient, paths: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+    runtime: Runtime, client: httpx.AsyncClient, paths: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(open_streams, "MOST_OF_KEY", 2)
     monkeypatch.setattr(open_streams, "MOST", 3)
-    async with calling(opened, "another") as another:
+    async with calling(runtime, "another") as another:
         first, second = (
             Session((("authorization", http_client.headers["authorization"]),)) for http_client in (client, another)
         )
-        with app_over(opened.gateway) as app:
+        with app_over(runtime.gateway) as app:
             api = Api(app)
             async with api.events(first, paths[0]) as first_events, api.events(first, paths[1]) as second_events:
                 assert (await anext(first_events)).data
@@ -78,6 +78,6 @@ async def test_a_key_and_a_process_have_a_bounded_number_of_streams(
                 assert (await anext(again)).data
 
 
-async def test_no_cache_keeps_a_reply_with_content(opened: Runtime, client: httpx.AsyncClient) -> None:
+async def test_no_cache_keeps_a_reply_with_content(runtime: Runtime, client: httpx.AsyncClient) -> None:
     for path in ("/v1/me", "/v1/runs", "/v1/overview", "/v1/runs/run_none"):
         assert (await client.get(path)).headers["cache-control"] == "no-store", path

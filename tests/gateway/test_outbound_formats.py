@@ -41,7 +41,7 @@ async def serving(stub: ProviderStub, folder: Path, name: str, worker: str = "")
     """A client of a service whose only worker speaks that format."""
     spec = FORMATS[name].spec(stub)
     pool = POOL.format(format=spec.format, url=spec.base_url, worker=worker)
-    async with running_service(folder, pool, {"STUB_KEY": KEYS[name]}) as opened, calling(opened) as client:
+    async with running_service(folder, pool, {"STUB_KEY": KEYS[name]}) as runtime, calling(runtime) as client:
         yield client
 
 

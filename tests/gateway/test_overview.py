@@ -25,7 +25,7 @@ from tests.stubs import ProviderStub
 
 
 @pytest.fixture
-async def opened(tmp_path: Path) -> AsyncIterator[Runtime]:
+async def runtime(tmp_path: Path) -> AsyncIterator[Runtime]:
     async with ProviderStub() as stub, running_service(tmp_path, pool_text(stub)) as running:
         speak(stub)
         yield running
@@ -37,21 +37,21 @@ async def got(client: httpx.AsyncClient, **query: Any) -> Overview:
     return Overview.model_validate(reply.json())
 
 
-async def wide_key(opened: Runtime) -> dict[str, str]:
+async def wide_key(runtime: Runtime) -> dict[str, str]:
     """The header of a key of all tenants with every scope."""
-    key, row = mint(opened.gateway.pepper, tenant="ops", name="ops", scopes=["admin"], now=0.0)
-    assert await opened.gateway.store.add_key(replace(row, all_tenants=True))
+    key, row = mint(runtime.gateway.pepper, tenant="ops", name="ops", scopes=["admin"], now=0.0)
+    assert await runtime.gateway.store.add_key(replace(row, all_tenants=True))
     return {"authorization": f"Bearer {key}"}
 
 
-async def test_the_figures_are_of_the_runs_that_the_key_may_see(opened: Runtime) -> None:
-    await finish(await opened.runs.start(order(opened, "baton-ultra")))  # another tenant's
-    await opened.gateway.store.set_budget(Budget("acme", "tenant", "", "day", 5_000_000))
-    async with calling(opened) as client:
+async def test_the_figures_are_of_the_runs_that_the_key_may_see(runtime: Runtime) -> None:
+    await finish(await runtime.runs.start(order(runtime, "baton-ultra")))  # another tenant's
+    await runtime.gateway.store.set_budget(Budget("acme", "tenant", "", "day", 5_000_000))
+    async with calling(runtime) as client:
         run = (await ask(client)).json()["baton"]["run"]
         await client.post(f"/v1/runs/{run}/feedback", json={"thumbs": "up"})
         ours = await got(client)
-        everything = (await client.get("/v1/overview?period=hour", headers=await wide_key(opened))).json()
+        everything = (await client.get("/v1/overview?period=hour", headers=await wide_key(runtime))).json()
         old = await got(client, until="2000000", period="month")
         foreign = await client.get("/v1/overview?tenant=other")
         listed = (await client.get("/v1/runs", params={"since": ours.buckets[-1].since})).json()["data"]
@@ -72,8 +72,8 @@ async def test_the_figures_are_of_the_runs_that_the_key_may_see(opened: Runtime)
     assert {breaker.state for breaker in wide.breakers or ()} == {"closed"}
 
 
-async def test_what_is_left_out_is_said(opened: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with calling(opened) as client:
+async def test_what_is_left_out_is_said(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with calling(runtime) as client:
         await ask(client)
         second = (await ask(client)).json()["baton"]["run"]
         monkeypatch.setattr(stored_overview, "MOST_RUNS", 1)
@@ -83,7 +83,7 @@ async def test_what_is_left_out_is_said(opened: Runtime, monkeypatch: pytest.Mon
 
 
 async def test_many_overviews_of_a_tenant_leave_room_for_another_one(
-    opened: Runtime, monkeypatch: pytest.MonkeyPatch
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(overview_route, "MOST_WAITING", 4)
     held, made = asyncio.Event(), stored_overview.figures
@@ -95,8 +95,8 @@ async def test_many_overviews_of_a_tenant_leave_room_for_another_one(
 
     monkeypatch.setattr(stored_overview, "figures", slow)
     async with (
-        calling(opened) as client,
-        calling(opened, "another", tenant="other") as another,
+        calling(runtime) as client,
+        calling(runtime, "another", tenant="other") as another,
         asyncio.TaskGroup() as group,
     ):
         flood = [group.create_task(client.get("/v1/overview?period=month")) for _ in range(6)]
@@ -108,7 +108,7 @@ async def test_many_overviews_of_a_tenant_leave_room_for_another_one(
     assert sorted(call.result().status_code for call in flood) == [200] * 4 + [503] * 2
 
 
-async def test_streams_of_the_same_overview_share_its_making(opened: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_streams_of_the_same_overview_share_its_making(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(overview_route, "REFRESH_SECONDS", 0.0)
     made, figures = [0], stored_overview.figures
 
@@ -117,9 +117,9 @@ async def test_streams_of_the_same_overview_share_its_making(opened: Runtime, mo
         return await figures(*more)
 
     monkeypatch.setattr(stored_overview, "figures", counted)
-    async with calling(opened) as client, AsyncExitStack() as stack:
+    async with calling(runtime) as client, AsyncExitStack() as stack:
         session = Session((("authorization", client.headers["authorization"]),))
-        api = Api(stack.enter_context(app_over(opened.gateway)))
+        api = Api(stack.enter_context(app_over(runtime.gateway)))
         streams = [await stack.enter_async_context(api.events(session, "/v1/overview/live")) for _ in range(8)]
         assert {json.loads((await anext(stream)).data)["total"]["runs"] for stream in streams} == {0}
         assert made == [1]
@@ -131,7 +131,7 @@ async def test_streams_of_the_same_overview_share_its_making(opened: Runtime, mo
 
 
 async def test_a_new_stream_of_an_overview_does_not_wait_for_the_next_making(
-    opened: Runtime, monkeypatch: pytest.MonkeyPatch
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(overview_route, "REFRESH_SECONDS", 1_000.0)
     week, shared = {"period": "week"}, list[Any]()
@@ -142,9 +142,9 @@ async def test_a_new_stream_of_an_overview_does_not_wait_for_the_next_making(
             shared.append(self)
 
     monkeypatch.setattr(overview_route, "_SharedOverview", Noted)
-    async with calling(opened) as client, AsyncExitStack() as stack:
+    async with calling(runtime) as client, AsyncExitStack() as stack:
         session = Session((("authorization", client.headers["authorization"]),))
-        api = Api(stack.enter_context(app_over(opened.gateway)))
+        api = Api(stack.enter_context(app_over(runtime.gateway)))
         first = await stack.enter_async_context(api.events(session, "/v1/overview/live", query=week))
         assert json.loads((await anext(first)).data)["total"]["runs"] == 0
         await ask(client)
@@ -160,15 +160,15 @@ def test_percentiles_are_nearest_ranks() -> None:
     assert overview.percentiles([3.0]) == {"count": 1, "p50": 3.0, "p95": 3.0, "p99": 3.0}
 
 
-async def test_the_newest_checkpoint_is_checked_against_an_earlier_one(opened: Runtime) -> None:
-    async with calling(opened) as client:
+async def test_the_newest_checkpoint_is_checked_against_an_earlier_one(runtime: Runtime) -> None:
+    async with calling(runtime) as client:
         assert (await client.get("/v1/log/verify")).status_code == 404
         await ask(client)
-        await Sealer(opened.context, ()).look(asyncio.Event())
+        await Sealer(runtime.context, ()).look(asyncio.Event())
         first = (await client.get("/v1/log/verify")).json()
         assert (first["valid"], first["consistent"], len(first["signed_by"])) == (True, None, 1)
         await ask(client)
-        await Sealer(opened.context, ()).look(asyncio.Event())
+        await Sealer(runtime.context, ()).look(asyncio.Event())
         earlier = {"size": first["size"], "root": first["root"]}
         second = (await client.get("/v1/log/verify", params=earlier)).json()
         assert (second["valid"], second["consistent"]) == (True, True)
@@ -178,7 +178,7 @@ async def test_the_newest_checkpoint_is_checked_against_an_earlier_one(opened: R
             assert (reply["valid"], reply["consistent"]) == (False, False), wrong
             assert reply["faults"] == ["The earlier log is not the beginning of this one."]
         tile = (await client.get(f"/v1/log/tile/0/000.p/{second['size']}")).content
-        await opened.gateway.store._write(
+        await runtime.gateway.store._write(
             lambda conn: conn.execute(LOG_TILES.update().values(body=tile[32:] + tile[:32]))
         )
         assert (await client.get("/v1/log/verify")).json()["valid"] is False

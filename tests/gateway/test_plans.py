@@ -51,7 +51,7 @@ async def test_a_plan_is_made_and_nothing_of_it_is_executed(stub: ProviderStub, 
     assert [plan["id"] for plan in (await client.get("/v1/plans")).json()["data"]] == [shown["id"]]
 
 
-async def test_what_runs_is_what_was_shown(stub: ProviderStub, client: httpx.AsyncClient, opened: Runtime) -> None:
+async def test_what_runs_is_what_was_shown(stub: ProviderStub, client: httpx.AsyncClient, runtime: Runtime) -> None:
     speak(stub)
     shown = await made(client)
     run = await client.post(f"/v1/plans/{shown['id']}/run", json={"digest": shown["digest"]})
@@ -65,7 +65,7 @@ async def test_what_runs_is_what_was_shown(stub: ProviderStub, client: httpx.Asy
     for outcome, found in (("ok", 1), ("error", 0), ("open", 0)):
         listed = (await client.get("/v1/runs", params={"worker": "beta", "outcome": outcome})).json()["data"]
         assert len(listed) == found
-    state = await opened.gateway.store.journal(whole["id"])
+    state = await runtime.gateway.store.journal(whole["id"])
     steps = [
         Step(step["worker"], text, Access("user" in step["access"], tuple(step["access"][1:])), answers=bool(step["n"]))
         for step, text in zip(whole["steps"], ("Think.", "Answer."), strict=True)
@@ -195,9 +195,9 @@ async def test_estimates_rest_on_prices_until_there_is_a_history(stub: ProviderS
     assert of_plan(CATALOG, Task(()), (Step("gone", "Think."),), Limits(), known) is None
 
 
-async def install(opened: Runtime, changes: Mapping[str, str]) -> None:
+async def install(runtime: Runtime, changes: Mapping[str, str]) -> None:
     """Take the pool file into force with some of its words changed."""
-    path = Path(opened.pool.loaded.settings.data_dir) / "pool.toml"
+    path = Path(runtime.pool.loaded.settings.data_dir) / "pool.toml"
     text = path.read_text()
     for before, after in changes.items():
         assert before in text
@@ -205,7 +205,7 @@ async def install(opened: Runtime, changes: Mapping[str, str]) -> None:
     changed = path.with_name("changed.toml")
     changed.write_text(text)
     environ = {"BATON_POOL": str(changed), "BATON_DATA_DIR": str(path.parent), "BATON_PEPPER": "p" * 32}
-    opened.pool.install(configure(environ))
+    runtime.pool.install(configure(environ))
 
 
 RULE = '\n[rules.no-letters-to-beta]\nlabels = ["letter"]\ndeny = { worker = ["beta"] }\n'
@@ -225,14 +225,14 @@ CHANGES: list[tuple[dict[str, str], str]] = [
 
 
 async def test_what_has_changed_since_is_a_refusal_that_says_so(
-    stub: ProviderStub, client: httpx.AsyncClient, opened: Runtime
+    stub: ProviderStub, client: httpx.AsyncClient, runtime: Runtime
 ) -> None:
     letter = {"role": "user", "content": "Dear Ann.", "baton": {"labels": ["letter"]}}
     cleared = {f'model = "{name}"': f'model = "{name}"\nclearance = ["letter"]' for name in ("alpha", "beta", "gamma")}
-    await install(opened, cleared)
+    await install(runtime, cleared)
     shown = await made(client, messages=[letter])
     for changes, said in CHANGES:
-        await install(opened, cleared | changes)
+        await install(runtime, cleared | changes)
         refused = await client.post(f"/v1/plans/{shown['id']}/run")
         error = refused.json()["error"]
         assert (refused.status_code, error["code"]) == (409, "plan_outdated"), error
@@ -241,15 +241,15 @@ async def test_what_has_changed_since_is_a_refusal_that_says_so(
     assert stub.requests == []
 
 
-async def test_what_would_not_be_what_was_shown_is_refused(client: httpx.AsyncClient, opened: Runtime) -> None:
+async def test_what_would_not_be_what_was_shown_is_refused(client: httpx.AsyncClient, runtime: Runtime) -> None:
     shown = await made(client)
     path = f"/v1/plans/{shown['id']}/run"
     refused = await client.post(path, json={"digest": "0" * 64})
     assert (refused.status_code, refused.json()["error"]["code"]) == (409, "digest_mismatch")
     keys = []
     for name, scopes in (("poor", ["runs:write", "audit:read"]), ("sibling", ["runs:write"])):
-        key, row = mint(opened.gateway.pepper, tenant="acme", name=name, scopes=scopes, now=0.0)
-        assert await opened.gateway.store.add_key(replace(row, max_usd=1_000))
+        key, row = mint(runtime.gateway.pepper, tenant="acme", name=name, scopes=scopes, now=0.0)
+        assert await runtime.gateway.store.add_key(replace(row, max_usd=1_000))
         keys.append({"authorization": f"Bearer {key}"})
     for headers, expected in zip(keys, [(409, "plan_outdated"), (403, "insufficient_scope")], strict=True):
         refused = await client.post(path, headers=headers)
@@ -332,7 +332,7 @@ async def test_a_plan_for_a_response_is_answered_as_one(stub: ProviderStub, clie
     assert "event: response.completed" in (await client.post(path, json={"stream": True})).text
 
 
-async def test_a_deleted_plan_has_no_text_left(client: httpx.AsyncClient, opened: Runtime) -> None:
+async def test_a_deleted_plan_has_no_text_left(client: httpx.AsyncClient, runtime: Runtime) -> None:
     shown = await made(client)
     path = f"/v1/plans/{shown['id']}"
     edit = [{"op": "change", "step": 0, "subtask": "Think twice."}]
@@ -342,36 +342,36 @@ async def test_a_deleted_plan_has_no_text_left(client: httpx.AsyncClient, opened
         refused = await sent
         assert (refused.status_code, refused.json()["error"]["code"]) == (404, "plan_deleted")
     assert (await client.get("/v1/plans")).json()["data"] == []
-    assert [row.erased for row in await opened.gateway.store.runs(RunQuery())] == [True, True]
+    assert [row.erased for row in await runtime.gateway.store.runs(RunQuery())] == [True, True]
 
 
-async def other_key(opened: Runtime, *labels: str) -> tuple[str, dict[str, str]]:
+async def other_key(runtime: Runtime, *labels: str) -> tuple[str, dict[str, str]]:
     """The id and the headers of another key of the tenant, which may read content and puts labels on its requests."""
     scopes = ["runs:write", "runs:read", "audit:read"]
-    key, row = mint(opened.gateway.pepper, tenant="acme", name="other", scopes=scopes, now=0.0)
-    assert await opened.gateway.store.add_key(replace(row, labels=frozenset(labels)))
+    key, row = mint(runtime.gateway.pepper, tenant="acme", name="other", scopes=scopes, now=0.0)
+    assert await runtime.gateway.store.add_key(replace(row, labels=frozenset(labels)))
     return row.id, {"authorization": f"Bearer {key}"}
 
 
-async def test_whoever_reads_a_plan_of_another_key_is_logged(client: httpx.AsyncClient, opened: Runtime) -> None:
+async def test_whoever_reads_a_plan_of_another_key_is_logged(client: httpx.AsyncClient, runtime: Runtime) -> None:
     shown = await made(client)
     assert (await client.get(f"/v1/plans/{shown['id']}")).status_code == 200
     reading = AdminEventQuery(action=CONTENT_READ)
-    assert await opened.gateway.store.admin_events(reading) == ()
-    reader, headers = await other_key(opened)
+    assert await runtime.gateway.store.admin_events(reading) == ()
+    reader, headers = await other_key(runtime)
     assert (await client.get(f"/v1/plans/{shown['id']}", headers=headers)).status_code == 200
-    found = await opened.gateway.store.admin_events(reading)
+    found = await runtime.gateway.store.admin_events(reading)
     assert [(event.actor, event.target, event.after) for event in found] == [(reader, shown["run"], {"what": "plan"})]
 
 
 async def test_the_labels_of_an_edits_author_stay_on_what_is_executed(
-    stub: ProviderStub, client: httpx.AsyncClient, opened: Runtime
+    stub: ProviderStub, client: httpx.AsyncClient, runtime: Runtime
 ) -> None:
     speak(stub)
     names = ("alpha", "beta", "gamma")
-    await install(opened, {f'model = "{name}"': f'model = "{name}"\nclearance = ["secret"]' for name in names})
+    await install(runtime, {f'model = "{name}"': f'model = "{name}"\nclearance = ["secret"]' for name in names})
     shown = await made(client)
-    _, headers = await other_key(opened, "secret")
+    _, headers = await other_key(runtime, "secret")
     path, edit = f"/v1/plans/{shown['id']}", [{"op": "change", "step": 0, "subtask": "Ask for the code."}]
     edited = await client.patch(path, json={"revision": 1, "edits": edit}, headers=headers)
     assert edited.json()["labels"] == ["secret"]
@@ -383,11 +383,11 @@ async def test_the_labels_of_an_edits_author_stay_on_what_is_executed(
     assert (await client.get(f"/v1/runs/{first}")).json()["labels"] == []
 
 
-async def test_the_tags_of_plans_are_no_tampering(client: httpx.AsyncClient, opened: Runtime) -> None:
+async def test_the_tags_of_plans_are_no_tampering(client: httpx.AsyncClient, runtime: Runtime) -> None:
     shown = await made(client)
     edit = [{"op": "change", "step": 0, "subtask": "Think twice."}]
     assert (await client.patch(f"/v1/plans/{shown['id']}", json={"revision": 1, "edits": edit})).status_code == 200
-    store = opened.gateway.store
+    store = runtime.gateway.store
     await seal(store)
     report = await store._read(lambda conn: verify(conn, ()))  # type: ignore[attr-defined]
     assert [finding.rule for finding in report.ordered()] == []

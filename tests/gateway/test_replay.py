@@ -181,7 +181,7 @@ async def waits(client: httpx.AsyncClient, run: str) -> None:
 
 
 async def test_what_cannot_be_repeated_is_refused_with_its_reason(
-    opened: Runtime, client: httpx.AsyncClient, stub: ProviderStub
+    runtime: Runtime, client: httpx.AsyncClient, stub: ProviderStub
 ) -> None:
     plans(stub, CHAIN)
     run = await answered(client)
@@ -200,7 +200,7 @@ async def test_what_cannot_be_repeated_is_refused_with_its_reason(
     assert code(await replay(client, run)) == (409, "content_erased")
 
 
-async def test_a_replay_needs_the_right_to_read_the_content(opened: Runtime, client: httpx.AsyncClient) -> None:
+async def test_a_replay_needs_the_right_to_read_the_content(runtime: Runtime, client: httpx.AsyncClient) -> None:
     run = await answered(client, "baton-mini")
     for tenant, scopes, expected in (
         ("acme", ["runs:write", "runs:read"], 403),
@@ -208,8 +208,8 @@ async def test_a_replay_needs_the_right_to_read_the_content(opened: Runtime, cli
         ("acme", ["runs:write", "runs:read", "audit:read"], 200),
         ("other", ["runs:write", "runs:read", "audit:read"], 404),
     ):
-        key, row = mint(opened.gateway.pepper, tenant=tenant, name="else", scopes=scopes, now=0.0)
-        await opened.gateway.store.add_key(row)
+        key, row = mint(runtime.gateway.pepper, tenant=tenant, name="else", scopes=scopes, now=0.0)
+        await runtime.gateway.store.add_key(row)
         headers = {"authorization": f"Bearer {key}"}
         reply = await client.post(f"/v1/runs/{run}/replay", json={"wait": SECONDS}, headers=headers)
         assert reply.status_code == expected, reply.text
@@ -219,18 +219,18 @@ async def test_a_replay_needs_the_right_to_read_the_content(opened: Runtime, cli
             assert both.json()["same_answer"] is (True if "audit:read" in scopes else None)
 
 
-async def test_a_replay_of_anothers_run_is_logged_as_reading_it(opened: Runtime, client: httpx.AsyncClient) -> None:
+async def test_a_replay_of_anothers_run_is_logged_as_reading_it(runtime: Runtime, client: httpx.AsyncClient) -> None:
     run = await answered(client, "baton-mini")
     await replayed(client, run)
     reading = AdminEventQuery(action=CONTENT_READ)
-    assert await opened.gateway.store.admin_events(reading) == ()
+    assert await runtime.gateway.store.admin_events(reading) == ()
     scopes = ["runs:write", "runs:read", "audit:read"]
-    key, row = mint(opened.gateway.pepper, tenant="acme", name="else", scopes=scopes, now=0.0)
-    await opened.gateway.store.add_key(row)
+    key, row = mint(runtime.gateway.pepper, tenant="acme", name="else", scopes=scopes, now=0.0)
+    await runtime.gateway.store.add_key(row)
     headers = {"authorization": f"Bearer {key}"}
     again = await client.post(f"/v1/runs/{run}/replay", json={"wait": SECONDS}, headers=headers)
     await client.get(f"/v1/runs/{again.json()['id']}/compare/{run}", headers=headers)
-    found = await opened.gateway.store.admin_events(reading)
+    found = await runtime.gateway.store.admin_events(reading)
     assert [(event.actor, event.target, event.after) for event in found] == [
         (row.id, run, {"what": "comparison"}),
         (row.id, run, {"what": "replay"}),
@@ -238,7 +238,7 @@ async def test_a_replay_of_anothers_run_is_logged_as_reading_it(opened: Runtime,
 
 
 async def test_a_replay_of_a_run_whose_request_asks_for_an_approval_waits_for_one(
-    opened: Runtime, client: httpx.AsyncClient, stub: ProviderStub
+    runtime: Runtime, client: httpx.AsyncClient, stub: ProviderStub
 ) -> None:
     asked = {
         "model": "baton-mini",
@@ -248,7 +248,7 @@ async def test_a_replay_of_a_run_whose_request_asks_for_an_approval_waits_for_on
     run = (await client.post("/v1/chat/completions", json=asked)).headers["x-baton-run"]
     assert (await client.post(f"/v1/runs/{run}/cancel")).json()["state"] == "cancelled"
     again = await replay(client, run, worker="gamma", wait=0)
-    await until(lambda: not len(opened.drivers))
+    await until(lambda: not len(runtime.drivers))
     state = (await client.get(f"/v1/runs/{again.json()['id']}")).json()["state"]
     assert (state, called(stub)) == ("awaiting_approval", [])
 
@@ -263,7 +263,7 @@ async def test_a_worker_that_the_request_denied_is_shown_nothing_by_a_replay(
 
 
 async def test_erasing_a_run_stops_and_erases_all_that_repeats_it(
-    opened: Runtime, client: httpx.AsyncClient, stub: ProviderStub
+    runtime: Runtime, client: httpx.AsyncClient, stub: ProviderStub
 ) -> None:
     run = await answered(client, "baton-mini")
     second = (await replayed(client, run))["id"]
@@ -271,7 +271,7 @@ async def test_erasing_a_run_stops_and_erases_all_that_repeats_it(
     third = (await replay(client, second, worker="beta", wait=0)).json()["id"]
     await until(lambda: bool(stub.of("beta")))
     assert (await client.delete(f"/v1/runs/{run}")).status_code == 200
-    rows = [await opened.gateway.store.run(name) for name in (run, second, third)]
+    rows = [await runtime.gateway.store.run(name) for name in (run, second, third)]
     assert [row.erased for row in rows] == [True, True, True]
     assert rows[2].state == "cancelled"
 
@@ -293,7 +293,7 @@ async def test_labels_stay_on_what_is_kept_and_on_what_a_model_wrote(stub: Provi
     pool = pool_text(stub)
     for worker in ("alpha", "gamma", "planner"):
         pool = pool.replace(f"[workers.{worker}]\n", f'[workers.{worker}]\nclearance = ["phi"]\n')
-    async with running_service(tmp_path, pool) as opened, calling(opened) as client:
+    async with running_service(tmp_path, pool) as runtime, calling(runtime) as client:
         plans(stub, plan_text((0, "Draft it", ["user"]), (1, "Answer it", [])))
         run = await answered(client, baton={"labels": ["phi"]})
         stub.requests.clear()
@@ -311,7 +311,7 @@ async def test_labels_stay_on_what_is_kept_and_on_what_a_model_wrote(stub: Provi
 async def test_an_engine_that_has_the_journal_alone_carries_a_replay_out(stub: ProviderStub, tmp_path: Path) -> None:
     """The recorded plans, both rounds of them, and the outputs that are kept are read from the replay's own content."""
     pool = pool_text(stub)
-    async with running_service(tmp_path, pool) as opened, calling(opened) as client:
+    async with running_service(tmp_path, pool) as runtime, calling(runtime) as client:
         plans(stub, CHAIN, MEND, EMPTY)
         run = await answered(client, "baton-deep")
         second, third = [worker for worker in called(stub) if worker != "planner"][1:]

@@ -17,7 +17,7 @@ from tests.stubs import ProviderStub
 
 
 @pytest.fixture
-async def opened(tmp_path: Path) -> AsyncIterator[Runtime]:
+async def runtime(tmp_path: Path) -> AsyncIterator[Runtime]:
     async with ProviderStub() as stub, running_service(tmp_path, pool_text(stub)) as running:
         speak(stub)
         yield running
@@ -29,9 +29,9 @@ async def got(client: httpx.AsyncClient, query: str, status: int = 200) -> httpx
     return reply
 
 
-async def test_a_report_is_about_the_runs_of_the_keys_tenant(opened: Runtime) -> None:
-    await finish(await opened.runs.start(order(opened, "baton-ultra")))  # another tenant's
-    async with calling(opened) as client:
+async def test_a_report_is_about_the_runs_of_the_keys_tenant(runtime: Runtime) -> None:
+    await finish(await runtime.runs.start(order(runtime, "baton-ultra")))  # another tenant's
+    async with calling(runtime) as client:
         run = (await ask(client, user="ann", metadata={"team": "search"})).json()["baton"]["run"]
         await client.post(f"/v1/runs/{run}/feedback", json={"thumbs": "up"})
         report = Report.model_validate((await got(client, "by=user&by=metadata.team&by=tier")).json())
@@ -48,9 +48,9 @@ async def test_a_report_is_about_the_runs_of_the_keys_tenant(opened: Runtime) ->
 
 
 async def test_a_report_that_would_be_too_large_says_what_helps(
-    opened: Runtime, monkeypatch: pytest.MonkeyPatch
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with calling(opened) as client:
+    async with calling(runtime) as client:
         await ask(client)
         monkeypatch.setattr(report_route, "MOST_RUNS", 0)
         error = (await got(client, "", 400)).json()["error"]

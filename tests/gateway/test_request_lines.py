@@ -56,8 +56,8 @@ def lines() -> Iterator[Lines]:
 
 @pytest.fixture
 async def service(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[Runtime]:
-    async with running_service(tmp_path, pool_text(stub)) as opened:
-        yield opened
+    async with running_service(tmp_path, pool_text(stub)) as runtime:
+        yield runtime
 
 
 @pytest.fixture
@@ -188,7 +188,7 @@ async def test_lines_can_be_switched_off(
 ) -> None:
     settings = {"BATON_LOG_REQUESTS": kept, "BATON_LOG_STEPS": "off"}
     stub.always("alpha", Reply(chunks=("Fine.",)))
-    async with running_service(tmp_path, pool_text(stub), settings) as opened, calling(opened) as client:
+    async with running_service(tmp_path, pool_text(stub), settings) as runtime, calling(runtime) as client:
         for path in ("/healthz", "/readyz", "/metrics", "/v1/models"):
             await client.get(path)
         asked = [line["route"] for line in lines.of(REQUEST)]

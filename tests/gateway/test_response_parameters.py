@@ -162,7 +162,7 @@ output_tokens = 77
 
 
 @pytest.fixture
-async def opened(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[Runtime]:
+async def runtime(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[Runtime]:
     async with running_service(tmp_path, pool_text(stub) + EFFORTS) as running:
         yield running
 

@@ -149,7 +149,7 @@ async def test_an_operator_may_refuse_a_live_search_and_the_error_names_the_reme
     live, cached = ({"type": "web_search", "external_web_access": access} for access in (True, False))
     also = {"type": "additional_tools", "role": "developer", "tools": [SPAWN, live]}
     hi = {"role": "user", "content": "Hi"}
-    async with running_service(tmp_path, pool_text(stub), settings) as opened, service_calling(opened) as client:
+    async with running_service(tmp_path, pool_text(stub), settings) as runtime, service_calling(runtime) as client:
         assert (await client.post("/v1/responses", json=ASKED | {"tools": [cached]})).status_code == 200
         for more, param in (({"tools": [live]}, "tools[0].type"), ({"input": [also, hi]}, "input[0].tools[1].type")):
             reply = await client.post("/v1/responses", json=ASKED | more)

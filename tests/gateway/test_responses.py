@@ -74,9 +74,9 @@ def said(body: Mapping[str, Any]) -> str:
     return "".join(part["text"] for item in body["output"] if item["type"] == "message" for part in item["content"])
 
 
-async def foreigner(opened: Runtime) -> dict[str, str]:
+async def foreigner(runtime: Runtime) -> dict[str, str]:
     """Headers of another tenant's key."""
-    return {"authorization": f"Bearer {await key_of(opened, 'other')}"}
+    return {"authorization": f"Bearer {await key_of(runtime, 'other')}"}
 
 
 async def test_it_is_kept_until_it_is_deleted(client: httpx.AsyncClient) -> None:
@@ -91,10 +91,10 @@ async def test_it_is_kept_until_it_is_deleted(client: httpx.AsyncClient) -> None
     assert run.json()["state"] == "succeeded"  # the journal stays
 
 
-async def test_nobody_else_sees_it(client: httpx.AsyncClient, opened: Runtime) -> None:
+async def test_nobody_else_sees_it(client: httpx.AsyncClient, runtime: Runtime) -> None:
     first = await made(client)
-    path, theirs = f"/v1/responses/{first['id']}", await foreigner(opened)
-    admin = {"authorization": f"Bearer {await key_of(opened, 'other', ('admin',))}"}
+    path, theirs = f"/v1/responses/{first['id']}", await foreigner(runtime)
+    admin = {"authorization": f"Bearer {await key_of(runtime, 'other', ('admin',))}"}
     for method, where in (("GET", path), ("DELETE", path), ("POST", f"{path}/cancel"), ("GET", f"{path}/input_items")):
         assert (await client.request(method, where, headers=theirs)).status_code == 404
         assert (await client.request(method, where, headers=admin)).status_code == 404
@@ -102,11 +102,11 @@ async def test_nobody_else_sees_it(client: httpx.AsyncClient, opened: Runtime) -
 
 
 async def test_another_key_of_the_tenant_reads_it_with_audit_read_only(
-    stub: ProviderStub, client: httpx.AsyncClient, opened: Runtime
+    stub: ProviderStub, client: httpx.AsyncClient, runtime: Runtime
 ) -> None:
     first = await made(client)
     path, sent = f"/v1/responses/{first['id']}", len(stub.requests)
-    operator = {"authorization": f"Bearer {await key_of(opened, scopes=tuple(ROLES['operator']))}"}
+    operator = {"authorization": f"Bearer {await key_of(runtime, scopes=tuple(ROLES['operator']))}"}
     for method, where in (("GET", path), ("POST", f"{path}/cancel"), ("GET", f"{path}/input_items")):
         assert (await client.request(method, where, headers=operator)).status_code == 404, where
     reference = {"type": "item_reference", "id": first["output"][0]["id"]}
@@ -114,17 +114,17 @@ async def test_another_key_of_the_tenant_reads_it_with_audit_read_only(
         reply = await client.post("/v1/responses", json=ASKED | more, headers=operator)
         assert reply.status_code in (400, 404), more
     assert len(stub.requests) == sent
-    auditor = {"authorization": f"Bearer {await key_of(opened, scopes=('runs:read', 'audit:read'))}"}
+    auditor = {"authorization": f"Bearer {await key_of(runtime, scopes=('runs:read', 'audit:read'))}"}
     assert (await client.get(path, headers=auditor)).json() == first
     assert (await client.delete(path, headers=operator)).json()["deleted"] is True
 
 
-async def test_nobody_else_refers_to_its_items(stub: ProviderStub, client: httpx.AsyncClient, opened: Runtime) -> None:
+async def test_nobody_else_refers_to_its_items(stub: ProviderStub, client: httpx.AsyncClient, runtime: Runtime) -> None:
     calls = Reply(chunks=("Let me add.",), tool_calls=CALLS.tool_calls, finish="tool")
     stub.script("alpha", calls)
     response = await made(client, tools=[ADD])
     secret = await made(client, store=False)
-    theirs, sent = await foreigner(opened), len(stub.requests)
+    theirs, sent = await foreigner(runtime), len(stub.requests)
     for item, headers in (*((item, theirs) for item in response["output"]), (secret["output"][0], {})):
         asked = {"input": [{"type": "item_reference", "id": item["id"]}, {"role": "user", "content": "Hi"}]}
         reply = await client.post("/v1/responses", json=ASKED | asked, headers=headers)
@@ -144,9 +144,9 @@ async def test_a_reply_of_another_format_is_no_response(client: httpx.AsyncClien
     )
 
 
-async def test_what_cannot_be_followed_up(client: httpx.AsyncClient, opened: Runtime) -> None:
+async def test_what_cannot_be_followed_up(client: httpx.AsyncClient, runtime: Runtime) -> None:
     """Never there, another tenant's, not stored, deleted, of no such form."""
-    theirs = await client.post("/v1/responses", json=ASKED, headers=await foreigner(opened))
+    theirs = await client.post("/v1/responses", json=ASKED, headers=await foreigner(runtime))
     deleted = (await made(client))["id"]
     await client.delete(f"/v1/responses/{deleted}")
     secret = (await made(client, store=False))["id"]
@@ -230,9 +230,9 @@ async def test_a_background_response_is_there_at_once_and_done_later(
     assert said(await made(client, previous_response_id=begun["id"])) == "Four."
 
 
-async def test_a_background_stream_is_left_and_taken_up(stub: ProviderStub, opened: Runtime) -> None:
+async def test_a_background_stream_is_left_and_taken_up(stub: ProviderStub, runtime: Runtime) -> None:
     stub.script("alpha", Reply(chunks=("Fo", "ur", "."), gap=0.1))
-    async with connected(opened, await key_of(opened)) as client:
+    async with connected(runtime, await key_of(runtime)) as client:
         body = ASKED | {"background": True, "stream": True}
         async with client.stream("POST", "/v1/responses", json=body) as reply:
             async for line in reply.aiter_lines():
@@ -336,7 +336,7 @@ async def test_a_response_in_the_foreground_is_not_cancelled_by_its_id(
 async def test_a_response_that_nobody_works_on_is_queued_and_can_be_cancelled(
     stub: ProviderStub, tmp_path: Path
 ) -> None:
-    async with running_service(tmp_path, pool_text(stub), dispatches=False) as opened, calling(opened) as client:
+    async with running_service(tmp_path, pool_text(stub), dispatches=False) as runtime, calling(runtime) as client:
         begun = await made(client, background=True)
         assert begun["status"] == "queued"
         assert (await client.get(f"/v1/responses/{begun['id']}")).json()["status"] == "queued"

@@ -21,24 +21,24 @@ from tests.stubs import ProviderStub
 
 
 @pytest.fixture
-async def opened(tmp_path: Path) -> AsyncIterator[Runtime]:
+async def runtime(tmp_path: Path) -> AsyncIterator[Runtime]:
     """A gateway without an engine, so that runs stay as a test has written them."""
     pool = pool_text(ProviderStub())
     async with running_service(tmp_path, pool, drives=False, audits=False) as running:
         yield running
 
 
-async def begin(opened: Runtime, *names: str, tenant: str = "acme", **more: Any) -> None:
+async def begin(runtime: Runtime, *names: str, tenant: str = "acme", **more: Any) -> None:
     for name in names:
         entry = admitted(name, at=float(name.rpartition("_")[2]), tenant=tenant, **more)
-        await opened.gateway.store.append(entry)
+        await runtime.gateway.store.append(entry)
 
 
-async def end(opened: Runtime, name: str, state: Kind = Kind.FAILED) -> None:
+async def end(runtime: Runtime, name: str, state: Kind = Kind.FAILED) -> None:
     row = Projection(state=state.value.removeprefix("run."), error="timeout")
     body = {"step": None, "error": "timeout"}
     entry = replace(admitted(name), new=None, epoch=1, row=row, events=(Raw(state, body),))
-    await opened.gateway.store.append(entry)
+    await runtime.gateway.store.append(entry)
 
 
 async def listed(client: httpx.AsyncClient, **query: Any) -> dict[str, Any]:
@@ -52,10 +52,10 @@ def ids(page: dict[str, Any]) -> list[str]:
     return [run["id"] for run in page["data"]]
 
 
-async def test_pages_lead_forwards_and_back_with_counts(opened: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
-    await begin(opened, *[f"run_{n}" for n in range(10, 17)])
-    await begin(opened, "run_99", tenant="other")
-    async with calling(opened) as client:
+async def test_pages_lead_forwards_and_back_with_counts(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
+    await begin(runtime, *[f"run_{n}" for n in range(10, 17)])
+    await begin(runtime, "run_99", tenant="other")
+    async with calling(runtime) as client:
         first = await listed(client, limit=3, include="count")
         assert (ids(first), first["previous"]) == (["run_16", "run_15", "run_14"], None)
         assert first["count"] == {"total": 7, "in_front": 0, "most": 10_000}
@@ -80,40 +80,40 @@ async def test_pages_lead_forwards_and_back_with_counts(opened: Runtime, monkeyp
         assert "count" not in await listed(client)
 
 
-async def test_a_page_that_is_followed_sends_what_enters_changes_and_leaves(opened: Runtime) -> None:
-    await begin(opened, "run_10", "run_11")
-    await begin(opened, "run_12", tenant="other")
-    async with calling(opened) as client:
+async def test_a_page_that_is_followed_sends_what_enters_changes_and_leaves(runtime: Runtime) -> None:
+    await begin(runtime, "run_10", "run_11")
+    await begin(runtime, "run_12", tenant="other")
+    async with calling(runtime) as client:
         query = {"limit": "2", "state": "admitted"}
         session = Session((("authorization", client.headers["authorization"]),))
-        with app_over(opened.gateway) as app:
+        with app_over(runtime.gateway) as app:
             async with Api(app).events(session, "/v1/runs/live", query=query) as events:
                 page = await anext(events)
                 assert (page.name, ids(orjson.loads(page.data))) == ("page", ["run_11", "run_10"])
-                await begin(opened, "run_13", tenant="other")
-                await begin(opened, "run_14")
+                await begin(runtime, "run_13", tenant="other")
+                await begin(runtime, "run_14")
                 got = [await anext(events), await anext(events)]
                 assert [(event.name, orjson.loads(event.data)["id"]) for event in got] == [
                     ("run.left", "run_10"),
                     ("run", "run_14"),
                 ]
-                await end(opened, "run_11")
+                await end(runtime, "run_11")
                 got = [await anext(events), await anext(events)]
                 assert [orjson.loads(event.data)["id"] for event in got] == ["run_11", "run_10"]
 
 
-async def test_a_stream_of_a_list_needs_the_scope(opened: Runtime) -> None:
-    async with calling(opened) as client:
+async def test_a_stream_of_a_list_needs_the_scope(runtime: Runtime) -> None:
+    async with calling(runtime) as client:
         assert (await client.get("/v1/runs/live?tenant=other")).json()["error"]["param"] == "tenant"
         assert (await client.head("/v1/runs/live")).headers["content-type"].startswith("text/event-stream")
         assert (await client.get("/v1/runs/live", headers={"authorization": "Bearer no"})).status_code == 401
 
 
-async def test_streams_of_the_pages_on_both_sides_of_a_run_are_two(opened: Runtime) -> None:
-    await begin(opened, "run_10", "run_11", "run_12")
-    async with calling(opened) as client:
+async def test_streams_of_the_pages_on_both_sides_of_a_run_are_two(runtime: Runtime) -> None:
+    await begin(runtime, "run_10", "run_11", "run_12")
+    async with calling(runtime) as client:
         session = Session((("authorization", client.headers["authorization"]),))
-        with app_over(opened.gateway) as app:
+        with app_over(runtime.gateway) as app:
             path, api = "/v1/runs/live", Api(app)
             async with (
                 api.events(session, path, query={"after": "run_11"}) as behind,

@@ -31,13 +31,13 @@ async def gateways(
         scopes = ["runs:write", "runs:read"]
         key, row = mint(first.gateway.pepper, tenant="acme", name="limited", scopes=scopes, now=0.0)
         assert await first.gateway.store.add_key(replace(row, **limits))
-        made = [_client(opened, key) for opened in (first, second)]
+        made = [_client(runtime, key) for runtime in (first, second)]
         async with made[0], made[1]:
             yield (first, second), made
 
 
-def _client(opened: Runtime, key: str) -> httpx.AsyncClient:
-    transport = httpx.ASGITransport(create_app(opened.gateway), raise_app_exceptions=False)
+def _client(runtime: Runtime, key: str) -> httpx.AsyncClient:
+    transport = httpx.ASGITransport(create_app(runtime.gateway), raise_app_exceptions=False)
     headers = {"authorization": f"Bearer {key}"}
     return httpx.AsyncClient(transport=transport, base_url="http://b", headers=headers, timeout=PATIENCE_SECONDS)
 

@@ -21,8 +21,8 @@ TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type"
 
 
 @pytest.fixture
-async def client(opened: Runtime) -> AsyncIterator[httpx.AsyncClient]:
-    async with calling(opened, await key_of(opened)) as client:
+async def client(runtime: Runtime) -> AsyncIterator[httpx.AsyncClient]:
+    async with calling(runtime, await key_of(runtime)) as client:
         yield client
 
 
@@ -56,13 +56,13 @@ async def waiting(stub: ProviderStub, client: httpx.AsyncClient) -> tuple[dict[s
 async def test_a_run_that_waits_can_be_stopped_at_once(stub: ProviderStub, tmp_path: Path) -> None:
     settings = {"BATON_LEASE_SECONDS": "60"}
     async with (
-        running_service(tmp_path, pool_text(stub), settings) as opened,
-        calling(opened, await key_of(opened)) as client,
+        running_service(tmp_path, pool_text(stub), settings) as runtime,
+        calling(runtime, await key_of(runtime)) as client,
     ):
         following, run = await waiting(stub, client)
         reply = await client.post(f"/v1/runs/{run}/cancel")
         assert (reply.status_code, reply.json()["state"]) == (200, "cancelled"), "no lease has to run out first"
-        assert kinds(await events(opened, run))[-3:] == [Kind.CANCEL_ASKED, Kind.STEP_SKIPPED, Kind.CANCELLED]
+        assert kinds(await events(runtime, run))[-3:] == [Kind.CANCEL_ASKED, Kind.STEP_SKIPPED, Kind.CANCELLED]
         stub.script("alpha", Reply(chunks=("So be it.",)))
         late = await post(client, following)
     assert (message_of(late)["content"], late.headers["x-baton-run"] != run) == ("So be it.", True)
@@ -177,10 +177,10 @@ async def test_results_may_come_to_another_process(stub: ProviderStub, tmp_path:
 
 
 async def test_a_caller_that_leaves_in_a_later_turn_stops_the_run(
-    stub: ProviderStub, opened: Runtime, client: httpx.AsyncClient
+    stub: ProviderStub, runtime: Runtime, client: httpx.AsyncClient
 ) -> None:
     following, run = await waiting(stub, client)
     stub.script("alpha", Reply(chunks=("Let ", "me ", "think."), gap=5.0))
     await stream(client, following, upto=3)
-    row = await ended_row(opened.context.store, run)
+    row = await ended_row(runtime.context.store, run)
     assert row.state == "cancelled"

@@ -90,20 +90,20 @@ async def test_every_view_shows_the_run_as_it_was_at_an_event(stub: ProviderStub
 
 
 async def test_first_words_are_shown_to_who_may_read_the_run_and_the_reading_is_logged(
-    opened: Runtime, stub: ProviderStub, client: httpx.AsyncClient
+    runtime: Runtime, stub: ProviderStub, client: httpx.AsyncClient
 ) -> None:
     speak(stub)
     run = await asked(client, STEPS)
-    async with calling(opened, "auditor") as auditor:
+    async with calling(runtime, "auditor") as auditor:
         await read(auditor, run, "graph", words="false")
         await read(auditor, run, "timeline")
         await read(auditor, run, "state")
         await read(auditor, run, "views", words="false")
         logged = AdminEventQuery(limit=10, target=run, action=CONTENT_READ)
-        assert await opened.gateway.store.admin_events(logged) == (), "these have no content"
+        assert await runtime.gateway.store.admin_events(logged) == (), "these have no content"
         assert "Answer it" in str(await read(auditor, run, "graph"))
         assert "The better answer." in str(await read(auditor, run, "views", words="false", step=2))
-    entries = await opened.gateway.store.admin_events(logged)
+    entries = await runtime.gateway.store.admin_events(logged)
     assert [(entry.after or {})["what"] for entry in reversed(entries)] == ["graph", "step:2", "reasons"]
     assert (await client.delete(f"/v1/runs/{run}")).status_code == 200
     states = {node["subtask"]["state"] for node in (await read(client, run, "graph"))["nodes"] if "subtask" in node}

@@ -17,19 +17,19 @@ from tests.harness.waiting import PATIENCE_SECONDS
 CALLER = ("runs:write", "runs:read")
 
 
-async def key_of(opened: Runtime, tenant: str = "acme", scopes: tuple[str, ...] = CALLER, **more: Any) -> str:
+async def key_of(runtime: Runtime, tenant: str = "acme", scopes: tuple[str, ...] = CALLER, **more: Any) -> str:
     """Make a key in the service's own store and return its string."""
-    key, row = mint(opened.gateway.pepper, tenant=tenant, name="t", scopes=scopes, now=0.0)
-    assert await opened.gateway.store.add_key(replace(row, **more))
+    key, row = mint(runtime.gateway.pepper, tenant=tenant, name="t", scopes=scopes, now=0.0)
+    assert await runtime.gateway.store.add_key(replace(row, **more))
     return key
 
 
 @asynccontextmanager
-async def calling(opened: Runtime, key: str) -> AsyncIterator[httpx.AsyncClient]:
+async def calling(runtime: Runtime, key: str) -> AsyncIterator[httpx.AsyncClient]:
     """Open a client of the service's gateway on a real socket, so that streams arrive as they are written."""
-    with app_over(opened.gateway) as app:
+    with app_over(runtime.gateway) as app:
         async with (
-            serving(app, opened.gateway) as url,
+            serving(app, runtime.gateway) as url,
             httpx.AsyncClient(
                 base_url=url, headers={"authorization": f"Bearer {key}"}, timeout=PATIENCE_SECONDS
             ) as client,

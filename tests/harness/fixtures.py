@@ -57,14 +57,14 @@ async def stub() -> AsyncIterator[ProviderStub]:
 
 
 @pytest.fixture
-async def opened(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[wiring.Runtime]:
+async def runtime(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[wiring.Runtime]:
     """The whole service over the `stub`."""
     async with running_service(tmp_path, pool_text(stub)) as running:
         yield running
 
 
 @pytest.fixture
-async def client(opened: wiring.Runtime) -> AsyncIterator[httpx.AsyncClient]:
-    """A client of the service `opened`."""
-    async with calling(opened) as running:
+async def client(runtime: wiring.Runtime) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of the service `runtime`."""
+    async with calling(runtime) as running:
         yield running

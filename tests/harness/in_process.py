@@ -117,41 +117,41 @@ async def running_service(
         "BATON_PEPPER": "p" * 32,
         "BATON_LEASE_SECONDS": "2",
     }
-    async with open_runtime(configure(base | dict(environ or {}))) as opened:
+    async with open_runtime(configure(base | dict(environ or {}))) as runtime:
         drivers_end, steps_end = asyncio.Event(), asyncio.Event()
         for _ in range(CLOCK_READINGS):
-            if not opened.clock.is_set:
-                await opened.clock.read()
+            if not runtime.clock.is_set:
+                await runtime.clock.read()
         async with asyncio.TaskGroup() as group:
-            group.create_task(opened.runs.run(drivers_end))
-            group.create_task(opened.webhooks.run(drivers_end))
+            group.create_task(runtime.runs.run(drivers_end))
+            group.create_task(runtime.webhooks.run(drivers_end))
             if not drives:
-                opened.runs.engine = None
+                runtime.runs.engine = None
             else:
-                group.create_task(opened.drivers.run(drivers_end))
+                group.create_task(runtime.drivers.run(drivers_end))
             if drives and dispatches:
-                group.create_task(opened.dispatcher.run(steps_end))
+                group.create_task(runtime.dispatcher.run(steps_end))
             elif drives:
-                opened.drivers.dispatcher = None
-            await until(lambda: opened.runs.is_open and (not drives or opened.drivers.is_open))
+                runtime.drivers.dispatcher = None
+            await until(lambda: runtime.runs.is_open and (not drives or runtime.drivers.is_open))
             try:
-                yield opened
+                yield runtime
             finally:
                 drivers_end.set()
                 steps_end.set()
     if audits:
-        found = (await look(opened.pool.loaded.settings.database_url)).violations
+        found = (await look(runtime.pool.loaded.settings.database_url)).violations
         assert not found, "\n".join(map(str, found))
 
 
 @asynccontextmanager
-async def calling(opened: Runtime, name: str = "caller", tenant: str = "acme") -> AsyncIterator[httpx.AsyncClient]:
+async def calling(runtime: Runtime, name: str = "caller", tenant: str = "acme") -> AsyncIterator[httpx.AsyncClient]:
     """Open a client with a key in the real store, which calls the application without a socket."""
     scopes = ["runs:write", "runs:read", "audit:read"]
-    key, row = mint(opened.gateway.pepper, tenant=tenant, name=name, scopes=scopes, now=0.0)
-    assert await opened.gateway.store.add_key(row)
+    key, row = mint(runtime.gateway.pepper, tenant=tenant, name=name, scopes=scopes, now=0.0)
+    assert await runtime.gateway.store.add_key(row)
     headers = {"authorization": f"Bearer {key}"}
-    with app_over(opened.gateway) as app:
+    with app_over(runtime.gateway) as app:
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         async with httpx.AsyncClient(
             transport=transport, base_url="http://baton", headers=headers, timeout=PATIENCE_SECONDS
@@ -165,17 +165,17 @@ async def ask(client: httpx.AsyncClient, **more: Any) -> httpx.Response:
     return await client.post("/v1/chat/completions", json={"model": "baton-mini", "messages": messages} | more)
 
 
-def order(opened: Runtime, tier: str, text: str = "What is 2 + 2?", **changes: Any) -> Order:
+def order(runtime: Runtime, tier: str, text: str = "What is 2 + 2?", **changes: Any) -> Order:
     """Return an order of one user message."""
-    chosen = opened.pool.catalog().tiers[tier]
+    chosen = runtime.pool.catalog().tiers[tier]
     limits = changes.pop("limits", chosen.efforts[chosen.effort])
     task = changes.pop("task", Task((Message("user", (Text(text),)),)))
     return Order(task, chosen, tier, chosen.effort, limits, "tenant", "key", **changes)
 
 
-def narrowed(opened: Runtime, tier: str, **limits: Any) -> Limits:
+def narrowed(runtime: Runtime, tier: str, **limits: Any) -> Limits:
     """Return the tier's limits with some of them changed."""
-    chosen = opened.pool.catalog().tiers[tier]
+    chosen = runtime.pool.catalog().tiers[tier]
     return Limits(**{**{name: getattr(chosen.efforts[chosen.effort], name) for name in Limits.__slots__}, **limits})
 
 
@@ -225,9 +225,9 @@ async def ended_row(store: Store, run: str) -> RunRow:
     return row
 
 
-async def events(opened: Runtime, run: str) -> tuple[Event, ...]:
+async def events(runtime: Runtime, run: str) -> tuple[Event, ...]:
     """Return the run's journal."""
-    return (await opened.context.store.journal(run)).events
+    return (await runtime.context.store.journal(run)).events
 
 
 def kinds(journal: tuple[Event, ...]) -> list[Kind]:

@@ -40,14 +40,14 @@ def recorded(app: ASGIApp, sent: list[tuple[str, Any]]) -> ASGIApp:
 
 @asynccontextmanager
 async def visiting(
-    opened: Runtime, sent: list[tuple[str, Any]] | None = None, name: str = "person", **limits: Any
+    runtime: Runtime, sent: list[tuple[str, Any]] | None = None, name: str = "person", **limits: Any
 ) -> AsyncIterator[httpx.AsyncClient]:
     """Yield a browser that has signed in at the console of a service, by a key with these limits; `sent` notes what the
     console asks the API."""
-    key, row = mint(opened.gateway.pepper, tenant="acme", name=name, scopes=SCOPES, now=0.0)
-    assert await opened.gateway.store.add_key(replace(row, **limits))
-    with app_over(opened.gateway) as app:
-        async with browsing(recorded(app, sent) if sent is not None else app, opened.gateway.now) as client:
+    key, row = mint(runtime.gateway.pepper, tenant="acme", name=name, scopes=SCOPES, now=0.0)
+    assert await runtime.gateway.store.add_key(replace(row, **limits))
+    with app_over(runtime.gateway) as app:
+        async with browsing(recorded(app, sent) if sent is not None else app, runtime.gateway.now) as client:
             await sign_in(client, key)
             yield client
 

@@ -83,17 +83,17 @@ async def test_twenty_turns_store_little_more_than_their_texts(tmp_path: Path, m
     ask = make()
     async with ProviderStub() as stub:
         stub.script("alpha", *[Reply(chunks=(answer,)) for answer in said])
-        async with running_service(tmp_path, pool_text(stub)) as opened, calling(opened) as client:
+        async with running_service(tmp_path, pool_text(stub)) as runtime, calling(runtime) as client:
             runs = []
             for turn in range(TURNS):
                 reply = await ask(client, asked[: turn + 1], said[:turn])
                 assert reply.status_code == 200, reply.text
                 runs.append(reply.headers["x-baton-run"])
-            store = opened.context.store
+            store = runtime.context.store
             assert isinstance(store, SqlStore)
             assert distinct <= await store._read(stored) <= 1.5 * distinct
             assert await store.erase_contents(runs[:-1]) == TURNS - 1
-            async with open_store(opened.pool.loaded.settings.database_url) as other:
+            async with open_store(runtime.pool.loaded.settings.database_url) as other:
                 _, question = await read_run(other, await other.run(runs[-1]))
                 assert question == asked[-1]
             assert await store.erase(runs[-1])

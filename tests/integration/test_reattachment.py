@@ -54,7 +54,7 @@ def installation(installed: tuple[Installation, Process]) -> Installation:
 
 
 @pytest.fixture
-def second_gateway(installed: tuple[Installation, Process]) -> Process:
+def other(installed: tuple[Installation, Process]) -> Process:
     """The gateway that lives."""
     return installed[1]
 

@@ -53,9 +53,9 @@ async def pair(
             ending.set()
 
 
-def level(opened: Runtime, worker: str) -> float | None:
+def level(runtime: Runtime, worker: str) -> float | None:
     """The breaker's state as `/metrics` has it: 2 for ejected, 1 when that is over."""
-    return opened.context.telemetry.registry.get_sample_value("baton_breaker_state", {"worker": worker})
+    return runtime.context.telemetry.registry.get_sample_value("baton_breaker_state", {"worker": worker})
 
 
 async def test_an_engine_plans_without_a_worker_that_it_has_given_up(

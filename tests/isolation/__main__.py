@@ -39,8 +39,8 @@ def database(kind: str, folder: Path) -> Iterator[str]:
 
 async def played(folder: Path, environ: dict[str, str], operations: int, seed: int) -> Report:
     """Carry out the operations on a service."""
-    async with ProviderStub() as stub, running_service(folder, pool_text(stub) + ONE_PERSON, environ) as opened:
-        return await play(opened, stub, operations, seed, least=LEAST, browses=True)
+    async with ProviderStub() as stub, running_service(folder, pool_text(stub) + ONE_PERSON, environ) as runtime:
+        return await play(runtime, stub, operations, seed, least=LEAST, browses=True)
 
 
 def main() -> int:

@@ -224,14 +224,14 @@ def scenes(injections: Iterable[Injection]) -> Iterable[Scene]:
             yield Scene(injection, topology, inbound, OUTBOUND[(place // 3 + number) % len(OUTBOUND)], number)
 
 
-async def play(opened: Runtime, stub: ProviderStub, chosen: Iterable[Scene]) -> Findings:
+async def play(runtime: Runtime, stub: ProviderStub, chosen: Iterable[Scene]) -> Findings:
     """Play the scenes on a running service, one after the other."""
     found, cast = Findings(), Cast(stub)
-    async with calling(opened) as client:
+    async with calling(runtime) as client:
         for scene in chosen:
             cast.scene = scene
             stub.requests.clear()
-            await _act(opened, stub, client, scene, found)
+            await _act(runtime, stub, client, scene, found)
             found.runs += 1
             found.topologies[scene.topology] += 1
             if scene.injection is not None:
@@ -239,7 +239,7 @@ async def play(opened: Runtime, stub: ProviderStub, chosen: Iterable[Scene]) -> 
     return found
 
 
-async def _act(opened: Runtime, stub: ProviderStub, client: httpx.AsyncClient, scene: Scene, found: Findings) -> None:
+async def _act(runtime: Runtime, stub: ProviderStub, client: httpx.AsyncClient, scene: Scene, found: Findings) -> None:
     path, body = request(scene)
     reply = await client.post(path, json=body)
     named = scene.injection.name if scene.injection is not None else "no injection"
@@ -251,7 +251,7 @@ async def _act(opened: Runtime, stub: ProviderStub, client: httpx.AsyncClient, s
     texts = [json.dumps(body, ensure_ascii=False)]
     if scene.topology == "tools":
         texts.append(await _results(client, scene, path, body, reply.json(), found, about))
-    journal = await opened.context.store.journal(run)
+    journal = await runtime.context.store.journal(run)
     Judge(scene, about, journal.salt, journal.events, list(stub.requests), texts, found).judge()
 
 
@@ -489,8 +489,8 @@ async def played(folder: Path, chosen: Iterable[Scene], *, audits: bool = True) 
     """Play the scenes on a service of their own; the independent auditor reads its journal at the end."""
     async with ProviderStub() as stub:
         service = running_service(folder, pool_text(stub), environment(), audits=audits)
-        async with service as opened:
-            return await play(opened, stub, chosen)
+        async with service as runtime:
+            return await play(runtime, stub, chosen)
 
 
 def main() -> int:

@@ -90,7 +90,7 @@ def routes_of(app: FastAPI, prefix: str = "/v1/") -> list[tuple[str, str]]:
 
 
 async def play(
-    opened: Runtime,
+    runtime: Runtime,
     stub: ProviderStub,
     operations: int,
     seed: int,
@@ -105,11 +105,11 @@ async def play(
     """
     stub.always("*", Mirror("mirror"))
     chance = random.Random(seed)
-    app, admin = create_app(opened.gateway), admin_app(opened, has_engine=True)
+    app, admin = create_app(runtime.gateway), admin_app(runtime, has_engine=True)
     routes = [*routes_of(app), *routes_of(admin, "/admin/v1/")]
     requests = [(route, EVERY_REQUEST[route]) for route in routes]
     report = Report()
-    tenants = [await _tenant(opened, app, admin, name) for name in TENANTS]
+    tenants = [await _tenant(runtime, app, admin, name) for name in TENANTS]
     first = [(route, request) for route, request in requests if route in FIRST]
     plan = [(own, *operation) for own in (True,) * 4 for operation in first]
     plan.append((True, ("POST", "/v1/chat/completions"), asking))
@@ -123,24 +123,24 @@ async def play(
     while len(plan) < operations // len(TENANTS):
         plan.append((chance.random() < 0.5, *chance.choice(requests)))
     erasures = [(own, *request) for own in (False, True) for request in requests if request[0] in ERASES]
-    await Sealer(opened.context, ()).look(asyncio.Event())
+    await Sealer(runtime.context, ()).look(asyncio.Event())
     for part in (plan, erasures):
         for own, route, request in part:
             for mine, other in (tenants, tenants[::-1]):
-                await _operate(opened, report, chance, route, request, mine, mine if own else other, other)
+                await _operate(runtime, report, chance, route, request, mine, mine if own else other, other)
         if browses and part is plan:
             for mine, other in (tenants, tenants[::-1]):
-                await _browse(opened, app, report, mine, other)
-                await _browse(opened, admin, report, mine, other, is_admin=True)
+                await _browse(runtime, app, report, mine, other)
+                await _browse(runtime, admin, report, mine, other, is_admin=True)
     for tenant in tenants:
         await tenant.client.aclose()
         await tenant.admin.aclose()
     return report
 
 
-async def _tenant(opened: Runtime, app: FastAPI, admin: FastAPI, name: str) -> Tenant:
-    key, row = mint(opened.gateway.pepper, tenant=name, name=name, scopes=sorted(ROLES["owner"]), now=0.0)
-    assert await opened.gateway.store.add_key(row)
+async def _tenant(runtime: Runtime, app: FastAPI, admin: FastAPI, name: str) -> Tenant:
+    key, row = mint(runtime.gateway.pepper, tenant=name, name=name, scopes=sorted(ROLES["owner"]), now=0.0)
+    assert await runtime.gateway.store.add_key(row)
     headers = {"authorization": f"Bearer {key}"}
     clients = []
     for application in (app, admin):
@@ -152,7 +152,7 @@ async def _tenant(opened: Runtime, app: FastAPI, admin: FastAPI, name: str) -> T
 
 
 async def _operate(
-    opened: Runtime,
+    runtime: Runtime,
     report: Report,
     chance: random.Random,
     route: tuple[str, str],
@@ -181,8 +181,8 @@ async def _operate(
     if method == "POST" and not headers and chance.random() < 0.2:
         headers["Idempotency-Key"] = f"key {chance.randrange(1_000_000)}"
     sent, administers = f"{url} {json.dumps(asked.body)}", path.startswith("/admin/")
-    before = await _standing(opened, RUN_ID.findall(sent)) if foreign else {}
-    rights = await _rights(opened, other) if foreign and administers else None
+    before = await _standing(runtime, RUN_ID.findall(sent)) if foreign else {}
+    rights = await _rights(runtime, other) if foreign and administers else None
     client = mine.admin if administers else mine.client
     reply = await client.request(method, url, json=asked.body, headers=headers)
     report.sent += 1
@@ -194,25 +194,25 @@ async def _operate(
         report.faults.append(f"{about}: {reply.text[:200]}")
     if foreign:
         report.done[route] += 1
-        if before != await _standing(opened, before) or rights not in (None, await _rights(opened, other)):
+        if before != await _standing(runtime, before) or rights not in (None, await _rights(runtime, other)):
             report.meddlings.append(about)
         return
     report.reached[route] += reply.status_code == 200
     if route == ("POST", "/v1/responses") and reply.status_code == 200 and asked.body.get("background"):
-        await until(lambda: _is_over(opened, reply.json()["id"].removeprefix("resp_")))
+        await until(lambda: _is_over(runtime, reply.json()["id"].removeprefix("resp_")))
         mine.background.append(reply.json()["id"])
     _note(mine, route, request, named, reply, headers)
 
 
 async def _browse(
-    opened: Runtime, app: FastAPI, report: Report, mine: Tenant, other: Tenant, *, is_admin: bool = False
+    runtime: Runtime, app: FastAPI, report: Report, mine: Tenant, other: Tenant, *, is_admin: bool = False
 ) -> None:
     """Ask for every page of the console about what the other tenant has, and send every form to it. `is_admin` says
     that it is the console of the admin API."""
     console = Console(
         app,
-        opened.gateway.peppers,
-        opened.gateway.now,
+        runtime.gateway.peppers,
+        runtime.gateway.now,
         lambda bug, path: report.faults.append(f"{path}: {bug!r}"),
         is_admin=is_admin,
     )
@@ -227,7 +227,7 @@ async def _browse(
         "conductor": "planner",
         "tier": "baton-mini",
     }
-    before, rights = await _standing(opened, known), await _rights(opened, other)
+    before, rights = await _standing(runtime, known), await _rights(runtime, other)
     async with httpx.AsyncClient(
         transport=httpx.ASGITransport(console), base_url=ORIGIN, headers=SAME_ORIGIN, timeout=PATIENCE_SECONDS
     ) as client:
@@ -243,7 +243,7 @@ async def _browse(
                 form = FORM | {"digest": digest, "message": mine.word, "tenant": other.name, "name": mine.word}
                 page = await (client.post(url, data=form) if "POST" in methods else client.get(url))
                 _read_page(report, f"{mine.name}: {url}", page, other, {run, asking, plan})
-    if before != await _standing(opened, before) or rights != await _rights(opened, other):
+    if before != await _standing(runtime, before) or rights != await _rights(runtime, other):
         report.meddlings.append(f"{mine.name}: the console")
 
 
@@ -271,23 +271,23 @@ def _ids_of(other: Tenant, told: str, sent: str) -> set[str]:
     return found | {key for key in other.made if key in told and key not in sent}
 
 
-async def _is_over(opened: Runtime, run: str) -> bool:
-    return (await opened.gateway.store.run(run)).ended_at is not None
+async def _is_over(runtime: Runtime, run: str) -> bool:
+    return (await runtime.gateway.store.run(run)).ended_at is not None
 
 
-async def _standing(opened: Runtime, runs: Iterable[str]) -> dict[str, tuple[Any, ...]]:
+async def _standing(runtime: Runtime, runs: Iterable[str]) -> dict[str, tuple[Any, ...]]:
     """Return what a meddling with these runs would change: their rows, their ratings, and whether content is left."""
     found = {}
-    store = opened.gateway.store
+    store = runtime.gateway.store
     for name in runs:
         row: RunRow = await store.run(name)
         found[name] = (row.seq, row.state, row.erased, len(await store.feedback(name)))
     return found
 
 
-async def _rights(opened: Runtime, of: Tenant) -> tuple[Any, ...]:
+async def _rights(runtime: Runtime, of: Tenant) -> tuple[Any, ...]:
     """Return what a meddling with the administration of a tenant would change: its keys, its budgets, and itself."""
-    store = opened.gateway.store
+    store = runtime.gateway.store
     keys = [(row.id, row.digest, row.previous_until, row.revoked_at) for row in await store.keys(KeyQuery(of.name))]
     return keys, await store.budgets(of.name), await store.tenants(of.name), await store.holds(HoldQuery(of.name))
 

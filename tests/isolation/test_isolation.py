@@ -22,8 +22,8 @@ POSTGRES = pytest.mark.integration
 
 async def played(folder: Path, stub: ProviderStub, environ: dict[str, str], *, browses: bool = False) -> Report:
     """Play with the public and the admin API; with `browses` with both consoles, too."""
-    async with running_service(folder, pool_text(stub) + ONE_PERSON, environ) as opened:
-        return await play(opened, stub, OPERATIONS, SEED, browses=browses)
+    async with running_service(folder, pool_text(stub) + ONE_PERSON, environ) as runtime:
+        return await play(runtime, stub, OPERATIONS, SEED, browses=browses)
 
 
 async def test_no_route_shows_or_changes_what_another_tenant_has(stub: ProviderStub, tmp_path: Path) -> None:

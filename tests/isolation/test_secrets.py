@@ -144,9 +144,9 @@ async def test_no_secret_shows_when_providers_quote_it_and_everything_fails(
 ) -> None:
     async with ProviderStub(any_key=True) as stub:
         spans = Spans()
-        async with running_service(tmp_path, pool_text(stub), SECRETS | URLS, audits=False) as opened:
-            spans.record(opened)
-            async with calling(opened) as client:
+        async with running_service(tmp_path, pool_text(stub), SECRETS | URLS, audits=False) as runtime:
+            spans.record(runtime)
+            async with calling(runtime) as client:
                 found = [leak for text in await provoke(stub, client, TIERS) for leak in leaks("a reply", text)]
                 with monkeypatch.context() as broken:
                     broken.setattr(OpenAIProvider, "stream", _broken)

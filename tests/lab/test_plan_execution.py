@@ -29,32 +29,32 @@ EMBER = {"subtask": "Solve the task step by step. Give the final answer.", "acce
 
 
 @pytest.fixture
-async def opened(tmp_path: Path) -> AsyncIterator[Runtime]:
+async def runtime(tmp_path: Path) -> AsyncIterator[Runtime]:
     async with running_service(tmp_path, world_file.pool_file(tuple(profiles().values()))) as running:
         yield running
 
 
-def asked(opened: Runtime, count: int = 40, **changes: Any) -> list[Question]:
-    catalog = opened.pool.catalog()
+def asked(runtime: Runtime, count: int = 40, **changes: Any) -> list[Question]:
+    catalog = runtime.pool.catalog()
     tier = catalog.tiers[world_file.TIER]
     pool = [catalog.workers[name] for name in tier.pool]
     options = {"random_pools": False, **changes}
     return list(draw_questions(draw_rules(60, 1), pool, tier.efforts["medium"], count, 2, **options))
 
 
-async def place(opened: Runtime) -> tuple[Place, httpx.ASGITransport]:
-    key, row = mint(opened.gateway.pepper, tenant="acme", name="trainer", scopes=["runs:write"], now=0.0)
-    assert await opened.gateway.store.add_key(row)
-    return Place("http://baton", key, world_file.TIER), httpx.ASGITransport(create_app(opened.gateway))
+async def place(runtime: Runtime) -> tuple[Place, httpx.ASGITransport]:
+    key, row = mint(runtime.gateway.pepper, tenant="acme", name="trainer", scopes=["runs:write"], now=0.0)
+    assert await runtime.gateway.store.add_key(row)
+    return Place("http://baton", key, world_file.TIER), httpx.ASGITransport(create_app(runtime.gateway))
 
 
 def plan(question: Question, worker: str) -> str:
     return json.dumps({"steps": [{"worker": question.names.index(worker), **EMBER}]})
 
 
-async def test_a_batch_is_rewarded_by_what_the_executor_made_of_it(opened: Runtime) -> None:
-    questions = asked(opened)
-    where, transport = await place(opened)
+async def test_a_batch_is_rewarded_by_what_the_executor_made_of_it(runtime: Runtime) -> None:
+    questions = asked(runtime)
+    where, transport = await place(runtime)
     told: list[str] = []
     logged: dict[str, float] = {}
     scorer = Scorer(questions, where, Weights(), 0.0, told.append, transport=transport)
@@ -73,27 +73,27 @@ async def test_a_batch_is_rewarded_by_what_the_executor_made_of_it(opened: Runti
     assert told[0].startswith(f"step 3: {len(rows)} plans: 2 malformed")
 
 
-async def test_a_plan_is_bound_to_the_workers_that_were_shown(opened: Runtime) -> None:
-    questions = asked(opened, random_pools=True)
+async def test_a_plan_is_bound_to_the_workers_that_were_shown(runtime: Runtime) -> None:
+    questions = asked(runtime, random_pools=True)
     assert {len(question.workers) for question in questions} >= {3, 8}
     small = next(question for question in questions if len(question.workers) == 3)
-    where, transport = await place(opened)
+    where, transport = await place(runtime)
     async with Executor(where, transport) as executor:
         beyond = json.dumps({"steps": [{"worker": 3, **EMBER}]})
         assert (await executor.execute(small, beyond)).verdict == "malformed"
         good = await executor.execute(small, json.dumps({"steps": [{"worker": 2, **EMBER}]}))
         assert good.verdict in ("right", "wrong")
-        (row,) = [await opened.context.store.run(good.run)]
+        (row,) = [await runtime.context.store.run(good.run)]
         assert row.state == "succeeded"
-        journal = (await opened.context.store.journal(good.run)).events
+        journal = (await runtime.context.store.journal(good.run)).events
         assert sorted(journal[0].body["pool"]) == sorted(small.names)
         assert journal[1].body["order"]
         assert journal[0].body["conductor"] == "caller"
 
 
-async def test_another_tier_or_key_stops_training(opened: Runtime) -> None:
-    question = asked(opened, 1)[0]
-    where, transport = await place(opened)
+async def test_another_tier_or_key_stops_training(runtime: Runtime) -> None:
+    question = asked(runtime, 1)[0]
+    where, transport = await place(runtime)
     for wrong in (
         Place(where.url, where.key, "no-such-tier"),
         Place(where.url, "bt_nobody_0123456789abcdef", where.tier),

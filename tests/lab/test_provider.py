@@ -56,14 +56,14 @@ async def test_the_service_finds_what_the_simulator_says(tmp_path: Path) -> None
     random = Random(0)
     names = [worker.name for worker in standard_pool()]
     surplus = spread = 0.0
-    async with running_service(tmp_path, pool_text()) as opened:
+    async with running_service(tmp_path, pool_text()) as runtime:
         for plan in PLANS:
             steps = to_workflow(plan, names).steps
             asked = [{"worker": s.worker, "subtask": s.subtask, "access": s.access.as_list()} for s in steps]
             chance, dollars = right(plan, KIND, standard_pool()), bill(plan, KIND[1], standard_pool())[0]
             for _ in range(RUNS):
                 problem = any_problem(random, KIND)
-                driven = await opened.runs.start(order(opened, "baton-mini", problem.text, plan={"steps": asked}))
+                driven = await runtime.runs.start(order(runtime, "baton-mini", problem.text, plan={"steps": asked}))
                 ended = (await finish(driven)).ended
                 assert ended.error is None
                 surplus += (final_answer(ended.answer) == problem.answer) - chance

@@ -45,36 +45,36 @@ async def stub() -> AsyncIterator[ProviderStub]:
 
 
 @pytest.fixture
-async def opened(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[Runtime]:
+async def runtime(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[Runtime]:
     text = pool_text(stub).replace('strengths = ["general"]', 'strengths = ["general"]\nclearance = ["study", "phi"]')
     async with running_service(tmp_path, text) as running:
         yield running
 
 
-async def ask(opened: Runtime, text: str = "Why?", tier: str = "baton-ultra", **changes: Any) -> str:
-    return (await finish(await opened.runs.start(order(opened, tier, text, **changes)))).ended.state.run
+async def ask(runtime: Runtime, text: str = "Why?", tier: str = "baton-ultra", **changes: Any) -> str:
+    return (await finish(await runtime.runs.start(order(runtime, tier, text, **changes)))).ended.state.run
 
 
-async def rate(opened: Runtime, run: str, score: float, kind: str = "grader") -> None:
-    await opened.context.store.rate(derived(run, "tenant", 5.0, kind, "exact", "1", score=score))  # type: ignore[arg-type]
+async def rate(runtime: Runtime, run: str, score: float, kind: str = "grader") -> None:
+    await runtime.context.store.rate(derived(run, "tenant", 5.0, kind, "exact", "1", score=score))  # type: ignore[arg-type]
 
 
-async def collected(opened: Runtime, wanted: RolloutFilter = AGREED) -> tuple[list[Rollout], Counter[str]]:
-    return await command.collect(opened.pool.loaded.settings, wanted, None)
+async def collected(runtime: Runtime, wanted: RolloutFilter = AGREED) -> tuple[list[Rollout], Counter[str]]:
+    return await command.collect(runtime.pool.loaded.settings, wanted, None)
 
 
-async def test_a_conductor_that_might_take_steps_itself_is_another_one(opened: Runtime) -> None:
-    limits = narrowed(opened, "baton-nested", rounds=1)
-    await ask(opened, tier="baton-nested", limits=limits)
-    assert await collected(opened) == ([], Counter({"its conductor might take steps itself": 1}))
+async def test_a_conductor_that_might_take_steps_itself_is_another_one(runtime: Runtime) -> None:
+    limits = narrowed(runtime, "baton-nested", rounds=1)
+    await ask(runtime, tier="baton-nested", limits=limits)
+    assert await collected(runtime) == ([], Counter({"its conductor might take steps itself": 1}))
 
 
 async def test_a_rollout_has_the_very_prompt_and_the_plan_as_it_was_written(
-    opened: Runtime, stub: ProviderStub
+    runtime: Runtime, stub: ProviderStub
 ) -> None:
-    run = await ask(opened)
-    await rate(opened, run, 1.0)
-    ((found,), skipped) = await collected(opened)
+    run = await ask(runtime)
+    await rate(runtime, run, 1.0)
+    ((found,), skipped) = await collected(runtime)
     sent = json.loads(stub.of("planner")[0].body)
     assert [dict(turn) for turn in found.prompt] == [
         {"role": turn["role"], "content": turn["content"]} for turn in sent["messages"]
@@ -82,7 +82,7 @@ async def test_a_rollout_has_the_very_prompt_and_the_plan_as_it_was_written(
     assert json.loads(found.completion) == json.loads(PLAN)
     assert " " not in found.completion.replace("Draft it.", "").replace("Finish it.", ""), "as servers decode it"
     assert (found.run, found.steps, found.score, found.verdict) == (run, 2, 1.0, "right")
-    journal = (await opened.context.store.journal(run)).events
+    journal = (await runtime.context.store.journal(run)).events
     shown = next(event.body["order"] for event in journal if event.kind is Kind.PLAN_OPENED)
     assert list(found.workers) == shown
     steps = [event.body for event in journal if event.kind is Kind.CALL_FINISHED][1:]
@@ -94,51 +94,51 @@ async def test_a_rollout_has_the_very_prompt_and_the_plan_as_it_was_written(
     assert "tenant" not in line.replace("content", "")
 
 
-async def test_a_plan_that_no_model_wrote_is_shown_over_shuffled_ordinals(opened: Runtime) -> None:
+async def test_a_plan_that_no_model_wrote_is_shown_over_shuffled_ordinals(runtime: Runtime) -> None:
     """So it teaches the same prompt; and the worker's name stands nowhere in what is learned."""
     for n in range(8):
-        await ask(opened, f"Why {n}?", "baton-mini")
-    found, _ = await collected(opened)
+        await ask(runtime, f"Why {n}?", "baton-mini")
+    found, _ = await collected(runtime)
     assert len({json.loads(rollout.completion)["steps"][0]["worker"] for rollout in found}) > 1
     for read_rollout in found:
         assert read_rollout.workers[json.loads(read_rollout.completion)["steps"][0]["worker"]] == "alpha"
         assert "alpha" not in read_rollout.completion + "".join(turn["content"] for turn in read_rollout.prompt)
 
 
-async def test_only_who_has_agreed_is_learned_from(opened: Runtime) -> None:
-    by_label = await ask(opened, labels=frozenset({"study"}))
+async def test_only_who_has_agreed_is_learned_from(runtime: Runtime) -> None:
+    by_label = await ask(runtime, labels=frozenset({"study"}))
     words = (Message("user", (Text("And?"),)),)
-    by_word = await ask(opened, task=Task(words, metadata={"study": "Yes"}))
-    refused = await ask(opened, task=Task(words, metadata={"study": "no"}))
-    silent = await ask(opened, "Or?")
-    private = await ask(opened, labels=frozenset({"study", "phi"}))
-    found, skipped = await collected(opened, RolloutFilter("study", frozenset({"phi"})))
+    by_word = await ask(runtime, task=Task(words, metadata={"study": "Yes"}))
+    refused = await ask(runtime, task=Task(words, metadata={"study": "no"}))
+    silent = await ask(runtime, "Or?")
+    private = await ask(runtime, labels=frozenset({"study", "phi"}))
+    found, skipped = await collected(runtime, RolloutFilter("study", frozenset({"phi"})))
     assert {rollout.run for rollout in found} == {by_label, by_word}
     assert skipped == {"its caller has not agreed": 2, "it has the label phi": 1}
-    everybody, _ = await collected(opened)
+    everybody, _ = await collected(runtime)
     assert {rollout.run for rollout in everybody} == {by_label, by_word, refused, silent, private}
-    await opened.context.store.erase(by_label)
-    found, skipped = await collected(opened, RolloutFilter("study"))
+    await runtime.context.store.erase(by_label)
+    found, skipped = await collected(runtime, RolloutFilter("study"))
     assert {rollout.run for rollout in found} == {by_word, private}
     assert skipped["its content was erased"] == 1
 
 
-async def test_an_outage_teaches_nothing(opened: Runtime, stub: ProviderStub) -> None:
+async def test_an_outage_teaches_nothing(runtime: Runtime, stub: ProviderStub) -> None:
     stub.always("alpha", Fail(status=401))
-    await ask(opened, "Why?", "baton-mini")
+    await ask(runtime, "Why?", "baton-mini")
     stub.always("planner", Fail(status=401))
-    await ask(opened, "How?")
-    found, skipped = await collected(opened)
+    await ask(runtime, "How?")
+    found, skipped = await collected(runtime)
     assert not found
     assert sum(skipped.values()) == 2
     assert set(skipped) <= {"another worker stood in for a planned one", "a fallback decided, or a worker was out"}
 
 
 async def test_the_command_writes_a_private_file_and_asks_for_consent(
-    opened: Runtime, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    runtime: Runtime, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    await ask(opened)
-    await rate(opened, await ask(opened, "How?"), 0.0)
+    await ask(runtime)
+    await rate(runtime, await ask(runtime, "How?"), 0.0)
     path = tmp_path / "out.jsonl"
     environ = {"BATON_DATA_DIR": str(tmp_path), "BATON_PEPPER": "p" * 32}
 

@@ -21,9 +21,9 @@ async def test_the_service_executes_plans_of_the_second_world_at_the_simulators_
         for step in workflow(plan, tuple(names)).steps
     ]
     answers = []
-    async with running_service(tmp_path, pool_file(0, unseen=True)) as opened:
+    async with running_service(tmp_path, pool_file(0, unseen=True)) as runtime:
         for task in [task for task in service_tasks("fresh") if task.document < 2][:4]:
-            driven = await opened.runs.start(order(opened, TIER, task.text, plan={"steps": asked}))
+            driven = await runtime.runs.start(order(runtime, TIER, task.text, plan={"steps": asked}))
             ended = (await finish(driven)).ended
             assert ended.error is None
             answers.append(ended.answer)

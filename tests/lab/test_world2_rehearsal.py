@@ -20,8 +20,8 @@ from app.process.config import configure
 from app.providers.rehearsal import planner, policy
 
 CARDS = "\n".join(
-    f"Worker {n}: strengths: {STRENGTHS[name]}; price per million tokens: ${worker.price / 5:g} in, ${worker.price:g} out"
-    for n, (worker, name) in enumerate(reversed(rehearsal_workers()))
+    f"Worker {n}: strengths: {STRENGTHS[name]}; price per million tokens: ${able.price / 5:g} in, ${able.price:g} out"
+    for n, (able, name) in enumerate(reversed(rehearsal_workers()))
 )
 """The cards in another order than the policy has them in."""
 

@@ -159,8 +159,8 @@ async def test_the_pool_file_leads_a_run_through_the_proxy(authority: Authority,
         ForwardProxy("baton:s3cret") as proxy,
     ):
         text = POOL.format(base_url=stub.openai_url, proxy=proxy.url, ca=authority.ca, certificate=certificate, key=key)
-        async with running_service(tmp_path, text, environ) as opened:
-            ended = await finish(await opened.runs.start(order(opened, "baton-mini")))
+        async with running_service(tmp_path, text, environ) as runtime:
+            ended = await finish(await runtime.runs.start(order(runtime, "baton-mini")))
             assert ended.ended.state.state == "succeeded"
         assert (len(stub.requests), len(proxy.asked), proxy.refused) == (1, 1, 0)
 

@@ -111,7 +111,7 @@ async def test_a_refused_parameter_is_a_400_that_names_it_unless_another_worker_
     async with ProviderStub() as stub:
         pool = POOL.format(url=stub.anthropic_url, top_p="take")
         environ = {"NEAR_KEY": KEYS["anthropic"]}
-        async with running_service(tmp_path, pool, environ) as opened, calling(opened) as client:
+        async with running_service(tmp_path, pool, environ) as runtime, calling(runtime) as client:
             assert (await asked(client, temperature=0.5)).status_code == 200  # dropped, and noted
             assert (await asked(client, top_p=0.5)).status_code == 200  # the other worker takes it
             refused = await asked(client, top_p=0.5, seed=7)

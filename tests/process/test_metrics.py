@@ -27,8 +27,8 @@ LOGINS = {
 async def service(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[Runtime]:
     stub.always("alpha", Reply(chunks=("Fine.",)))
     settings = {"BATON_REVISION": "0a1b2c3", "BATON_METRICS_TENANTS": "1"}
-    async with running_service(tmp_path, pool_text(stub), settings) as opened:
-        yield opened
+    async with running_service(tmp_path, pool_text(stub), settings) as runtime:
+        yield runtime
 
 
 async def test_a_process_describes_itself(service: Runtime) -> None:

@@ -33,7 +33,7 @@ def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
 
 
 async def test_spans_and_metrics_go_to_the_endpoint(collector: Collector, stub: ProviderStub, tmp_path: Path) -> None:
-    async with running_service(tmp_path, pool_text(stub)) as opened, calling(opened) as client:
+    async with running_service(tmp_path, pool_text(stub)) as runtime, calling(runtime) as client:
         assert (await ask(client)).status_code == 200
     assert [(span.name, span.kind, span.service) for span in collector.spans] == [
         ("POST /v1/chat/completions", "SERVER", "baton"),
@@ -81,7 +81,7 @@ async def test_a_collector_that_hangs_or_is_down_costs_a_caller_nothing(
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "10")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "600")
     collector.goes_on.clear()
-    async with running_service(tmp_path, pool_text(stub)) as opened, calling(opened) as client:
+    async with running_service(tmp_path, pool_text(stub)) as runtime, calling(runtime) as client:
         assert (await ask(client)).status_code == 200
         await until(lambda: collector.taken, what="an export hangs")
         assert (await ask(client)).status_code == 200
@@ -89,7 +89,7 @@ async def test_a_collector_that_hangs_or_is_down_costs_a_caller_nothing(
     assert time.monotonic() - leaving < HUNG_SECONDS
     monkeypatch.setenv(ENDPOINT, f"http://127.0.0.1:{free_port()}")
     (tmp_path / "down").mkdir()
-    async with running_service(tmp_path / "down", pool_text(stub)) as opened, calling(opened) as client:
+    async with running_service(tmp_path / "down", pool_text(stub)) as runtime, calling(runtime) as client:
         assert (await ask(client)).status_code == 200
 
 

@@ -80,14 +80,14 @@ async def test_runs_are_pruned_once_the_bucket_has_their_journals(
     async def rest() -> bool:
         return True
 
-    async with running_service(tmp_path, pool_text(stub)) as opened:
-        run = (await finish(await opened.runs.start(order(opened, "baton-mini")))).ended.state.run
-        store = opened.context.store
-        async with open_archive(opened.pool.loaded.settings.database_url) as journals:
+    async with running_service(tmp_path, pool_text(stub)) as runtime:
+        run = (await finish(await runtime.runs.start(order(runtime, "baton-mini")))).ended.state.run
+        store = runtime.context.store
+        async with open_archive(runtime.pool.loaded.settings.database_url) as journals:
 
             async def prune(address: str) -> list[str]:
                 kept = archiving(address, endpoint, contents=False)
-                pruning = Pruning(store, journals, kept, now=opened.context.now, name=str, rest=rest)
+                pruning = Pruning(store, journals, kept, now=runtime.context.now, name=str, rest=rest)
                 return (await pruning.prune(EVERYTHING)).files
 
             with pytest.raises(ArchiveUnavailable, match=r"s3://absent/.* cannot be written: NoSuchBucket"):
@@ -110,18 +110,18 @@ async def test_checkpoints_are_exported_and_one_of_another_log_replaces_none(
 ) -> None:
     bucket = client(endpoint)
     files = open_archive_files("s3://journals/held", endpoint)
-    async with running_service(tmp_path, pool_text(stub)) as opened:
-        size = await seal_a_run(opened)
-        absent = CheckpointExport(opened.context, open_archive_files("s3://absent/held", endpoint))
+    async with running_service(tmp_path, pool_text(stub)) as runtime:
+        size = await seal_a_run(runtime)
+        absent = CheckpointExport(runtime.context, open_archive_files("s3://absent/held", endpoint))
         await absent.look()
-        assert opened.context.telemetry.registry.get_sample_value("baton_log_export_failures_total") == 1
-        note = (await opened.context.store.log.state()).checkpoint
+        assert runtime.context.telemetry.registry.get_sample_value("baton_log_export_failures_total") == 1
+        note = (await runtime.context.store.log.state()).checkpoint
         for _ in range(2):  # another engine finds what the first one has exported
-            export = CheckpointExport(opened.context, files)
+            export = CheckpointExport(runtime.context, files)
             export._leadership._mine = absent._leadership._mine
             await export.look()
         forged = sign(Checkpoint("log.example/baton", size, bytes(32)).text, [SIGNER])
-        await opened.context.store._write(  # type: ignore[attr-defined]
+        await runtime.context.store._write(  # type: ignore[attr-defined]
             lambda conn: conn.execute(update(LOG_STATE).values(checkpoint=forged))
         )
         await export.look()
