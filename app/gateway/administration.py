@@ -32,20 +32,21 @@ def create_admin(context: AdminContext) -> FastAPI:
     """Return the admin API with its description and its page, for a listener of its own."""
     # No other site's page may read it, whatever BATON_CORS_ORIGINS allows callers.
     context = replace(context, gateway=replace(context.gateway, origins=frozenset()))
-    access = Keys(context.gateway)
-    once = Idempotency(context.gateway, Admission(context.gateway))
+    access: Keys = Keys(context.gateway)
+    idempotency = Idempotency(context.gateway, Admission(context.gateway))
     logins: list[APIRouter] = []
     if context.people is not None:
-        access = found = people.Access(context.gateway, context.people)
-        logins.append(people.routes(found, context.people))
+        access_of_people = people.Access(context.gateway, context.people)
+        logins.append(people.routes(access_of_people, context.people))
+        access = access_of_people
     return Application(
         context.gateway,
         *logins,
         keys.routes(context, access),
         tenants.routes(context, access),
         budgets.routes(context, access),
-        holds.routes(context, access, once),
-        pool.routes(context, access, once),
+        holds.routes(context, access, idempotency),
+        pool.routes(context, access, idempotency),
         policy.routes(context, access),
         approvals.routes(context.gateway, access, None, "/admin/v1/approvals"),
         identity.routes(access, "/admin/v1"),

@@ -114,7 +114,7 @@ async def test_a_run_without_a_driver_is_stopped_by_whoever_takes_it_over(stub: 
         await cancel.ask(
             runtime.gateway.store, None, await runtime.gateway.store.run(driven.run), "operator", runtime.context.now()
         )
-        row: RunRow = await cancel.settled(
+        row: RunRow = await cancel.wait_until_ended(
             runtime.gateway.store, await runtime.gateway.store.run(driven.run), PATIENCE_SECONDS
         )
         assert row.state == "cancelled"
@@ -190,7 +190,7 @@ async def test_a_run_that_is_taken_over_in_its_wait_is_not_let_go_of_either(
     now, ours = runtime.context.now(), [("baton-mini", runtime.context.code)]
     (row,) = await store.take_over(runtime.drivers._home, now + 1e4, now + 4.0, 1, ours)  # by a clock that is wrong
     await runtime.drivers._recovery._go_on(row)
-    assert (await cancel.settled(store, await store.run(run), PATIENCE_SECONDS)).state == "cancelled"
+    assert (await cancel.wait_until_ended(store, await store.run(run), PATIENCE_SECONDS)).state == "cancelled"
 
 
 async def test_no_turn_is_begun_of_a_run_that_an_engine_has_just_taken_over(

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from app.core.message.chat import Message, Text, ToolCall, Usage, summed
-from app.gateway.runs.cancel import settled
+from app.gateway.runs.cancel import wait_until_ended
 from app.process.wiring import Runtime
 from tests.harness.conversations import ASK, Talk, calling, look
 from tests.harness.in_process import finish, pool_text, running_service
@@ -117,7 +117,7 @@ async def test_an_abandoned_wait_expires(stub: ProviderStub, tmp_path: Path) -> 
         stub.script("alpha", calling(look("a")), DONE)
         talk = Talk(runtime)
         first = await talk.say()
-        row = await settled(
+        row = await wait_until_ended(
             runtime.context.store, await runtime.context.store.run(first.ended.state.run), PATIENCE_SECONDS
         )
         assert (row.state, row.error) == ("expired", "tool_results_missing")

@@ -18,7 +18,7 @@ from app.core.run.events import Event, Fact, PlanAccepted, PlanOpened, PlanStep,
 from app.core.run.fold import fold
 from app.core.run.state import RunState
 from app.gateway.runs import audit, explanation_words
-from app.gateway.runs.explanation import explained
+from app.gateway.runs.explanation import ReadRun, explanation_of
 from app.store.protocol import Journal
 from tests.core.play import POOL, Play
 from tests.harness.in_process import plan
@@ -136,7 +136,7 @@ def test_the_words_of_many_runs_have_no_figure_and_no_name_that_is_not_in_the_da
         journal = Journal(b"salt", tuple(events))
         folded = fold(journal.events)
         whole = audit.whole(row, journal, given, folded)
-        data = explained(row, journal, folded, whole, pool, texts if seed % 5 else None)
+        data = explanation_of(ReadRun(row, journal, folded, whole), pool, texts if seed % 5 else None)
         data |= {"approvals": APPROVALS[: seed % 5], "origin": {"kind": "replay", "run": "run_other"}}
         data["text"] = explanation_words.text(data)
         clean = {name: " ".join(text.replace("\x1b", " ").split()) for name, text in texts.items()}
@@ -153,7 +153,7 @@ def test_an_invented_figure_or_name_would_be_found() -> None:
     _, events = played(1)
     row, journal = row_of("run", "acme"), Journal(b"salt", tuple(events))
     state = fold(journal.events)
-    data = explained(row, journal, state, audit.whole(row, journal, (), state), WORKERS)
+    data = explanation_of(ReadRun(row, journal, state, audit.whole(row, journal, (), state)), WORKERS)
     assert invented(data, literals()) == []
     assert invented(data | {"text": data["text"] + " It saved 17 % for zoe."}, literals()) == ["17", "saved", "zoe"]
 

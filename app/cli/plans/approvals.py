@@ -13,7 +13,7 @@ from app.cli.runs import run_words
 from app.core.pool.catalog import MILLION, Catalog
 from app.engine.runs.approvals import Decision, settle
 from app.errors import NotFound
-from app.gateway.runs.approvals import WAITING, estimate, mark, shown
+from app.gateway.runs.approvals import WAITING, approval_of, estimate, mark
 from app.gateway.runs.forecasts import read_history
 from app.process.config import Settings, configure, read
 from app.store.protocol import APPROVAL_TAG, ASKED, RunQuery, RunRow, Store
@@ -70,7 +70,7 @@ async def _read(store: Store, name: str) -> dict[str, Any]:
 
 async def _with_texts(store: Store, row: RunRow) -> dict[str, Any] | None:
     """Return the approval that a run needs, with its texts, or None. The reading of the texts is logged."""
-    found = await shown(store.of_tenant(None), row, reads=True)
+    found = await approval_of(store.of_tenant(None), row, reads=True)
     if found is not None:
         await content_reads.record_read(store, row.id, row.tenant, "approval", mark(found))
     return found

@@ -80,7 +80,7 @@ async def _edit(loaded: Loaded, args: Arguments) -> dict[str, Any]:
         base = plan.revision(args.revision)
         number = orders.next_number(plan, base)
         before = revisions.as_value(await revisions.steps_of(store.of_tenant(None), base))
-        value = requests.revised(change, before, plan.first.state.admitted.pool)
+        value = requests.apply_revision(change, before, plan.first.state.admitted.pool)
         usual = await _repeated_order(store, loaded.catalog, plan, base, row.tenant, PREVIEW_KEY)
         order = orders.to_revision(usual, plan, value, number)
         once = orders.record_of_revision(plan, number, row.tenant, {"command": opened.context.name("edit")})
@@ -90,7 +90,7 @@ async def _edit(loaded: Loaded, args: Arguments) -> dict[str, Any]:
         except InvalidRequest as refused:
             raise orders.of_edit(refused) from None
         except Conflict as conflict:
-            raise orders.overtaken() if conflict.public_code == TAKEN else conflict from None
+            raise orders.overtaken_error() if conflict.public_code == TAKEN else conflict from None
         made = revisions.of_state(_successful_end(ended).state, PREVIEW_KEY)
         return await _document(store, loaded.catalog, Plan((*plan.revisions, made)), made)
 
@@ -132,7 +132,7 @@ async def _execute(loaded: Loaded, args: Arguments) -> int:
         try:
             ended = await engine.run_to_end(opened, order)
         except InvalidRequest as refused:
-            raise orders.since_changed(refused) from None
+            raise orders.changed_conditions_error(refused) from None
         _successful_end(ended)
         await content_reads.record_read(store, ended.state.run, row.tenant, "answer")
     said: dict[str, Any] = {"run": ended.state.run, "state": ended.state.state, "answer": ended.answer}
@@ -165,7 +165,7 @@ async def _repeated_order(store: Store, catalog: Catalog, plan: Plan, base: Revi
     tenant."""
     caller = Caller(KeyRow(key, tenant, key, b"", frozenset(SCOPES), 0.0))
     task = await task_of(store, plan.run, plan.first.state.admitted.task)
-    return orders.repeated(catalog, caller, plan, base, tenant, task)
+    return orders.repeat_order(catalog, caller, plan, base, tenant, task)
 
 
 async def _document(

@@ -120,7 +120,7 @@ async def _end(store: Store, rows: Sequence[RunRow], patience: float, now: float
     """Ask runs to end in the operator's name, and wait for that together."""
     for row in rows:
         await cancel.ask(store, None, row, "operator", now)
-    await asyncio.gather(*[cancel.settled(store, row, patience) for row in rows])
+    await asyncio.gather(*[cancel.wait_until_ended(store, row, patience) for row in rows])
 
 
 def _report(settings: Settings, erased: Erased) -> str:

@@ -183,7 +183,7 @@ async def _cancel(settings: Settings, args: Arguments, now: float) -> int:
         row = await storage.find_run(store, args.run)
         await cancel.ask(store, None, row, "operator", now)
         with terminal.stderr().status("waiting for its driver"):
-            row = await cancel.settled(store, row, 2 * settings.lease_seconds + CANCEL_SECONDS)
+            row = await cancel.wait_until_ended(store, row, 2 * settings.lease_seconds + CANCEL_SECONDS)
     if args.json:
         terminal.print_json(audit.summary(row))
         return int(row.ended_at is None)

@@ -241,7 +241,7 @@ async def _replay_run(batch: Batch, row: RunRow) -> ReplayedRun | None:
         batch.money.settle(part, cost)
     journals = await store.journal(row.id), await store.journal(again.id)
     ratings = await store.feedback(row.id), await store.feedback(again.id)
-    return ReplayedRun(row.id, again.id, await replay.compared(store, journals, ratings, reads=True))
+    return ReplayedRun(row.id, again.id, await replay.compare_with_replay(store, journals, ratings, reads=True))
 
 
 def _order(batch: Batch, row: RunRow, earlier: replays.Earlier) -> Order:
@@ -318,7 +318,7 @@ async def _compared(settings: Any, args: Arguments) -> Comparison:
         rows = [await storage.find_run(store, name) for name in (args.run, args.other)]
         journals = await store.journal(rows[0].id), await store.journal(rows[1].id)
         ratings = await store.feedback(rows[0].id), await store.feedback(rows[1].id)
-        return await replay.compared(store, journals, ratings, reads=True)
+        return await replay.compare_with_replay(store, journals, ratings, reads=True)
 
 
 def _intervals(batch: Batch, seed: int) -> list[tuple[Paired, Interval | None]]:

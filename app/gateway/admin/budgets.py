@@ -44,8 +44,8 @@ def _add_read_routes(router: APIRouter, context: AdminContext, keys: Keys) -> No
         if not caller.may_list(filters.tenant):
             return as_page([], "id", filters.limit)
         tenant = filters.tenant or caller.tenant
-        found = await administration(context, caller).budgets(tenant, after=filters.after, limit=filters.limit + 1)
-        return as_page([_shown(budget) for budget in found], "id", filters.limit)
+        budgets = await administration(context, caller).budgets(tenant, after=filters.after, limit=filters.limit + 1)
+        return as_page([_to_json(budget) for budget in budgets], "id", filters.limit)
 
     @router.get(
         "/{budget:path}",
@@ -54,15 +54,17 @@ def _add_read_routes(router: APIRouter, context: AdminContext, keys: Keys) -> No
         response_model=replies.BudgetInUse,
         responses=operations.replies(*operations.READING),
     )
-    async def get_budget(budget: BudgetId, filters: Annotated[AccountFilters, Query()], caller: reader) -> Any:
+    async def get_budget(budget_id: BudgetId, filters: Annotated[AccountFilters, Query()], caller: reader) -> Any:
         """The budget with the latest periods of its accounts, or of one account."""
-        found = await _visible(context, caller, budget)
-        of = account(found, filters.of) if filters.of is not None else None
-        windows = await administration(context, caller).budget_use(found.id, WINDOWS, of)
-        shown = [asdict(window) for window in windows]
-        for window in shown:
-            window |= {name: window[name] / MILLION for name in ("held", "spent", "overrun")}
-        return as_json(_shown(found) | {"windows": shown})
+        budget = await _visible_budget(context, caller, budget_id)
+        account_id = None
+        if filters.of is not None:
+            account_id = account(budget, filters.of)
+        windows = await administration(context, caller).budget_use(budget.id, WINDOWS, account_id)
+        rows = [asdict(row) for row in windows]
+        for row in rows:
+            row |= {name: row[name] / MILLION for name in ("held", "spent", "overrun")}
+        return as_json(_to_json(budget) | {"windows": rows})
 
 
 def _add_write_routes(router: APIRouter, context: AdminContext, keys: Keys) -> None:
@@ -76,29 +78,29 @@ def _add_write_routes(router: APIRouter, context: AdminContext, keys: Keys) -> N
         responses=operations.replies(*operations.WRITING),
         openapi_extra=operations.body("BudgetRequest", example={"scope": "tenant", "period": "month", "usd": 500}),
     )
-    async def set_budget(caller: writer, given: Annotated[dict[str, object], json_body(context.gateway.bounds)]) -> Any:
+    async def set_budget(caller: writer, body: Annotated[dict[str, object], json_body(context.gateway.bounds)]) -> Any:
         """Gateways follow within seconds. The budget of a whole tenant is set by callers of all tenants only."""
-        asked = read(BudgetRequest, given)
-        tenant, store = asked.tenant or caller.key.tenant, administration(context, caller)
-        if not caller.sees(tenant) or (asked.tenant and not await store.tenants(tenant)):
+        budget_request = read(BudgetRequest, body)
+        tenant, store = budget_request.tenant or caller.key.tenant, administration(context, caller)
+        if not caller.sees(tenant) or (budget_request.tenant and not await store.tenants(tenant)):
             raise NotFound("There is no such tenant.")
-        wanted = Budget(
+        budget = Budget(
             tenant,
-            asked.scope,
-            await _name(store, tenant, asked, context.gateway.now()),
-            asked.period,
-            round(asked.usd * MILLION),
-            zone=asked.zone,
-            soft=asked.soft,
+            budget_request.scope,
+            await _name(store, tenant, budget_request, context.gateway.now()),
+            budget_request.period,
+            round(budget_request.usd * MILLION),
+            zone=budget_request.zone,
+            soft=budget_request.soft,
             created_at=context.gateway.now(),
-            slices=asked.slices,
+            slices=budget_request.slices,
         )
-        wrong = faults(wanted)
-        if wrong:
-            raise InvalidRequest(f"The budget is not valid: {'; '.join(wrong)}.", code="invalid_value")
-        _check_rights(caller, wanted)
-        await store.set_budget(wanted, by=caller.actor)
-        return as_json(_shown(await _visible(context, caller, wanted.id)))
+        reasons = faults(budget)
+        if reasons:
+            raise InvalidRequest(f"The budget is not valid: {'; '.join(reasons)}.", code="invalid_value")
+        _check_rights(caller, budget)
+        await store.set_budget(budget, by=caller.actor)
+        return as_json(_to_json(await _visible_budget(context, caller, budget.id)))
 
     @router.delete(
         "/{budget:path}",
@@ -107,24 +109,24 @@ def _add_write_routes(router: APIRouter, context: AdminContext, keys: Keys) -> N
         response_model=replies.Removed,
         responses=operations.replies(*operations.READING),
     )
-    async def remove_budget(budget: BudgetId, caller: writer) -> Any:
+    async def remove_budget(budget_id: BudgetId, caller: writer) -> Any:
         """Nothing is reserved in its accounts any more; what was spent stays in the log."""
-        found = await _visible(context, caller, budget)
-        _check_rights(caller, found)
-        removed = await administration(context, caller).remove_budget(found.id, by=caller.actor)
-        return as_json({"id": found.id, "removed": removed})
+        budget = await _visible_budget(context, caller, budget_id)
+        _check_rights(caller, budget)
+        removed = await administration(context, caller).remove_budget(budget.id, by=caller.actor)
+        return as_json({"id": budget.id, "removed": removed})
 
 
-async def _name(store: TenantAdministration, tenant: str, asked: BudgetRequest, now: float) -> str:
+async def _name(store: TenantAdministration, tenant: str, budget_request: BudgetRequest, now: float) -> str:
     """Return the name of the budget. A key is found by its id, or by its name while it is in force; else
     `InvalidRequest`."""
-    if asked.scope != "key" or asked.name in ("", EVERYBODY):
-        return asked.name
-    found = await store.key(asked.name)
-    if found is not None and found.tenant == tenant:
-        return found.id
-    same = KeyQuery(tenant, name=asked.name, in_force=True, now=now, limit=1)
-    for row in await store.keys(same):
+    if budget_request.scope != "key" or budget_request.name in ("", EVERYBODY):
+        return budget_request.name
+    key = await store.key(budget_request.name)
+    if key is not None and key.tenant == tenant:
+        return key.id
+    query = KeyQuery(tenant, name=budget_request.name, in_force=True, now=now, limit=1)
+    for row in await store.keys(query):
         return row.id
     raise InvalidRequest("The tenant has no key of that id or name.", param="name", code="invalid_value")
 
@@ -135,12 +137,12 @@ def _check_rights(caller: Caller, budget: Budget) -> None:
         raise Forbidden("The budget of a whole tenant is set by keys of all tenants only.")
 
 
-async def _visible(context: AdminContext, caller: Caller, wanted: str) -> Budget:
-    budget = await administration(context, caller).budget(wanted)
+async def _visible_budget(context: AdminContext, caller: Caller, budget_id: str) -> Budget:
+    budget = await administration(context, caller).budget(budget_id)
     if budget is None or not caller.sees(budget.tenant):
         raise NotFound("There is no such budget.")
     return budget
 
 
-def _shown(budget: Budget) -> dict[str, Any]:
+def _to_json(budget: Budget) -> dict[str, Any]:
     return {"object": "budget", "id": budget.id, **asdict(budget), "usd": budget.usd / MILLION}

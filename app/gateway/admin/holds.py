@@ -46,8 +46,8 @@ def _add_list_route(router: APIRouter, context: AdminContext, keys: Keys) -> Non
         tenant = filters.tenant or caller.tenant
         query = HoldQuery(tenant, in_force=filters.in_force, after=filters.after, limit=filters.limit + 1)
         with positions():
-            found = await administration(context, caller).holds(query)
-        return as_page([_shown(hold) for hold in found], "id", filters.limit)
+            holds = await administration(context, caller).holds(query)
+        return as_page([_to_json(hold) for hold in holds], "id", filters.limit)
 
 
 def _add_change_routes(router: APIRouter, context: AdminContext, keys: Keys, idempotency: Idempotency) -> None:
@@ -68,21 +68,21 @@ def _add_change_routes(router: APIRouter, context: AdminContext, keys: Keys, ide
     ) -> Any:
         """From the reply on, nothing of the runs that it covers is erased or deleted, until it is released. With an
         `Idempotency-Key` the same request places one hold."""
-        wanted = read(HoldRequest, body)
-        if wanted.tenant is not None and wanted.scope != "user":
+        hold_request = read(HoldRequest, body)
+        if hold_request.tenant is not None and hold_request.scope != "user":
             raise InvalidRequest("Only a hold on a user has a tenant.", param="tenant", code="invalid_value")
-        asked = Hold(
+        hold = Hold(
             id=context.gateway.name("hold"),
-            scope=wanted.scope,
-            name=wanted.name,
-            tenant=wanted.tenant or "",
-            reason=wanted.reason,
+            scope=hold_request.scope,
+            name=hold_request.name,
+            tenant=hold_request.tenant or "",
+            reason=hold_request.reason,
             placed_at=context.gateway.now(),
             placed_by=caller.actor.id,
         )
 
         async def place() -> Response:
-            return as_json(_shown(await context.gateway.store.place_hold(asked, by=caller.actor)))
+            return as_json(_to_json(await context.gateway.store.place_hold(hold, by=caller.actor)))
 
         return await idempotency.reply(request, caller, body, place)
 
@@ -103,8 +103,8 @@ def _add_change_routes(router: APIRouter, context: AdminContext, keys: Keys, ide
         released it."""
         read(NoFields, body)
         released = await context.gateway.store.release_hold(hold, context.gateway.now(), by=caller.actor)
-        return as_json(_shown(released))
+        return as_json(_to_json(released))
 
 
-def _shown(hold: Hold) -> dict[str, Any]:
+def _to_json(hold: Hold) -> dict[str, Any]:
     return {"object": "hold", **asdict(hold), "in_force": hold.released_at is None}

@@ -59,7 +59,7 @@ def _add_read_routes(router: APIRouter, context: AdminContext, keys: Keys) -> No
         query = KeyQuery(tenant, in_force=filters.in_force, now=now, after=after, limit=limit)
         with positions():
             rows = await administration(context, caller).keys(query)
-        return as_page([shown(row, now) for row in rows], "id", filters.limit)
+        return as_page([key_reply(row, now) for row in rows], "id", filters.limit)
 
     @router.get(
         "/{key}",
@@ -70,12 +70,12 @@ def _add_read_routes(router: APIRouter, context: AdminContext, keys: Keys) -> No
     )
     async def get_key(key: KeyId, caller: reader) -> Any:
         """One key, never its secret."""
-        return as_json(shown(await _visible(context, caller, key), context.gateway.now()))
+        return as_json(key_reply(await _visible_key(context, caller, key), context.gateway.now()))
 
 
 def _add_write_routes(router: APIRouter, context: AdminContext, keys: Keys) -> None:
     writer = Annotated[Caller, keys.needs("keys:write")]
-    body = Annotated[dict[str, object], json_body(context.gateway.bounds)]
+    request_body = Annotated[dict[str, object], json_body(context.gateway.bounds)]
 
     @router.post(
         "",
@@ -85,22 +85,22 @@ def _add_write_routes(router: APIRouter, context: AdminContext, keys: Keys) -> N
         responses=operations.replies(*operations.WRITING),
         openapi_extra=operations.body("KeyRequest", example={"name": "ci", "roles": ["caller"]}),
     )
-    async def create_key(request: Request, caller: writer, given: body) -> Any:
+    async def create_key(request: Request, caller: writer, body: request_body) -> Any:
         """The secret is in this reply and stored nowhere. With an `Idempotency-Key` the same request makes one key,
         whose secret is only in the first reply: rotate the key if that reply was lost."""
-        key_request = read(KeyRequest, given)
-        key, row = _minted(context, caller, key_request, idempotency_record(request, caller, given))
+        key_request = read(KeyRequest, body)
+        key, row = _mint_key(context, caller, key_request, idempotency_record(request, caller, body))
         _check_rights(caller, row)
         store, now = administration(context, caller), context.gateway.now()
         earlier = await store.key(row.id)
         if earlier is None:
             await _check_name(store, row, now)
             if await store.add_key(row, by=caller.actor):
-                return as_json(shown(row, now) | {"key": key})
+                return as_json(key_reply(row, now) | {"key": key})
             earlier = await store.key(row.id)
-        if earlier is None or _asked_for(earlier) != _asked_for(row):
+        if earlier is None or _requested_fields(earlier) != _requested_fields(row):
             raise Conflict()
-        return as_json(shown(earlier, now) | {"key": None})
+        return as_json(key_reply(earlier, now) | {"key": None})
 
     @router.post(
         "/{key}/rotate",
@@ -114,40 +114,40 @@ def _add_write_routes(router: APIRouter, context: AdminContext, keys: Keys) -> N
         request: Request,
         key: KeyId,
         caller: writer,
-        given: Annotated[dict[str, object], json_body(context.gateway.bounds, optional=True)],
+        body: Annotated[dict[str, object], json_body(context.gateway.bounds, optional=True)],
     ) -> Any:
         """Both secrets work until the overlap is over; gateways follow within five seconds. With an `Idempotency-Key`
         the same request within a minute makes one secret, which is only in the first reply."""
-        overlap = read(RotateRequest, given).overlap_seconds
+        overlap = read(RotateRequest, body).overlap_seconds
         store, now = administration(context, caller), context.gateway.now()
-        row = await _visible(context, caller, key)
+        row = await _visible_key(context, caller, key)
         _check_rights(caller, row)
         if not is_in_force(row, now):
-            raise _ended()
-        if not await _is_first(context, caller, idempotency_record(request, caller, given)):
-            return as_json(shown(row, now) | {"key": None})
+            raise _not_in_force_error()
+        if not await _is_first(context, caller, idempotency_record(request, caller, body)):
+            return as_json(key_reply(row, now) | {"key": None})
         secret, digest = new_secret(row, context.gateway.pepper)
         mark = pepper_mark(context.gateway.pepper)
         if not await store.rotate_key(row.id, digest, now + overlap, mark, by=caller.actor):
-            raise _ended()
-        return as_json(shown(await store.key(row.id) or row, now) | {"key": secret})
+            raise _not_in_force_error()
+        return as_json(key_reply(await store.key(row.id) or row, now) | {"key": secret})
 
 
-def _ended() -> Conflict:
+def _not_in_force_error() -> Conflict:
     return Conflict("The key is not in force any more; make a new one.", code="key_not_in_force")
 
 
-async def _is_first(context: AdminContext, caller: Caller, once: IdempotencyRecord | None) -> bool:
+async def _is_first(context: AdminContext, caller: Caller, record: IdempotencyRecord | None) -> bool:
     """Return False if the same request was sent within a minute with the same Idempotency-Key: a second rotation would
     end the secret that is in use. Raises `Conflict` for another request with that key."""
-    if once is None:
+    if record is None:
         return True
     now = context.gateway.now()
-    mine = replace(once, until=now + AGAIN_SECONDS, reply=secrets.token_bytes(16))
-    found = await context.gateway.store.of_tenant(caller.tenant).add_idempotency_record(mine, now)
-    if found.fingerprint != mine.fingerprint:
+    own_record = replace(record, until=now + AGAIN_SECONDS, reply=secrets.token_bytes(16))
+    stored_record = await context.gateway.store.of_tenant(caller.tenant).add_idempotency_record(own_record, now)
+    if stored_record.fingerprint != own_record.fingerprint:
         raise Conflict("This Idempotency-Key was used with another request.", code="idempotency_key_reuse")
-    return found.reply == mine.reply
+    return stored_record.reply == own_record.reply
 
 
 def _add_revoke_route(router: APIRouter, context: AdminContext, keys: Keys) -> None:
@@ -164,25 +164,25 @@ def _add_revoke_route(router: APIRouter, context: AdminContext, keys: Keys) -> N
     async def revoke_key(
         key: KeyId,
         caller: writer,
-        given: Annotated[dict[str, object], json_body(context.gateway.bounds, optional=True)],
+        body: Annotated[dict[str, object], json_body(context.gateway.bounds, optional=True)],
     ) -> Any:
         """Gateways follow within five seconds. A key that was revoked keeps the time of its end."""
-        read(NoFields, given)
-        row = await _visible(context, caller, key)
+        read(NoFields, body)
+        row = await _visible_key(context, caller, key)
         if not _has_rights(caller, row):
             raise Forbidden("The key has scopes or tenants that the one who asks has not.")
         store = administration(context, caller)
         await store.revoke_key(row.id, context.gateway.now(), by=caller.actor)
-        return as_json(shown(await store.key(row.id) or row, context.gateway.now()))
+        return as_json(key_reply(await store.key(row.id) or row, context.gateway.now()))
 
 
-def shown(row: KeyRow, now: float) -> dict[str, Any]:
+def key_reply(row: KeyRow, now: float) -> dict[str, Any]:
     """Return a key without its secret. Times are seconds since 1970, amounts are dollars."""
     return {"object": "key"} | key_to_json(row, now) | {"role": role_of(row.scopes) or None}
 
 
-def _minted(
-    context: AdminContext, caller: Caller, key_request: KeyRequest, once: IdempotencyRecord | None
+def _mint_key(
+    context: AdminContext, caller: Caller, key_request: KeyRequest, record: IdempotencyRecord | None
 ) -> tuple[str, KeyRow]:
     """Return the key and its row. Raises `InvalidRequest` for an unknown scope or tier, and `NotFound` for a tenant of
     others.
@@ -204,7 +204,7 @@ def _minted(
             scopes=scopes_of(key_request.roles, key_request.scopes) or ROLES["caller"],
             now=now,
             expires_at=now + key_request.expires_in if key_request.expires_in is not None else None,
-            public=None if once is None else once.id[:PUBLIC_DIGITS],
+            public=None if record is None else record.id[:PUBLIC_DIGITS],
         )
     except ConfigInvalid:
         raise InvalidRequest("There is no scope of a name in 'scopes'.", param="scopes", code="invalid_value") from None
@@ -221,7 +221,7 @@ def _minted(
     return key, row
 
 
-def _asked_for(row: KeyRow) -> tuple[Any, ...]:
+def _requested_fields(row: KeyRow) -> tuple[Any, ...]:
     """Return the fields that a request names, but the lifetime, whose end moves with the clock between two requests."""
     limits = (row.max_usd, row.rpm, row.tpm, row.concurrency)
     return (row.tenant, row.name, row.scopes, row.tiers, row.labels, row.all_tenants, *limits)
@@ -266,7 +266,7 @@ def _is_within(limit: int | None, own: int | None) -> bool:
     return own is None or (limit is not None and limit <= own)
 
 
-async def _visible(context: AdminContext, caller: Caller, key: str) -> KeyRow:
+async def _visible_key(context: AdminContext, caller: Caller, key: str) -> KeyRow:
     """Return the key, or `NotFound` if there is none of this id in a tenant of the caller's."""
     row = await administration(context, caller).key(key)
     if row is None or not caller.sees(row.tenant):

@@ -100,29 +100,29 @@ class Access(Keys):
         session: Annotated[object, Security(COOKIE)] = None,
     ) -> Caller:
         """Return the caller, if they have every one of `scopes`; raises `Unauthorized` or `Forbidden`."""
-        given = request.cookies.get(SESSION)
-        if given is None or bearer is not None or header is not None:
+        session_cookie = request.cookies.get(SESSION)
+        if session_cookie is None or bearer is not None or header is not None:
             return await super().caller(request, scopes, bearer, header)
-        found = self.person(given)
-        await self._check_tenant(found)
-        request.scope["baton.log"].key = found.key
-        if request.method not in SAFE and not _same(request.headers.get(CSRF_HEADER, ""), found.csrf_token or ""):
+        person = self.person(session_cookie)
+        await self._check_tenant(person)
+        request.scope["baton.log"].key = person.key
+        if request.method not in SAFE and not _is_same(request.headers.get(CSRF_HEADER, ""), person.csrf_token or ""):
             raise Forbidden("The header x-csrf-token must repeat the token of GET /admin/v1/me.", code="csrf_token")
-        if not all(found.may(scope) for scope in scopes.scopes):
+        if not all(person.may(scope) for scope in scopes.scopes):
             raise Forbidden()
-        return found
+        return person
 
-    async def _check_tenant(self, found: Caller) -> None:
+    async def _check_tenant(self, person: Caller) -> None:
         """Raise `Unauthorized` if the person's tenant is disabled."""
-        if found.tenant is None:
+        if person.tenant is None:
             return
-        for row in await self._context.store.administration_of(found.tenant).tenants(found.tenant):
+        for row in await self._context.store.administration_of(person.tenant).tenants(person.tenant):
             if row.disabled_at is not None:
                 raise Unauthorized("The tenant is disabled; ask an owner of all tenants to enable it.")
 
     def person(self, cookie: str) -> Caller:
         """Return the person of a session, with the rights that the settings give them now. Raises `Unauthorized`."""
-        session = self.opened(cookie, "session")
+        session = self.unseal(cookie, "session")
         row = None
         if session is not None:
             claims = [(claim, value) for claim, value in session["claims"]]
@@ -147,13 +147,13 @@ class Access(Keys):
                 )
         return None
 
-    def sealed(self, purpose: str, fields: Mapping[str, Any], seconds: float) -> str:
+    def seal(self, purpose: str, fields: Mapping[str, Any], seconds: float) -> str:
         """Return a text of these fields, signed, and valid for a time."""
         body = orjson.dumps({**fields, "until": self._context.now() + seconds})
         mac = _mac(self._key(), purpose.encode(), body)
         return base64.urlsafe_b64encode(mac + body).decode().rstrip("=")
 
-    def opened(self, text: str, purpose: str) -> dict[str, Any] | None:
+    def unseal(self, text: str, purpose: str) -> dict[str, Any] | None:
         """Return the fields of a signed text; None if it is not valid for this purpose, or not any more."""
         try:
             raw = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
@@ -195,8 +195,8 @@ def _inside(path: str) -> str:
     return START
 
 
-def _same(given: str, expected: str) -> bool:
-    return hmac.compare_digest(given.encode(), expected.encode())
+def _is_same(value: str, expected: str) -> bool:
+    return hmac.compare_digest(value.encode(), expected.encode())
 
 
 def routes(access: Access, people: People) -> APIRouter:
@@ -220,7 +220,7 @@ def rules(keys: Keys, people: People | None) -> APIRouter:
     )
     async def list_login_rules(caller: Annotated[Caller, keys.needs("keys:read")]) -> Response:
         """The rules of BATON_OIDC_ROLES, in their order; for a caller of one tenant those of that tenant."""
-        shown: dict[str, Any] = {
+        body: dict[str, Any] = {
             "object": "logins",
             "enabled": people is not None,
             "session_seconds": people.seconds if people is not None else 0.0,
@@ -229,8 +229,8 @@ def rules(keys: Keys, people: People | None) -> APIRouter:
         if people is not None:
             for grant in people.grants:
                 if caller.key.all_tenants or grant.tenant == caller.key.tenant:
-                    shown["grants"].append(asdict(grant))
-        return Response(orjson.dumps(shown), headers={"cache-control": "no-store"}, media_type="application/json")
+                    body["grants"].append(asdict(grant))
+        return Response(orjson.dumps(body), headers={"cache-control": "no-store"}, media_type="application/json")
 
     return router
 
@@ -243,13 +243,13 @@ def _add_login_routes(router: APIRouter, access: Access, people: People) -> None
         response_class=Response,
         responses=operations.replies(500, 503),
     )
-    async def log_in(following: Following = START) -> Response:
+    async def log_in(path: Following = START) -> Response:
         """Leads to the provider, which sends the browser back to `/admin/callback`."""
         state = secrets.token_urlsafe(24)
         nonce, verifier = access.secret_of(state, "nonce"), access.secret_of(state, "verifier")
         url = await people.provider.login_url(people.scopes, state=state, nonce=nonce, verifier=verifier)
         reply = RedirectResponse(url, 303, {"cache-control": "no-store"})
-        login = access.sealed("login", {"state": state, "next": _inside(following)}, LOGIN_SECONDS)
+        login = access.seal("login", {"state": state, "next": _inside(path)}, LOGIN_SECONDS)
         _set(reply, people, LOGIN, login, LOGIN_SECONDS)
         return reply
 
@@ -262,9 +262,9 @@ def _add_login_routes(router: APIRouter, access: Access, people: People) -> None
     )
     async def finish_login(request: Request) -> Response:
         """Checks the login and sets the session's cookie."""
-        login = access.opened(request.cookies.get(LOGIN, ""), "login")
+        login = access.unseal(request.cookies.get(LOGIN, ""), "login")
         state, code = request.query_params.get("state", ""), request.query_params.get("code", "")
-        if login is None or not _same(state, login["state"]):
+        if login is None or not _is_same(state, login["state"]):
             raise InvalidRequest(
                 "The login was not begun in this browser, or too long ago; log in again.", code="login_not_begun"
             )
@@ -272,11 +272,11 @@ def _add_login_routes(router: APIRouter, access: Access, people: People) -> None
             raise Forbidden("The identity provider did not confirm the login; log in again.", code="login_refused")
         nonce, verifier = access.secret_of(state, "nonce"), access.secret_of(state, "verifier")
         claims = await people.provider.claims(code, nonce=nonce, verifier=verifier)
-        subject, named = str(claims["sub"]), _named(claims, people.grants)
-        if access.rights(subject, named, 0.0) is None:
+        subject, identity_claims = str(claims["sub"]), _identity_claims(claims, people.grants)
+        if access.rights(subject, identity_claims, 0.0) is None:
             raise Forbidden("No rule in BATON_OIDC_ROLES gives you a role.", code="no_role")
         reply = RedirectResponse(_inside(login.get("next", START)), 303, {"cache-control": "no-store"})
-        session = access.sealed("session", {"sub": subject, "claims": named}, people.seconds)
+        session = access.seal("session", {"sub": subject, "claims": identity_claims}, people.seconds)
         _set(reply, people, SESSION, session, people.seconds)
         reply.delete_cookie(LOGIN, path="/admin")
         return reply
@@ -297,16 +297,16 @@ def _add_logout_route(router: APIRouter, access: Access, people: People) -> None
         return reply
 
 
-def _named(claims: Mapping[str, Any], grants: Sequence[Grant]) -> list[tuple[str, str]]:
+def _identity_claims(claims: Mapping[str, Any], grants: Sequence[Grant]) -> list[tuple[str, str]]:
     """Return the claims that some rule names, each with one of the values of the person; a claim may be a list."""
-    named: list[tuple[str, str]] = []
+    trusted: list[tuple[str, str]] = []
     for claim, value in dict.fromkeys((grant.claim, grant.value) for grant in grants):
         values = claims.get(claim)
         if not isinstance(values, list):
             values = [values]
         if value in values and _is_trusted(claim, claims):
-            named.append((claim, value))
-    return named
+            trusted.append((claim, value))
+    return trusted
 
 
 def _is_trusted(claim: str, claims: Mapping[str, Any]) -> bool:

@@ -39,7 +39,7 @@ def routes(context: AdminContext, keys: Keys) -> APIRouter:
     """Return the routes of the policy."""
     router = APIRouter(prefix="/admin/v1/policy", tags=["policy"])
     turn = Turn()
-    _in_force(router, context, keys)
+    _add_read_route(router, context, keys)
     _add_check_route(router, context, keys, turn)
     _add_difference_route(router, context, keys, turn)
     _add_trial_route(router, context, keys, turn)
@@ -64,7 +64,7 @@ class Turn:
                 raise InvalidRequest(words, param="pool", code="invalid_pool") from None
 
 
-def _in_force(router: APIRouter, context: AdminContext, keys: Keys) -> None:
+def _add_read_route(router: APIRouter, context: AdminContext, keys: Keys) -> None:
     @router.get(
         "",
         operation_id="get_policy",
@@ -131,12 +131,12 @@ def _add_difference_route(router: APIRouter, context: AdminContext, keys: Keys, 
         """Proves that the file shows nothing to anybody who does not see it now, or gives a witness for each tier and
         recipient, as `baton policy diff` does."""
         text, old = read(PoolRequest, body).pool, context.gateway.catalog()
-        found = await turn.do(lambda: _compared(old, context.read_pool(text)))
-        witnesses = [policy_table.witness(widening) for widening in found]
-        return as_json({"object": "policy.difference", "widens": bool(found), "witnesses": witnesses})
+        widened_cells = await turn.do(lambda: _compare(old, context.read_pool(text)))
+        witnesses = [policy_table.witness(widening) for widening in widened_cells]
+        return as_json({"object": "policy.difference", "widens": bool(widened_cells), "witnesses": witnesses})
 
 
-def _compared(old: Catalog, new: Catalog) -> list[Widening]:
+def _compare(old: Catalog, new: Catalog) -> list[Widening]:
     """Return the witnesses. Raises `ConfigInvalid` for files that would take more than `MOST_DECISIONS`."""
     readers = sum(len(recipients(new, tier)) for tier in new.tiers.values())
     if readers << min(len(labels_of(old, new)), MOST_LABELS) > MOST_DECISIONS:
@@ -158,19 +158,19 @@ def _add_trial_route(router: APIRouter, context: AdminContext, keys: Keys, turn:
         body: Annotated[dict[str, object], json_body(context.gateway.bounds)],
     ) -> Any:
         """The newest runs of the caller's tenant, at most a thousand, with calls that the file would have refused."""
-        asked = read(TrialRequest, body)
-        new = await turn.do(lambda: context.read_pool(asked.pool))
+        trial_request = read(TrialRequest, body)
+        new = await turn.do(lambda: context.read_pool(trial_request.pool))
         store = context.gateway.store.of_tenant(caller.tenant)
-        query = RunQuery(tenant=caller.tenant, since=context.gateway.now() - asked.since_seconds, limit=PAGE)
-        runs, found = await _tried(store, new, query)
-        listed = [run.as_json() for run in found]
-        return as_json({"object": "policy.trial", "runs": runs, "all": runs < MOST_RUNS, "refused": listed})
+        query = RunQuery(tenant=caller.tenant, since=context.gateway.now() - trial_request.since_seconds, limit=PAGE)
+        runs, refused_runs = await _try_on_runs(store, new, query)
+        refused = [run.as_json() for run in refused_runs]
+        return as_json({"object": "policy.trial", "runs": runs, "all": runs < MOST_RUNS, "refused": refused})
 
 
-async def _tried(store: TenantStore, catalog: Catalog, query: RunQuery) -> tuple[int, list[RefusedRun]]:
+async def _try_on_runs(store: TenantStore, catalog: Catalog, query: RunQuery) -> tuple[int, list[RefusedRun]]:
     """Return the number of runs that were looked at, the newest first, and those that would have been refused."""
-    looked_at, found = 0, list[RefusedRun]()
-    while looked_at < MOST_RUNS:
+    run_count, refused_runs = 0, list[RefusedRun]()
+    while run_count < MOST_RUNS:
         rows = await store.runs(query)
         for row in rows:
             try:
@@ -178,9 +178,9 @@ async def _tried(store: TenantStore, catalog: Catalog, query: RunQuery) -> tuple
             except NotFound:  # pruned meanwhile
                 continue
             if refusal is not None:
-                found.append(refusal)
-        looked_at += len(rows)
+                refused_runs.append(refusal)
+        run_count += len(rows)
         if len(rows) < PAGE:
             break
         query = replace(query, before=(rows[-1].created_at, rows[-1].id))
-    return looked_at, found
+    return run_count, refused_runs

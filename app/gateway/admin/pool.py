@@ -63,7 +63,7 @@ def routes(context: AdminContext, keys: Keys, idempotency: Idempotency) -> APIRo
         _add_conductor_change(router, context, keys, idempotency, Verb(verb, kind, words))
     _add_tier_routes(router, context, keys)
     for verb, kind, words in TIER_CHANGES:
-        _tier_change(router, context, keys, idempotency, Verb(verb, kind, words))
+        _add_tier_change(router, context, keys, idempotency, Verb(verb, kind, words))
     return router
 
 
@@ -106,9 +106,11 @@ def _add_conductor_routes(router: APIRouter, context: AdminContext, keys: Keys) 
     )
     async def list_conductors(caller: Annotated[Caller, keys.needs("conductors:read")]) -> Any:
         """For each conductor of the pool file the version in force, the canary, and the versions that are loaded."""
-        known = versions_in_force(await context.gateway.store.changes())
+        in_force = versions_in_force(await context.gateway.store.changes())
         names = sorted(versions.conducted(context.gateway.catalog()))
-        return page([_in_force(name, known.get(name, VersionsInForce())) for name in names], "name", has_more=False)
+        return page(
+            [_conductor_to_json(name, in_force.get(name, VersionsInForce())) for name in names], "name", has_more=False
+        )
 
     @router.get(
         "/conductors/{conductor}/evidence",
@@ -127,13 +129,13 @@ def _add_conductor_routes(router: APIRouter, context: AdminContext, keys: Keys) 
         gateway = context.gateway
         if conductor not in versions.conducted(gateway.catalog()):
             raise NotFound("No tier of the pool file has this conductor.")
-        tiers = await _judged(gateway, versions.RequestedChange(conductor, "promoted", filters.version))
+        tiers = await _judge_tiers(gateway, versions.RequestedChange(conductor, "promoted", filters.version))
         return as_json({"object": "conductor.evidence", "name": conductor, "version": filters.version, "tiers": tiers})
 
 
-async def _judged(gateway: GatewayContext, wanted: versions.RequestedChange) -> list[dict[str, Any]]:
-    found = await watch.gate(gateway.store, gateway.catalog(), wanted, gateway.now())
-    return [judged.decision() | {"promotable": watch.held((judged,))} for judged in found]
+async def _judge_tiers(gateway: GatewayContext, change: versions.RequestedChange) -> list[dict[str, Any]]:
+    evidence = await watch.gate(gateway.store, gateway.catalog(), change, gateway.now())
+    return [tier.decision() | {"promotable": watch.held((tier,))} for tier in evidence]
 
 
 def _add_tier_routes(router: APIRouter, context: AdminContext, keys: Keys) -> None:
@@ -147,8 +149,8 @@ def _add_tier_routes(router: APIRouter, context: AdminContext, keys: Keys) -> No
     async def list_tiers(caller: Annotated[Caller, keys.needs("conductors:read")]) -> Any:
         """For each tier of the pool file what serves its runs, its own definition or a subject, and the canary."""
         catalog = context.gateway.catalog()
-        known = versions_in_force(await context.gateway.store.changes())
-        return page([_serving(catalog, name, known) for name in sorted(catalog.tiers)], "name", has_more=False)
+        in_force = versions_in_force(await context.gateway.store.changes())
+        return page([_tier_to_json(catalog, name, in_force) for name in sorted(catalog.tiers)], "name", has_more=False)
 
     @router.get(
         "/tiers/{tier}/evidence",
@@ -165,13 +167,13 @@ def _add_tier_routes(router: APIRouter, context: AdminContext, keys: Keys) -> No
         """The conditions of the tier's promotion, and whether they hold for a subject now. The runs of all tenants are
         the evidence, so it is for callers of all tenants, as a promotion is."""
         catalog = context.gateway.catalog()
-        _known_tier(catalog, tier)
+        _check_tier(catalog, tier)
         subject = subject_named(catalog, filters.subject)
-        tiers = await _judged(context.gateway, versions.RequestedChange(f"{TIER}{tier}", "promoted", subject))
+        tiers = await _judge_tiers(context.gateway, versions.RequestedChange(f"{TIER}{tier}", "promoted", subject))
         return as_json({"object": "tier.evidence", "name": tier, "subject": subject, "tiers": tiers})
 
 
-def _known_tier(catalog: Catalog, tier: str) -> None:
+def _check_tier(catalog: Catalog, tier: str) -> None:
     if tier not in catalog.tiers:
         raise NotFound("The pool file has no tier of this name.")
 
@@ -202,33 +204,37 @@ def _add_conductor_change(
         request: Request,
         conductor: ConductorName,
         caller: Annotated[Caller, keys.needs("conductors:write")],
-        given: Annotated[dict[str, object], json_body(context.gateway.bounds, optional=model is NoFields)],
+        body: Annotated[dict[str, object], json_body(context.gateway.bounds, optional=model is NoFields)],
     ) -> Any:
         """Engines follow within two seconds. The same rules hold as for `baton conductor`. With an `Idempotency-Key`
         the same request changes it once."""
-        asked = read(model, given)
+        change_request = read(model, body)
         if conductor not in versions.conducted(context.gateway.catalog()):
             raise NotFound("No tier of the pool file has this conductor.")
         store = context.gateway.store
-        wanted = versions.RequestedChange(conductor, kind, getattr(asked, "version", ""), getattr(asked, "share", 0.0))
-        checked = partial(
+        requested = versions.RequestedChange(
+            conductor, kind, getattr(change_request, "version", ""), getattr(change_request, "share", 0.0)
+        )
+        check = partial(
             versions.checked_change,
             store,
-            wanted,
+            requested,
             lambda: context.versions(conductor),
             context.trusted,
             partial(_warn, context),
         )
 
         async def change() -> Response:
-            await _change(context, checked, "version", getattr(asked, "force", None), caller)
-            known = versions_in_force(await store.changes())
-            return as_json(_in_force(conductor, known.get(conductor, VersionsInForce())))
+            await _make_change(context, check, "version", getattr(change_request, "force", None), caller)
+            in_force = versions_in_force(await store.changes())
+            return as_json(_conductor_to_json(conductor, in_force.get(conductor, VersionsInForce())))
 
-        return await idempotency.reply(request, caller, given, change)
+        return await idempotency.reply(request, caller, body, change)
 
 
-def _tier_change(router: APIRouter, context: AdminContext, keys: Keys, idempotency: Idempotency, verb: Verb) -> None:
+def _add_tier_change(
+    router: APIRouter, context: AdminContext, keys: Keys, idempotency: Idempotency, verb: Verb
+) -> None:
     kind = verb.kind
     model = TIER_BODIES.get(kind, NoFields)
 
@@ -244,38 +250,38 @@ def _tier_change(router: APIRouter, context: AdminContext, keys: Keys, idempoten
         request: Request,
         tier: TierName,
         caller: Annotated[Caller, keys.needs("conductors:write")],
-        given: Annotated[dict[str, object], json_body(context.gateway.bounds, optional=model is NoFields)],
+        body: Annotated[dict[str, object], json_body(context.gateway.bounds, optional=model is NoFields)],
     ) -> Any:
         """Gateways follow within two seconds; callers go on naming the tier. The same rules hold as for `baton tier`.
         With an `Idempotency-Key` the same request changes it once."""
-        asked, store, catalog = read(model, given), context.gateway.store, context.gateway.catalog()
-        _known_tier(catalog, tier)
-        subject = subject_named(catalog, asked.subject) if isinstance(asked, SubjectRequest) else ""
-        wanted = versions.RequestedChange(f"{TIER}{tier}", kind, subject, getattr(asked, "share", 0.0))
-        checked = partial(versions.checked_service, store, catalog, wanted)
+        change_request, store, catalog = read(model, body), context.gateway.store, context.gateway.catalog()
+        _check_tier(catalog, tier)
+        subject = subject_named(catalog, change_request.subject) if isinstance(change_request, SubjectRequest) else ""
+        requested = versions.RequestedChange(f"{TIER}{tier}", kind, subject, getattr(change_request, "share", 0.0))
+        check = partial(versions.checked_service, store, catalog, requested)
 
         async def change() -> Response:
-            await _change(context, checked, "tier", getattr(asked, "force", None), caller)
-            return as_json(_serving(catalog, tier, versions_in_force(await store.changes())))
+            await _make_change(context, check, "tier", getattr(change_request, "force", None), caller)
+            return as_json(_tier_to_json(catalog, tier, versions_in_force(await store.changes())))
 
-        return await idempotency.reply(request, caller, given, change)
+        return await idempotency.reply(request, caller, body, change)
 
 
-async def _change(
+async def _make_change(
     context: AdminContext,
     check: Callable[[], Awaitable[versions.RequestedChange]],
-    what: str,
-    forced: str | None,
+    noun: str,
+    force_reason: str | None,
     caller: Caller,
 ) -> None:
     """Make the change that `check` finds possible. Raises `Conflict` if it is not."""
     try:
-        checked = await check()
-        note = await _evidence(context, checked, forced)
+        change = await check()
+        note = await _note_of_change(context, change, force_reason)
     except ConfigInvalid as error:
-        raise Conflict(f"The {what} cannot be changed: {'; '.join(error.faults)}.", code="change_refused") from None
+        raise Conflict(f"The {noun} cannot be changed: {'; '.join(error.faults)}.", code="change_refused") from None
     gateway = context.gateway
-    await versions.make_change(gateway.store, checked, name=gateway.name("change"), by=caller.actor, note=note)
+    await versions.make_change(gateway.store, change, name=gateway.name("change"), by=caller.actor, note=note)
 
 
 def _warn(context: AdminContext, objection: str) -> None:
@@ -284,21 +290,21 @@ def _warn(context: AdminContext, objection: str) -> None:
     )
 
 
-async def _evidence(context: AdminContext, wanted: versions.RequestedChange, forced: str | None) -> str:
+async def _note_of_change(context: AdminContext, change: versions.RequestedChange, force_reason: str | None) -> str:
     """Return the note of a change. Raises `ConfigInvalid` for a promotion whose conditions do not hold."""
     gateway = context.gateway
-    found = await watch.gate(gateway.store, gateway.catalog(), wanted, gateway.now())
-    if not watch.held(found) and not forced:
-        raise ConfigInvalid(watch.refusals(found))
-    return watch.note(found, forced=forced)
+    evidence = await watch.gate(gateway.store, gateway.catalog(), change, gateway.now())
+    if not watch.held(evidence) and not force_reason:
+        raise ConfigInvalid(watch.refusals(evidence))
+    return watch.note(evidence, forced=force_reason)
 
 
-def _serving(catalog: Catalog, tier: str, known: Mapping[str, VersionsInForce]) -> dict[str, Any]:
-    now = known.get(f"{TIER}{tier}", VersionsInForce())
-    shown = {name: value for name, value in asdict(now).items() if name != "loaded"}
-    missing = versions.missing_subjects(catalog, {f"{TIER}{tier}": now})
-    return {"object": "tier", "name": tier, **shown, "missing": missing}
+def _tier_to_json(catalog: Catalog, tier: str, in_force: Mapping[str, VersionsInForce]) -> dict[str, Any]:
+    current = in_force.get(f"{TIER}{tier}", VersionsInForce())
+    fields = {name: value for name, value in asdict(current).items() if name != "loaded"}
+    missing = versions.missing_subjects(catalog, {f"{TIER}{tier}": current})
+    return {"object": "tier", "name": tier, **fields, "missing": missing}
 
 
-def _in_force(name: str, now: VersionsInForce) -> dict[str, Any]:
-    return {"object": "conductor", "name": name, **asdict(now)}
+def _conductor_to_json(name: str, current: VersionsInForce) -> dict[str, Any]:
+    return {"object": "conductor", "name": name, **asdict(current)}

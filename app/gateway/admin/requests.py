@@ -18,7 +18,7 @@ PAGE = 100
 MONTHS_SECONDS = 92 * 86_400
 """The longest window of a report on spending."""
 Role = Literal["owner", "operator", "auditor", "developer", "caller"]
-Named = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:@ -]{0,127}$")]
+EntryName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:@ -]{0,127}$")]
 TenantName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:@-]{0,127}$")]
 Dollars = Annotated[float, Field(gt=0, le=1_000_000, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1, le=1_000_000_000)]
@@ -31,7 +31,7 @@ Model = TypeVar("Model", bound=WireModel)
 class KeyRequest(WireModel):
     """A new key. Its secret is in the reply, and nowhere else."""
 
-    name: Named
+    name: EntryName
     tenant: TenantName | None = None
     """The tenant of the one who asks, if it is left out."""
     roles: tuple[Role, ...] = ()
@@ -281,13 +281,13 @@ SCHEMAS: Final[operations.Schemas] = {
 
 def read(model: type[Model], body: Mapping[str, Any]) -> Model:
     """Return the body as a model; null is the same as a field that is left out. Raises `InvalidRequest`."""
-    given = {name: value for name, value in body.items() if value is not None}
+    fields = {name: value for name, value in body.items() if value is not None}
     try:
-        return model.model_validate(_frozen(given))
+        return model.model_validate(_with_tuples(fields))
     except ValidationError as error:
-        raise invalid_request(error, given) from None
+        raise invalid_request(error, fields) from None
 
 
-def _frozen(given: Mapping[str, Any]) -> dict[str, Any]:
+def _with_tuples(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return the body with tuples for lists: the models are strict."""
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}

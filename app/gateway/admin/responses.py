@@ -33,5 +33,5 @@ def positions() -> Iterator[None]:
 
 def page(entries: Sequence[Mapping[str, Any]], field: str, *, has_more: bool) -> Response:
     """Return a page of a list."""
-    following = str(entries[-1][field]) if has_more else None
-    return as_json({"object": "list", "data": list(entries), "has_more": has_more, "next": following})
+    next_position = str(entries[-1][field]) if has_more else None
+    return as_json({"object": "list", "data": list(entries), "has_more": has_more, "next": next_position})

@@ -52,7 +52,7 @@ def _add_list_routes(router: APIRouter, context: AdminContext, keys: Keys) -> No
         rows = await administration(context, caller).tenants(
             caller.tenant, after=filters.after, limit=filters.limit + 1
         )
-        return as_page([_shown(row) for row in rows], "name", filters.limit)
+        return as_page([_to_json(row) for row in rows], "name", filters.limit)
 
     @router.post(
         "/tenants",
@@ -69,7 +69,7 @@ def _add_list_routes(router: APIRouter, context: AdminContext, keys: Keys) -> No
         """A tenant that was created already is shown as it is."""
         name = read(TenantRequest, body).name
         await context.gateway.store.add_tenant(name, context.gateway.now(), by=caller.actor)
-        return as_json(_shown(await _found(context, name)))
+        return as_json(_to_json(await _find_tenant(context, name)))
 
 
 def _add_switch_routes(router: APIRouter, context: AdminContext, keys: Keys) -> None:
@@ -100,7 +100,7 @@ def _add_switch_route(router: APIRouter, context: AdminContext, keys: Keys, verb
         now = context.gateway.now()
         if not await context.gateway.store.switch_tenant(tenant, now, enabled=verb == "enable", by=caller.actor):
             raise NotFound("There is no such tenant.")
-        return as_json(_shown(await _found(context, tenant)))
+        return as_json(_to_json(await _find_tenant(context, tenant)))
 
 
 def _add_change_log_route(router: APIRouter, context: AdminContext, keys: Keys) -> None:
@@ -127,8 +127,12 @@ def _add_change_log_route(router: APIRouter, context: AdminContext, keys: Keys) 
             action=filters.action,
             since=filters.since,
         )
-        found = await administration(context, caller).admin_events(query)
-        return page([_entry(tenant) for tenant in found[: filters.limit]], "seq", has_more=len(found) > filters.limit)
+        changes = await administration(context, caller).admin_events(query)
+        return page(
+            [_change_to_json(change) for change in changes[: filters.limit]],
+            "seq",
+            has_more=len(changes) > filters.limit,
+        )
 
 
 def _add_spending_route(router: APIRouter, context: AdminContext, keys: Keys) -> None:
@@ -143,11 +147,15 @@ def _add_spending_route(router: APIRouter, context: AdminContext, keys: Keys) ->
         filters: Annotated[SpendFilters, Query()], caller: Annotated[Caller, keys.needs("spend:read")]
     ) -> Any:
         """Of the runs that were admitted in the window, from the journal, by tenant or by key, the dearest first."""
-        until = filters.until if filters.until is not None else context.gateway.now()
-        since = filters.since if filters.since is not None else until - DAY_SECONDS
+        until, since, tenant = filters.until, filters.since, filters.tenant
+        if until is None:
+            until = context.gateway.now()
+        if since is None:
+            since = until - DAY_SECONDS
         if until - since > MONTHS_SECONDS:
             raise InvalidRequest("The window must not be longer than 92 days.", param="since", code="invalid_value")
-        tenant = filters.tenant if filters.tenant is not None else caller.tenant
+        if tenant is None:
+            tenant = caller.tenant
         if tenant is not None and not caller.sees(tenant):
             raise NotFound("There is no such tenant.")
         query = SpendQuery(since=since, until=until, tenant=tenant, by=filters.by, limit=filters.limit)
@@ -165,15 +173,15 @@ def _add_spending_route(router: APIRouter, context: AdminContext, keys: Keys) ->
         return as_json({"object": "spending", "since": since, "until": until, "by": filters.by, "data": rows})
 
 
-async def _found(context: AdminContext, name: str) -> TenantRow:
+async def _find_tenant(context: AdminContext, name: str) -> TenantRow:
     for row in await context.gateway.store.tenants(name):
         return row
     raise NotFound("There is no such tenant.")
 
 
-def _shown(row: TenantRow) -> dict[str, Any]:
+def _to_json(row: TenantRow) -> dict[str, Any]:
     return {"object": "tenant", **asdict(row)}
 
 
-def _entry(event: AdminEvent) -> dict[str, Any]:
+def _change_to_json(event: AdminEvent) -> dict[str, Any]:
     return {"object": "change", **asdict(event)}

@@ -22,7 +22,7 @@ from app.core.run.caller_view import returned_results
 from app.engine.runs.admission import Order
 from app.errors import BatonError, Conflict, Forbidden, InvalidRequest
 from app.gateway.http.ingress import Caller
-from app.gateway.plans.requests import PlanRunRequest, refused
+from app.gateway.plans.requests import PlanRunRequest, invalid_plan_error
 from app.gateway.plans.revisions import FORMAT, MOST_REVISIONS, Plan, Revision, as_value, digest_of, limits_of
 from app.store.protocol import IdempotencyRecord, KeyRow
 
@@ -78,15 +78,15 @@ def to_revision(base: Order, plan: Plan, value: Mapping[str, Any], number: int) 
 def to_execution(base: Order, revision: Revision, steps: tuple[Step, ...], request: PlanRunRequest) -> Order:
     """Return the order that executes a revision as it stands. Raises `Conflict` where that would not be what was
     shown."""
-    shown = digest_of(revision, steps)
-    if request.digest is not None and request.digest != shown:
+    digest = digest_of(revision, steps)
+    if request.digest is not None and request.digest != digest:
         raise Conflict(
             "The revision has another digest than the one that was sent; look at it again.",
             param="digest",
             code="digest_mismatch",
         )
-    if plan_digest(steps, base.limits) != shown:
-        raise outdated("this key may spend less than the plan's limit")
+    if plan_digest(steps, base.limits) != digest:
+        raise outdated_error("this key may spend less than the plan's limit")
     reply = {name: value for name, value in base.wire.items() if name != "usage"}
     if request.stream_options is not None and request.stream_options.include_usage:
         reply["usage"] = True
@@ -104,7 +104,7 @@ def to_execution(base: Order, revision: Revision, steps: tuple[Step, ...], reque
     )
 
 
-def repeated(catalog: Catalog, caller: Caller, plan: Plan, revision: Revision, tenant: str, task: Task) -> Order:
+def repeat_order(catalog: Catalog, caller: Caller, plan: Plan, revision: Revision, tenant: str, task: Task) -> Order:
     """Return the order of the plan's request, but without a plan of its own. Raises `Conflict` if it would be another
     one.
 
@@ -115,8 +115,10 @@ def repeated(catalog: Catalog, caller: Caller, plan: Plan, revision: Revision, t
         raise Forbidden("A plan is changed and executed with a key of its own tenant.")
     tier = _tier(catalog, key, plan)
     limits = _limits(tier, key, plan)
-    chosen = admitted.wire.get("pool", {})
-    overrides = Overrides(frozenset(chosen.get("allow", ())), frozenset(chosen.get("deny", ())), chosen.get("pin"))
+    pool_choice = admitted.wire.get("pool", {})
+    overrides = Overrides(
+        frozenset(pool_choice.get("allow", ())), frozenset(pool_choice.get("deny", ())), pool_choice.get("pin")
+    )
     return Order(
         task=task,
         tier=tier,
@@ -128,7 +130,7 @@ def repeated(catalog: Catalog, caller: Caller, plan: Plan, revision: Revision, t
         key=key.id,
         labels=revision.state.admitted.labels | key.labels,
         on_messages=labels_of(task.messages) - key.labels,
-        overrides=_known(overrides, tier),
+        overrides=_without_unknown_workers(overrides, tier),
         ignored=admitted.ignored,
         explore=admitted.explore,
         shadow=admitted.shadow,
@@ -137,11 +139,11 @@ def repeated(catalog: Catalog, caller: Caller, plan: Plan, revision: Revision, t
     )
 
 
-def _known(overrides: Overrides, tier: Tier) -> Overrides:
+def _without_unknown_workers(overrides: Overrides, tier: Tier) -> Overrides:
     """Without the names of workers that have left the pool, which cannot be chosen in any case."""
     pool = frozenset(tier.pool)
     if overrides.allow and not overrides.allow & pool:
-        raise outdated("none of the workers that the request allowed is left in the pool")
+        raise outdated_error("none of the workers that the request allowed is left in the pool")
     return Overrides(overrides.allow & pool, overrides.deny & pool, overrides.pin)
 
 
@@ -149,33 +151,33 @@ def _tier(catalog: Catalog, key: KeyRow, plan: Plan) -> Tier:
     admitted = plan.first.state.admitted
     tier = tier_of(catalog, admitted.tier, admitted.model, admitted.served_by)
     if tier is None or (key.tiers and tier.name not in key.tiers):
-        raise outdated("its tier is gone, or this key may not use it")
+        raise outdated_error("its tier is gone, or this key may not use it")
     if admitted.effort not in tier.efforts:
-        raise outdated("its tier no longer has its level of effort")
+        raise outdated_error("its tier no longer has its level of effort")
     pin = admitted.wire.get("pool", {}).get("pin")
     if pin is not None and pin not in tier.pool:
-        raise outdated("the worker that the request pinned has left the pool")
+        raise outdated_error("the worker that the request pinned has left the pool")
     return tier
 
 
 def _limits(tier: Tier, key: KeyRow, plan: Plan) -> Limits:
     """Return the limits of the plan, which those of the tier must still allow."""
     admitted = plan.first.state.admitted
-    shown, allowed = limits_of(admitted.limits), tier.efforts[admitted.effort]
-    lowered: list[str] = []
+    limits, effort_limits = limits_of(admitted.limits), tier.efforts[admitted.effort]
+    lowered_limits: list[str] = []
     for name in LIMITS:
         if name in ("rounds", "depth"):  # a plan of the caller's has one round and nothing nested
             continue
-        if getattr(shown, name) > getattr(allowed, name):
-            lowered.append(name)
-    if lowered:
-        raise outdated(f"its tier now has lower limits: {', '.join(sorted(lowered))}")
-    if key.max_usd is not None and key.max_usd < shown.usd:
-        return copy_with(shown, usd=key.max_usd)
-    return shown
+        if getattr(limits, name) > getattr(effort_limits, name):
+            lowered_limits.append(name)
+    if lowered_limits:
+        raise outdated_error(f"its tier now has lower limits: {', '.join(sorted(lowered_limits))}")
+    if key.max_usd is not None and key.max_usd < limits.usd:
+        return copy_with(limits, usd=key.max_usd)
+    return limits
 
 
-def outdated(reason: str) -> Conflict:
+def outdated_error(reason: str) -> Conflict:
     """Return the refusal of a plan that cannot be executed any more as it was shown."""
     return Conflict(
         f"The plan cannot be used as it was shown, because the conditions have changed: {reason}. Make it anew with "
@@ -199,14 +201,14 @@ def next_number(plan: Plan, base: Revision) -> int:
     """Return the number of the revision that follows this one. Raises `Conflict` if there is one already."""
     later = [revision for revision in plan.revisions if revision.number > base.number]
     if any(revision.stands or revision.is_open for revision in later):
-        raise overtaken()
+        raise overtaken_error()
     if plan.revisions[-1].number >= MOST_REVISIONS:
         message = "The plan has as many revisions as a plan may have; make another one."
         raise Conflict(message, code="too_many_revisions")
     return plan.revisions[-1].number + 1
 
 
-def overtaken() -> Conflict:
+def overtaken_error() -> Conflict:
     """Return the refusal of an edit whose author has not seen the latest revision."""
     return Conflict(
         "Somebody has made a later revision of this plan; look at it with GET /v1/plans/{id}, and send your edit with "
@@ -221,11 +223,11 @@ def of_edit(error: InvalidRequest) -> BatonError:
     if error.param != "baton.plan":
         return error
     reasons = error.message.partition(": ")[2]
-    return refused(reasons, reasons)
+    return invalid_plan_error(reasons, reasons)
 
 
-def since_changed(error: InvalidRequest) -> BatonError:
+def changed_conditions_error(error: InvalidRequest) -> BatonError:
     """Return the refusal to execute a plan that was accepted when it was shown: what has changed is at fault."""
     if error.public_code not in REFUSED:
         return error
-    return outdated(error.message.partition(": ")[2] or error.message)
+    return outdated_error(error.message.partition(": ")[2] or error.message)

@@ -54,7 +54,7 @@ def whole(catalog: Catalog, plan: Plan, revision: Revision, content: RevisionCon
     """Return a plan with one of its revisions in full; with `lists` in the published form."""
     state, steps = revision.state, content.steps
     limits = limits_of(state.admitted.limits)
-    written = as_lists(steps, state.admitted.pool) if lists else as_value(steps)
+    plan_value = as_lists(steps, state.admitted.pool) if lists else as_value(steps)
     return {
         "id": plan.id,
         "object": "plan",
@@ -66,10 +66,10 @@ def whole(catalog: Catalog, plan: Plan, revision: Revision, content: RevisionCon
         "conductor": state.admitted.conductor,
         "degraded": state.degraded,
         "revision": revision.number,
-        "revisions": [_revision(known) for known in plan.revisions if known.stands],
+        "revisions": [_revision(entry) for entry in plan.revisions if entry.stands],
         "digest": digest_of(revision, steps),
         "topology": state.topology,
-        "plan": written,
+        "plan": plan_value,
         "limits": {**limits.to_json(), "usd": dollars(limits.usd)},
         "approval_needed": list(state.proposal.needs) if state.proposal is not None else [],
         "labels": sorted(state.admitted.labels),

@@ -62,11 +62,11 @@ Body = TypeVar("Body", bound=WireModel)
 
 def read(model: type[Body], body: Mapping[str, Any]) -> Body:
     """Return a body as its model. Raises `InvalidRequest` that names the field at fault."""
-    given = {name: value for name, value in body.items() if value is not None}
+    fields = {name: value for name, value in body.items() if value is not None}
     try:
-        return model.model_validate(given)
+        return model.model_validate(fields)
     except ValidationError as error:
-        raise invalid_request(error, given) from None
+        raise invalid_request(error, fields) from None
 
 
 def read_revision(body: Mapping[str, Any]) -> PlanRevisionRequest:
@@ -85,7 +85,7 @@ def read_run(body: Mapping[str, Any]) -> PlanRunRequest:
     return request
 
 
-def revised(request: PlanRevisionRequest, before: Mapping[str, Any], pool: tuple[str, ...]) -> dict[str, Any]:
+def apply_revision(request: PlanRevisionRequest, before: Mapping[str, Any], pool: tuple[str, ...]) -> dict[str, Any]:
     """Return the new revision's plan, yet to be checked. Raises `InvalidRequest` for edits that fit no step, and for
     lists that cannot be read."""
     try:
@@ -94,8 +94,8 @@ def revised(request: PlanRevisionRequest, before: Mapping[str, Any], pool: tuple
                 return from_lists(request.plan, pool)
             return request.plan
         return {"steps": edited(before["steps"], [_edit(edit) for edit in request.edits or ()])}
-    except PlanRejected as rejected:
-        raise refused(rejected.reasons[0], "; ".join(rejected.reasons)) from None
+    except PlanRejected as rejection:
+        raise invalid_plan_error(rejection.reasons[0], "; ".join(rejection.reasons)) from None
 
 
 def _edit(edit: PlanEdit) -> Edit:
@@ -107,7 +107,7 @@ def _edit(edit: PlanEdit) -> Edit:
     return Edit(edit.op, edit.step, fields, edit.to)
 
 
-def refused(first: str, message: str) -> InvalidRequest:
+def invalid_plan_error(first: str, message: str) -> InvalidRequest:
     """Return the refusal of a plan, which names the field that the first reason is about."""
     param = "plan"
     field = REASON.search(first)

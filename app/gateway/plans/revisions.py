@@ -104,8 +104,8 @@ async def find(store: TenantStore, name: str) -> tuple[Plan, RunRow]:
         raise NotFound()
     if row.erased:
         raise NotFound("The plan was deleted.", code="plan_deleted")
-    wanted = RunQuery(tenant=row.tenant, tags=((PLAN_TAG, row.id),), ascending=True, limit=MOST_REVISIONS)
-    further = [await _revision(store, run) for run in await store.runs(wanted)]
+    run_query = RunQuery(tenant=row.tenant, tags=((PLAN_TAG, row.id),), ascending=True, limit=MOST_REVISIONS)
+    further = [await _revision(store, run) for run in await store.runs(run_query)]
     return Plan((first, *sorted(further, key=lambda revision: revision.number))), row
 
 

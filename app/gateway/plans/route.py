@@ -47,14 +47,14 @@ Form = Literal["steps", "lists"]
 EDIT: Final = {"revision": 1, "edits": [{"op": "change", "step": 0, "subtask": "Solve it in two ways."}]}
 
 
-class Shown(query.Parameters):
+class FormOptions(query.Parameters):
     """The form in which a plan is shown."""
 
     format: Form = "steps"
     """`steps`: Baton's own form; `lists`: the published three lists (`model_id`, `subtasks`, `access_list`)."""
 
 
-class Made(Shown):
+class CreateOptions(FormOptions):
     """The format of the request to plan for, and the form in which its plan is shown."""
 
     api: Literal["chat", "messages", "responses"] = "chat"
@@ -62,7 +62,7 @@ class Made(Shown):
     `/v1/responses`, or Anthropic's of `/v1/messages`."""
 
 
-class ShownRevision(Shown):
+class ReadOptions(FormOptions):
     """The revision that is shown, and its form."""
 
     revision: Annotated[query.Whole, Field(ge=1, le=query.LARGEST)] | None = None
@@ -83,7 +83,7 @@ class PlanFilters(query.Parameters):
 
 
 @record(frozen=True, slots=True)
-class FoundPlan:
+class VisiblePlan:
     """A plan that the caller may see: its revisions, the row of the first, and the store by which it is read."""
 
     plan: Plan
@@ -102,7 +102,8 @@ def routes(context: GatewayContext, keys: Keys, idempotency: Idempotency) -> API
     histories = Histories(context)
     _add_create_route(router, context, keys, idempotency, histories)
     _add_read_routes(router, context, keys, histories)
-    _add_revise_routes(router, context, keys, idempotency, histories)
+    _add_revise_route(router, context, keys, idempotency, histories)
+    _add_delete_route(router, context, keys)
     _add_run_route(router, context, keys, idempotency)
     return router
 
@@ -123,18 +124,18 @@ def _add_create_route(
         request: Request,
         caller: Annotated[Caller, keys.needs("runs:write")],
         body: Annotated[dict[str, object], json_body(context.bounds)],
-        shown: Annotated[Made, Query()],
+        options: Annotated[CreateOptions, Query()],
     ) -> Response:
         """The body is that of a chat completion, of a response or of a message (`api`). Only the conductor is asked, as
         it would be for that request."""
         responses_order = None
-        if shown.api == "responses":  # which reads earlier responses, so it is made before the run begins
+        if options.api == "responses":  # which reads earlier responses, so it is made before the run begins
             responses_order = await responses.to_order(context, caller, body)
 
         def order() -> Order:
             if responses_order is not None:
                 return orders.to_preview(responses_order)
-            if shown.api == "messages":
+            if options.api == "messages":
                 return orders.to_preview(messages.to_order(context, caller, body))
             chat_request, ignored = read_request(body)
             tier = resolve_tier(context.catalog(), caller.key, chat_request.model)
@@ -143,13 +144,15 @@ def _add_create_route(
         turn = await idempotency.begin(request, caller, body, order)
         await collect(context, turn, request.receive)
         store = context.store.of_tenant(caller.tenant)
-        made = await _made(store, turn, caller)
-        task = await task_of(store, turn.run.run, made.state.admitted.task)
-        return await _shown(context, histories, caller, Plan((made,)), made, task=task, form=shown.format)
+        revision = await _read_revision(store, turn, caller)
+        task = await task_of(store, turn.run.run, revision.state.admitted.task)
+        plan = Plan((revision,))
+        content = await _read_content(store, histories, plan, revision, task)
+        return await _plan_reply(context, caller, plan, revision, content, options.format)
 
 
 def _add_read_routes(router: APIRouter, context: GatewayContext, keys: Keys, histories: Histories) -> None:
-    visible = Annotated[FoundPlan, Depends(_found(context, keys.needs("runs:read")))]
+    visible = Annotated[VisiblePlan, Depends(_visible(context, keys.needs("runs:read")))]
 
     @router.get(
         "",
@@ -162,7 +165,7 @@ def _add_read_routes(router: APIRouter, context: GatewayContext, keys: Keys, his
         filters: Annotated[PlanFilters, Query()], caller: Annotated[Caller, keys.needs("runs:read")]
     ) -> Response:
         """The plans of the key's tenant that were not deleted, without their texts."""
-        wanted = RunQuery(
+        run_query = RunQuery(
             tenant=caller.tenant,
             since=filters.since,
             until=filters.until,
@@ -170,14 +173,14 @@ def _add_read_routes(router: APIRouter, context: GatewayContext, keys: Keys, his
             before=filters.after[:2] if filters.after is not None else None,
             limit=filters.limit + 1,
         )
-        rows = await context.store.of_tenant(caller.tenant).runs(wanted)
+        rows = await context.store.of_tenant(caller.tenant).runs(run_query)
         page = rows[: filters.limit]
         names = await key_names(context.store.administration_of(caller.tenant), [row.key for row in page])
         data = [reply.summary(row) | {"author_name": names[row.key]} for row in page if not row.erased]
         has_more = len(rows) > filters.limit
-        following = None
+        next_page = None
         if has_more:
-            following = query.as_cursor(query.Cursor(page[-1].created_at, page[-1].id))
+            next_page = query.as_cursor(query.Cursor(page[-1].created_at, page[-1].id))
         return _json(
             {
                 "object": "list",
@@ -185,7 +188,7 @@ def _add_read_routes(router: APIRouter, context: GatewayContext, keys: Keys, his
                 "first_id": data[0]["id"] if data else None,
                 "last_id": data[-1]["id"] if data else None,
                 "has_more": has_more,
-                "next": following,
+                "next": next_page,
             }
         )
 
@@ -196,17 +199,18 @@ def _add_read_routes(router: APIRouter, context: GatewayContext, keys: Keys, his
         response_model=plan_replies.Plan,
         responses=operations.replies(*operations.READING),
     )
-    async def get_plan(found: visible, shown: Annotated[ShownRevision, Query()]) -> Response:
+    async def get_plan(target: visible, options: Annotated[ReadOptions, Query()]) -> Response:
         """The latest revision, or the one that is asked for; the estimate is made anew."""
-        revision = found.plan.revision(shown.revision)
-        task = await found.task()
-        return await _shown(context, histories, found.caller, found.plan, revision, task=task, form=shown.format)
+        revision = target.plan.revision(options.revision)
+        task = await target.task()
+        content = await _read_content(target.store, histories, target.plan, revision, task)
+        return await _plan_reply(context, target.caller, target.plan, revision, content, options.format)
 
 
-def _add_revise_routes(
+def _add_revise_route(
     router: APIRouter, context: GatewayContext, keys: Keys, idempotency: Idempotency, histories: Histories
 ) -> None:
-    visible = Annotated[FoundPlan, Depends(_found(context, keys.needs("runs:write")))]
+    visible = Annotated[VisiblePlan, Depends(_visible(context, keys.needs("runs:write")))]
 
     @router.patch(
         "/{plan}",
@@ -220,33 +224,39 @@ def _add_revise_routes(
         request: Request,
         caller: Annotated[Caller, keys.needs("runs:write")],
         body: Annotated[dict[str, object], json_body(context.bounds)],
-        found: visible,
-        shown: Annotated[Shown, Query()],
+        target: visible,
+        options: Annotated[FormOptions, Query()],
     ) -> Response:
         """It is checked as a caller's own plan is. `revision` is the one that the author has seen: 409 if there is a
         later one."""
         revision_request = requests.read_revision(body)
-        plan = found.plan
+        plan = target.plan
         base = plan.revision(revision_request.revision)
         number = orders.next_number(plan, base)
-        steps = await revisions.steps_of(found.store, base)
-        value = requests.revised(revision_request, revisions.as_value(steps), plan.first.state.admitted.pool)
-        usual = orders.repeated(context.catalog(), caller, plan, base, found.row.tenant, await found.task())
-        order = orders.to_revision(usual, plan, value, number)
-        once = orders.record_of_revision(plan, number, found.row.tenant, body)
+        steps = await revisions.steps_of(target.store, base)
+        value = requests.apply_revision(revision_request, revisions.as_value(steps), plan.first.state.admitted.pool)
+        task = await target.task()
+        repeated_order = orders.repeat_order(context.catalog(), caller, plan, base, target.row.tenant, task)
+        order = orders.to_revision(repeated_order, plan, value, number)
+        once = orders.record_of_revision(plan, number, target.row.tenant, body)
         try:
             turn = await idempotency.begin(request, caller, body, lambda: order, once=once)
-        except InvalidRequest as refused:
-            raise orders.of_edit(refused) from None
+        except InvalidRequest as error:
+            raise orders.of_edit(error) from None
         except Conflict as conflict:
             if conflict.public_code in (TAKEN, "idempotency_key_reuse"):
-                raise orders.overtaken() from None
+                raise orders.overtaken_error() from None
             raise
         await collect(context, turn, request.receive)
-        made = await _made(found.store, turn, caller)
-        others = [revision for revision in plan.revisions if revision.number != number]
-        revised = Plan((*others, made))
-        return await _shown(context, histories, caller, revised, made, task=order.task, form=shown.format)
+        new_revision = await _read_revision(target.store, turn, caller)
+        other_revisions = [revision for revision in plan.revisions if revision.number != number]
+        revised_plan = Plan((*other_revisions, new_revision))
+        content = await _read_content(target.store, histories, revised_plan, new_revision, order.task)
+        return await _plan_reply(context, caller, revised_plan, new_revision, content, options.format)
+
+
+def _add_delete_route(router: APIRouter, context: GatewayContext, keys: Keys) -> None:
+    visible = Annotated[VisiblePlan, Depends(_visible(context, keys.needs("runs:write")))]
 
     @router.delete(
         "/{plan}",
@@ -255,17 +265,18 @@ def _add_revise_routes(
         response_model=plan_replies.DeletedPlan,
         responses=operations.replies(*operations.READING),
     )
-    async def delete_plan(found: visible) -> Response:
+    async def delete_plan(target: visible) -> Response:
         """Its texts are erased, as `DELETE /v1/runs/{run}` erases a run's; runs that have executed it stay."""
-        for revision in reversed(found.plan.revisions):  # the first one last: while it is there, this can be done again
+        # The first revision is erased last: while it is there, this can be done again.
+        for revision in reversed(target.plan.revisions):
             if revision.row is not None:
-                await cancel.stop_with_copies(found.store, context.queue, revision.row, context.now())
-            await found.store.erase(revision.state.run)
-        return _json({"id": found.plan.id, "object": "plan", "deleted": True})
+                await cancel.stop_with_copies(target.store, context.queue, revision.row, context.now())
+            await target.store.erase(revision.state.run)
+        return _json({"id": target.plan.id, "object": "plan", "deleted": True})
 
 
 def _add_run_route(router: APIRouter, context: GatewayContext, keys: Keys, idempotency: Idempotency) -> None:
-    visible = Annotated[FoundPlan, Depends(_found(context, keys.needs("runs:write")))]
+    visible = Annotated[VisiblePlan, Depends(_visible(context, keys.needs("runs:write")))]
 
     @router.post(
         "/{plan}/run",
@@ -280,23 +291,25 @@ def _add_run_route(router: APIRouter, context: GatewayContext, keys: Keys, idemp
         request: Request,
         caller: Annotated[Caller, keys.needs("runs:write")],
         body: Annotated[dict[str, object], json_body(context.bounds, optional=True)],
-        found: visible,
+        target: visible,
     ) -> Response:
         """The answer comes in the format of the plan's request, whole or, with `stream: true`, as server-sent events. A
         plan that cannot be executed as it was shown is refused with 409 `plan_outdated`."""
-        revision = found.plan.revision(_number(body))
-        steps = await revisions.steps_of(found.store, revision)
-        task = await found.task()
+        revision = target.plan.revision(_number(body))
+        steps = await revisions.steps_of(target.store, revision)
+        task = await target.task()
 
         def order() -> Order:
             run_request = requests.read_run(body)
-            usual = orders.repeated(context.catalog(), caller, found.plan, revision, found.row.tenant, task)
-            return orders.to_execution(usual, revision, steps, run_request)
+            repeated_order = orders.repeat_order(
+                context.catalog(), caller, target.plan, revision, target.row.tenant, task
+            )
+            return orders.to_execution(repeated_order, revision, steps, run_request)
 
         try:
             turn = await idempotency.begin(request, caller, body, order)
-        except InvalidRequest as refused:
-            raise orders.since_changed(refused) from None
+        except InvalidRequest as error:
+            raise orders.changed_conditions_error(error) from None
         wire_format = turn.run.state.turn.wire.get("format")
         if wire_format == "messages":
             return await messages.answered(context, request, turn, task.sampling.stop)
@@ -308,13 +321,13 @@ def _add_run_route(router: APIRouter, context: GatewayContext, keys: Keys, idemp
         return Response(completion(await collect(context, turn, request.receive)), media_type="application/json")
 
 
-def _found(context: GatewayContext, needed: Any) -> Callable[..., Awaitable[FoundPlan]]:
+def _visible(context: GatewayContext, needed: Any) -> Callable[..., Awaitable[VisiblePlan]]:
     """Return the dependency: the plan in the path, if a caller with the `needed` scopes may see its texts.
 
     A plan of another tenant is as absent as one that never was.
     """
 
-    async def found(plan: PlanId, caller: Annotated[Caller, needed]) -> FoundPlan:
+    async def visible(plan: PlanId, caller: Annotated[Caller, needed]) -> VisiblePlan:
         store = context.store.of_tenant(caller.tenant)
         whole, row = await revisions.find(store, plan)
         if not caller.sees(row.tenant):
@@ -322,38 +335,36 @@ def _found(context: GatewayContext, needed: Any) -> Callable[..., Awaitable[Foun
         if row.key != caller.key.id and not caller.may("audit:read"):
             raise Forbidden()
         await reads.note_foreign(context, caller, row, "plan")
-        return FoundPlan(whole, row, store, caller)
+        return VisiblePlan(whole, row, store, caller)
 
-    return found
+    return visible
 
 
-async def _made(store: TenantStore, turn: OpenTurn, caller: Caller) -> Revision:
+async def _read_revision(store: TenantStore, turn: OpenTurn, caller: Caller) -> Revision:
     """Return the revision that a run has made."""
     return revisions.of_state(fold((await store.journal(turn.run.run)).events), caller.key.id)
 
 
-async def _shown(
-    context: GatewayContext,
-    histories: Histories,
-    caller: Caller,
-    plan: Plan,
-    revision: Revision,
-    *,
-    task: Task,
-    form: Form,
-) -> Response:
-    store = context.store.of_tenant(caller.tenant)
+async def _read_content(
+    store: TenantStore, histories: Histories, plan: Plan, revision: Revision, task: Task
+) -> reply.RevisionContent:
+    """Read what a revision is shown from besides its own state."""
     steps = await revisions.steps_of(store, revision)
     history = await histories.of(plan.first.state.admitted.tenant)
     disclosed = await store.disclosures(DisclosureQuery(runs=(plan.run,), ascending=True))
-    content = reply.RevisionContent(steps, task, history, disclosed)
-    shown = reply.whole(context.catalog(), plan, revision, content, lists=form == "lists")
-    names = await key_names(
-        context.store.administration_of(caller.tenant), [listed["author"] for listed in shown["revisions"]]
-    )
-    for listed in shown["revisions"]:
-        listed["author_name"] = names[listed["author"]]
-    return _json(shown)
+    return reply.RevisionContent(steps, task, history, disclosed)
+
+
+async def _plan_reply(
+    context: GatewayContext, caller: Caller, plan: Plan, revision: Revision, content: reply.RevisionContent, form: Form
+) -> Response:
+    """Return the reply that shows one revision of a plan, with the names of the authors' keys."""
+    data = reply.whole(context.catalog(), plan, revision, content, lists=form == "lists")
+    authors = [entry["author"] for entry in data["revisions"]]
+    names = await key_names(context.store.administration_of(caller.tenant), authors)
+    for entry in data["revisions"]:
+        entry["author_name"] = names[entry["author"]]
+    return _json(data)
 
 
 def _number(body: Mapping[str, object]) -> int | None:

@@ -15,6 +15,7 @@ from starlette.responses import Response
 
 from app.core.pool.catalog import MILLION, Catalog
 from app.core.rating.forecast import History
+from app.core.records import copy_with
 from app.core.run.caller_view import dollars
 from app.core.run.events import Event, RunApproved, RunAwaitingApproval, RunRefused, dated
 from app.core.run.fold import fold
@@ -80,19 +81,19 @@ def _add_read_routes(router: APIRouter, context: GatewayContext, keys: Keys, his
         """List the plans of the key's tenant that need an approval, with what each would disclose and cost. A page of
         those that were decided may have fewer than `limit`, even none, although `has_more` is true."""
         store = context.store.of_tenant(caller.tenant)
-        rows = await store.runs(_wanted(filters, caller))
+        rows = await store.runs(_run_query(filters, caller))
         has_more, rows = len(rows) > filters.limit, rows[: filters.limit]
-        found = []
+        approvals = []
         for row in rows:
             if filters.status == "decided" and row.state == WAITING:
                 continue
-            approval = await _shown(context, store, row, caller, words=filters.words)
+            approval = await _approval_for(context, store, row, caller, words=filters.words)
             if approval is not None:
-                found.append(approval)
-        following = None
+                approvals.append(approval)
+        next_page = None
         if has_more:
-            following = query.as_cursor(query.Cursor(rows[-1].created_at, rows[-1].id))
-        return _json({"object": "list", "data": found, "has_more": has_more, "next": following})
+            next_page = query.as_cursor(query.Cursor(rows[-1].created_at, rows[-1].id))
+        return _json({"object": "list", "data": approvals, "has_more": has_more, "next": next_page})
 
     @router.get(
         "/{approval}",
@@ -103,7 +104,7 @@ def _add_read_routes(router: APIRouter, context: GatewayContext, keys: Keys, his
     )
     async def get_approval(run: RunId, caller: reader) -> Response:
         """The latest plan of the run that needed an approval, with its likely cost and time while it waits."""
-        return _json(await _one(context, histories, run, caller))
+        return _json(await _read_approval(context, histories, run, caller))
 
 
 def _add_decide_route(
@@ -125,35 +126,34 @@ def _add_decide_route(
         """Approve or refuse a plan. A decision may be sent again; another one, or one on another plan, is a 409 that
         says why."""
         name = await _visible(context, run, caller)
-        approval_request = _read(body)
+        approval_request = _read_request(body)
 
-        async def decided() -> Response:
+        async def decide() -> Response:
             await context.runs.decide(name, caller.tenant, _decision(approval_request, caller))
-            return _json(await _one(context, histories, name, caller))
+            return _json(await _read_approval(context, histories, name, caller))
 
         if idempotency is None:
-            return await decided()
-        return await idempotency.reply(request, caller, body, decided, has_content=True)
+            return await decide()
+        return await idempotency.reply(request, caller, body, decide, has_content=True)
 
 
-def _wanted(filters: query.ApprovalFilters, caller: Caller) -> RunQuery:
+def _run_query(filters: query.ApprovalFilters, caller: Caller) -> RunQuery:
     """Return the store's query for one run more than a page has."""
-    is_waiting = filters.status == "waiting"
-    return RunQuery(
-        tenant=caller.tenant,
-        state=WAITING if is_waiting else None,
-        tags=() if is_waiting else ((APPROVAL_TAG, ASKED),),
-        before=filters.after[:2] if filters.after is not None else None,
-        limit=filters.limit + 1,
-    )
+    before = None
+    if filters.after is not None:
+        before = filters.after[:2]
+    run_query = RunQuery(tenant=caller.tenant, before=before, limit=filters.limit + 1)
+    if filters.status == "waiting":
+        return copy_with(run_query, state=WAITING)
+    return copy_with(run_query, tags=((APPROVAL_TAG, ASKED),))
 
 
-def _read(body: Mapping[str, Any]) -> ApprovalRequest:
-    given = {name: value for name, value in body.items() if value is not None}
+def _read_request(body: Mapping[str, Any]) -> ApprovalRequest:
+    fields = {name: value for name, value in body.items() if value is not None}
     try:
-        return ApprovalRequest.model_validate(given)
+        return ApprovalRequest.model_validate(fields)
     except ValidationError as error:
-        raise invalid_request(error, given) from None
+        raise invalid_request(error, fields) from None
 
 
 def _decision(approval_request: ApprovalRequest, caller: Caller) -> Decision:
@@ -179,16 +179,16 @@ async def _visible(context: GatewayContext, run: str, caller: Caller) -> str:
     return name
 
 
-async def _one(context: GatewayContext, histories: Histories, run: str, caller: Caller) -> dict[str, Any]:
+async def _read_approval(context: GatewayContext, histories: Histories, run: str, caller: Caller) -> dict[str, Any]:
     name = await _visible(context, run, caller)
     store = context.store.of_tenant(caller.tenant)
     row = await store.run(name)
-    found = await _shown(context, store, row, caller)
-    if found is None:
+    approval = await _approval_for(context, store, row, caller)
+    if approval is None:
         raise NotFound("No plan of this run has needed an approval.", code="approval_not_requested")
-    if found["status"] == "waiting":
-        found["estimate"] = await estimate(context.catalog(), store, row, await histories.of(row.tenant))
-    return found
+    if approval["status"] == "waiting":
+        approval["estimate"] = await estimate(context.catalog(), store, row, await histories.of(row.tenant))
+    return approval
 
 
 async def estimate(catalog: Catalog, store: TenantStore, row: RunRow, history: History) -> dict[str, Any] | None:
@@ -204,38 +204,40 @@ def _proposal(state: RunState, number: int) -> Proposal:
     return next(proposal for proposal in state.all_proposals if proposal.number == number)
 
 
-async def _shown(
+async def _approval_for(
     context: GatewayContext, store: TenantStore, row: RunRow, caller: Caller, *, words: bool = True
 ) -> dict[str, Any] | None:
     """Return the question of a run as this caller may see it. If it reads the instructions of another key's run, that
     is logged."""
     may_read = words and (caller.may("approvals:decide") or caller.may("audit:read"))
-    found = await shown(store, row, reads=may_read, own=words and row.key == caller.key.id)
-    if found is None:
+    approval = await approval_of(store, row, reads=may_read, own=words and row.key == caller.key.id)
+    if approval is None:
         return None
     if may_read:
-        await readings.note_foreign(context, caller, row, "approval", mark(found))
-    return found | {"key_name": (await key_names(context.store.administration_of(caller.tenant), [row.key]))[row.key]}
+        await readings.note_foreign(context, caller, row, "approval", mark(approval))
+    return approval | {
+        "key_name": (await key_names(context.store.administration_of(caller.tenant), [row.key]))[row.key]
+    }
 
 
-def mark(found: Mapping[str, Any]) -> str:
+def mark(approval: Mapping[str, Any]) -> str:
     """Return what stands for the texts of a plan that is shown: a caller that asks repeatedly adds one entry to the log
     of readings for each plan, and one more when it was decided."""
-    return f"{found['digest']} {found['status']}"
+    return f"{approval['digest']} {approval['status']}"
 
 
-async def shown(store: TenantStore, row: RunRow, *, reads: bool, own: bool = False) -> dict[str, Any] | None:
+async def approval_of(store: TenantStore, row: RunRow, *, reads: bool, own: bool = False) -> dict[str, Any] | None:
     """Return the latest question of a run with its plan and its decision; None if it has not asked for an approval. It
     has the instructions for somebody who `reads` them, and the reason of the decision also for the run's `own` key."""
     journal = await store.journal(row.id)
     state = fold(journal.events)
-    asked, terms = state.asked, state.admitted.approval
-    if asked is None or terms is None:
+    question, terms = state.asked, state.admitted.approval
+    if question is None or terms is None:
         return None
-    asked_at = next(at for at, fact in dated(journal.events, RunAwaitingApproval) if fact.digest == asked.digest)
-    proposal = _proposal(state, asked.proposal)
+    asked_at = next(at for at, fact in dated(journal.events, RunAwaitingApproval) if fact.digest == question.digest)
+    proposal = _proposal(state, question.proposal)
     steps = state.steps_of(proposal)
-    decision = _decision_on(journal.events, asked.digest)
+    decision = _decision_on(journal.events, question.digest)
     refs: list[str] = []
     if reads:
         refs += [step.subtask for step in steps if step.subtask]
@@ -253,23 +255,23 @@ async def shown(store: TenantStore, row: RunRow, *, reads: bool, own: bool = Fal
         "labels": sorted(state.admitted.labels),
         "state": row.state,
         "status": _status(state, decision),
-        "digest": asked.digest,
-        "plan_digest": asked.plan,
+        "digest": question.digest,
+        "plan_digest": question.plan,
         "task": state.admitted.task,
-        "catalog": asked.catalog,
-        "reasons": list(asked.reasons),
+        "catalog": question.catalog,
+        "reasons": list(question.reasons),
         "asked_at": asked_at,
-        "expires_at": asked.until,
+        "expires_at": question.until,
         "on_expiry": terms.on_expiry,
         "four_eyes": terms.four_eyes,
-        "worst_case_usd": dollars(asked.price) if asked.price is not None else None,
-        "spent_usd": dollars(asked.usd),
+        "worst_case_usd": dollars(question.price) if question.price is not None else None,
+        "spent_usd": dollars(question.usd),
         "limit_usd": dollars(state.admitted.limits.usd),
         "estimate": None,
         "plan": _plan(state, proposal, decided_by(proposal, journal.events), texts),
-        "discloses": dict(asked.discloses),
-        "workers": list(asked.workers),
-        "decision": _decided(decision, texts),
+        "discloses": dict(question.discloses),
+        "workers": list(question.workers),
+        "decision": _decision_to_json(decision, texts),
     }
 
 
@@ -308,8 +310,7 @@ def _step(step: StepState, texts: Mapping[str, bytes]) -> dict[str, Any]:
     shown or was erased."""
     instruction: str | None = ""
     if step.subtask:
-        text = texts.get(step.subtask)
-        instruction = text.decode() if text is not None else None
+        instruction = _text(texts, step.subtask)
     return {
         "n": step.n,
         "worker": step.worker,
@@ -320,26 +321,33 @@ def _step(step: StepState, texts: Mapping[str, bytes]) -> dict[str, Any]:
     }
 
 
-def _decided(
+def _decision_to_json(
     decision: tuple[float, RunApproved | RunRefused] | None, texts: Mapping[str, bytes]
 ) -> dict[str, Any] | None:
     if decision is None:
         return None
     at, fact = decision
-    reason = texts.get(fact.reason)
-    shown: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "decision": "refuse",
         "by": fact.by,
         "at": at,
-        "reason": reason.decode() if reason is not None else None,
+        "reason": _text(texts, fact.reason),
         "workers": [],
         "max_usd": None,
         "binding": None,
     }
     if isinstance(fact, RunApproved):
-        shown |= {"decision": "approve", "workers": list(fact.workers)}
-        shown |= {"max_usd": dollars(fact.max_usd), "binding": fact.binding}
-    return shown
+        fields |= {"decision": "approve", "workers": list(fact.workers)}
+        fields |= {"max_usd": dollars(fact.max_usd), "binding": fact.binding}
+    return fields
+
+
+def _text(texts: Mapping[str, bytes], ref: str) -> str | None:
+    """Return a text by its ref; None where it is not shown or was erased."""
+    text = texts.get(ref)
+    if text is None:
+        return None
+    return text.decode()
 
 
 def _json(value: Mapping[str, Any]) -> Response:

@@ -69,7 +69,7 @@ def _ledger(ledger: Ledger) -> dict[str, Any]:
 
 
 def whole(
-    row: RunRow, journal: Journal, given: Sequence[Feedback] = (), state: RunState | None = None
+    row: RunRow, journal: Journal, feedback: Sequence[Feedback] = (), state: RunState | None = None
 ) -> dict[str, Any]:
     """Return a run with everything that is known of it but its content, and with its ratings. `state` is the fold of
     the journal where it is known already."""
@@ -107,7 +107,7 @@ def whole(
         "total_usage": usage_figures(costs.total),
         "cost_usd": dollars(costs.usd),
         "end": state.end.to_json() if state.end is not None else {},
-        "feedback": ratings(given),
+        "feedback": ratings(feedback),
     }
 
 
@@ -165,7 +165,7 @@ def _first(pairs: Iterable[tuple[int, F]]) -> dict[int, F]:
 
 def _proposal(run_facts: _RunFacts, proposal: Proposal) -> dict[str, Any]:
     opened = run_facts.opened.get(proposal.number)
-    planned = [fact for fact in run_facts.planned.values() if fact.proposal == proposal.number]
+    plan_steps = [fact for fact in run_facts.planned.values() if fact.proposal == proposal.number]
     calls: list[dict[str, Any]] = []
     for at, intent in run_facts.intents.get(None, ()):
         if intent.attempt == proposal.number + 1:
@@ -183,37 +183,37 @@ def _proposal(run_facts: _RunFacts, proposal: Proposal) -> dict[str, Any]:
         "topology": proposal.topology or None,
         "decision": opened.decision if opened is not None else None,
         "order": list(opened.order) if opened is not None else None,
-        "steps": [fact.n for fact in planned],
-        "probabilities": {str(fact.n): fact.probability for fact in planned},
+        "steps": [fact.n for fact in plan_steps],
+        "probabilities": {str(fact.n): fact.probability for fact in plan_steps},
         "attempts": own_calls or calls,
     }
 
 
 def _step(run_facts: _RunFacts, n: int) -> dict[str, Any]:
     state, step, calls = run_facts.state, run_facts.state.steps[n], run_facts.calls.get(n, ())
-    planned, failed = run_facts.planned.get(n), run_facts.failed.get(n)
+    plan_step, failure = run_facts.planned.get(n), run_facts.failed.get(n)
     proposal = run_facts.proposals[step.proposal]
     intents = run_facts.intents.get(n, ())
     ended_at, kept_from = None, None
     if n in run_facts.done:
-        ended_at, done = run_facts.done[n]
-        kept_from = _kept_from(done)
+        ended_at, end = run_facts.done[n]
+        kept_from = _kept_from(end)
     return {
         "n": n,
         "proposal": step.proposal,
         "round": proposal.round,
         "parent": proposal.parent,
         "worker": step.worker,
-        "planned_worker": planned.worker if planned is not None else step.worker,
+        "planned_worker": plan_step.worker if plan_step is not None else step.worker,
         "kept_from": kept_from,
-        "probability": planned.probability if planned is not None else None,
+        "probability": plan_step.probability if plan_step is not None else None,
         "access": step.access.as_list(),
         "labels": sorted(run_facts.labels[n]),
         "declassified": sorted(step.output_lost),
         "tools": step.tools,
         "state": step.state,
         "error": step.error or None,
-        "passed_over": _passed_over(failed.passed_over) if failed is not None else [],
+        "passed_over": _passed_over(failure.passed_over) if failure is not None else [],
         "chars": step.chars,
         "finish": step.finish or None,
         "started_at": intents[0][0] if intents else None,
@@ -227,11 +227,11 @@ def _step(run_facts: _RunFacts, n: int) -> dict[str, Any]:
     }
 
 
-def _kept_from(done: StepDone) -> dict[str, Any] | None:
+def _kept_from(end: StepDone) -> dict[str, Any] | None:
     """Return the step of an earlier run whose output this one has; None if a worker was called for it."""
-    if not done.origin_run:
+    if not end.origin_run:
         return None
-    return {"run": done.origin_run, "step": done.origin_step}
+    return {"run": end.origin_run, "step": end.origin_step}
 
 
 def _passed_over(workers: PassedOver) -> list[dict[str, str]]:
@@ -240,7 +240,7 @@ def _passed_over(workers: PassedOver) -> list[dict[str, str]]:
 
 def _attempt(at: float, intent: CallIntended, finished: Mapping[str, CallFinished]) -> dict[str, Any]:
     """Return an intent with its outcome, if it has one yet."""
-    shown: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "id": intent.call,
         "attempt": intent.attempt,
         "worker": intent.worker,
@@ -259,8 +259,8 @@ def _attempt(at: float, intent: CallIntended, finished: Mapping[str, CallFinishe
         "outcome": None,
     }
     if intent.call in finished:
-        shown |= _outcome(finished[intent.call])
-    return shown
+        fields |= _outcome(finished[intent.call])
+    return fields
 
 
 def _outcome(finished: CallFinished) -> dict[str, Any]:
@@ -298,10 +298,10 @@ async def step_in_full(store: ContentReads, state: RunState, events: Sequence[Ev
         messages = [exchanges.message(message) for message in await see(store, state, n)]
     except NotFound:
         messages = None
-    shown = _step(_facts_of(state, events), n)
-    for attempt in shown["attempts"]:
+    fields = _step(_facts_of(state, events), n)
+    for attempt in fields["attempts"]:
         attempt["output"] = texts.get(outputs.get(attempt["id"], ""))
-    return shown | {
+    return fields | {
         "object": "run.step",
         "run": state.run,
         "erased": messages is None or not refs <= set(texts),
@@ -312,23 +312,23 @@ async def step_in_full(store: ContentReads, state: RunState, events: Sequence[Ev
     }
 
 
-def rating(given: Feedback) -> dict[str, Any]:
+def rating(feedback: Feedback) -> dict[str, Any]:
     """Return a rating without its comment, which is content."""
     return {
-        "id": given.id,
-        "at": given.at,
-        "kind": given.kind,
-        "source": given.source,
-        "version": given.version or None,
-        "score": given.score,
-        "label": given.label or None,
-        "commented": bool(given.comment),
+        "id": feedback.id,
+        "at": feedback.at,
+        "kind": feedback.kind,
+        "source": feedback.source,
+        "version": feedback.version or None,
+        "score": feedback.score,
+        "label": feedback.label or None,
+        "commented": bool(feedback.comment),
     }
 
 
-def ratings(given: Sequence[Feedback]) -> dict[str, list[dict[str, Any]]]:
+def ratings(all_feedback: Sequence[Feedback]) -> dict[str, list[dict[str, Any]]]:
     """Return all ratings of a run by kind, oldest first: by callers, by graders, and from what callers did."""
     by_kind: dict[str, list[dict[str, Any]]] = {"explicit": [], "grader": [], "implicit": []}
-    for feedback in given:
+    for feedback in all_feedback:
         by_kind[feedback.kind].append(rating(feedback))
     return by_kind

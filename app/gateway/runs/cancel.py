@@ -39,7 +39,7 @@ async def stop(store: TenantStore, queue: StepQueue, row: RunRow, now: float) ->
     """Ask for a run's end in its caller's name, and wait for it a little; the row as it is then. `store` is that of the
     caller's tenant."""
     await ask(store, queue, row, "caller", now)
-    return await settled(store, row, PATIENCE)
+    return await wait_until_ended(store, row, PATIENCE)
 
 
 async def stop_with_copies(store: TenantStore, queue: StepQueue, row: RunRow, now: float) -> None:
@@ -48,22 +48,22 @@ async def stop_with_copies(store: TenantStore, queue: StepQueue, row: RunRow, no
     rows = [row, *await copies(store, row.id)]
     for copy in rows:
         await ask(store, queue, copy, "caller", now)
-    await asyncio.gather(*[settled(store, copy, PATIENCE) for copy in rows])
+    await asyncio.gather(*[wait_until_ended(store, copy, PATIENCE) for copy in rows])
 
 
 async def copies(store: TenantStore, run: str) -> list[RunRow]:
     """Return the shadows and replays of a run, and theirs: all have its request."""
-    found: list[RunRow] = []
+    all_copies: list[RunRow] = []
     origins = [run]
     while origins:
-        following = await store.runs(RunQuery(origin_run=origins.pop(), limit=MOST_COPIES))
-        fresh = [row for row in following if row.origin_kind in COPIES]
-        found += fresh
-        origins += [row.id for row in fresh]
-    return found
+        rows = await store.runs(RunQuery(origin_run=origins.pop(), limit=MOST_COPIES))
+        new_copies = [row for row in rows if row.origin_kind in COPIES]
+        all_copies += new_copies
+        origins += [row.id for row in new_copies]
+    return all_copies
 
 
-async def settled(store: TenantStore, row: RunRow, patience: float) -> RunRow:
+async def wait_until_ended(store: TenantStore, row: RunRow, patience: float) -> RunRow:
     """Return the run's row once it has ended, or as it is when patience ends (seconds)."""
     with suppress(TimeoutError):
         async with asyncio.timeout(patience):

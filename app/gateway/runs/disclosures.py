@@ -63,24 +63,24 @@ def routes(context: GatewayContext, keys: Keys) -> APIRouter:
         if isinstance(place, query.CallId):
             place = await _behind(store, place)
         rows = await store.disclosures(_query(filters, place))
-        shown = rows[: filters.limit]
-        following = None
+        page_rows = rows[: filters.limit]
+        next_page = None
         if len(rows) > filters.limit:
-            following = query.as_place(shown[-1].at, shown[-1].call)
+            next_page = query.as_place(page_rows[-1].at, page_rows[-1].call)
         form = filters.format or _accepted(request)
         names: Mapping[str, str | None] = {}
         if form == "json":
-            names = await key_names(context.store.administration_of(caller.tenant), [row.key for row in shown])
-        return _written(shown, names, following, form, request)
+            names = await key_names(context.store.administration_of(caller.tenant), [row.key for row in page_rows])
+        return _written(page_rows, names, next_page, form, request)
 
     return router
 
 
-async def _behind(store: TenantStore, wanted: query.CallId) -> tuple[float, str]:
+async def _behind(store: TenantStore, call_id: query.CallId) -> tuple[float, str]:
     """Return the place of a row in the list. Raises `InvalidRequest` if there is no such row, or the caller may not see
     it."""
-    for row in await store.disclosures(DisclosureQuery(runs=(wanted.run,), limit=MOST_CALLS)):
-        if row.call == wanted.call:
+    for row in await store.disclosures(DisclosureQuery(runs=(call_id.run,), limit=MOST_CALLS)):
+        if row.call == call_id.call:
             return row.at, row.call
     raise InvalidRequest("There is no row of the id in 'after'.", param="after", code="invalid_value")
 
@@ -114,7 +114,7 @@ def _accepted(request: Request) -> str:
 
 
 def _written(
-    rows: Sequence[Disclosure], names: Mapping[str, str | None], following: str | None, form: str, request: Request
+    rows: Sequence[Disclosure], names: Mapping[str, str | None], next_page: str | None, form: str, request: Request
 ) -> Response:
     """Return a page of the list; `names` are those of the keys, which the list has in JSON only."""
     if form == "json":
@@ -124,14 +124,14 @@ def _written(
             "data": data,
             "first_id": data[0]["id"] if data else None,
             "last_id": data[-1]["id"] if data else None,
-            "has_more": following is not None,
-            "next": following,
+            "has_more": next_page is not None,
+            "next": next_page,
         }
         return Response(orjson.dumps(page), media_type="application/json")
     headers = {}
-    if following is not None:
+    if next_page is not None:
         parameters = [(name, value) for name, value in request.query_params.multi_items() if name != "after"]
-        parameters.append(("after", following))
+        parameters.append(("after", next_page))
         headers["link"] = f'<{request.url.path}?{urlencode(parameters)}>; rel="next"'
     if form == "csv":
         return Response(as_csv(rows), media_type=f"{CSV}; charset=utf-8", headers=headers)
@@ -185,13 +185,13 @@ def as_lines(rows: Iterable[Disclosure]) -> list[bytes]:
 
 def as_csv(rows: Iterable[Disclosure]) -> str:
     """Return rows as CSV (RFC 4180). A text that a spreadsheet would take for a formula begins with an apostrophe."""
-    written = io.StringIO()
-    writer = csv.writer(written)
+    output = io.StringIO()
+    writer = csv.writer(output)
     writer.writerow(COLUMNS)
     for row in rows:
         flat = _flat(row)
         writer.writerow([csv_cell(flat[name]) for name in COLUMNS])
-    return written.getvalue()
+    return output.getvalue()
 
 
 def _flat(row: Disclosure) -> dict[str, Any]:

@@ -28,20 +28,20 @@ from app.gateway.chat.request import wire_calls
 
 def turns(state: RunState, events: Sequence[Event]) -> list[dict[str, Any]]:
     """Return one record for each of the caller's requests, with what that turn used."""
-    shown = [_turn(state.run, 0, events[0].at, state.admitted)]
+    turn_records = [_turn(state.run, 0, events[0].at, state.admitted)]
     for event in events:
         fact = event.fact
         if isinstance(fact, RunAwaitingTool):
-            shown[-1] |= _used(event.at, fact.usage, fact.usd)
-            shown[-1] |= {"finish": "tool_calls", "results_until": fact.until}
+            turn_records[-1] |= _usage_of(event.at, fact.usage, fact.usd)
+            turn_records[-1] |= {"finish": "tool_calls", "results_until": fact.until}
         elif isinstance(fact, RunResumed):
-            shown.append(_turn(state.run, fact.turn, event.at, fact))
-        elif isinstance(fact, RunEnd) and shown[-1]["ended_at"] is None:
-            shown[-1] |= {"ended_at": event.at, "finish": fact.finish}
-    if shown[-1]["results_until"] is None:
+            turn_records.append(_turn(state.run, fact.turn, event.at, fact))
+        elif isinstance(fact, RunEnd) and turn_records[-1]["ended_at"] is None:
+            turn_records[-1] |= {"ended_at": event.at, "finish": fact.finish}
+    if turn_records[-1]["results_until"] is None:
         costs = bill(state)
-        shown[-1] |= _used(shown[-1]["ended_at"], costs.turn, costs.turn_usd)
-    return shown
+        turn_records[-1] |= _usage_of(turn_records[-1]["ended_at"], costs.turn, costs.turn_usd)
+    return turn_records
 
 
 def _turn(run: str, number: int, at: float, fact: RunAdmitted | RunResumed) -> dict[str, Any]:
@@ -58,7 +58,7 @@ def _turn(run: str, number: int, at: float, fact: RunAdmitted | RunResumed) -> d
     }
 
 
-def _used(at: float | None, usage: Usage, usd: int) -> dict[str, Any]:
+def _usage_of(at: float | None, usage: Usage, usd: int) -> dict[str, Any]:
     return {"ended_at": at, "usage": usage_figures(usage), "cost_usd": dollars(usd)}
 
 
@@ -68,9 +68,9 @@ def exchanges(step: StepState, events: Sequence[Event]) -> list[dict[str, Any]]:
         return []
     requests = [(at, fact) for at, fact in dated(events, StepAwaitingTool) if fact.n == step.n]
     result_times = [at for at, fact in dated(events, StepToolResults) if fact.n == step.n]
-    shown: list[dict[str, Any]] = []
+    uses: list[dict[str, Any]] = []
     for place, (exchange, (at, fact)) in enumerate(zip(step.exchanges, requests, strict=True)):
-        shown.append(
+        uses.append(
             {
                 "turn": exchange.turn,
                 "attempt": exchange.call,
@@ -80,7 +80,7 @@ def exchanges(step: StepState, events: Sequence[Event]) -> list[dict[str, Any]]:
                 "answered_at": result_times[place] if place < len(result_times) else None,
             }
         )
-    return shown
+    return uses
 
 
 def without_ids(run: dict[str, Any], waiting: Collection[str]) -> dict[str, Any]:
@@ -103,37 +103,37 @@ def _without_ids(calls: Sequence[Mapping[str, Any]], waiting: Collection[str]) -
 
 def refs(step: StepState) -> set[str]:
     """Return the refs of the content that `full` shows."""
-    found: set[str] = set()
+    refs_in_step: set[str] = set()
     for exchange in step.exchanges:
-        found |= {exchange.said, exchange.results}
-    return found - {""}
+        refs_in_step |= {exchange.said, exchange.results}
+    return refs_in_step - {""}
 
 
 def full(step: StepState, events: Sequence[Event], texts: Mapping[str, str]) -> list[dict[str, Any]]:
     """`exchanges` with the texts of calls and results; null where one was erased or has not arrived yet."""
-    shown = exchanges(step, events)
-    for record, exchange in zip(shown, step.exchanges, strict=True):
+    uses = exchanges(step, events)
+    for record, exchange in zip(uses, step.exchanges, strict=True):
         record |= {"said": None, "results": None}
         if exchange.said in texts:
             record["said"] = message(message_from_json(orjson.loads(texts[exchange.said])))
         if exchange.results and exchange.results in texts:
             results = orjson.loads(texts[exchange.results])
             record["results"] = [message(message_from_json(result)) for result in results]
-    return shown
+    return uses
 
 
 def message(message: Message) -> dict[str, Any]:
     """Return a message as OpenAI writes it, with what its provider wants back with it."""
-    shown: dict[str, Any] = {"role": message.role, "content": [_part(part) for part in message.parts]}
+    fields: dict[str, Any] = {"role": message.role, "content": [_part(part) for part in message.parts]}
     if message.calls:
-        shown["tool_calls"] = wire_calls(message.calls)
+        fields["tool_calls"] = wire_calls(message.calls)
     if message.call_id:
-        shown |= {"tool_call_id": message.call_id, "failed": message.failed}
+        fields |= {"tool_call_id": message.call_id, "failed": message.failed}
     if message.keepsake:
-        shown["keepsake"] = message.keepsake
+        fields["keepsake"] = message.keepsake
     if message.name:
-        shown["name"] = message.name
-    return shown
+        fields["name"] = message.name
+    return fields
 
 
 def _part(part: Part) -> dict[str, Any]:

@@ -57,30 +57,35 @@ async def explain(store: TenantStore, catalogs: Reports, row: RunRow, *, content
     Without `content` the reasons of conductors, which may repeat what the caller said, are left out, and their state is
     `not_shown`.
     """
-    journal, given = await store.journal(row.id), await store.feedback(row.id)
+    journal, feedback = await store.journal(row.id), await store.feedback(row.id)
     state = fold(journal.events)
-    whole = audit.whole(row, journal, given, state)
-    return await explain_read(store, catalogs, row, journal, state, whole, content=content)
+    whole = audit.whole(row, journal, feedback, state)
+    return await explain_read(store, catalogs, ReadRun(row, journal, state, whole), content=content)
 
 
-async def explain_read(
-    store: TenantStore,
-    catalogs: Reports,
-    row: RunRow,
-    journal: Journal,
-    state: RunState,
-    whole: Data,
-    *,
-    content: bool,
-) -> Data:
-    """Return the explanation of a run whose journal was read already. `state` is the fold of it, and `whole` the run as
-    `GET /v1/runs/{id}` shows it."""
+@record(frozen=True, slots=True)
+class ReadRun:
+    """A run as it was read from the store."""
+
+    row: RunRow
+    journal: Journal
+    state: RunState
+    """The fold of the journal."""
+    whole: Data
+    """The run as `GET /v1/runs/{id}` shows it."""
+
+
+async def explain_read(store: TenantStore, catalogs: Reports, run: ReadRun, *, content: bool) -> Data:
+    """Return the explanation of a run that was read already."""
+    events = run.journal.events
     texts = None
     if content:
-        texts = await _read_reasons(store, row.id, journal.events)
-    digest = str(journal.events[0].body.get("catalog", ""))
-    snapshots = await catalogs.catalogs([digest]) if digest else {}
-    return explained(row, journal, state, whole, _workers(snapshots.get(digest)), texts)
+        texts = await _read_reasons(store, run.row.id, events)
+    digest = str(events[0].body.get("catalog", ""))
+    snapshots: Mapping[str, bytes] = {}
+    if digest:
+        snapshots = await catalogs.catalogs([digest])
+    return explanation_of(run, _workers(snapshots.get(digest)), texts)
 
 
 async def _read_reasons(store: TenantStore, run: str, events: Sequence[Event]) -> dict[str, str]:
@@ -92,26 +97,21 @@ async def _read_reasons(store: TenantStore, run: str, events: Sequence[Event]) -
     return {ref: body.decode("utf-8", "replace") for ref, body in contents.items()}
 
 
-def explained(
-    row: RunRow,
-    journal: Journal,
-    state: RunState,
-    whole: Data,
-    pool: Mapping[str, Worker] | None = None,
-    texts: Mapping[str, str] | None = None,
+def explanation_of(
+    read_run: ReadRun, pool: Mapping[str, Worker] | None = None, texts: Mapping[str, str] | None = None
 ) -> Data:
     """Return the explanation from what was read. `pool` are the workers of the pool's snapshot, None if there is none
     that can be read; `texts` are the reasons by their refs, None if the reader may not read them."""
+    row, state, events = read_run.row, read_run.state, read_run.journal.events
     run = _ExplainedRun(
-        row=row,
         state=state,
-        events=journal.events,
-        whole=whole,
+        events=events,
+        whole=read_run.whole,
         pool=pool or {},
         texts=texts,
         steps=state.planned_steps,
-        plan_steps={fact.n: fact for fact in facts(journal.events, PlanStep)},
-        openings={fact.proposal: fact for fact in facts(journal.events, PlanOpened)},
+        plan_steps={fact.n: fact for fact in facts(events, PlanStep)},
+        openings={fact.proposal: fact for fact in facts(events, PlanOpened)},
     )
     data = {
         "object": "run.explanation",
@@ -119,8 +119,8 @@ def explained(
         "state": row.state,
         "tier": row.tier,
         "served_by": run.whole["served_by"],
-        "preview": run.state.admitted.preview,
-        "rehearsal": run.state.admitted.rehearsal,
+        "preview": state.admitted.preview,
+        "rehearsal": state.admitted.rehearsal,
         "erased": run.whole["erased"],
         "origin": run.whole["origin"],
         "shape": _shape(run),
@@ -140,7 +140,6 @@ def explained(
 class _ExplainedRun:
     """The sources from which a run is explained."""
 
-    row: RunRow
     state: RunState
     events: Sequence[Event]
     whole: Data
@@ -203,7 +202,7 @@ def _shape(run: _ExplainedRun) -> Data:
     """Return the reasons for the run's topology: who proposed it, what was rejected before, and what else there was to
     choose."""
     proposals = run.state.all_proposals
-    shown: Data = {
+    shape: Data = {
         "topology": run.state.topology or None,
         "rounds": run.state.round_count,
         "step_count": len(run.steps),
@@ -217,16 +216,16 @@ def _shape(run: _ExplainedRun) -> Data:
     }
     decisive = _decisive_proposal(run.state)
     if decisive is None:
-        return shown
-    shown["decided_by"] = decided_by(decisive, run.events)
+        return shape
+    shape["decided_by"] = decided_by(decisive, run.events)
     reasons = {fact.proposal: fact.why for fact in facts(run.events, PlanAccepted)}
-    asked = run.asks_reasons(decisive.number)
-    shown["reason"] = run.reason(reasons.get(decisive.number, ""), asked=asked)
+    asks_reasons = run.asks_reasons(decisive.number)
+    shape["reason"] = run.reason(reasons.get(decisive.number, ""), asked=asks_reasons)
     for proposal in run.whole["proposals"]:
         if proposal["number"] == decisive.number and proposal["attempts"]:
             attempt = proposal["attempts"][0]
-            shown |= {"conductor": attempt["worker"], "version": attempt["version"]}
-    return shown
+            shape |= {"conductor": attempt["worker"], "version": attempt["version"]}
+    return shape
 
 
 def _decisive_proposal(state: RunState) -> Proposal | None:
@@ -259,7 +258,7 @@ def _choice(run: _ExplainedRun) -> Data | None:
     candidates: Mapping[str, float] = decision["candidates"]
     predicted: Mapping[str, Any] = decision.get("predicted", {})
     order = sorted(candidates, key=lambda name: (name != decision["action"], -candidates[name], name))
-    shown = order[: MOST_ALTERNATIVES + 1]
+    names = order[: MOST_ALTERNATIVES + 1]
     return {
         "action": decision["action"],
         "probability": round(decision["propensity"], DIGITS),
@@ -267,16 +266,16 @@ def _choice(run: _ExplainedRun) -> Data | None:
         "explores": bool(decision["explore"]),
         "version": decision["version"],
         "candidates": len(candidates),
-        "alternatives": [_alternative(name, candidates[name], predicted.get(name)) for name in shown],
+        "alternatives": [_alternative(name, candidates[name], predicted.get(name)) for name in names],
         "left_out": [{"action": name, **price} for name, price in decision.get("masked", {}).items()],
     }
 
 
 def _alternative(name: str, probability: float, predicted: Mapping[str, float] | None) -> Data:
-    shown: Data = {"action": name, "probability": round(probability, DIGITS), "success": None, "cost_usd": None}
+    fields: Data = {"action": name, "probability": round(probability, DIGITS), "success": None, "cost_usd": None}
     if predicted is not None:
-        shown |= {"success": predicted["success"], "cost_usd": dollars(int(predicted["usd"]))}
-    return shown
+        fields |= {"success": predicted["success"], "cost_usd": dollars(int(predicted["usd"]))}
+    return fields
 
 
 # -- the workers
@@ -315,47 +314,47 @@ def _left_out(worker: str, reason: str, proposal: int | None, otherwise: str = "
     return {"worker": worker, "reason": reason, "by": excluded_by, "proposal": proposal}
 
 
-def _approval(run: _ExplainedRun, asked: RunAwaitingApproval) -> Data:
+def _approval(run: _ExplainedRun, question: RunAwaitingApproval) -> Data:
     """Return a plan that needed an approval: why, and who decided what. There is no decision while it waits."""
-    shown: Data = {
-        "proposal": asked.proposal,
-        "needed_because": list(asked.reasons),
-        "worst_case_usd": dollars(asked.price) if asked.price is not None else None,
+    fields: Data = {
+        "proposal": question.proposal,
+        "needed_because": list(question.reasons),
+        "worst_case_usd": dollars(question.price) if question.price is not None else None,
         "decision": None,
         "by": None,
         "max_usd": None,
         "reason": run.reason("", asked=True),
     }
-    for expired in facts(run.events, RunApprovalExpired):
-        if expired.proposal == asked.proposal:
-            shown["decision"] = "expired"
-    for refused in facts(run.events, RunRefused):
-        if refused.digest == asked.digest:
-            shown |= {"decision": "refused", "by": refused.by}
-            shown["reason"] = run.reason(refused.reason, asked=True)
+    for expiry in facts(run.events, RunApprovalExpired):
+        if expiry.proposal == question.proposal:
+            fields["decision"] = "expired"
+    for refusal in facts(run.events, RunRefused):
+        if refusal.digest == question.digest:
+            fields |= {"decision": "refused", "by": refusal.by}
+            fields["reason"] = run.reason(refusal.reason, asked=True)
             break
-    for approved in facts(run.events, RunApproved):
-        if approved.digest == asked.digest:
-            shown |= {"decision": "approved", "by": approved.by, "max_usd": dollars(approved.max_usd)}
-            shown["reason"] = run.reason(approved.reason, asked=True)
+    for approval in facts(run.events, RunApproved):
+        if approval.digest == question.digest:
+            fields |= {"decision": "approved", "by": approval.by, "max_usd": dollars(approval.max_usd)}
+            fields["reason"] = run.reason(approval.reason, asked=True)
             break
-    return shown
+    return fields
 
 
 # -- the steps
 
 
 def _steps(run: _ExplainedRun) -> list[Data]:
-    shown = {step["n"]: step for step in run.whole["steps"]}
-    return [_step(run, step, shown[step.n]) for step in run.steps]
+    records = {step["n"]: step for step in run.whole["steps"]}
+    return [_step(run, step, records[step.n]) for step in run.steps]
 
 
-def _step(run: _ExplainedRun, step: StepState, shown: Data) -> Data:
+def _step(run: _ExplainedRun, step: StepState, record: Data) -> Data:
     planned = run.plan_steps[step.n]
     proposal = run.proposal(step.proposal)
-    asked = run.asks_reasons(step.proposal)
+    asks_reasons = run.asks_reasons(step.proposal)
     by = decided_by(proposal, run.events)
-    attempts = shown["attempts"]
+    attempts = record["attempts"]
     return {
         "n": step.n,
         "round": proposal.round,
@@ -367,15 +366,15 @@ def _step(run: _ExplainedRun, step: StepState, shown: Data) -> Data:
         "chosen_by": by,
         "nested": step.worker == CONDUCTOR,
         "probability": planned.probability,
-        "reason": run.reason(planned.why, asked=asked),
+        "reason": run.reason(planned.why, asked=asks_reasons),
         "saw": _saw(run, step),
-        "withheld": _withheld(run, step, by) | {"reason": run.reason(planned.why_withheld, asked=asked)},
+        "withheld": _withheld(run, step, by) | {"reason": run.reason(planned.why_withheld, asked=asks_reasons)},
         "calls": [_call(attempt) for attempt in attempts],
         "call_count": len(attempts),
         "failed_calls": sum(attempt["outcome"] not in ("ok", None) for attempt in attempts),
         "replaced": step.worker != planned.worker,
-        "not_called": _not_called(shown),
-        "cost_usd": shown["cost_usd"],
+        "not_called": _not_called(record),
+        "cost_usd": record["cost_usd"],
     }
 
 
@@ -421,7 +420,7 @@ def _cost(run: _ExplainedRun) -> Data:
     prices = {name: worker.price for name, worker in run.pool.items() if worker.priced}
     calls = list(run.state.calls.values())
     planning = sum(call.usd for call in calls if call.step is None)
-    shown: Data = {
+    fields: Data = {
         "cost_usd": dollars(run.state.usd),
         "planning_usd": dollars(planning),
         "steps_usd": dollars(run.state.usd - planning),
@@ -434,18 +433,21 @@ def _cost(run: _ExplainedRun) -> Data:
         "dearer": None,
         "method": CHEAPEST,
     }
-    least = compared(run.state.admitted.pool, run.events, prices)
-    if least is not None:
-        shown |= {"cheapest_worker": least.worker, "cheapest_usd": dollars(least.least)}
-        shown |= {"difference_usd": dollars(abs(least.usd - least.least)), "dearer": least.usd > least.least}
-    return shown
+    cheapest = compared(run.state.admitted.pool, run.events, prices)
+    if cheapest is not None:
+        fields |= {"cheapest_worker": cheapest.worker, "cheapest_usd": dollars(cheapest.least)}
+        fields |= {
+            "difference_usd": dollars(abs(cheapest.usd - cheapest.least)),
+            "dearer": cheapest.usd > cheapest.least,
+        }
+    return fields
 
 
 def _answer(run: _ExplainedRun) -> Data:
     """Return the facts that speak for the answer: how it ended, which steps it rests on, which of them agree, and its
     ratings."""
     state, end = run.state, run.state.end
-    shown: Data = {
+    fields: Data = {
         "step": None,
         "worker": None,
         "finish": None,
@@ -462,13 +464,13 @@ def _answer(run: _ExplainedRun) -> Data:
         "ratings": [_rating(rating) for kind in run.whole["feedback"].values() for rating in kind],
     }
     if end is not None:
-        shown |= {"fell_back": end.fell_back, "stopped": end.stopped or None, "error": end.error or None}
+        fields |= {"fell_back": end.fell_back, "stopped": end.stopped or None, "error": end.error or None}
     if end is not None and end.step is not None:
         step = state.steps[end.step]
-        shown |= {"step": step.n, "worker": step.worker, "finish": step.finish, "refusal": step.refusal}
-        shown |= {"rests_on": list(step.access.steps), "same_text": _same_text(run, step)}
-        shown["other_answers"] = _others(run, step)
-    return shown
+        fields |= {"step": step.n, "worker": step.worker, "finish": step.finish, "refusal": step.refusal}
+        fields |= {"rests_on": list(step.access.steps), "same_text": _same_text(run, step)}
+        fields["other_answers"] = _others(run, step)
+    return fields
 
 
 def _accepted_in_round(state: RunState) -> int | None:

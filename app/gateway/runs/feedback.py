@@ -41,10 +41,10 @@ async def take(
 
     Raises `InvalidRequest` for a body that rates nothing, and `Conflict` for a run that has not ended.
     """
-    rating_request = _read(body)
+    rating_request = _read_request(body)
     if row.ended_at is None:
         raise Conflict("The run goes on; send feedback when it has ended.", code="run_not_ended")
-    given = Feedback(
+    feedback = Feedback(
         id=f"fb_{once.id[:32]}" if once is not None else context.name("fb"),
         run=row.id,
         tenant=row.tenant,
@@ -57,19 +57,19 @@ async def take(
         label=rating_request.label or "",
         comment=rating_request.comment,
     )
-    kept = await context.store.of_tenant(caller.tenant).rate(given)
-    context.telemetry.count("baton_feedback_total", row.tier, kept.kind)
+    stored = await context.store.of_tenant(caller.tenant).rate(feedback)
+    context.telemetry.count("baton_feedback_total", row.tier, stored.kind)
     return Response(
-        orjson.dumps({"object": "run.feedback", "run": row.id, **audit.rating(kept)}), media_type="application/json"
+        orjson.dumps({"object": "run.feedback", "run": row.id, **audit.rating(stored)}), media_type="application/json"
     )
 
 
-def _read(body: Mapping[str, Any]) -> FeedbackRequest:
-    given = {name: value for name, value in body.items() if value is not None}
+def _read_request(body: Mapping[str, Any]) -> FeedbackRequest:
+    fields = {name: value for name, value in body.items() if value is not None}
     try:
-        rating_request = FeedbackRequest.model_validate(given)
+        rating_request = FeedbackRequest.model_validate(fields)
     except ValidationError as error:
-        raise invalid_request(error, given) from None
+        raise invalid_request(error, fields) from None
     if rating_request.score is not None and rating_request.thumbs is not None:
         raise InvalidRequest("Give a score or a thumb, not both.", param="thumbs")
     if rating_request.score is None and rating_request.thumbs is None and rating_request.label is None:

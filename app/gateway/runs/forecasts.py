@@ -66,8 +66,8 @@ def of_plan(catalog: Catalog, task: Task, steps: Sequence[Step], limits: Limits,
     """Return the forecast of a plan; None if a worker of it has left the pool file."""
     if any(step.worker not in catalog.workers for step in steps):
         return None
-    planned = [_planned(catalog, task, steps, place, limits) for place in range(len(steps))]
-    return forecast(planned, limits, history)
+    planned_steps = [_planned(catalog, task, steps, place, limits) for place in range(len(steps))]
+    return forecast(planned_steps, limits, history)
 
 
 async def of_proposal(
@@ -95,10 +95,10 @@ def _planned(catalog: Catalog, task: Task, steps: Sequence[Step], place: int, li
     worker = catalog.workers[step.worker]
     size = _bytes(task, steps, place)
     size += ENVELOPES.get(catalog.providers[worker.provider].format, 0) + len(worker.model)
-    most = min(limits.output_tokens, worker.card.max_output)
+    output_tokens = min(limits.output_tokens, worker.card.max_output)
     if step.answers and task.sampling.max_tokens is not None:
-        most = min(most, task.sampling.max_tokens)
-    return PlannedStep(worker, size, step.access.steps, step.answers, most)
+        output_tokens = min(output_tokens, task.sampling.max_tokens)
+    return PlannedStep(worker, size, step.access.steps, step.answers, output_tokens)
 
 
 def _bytes(task: Task, steps: Sequence[Step], place: int) -> int:
@@ -120,16 +120,16 @@ def _size(messages: Sequence[Message]) -> int:
 # -- the estimate
 
 
-def estimate(made: Forecast | None) -> dict[str, Any] | None:
+def estimate(plan_forecast: Forecast | None) -> dict[str, Any] | None:
     """Return a forecast in dollars and seconds; None where there is none."""
-    if made is None:
+    if plan_forecast is None:
         return None
     return {
-        "basis": made.basis,
-        "runs": made.runs,
-        "cost_usd": _spread(made.usd, MILLION),
-        "seconds": _spread(made.seconds),
-        "steps": [_step_estimate(n, step) for n, step in enumerate(made.steps)],
+        "basis": plan_forecast.basis,
+        "runs": plan_forecast.runs,
+        "cost_usd": _spread(plan_forecast.usd, MILLION),
+        "seconds": _spread(plan_forecast.seconds),
+        "steps": [_step_estimate(n, step) for n, step in enumerate(plan_forecast.steps)],
     }
 
 
@@ -148,5 +148,5 @@ def _step_estimate(n: int, step_forecast: StepForecast) -> dict[str, Any]:
 
 def _spread(spread: Spread, unit: int = 1) -> dict[str, float]:
     """Quantiles, in dollars where the unit is a million of micro-dollars."""
-    named = {"p10": spread.p10, "p50": spread.p50, "p90": spread.p90, "worst": spread.most}
-    return {name: round(value / unit, 8) for name, value in named.items()}
+    figures = {"p10": spread.p10, "p50": spread.p50, "p90": spread.p90, "worst": spread.most}
+    return {name: round(value / unit, 8) for name, value in figures.items()}

@@ -16,11 +16,11 @@ from app.store.protocol import Keys as KeyStore
 
 async def key_names(store: KeyStore, ids: Iterable[str]) -> dict[str, str | None]:
     """Return the names of keys by their ids; None for a key that is not in the database."""
-    wanted = frozenset(ids)
-    if not wanted:
+    key_ids = frozenset(ids)
+    if not key_ids:
         return {}
-    named = {row.id: row.name for row in await store.keys(KeyQuery(ids=wanted))}
-    return {id_: named.get(id_) for id_ in wanted}
+    names = {row.id: row.name for row in await store.keys(KeyQuery(ids=key_ids))}
+    return {id_: names.get(id_) for id_ in key_ids}
 
 
 def routes(keys: Keys, prefix: str) -> APIRouter:
@@ -37,7 +37,7 @@ def routes(keys: Keys, prefix: str) -> APIRouter:
     async def get_identity(caller: Annotated[Caller, keys.needs()]) -> Response:
         """The key or the person, with tenant and scopes."""
         key = caller.key
-        shown = {
+        body = {
             "object": "identity",
             "id": key.id,
             "via": caller.via,
@@ -48,6 +48,6 @@ def routes(keys: Keys, prefix: str) -> APIRouter:
             "expires_at": key.expires_at,
             "csrf_token": caller.csrf_token,
         }
-        return Response(orjson.dumps(shown), media_type="application/json")
+        return Response(orjson.dumps(body), media_type="application/json")
 
     return router

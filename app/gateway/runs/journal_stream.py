@@ -72,38 +72,38 @@ async def frames(
     store: TenantStore,
     events: tuple[Event, ...],
     after: int,
-    shown: Callable[[RunState, Sequence[Event]], Sequence[Mapping[str, Any]]],
+    to_json: Callable[[RunState, Sequence[Event]], Sequence[Mapping[str, Any]]],
 ) -> AsyncGenerator[bytes]:
     """Yield the frames of a stream of the events behind number `after`, until the run has ended. `events` is the
-    journal as far as it was read; `shown` turns events into JSON by the run's state behind them."""
+    journal as far as it was read; `to_json` turns events into JSON by the run's state behind them."""
     run = events[0].run
     watch.begin(run)
     try:
-        async for found, now in _followed(context, watch, store, events):
-            bodies = shown(now, [event for event in found if event.seq > after])
+        async for new_events, state in _follow_events(context, watch, store, events):
+            bodies = to_json(state, [event for event in new_events if event.seq > after])
             yield b"".join(map(_frame, bodies)) or b": ping\n\n"
     finally:
         watch.end(run)
 
 
-async def _followed(
+async def _follow_events(
     context: GatewayContext, watch: JournalWatch, store: TenantStore, events: tuple[Event, ...]
 ) -> AsyncIterator[tuple[Sequence[Event], RunState]]:
     """New events with the state behind them; none whenever nothing has come for the time of a keep-alive."""
     state = fold(events)
     yield events, state
     while not _is_over(state):
-        found: Sequence[Event] = ()
+        new_events: Sequence[Event] = ()
         if await watch.moved(state.run, state.seq, context.ping):
             try:
-                found = (await store.journal(state.run, after=state.seq)).events
+                new_events = (await store.journal(state.run, after=state.seq)).events
             except NotFound:
                 return
             except StoreUnavailable:
                 continue
-        for event in found:
+        for event in new_events:
             state = advance(state, event)
-        yield found, state
+        yield new_events, state
 
 
 def _is_over(state: RunState) -> bool:

@@ -22,14 +22,14 @@ async def check(log: TransparencyLog, earlier: Earlier | None) -> dict[str, Any]
     state = await log.state()
     if state.checkpoint is None:
         raise NotFound("The log has no checkpoint yet.")
-    found: dict[str, Any] = {"object": "log.check", "size": state.size, "root": None, "signed_by": []}
+    report: dict[str, Any] = {"object": "log.check", "size": state.size, "root": None, "signed_by": []}
     faults: list[str] = []
     try:
         text, signed = open_note(state.checkpoint, [Verifier.parsed(key) for key in state.verifiers])
         newest = parse_checkpoint(text)
     except NoteInvalid as error:
-        return found | {"consistent": None, "valid": False, "faults": [str(error)]}
-    found |= {"size": newest.size, "root": newest.root.hex(), "signed_by": [key.name for key in signed]}
+        return report | {"consistent": None, "valid": False, "faults": [str(error)]}
+    report |= {"size": newest.size, "root": newest.root.hex(), "signed_by": [key.name for key in signed]}
     node = await _nodes(log, newest.size, earlier)
     try:
         if range_root(0, newest.size, node) != newest.root:
@@ -38,10 +38,10 @@ async def check(log: TransparencyLog, earlier: Earlier | None) -> dict[str, Any]
         if earlier is not None:
             is_consistent = _goes_on(earlier, (newest.size, newest.root), node)
     except ValueError:
-        return found | {"consistent": None, "valid": False, "faults": [*faults, "Stored hashes are missing."]}
+        return report | {"consistent": None, "valid": False, "faults": [*faults, "Stored hashes are missing."]}
     if is_consistent is False:
         faults.append("The earlier log is not the beginning of this one.")
-    return found | {"consistent": is_consistent, "valid": not faults, "faults": faults}
+    return report | {"consistent": is_consistent, "valid": not faults, "faults": faults}
 
 
 def _goes_on(earlier: Earlier, newest: Earlier, node: Node) -> bool:

@@ -62,16 +62,16 @@ def routes(context: GatewayContext, keys: Keys) -> APIRouter:
         response_model=overview_replies.LogCheck,
         responses=operations.replies(*operations.READING),
     )
-    async def verify_log(asked: Annotated[query.LogFilters, Query()], _caller: reader) -> Response:
+    async def verify_log(filters: Annotated[query.LogFilters, Query()], _caller: reader) -> Response:
         """Its signature, that its root is that of the stored hashes, and that an earlier checkpoint's log is its
         beginning. The service checks itself: who does not trust it uses `baton audit verify`. 404 before the first
         checkpoint."""
         earlier = None
-        if asked.size is not None and asked.root is not None:
-            earlier = asked.size, bytes.fromhex(asked.root)
-        found = await log_check.check(context.store.log, earlier)
+        if filters.size is not None and filters.root is not None:
+            earlier = filters.size, bytes.fromhex(filters.root)
+        report = await log_check.check(context.store.log, earlier)
         headers = {"cache-control": "no-store"}
-        return Response(orjson.dumps(found), media_type="application/json", headers=headers)
+        return Response(orjson.dumps(report), media_type="application/json", headers=headers)
 
     @router.get(
         "/tile/{tile:path}",
@@ -97,11 +97,11 @@ async def _body(log: TransparencyLog, tile: Tile) -> bytes:
     """Return the bytes of a tile or bundle of exactly this width. Raises `NotFound`."""
     if tile.level is None:
         entries = (await log.entries(tile.number))[: tile.width]
-        found, body = len(entries), bundle(entries)
+        count, body = len(entries), bundle(entries)
     else:
         body = (await log.tile(tile.level, tile.number))[: tile.width * HASH_BYTES]
-        found = len(body) // HASH_BYTES
-    if found < tile.width:
+        count = len(body) // HASH_BYTES
+    if count < tile.width:
         kind = "full tile" if tile.width == WIDTH else "tile of this width"
         raise NotFound(f"The log has no such {kind} yet.")
     return body
@@ -109,11 +109,11 @@ async def _body(log: TransparencyLog, tile: Tile) -> bytes:
 
 def proof_of_run(run: str, events: int, proof: Proof) -> dict[str, Any]:
     """Return the JSON of `GET /v1/runs/{run}/proof`. `events` is the number of the run's events."""
-    leaves = [_proven(leaf) for leaf in proof.leaves]
+    leaves = [_leaf_to_json(leaf) for leaf in proof.leaves]
     return {"object": "run.proof", "run": run, "events": events, "checkpoint": proof.checkpoint, "leaves": leaves}
 
 
-def _proven(leaf: ProvenLeaf) -> dict[str, Any]:
+def _leaf_to_json(leaf: ProvenLeaf) -> dict[str, Any]:
     return {
         "index": leaf.place,
         "entry": leaf.entry.decode(),

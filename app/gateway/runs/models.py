@@ -81,8 +81,8 @@ def routes(context: GatewayContext, keys: Keys) -> APIRouter:
         """One tier with limits, pool and prices."""
         catalog = context.catalog()
         resolve_tier(catalog, caller.key, model)
-        shown = _description(request)(catalog, _served(context, catalog, model), model, created)
-        return Response(orjson.dumps(shown), media_type="application/json")
+        description = _description(request)(catalog, _served(context, catalog, model), model, created)
+        return Response(orjson.dumps(description), media_type="application/json")
 
     return router
 

@@ -14,29 +14,29 @@ PERCENTILES: Final = {"p50": 50, "p95": 95, "p99": 99}
 Json = dict[str, Any]
 
 
-def runs_of(period: Period, found: RunFigures) -> Json:
+def runs_of(period: Period, figures: RunFigures) -> Json:
     """Return sums over all runs, and by bucket, tier, topology, origin and cause of failure."""
-    groups = found.groups
+    groups = figures.groups
     all_seconds: list[float] = []
     seconds_by_tier: defaultdict[str, list[float]] = defaultdict(list)
     seconds_by_bucket: defaultdict[int, list[float]] = defaultdict(list)
-    for bucket, tier, seconds in found.seconds:
+    for bucket, tier, seconds in figures.seconds:
         all_seconds.append(seconds)
         seconds_by_tier[tier].append(seconds)
         seconds_by_bucket[bucket].append(seconds)
     tiers: list[Json] = []
-    for tier, members in _grouped(groups, lambda group: group.tier):
+    for tier, members in _group_by(groups, lambda group: group.tier):
         tiers.append({"tier": tier, **sums(members), "seconds": percentiles(seconds_by_tier[tier])})
     topologies: list[Json] = []
-    for topology, members in _grouped(groups, lambda group: group.topology or ""):
+    for topology, members in _group_by(groups, lambda group: group.topology or ""):
         topologies.append({"topology": topology or None, **sums(members)})
     origins: list[Json] = []
-    for origin, members in _grouped(groups, lambda group: group.origin):
+    for origin, members in _group_by(groups, lambda group: group.origin):
         origins.append({"origin": origin or "none", **sums(members)})
     return {
         "total": sums(groups),
         "seconds": percentiles(all_seconds),
-        "first_token_seconds": percentiles(found.first_seconds) | {"runs": found.first_runs},
+        "first_token_seconds": percentiles(figures.first_seconds) | {"runs": figures.first_runs},
         "buckets": [_bucket(period, number, groups, seconds_by_bucket[number]) for number in range(period.buckets)],
         "tiers": tiers,
         "topologies": topologies,
@@ -76,7 +76,7 @@ def sums(groups: Iterable[RunGroup]) -> Json:
     }
 
 
-def _grouped(groups: Iterable[RunGroup], name: Callable[[RunGroup], str]) -> list[tuple[str, list[RunGroup]]]:
+def _group_by(groups: Iterable[RunGroup], name: Callable[[RunGroup], str]) -> list[tuple[str, list[RunGroup]]]:
     """Return the groups by name, those of the most runs first."""
     by_name: defaultdict[str, list[RunGroup]] = defaultdict(list)
     for group in groups:
@@ -96,19 +96,19 @@ def _failures(groups: Iterable[RunGroup]) -> list[Json]:
 def percentiles(values: Sequence[float]) -> Json:
     """Return the nearest-rank percentiles of some values, and how many there are; null without any."""
     ordered = sorted(values)
-    shown: Json = {"count": len(ordered)}
+    values_by_name: Json = {"count": len(ordered)}
     for name, rank in PERCENTILES.items():
-        shown[name] = ordered[ceil(len(ordered) * rank / 100) - 1] if ordered else None
-    return shown
+        values_by_name[name] = ordered[ceil(len(ordered) * rank / 100) - 1] if ordered else None
+    return values_by_name
 
 
-def workers_of(found: RunFigures, prices: Mapping[str, Price]) -> list[Json]:
+def workers_of(figures: RunFigures, prices: Mapping[str, Price]) -> list[Json]:
     """Return each worker's calls with their share, how many went well, and about what they cost at present prices."""
-    ratings = {worker: (runs, passed) for worker, runs, passed in found.ratings}
+    ratings = {worker: (runs, passed) for worker, runs, passed in figures.ratings}
     by_worker: defaultdict[str, list[CallGroup]] = defaultdict(list)
-    for call in found.calls:
+    for call in figures.calls:
         by_worker[call.recipient].append(call)
-    total = sum(call.calls for call in found.calls)
+    total = sum(call.calls for call in figures.calls)
     ordered = sorted(by_worker.items(), key=lambda item: (-sum(group.calls for group in item[1]), item[0]))
     rows: list[Json] = []
     for name, calls in ordered:

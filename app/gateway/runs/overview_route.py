@@ -61,8 +61,8 @@ def routes(context: GatewayContext, keys: Keys) -> APIRouter:
         """Over the runs of the key's tenant; of a key of all tenants, over those of every tenant."""
         _check_tenant(filters.tenant, caller)
         async with turns.turn(caller.tenant):
-            shown = await _overview(context, filters, caller)
-        return Response(orjson.dumps(shown), media_type="application/json")
+            overview = await _overview(context, filters, caller)
+        return Response(orjson.dumps(overview), media_type="application/json")
 
     @router.get(
         "/live",
@@ -164,55 +164,55 @@ class _SharedOverview:
 
 
 async def _followed(
-    context: GatewayContext, followed: _SharedOverview, number: int, shown: Json
+    context: GatewayContext, followed: _SharedOverview, number: int, sent: Json
 ) -> AsyncGenerator[bytes]:
-    """Yield the frames of a stream: the overview that is `shown` first, made after change `number`, and each later
+    """Yield the frames of a stream: the overview that is `sent` first, made after change `number`, and each later
     one."""
-    yield b"event: overview\ndata: %b\n\n" % orjson.dumps(shown)
+    yield b"event: overview\ndata: %b\n\n" % orjson.dumps(sent)
     while True:
         latest = await context.runs.changes.after(number, context.ping)
         try:
             number, now = await followed.at(latest)
         except (Overloaded, StoreUnavailable):
-            now = shown
-        if now is shown:
+            now = sent
+        if now is sent:
             yield b": ping\n"
         else:
-            shown = now
-            yield b"event: overview\ndata: %b\n\n" % orjson.dumps(shown)
+            sent = now
+            yield b"event: overview\ndata: %b\n\n" % orjson.dumps(sent)
 
 
 async def _overview(context: GatewayContext, filters: query.OverviewFilters, caller: Caller) -> Json:
     prices = {name: worker.price for name, worker in context.catalog().workers.items() if worker.priced}
     lists = context.store.of_tenant(caller.tenant).lists
     of_caller = filters.model_copy(update={"tenant": caller.tenant or filters.tenant})
-    shown = await stored_overview.figures(lists, of_caller, context.now(), prices)
-    return shown | await _shared(context, caller, shown["tenant"])
+    overview = await stored_overview.figures(lists, of_caller, context.now(), prices)
+    return overview | await _shared(context, caller, overview["tenant"])
 
 
 async def _shared(context: GatewayContext, caller: Caller, tenant: str | None) -> Json:
     """Return the parts for which a key needs more than `runs:read`, and why those that are hidden are."""
     hidden = _hidden(caller)
-    shown: Json = dict.fromkeys(("budgets", "budgets_total", "queue", "breakers", "conductors", "log", "service"), None)
+    parts: Json = dict.fromkeys(("budgets", "budgets_total", "queue", "breakers", "conductors", "log", "service"), None)
     if not hidden["budgets"]:
         administration = context.store.administration_of(caller.tenant)
-        shown |= await stored_overview.budgets(administration, context.now(), tenant)
+        parts |= await stored_overview.budgets(administration, context.now(), tenant)
     if not hidden["queue"]:
-        shown["queue"] = await stored_overview.queue(context.store, context.now())
+        parts["queue"] = await stored_overview.queue(context.store, context.now())
     if not hidden["breakers"]:
         breakers = context.breakers()
         if breakers is None:
             hidden["breakers"] = ELSEWHERE
         elif breakers:
-            shown["breakers"] = [{"worker": worker, "state": state} for worker, state in breakers.items()]
+            parts["breakers"] = [{"worker": worker, "state": state} for worker, state in breakers.items()]
     if not hidden["conductors"]:
-        shown["conductors"] = await _conductors(context)
+        parts["conductors"] = await _conductors(context)
     if not hidden["log"]:
-        shown["log"] = await stored_overview.log(context.store)
+        parts["log"] = await stored_overview.log(context.store)
     if not hidden["service"]:
-        shown["service"] = _service(context)
-    shown["hidden"] = {part: reason for part, reason in hidden.items() if reason}
-    return shown
+        parts["service"] = _service(context)
+    parts["hidden"] = {part: reason for part, reason in hidden.items() if reason}
+    return parts
 
 
 def _hidden(caller: Caller) -> dict[str, str]:
@@ -234,14 +234,14 @@ def _hidden(caller: Caller) -> dict[str, str]:
 
 async def _conductors(context: GatewayContext) -> list[Json]:
     """Return the version in force of each conductor of the pool file, and its canary."""
-    known = versions_in_force(await context.store.changes())
+    changes = versions_in_force(await context.store.changes())
     conductors = {tier.conductor.worker for tier in context.catalog().tiers.values()} - {None}
-    shown = []
+    rows = []
     for name in sorted(str(conductor) for conductor in conductors):
-        in_force = known.get(name, VersionsInForce())
+        in_force = changes.get(name, VersionsInForce())
         version = {"conductor": name, "live": in_force.live or None, "canary": in_force.canary or None}
-        shown.append(version | {"share": in_force.share})
-    return shown
+        rows.append(version | {"share": in_force.share})
+    return rows
 
 
 def _service(context: GatewayContext) -> Json:

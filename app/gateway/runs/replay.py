@@ -69,11 +69,11 @@ class ReplayRequest(WireModel):
 
 def read_request(body: Mapping[str, Any]) -> ReplayRequest:
     """Return the request; raises `InvalidRequest` naming the field."""
-    given = {name: value for name, value in body.items() if value is not None}
+    fields = {name: value for name, value in body.items() if value is not None}
     try:
-        return ReplayRequest.model_validate(given)
+        return ReplayRequest.model_validate(fields)
     except ValidationError as error:
-        raise invalid_request(error, given) from None
+        raise invalid_request(error, fields) from None
 
 
 def check(row: RunRow, caller: Caller) -> None:
@@ -129,7 +129,7 @@ async def order(
     return replays.as_replay(new_order, earlier, changes, catalog)
 
 
-async def ended(store: TenantStore, run: str, seconds: float) -> RunRow:
+async def wait_for_end(store: TenantStore, run: str, seconds: float) -> RunRow:
     """Return the row of a run once it has ended, or as it is when the time is over."""
     row = await store.run(run)
     try:
@@ -145,7 +145,7 @@ async def ended(store: TenantStore, run: str, seconds: float) -> RunRow:
 # -- comparison
 
 
-async def compared(
+async def compare_with_replay(
     store: ContentReads,
     journals: tuple[Journal, Journal],
     ratings: tuple[Sequence[Feedback], Sequence[Feedback]],
@@ -153,7 +153,8 @@ async def compared(
     reads: bool,
 ) -> Comparison:
     """Compare two runs; texts are compared only if the caller `reads` the content of both."""
-    first, second = [figures(journal.events, given) for journal, given in zip(journals, ratings, strict=True)]
+    first = figures(journals[0].events, ratings[0])
+    second = figures(journals[1].events, ratings[1])
     return compare(first, second, await _same(store, first, second) if reads else unknown)
 
 

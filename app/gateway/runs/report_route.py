@@ -77,7 +77,7 @@ async def _figures(context: GatewayContext, filters: query.ReportFilters, caller
     until = now if filters.until is None else filters.until
     since = until - PERIOD_SECONDS if filters.since is None else filters.since
     tags = (("worker", filters.worker), ("label", filters.label), (METADATA_TAG, filters.metadata))
-    wanted = RunQuery(
+    run_query = RunQuery(
         tenant=caller.tenant or filters.tenant,
         tier=filters.tier,
         key=filters.key,
@@ -92,10 +92,10 @@ async def _figures(context: GatewayContext, filters: query.ReportFilters, caller
         zone = reports.zone_of(filters.time_zone)
     except ValueError as error:
         raise InvalidRequest(f"Invalid value for 'time_zone': {error}.", param="time_zone") from None
-    chosen = ReportOptions(tuple(dict.fromkeys(filters.by)), filters.success, filters.threshold)
+    options = ReportOptions(tuple(dict.fromkeys(filters.by)), filters.success, filters.threshold)
     try:
         figures = await reports.make(
-            context.store.of_tenant(caller.tenant), context.store, wanted, chosen, zone, most=MOST_RUNS
+            context.store.of_tenant(caller.tenant), context.store, run_query, options, zone, most=MOST_RUNS
         )
     except reports.TooManyRuns:
         raise InvalidRequest(TOO_LARGE, param="since", code="report_too_large") from None

@@ -70,7 +70,7 @@ async def make(
     store: TenantStore,
     catalogs: Reports,
     query: RunQuery,
-    wanted: ReportOptions,
+    options: ReportOptions,
     zone: tzinfo,
     *,
     most: int | None = None,
@@ -79,7 +79,7 @@ async def make(
 
     Raises `TooManyRuns` where there are more than `most`, `TooManyGroups`, and `StoreUnavailable`.
     """
-    report, prices = Report(wanted, zone), _Prices(catalogs)
+    report, prices = Report(options, zone), _Prices(catalogs)
     run_count = 0
     query = replace(query, sort="time", ascending=True, before=None, limit=PAGE)
     while page := await store.journaled_runs(query):
@@ -161,12 +161,12 @@ def _scalars(figures: Mapping[str, Any]) -> list[tuple[str, float | None]]:
 def as_csv(rows: Sequence[Row], part: Part) -> str:
     """Return a table as CSV (RFC 4180). A text that a spreadsheet would take for a formula begins with an
     apostrophe."""
-    written = io.StringIO()
-    writer = csv.writer(written)
+    output = io.StringIO()
+    writer = csv.writer(output)
     writer.writerow(COLUMNS[part])
     for row in rows:
         writer.writerow([csv_cell(row[name]) for name in COLUMNS[part]])
-    return written.getvalue()
+    return output.getvalue()
 
 
 def csv_cell(value: object) -> object:

@@ -107,11 +107,11 @@ def _add_read_routes(router: APIRouter, context: GatewayContext, keys: Keys) -> 
         response_model=run_replies.WholeRun,
         responses=declared,
     )
-    async def get_run(found: audited) -> Response:
+    async def get_run(run: audited) -> Response:
         """The run's plan, calls, money and ratings, without any content. The ids of tool calls that wait for results
         are shown to the key that began the run, and to keys with `audit:read`; to others they are null."""
-        journal = await found.store.journal(found.row.id)
-        return _json(await _whole(found, journal, fold(journal.events)))
+        journal = await run.store.journal(run.row.id)
+        return _json(await _record_of(run, journal, fold(journal.events)))
 
     @router.get(
         "/{run}/events",
@@ -120,12 +120,12 @@ def _add_read_routes(router: APIRouter, context: GatewayContext, keys: Keys) -> 
         response_model=run_replies.EventList,
         responses=declared,
     )
-    async def list_run_events(found: audited, filters: Annotated[query.EventFilters, Query()]) -> Response:
+    async def list_run_events(run: audited, filters: Annotated[query.EventFilters, Query()]) -> Response:
         """The events from which everything else about a run is derived, in order. The ids of tool calls that wait are
         shown as in the run itself."""
-        journal = await found.store.journal(found.row.id, after=filters.after)
+        journal = await run.store.journal(run.row.id, after=filters.after)
         events = journal.events[: filters.limit]
-        waiting = await _hidden_ids(found, events)
+        waiting = await _hidden_ids(run, events)
         data = [_event(event, waiting) for event in events]
         has_more = len(journal.events) > filters.limit
         return _json(_page(data, "seq", has_more, str(data[-1]["seq"]) if has_more else None))
@@ -137,10 +137,10 @@ def _add_read_routes(router: APIRouter, context: GatewayContext, keys: Keys) -> 
         response_model=run_replies.RunProof,
         responses=declared,
     )
-    async def prove_run(found: audited) -> Response:
+    async def prove_run(run: audited) -> Response:
         """The entries about the run, each with the hashes that lead from it to the root of the signed checkpoint."""
-        proof = await context.store.log.proof(found.row.id)
-        return _json(log_route.proof_of_run(found.row.id, found.row.seq, proof))
+        proof = await context.store.log.proof(run.row.id)
+        return _json(log_route.proof_of_run(run.row.id, run.row.seq, proof))
 
 
 def _add_align_route(router: APIRouter, context: GatewayContext, keys: Keys) -> None:
@@ -158,15 +158,15 @@ def _add_align_route(router: APIRouter, context: GatewayContext, keys: Keys) -> 
     ) -> Response:
         """The steps of two runs side by side: those with the same subtask, then those of the same worker, then those at
         the same place. Subtasks and outputs are compared for those who may read the content of both runs."""
-        found = [await visible(name, caller) for name in (options.a, options.b)]
-        reads_both = all(run.may_read for run in found)
+        runs = [await visible(name, caller) for name in (options.a, options.b)]
+        reads_both = all(run.may_read for run in runs)
         if reads_both:
-            for run in found:
+            for run in runs:
                 await reads.note_foreign(context, caller, run.row, "comparison")
-        first, second = found
+        first, second = runs
         journals = await first.store.journal(first.row.id), await second.store.journal(second.row.id)
         ratings = await first.store.feedback(first.row.id), await second.store.feedback(second.row.id)
-        return _json((await views.aligned(first.store, journals, ratings, reads=reads_both)).to_json())
+        return _json((await views.align(first.store, journals, ratings, reads=reads_both)).to_json())
 
 
 def _add_follow_route(router: APIRouter, context: GatewayContext, keys: Keys, streams: OpenStreams) -> None:
@@ -183,7 +183,7 @@ def _add_follow_route(router: APIRouter, context: GatewayContext, keys: Keys, st
         openapi_extra={"parameters": [operations.LAST_EVENT_ID]},
     )
     async def follow_run_events(
-        found: visible, options: Annotated[query.JournalStreamOptions, Query()], request: Request
+        run: visible, options: Annotated[query.JournalStreamOptions, Query()], request: Request
     ) -> Response:
         """The events of `GET /v1/runs/{id}/events`, each under its number as the event id, until the run has ended, or
         for the seconds that are asked for. `Last-Event-ID` counts before `starting_after`. A stream ends within five
@@ -193,13 +193,13 @@ def _add_follow_route(router: APIRouter, context: GatewayContext, keys: Keys, st
         after = last_event(request)
         after = after if after is not None else options.starting_after
 
-        def shown(state: RunState, events: Sequence[Event]) -> list[dict[str, Any]]:
-            hidden = () if found.may_read else state.unanswered_tool_calls.keys()
+        def to_json(state: RunState, events: Sequence[Event]) -> list[dict[str, Any]]:
+            hidden = () if run.may_read else state.unanswered_tool_calls.keys()
             return [_event(event, hidden) for event in events]
 
-        journal = await found.store.journal(found.row.id)
-        frames = journal_stream.frames(context, watch, found.store, journal.events, after or 0, shown)
-        return streams.begin(request, found.caller, frames, options.seconds)
+        journal = await run.store.journal(run.row.id)
+        frames = journal_stream.frames(context, watch, run.store, journal.events, after or 0, to_json)
+        return streams.begin(request, run.caller, frames, options.seconds)
 
 
 def _add_view_routes(router: APIRouter, context: GatewayContext, keys: Keys) -> None:
@@ -207,8 +207,8 @@ def _add_view_routes(router: APIRouter, context: GatewayContext, keys: Keys) -> 
     visible = Annotated[VisibleRun, Depends(_visible(context, keys.needs("runs:read")))]
     declared = operations.replies(*operations.READING)
 
-    async def at_instant(found: VisibleRun, options: query.InstantOptions) -> Instant:
-        return views.at_instant(await found.store.journal(found.row.id), options, context.now())
+    async def at_instant(run: VisibleRun, options: query.InstantOptions) -> Instant:
+        return views.at_instant(await run.store.journal(run.row.id), options, context.now())
 
     @router.get(
         "/{run}/graph",
@@ -217,15 +217,15 @@ def _add_view_routes(router: APIRouter, context: GatewayContext, keys: Keys) -> 
         response_model=view_replies.Graph,
         responses=declared,
     )
-    async def get_run_graph(found: visible, options: Annotated[query.GraphOptions, Query()]) -> Response:
+    async def get_run_graph(run: visible, options: Annotated[query.GraphOptions, Query()]) -> Response:
         """The plans and steps of all rounds with their calls, the edges between them, and a place for each on a page. A
         node keeps its place when another one is added. The first words of subtasks are content: they are shown to the
         key that began the run, and to keys with `audit:read`."""
-        drawn = graph.graph(await at_instant(found, options))
-        content = found.may_read and options.words
+        run_graph = graph.graph(await at_instant(run, options))
+        content = run.may_read and options.words
         if content:
-            await reads.note_foreign(context, found.caller, found.row, "graph")
-        return _json(await views.with_words(found.store, drawn, content=content))
+            await reads.note_foreign(context, run.caller, run.row, "graph")
+        return _json(await views.with_words(run.store, run_graph, content=content))
 
     @router.get(
         "/{run}/timeline",
@@ -234,10 +234,10 @@ def _add_view_routes(router: APIRouter, context: GatewayContext, keys: Keys) -> 
         response_model=view_replies.Timeline,
         responses=declared,
     )
-    async def get_run_timeline(found: visible, options: Annotated[query.InstantOptions, Query()]) -> Response:
+    async def get_run_timeline(run: visible, options: Annotated[query.InstantOptions, Query()]) -> Response:
         """Spans on one axis, nested in each other: waits, plans, steps, attempts and their phases, with the money and
         the tokens of each. There is no content in it."""
-        return _json(timeline.timeline(await at_instant(found, options)).to_json())
+        return _json(timeline.timeline(await at_instant(run, options)).to_json())
 
     @router.get(
         "/{run}/state",
@@ -246,10 +246,10 @@ def _add_view_routes(router: APIRouter, context: GatewayContext, keys: Keys) -> 
         response_model=view_replies.StateAtInstant,
         responses=declared,
     )
-    async def get_run_state(found: visible, options: Annotated[query.InstantOptions, Query()]) -> Response:
+    async def get_run_state(run: visible, options: Annotated[query.InstantOptions, Query()]) -> Response:
         """The exact state after an event, or some seconds after the admission: the fold of the journal up to then.
         There is no content in it."""
-        return _json(snapshot(await at_instant(found, options)))
+        return _json(snapshot(await at_instant(run, options)))
 
 
 def _add_all_views_route(router: APIRouter, context: GatewayContext, keys: Keys) -> None:
@@ -262,33 +262,33 @@ def _add_all_views_route(router: APIRouter, context: GatewayContext, keys: Keys)
         response_model=view_replies.Views,
         responses=operations.replies(*operations.READING),
     )
-    async def get_run_views(found: visible, options: Annotated[query.ViewsOptions, Query()]) -> Response:
+    async def get_run_views(run: visible, options: Annotated[query.ViewsOptions, Query()]) -> Response:
         """The run as it is now, and its state, graph and timeline at the instant, all of one reading of the journal.
 
         The present of a run that goes on is its latest event here, so that the reply changes only when something
         happens. With `step` it has that step in full, for keys with `audit:read`, and the explanation of the run; if
         there is no such step, both are null.
         """
-        journal = await found.store.journal(found.row.id)
+        journal = await run.store.journal(run.row.id)
         at = views.at_instant(journal, options, now=journal.events[-1].at)
         state = at.state if at.is_latest else fold(journal.events)
-        whole = await _whole(found, journal, state)
-        content = found.may_read and options.words
+        run_record = await _record_of(run, journal, state)
+        content = run.may_read and options.words
         if content:
-            await reads.note_foreign(context, found.caller, found.row, "graph")
-        chosen = {"step": None, "explanation": None}
+            await reads.note_foreign(context, run.caller, run.row, "graph")
+        step_parts = {"step": None, "explanation": None}
         if options.step is not None and options.step in at.state.steps:
-            chosen = await _chosen(context, found, journal, state, whole, options.step)
-        administration = context.store.administration_of(found.caller.tenant)
+            step_parts = await _read_step_parts(context, run, journal, state, run_record, options.step)
+        administration = context.store.administration_of(run.caller.tenant)
         return _json(
             {
                 "object": "run.views",
-                "run": whole,
-                "key_name": (await key_names(administration, [found.row.key]))[found.row.key],
+                "run": run_record,
+                "key_name": (await key_names(administration, [run.row.key]))[run.row.key],
                 "state": snapshot(at),
-                "graph": await views.with_words(found.store, graph.graph(at), content=content),
+                "graph": await views.with_words(run.store, graph.graph(at), content=content),
                 "timeline": timeline.timeline(at).to_json(),
-                **chosen,
+                **step_parts,
             }
         )
 
@@ -305,13 +305,13 @@ def _add_content_routes(router: APIRouter, context: GatewayContext, keys: Keys) 
         response_model=explanation_replies.Explanation,
         responses=operations.replies(*operations.READING),
     )
-    async def explain_run(found: visible) -> Response:
+    async def explain_run(run: visible) -> Response:
         """Explain why the run was planned so, why these workers did its steps, what it cost against the cheapest
         alternative, what speaks for the answer, and what nobody knows. The reasons of conductors are content: they are
         shown to the key that began the run, and to keys with `audit:read`."""
-        if found.may_read:
-            await reads.note_foreign(context, found.caller, found.row, "reasons")
-        return _json(await explanation.explain(found.store, context.store, found.row, content=found.may_read))
+        if run.may_read:
+            await reads.note_foreign(context, run.caller, run.row, "reasons")
+        return _json(await explanation.explain(run.store, context.store, run.row, content=run.may_read))
 
     @router.get(
         "/{run}/steps/{n}",
@@ -320,27 +320,27 @@ def _add_content_routes(router: APIRouter, context: GatewayContext, keys: Keys) 
         response_model=run_replies.StepInFull,
         responses=operations.replies(*operations.READING),
     )
-    async def get_run_step(found: disclosed, n: StepNumber) -> Response:
+    async def get_run_step(run: disclosed, n: StepNumber) -> Response:
         """One step with its content, which needs the scope `audit:read`."""
-        journal = await found.store.journal(found.row.id)
+        journal = await run.store.journal(run.row.id)
         state = fold(journal.events)
         if not n.isdecimal() or len(n) > 6 or int(n) not in state.steps:
             raise NotFound("The run has no step of that number.")
-        shown = await audit.step_in_full(found.store, state, journal.events, int(n))
-        await reads.note(context, found.caller, found.row, f"step:{int(n)}")
-        return _json(shown)
+        step = await audit.step_in_full(run.store, state, journal.events, int(n))
+        await reads.note(context, run.caller, run.row, f"step:{int(n)}")
+        return _json(step)
 
 
 def _add_stream_route(router: APIRouter, context: GatewayContext, keys: Keys, idempotency: Idempotency) -> None:
     reader = Annotated[Caller, keys.needs("runs:read")]
     visible = Annotated[VisibleRun, Depends(_visible(context, keys.needs("runs:read")))]
 
-    async def readable(found: visible) -> RunRow:
+    async def readable(run: visible) -> RunRow:
         """Return the run, if this key may read its answer: the key that began it, or one with `audit:read`."""
-        if not found.may_read:
+        if not run.may_read:
             raise Forbidden()
-        await reads.note_foreign(context, found.caller, found.row, "answer")
-        return found.row
+        await reads.note_foreign(context, run.caller, run.row, "answer")
+        return run.row
 
     @router.get(
         "/{run}/stream",
@@ -381,11 +381,11 @@ def _add_action_routes(router: APIRouter, context: GatewayContext, keys: Keys, i
     async def cancel_run(
         caller: writer,
         body: Annotated[dict[str, object], json_body(context.bounds, optional=True)],
-        found: visible,
+        run: visible,
         request: Request,
     ) -> Response:
         """Cancel it and wait a little for its end: `state` says what became of it. A run that has ended stays so."""
-        return await idempotency.reply(request, caller, body, lambda: _cancelled(context, found))
+        return await idempotency.reply(request, caller, body, lambda: _cancel(context, run))
 
     @router.delete(
         "/{run}",
@@ -394,16 +394,16 @@ def _add_action_routes(router: APIRouter, context: GatewayContext, keys: Keys, i
         response_model=run_replies.ErasedRun,
         responses=operations.replies(*operations.READING, 409),
     )
-    async def erase_run(found: visible) -> Response:
+    async def erase_run(run: visible) -> Response:
         """Texts, comments and the salt of their hashes are erased; the journal keeps what is no content.
 
         It is cancelled first if it goes on. A run of any format can be erased; one that was erased stays so. One that a
         legal hold covers is not erased (409 `legal_hold`).
         """
-        await cancel.stop_with_copies(found.store, context.queue, found.row, context.now())
-        if not await found.store.erase(found.row.id):  # it was pruned just now
+        await cancel.stop_with_copies(run.store, context.queue, run.row, context.now())
+        if not await run.store.erase(run.row.id):  # it was pruned just now
             raise NotFound()
-        return _json({"id": found.row.id, "object": "run", "erased": True})
+        return _json({"id": run.row.id, "object": "run", "erased": True})
 
     @router.post(
         "/{run}/feedback",
@@ -416,13 +416,15 @@ def _add_action_routes(router: APIRouter, context: GatewayContext, keys: Keys, i
     async def rate_run(
         caller: writer,
         body: Annotated[dict[str, object], json_body(context.bounds)],
-        found: visible,
+        run: visible,
         request: Request,
     ) -> Response:
         """Store a rating of a run that has ended. With an `Idempotency-Key` the same request stores one rating."""
-        made = idempotency_record(request, caller, body)
-        row = found.row
-        return await idempotency.reply(request, caller, body, lambda: feedback.take(context, row, caller, body, made))
+        key_record = idempotency_record(request, caller, body)
+        row = run.row
+        return await idempotency.reply(
+            request, caller, body, lambda: feedback.take(context, row, caller, body, key_record)
+        )
 
 
 def _add_replay_routes(router: APIRouter, context: GatewayContext, keys: Keys, idempotency: Idempotency) -> None:
@@ -444,7 +446,7 @@ def _add_replay_routes(router: APIRouter, context: GatewayContext, keys: Keys, i
     async def replay_run(
         caller: writer,
         body: Annotated[dict[str, object], json_body(context.bounds, optional=True)],
-        found: replayed,
+        run: replayed,
         request: Request,
     ) -> Response:
         """A run of its own, under the same plan or with changes. The key must have begun the run, or have `audit:read`.
@@ -452,12 +454,12 @@ def _add_replay_routes(router: APIRouter, context: GatewayContext, keys: Keys, i
         The reply has the new run as it is when `wait` is over. `GET /v1/runs/{id}/compare/{other}` compares both.
         """
         replay_request = replay.read_request(body)
-        replay.check(found.row, caller)
-        await reads.note_foreign(context, caller, found.row, "replay")
-        order = await replay.order(context, found.store, found.row, caller, replay_request)
+        replay.check(run.row, caller)
+        await reads.note_foreign(context, caller, run.row, "replay")
+        order = await replay.order(context, run.store, run.row, caller, replay_request)
         turn = await idempotency.begin(request, caller, body, lambda: order)
         try:
-            row = await replay.ended(found.store, turn.run.run, replay_request.wait)
+            row = await replay.wait_for_end(run.store, turn.run.run, replay_request.wait)
         finally:
             context.runs.leave(turn.run)
             turn.permit.release()
@@ -470,19 +472,19 @@ def _add_replay_routes(router: APIRouter, context: GatewayContext, keys: Keys, i
         response_model=run_replies.RunComparison,
         responses=operations.replies(*operations.READING),
     )
-    async def compare_runs(found: audited, other: OtherRun, caller: reader) -> Response:
+    async def compare_runs(run: audited, other: OtherRun, caller: reader) -> Response:
         """Cost, time, tokens, scores, steps, and who saw what in one run and not in the other.
 
         Whether answers and outputs are equal is told to those who may read the content of both runs.
         """
         second = await visible(other, caller)
-        reads_both = replay.may_read(found.row, caller) and replay.may_read(second.row, caller)
+        reads_both = replay.may_read(run.row, caller) and replay.may_read(second.row, caller)
         if reads_both:
-            for compared in (found.row, second.row):
-                await reads.note_foreign(context, caller, compared, "comparison")
-        journals = await found.store.journal(found.row.id), await second.store.journal(second.row.id)
-        ratings = await found.store.feedback(found.row.id), await second.store.feedback(second.row.id)
-        return _json((await replay.compared(found.store, journals, ratings, reads=reads_both)).to_json())
+            for row in (run.row, second.row):
+                await reads.note_foreign(context, caller, row, "comparison")
+        journals = await run.store.journal(run.row.id), await second.store.journal(second.row.id)
+        ratings = await run.store.feedback(run.row.id), await second.store.feedback(second.row.id)
+        return _json((await replay.compare_with_replay(run.store, journals, ratings, reads=reads_both)).to_json())
 
 
 def _visible(context: GatewayContext, needed: Any) -> Callable[..., Awaitable[VisibleRun]]:
@@ -509,39 +511,38 @@ def _visible(context: GatewayContext, needed: Any) -> Callable[..., Awaitable[Vi
 async def _absent(store: TenantStore, caller: Caller, run: str) -> NotFound:
     """Return the error for a run without a row: it was pruned, or this caller may not know that it ever was."""
     try:
-        left = await store.pruned_run(run)
+        pruned = await store.pruned_run(run)
     except NotFound:
         return NotFound()
-    if not caller.sees(left.tenant):
+    if not caller.sees(pruned.tenant):
         return NotFound()
-    day = datetime.fromtimestamp(left.pruned_at, UTC).date()
+    day = datetime.fromtimestamp(pruned.pruned_at, UTC).date()
     return RunPruned(
-        f"The run {run} ended as {left.state} and was deleted on {day} because its time was over; only a hash of its "
-        f"journal of {left.events} events is left. Ask the operator for the archived journal."
+        f"The run {run} ended as {pruned.state} and was deleted on {day} because its time was over; only a hash of its "
+        f"journal of {pruned.events} events is left. Ask the operator for the archived journal."
     )
 
 
-async def _whole(found: VisibleRun, journal: Journal, state: RunState) -> dict[str, Any]:
+async def _record_of(run: VisibleRun, journal: Journal, state: RunState) -> dict[str, Any]:
     """Return the run as its caller may see it; `state` is the fold of its journal."""
-    whole = audit.whole(found.row, journal, await found.store.feedback(found.row.id), state)
-    if found.may_read:
-        return whole
-    return exchanges.without_ids(whole, state.unanswered_tool_calls)
+    run_record = audit.whole(run.row, journal, await run.store.feedback(run.row.id), state)
+    if run.may_read:
+        return run_record
+    return exchanges.without_ids(run_record, state.unanswered_tool_calls)
 
 
-async def _chosen(
-    context: GatewayContext, found: VisibleRun, journal: Journal, state: RunState, whole: dict[str, Any], n: int
+async def _read_step_parts(
+    context: GatewayContext, run: VisibleRun, journal: Journal, state: RunState, run_record: dict[str, Any], n: int
 ) -> dict[str, Any]:
     """Return a step in full, null without the scope for it, with the explanation of the run."""
     step = None
-    if found.caller.may("audit:read"):
-        step = await audit.step_in_full(found.store, state, journal.events, n)
-        await reads.note(context, found.caller, found.row, f"step:{n}")
-    if found.may_read:
-        await reads.note_foreign(context, found.caller, found.row, "reasons")
-    explained = await explanation.explain_read(
-        found.store, context.store, found.row, journal, state, whole, content=found.may_read
-    )
+    if run.caller.may("audit:read"):
+        step = await audit.step_in_full(run.store, state, journal.events, n)
+        await reads.note(context, run.caller, run.row, f"step:{n}")
+    if run.may_read:
+        await reads.note_foreign(context, run.caller, run.row, "reasons")
+    read_run = explanation.ReadRun(run.row, journal, state, run_record)
+    explained = await explanation.explain_read(run.store, context.store, read_run, content=run.may_read)
     return {"step": step, "explanation": explained}
 
 
@@ -549,27 +550,27 @@ def _json(value: Mapping[str, Any]) -> Response:
     return Response(orjson.dumps(value), media_type="application/json")
 
 
-def _page(data: list[dict[str, Any]], key: str, has_more: bool, following: str | None) -> dict[str, Any]:
+def _page(data: list[dict[str, Any]], key: str, has_more: bool, next_page: str | None) -> dict[str, Any]:
     """Return a list object; `key` is the field that names an entry."""
     first, last = (str(data[0][key]), str(data[-1][key])) if data else (None, None)
     ends = {"first_id": first, "last_id": last}
-    return {"object": "list", "data": data, **ends, "has_more": has_more, "next": following}
+    return {"object": "list", "data": data, **ends, "has_more": has_more, "next": next_page}
 
 
-async def _hidden_ids(found: VisibleRun, events: Sequence[Event]) -> Collection[str]:
+async def _hidden_ids(run: VisibleRun, events: Sequence[Event]) -> Collection[str]:
     """Return the ids of tool calls that these events name, and that this key is not shown because they wait for
     results."""
-    if found.may_read or all(event.kind is not Kind.STEP_AWAITING for event in events):
+    if run.may_read or all(event.kind is not Kind.STEP_AWAITING for event in events):
         return ()
-    return fold((await found.store.journal(found.row.id)).events).unanswered_tool_calls.keys()
+    return fold((await run.store.journal(run.row.id)).events).unanswered_tool_calls.keys()
 
 
 def _event(event: Event, hidden: Collection[str]) -> dict[str, Any]:
-    named = hidden and event.kind is Kind.STEP_AWAITING
-    body = exchanges.event_without_ids(event.body, hidden) if named else event.body
+    has_hidden_ids = hidden and event.kind is Kind.STEP_AWAITING
+    body = exchanges.event_without_ids(event.body, hidden) if has_hidden_ids else event.body
     return {"object": "run.event", "seq": event.seq, "kind": event.kind.value, "at": event.at, "body": body}
 
 
-async def _cancelled(context: GatewayContext, found: VisibleRun) -> Response:
+async def _cancel(context: GatewayContext, run: VisibleRun) -> Response:
     """Ask for a run's end, wait for it a little, and show the run as lists do: `state` says what became of it."""
-    return _json(audit.summary(await cancel.stop(found.store, context.queue, found.row, context.now())))
+    return _json(audit.summary(await cancel.stop(run.store, context.queue, run.row, context.now())))

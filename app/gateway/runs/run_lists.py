@@ -30,7 +30,7 @@ MOST_COUNTED: Final = 10_000
 """The highest count of a list's runs: to count them the database reads each of them."""
 JSON: Final = "application/json"
 PING: Final = b": ping\n"
-Shown = dict[str, Any]
+Summary = dict[str, Any]
 
 
 def add_routes(router: APIRouter, context: GatewayContext, keys: Keys, streams: OpenStreams) -> None:
@@ -48,8 +48,8 @@ def add_routes(router: APIRouter, context: GatewayContext, keys: Keys, streams: 
     )
     async def list_runs(filters: Annotated[query.RunFilters, Query()], caller: reader) -> Response:
         """The runs of the key's tenant; of a key made with `--all-tenants`, those of every tenant."""
-        wanted = await _run_query(context, filters, caller)
-        return Response(orjson.dumps(await _page(context, caller.tenant, filters, wanted)), media_type=JSON)
+        run_query = await _run_query(context, filters, caller)
+        return Response(orjson.dumps(await _page(context, caller.tenant, filters, run_query)), media_type=JSON)
 
     @router.get(
         "/live",
@@ -63,10 +63,10 @@ def add_routes(router: APIRouter, context: GatewayContext, keys: Keys, streams: 
         """First the page, as `GET /v1/runs` has it with the same parameters; then each run that is new on it or has
         changed, and the id of each that has left it, within about a second. Who connects again is sent the page anew,
         so that nothing is missed. Comments keep the connection alive."""
-        wanted = await _run_query(context, filters, caller)
+        run_query = await _run_query(context, filters, caller)
         if request.method == "HEAD":  # which would wait for a stream's end, and for no body
             return Response(media_type="text/event-stream")
-        frames = await pages.frames(caller.tenant, filters, wanted)
+        frames = await pages.frames(caller.tenant, filters, run_query)
         seconds = None if filters.seconds is None else float(filters.seconds)
         return streams.begin(request, caller, frames, seconds)
 
@@ -79,17 +79,23 @@ async def _page(
 ) -> dict[str, Any]:
     """Return a page of the list, as JSON has it."""
     rows, has_more, has_previous = await _read_rows(context.store.of_tenant(tenant), filters, run_query)
-    first = _cursor(filters, rows[0]) if rows else None
-    last = _cursor(filters, rows[-1]) if rows else None
     reply: dict[str, Any] = {
         "object": "list",
-        "data": await _shown(context, tenant, filters, rows),
-        "first_id": rows[0].id if rows else None,
-        "last_id": rows[-1].id if rows else None,
+        "data": await _summaries(context, tenant, filters, rows),
+        "first_id": None,
+        "last_id": None,
         "has_more": has_more,
-        "next": query.as_cursor(last) if last is not None and has_more else None,
-        "previous": query.as_cursor(first) if first is not None and has_previous else None,
+        "next": None,
+        "previous": None,
     }
+    first = None
+    if rows:
+        first = _cursor(filters, rows[0])
+        reply |= {"first_id": rows[0].id, "last_id": rows[-1].id}
+        if has_more:
+            reply["next"] = query.as_cursor(_cursor(filters, rows[-1]))
+        if has_previous:
+            reply["previous"] = query.as_cursor(first)
     if "count" in filters.include:
         reply["count"] = await _count(context, tenant, run_query, first)
     return reply
@@ -100,13 +106,13 @@ async def _read_rows(
 ) -> tuple[tuple[RunRow, ...], bool, bool]:
     """Return the rows of a page, and whether there are more behind it and in front of it."""
     if filters.before is None:
-        found = await store.runs(run_query)
-        rows = found[: filters.limit]
-        return rows, len(found) > filters.limit, filters.after is not None and bool(rows)
+        read_rows = await store.runs(run_query)
+        rows = read_rows[: filters.limit]
+        return rows, len(read_rows) > filters.limit, filters.after is not None and bool(rows)
     # The rows in front of `before` come in the opposite order, and the run of `before` is behind them.
-    found = await store.runs(_reversed(run_query))
-    rows = found[: filters.limit][::-1]
-    return rows, bool(rows), len(found) > filters.limit
+    read_rows = await store.runs(_reversed(run_query))
+    rows = read_rows[: filters.limit][::-1]
+    return rows, bool(rows), len(read_rows) > filters.limit
 
 
 def _reversed(run_query: RunQuery) -> RunQuery:
@@ -114,25 +120,25 @@ def _reversed(run_query: RunQuery) -> RunQuery:
     return copy_with(run_query, ascending=not run_query.ascending)
 
 
-async def _shown(
+async def _summaries(
     context: GatewayContext, tenant: str | None, filters: query.RunFilters, rows: tuple[RunRow, ...]
-) -> list[Shown]:
+) -> list[Summary]:
     """Return the rows as JSON has them, with the details that the request includes."""
-    shown = [audit.summary(row) for row in rows]
-    wanted = {"workers", "preview"}.intersection(filters.include)
-    if wanted:
+    summaries = [audit.summary(row) for row in rows]
+    detail_names = {"workers", "preview"}.intersection(filters.include)
+    if detail_names:
         details = await context.store.of_tenant(tenant).lists.details([row.id for row in rows])
-        for run in shown:
+        for run in summaries:
             detail = details.get(run["id"])
-            if "workers" in wanted:
+            if "workers" in detail_names:
                 run["workers"] = list(detail.workers) if detail is not None else []
-            if "preview" in wanted:
+            if "preview" in detail_names:
                 run["preview"] = detail is not None and detail.is_preview
     if "key_name" in filters.include:
         names = await key_names(context.store.administration_of(tenant), [row.key for row in rows])
-        for run in shown:
+        for run in summaries:
             run["key_name"] = names[run["key"]]
-    return shown
+    return summaries
 
 
 async def _count(
@@ -193,9 +199,9 @@ async def _run_query(context: GatewayContext, filters: query.RunFilters, caller:
     if filters.after is not None and filters.before is not None:
         raise InvalidRequest("Send 'after' or 'before', not both.", param="before", code="invalid_value")
     place = None
-    for name, given in (("after", filters.after), ("before", filters.before)):
-        if given is not None:
-            place = await _behind(context, filters, caller, name, given)
+    for name, value in (("after", filters.after), ("before", filters.before)):
+        if value is not None:
+            place = await _behind(context, filters, caller, name, value)
     tags = (("worker", filters.worker), ("label", filters.label), (METADATA_TAG, filters.metadata))
     return RunQuery(
         tenant=caller.tenant or filters.tenant,
@@ -256,7 +262,7 @@ class _Pages:
         if page is None:
             page = self._shared[key] = _SharedPage(self._context, tenant, filters, run_query)
         number = self._context.runs.changes.number
-        return _followed(self._context, page, number, await page.at(number))
+        return _follow_page(self._context, page, number, await page.at(number))
 
 
 class _SharedPage:
@@ -279,7 +285,7 @@ class _SharedPage:
             return self._page
 
 
-async def _followed(
+async def _follow_page(
     context: GatewayContext, page: _SharedPage, number: int, first: dict[str, Any]
 ) -> AsyncGenerator[bytes]:
     """Yield the frames of a page: at first the whole page, as it is after change `number`, then each difference."""
@@ -299,11 +305,11 @@ async def _followed(
         sent = present
 
 
-def _by_id(page: dict[str, Any]) -> dict[str, Shown]:
+def _by_id(page: dict[str, Any]) -> dict[str, Summary]:
     return {run["id"]: run for run in page["data"]}
 
 
-def _difference(before: dict[str, Shown], now: dict[str, Shown]) -> bytes:
+def _difference(before: dict[str, Summary], now: dict[str, Summary]) -> bytes:
     """Return the events that lead from one page to another; those of older runs first where a list begins with the
     newest."""
     events: list[bytes] = []

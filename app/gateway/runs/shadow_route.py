@@ -35,20 +35,20 @@ def routes(context: GatewayContext, keys: Keys) -> APIRouter:
         response_model=report_replies.ShadowReport,
         responses=operations.replies(*operations.READING, 404),
     )
-    async def get_shadow_report(asked: Annotated[query.ShadowFilters, Query()], caller: reader) -> Response:
+    async def get_shadow_report(filters: Annotated[query.ShadowFilters, Query()], caller: reader) -> Response:
         """Over the runs of the key's tenant; of a key of all tenants, over those of every tenant."""
-        tier = _tier(context.catalog(), asked.tier)
-        until = context.now() if asked.until is None else asked.until
-        since = until - PERIOD_SECONDS if asked.since is None else asked.since
+        tier = _tier(context.catalog(), filters.tier)
+        until = context.now() if filters.until is None else filters.until
+        since = until - PERIOD_SECONDS if filters.since is None else filters.since
         if since >= until:
             raise InvalidRequest("Invalid value for 'since': it must be earlier than 'until'.", param="since")
-        drawn = None
+        sample_notes = None
         if caller.tenant is None:
             notes = await context.store.learned(policy_of(tier.name), 0)
-            drawn = notes_from_json(notes.body).since(since) if notes is not None else {}
+            sample_notes = notes_from_json(notes.body).since(since) if notes is not None else {}
         try:
             async with asyncio.timeout(REPORT_SECONDS), one_at_a_time:
-                figures = await trials.report(context.store.of_tenant(caller.tenant), tier, since, until, drawn)
+                figures = await trials.report(context.store.of_tenant(caller.tenant), tier, since, until, sample_notes)
         except TimeoutError:
             raise Overloaded(
                 f"The report was not ready within {REPORT_SECONDS:.0f} seconds; choose a shorter period.",

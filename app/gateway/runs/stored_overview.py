@@ -44,19 +44,19 @@ async def figures(lists: RunLists, filters: query.OverviewFilters, now: float, p
         most_runs=MOST_RUNS,
         most_calls=MOST_CALLS,
     )
-    found = await lists.figures(period)
+    run_figures = await lists.figures(period)
     return {
         "object": "overview",
         "period": filters.period,
         "since": period.since,
         "until": until,
         "tenant": period.tenant,
-        "runs_since": found.since,
-        "calls_since": found.calls_since,
-        **overview.runs_of(period, found),
-        "workers": overview.workers_of(found, prices),
-        "ejected": [asdict(ejected) for ejected in found.ejected],
-        "open": [{"state": state, "runs": runs, "oldest_since": oldest} for state, runs, oldest in found.open],
+        "runs_since": run_figures.since,
+        "calls_since": run_figures.calls_since,
+        **overview.runs_of(period, run_figures),
+        "workers": overview.workers_of(run_figures, prices),
+        "ejected": [asdict(ejected) for ejected in run_figures.ejected],
+        "open": [{"state": state, "runs": runs, "oldest_since": oldest} for state, runs, oldest in run_figures.open],
     }
 
 
@@ -77,27 +77,27 @@ async def of_database(store: Store, filters: query.OverviewFilters, now: float) 
 async def budgets(store: Budgets, now: float, tenant: str | None) -> Json:
     """Return the latest window of each budget's dearest account, those with the least left first; and how many there
     are."""
-    shown: list[Json] = []
-    known = await store.budgets(tenant)
-    for listed in known[:MOST_BUDGETS]:
-        windows = await store.budget_use(listed.id, 1)
+    rows: list[Json] = []
+    all_budgets = await store.budgets(tenant)
+    for budget in all_budgets[:MOST_BUDGETS]:
+        windows = await store.budget_use(budget.id, 1)
         present = [window for window in windows if window.start <= now < window.end]
         used = sum(window.held + window.spent for window in present)
-        shown.append(
+        rows.append(
             {
-                "id": listed.id,
-                "tenant": listed.tenant,
-                "scope": listed.scope,
-                "name": listed.name,
-                "period": listed.period,
+                "id": budget.id,
+                "tenant": budget.tenant,
+                "scope": budget.scope,
+                "name": budget.name,
+                "period": budget.period,
                 "since": present[0].start if present else None,
-                "usd": listed.usd / MILLION,
+                "usd": budget.usd / MILLION,
                 "used_usd": used / MILLION,
-                "left_usd": (listed.usd - used) / MILLION,
+                "left_usd": (budget.usd - used) / MILLION,
             }
         )
-    shown.sort(key=lambda budget: (budget["left_usd"] / max(budget["usd"], 1 / MILLION), budget["id"]))
-    return {"budgets": shown, "budgets_total": len(known)}
+    rows.sort(key=lambda row: (row["left_usd"] / max(row["usd"], 1 / MILLION), row["id"]))
+    return {"budgets": rows, "budgets_total": len(all_budgets)}
 
 
 async def queue(store: Store, now: float) -> Json:

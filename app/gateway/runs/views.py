@@ -33,15 +33,15 @@ def at_instant(journal: Journal, options: query.InstantOptions, now: float) -> I
         raise InvalidRequest(message, param="at", code="invalid_value") from None
 
 
-async def with_words(store: ContentReads, drawn: Graph, *, content: bool) -> dict[str, Any]:
+async def with_words(store: ContentReads, run_graph: Graph, *, content: bool) -> dict[str, Any]:
     """Return the graph as JSON, where each step has the first words of its subtask or the reason why they are missing:
     `none` (it answers the conversation), `erased`, or `not_shown`."""
-    data, run = drawn.to_json(), drawn.at.state.run
-    refs = sorted({node.subtask for node in drawn.nodes} - {""})
+    data, run = run_graph.to_json(), run_graph.at.state.run
+    refs = sorted({node.subtask for node in run_graph.nodes} - {""})
     texts = await store.contents(run, refs) if content and refs else {}
-    for node, shown in zip(drawn.nodes, data["nodes"], strict=True):
+    for node, fields in zip(run_graph.nodes, data["nodes"], strict=True):
         if node.kind == "step":
-            shown["subtask"] = _words(node.subtask, texts, content=content)
+            fields["subtask"] = _words(node.subtask, texts, content=content)
     return data
 
 
@@ -57,7 +57,7 @@ def _words(ref: str, texts: Mapping[str, bytes], *, content: bool) -> dict[str, 
     return {"state": "given", "text": text if len(text) <= FIRST_WORDS else text[: FIRST_WORDS - 1] + "…"}
 
 
-async def aligned(
+async def align(
     store: ContentReads,
     journals: tuple[Journal, Journal],
     ratings: tuple[Sequence[Feedback], Sequence[Feedback]],
@@ -65,7 +65,8 @@ async def aligned(
     reads: bool,
 ) -> SideBySide:
     """Align two runs; texts are compared, and subtasks matched, only if the caller `reads` the content of both."""
-    first, second = [figures(journal.events, given) for journal, given in zip(journals, ratings, strict=True)]
+    first = figures(journals[0].events, ratings[0])
+    second = figures(journals[1].events, ratings[1])
     if not reads:
         return side_by_side(first, second)
     texts = [await store.contents(run.run, run.refs) for run in (first, second)]
@@ -73,12 +74,12 @@ async def aligned(
 
 
 def _hashes(texts: Mapping[str, bytes]) -> Hash:
-    def hashed(ref: str) -> str:
+    def hash_of(ref: str) -> str:
         if ref not in texts:
             return ""
         return hashlib.sha256(texts[ref]).hexdigest()
 
-    return hashed
+    return hash_of
 
 
 def same_texts(before: Mapping[str, bytes], after: Mapping[str, bytes]) -> Same:
