@@ -27,6 +27,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
+from typing import NamedTuple
 
 from app.core.rating.intervals import LEAST as LEAST_VALUES
 from app.core.rating.intervals import half_width, needed
@@ -138,6 +139,17 @@ class Report:
         return "undecided"
 
 
+class _DoublyRobust(NamedTuple):
+    """What the doubly robust estimator makes of each row of a log; every list has one value for each row."""
+
+    direct: list[float]
+    """The reward that the model expects of the other policy's choice."""
+    errors: list[float]
+    """The value that followed, less what the model expected of the logged action."""
+    corrected: list[float]
+    """The direct estimate plus the capped weight times the error."""
+
+
 class Log:
     """Decisions, and for each a model of the rewards that has not seen it; fitted once, for any number of reports."""
 
@@ -149,113 +161,150 @@ class Log:
         self._vectors = [_vector(row.features) for row in rows]
         self._clusters = _cluster_numbers(rows)
         self._models = _cross_fit(rows, self._vectors, self._clusters)
-        self._followed = [place for place, row in enumerate(rows) if row.further is not None]
-        further = [row.further for row in rows if row.further is not None]
-        self._further = Log(further) if further else None
+        self._followed_rows: list[int] = []
+        """The places of the rows that have a further decision, in the order of the rows of `_further_log`."""
+        self._further_log: Log | None = None
+        further_rows: list[Logged] = []
+        for place, row in enumerate(rows):
+            if row.further is not None:
+                self._followed_rows.append(place)
+                further_rows.append(row.further)
+        if further_rows:
+            self._further_log = Log(further_rows)
 
     def report(self, target: Sequence[Policy], further: Sequence[Policy | None] = ()) -> Report:
         """Estimate the reward of the policy `target`, which is given as its choice in each row's place; `further` has
         its choices in the places of further decisions, None where there was none."""
-        rows = self._rows
-        rewards = [row.reward for row in rows]
-        policies_of_further = [policy for policy in further if policy is not None]
-        full, later = self._with_further_decisions(self._weights(target), policies_of_further)
-        weights = [min(CAP, weight) for weight in full]
-        expected, errors, corrected = self._doubly_robust(target, later)
-        total, squares = sum(weights), sum(weight * weight for weight in weights)
-        covered = min(1.0, total / len(rows))
-        cut = [error for error, weight in zip(errors, full, strict=True) if weight > CAP]
-        doubt = (1 - covered) * _bias_bound(cut, max(rewards) - min(rewards))
-        ess = total * total / squares if squares else 0.0
-        gains = [c - r for c, r in zip(corrected, rewards, strict=True)]
+        n = len(self._rows)
+        rewards = self._rewards()
+        further_target = [policy for policy in further if policy is not None]
+        full_weights, values = self._with_further_decisions(target, further_target)
+        estimated = self._doubly_robust(target, values)
+
+        weights: list[float] = []
+        weighted_rewards: list[float] = []
+        gains: list[float] = []
+        errors_of_capped_rows: list[float] = []
+        for place, reward in enumerate(rewards):
+            weight = min(CAP, full_weights[place])
+            weights.append(weight)
+            weighted_rewards.append(weight * reward)
+            gains.append(estimated.corrected[place] - reward)
+            if full_weights[place] > CAP:
+                errors_of_capped_rows.append(estimated.errors[place])
+
+        ess = _effective_size(weights)
+        covered = min(1.0, sum(weights) / n)
+        reward_range = max(rewards) - min(rewards)
+        doubt = (1 - covered) * _bias_bound(errors_of_capped_rows, reward_range)
         ahead = anytime_estimate(gains, self._clusters, doubt)
         return Report(
-            rows=len(rows),
+            rows=n,
             ess=ess,
             covered=covered,
-            capped=len(cut),
+            capped=len(errors_of_capped_rows),
             logged=mean(rewards),
-            ips=mean([w * r for w, r in zip(weights, rewards, strict=True)]),
-            snips=_ratio(weights, rewards),
-            direct=sum(expected) / len(rows),
-            dr=anytime_estimate(corrected, self._clusters, doubt),
+            ips=mean(weighted_rewards),
+            snips=_self_normalised_mean(weights, rewards),
+            direct=sum(estimated.direct) / n,
+            dr=anytime_estimate(estimated.corrected, self._clusters, doubt),
             ahead=ahead,
             clusters=max(self._clusters) + 1,
-            needed=_needed(len(rows), ess, gains, self._clusters),
+            needed=_needed(n, ess, gains, self._clusters),
             selected=selection_bounds(gains, SELECTION),
             selection=_selection(gains, ahead),
         )
 
+    def _rewards(self) -> list[float]:
+        return [row.reward for row in self._rows]
+
     def _weights(self, target: Sequence[Policy]) -> list[float]:
-        """Return for each row the other policy's probability of the logged action over the logged one."""
-        return [choice.get(row.action, 0.0) / row.propensity for row, choice in zip(self._rows, target, strict=True)]
+        """Return the importance weight of each row: the other policy's probability of the logged action over the
+        propensity."""
+        weights: list[float] = []
+        for row, policy in zip(self._rows, target, strict=True):
+            weights.append(policy.get(row.action, 0.0) / row.propensity)
+        return weights
 
     def _with_further_decisions(
-        self, weights: Sequence[float], further: Sequence[Policy]
+        self, target: Sequence[Policy], further_target: Sequence[Policy]
     ) -> tuple[list[float], list[float]]:
-        """Return the weights of the rows with those of their further decisions, and the value of what each row led
-        to."""
-        whole, later = list(weights), [row.reward for row in self._rows]
-        if self._further is None:
-            return whole, later
-        values = self._further._doubly_robust(further, [row.reward for row in self._further._rows])[2]
-        for place, weight, value in zip(self._followed, self._further._weights(further), values, strict=True):
-            whole[place] *= weight
-            later[place] = value
-        return whole, later
+        """Return for each row the product of the weights of its decision and of its further one, and the value that the
+        first decision led to: the corrected estimate of the further one, or the reward where there was none."""
+        weights = self._weights(target)
+        values = self._rewards()
+        further_log = self._further_log
+        if further_log is None:
+            return weights, values
+        further_weights = further_log._weights(further_target)
+        further_values = further_log._doubly_robust(further_target, further_log._rewards()).corrected
+        for place, weight, value in zip(self._followed_rows, further_weights, further_values, strict=True):
+            weights[place] *= weight
+            values[place] = value
+        return weights, values
 
-    def _doubly_robust(
-        self, target: Sequence[Policy], values: Sequence[float]
-    ) -> tuple[list[float], list[float], list[float]]:
-        """Return for each row what its model expects of the other policy's choice; the error of the model, if the row
-        led to this value; and the expectation with the weighted error."""
-        weights = [min(CAP, weight) for weight in self._weights(target)]
-        expected, believed = self._predictions(target)
-        errors = [value - q for value, q in zip(values, believed, strict=True)]
-        return expected, errors, [e + w * error for e, w, error in zip(expected, weights, errors, strict=True)]
-
-    def _predictions(self, target: Sequence[Policy]) -> tuple[list[float], list[float]]:
-        """Return for each row what its model expects of the other policy's choice, and of the logged action."""
-        expected, believed = [], []
-        for place, (row, choice) in enumerate(zip(self._rows, target, strict=True)):
-            model, vector = self._models[self._clusters[place] % FOLDS], self._vectors[place]
-            expected.append(sum([chance * model.predict_vector(arm, vector) for arm, chance in choice.items()]))
-            believed.append(model.predict_vector(row.action, vector))
-        return expected, believed
+    def _doubly_robust(self, target: Sequence[Policy], values: Sequence[float]) -> _DoublyRobust:
+        """Estimate the other policy's value row by row, if each logged action led to the value in its place."""
+        estimated = _DoublyRobust([], [], [])
+        weights = self._weights(target)
+        for place, row in enumerate(self._rows):
+            model = self._models[self._clusters[place] % FOLDS]
+            vector = self._vectors[place]
+            direct = model.expected_reward(target[place], vector)
+            error = values[place] - model.predict_vector(row.action, vector)
+            estimated.direct.append(direct)
+            estimated.errors.append(error)
+            estimated.corrected.append(direct + min(CAP, weights[place]) * error)
+        return estimated
 
 
 def mean(values: Sequence[float], doubt: float = 0.0) -> Estimate:
     """Return the mean of at least one value, with the normal interval; `doubt` is a standard error of another kind."""
     value, error = _mean_and_error(values)
-    wide = WIDE * math.hypot(error, doubt)
-    return Estimate(value, value - wide, value + wide)
+    margin = WIDE * math.hypot(error, doubt)
+    return Estimate(value, value - margin, value + margin)
 
 
 def anytime_estimate(values: Sequence[float], clusters: Sequence[int], doubt: float = 0.0) -> Estimate:
     """Return the mean of values with the interval that holds at all times; `doubt` is a standard error of another kind.
     The interval is infinite for fewer clusters than `intervals.LEAST`."""
-    value, spread, count = fmean(values), _spread(values, clusters), max(clusters) + 1
+    value = fmean(values)
+    count = max(clusters) + 1
     width = half_width(count)
     if math.isinf(width):
         return Estimate(value, -math.inf, math.inf)
-    wide = math.hypot(width * spread, width * math.sqrt(count) * doubt)
-    return Estimate(value, value - wide, value + wide)
+    margin = math.hypot(width * _spread(values, clusters), width * math.sqrt(count) * doubt)
+    return Estimate(value, value - margin, value + margin)
 
 
 def _spread(values: Sequence[float], clusters: Sequence[int]) -> float:
     """Return the standard deviation of what a cluster adds to the mean of all values, times their number."""
-    count, average = max(clusters) + 1, fmean(values)
-    sums = [0.0] * count
+    count = max(clusters) + 1
+    average = fmean(values)
+    deviations = [0.0] * count
     for value, cluster in zip(values, clusters, strict=True):
-        sums[cluster] += value - average
-    scale = count / len(values)
-    return scale * math.sqrt(sum([deviation * deviation for deviation in sums]) / max(count - 1, 1))
+        deviations[cluster] += value - average
+    variance = _dot(deviations, deviations) / max(count - 1, 1)
+    return count / len(values) * math.sqrt(variance)
 
 
 def _cluster_numbers(rows: Sequence[Logged]) -> list[int]:
     """Return the number of each row's conversation, from 0 in the order in which they come."""
-    known: dict[str, int] = {}
-    return [known.setdefault(row.cluster or f"row {place}", len(known)) for place, row in enumerate(rows)]
+    number_of: dict[str, int] = {}
+    numbers: list[int] = []
+    for place, row in enumerate(rows):
+        conversation = row.cluster or f"row {place}"
+        numbers.append(number_of.setdefault(conversation, len(number_of)))
+    return numbers
+
+
+def _effective_size(weights: Sequence[float]) -> float:
+    """Return the effective number of rows: (sum of weights)^2 over the sum of their squares; 0 for no weight."""
+    total = sum(weights)
+    squares = _dot(weights, weights)
+    if not squares:
+        return 0.0
+    return total * total / squares
 
 
 def _needed(rows: int, ess: float, gains: Sequence[float], clusters: Sequence[int]) -> int | None:
@@ -264,18 +313,22 @@ def _needed(rows: int, ess: float, gains: Sequence[float], clusters: Sequence[in
     if not ess:
         return None
     count = max(clusters) + 1
-    spread, margin = _spread(gains, clusters), abs(fmean(gains))
-    wanted = needed(spread, margin) if spread else LEAST_VALUES
-    if wanted is None:
+    spread = _spread(gains, clusters)
+    clusters_needed: int | None = LEAST_VALUES
+    if spread:
+        clusters_needed = needed(spread, abs(fmean(gains)))
+    if clusters_needed is None:
         return None
-    return max(math.ceil(rows * LEAST / ess), math.ceil(wanted * rows / count))
+    rows_for_support = math.ceil(rows * LEAST / ess)
+    rows_for_interval = math.ceil(clusters_needed * rows / count)
+    return max(rows_for_support, rows_for_interval)
 
 
 def selection_bounds(gains: Sequence[float], factor: float) -> tuple[float, float]:
     """Return the least and the largest mean of the gains of all decisions, rated or not, where the odds that a decision
     was rated differ by at most `factor` between any two of them, in any way."""
-    low = _least_mean(sorted(gains), factor)
-    return low, -_least_mean(sorted([-gain for gain in gains]), factor)
+    losses = [-gain for gain in gains]
+    return _least_mean(sorted(gains), factor), -_least_mean(sorted(losses), factor)
 
 
 def _least_mean(rising: Sequence[float], factor: float) -> float:
@@ -291,16 +344,22 @@ def _least_mean(rising: Sequence[float], factor: float) -> float:
 
 def _selection(gains: Sequence[float], ahead: Estimate) -> float:
     """Return the largest factor under which the verdict stays, with the interval's width; 1 if there is none."""
-    if not ahead.low > 0 and not ahead.high < 0:
+    if ahead.low > 0:
+        towards_verdict = sorted(gains)
+    elif ahead.high < 0:
+        towards_verdict = sorted([-gain for gain in gains])
+    else:
         return 1.0
-    side = 1.0 if ahead.low > 0 else -1.0
-    rising, half = sorted([side * gain for gain in gains]), (ahead.high - ahead.low) / 2
+    margin = (ahead.high - ahead.low) / 2
+    if _least_mean(towards_verdict, MOST_SELECTION) > margin:
+        return MOST_SELECTION
     low, high = 1.0, MOST_SELECTION
-    if _least_mean(rising, high) > half:
-        return high
     while high - low > 0.01:
         middle = (low + high) / 2
-        low, high = (middle, high) if _least_mean(rising, middle) > half else (low, middle)
+        if _least_mean(towards_verdict, middle) > margin:
+            low = middle
+        else:
+            high = middle
     return low
 
 
@@ -308,26 +367,32 @@ def _mean_and_error(values: Sequence[float]) -> tuple[float, float]:
     """Return the mean and its standard error."""
     count = len(values)
     mean = sum(values) / count
-    spread = sum((value - mean) ** 2 for value in values) / max(count - 1, 1)
-    return mean, math.sqrt(spread / count)
+    variance = sum((value - mean) ** 2 for value in values) / max(count - 1, 1)
+    return mean, math.sqrt(variance / count)
 
 
-def _bias_bound(errors: Sequence[float], widest: float) -> float:
-    """Return a bound of a model's mean error from its errors on few rows; half of the range if there are fewer than
-    two."""
+def _bias_bound(errors: Sequence[float], reward_range: float) -> float:
+    """Return a bound of a model's mean error from its errors on few rows; half of the range of rewards if there are
+    fewer than two."""
     if len(errors) > 1:
         return math.hypot(*_mean_and_error(errors))
-    return widest / 2
+    return reward_range / 2
 
 
-def _ratio(weights: Sequence[float], rewards: Sequence[float]) -> Estimate:
-    """Return the weighted mean, with its spread by the delta method."""
+def _self_normalised_mean(weights: Sequence[float], rewards: Sequence[float]) -> Estimate:
+    """Return the weighted mean, with its standard error by the delta method."""
     total = sum(weights)
     if not total:
         return Estimate(0.0, -math.inf, math.inf)
-    value = sum(w * r for w, r in zip(weights, rewards, strict=True)) / total
-    wide = WIDE * math.sqrt(sum((w * (r - value)) ** 2 for w, r in zip(weights, rewards, strict=True))) / total
-    return Estimate(value, value - wide, value + wide)
+    value = _dot(weights, rewards) / total
+    squared_residuals = [(w * (r - value)) ** 2 for w, r in zip(weights, rewards, strict=True)]
+    margin = WIDE * math.sqrt(sum(squared_residuals)) / total
+    return Estimate(value, value - margin, value + margin)
+
+
+def _dot(a: Sequence[float], b: Sequence[float]) -> float:
+    """Return the inner product, summed from the first component on."""
+    return sum([x * y for x, y in zip(a, b, strict=True)])
 
 
 # -- the model of the rewards
@@ -335,21 +400,35 @@ def _ratio(weights: Sequence[float], rewards: Sequence[float]) -> Estimate:
 
 def _cross_fit(rows: Sequence[Logged], vectors: Sequence[Vector], clusters: Sequence[int]) -> list["Model"]:
     """Return, for the rows of each fold (those of every `FOLDS`th conversation), the model fitted on all others."""
-    bounds = (min(row.reward for row in rows), max(row.reward for row in rows))
-    size = max(len(row.features) for row in rows) + 1
-    sums = []
+    size = _model_size(rows)
+    bounds = _reward_bounds(rows)
+    folds: list[dict[str, _Moments]] = [{} for _ in range(FOLDS)]
+    for row, vector, cluster in zip(rows, vectors, clusters, strict=True):
+        _add_row(folds[cluster % FOLDS], row, vector, size)
+    models: list[Model] = []
     for fold in range(FOLDS):
-        places = [place for place, cluster in enumerate(clusters) if cluster % FOLDS == fold]
-        sums.append(_sum_by_arm([rows[place] for place in places], [vectors[place] for place in places], size))
-    return [_fit([*sums[:fold], *sums[fold + 1 :]], size, bounds) for fold in range(FOLDS)]
+        other_folds = [*folds[:fold], *folds[fold + 1 :]]
+        models.append(_fit(other_folds, size, bounds))
+    return models
 
 
 def fit_model(rows: Sequence[Logged]) -> "Model":
     """Return the regressions over all of these rows, of which there is one at least."""
-    size = max(len(row.features) for row in rows) + 1
+    size = _model_size(rows)
+    by_arm: dict[str, _Moments] = {}
+    for row in rows:
+        _add_row(by_arm, row, _vector(row.features), size)
+    return _fit([by_arm], size, _reward_bounds(rows))
+
+
+def _model_size(rows: Sequence[Logged]) -> int:
+    """Return the number of coefficients of a regression: the constant, and the features of the row that has most."""
+    return max(len(row.features) for row in rows) + 1
+
+
+def _reward_bounds(rows: Sequence[Logged]) -> tuple[float, float]:
     rewards = [row.reward for row in rows]
-    sums = _sum_by_arm(rows, [_vector(row.features) for row in rows], size)
-    return _fit([sums], size, (min(rewards), max(rewards)))
+    return min(rewards), max(rewards)
 
 
 @dataclass(frozen=True, slots=True)
@@ -367,87 +446,113 @@ class Model:
 
     def predict_vector(self, arm: str, vector: Vector) -> float:
         """Return the predicted reward for features that are a vector already."""
-        line = self.own.get(arm, self.shared)
-        return min(self.bounds[1], max(self.bounds[0], sum([line[place] * value for place, value in vector])))
+        coefficients = self.own.get(arm, self.shared)
+        predicted = sum([coefficients[place] * value for place, value in vector])
+        lowest, highest = self.bounds
+        return min(highest, max(lowest, predicted))
+
+    def expected_reward(self, policy: Policy, vector: Vector) -> float:
+        """Return the mean of the predicted rewards over the arms, each with the policy's probability of it."""
+        return sum([probability * self.predict_vector(arm, vector) for arm, probability in policy.items()])
 
 
 def _vector(features: Sequence[float]) -> Vector:
     """Return the features after a constant."""
-    return [(0, 1.0), *((place, value) for place, value in enumerate(features, 1) if value)]
+    vector = [(0, 1.0)]
+    for place, value in enumerate(features, 1):
+        if value:
+            vector.append((place, value))
+    return vector
 
 
-class _Sums:
-    """The sums that a regression needs of its rows: the lower half of X'X, and X'y."""
+class _Moments:
+    """The sums that a regression needs of its rows x and rewards y: the lower half of X'X, and X'y."""
 
-    __slots__ = ("moment", "square")
+    __slots__ = ("xx", "xy")
 
     def __init__(self, size: int) -> None:
-        self.square = [[0.0] * (place + 1) for place in range(size)]
-        self.moment = [0.0] * size
+        self.xx = [[0.0] * (place + 1) for place in range(size)]
+        self.xy = [0.0] * size
 
-    def note(self, vector: Vector, value: float) -> None:
-        """Note one row; places rise within a vector."""
+    def add_row(self, vector: Vector, reward: float) -> None:
+        """Add one row; places rise within a vector."""
         for count, (i, x) in enumerate(vector, 1):
-            line = self.square[i]
-            self.moment[i] += x * value
+            self.xy[i] += x * reward
+            row = self.xx[i]
             for j, y in vector[:count]:
-                line[j] += x * y
+                row[j] += x * y
 
-    def add(self, other: "_Sums") -> None:
+    def add(self, other: "_Moments") -> None:
         """Add all rows of another."""
-        self.moment = [a + b for a, b in zip(self.moment, other.moment, strict=True)]
-        for place, line in enumerate(other.square):
-            self.square[place] = [a + b for a, b in zip(self.square[place], line, strict=True)]
+        self.xy = _add_vectors(self.xy, other.xy)
+        for i, row in enumerate(other.xx):
+            self.xx[i] = _add_vectors(self.xx[i], row)
+
+    def xx_times(self, vector: Sequence[float]) -> list[float]:
+        """Return X'X times a vector."""
+        size = len(vector)
+        product: list[float] = []
+        for i in range(size):
+            up_to_diagonal = _dot(self.xx[i], vector[: i + 1])
+            beyond_diagonal = sum([self.xx[j][i] * vector[j] for j in range(i + 1, size)])
+            product.append(up_to_diagonal + beyond_diagonal)
+        return product
 
 
-def _sum_by_arm(rows: Sequence[Logged], vectors: Sequence[Vector], size: int) -> dict[str, _Sums]:
-    found: dict[str, _Sums] = {}
-    for row, vector in zip(rows, vectors, strict=True):
-        found.setdefault(row.action, _Sums(size)).note(vector, row.reward)
-    return found
+def _add_vectors(a: Sequence[float], b: Sequence[float]) -> list[float]:
+    return [x + y for x, y in zip(a, b, strict=True)]
 
 
-def _fit(folds: Sequence[Mapping[str, _Sums]], size: int, bounds: tuple[float, float]) -> Model:
-    arms: dict[str, _Sums] = {}
-    everything = _Sums(size)
+def _add_row(by_arm: dict[str, _Moments], row: Logged, vector: Vector, size: int) -> None:
+    """Add a row to the sums of its arm."""
+    if row.action not in by_arm:
+        by_arm[row.action] = _Moments(size)
+    by_arm[row.action].add_row(vector, row.reward)
+
+
+def _fit(folds: Sequence[Mapping[str, _Moments]], size: int, bounds: tuple[float, float]) -> Model:
+    """Return the regressions over the rows of all of these folds: the shared one first, then one for each arm."""
+    by_arm: dict[str, _Moments] = {}
+    all_rows = _Moments(size)
     for fold in folds:
-        for arm, sums in fold.items():
-            arms.setdefault(arm, _Sums(size)).add(sums)
-            everything.add(sums)
-    shared = _ridge(everything, [0.0] * size)
-    return Model(shared, {arm: _ridge(sums, shared) for arm, sums in arms.items()}, bounds)
+        for arm, moments in fold.items():
+            if arm not in by_arm:
+                by_arm[arm] = _Moments(size)
+            by_arm[arm].add(moments)
+            all_rows.add(moments)
+    shared = _ridge(all_rows, [0.0] * size)
+    own = {arm: _ridge(moments, shared) for arm, moments in by_arm.items()}
+    return Model(shared, own, bounds)
 
 
-def _ridge(sums: _Sums, centre: Sequence[float]) -> list[float]:
-    """Return the regression that is drawn towards `centre`."""
-    size = len(centre)
-    square = sums.square
-    predicted = []
-    for i in range(size):
-        below = sum([square[i][j] * centre[j] for j in range(i + 1)])
-        above = sum([square[j][i] * centre[j] for j in range(i + 1, size)])
-        predicted.append(below + above)
-    rest = _solve_ridge(square, [moment - known for moment, known in zip(sums.moment, predicted, strict=True)])
-    return [c + r for c, r in zip(centre, rest, strict=True)]
+def _ridge(moments: _Moments, centre: Sequence[float]) -> list[float]:
+    """Return the coefficients of the regression that is drawn towards c, `centre`: c + (X'X + RIDGE)^-1 (X'y - X'X
+    c)."""
+    residual: list[float] = []
+    for observed, predicted in zip(moments.xy, moments.xx_times(centre), strict=True):
+        residual.append(observed - predicted)
+    return _add_vectors(centre, _solve_ridge(moments.xx, residual))
 
 
-def _solve_ridge(square: Sequence[Sequence[float]], right: Sequence[float]) -> list[float]:
-    """Return x with (square + RIDGE) x = right, by Cholesky; `square` is a lower half."""
+def _solve_ridge(xx: Sequence[Sequence[float]], right: Sequence[float]) -> list[float]:
+    """Return x with (X'X + RIDGE) x = right; `xx` is the lower half of X'X.
+
+    By Cholesky: with L L' = X'X + RIDGE, first L z = right is solved, and then L' x = z.
+    """
     size = len(right)
     lower: list[list[float]] = []
     for i in range(size):
-        line: list[float] = []
+        row: list[float] = []
         for j in range(i):
-            other = lower[j]
-            line.append((square[i][j] - sum([a * b for a, b in zip(line, other, strict=False)])) / other[j])
-        line.append(math.sqrt(square[i][i] + RIDGE - sum([a * a for a in line])))
-        lower.append(line)
-    half: list[float] = []
-    for line, value in zip(lower, right, strict=True):
-        half.append((value - sum([a * b for a, b in zip(line, half, strict=False)])) / line[-1])
-    found = [0.0] * size
+            row.append((xx[i][j] - _dot(row, lower[j][:j])) / lower[j][j])
+        row.append(math.sqrt(xx[i][i] + RIDGE - _dot(row, row)))
+        lower.append(row)
+    z: list[float] = []
+    for i in range(size):
+        z.append((right[i] - _dot(lower[i][:i], z)) / lower[i][i])
+    x = [0.0] * size
     for i in reversed(range(size)):
-        found[i] = half[i] / lower[i][i]
+        x[i] = z[i] / lower[i][i]
         for j in range(i):
-            half[j] -= lower[i][j] * found[i]
-    return found
+            z[j] -= lower[i][j] * x[i]
+    return x
