@@ -20,7 +20,7 @@ from app.lab import world
 from app.lab.outcome import bill, right_given_trait
 from app.lab.paired_statistics import Interval
 from app.lab.plans import STEPS, Plan, PlanStep, contributing_steps, results_of_steps
-from app.lab.search import CONTEXTS, Shape, Walk, shapes
+from app.lab.search import CONTEXTS, PlanSearch, Shape, shapes
 from app.lab.world import CLASSES, OUTPUT, PER_LEVEL, QUESTION, TRAITS, Profile, Setting, standard_pool
 from app.providers.rehearsal.task_families import LEVELS
 
@@ -52,44 +52,42 @@ class Second(NamedTuple):
 
 def one_round(setting: Setting, most: int = STEPS) -> list[list[Point]]:
     """Return for each class the points of all plans of at most `most` steps."""
-    walk = _AllPlans(setting)
+    plan_search = _AllPlans(setting)
     for shape in shapes(most):
-        walk.through(shape)
-    return walk.points
+        plan_search.try_shape(shape)
+    return plan_search.points
 
 
-class _AllPlans(Walk):
-    """Takes note of all plans instead of the best."""
+class _AllPlans(PlanSearch):
+    """Keeps the points of all plans instead of the best."""
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
         self.points: list[list[Point]] = [[] for _ in CLASSES]
 
-    def note(self, shape: Shape, tokens: list[tuple[int, int]], workers: list[int], good: list[list[float]]) -> None:
-        """Note one plan."""
-        pool = [self.setting.pool[worker] for worker in workers]
-        called = list(zip(pool, tokens, strict=True))
-        costs = []
+    def record(self, shape: Shape, tokens: list[tuple[int, int]], workers: list[int], good: list[list[float]]) -> None:
+        """Keep the points of one plan."""
+        usd_by_level = [0.0] * LEVELS
         for level in range(LEVELS):
-            more = PER_LEVEL * level
-            costs.append(sum([world.usd(worker, read + more, written) for worker, (read, written) in called]))
-        for place, kind in enumerate(CLASSES):
-            right = (sum(good[2 * place]) + sum(good[2 * place + 1])) / len(TRAITS)
-            self.points[place].append(Point(costs[kind[1]], right))
+            for place, (read, written) in zip(workers, tokens, strict=True):
+                usd_by_level[level] += world.usd(self.setting.pool[place], read + PER_LEVEL * level, written)
+        for n, (_, level) in enumerate(CLASSES):
+            right = (sum(good[2 * n]) + sum(good[2 * n + 1])) / len(TRAITS)
+            self.points[n].append(Point(usd_by_level[level], right))
 
 
 def two_rounds(setting: Setting, conductor: int) -> list[list[Point]]:
     """Return for each class the points of all first and second plans of at most two steps, if this worker conducts."""
-    walk = _FirstPlans(setting)
+    plan_search = _FirstPlans(setting)
     for shape in shapes(2):
-        walk.through(shape)
+        plan_search.try_shape(shape)
     points: list[list[Point]] = [[] for _ in CLASSES]
-    for (plan, good), second in product(walk.plans, _second_plans(len(setting.pool))):
+    for (plan, good), second in product(plan_search.plans, _second_plans(len(setting.pool))):
         wrote = writers(plan)
         if second.solver in wrote:  # it would say the same again
             continue
-        for place, point in enumerate(_points(setting.pool, plan, good, conductor, second, wrote)):
-            points[place].append(point)
+        for n, point in enumerate(_points(setting.pool, plan, good, conductor, second, wrote)):
+            points[n].append(point)
     return points
 
 
@@ -99,53 +97,61 @@ def policy(setting: Setting, plan: Plan, judge: int, second: Second) -> list[Poi
     return list(_points(setting.pool, plan, good, judge, second, writers(plan)))
 
 
-class _FirstPlans(Walk):
-    """Takes note of plans with their chances in every context."""
+class _FirstPlans(PlanSearch):
+    """Keeps all plans with their chances in every context."""
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
         self.plans: list[tuple[Plan, list[float]]] = []
 
-    def note(self, shape: Shape, tokens: list[tuple[int, int]], workers: list[int], good: list[list[float]]) -> None:
-        """Note one plan."""
-        plan = tuple(PlanStep(worker, *step) for worker, step in zip(workers, _with_user(shape), strict=True))
-        self.plans.append((plan, [sum(chances) for chances in good]))
-
-
-def _with_user(shape: Shape) -> Iterable[tuple[str, bool, tuple[int, ...]]]:
-    return ((role, True, sees) for role, sees in shape)
+    def record(self, shape: Shape, tokens: list[tuple[int, int]], workers: list[int], good: list[list[float]]) -> None:
+        """Keep one plan."""
+        plan = []
+        for worker, (role, sees) in zip(workers, shape, strict=True):
+            plan.append(PlanStep(worker, role, True, sees))
+        self.plans.append((tuple(plan), [sum(chances) for chances in good]))
 
 
 def _second_plans(workers: int) -> list[Second]:
-    alone = [Second(None, "", checker) for checker in range(workers)]
-    anew = [Second(solver, role, None) for solver in range(workers) for role in ("solve", "reason")]
-    both = [Second(a, role, b) for a, b in permutations(range(workers), 2) for role in ("solve", "reason")]
-    return [*alone, *anew, *both]
+    """Return all second plans: those that check alone, those that begin anew, and those that do both."""
+    plans = [Second(None, "", checker) for checker in range(workers)]
+    for solver, role in product(range(workers), ("solve", "reason")):
+        plans.append(Second(solver, role, None))
+    for (solver, checker), role in product(permutations(range(workers), 2), ("solve", "reason")):
+        plans.append(Second(solver, role, checker))
+    return plans
 
 
 def writers(plan: Plan) -> frozenset[int]:
     """Return the workers that had a hand in a plan's answer."""
-    yields = results_of_steps(plan)
-    had = contributing_steps([step.sees for step in plan], yields, len(plan) - 1)
-    return frozenset(plan[n].worker for n in {*had, len(plan) - 1} if yields[n] == "answer")
+    results = results_of_steps(plan)
+    last = len(plan) - 1
+    steps = {*contributing_steps([step.sees for step in plan], results, last), last}
+    return frozenset(plan[n].worker for n in steps if results[n] == "answer")
 
 
 def _points(
     pool: Sequence[Profile], plan: Plan, good: Sequence[float], judge: int, second: Second, wrote: frozenset[int]
 ) -> Iterable[Point]:
     """Yield the points of one policy, one for each class."""
-    doubts = [doubt_chance(pool[judge], right=right, own=judge in wrote) for right in (0, 1)]
+    own = judge in wrote
+    doubts_wrong = doubt_chance(pool[judge], right=0, own=own)
+    doubts_right = doubt_chance(pool[judge], right=1, own=own)
     for kind in CLASSES:
+        level = kind[1]
         right = again = 0.0
         for trait in TRAITS:
             p = good[CONTEXTS.index((kind, trait))]
-            mended = [_right_after_second_plan(pool, second, kind, trait, before, wrote) for before in (0, 1)]
-            right += p * (1 - doubts[1]) + p * doubts[1] * mended[1] + (1 - p) * doubts[0] * mended[0]
-            again += p * doubts[1] + (1 - p) * doubts[0]
+            after_wrong = _right_after_second_plan(pool, second, kind, trait, 0, wrote)
+            after_right = _right_after_second_plan(pool, second, kind, trait, 1, wrote)
+            right += p * (1 - doubts_right) + p * doubts_right * after_right + (1 - p) * doubts_wrong * after_wrong
+            again += p * doubts_right + (1 - p) * doubts_wrong
         again /= len(TRAITS)
-        accepting, planning = (judging_usd(pool[judge], kind[1], tokens) for tokens in (ACCEPTS, PLANS))
+        accepting = judging_usd(pool[judge], level, ACCEPTS)
+        planning = judging_usd(pool[judge], level, PLANS)
         judging = accepting * (1 - again) + planning * again
-        usd = bill(plan, kind[1], tuple(pool))[0] + judging + again * _second_usd(pool, second, kind[1])
+        first_usd, _ = bill(plan, level, tuple(pool))
+        usd = first_usd + judging + again * _second_usd(pool, second, level)
         yield Point(usd, right / len(TRAITS), again)
 
 
@@ -153,7 +159,10 @@ def doubt_chance(judge: Profile, *, right: int, own: bool) -> float:
     """Return the probability that a conductor opens a second round: as likely as a checker finds fault."""
     if right:
         return 1 - world.logistic(2.2 + 0.7 * judge.checks)
-    return world.logistic(judge.checks - 0.5 + (world.SELF if own else 0.0))
+    logit = judge.checks - 0.5
+    if own:
+        logit += world.SELF
+    return world.logistic(logit)
 
 
 def judging_usd(judge: Profile, level: int, written: int) -> float:
@@ -169,18 +178,24 @@ def _right_after_second_plan(
         p = world.solve_chance(pool[second.solver], kind, trait, second.role, None, 0)
         if second.checker is None:
             return p
-        kept, found = (world.check_chance(pool[second.checker], kind, trait, bit, False, 0) for bit in (1, 0))
-        return p * kept + (1 - p) * found
+        checker = pool[second.checker]
+        keeps = world.check_chance(checker, kind, trait, 1, False, 0)
+        corrects = world.check_chance(checker, kind, trait, 0, False, 0)
+        return p * keeps + (1 - p) * corrects
     assert second.checker is not None
     return world.check_chance(pool[second.checker], kind, trait, before, second.checker in wrote, 0)
 
 
 def _second_usd(pool: Sequence[Profile], second: Second, level: int) -> float:
-    before, usd = OUTPUT["reason"], 0.0
-    for worker, role in ((second.solver, second.role), (second.checker, "check")):
-        if worker is not None:
-            read = QUESTION + PER_LEVEL * level + (before if role == "check" else 0)
-            usd, before = usd + world.usd(pool[worker], read, OUTPUT[role]), OUTPUT[role]
+    """Return the dollars of a second plan's workers. A checker reads the solver's answer, or that of the first plan."""
+    question = QUESTION + PER_LEVEL * level
+    answer = OUTPUT["reason"]
+    usd = 0.0
+    if second.solver is not None:
+        usd += world.usd(pool[second.solver], question, OUTPUT[second.role])
+        answer = OUTPUT[second.role]
+    if second.checker is not None:
+        usd += world.usd(pool[second.checker], question + answer, OUTPUT["check"])
     return usd
 
 
@@ -208,14 +223,18 @@ def by_class(points: Sequence[Sequence[Point]], usd: float) -> list[Point] | Non
     on average; None if nothing is so cheap."""
     hulls = [frontier(of_class) for of_class in points]
     chosen = [hull[0] for hull in hulls]
-    left = usd * len(hulls) - sum(point.usd for point in chosen)
-    if left < 0:
+    left_usd = usd * len(hulls) - sum(point.usd for point in chosen)
+    if left_usd < 0:
         return None
-    steps = [(_slope(*pair), place, pair) for place, hull in enumerate(hulls) for pair in pairwise(hull)]
-    for _, place, (low, high) in sorted(steps, key=lambda step: -step[0]):
-        part = min(1.0, left / (high.usd - low.usd))
-        chosen[place] = _mix(low, high, part)
-        left -= part * (high.usd - low.usd)
+    upgrades: list[tuple[float, int, Point, Point]] = []
+    for n, hull in enumerate(hulls):
+        for low, high in pairwise(hull):
+            upgrades.append((_slope(low, high), n, low, high))
+    upgrades.sort(key=lambda upgrade: -upgrade[0])
+    for _, n, low, high in upgrades:
+        part = min(1.0, left_usd / (high.usd - low.usd))
+        chosen[n] = _mix(low, high, part)
+        left_usd -= part * (high.usd - low.usd)
         if part < 1.0:
             break
     return chosen
@@ -225,16 +244,19 @@ def same_for_all(points: Sequence[Sequence[Point]], usd: float) -> list[Point] |
     """Return the result for each class if all have the same plan, or the same two mixed."""
     means = []
     for n, of_plan in enumerate(zip(*points, strict=True)):
-        usd_each = sum([point.usd for point in of_plan]) / len(points)
-        right = sum([point.right for point in of_plan]) / len(points)
-        means.append(Point(usd_each, right, float(n)))
+        mean_usd = sum([point.usd for point in of_plan]) / len(points)
+        mean_right = sum([point.right for point in of_plan]) / len(points)
+        means.append(Point(mean_usd, mean_right, float(n)))  # the number of the plan, in the place of `again`
     hull = frontier(means)
     place = bisect_right([point.usd for point in hull], usd) - 1
     if place < 0:
         return None
     low, high = hull[place], hull[min(place + 1, len(hull) - 1)]
-    part = (usd - low.usd) / (high.usd - low.usd) if high is not low else 0.0
-    return [_mix(of_class[int(low.again)], of_class[int(high.again)], part) for of_class in points]
+    part = 0.0
+    if high is not low:
+        part = (usd - low.usd) / (high.usd - low.usd)
+    low_plan, high_plan = int(low.again), int(high.again)
+    return [_mix(of_class[low_plan], of_class[high_plan], part) for of_class in points]
 
 
 def _mix(low: Point, high: Point, part: float) -> Point:
@@ -257,10 +279,11 @@ def compare_rounds(single: Sequence[Point], double: Sequence[Point], seed: int =
     tasks = random.choices(list(zip(single, double, strict=True)), k=LESSONS)
     ahead = [two.right - one.right for one, two in tasks]
     means = sorted(sum(random.choices(ahead, k=LESSONS)) / LESSONS for _ in range(RESAMPLES))
-    ends = means[int(0.025 * RESAMPLES)], means[int(0.975 * RESAMPLES)]
-    one = sum(first.right for first, _ in tasks) / LESSONS
-    two = sum(second.right for _, second in tasks) / LESSONS
-    return Row(one, two, Interval(two - one, *ends), sum(pair[1].again for pair in tasks) / LESSONS)
+    low, high = means[int(0.025 * RESAMPLES)], means[int(0.975 * RESAMPLES)]
+    one_right = sum(one.right for one, _ in tasks) / LESSONS
+    two_right = sum(two.right for _, two in tasks) / LESSONS
+    again = sum(two.again for _, two in tasks) / LESSONS
+    return Row(one_right, two_right, Interval(two_right - one_right, low, high), again)
 
 
 def report(setting: Setting, most: int = STEPS) -> Iterator[str]:

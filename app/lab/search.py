@@ -19,12 +19,14 @@ Shape = tuple[tuple[str, tuple[int, ...]], ...]
 CONTEXTS = tuple((kind, trait) for kind in CLASSES for trait in TRAITS)
 
 
-class Found(NamedTuple):
-    """The best fixed plan, its mean reward over all classes, and for each class its best plan and that one's reward."""
+class SearchResult(NamedTuple):
+    """The best of all plans: one for all classes, and one for each."""
 
     fixed: Plan
     fixed_reward: float
+    """The mean reward of `fixed` over all classes."""
     best: tuple[Plan, ...]
+    """By class, in the order of `CLASSES`."""
     best_rewards: tuple[float, ...]
     tried: int
 
@@ -43,46 +45,64 @@ def shapes(most: int = STEPS) -> tuple[Shape, ...]:
     """Return all shapes of lean plans of at most `most` steps, each in one order of its steps."""
     found: set[Shape] = set()
     for steps in range(1, most + 1):
-        found |= {canonical_order(shape) for shape in _lean_shapes((), steps)}
+        for shape in _lean_shapes((), steps):
+            found.add(canonical_order(shape))
     return tuple(sorted(found, key=lambda shape: (len(shape), shape)))
 
 
-def _lean_shapes(shape: Shape, steps: int) -> Iterator[Shape]:
-    if len(shape) == steps:
-        plan = _with_workers(shape, [0] * steps)
+def _lean_shapes(prefix: Shape, steps: int) -> Iterator[Shape]:
+    """Yield the lean shapes of so many steps that begin with these steps."""
+    if len(prefix) == steps:
+        plan = _with_workers(prefix, [0] * steps)
         if without_needless_steps(plan) == plan:
-            yield shape
+            yield prefix
         return
-    yields = results_of_steps(_with_workers(shape, [0] * len(shape)))
+    results = results_of_steps(_with_workers(prefix, [0] * len(prefix)))
     for role in ROLES:
-        for sees in _useful_access(role, yields):
-            yield from _lean_shapes((*shape, (role, sees)), steps)
+        for sees in _useful_access(role, results):
+            yield from _lean_shapes((*prefix, (role, sees)), steps)
 
 
-def _useful_access(role: str, yields: Sequence[str]) -> list[tuple[int, ...]]:
-    plans = [n for n, what in enumerate(yields) if what == "plan"]
-    answers = [n for n, what in enumerate(yields) if what == "answer"]
+def _useful_access(role: str, results: Sequence[str]) -> list[tuple[int, ...]]:
+    """Return the access lists with which a step of this role can help, after steps with these results."""
     if role == "plan":
         return [()]
     if role in ("solve", "reason"):
-        return [(), *((n,) for n in plans)]
+        return [(), *_each_alone(results, "plan")]
     if role == "check":
-        return [(n,) for n in answers]
-    return [seen for count in range(2, len(answers) + 1) for seen in combinations(answers, count)]
+        return _each_alone(results, "answer")
+    answers = [n for n, result in enumerate(results) if result == "answer"]
+    accesses: list[tuple[int, ...]] = []
+    for count in range(2, len(answers) + 1):
+        accesses += combinations(answers, count)
+    return accesses
+
+
+def _each_alone(results: Sequence[str], wanted: str) -> list[tuple[int, ...]]:
+    """Return an access list for each step with this result, which holds it alone."""
+    return [(n,) for n, result in enumerate(results) if result == wanted]
 
 
 def _with_workers(shape: Shape, workers: Sequence[int]) -> Plan:
-    return tuple(PlanStep(worker, role, True, sees) for worker, (role, sees) in zip(workers, shape, strict=True))
+    return tuple([PlanStep(worker, role, True, sees) for worker, (role, sees) in zip(workers, shape, strict=True)])
 
 
 def canonical_order(shape: Shape) -> Shape:
     """Return the least of all orders in which its steps can stand."""
-    return min(_reorder(shape, order) for order in permutations(range(len(shape))) if _is_valid_order(shape, order))
+    orders = permutations(range(len(shape)))
+    return min(_reorder(shape, order) for order in orders if _is_valid_order(shape, order))
 
 
 def _is_valid_order(shape: Shape, order: Sequence[int]) -> bool:
+    """Return True if the last step stays the last, and every step stands behind those that it sees."""
+    if order[-1] != len(shape) - 1:
+        return False
     place = {old: new for new, old in enumerate(order)}
-    return order[-1] == len(shape) - 1 and all(place[n] < place[old] for old in order for n in shape[old][1])
+    for old in order:
+        _, sees = shape[old]
+        if any([place[n] > place[old] for n in sees]):
+            return False
+    return True
 
 
 def _reorder(shape: Shape, order: Sequence[int]) -> Shape:
@@ -94,98 +114,114 @@ def _reorder(shape: Shape, order: Sequence[int]) -> Shape:
     return tuple(steps)
 
 
-def search(setting: Setting, *, most: int = STEPS, only: Callable[[Shape], bool] = lambda shape: True) -> Found:
+def search(setting: Setting, *, most: int = STEPS, only: Callable[[Shape], bool] = lambda shape: True) -> SearchResult:
     """Return the best of all plans whose shape `only` lets pass."""
-    walk = Walk(setting)
+    plan_search = PlanSearch(setting)
     for shape in shapes(most):
         if only(shape):
-            walk.through(shape)
-    return walk.found()
+            plan_search.try_shape(shape)
+    return plan_search.result()
 
 
-def _sum_at(values: Sequence[int], places: Sequence[int]) -> int:
-    return sum([values[n] for n in places])
+class PlanSearch:
+    """A depth-first search over all assignments of workers to the steps of one shape after the other.
 
-
-class Walk:
-    """All assignments of workers to one shape after the other; what begins alike is summed once."""
+    Plans that begin with the same workers share the sums over their first steps.
+    """
 
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
-        self._hands: list[frozenset[int]] = []
-        self._chances: dict[tuple[int, str, bool, int], list[dict[tuple[int, ...], float]]] = {}
+        self._contributors: list[frozenset[int]] = []
+        """For each step of the present shape, the steps that contributed to its answer."""
+        self._step_chances: dict[tuple[int, str, bool, int], list[dict[tuple[int, ...], float]]] = {}
         self._fixed: tuple[float, Plan] = (-1.0, ())
         self._best: list[tuple[float, Plan]] = [(-1.0, ())] * len(CLASSES)
         self._tried = 0
 
-    def found(self) -> Found:
-        """Return the best of what was walked through."""
+    def result(self) -> SearchResult:
+        """Return the best of the plans that were tried."""
         rewards, plans = zip(*self._best, strict=True)
-        return Found(self._fixed[1], self._fixed[0], plans, rewards, self._tried)
+        return SearchResult(self._fixed[1], self._fixed[0], plans, rewards, self._tried)
 
-    def through(self, shape: Shape) -> None:
-        """Try every assignment."""
-        written = [OUTPUT[role] for role, _ in shape]
-        sights = [sees for _, sees in shape]
-        read = [_sum_at(written, sees) + QUESTION for sees in sights]
-        yields = results_of_steps(_with_workers(shape, [0] * len(shape)))
-        self._hands = [contributing_steps(sights, yields, n) for n in range(len(shape))]
-        self._extend(shape, list(zip(read, written, strict=True)), [], [[1.0] for _ in CONTEXTS])
+    def try_shape(self, shape: Shape) -> None:
+        """Try every assignment of workers to the steps of a shape."""
+        sees_by_step = [sees for _, sees in shape]
+        results = results_of_steps(_with_workers(shape, [0] * len(shape)))
+        self._contributors = [contributing_steps(sees_by_step, results, n) for n in range(len(shape))]
+        tokens: list[tuple[int, int]] = []
+        for role, sees in shape:
+            read = QUESTION + sum([tokens[n][1] for n in sees])
+            tokens.append((read, OUTPUT[role]))
+        self._extend(shape, tokens, [], [[1.0] for _ in CONTEXTS])
 
     def _extend(self, shape: Shape, tokens: list[tuple[int, int]], workers: list[int], odds: list[list[float]]) -> None:
-        place = len(workers)
-        role, sees = shape[place]
-        patterns = [exact.bits_at(sees, bits) for bits in range(1 << place)]
+        """Try every worker for the next step, and everything that may follow.
+
+        `odds` has for each of `CONTEXTS` the probability of every combination of the hidden bits of the steps so far:
+        a list of 2^steps, whose place in binary has the bit of step n at bit n.
+        """
+        step = len(workers)
+        role, sees = shape[step]
+        seen_bits = [exact.bits_at(sees, bits) for bits in range(1 << step)]
         for worker in range(len(self.setting.pool)):
-            own = role == "check" and any(workers[n] == worker for n in self._hands[sees[0]])
-            known = self._chances_of(worker, role, own, len(sees))
+            own = role == "check" and any(workers[n] == worker for n in self._contributors[sees[0]])
+            step_chances = self._step_chances_of(worker, role, own, len(sees))
             good: list[list[float]] = []
-            for chances, before in zip(known, odds, strict=True):
-                good.append([p * chances[seen] for p, seen in zip(before, patterns, strict=True)])
-            if place == len(shape) - 1:
-                self.note(shape, tokens, [*workers, worker], good)
+            for chances, before in zip(step_chances, odds, strict=True):
+                good.append([p * chances[seen] for p, seen in zip(before, seen_bits, strict=True)])
+            if step == len(shape) - 1:
+                self.record(shape, tokens, [*workers, worker], good)
                 continue
-            grown: list[list[float]] = []
-            for before, now in zip(odds, good, strict=True):
-                grown.append([p - g for p, g in zip(before, now, strict=True)] + now)
-            self._extend(shape, tokens, [*workers, worker], grown)
+            extended: list[list[float]] = []
+            for before, with_good_step in zip(odds, good, strict=True):
+                with_bad_step = [p - g for p, g in zip(before, with_good_step, strict=True)]
+                extended.append(with_bad_step + with_good_step)
+            self._extend(shape, tokens, [*workers, worker], extended)
 
-    def _chances_of(self, worker: int, role: str, own: bool, count: int) -> list[dict[tuple[int, ...], float]]:
-        """Return for each context the chances by the bits that are seen."""
+    def _step_chances_of(self, worker: int, role: str, own: bool, count: int) -> list[dict[tuple[int, ...], float]]:
+        """Return for each context the chance that a step of this worker is good, by the bits of the steps that it
+        sees."""
         key = (worker, role, own, count)
-        if key not in self._chances:
-            seen = list(product((0, 1), repeat=count))
+        if key not in self._step_chances:
             profile = self.setting.pool[worker]
-            found: list[dict[tuple[int, ...], float]] = []
+            by_context: list[dict[tuple[int, ...], float]] = []
             for kind, trait in CONTEXTS:
-                found.append({bits: exact.step_chance(profile, kind, trait, role, bits, own, 0) for bits in seen})
-            self._chances[key] = found
-        return self._chances[key]
+                chances = {}
+                for bits in product((0, 1), repeat=count):
+                    chances[bits] = exact.step_chance(profile, kind, trait, role, bits, own, 0)
+                by_context.append(chances)
+            self._step_chances[key] = by_context
+        return self._step_chances[key]
 
-    def note(self, shape: Shape, tokens: list[tuple[int, int]], workers: list[int], good: list[list[float]]) -> None:
-        """Note the outcome of a plan: the tokens read (for the easiest level) and written of each step, and for each of
-        `CONTEXTS` the chances of all hidden bits with which its answer is right."""
-        worths = self._worth_by_level(shape, tokens, workers)
-        rewards = [
-            (sum(good[2 * place]) + sum(good[2 * place + 1])) / 2 * worths[kind[1]]
-            for place, kind in enumerate(CLASSES)
-        ]
+    def record(self, shape: Shape, tokens: list[tuple[int, int]], workers: list[int], good: list[list[float]]) -> None:
+        """Record the outcome of a plan: the tokens read (for the easiest level) and written of each step, and for each
+        of `CONTEXTS` the chances of all hidden bits with which its answer is right."""
+        worth = self._worth_by_level(shape, tokens, workers)
+        rewards: list[float] = []
+        for n, (_, level) in enumerate(CLASSES):
+            right = (sum(good[2 * n]) + sum(good[2 * n + 1])) / len(TRAITS)
+            rewards.append(right * worth[level])
         self._tried += 1
         mean = sum(rewards) / len(rewards)
         if mean > self._fixed[0]:
             self._fixed = (mean, _with_workers(shape, workers))
-        for place, reward in enumerate(rewards):
-            if reward > self._best[place][0]:
-                self._best[place] = (reward, _with_workers(shape, workers))
+        for n, reward in enumerate(rewards):
+            if reward > self._best[n][0]:
+                self._best[n] = (reward, _with_workers(shape, workers))
 
     def _worth_by_level(self, shape: Shape, tokens: list[tuple[int, int]], workers: list[int]) -> list[float]:
         """Return the worth of a right answer by level: the sums of `outcome.bill`, made for all levels at once."""
-        pool = [self.setting.pool[worker] for worker in workers]
         ends: list[float] = []
-        for worker, (_, sees), (_, written) in zip(pool, shape, tokens, strict=True):
-            ends.append(max([ends[n] for n in sees], default=0.0) + OVERHEAD + written / worker.pace)
-        usd = sum(
-            worker.price * (written + INPUT_SHARE * read) for worker, (read, written) in zip(pool, tokens, strict=True)
-        )
-        more = INPUT_SHARE * PER_LEVEL * sum(worker.price for worker in pool)
-        return [self.setting.weights.worth((usd + level * more) / 1e6, ends[-1]) for level in range(LEVELS)]
+        token_usd, price_sum = 0.0, 0.0
+        for place, (_, sees), (read, written) in zip(workers, shape, tokens, strict=True):
+            worker = self.setting.pool[place]
+            begins = max([ends[n] for n in sees], default=0.0)
+            ends.append(begins + OVERHEAD + written / worker.pace)
+            token_usd += worker.price * (written + INPUT_SHARE * read)
+            price_sum += worker.price
+        usd_per_level = INPUT_SHARE * PER_LEVEL * price_sum
+        worth = []
+        for level in range(LEVELS):
+            usd = (token_usd + level * usd_per_level) / 1e6
+            worth.append(self.setting.weights.worth(usd, ends[-1]))
+        return worth

@@ -153,12 +153,12 @@ def test_the_executor_agrees_on_any_plan_of_the_grammar() -> None:
 
 
 @pytest.fixture(scope="module")
-def found() -> search.Found:
+def found() -> search.SearchResult:
     """The exhaustive search over plans of up to three steps of the standard pool."""
     return search.search(Setting(standard_pool()), most=3)
 
 
-def test_no_plan_beats_the_searched_optimum(found: search.Found) -> None:
+def test_no_plan_beats_the_searched_optimum(found: search.SearchResult) -> None:
     """Any plan, valid but wasteful, is no better than its lean form; and no lean form escapes the search."""
     random, setting, shapes = Random(11), Setting(standard_pool()), set(search.shapes())
     for _ in range(4_000):
@@ -173,7 +173,7 @@ def test_no_plan_beats_the_searched_optimum(found: search.Found) -> None:
             assert reward <= found.best_rewards[CLASSES.index(kind)] + 1e-12
 
 
-def test_a_climber_that_changes_one_thing_at_a_time_ends_below_the_optimum(found: search.Found) -> None:
+def test_a_climber_that_changes_one_thing_at_a_time_ends_below_the_optimum(found: search.SearchResult) -> None:
     random, setting = Random(5), Setting(standard_pool())
     for place, kind in enumerate(CLASSES):
         best = max((_climbed(any_plan(random), kind, setting, random) for _ in range(3)), default=0.0)
@@ -193,7 +193,7 @@ def _climbed(plan: Plan, kind: tuple[int, int], setting: Setting, random: Random
     return reward
 
 
-def test_the_search_sums_as_the_simulator_does(found: search.Found) -> None:
+def test_the_search_sums_as_the_simulator_does(found: search.SearchResult) -> None:
     setting = Setting(standard_pool())
     for kind, plan, reward in zip(CLASSES, found.best, found.best_rewards, strict=True):
         assert outcome(plan, kind, setting).reward == pytest.approx(reward)
@@ -227,7 +227,7 @@ def test_asking_for_more_is_never_free() -> None:
     assert right(blind, kind, pool) == 0
 
 
-def test_there_is_something_to_learn(found: search.Found) -> None:
+def test_there_is_something_to_learn(found: search.SearchResult) -> None:
     """The best plan for each class is worth at least 0.06 more than the best plan for all."""
     assert found.optimum - found.fixed_reward >= 0.06
 
