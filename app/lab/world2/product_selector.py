@@ -8,14 +8,15 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from random import Random
 from statistics import NormalDist
+from typing import NamedTuple
 
 import numpy as np
 
 from app.core.plan.templates import Arm, arms
 from app.core.pool import catalog
 from app.core.rating.decision import decide
-from app.core.rating.features import features
-from app.core.rating.posterior import Posterior, Rating, estimates, learned
+from app.core.rating.features import Features, features
+from app.core.rating.posterior import Estimate, Posterior, Rating, estimates, learned
 from app.lab.world2.baselines import PlanIndices, Setting
 from app.lab.world2.constants import DOMAINS, constants
 from app.lab.world2.execution import draw_verdict
@@ -37,49 +38,89 @@ SHAPES: Mapping[str, str] = {
 
 
 class ProductSelector:
-    """Learns from `ratings` verdicts over each pool; judged on what it holds for best afterwards."""
+    """Learns from `ratings` verdicts over each pool; then it takes the arm that is best at the posterior's mean."""
 
     name = "product's selector"
 
     def __init__(self, seed: int, ratings: int) -> None:
         self._seed, self._ratings = seed, ratings
-        self._learned: dict[int, Posterior] = {}
+        self._trained: dict[int, SelectorOverPool] = {}
+        """By the identity of the setting."""
 
     def choose(self, setting: Setting, tasks: Sequence[Task]) -> PlanIndices:
         """Return the plans that the posterior's mean holds for best, once it has learned over this pool."""
-        spec, workers = selector_spec(), [as_catalog(worker) for worker in setting.pool]
-        open_ = arms(spec, workers, MOST_STEPS)
-        posterior = self._learned.get(id(setting)) or self._taught(setting, workers, open_)
-        self._learned[id(setting)] = posterior
+        if id(setting) not in self._trained:
+            self._trained[id(setting)] = self._train(setting)
+        selector = self._trained[id(setting)]
         places = {plan: place for place, plan in enumerate(setting.plans)}
         chosen = []
         for task in tasks:
-            found = estimates(posterior, spec, open_, workers, features(task.text))
-            chosen.append(places[plan_of(max(found, key=lambda one: one.worth).arm, setting)])
+            best = max(selector.estimates(features(task.text)), key=lambda estimate: estimate.worth)
+            chosen.append(places[selector.plans[best.arm.name]])
         return np.array(chosen)
 
-    def _taught(self, setting: Setting, workers: Sequence[catalog.Worker], open_: Sequence[Arm]) -> Posterior:
+    def _train(self, setting: Setting) -> "SelectorOverPool":
         random = Random(f"{self._seed}|{[worker.name for worker in setting.pool]}")
-        spec, posterior = selector_spec(), Posterior()
-        by_name = {arm.name: (arm, plan_of(arm, setting)) for arm in open_}
-        for at in range(self._ratings):
-            task = setting.training[at % len(setting.training)]
+        selector = SelectorOverPool(setting)
+        for n in range(self._ratings):
+            task = setting.training[n % len(setting.training)]
             seen = features(task.text)
-            found = estimates(posterior, spec, open_, workers, seen)
-            choice = decide(found, spec.explore, lambda count: random.choices(normals(), k=count), random.random)
-            arm, plan = by_name[choice.action]
-            score, usd = _rated(setting, plan, task, random)
-            posterior = learned(posterior, spec, workers, Rating(arm, seen, score, round(1e6 * usd), 1e9 + at))
-        return posterior
+            arm = selector.explore(seen, random).arm
+            execution = execute_once(setting, selector.plans[arm.name], task, random)
+            selector.learn(arm, seen, execution, 1e9 + n)
+        return selector
 
 
-def _rated(setting: Setting, plan: Plan, task: Task, random: Random) -> tuple[float, float]:
-    """Return the result of one execution: the judge's verdict less what the wait was worth, and the dollars."""
+class SelectorOverPool:
+    """The service's selector over one pool: its arms, its posterior, its exploration and its learning."""
+
+    def __init__(self, setting: Setting) -> None:
+        self._spec = selector_spec()
+        self._workers = [as_catalog(worker) for worker in setting.pool]
+        self._arms = arms(self._spec, self._workers, MOST_STEPS)
+        self._posterior = Posterior()
+        self.plans = {arm.name: plan_of(arm, setting) for arm in self._arms}
+        """The plan of this world that each arm stands for."""
+
+    def estimates(self, seen: Features) -> Sequence[Estimate]:
+        """Return what the posterior holds of each arm for a task with these features."""
+        return estimates(self._posterior, self._spec, self._arms, self._workers, seen)
+
+    def explore(self, seen: Features, random: Random) -> Estimate:
+        """Draw an arm with the probabilities by which the service explores; return its estimate."""
+        estimated = self.estimates(seen)
+
+        def draw_normals(count: int) -> Sequence[float]:
+            return random.choices(normals(), k=count)
+
+        action = decide(estimated, self._spec.explore, draw_normals, random.random).action
+        return next(estimate for estimate in estimated if estimate.arm.name == action)
+
+    def learn(self, arm: Arm, seen: Features, execution: "Execution", at: float) -> None:
+        """Update the posterior by the score and the bill of an execution, rated at this time in seconds."""
+        rating = Rating(arm, seen, execution.score, round(1e6 * execution.usd), at)
+        self._posterior = learned(self._posterior, self._spec, self._workers, rating)
+
+
+class Execution(NamedTuple):
+    """The result of one execution of a plan."""
+
+    right: bool
+    score: float
+    """The judge's verdict, 0 or 1, less what the wait was worth of a 1."""
+    usd: float
+
+
+def execute_once(setting: Setting, plan: Plan, task: Task, random: Random) -> Execution:
+    """Draw whether the answer of a plan is right, and then the judge's verdict."""
     known = constants()
-    right = random.random() < setting.rewards.right(plan.shape, task)[task.trait][plan.workers]
+    right_probability = setting.rewards.right(plan.shape, task)[task.trait][plan.workers]
+    right = bool(random.random() < right_probability)
     usd, seconds, _ = setting.rewards.bill(plan.shape, size_of(task))
-    waited = known.wait * min(1.0, float(seconds[plan.workers]) / known.full_seconds)
-    return (1 - waited if draw_verdict(bool(right), random) else 0.0), float(usd[plan.workers])
+    score = 0.0
+    if draw_verdict(right, random):
+        score = 1 - known.wait * min(1.0, float(seconds[plan.workers]) / known.full_seconds)
+    return Execution(right, score, float(usd[plan.workers]))
 
 
 @cache

@@ -10,19 +10,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 
-from app.core.plan.templates import arms
-from app.core.rating.decision import decide
 from app.core.rating.features import features
-from app.core.rating.posterior import Posterior, Rating, estimates, learned
 from app.lab.world2 import tasks as composed
 from app.lab.world2.baselines import Setting
-from app.lab.world2.constants import constants
-from app.lab.world2.execution import draw_verdict
 from app.lab.world2.outcome import expected_reward
-from app.lab.world2.product_selector import as_catalog, normals, plan_of, selector_spec
+from app.lab.world2.product_selector import SelectorOverPool, execute_once
 from app.lab.world2.provider import rehearsal_workers
-from app.lab.world2.rules import size_of
-from app.lab.world2.shapes import MOST_STEPS
 
 SEEDS, DECISIONS, EVERY = 5, 1_000, 25
 BINS = 10
@@ -30,56 +23,59 @@ BINS = 10
 
 def write(path: Path) -> None:
     """Simulate all seeds and write the file."""
-    regrets, pairs = [], []
+    regret_curves, predictions = [], []
     for seed in range(SEEDS):
-        regret, told = _simulated(seed)
-        regrets.append([round(sum(regret[: end + EVERY]), 4) for end in range(0, DECISIONS, EVERY)])
-        pairs += told
+        regrets, of_seed = _simulate(seed)
+        regret_curves.append(_cumulative(regrets))
+        predictions += of_seed
     made = {
         "made_by": "python -m app.lab.world2 --selector FILE",
         "every": EVERY,
-        "regret": regrets,
-        "calibration": _binned(pairs),
+        "regret": regret_curves,
+        "calibration": _calibration(predictions),
     }
     path.write_text(json.dumps(made) + "\n", encoding="utf-8")
 
 
-def _simulated(seed: int) -> tuple[list[float], list[tuple[float, bool]]]:
-    """Return the regret of each decision of one seed, and each estimate with what came of it."""
+def _simulate(seed: int) -> tuple[list[float], list[tuple[float, bool]]]:
+    """Return the regret of each decision of one seed, and the chance of success that was estimated for each with
+    whether its answer was right."""
     pool = tuple(worker for worker, _ in rehearsal_workers())
-    setting, random, known = (
-        Setting(pool, *[composed.draw_tasks("train", "selector", 1)] * 2),
-        Random(f"selector|{seed}"),
-        constants(),
-    )
-    rules, workers = selector_spec(), [as_catalog(worker) for worker in pool]
-    every, posterior = arms(rules, workers, MOST_STEPS), Posterior()
-    plans = {arm.name: plan_of(arm, setting) for arm in every}
-    regret, told = [], []
-    for at, task in enumerate(composed.draw_tasks("fresh", f"selector|{seed}", DECISIONS)):
+    example = composed.draw_tasks("train", "selector", 1)
+    setting = Setting(pool, example, example)
+    selector = SelectorOverPool(setting)
+    random = Random(f"selector|{seed}")
+    regrets, predictions = [], []
+    for n, task in enumerate(composed.draw_tasks("fresh", f"selector|{seed}", DECISIONS)):
         seen = features(task.text)
-        found = estimates(posterior, rules, every, workers, seen)
-        choice = decide(found, rules.explore, lambda count: random.choices(normals(), k=count), random.random)
-        chosen = next(estimate for estimate in found if estimate.arm.name == choice.action)
-        plan = plans[chosen.arm.name]
-        best = max([expected_reward(plan, task, setting.rewards) for plan in plans.values()])
-        regret.append(best - expected_reward(plan, task, setting.rewards))
-        right = random.random() < setting.rewards.right(plan.shape, task)[task.trait][plan.workers]
-        told.append((chosen.success, bool(right)))
-        usd, seconds, _ = setting.rewards.bill(plan.shape, size_of(task))
-        waited = known.wait * min(1.0, float(seconds[plan.workers]) / known.full_seconds)
-        score = 1 - waited if draw_verdict(bool(right), random) else 0.0
-        rating = Rating(chosen.arm, seen, score, round(1e6 * float(usd[plan.workers])), 1e9 + at)
-        posterior = learned(posterior, rules, workers, rating)
-    return regret, told
+        estimate = selector.explore(seen, random)
+        plan = selector.plans[estimate.arm.name]
+        best_reward = max([expected_reward(other, task, setting.rewards) for other in selector.plans.values()])
+        regrets.append(best_reward - expected_reward(plan, task, setting.rewards))
+        execution = execute_once(setting, plan, task, random)
+        predictions.append((estimate.success, execution.right))
+        selector.learn(estimate.arm, seen, execution, 1e9 + n)
+    return regrets, predictions
 
 
-def _binned(pairs: Sequence[tuple[float, bool]]) -> list[tuple[float, float, int]]:
+def _cumulative(regrets: Sequence[float]) -> list[float]:
+    """Return the sum of all regrets so far, after each `EVERY` decisions."""
+    sums = []
+    for end in range(EVERY, DECISIONS + EVERY, EVERY):
+        sums.append(round(sum(regrets[:end]), 4))
+    return sums
+
+
+def _calibration(predictions: Sequence[tuple[float, bool]]) -> list[tuple[float, float, int]]:
     """Return the mean estimate, the share of right answers and the number of decisions, by tenths of the estimate."""
-    found = []
-    for place in range(BINS):
-        own = [pair for pair in pairs if place / BINS <= pair[0] < (place + 1) / BINS]
-        if own:
-            mean, right = sum(pair[0] for pair in own) / len(own), sum(pair[1] for pair in own) / len(own)
-            found.append((round(mean, 4), round(right, 4), len(own)))
-    return found
+    rows = []
+    for n in range(BINS):
+        estimates, rights = [], []
+        for estimate, right in predictions:
+            if n / BINS <= estimate < (n + 1) / BINS:
+                estimates.append(estimate)
+                rights.append(right)
+        if estimates:
+            count = len(estimates)
+            rows.append((round(sum(estimates) / count, 4), round(sum(rights) / count, 4), count))
+    return rows
