@@ -138,7 +138,9 @@ def test_what_a_learner_fits_is_what_it_then_expects_of_every_shape(learner: Lea
         read = learner.reader.read(task)
         plan = Plan(name, tuple(random.randrange(len(chosen)) for _ in steps))
         row = LoggedExecution(name, read, tuple(members[worker] for worker in plan.workers), passed=True)
-        fitted = _RightProbability(learner._values_by_row(1), steps, len(read.families), learner._arrays([row])).right()
+        fitted = _RightProbability(
+            learner._values_by_row(1), steps, len(read.families), learner._columns([row])
+        ).right()
         expected = rewards.right(name, learner.task_as_read(task, read)).mean(axis=0)[plan.workers]
         assert fitted.array[0] == pytest.approx(float(expected)), name
 

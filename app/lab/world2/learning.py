@@ -38,7 +38,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from random import Random
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -134,12 +134,14 @@ class Beliefs:
         """Return a worker as able as is believed."""
         place = _worker_indices().get(worker.name)
         if place is None:
-            own, edges = posterior_by_card(worker.card, self.figures, self._spreads(), self.random)
+            card = worker.card
+            above_expected, edges = posterior_by_card(card, self.figures, self._spreads(), self.random)
         else:
-            own = float(self.figures["abilities"][place])
+            card = worker_profiles(unseen=False)[place].card
+            above_expected = float(self.figures["abilities"][place])
             edges = self.figures["edges"][len(DOMAINS) * place : len(DOMAINS) * (place + 1)]
-        card = worker.card if place is None else worker_profiles(unseen=False)[place].card
-        return replace(worker, ability=expected_ability(card, self.figures) + own, edges=tuple(edges.tolist()))
+        ability = expected_ability(card, self.figures) + above_expected
+        return replace(worker, ability=ability, edges=tuple(edges.tolist()))
 
     def constants(self) -> Constants:
         """Return the world's constants, with what is learned in the place of what is true; prices and tokens are
@@ -158,6 +160,27 @@ class Beliefs:
 
     def _spreads(self) -> tuple[float, float]:
         return float(self.figures["spread abilities"][0]), float(self.figures["spread edges"][0])
+
+
+Columns: TypeAlias = dict[str, NDArray[np.int64]]
+"""Executions of one shape and one number of parts, as arrays with one row for each."""
+Group: TypeAlias = tuple[str, int]
+"""A shape, and a number of parts."""
+
+
+class _Evidence(NamedTuple):
+    """The log likelihood of n rows, and what its derivatives by the p figures are computed from.
+
+    The gradient is `scores @ jacobian`, and the Fisher information `jacobian.T @ diag(weights) @ jacobian`.
+    """
+
+    log_likelihood: float
+    scores: Array
+    """The derivatives of the log likelihood by each row's chance: [n]."""
+    jacobian: Array
+    """The derivatives of each row's chance by the figures: [n, p]."""
+    weights: Array
+    """The Fisher information of each row about its chance: [n]."""
 
 
 class Learner:
@@ -182,7 +205,7 @@ class Learner:
             self._execute_until(2 * len(self._executions))
             self.fit(NEWTON_STEPS_BETWEEN)
         self._execute_until(executions)
-        self.fit(next(steps for budget, steps in NEWTON_STEPS.items() if executions <= budget or budget == BUDGETS[-1]))
+        self.fit(_newton_steps(executions))
 
     def policy(self) -> "LearnedPolicy":
         """Return what would be chosen by what is believed now."""
@@ -213,26 +236,34 @@ class Learner:
 
     def _execute_until(self, executions: int) -> None:
         """Execute plans until there are so many."""
-        seen = [(workers, self._thompson_plans(workers, TASKS_OF_SEEN_POOL)) for workers in self._seen_pools]
-        others = [(workers, self._thompson_plans(workers, TASKS_OF_OTHER_POOL)) for workers in self._other_pools]
+        seen = [(pool, self._thompson_plans(pool, TASKS_OF_SEEN_POOL)) for pool in self._seen_pools]
+        others = [(pool, self._thompson_plans(pool, TASKS_OF_OTHER_POOL)) for pool in self._other_pools]
         while len(self._executions) < executions:
-            ours = bool(seen) and self._random.random() < SEEN_SHARE
-            self._execute(*self._random.choice(seen if ours else others))
+            candidates = others
+            if seen and self._random.random() < SEEN_SHARE:
+                candidates = seen
+            pool, thompson_plans = self._random.choice(candidates)
+            self._execute(pool, thompson_plans)
 
-    def _execute(self, chosen: Pool, thompson_plans: Sequence[Plan]) -> None:
+    def _execute(self, pool: Pool, thompson_plans: Sequence[Plan]) -> None:
         """Execute a plan once and keep the verdict."""
-        random = self._random
         task, read = self._next_task()
-        if thompson_plans and random.random() < THOMPSON_SHARE:
-            plan = random.choice(thompson_plans)
-            if random.random() < ALONE_SHARE:
-                plan = Plan("reason", (random.choice(_answering_workers(plan)),))
-        else:
-            name = random.choice(sorted(catalogue()))
-            plan = Plan(name, tuple(random.randrange(len(chosen)) for _ in catalogue()[name]))
-        passed = draw_verdict(execute_plan(plan, task, chosen, random).right, random)
-        members = tuple(_worker_indices()[chosen[worker].name] for worker in plan.workers)
+        plan = self._draw_plan(pool, thompson_plans)
+        passed = draw_verdict(execute_plan(plan, task, pool, self._random).right, self._random)
+        members = tuple([_worker_indices()[pool[worker].name] for worker in plan.workers])
         self._executions.append(LoggedExecution(plan.shape, read, members, passed))
+
+    def _draw_plan(self, pool: Pool, thompson_plans: Sequence[Plan]) -> Plan:
+        """Return one of these plans, or one of its workers alone; or any plan over the pool."""
+        random = self._random
+        if not thompson_plans or random.random() >= THOMPSON_SHARE:
+            shape = random.choice(sorted(catalogue()))
+            workers = [random.randrange(len(pool)) for _ in catalogue()[shape]]
+            return Plan(shape, tuple(workers))
+        plan = random.choice(thompson_plans)
+        if random.random() < ALONE_SHARE:
+            return Plan("reason", (random.choice(_answering_workers(plan)),))
+        return plan
 
     def _next_task(self) -> tuple[Task, Reading]:
         """Return a task of training, and how it is read."""
@@ -242,34 +273,40 @@ class Learner:
             return self._tasks[-1]
         return self._random.choice(self._tasks)
 
-    def _thompson_plans(self, chosen: Pool, count: int) -> list[Plan]:
+    def _thompson_plans(self, pool: Pool, count: int) -> list[Plan]:
         """Return the plans that are best over a pool for so many tasks, each if a draw of beliefs is true; none at
         first."""
         if not self._executions:
             return []
-        beliefs, worths = [self.sample_beliefs() for _ in range(THOMPSON_SAMPLES)], dict[tuple[str, Size], Array]()
-        rewards, every = [belief.rewards(chosen, worths) for belief in beliefs], all_plans(len(chosen))
+        plans = all_plans(len(pool))
+        worths: dict[tuple[str, Size], Array] = {}
+        samples = []
+        for _ in range(THOMPSON_SAMPLES):
+            beliefs = self.sample_beliefs()
+            samples.append((beliefs, beliefs.rewards(pool, worths)))
         best_plans = []
-        for at, task in enumerate(self._random.sample(self._labelled, count)):
-            draw = at % THOMPSON_SAMPLES
-            expected = rewards_of_all_plans(rewards[draw], beliefs[draw].task_as_read(task, self.reader.read(task)))
-            best_plans.append(every[int(expected.argmax())])
+        for n, task in enumerate(self._random.sample(self._labelled, count)):
+            beliefs, rewards = samples[n % THOMPSON_SAMPLES]
+            task_as_read = beliefs.task_as_read(task, self.reader.read(task))
+            best = int(rewards_of_all_plans(rewards, task_as_read).argmax())
+            best_plans.append(plans[best])
         return best_plans
 
     # Learning.
 
     def fit(self, steps: int) -> None:
-        """Take so many Newton steps over all rows and cards, from what was believed before."""
-        groups: dict[tuple[str, int], list[LoggedExecution]] = defaultdict(list)
+        """Take so many Newton steps towards the mode of the posterior over all rows and cards, from what was believed
+        before. A step after which the posterior is lower is halved."""
+        groups: dict[Group, list[LoggedExecution]] = defaultdict(list)
         for row in self._executions:
             groups[row.shape, len(row.read.families)].append(row)
-        arrays = {key: self._arrays(rows) for key, rows in groups.items()}
+        columns = {group: self._columns(rows) for group, rows in groups.items()}
         accepted, log_likelihood = self._flat(), -math.inf
         step = np.zeros(len(accepted))
         for _ in range(steps):
             flat = accepted + step
             self.figures = self._unflattened(flat)
-            new_log_likelihood, gradient, information = self._log_likelihood(arrays)
+            new_log_likelihood, gradient, information = self._log_likelihood(columns)
             if new_log_likelihood + self._log_prior(flat) < log_likelihood + self._log_prior(accepted):
                 step /= 2
                 continue
@@ -285,37 +322,34 @@ class Learner:
         """Return the log of how probable these figures are without evidence, apart from a constant."""
         return -float(((flat - self._prior_means()) ** 2 / self._prior_deviations() ** 2).sum()) / 2
 
-    def _log_likelihood(
-        self, arrays: Mapping[tuple[str, int], dict[str, NDArray[np.int64]]]
-    ) -> tuple[float, Array, Array]:
-        """Return the log chance of all evidence, with its first and expected second derivatives by all figures."""
+    def _log_likelihood(self, columns: Mapping[Group, Columns]) -> tuple[float, Array, Array]:
+        """Return the log likelihood of all evidence, its gradient by the p figures [p], and the Fisher information
+        [p, p]."""
         size = len(self.covariance)
-        total, slope, curve = 0.0, np.zeros(size), np.zeros((size, size))
-        for logs, scores, slopes, weights in self._evidence(arrays):
-            total += logs
-            slope += scores @ slopes
-            curve += slopes.T @ (weights[:, None] * slopes)
-        return total, slope, curve
+        total, gradient, information = 0.0, np.zeros(size), np.zeros((size, size))
+        for log_likelihood, scores, jacobian, weights in self._evidence(columns):
+            total += log_likelihood
+            gradient += scores @ jacobian
+            information += jacobian.T @ (weights[:, None] * jacobian)
+        return total, gradient, information
 
-    def _evidence(
-        self, arrays: Mapping[tuple[str, int], dict[str, NDArray[np.int64]]]
-    ) -> Iterator[tuple[float, Array, Array, Array]]:
-        """Yield by batch the log chance; by row its derivative by the row's chance, that by figures, and a weight."""
+    def _evidence(self, columns: Mapping[Group, Columns]) -> Iterator[_Evidence]:
+        """Yield the evidence of each batch of verdicts, and then that of the cards."""
         known = constants()
         slack = 1 - known.judge_false_pass - known.judge_false_fail
-        for (name, parts), batch in _batches(arrays):
-            figures = self._values_by_row(len(batch["passed"]))
+        for (name, parts), batch in _batches(columns):
+            passed = batch["passed"]
+            figures = self._values_by_row(len(passed))
             right = _RightProbability(figures, catalogue()[name], parts, batch).right()
-            right.backward(np.full(len(batch["passed"]), slack))
+            right.backward(np.full(len(passed), slack))
             chance = np.clip(known.judge_false_pass + slack * right.array, 1e-6, 1 - 1e-6)
-            spread = chance * (1 - chance)
-            logs = float(np.log(np.where(batch["passed"] == 1, chance, 1 - chance)).sum())
-            yield logs, (batch["passed"] - chance) / spread, self._gradients(figures), 1 / spread
+            variance = chance * (1 - chance)
+            log_likelihood = float(np.log(np.where(passed == 1, chance, 1 - chance)).sum())
+            yield _Evidence(log_likelihood, (passed - chance) / variance, self._jacobian(figures), 1 / variance)
         yield self._card_evidence()
 
-    def _card_evidence(self) -> tuple[float, Array, Array, Array]:
-        """Return the log chance of the pass rates on cards, and its derivatives and weights as of a batch, with a row
-        for each worker and domain."""
+    def _card_evidence(self) -> _Evidence:
+        """Return the evidence of the pass rates on cards, with a row for each worker and domain."""
         cards = [worker.card for worker in worker_profiles(unseen=False)]
         members, domains = np.divmod(np.arange(len(cards) * len(DOMAINS)), len(DOMAINS))
         figures = self._values_by_row(len(members))
@@ -324,12 +358,13 @@ class Learner:
         chance = (logits.column() - traits).logistic().mean_of_rows()
         chance.backward(np.ones(len(members)))
         questions = np.array([card.asked for card in cards])[members]
-        right = np.array([count for card in cards for count in card.right])
-        spread = chance.array * (1 - chance.array)
-        logs = float((right * np.log(chance.array) + (questions - right) * np.log(1 - chance.array)).sum())
-        return logs, (right - questions * chance.array) / spread, self._gradients(figures), questions / spread
+        right = np.concatenate([card.right for card in cards])
+        variance = chance.array * (1 - chance.array)
+        log_likelihood = float((right * np.log(chance.array) + (questions - right) * np.log(1 - chance.array)).sum())
+        scores = (right - questions * chance.array) / variance
+        return _Evidence(log_likelihood, scores, self._jacobian(figures), questions / variance)
 
-    def _arrays(self, rows: Sequence[LoggedExecution]) -> dict[str, NDArray[np.int64]]:
+    def _columns(self, rows: Sequence[LoggedExecution]) -> Columns:
         families = np.array([row.read.families for row in rows])
         domains = np.array([family.domain for family in self.reader.families])
         members = np.array([row.members for row in rows])
@@ -374,29 +409,36 @@ class Learner:
             found[name] = Value(copies[:, 0] if name in PRIORS else copies)
         return found
 
-    def _gradients(self, figures: Mapping[str, Value]) -> Array:
-        """Return the derivatives by all figures, a row for each row."""
-        parts = []
+    def _jacobian(self, figures: Mapping[str, Value]) -> Array:
+        """Return the derivatives of each row by the p figures: [rows, p]."""
+        blocks = []
         for name in self._names():
             gradient = figures[name].gradient
-            shown = np.zeros(figures[name].array.shape) if gradient is None else gradient
-            parts.append(shown.reshape(len(shown), -1))
-        return np.hstack(parts)
+            if gradient is None:
+                gradient = np.zeros(figures[name].array.shape)
+            blocks.append(gradient.reshape(len(gradient), -1))
+        return np.hstack(blocks)
 
     def _prior_means(self) -> Array:
         """Return the figures that are believed without any evidence."""
-        means = [PRIORS.get(name, (0.0, 0.0))[0] for name in self._names()]
-        return np.repeat(means, [len(self.figures[name]) for name in self._names()])
+        means = []
+        for name in self._names():
+            mean, _ = PRIORS.get(name, (0.0, 0.0))
+            means.append(np.full(len(self.figures[name]), mean))
+        return np.concatenate(means)
 
     def _prior_deviations(self) -> Array:
-        """Return how far those may be off."""
-        found = []
+        """Return the standard deviations of what is believed without any evidence."""
+        deviations = []
         for name in self._names():
-            deviation = PRIORS[name][1] if name in PRIORS else SPREADS[name]
-            if name in ESTIMATED_SPREADS:
+            if name in PRIORS:
+                _, deviation = PRIORS[name]
+            elif name in ESTIMATED_SPREADS:
                 deviation = float(self.figures[f"spread {name}"][0])
-            found.append(np.full(len(self.figures[name]), deviation))
-        return np.concatenate(found)
+            else:
+                deviation = SPREADS[name]
+            deviations.append(np.full(len(self.figures[name]), deviation))
+        return np.concatenate(deviations)
 
 
 class LearnedPolicy:
@@ -407,12 +449,15 @@ class LearnedPolicy:
 
     def choose(self, setting: Setting, tasks: Sequence[Task]) -> PlanIndices:
         """Return for each task the plan that is believed to be best, less what thrift takes for its dollars."""
-        rewards, costs, chosen = self.beliefs.rewards(setting.pool), dict[Size, Array](), []
+        rewards = self.beliefs.rewards(setting.pool)
+        cost_shares: dict[Size, Array] = {}
+        chosen = []
         for task in tasks:
             size = replace(size_of(task), confidential=False)
-            if size not in costs:
-                costs[size] = cost_shares_of_all_plans(rewards, size)
-            chosen.append(int((self._mean_believed_rewards(rewards, task) - self._thrift * costs[size]).argmax()))
+            if size not in cost_shares:
+                cost_shares[size] = cost_shares_of_all_plans(rewards, size)
+            values = self._mean_believed_rewards(rewards, task) - self._thrift * cost_shares[size]
+            chosen.append(int(values.argmax()))
         return np.array(chosen)
 
     def as_json(self) -> dict[str, Any]:
@@ -430,7 +475,9 @@ class LearnedPolicy:
 
     def _mean_believed_rewards(self, rewards: Rewards, task: Task) -> Array:
         """Return the rewards that are believed of all plans, on average over readings."""
-        readings = [(read.weight, self.beliefs.task_as_read(task, read)) for read in self._reader.readings(task)]
+        readings = []
+        for reading in self._reader.readings(task):
+            readings.append((reading.weight, self.beliefs.task_as_read(task, reading)))
         return mean_rewards_of_all_plans(rewards, readings)
 
 
@@ -447,29 +494,44 @@ def posterior_by_card(
 ) -> tuple[float, Array]:
     """Return how much abler than expected a worker is by its card, and its edges; drawn from what may be, or the mean.
 
-    `spreads` are the deviations of abilities from what is expected, and of edges.
+    `spreads` are the deviations of abilities from what is expected, and of edges. With D domains the effects are [1 +
+    D]: the ability, then the edges. They are found by eight steps of Fisher scoring.
     """
-    start = np.array([expected_ability(card, figures)] * len(DOMAINS)) + figures["reason"] + figures["exam"]
+    offset = np.array([expected_ability(card, figures)] * len(DOMAINS)) + figures["reason"] + figures["exam"]
     traits = np.exp(figures["trait"]) * np.array(TRAITS)
     precision = np.array([spreads[0] ** -2, *[spreads[1] ** -2] * len(DOMAINS)])
-    reached = np.hstack([np.ones((len(DOMAINS), 1)), np.eye(len(DOMAINS))])
-    found, right = np.zeros(1 + len(DOMAINS)), np.array(card.right)
+    design = np.hstack([np.ones((len(DOMAINS), 1)), np.eye(len(DOMAINS))])
+    right = np.array(card.right)
+    effects = np.zeros(1 + len(DOMAINS))
     for _ in range(8):
-        chances = 1 / (1 + np.exp(-((start + reached @ found)[:, None] - traits)))
-        rate, slope = chances.mean(axis=1), (chances * (1 - chances)).mean(axis=1)
+        chances = 1 / (1 + np.exp(-((offset + design @ effects)[:, None] - traits)))
+        rate = chances.mean(axis=1)
+        slope = (chances * (1 - chances)).mean(axis=1)
         weight = card.asked * slope**2 / (rate * (1 - rate))
         score = (right - card.asked * rate) * slope / (rate * (1 - rate))
-        curve = np.diag(precision) + reached.T @ (weight[:, None] * reached)
-        found = found + np.linalg.solve(curve, reached.T @ score - precision * found)
+        information = np.diag(precision) + design.T @ (weight[:, None] * design)
+        effects = effects + np.linalg.solve(information, design.T @ score - precision * effects)
     if random is not None:
-        found = found + np.linalg.cholesky(np.linalg.inv(curve)) @ random.standard_normal(len(found))
-    return float(found[0]), found[1:]
+        root = np.linalg.cholesky(np.linalg.inv(information))
+        effects = effects + root @ random.standard_normal(len(effects))
+    return float(effects[0]), effects[1:]
+
+
+def _newton_steps(executions: int) -> int:
+    """Return the Newton steps of the least budget that has so many executions, or of the largest one."""
+    for budget, steps in NEWTON_STEPS.items():
+        if executions <= budget:
+            return steps
+    return NEWTON_STEPS[BUDGETS[-1]]
 
 
 def _answering_workers(plan: Plan) -> list[int]:
     """Return the workers of a plan's steps that answer, or work out a part of an answer."""
-    steps = zip(catalogue()[plan.shape], plan.workers, strict=True)
-    return [worker for step, worker in steps if step.role in (*ANSWERING, *PARTIAL)]
+    workers = []
+    for step, worker in zip(catalogue()[plan.shape], plan.workers, strict=True):
+        if step.role in ANSWERING or step.role in PARTIAL:
+            workers.append(worker)
+    return workers
 
 
 @cache
@@ -486,7 +548,7 @@ def _log_speed_scale() -> tuple[float, float]:
 
 
 def _standardised_log_speed(card: Card) -> float:
-    """Log speed, in deviations from its mean."""
+    """Return the log speed, in deviations from its mean."""
     mean, deviation = _log_speed_scale()
     return (math.log(card.speed) - mean) / deviation
 
@@ -504,12 +566,12 @@ def _initial_figures(families: int) -> Figures:
     return figures | {f"spread {name}": np.array([SPREADS[name]]) for name in ESTIMATED_SPREADS}
 
 
-def _batches(
-    arrays: Mapping[tuple[str, int], dict[str, NDArray[np.int64]]],
-) -> Iterator[tuple[tuple[str, int], dict[str, NDArray[np.int64]]]]:
-    for key, columns in sorted(arrays.items()):
+def _batches(columns_of_group: Mapping[Group, Columns]) -> Iterator[tuple[Group, Columns]]:
+    """Yield the rows of each group, at most `BATCH_SIZE` at once."""
+    for group, columns in sorted(columns_of_group.items()):
         for begin in range(0, len(columns["passed"]), BATCH_SIZE):
-            yield key, {name: array[begin : begin + BATCH_SIZE] for name, array in columns.items()}
+            batch = slice(begin, begin + BATCH_SIZE)
+            yield group, {name: column[batch] for name, column in columns.items()}
 
 
 def _expected_abilities(figures: Mapping[str, Value], members: NDArray[np.int64]) -> Value:
@@ -570,8 +632,10 @@ class _RightProbability:
             logits = logits + figures["reason"].at(domains)
         if any([self._steps[seen].role == "plan" for seen in step.sees]):
             logits = logits + figures["plan"]
-        at_once = 1 if role in PARTIAL else self._parts - handed
-        logits = logits - figures["load"] * float(at_once - 1)
+        parts_at_once = self._parts - handed
+        if role in PARTIAL:
+            parts_at_once = 1
+        logits = logits - figures["load"] * float(parts_at_once - 1)
         if step.user:
             logits = logits + figures["short"] * (batch["document"] == 1) + figures["long"] * (batch["document"] == 2)
             logits = logits + figures["truncated"] * batch["short"][:, at]
@@ -589,7 +653,7 @@ class _RightProbability:
         return effect
 
     def _part_checked(self, at: int, part: int, *, complete: bool) -> Value:
-        (seen,) = [place for place in self._steps[at].sees if self._steps[place].role in ANSWERING]
+        (seen,) = self._answers_seen(at)
         before = self._part_right_at(seen, part, complete=complete)
         members = self._batch["members"]
         others = contributing_steps(self._steps, seen, self._parts)
@@ -603,22 +667,31 @@ class _RightProbability:
         return after
 
     def _part_combined(self, at: int, part: int, *, complete: bool) -> Value:
-        seen = [place for place in self._steps[at].sees if self._steps[place].role in ANSWERING]
-        branches = [self._part_right_at(place, part, complete=complete) for place in seen]
-        counts = [Value(np.ones((1, 1)))]
+        branches = [self._part_right_at(place, part, complete=complete) for place in self._answers_seen(at)]
+        by_count = [Value(np.ones((1, 1)))]
+        """The chance that so many of the answers so far are right, by their number."""
         for branch in branches:
-            nought = Value(np.zeros((1, 1)))
-            fewer, more = [*counts, nought], [nought, *counts]
-            counts = [stays * (1 - branch) + gains * branch for stays, gains in zip(fewer, more, strict=True)]
+            zero = Value(np.zeros((1, 1)))
+            without, with_one_less = [*by_count, zero], [zero, *by_count]
+            by_count = []
+            for stays, grows in zip(without, with_one_less, strict=True):
+                by_count.append(stays * (1 - branch) + grows * branch)
         chosen: Value = Value(np.zeros((1, 1)))
-        for right in range(1, len(counts)):
-            chosen = chosen + counts[right] * self._pick_chance(at, right, len(branches))
+        for right in range(1, len(by_count)):
+            chosen = chosen + by_count[right] * self._pick_chance(at, right, len(branches))
         return chosen
+
+    def _answers_seen(self, at: int) -> list[int]:
+        """Return the steps with an answer that a step sees."""
+        return [place for place in self._steps[at].sees if self._steps[place].role in ANSWERING]
 
     def _pick_chance(self, at: int, right: int, count: int) -> Value:
         """Return the chance of choosing a right answer where `right` of `count` are."""
-        majority = self._figures["majority"] * float(2 * right - count if right < count else 2)
-        logits = self._figures["pair"] + majority + (1.0 if right == count else self._helper_effect(at))
+        if right == count:
+            logits = self._figures["pair"] + self._figures["majority"] * 2.0 + 1.0
+        else:
+            majority = self._figures["majority"] * float(2 * right - count)
+            logits = self._figures["pair"] + majority + self._helper_effect(at)
         return (logits + np.zeros(len(self._batch["passed"]))).logistic().column()
 
 
