@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from app.core.pool.catalog import Limits
-from app.core.run.events import CLASSES, Event, Fact, Kind, fact_from_json
+from app.core.run.events import FACT_CLASSES, Event, Fact, Kind, fact_from_json
 from app.core.run.fold import apply_fact, fold, state_of_admission
 from app.core.run.state import RunState
 from tests.core.journals import FOLDER, summary
@@ -91,7 +91,7 @@ def test_what_is_written_is_read_back_and_is_json_as_it_is() -> None:
 
 
 def test_each_kind_has_one_record() -> None:
-    assert sorted(kind.kind for kind in CLASSES) == sorted(Kind)
+    assert sorted(kind.kind for kind in FACT_CLASSES) == sorted(Kind)
 
 
 @pytest.mark.parametrize("kind", Kind)

@@ -32,8 +32,8 @@ Json = Mapping[str, Any]
 """A JSON object."""
 PassedOver = tuple[tuple[str, str], ...]
 """Workers that were not called, each with the reason."""
-Code = Callable[[Any], Any] | None
-"""The function that writes or reads the value of a field; None where the value is JSON as it is."""
+Converter = Callable[[Any], Any] | None
+"""The function that turns the value of a field into JSON, or back; None where the value is JSON as it is."""
 
 
 @record(frozen=True, slots=True)
@@ -44,32 +44,33 @@ class NamedCall:
     name: str
 
 
-class Written(NamedTuple):
-    """One field as it is written. It is left out while it has its default, if it is `optional`, or while the field that
-    is named in `along` is None."""
+class FieldEncoding(NamedTuple):
+    """The writing of one field to JSON. It is left out while it has its default, if it is `optional`, or while the
+    field that is named in `present_with` is None."""
 
     name: str
     key: str
-    encode: Code
+    encode: Converter
     optional: bool
     default: Any
-    along: str
+    present_with: str
 
 
-class Read(NamedTuple):
-    """One field as it is read; `default` is MISSING where there is none."""
+class FieldDecoding(NamedTuple):
+    """The reading of one field from JSON; `default` is MISSING where there is none."""
 
     key: str
-    decode: Code
+    decode: Converter
     default: Any
 
 
-def optional(default: Any, *, key: str = "", along: str = "") -> Any:
-    """A field that is left out of the JSON while it has its default; with `along`, while that other field is None.
+def optional(default: Any, *, key: str = "", present_with: str = "") -> Any:
+    """Return a field that the JSON leaves out while it has its default; or, with `present_with`, while the field of
+    that name is None.
 
     `key` is the name of the JSON field where that is no name in Python.
     """
-    return field(default=default, metadata={"optional": True, "key": key, "along": along})
+    return field(default=default, metadata={"optional": True, "key": key, "present_with": present_with})
 
 
 class Fact:
@@ -77,28 +78,28 @@ class Fact:
 
     __slots__ = ()
     kind: ClassVar[Kind]
-    written: ClassVar[tuple[Written, ...]]
-    read: ClassVar[tuple[Read, ...]]
+    encodings: ClassVar[tuple[FieldEncoding, ...]]
+    decodings: ClassVar[tuple[FieldDecoding, ...]]
 
     def to_json(self) -> dict[str, Any]:
-        """The body of the event, in plain JSON values."""
+        """Return the body of the event, in plain JSON values."""
         body: dict[str, Any] = {}
-        for name, key, encode, leaves_out, default, along in self.written:
+        for name, key, encode, is_optional, default, present_with in self.encodings:
             value = getattr(self, name)
-            if leaves_out and value == default:
+            if is_optional and value == default:
                 continue
-            if along and getattr(self, along) is None:
+            if present_with and getattr(self, present_with) is None:
                 continue
             body[key] = value if encode is None else encode(value)
         return body
 
     @classmethod
     def from_json(cls, body: Json) -> Self:
-        """The inverse of `to_json`. Raises KeyError for a field that is missing and has no default."""
+        """Return the inverse of `to_json`. Raises KeyError for a field that is missing and has no default."""
         values = []
-        for key, decode, default in cls.read:
+        for key, decode, default in cls.decodings:
             if key in body:
-                values.append(decode(body[key]) if decode is not None else body[key])
+                values.append(body[key] if decode is None else decode(body[key]))
             elif default is not MISSING:
                 values.append(default)
             else:
@@ -113,41 +114,45 @@ F = TypeVar("F", bound=Fact)
 def fact(kind: Kind) -> Callable[[type[F]], type[F]]:
     """Make a class the record of the facts of this kind."""
 
-    def made(cls: type[F]) -> type[F]:
+    def make_record(cls: type[F]) -> type[F]:
         cls = record(frozen=True, slots=True)(cls)
         hints = get_type_hints(cls)
         cls.kind = kind
         own = fields(cls)  # type: ignore[arg-type]
-        cls.written = tuple([_written(attribute, hints[attribute.name]) for attribute in own])
-        cls.read = tuple([_read(attribute, hints[attribute.name]) for attribute in own])
+        cls.encodings = tuple([_encoding(attribute, hints[attribute.name]) for attribute in own])
+        cls.decodings = tuple([_decoding(attribute, hints[attribute.name]) for attribute in own])
         return cls
 
-    return made
+    return make_record
 
 
-def _key(attribute: "Field[Any]") -> str:
+def _json_key(attribute: "Field[Any]") -> str:
     return attribute.metadata.get("key") or attribute.name
 
 
-def _written(attribute: "Field[Any]", hint: Any) -> Written:
-    along: str = attribute.metadata.get("along", "")
-    return Written(
+def _encoding(attribute: "Field[Any]", hint: Any) -> FieldEncoding:
+    present_with: str = attribute.metadata.get("present_with", "")
+    to_json, _ = _converters(hint)
+    return FieldEncoding(
         name=attribute.name,
-        key=_key(attribute),
-        encode=_codes(hint)[0],
-        optional="optional" in attribute.metadata and not along,
+        key=_json_key(attribute),
+        encode=to_json,
+        optional="optional" in attribute.metadata and not present_with,
         default=attribute.default,
-        along=along,
+        present_with=present_with,
     )
 
 
-def _read(attribute: "Field[Any]", hint: Any) -> Read:
-    default = attribute.default if attribute.default_factory is MISSING else attribute.default_factory()
-    return Read(_key(attribute), _codes(hint)[1], default)
+def _decoding(attribute: "Field[Any]", hint: Any) -> FieldDecoding:
+    default = attribute.default
+    if attribute.default_factory is not MISSING:
+        default = attribute.default_factory()
+    _, from_json = _converters(hint)
+    return FieldDecoding(_json_key(attribute), from_json, default)
 
 
-def _codes(hint: Any) -> tuple[Code, Code]:
-    """The functions that write and read a value of this type."""
+def _converters(hint: Any) -> tuple[Converter, Converter]:
+    """Return the functions that turn a value of this type into JSON and back."""
     if hint is Usage:
         return usage_to_json, usage_from_json
     if hint is Access:
@@ -164,8 +169,9 @@ def _codes(hint: Any) -> tuple[Code, Code]:
         return list, tuple
     if get_origin(hint) is frozenset:
         return sorted, frozenset
-    is_object = any(get_origin(part) is Mapping for part in (hint, *get_args(hint)))
-    return (dict, None) if is_object else (None, None)
+    if Mapping in [get_origin(part) for part in (hint, *get_args(hint))]:
+        return dict, None
+    return None, None
 
 
 def _calls_to_json(calls: tuple[NamedCall, ...]) -> list[dict[str, str]]:
@@ -396,11 +402,11 @@ class RunEnd(Fact):
     usage: Usage = Usage()
     visible: Usage = Usage()
     degraded: bool = False
-    answer: str = optional("", along="step")
+    answer: str = optional("", present_with="step")
     """Ref of the answer; this and the next two are there if a step answered."""
-    finish: str | None = optional(None, along="step")
+    finish: str | None = optional(None, present_with="step")
     """Why the worker stopped: `stop`, `length` and so on."""
-    fell_back: bool = optional(False, along="step")
+    fell_back: bool = optional(False, present_with="step")
     """True if the last step said nothing, so that the last one that said something answers."""
     error: str = optional("")
     unread: bool = optional(False)
@@ -458,7 +464,7 @@ class PlanOpened(Fact):
     """The decision of a selector, in the form of `rating.decision`."""
     parent: int | None = optional(None)
     """The step that the plan is nested in."""
-    room: int = optional(0, along="parent")
+    room: int = optional(0, present_with="parent")
     """How many steps a nested plan may have."""
     ejected: Mapping[str, str] | None = optional(None)
     """Workers of the run's pool that are left out because they fail, each with the reason."""
@@ -488,7 +494,7 @@ class PlanStep(Fact):
     """True if it asks for the whole answer although another step answers: see `StepState.complete`."""
     parent: int | None = optional(None)
     """The step that it is nested in."""
-    inherits: bool = optional(False, along="parent")
+    inherits: bool = optional(False, present_with="parent")
     """True if its plan listed `user`, which inside a step is the parent's task."""
     declassified: frozenset[str] = optional(frozenset())
     """The labels that the subtask lost, because its writer declassifies them."""
@@ -560,7 +566,7 @@ class CallIntended(Fact):
     """Of a planning call: the money that is left according to its brief."""
     seconds_left: int | None = optional(None)
     """Of a planning call: the seconds that are left according to its brief."""
-    rejected: str = optional("", along="usd_left")
+    rejected: str = optional("", present_with="usd_left")
     """Of a planning call: ref of the rejected text that it is to repair."""
     left_out: int = optional(0)
     """Of a planning call: characters of the conversation that the conductor was not shown."""
@@ -740,7 +746,7 @@ class StepSkipped(Fact):
 # -- events
 
 _ENDS: tuple[type[RunEnd], ...] = (RunSucceeded, RunFailed, RunCancelled, RunExpired, RunOverBudget)
-CLASSES: tuple[type[Fact], ...] = (
+FACT_CLASSES: tuple[type[Fact], ...] = (
     RunAdmitted,
     RunCancelAsked,
     PlanOpened,
@@ -764,7 +770,7 @@ CLASSES: tuple[type[Fact], ...] = (
     *_ENDS,
 )
 """The record of each kind."""
-_READERS: Mapping[Kind, Callable[[Json], Fact]] = {event.kind: event.from_json for event in CLASSES}
+_READERS: Mapping[Kind, Callable[[Json], Fact]] = {event.kind: event.from_json for event in FACT_CLASSES}
 ENDS: Mapping[Kind, type[RunEnd]] = {event.kind: event for event in _ENDS}
 """The records of the terminal kinds."""
 
@@ -825,20 +831,20 @@ class Event:
         return f"Event({self.run!r}, {self.seq}, {self.kind.value!r}, {self.at}, {self.body!r})"
 
 
-def read(events: Iterable[Event]) -> list[tuple[int, float, Fact]]:
+def read_facts(events: Iterable[Event]) -> list[tuple[int, float, Fact]]:
     """Return the number, the time and the fact of each event. Raises what `Event.fact` raises."""
     return [(event.seq, event.at, event.fact) for event in events]
 
 
 def facts(events: Iterable[Event], kind: type[F]) -> Iterator[F]:
-    """The facts of one class, in the order of their events."""
+    """Yield the facts of one class, in the order of their events."""
     for event in events:
         if event.kind is kind.kind and isinstance(event.fact, kind):
             yield event.fact
 
 
-def dated(events: Iterable[Event], kind: type[F]) -> Iterator[tuple[float, F]]:
-    """The facts of one class, each with the time of its event, in the order of their events."""
+def timed_facts(events: Iterable[Event], kind: type[F]) -> Iterator[tuple[float, F]]:
+    """Yield the facts of one class, each with the time of its event before it, in the order of their events."""
     for event in events:
         if event.kind is kind.kind and isinstance(event.fact, kind):
             yield event.at, event.fact

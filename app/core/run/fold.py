@@ -34,7 +34,7 @@ from app.core.run.events import (
     StepQueued,
     StepSkipped,
     StepToolResults,
-    read,
+    read_facts,
 )
 from app.core.run.kinds import AFTER_THE_END, RUN_ARROWS, STEP_ARROWS, TERMINAL, Kind
 from app.core.run.state import RATE_LIMITED, Call, Exchange, Proposal, RunState, StepState, Turn
@@ -66,14 +66,14 @@ def state_of_admission(run: str, fact: Fact, at: float, seq: int) -> RunState:
 def fold(events: tuple[Event, ...], before: RunState | None = None) -> RunState:
     """The state that a journal stands for, given from its first event, or from the first one that `before` lacks."""
     state = before if before is not None else begin(events[0])
-    for seq, at, fact in read(events):
+    for seq, at, fact in read_facts(events):
         state = _advance_in_order(state, seq, at, fact)
     return state
 
 
 def fold_turn(state: RunState, events: Iterable[Event]) -> RunState:
     """Return the state after these events, but for those behind the reply of the present turn."""
-    for seq, at, fact in read(events):
+    for seq, at, fact in read_facts(events):
         if state.replied:
             break
         state = _advance_in_order(state, seq, at, fact)

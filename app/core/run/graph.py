@@ -18,7 +18,7 @@ from typing import Any, Final, Literal
 from app.core.message.chat import Usage, summed, usage_to_json
 from app.core.pool.catalog import MILLION
 from app.core.records import copy_with, record
-from app.core.run.events import CallFinished, CallIntended, Event, PlanOpened, PlanStep, StepFailed, dated, facts
+from app.core.run.events import CallFinished, CallIntended, Event, PlanOpened, PlanStep, StepFailed, facts, timed_facts
 from app.core.run.instant import Instant, instant_to_json, round_seconds
 from app.core.run.layout import Place, layout
 from app.core.run.recipients import EMBEDDING_TEMPLATE, seen_steps
@@ -239,8 +239,8 @@ def _index(at: Instant) -> _Index:
         steps_of.setdefault(step.proposal, []).append(step)
     intents: dict[str, list[CallIntended]] = {}
     attempts: dict[str, list[Attempt]] = {}
-    finished = {fact.call: (when, fact) for when, fact in dated(at.events, CallFinished)}
-    for when, intent in dated(at.events, CallIntended):
+    finished = {fact.call: (when, fact) for when, fact in timed_facts(at.events, CallFinished)}
+    for when, intent in timed_facts(at.events, CallIntended):
         node = step_node(intent.n) if intent.n is not None else plan_node(intent.attempt - 1)
         intents.setdefault(node, []).append(intent)
         attempts.setdefault(node, []).append(

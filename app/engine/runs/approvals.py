@@ -15,7 +15,7 @@ from app.core.plan.workflow import CONDUCTOR
 from app.core.pool.catalog import Catalog
 from app.core.records import content_ref, copy_with, record
 from app.core.run import approvals
-from app.core.run.events import Event, Fact, RunApproved, RunAwaitingApproval, RunRefused, dated
+from app.core.run.events import Event, Fact, RunApproved, RunAwaitingApproval, RunRefused, timed_facts
 from app.core.run.fold import apply_facts, fold
 from app.core.run.kinds import ENDED
 from app.core.run.progress import Finish, decide
@@ -118,7 +118,10 @@ async def _check_eyes(store: TenantStore, row: RunRow, key: str) -> None:
 
 def _earlier(events: Sequence[Event], decision: Decision, state: RunState) -> Decided | None:
     """Return the decision that was made on this digest. Raises `Conflict` if it was another one."""
-    decisions: list[tuple[float, RunApproved | RunRefused]] = [*dated(events, RunApproved), *dated(events, RunRefused)]
+    decisions: list[tuple[float, RunApproved | RunRefused]] = [
+        *timed_facts(events, RunApproved),
+        *timed_facts(events, RunRefused),
+    ]
     on_digest = [(at, fact) for at, fact in decisions if fact.digest == decision.digest]
     if not on_digest:
         return None
@@ -143,7 +146,7 @@ def _asked(events: Sequence[Event], state: RunState, digest: str, now: float) ->
     if question is None:
         raise Conflict("No plan of this run has needed an approval.", code="approval_not_requested")
     if digest != question.digest:
-        earlier_questions = [fact for _, fact in dated(events, RunAwaitingApproval) if fact.digest == digest]
+        earlier_questions = [fact for _, fact in timed_facts(events, RunAwaitingApproval) if fact.digest == digest]
         if not earlier_questions:
             raise Conflict(
                 f"That is not the digest of what this run asks for; GET /v1/approvals/{state.run} shows it.",

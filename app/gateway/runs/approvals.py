@@ -17,7 +17,7 @@ from app.core.pool.catalog import MILLION, Catalog
 from app.core.rating.forecast import History
 from app.core.records import copy_with
 from app.core.run.caller_view import dollars
-from app.core.run.events import Event, RunApproved, RunAwaitingApproval, RunRefused, dated
+from app.core.run.events import Event, RunApproved, RunAwaitingApproval, RunRefused, timed_facts
 from app.core.run.fold import fold
 from app.core.run.identifiers import run_of_reply
 from app.core.run.state import Proposal, RunState, StepState
@@ -234,7 +234,9 @@ async def approval_of(store: TenantStore, row: RunRow, *, reads: bool, own: bool
     question, terms = state.asked, state.admitted.approval
     if question is None or terms is None:
         return None
-    asked_at = next(at for at, fact in dated(journal.events, RunAwaitingApproval) if fact.digest == question.digest)
+    asked_at = next(
+        at for at, fact in timed_facts(journal.events, RunAwaitingApproval) if fact.digest == question.digest
+    )
     proposal = _proposal(state, question.proposal)
     steps = state.steps_of(proposal)
     decision = _decision_on(journal.events, question.digest)
@@ -277,7 +279,10 @@ async def approval_of(store: TenantStore, row: RunRow, *, reads: bool, own: bool
 
 def _decision_on(events: Sequence[Event], digest: str) -> tuple[float, RunApproved | RunRefused] | None:
     """Return the decision on the plan of this digest with its time; None without any."""
-    decisions: list[tuple[float, RunApproved | RunRefused]] = [*dated(events, RunApproved), *dated(events, RunRefused)]
+    decisions: list[tuple[float, RunApproved | RunRefused]] = [
+        *timed_facts(events, RunApproved),
+        *timed_facts(events, RunRefused),
+    ]
     for at, decision in decisions:
         if decision.digest == digest:
             return at, decision

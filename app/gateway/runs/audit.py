@@ -22,8 +22,8 @@ from app.core.run.events import (
     PlanStep,
     StepDone,
     StepFailed,
-    dated,
     facts,
+    timed_facts,
 )
 from app.core.run.fold import fold
 from app.core.run.identifiers import trace_of_turn
@@ -135,7 +135,7 @@ class _RunFacts:
 def _facts_of(state: RunState, events: Sequence[Event]) -> _RunFacts:
     readings = LabelFlow(state).readings
     intents: dict[int | None, list[tuple[float, CallIntended]]] = {}
-    for at, intent in dated(events, CallIntended):
+    for at, intent in timed_facts(events, CallIntended):
         intents.setdefault(intent.n, []).append((at, intent))
     calls: dict[int | None, list[Call]] = {}
     for call in state.calls.values():
@@ -151,7 +151,7 @@ def _facts_of(state: RunState, events: Sequence[Event]) -> _RunFacts:
         intents=intents,
         finished={fact.call: fact for fact in facts(events, CallFinished)},
         failed=_first((fact.n, fact) for fact in facts(events, StepFailed)),
-        done=_first((fact.n, (at, fact)) for at, fact in dated(events, StepDone)),
+        done=_first((fact.n, (at, fact)) for at, fact in timed_facts(events, StepDone)),
     )
 
 
