@@ -152,21 +152,21 @@ class Health:
 
     def is_out(self, worker: Worker) -> bool:
         """Return True if probes have found that it does not generate."""
-        return self._of(_key(worker)).reason == breaker.OUT
+        return self._of(_key(worker)).reason == breaker.UNREACHABLE
 
     def probed(self, worker: Worker, *, alive: bool) -> None:
-        """A probe has found it alive or not; see `breaker.probed`."""
+        """A probe has found it alive or not; see `breaker.after_probe`."""
         if alive:
             self.sign(worker)
         now, before = self._tick(), self._of(_key(worker))
-        self._keep(worker, before, breaker.probed(before, alive=alive, now=now), now)
+        self._keep(worker, before, breaker.after_probe(before, alive=alive, now=now), now)
 
     # -- before a call
 
     def ejected(self, workers: Sequence[Worker]) -> dict[str, str]:
         """Return the workers among these that are ejected now, with the reason, the worst first."""
         now = self._tick()
-        out = [(breaker.badness(known), worker.name, known.reason) for worker, known in self._known(workers, now)]
+        out = [(breaker.severity(known), worker.name, known.reason) for worker, known in self._known(workers, now)]
         return {name: reason for _, name, reason in sorted(out, reverse=True)}
 
     def _known(self, workers: Sequence[Worker], now: float) -> list[tuple[Worker, Breaker]]:
@@ -195,7 +195,7 @@ class Health:
 
     def hopeless(self, worker: Worker) -> float:
         """Return the seconds within which the worker would not answer."""
-        return self._of(_key(worker)).hopeless(worker.deadlines.quickest)
+        return self._of(_key(worker)).least_seconds(worker.deadlines.quickest)
 
     def usual_seconds(self, worker: Worker) -> float:
         """Return the seconds that nine in ten of its latest calls took at the most, those included that were given up
@@ -210,7 +210,7 @@ class Health:
 
     def affords(self, worker: Worker, place: Place) -> bool:
         """Return True if the worker's retry budget has room."""
-        return self._of(_key(worker)).affords(place, self._tick())
+        return self._of(_key(worker)).within_retry_budget(place, self._tick())
 
     def refusal(self, worker: Worker, seconds_left: float) -> str:
         """Return the reason why a call that has an alternative should not be made.
@@ -218,7 +218,7 @@ class Health:
         Empty: it is about to be made, as after `choose`.
         """
         now, known = self._tick(), self._of(_key(worker))
-        has_no_time = seconds_left < known.hopeless(worker.deadlines.quickest)
+        has_no_time = seconds_left < known.least_seconds(worker.deadlines.quickest)
         objection = NO_TIME if has_no_time else known.objection(now)
         if not objection:
             self._begin(worker, "first", now)
@@ -226,10 +226,10 @@ class Health:
 
     def cancel_call(self, worker: Worker, *, extra: bool = False) -> None:
         """Note that the call which was about to be made is not made."""
-        self._breakers[_key(worker)] = breaker.forgone(self._of(_key(worker)), extra=extra)
+        self._breakers[_key(worker)] = breaker.call_not_made(self._of(_key(worker)), extra=extra)
 
     def _begin(self, worker: Worker, place: Place, now: float) -> None:
-        self._breakers[_key(worker)] = breaker.begun(self._of(_key(worker)), place, now)
+        self._breakers[_key(worker)] = breaker.before_call(self._of(_key(worker)), place, now)
         if place != "first":
             self._telemetry.count("baton_retries_total", worker.name, place)
 
@@ -300,7 +300,7 @@ class Health:
                 "A worker is misconfigured: its provider refuses our key or does not know the model; correct the pool "
                 "file or the key."
             )
-        elif after.reason == breaker.OUT:
+        elif after.reason == breaker.UNREACHABLE:
             level, words = logging.ERROR, "A conductor does not generate; the fallback worker answers until it does."
         seconds = round(after.until - now, 3)
         self._telemetry.log(level, words, worker=worker.name, reason=after.reason, seconds=seconds)

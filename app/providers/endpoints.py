@@ -79,8 +79,8 @@ class Endpoints:
         if healthy:
             best = min(healthy, key=Member.load)
         else:
-            best = min(self._members, key=lambda member: breaker.badness(member.breaker))
-        best.breaker = breaker.begun(best.breaker, "first", now)
+            best = min(self._members, key=lambda member: breaker.severity(member.breaker))
+        best.breaker = breaker.before_call(best.breaker, "first", now)
         best.served += 1
         return Chosen(self, best)
 
@@ -155,7 +155,7 @@ class Chosen:
             endpoints.settle(member, error, began)
             raise
         except BaseException:
-            member.breaker = breaker.forgone(member.breaker)
+            member.breaker = breaker.call_not_made(member.breaker)
             raise
         finally:
             member.chosen.discard(self)

@@ -8,29 +8,29 @@ from hypothesis import strategies as st
 
 from app.core.pool import breaker
 from app.core.pool.breaker import (
-    BRIEFEST,
-    CEILING,
-    IN_A_ROW,
-    KNOWN,
-    LIMITED_LONGEST,
-    LONGEST,
-    MINIMUM,
-    PROBE,
+    ENOUGH_SUCCESSES,
+    FAILURES_IN_A_ROW,
+    FIRST_CEILING_SECONDS,
+    FIRST_MISCONFIGURED_SECONDS,
+    FREE_RETRIES,
+    LAST_CEILING_SECONDS,
+    LAST_MISCONFIGURED_SECONDS,
+    LONGEST_RATE_LIMIT_SECONDS,
+    OUTLIER_CALLS,
+    PROBE_SECONDS,
     RECOVERED_SECONDS,
-    SHARE,
-    SHORTEST,
-    VOLUME,
-    WINDOW,
-    WRONG_CEILING,
-    WRONG_LONGEST,
+    RETRY_SHARE,
+    SHORTEST_ANSWER_SECONDS,
+    SHORTEST_EJECTION_SECONDS,
+    WINDOW_SECONDS,
     Breaker,
     Offer,
     Pick,
     Place,
     Verdict,
     after_call,
-    begun,
-    forgone,
+    before_call,
+    call_not_made,
     pick,
     worth_waiting,
 )
@@ -54,22 +54,22 @@ def failing(times: int, now: float = 0.0, known: Breaker = NEW, chance: float = 
 
 def open_for(seconds: float, reason: str = "failing") -> Breaker:
     """A breaker that opened at 0."""
-    return Breaker(reason=reason, since=0.0, until=seconds, ejections=1, failures=IN_A_ROW)
+    return Breaker(reason=reason, since=0.0, until=seconds, ejections=1, failures=FAILURES_IN_A_ROW)
 
 
 # -- ejection
 
 
 def test_failures_in_a_row_eject_and_one_success_between_them_does_not() -> None:
-    assert failing(IN_A_ROW - 1).state(0.0) == "closed"
-    assert failing(IN_A_ROW).state(0.0) == "open"
-    mixed = failing(IN_A_ROW - 1, known=told(failing(IN_A_ROW - 1), "good", 0.0))
+    assert failing(FAILURES_IN_A_ROW - 1).state(0.0) == "closed"
+    assert failing(FAILURES_IN_A_ROW).state(0.0) == "open"
+    mixed = failing(FAILURES_IN_A_ROW - 1, known=told(failing(FAILURES_IN_A_ROW - 1), "good", 0.0))
     assert mixed.state(0.0) == "closed"
 
 
 def test_half_of_enough_calls_eject_though_never_many_in_a_row() -> None:
     known = Breaker()
-    for _ in range(VOLUME // 2 - 1):
+    for _ in range(OUTLIER_CALLS // 2 - 1):
         known = told(told(known, "failing", 1.0), "good", 1.0)
     assert known.state(1.0) == "closed"
     assert failing(1, 1.0, told(known, "good", 1.0)).state(1.0) == "open"
@@ -78,22 +78,22 @@ def test_half_of_enough_calls_eject_though_never_many_in_a_row() -> None:
 
 def test_what_is_older_than_the_window_does_not_count_in_the_ratio() -> None:
     known = Breaker()
-    for _ in range(VOLUME // 2 - 1):
+    for _ in range(OUTLIER_CALLS // 2 - 1):
         known = told(told(known, "failing", 1.0), "good", 1.0)
-    later = told(told(known, "good", WINDOW + 6.0), "failing", WINDOW + 6.0)
-    assert later.state(WINDOW + 6.0) == "closed"
+    later = told(told(known, "good", WINDOW_SECONDS + 6.0), "failing", WINDOW_SECONDS + 6.0)
+    assert later.state(WINDOW_SECONDS + 6.0) == "closed"
 
 
 @pytest.mark.parametrize("verdict", ["failing", "rate_limited"])
 def test_a_rate_limit_without_a_time_counts_like_any_failure(verdict: Verdict) -> None:
     known = Breaker()
-    for _ in range(IN_A_ROW):
+    for _ in range(FAILURES_IN_A_ROW):
         assert known.state(0.0) == "closed"
         known = told(known, verdict, 0.0)
     assert known.objection(0.0) == verdict
 
 
-@pytest.mark.parametrize(("asked", "seconds"), [(0.5, 0.5), (20.0, 20.0), (86_400.0, LIMITED_LONGEST)])
+@pytest.mark.parametrize(("asked", "seconds"), [(0.5, 0.5), (20.0, 20.0), (86_400.0, LONGEST_RATE_LIMIT_SECONDS)])
 def test_a_rate_limit_ejects_at_once_for_as_long_as_it_says(asked: float, seconds: float) -> None:
     known = after_call(Breaker(), "rate_limited", began=0.0, now=1.0, chance=0.9, asked=asked)
     assert known.objection(1.0) == "rate_limited"
@@ -115,29 +115,35 @@ def test_a_late_rate_limit_makes_an_ejection_longer_and_never_shorter() -> None:
 def test_a_wrong_key_ejects_at_once_and_for_longer() -> None:
     known = told(Breaker(), "misconfigured", 0.0, chance=1.0)
     assert known.objection(0.0) == "misconfigured"
-    assert known.until == WRONG_CEILING > CEILING
+    assert known.until == FIRST_MISCONFIGURED_SECONDS > FIRST_CEILING_SECONDS
 
 
 @pytest.mark.parametrize(
-    ("verdict", "first", "last"), [("failing", CEILING, LONGEST), ("misconfigured", WRONG_CEILING, WRONG_LONGEST)]
+    ("verdict", "first", "last"),
+    [
+        ("failing", FIRST_CEILING_SECONDS, LAST_CEILING_SECONDS),
+        ("misconfigured", FIRST_MISCONFIGURED_SECONDS, LAST_MISCONFIGURED_SECONDS),
+    ],
 )
 @given(chance=st.floats(0, 1, exclude_max=True), times=st.integers(1, 40))
 def test_an_ejection_lasts_a_random_time_below_a_ceiling_that_doubles(
     verdict: Verdict, first: float, last: float, chance: float, times: int
 ) -> None:
-    known, now = told(failing(IN_A_ROW - 1), verdict, 0.0, chance=chance), 0.0
+    known, now = told(failing(FAILURES_IN_A_ROW - 1), verdict, 0.0, chance=chance), 0.0
     for number in range(1, times):
         now = known.until
-        known = told(begun(known, "first", now), verdict, now, chance=chance)
+        known = told(before_call(known, "first", now), verdict, now, chance=chance)
         assert known.ejections == number + 1
     ceiling = min(first * 2 ** (times - 1), last)
-    assert known.until - now == pytest.approx(SHORTEST + chance * (ceiling - SHORTEST))
+    assert known.until - now == pytest.approx(
+        SHORTEST_EJECTION_SECONDS + chance * (ceiling - SHORTEST_EJECTION_SECONDS)
+    )
 
 
 def test_after_a_calm_time_the_next_ejection_is_a_first_one() -> None:
     back = told(replace(open_for(1.0), ejections=4), "good", 2.0)
-    assert failing(IN_A_ROW, 2.0 + RECOVERED_SECONDS, back).ejections == 5
-    assert failing(IN_A_ROW, 2.1 + RECOVERED_SECONDS, back).ejections == 1
+    assert failing(FAILURES_IN_A_ROW, 2.0 + RECOVERED_SECONDS, back).ejections == 5
+    assert failing(FAILURES_IN_A_ROW, 2.1 + RECOVERED_SECONDS, back).ejections == 1
 
 
 # -- what says nothing
@@ -145,12 +151,12 @@ def test_after_a_calm_time_the_next_ejection_is_a_first_one() -> None:
 
 @given(VERDICTS, st.floats(-5, 5))
 def test_news_from_before_the_last_change_changes_nothing(verdict: Verdict, now: float) -> None:
-    known = replace(Breaker(), since=6.0, failures=IN_A_ROW - 1)
+    known = replace(Breaker(), since=6.0, failures=FAILURES_IN_A_ROW - 1)
     assert after_call(known, verdict, began=now, now=7.0, chance=0.0) == known
 
 
 def test_cancelled_and_refused_calls_never_count() -> None:
-    known = failing(IN_A_ROW - 1)
+    known = failing(FAILURES_IN_A_ROW - 1)
     for _ in range(100):
         assert told(known, "silent", 0.0) == known
 
@@ -167,47 +173,47 @@ def test_only_one_call_probes_a_half_open_breaker() -> None:
     known = open_for(10.0)
     assert known.objection(9.9) == "failing"
     assert (known.state(10.0), known.objection(10.0)) == ("half_open", "")
-    probing = begun(known, "first", 10.0)
+    probing = before_call(known, "first", 10.0)
     assert probing.objection(10.1) == "probing"
-    assert probing.objection(10.0 + PROBE) == "", "a probe that takes for ever keeps nobody out for ever"
+    assert probing.objection(10.0 + PROBE_SECONDS) == "", "a probe that takes for ever keeps nobody out for ever"
 
 
 def test_a_probe_that_succeeds_closes_it_and_forgets_what_was_before() -> None:
-    known = begun(failing(IN_A_ROW), "first", 9.0)
-    back = told(begun(known, "retry", known.until), "good", known.until + 1.0, took=1.0)
+    known = before_call(failing(FAILURES_IN_A_ROW), "first", 9.0)
+    back = told(before_call(known, "retry", known.until), "good", known.until + 1.0, took=1.0)
     assert (back.state(back.since), back.failures, back.unanswered, back.ejections) == ("closed", 0, 0, 1)
-    assert failing(IN_A_ROW - 1, back.since, back).state(back.since) == "closed"
+    assert failing(FAILURES_IN_A_ROW - 1, back.since, back).state(back.since) == "closed"
 
 
 def test_what_led_to_an_ejection_does_not_lead_to_the_next_one() -> None:
     known = Breaker()
-    for _ in range(VOLUME // 2):
+    for _ in range(OUTLIER_CALLS // 2):
         known = told(told(known, "good", 0.0), "failing", 0.0)
     assert known.state(0.0) == "open"
-    back = told(begun(known, "first", known.until), "good", known.until)
+    back = told(before_call(known, "first", known.until), "good", known.until)
     assert failing(1, back.since, back).state(back.since) == "closed"
 
 
 def test_a_probe_that_fails_opens_it_again() -> None:
-    probing = begun(open_for(10.0), "first", 10.0)
+    probing = before_call(open_for(10.0), "first", 10.0)
     again = told(probing, "failing", 11.0, took=1.0, chance=1.0)
-    assert (again.state(11.0), again.until) == ("open", 11.0 + 2 * CEILING)
+    assert (again.state(11.0), again.until) == ("open", 11.0 + 2 * FIRST_CEILING_SECONDS)
 
 
 def test_a_rate_limited_probe_opens_it_for_as_long_as_it_says() -> None:
-    probing = begun(open_for(10.0), "first", 10.0)
+    probing = before_call(open_for(10.0), "first", 10.0)
     again = after_call(probing, "rate_limited", began=10.0, now=11.0, chance=0.0, asked=7.0)
     assert (again.reason, again.until) == ("rate_limited", 18.0)
 
 
 def test_a_probe_that_says_nothing_lets_the_next_one_through() -> None:
-    probing = begun(open_for(10.0), "first", 10.0)
+    probing = before_call(open_for(10.0), "first", 10.0)
     assert told(probing, "silent", 11.0, took=1.0).objection(11.0) == ""
-    assert forgone(probing).objection(10.5) == ""
+    assert call_not_made(probing).objection(10.5) == ""
 
 
 def test_the_end_of_an_older_call_does_not_end_the_probe() -> None:
-    probing = begun(open_for(10.0), "first", 10.0)
+    probing = before_call(open_for(10.0), "first", 10.0)
     for verdict in ("silent", "failing", "good"):
         ended = after_call(probing, verdict, began=-1.0, now=10.5, chance=0.0)
         assert ended.objection(10.5) == "probing"
@@ -224,43 +230,43 @@ def test_a_success_while_it_is_ejected_takes_it_back() -> None:
 def test_first_calls_need_no_budget() -> None:
     known = Breaker()
     for _ in range(100):
-        assert known.affords("first", 0.0)
-        known = begun(known, "first", 0.0)
+        assert known.within_retry_budget("first", 0.0)
+        known = before_call(known, "first", 0.0)
 
 
 @pytest.mark.parametrize("place", ["retry", "replacement"])
 def test_low_traffic_may_retry_a_few_times(place: Place) -> None:
     known = Breaker()
-    for _ in range(MINIMUM):
-        assert known.affords(place, 0.0)
-        known = begun(known, place, 0.0)
-    assert not known.affords(place, 0.0)
-    assert known.affords(place, WINDOW + 6.0), "and again, a window later"
+    for _ in range(FREE_RETRIES):
+        assert known.within_retry_budget(place, 0.0)
+        known = before_call(known, place, 0.0)
+    assert not known.within_retry_budget(place, 0.0)
+    assert known.within_retry_budget(place, WINDOW_SECONDS + 6.0), "and again, a window later"
 
 
 def test_nobody_waits_for_scouts_that_came_back_without_a_word() -> None:
     """They were refused for what was asked of them, or not sent at all: that is no news, and there will be none."""
     known = Breaker()
-    for _ in range(MINIMUM):
-        known = begun(known, "replacement", 0.0)
-    for left in range(MINIMUM, 0, -1):
-        assert known.scouted(1.0), f"{left} are out"
+    for _ in range(FREE_RETRIES):
+        known = before_call(known, "replacement", 0.0)
+    for left in range(FREE_RETRIES, 0, -1):
+        assert known.awaits_scouts(1.0), f"{left} are out"
         known = (
             after_call(known, "silent", began=0.0, now=1.0, chance=0.0, extra=True)
             if left > 1
-            else forgone(known, extra=True)
+            else call_not_made(known, extra=True)
         )
-    assert not known.scouted(1.0)
-    assert not known.affords("replacement", 1.0), "they have cost what they have cost"
+    assert not known.awaits_scouts(1.0)
+    assert not known.within_retry_budget("replacement", 1.0), "they have cost what they have cost"
 
 
 def test_a_success_of_a_scout_lets_others_follow_but_buys_no_retry() -> None:
     known = Breaker()
-    for _ in range(MINIMUM):
-        known = begun(known, "replacement", 0.0)
+    for _ in range(FREE_RETRIES):
+        known = before_call(known, "replacement", 0.0)
     followed = told(known, "good", 1.0)
-    assert followed.affords("replacement", 1.0)
-    assert not followed.affords("retry", 1.0)
+    assert followed.within_retry_budget("replacement", 1.0)
+    assert not followed.within_retry_budget("retry", 1.0)
 
 
 @settings(deadline=None)
@@ -274,11 +280,13 @@ def test_in_a_storm_attempts_beyond_the_first_stay_within_the_share(
     extras: list[float] = []
     for place, pause, fails in asked:
         now += pause
-        if known.affords(place, now):
+        if known.within_retry_budget(place, now):
             (firsts if place == "first" else extras).append(now)
-            known = begun(known, place, now)
-            within = sum(at > now - WINDOW + 5.0 for at in extras)
-            assert place == "first" or within <= max(MINIMUM, SHARE * sum(at > now - WINDOW for at in firsts))
+            known = before_call(known, place, now)
+            within = sum(at > now - WINDOW_SECONDS + 5.0 for at in extras)
+            assert place == "first" or within <= max(
+                FREE_RETRIES, RETRY_SHARE * sum(at > now - WINDOW_SECONDS for at in firsts)
+            )
         if fails:
             known = after_call(known, "failing", began=now, now=now, chance=0.0)
 
@@ -286,10 +294,10 @@ def test_in_a_storm_attempts_beyond_the_first_stay_within_the_share(
 def test_at_high_traffic_the_share_is_exact() -> None:
     known, extras = Breaker(), 0
     for number in range(1_000):
-        known = begun(known, "first", number / 100)
-        while known.affords("retry", number / 100):
-            known, extras = begun(known, "retry", number / 100), extras + 1
-    assert extras == SHARE * 1_000
+        known = before_call(known, "first", number / 100)
+        while known.within_retry_budget("retry", number / 100):
+            known, extras = before_call(known, "retry", number / 100), extras + 1
+    assert extras == RETRY_SHARE * 1_000
 
 
 # -- which one
@@ -302,12 +310,12 @@ def offer(worker: str, known: Breaker = NEW, place: Place = "first") -> Offer:
 
 def test_the_first_without_an_objection_is_picked_and_the_others_are_accounted_for() -> None:
     spent = NEW
-    for _ in range(MINIMUM):
-        spent = begun(spent, "replacement", 1.0)
-    slow = replace(Breaker(), seconds=(50.0,) * KNOWN)
+    for _ in range(FREE_RETRIES):
+        spent = before_call(spent, "replacement", 1.0)
+    slow = replace(Breaker(), seconds=(50.0,) * ENOUGH_SUCCESSES)
     offers = [
         offer("limited", open_for(9.0, "rate_limited")),
-        offer("probed", begun(open_for(0.5), "first", 1.0)),
+        offer("probed", before_call(open_for(0.5), "first", 1.0)),
         offer("spent", spent, "replacement"),
         offer("slow", slow),
         offer("well"),
@@ -331,7 +339,7 @@ def test_if_all_are_ejected_the_least_bad_one_is_called_all_the_same() -> None:
 
 def test_nobody_is_picked_without_time_or_budget() -> None:
     assert pick([], now=0.0, seconds_left=9.0) == Pick(None)
-    assert pick([offer("any")], now=0.0, seconds_left=BRIEFEST / 2) == Pick(None, (("any", "no_time"),))
+    assert pick([offer("any")], now=0.0, seconds_left=SHORTEST_ANSWER_SECONDS / 2) == Pick(None, (("any", "no_time"),))
 
 
 def test_what_the_pool_file_states_counts_until_enough_successes_are_known() -> None:
@@ -342,16 +350,18 @@ def test_what_the_pool_file_states_counts_until_enough_successes_are_known() -> 
         return pick([replace(offer("slow", slow), stated=1.0)], now=0.0, seconds_left=left).worker
 
     assert [picked(0, left) for left in (0.9, 1.0)] == [None, "slow"]
-    assert [picked(KNOWN - 1, left) for left in (0.9, 1.0)] == [None, "slow"]
-    assert [picked(KNOWN, left) for left in (0.4, 0.9)] == [None, "slow"]
+    assert [picked(ENOUGH_SUCCESSES - 1, left) for left in (0.9, 1.0)] == [None, "slow"]
+    assert [picked(ENOUGH_SUCCESSES, left) for left in (0.4, 0.9)] == [None, "slow"]
 
 
-@pytest.mark.parametrize(("known", "hopeless"), [(KNOWN - 1, BRIEFEST), (KNOWN, 2.0), (100, 2.0)])
+@pytest.mark.parametrize(
+    ("known", "hopeless"), [(ENOUGH_SUCCESSES - 1, SHORTEST_ANSWER_SECONDS), (ENOUGH_SUCCESSES, 2.0), (100, 2.0)]
+)
 def test_a_worker_is_hopeless_below_the_quickest_of_its_latest_successes(known: int, hopeless: float) -> None:
     slow = Breaker()
     for number in range(known):
         slow = told(slow, "good", 10.0 * number, took=2.0 + number % 2)
-    assert slow.hopeless() == hopeless
+    assert slow.least_seconds() == hopeless
     assert pick([offer("slow", slow)], now=0.0, seconds_left=1.9).worker == (None if hopeless == 2.0 else "slow")
 
 
@@ -360,7 +370,7 @@ BREAKERS = st.builds(
     reason=st.sampled_from(["", "failing", "rate_limited", "misconfigured"]),
     since=st.just(0.0),
     until=st.floats(0, 100),
-    probed=st.floats(0, 100),
+    probe_until=st.floats(0, 100),
     failures=st.integers(0, 9),
     unanswered=st.integers(0, 9),
     slices=st.builds(
@@ -375,7 +385,7 @@ def test_some_eligible_worker_is_always_called_while_there_is_time_and_budget(
 ) -> None:
     offers = [offer(str(number), known, place) for number, (known, place) in enumerate(offered)]
     found = pick(offers, now=50.0, seconds_left=100.0)
-    affordable = [offer for offer in offers if offer.breaker.affords(offer.place, 50.0)]
+    affordable = [offer for offer in offers if offer.breaker.within_retry_budget(offer.place, 50.0)]
     assert (found.worker is not None) == bool(affordable)
     assert found.worker not in {name for name, _ in found.passed_over}
     well = [offer.worker for offer in affordable if not offer.breaker.objection(50.0)]
@@ -390,8 +400,8 @@ def test_some_eligible_worker_is_always_called_while_there_is_time_and_budget(
 
 def test_a_step_waits_while_scouts_are_out_and_nothing_bad_was_heard() -> None:
     known = Breaker()
-    for _ in range(MINIMUM):
-        known = begun(known, "replacement", 0.0)
+    for _ in range(FREE_RETRIES):
+        known = before_call(known, "replacement", 0.0)
     offers = [offer("dead", open_for(9.0), "replacement"), offer("well", known, "replacement")]
     assert worth_waiting(offers[1:], now=1.0, seconds_left=9.0)
     assert worth_waiting(offers, now=1.0, seconds_left=9.0), "rather than call one that is ejected"
@@ -399,7 +409,7 @@ def test_a_step_waits_while_scouts_are_out_and_nothing_bad_was_heard() -> None:
     assert not worth_waiting([offer("well", told(known, "good", 1.0), "replacement")], now=1.0, seconds_left=9.0)
     assert not worth_waiting(offers[:1], now=1.0, seconds_left=9.0)
     assert not worth_waiting([*offers, offer("idle", Breaker(), "replacement")], now=1.0, seconds_left=9.0)
-    assert not worth_waiting(offers, now=1.0, seconds_left=BRIEFEST / 2)
+    assert not worth_waiting(offers, now=1.0, seconds_left=SHORTEST_ANSWER_SECONDS / 2)
     assert not worth_waiting([], now=1.0, seconds_left=9.0)
 
 
@@ -424,11 +434,11 @@ def test_every_history_keeps_to_the_arrows(
         now += pause
         before = known.state(now)
         asked = 9.0 if asks else None
-        known = begun(known, "first", now) if pause else known
+        known = before_call(known, "first", now) if pause else known
         known = after_call(known, verdict, began=now - took, now=now, chance=chance, asked=asked)
         after = known.state(now)
         assert after in ARROWS[before]
         assert before == "closed" or after != "closed" or verdict == "good"
-        assert known.until - now <= max(LONGEST, WRONG_LONGEST, LIMITED_LONGEST)
-        assert len(known.slices) <= breaker.SLICES + 1
-        assert len(known.seconds) <= breaker.REMEMBERED
+        assert known.until - now <= max(LAST_CEILING_SECONDS, LAST_MISCONFIGURED_SECONDS, LONGEST_RATE_LIMIT_SECONDS)
+        assert len(known.slices) <= breaker.WINDOW_SLICES + 1
+        assert len(known.seconds) <= breaker.REMEMBERED_SUCCESSES

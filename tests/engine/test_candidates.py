@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from app.core.pool.breaker import KNOWN
+from app.core.pool.breaker import ENOUGH_SUCCESSES
 from app.core.pool.catalog import SPARED, Worker
 from app.engine.calls.step_request import BACKOFF_SECONDS, Candidates
 from app.engine.worker_health import Health
@@ -97,7 +97,7 @@ def test_an_answer_that_breaks_off_is_no_lack_of_money(health: Health) -> None:
 
 def test_a_worker_gets_all_of_the_time_if_no_other_could_answer_in_the_rest_of_it(health: Health) -> None:
     assert Candidates(health, [ADA, BOB], 4, 0).can_replace(ADA, 9.0), "bob's pace is not known"
-    for number in range(KNOWN):
+    for number in range(ENOUGH_SUCCESSES):
         health.settle(f"call {number}", BOB, "good", 1_000.0 - 5.0, None)
     candidates = Candidates(health, [ADA, BOB], 4, 0)
     assert not candidates.can_replace(ADA, 9.0), "5 s are more than the share that ada leaves"

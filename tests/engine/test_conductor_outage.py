@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from app.core.pool.breaker import IN_A_ROW, KNOWN
+from app.core.pool.breaker import ENOUGH_SUCCESSES, FAILURES_IN_A_ROW
 from app.core.run.events import Kind
 from app.process.wiring import Runtime
 from tests.harness.in_process import Outcome, events, finish, narrowed, order, plan_text, pool_text, running_service
@@ -43,7 +43,7 @@ async def test_an_open_breaker_leads_to_the_fallback_without_a_call(
     quick = "[workers.planner]\ndeadlines = { first = 0.3 }\n"
     async with running_service(tmp_path, pool_text(stub).replace("[workers.planner]\n", quick)) as runtime:
         monkeypatch.setattr(runtime.context.health, "_tick", lambda: 1_000.0)  # no ejection is ever over
-        await asyncio.gather(*(run(runtime) for _ in range(IN_A_ROW)))
+        await asyncio.gather(*(run(runtime) for _ in range(FAILURES_IN_A_ROW)))
         asked = len(stub.of("planner"))
         outcome = await run(runtime)
         journal = await events(runtime, outcome.ended.state.run)
@@ -62,7 +62,7 @@ async def test_one_run_probes_the_conductor_and_brings_it_back(
     stub: ProviderStub, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stub.always("planner", Fail(status=500))
-    for _ in range(IN_A_ROW):
+    for _ in range(FAILURES_IN_A_ROW):
         await run(runtime)
     stub.clear()
     stub.always("planner", Reply(chunks=PLAN.chunks, header_delay=0.5))
@@ -78,7 +78,7 @@ async def test_a_plan_that_was_not_paid_for_keeps_nobody_from_probing(
     stub: ProviderStub, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stub.always("planner", Fail(status=500))
-    for _ in range(IN_A_ROW):
+    for _ in range(FAILURES_IN_A_ROW):
         await run(runtime)
     stub.always("planner", PLAN)
     monkeypatch.setattr(runtime.context.health, "_tick", lambda: time.monotonic() + 10.0)
@@ -89,7 +89,7 @@ async def test_a_plan_that_was_not_paid_for_keeps_nobody_from_probing(
 
 async def test_a_bad_plan_is_no_fault_of_the_server_behind_the_conductor(stub: ProviderStub, runtime: Runtime) -> None:
     stub.always("planner", Reply(chunks=("I would rather not.",)))
-    for _ in range(IN_A_ROW):
+    for _ in range(FAILURES_IN_A_ROW):
         await run(runtime)
     asked = len(stub.of("planner"))
     await run(runtime)
@@ -102,7 +102,7 @@ async def test_a_conductor_that_could_not_plan_in_time_is_not_asked(
     monkeypatch.setattr(
         runtime.context.health, "_tick", lambda: time.monotonic() + 100.0
     )  # all calls seem to last so long
-    for _ in range(KNOWN):
+    for _ in range(ENOUGH_SUCCESSES):
         await run(runtime)
     asked = len(stub.of("planner"))
     hurried = order(runtime, "baton-ultra", limits=narrowed(runtime, "baton-ultra", seconds=20.0))

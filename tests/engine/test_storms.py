@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from app.core.pool.breaker import KNOWN, MINIMUM, SHARE
+from app.core.pool.breaker import ENOUGH_SUCCESSES, FREE_RETRIES, RETRY_SHARE
 from app.core.run.events import Kind
 from app.process.wiring import Runtime
 from tests.harness.in_process import Outcome, events, finish, kinds, narrowed, order, pool_text, running_service
@@ -64,7 +64,7 @@ async def test_a_storm_gets_little_more_than_one_attempt_a_call(
     for _ in range(runs // 12):
         outcomes += await asyncio.gather(*(run(runtime) for _ in range(12)))
     assert {outcome.ended.state.state for outcome in outcomes} == {"failed"}
-    assert runs <= len(stub.requests) <= (1 + SHARE) * runs + 3 * MINIMUM
+    assert runs <= len(stub.requests) <= (1 + RETRY_SHARE) * runs + 3 * FREE_RETRIES
     counted = runtime.context.telemetry.registry.get_sample_value
     made = sum(
         counted("baton_retries_total", {"worker": worker, "kind": kind}) or 0
@@ -87,7 +87,7 @@ async def test_the_journal_says_that_there_was_no_budget_for_another_attempt(
     stub: ProviderStub, lonely: Runtime
 ) -> None:
     stub.always("*", Fail(status=500))
-    outcomes = [await run(lonely) for _ in range(MINIMUM + 1)]
+    outcomes = [await run(lonely) for _ in range(FREE_RETRIES + 1)]
     *_, failed, _ = await events(lonely, outcomes[-1].ended.state.run)
     assert failed.kind is Kind.STEP_FAILED
     assert failed.body["passed_over"] == [{"worker": "alpha", "reason": "retry_budget"}]
@@ -165,7 +165,7 @@ async def test_a_wait_ends_with_its_run_and_hides_no_outcome(stub: ProviderStub,
 async def calls_seem_slow(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the service learn that its first worker takes more than a hundred seconds for an answer."""
     monkeypatch.setattr(runtime.context.health, "_tick", lambda: time.monotonic() + 100.0)
-    for _ in range(KNOWN):
+    for _ in range(ENOUGH_SUCCESSES):
         await run(runtime)
 
 

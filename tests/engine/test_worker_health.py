@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from app.core.message.chat import Usage
-from app.core.pool.breaker import IN_A_ROW, KNOWN, MINIMUM, Place, Verdict
+from app.core.pool.breaker import ENOUGH_SUCCESSES, FAILURES_IN_A_ROW, FREE_RETRIES, Place, Verdict
 from app.core.pool.catalog import Catalog, ConductorSpec, Limits, ProviderSpec, Tier, Worker
 from app.core.run.events import CallFinished
 from app.engine.worker_health import REMEMBERED, Health, WorkerChoice
@@ -65,7 +65,7 @@ def finished(call: str, outcome: str = "error", **more: Any) -> CallFinished:
 
 
 def test_the_first_worker_that_is_well_is_chosen(health: Health) -> None:
-    settle(health, "ada", "failing", IN_A_ROW)
+    settle(health, "ada", "failing", FAILURES_IN_A_ROW)
     chosen = health.choose(FIRST, 60.0)
     assert chosen == WorkerChoice(WORKERS["bob"], (("ada", "failing"),))
     assert health.choose(FIRST[1:], 60.0) == WorkerChoice(WORKERS["bob"])
@@ -110,10 +110,10 @@ def test_a_call_with_an_alternative_is_refused_but_for_the_probe(health: Health,
 
 
 def test_retries_and_refused_retries_are_counted(health: Health, telemetry: Telemetry) -> None:
-    for _ in range(MINIMUM + 2):
+    for _ in range(FREE_RETRIES + 2):
         health.choose([(WORKERS["ada"], "retry"), (WORKERS["bob"], "replacement")], 60.0)
     counted = telemetry.registry.get_sample_value
-    assert counted("baton_retries_total", {"worker": "ada", "kind": "retry"}) == MINIMUM
+    assert counted("baton_retries_total", {"worker": "ada", "kind": "retry"}) == FREE_RETRIES
     assert counted("baton_retries_total", {"worker": "bob", "kind": "replacement"}) == 2
     assert counted("baton_retry_budget_exhausted_total", {"worker": "ada"}) == 2
 
@@ -121,7 +121,7 @@ def test_retries_and_refused_retries_are_counted(health: Health, telemetry: Tele
 def test_a_step_may_wait_for_news_of_scouts(health: Health) -> None:
     offers: list[tuple[Worker, Place]] = [(WORKERS["bob"], "replacement")]
     assert not health.worth_waiting(offers, 60.0)
-    for _ in range(MINIMUM):
+    for _ in range(FREE_RETRIES):
         health.choose(offers, 60.0)
     assert health.worth_waiting(offers, 60.0)
     settle(health, "bob", "good")
@@ -133,7 +133,7 @@ def test_ejections_and_returns_are_counted_shown_and_logged(
 ) -> None:
     level = {"worker": "ada"}
     with caplog.at_level(logging.INFO, "baton"):
-        settle(health, "ada", "failing", IN_A_ROW + 3)
+        settle(health, "ada", "failing", FAILURES_IN_A_ROW + 3)
         assert telemetry.registry.get_sample_value("baton_breaker_state", level) == 2
         clock.seconds += 10.0
         assert telemetry.registry.get_sample_value("baton_breaker_state", level) == 1, "nobody has to call for that"
@@ -187,7 +187,7 @@ def test_a_new_key_of_a_provider_ends_the_ejection_of_its_workers(health: Health
 
 
 def test_calls_of_other_processes_are_as_good_as_our_own(health: Health) -> None:
-    for number in range(IN_A_ROW):
+    for number in range(FAILURES_IN_A_ROW):
         assert health.ejected([WORKERS["ada"]]) == {}
         health.note_journaled("ada", finished(f"their-{number}", blamed="failing"))
     assert health.ejected([WORKERS["ada"]]) == {"ada": "failing"}
@@ -201,15 +201,15 @@ def test_what_says_nothing_there_says_nothing_here(health: Health) -> None:
         health.note_journaled("ada", finished(f"lost-{number}", "unknown", seconds=0.0))
         health.note_journaled("nobody", finished(f"gone-{number}", blamed="failing"))
     assert health.ejected(list(WORKERS.values())) == {}
-    settle(health, "ada", "failing", IN_A_ROW - 1)
+    settle(health, "ada", "failing", FAILURES_IN_A_ROW - 1)
     health.note_journaled("ada", finished("good", "ok", seconds=0.0))
-    settle(health, "ada", "failing", IN_A_ROW - 1)
+    settle(health, "ada", "failing", FAILURES_IN_A_ROW - 1)
     assert health.ejected(list(WORKERS.values())) == {}
 
 
 def test_a_call_is_counted_once_however_often_its_outcome_is_received(health: Health) -> None:
     """Our own comes back from the journal, and each driver of a run that changes hands in this process reads it."""
-    for number in range(IN_A_ROW - 1):
+    for number in range(FAILURES_IN_A_ROW - 1):
         health.settle(f"call-{number}", WORKERS["ada"], "failing", 1_000.0, None)
         for _ in range(2):
             health.note_journaled("ada", finished(f"call-{number}", blamed="failing"))
@@ -224,13 +224,13 @@ def test_what_is_received_late_says_nothing_of_a_worker_that_has_answered_since(
 ) -> None:
     """Its calls began before the worker was ejected and taken back, as the times of their events show."""
     ada, counted = WORKERS["ada"], telemetry.registry.get_sample_value
-    settle(health, "ada", "failing", IN_A_ROW)
+    settle(health, "ada", "failing", FAILURES_IN_A_ROW)
     clock.seconds += 5.0
-    for number in range(IN_A_ROW):
+    for number in range(FAILURES_IN_A_ROW):
         health.note_journaled("ada", finished(f"during-{number}", blamed="failing"), age=5.5)
     assert counted("baton_ejections_total", {"worker": "ada", "reason": "failing"}) == 1
     health.settle("probe", ada, "good", clock.seconds, None)
-    for number in range(IN_A_ROW):
+    for number in range(FAILURES_IN_A_ROW):
         health.note_journaled("ada", finished(f"late-{number}", blamed="failing"), age=1.0)
         health.note_journaled("ada", finished(f"limited-{number}", blamed="rate_limited", retry_after=2.0), age=3.0)
     assert health.ejected([ada]) == {}
@@ -241,7 +241,7 @@ def test_what_is_received_late_says_nothing_of_a_worker_that_has_answered_since(
 
 
 def test_the_time_for_which_an_outcome_was_on_its_way_is_no_time_of_the_worker(health: Health) -> None:
-    for number in range(KNOWN):
+    for number in range(ENOUGH_SUCCESSES):
         health.note_journaled("ada", finished(f"their-{number}", "ok", seconds=0.5), age=10.0)
     assert health.refusal(WORKERS["ada"], 0.4) == "no_time"
     assert health.refusal(WORKERS["ada"], 0.6) == ""

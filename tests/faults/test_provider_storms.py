@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from app.core.pool.breaker import MINIMUM, SHARE
+from app.core.pool.breaker import FREE_RETRIES, RETRY_SHARE
 from app.core.run.events import Kind
 from tests.faults.accounts import accounts, settle
 from tests.faults.network_proxy import NetworkProxy
@@ -96,7 +96,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
 def storm(number: int) -> object:
     storm_case = STORMS[number]
     ends = "the other one answers" if storm_case.spare else "each run ends, as failed"
-    few = f"at most {1 + SHARE} attempts a call"
+    few = f"at most {1 + RETRY_SHARE} attempts a call"
     if storm_case.family == OUTAGES and storm_case.spare:
         few = f"left alone after {OPENS} calls and those under way"
     expectation = f"{few}; {ends}; none beyond its clearance"
@@ -126,7 +126,7 @@ def test_a_storm_is_weathered(system: Scene, number: int, record_property: Recor
     received = {name: len(system.stub.requests(name)) for name in (bad, good, f"uncleared-{number}")}
     record_property("measured", f"{received[bad]} calls of the bad, {received[good]} of the good, {seconds:.1f} s")
     workers = 2 if storm_case.spare else 1
-    assert sum(received.values()) <= (1 + SHARE) * ASKED + workers * MINIMUM + AT_ONCE * (workers - 1)
+    assert sum(received.values()) <= (1 + RETRY_SHARE) * ASKED + workers * FREE_RETRIES + AT_ONCE * (workers - 1)
     assert received[f"uncleared-{number}"] == 0
     ours = accounts(system.database)
     if storm_case.spare:

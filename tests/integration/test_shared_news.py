@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from app.core.pool.breaker import IN_A_ROW
+from app.core.pool.breaker import FAILURES_IN_A_ROW
 from app.core.run.events import Kind
 from app.process.config import configure
 from app.process.wiring import Runtime, open_runtime
@@ -63,7 +63,7 @@ async def test_an_engine_plans_without_a_worker_that_it_has_given_up(
 ) -> None:
     gateway, engine = pair
     stub.always("alpha", Fail(status=503))
-    outcomes = [await finish(await gateway.runs.start(order(gateway, "baton-mini"))) for _ in range(IN_A_ROW)]
+    outcomes = [await finish(await gateway.runs.start(order(gateway, "baton-mini"))) for _ in range(FAILURES_IN_A_ROW)]
     assert {outcome.ended.answer for outcome in outcomes} == {"Hello there."}
     assert level(engine, "alpha") == 2
     last = await finish(await gateway.runs.start(order(gateway, "baton-mini")))

@@ -26,36 +26,39 @@ NO_TIME = "no_time"
 
 Verdict = Literal["good", "failing", "rate_limited", "misconfigured", "silent"]
 """The outcome of a call for its worker's breaker; `silent` is ignored."""
-OUT = "out"
-"""The reason of an ejection after probes that found nobody alive."""
+UNREACHABLE = "out"
+"""The reason of an ejection after a probe that found the worker not alive."""
 State = Literal["closed", "half_open", "open"]
 Place = Literal["first", "retry", "replacement"]
 """A step's first call; once more with the same worker; with another one in its stead."""
 
-IN_A_ROW = 5
-VOLUME, RATIO = 10, 0.5
-"""At least so many calls, and this share of them failed."""
-WINDOW, SLICES = 30.0, 6
-"""Seconds that ratio and retry budget look back, and the slices in which that time passes."""
-SHORTEST, CEILING, LONGEST = 1.0, 5.0, 120.0
-"""Seconds of an ejection: at least; the first ceiling; the last one."""
-WRONG_CEILING, WRONG_LONGEST = 30.0, 300.0
-"""The ceilings where an operator has to look."""
-LIMITED_LONGEST = 300.0
-"""A rate limit that asks for more seconds is probed then."""
+FAILURES_IN_A_ROW = 5
+"""The failures, one after the other, that eject a worker."""
+OUTLIER_CALLS, OUTLIER_SHARE = 10, 0.5
+"""The least number of calls within the window, and the share of them that failed, at which a worker is ejected."""
+WINDOW_SECONDS, WINDOW_SLICES = 30.0, 6
+"""The seconds that the share of failures and the retry budget look back, and the slices in which that time passes."""
+SHORTEST_EJECTION_SECONDS, FIRST_CEILING_SECONDS, LAST_CEILING_SECONDS = 1.0, 5.0, 120.0
+"""The seconds of an ejection: the least, and the ceiling of the first one and of the last one."""
+FIRST_MISCONFIGURED_SECONDS, LAST_MISCONFIGURED_SECONDS = 30.0, 300.0
+"""The ceilings for a wrong key or model, where an operator has to look."""
+LONGEST_RATE_LIMIT_SECONDS = 300.0
+"""A worker whose rate limit asks for more seconds than these is probed after them."""
 RECOVERED_SECONDS = 300.0
 """Seconds without an ejection after which the next one is a first one again."""
 REPORT_SECONDS = 10.0
 """Seconds for which a report that no worker is alive holds; it is repeated before they are over."""
-PROBE = 30.0
+PROBE_SECONDS = 30.0
 """Seconds for which a probe excludes other calls; after them another probe may begin."""
-MINIMUM, SHARE = 3, 0.2
-"""Attempts beyond the first: this share of the first ones within the window, or so few that it does not matter."""
-KNOWN, REMEMBERED = 5, 16
-BRIEFEST = 0.05
-"""Seconds within which no worker answers."""
+FREE_RETRIES, RETRY_SHARE = 3, 0.2
+"""The retries and replacements that are always allowed, and else their largest share of the first calls within the
+window."""
+ENOUGH_SUCCESSES, REMEMBERED_SUCCESSES = 5, 16
+"""The successes from which on their durations count, and the number of the latest ones whose durations are kept."""
+SHORTEST_ANSWER_SECONDS = 0.05
+"""The seconds within which no worker answers."""
 NEVER = float("-inf")
-_SLICE = WINDOW / SLICES
+_SLICE_SECONDS = WINDOW_SECONDS / WINDOW_SLICES
 
 
 @record(frozen=True, slots=True)
@@ -79,12 +82,12 @@ class Breaker:
     since: float = NEVER
     """When it was last ejected or taken back."""
     until: float = NEVER
-    probed: float = NEVER
+    probe_until: float = NEVER
     """The time until which a probe excludes other calls."""
     ejections: int = 0
-    """One after the other."""
+    """The number of ejections, one after the other."""
     failures: int = 0
-    """In a row."""
+    """The number of failures in a row."""
     unanswered: int = 0
     """Attempts beyond a step's first that came here since its last success."""
     scouts: int = 0
@@ -94,10 +97,12 @@ class Breaker:
     """Durations of its latest successes."""
 
     def state(self, now: float) -> State:
-        """Closed, open, or half-open."""
+        """Return whether it is closed, open, or half-open."""
         if not self.reason:
             return "closed"
-        return "open" if now < self.until else "half_open"
+        if now < self.until:
+            return "open"
+        return "half_open"
 
     def objection(self, now: float) -> str:
         """Return the reason why a call should prefer another worker: that of the ejection, `probing`, or an empty
@@ -105,49 +110,59 @@ class Breaker:
         state = self.state(now)
         if state == "open":
             return self.reason
-        if state == "half_open" and now < self.probed:
+        if state == "half_open" and now < self.probe_until:
             return "probing"
         return ""
 
-    def affords(self, place: Place, now: float) -> bool:
+    def within_retry_budget(self, place: Place, now: float) -> bool:
         """Return whether the retry budget admits such a call.
 
-        Retries and replacements together stay below `SHARE` of the first calls. A replacement may also be a scout: up
-        to `MINIMUM` are let through until one of them succeeds, and each success lets as many follow.
+        Retries and replacements together stay below `RETRY_SHARE` of the first calls. A replacement may also be a
+        scout: up to `FREE_RETRIES` are let through until one of them succeeds, and each success lets as many follow.
         """
-        if place == "first" or (place == "replacement" and self.unanswered < MINIMUM):
+        if place == "first" or (place == "replacement" and self.unanswered < FREE_RETRIES):
             return True
         live = _live(self.slices, now)
-        return sum(part.extras for part in live) + 1 <= max(MINIMUM, SHARE * sum(part.firsts for part in live))
+        extras = sum(part.extras for part in live)
+        firsts = sum(part.firsts for part in live)
+        return extras + 1 <= max(FREE_RETRIES, RETRY_SHARE * firsts)
 
-    def scouted(self, now: float) -> bool:
+    def awaits_scouts(self, now: float) -> bool:
         """Return whether scout calls are pending and none has failed, so that it is worth waiting for their outcome."""
         return self.state(now) == "closed" and self.failures == 0 < self.scouts
 
-    def hopeless(self, stated: float = 0.0) -> float:
-        """Return the seconds within which it would not answer: even the quickest of its latest successes took longer.
-        Where too few are known, they are those that the pool file has `stated`."""
-        if len(self.seconds) >= KNOWN:
-            return max(BRIEFEST, min(self.seconds))
-        return max(BRIEFEST, stated)
+    def least_seconds(self, stated: float = 0.0) -> float:
+        """Return the least seconds that an answer takes: those of the quickest of its latest successes, or, where too
+        few of these are known, those that the pool file has `stated`."""
+        if len(self.seconds) >= ENOUGH_SUCCESSES:
+            return max(SHORTEST_ANSWER_SECONDS, min(self.seconds))
+        return max(SHORTEST_ANSWER_SECONDS, stated)
 
 
-def begun(breaker: Breaker, place: Place, now: float) -> Breaker:
-    """A call is about to be made; in a half-open breaker it is the probe."""
+def before_call(breaker: Breaker, place: Place, now: float) -> Breaker:
+    """Return the breaker for a call that is about to be made. In a half-open breaker it is the probe."""
     extra = place != "first"
     slices = _counted(breaker.slices, now, firsts=1 - extra, extras=int(extra))
     if not breaker.reason and not extra:
         return copy_with(breaker, slices=slices)
-    probed = now + PROBE if breaker.state(now) == "half_open" else breaker.probed
+    probe_until = breaker.probe_until
+    if breaker.state(now) == "half_open":
+        probe_until = now + PROBE_SECONDS
     return replace(
-        breaker, probed=probed, slices=slices, unanswered=breaker.unanswered + extra, scouts=breaker.scouts + extra
+        breaker,
+        probe_until=probe_until,
+        slices=slices,
+        unanswered=breaker.unanswered + extra,
+        scouts=breaker.scouts + extra,
     )
 
 
-def forgone(breaker: Breaker, *, extra: bool = False) -> Breaker:
-    """The call that was about to be made is not made: the next one may be the probe. `extra`: it was not to be its
-    step's first."""
-    return replace(_back(breaker) if extra else breaker, probed=NEVER)
+def call_not_made(breaker: Breaker, *, extra: bool = False) -> Breaker:
+    """Return the breaker after a call that was about to be made is not made, so that the next one may be the probe.
+    `extra` says that it was not to be its step's first."""
+    if extra:
+        breaker = _without_scout(breaker)
+    return replace(breaker, probe_until=NEVER)
 
 
 def after_call(
@@ -160,16 +175,16 @@ def after_call(
     asked: float | None = None,
     extra: bool = False,
     age: float = 0.0,
-    tolerated: int = IN_A_ROW,
+    tolerated: int = FAILURES_IN_A_ROW,
 ) -> Breaker:
-    """A call that began at `began` has ended, `age` seconds ago. `asked` is the provider's Retry-After in seconds;
-    `extra` says that the call was not its step's first; `tolerated` failures in a row eject."""
+    """Return the breaker after a call that began at `began` and ended `age` seconds ago. `asked` is the provider's
+    Retry-After in seconds; `extra` says that the call was not its step's first; `tolerated` failures in a row eject."""
     if extra:
-        breaker = _back(breaker)
+        breaker = _without_scout(breaker)
     if breaker.reason and began >= breaker.until:
-        breaker = forgone(breaker)
+        breaker = call_not_made(breaker)
     if verdict == "rate_limited" and asked:
-        left = min(asked, LIMITED_LONGEST) - age
+        left = min(asked, LONGEST_RATE_LIMIT_SECONDS) - age
         if left > 0:
             return _limited(breaker, now, left)
         return breaker
@@ -179,36 +194,31 @@ def after_call(
         return _succeeded(breaker, now - age - began, now)
     if breaker.state(now) == "open":
         return breaker
-    failed = replace(
-        breaker,
-        failures=breaker.failures + 1,
-        slices=_counted(breaker.slices, now, bad=1),
-    )
-    out = verdict == "misconfigured" or failed.failures >= tolerated or _outlier(failed, now)
-    if out:
+    failed = replace(breaker, failures=breaker.failures + 1, slices=_counted(breaker.slices, now, bad=1))
+    if verdict == "misconfigured" or failed.failures >= tolerated or _is_outlier(failed, now):
         return _ejected(failed, verdict, now, chance)
     return failed
 
 
-def probed(breaker: Breaker, *, alive: bool, now: float) -> Breaker:
-    """A probe that is no call has found the worker alive or not. It says nothing of how long an answer takes, and does
-    not excuse what real calls have complained of."""
-    if alive and breaker.reason != OUT:
+def after_probe(breaker: Breaker, *, alive: bool, now: float) -> Breaker:
+    """Return the breaker after a probe that is no call has found the worker alive or not. A probe tells nothing of how
+    long an answer takes, and an ejection for failed calls outlasts it."""
+    if alive and breaker.reason != UNREACHABLE:
         return breaker
     if alive:
         slices = tuple(replace(part, good=0, bad=0) for part in breaker.slices)
         return Breaker(since=now, ejections=breaker.ejections, slices=slices, seconds=breaker.seconds)
-    if breaker.reason == OUT:
+    if breaker.reason == UNREACHABLE:
         return replace(breaker, until=now + REPORT_SECONDS)
-    return _eject(breaker, OUT, now, now + REPORT_SECONDS, breaker.ejections + 1)
+    return _eject(breaker, UNREACHABLE, now, now + REPORT_SECONDS, breaker.ejections + 1)
 
 
-def _back(breaker: Breaker) -> Breaker:
+def _without_scout(breaker: Breaker) -> Breaker:
     return replace(breaker, scouts=max(breaker.scouts - 1, 0))
 
 
 def _succeeded(breaker: Breaker, took: float, now: float) -> Breaker:
-    seconds = (*breaker.seconds, took)[-REMEMBERED:]
+    seconds = (*breaker.seconds, took)[-REMEMBERED_SUCCESSES:]
     if breaker.reason:  # what was counted before the ejection must not lead to the next one
         slices = tuple(replace(part, good=0, bad=0) for part in breaker.slices)
         return Breaker(since=now, ejections=breaker.ejections, slices=slices, seconds=seconds)
@@ -216,13 +226,13 @@ def _succeeded(breaker: Breaker, took: float, now: float) -> Breaker:
     return copy_with(breaker, failures=0, unanswered=0, slices=slices, seconds=seconds)
 
 
-def _outlier(breaker: Breaker, now: float) -> bool:
-    if breaker.reason or breaker.failures >= IN_A_ROW:
+def _is_outlier(breaker: Breaker, now: float) -> bool:
+    if breaker.reason or breaker.failures >= FAILURES_IN_A_ROW:
         return True
     live = _live(breaker.slices, now)
     bad = sum(part.bad for part in live)
     whole = bad + sum(part.good for part in live)
-    return whole >= VOLUME and bad >= RATIO * whole
+    return whole >= OUTLIER_CALLS and bad >= OUTLIER_SHARE * whole
 
 
 def _limited(breaker: Breaker, now: float, asked: float) -> Breaker:
@@ -234,28 +244,32 @@ def _limited(breaker: Breaker, now: float, asked: float) -> Breaker:
 
 
 def _ejected(breaker: Breaker, verdict: Verdict, now: float, chance: float) -> Breaker:
-    wrong = verdict == "misconfigured"
-    first, last = (WRONG_CEILING, WRONG_LONGEST) if wrong else (CEILING, LONGEST)
+    first, last = FIRST_CEILING_SECONDS, LAST_CEILING_SECONDS
+    if verdict == "misconfigured":
+        first, last = FIRST_MISCONFIGURED_SECONDS, LAST_MISCONFIGURED_SECONDS
     recovered = not breaker.reason and now - breaker.since > RECOVERED_SECONDS
     ejections = 1 if recovered else breaker.ejections + 1
     ceiling = min(first * 2 ** min(ejections - 1, 16), last)
-    return _eject(breaker, verdict, now, now + SHORTEST + chance * (ceiling - SHORTEST), ejections)
+    until = now + SHORTEST_EJECTION_SECONDS + chance * (ceiling - SHORTEST_EJECTION_SECONDS)
+    return _eject(breaker, verdict, now, until, ejections)
 
 
 def _eject(breaker: Breaker, reason: str, now: float, until: float, ejections: int) -> Breaker:
     failures = max(breaker.failures, 1)
-    return replace(breaker, reason=reason, since=now, until=until, probed=NEVER, ejections=ejections, failures=failures)
+    return replace(
+        breaker, reason=reason, since=now, until=until, probe_until=NEVER, ejections=ejections, failures=failures
+    )
 
 
 def _live(slices: tuple[Slice, ...], now: float) -> tuple[Slice, ...]:
-    oldest = now // _SLICE - SLICES
+    oldest = now // _SLICE_SECONDS - WINDOW_SLICES
     return tuple(part for part in slices if part.number > oldest)
 
 
 def _counted(
     slices: tuple[Slice, ...], now: float, *, firsts: int = 0, extras: int = 0, good: int = 0, bad: int = 0
 ) -> tuple[Slice, ...]:
-    number = int(now // _SLICE)
+    number = int(now // _SLICE_SECONDS)
     if slices and slices[-1].number == number:
         before, last = slices[:-1], slices[-1]
     else:
@@ -291,38 +305,41 @@ def pick(offers: Iterable[Offer], *, now: float, seconds_left: float) -> Pick:
     passed: list[tuple[str, str]] = []
     ejected: list[Offer] = []
     for offer in offers:
-        objection = _spent(offer, now, seconds_left)
+        objection = _hard_objection(offer, now, seconds_left)
         if not objection:
-            if not (objection := offer.breaker.objection(now)):
+            objection = offer.breaker.objection(now)
+            if not objection:
                 return Pick(offer.worker, tuple(passed))
             ejected.append(offer)
         passed.append((offer.worker, objection))
     if not ejected:
         return Pick(None, tuple(passed))
-    best = min(ejected, key=lambda offer: badness(offer.breaker))
+    best = min(ejected, key=lambda offer: severity(offer.breaker))
     others = tuple(outcome for outcome in passed if outcome[0] != best.worker)
     return Pick(best.worker, others, best.breaker.objection(now))
 
 
 def worth_waiting(offers: Iterable[Offer], *, now: float, seconds_left: float) -> bool:
     """Return whether no worker can be called without an objection, while a pending scout call may soon succeed."""
-    scouted = False
+    scouts_pending = False
     for offer in offers:
-        objection = _spent(offer, now, seconds_left)
+        objection = _hard_objection(offer, now, seconds_left)
         if not objection and not offer.breaker.objection(now):
             return False
-        scouted = scouted or (objection == "retry_budget" and offer.breaker.scouted(now))
-    return scouted
+        if objection == "retry_budget" and offer.breaker.awaits_scouts(now):
+            scouts_pending = True
+    return scouts_pending
 
 
-def badness(breaker: Breaker) -> tuple[bool, float]:
+def severity(breaker: Breaker) -> tuple[bool, float]:
     """Return a key that puts the least bad of the ejected first: what an operator must mend comes last."""
     return breaker.reason == "misconfigured", breaker.until
 
 
-def _spent(offer: Offer, now: float, seconds_left: float) -> str:
-    if seconds_left < offer.breaker.hopeless(offer.stated):
+def _hard_objection(offer: Offer, now: float, seconds_left: float) -> str:
+    """Return the reason why a call cannot be made even if nobody else is left; empty if there is none."""
+    if seconds_left < offer.breaker.least_seconds(offer.stated):
         return NO_TIME
-    if offer.breaker.affords(offer.place, now):
+    if offer.breaker.within_retry_budget(offer.place, now):
         return ""
     return "retry_budget"

@@ -23,7 +23,7 @@ import orjson
 
 from app.core.message.chat import NO_TOOLS, Message, Sampling, Task, Toolbox, message_from_json, task_from_json
 from app.core.message.response_format import Flaw, constrains, keeps, shown, suffices
-from app.core.pool.breaker import BRIEFEST, NO_TIME, Place
+from app.core.pool.breaker import NO_TIME, SHORTEST_ANSWER_SECONDS, Place
 from app.core.pool.catalog import SPARED, Limits, ProviderSpec, Worker
 from app.core.records import copy_with, record
 from app.core.run.progress import gives_answer, parent_of
@@ -377,7 +377,7 @@ class Candidates:
         backoff = chance * min(BACKOFF_SECONDS * 2 ** (sum(self._tries.values()) - 1), MOST_BACKOFF_SECONDS)
         wait: float = max(error.retry_after or 0.0, backoff)
         longest = ONLY_WORKER_BACKOFF_SECONDS if alone else MOST_BACKOFF_SECONDS
-        if wait > min(longest, seconds_left - BRIEFEST):
+        if wait > min(longest, seconds_left - SHORTEST_ANSWER_SECONDS):
             return None
         return wait
 
