@@ -7,13 +7,14 @@ log of readers are those of any other client.
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing, asynccontextmanager, suppress
+from dataclasses import field
 from typing import Any, Final
 from urllib.parse import quote, unquote, urlencode
 
 import orjson
 from starlette.types import ASGIApp, Message, Scope
 
-from app.core.records import record
+from app.core.records import copy_with, record
 
 DEADLINE_SECONDS: Final = 30.0
 """Longest time that a page waits for one reply of the API."""
@@ -43,13 +44,29 @@ class Event:
     data: str
 
 
+@record(frozen=True, slots=True)
+class ApiRequest:
+    """A request of the console to the API."""
+
+    method: str
+    path: str
+    """The path as in an address: its segments are quoted."""
+    query: Mapping[str, object] = field(default_factory=dict)
+    """The parameters. Those that are None or empty are left out; a list repeats its parameter."""
+    body: object = None
+    """The value that is sent as JSON; None sends an empty body."""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """Headers besides those of every request, with underscores for hyphens."""
+
+
 class ApiError(Exception):
     """A refusal of the API, with its status and the error object of its body."""
 
     def __init__(self, status: int, body: Mapping[str, Any], retry_after: int | None = None) -> None:
         """`retry_after` is the number of seconds after which the API says that the request may be sent again."""
-        found = body.get("error")
-        error = found if isinstance(found, dict) else {}
+        error = body.get("error")
+        if not isinstance(error, dict):
+            error = {}
         self.status = status
         self.retry_after = retry_after
         self.code = str(error.get("code") or "")
@@ -72,44 +89,33 @@ class Api:
     async def get(self, session: Session, path: str, /, **query: object) -> Any:
         """Return the JSON of a GET. Parameters that are None are left out; a list repeats its parameter. Raises
         `ApiError`."""
-        return await self.request(session, "GET", path, query=query)
+        return await self.request(session, ApiRequest("GET", path, query))
 
     async def post(self, session: Session, path: str, body: object = None, **headers: str) -> Any:
         """Return the JSON of a POST; `headers` are further ones, with underscores for hyphens. Raises `ApiError`."""
-        return await self.request(session, "POST", path, body=body, headers=headers)
+        return await self.request(session, ApiRequest("POST", path, body=body, headers=headers))
 
-    async def request(
-        self,
-        session: Session,
-        method: str,
-        path: str,
-        *,
-        query: Mapping[str, object] | None = None,
-        body: object = None,
-        headers: Mapping[str, str] | None = None,
-        within: float = DEADLINE_SECONDS,
-    ) -> Any:
+    async def request(self, session: Session, request: ApiRequest, *, within: float = DEADLINE_SECONDS) -> Any:
         """Return the JSON of one reply. Raises `ApiError`, also where the API has no answer `within` that many
         seconds."""
-        exchange = await self._prepare(session, method, path, query, body, headers or {})
+        exchange = await self._prepare(session, request)
         try:
             async with asyncio.timeout(within):
                 await self._app(exchange.scope, exchange.receive, exchange.collect)
         except TimeoutError:
             raise timeout_error(f"The API has not answered within {within:.0f} seconds. Try again.") from None
-        found = _json(bytes(exchange.body))
         if exchange.status >= 400:
-            raise ApiError(exchange.status, found if isinstance(found, dict) else {}, exchange.retry_after)
-        return found
+            raise exchange.refusal(bytes(exchange.body))
+        return _json(bytes(exchange.body))
 
-    async def begin_run(self, session: Session, path: str, body: object, once: str) -> str:
+    async def begin_run(self, session: Session, path: str, body: object, key: str) -> str:
         """Begin a run by a request for a stream, leave the stream at its first event, and return the run's id.
 
-        `once` is the request's `Idempotency-Key`: with it the run goes on though nobody follows it, and the same
+        `key` is the request's `Idempotency-Key`: with it the run goes on though nobody follows it, and the same
         request sent again leads to the same run. Raises `ApiError`.
         """
-        headers = {"idempotency_key": once}
-        async with self._open_stream(session, "POST", path, body=body, headers=headers) as exchange:
+        request = ApiRequest("POST", path, body=body, headers={"idempotency_key": key})
+        async with self._open_stream(session, request) as exchange:
             try:
                 async with asyncio.timeout(DEADLINE_SECONDS), aclosing(exchange.read_events()) as events:
                     await anext(events, None)
@@ -132,24 +138,18 @@ class Api:
 
         Keep-alives of the API come as events without a name and without data.
         """
-        headers = {"last-event-id": last_event_id} if last_event_id else {}
-        async with self._open_stream(session, "GET", path, query=query, headers=headers) as exchange:
+        headers = {}
+        if last_event_id:
+            headers["last-event-id"] = last_event_id
+        request = ApiRequest("GET", path, query or {}, headers=headers)
+        async with self._open_stream(session, request) as exchange:
             yield exchange.read_events()
 
     @asynccontextmanager
-    async def _open_stream(
-        self,
-        session: Session,
-        method: str,
-        path: str,
-        *,
-        query: Mapping[str, object] | None = None,
-        body: object = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> AsyncIterator["_Exchange"]:
+    async def _open_stream(self, session: Session, request: ApiRequest) -> AsyncIterator["_Exchange"]:
         """Open a request whose reply comes as a stream; leaving the block disconnects."""
-        given = {**(headers or {}), "accept": "text/event-stream"}
-        exchange = await self._prepare(session, method, path, query, body, given)
+        headers = {**request.headers, "accept": "text/event-stream"}
+        exchange = await self._prepare(session, copy_with(request, headers=headers))
         failure: Exception | None = None
         async with asyncio.TaskGroup() as group:
             serving = group.create_task(self._serve(exchange))
@@ -163,23 +163,17 @@ class Api:
         if failure is not None:
             raise failure
 
-    async def _prepare(
-        self,
-        session: Session,
-        method: str,
-        path: str,
-        query: Mapping[str, object] | None,
-        body: object,
-        headers: Mapping[str, str],
-    ) -> "_Exchange":
+    async def _prepare(self, session: Session, request: ApiRequest) -> "_Exchange":
         """Return a request that is ready to be sent; where a person's session changes something, with its CSRF
         token."""
-        further = dict(headers)
-        if session.via == "oidc" and method not in ("GET", "HEAD"):
-            me = await self.request(session, "GET", "/admin/v1/me")
-            further["x-csrf-token"] = str(me["csrf_token"])
-        sent = b"" if body is None else orjson.dumps(body)
-        return _Exchange(_scope(session, method, path, query or {}, further, len(sent)), sent)
+        headers = dict(request.headers)
+        if session.via == "oidc" and request.method not in ("GET", "HEAD"):
+            me = await self.get(session, "/admin/v1/me")
+            headers["x-csrf-token"] = str(me["csrf_token"])
+        body = b""
+        if request.body is not None:
+            body = orjson.dumps(request.body)
+        return _Exchange(_scope(session, copy_with(request, headers=headers), len(body)), body)
 
     async def _serve(self, exchange: "_Exchange") -> None:
         """Run the application for a stream, and end the stream whatever becomes of it."""
@@ -233,8 +227,17 @@ class _Exchange:
     @property
     def retry_after(self) -> int | None:
         """Return the seconds of the reply's `Retry-After`."""
-        given = self.headers.get("retry-after", "")
-        return int(given) if given.isdecimal() else None
+        seconds = self.headers.get("retry-after", "")
+        if not seconds.isdecimal():
+            return None
+        return int(seconds)
+
+    def refusal(self, body: bytes) -> ApiError:
+        """Return the error for a reply of status 400 or more; its body may be no JSON object."""
+        found = _json(body)
+        if not isinstance(found, dict):
+            found = {}
+        return ApiError(self.status, found, self.retry_after)
 
     def disconnect(self) -> None:
         """Say that nobody reads any more."""
@@ -259,8 +262,7 @@ class _Exchange:
             for block in whole:
                 yield _event(block)
         if self.status >= 400:
-            found = _json(rest)
-            raise ApiError(self.status, found if isinstance(found, dict) else {}, self.retry_after)
+            raise self.refusal(rest)
 
     async def _read_parts(self) -> AsyncIterator[bytes]:
         while not (self._is_ended and self._parts.empty()):
@@ -280,8 +282,10 @@ def _event(block: bytes) -> Event:
 
 
 def _json(body: bytes) -> Any:
+    if not body:
+        return None
     try:
-        return orjson.loads(body) if body else None
+        return orjson.loads(body)
     except orjson.JSONDecodeError:
         return None
 
@@ -291,29 +295,24 @@ def path_segment(text: str) -> str:
     return quote(text, safe="")
 
 
-def _scope(
-    session: Session, method: str, path: str, query: Mapping[str, object], headers: Mapping[str, str], size: int
-) -> dict[str, Any]:
-    """Return the ASGI scope of a request with a body of `size` bytes. `path` is as in an address: its segments are
-    quoted."""
-    given = {"host": "console", "content-type": "application/json", **dict(session.headers), **_header_names(headers)}
-    given["content-length"] = str(size)  # a route whose body is optional reads none where none is announced
-    pairs = [(name, value) for name, value in query.items() if value is not None and value != ""]
+def _scope(session: Session, request: ApiRequest, body_size: int) -> dict[str, Any]:
+    """Return the ASGI scope of a request with a body of `body_size` bytes."""
+    headers = {"host": "console", "content-type": "application/json", **dict(session.headers)}
+    for name, value in request.headers.items():
+        headers[name.replace("_", "-").lower()] = value
+    headers["content-length"] = str(body_size)  # a route whose body is optional reads none where none is announced
+    query = [(name, value) for name, value in request.query.items() if value not in (None, "")]
     return {
         "type": "http",
         "asgi": {"version": "3.0", "spec_version": "2.3"},
         "http_version": "1.1",
-        "method": method,
+        "method": request.method,
         "scheme": "http",
-        "path": unquote(path),
-        "raw_path": path.encode(),
+        "path": unquote(request.path),
+        "raw_path": request.path.encode(),
         "root_path": "",
-        "query_string": urlencode(pairs, doseq=True).encode(),
-        "headers": [(name.encode("latin-1"), value.encode("latin-1", "replace")) for name, value in given.items()],
+        "query_string": urlencode(query, doseq=True).encode(),
+        "headers": [(name.encode("latin-1"), value.encode("latin-1", "replace")) for name, value in headers.items()],
         "client": ("console", 0),
         "server": ("console", 80),
     }
-
-
-def _header_names(headers: Mapping[str, str]) -> dict[str, str]:
-    return {name.replace("_", "-").lower(): value for name, value in headers.items()}

@@ -36,6 +36,8 @@ MAX_AGE: Final = 3_600
 """Seconds for which a browser may keep a file."""
 LOGINS: Final = ("/admin/login", "/admin/callback")
 """The steps of a login at the OpenID provider, to which browsers are led."""
+REFUSING_WEIGHTS: Final = frozenset({b"q=0", b"q=0.0", b"q=0.00", b"q=0.000"})
+"""The parameters by which an `Accept` header says that a media type is not wanted."""
 THEME_SECONDS: Final = 365 * 86_400
 START_PLACES: Final = (Place("Overview", PATH),)
 COMMON_PLACES: Final = (
@@ -73,18 +75,7 @@ class Console:
         self._has_people = has_people
         self._page_maker = pages
         self._pages = Starlette(
-            routes=[
-                Route("/", _redirect_to_start),
-                *overview.routes(pages),
-                *_sign_in_routes(pages),
-                *([] if is_admin else [*playground.routes(pages), *plans.routes(pages)]),
-                *run.routes(pages),
-                *runs.routes(pages),
-                *disclosures.routes(pages),
-                *approvals.routes(pages, "/admin/v1/approvals" if is_admin else "/v1/approvals"),
-                *(admin.routes(pages) if is_admin else ()),
-                *(_asset_route(name) for name in ASSETS),
-            ],
+            routes=_routes(pages, is_admin=is_admin),
             exception_handlers={
                 404: _not_found_page(pages),
                 405: _not_found_page(pages),
@@ -128,6 +119,27 @@ class Console:
             await page(scope, receive, send)
 
 
+def _routes(pages: Pages, *, is_admin: bool) -> list[Route]:
+    """Return the routes of all pages of a listener."""
+    routes = [
+        Route("/", _redirect_to_start),
+        *overview.routes(pages),
+        *_sign_in_routes(pages),
+        *run.routes(pages),
+        *runs.routes(pages),
+        *disclosures.routes(pages),
+    ]
+    if is_admin:
+        routes += approvals.routes(pages, "/admin/v1/approvals")
+        routes += admin.routes(pages)
+    else:
+        routes += approvals.routes(pages, "/v1/approvals")
+        routes += playground.routes(pages)
+        routes += plans.routes(pages)
+    routes += [_asset_route(name) for name in ASSETS]
+    return routes
+
+
 def _is_page(scope: Scope) -> bool:
     """Return True for the console's own addresses, and for a browser at the root, which is led to them."""
     path: str = scope["path"]
@@ -145,7 +157,7 @@ def _accepts_html(accept: bytes) -> bool:
     for wanted in accept.lower().split(b","):
         kind, *parameters = (part.strip().replace(b" ", b"") for part in wanted.split(b";"))
         if kind == b"text/html":
-            return not any(parameter in (b"q=0", b"q=0.0", b"q=0.00", b"q=0.000") for parameter in parameters)
+            return REFUSING_WEIGHTS.isdisjoint(parameters)
     return False
 
 

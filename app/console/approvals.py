@@ -16,7 +16,7 @@ from starlette.routing import Route
 from app.console.api import ApiError, Event, Session, path_segment
 from app.console.forms import REFUSALS, TOKEN_BYTES, Field, read_fields
 from app.console.live import Live, Regions
-from app.console.pages import Pages, form_lists, redirect_to
+from app.console.pages import Pages, form_lists, last_value, redirect_to
 
 PAGE: Final = 20
 """Plans of a page; the journal of each is read."""
@@ -105,27 +105,26 @@ async def _decide(pages: Pages, prefix: str, request: Request, session: Session)
     body, faults = read_fields((MAX_USD, REPLACEMENTS), given)
     status = 400
     if not faults:
-        decision = (given.get("decision") or [""])[-1]
+        decision = last_value(given, "decision")
         if decision == "refuse":
             body = {}
-        body |= {"decision": decision, "digest": (given.get("digest") or [""])[-1]}
-        body["reason"] = (given.get("reason") or [""])[-1].strip()
+        body |= {"decision": decision, "digest": last_value(given, "digest")}
+        body["reason"] = last_value(given, "reason").strip()
+        headers = {}
+        key = last_value(given, "once")
+        if key:
+            headers["idempotency_key"] = key
         try:
-            key = (given.get("once") or [""])[-1]
-            await pages.api.post(session, f"{prefix}/{path_segment(run)}", body, **_key(key))
+            await pages.api.post(session, f"{prefix}/{path_segment(run)}", body, **headers)
             return redirect_to(f"/approvals/{path_segment(run)}")
         except ApiError as error:
             if error.status not in REFUSALS or error.code == "run_not_found":
                 raise
-            status, faults = error.status, {"": _words(error)}
+            status, faults = error.status, {"": _refusal_text(error)}
     return await _approval_page(pages, prefix, request, session, status=status, faults=faults, given=given)
 
 
-def _key(key: str) -> dict[str, str]:
-    return {"idempotency_key": key} if key else {}
-
-
-def _words(error: ApiError) -> str:
+def _refusal_text(error: ApiError) -> str:
     if error.code == "approval_digest_mismatch":
         return f"{error.message} Nothing was decided. What the run asks for now is shown below."
     return error.message

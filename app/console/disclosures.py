@@ -8,8 +8,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from app.console.api import ApiError, Session
-from app.console.pages import Pages
-from app.console.runs import Field
+from app.console.pages import Pages, address_fields
+from app.console.runs import Field, named_choices
 from app.console.session import PATH
 
 FIELDS: Final = (
@@ -17,9 +17,7 @@ FIELDS: Final = (
     Field("until", "Before day (UTC)", is_day=True),
     Field("saw", "Saw", (("", "anything"), ("user", "the caller's words"), ("results", "results of tools"))),
     Field("recipient", "Recipient"),
-    Field(
-        "recipient_kind", "Called as", tuple((kind, kind or "any") for kind in ("", "worker", "conductor", "shadow"))
-    ),
+    Field("recipient_kind", "Called as", named_choices(("worker", "conductor", "shadow"))),
     Field("user", "End user"),
     Field("key", "Key (id)"),
     Field("run", "Run"),
@@ -31,9 +29,7 @@ def routes(pages: Pages) -> list[Route]:
     """Return the list of disclosures with its filters."""
 
     async def show_disclosures(request: Request, session: Session) -> Response:
-        given = request.query_params
-        names = [*[field.name for field in FIELDS], "after"]
-        asked = {name: given[name].strip() for name in names if given.get(name, "").strip()}
+        asked = address_fields(request, [*[field.name for field in FIELDS], "after"])
         fault, status, found = "", 200, None
         try:
             found = await pages.api.get(session, "/v1/disclosures", **asked)
@@ -41,9 +37,9 @@ def routes(pages: Pages) -> list[Route]:
             if error.status != 400:
                 raise
             fault, status = error.message, 400
-        following = None
+        following = ""
         if found is not None and found["has_more"]:
-            following = found["next"]
+            following = f"{LIST}?{urlencode({**asked, 'after': found['next']})}"
         return pages.show(
             request,
             "disclosures.html",
@@ -52,7 +48,7 @@ def routes(pages: Pages) -> list[Route]:
             asked=asked,
             fault=fault,
             found=found,
-            following=f"{LIST}?{urlencode({**asked, 'after': following})}" if following else "",
+            following=following,
         )
 
     return [pages.route("/disclosures", show_disclosures)]

@@ -141,6 +141,10 @@ def _node(node: Data, chosen: str, link: Link) -> dict[str, Any]:
     if node["attempts"]:
         figures = f"{call_count(len(node['attempts']))}, {usd(node['cost_usd'])}"
     links = {"step": node["number"], "plan": node["id"]}
+    subtask = node.get("subtask")
+    words = None
+    if subtask:
+        words = subtask.get("text")
     return {
         "id": node["id"],
         "x": x,
@@ -156,13 +160,15 @@ def _node(node: Data, chosen: str, link: Link) -> dict[str, Any]:
         "answers": node["answers"],
         "kind": node["kind"],
         "title": _title(name, node, worker),
-        "words": (node.get("subtask") or {}).get("text"),
+        "words": words,
     }
 
 
 def call_count(number: int) -> str:
     """Return a number of calls in words."""
-    return "1 call" if number == 1 else f"{number} calls"
+    if number == 1:
+        return "1 call"
+    return f"{number} calls"
 
 
 def _title(name: str, node: Data, worker: str) -> str:
@@ -180,7 +186,9 @@ def _marks(attempts: Sequence[Data], x: int, y: int) -> list[dict[str, Any]]:
     found = []
     for place, attempt in enumerate(reversed(attempts[-MAX_CALL_MARKS:])):
         outcome = attempt["outcome"] or "goes on"
-        title = f"{attempt['worker']}: {outcome}" + (f" ({attempt['error']})" if attempt["error"] else "")
+        title = f"{attempt['worker']}: {outcome}"
+        if attempt["error"]:
+            title += f" ({attempt['error']})"
         found.append({"x": x + NODE_WIDTH - 12 - 11 * place, "y": y + 47, "outcome": outcome, "title": title})
     return found
 
@@ -192,9 +200,12 @@ def _corner(node: Data) -> tuple[int, int]:
 def _edge(edge: Data, nodes: Mapping[str, Data]) -> dict[str, Any]:
     source, target = name_of(edge["source"]), name_of(edge["target"])
     what, why = CONTENT_TEXTS[edge["what"]], reason(edge)
+    css_class = f"edge {edge['kind']}"
+    if edge["sent"]:
+        css_class += " sent"
     return {
         "path": _path(nodes[edge["source"]], nodes[edge["target"]], is_withheld=edge["kind"] == "withheld"),
-        "class": f"edge {edge['kind']}{' sent' if edge['sent'] else ''}",
+        "class": css_class,
         "words": f"{source} to {target}, {what}: {edge['kind']}. {why}",
         "kind": edge["kind"],
         "source": source,
@@ -211,23 +222,33 @@ def _path(source: Data, target: Data, *, is_withheld: bool) -> str:
     row of the later one. Between nodes of one column it passes on their left."""
     (x1, y1), (x2, y2) = _corner(source), _corner(target)
     columns = target["x"] - source["x"]
-    if columns > 1 and source["y"] == target["y"]:
-        side = NODE_HEIGHT if is_withheld else 0
-        height = min(MIN_PEAK + PEAK_PER_COLUMN * columns, MAX_PEAK) * 4 // 3  # a curve has its peak at three quarters
-        peak = y1 + side + (height if is_withheld else -height)
-        x1, x2 = x1 + NODE_WIDTH - 24, x2 + 24
-        return f"M{x1} {y1 + side}C{x1 + 40} {peak} {x2 - 40} {peak} {x2} {y2 + side}"
-    shift = NODE_HEIGHT // 2 + (5 if is_withheld else -5)
+    if columns > 1 and y1 == y2:
+        return _curve_over_row(x1 + NODE_WIDTH - 24, x2 + 24, y1, columns, is_withheld=is_withheld)
+    offset = -5
+    gutter = y2 + NODE_HEIGHT + GUTTER
+    if y2 > y1:
+        gutter = y2 - GUTTER
+    if is_withheld:
+        offset = 5
+    y1, y2 = y1 + NODE_HEIGHT // 2 + offset, y2 + NODE_HEIGHT // 2 + offset
     if columns > 1:
-        gutter = y2 - GUTTER if y2 > y1 else y2 + NODE_HEIGHT + GUTTER
         gutter += 4 if is_withheld else -4
-        return _curve_through_gutter(x1 + NODE_WIDTH, y1 + shift, x2, y2 + shift, gutter)
-    y1, y2 = y1 + shift, y2 + shift
+        return _curve_through_gutter(x1 + NODE_WIDTH, y1, x2, y2, gutter)
     if columns > 0:
         x1 += NODE_WIDTH
         bend = max((x2 - x1) // 2, 24)
         return f"M{x1} {y1}C{x1 + bend} {y1} {x2 - bend} {y2} {x2} {y2}"
     return f"M{x1} {y1}C{x1 - 44} {y1} {x2 - 44} {y2} {x2} {y2}"
+
+
+def _curve_over_row(x1: int, x2: int, y: int, columns: int, *, is_withheld: bool) -> str:
+    """Return a curve that passes above the nodes of its row, or below them if the words were withheld."""
+    height = min(MIN_PEAK + PEAK_PER_COLUMN * columns, MAX_PEAK) * 4 // 3  # a curve has its peak at three quarters
+    peak = y - height
+    if is_withheld:
+        y += NODE_HEIGHT
+        peak = y + height
+    return f"M{x1} {y}C{x1 + 40} {peak} {x2 - 40} {peak} {x2} {y}"
 
 
 def _curve_through_gutter(x1: int, y1: int, x2: int, y2: int, gutter: int) -> str:
@@ -247,10 +268,14 @@ def reason(edge: Data) -> str:
             return "A call contained it."
         return "It is on the access list; no call has contained it."
     if edge["reason"] == "policy":
-        who = "clearance" if edge["by"] == "clearance" else "a rule"
+        who = "a rule"
+        if edge["by"] == "clearance":
+            who = "clearance"
         return f"{edge['worker']} may not read it, by {who}: {edge['detail']}."
     if edge["reason"] == "no_output":
-        cause = f" ({edge['detail']})" if edge["detail"] else ""
+        cause = ""
+        if edge["detail"]:
+            cause = f" ({edge['detail']})"
         return f"It is on the access list, but the step ended without words: {edge['by']}{cause}."
     return f"It is not on the access list, by {DECIDER_TEXTS.get(edge['by'], edge['by'])}."
 
@@ -275,14 +300,17 @@ def _cut(text: str) -> str:
 def draw_timeline(found: Data, length: float, by: By, chosen: str, link: Link) -> dict[str, Any]:
     """Return a row for each plan, step and wait of the run, with bars in percent of the axis: of `length` seconds, or
     of the run's money."""
-    whole = found["cost_usd"] if by == "money" else length
+    whole = length
+    if by == "money":
+        whole = found["cost_usd"]
     spans = {span["id"]: span for span in found["spans"]}
     rows: dict[str, dict[str, Any]] = {}
     for span in found["spans"]:
         home = _row_of(span, spans)
         if home["id"] not in rows:
             rows[home["id"]] = _row(home, chosen, link)
-        if bar := _bar(span, spans.get(span["parent"]), whole, by):
+        bar = _bar(span, spans.get(span["parent"]), whole, by)
+        if bar is not None:
             rows[home["id"]]["bars"].append(bar)
     now = None
     if length and by == "time":
@@ -316,39 +344,63 @@ def _row_of(span: Data, spans: Mapping[str, Data]) -> Data:
 
 
 def _row(span: Data, chosen: str, link: Link) -> dict[str, Any]:
-    names = {"round": f"round {span['round']}", "planning": f"plan {span['proposal']}", "step": f"step {span['step']}"}
-    pane: str | int | None = None
-    if span["kind"] in ("planning", "step"):
-        pane = span["step"] if span["kind"] == "step" else f"plan:{span['proposal']}"
+    """Return the row of a span, still without bars. The rows of plans and of steps lead to their nodes."""
+    kind = span["kind"]
+    name = SPAN_TEXTS[kind]
+    node: str | None = None
+    href: str | None = None
+    worker: str | None = None
+    if kind == "round":
+        name = f"round {span['round']}"
+    elif kind == "planning":
+        name = f"plan {span['proposal']}"
+        node = f"plan:{span['proposal']}"
+        href = link(node)
+    elif kind == "step":
+        name = f"step {span['step']}"
+        node = f"step:{span['step']}"
+        href = link(span["step"])
+        worker = span["worker"]
     return {
         "id": span["id"],
-        "name": names.get(span["kind"], SPAN_TEXTS[span["kind"]]),
-        "worker": span["worker"] if span["kind"] == "step" else None,
+        "name": name,
+        "worker": worker,
         "state": span["state"],
         "depth": min(span["depth"], 4),
-        "href": link(pane) if pane is not None else None,
-        "chosen": chosen == (f"step:{pane}" if isinstance(pane, int) else pane) and pane is not None,
+        "href": href,
+        "chosen": node == chosen,
         "seconds": span["seconds"],
         "cost_usd": span["cost_usd"],
-        "least": 0 if span["kind"] in ROW_KINDS else MIN_WAIT_SECONDS,
+        "least": 0 if kind in ROW_KINDS else MIN_WAIT_SECONDS,
         "bars": [],
     }
 
 
 def _bar(span: Data, parent: Data | None, whole: float, by: By) -> dict[str, Any] | None:
     """Return the bar of a span in its parent; None where it has no place on the axis."""
-    start, size = (span["cost_start_usd"], span["cost_usd"]) if by == "money" else (span["start"], span["seconds"])
-    if not whole or start is None or (by == "money" and not size):
+    start, size = span["start"], span["seconds"]
+    if by == "money":
+        start, size = span["cost_start_usd"], span["cost_usd"]
+    if not whole or start is None:
+        return None
+    if by == "money" and not size:
         return None
     left = min(100 * start / whole, 100 - MIN_BAR_PERCENT)
-    state = PHASE_OF_FAILED_CALL if parent is not None and _has_failed(parent) else span["state"] or ""
-    is_home = span["kind"] in ROW_KINDS
+    state = span["state"] or ""
+    if parent is not None and _has_failed(parent):
+        state = PHASE_OF_FAILED_CALL
+    css_class = f"bar {span['kind']} {state}"
+    if span["end"] is None:
+        css_class += " open"
+    y, height = 6, 8
+    if span["kind"] in ROW_KINDS:
+        y, height = 3, 14
     return {
-        "class": f"bar {span['kind']} {state}{' open' if span['end'] is None else ''}",
+        "class": css_class,
         "x": round(left, 3),
         "width": round(max(min(100 * size / whole, 100 - left), MIN_BAR_PERCENT), 3),
-        "y": 3 if is_home else 6,
-        "height": 14 if is_home else 8,
+        "y": y,
+        "height": height,
         "words": _bar_words(span),
     }
 
@@ -376,13 +428,20 @@ def _has_failed(span: Data) -> bool:
 
 def instants(found: Data) -> list[float]:
     """Return the seconds at which something changed, in order, each once."""
-    times = {span["start"] for span in found["spans"]}
-    times |= {span["end"] for span in found["spans"] if span["end"] is not None}
-    return sorted(times | {0.0})
+    times = {0.0}
+    for span in found["spans"]:
+        times.add(span["start"])
+        if span["end"] is not None:
+            times.add(span["end"])
+    return sorted(times)
 
 
 def neighbours(times: Sequence[float], at: float) -> tuple[float | None, float | None]:
-    """Return the instants before and after one."""
-    earlier = [time for time in times if time < at - 1e-6]
-    later = [time for time in times if time > at + 1e-6]
-    return (earlier[-1] if earlier else None), (later[0] if later else None)
+    """Return the instants before and after one; `times` are in order."""
+    before = None
+    for time in times:
+        if time > at + 1e-6:
+            return before, time
+        if time < at - 1e-6:
+            before = time
+    return before, None

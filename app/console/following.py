@@ -6,7 +6,7 @@ connection the regions are those that a page of that moment has.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from typing import Any, Final
 
@@ -149,17 +149,26 @@ class FollowedRun:
     async def view(self) -> dict[str, Any]:
         """Return the values of the regions' templates. Raises `ApiError` where the run cannot be read."""
         await self._read_steps()
-        words = "".join(self._texts) if self._state != "awaiting_approval" else ""
-        calls = list(self._calls.values()) if self._state == "awaiting_tool" else []
+        answer = "".join(self._texts)
+        words, left_out = "", 0
+        if answer and self._state != "awaiting_approval":
+            words = answer[:SHOWN_CHARS]
+            left_out = max(self._chars - SHOWN_CHARS, 0)
+        calls: list[dict[str, str]] = []
+        if self._state == "awaiting_tool":
+            calls = list(self._calls.values())
+        turn = ""
+        if calls:
+            turn = orjson.dumps(_assistant_message(answer, calls)).decode()
         return {
             "run": self.run,
             "state": self._state,
             "is_over": self.is_over,
             "plans": _plans(self._graph),
-            "words": words[:SHOWN_CHARS],
-            "left_out": max(self._chars - SHOWN_CHARS, 0) if words else 0,
+            "words": words,
+            "left_out": left_out,
             "calls": calls,
-            "turn": orjson.dumps(_assistant_message("".join(self._texts), calls)).decode() if calls else "",
+            "turn": turn,
             "refusal": self._refusal,
             "whole": await self._read_whole_run(),
             "why": await self._read_explanation(),
@@ -192,18 +201,29 @@ def _plans(graph: Mapping[str, Any]) -> list[dict[str, Any]]:
     plans = [{**node, "steps": []} for node in graph["nodes"] if node["kind"] == "plan"]
     by_number = {plan["number"]: plan for plan in plans}
     for node in graph["nodes"]:
-        if node["kind"] != "step" or node["proposal"] not in by_number:
-            continue
-        edges = [edge for edge in graph["edges"] if edge["target"] == node["id"] and edge["what"] != "subtask"]
-        shown = [edge["source"] for edge in edges if edge["kind"] == "granted"]
-        withheld = [edge for edge in edges if edge["kind"] == "withheld"]
-        by_number[node["proposal"]]["steps"].append(
-            {**node, "shown": list(dict.fromkeys(shown)), "withheld": withheld, "failures": _failures(node)}
-        )
+        if node["kind"] == "step" and node["proposal"] in by_number:
+            by_number[node["proposal"]]["steps"].append(_step(node, graph["edges"]))
     return plans
+
+
+def _step(node: Mapping[str, Any], edges: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return a step with the sources that it was shown, each once, and the edges of what was withheld from it."""
+    shown: list[str] = []
+    withheld: list[Mapping[str, Any]] = []
+    for edge in edges:
+        if edge["target"] != node["id"] or edge["what"] == "subtask":
+            continue
+        if edge["kind"] == "withheld":
+            withheld.append(edge)
+        elif edge["kind"] == "granted" and edge["source"] not in shown:
+            shown.append(edge["source"])
+    return {**node, "shown": shown, "withheld": withheld, "failures": _failures(node)}
 
 
 def _failures(node: Mapping[str, Any]) -> list[str]:
     """Return the attempts of a step that gave no answer, in words."""
-    tried = [attempt for attempt in node["attempts"] if attempt["outcome"] not in (None, "ok")]
-    return [f"{attempt['worker']}: {attempt['error'] or attempt['outcome']}" for attempt in tried]
+    failures: list[str] = []
+    for attempt in node["attempts"]:
+        if attempt["outcome"] not in (None, "ok"):
+            failures.append(f"{attempt['worker']}: {attempt['error'] or attempt['outcome']}")
+    return failures

@@ -63,11 +63,13 @@ class Form:
     once: str = dataclasses.field(default_factory=lambda: secrets.token_urlsafe(TOKEN_BYTES))
     """The `Idempotency-Key`."""
 
-    def values(self, asked: Field) -> list[str]:
+    def values(self, field: Field) -> list[str]:
         """Return the values of a field: those that were sent, or that of a new form."""
         if self.given:
-            return list(self.given.get(asked.name, ()))
-        return [asked.value] if asked.value else []
+            return list(self.given.get(field.name, ()))
+        if field.value:
+            return [field.value]
+        return []
 
 
 @record(frozen=True, slots=True)
@@ -87,34 +89,36 @@ Show = Callable[..., Awaitable[Response]]
 def routes(pages: Pages, path: str, ask: Ask, act: Act, show: Show) -> list[Route]:
     """Return a page with a form. `show(request, session, template, status, **values)` renders a page of the section."""
 
-    async def asked(request: Request, session: Session) -> Response:
+    async def show_form(request: Request, session: Session) -> Response:
         return await show(request, session, "form.html", 200, form=await ask(request, session))
 
-    async def sent(request: Request, session: Session) -> Response:
-        made = await ask(request, session)
+    async def take_form(request: Request, session: Session) -> Response:
+        form = await ask(request, session)
         given = await form_lists(request)
-        made = copy_with(made, given=given, once=given.get("once", [made.once])[-1])
-        body, faults = read_fields(made.fields, given)
+        form = copy_with(form, given=given, once=given.get("once", [form.once])[-1])
+        body, faults = read_fields(form.fields, given)
         status = 400
         if not faults:
             try:
-                reply = await act(request, session, Sent(body, {"idempotency_key": made.once}))
-                return reply or redirect_to(made.back.removeprefix(PATH))
+                reply = await act(request, session, Sent(body, {"idempotency_key": form.once}))
+                return reply or redirect_to(form.back.removeprefix(PATH))
             except ApiError as error:
                 if error.status not in REFUSALS:
                     raise
-                status, faults = error.status, faults_of(error, made.fields)
+                status, faults = error.status, faults_of(error, form.fields)
         # What is corrected is another request, which needs a key of its own.
-        made = copy_with(made, faults=faults, once=secrets.token_urlsafe(TOKEN_BYTES))
-        return await show(request, session, "form.html", status, form=made)
+        form = copy_with(form, faults=faults, once=secrets.token_urlsafe(TOKEN_BYTES))
+        return await show(request, session, "form.html", status, form=form)
 
-    return [pages.route(path, asked), pages.route(path, sent, "POST")]
+    return [pages.route(path, show_form), pages.route(path, take_form, "POST")]
 
 
 def faults_of(error: ApiError, fields: Sequence[Field]) -> dict[str, str]:
     """Return the refusal of the API beside the field that it names, or above the form."""
     name = error.param.partition("[")[0]
-    return {name if any(field.name == name for field in fields) else "": error.message}
+    if name not in [field.name for field in fields]:
+        name = ""
+    return {name: error.message}
 
 
 def read_fields(fields: Sequence[Field], given: Mapping[str, Sequence[str]]) -> tuple[dict[str, Any], dict[str, str]]:
@@ -134,19 +138,19 @@ def read_fields(fields: Sequence[Field], given: Mapping[str, Sequence[str]]) -> 
     return body, faults
 
 
-def _value(asked: Field, texts: Sequence[str]) -> Any:
+def _value(field: Field, texts: Sequence[str]) -> Any:
     text = texts[-1]
-    if asked.kind == "checks":
+    if field.kind == "checks":
         return list(texts)
-    if asked.kind == "check":
+    if field.kind == "check":
         return True
-    if asked.kind == "list":
+    if field.kind == "list":
         return [word.strip() for word in text.split(",") if word.strip()]
-    if asked.kind == "number":
+    if field.kind == "number":
         return parse_number(text)
-    if asked.kind == "days":
+    if field.kind == "days":
         return _seconds(parse_number(text))
-    if asked.kind == "lines":
+    if field.kind == "lines":
         return text
     return text.strip()
 
@@ -158,14 +162,18 @@ def parse_number(text: str) -> int | float:
     Raises `ValueError` for what is no number, is not finite, or is too large for every field of the API."""
     if len(text) > NUMBER_CHARS:
         raise ValueError
-    value = int(text) if text.strip().removeprefix("-").isdecimal() else float(text)
+    value: int | float
+    if text.strip().removeprefix("-").isdecimal():
+        value = int(text)
+    else:
+        value = float(text)
     if not abs(value) <= MAX_NUMBER:
         raise ValueError
     return value
 
 
 def _seconds(days: float) -> int:
-    """Return days as seconds. Raises `ValueError` as `number`."""
+    """Return days as seconds. Raises `ValueError` as `parse_number` does."""
     seconds = round(days * DAY_SECONDS)
     if abs(seconds) > MAX_NUMBER:
         raise ValueError

@@ -12,7 +12,7 @@ from starlette.routing import Route
 from app.console.api import ApiError, Event, Session
 from app.console.forms import parse_number
 from app.console.live import Live, Regions
-from app.console.pages import Pages, form
+from app.console.pages import Pages, address_fields, form
 from app.console.session import PATH
 from app.core.pool.budgets import ALL_TENANTS, EVERYBODY, TEAM_FIELD
 
@@ -42,8 +42,7 @@ def routes(pages: Pages) -> list[Route]:
 
 
 async def _overview(pages: Pages, request: Request, session: Session, verified: Json | None = None) -> Any:
-    asked = {name: request.query_params[name] for name in ("period", "until", "tenant") if name in request.query_params}
-    asked = {name: value.strip() for name, value in asked.items() if value.strip()}
+    asked = address_fields(request, ("period", "until", "tenant"))
     if "live" in request.query_params:
         return _live(pages, session, asked, request.query_params["live"])
     me = await pages.api.get(session, "/v1/me")
@@ -55,6 +54,9 @@ async def _overview(pages: Pages, request: Request, session: Session, verified: 
             raise
         fault, status, asked = error.message, 400, {}
         found = await pages.api.get(session, "/v1/overview")
+    live = ""
+    if "until" not in asked:
+        live = f"{PATH}?{urlencode({**asked, 'live': found['until']})}"
     return pages.show(
         request,
         "overview.html",
@@ -64,7 +66,7 @@ async def _overview(pages: Pages, request: Request, session: Session, verified: 
         asked=asked,
         periods=[(name, _address(asked, name), name == found["period"]) for name in PERIODS],
         sees_tenants=me["all_tenants"],
-        live="" if "until" in asked else f"{PATH}?{urlencode({**asked, 'live': found['until']})}",
+        live=live,
         **_values(pages, found, asked),
     )
 
@@ -119,14 +121,16 @@ def _links(found: Json, asked: Json, since: float) -> Callable[..., str]:
 def _address_of_spending(found: Json, budget: Json) -> str:
     """Return the address of the list of the runs that have spent of a budget in its present window, the dearest
     first."""
-    tenant = budget["tenant"] if budget["tenant"] != ALL_TENANTS else None
-    filters = {"since": budget["since"], "until": found["until"], "tenant": tenant, "sort": "cost"}
-    if budget["name"] != EVERYBODY:
-        named = {"key": "key", "user": "user", "team": "metadata"}.get(budget["scope"])
-        name = f"{TEAM_FIELD}={budget['name']}" if named == "metadata" else budget["name"]
-        if named:
-            filters |= {named: name}
-    if budget["scope"] == "shadow":
+    scope, name = budget["scope"], budget["name"]
+    filters = {"since": budget["since"], "until": found["until"]}
+    if budget["tenant"] != ALL_TENANTS:
+        filters["tenant"] = budget["tenant"]
+    filters["sort"] = "cost"
+    if name != EVERYBODY and scope in ("key", "user"):
+        filters[scope] = name
+    if name != EVERYBODY and scope == "team":
+        filters["metadata"] = f"{TEAM_FIELD}={name}"
+    if scope == "shadow":
         filters["origin_kind"] = "shadow"
     return _list(filters)
 

@@ -7,7 +7,7 @@ page with the API's own words.
 
 import asyncio
 import secrets
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import parse_qsl, quote
 
@@ -99,11 +99,13 @@ class Pages:
         """Return a whole page."""
         nonce = secrets.token_urlsafe(NONCE_BYTES)
         theme = request.cookies.get(THEME_COOKIE, "auto")
+        if theme not in THEMES:
+            theme = "auto"
         frame = {
             "nonce": nonce,
             "places": self._places,
             "here": request.url.path,
-            "theme": theme if theme in THEMES else "auto",
+            "theme": theme,
             "has_people": self.sessions.has_people,
             "is_signed_in": self.sessions.session_of(request) is not None,
         }
@@ -122,8 +124,24 @@ class Pages:
         """Lead to the sign-in page, which leads back; end the stream of a page that is open."""
         if "live" in request.query_params or request.url.path.endswith("/live"):
             return _event_stream(END_EVENT)
-        back = request.url.path + (f"?{request.url.query}" if request.url.query else "")
-        return RedirectResponse(f"{PATH}/sign-in?next={quote(back)}", 303, HEADERS)
+        return RedirectResponse(f"{PATH}/sign-in?next={quote(address_of(request))}", 303, HEADERS)
+
+
+def address_of(request: Request) -> str:
+    """Return the address of a request, without the host."""
+    if request.url.query:
+        return f"{request.url.path}?{request.url.query}"
+    return request.url.path
+
+
+def address_fields(request: Request, names: Iterable[str]) -> dict[str, str]:
+    """Return the parameters of these names that the address has, without those that are blank."""
+    found: dict[str, str] = {}
+    for name in names:
+        value = request.query_params.get(name, "").strip()
+        if value:
+            found[name] = value
+    return found
 
 
 def _event_stream(text: str) -> Response:
@@ -152,6 +170,14 @@ async def form_lists(request: Request, most: int = FORM_BYTES) -> dict[str, list
     for name, value in pairs:
         found.setdefault(name, []).append(value.replace("\r\n", "\n"))
     return found
+
+
+def last_value(fields: Mapping[str, Sequence[str]], name: str) -> str:
+    """Return the last value of a field of a form; empty if the form does not have it."""
+    values = fields.get(name, ())
+    if not values:
+        return ""
+    return values[-1]
 
 
 async def _form_body(request: Request, most: int) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from difflib import SequenceMatcher
 from typing import Any, Final
 
+from app.console.pages import last_value
 from app.console.request_form import FormFault
 from app.core.records import record
 
@@ -55,7 +56,9 @@ def read_button(text: str) -> Pressed:
     """Return a button's value, such as `up:2`."""
     action, _, step = text.partition(":")
     place = _place(step)
-    return Pressed(action, -1 if place is None else place)
+    if place is None:
+        return Pressed(action)
+    return Pressed(action, place)
 
 
 def read(lists: Lists) -> list[dict[str, Any]]:
@@ -72,14 +75,14 @@ def new_step(lists: Lists) -> dict[str, Any]:
     step = _step(lists, NEW)
     if f"worker-{NEW}" not in lists:
         step["access"] = ["user"]
-    return step | {"place": _last(lists, f"place-{NEW}")}
+    return step | {"place": last_value(lists, f"place-{NEW}")}
 
 
 def _step(lists: Lists, name: str) -> dict[str, Any]:
     access = [_entry(entry) for entry in lists.get(f"access-{name}", ())]
     return {
-        "worker": _last(lists, f"worker-{name}"),
-        "subtask": _last(lists, f"subtask-{name}"),
+        "worker": last_value(lists, f"worker-{name}"),
+        "subtask": last_value(lists, f"subtask-{name}"),
         "access": access,
         "tools": bool(lists.get(f"tools-{name}")),
     }
@@ -95,22 +98,19 @@ def _place(text: str) -> int | None:
 def _entry(text: str) -> int | str:
     """Return an entry of an access list: the place of a step, or a word."""
     place = _place(text)
-    return text if place is None else place
-
-
-def _last(lists: Lists, name: str) -> str:
-    values = lists.get(name, ())
-    return values[-1] if values else ""
+    if place is None:
+        return text
+    return place
 
 
 def edits(before: Sequence[Step], written: Sequence[Step], button: Pressed, lists: Lists) -> list[dict[str, Any]]:
     """Return the edits that make of the steps before what the form says, then what the button says. Raises
     `FormFault`."""
-    made = [
-        {"op": "change", "step": n, **changed}
-        for n, (old, new) in enumerate(zip(before, written, strict=False))
-        if (changed := _changes(old, new))
-    ]
+    made: list[dict[str, Any]] = []
+    for place, (old, new) in enumerate(zip(before, written, strict=False)):
+        changed = _changes(old, new)
+        if changed:
+            made.append({"op": "change", "step": place, **changed})
     if button.action in ("up", "down"):
         earlier = button.step - (button.action == "up")
         _check_swap(written, earlier)
@@ -143,16 +143,20 @@ def _check_swap(written: Sequence[Step], earlier: int) -> None:
 
 def _added_step(lists: Lists, count: int) -> dict[str, Any]:
     step = _step(lists, NEW)
-    place = _place(_last(lists, f"place-{NEW}"))
+    place = _place(last_value(lists, f"place-{NEW}"))
     if not step["subtask"].strip():
         raise FormFault({f"subtask-{NEW}": "Write the instruction of the new step."})
-    at = count if place is None else min(place, count)
-    if late := [str(entry) for entry in step["access"] if isinstance(entry, int) and entry >= at]:
-        raise FormFault(
-            {f"access-{NEW}": f"At that place it cannot be shown step {', '.join(late)}, which comes later."}
-        )
-    given = {name: step[name] for name in ("worker", "subtask", "access")}
-    return {"op": "add", "step": at, **given, **({"tools": True} if step["tools"] else {})}
+    if place is None or place > count:
+        place = count
+    later = [str(entry) for entry in step["access"] if isinstance(entry, int) and entry >= place]
+    if later:
+        fault = f"At that place it cannot be shown step {', '.join(later)}, which comes later."
+        raise FormFault({f"access-{NEW}": fault})
+    edit: dict[str, Any] = {"op": "add", "step": place}
+    edit |= {name: step[name] for name in ("worker", "subtask", "access")}
+    if step["tools"]:
+        edit["tools"] = True
+    return edit
 
 
 def field_of_refusal(param: str, button: Pressed, count: int, added_at: int) -> str:
@@ -217,7 +221,9 @@ def _pair_steps(before: Sequence[Step], after: Sequence[Step]) -> list[tuple[int
         if new in pairs:
             continue
         place = pairs.get(matched[new], -1)
-        found = next((old for old in left if behind[old] == place), new if new in left else None)
+        found = next((old for old in left if behind[old] == place), None)
+        if found is None and new in left:
+            found = new
         if found is not None:
             left.remove(found)
             pairs[new] = found
@@ -230,16 +236,16 @@ def _last_known_before(count: int, known: Collection[int]) -> list[int]:
     last = -1
     for place in range(count):
         found.append(last)
-        last = place if place in known else last
+        if place in known:
+            last = place
     return found
 
 
 def _difference(old: int, new: int, first: Step, second: Step, places: Mapping[int, int]) -> list[StepDifference]:
-    moved = [places.get(entry, -1) if isinstance(entry, int) else entry for entry in first["access"]]
     changes = []
     if first["worker"] != second["worker"]:
         changes.append(("worker", str(first["worker"]), str(second["worker"])))
-    if set(moved) - {-1} != set(second["access"]):
+    if _moved_access(first["access"], places) != set(second["access"]):
         changes.append(("shown", _entries(first["access"]), _entries(second["access"])))
     if bool(first.get("tools")) != bool(second.get("tools")):
         changes.append(("tools", _yes(first.get("tools")), _yes(second.get("tools"))))
@@ -247,6 +253,17 @@ def _difference(old: int, new: int, first: Step, second: Step, places: Mapping[i
     if not changes and not instruction and old == new:
         return []
     return [StepDifference(old, new, str(second["worker"]), tuple(changes), instruction)]
+
+
+def _moved_access(access: Sequence[Any], places: Mapping[int, int]) -> set[Any]:
+    """Return the entries of an access list with the places of the later revision, without steps that are gone."""
+    moved: set[Any] = set()
+    for entry in access:
+        if not isinstance(entry, int):
+            moved.add(entry)
+        elif entry in places:
+            moved.add(places[entry])
+    return moved
 
 
 def _entries(access: Sequence[Any]) -> str:

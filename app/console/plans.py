@@ -13,11 +13,11 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from app.console import plan_form, request_form, samples
-from app.console.api import ApiError, Session, path_segment
-from app.console.pages import Pages, form_lists, redirect_to
+from app.console.api import ApiError, ApiRequest, Session, path_segment
+from app.console.pages import Pages, form_lists, last_value, redirect_to
 from app.console.plan_form import Pressed
 from app.console.playground import TOKEN_BYTES, idempotency_key, origin_of
-from app.console.request_form import FormFault, Refusal
+from app.console.request_form import FormFault, Outcome
 from app.console.session import PATH
 from app.console.step_pane import cut
 
@@ -45,7 +45,9 @@ class Plans:
     async def show_list(self, request: Request, session: Session) -> Response:
         """Return the plans, the newest first."""
         found = await self._api.get(session, "/v1/plans", after=request.query_params.get("after"))
-        following = found.get("next") if found["has_more"] else None
+        following = None
+        if found["has_more"]:
+            following = found.get("next")
         return self._pages.show(request, "plans.html", plans=found["data"], following=following)
 
     async def show(self, request: Request, session: Session) -> Response:
@@ -54,13 +56,13 @@ class Plans:
         notice = ""
         if SAVED in request.query_params:
             notice = f"Your changes are revision {plan['revision']}, which has not run yet: look at it, then run it."
-        return await self._page(request, session, plan, notice=notice)
+        return await self._page(request, session, plan, Outcome(notice=notice), {})
 
     async def act(self, request: Request, session: Session) -> Response:
         """Make the revision that the form says, or run the one that it shows."""
         lists = await form_lists(request)
-        button = plan_form.read_button(lists.get("action", [""])[-1])
-        plan = await self._plan(request, session, lists.get("revision", [""])[-1])
+        button = plan_form.read_button(last_value(lists, "action"))
+        plan = await self._plan(request, session, last_value(lists, "revision"))
         written = plan_form.read(lists)
         made: list[dict[str, Any]] = []
         try:
@@ -69,31 +71,36 @@ class Plans:
                 return await self._without_edits(request, session, plan, lists, button)
             body = {"revision": plan["revision"], "edits": made}
             path = f"/v1/plans/{path_segment(plan['id'])}"
-            later = await self._api.request(session, "PATCH", path, body=body)
+            later = await self._api.request(session, ApiRequest("PATCH", path, body=body))
         except FormFault as fault:
-            return await self._page(request, session, plan, lists=lists, status=400, faults=fault.faults)
+            return await self._page(request, session, plan, Outcome(fault.faults), lists)
         except ApiError as error:
             if error.status == 401:
                 raise
-            added_at = int(made[-1]["step"]) if button.action == "add" and made else -1
+            added_at = -1
+            if button.action == "add" and made:
+                added_at = int(made[-1]["step"])
+            faults = {}
             field = plan_form.field_of_refusal(error.param, button, len(written), added_at)
-            refusal = request_form.refusal(error)
-            faults = {field: error.message} if field else {}
-            return await self._page(
-                request, session, plan, lists=lists, status=error.status, faults=faults, refusal=refusal
-            )
-        saved = f"&{SAVED}=1" if button.action == "run" else ""
-        return redirect_to(f"/plans/{path_segment(later['id'])}?revision={later['revision']}{saved}")
+            if field:
+                faults[field] = error.message
+            outcome = Outcome(faults, request_form.refusal(error))
+            return await self._page(request, session, plan, outcome, lists)
+        address = f"/plans/{path_segment(later['id'])}?revision={later['revision']}"
+        if button.action == "run":
+            address += f"&{SAVED}=1"
+        return redirect_to(address)
 
     async def _without_edits(
         self, request: Request, session: Session, plan: Mapping[str, Any], lists: plan_form.Lists, button: Pressed
     ) -> Response:
         """Run the revision, or say that the form has changed nothing of it."""
         if button.action != "run":
-            return await self._page(request, session, plan, notice="Nothing was changed, so no revision was made.")
+            notice = "Nothing was changed, so no revision was made."
+            return await self._page(request, session, plan, Outcome(notice=notice), {})
         body = {"revision": plan["revision"], "digest": plan["digest"], "stream": True, "stream_steps": True}
-        once = idempotency_key(lists.get("once", [""])[-1], "run", body)
-        run = await self._api.begin_run(session, f"/v1/plans/{path_segment(plan['id'])}/run", body, once)
+        key = idempotency_key(last_value(lists, "once"), "run", body)
+        run = await self._api.begin_run(session, f"/v1/plans/{path_segment(plan['id'])}/run", body, key)
         return redirect_to(f"/playground/{path_segment(run)}")
 
     async def _plan(self, request: Request, session: Session, revision: str | None) -> Any:
@@ -105,15 +112,15 @@ class Plans:
         request: Request,
         session: Session,
         plan: Mapping[str, Any],
-        *,
-        status: int = 200,
-        lists: plan_form.Lists | None = None,
-        faults: Mapping[str, str] | None = None,
-        refusal: Refusal | None = None,
-        notice: str = "",
+        outcome: Outcome,
+        lists: plan_form.Lists,
     ) -> Response:
-        steps = plan["plan"]["steps"]
-        written = plan_form.read(lists) if lists is not None else []
+        """Return the page of a revision. `lists` are the fields of a form that has to be corrected and is shown again;
+        they are empty on a new page."""
+        steps = shown_steps = plan["plan"]["steps"]
+        written = plan_form.read(lists)
+        if len(written) == len(steps):
+            shown_steps = written
         numbers = [revision["revision"] for revision in plan["revisions"]]
         against = _against(request, numbers, plan["revision"])
         differences: Sequence[plan_form.StepDifference] = ()
@@ -125,18 +132,18 @@ class Plans:
         return self._pages.show(
             request,
             "plan.html",
-            status,
+            outcome.status,
             plan=plan,
             question=cut(plan["question"]),
             path=f"{PATH}/plans/{path_segment(plan['id'])}",
-            steps=written if len(written) == len(steps) else steps,
-            new=plan_form.new_step(lists or {}),
+            steps=shown_steps,
+            new=plan_form.new_step(lists),
             latest=numbers[-1],
             against=against,
             differences=differences,
-            faults=faults or {},
-            refusal=refusal,
-            notice=notice,
+            faults=outcome.faults,
+            refusal=outcome.refusal,
+            notice=outcome.notice,
             once=secrets.token_urlsafe(TOKEN_BYTES),
             command=samples.curl(url, run),
         )
@@ -146,8 +153,10 @@ def _against(request: Request, numbers: Sequence[int], shown: int) -> int | None
     """Return the revision with which the shown one is compared: the one that the address names, else the one before
     it."""
     given = request.query_params.get("against", "")
-    named = [number for number in numbers if str(number) == given]
-    if named:
-        return named[0]
-    before = [number for number in numbers if number < shown]
-    return before[-1] if before else None
+    before = None
+    for number in numbers:
+        if str(number) == given:
+            return number
+        if number < shown:
+            before = number
+    return before

@@ -17,12 +17,13 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from app.console import request_form, samples
-from app.console.api import ApiError, Session, path_segment
+from app.console.api import ApiError, ApiRequest, Session, path_segment
 from app.console.following import FollowedRun
 from app.console.live import Live
 from app.console.pages import Pages, form_lists, redirect_to
-from app.console.request_form import FormFault, Refusal
+from app.console.request_form import FormFault, Outcome
 from app.console.session import PATH, is_https
+from app.core.records import record
 
 PLAN_SECONDS: Final = 300.0
 """The longest that a page waits for a conductor's plan."""
@@ -32,6 +33,16 @@ KEPT_CHARS: Final = 200_000
 VISIBLE_FIELDS: Final = ("question", "tier", "history")
 """The fields that are always visible."""
 RATINGS: Final = {"up": "good", "down": "bad"}
+
+
+@record(frozen=True, slots=True)
+class ShownRun:
+    """The run that the page follows, and the request that began it; empty where there is none."""
+
+    id: str = ""
+    request: Any = None
+    """The body that was sent. It is None if the run was begun elsewhere, and comes back in a hidden field, so that it
+    may be anything."""
 
 
 def routes(pages: Pages) -> list[Route]:
@@ -54,7 +65,7 @@ class Playground:
     async def show(self, request: Request, session: Session) -> Response:
         """Return the empty form; the address may bring fields of it."""
         given = {name: value for name, value in request.query_params.items() if name in request_form.EMPTY}
-        return await self._page(request, session, request_form.read(given))
+        return await self._page(request, session, request_form.read(given), ShownRun(), Outcome())
 
     async def show_run(self, request: Request, session: Session) -> Any:
         """Return the page of a run, or its live stream."""
@@ -64,99 +75,92 @@ class Playground:
             return Live(followed.stream(), followed.regions)
         found = await self._api.get(session, f"/v1/runs/{path_segment(run)}")
         fields = request_form.read({"tier": str(found["model"])})
-        return await self._page(request, session, fields, run=run)
+        return await self._page(request, session, fields, ShownRun(run), Outcome())
 
     async def act(self, request: Request, session: Session) -> Any:
         """Do what the pressed button says."""
         lists = await form_lists(request)
         given = {name: values[-1] for name, values in lists.items()}
         fields = request_form.read(given)
-        action, run = given.get("action", "ask"), given.get("run", "")
-        sent = _parse_hidden_field(given.get("sent", ""))
-        if action in RATINGS and run:
-            return await self._rate(request, session, fields, sent, given)
+        action = given.get("action", "ask")
+        shown = ShownRun(given.get("run", ""), _parse_hidden_field(given.get("sent", "")))
+        if action in RATINGS and shown.id:
+            outcome = await self._rate(session, shown.id, action, given.get("comment", ""))
+            return await self._page(request, session, fields, shown, outcome)
         if action == "results":
             fields["history"] = _with_results(fields["history"], given.get("turn", ""), lists.get("result", []))
         else:
             fields["history"] = ""
         try:
             body = request_form.to_body(fields)
-            once = idempotency_key(given.get("once", ""), action, body)
+            key = idempotency_key(given.get("once", ""), action, body)
             if action == "preview":
-                headers = {"idempotency_key": once}
-                made = await self._api.request(
-                    session, "POST", "/v1/plans", body=body, headers=headers, within=PLAN_SECONDS
-                )
-                return redirect_to(f"/plans/{path_segment(made['id'])}")
-            run = await self._api.begin_run(session, "/v1/chat/completions", body, once)
+                plan = await self._make_plan(session, body, key)
+                return redirect_to(f"/plans/{path_segment(plan)}")
+            run = await self._api.begin_run(session, "/v1/chat/completions", body, key)
         except FormFault as fault:
-            return await self._page(request, session, fields, status=400, faults=fault.faults)
+            return await self._page(request, session, fields, ShownRun(), Outcome(fault.faults))
         except ApiError as error:
             if error.status == 401:
                 raise
-            refusal = request_form.refusal(error)
-            return await self._page(request, session, fields, status=error.status, refusal=refusal)
-        return await self._page(request, session, fields, run=run, sent=body)
+            outcome = Outcome(refusal=request_form.refusal(error))
+            return await self._page(request, session, fields, ShownRun(), outcome)
+        return await self._page(request, session, fields, ShownRun(run, body), Outcome())
 
-    async def _rate(
-        self, request: Request, session: Session, fields: dict[str, str], sent: Any, given: Mapping[str, str]
-    ) -> Response:
-        """Store a rating, and show the page as it was with a word about it."""
-        run, action = given["run"], given["action"]
-        rating = {"thumbs": action} | ({"comment": given["comment"]} if given.get("comment", "").strip() else {})
+    async def _make_plan(self, session: Session, body: Mapping[str, Any], key: str) -> str:
+        """Let the conductor make a plan for a request, and return the plan's id."""
+        planning = ApiRequest("POST", "/v1/plans", body=body, headers={"idempotency_key": key})
+        made = await self._api.request(session, planning, within=PLAN_SECONDS)
+        return str(made["id"])
+
+    async def _rate(self, session: Session, run: str, thumbs: str, comment: str) -> Outcome:
+        """Store a rating of a run."""
+        rating = {"thumbs": thumbs}
+        if comment.strip():
+            rating["comment"] = comment
         try:
             await self._api.post(session, f"/v1/runs/{path_segment(run)}/feedback", rating)
         except ApiError as error:
             if error.status == 401:
                 raise
-            refusal = request_form.refusal(error)
-            return await self._page(request, session, fields, status=error.status, run=run, sent=sent, refusal=refusal)
-        said = f"Your rating of {run} is stored: {RATINGS[action]}."
-        return await self._page(request, session, fields, run=run, sent=sent, notice=said)
+            return Outcome(refusal=request_form.refusal(error))
+        return Outcome(notice=f"Your rating of {run} is stored: {RATINGS[thumbs]}.")
 
     async def _page(
-        self,
-        request: Request,
-        session: Session,
-        fields: dict[str, str],
-        *,
-        status: int = 200,
-        run: str = "",
-        sent: Mapping[str, Any] | None = None,
-        faults: Mapping[str, str] | None = None,
-        refusal: Refusal | None = None,
-        notice: str = "",
+        self, request: Request, session: Session, fields: dict[str, str], shown: ShownRun, outcome: Outcome
     ) -> Response:
-        tiers = [model for model in (await self._api.get(session, "/v1/models"))["data"] if not model["baton"]["alias"]]
+        """Return the form with these fields, and below it the run."""
+        models = await self._api.get(session, "/v1/models")
+        tiers = [model for model in models["data"] if not model["baton"]["alias"]]
         if not fields["tier"] and tiers:
             fields["tier"] = tiers[-1]["id"]
-        all_faults = dict(faults or {})
-        if refusal is not None and refusal.field:
-            all_faults[refusal.field] = refusal.message
+        faults = dict(outcome.faults)
+        if outcome.refusal is not None and outcome.refusal.field:
+            faults[outcome.refusal.field] = outcome.refusal.message
         live, view = "", None
-        if run:
-            followed = FollowedRun(self._pages, session, run)
+        if shown.id:
+            followed = FollowedRun(self._pages, session, shown.id)
             await followed.read()
             view = await followed.view()
             if not followed.is_over:
-                live = f"{PATH}/playground/{path_segment(run)}?live"
+                live = f"{PATH}/playground/{path_segment(shown.id)}?live"
         return self._pages.show(
             request,
             "playground.html",
-            status,
+            outcome.status,
             fields=fields,
             tiers=tiers,
             efforts=_effort_levels(tiers),
-            faults=all_faults,
-            refusal=refusal,
-            notice=notice,
+            faults=faults,
+            refusal=outcome.refusal,
+            notice=outcome.notice,
             open_options=_has_hidden_value(fields),
-            run=run,
+            run=shown.id,
             live=live,
             view=view,
             once=secrets.token_urlsafe(TOKEN_BYTES),
-            sent=_hidden_field(sent),
-            samples=_samples(request, sent),
+            sent=_hidden_field(shown.request),
+            samples=_samples(request, shown.request),
         )
 
 
@@ -168,12 +172,18 @@ def _has_hidden_value(fields: Mapping[str, str]) -> bool:
 
 def origin_of(request: Request) -> str:
     """Return the address of the service as the browser has it, without a path."""
-    return f"{'https' if is_https(request) else 'http'}://{request.headers.get('host', 'localhost')}"
+    host = request.headers.get("host", "localhost")
+    if is_https(request):
+        return f"https://{host}"
+    return f"http://{host}"
 
 
 def _effort_levels(tiers: list[Any]) -> list[str]:
     """Return the levels of effort that some tier has, each once."""
-    return list(dict.fromkeys(effort for tier in tiers for effort in tier["baton"]["efforts"]))
+    efforts: dict[str, None] = {}
+    for tier in tiers:
+        efforts |= dict.fromkeys(tier["baton"]["efforts"])
+    return list(efforts)
 
 
 def idempotency_key(token: str, action: str, body: Mapping[str, Any]) -> str:
@@ -193,30 +203,43 @@ def _samples(request: Request, sent: Any) -> list[samples.Sample]:
         return []
 
 
-def _hidden_field(sent: Mapping[str, Any] | None) -> str:
+def _hidden_field(sent: Any) -> str:
     """Return the request for a hidden field, by which a later page shows its code again; "" for a very large one."""
-    text = orjson.dumps(sent).decode() if sent else ""
-    return text if len(text) <= KEPT_CHARS else ""
+    if not sent:
+        return ""
+    text = orjson.dumps(sent).decode()
+    if len(text) > KEPT_CHARS:
+        return ""
+    return text
 
 
 def _with_results(history: str, turn: str, results: list[str]) -> str:
     """Return the messages since the question, with the assistant's calls and the results that a person has written."""
-    asked = _parse_hidden_field(turn)
-    calls = _as_list(asked.get("tool_calls")) if isinstance(asked, dict) else []
-    ids = [call.get("id") if isinstance(call, dict) else None for call in calls]
-    answered = zip(ids, results, strict=False)
-    said = [{"role": "tool", "tool_call_id": id_, "content": text} for id_, text in answered]
-    return orjson.dumps([*_as_list(_parse_hidden_field(history)), asked, *said]).decode()
+    assistant = _parse_hidden_field(turn)
+    messages = [*_as_list(_parse_hidden_field(history)), assistant]
+    calls: list[Any] = []
+    if isinstance(assistant, dict):
+        calls = _as_list(assistant.get("tool_calls"))
+    for call, result in zip(calls, results, strict=False):
+        call_id = None
+        if isinstance(call, dict):
+            call_id = call.get("id")
+        messages.append({"role": "tool", "tool_call_id": call_id, "content": result})
+    return orjson.dumps(messages).decode()
 
 
 def _as_list(value: Any) -> list[Any]:
     """Return a list of a hidden field, which its sender may have changed into anything."""
-    return value if isinstance(value, list) else []
+    if not isinstance(value, list):
+        return []
+    return value
 
 
 def _parse_hidden_field(text: str) -> Any:
     """Return the JSON of a hidden field; None if it is not valid."""
+    if not text:
+        return None
     try:
-        return orjson.loads(text) if text else None
+        return orjson.loads(text)
     except orjson.JSONDecodeError:
         return None

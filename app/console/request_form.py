@@ -4,7 +4,8 @@ The body is what the console sends and what the page shows as code. A fault that
 this module finds only what keeps a field from becoming JSON.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import field
 from typing import Any, Final
 
 import orjson
@@ -81,6 +82,26 @@ class Refusal:
     code: str
 
 
+@record(frozen=True, slots=True)
+class Outcome:
+    """The outcome of a form that was sent, as its page shows it."""
+
+    faults: Mapping[str, str] = field(default_factory=dict)
+    """The fault of each field by its name."""
+    refusal: Refusal | None = None
+    notice: str = ""
+    """A sentence about what was done."""
+
+    @property
+    def status(self) -> int:
+        """Return the HTTP status of the page."""
+        if self.refusal is not None:
+            return self.refusal.status
+        if self.faults:
+            return 400
+        return 200
+
+
 def read(given: Mapping[str, str]) -> dict[str, str]:
     """Return the fields of a form that was sent; what is missing has its first value."""
     return {name: given.get(name, first) for name, first in EMPTY.items()}
@@ -92,25 +113,14 @@ def to_body(fields: Fields) -> dict[str, Any]:
     faults: dict[str, str] = {}
     if not fields["question"].strip() and not fields["history"]:
         faults["question"] = "Write a question."
-    budget = _numbers(fields, faults)
+    budget = _budget(fields, faults)
     cap = _number(fields, "max_tokens", faults, whole=True)
     tools = _tools(fields["tools"], faults)
     answer_format = _answer_format(fields, faults)
     history = _json(fields, "history", faults)
     if faults:
         raise FormFault(faults)
-    labels = fields["labels"].replace(",", " ").split()
-    baton: dict[str, Any] = {"stream_steps": True}
-    if budget:
-        baton["budget"] = budget
-    if labels:
-        baton["labels"] = labels
-    if fields["approval"]:
-        baton["approval"] = "required"
-    system = [{"role": "system", "content": fields["system"]}] if fields["system"].strip() else []
-    question = [{"role": "user", "content": fields["question"]}] if fields["question"].strip() else []
-    said = history if isinstance(history, list) else []
-    body: dict[str, Any] = {"model": fields["tier"], "messages": [*system, *question, *said]}
+    body: dict[str, Any] = {"model": fields["tier"], "messages": _messages(fields, history)}
     if fields["effort"]:
         body["reasoning_effort"] = fields["effort"]
     if cap is not None:
@@ -119,25 +129,64 @@ def to_body(fields: Fields) -> dict[str, Any]:
         body["tools"] = tools
     if answer_format:
         body["response_format"] = answer_format
-    return body | {"stream": True, "baton": baton}
+    return body | {"stream": True, "baton": _baton(fields, budget)}
 
 
-def refusal(error: ApiError, fields: Sequence[str] = ()) -> Refusal:
-    """Return a refusal with its next step. `fields` are names of fields that are not in `PARAMS` and may be blamed."""
-    found = next((field for start, field in PARAMS if error.param.startswith(start)), "")
-    found = error.param if error.param in fields else found
+def _messages(fields: Fields, history: Any) -> list[Any]:
+    """Return the conversation: the system prompt, the question, and what was said since."""
+    messages: list[Any] = []
+    if fields["system"].strip():
+        messages.append({"role": "system", "content": fields["system"]})
+    if fields["question"].strip():
+        messages.append({"role": "user", "content": fields["question"]})
+    if isinstance(history, list):
+        messages += history
+    return messages
+
+
+def _baton(fields: Fields, budget: Mapping[str, float]) -> dict[str, Any]:
+    """Return Baton's own field of the request."""
+    baton: dict[str, Any] = {"stream_steps": True}
+    labels = fields["labels"].replace(",", " ").split()
+    if budget:
+        baton["budget"] = budget
+    if labels:
+        baton["labels"] = labels
+    if fields["approval"]:
+        baton["approval"] = "required"
+    return baton
+
+
+def refusal(error: ApiError) -> Refusal:
+    """Return a refusal with its next step and the field that it is about."""
+    return Refusal(error.message, _next_step(error), _field_of_param(error.param), error.status, error.code)
+
+
+def _next_step(error: ApiError) -> str:
     if error.retry_after is not None:
-        following = f"Send it again in {error.retry_after} seconds."
-    else:
-        following = NEXT_STEPS.get(error.code, "")
-    if not following and error.status >= 500:
-        following = "Try again in a moment."
-    return Refusal(error.message, following, found, error.status, error.code)
+        return f"Send it again in {error.retry_after} seconds."
+    if error.code in NEXT_STEPS:
+        return NEXT_STEPS[error.code]
+    if error.status >= 500:
+        return "Try again in a moment."
+    return ""
 
 
-def _numbers(fields: Fields, faults: dict[str, str]) -> dict[str, float]:
-    found = {name: _number(fields, name, faults, whole=name == "steps") for name in ("usd", "seconds", "steps")}
-    return {name: value for name, value in found.items() if value is not None}
+def _field_of_param(param: str) -> str:
+    for start, name in PARAMS:
+        if param.startswith(start):
+            return name
+    return ""
+
+
+def _budget(fields: Fields, faults: dict[str, str]) -> dict[str, float]:
+    """Return the limits of the budget that are filled in."""
+    found: dict[str, float] = {}
+    for name in ("usd", "seconds", "steps"):
+        value = _number(fields, name, faults, whole=name == "steps")
+        if value is not None:
+            found[name] = value
+    return found
 
 
 def _number(fields: Fields, name: str, faults: dict[str, str], *, whole: bool) -> float | None:
@@ -148,9 +197,11 @@ def _number(fields: Fields, name: str, faults: dict[str, str], *, whole: bool) -
         value = parse_number(text)
     except ValueError:
         value = None
-    if value is None or (whole and not isinstance(value, int)):
-        faults[name] = "Write a whole number." if whole else "Write a number, such as 0.05."
+    if whole and not isinstance(value, int):
+        faults[name] = "Write a whole number."
         return None
+    if value is None:
+        faults[name] = "Write a number, such as 0.05."
     return value
 
 
@@ -170,13 +221,18 @@ def _tools(text: str, faults: dict[str, str]) -> list[Any]:
     found = _json({"tools": text}, "tools", faults)
     if found is None:
         return []
-    listed = found if isinstance(found, list) else [found]
-    if not all(isinstance(tool, dict) for tool in listed):
-        faults["tools"] = "Write a list of functions, each a JSON object with a name and its parameters."
-        return []
-    return [
-        tool if "type" in tool and "function" in tool else {"type": "function", "function": tool} for tool in listed
-    ]
+    if not isinstance(found, list):
+        found = [found]
+    tools: list[Any] = []
+    for tool in found:
+        if not isinstance(tool, dict):
+            faults["tools"] = "Write a list of functions, each a JSON object with a name and its parameters."
+            return []
+        if "type" in tool and "function" in tool:
+            tools.append(tool)
+        else:
+            tools.append({"type": "function", "function": tool})
+    return tools
 
 
 def _answer_format(fields: Fields, faults: dict[str, str]) -> dict[str, Any] | None:
@@ -189,5 +245,6 @@ def _answer_format(fields: Fields, faults: dict[str, str]) -> dict[str, Any] | N
     if not isinstance(found, dict):
         faults.setdefault("schema", "Write the JSON schema of the answer, as an object.")
         return None
-    named = found if isinstance(found.get("schema"), dict) and "name" in found else {"name": "answer", "schema": found}
-    return {"type": kind, "json_schema": named}
+    if isinstance(found.get("schema"), dict) and "name" in found:
+        return {"type": kind, "json_schema": found}
+    return {"type": kind, "json_schema": {"name": "answer", "schema": found}}

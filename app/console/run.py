@@ -27,6 +27,9 @@ from app.core.records import record
 from app.core.roles import permits
 
 TOKEN_BYTES: Final = 16
+MAX_STEP_CHARS: Final = 12
+MAX_SECONDS: Final = 1e9
+"""From these lengths on a step or an instant of the address is not read."""
 AGAIN_SECONDS: Final = 1.0
 """Pause before a stream of the API that has ended is asked for again."""
 PART_HEADERS: Final = {**HEADERS, "content-security-policy": "default-src 'none'; frame-ancestors 'none'"}
@@ -56,8 +59,9 @@ class Cursor:
         """Return the address of the page with another cursor, at the part of the page that it changes."""
         given: dict[str, Any] = {"step": self.step, "t": self.t, "by": self.by} | changes
         kept = {name: value for name, value in given.items() if value not in (None, "", "time")}
-        path = f"{PATH}/runs/{path_segment(self.run)}"
-        shown = f"{path}?{urlencode(kept)}" if kept else path
+        shown = f"{PATH}/runs/{path_segment(self.run)}"
+        if kept:
+            shown += f"?{urlencode(kept)}"
         if changes.get("step") is not None:
             return f"{shown}#run-pane"
         if "by" in changes:
@@ -100,7 +104,8 @@ def routes(pages: Pages) -> list[Route]:
     async def rate(request: Request, session: Session) -> Response:
         run, given = request.path_params["run"], await form(request)
         body = {"thumbs": given.get("thumbs", ""), "source": "console"}
-        if comment := given.get("comment", "").strip():
+        comment = given.get("comment", "").strip()
+        if comment:
             body["comment"] = comment
         await pages.api.post(session, f"/v1/runs/{path_segment(run)}/feedback", body)
         return redirect_to(f"/runs/{path_segment(run)}")
@@ -111,8 +116,9 @@ def routes(pages: Pages) -> list[Route]:
         return redirect_to(f"/runs/{path_segment(run)}")
 
     async def replay(request: Request, session: Session) -> Response:
-        run, once = request.path_params["run"], (await form(request)).get("once", "")
-        made = await pages.api.post(session, f"/v1/runs/{path_segment(run)}/replay", {}, idempotency_key=once)
+        run, given = request.path_params["run"], await form(request)
+        path, key = f"/v1/runs/{path_segment(run)}/replay", given.get("once", "")
+        made = await pages.api.post(session, path, {}, idempotency_key=key)
         return redirect_to(f"/runs/{path_segment(made['id'])}")
 
     async def explain(request: Request, session: Session) -> Response:
@@ -136,26 +142,34 @@ def routes(pages: Pages) -> list[Route]:
 def _cursor(request: Request) -> Cursor:
     """Return the cursor in the address. What cannot be read counts as if it were not there."""
     given = request.query_params
-    step, by = given.get("step", ""), given.get("by", "")
+    step = given.get("step", "")
+    is_step = step.isascii() and step.isdecimal()
     is_plan = step.startswith("plan:") and step[5:].isdecimal()
+    if len(step) >= MAX_STEP_CHARS or not (is_step or is_plan):
+        step = ""
+    by: drawing.By = "time"
+    if given.get("by") == "money":
+        by = "money"
+    return Cursor(request.path_params["run"], step, _instant(given.get("t", "")), by)
+
+
+def _instant(text: str) -> float | None:
+    """Return the seconds that a text says, at least 0; None where it says none, or too many to be an instant."""
     try:
-        t = max(float(given["t"]), 0.0) if given.get("t") else None
+        seconds = max(float(text), 0.0)
     except ValueError:
-        t = None
-    if t is not None and not t < 1e9:
-        t = None
-    return Cursor(
-        run=request.path_params["run"],
-        step=step if len(step) < 12 and ((step.isascii() and step.isdecimal()) or is_plan) else "",
-        t=t,
-        by="money" if by == "money" else "time",
-    )
+        return None
+    if seconds < MAX_SECONDS:
+        return seconds
+    return None  # also what is not a number
 
 
 def _addresses(cursor: Cursor, shown: Mapping[str, Any]) -> dict[str, str]:
     """Return the addresses to which the page leads beside its own."""
     run = shown["run"]
-    other = run["origin"]["run"] if run["origin"] else ""
+    other = ""
+    if run["origin"]:
+        other = run["origin"]["run"]
     follow = {"after": shown["state"]["seq"], "step": cursor.step, "by": cursor.by}
     return {
         "compare": f"{PATH}/compare?{urlencode({'a': run['id'], 'b': other})}",
@@ -187,7 +201,9 @@ class _Reader:
             path = f"/v1/runs/{path_segment(cursor.run)}/timeline"
             full = await self._api.get(session, path, at=state["last_seq"])
         length = timeline["length_seconds"]
-        now = cursor.t if cursor.t is not None and seq is None else state["seconds"]
+        now = state["seconds"]
+        if cursor.t is not None and seq is None:
+            now = cursor.t
 
         def link(step: str | int | None) -> str:
             return cursor.address(step=step)
@@ -215,22 +231,30 @@ class _Reader:
     async def _views(self, session: Session, cursor: Cursor, seq: int | None, kept: "_Kept") -> Any:
         """Return the run and its views, with the first words of subtasks and the content of the chosen step. Reading
         these is logged for others' runs, so a live page reads them again only where they have changed."""
-        path, step = f"/v1/runs/{path_segment(cursor.run)}/views", cursor.number
-        at = {"at": seq} if seq is not None else {"t": cursor.t}
+        step = cursor.number
         is_first = not kept.words
-        found = await self._api.get(session, path, **at, words=_boolean_text(is_first), step=step if is_first else None)
+        query: dict[str, object] = {"t": cursor.t}
+        if seq is not None:
+            query = {"at": seq}
+        found = await self._get_views(session, cursor, query, words=is_first, content=is_first)
         if found["run"]["erased"]:
             kept.forget()
-        lacks_words, lacks_content = kept.lacks_words(found), step is not None and kept.lacks_content(found, step)
+        lacks_words = kept.lacks_words(found)
+        lacks_content = step is not None and kept.lacks_content(found, step)
         if not is_first and (lacks_words or lacks_content):
-            wanted = {"words": _boolean_text(lacks_words), "step": step if lacks_content else None}
-            found = await self._api.get(session, path, **at, **wanted)
+            found = await self._get_views(session, cursor, query, words=lacks_words, content=lacks_content)
         kept.complete(found, step)
         return found
 
-
-def _boolean_text(is_so: bool) -> str:
-    return "true" if is_so else "false"
+    async def _get_views(
+        self, session: Session, cursor: Cursor, query: Mapping[str, object], *, words: bool, content: bool
+    ) -> Any:
+        """Return the views as the API gives them. `words` asks for the first words of subtasks, and `content` for the
+        content of the step in the pane."""
+        wanted = {**query, "words": str(words).lower()}
+        if content:
+            wanted["step"] = cursor.number
+        return await self._api.get(session, f"/v1/runs/{path_segment(cursor.run)}/views", **wanted)
 
 
 class _Kept:
@@ -348,6 +372,7 @@ async def _comparison(pages: Pages, request: Request, session: Session) -> Respo
         found = await pages.api.get(session, "/v1/runs/compare", a=first, b=second)
         for pair in found["steps"]:
             for side in ("first", "second"):
-                if (step := pair[side]) is not None:
+                step = pair[side]
+                if step is not None:
                     step["href"] = Cursor(found[side]["run"]).address(step=step["n"])
     return pages.show(request, "compare.html", a=first, b=second, found=found)

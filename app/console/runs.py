@@ -9,7 +9,7 @@ from starlette.routing import Route
 
 from app.console.api import ApiError, Event, Session
 from app.console.live import Live, Regions
-from app.console.pages import Pages
+from app.console.pages import Pages, address_fields
 from app.console.session import PATH
 from app.core.plan.workflow import Topology
 from app.core.records import record
@@ -28,12 +28,13 @@ class Field:
     is_day: bool = False
 
 
-def _named(values: Sequence[str]) -> tuple[tuple[str, str], ...]:
+def named_choices(values: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """Return the choices of a filter: any value, or one of these."""
     return (("", "any"), *[(value, value.replace("_", " ")) for value in values])
 
 
 USUAL: Final = (
-    Field("state", "State", _named(RUN_STATES)),
+    Field("state", "State", named_choices(RUN_STATES)),
     Field("tier", "Tier"),
     Field("worker", "Worker"),
     Field("since", "Began at or after", hint="2026-11-24T08:00Z"),
@@ -45,7 +46,7 @@ USUAL: Final = (
 FURTHER: Final = (
     Field("key", "Key (id)"),
     Field("label", "Label"),
-    Field("topology", "Topology", _named(get_args(Topology))),
+    Field("topology", "Topology", named_choices(get_args(Topology))),
     Field("model", "Model asked for"),
     Field("user", "End user"),
     Field("metadata", "Metadata", hint="team=search"),
@@ -65,7 +66,9 @@ FURTHER: Final = (
     Field("origin_run", "Follows from the run"),
     Field("degraded", "Degraded", (("", "any"), ("true", "yes: a fallback planned"), ("false", "no"))),
     Field("preview", "Previews", (("", "any"), ("true", "only plans that were not executed"), ("false", "none"))),
-    Field("outcome", "With a call that ended", _named(("ok", "error", "truncated", "cancelled", "unknown", "open"))),
+    Field(
+        "outcome", "With a call that ended", named_choices(("ok", "error", "truncated", "cancelled", "unknown", "open"))
+    ),
     Field("error", "Error (its code)"),
     Field("rated", "Rated", (("", "any"), ("good", "good: 0.5 or more"), ("bad", "less"))),
     Field("rated_since", "Rated at or after", hint="2026-11-24T08:00Z"),
@@ -120,8 +123,7 @@ def routes(pages: Pages) -> list[Route]:
 
 def _request_query(request: Request) -> dict[str, str]:
     """Return the filters and the place in the list that the address names."""
-    given = request.query_params
-    return {name: given[name].strip() for name in (*FILTERS, "after", "before") if given.get(name, "").strip()}
+    return address_fields(request, (*FILTERS, "after", "before"))
 
 
 async def _read_list(pages: Pages, session: Session, asked: Mapping[str, str]) -> Any:
@@ -167,25 +169,37 @@ def _table_values(
 
 def _marks(run: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return the peculiarities of a run, each with a class of the style sheet and its word."""
-    found = [("preview", "preview")] if run["preview"] else []
+    found = []
+    if run["preview"]:
+        found.append(("preview", "preview"))
     if run["origin"] is not None:
-        kind = run["origin"]["kind"]
-        found.append((kind, "of a plan" if kind == "plan" else kind))
+        kind = words = run["origin"]["kind"]
+        if kind == "plan":
+            words = "of a plan"
+        found.append((kind, words))
     if run["degraded"]:
         found.append(("degraded", "degraded"))
     return found
 
 
 def _seconds(run: Mapping[str, Any]) -> float | None:
-    return run["ended_at"] - run["created_at"] if run["ended_at"] is not None else None
+    """Return how long a run took; None if it has not ended."""
+    if run["ended_at"] is None:
+        return None
+    seconds: float = run["ended_at"] - run["created_at"]
+    return seconds
 
 
 def _range(listed: Mapping[str, Any]) -> str:
     """Return the words that say which runs of how many the page has."""
     count, shown = listed["count"], len(listed["data"])
-    total = f"{count['total']:,}" if count["total"] is not None else f"more than {count['most']:,}"
+    total = f"more than {count['most']:,}"
+    if count["total"] is not None:
+        total = f"{count['total']:,}"
+    if not shown and not count["total"]:
+        return ""
     if not shown:
-        return f"No runs here, of {total}" if count["total"] else ""
+        return f"No runs here, of {total}"
     if count["in_front"] is None:
         return f"{shown:,} runs behind more than {count['most']:,} others, of {total}"
     return f"Runs {count['in_front'] + 1:,} to {count['in_front'] + shown:,} of {total}"

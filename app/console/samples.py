@@ -107,7 +107,8 @@ def to_messages(body: Mapping[str, Any]) -> dict[str, Any]:
     if tools:
         given["tools"] = tools
     further: dict[str, Any] = {}
-    if (config := _output_config(body)) is not None:
+    config = _output_config(body)
+    if config is not None:
         further["output_config"] = config
     if "baton" in body:
         further["baton"] = body["baton"]
@@ -127,8 +128,11 @@ def _turns(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             else:
                 turns.append({"role": "user", "content": [result]})
         elif calls := message.get("tool_calls"):
-            said = [{"type": "text", "text": message["content"]}] if message.get("content") else []
-            turns.append({"role": "assistant", "content": [*said, *map(_use, calls)]})
+            blocks: list[dict[str, Any]] = []
+            if message.get("content"):
+                blocks.append({"type": "text", "text": message["content"]})
+            blocks += map(_use, calls)
+            turns.append({"role": "assistant", "content": blocks})
         else:
             turns.append({"role": message["role"], "content": message["content"]})
     return turns
@@ -155,7 +159,9 @@ def _output_config(body: Mapping[str, Any]) -> dict[str, Any] | None:
     config: dict[str, Any] = {}
     asked = body.get("response_format")
     if asked is not None:
-        schema = asked["json_schema"]["schema"] if asked["type"] == "json_schema" else {"type": "object"}
+        schema = {"type": "object"}
+        if asked["type"] == "json_schema":
+            schema = asked["json_schema"]["schema"]
         config["format"] = {"type": "json_schema", "schema": schema}
     if "reasoning_effort" in body:
         config["effort"] = NEAREST_EFFORTS.get(body["reasoning_effort"], body["reasoning_effort"])
@@ -192,11 +198,11 @@ def _literal_text(value: object, words: Sequence[str]) -> str:
     if isinstance(value, str):
         return _text(value)
     if isinstance(value, Mapping):
-        return (
-            "{" + ", ".join(f"{_text(str(name))}: {_literal_text(item, words)}" for name, item in value.items()) + "}"
-        )
+        entries = [f"{_text(str(name))}: {_literal_text(item, words)}" for name, item in value.items()]
+        return "{" + ", ".join(entries) + "}"
     if isinstance(value, list):
-        return "[" + ", ".join(_literal_text(item, words) for item in value) + "]"
+        entries = [_literal_text(item, words) for item in value]
+        return "[" + ", ".join(entries) + "]"
     return repr(value)
 
 

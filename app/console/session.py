@@ -42,7 +42,8 @@ class Sessions:
 
     def session_of(self, request: Request) -> Session | None:
         """Return the signed-in person; None: nobody. The API decides whether the credentials are still good."""
-        if (kept := self._kept(request.cookies.get(COOKIE, ""))) is not None:
+        kept = self._kept(request.cookies.get(COOKIE, ""))
+        if kept is not None:
             return Session((("authorization", f"Bearer {kept['key']}"),), seconds=kept["until"] - self._now())
         login = request.cookies.get(OIDC_COOKIE)
         if self.has_people and login is not None:
@@ -76,7 +77,9 @@ class Sessions:
             sealed = base64.urlsafe_b64decode(cookie)
         except ValueError:
             return None
-        for pepper in self._peppers() if len(sealed) > NONCE_BYTES else ():
+        if len(sealed) <= NONCE_BYTES:
+            return None
+        for pepper in self._peppers():
             try:
                 body = AESGCM(_cookie_key(pepper)).decrypt(sealed[:NONCE_BYTES], sealed[NONCE_BYTES:], COOKIE.encode())
             except InvalidTag:

@@ -57,9 +57,12 @@ def steps(found: Data) -> list[dict[str, Any]]:
 
 
 def _source(edge: Data) -> dict[str, Any]:
+    source = None
+    if edge["what"] in ("output", "answer", "task"):
+        source = drawing.name_of(edge["source"])
     return {
         "what": drawing.CONTENT_TEXTS[edge["what"]],
-        "of": drawing.name_of(edge["source"]) if edge["what"] in ("output", "answer", "task") else None,
+        "of": source,
         "why": drawing.reason(edge),
         "sent": edge["sent"],
     }
@@ -67,14 +70,19 @@ def _source(edge: Data) -> dict[str, Any]:
 
 def _attempts(node: Data, whole: Data) -> Sequence[Data]:
     """Return the node's calls until the instant, with what was known of each by then."""
-    owners = whole["steps"] if node["kind"] == "step" else whole["proposals"]
-    known = {call["id"]: call for owner in owners for call in owner["attempts"]}
+    owners = whole["proposals"]
+    if node["kind"] == "step":
+        owners = whole["steps"]
+    calls: dict[str, Data] = {}
+    for owner in owners:
+        calls |= {call["id"]: call for call in owner["attempts"]}
     found = []
     for attempt in node["attempts"]:
-        more = known.get(attempt["id"], {})
-        outcome = more if attempt["outcome"] is not None else {}
-        ended = {name: outcome.get(name) for name in OUTCOME_FIELDS}
-        found.append({**attempt, **ended, "passed_over": more.get("passed_over", [])})
+        call = calls.get(attempt["id"], {})
+        outcome = dict.fromkeys(OUTCOME_FIELDS)
+        if attempt["outcome"] is not None:
+            outcome = {name: call.get(name) for name in OUTCOME_FIELDS}
+        found.append({**attempt, **outcome, "passed_over": call.get("passed_over", [])})
     return found
 
 
@@ -92,12 +100,18 @@ def content(found: Data, number: int) -> dict[str, Any]:
     explained, step = found["explanation"], found["step"]
     own = next((words for words in explained["steps"] if words["n"] == number), None)
     choice = explained["shape"]["choice"]
+    not_shown = None
+    if step is None:
+        not_shown = "The texts of this step need a key with the scope audit:read."
+    no_choice = ""
+    if own is not None and choice is None:
+        no_choice = why_no_alternatives(own)
     return {
         "content": _cut_content(step),
-        "not_shown": None if step is not None else "The texts of this step need a key with the scope audit:read.",
+        "not_shown": not_shown,
         "explained": own,
         "choice": choice,
-        "no_choice": why_no_alternatives(own) if own is not None and choice is None else "",
+        "no_choice": no_choice,
     }
 
 
@@ -105,21 +119,22 @@ def _cut_content(content: Data | None) -> dict[str, Any] | None:
     if content is None:
         return None
     messages = content["messages"]
-    shown = None
+    shown, earlier = None, 0
     if messages is not None:
         shown = [_message(message) for message in messages[-MAX_MESSAGES:]]
+        earlier = max(len(messages) - MAX_MESSAGES, 0)
+    calls = []
+    for exchange in content["exchanges"]:
+        if exchange["said"] and exchange["results"] is None:
+            calls.append(_message(exchange["said"]))
     return {
         "erased": content["erased"],
         "subtask": cut(content["subtask"]),
         "messages": shown,
-        "earlier_messages": max(len(messages or ()) - MAX_MESSAGES, 0),
+        "earlier_messages": earlier,
         "output": cut(content["output"]),
         "outputs": {call["id"]: cut(call.get("output")) for call in content["attempts"]},
-        "called": [
-            _message(exchange["said"])
-            for exchange in content["exchanges"]
-            if exchange["said"] and exchange["results"] is None
-        ],
+        "called": calls,
     }
 
 
@@ -129,8 +144,10 @@ def _message(message: Data) -> dict[str, Any]:
     for part in message["content"]:
         if part["type"] == "text":
             parts.append(part["text"])
+        elif part["type"] == "file":
+            parts.append("[a file]")
         else:
-            parts.append("[a file]" if part["type"] == "file" else "[an image]")
+            parts.append("[an image]")
     for call in message.get("tool_calls", ()):
         parts.append(f"calls {call['function']['name']}({call['function']['arguments']})")
     return {"role": message["role"], "text": cut("\n".join(parts))}
@@ -163,6 +180,12 @@ def why_no_alternatives(explained: Data) -> str:
     return "Of a model's plan the probability of each chosen worker is recorded, not those of the other workers."
 
 
+def _after_calls(calls: int) -> str:
+    if not calls:
+        return "before anything was sent"
+    return f"after {drawing.call_count(calls)}"
+
+
 def why_no_answer(node: Data, whole: Data, content: Data | None) -> str:
     """Return the reason why a step has no answer to show, from its state and its calls."""
     error, calls = node["error"] or "no reason is recorded", len(node["attempts"])
@@ -178,8 +201,7 @@ def why_no_answer(node: Data, whole: Data, content: Data | None) -> str:
         case "awaiting_tool":
             return "The worker has called tools of the caller, whose results have not come yet."
         case "failed":
-            sent = f"after {drawing.call_count(calls)}" if calls else "before anything was sent"
-            return f"The step failed {sent}: {error}."
+            return f"The step failed {_after_calls(calls)}: {error}."
         case "skipped":
             return f"The step was skipped: {error}."
     if content is None:

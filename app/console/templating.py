@@ -75,7 +75,9 @@ def usd(amount: float | None) -> str:
         return NOTHING
     if amount == 0:
         return "$0"
-    sign, size = "-" if amount < 0 else "", abs(amount)
+    sign, size = "", abs(amount)
+    if amount < 0:
+        sign = "-"
     if size >= 10:
         return f"{sign}${size:,.2f}"
     if round(size, 2) == size:
@@ -87,7 +89,9 @@ def usd(amount: float | None) -> str:
 
 def count(number: float | None) -> str:
     """Return a number with its thousands apart; a dash for None."""
-    return NOTHING if number is None else f"{number:,}"
+    if number is None:
+        return NOTHING
+    return f"{number:,}"
 
 
 def seconds(length: float | None) -> str:
@@ -133,7 +137,9 @@ def erased(erasure: Mapping[str, Any] | None) -> str:
 def plain(text: object) -> str:
     """Return a text with its invisible characters made visible; Jinja escapes it afterwards."""
     shown = str(text)
-    return shown.translate(VISIBLE) if INVISIBLE.search(shown) else shown  # to search takes a tenth of the time
+    if INVISIBLE.search(shown) is None:  # to search takes a tenth of the time
+        return shown
+    return shown.translate(VISIBLE)
 
 
 def brief(text: object, length: int = 120) -> str:
@@ -149,7 +155,9 @@ def source(name: str) -> str:
     if name in ("caller", "user"):
         return "the conversation"
     kind, _, number = name.partition(":")
-    return f"{kind} {number}" if number else name
+    if not number:
+        return name
+    return f"{kind} {number}"
 
 
 def worker(name: object) -> str:
@@ -175,7 +183,9 @@ def placed(name: str) -> str:
 
 def basis(estimate: Mapping[str, Any]) -> str:
     """Return the words for what an estimate rests on."""
-    runs = f"{count(estimate['runs'])} earlier run{'' if estimate['runs'] == 1 else 's'}"
+    runs = f"{count(estimate['runs'])} earlier runs"
+    if estimate["runs"] == 1:
+        runs = "1 earlier run"
     if estimate["basis"] == "prices":
         return "prices and usual sizes"
     if estimate["basis"] == "history":

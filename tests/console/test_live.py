@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from app.console.api import Api, ApiError, Event, Session
+from app.console.api import Api, ApiError, ApiRequest, Event, Session
 from app.console.live import Live, Regions, patch
 from tests.harness.waiting import PATIENCE_SECONDS
 
@@ -202,5 +202,5 @@ async def test_an_api_that_hangs_is_given_up() -> None:
         await asyncio.Event().wait()
 
     with pytest.raises(ApiError) as raised:
-        await Api(hangs).request(NOBODY, "GET", "/v1/x", within=0.01)
+        await Api(hangs).request(NOBODY, ApiRequest("GET", "/v1/x"), within=0.01)
     assert raised.value.status == 504

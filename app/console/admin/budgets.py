@@ -10,7 +10,7 @@ from starlette.routing import Route
 
 from app.console import forms
 from app.console.admin.sections import API, Administration, Cell, Table, at, following, query
-from app.console.api import Session
+from app.console.api import ApiRequest, Session
 from app.console.templating import NOTHING, usd, when
 
 FILTERS: Final = (forms.Field("tenant", "Tenant"),)
@@ -84,7 +84,8 @@ def _remove(admin: Administration) -> list[Route]:
         return forms.Form("Remove a budget", "Remove it", (), at("budgets"), says)
 
     async def act(request: Request, session: Session, sent: forms.Sent) -> None:
-        await admin.api.request(session, "DELETE", _path(request.query_params.get("id", "")), headers=sent.headers)
+        path = _path(request.query_params.get("id", ""))
+        await admin.api.request(session, ApiRequest("DELETE", path, headers=sent.headers))
 
     return admin.form("/admin/budgets/remove", ask, act)
 

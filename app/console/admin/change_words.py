@@ -63,11 +63,20 @@ def change_facts(change: Fields) -> str:
     something, and of what is gone those that it had."""
     before, after = change["before"], change["after"]
     if before is not None and after is not None:
-        lines = [_altered(name, before.get(name), after[name]) for name in after if before.get(name) != after[name]]
-        return "\n".join(lines) or NOTHING
-    of_one = after if after is not None else before or {}
-    lines = [_stated(name, value) for name, value in of_one.items() if _says_something(name, value)]
+        return "\n".join(_altered_facts(before, after)) or NOTHING
+    facts = after
+    if facts is None:
+        facts = before or {}
+    lines = [_stated(name, value) for name, value in facts.items() if _says_something(name, value)]
     return "\n".join(lines) or NOTHING
+
+
+def _altered_facts(before: Fields, after: Fields) -> list[str]:
+    lines: list[str] = []
+    for name, value in after.items():
+        if before.get(name) != value:
+            lines.append(_altered(name, before.get(name), value))
+    return lines
 
 
 def _says_something(name: str, value: object) -> bool:

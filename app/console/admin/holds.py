@@ -65,14 +65,18 @@ def routes(admin: Administration) -> list[Route]:
 
 
 def _row(hold: dict[str, Any], person: Person) -> list[Cell]:
-    may_release = hold["in_force"] and person.may("holds:write")
-    released = f"released {when(hold['released_at'])} by {hold['released_by']}"
+    state = Cell("in force", kind="state")
+    links: list[tuple[str, str]] = []
+    if not hold["in_force"]:
+        state = Cell(f"released {when(hold['released_at'])} by {hold['released_by']}")
+    elif person.may("holds:write"):
+        links.append(("Release", at("holds", hold["id"], "release")))
     return [
         Cell(f"{hold['scope']} {hold['name']}"),
         Cell(hold["tenant"] or "every tenant"),
         Cell(hold["reason"], kind="text"),
         Cell(when(hold["placed_at"])),
         Cell(hold["placed_by"]),
-        Cell("in force" if hold["in_force"] else released, kind="state" if hold["in_force"] else ""),
-        Cell("", links=[("Release", at("holds", hold["id"], "release"))] if may_release else ()),
+        state,
+        Cell("", links=links),
     ]

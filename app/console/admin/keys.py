@@ -119,10 +119,13 @@ async def _key(admin: Administration, request: Request, session: Session) -> dic
 
 
 def _row(key: dict[str, Any]) -> list[Cell]:
+    tenant = key["tenant"]
+    if key["all_tenants"]:
+        tenant = f"{tenant} (reaches all)"
     return [
         Cell(key["name"], at("keys", key["id"])),
         Cell(key["id"], kind="code"),
-        Cell(f"{key['tenant']} (reaches all)" if key["all_tenants"] else key["tenant"]),
+        Cell(tenant),
         Cell(key["role"] or ", ".join(key["scopes"])),
         Cell(_limits(key)),
         Cell(when(key["created_at"])),
@@ -134,13 +137,18 @@ def _row(key: dict[str, Any]) -> list[Cell]:
 def _state(key: dict[str, Any]) -> str:
     if key["revoked_at"] is not None:
         return "revoked"
-    return "in force" if key["in_force"] else "expired"
+    if key["in_force"]:
+        return "in force"
+    return "expired"
 
 
 def _limits(key: dict[str, Any]) -> str:
-    known = (("rpm", "requests a minute"), ("tpm", "tokens a minute"), ("concurrency", "at one time"))
-    found = [f"{usd(key['usd'])} a run"] if key["usd"] is not None else []
-    found += [f"{key[name]:,} {words}" for name, words in known if key[name] is not None]
+    found = []
+    if key["usd"] is not None:
+        found.append(f"{usd(key['usd'])} a run")
+    for name, words in (("rpm", "requests a minute"), ("tpm", "tokens a minute"), ("concurrency", "at one time")):
+        if key[name] is not None:
+            found.append(f"{key[name]:,} {words}")
     if key["labels"]:
         found.append(f"labels {', '.join(key['labels'])}")
     if key["tiers"]:

@@ -122,7 +122,9 @@ def _trial_table(found: Mapping[str, Any]) -> tuple[str, Table]:
         ]
         for run in found["refused"]
     ]
-    more = "" if found["all"] else " There are older ones in that time, which were not looked at."
+    more = ""
+    if not found["all"]:
+        more = " There are older ones in that time, which were not looked at."
     words = f"Of {found['runs']:,} runs {len(rows):,} have calls that the file would have refused.{more}"
     columns = ("Run", "Tier", "Labels", "Refused calls, and why")
     return words, Table("Table of runs with refused calls", columns, rows, "No call would have been refused.")

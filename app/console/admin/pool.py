@@ -44,8 +44,10 @@ def routes(admin: Administration) -> list[Route]:
             [_worker(worker, calls[worker["name"]]) for worker in found],
             "The pool file in force has no workers.",
         )
-        is_measured = any(worker["state"] is not None for worker in found)
-        hint = f"{MEASURED if is_measured else BREAKERS_ELSEWHERE} {CALLS}"
+        breakers = BREAKERS_ELSEWHERE
+        if any(worker["state"] is not None for worker in found):
+            breakers = MEASURED
+        hint = f"{breakers} {CALLS}"
         return await admin.show_list(request, session, "Workers", table, hint=hint)
 
     async def show_conductors(request: Request, session: Session) -> Response:
@@ -78,8 +80,12 @@ async def _calls(admin: Administration, session: Session) -> Mapping[str, Mappin
         if error.status == 401:
             raise
         return defaultdict(lambda: UNKNOWN)
-    ejected = {circuit["worker"]: f"left out at {when(circuit['at'])}" for circuit in found["ejected"]}
-    known: dict[str, Mapping[str, Any]] = {name: {**UNCALLED, "ejected": words} for name, words in ejected.items()}
+    ejected: dict[str, str] = {}
+    known: dict[str, Mapping[str, Any]] = {}
+    for breaker in found["ejected"]:
+        name = breaker["worker"]
+        ejected[name] = f"left out at {when(breaker['at'])}"
+        known[name] = {**UNCALLED, "ejected": ejected[name]}
     for worker in found["workers"]:
         known[worker["worker"]] = {**worker, "ejected": ejected.get(worker["worker"], "")}
     return defaultdict(lambda: UNCALLED, known)
@@ -93,10 +99,12 @@ def _of_plans(ejected: str | None) -> str:
 
 
 def _worker(worker: Mapping[str, Any], calls: Mapping[str, Any]) -> list[Cell]:
-    state = worker["state"].replace("_", " ") if worker["state"] is not None else ""
+    breaker = Cell(_of_plans(calls["ejected"]))
+    if worker["state"]:
+        breaker = Cell(worker["state"].replace("_", " "), kind="state")
     return [
         Cell(worker["name"], f"{PATH}/runs?worker={path_segment(worker['name'])}"),
-        Cell(state, kind="state") if state else Cell(_of_plans(calls["ejected"])),
+        breaker,
         Cell(count(calls["calls"]), kind="number"),
         Cell(percent(calls["success_rate"]), kind="number"),
         Cell(usd(calls["about_usd"]), kind="number"),
@@ -110,17 +118,23 @@ def _worker(worker: Mapping[str, Any], calls: Mapping[str, Any]) -> list[Cell]:
 
 
 def _conductor(conductor: Mapping[str, Any], person: Person) -> list[Cell]:
-    links = [("What happened", at("changes", target=conductor["name"]))] if person.may("changes:read") else []
+    links: list[tuple[str, str]] = []
+    if person.may("changes:read"):
+        links.append(("What happened", at("changes", target=conductor["name"])))
     if person.may("conductors:write"):
         verbs = (("Canary", "canary"), ("Promote", "promote"), ("Roll back", "rollback"))
         links += [(words, at("conductors", conductor["name"], verb)) for words, verb in verbs]
+    share = NOTHING
+    if conductor["canary"]:
+        share = percent(conductor["share"])
+    earlier = [version or POOL_FILE for version in reversed(conductor["before"])]
     return [
         Cell(conductor["name"]),
         Cell(conductor["live"] or POOL_FILE),
         Cell(conductor["canary"] or NOTHING),
-        Cell(percent(conductor["share"]) if conductor["canary"] else NOTHING, kind="number"),
+        Cell(share, kind="number"),
         Cell(", ".join(conductor["loaded"]) or "none"),
-        Cell(", ".join([version or POOL_FILE for version in reversed(conductor["before"])]) or "none"),
+        Cell(", ".join(earlier) or "none"),
         Cell("", links=links),
     ]
 
@@ -152,13 +166,14 @@ def _promote(admin: Administration) -> list[Route]:
 def _roll_back(admin: Administration) -> list[Route]:
     async def ask(request: Request, session: Session) -> forms.Form:
         conductor = await _standing(admin, request, session)
-        before = (conductor["before"][-1] if conductor["before"] else "") or POOL_FILE
-        what = (
-            f"The canary {conductor['canary']} ends."
-            if conductor["canary"]
-            else f"Instead of {conductor['live']} {before} conducts."
-        )
-        if not (conductor["canary"] or conductor["live"]):
+        if conductor["canary"]:
+            what = f"The canary {conductor['canary']} ends."
+        elif conductor["live"]:
+            before = POOL_FILE
+            if conductor["before"]:
+                before = conductor["before"][-1] or POOL_FILE
+            what = f"Instead of {conductor['live']} {before} conducts."
+        else:
             what = "There is nothing to roll back: the pool file's own model conducts."
         return forms.Form(f"Roll {conductor['name']} back", "Roll it back", (), at("conductors"), (what,))
 
@@ -183,15 +198,23 @@ async def _standing(admin: Administration, request: Request, session: Session) -
 
 
 def _version(conductor: Mapping[str, Any]) -> forms.Field:
-    versions = [(version, version) for version in conductor["loaded"] if version != conductor["live"]]
-    value = conductor["canary"] or (versions[0][0] if versions else "")
-    return forms.Field("version", "Version", "select", choices=versions, required=True, value=value)
+    versions = _promotable(conductor)
+    value = conductor["canary"]
+    if not value and versions:
+        value = versions[0]
+    choices = [(version, version) for version in versions]
+    return forms.Field("version", "Version", "select", choices=choices, required=True, value=value)
+
+
+def _promotable(conductor: Mapping[str, Any]) -> list[str]:
+    """Return the versions that are loaded and do not conduct already."""
+    return [version for version in conductor["loaded"] if version != conductor["live"]]
 
 
 async def _evidence(admin: Administration, session: Session, conductor: Mapping[str, Any]) -> list[str]:
     """Return the conditions of a promotion of each version that may be promoted, in sentences."""
     said = []
-    for version in [version for version in conductor["loaded"] if version != conductor["live"]]:
+    for version in _promotable(conductor):
         path = f"{API}/conductors/{path_segment(conductor['name'])}/evidence"
         found = await admin.api.get(session, path, version=version)
         if not found["tiers"]:
@@ -200,9 +223,8 @@ async def _evidence(admin: Administration, session: Session, conductor: Mapping[
             verdict = "may not be promoted without a reason"
             if tier["promotable"]:
                 verdict = "may be promoted"
-            said.append(
-                f"{version} on {tier['tier']} {verdict}: {'; '.join([_words(of) for of in tier['conditions']])}."
-            )
+            conditions = "; ".join([_words(condition) for condition in tier["conditions"]])
+            said.append(f"{version} on {tier['tier']} {verdict}: {conditions}.")
     return said
 
 

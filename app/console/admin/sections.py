@@ -10,7 +10,7 @@ from starlette.routing import Route
 
 from app.console import forms
 from app.console.api import Session
-from app.console.pages import Pages
+from app.console.pages import Pages, address_of
 from app.console.session import PATH
 from app.core.records import record
 from app.core.roles import permits
@@ -116,8 +116,7 @@ class Administration:
         """Return a page of a section."""
         person = await self.person(request, session)
         sections = [section for section in SECTIONS if person.may(section.scope)]
-        address = request.url.path + (f"?{request.url.query}" if request.url.query else "")
-        frame = {"sections": sections, "person": person, "address": address}
+        frame = {"sections": sections, "person": person, "address": address_of(request)}
         return self.pages.show(request, f"admin/{template}", status, **frame, **values)
 
     async def show_list(

@@ -62,15 +62,18 @@ def _switch(admin: Administration, verb: str) -> list[Route]:
 
 
 def _row(tenant: dict[str, Any], person: Person) -> list[Cell]:
-    is_disabled = tenant["disabled_at"] is not None
-    verb = "enable" if is_disabled else "disable"
-    links = [(verb.capitalize(), at("tenants", tenant["name"], verb))] if person.may("tenants:write") else []
+    state, verb = "enabled", "disable"
+    if tenant["disabled_at"] is not None:
+        state, verb = f"disabled {when(tenant['disabled_at'])}", "enable"
+    links: list[tuple[str, str]] = []
+    if person.may("tenants:write"):
+        links.append((verb.capitalize(), at("tenants", tenant["name"], verb)))
     if person.may("keys:read"):
         links.append(("Keys", at("keys", tenant=tenant["name"])))
     return [
         Cell(tenant["name"]),
         Cell(f"{tenant['keys']:,}", kind="number"),
         Cell(when(tenant["created_at"])),
-        Cell(f"disabled {when(tenant['disabled_at'])}" if is_disabled else "enabled", kind="state"),
+        Cell(state, kind="state"),
         Cell("", links=links),
     ]
