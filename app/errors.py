@@ -305,7 +305,9 @@ class RunEnded(BatonError):
         super().__init__(message, param=param, code=code, retry_after=retry_after)
         if run:
             named = self.message.replace("{id}", run)
-            self.message = named if run in named else f"{named} The run is {run}."
+            if run not in named:
+                named = f"{named} The run is {run}."
+            self.message = named
             self.args = (self.message,)
 
 

@@ -212,13 +212,18 @@ class Telemetry:
         self._request_lines = request_lines
         self._step_lines = step_lines
         self.registry = CollectorRegistry()
-        self._counters = {n: Counter(n, doc, labels, registry=self.registry) for n, (doc, labels) in COUNTERS.items()}
-        self._gauges = {n: Gauge(n, doc, labels, registry=self.registry) for n, (doc, labels) in GAUGES.items()}
-        self._histograms = {
-            n: Histogram(n, doc, labels, buckets=SECONDS, registry=self.registry)
-            for n, (doc, labels) in HISTOGRAMS.items()
-        }
-        self._totals: dict[str, dict[tuple[str, ...], Callable[[], float]]] = {name: {} for name in TOTALS}
+        self._counters: dict[str, Counter] = {}
+        self._gauges: dict[str, Gauge] = {}
+        self._histograms: dict[str, Histogram] = {}
+        self._totals: dict[str, dict[tuple[str, ...], Callable[[], float]]] = {}
+        for name, (doc, labels) in COUNTERS.items():
+            self._counters[name] = Counter(name, doc, labels, registry=self.registry)
+        for name, (doc, labels) in GAUGES.items():
+            self._gauges[name] = Gauge(name, doc, labels, registry=self.registry)
+        for name, (doc, labels) in HISTOGRAMS.items():
+            self._histograms[name] = Histogram(name, doc, labels, buckets=SECONDS, registry=self.registry)
+        for name in TOTALS:
+            self._totals[name] = {}
         self.registry.register(_Totals(self._totals))
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)
@@ -237,15 +242,20 @@ class Telemetry:
 
     def gauge(self, name: str, value: float, *labels: str) -> None:
         """Set a gauge of the table."""
-        (self._gauges[name].labels(*labels) if labels else self._gauges[name]).set(value)
+        self._labelled_gauge(name, labels).set(value)
 
     def watch(self, name: str, value: Callable[[], float], *labels: str) -> None:
         """Compute the value of a gauge of the table whenever it is read."""
-        (self._gauges[name].labels(*labels) if labels else self._gauges[name]).set_function(value)
+        self._labelled_gauge(name, labels).set_function(value)
 
     def unwatch(self, name: str, *labels: str) -> None:
         """Stop what `watch` started."""
         self._gauges[name].remove(*labels)
+
+    def _labelled_gauge(self, name: str, labels: tuple[str, ...]) -> Gauge:
+        if not labels:
+            return self._gauges[name]
+        return self._gauges[name].labels(*labels)
 
     def _child(self, family: Mapping[str, Any], name: str, labels: tuple[str, ...]) -> Any:
         if not labels:
@@ -279,10 +289,13 @@ class Telemetry:
 
     def log(self, level: int, message: str, bug: Exception | None = None, /, **fields: object) -> None:
         """Write one line. Raises `KeyError` for a field that is not in `LOG_FIELDS`; `bug` is logged with its place."""
-        if unknown := set(fields) - LOG_FIELDS:
+        unknown = set(fields) - LOG_FIELDS
+        if unknown:
             raise KeyError(f"log fields not in the table: {sorted(unknown)}")
         if self._log.isEnabledFor(level):
-            place = (type(bug), bug, bug.__traceback__) if bug is not None else None
+            place = None
+            if bug is not None:
+                place = (type(bug), bug, bug.__traceback__)
             # `Logger.log` would look for its caller in the stack, which takes as long as everything else.
             made = self._log.makeRecord(self._log.name, level, "", 0, message, (), place, extra={"fields": fields})
             self._log.handle(made)

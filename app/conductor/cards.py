@@ -6,10 +6,12 @@ both ends and the headings are shown, so that a document does not go to the cond
 mention tools, pictures, earlier turns or the budget, so the schema does not ask for them.
 """
 
+from collections.abc import Sequence
+
 from app.conductor.prompt import shortened
 from app.conductor.protocol import Brief
 from app.core.message.chat import Message, Text
-from app.core.pool.catalog import MILLION, Worker
+from app.core.pool.catalog import MILLION, Measured, Worker
 
 TEMPLATE = "cards-1"
 """The name of the prompt, recorded with each call. Whoever changes the words must change the name."""
@@ -23,9 +25,9 @@ TOKENS_PER_STEP, MARGIN = 24 + SUBTASK_CHARS, 16
 
 def messages(brief: Brief) -> tuple[Message, ...]:
     """Return the conductor's conversation for this brief: the cards, and the caller's last message."""
-    asked = [message.text for message in brief.task.messages if message.role == "user"]
-    cards = "\n".join(card(ordinal, worker) for ordinal, worker in enumerate(brief.workers))
-    return Message("system", (Text(cards),)), Message("user", (Text(question(asked[-1] if asked else "")),))
+    cards = "\n".join([card(ordinal, worker) for ordinal, worker in enumerate(brief.workers)])
+    shown = question(brief.last_question())
+    return Message("system", (Text(cards),)), Message("user", (Text(shown),))
 
 
 def question(text: str) -> str:
@@ -40,17 +42,24 @@ def card(ordinal: int, worker: Worker) -> str:
     facts = []
     if known.strengths:
         facts.append(f"good at {', '.join(known.strengths)}")
-    rates = [(rate.domain, rate.passed / rate.tried, rate.tried) for rate in known.measured if rate.tried]
-    if len({tried for _, _, tried in rates}) == 1:
-        facts.append(f"of {rates[0][2]} tasks each " + ", ".join(f"{domain} {rate:.0%}" for domain, rate, _ in rates))
-    elif rates:
-        facts.append(", ".join(f"{domain} {rate:.0%} of {tried} tasks" for domain, rate, tried in rates))
+    rates = [rate for rate in known.measured if rate.tried]
+    if rates:
+        facts.append(_pass_rates(rates))
     facts.append(f"${_rounded(worker.price.output / MILLION)} per million output tokens")
     if known.speed:
         facts.append(f"{_rounded(known.speed)} tokens a second")
     facts.append(f"context {known.context}")
     facts.append("retains nothing" if known.retention == "none" else "may retain data")
     return f"{'; '.join(facts)}: worker #{ordinal}"
+
+
+def _pass_rates(rates: Sequence[Measured]) -> str:
+    """Return measured pass rates in words; the number of tasks is said once where it is the same for all domains."""
+    shares = [f"{rate.domain} {rate.passed / rate.tried:.0%}" for rate in rates]
+    counts = [rate.tried for rate in rates]
+    if len(set(counts)) == 1:
+        return f"of {counts[0]} tasks each {', '.join(shares)}"
+    return ", ".join([f"{share} of {count} tasks" for share, count in zip(shares, counts, strict=True)])
 
 
 def answer_tokens(steps: int) -> int:

@@ -55,10 +55,8 @@ def text(question: str, cards: Sequence[tuple[str, str]]) -> str:
 
 def messages(brief: Brief) -> tuple[Message, ...]:
     """Return the conductor's conversation for this brief: the caller's last message, and the cards."""
-    asked = [message.text for message in brief.task.messages if message.role == "user"]
-    question = asked[-1] if asked else ""
     cards = [_card(worker) for worker in brief.workers]
-    return (Message("user", (Text(text(question, cards)),)),)
+    return (Message("user", (Text(text(brief.last_question(), cards)),)),)
 
 
 def answer_tokens(steps: int) -> int:

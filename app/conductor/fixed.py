@@ -23,6 +23,8 @@ COMBINE = (
     "then give one complete final answer and nothing else."
 )
 
+CHAIN_WIDTH = 2
+"""Steps of a chain before its last one."""
 SUBTASKS = (PLAN, SOLVE, CHECK, COMBINE)
 
 
@@ -54,8 +56,10 @@ class FixedConductor:
 
     def _width(self, brief: Brief) -> int:
         """Return the number of steps that the shape may have before its last one."""
-        wanted = 2 if self._spec.shape == "chain" else self._spec.width
-        return min(wanted, brief.limits.steps - 1)
+        width = self._spec.width
+        if self._spec.shape == "chain":
+            width = CHAIN_WIDTH
+        return min(width, brief.limits.steps - 1)
 
 
 def _single(names: list[str], _width: int) -> list[Step]:
@@ -89,6 +93,10 @@ SHAPES: Mapping[str, Callable[[list[str], int], list[Step]]] = {
 }
 
 
+CONVERSATION = -1
+"""The entry that stands for the conversation where an access list is drawn; the others are the numbers of steps."""
+
+
 class RandomConductor:
     """Draws length, workers, subtasks and access lists at random, seeded by the run's id. Lengths are equally
     likely."""
@@ -102,10 +110,13 @@ class RandomConductor:
         random = Random(brief.run)
         last = random.randrange(brief.limits.steps)
         for place in range(last + 1):
-            sees = [entry for entry in range(-1, place) if random.random() < 0.5] or [random.randrange(-1, place)]
+            entries = [entry for entry in range(CONVERSATION, place) if random.random() < 0.5]
+            if not entries:
+                entries = [random.randrange(CONVERSATION, place)]
+            steps = tuple([entry for entry in entries if entry != CONVERSATION])
             yield Step(
                 random.choice(brief.workers).name,
                 random.choice(SUBTASKS),
-                Access(-1 in sees, tuple(n for n in sees if n >= 0)),
+                Access(CONVERSATION in entries, steps),
                 answers=place == last,
             )

@@ -16,6 +16,9 @@ from app.core.message.chat import Chosen, Piece, Words
 from app.core.plan import workflow
 from app.core.plan.workflow import CONDUCTOR, Step
 
+LABEL = '"worker"'
+"""The field of a plan behind which a worker's ordinal stands."""
+
 
 class ModelConductor:
     """Asks the worker `worker` of the pool file for a plan."""
@@ -27,13 +30,17 @@ class ModelConductor:
         self._worker = worker
         self._style = style
         self._positional = positional
-        self._alternatives = ALTERNATIVES if logprobs else 0
+        self._alternatives = 0
+        if logprobs:
+            self._alternatives = ALTERNATIVES
         self._temperature = temperature
 
     async def propose(self, brief: Brief, ask: Ask) -> AsyncIterator[Step | Rationale]:
         """Yield each step as its JSON object closes, and at the end the reason for the plan's shape. Raises
         `PlanRejected` with every reason if the text is no plan."""
-        names = [worker.name for worker in brief.workers] + ([CONDUCTOR] if brief.nests else [])
+        names = [worker.name for worker in brief.workers]
+        if brief.nests:
+            names.append(CONDUCTOR)
         reasoned = self._style.gives_reasons and brief.reasons
         reader = workflow.PlanReader(workflow.by_ordinal(names), brief.limits.steps, brief.round > 1, reasoned)
         probabilities = WorkerProbabilities()
@@ -48,7 +55,8 @@ class ModelConductor:
         )
         async for pieces in ask(question):
             probabilities.add(pieces)
-            for step in reader.feed("".join(piece.text for piece in pieces if isinstance(piece, Words))):
+            words = [piece.text for piece in pieces if isinstance(piece, Words)]
+            for step in reader.feed("".join(words)):
                 yield replace(step, probability=probabilities.next_probability(names.index(step.worker)))
         for step in reader.finish():
             yield step
@@ -77,11 +85,14 @@ class WorkerProbabilities:
 
     def next_probability(self, ordinal: int) -> float | None:
         """Return the probability of the next worker choice, `ordinal`; None if the decoder reported none."""
-        label = self._text.find('"worker"', self._at)
-        start = self._text.find(str(ordinal), label + 8) if label >= 0 else -1
+        digits = str(ordinal)
+        label = self._text.find(LABEL, self._at)
+        if label < 0:
+            return None
+        start = self._text.find(digits, label + len(LABEL))
         if start < 0:
             return None
-        self._at = end = start + len(str(ordinal))
+        self._at = end = start + len(digits)
         logs = [log for at, token, log in self._tokens if at < end and at + len(token) > start]
         if not logs:
             return None

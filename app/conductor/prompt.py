@@ -103,23 +103,33 @@ Write a corrected plan."""
 
 def template(brief: Brief) -> str:
     """Return the name of the prompt that `messages` makes from this brief."""
-    name = FURTHER if brief.previous is not None else TEMPLATE
-    if brief.nests:
-        name = NESTING_FURTHER if brief.previous is not None else NESTING
-    name = name if brief.seconds_left is None else TIMED[name]
-    name = REASONED[name] if brief.reasons else name
+    name = _base_template(brief)
+    if brief.seconds_left is not None:
+        name = TIMED[name]
+    if brief.reasons:
+        name = REASONED[name]
     if left_out(brief.task.messages, brief.message_chars):
         return PARTLY[name]
     return name
 
 
+def _base_template(brief: Brief) -> str:
+    if brief.nests:
+        if brief.previous is None:
+            return NESTING
+        return NESTING_FURTHER
+    if brief.previous is None:
+        return TEMPLATE
+    return FURTHER
+
+
 def left_out(messages: Sequence[Message], message_chars: int) -> int:
     """Return the number of characters of a conversation that a conductor is not shown."""
-    lengths = [len(message.text) for message in messages]
-    kept = sum(_shown_ends(message_chars))
     if not message_chars:
         return 0
-    return sum([length - kept for length in lengths if length > message_chars])
+    shown = sum(_shown_ends(message_chars))
+    lengths = [len(message.text) for message in messages]
+    return sum([length - shown for length in lengths if length > message_chars])
 
 
 def shortened(text: str, message_chars: int) -> str:
@@ -130,10 +140,12 @@ def shortened(text: str, message_chars: int) -> str:
         return text
     first, last = _shown_ends(message_chars)
     middle = text[first:-last]
-    note = f"[{len(middle)} characters are left out here, in {middle.count(chr(10)) + 1} lines"
+    lines = middle.count("\n") + 1
+    note = f"{len(middle)} characters are left out here, in {lines} lines"
     outline = _outline(middle, message_chars - first - last)
-    note += f"; of their headings:\n{outline}]" if outline else "]"
-    return f"{text[:first]}\n{note}\n{text[-last:]}"
+    if outline:
+        note += f"; of their headings:\n{outline}"
+    return f"{text[:first]}\n[{note}]\n{text[-last:]}"
 
 
 def _shown_ends(message_chars: int) -> tuple[int, int]:
@@ -141,12 +153,15 @@ def _shown_ends(message_chars: int) -> tuple[int, int]:
     return message_chars // 2, message_chars // 4
 
 
-def _outline(text: str, most: int) -> str:
-    """Return the headings of a text, evenly thinned until they have at most so many characters."""
-    found = [line.strip()[:HEADING_CHARS] for line in text.splitlines() if HEADING.match(line.strip())]
-    while sum([len(line) + 1 for line in found]) > most:
-        found = found[::2] if len(found) > 1 else []
-    return "\n".join(found)
+def _outline(text: str, max_chars: int) -> str:
+    """Return the headings of a text, evenly thinned until they have at most `max_chars` characters."""
+    lines = [line.strip() for line in text.splitlines()]
+    headings = [line[:HEADING_CHARS] for line in lines if HEADING.match(line)]
+    while headings and sum([len(heading) + 1 for heading in headings]) > max_chars:
+        if len(headings) == 1:
+            return ""
+        headings = headings[::2]
+    return "\n".join(headings)
 
 
 def answer_tokens(steps: int) -> int:
@@ -157,7 +172,7 @@ def answer_tokens(steps: int) -> int:
 def messages(brief: Brief) -> tuple[Message, ...]:
     """Return the conductor's conversation for this brief."""
     role = ROLE.format(steps=brief.limits.steps)
-    cards = "\n".join(_card(ordinal, worker) for ordinal, worker in enumerate(brief.workers))
+    cards = "\n".join([_card(ordinal, worker) for ordinal, worker in enumerate(brief.workers)])
     if brief.nests:
         cards += f"\n{ITSELF.format(ordinal=len(brief.workers))}"
     budget = f"Budget left: ${brief.usd_left / MILLION:.4f}."
@@ -186,22 +201,30 @@ def _further_round(brief: Brief, previous: Previous) -> str:
     ordinals = {worker.name: ordinal for ordinal, worker in enumerate(brief.workers)}
     if brief.nests:
         ordinals |= {CONDUCTOR: len(ordinals)}
-    steps = "\n".join(_past_step(place, step, ordinals.get(step.worker)) for place, step in enumerate(previous.steps))
-    return AGAIN.format(steps=steps, mark=_unique_mark(answer), answer=answer or "(nothing)", most=brief.limits.steps)
+    steps = [_past_step(place, step, ordinals.get(step.worker)) for place, step in enumerate(previous.steps)]
+    return AGAIN.format(
+        steps="\n".join(steps), mark=_unique_mark(answer), answer=answer or "(nothing)", most=brief.limits.steps
+    )
 
 
 def _past_step(place: int, step: PastStep, ordinal: int | None) -> str:
-    worker = f"worker {ordinal}" if ordinal is not None else "a worker who has left"
-    access = ", ".join(str(entry) for entry in step.access) or "nothing"
-    lost = "" if step.done else " (it came to nothing)"
-    return f"- step {place}, {worker}, access {access}: {step.subtask or 'Answer the user.'}{lost}"
+    worker = "a worker who has left"
+    if ordinal is not None:
+        worker = f"worker {ordinal}"
+    access = ", ".join([str(entry) for entry in step.access]) or "nothing"
+    line = f"- step {place}, {worker}, access {access}: {step.subtask or 'Answer the user.'}"
+    if step.done:
+        return line
+    return f"{line} (it came to nothing)"
 
 
 def _unique_mark(answer: str) -> str:
     """Return a line that the answer does not contain, computed from it so that an auditor can compute it again."""
-    seed = hashlib.sha256(answer.encode("utf-8", "surrogatepass"))
-    while (mark := f"=== {seed.hexdigest()[:16]} ===") in answer:
-        seed.update(b"again")
+    digest = hashlib.sha256(answer.encode("utf-8", "surrogatepass"))
+    mark = f"=== {digest.hexdigest()[:16]} ==="
+    while mark in answer:
+        digest.update(b"again")
+        mark = f"=== {digest.hexdigest()[:16]} ==="
     return mark
 
 
@@ -214,10 +237,12 @@ def _turn(message: Message, message_chars: int) -> str:
     written = f"{message.role}: {shortened(message.text, message_chars)}"
     for call in message.calls:
         written += f" [calls {call.name}({call.arguments})]"
-    if pictures := sum(isinstance(part, Image) for part in message.parts):
-        written += f" [{pictures} image(s) attached]"
-    if documents := sum(isinstance(part, Document) for part in message.parts):
-        written += f" [{documents} PDF(s) attached]"
+    images = [part for part in message.parts if isinstance(part, Image)]
+    documents = [part for part in message.parts if isinstance(part, Document)]
+    if images:
+        written += f" [{len(images)} image(s) attached]"
+    if documents:
+        written += f" [{len(documents)} PDF(s) attached]"
     return written
 
 
@@ -236,8 +261,7 @@ def _card(ordinal: int, worker: Worker) -> str:
     if card.speed:
         facts.append(f"speed: {card.speed:g} tokens/s")
     if card.measured:
-        solved = (
-            f"{rate.domain} {rate.passed / rate.tried:.0%} of {rate.tried}" for rate in card.measured if rate.tried
-        )
-        facts.append(f"measured pass rates: {', '.join(solved)}")
+        rates = [rate for rate in card.measured if rate.tried]
+        shares = [f"{rate.domain} {rate.passed / rate.tried:.0%} of {rate.tried}" for rate in rates]
+        facts.append(f"measured pass rates: {', '.join(shares)}")
     return f"Worker {ordinal}: {'; '.join(facts)}"

@@ -86,6 +86,13 @@ class Brief:
     message_chars: int = 0
     """Characters of one message that a model is shown, as the general prompt says; 0: all of every message."""
 
+    def last_question(self) -> str:
+        """Return the caller's last message; empty if there is none."""
+        for message in reversed(self.task.messages):
+            if message.role == "user":
+                return message.text
+        return ""
+
 
 @record(frozen=True, slots=True)
 class Rationale:

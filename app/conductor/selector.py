@@ -45,24 +45,31 @@ class Selector(Chooser):
 
     def choose(self, brief: Brief, seed: str, *, explores: bool, asks: bool, sight: Sight) -> Chosen:
         """Choose an arm for this brief; `protocol.Chooser` has the contract."""
-        seen, every, spent = self._open(brief, asks=asks, sight=sight)
-        open_, masked = affordable(every, brief)
-        share = self._spec.explore if explores else None
+        seen, candidates, spent = self._candidates(brief, asks=asks, sight=sight)
+        payable, masked = affordable(candidates, brief)
         random = Random(seed)
-        standing, lent = self._drawn(self._beliefs(brief.tenant), random, explores=explores)
-        found = estimates(standing.posterior, self._spec, open_, brief.workers, seen, spent)
-        choice = decide(found, share, _normals(random), random.random)
-        arm = next(arm for arm in open_ if arm.name == choice.action)
-        conductor = self.model if arm.name == MODEL and self.model is not None else Given(arm.steps)
-        return Chosen(conductor, choice, self._policy, standing.version, seen, share or 0.0, seed, masked, lent)
+        explore: float | None = None
+        lent = 0.0
+        beliefs = self._beliefs(brief.tenant)
+        if explores:
+            explore = self._spec.explore
+            lent = beliefs.lent(self._spec.peers)
+        published = _draw_posterior(beliefs, lent, random)
+        found = estimates(published.posterior, self._spec, payable, brief.workers, seen, spent)
+        choice = decide(found, explore, _normals(random), random.random)
+        arm = next(arm for arm in payable if arm.name == choice.action)
+        conductor: Conductor = Given(arm.steps)
+        if arm.name == MODEL and self.model is not None:
+            conductor = self.model
+        return Chosen(conductor, choice, self._policy, published.version, seen, explore or 0.0, seed, masked, lent)
 
-    def _open(self, brief: Brief, *, asks: bool, sight: Sight) -> tuple[Features, Sequence[Arm], float]:
+    def _candidates(self, brief: Brief, *, asks: bool, sight: Sight) -> tuple[Features, Sequence[Arm], float]:
         """Return the features of the question (in a second round, of the answer too), the arms that may be chosen in
         this round, and the micro-dollars that the run has spent before it."""
         seen = features(asked(brief.task.messages), sight.vector)
         if brief.round == 1:
-            model = asks and self.model is not None
-            return seen, arms(self._spec, brief.workers, brief.limits.steps, model=model), 0.0
+            may_ask = asks and self.model is not None
+            return seen, arms(self._spec, brief.workers, brief.limits.steps, model=may_ask), 0.0
         spent = float(brief.limits.usd - brief.usd_left)
         if brief.previous is None or brief.round > SELECTOR_ROUNDS:
             return seen, (further_arm(ACCEPT, PLANNED),), spent
@@ -70,13 +77,12 @@ class Selector(Chooser):
         seen = replace(seen, answer=of_answer(brief.previous.answer))
         return seen, further_arms(self._spec, brief.workers, arm_of(steps)), spent
 
-    def _drawn(self, beliefs: Beliefs, random: Random, *, explores: bool) -> tuple[PublishedPosterior, float]:
-        """Return the posterior that decides: the tenant's own, or with a small probability one of another tenant's; and
-        the share of the tenant's choices that others decide."""
-        lent = beliefs.lent(self._spec.peers) if explores else 0.0
-        if lent and random.random() < lent:
-            return random.choice(beliefs.peers), lent
-        return beliefs.published, lent
+
+def _draw_posterior(beliefs: Beliefs, lent: float, random: Random) -> PublishedPosterior:
+    """Return the posterior that decides: the tenant's own, or with the probability `lent` one of another tenant's."""
+    if lent and random.random() < lent:
+        return random.choice(beliefs.peers)
+    return beliefs.published
 
 
 def affordable(every: Sequence[Arm], brief: Brief) -> tuple[Sequence[Arm], Mapping[str, Mapping[str, float]]]:
@@ -85,22 +91,28 @@ def affordable(every: Sequence[Arm], brief: Brief) -> tuple[Sequence[Arm], Mappi
 
     Where none fits, the cheapest and quickest arm remains: its step is given to whoever can be paid.
     """
-    floor, question = brief.limits.floor, question_tokens(brief.task)
-    left, most = Amount(brief.usd_left, brief.tokens_left), max(len(arm.steps) for arm in every)
-    time_left = brief.seconds_left if brief.seconds_left is not None else inf
-    slowest = brief.planning_seconds + max(most, 1) * max(brief.paces.values(), default=0.0)
-    if slowest <= time_left and ample(brief.workers, most, question, floor, left.less(brief.planning)):
+    question = question_tokens(brief.task)
+    amount_left = Amount(brief.usd_left, brief.tokens_left)
+    seconds_left = inf
+    if brief.seconds_left is not None:
+        seconds_left = brief.seconds_left
+    longest = max([len(arm.steps) for arm in every])
+    slowest = brief.planning_seconds + max(longest, 1) * max(brief.paces.values(), default=0.0)
+    least_left = amount_left.less(brief.planning)
+    if slowest <= seconds_left and ample(brief.workers, longest, question, brief.limits.floor, least_left):
         return every, {}
     masked: dict[str, Mapping[str, float]] = {}
     ranks: dict[str, tuple[bool, bool, float, int]] = {}
     for arm in every:
         price, seconds = _price(arm, brief, question), _seconds(arm, brief)
-        lack = left.lack(price)
-        ranks[arm.name] = bool(lack), seconds > time_left, seconds if not lack else 0.0, price.usd
+        lack = amount_left.lack(price)
+        is_late = seconds > seconds_left
         if lack:
             masked[arm.name] = {lack: price.usd if lack == "usd" else price.tokens}
-        elif seconds > time_left:
+            ranks[arm.name] = (True, is_late, 0.0, price.usd)
+        elif is_late:
             masked[arm.name] = {"seconds": seconds}
+            ranks[arm.name] = (False, True, seconds, price.usd)
     if len(masked) == len(every):
         del masked[min(masked, key=lambda name: ranks[name])]
     return [arm for arm in every if arm.name not in masked], masked
@@ -118,9 +130,8 @@ def _price(arm: Arm, brief: Brief, question: int) -> Amount:
     floor = brief.limits.floor
     if arm.name != MODEL:
         return plan_price(arm.steps, brief.workers, question, floor)
-    return brief.planning + min(
-        [least(worker, question, floor) for worker in brief.workers], key=lambda amount: amount.usd
-    )
+    prices = [least(worker, question, floor) for worker in brief.workers]
+    return brief.planning + min(prices, key=lambda price: price.usd)
 
 
 def _normals(random: Random) -> Normals:

@@ -14,6 +14,7 @@ from app.core.pool.catalog import SELECTOR_ROUNDS, Auth, WireFormat
 from app.core.pool.rules import SOURCES
 from app.process.config.entries import (
     ALL,
+    ConductorEntry,
     EvaluationEntry,
     LimitsEntry,
     ProviderEntry,
@@ -71,8 +72,8 @@ def check(draft: CheckedEntries) -> Iterator[Fault]:
     yield from _dimensions(draft)
     for name, provider in draft.providers.items():
         if provider is not None:
-            for field_name, what in _authentication(provider):
-                yield ("providers", name, field_name), what
+            for field_name, problem in _authentication(provider):
+                yield ("providers", name, field_name), problem
     yield from _workers(draft)
     for name, tier in draft.tiers.items():
         if tier is not None:
@@ -125,12 +126,13 @@ def _authentication(provider: ProviderEntry) -> Iterator[tuple[str, str]]:
     auth = provider.auth
     if provider.format not in AUTHENTICATED[auth]:
         yield "auth", f"does not go with the format {provider.format}; use {', '.join(AUTHENTICATED[auth])}"
-    elif missing := missing_extra(auth):
-        yield "auth", f'= "{auth}" {missing}'
-    keys = [provider.key, *(endpoint.key for endpoint in provider.endpoints)]
-    if auth in EXTRAS and any(keys):
+    elif problem := missing_extra(auth):
+        yield "auth", f'= "{auth}" {problem}'
+    endpoint_keys = [endpoint.key for endpoint in provider.endpoints]
+    if auth in EXTRAS and (provider.key or any(endpoint_keys)):
         yield "key", f'is of no use with auth = "{auth}", which finds its own credentials; remove it'
-    if auth == "api-key" and provider.key is None and not (provider.endpoints and all(keys[1:])):
+    is_each_endpoint_keyed = bool(endpoint_keys) and all(endpoint_keys)
+    if auth == "api-key" and provider.key is None and not is_each_endpoint_keyed:
         yield "key", 'is missing; auth = "api-key" sends it'
     if auth == "aws" and provider.region is None:
         yield "region", 'is missing; auth = "aws" signs for a region, such as us-east-1'
@@ -141,23 +143,27 @@ def _authentication(provider: ProviderEntry) -> Iterator[tuple[str, str]]:
 
 
 def _dimensions(draft: CheckedEntries) -> Iterator[Fault]:
+    """Yield providers of embeddings that do not say how many numbers a vector has."""
     for name, entry in draft.providers.items():
-        written = entry.options.get("dimensions", "") if entry is not None else ""
-        known = written.isascii() and written.isdigit() and 0 < int(written) <= MAX_DIMENSIONS
-        if entry is not None and entry.format == "embeddings" and not known:
+        if entry is None or entry.format != "embeddings":
+            continue
+        text = entry.options.get("dimensions", "")
+        is_number = text.isascii() and text.isdigit()
+        if not is_number or not 0 < int(text) <= MAX_DIMENSIONS:
             yield ("providers", name, "options"), "must say how many numbers a vector has; write dimensions = 1536"
 
 
 def _workers(draft: CheckedEntries) -> Iterator[Fault]:
-    whole = {name: worker for name, worker in draft.workers.items() if worker is not None}
-    places = Counter((worker.provider, worker.model) for worker in whole.values())
-    for name, worker in whole.items():
+    valid = {name: worker for name, worker in draft.workers.items() if worker is not None}
+    models = Counter([(worker.provider, worker.model) for worker in valid.values()])
+    for name, worker in valid.items():
         if worker.provider not in draft.providers:
             yield ("workers", name, "provider"), _unknown("provider", worker.provider, draft.providers)
         yield from _labels(name, worker)
-        if places[worker.provider, worker.model] > 1:
+        if models[worker.provider, worker.model] > 1:
             yield ("workers", name, "model"), "is used by another worker of the same provider too; keep one of them"
-        if (provider := draft.providers.get(worker.provider)) is not None:
+        provider = draft.providers.get(worker.provider)
+        if provider is not None:
             yield from _sampling(("workers", name), worker.sampling, provider)
             if worker.anthropic_version and provider.format != "anthropic":
                 yield (
@@ -179,7 +185,7 @@ def _labels(name: str, worker: WorkerEntry) -> Iterator[Fault]:
 
 
 def _sampling(place: tuple[str, str], table: Mapping[str, str], provider: ProviderEntry) -> Iterator[Fault]:
-    """A parameter that cannot be sent may be dropped or refused, but not taken."""
+    """Yield parameters that are to be taken and cannot be sent; they may only be dropped or refused."""
     if table and provider.format not in WITHOUT:
         yield (*place, "sampling"), f"has no effect with the format {provider.format}; remove it"
         return
@@ -257,17 +263,20 @@ def _approval(name: str, tier: TierEntry, pool: list[str], draft: CheckedEntries
         if provider not in draft.providers:
             yield (*place, "providers"), _unknown("provider", provider, draft.providers)
     for reader in (tier.conductor.worker, tier.conductor.embedder):
-        entry = draft.workers.get(reader) if reader is not None else None
+        if reader is None:
+            continue
+        entry = draft.workers.get(reader)
         if entry is not None and (reader in approval.workers or entry.provider in approval.providers):
             yield place, f"names {reader}, which reads the task before a plan can be approved; let another one conduct"
 
 
 def _embedding(name: str, tier: TierEntry, draft: CheckedEntries) -> Iterator[Fault]:
-    """A worker that makes embeddings can neither answer nor plan, and no other worker makes embeddings."""
+    """Yield workers that make embeddings and are to answer or to plan, and an embedder that makes none."""
     for worker in workers_of_tier(tier, draft):
         if _makes_embeddings(worker, draft):
             yield ("tiers", name, "pool"), f"the worker {worker} makes embeddings and cannot answer; set pooled = false"
-    place, embedder, conductor = ("tiers", name, "conductor"), tier.conductor.embedder, tier.conductor.worker
+    place = ("tiers", name, "conductor")
+    embedder, conductor = tier.conductor.embedder, tier.conductor.worker
     if conductor is not None and _makes_embeddings(conductor, draft):
         yield (*place, "worker"), f"the worker {conductor} makes embeddings and cannot plan; name another one"
     if embedder is not None and embedder not in draft.workers:
@@ -279,12 +288,15 @@ def _embedding(name: str, tier: TierEntry, draft: CheckedEntries) -> Iterator[Fa
 
 def _makes_embeddings(worker: str, draft: CheckedEntries) -> bool:
     entry = draft.workers.get(worker)
-    provider = draft.providers.get(entry.provider) if entry is not None else None
+    if entry is None:
+        return False
+    provider = draft.providers.get(entry.provider)
     return provider is not None and provider.format == "embeddings"
 
 
 def _selector(name: str, tier: TierEntry, pool: list[str]) -> Iterator[Fault]:
-    """A selector's planners and checkers must be in the pool, and its arms few enough to learn."""
+    """Yield planners and checkers of a selector that are not in the pool, and templates that make too many arms to
+    learn from."""
     conductor = tier.conductor
     for role in ("planners", "checkers"):
         for worker in getattr(conductor, role):
@@ -296,39 +308,46 @@ def _selector(name: str, tier: TierEntry, pool: list[str]) -> Iterator[Fault]:
 
 
 def _rounds(name: str, tier: TierEntry) -> Iterator[Fault]:
-    """A fixed conductor accepts its first answer unless it sets `again`, which needs a second round, and a random one
-    always does; the prompts for small conductors do not describe an earlier round."""
-    places: dict[tuple[str, ...], LimitsEntry] = {("limits",): tier.limits}
-    places |= {("efforts", effort): limits for effort, limits in tier.efforts.items()}
-    several = [place for place, limits in places.items() if (limits.rounds or 1) > 1]
+    """Yield limits of rounds that the tier's conductor does not use. A fixed one accepts its first answer unless it
+    sets `again`, which needs a second round; the prompts for small conductors do not describe an earlier round."""
     conductor = tier.conductor
-    if conductor.kind in ("fixed", "random") and not conductor.again:
-        remedy = "remove it" + (", or let the conductor say again = true" if conductor.kind == "fixed" else "")
-        for place in several:
-            yield (
-                ("tiers", name, *place, "rounds"),
-                f"has no effect with a {conductor.kind} conductor, which accepts the first answer; {remedy}",
-            )
-    for place, limits in places.items():
-        if conductor.kind == "selector" and (limits.rounds or 1) > SELECTOR_ROUNDS:
-            yield ("tiers", name, *place, "rounds"), f"is at most {SELECTOR_ROUNDS} with a selector; lower it"
-    if conductor.prompt != "general":
-        for place in several:
-            yield (
-                ("tiers", name, *place, "rounds"),
-                f'has no effect with prompt = "{conductor.prompt}", which knows one round; '
-                "remove it, or remove the prompt",
-            )
-    if conductor.again and not several:
+    has_several = False
+    for place, limits in _limits_by_place(tier).items():
+        rounds = limits.rounds or 1
+        if rounds > 1:
+            has_several = True
+            for problem in _problems_of_rounds(conductor, rounds):
+                yield ("tiers", name, *place, "rounds"), problem
+    if conductor.again and not has_several:
         yield ("tiers", name, "conductor", "again"), "needs a second round; set rounds = 2 in the tier's limits"
 
 
-def _depth(name: str, tier: TierEntry) -> Iterator[Fault]:
-    """Only a model with the general prompt can take steps itself."""
+def _problems_of_rounds(conductor: ConductorEntry, rounds: int) -> Iterator[str]:
+    """Yield what is wrong with several rounds for a conductor."""
+    if conductor.kind == "fixed" and not conductor.again:
+        remedy = "remove it, or let the conductor say again = true"
+        yield f"has no effect with a fixed conductor, which accepts the first answer; {remedy}"
+    if conductor.kind == "selector" and rounds > SELECTOR_ROUNDS:
+        yield f"is at most {SELECTOR_ROUNDS} with a selector; lower it"
+    if conductor.prompt != "general":
+        remedy = "remove it, or remove the prompt"
+        yield f'has no effect with prompt = "{conductor.prompt}", which knows one round; {remedy}'
+
+
+def _limits_by_place(tier: TierEntry) -> dict[tuple[str, ...], LimitsEntry]:
+    """Return the limits of a tier, each with its place in the tier's table."""
     places: dict[tuple[str, ...], LimitsEntry] = {("limits",): tier.limits}
-    places |= {("efforts", effort): limits for effort, limits in tier.efforts.items()}
-    for place, limits in places.items():
-        if limits.depth and (tier.conductor.kind != "model" or tier.conductor.prompt != "general"):
+    for effort, limits in tier.efforts.items():
+        places["efforts", effort] = limits
+    return places
+
+
+def _depth(name: str, tier: TierEntry) -> Iterator[Fault]:
+    """Yield depths for a conductor that cannot take steps itself, which only a model with the general prompt can."""
+    if tier.conductor.kind == "model" and tier.conductor.prompt == "general":
+        return
+    for place, limits in _limits_by_place(tier).items():
+        if limits.depth:
             problem = "has no effect with a conductor that names workers only"
             remedy = 'remove it, or let a model plan with prompt = "general"'
             yield ("tiers", name, *place, "depth"), f"{problem}; {remedy}"
@@ -355,10 +374,11 @@ def _fault_of_chain(name: str, target: str, aliases: Mapping[str, str]) -> str:
 
 
 def _leads_to_itself(name: str, aliases: Mapping[str, str]) -> bool:
-    seen = {name}
-    while (name := aliases.get(name, "")) and name not in seen:
+    seen: set[str] = set()
+    while name in aliases and name not in seen:
         seen.add(name)
-    return bool(name)
+        name = aliases[name]
+    return name in seen
 
 
 def _end_of_chain(name: str, aliases: Mapping[str, str]) -> str:
@@ -369,7 +389,11 @@ def _end_of_chain(name: str, aliases: Mapping[str, str]) -> str:
 
 def _unknown(kind: str, name: str, choices: Iterable[str]) -> str:
     known = list(choices)
-    remedy = did_you_mean(name, known) or (f"use one of {', '.join(known[:12])}" if known else f"add [{kind}s.{name}]")
+    remedy = did_you_mean(name, known)
+    if not remedy and known:
+        remedy = f"use one of {', '.join(known[:12])}"
+    if not remedy:
+        remedy = f"add [{kind}s.{name}]"
     return f"there is no {kind} {name}; {remedy}"
 
 

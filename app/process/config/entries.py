@@ -87,18 +87,22 @@ def _option(value: object) -> object:
 
 
 def _base_url(value: str) -> str:
-    problem = url_problem(value) if value else None
+    if not value:
+        return ""
+    problem = url_problem(value)
     if problem:
         raise ValueError(problem)
     return value.rstrip("/")
 
 
 def _proxy(value: str) -> str:
-    problem = url_problem(value) if value else None
+    if not value:
+        return ""
+    problem = url_problem(value)
     if problem is not None and "credentials" in problem:
         problem = "holds credentials; put user:password into a variable of its own and name it in proxy_credentials"
     parts = urlsplit(value)
-    if problem is None and value and (parts.scheme != "http" or parts.path not in ("", "/")):
+    if problem is None and (parts.scheme != "http" or parts.path not in ("", "/")):
         problem = "is not the address of an HTTP proxy; write it as http://host:port"
     if problem:
         raise ValueError(problem)
@@ -112,7 +116,9 @@ def _variable(value: str) -> str:
 
 
 def _pool(value: object) -> object:
-    return [ALL] if value == "all" else value
+    if value == "all":
+        return [ALL]
+    return value
 
 
 def _distinct(value: list[str]) -> list[str]:
@@ -255,7 +261,9 @@ class RatesEntry(Entry):
 
     def core(self) -> Price:
         """Return the prices in micro-dollars per million tokens."""
-        cached = self.input if self.cached is None else self.cached
+        cached = self.cached
+        if cached is None:
+            cached = self.input
         return Price(self.input, self.output, cached, self.cache_write, self.reasoning)
 
 
@@ -313,7 +321,9 @@ class WorkerEntry(Entry):
             clearance=frozenset(self.clearance),
             speed=self.speed,
         )
-        price = self.price.core() if self.price else Price()
+        price = Price()
+        if self.price is not None:
+            price = self.price.core()
         return Worker(
             name=name,
             provider=self.provider,
@@ -395,10 +405,14 @@ class ConductorEntry(Entry):
         """Return the core record."""
         fields = self.model_dump()
         choices = {name: fields.pop(name) for name in CHOOSING}
-        choices |= {name: tuple(choices[name]) for name in ("templates", "planners", "checkers", "trusted")}
+        for name in ("templates", "planners", "checkers", "trusted"):
+            choices[name] = tuple(choices[name])
         choices["raters"] = tuple(sorted(self.raters.items()))
-        selector = SelectorSpec(**choices) if self.kind == "selector" else None
-        return ConductorSpec(**fields | {"workers": tuple(self.workers), "selector": selector})
+        fields["workers"] = tuple(self.workers)
+        fields["selector"] = None
+        if self.kind == "selector":
+            fields["selector"] = SelectorSpec(**choices)
+        return ConductorSpec(**fields)
 
 
 class MatchEntry(Entry):
@@ -412,14 +426,22 @@ class MatchEntry(Entry):
 
     @model_validator(mode="after")
     def _check_has_condition(self) -> "MatchEntry":
-        empty = sorted(name for name in self.model_fields_set if not getattr(self, name))
-        if empty or not self.model_fields_set:
-            raise ValueError(f"names no value{' of ' + ', '.join(empty) if empty else ''}; name at least one")
+        empty = sorted([name for name in self.model_fields_set if not getattr(self, name)])
+        if empty:
+            raise ValueError(f"names no value of {', '.join(empty)}; name at least one")
+        if not self.model_fields_set:
+            raise ValueError("names no value; name at least one")
         return self
 
     def core(self) -> Match:
         """Return the core record."""
         return Match(**{name: frozenset(values) for name, values in self.model_dump().items()})
+
+
+def _match(entry: MatchEntry | None) -> Match | None:
+    if entry is None:
+        return None
+    return entry.core()
 
 
 class RuleEntry(Entry):
@@ -439,8 +461,7 @@ class RuleEntry(Entry):
 
     def core(self, name: str) -> Rule:
         """Return the core record."""
-        matches = [match.core() if match is not None else None for match in (self.allow, self.deny, self.approve)]
-        return Rule(name, frozenset(self.labels), *matches)
+        return Rule(name, frozenset(self.labels), _match(self.allow), _match(self.deny), _match(self.approve))
 
 
 class EvaluationEntry(Entry):
@@ -470,7 +491,8 @@ class ShadowEntry(Entry):
 
     @model_validator(mode="after")
     def _names_one(self) -> "ShadowEntry":
-        if sum(number is not None for number in (self.tier, self.conductor, self.worker)) != 1:
+        missing = (self.tier, self.conductor, self.worker).count(None)
+        if missing != 2:
             raise ValueError("must name one of tier, conductor and worker; name what is to be tried")
         return self
 
@@ -560,5 +582,8 @@ def levels(limits: LimitsEntry, efforts: Mapping[Effort, LimitsEntry]) -> dict[s
     defined = [place for place, level in enumerate(EFFORTS) if level in efforts]
     if not defined:
         return dict.fromkeys(EFFORTS, inherited)
-    nearest = [min(defined, key=lambda place: (abs(place - wanted), place)) for wanted in range(len(EFFORTS))]
-    return {level: efforts[EFFORTS[place]].core(inherited) for level, place in zip(EFFORTS, nearest, strict=True)}
+    found: dict[str, Limits] = {}
+    for wanted, level in enumerate(EFFORTS):
+        nearest = min(defined, key=lambda place: (abs(place - wanted), place))
+        found[level] = efforts[EFFORTS[nearest]].core(inherited)
+    return found
