@@ -55,10 +55,10 @@ def missing_extra(auth: str) -> str:
         return ""
     module, extra = EXTRAS[auth]
     try:
-        found = find_spec(module) is not None
+        is_installed = find_spec(module) is not None
     except ModuleNotFoundError:
-        found = False
-    if found:
+        is_installed = False
+    if is_installed:
         return ""
     return f"needs the extra {extra}; install it with pip install 'baton[{extra}]'"
 

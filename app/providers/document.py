@@ -99,16 +99,16 @@ def usage(
 
     `stored` is the part of the input that the provider wrote to its cache.
     """
-    read, written = count(input_tokens), count(output_tokens)
-    if read is None or written is None or read + written == 0:
+    input_count, output_count = count(input_tokens), count(output_tokens)
+    if input_count is None or output_count is None or input_count + output_count == 0:
         return None
-    cached_tokens = min(count(cached) or 0, read)
+    cached_tokens = min(count(cached) or 0, input_count)
     return Usage(
-        input=read,
+        input=input_count,
         cached=cached_tokens,
-        output=written,
-        reasoning=min(count(reasoning) or 0, written),
-        written=min(count(stored) or 0, read - cached_tokens),
+        output=output_count,
+        reasoning=min(count(reasoning) or 0, output_count),
+        written=min(count(stored) or 0, input_count - cached_tokens),
     )
 
 
@@ -117,22 +117,22 @@ def tokens(value: object, who: str) -> list[Chosen]:
 
     The format lists the chosen token among the likeliest.
     """
-    chosen: list[Chosen] = []
+    chosen_tokens: list[Chosen] = []
     for entry in rows(value, who):
         likely = _likely(entry, who)
         if likely is None:
             continue
         top: list[Likely] = []
-        others: list[tuple[str, float]] = []
-        for listed in rows(entry.get("top_logprobs"), who):
-            alternative = _likely(listed, who)
+        alternatives: list[tuple[str, float]] = []
+        for row in rows(entry.get("top_logprobs"), who):
+            alternative = _likely(row, who)
             if alternative is None:
                 continue
             top.append(alternative)
             if alternative.token != likely.token:
-                others.append((alternative.token, alternative.logprob))
-        chosen.append(Chosen(likely.token, likely.logprob, tuple(others), likely.raw, tuple(top)))
-    return chosen
+                alternatives.append((alternative.token, alternative.logprob))
+        chosen_tokens.append(Chosen(likely.token, likely.logprob, tuple(alternatives), likely.raw, tuple(top)))
+    return chosen_tokens
 
 
 def _likely(entry: Mapping[str, Any], who: str) -> Likely | None:

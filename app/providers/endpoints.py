@@ -35,13 +35,13 @@ class Endpoints:
 
     def __init__(
         self,
-        made: Sequence[tuple[EndpointSpec, ClosableProvider]],
+        adapters: Sequence[tuple[EndpointSpec, ClosableProvider]],
         *,
         tick: Callable[[], float] = time.monotonic,
         chance: Callable[[], float] = random.random,
     ) -> None:
-        """`made` are the endpoints with their adapters, at least one; `tick` gives monotonic seconds."""
-        self._members = [Member(spec, adapter) for spec, adapter in made]
+        """`adapters` are the endpoints with their adapters, at least one; `tick` gives monotonic seconds."""
+        self._members = [Member(spec, adapter) for spec, adapter in adapters]
         self.tick = tick
         self._chance = chance
         self.on_ejection: Callable[[str, str], None] | None = None

@@ -70,7 +70,7 @@ def excerpt(message: str, body: bytes, secrets: Iterable[str], path: str = "") -
         text = text.replace(secret, REMOVED)
     model = _model(body)
     text = _KEY.sub(REMOVED, text)
-    text = _LONG.sub(lambda found: _long_token(found[0], model, path), text)
+    text = _LONG.sub(lambda match: _long_token(match[0], model, path), text)
     if model:
         body = body.replace(model.encode(), b"")
     text = _without_request(text, body, _names(model) | _names(path))
@@ -82,10 +82,10 @@ def excerpt(message: str, body: bytes, secrets: Iterable[str], path: str = "") -
     return text[: EXCERPT_CHARS - 4] + " ..."
 
 
-def label(value: str, body: bytes, secrets: Iterable[str], known: Container[str] = ()) -> str:
-    """Return a provider's code or id if it is one of `known`, or a short name that has nothing of the request or of the
-    `secrets` in it; else an empty string."""
-    if value in known:
+def label(value: str, body: bytes, secrets: Iterable[str], allowed: Container[str] = ()) -> str:
+    """Return a provider's code or id if it is one of `allowed`, or a short name that has nothing of the request or of
+    the `secrets` in it; else an empty string."""
+    if value in allowed:
         return value
     if not _ID.fullmatch(value) or _KEY.search(value):
         return ""
@@ -125,7 +125,7 @@ def _long_token(token: str, model: str, path: str) -> str:
 
 
 def _names(text: str) -> frozenset[str]:
-    return frozenset(found[0].casefold() for found in _WORD.finditer(text))
+    return frozenset(match[0].casefold() for match in _WORD.finditer(text))
 
 
 def _without_request(text: str, body: bytes, names: frozenset[str]) -> str:

@@ -39,8 +39,8 @@ def adapter(
     make = ADAPTERS[spec.format]
     if not spec.endpoints:
         return make(spec, key, proxy_credentials)
-    made = []
+    adapters = []
     for endpoint in spec.endpoints:
         single = replace(spec, base_url=endpoint.base_url, endpoints=())
-        made.append((endpoint, make(single, keys.get(endpoint.name, key), proxy_credentials)))
-    return Endpoints(made)
+        adapters.append((endpoint, make(single, keys.get(endpoint.name, key), proxy_credentials)))
+    return Endpoints(adapters)

@@ -480,11 +480,11 @@ class Call:
     async def rest(self, limit: int = EVENT_BYTES) -> bytes:
         """Return all that is left of the body; raises WorkerMalformed beyond `limit` bytes."""
         reads: list[bytes] = []
-        left = limit
+        bytes_left = limit
         while read := await self.read():
             reads.append(read)
-            left -= len(read)
-            if left < 0:
+            bytes_left -= len(read)
+            if bytes_left < 0:
                 raise malformed(self._who, f"a reply of more than {limit >> 10} KiB")
         return b"".join(reads)
 

@@ -27,11 +27,11 @@ WITHOUT: Mapping[WireFormat, frozenset[str]] = {
 SAMPLING = frozenset(item.name for item in fields(Sampling))
 
 
-def check(spec: ProviderSpec, known: Mapping[str, tuple[str, ...]]) -> None:
+def check(spec: ProviderSpec, options: Mapping[str, tuple[str, ...]]) -> None:
     """Raise ConfigInvalid, with every fault, for a name or value that the adapter does not know; () allows any."""
-    known = {**SHARED, **known}
-    faults = [f"provider {spec.name}: unknown option {name!r}" for name in spec.options if name not in known]
-    for name, values in known.items():
+    options = {**SHARED, **options}
+    faults = [f"provider {spec.name}: unknown option {name!r}" for name in spec.options if name not in options]
+    for name, values in options.items():
         if values and name in spec.options and spec.options[name] not in values:
             faults.append(f"provider {spec.name}: option {name!r} must be one of {', '.join(values)}")
     for name in sorted(_listed(spec) - SAMPLING):

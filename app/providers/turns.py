@@ -58,12 +58,12 @@ def turns(messages: Sequence[Message]) -> Turns:
     """Split the instructions off and merge neighbouring messages of one role; the order is preserved."""
     instructions: list[str] = []
     merged: list[tuple[bool, tuple[Said, ...]]] = []
-    known: dict[str, Called] = {}
+    calls_by_id: dict[str, Called] = {}
     for message in messages:
         if message.role in ("system", "developer"):
             instructions += [part.text for part in _non_empty(message) if isinstance(part, Text)]
             continue
-        parts = _parts(message, known)
+        parts = _parts(message, calls_by_id)
         is_user = message.role != "assistant"
         if merged and merged[-1][0] == is_user:
             merged[-1] = (is_user, merged[-1][1] + parts)
@@ -79,10 +79,11 @@ def _non_empty(message: Message) -> tuple[Part, ...]:
     return tuple(part for part in message.parts if not isinstance(part, Text) or part.text)
 
 
-def _parts(message: Message, known: dict[str, Called]) -> tuple[Said, ...]:
-    """Return the parts of a message; `known` are the calls so far. A result that belongs to none is plain text."""
-    if message.call_id in known:
-        return (Result(known[message.call_id], _non_empty(message), message.failed),)
+def _parts(message: Message, calls_by_id: dict[str, Called]) -> tuple[Said, ...]:
+    """Return the parts of a message. `calls_by_id` are the calls so far; a result that belongs to none is plain
+    text."""
+    if message.call_id in calls_by_id:
+        return (Result(calls_by_id[message.call_id], _non_empty(message), message.failed),)
     keepsake = message.keepsake or {}
     parts: list[Said] = []
     if keepsake:
@@ -90,7 +91,7 @@ def _parts(message: Message, known: dict[str, Called]) -> tuple[Said, ...]:
     parts += _non_empty(message)
     for place, call in enumerate(message.calls):
         called = Called(call, place, keepsake)
-        known[call.id] = called
+        calls_by_id[call.id] = called
         parts.append(called)
     return tuple(parts)
 

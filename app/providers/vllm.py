@@ -45,9 +45,9 @@ class Management:
 
     def models(self) -> list[str]:
         """Return every model name that it serves: its base model's names, and adapters."""
-        found = self._asked("GET", f"{self._base}/models")
+        reply = self._request("GET", f"{self._base}/models")
         try:
-            return [model["id"] for model in found["data"]]
+            return [model["id"] for model in reply["data"]]
         except (KeyError, TypeError):
             raise WorkerMalformed(f"{self._base}/models did not list models.") from None
 
@@ -61,11 +61,11 @@ class Management:
 
     def tokens(self, model: str, messages: Messages) -> list[int]:
         """Return the tokens of a conversation by the server's tokenizer and chat template."""
-        found = self._asked(
+        reply = self._request(
             "POST", f"{self._base.removesuffix('/v1')}/tokenize", {"model": model, "messages": list(messages)}
         )
         try:
-            return [int(token) for token in found["tokens"]]
+            return [int(token) for token in reply["tokens"]]
         except (KeyError, TypeError, ValueError):
             raise WorkerMalformed(f"{self._base} did not return the tokens of a prompt.") from None
 
@@ -73,9 +73,9 @@ class Management:
         """Return the model's likeliest answer under a schema."""
         form = {"type": "json_schema", "json_schema": {"name": "plan", "strict": True, "schema": schema}}
         body = {"model": model, "messages": list(messages), "temperature": 0, "max_tokens": max_tokens}
-        found = self._asked("POST", f"{self._base}/chat/completions", body | {"response_format": form})
+        reply = self._request("POST", f"{self._base}/chat/completions", body | {"response_format": form})
         try:
-            return str(found["choices"][0]["message"]["content"] or "")
+            return str(reply["choices"][0]["message"]["content"] or "")
         except (KeyError, IndexError, TypeError):
             raise WorkerMalformed(f"{self._base} did not answer with a chat completion.") from None
 
@@ -90,7 +90,7 @@ class Management:
             )
         self._check(reply)
 
-    def _asked(self, method: str, url: str, body: Mapping[str, Any] | None = None) -> Any:
+    def _request(self, method: str, url: str, body: Mapping[str, Any] | None = None) -> Any:
         reply = self._sent(method, url, body)
         self._check(reply)
         try:
@@ -110,8 +110,8 @@ class Management:
 
     def _check(self, reply: httpx.Response) -> None:
         if not reply.is_success:
-            said = _words(reply) or reply.text
-            raise ConfigInvalid([f"{reply.url}: status {reply.status_code}: {said[:SHOWN] or 'without a message'}"])
+            message = _words(reply) or reply.text
+            raise ConfigInvalid([f"{reply.url}: status {reply.status_code}: {message[:SHOWN] or 'without a message'}"])
 
 
 def _words(reply: httpx.Response) -> str:

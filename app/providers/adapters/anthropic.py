@@ -110,9 +110,9 @@ class AnthropicProvider:
         if request.worker.api_version and self._spec.auth not in VERSIONS:
             headers.setdefault("anthropic-version", request.worker.api_version)
         path = _path(self._spec.auth, request.worker.model, streams)
-        sent = ProviderRequest(path, body, deadlines, who, streams=streams, headers=headers)
+        provider_request = ProviderRequest(path, body, deadlines, who, streams=streams, headers=headers)
         decoder = MessageReader(who) if streams and self._spec.auth == "aws" else None
-        return exchange(self._endpoint, sent, Reply(who), decoder)
+        return exchange(self._endpoint, provider_request, Reply(who), decoder)
 
     async def close(self) -> None:
         """Close all connections."""
@@ -142,20 +142,24 @@ def _path(auth: str, model: str, streams: bool) -> str:
     return "/v1/messages"
 
 
-def _blocks(said: Said) -> list[dict[str, Any]]:
-    if isinstance(said, Kept):
-        return list(said.data.get("blocks", ()))
-    if isinstance(said, Called):
-        call = said.call
+def _blocks(part_of_turn: Said) -> list[dict[str, Any]]:
+    if isinstance(part_of_turn, Kept):
+        return list(part_of_turn.data.get("blocks", ()))
+    if isinstance(part_of_turn, Called):
+        call = part_of_turn.call
         arguments = document.arguments_object(call.arguments)
         return [{"type": "tool_use", "id": _id(call.id), "name": call.name, "input": arguments}]
-    if isinstance(said, Result):
-        content = [_block(part) for part in said.parts]
-        result: dict[str, Any] = {"type": "tool_result", "tool_use_id": _id(said.called.call.id), "content": content}
-        if said.failed:
+    if isinstance(part_of_turn, Result):
+        content = [_block(part) for part in part_of_turn.parts]
+        result: dict[str, Any] = {
+            "type": "tool_result",
+            "tool_use_id": _id(part_of_turn.called.call.id),
+            "content": content,
+        }
+        if part_of_turn.failed:
             result["is_error"] = True
         return [result]
-    return [_block(said)]
+    return [_block(part_of_turn)]
 
 
 def _block(part: Part) -> dict[str, Any]:
@@ -187,14 +191,14 @@ def _trim(blocks: list[dict[str, Any]]) -> None:
 
 
 def _sampling(sampling: Sampling, unsupported: frozenset[str]) -> dict[str, Any]:
-    sent: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     if sampling.temperature is not None and "temperature" not in unsupported:
-        sent["temperature"] = min(sampling.temperature, 1.0)
+        fields["temperature"] = min(sampling.temperature, 1.0)
     elif sampling.top_p is not None and "top_p" not in unsupported:
-        sent["top_p"] = sampling.top_p
+        fields["top_p"] = sampling.top_p
     if sampling.stop and not unsupported & {"stop", "stop_sequences"}:
-        sent["stop_sequences"] = sampling.stop
-    return sent
+        fields["stop_sequences"] = sampling.stop
+    return fields
 
 
 def _loosened(schema: object) -> Any:
@@ -300,8 +304,8 @@ class Reply:
         if kind == "text":
             self._say(block, pieces)
         elif kind == "tool_use":
-            given = inner(block.get("input"), self._who)
-            arguments = document.arguments_text(given, self._who) if given else ""
+            tool_input = inner(block.get("input"), self._who)
+            arguments = document.arguments_text(tool_input, self._who) if tool_input else ""
             name, id_ = words(block.get("name"), self._who), words(block.get("id"), self._who)
             self._calls.take(index, id_, name, arguments, pieces)
         elif kind in ("thinking", "redacted_thinking"):
@@ -350,11 +354,12 @@ class Reply:
     def _usage(self) -> Usage | None:
         """Return the usage in Baton's terms: what was read from the cache and written into it counts as input, too."""
         counts = self._counts
-        cached, stored = counts.get("cache_read_input_tokens", 0), counts.get("cache_creation_input_tokens", 0)
+        cached_tokens = counts.get("cache_read_input_tokens", 0)
+        cache_writes = counts.get("cache_creation_input_tokens", 0)
         uncached_count, cached_count, stored_count = (
             count(counts.get("input_tokens")),
-            count(cached or 0),
-            count(stored or 0),
+            count(cached_tokens or 0),
+            count(cache_writes or 0),
         )
         read = None
         if uncached_count is not None and cached_count is not None and stored_count is not None:
@@ -363,4 +368,4 @@ class Reply:
         thinking = None
         if isinstance(details, dict):
             thinking = details.get("thinking_tokens")
-        return usage(read, counts.get("output_tokens"), cached, thinking, stored=stored)
+        return usage(read, counts.get("output_tokens"), cached_tokens, thinking, stored=cache_writes)

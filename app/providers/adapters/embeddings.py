@@ -55,8 +55,8 @@ class EmbeddingsProvider:
     async def stream(self, request: Request, body: bytes, deadlines: Deadlines) -> AsyncIterator[list[Piece]]:
         """See `protocol.py`."""
         who = f"{request.worker.name} at {self._spec.name}"
-        sent = ProviderRequest("/embeddings", body, deadlines, who, streams=False, headers=request.headers)
-        async for pieces in exchange(self._endpoint, sent, Vector(self._dimensions, who)):
+        provider_request = ProviderRequest("/embeddings", body, deadlines, who, streams=False, headers=request.headers)
+        async for pieces in exchange(self._endpoint, provider_request, Vector(self._dimensions, who)):
             yield pieces
 
     async def close(self) -> None:
@@ -89,10 +89,10 @@ class Vector:
     def whole(self, body: bytes, pieces: list[Piece]) -> None:
         """Parse the reply."""
         document = parse(body, self._who)
-        found = rows(document.get("data"), self._who)
-        if len(found) != 1:
-            raise malformed(self._who, f"{len(found)} vectors for one text")
-        pieces.append(Words(orjson.dumps(self._sketch(found[0].get("embedding"))).decode()))
+        vectors = rows(document.get("data"), self._who)
+        if len(vectors) != 1:
+            raise malformed(self._who, f"{len(vectors)} vectors for one text")
+        pieces.append(Words(orjson.dumps(self._sketch(vectors[0].get("embedding"))).decode()))
         counts = inner(document.get("usage"), self._who)
         self._end = End("stop", usage(counts.get("prompt_tokens"), 0), label(document.get("model")))
 

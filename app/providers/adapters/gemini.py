@@ -99,8 +99,8 @@ class GeminiProvider:
         verb = "streamGenerateContent?alt=sse" if streams else "generateContent"
         path = f"/{_resource(request.worker.model)}:{verb}"
         names = {document.gemini_name(tool.name): tool.name for tool in request.toolbox.tools}
-        sent = ProviderRequest(path, body, deadlines, who, streams=streams, headers=request.headers)
-        return exchange(self._endpoint, sent, Candidate(who, names))
+        provider_request = ProviderRequest(path, body, deadlines, who, streams=streams, headers=request.headers)
+        return exchange(self._endpoint, provider_request, Candidate(who, names))
 
     async def close(self) -> None:
         """Close all connections."""
@@ -113,26 +113,26 @@ def _resource(model: str) -> str:
     return quote(resource, safe="/")
 
 
-def _parts(said: Said, needs_signatures: bool) -> list[dict[str, Any]]:
+def _parts(part_of_turn: Said, needs_signatures: bool) -> list[dict[str, Any]]:
     """Return the parts of one piece of a turn; with `needs_signatures` the model wants a signature with the first call
     of a turn."""
-    if isinstance(said, Kept):
+    if isinstance(part_of_turn, Kept):
         return []
-    if isinstance(said, Called):
-        return [_call(said, needs_signatures)]
-    if isinstance(said, Result):
-        return _result(said)
-    return [_part(said)]
+    if isinstance(part_of_turn, Called):
+        return [_call(part_of_turn, needs_signatures)]
+    if isinstance(part_of_turn, Result):
+        return _result(part_of_turn)
+    return [_part(part_of_turn)]
 
 
-def _call(called: Called, needs_signatures: bool) -> dict[str, Any]:
+def _call(made_call: Called, needs_signatures: bool) -> dict[str, Any]:
     call = {
-        "name": document.gemini_name(called.call.name),
-        "args": document.arguments_object(called.call.arguments),
+        "name": document.gemini_name(made_call.call.name),
+        "args": document.arguments_object(made_call.call.arguments),
     }
-    part: dict[str, Any] = {"functionCall": call | _its_id(called)}
-    signature = _stored(called, "signatures")
-    if not signature and needs_signatures and called.place == 0 and not called.keepsake:
+    part: dict[str, Any] = {"functionCall": call | _its_id(made_call)}
+    signature = _keepsake_entry(made_call, "signatures")
+    if not signature and needs_signatures and made_call.place == 0 and not made_call.keepsake:
         signature = UNSIGNED
     if signature:
         part["thoughtSignature"] = signature
@@ -148,19 +148,19 @@ def _result(result: Result) -> list[dict[str, Any]]:
     return [{"functionResponse": response}, *images]
 
 
-def _its_id(called: Called) -> dict[str, Any]:
-    id_ = _stored(called, "ids")
+def _its_id(made_call: Called) -> dict[str, Any]:
+    id_ = _keepsake_entry(made_call, "ids")
     if id_:
         return {"id": id_}
     return {}
 
 
-def _stored(called: Called, what: str) -> str | None:
+def _keepsake_entry(made_call: Called, field: str) -> str | None:
     """Return this call's entry of a list in the keepsake, if it has one."""
-    values = called.keepsake.get(what, ())
-    if called.place >= len(values):
+    values = made_call.keepsake.get(field, ())
+    if made_call.place >= len(values):
         return None
-    entry: str = values[called.place]
+    entry: str = values[made_call.place]
     return entry
 
 
@@ -179,7 +179,7 @@ def _part(part: Part) -> dict[str, Any]:
 
 
 def _sampling(sampling: Sampling, unsupported: frozenset[str]) -> dict[str, Any]:
-    given = {
+    values = {
         "max_tokens": ("maxOutputTokens", sampling.max_tokens),
         "temperature": ("temperature", sampling.temperature),
         "top_p": ("topP", sampling.top_p),
@@ -189,7 +189,7 @@ def _sampling(sampling: Sampling, unsupported: frozenset[str]) -> dict[str, Any]
         "frequency_penalty": ("frequencyPenalty", sampling.frequency_penalty),
     }
     config: dict[str, Any] = {}
-    for name, (gemini_name, value) in given.items():
+    for name, (gemini_name, value) in values.items():
         if value is not None and name not in unsupported:
             config[gemini_name] = value
     return config
@@ -284,8 +284,8 @@ class Candidate:
 def _usage(counts: dict[str, Any]) -> Usage | None:
     """Return the usage: candidates and thoughts are both output; the API leaves out a count of zero."""
     thoughts = count(counts.get("thoughtsTokenCount", 0))
-    written = count(counts.get("candidatesTokenCount", 0))
+    output_tokens = count(counts.get("candidatesTokenCount", 0))
     out = None
-    if thoughts is not None and written is not None:
-        out = thoughts + written
+    if thoughts is not None and output_tokens is not None:
+        out = thoughts + output_tokens
     return usage(counts.get("promptTokenCount"), out, counts.get("cachedContentTokenCount"), thoughts)

@@ -117,8 +117,10 @@ class OpenAIProvider:
         """Send `body` and yield what comes back; see `protocol.Provider`."""
         who = f"{request.worker.name} at {self._spec.name}"
         streams = self._spec.streams and request.live
-        sent = ProviderRequest("/chat/completions", body, deadlines, who, streams=streams, headers=request.headers)
-        return exchange(self._endpoint, sent, Completion(who))
+        provider_request = ProviderRequest(
+            "/chat/completions", body, deadlines, who, streams=streams, headers=request.headers
+        )
+        return exchange(self._endpoint, provider_request, Completion(who))
 
     async def close(self) -> None:
         """Close all connections."""
@@ -136,7 +138,7 @@ def _response_format(form: Form) -> dict[str, Any]:
 
 
 def _sampling(sampling: Sampling, max_tokens_field: str, unsupported: frozenset[str]) -> dict[str, Any]:
-    given = {
+    values = {
         max_tokens_field: sampling.max_tokens,
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
@@ -146,7 +148,7 @@ def _sampling(sampling: Sampling, max_tokens_field: str, unsupported: frozenset[
         "frequency_penalty": sampling.frequency_penalty,
         "logit_bias": dict(sampling.logit_bias) or None,
     }
-    return {name: value for name, value in given.items() if value is not None and name not in unsupported}
+    return {name: value for name, value in values.items() if value is not None and name not in unsupported}
 
 
 @record(frozen=True, slots=True)
@@ -468,15 +470,15 @@ class Reasoning:
 
     def keepsake(self, calls: int) -> dict[str, Any]:
         """Return all of it, empty if nothing came. `reasoning_details` replace `reasoning`: they hold more."""
-        kept: dict[str, Any] = {}
+        fields: dict[str, Any] = {}
         if self._details:
-            kept["message"] = {"reasoning_details": self._details}
+            fields["message"] = {"reasoning_details": self._details}
         elif self._texts:
             name, texts = next(iter(self._texts.items()))
-            kept["message"] = {name: "".join(texts)}
+            fields["message"] = {name: "".join(texts)}
         if self._extras:
-            kept["extra_content"] = [self._extras.get(place) for place in range(calls)]
-        return kept
+            fields["extra_content"] = [self._extras.get(place) for place in range(calls)]
+        return fields
 
     def _detail(self, detail: dict[str, Any]) -> None:
         """Add a piece of a detail: its pieces follow each other, its texts grow, its other fields come once."""

@@ -97,8 +97,8 @@ class ResponsesProvider:
         """Send `body` and yield what comes back; see `protocol.Provider`."""
         who = f"{request.worker.name} at {self._spec.name}"
         streams = self._spec.streams and request.live
-        sent = ProviderRequest("/responses", body, deadlines, who, streams=streams, headers=request.headers)
-        return exchange(self._endpoint, sent, Response(who))
+        provider_request = ProviderRequest("/responses", body, deadlines, who, streams=streams, headers=request.headers)
+        return exchange(self._endpoint, provider_request, Response(who))
 
     async def close(self) -> None:
         """Close all connections."""
@@ -108,12 +108,12 @@ class ResponsesProvider:
 def _items(messages: Iterable[Message], returns_reasoning: bool) -> list[dict[str, Any]]:
     """Return the conversation as input items; with `returns_reasoning` stored reasoning is sent back with its turn."""
     items: list[dict[str, Any]] = []
-    known: set[str] = set()
+    call_ids: set[str] = set()
     for message in messages:
         if message.role == "assistant":
             items += _turn(message, returns_reasoning)
-            known |= {call.id for call in message.calls}
-        elif message.call_id in known:
+            call_ids |= {call.id for call in message.calls}
+        elif message.call_id in call_ids:
             output: Any = _content(message)
             items.append({"type": "function_call_output", "call_id": _id(message.call_id), "output": output})
         else:
@@ -133,11 +133,11 @@ def _turn(message: Message, returns_reasoning: bool) -> list[dict[str, Any]]:
         )
     items: list[dict[str, Any]] = []
     if returns_reasoning and message.keepsake is not None:
-        for stored in message.keepsake.get("items", ()):
-            if stored["type"] == "reasoning":
-                items.append(dict(stored))
-            elif remaining[stored["type"]]:
-                items.append(remaining[stored["type"]].pop(0) | stored)
+        for entry in message.keepsake.get("items", ()):
+            if entry["type"] == "reasoning":
+                items.append(dict(entry))
+            elif remaining[entry["type"]]:
+                items.append(remaining[entry["type"]].pop(0) | entry)
     return [*items, *remaining["message"], *remaining["function_call"]]
 
 
@@ -164,14 +164,14 @@ def _id(id_: str) -> str:
 
 
 def _sampling(sampling: Sampling, unsupported: frozenset[str]) -> dict[str, Any]:
-    sent: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     if sampling.max_tokens is not None:
-        sent["max_output_tokens"] = max(sampling.max_tokens, LEAST_TOKENS)
+        fields["max_output_tokens"] = max(sampling.max_tokens, LEAST_TOKENS)
     if sampling.temperature is not None and "temperature" not in unsupported:
-        sent["temperature"] = sampling.temperature
+        fields["temperature"] = sampling.temperature
     if sampling.top_p is not None and "top_p" not in unsupported:
-        sent["top_p"] = sampling.top_p
-    return sent
+        fields["top_p"] = sampling.top_p
+    return fields
 
 
 def _tools(toolbox: Toolbox, *, strict: bool) -> dict[str, Any]:

@@ -21,15 +21,15 @@ def dates(text: str) -> Problem | None:
     """One of the four kinds of question."""
     line = text.lower()
     try:
-        found = all_dates(line)
+        day_list = all_dates(line)
     except ValueError:
         return None
-    if len(found) == 2 and re.search(r"how many days", line):
-        return _between(*found, whole="inclusive" in line)
-    if len(found) == 1 and re.search(r"(?:what|which) (?:day of the week|weekday|day)", line):
-        return _weekday(found[0])
-    if len(found) == 1 and (match := re.search(r"(\d{1,5}) (day|week)s? (after|before|from)", line)):
-        return _away(found[0], int(match.group(1)) * (7 if match.group(2) == "week" else 1), match.group(3))
+    if len(day_list) == 2 and re.search(r"how many days", line):
+        return _between(*day_list, whole="inclusive" in line)
+    if len(day_list) == 1 and re.search(r"(?:what|which) (?:day of the week|weekday|day)", line):
+        return _weekday(day_list[0])
+    if len(day_list) == 1 and (match := re.search(r"(\d{1,5}) (day|week)s? (after|before|from)", line)):
+        return _away(day_list[0], int(match.group(1)) * (7 if match.group(2) == "week" else 1), match.group(3))
     year = re.search(r"\b(\d{4})\b.*\bleap year|leap year.*\b(\d{4})\b", line)
     if year:
         right, other = ("yes", "no") if isleap(int(year.group(1) or year.group(2))) else ("no", "yes")
@@ -58,8 +58,8 @@ def _between(first: date, second: date, *, whole: bool) -> Problem:
 
 def _weekday(day: date) -> Problem:
     names = list(day_name)
-    others = [names[(day.weekday() + slip) % 7] for slip in (1, 6, 2, 5, 3)]
-    return problem("dates", not 2020 <= day.year <= 2030, names[day.weekday()], others)
+    wrong_days = [names[(day.weekday() + slip) % 7] for slip in (1, 6, 2, 5, 3)]
+    return problem("dates", not 2020 <= day.year <= 2030, names[day.weekday()], wrong_days)
 
 
 def _away(day: date, days: int, direction: str) -> Problem | None:

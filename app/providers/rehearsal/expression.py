@@ -35,16 +35,16 @@ def symbols(text: str) -> str:
 
 def tokens(text: str) -> list[str]:
     """Return the expression's tokens; raises Unreadable for anything else."""
-    found: list[str] = []
+    token_list: list[str] = []
     position = 0
     text = text.strip()
     while position < len(text):
         match = TOKEN.match(text, position)
-        if match is None or len(found) >= MAX_TOKENS:
+        if match is None or len(token_list) >= MAX_TOKENS:
             raise Unreadable
-        found.append("^" if match.group().strip() == "**" else match.group().strip())
+        token_list.append("^" if match.group().strip() == "**" else match.group().strip())
         position = match.end()
-    return found
+    return token_list
 
 
 def evaluate(text: str, values: Mapping[str, Fraction] | None = None) -> Fraction:
@@ -57,8 +57,8 @@ def evaluate(text: str, values: Mapping[str, Fraction] | None = None) -> Fractio
 
 
 class _Reader:
-    def __init__(self, found: list[str], values: Mapping[str, Fraction]) -> None:
-        self._tokens = found
+    def __init__(self, token_list: list[str], values: Mapping[str, Fraction]) -> None:
+        self._tokens = token_list
         self._values = values
         self._at = 0
 

@@ -22,8 +22,8 @@ class _Document:
     def __init__(self, root: Mapping[str, Any], text: str) -> None:
         self._root = root
         self._text = text
-        found = re.search(r"-?\d+(?:\.\d+)?", text)
-        self._number = float(found.group()) if found else 0.0
+        match = re.search(r"-?\d+(?:\.\d+)?", text)
+        self._number = float(match.group()) if match else 0.0
         self._left = MOST_VALUES
 
     def value(self, schema: object, depth: int) -> Any:
@@ -40,21 +40,21 @@ class _Document:
             least = min(int(schema.get("minItems", 0)), DEEPEST)
             return [self.value(schema.get("items"), depth + 1) for _ in range(least) if self._goes_on(depth)]
         if kind in ("integer", "number"):
-            return self._figure(schema, whole=kind == "integer")
+            return self._figure(schema, is_whole=kind == "integer")
         return {"boolean": True, "null": None}.get(kind, self._text[: int(schema.get("maxLength", len(self._text)))])
 
     def _object(self, schema: Mapping[str, Any], depth: int) -> dict[str, Any]:
-        named = schema.get("properties", {})
-        return {name: self.value(inner, depth + 1) for name, inner in named.items() if self._goes_on(depth)}
+        properties = schema.get("properties", {})
+        return {name: self.value(inner, depth + 1) for name, inner in properties.items() if self._goes_on(depth)}
 
     def _goes_on(self, depth: int) -> bool:
         return depth < DEEPEST and self._left > 0
 
-    def _figure(self, schema: Mapping[str, Any], *, whole: bool) -> int | float:
+    def _figure(self, schema: Mapping[str, Any], *, is_whole: bool) -> int | float:
         """Return the number, within the schema's bounds."""
         value: int | float = max(self._number, schema.get("minimum", self._number))
         value = min(value, schema.get("maximum", value))
-        if whole or value == int(value):
+        if is_whole or value == int(value):
             return int(value)
         return value
 
@@ -75,7 +75,7 @@ class _Document:
 
     def _referred(self, reference: str) -> object:
         """Return the part of the whole schema that a reference such as `#/$defs/Item` names."""
-        found: Any = self._root
+        target: Any = self._root
         for name in reference.removeprefix("#").split("/")[1:]:
-            found = found.get(name.replace("~1", "/").replace("~0", "~")) if isinstance(found, Mapping) else None
-        return found
+            target = target.get(name.replace("~1", "/").replace("~0", "~")) if isinstance(target, Mapping) else None
+        return target

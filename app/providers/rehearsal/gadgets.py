@@ -43,14 +43,14 @@ def wishes(toolbox: Toolbox, messages: Sequence[Message], answer: Callable[[], s
     """
     if not toolbox.tools or toolbox.choice == "none":
         return []
-    asked = read([message for message in messages if message.role != "tool"])
-    question = (asked.question or asked.subtask).translate(PLAIN)
+    content = read([message for message in messages if message.role != "tool"])
+    question = (content.question or content.subtask).translate(PLAIN)
     if not toolbox.must and messages[-1].role == "tool":
         return []
-    ranked = sorted(toolbox.tools, key=lambda tool: -_fit(tool, question))
+    tools_by_fit = sorted(toolbox.tools, key=lambda tool: -_fit(tool, question))
     if toolbox.choice == "named":
-        ranked = [tool for tool in toolbox.tools if tool.name == toolbox.named]
-    best = ranked[0]
+        tools_by_fit = [tool for tool in toolbox.tools if tool.name == toolbox.named]
+    best = tools_by_fit[0]
     fits = _fit(best, question) > 0
     if not fits and not toolbox.must:
         return []
@@ -82,9 +82,9 @@ def _value(text: str) -> str:
     except ValueError:
         return text.strip()
     if isinstance(value, dict):
-        named = [value[name] for name in ("result", "answer", "output", "value") if name in value]
-        if named:
-            value = named[0]
+        named_values = [value[name] for name in ("result", "answer", "output", "value") if name in value]
+        if named_values:
+            value = named_values[0]
         elif len(value) == 1:
             (value,) = value.values()
     if isinstance(value, str):
@@ -94,12 +94,12 @@ def _value(text: str) -> str:
 
 def _fit(tool: Tool, question: str) -> int:
     """Return a score of how well a tool fits a question; 0 if it does not."""
-    said = set(WORD.findall(f"{tool.name} {tool.description}".lower().replace("_", " ")))
-    shared = len((said & set(WORD.findall(question.lower()))) - COMMON)
-    problem = solve(question) if said & CALCULATES else None
+    tool_words = set(WORD.findall(f"{tool.name} {tool.description}".lower().replace("_", " ")))
+    score = len((tool_words & set(WORD.findall(question.lower()))) - COMMON)
+    problem = solve(question) if tool_words & CALCULATES else None
     if problem is not None and problem.family == "arithmetic":
-        return shared + 3
-    return shared
+        return score + 3
+    return score
 
 
 def _all_arguments(tool: Tool, question: str) -> list[dict[str, Any]]:
@@ -108,7 +108,7 @@ def _all_arguments(tool: Tool, question: str) -> list[dict[str, Any]]:
     required = [name for name in (tool.parameters or {}).get("required", properties) if name in properties]
     numbers = NUMBER.findall(question)
     base = {name: _argument(name, properties[name], question, numbers) for name in required}
-    names = _named(question)
+    names = _proper_names(question)
     places = [name for name in required if _kind(properties[name]) == "string" and _is_entity(name, properties[name])]
     if len(places) != 1 or len(names) < 2:
         return [base]
@@ -148,7 +148,7 @@ def _text(name: str, schema: Mapping[str, Any], question: str) -> str:
     quoted = QUOTED.search(question)
     if quoted is not None:
         return quoted[1]
-    names = _named(question)
+    names = _proper_names(question)
     if names and name.lower() not in WHOLE:
         return names[0]
     return question.strip()
@@ -169,7 +169,7 @@ def _is_entity(name: str, schema: Mapping[str, Any]) -> bool:
     return not schema.get("enum") and name.lower() not in WHOLE | EXPRESSION
 
 
-def _named(question: str) -> list[str]:
+def _proper_names(question: str) -> list[str]:
     """Return proper names: capitalised words that do not begin a sentence."""
     names: list[str] = []
     for match in ENTITY.finditer(question):

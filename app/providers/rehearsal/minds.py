@@ -60,7 +60,7 @@ def minds() -> dict[str, Mind]:
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class StepContent:
     """The content of a worker's messages: the caller's question if it may see it, earlier answers, its subtask."""
 
     question: str
@@ -68,34 +68,34 @@ class Shown:
     answers: tuple[str, ...]
 
 
-def read(messages: Sequence[Message]) -> Shown:
+def read(messages: Sequence[Message]) -> StepContent:
     """Take a step's messages apart, as `run/visibility.py` composed them; a plain conversation has only a question."""
-    asked = [message.text for message in messages if message.role == "user"]
-    last = asked[-1] if asked else ""
+    user_texts = [message.text for message in messages if message.role == "user"]
+    last = user_texts[-1] if user_texts else ""
     steps = list(STEP.finditer(last))
     tail = last[steps[-1].end() :] if steps else last
     mark = SUBTASK.search(tail)
     if mark is None:
-        return Shown(last, "", ())
-    question = asked[-2] if len(asked) > 1 else ""
-    return Shown(question, tail[mark.end() :].strip(), tuple(step.group("answer").strip() for step in steps))
+        return StepContent(last, "", ())
+    question = user_texts[-2] if len(user_texts) > 1 else ""
+    return StepContent(question, tail[mark.end() :].strip(), tuple(step.group("answer").strip() for step in steps))
 
 
 def reply(model: str, messages: Sequence[Message], seed: str) -> str:
     """Return this worker's whole answer to these messages."""
-    shown = read(messages)
-    source = shown.question
+    content = read(messages)
+    source = content.question
     problem = solve(source)
     if problem is None:
-        source = shown.subtask
+        source = content.subtask
         problem = solve(source)
     if problem is None:
-        return _without_problem(shown)
-    if _wants_plan(shown.subtask):
+        return _without_problem(content)
+    if _wants_plan(content.subtask):
         return f"Plan: {PLANS[problem.family]}."
     mind = minds().get(model, Mind(0.85, 0.55))
-    answer = _decide(mind, problem, shown.answers, f"{seed}|{model}|{plain(source)}")
-    if re.search(r"\bonly (?:with )?(?:the|a|one) (?:number|answer|result|word|name)", f"{source} {shown.subtask}"):
+    answer = _decide(mind, problem, content.answers, f"{seed}|{model}|{plain(source)}")
+    if re.search(r"\bonly (?:with )?(?:the|a|one) (?:number|answer|result|word|name)", f"{source} {content.subtask}"):
         return answer
     return f"The answer is {answer}."
 
@@ -114,7 +114,7 @@ def dice(text: str) -> float:
     return int.from_bytes(hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()[:7], "big") / 2**56
 
 
-def _decide(mind: Mind, problem: Problem, answers: Sequence[str], who: str) -> str:
+def _decide(mind: Mind, problem: Problem, answers: Sequence[str], dice_prefix: str) -> str:
     """Solve, follow a plan, check one earlier answer, or weigh several."""
     stated = [answer for answer in map(final, answers) if answer is not None]
     skill = mind.skill(problem)
@@ -122,28 +122,28 @@ def _decide(mind: Mind, problem: Problem, answers: Sequence[str], who: str) -> s
         skill += PLAN_HELPS * (1 - skill)
     if stated:
         skill = max(skill + CHECK_HELPS * (1 - skill), mind.checks)
-    right = dice(f"{who}|solve") < skill
+    right = dice(f"{dice_prefix}|solve") < skill
     own = problem.answer
     if not right:
-        own = problem.wrong[int(dice(f"{who}|slip") * len(problem.wrong))]
+        own = problem.wrong[int(dice(f"{dice_prefix}|slip") * len(problem.wrong))]
     if not stated or right:
         return own
     votes = Counter(map(plain, stated)).most_common()
     if len(votes) > 1 and votes[0][1] == votes[1][1] and plain(own) in dict(votes):
         return own
-    trusted = next(answer for answer in stated if plain(answer) == votes[0][0])
-    if dice(f"{who}|trust") < TRUST:
-        return trusted
+    most_common = next(answer for answer in stated if plain(answer) == votes[0][0])
+    if dice(f"{dice_prefix}|trust") < TRUST:
+        return most_common
     return own
 
 
-def _without_problem(shown: Shown) -> str:
+def _without_problem(content: StepContent) -> str:
     """Pass on what earlier steps stated, or say honestly what is missing, where no problem was seen."""
-    stated = [answer for answer in map(final, shown.answers) if answer is not None]
-    if stated:
-        agreed = Counter(map(plain, stated)).most_common(1)[0][0]
-        return f"The answer is {next(answer for answer in stated if plain(answer) == agreed)}."
-    if not shown.question:
+    answers = [answer for answer in map(final, content.answers) if answer is not None]
+    if answers:
+        majority = Counter(map(plain, answers)).most_common(1)[0][0]
+        return f"The answer is {next(answer for answer in answers if plain(answer) == majority)}."
+    if not content.question:
         return CANNOT_KNOW
     return OUTSIDE
 

@@ -12,7 +12,7 @@ NUMBER = r"\d{1,5}"
 STEP = re.compile(r"multiply it by (\d+)|add (\d+)|subtract (\d+)")
 
 Slots = Mapping[str, str]
-Worked = tuple[str, str, int]
+WorkedTask = tuple[str, str, int]
 """The answer, a slip, the level."""
 
 
@@ -28,7 +28,7 @@ def draw_sum(random: Random, level: int) -> Slots:
     return {"e": " ".join(parts)}
 
 
-def sum_of(slots: Slots) -> Worked:
+def sum_of(slots: Slots) -> WorkedTask:
     """Compute products before sums."""
     signs = len(slots["e"].split()) // 2
     total = evaluate(slots["e"])
@@ -47,18 +47,18 @@ def _digits(slots: Slots) -> int:
     return _level(max(len(slots["a"]), len(slots["b"])), 2, 3)
 
 
-def divisor(slots: Slots) -> Worked:
+def divisor(slots: Slots) -> WorkedTask:
     """Return the greatest common divisor."""
-    found = math.gcd(int(slots["a"]), int(slots["b"]))
-    return str(found), str(found + 1), _digits(slots)
+    result = math.gcd(int(slots["a"]), int(slots["b"]))
+    return str(result), str(result + 1), _digits(slots)
 
 
-def remainder(slots: Slots) -> Worked:
+def remainder(slots: Slots) -> WorkedTask:
     """Return the remainder; ValueError for a division by zero."""
     if not int(slots["b"]):
         raise ValueError
-    found = int(slots["a"]) % int(slots["b"])
-    return str(found), str(found + 1), _digits(slots)
+    result = int(slots["a"]) % int(slots["b"])
+    return str(result), str(result + 1), _digits(slots)
 
 
 def draw_equation(random: Random, level: int) -> Slots:
@@ -75,13 +75,13 @@ def draw_equation(random: Random, level: int) -> Slots:
     return {"q": f"{a}x + {b}y = {a * x + b * y} and {e}x + {d}y = {e * x + d * y}"}
 
 
-def equation(slots: Slots) -> Worked:
+def equation(slots: Slots) -> WorkedTask:
     """Return the whole number x; ValueError where there is none."""
-    found = linear(slots["q"]).get("x")
-    if found is None or found.denominator != 1:
+    result = linear(slots["q"]).get("x")
+    if result is None or result.denominator != 1:
         raise ValueError
     level = 2 if " and " in slots["q"] else int("(" in slots["q"])
-    return str(found), str(found - 1), level
+    return str(result), str(result - 1), level
 
 
 def draw_chain(random: Random, level: int) -> Slots:
@@ -101,17 +101,22 @@ def draw_chain(random: Random, level: int) -> Slots:
     return {"s": ", ".join(steps), "c": str(value)}
 
 
-def chain(slots: Slots) -> Worked:
+def chain(slots: Slots) -> WorkedTask:
     """Compute back from the result. Raises ValueError where that leads to no whole number."""
     value, steps = int(slots["c"]), slots["s"].split(", ")
     for step in reversed(steps):
         match = STEP.fullmatch(step)
         if match is None:
             raise ValueError
-        by, more, less = (int(group) if group else 0 for group in match.groups())
-        if match.group(1) and (not by or value % by):
+        factor, added, subtracted = match.groups()
+        if added is not None:
+            value -= int(added)
+        elif subtracted is not None:
+            value += int(subtracted)
+        elif not int(factor) or value % int(factor):
             raise ValueError
-        value = value // by if match.group(1) else value - more + less
+        else:
+            value //= int(factor)
     return str(value), str(value + 2), _level(len(steps), 2, 3)
 
 
@@ -121,14 +126,14 @@ def draw_neighbours(random: Random, level: int) -> Slots:
     return {"n": str(count), "t": str(count * start + count * (count - 1) // 2)}
 
 
-def neighbours(slots: Slots) -> Worked:
+def neighbours(slots: Slots) -> WorkedTask:
     """Return the smallest; ValueError where there is none."""
     count, total = int(slots["n"]), int(slots["t"])
     rest = total - count * (count - 1) // 2
     if count < 2 or rest % count:
         raise ValueError
-    found = rest // count
-    return str(found), str(found + 1), _level(count, 3, 5)
+    result = rest // count
+    return str(result), str(result + 1), _level(count, 3, 5)
 
 
 def _level(size: int, easy: int, medium: int) -> int:

@@ -11,6 +11,10 @@ from app.providers.rehearsal.problem import Problem, near, problem, spell
 ASK = r"(?:what(?:'s| is| are)|how much is|compute|calculate|evaluate|work out|find)"
 ROMAN = ((1000, "M"), (900, "CM"), (500, "D"), (400, "CD"), (100, "C"), (90, "XC"), (50, "L"), (40, "XL"))
 ROMAN_SMALL = ((10, "X"), (9, "IX"), (5, "V"), (4, "IV"), (1, "I"))
+SCALES = {"c": "celsius", "f": "fahrenheit", "k": "kelvin"}
+TEMPERATURES = frozenset(SCALES.values())
+ZERO_CELSIUS = Fraction("273.15")
+"""The freezing point of water in kelvin."""
 UNITS: dict[str, tuple[str, Fraction]] = {
     name: (kind, Fraction(factor))
     for kind, table in {
@@ -34,27 +38,27 @@ def expression(text: str) -> Problem | None:
     if "the sum of" in text.lower():
         body = re.sub(r",\s*(?:and\s+)?|\s+and\s+", "+", body)
     try:
-        found = tokens(body)
+        token_list = tokens(body)
         value = evaluate(body)
     except Unreadable:
         return None
-    signs = sum(token in "+-*/^" for token in found)
+    signs = sum(token in "+-*/^" for token in token_list)
     if not signs:
         return None
-    large = any(len(token.replace(",", "")) > 3 for token in found if token[0].isdigit())
-    return problem("arithmetic", signs > 2 or large or "^" in found, spell(value), near(value))
+    large = any(len(token.replace(",", "")) > 3 for token in token_list if token[0].isdigit())
+    return problem("arithmetic", signs > 2 or large or "^" in token_list, spell(value), near(value))
 
 
 def equation(text: str) -> Problem | None:
     """`Solve 3x + 5 = 20`, `x + y = 10 and x - y = 2`: linear, in one or two unknowns."""
     line = symbols(text)
     try:
-        found = linear(line)
+        solution = linear(line)
     except Unreadable:
         return None
-    first, mentions = next(iter(found)), _sides(line)[0]
-    hard = len(found) > 1 or sum(side.count(first) for side in mentions) > 1 or "(" in line
-    answer, *wrong = [_spelled(values) for values in (found, *_slips(found))]
+    first, mentions = next(iter(solution)), _sides(line)[0]
+    hard = len(solution) > 1 or sum(side.count(first) for side in mentions) > 1 or "(" in line
+    answer, *wrong = [_spell_values(values) for values in (solution, *_slips(solution))]
     return problem("equations", hard, answer, wrong)
 
 
@@ -65,10 +69,10 @@ def linear(line: str) -> dict[str, Fraction]:
     names = sorted({letter for pair in sides for side in pair for letter in re.findall(r"[a-z]", side)})
     if not sides or len(sides) != len(names) or len(names) > 2:
         raise Unreadable
-    found = _solved([_row(left, right, names) for left, right in sides])
-    if found is None:
+    solution = _solve_rows([_row(left, right, names) for left, right in sides])
+    if solution is None:
         raise Unreadable
-    return dict(zip(names, found, strict=True))
+    return dict(zip(names, solution, strict=True))
 
 
 def _sides(line: str) -> list[tuple[str, str]]:
@@ -76,17 +80,17 @@ def _sides(line: str) -> list[tuple[str, str]]:
     return re.findall(r"([-+*/^().\d\sxyzn]*[xyzn\d)]\s*)=\s*([-+*/^().\d\sxyzn]*[xyzn\d)])", line)
 
 
-def _spelled(values: Mapping[str, Fraction]) -> str:
+def _spell_values(values: Mapping[str, Fraction]) -> str:
     return " and ".join(f"{name} = {value!s}" for name, value in values.items())
 
 
-def _slips(found: Mapping[str, Fraction]) -> list[dict[str, Fraction]]:
+def _slips(solution: Mapping[str, Fraction]) -> list[dict[str, Fraction]]:
     """Return solutions that somebody who slips might give."""
-    added = (Fraction(1), Fraction(-1), Fraction(2), Fraction(1, 2))
+    offsets = (Fraction(1), Fraction(-1), Fraction(2), Fraction(1, 2))
     slips = []
-    for slip in added:
-        slips.append({name: value + slip for name, value in found.items()})
-    slips.append({name: -value for name, value in found.items()})
+    for offset in offsets:
+        slips.append({name: value + offset for name, value in solution.items()})
+    slips.append({name: -value for name, value in solution.items()})
     return slips
 
 
@@ -108,7 +112,7 @@ def _row(left: str, right: str, names: list[str]) -> list[Fraction]:
     return [*slopes, zero]
 
 
-def _solved(rows: list[list[Fraction]]) -> list[Fraction] | None:
+def _solve_rows(rows: list[list[Fraction]]) -> list[Fraction] | None:
     if len(rows) == 1:
         ((slope, constant),) = rows
         return [-constant / slope] if slope else None
@@ -122,18 +126,20 @@ def _solved(rows: list[list[Fraction]]) -> list[Fraction] | None:
 def theory(text: str) -> Problem | None:
     """Divisors, primes, remainders, factorials, digit sums."""
     line = text.lower()
-    found = [int(number.replace(",", "")) for number in re.findall(r"\d[\d,]*", line)]
-    if not found or len(found) > 4 or max(found) > 10**9:
+    numbers = [int(number.replace(",", "")) for number in re.findall(r"\d[\d,]*", line)]
+    if not numbers or len(numbers) > 4 or max(numbers) > 10**9:
         return None
-    first = found[0]
-    hard = max(found) > 200
-    if len(found) > 1 and re.search(r"greatest common (?:divisor|factor)|highest common factor|\bgcd\b|\bhcf\b", line):
-        return _number(math.gcd(*found), hard)
-    if len(found) > 1 and re.search(r"(?:least|lowest|smallest) common multiple|\blcm\b", line):
-        return _number(math.lcm(*found), hard)
-    if len(found) == 2 and found[1] and re.search(r"remainder|\bmod(?:ulo)?\b", line):
-        return _number(first % found[1], hard)
-    if len(found) != 1:
+    first = numbers[0]
+    hard = max(numbers) > 200
+    if len(numbers) > 1 and re.search(
+        r"greatest common (?:divisor|factor)|highest common factor|\bgcd\b|\bhcf\b", line
+    ):
+        return _number(math.gcd(*numbers), hard)
+    if len(numbers) > 1 and re.search(r"(?:least|lowest|smallest) common multiple|\blcm\b", line):
+        return _number(math.lcm(*numbers), hard)
+    if len(numbers) == 2 and numbers[1] and re.search(r"remainder|\bmod(?:ulo)?\b", line):
+        return _number(first % numbers[1], hard)
+    if len(numbers) != 1:
         return None
     return _single(line, first, hard)
 
@@ -142,7 +148,7 @@ def _single(line: str, number: int, hard: bool) -> Problem | None:
     if number <= 10**6 and re.search(r"next prime|prime (?:number )?(?:after|above|greater)", line):
         return _number(_next_prime(number), hard)
     if re.search(r"prime factor", line):
-        return _factorised(number, hard)
+        return _factorise(number, hard)
     if re.search(r"\bprime\b", line):
         right, other = ("yes", "no") if _is_prime(number) else ("no", "yes")
         return problem("number theory", hard, right, [other])
@@ -159,7 +165,7 @@ def _number(value: int, hard: bool) -> Problem:
     return problem("number theory", hard, str(value), near(Fraction(value)))
 
 
-def _factorised(number: int, hard: bool) -> Problem | None:
+def _factorise(number: int, hard: bool) -> Problem | None:
     factors: list[int] = []
     rest, factor = number, 2
     while factor * factor <= rest:
@@ -172,8 +178,8 @@ def _factorised(number: int, hard: bool) -> Problem | None:
     if not factors:
         return None
     slips = [[*factors[:-1], factors[-1] + 2], [2, *factors], [*factors, 3], factors[1:]]
-    spelled = [" * ".join(map(str, sorted(slip))) for slip in slips]
-    return problem("number theory", hard, " * ".join(map(str, factors)), spelled)
+    wrong = [" * ".join(map(str, sorted(slip))) for slip in slips]
+    return problem("number theory", hard, " * ".join(map(str, factors)), wrong)
 
 
 def _is_prime(number: int) -> bool:
@@ -226,24 +232,38 @@ def units(text: str) -> Problem | None:
     else:
         return None
     try:
-        return _converted(Fraction(amount.replace(",", "")), source, target)
+        return _convert(Fraction(amount.replace(",", "")), source, target)
     except ValueError:
         return None
 
 
-def _converted(amount: Fraction, source: str, target: str) -> Problem | None:
-    scales = {"c": "celsius", "f": "fahrenheit", "k": "kelvin"}
-    degrees = [scales.get(name, name) for name in (source, target)]
-    if all(name in scales.values() for name in degrees) and degrees[0] != degrees[1]:
-        kelvin = {"celsius": amount + Fraction("273.15"), "fahrenheit": (amount - 32) * 5 / 9 + Fraction("273.15")}
-        heat = kelvin.get(degrees[0], amount)
-        there = {"celsius": heat - Fraction("273.15"), "fahrenheit": (heat - Fraction("273.15")) * 9 / 5 + 32}
-        value = there.get(degrees[1], heat)
+def _convert(amount: Fraction, source: str, target: str) -> Problem | None:
+    source_scale, target_scale = SCALES.get(source, source), SCALES.get(target, target)
+    if {source_scale, target_scale} <= TEMPERATURES and source_scale != target_scale:
+        value = _convert_temperature(amount, source_scale, target_scale)
         return problem("unit conversion", value.denominator != 1, f"{spell(value)} {target}", near(value, f" {target}"))
-    here, other = (UNITS.get(name) or UNITS.get(name.removesuffix("s")) for name in (source, target))
-    if here is None or other is None or here[0] != other[0]:
+    source_unit, target_unit = _unit(source), _unit(target)
+    if source_unit is None or target_unit is None or source_unit[0] != target_unit[0]:
         return None
-    value = amount * here[1] / other[1]
-    slips = [value * 10, value / 10, value * 100, amount * other[1] / here[1], value + 1]
+    value = amount * source_unit[1] / target_unit[1]
+    slips = [value * 10, value / 10, value * 100, amount * target_unit[1] / source_unit[1], value + 1]
     hard = amount.denominator != 1 or (value.denominator != 1 and amount > 100)
     return problem("unit conversion", hard, f"{spell(value)} {target}", [f"{spell(slip)} {target}" for slip in slips])
+
+
+def _unit(name: str) -> tuple[str, Fraction] | None:
+    """Return the kind and the factor of a unit, whose name may be a plural."""
+    return UNITS.get(name) or UNITS.get(name.removesuffix("s"))
+
+
+def _convert_temperature(amount: Fraction, source: str, target: str) -> Fraction:
+    kelvin = amount
+    if source == "celsius":
+        kelvin = amount + ZERO_CELSIUS
+    elif source == "fahrenheit":
+        kelvin = (amount - 32) * 5 / 9 + ZERO_CELSIUS
+    if target == "celsius":
+        return kelvin - ZERO_CELSIUS
+    if target == "fahrenheit":
+        return (kelvin - ZERO_CELSIUS) * 9 / 5 + 32
+    return kelvin

@@ -85,7 +85,7 @@ def plan(messages: Sequence[Message], schema: Mapping[str, Any] | None) -> list[
     if previous is not None:
         return _another_round(problem, previous.group(2), cards, limit)
     if problem is None and familiarity >= policy.LIKELY:
-        learned = _learned(question, cards, limit, instructions)
+        learned = _learned_plan(question, cards, limit, instructions)
         if learned:
             return learned
     return _steps(problem, cards, limit)
@@ -93,22 +93,24 @@ def plan(messages: Sequence[Message], schema: Mapping[str, Any] | None) -> list[
 
 def to_text(choices: Sequence[Choice], schema: Mapping[str, Any] | None = None) -> str:
     """Return the plan as JSON, with all fields that the schema wants; only the step that answers may call tools."""
-    more: dict[str, Any] = {}
+    extra_fields: dict[str, Any] = {}
     if '"tools"' in json.dumps(schema):
-        more["tools"] = False
+        extra_fields["tools"] = False
     has_reasons = "shape" in (schema or {}).get("properties", {})
     if has_reasons:
-        more |= {"why": WHY, "withheld": ""}
+        extra_fields |= {"why": WHY, "withheld": ""}
     steps: list[dict[str, Any]] = []
     for choice in choices:
-        steps.append({"worker": choice.worker, "subtask": choice.subtask, "access": list(choice.access), **more})
+        steps.append(
+            {"worker": choice.worker, "subtask": choice.subtask, "access": list(choice.access), **extra_fields}
+        )
     plan: dict[str, Any] = {"steps": steps}
     if has_reasons:
         plan["shape"] = SHAPE
     return json.dumps(plan)
 
 
-def _learned(question: str, cards: Mapping[int, str], limit: int, instructions: str) -> list[Choice] | None:
+def _learned_plan(question: str, cards: Mapping[int, str], limit: int, instructions: str) -> list[Choice] | None:
     """Return the plan of the learned policy; None if it has none for these cards and limits."""
     size = len(question) + sum([int(count) for count in LEFT_OUT.findall(question)])
     money = BUDGET.search(instructions)
@@ -163,11 +165,11 @@ def _steps(problem: Problem | None, cards: Mapping[int, str], limit: int) -> lis
     ]
 
 
-def _rank(cards: Mapping[int, str], wanted: str, but: int | None = None) -> dict[int, float]:
+def _rank(cards: Mapping[int, str], strength: str, but: int | None = None) -> dict[int, float]:
     """Return the probability of each worker for a role, by its strengths; best first, ties by ordinal."""
     weights: dict[int, float] = {}
     for ordinal, card in cards.items():
-        score = _score(card, wanted)
+        score = _score(card, strength)
         if ordinal == but:
             score -= 1.0
         weights[ordinal] = math.exp(SHARPNESS * score)
@@ -176,12 +178,12 @@ def _rank(cards: Mapping[int, str], wanted: str, but: int | None = None) -> dict
     return {ordinal: weights[ordinal] / total for ordinal in ordered}
 
 
-def _score(card: str, wanted: str) -> float:
+def _score(card: str, role: str) -> float:
     match = STRENGTHS.search(card)
     strengths: list[str] = []
     if match is not None:
         strengths = [name.strip().lower() for name in match.group(1).split(",")]
-    if any(wanted in strength for strength in strengths):
+    if any(role in strength for strength in strengths):
         return 3.0
     kin = {
         "arithmetic": "math",
@@ -190,7 +192,7 @@ def _score(card: str, wanted: str) -> float:
         "checking": "judging",
         "logic": "reasoning",
     }
-    if kin.get(wanted) in strengths:
+    if kin.get(role) in strengths:
         return 2.0
     if "general" in strengths or "reasoning" in strengths:
         return 1.0

@@ -92,16 +92,16 @@ def policy() -> Policy:
 
 def familiarity(question: str) -> float:
     """Return the share of a question's words that the policy knows; 0 for a question of few words."""
-    said = _said(question)
-    if len(said) >= LEAST_WORDS:
-        return sum(word in policy().words for word in said) / len(said)
+    words = _words_of(question)
+    if len(words) >= LEAST_WORDS:
+        return sum(word in policy().words for word in words) / len(words)
     return 0.0
 
 
 def read(question: str, size: int) -> ReadQuestion:
     """Read a question; `size` is the number of characters of the whole request."""
-    known = policy()
-    rows = [known.start, *[known.words[word] for word in _said(question) if word in known.words]]
+    weights = policy()
+    rows = [weights.start, *[weights.words[word] for word in _words_of(question) if word in weights.words]]
     latent = tuple(math.fsum(column) for column in zip(*rows, strict=True))
     return ReadQuestion(latent, sum(size >= least for least in DOCUMENTS), size)
 
@@ -116,16 +116,18 @@ def terms(latent: Sequence[float], document: int) -> list[float]:
     return [1.0, short, long, secret, *parts, *crossed, count * count, math.fsum([part * part for part in parts])]
 
 
-def best(known: ReadQuestion, cards: Sequence[Card], most_steps: int, usd: float) -> list[tuple[int, PlanStep]] | None:
+def best(
+    question: ReadQuestion, cards: Sequence[Card], most_steps: int, usd: float
+) -> list[tuple[int, PlanStep]] | None:
     """Return the steps of the plan that is worth most, each with its worker's ordinal, among those whose workers are
     shown and whose least price fits the money; None if there is none."""
     by_strengths = {card.strengths: card for card in cards}
     cards_by_worker = [by_strengths.get(strengths) for strengths in policy().workers]
     best_plan, best_value = None, -math.inf
-    question_terms = terms(known.latent, known.document)
+    question_terms = terms(question.latent, question.document)
     for plan in policy().plans:
         staffed = _staffed(plan, cards_by_worker)
-        if staffed is None or len(staffed) > most_steps or least_price(staffed, known.size) > usd - PLANNING:
+        if staffed is None or len(staffed) > most_steps or least_price(staffed, question.size) > usd - PLANNING:
             continue
         value = math.fsum([weight * term for weight, term in zip(plan.scores, question_terms, strict=True)])
         if value > best_value:
@@ -161,6 +163,6 @@ def least_price(staffed: Sequence[tuple[Card, PlanStep]], size: int) -> float:
     return total
 
 
-def _said(question: str) -> set[str]:
+def _words_of(question: str) -> set[str]:
     """Return the words of the first paragraph: a document may follow it."""
     return set(WORD.findall(question.strip().partition("\n\n")[0].lower()))

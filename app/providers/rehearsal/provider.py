@@ -79,16 +79,16 @@ class RehearsalProvider:
         messages = tuple(message_from_json(message) for message in call["messages"])
         # The answer has its form in any case; the words that ask for it would be taken for the question.
         read = without_instruction(messages)
-        first, between = self._pauses(call["model"])
+        first, pause_between = self._pauses(call["model"])
         clock = _Clock(deadlines.total)
         calls = self._calls(call, read)
         if calls:
             await clock.pause(first, deadlines.first)
             for piece in calls:
                 yield [piece]
-                await clock.pause(between, deadlines.gap)
-            written = sum(len(TOKEN.findall(piece.name + piece.arguments)) for piece in calls)
-            yield [End("tool_calls", Usage(_size(messages), output=written), call["model"])]
+                await clock.pause(pause_between, deadlines.gap)
+            output_tokens = sum(len(TOKEN.findall(piece.name + piece.arguments)) for piece in calls)
+            yield [End("tool_calls", Usage(_size(messages), output=output_tokens), call["model"])]
             return
         wants_json = call["schema"] is None and len(read) < len(messages)
         tokens, odds = self._answer(call, read, wants_json=wants_json)
@@ -96,7 +96,7 @@ class RehearsalProvider:
         await clock.pause(first, deadlines.first)
         for start in range(0, len(tokens), CHUNK):
             if start:
-                await clock.pause(between, deadlines.gap)
+                await clock.pause(pause_between, deadlines.gap)
             yield _pieces(tokens[start : start + CHUNK], start, odds, call["logprobs"])
         usage = Usage(input=_size(messages), output=len(tokens))
         yield [End(finish, usage, call["model"], stop_sequence=stopped)]
@@ -115,8 +115,8 @@ class RehearsalProvider:
             if choices is not None:
                 tokens = TOKEN.findall(planner.to_text(choices, schema))
                 return tokens, _places(tokens, choices)
-        found = gadgets.latest_results(messages)
-        text = self._said(call, messages) if found is None else f"The answer is {found}."
+        result = gadgets.latest_results(messages)
+        text = self._answer_in_words(call, messages) if result is None else f"The answer is {result}."
         if wants_json:  # a value, and no sentence, as most programs want it
             text = json.dumps({"answer": final(text) or text})
         return TOKEN.findall(filled(schema, text) if schema else text), {}
@@ -126,13 +126,15 @@ class RehearsalProvider:
         if "toolbox" not in call:
             return []
         deltas: list[ToolDelta] = []
-        wishes = gadgets.wishes(toolbox_from_json(call["toolbox"]), messages, lambda: self._said(call, messages))
+        wishes = gadgets.wishes(
+            toolbox_from_json(call["toolbox"]), messages, lambda: self._answer_in_words(call, messages)
+        )
         for index, (name, arguments) in enumerate(wishes):
             id_ = f"rehearsed_{len(messages)}_{index}"
             deltas += [ToolDelta(index, id_, name), ToolDelta(index, arguments=json.dumps(arguments))]
         return deltas
 
-    def _said(self, call: Mapping[str, Any], messages: tuple[Message, ...]) -> str:
+    def _answer_in_words(self, call: Mapping[str, Any], messages: tuple[Message, ...]) -> str:
         """Return the worker's answer in words."""
         return reply(call["model"], messages, f"{self._seed}|{call['sampling']['seed']}")
 
@@ -179,11 +181,11 @@ def _pieces(
 ) -> list[Piece]:
     pieces: list[Piece] = [Words("".join(tokens))]
     if alternatives is not None:
-        pieces += [_chosen(token, odds.get(start + place), alternatives) for place, token in enumerate(tokens)]
+        pieces += [_token_choice(token, odds.get(start + place), alternatives) for place, token in enumerate(tokens)]
     return pieces
 
 
-def _chosen(token: str, odds: Mapping[int, float] | None, alternatives: int) -> Chosen:
+def _token_choice(token: str, odds: Mapping[int, float] | None, alternatives: int) -> Chosen:
     """Return a token's log-probability: certain, but for the choice of a worker."""
     if odds is None:
         likely = Likely(token, 0.0, token.encode())

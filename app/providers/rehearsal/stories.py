@@ -17,10 +17,10 @@ def story(text: str) -> Problem | None:
     line = " ".join(text.lower().split())
     if not re.search(r"\bhow (?:many|much|far|long)\b", line):
         return None
-    for reading in (_shared, _price, _speed, _groups, _per_one, _changes):
-        found = reading(line)
-        if found is not None:
-            value, steps, unit = found
+    for reading in (_equal_shares, _price, _speed, _groups, _per_one, _changes):
+        result = reading(line)
+        if result is not None:
+            value, steps, unit = result
             large = any(len(number) > 3 for number in re.findall(r"\d+", line))
             return problem("arithmetic", steps > 2 or large, f"{spell(value)}{unit}", near(value, unit))
     return None
@@ -64,10 +64,10 @@ def _per_one(line: str) -> Reading | None:
 def _price(line: str) -> Reading | None:
     """`If 4 pens cost $6, how much do 10 pens cost?`, `Pens are $3 each. How much do 14 pens cost?`"""
     if match := re.search(rf"\b{N} [a-z]+ costs? {N}.*?how much (?:do|would|will|are) {N}", line):
-        count, cost, wanted = map(Fraction, match.groups())
+        count, cost, new_count = map(Fraction, match.groups())
         if not count:
             return None
-        return (cost / count * wanted, 2, "")
+        return (cost / count * new_count, 2, "")
     match = re.search(
         rf"\b(?:cost|are|is|at|for) {N} (?:dollars |euros )?each\b.*?how much (?:do|would|will|are) {N}", line
     )
@@ -84,7 +84,7 @@ def _speed(line: str) -> Reading | None:
     return Fraction(match.group(1)) * Fraction(match.group(3)), 1, f" {match.group(2)}"
 
 
-def _shared(line: str) -> Reading | None:
+def _equal_shares(line: str) -> Reading | None:
     """`24 sweets are shared equally among 6 children. How many does each get?`"""
     match = re.search(rf"\b{N} [a-z]+ (?:[a-z]+ )?(?:shared|divided|split)[^.?\d]{{0,30}}? {N}\b", line)
     if match is None or Fraction(match.group(2)) == 0:

@@ -235,9 +235,9 @@ FAMILIES: tuple[Family, ...] = (
 def write(random: Random, family: Family, level: int, phrasing: int) -> Problem:
     """Return a task of this family."""
     slots = family.draw(random, level)
-    answer, slip, found = family.work(slots)
-    if found != level:
-        raise ValueError(f"{family.name} drew level {found} for {level}")
+    answer, slip, actual_level = family.work(slots)
+    if actual_level != level:
+        raise ValueError(f"{family.name} drew level {actual_level} for {level}")
     text = family.phrasings[phrasing].format(**slots)
     return Problem(text, family.name, DOMAINS.index(family.domain), level, answer, slip)
 
@@ -275,5 +275,5 @@ def _readers() -> tuple[tuple[Family, re.Pattern[str]], ...]:
 
 def _pattern(family: Family, phrasing: str) -> re.Pattern[str]:
     parts = re.split(r"\{(\w)\}", phrasing)
-    named = [f"(?P<{part}>{family.slots[part]})" if place % 2 else re.escape(part) for place, part in enumerate(parts)]
-    return re.compile("".join(named))
+    pieces = [f"(?P<{part}>{family.slots[part]})" if place % 2 else re.escape(part) for place, part in enumerate(parts)]
+    return re.compile("".join(pieces))

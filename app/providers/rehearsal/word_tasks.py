@@ -46,8 +46,8 @@ def reverse(slots: Slots) -> Worked:
 
 def count(slots: Slots) -> Worked:
     """Return the number of times that the letter occurs."""
-    found = slots["w"].count(slots["l"])
-    return str(found), str(found + 1), _level(slots["w"].split(", "))
+    result = slots["w"].count(slots["l"])
+    return str(result), str(result + 1), _level(slots["w"].split(", "))
 
 
 def _swapped(words: list[str]) -> list[str]:

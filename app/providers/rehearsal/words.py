@@ -25,13 +25,13 @@ STEM = "|".join(SUPERLATIVES)
 
 def letters(text: str) -> Problem | None:
     """Sorting, counting and reversing words, letters and lists of numbers."""
-    for reading in (_sorted, _counted, _reversed, _extreme):
-        if (found := reading(text)) is not None:
-            return found
+    for reading in (_sorting, _counting, _reversal, _superlative):
+        if (result := reading(text)) is not None:
+            return result
     return None
 
 
-def _sorted(text: str) -> Problem | None:
+def _sorting(text: str) -> Problem | None:
     start = r"[^:]*:" if ":" in text else r".*?\b(?:words|numbers|names|list)\b"
     match = re.search(rf"\b(?:sort|order|arrange|put)\b{start}(.+)", text, re.IGNORECASE | re.DOTALL)
     if match is None:
@@ -55,7 +55,7 @@ def _shuffles(right: Sequence[str]) -> list[str]:
     return [", ".join(items) for items in [*reversed(swaps), list(reversed(right))]]
 
 
-def _counted(text: str) -> Problem | None:
+def _counting(text: str) -> Problem | None:
     ask = re.search(r"how (?:many|often|many times)", text, re.IGNORECASE)
     if ask is None:
         return None
@@ -83,11 +83,11 @@ def _counted(text: str) -> Problem | None:
 
 
 def _number(count: int, hard: bool) -> Problem:
-    wrong = [spelled for spelled in near(Fraction(count)) if not spelled.startswith("-")]
+    wrong = [answer for answer in near(Fraction(count)) if not answer.startswith("-")]
     return problem("words", hard, str(count), wrong)
 
 
-def _reversed(text: str) -> Problem | None:
+def _reversal(text: str) -> Problem | None:
     match = re.search(r"\b(?:reverse|backwards|spell)\b", text, re.IGNORECASE)
     quoted = (
         re.search(QUOTED, text)
@@ -105,7 +105,7 @@ def _reversed(text: str) -> Problem | None:
     return problem("words", len(body) > 10, right, [*reversed(swaps), right[1:], body])
 
 
-def _extreme(text: str) -> Problem | None:
+def _superlative(text: str) -> Problem | None:
     match = re.search(
         r"\b(longest|shortest|largest|smallest|biggest|highest|lowest) (?:word|number)s?[^:]*:\s*(.{1,2000})",
         text,
@@ -148,26 +148,36 @@ def extraction(text: str) -> Problem | None:
 def comparison(text: str) -> Problem | None:
     """`Anna is taller than Ben. Ben is taller than Carl. Who is the shortest?`"""
     facts = re.findall(rf"\b([A-Z]\w+) (?:is|was|runs|are) (?:\w+ )?({STEM})\w* than ([A-Z]\w+)", text)
-    asked = re.search(rf"\bwho (?:is|was|runs) (?:the )?(second[- ])?({STEM})\w*", text, re.IGNORECASE)
-    if not facts or asked is None:
+    question = re.search(rf"\bwho (?:is|was|runs) (?:the )?(second[- ])?({STEM})\w*", text, re.IGNORECASE)
+    if not facts or question is None:
         return None
-    scale, sign = SUPERLATIVES[asked.group(2).lower()]
-    above = {(a, b) if SUPERLATIVES[stem][1] > 0 else (b, a) for a, stem, b in facts if SUPERLATIVES[stem][0] == scale}
-    ranked = _ranked(above)
-    if ranked is None or (asked.group(1) and len(ranked) < 3):
+    scale, sign = SUPERLATIVES[question.group(2).lower()]
+    above = set()
+    for first, stem, second in facts:
+        stem_scale, stem_sign = SUPERLATIVES[stem]
+        if stem_scale == scale and stem_sign > 0:
+            above.add((first, second))
+        elif stem_scale == scale:
+            above.add((second, first))
+    ranking = _ranking(above)
+    if ranking is None or (question.group(1) and len(ranking) < 3):
         return None
-    line = ranked if sign > 0 else ranked[::-1]
-    place = 1 if asked.group(1) else 0
-    return problem("logic", len(ranked) > 3 or place > 0, line[place], line[:place] + line[place + 1 :])
+    if sign < 0:
+        ranking.reverse()
+    place = 0
+    if question.group(1):
+        place = 1
+    others = ranking[:place] + ranking[place + 1 :]
+    return problem("logic", len(ranking) > 3 or place > 0, ranking[place], others)
 
 
-def _ranked(above: set[tuple[str, str]]) -> list[str] | None:
+def _ranking(above: set[tuple[str, str]]) -> list[str] | None:
     """Return all names from the highest to the lowest, if the facts leave exactly one order."""
     names = {name for pair in above for name in pair}
     order: list[str] = []
     while names:
-        beaten = {b for a, b in above if a in names}
-        tops = list(names - beaten)
+        lower = {second for first, second in above if first in names}
+        tops = list(names - lower)
         if len(tops) != 1:
             return None
         order.append(tops[0])
@@ -178,12 +188,12 @@ def _ranked(above: set[tuple[str, str]]) -> list[str] | None:
 def syllogism(text: str) -> Problem | None:
     """`All bloops are razzies. All razzies are lazzies. Are all bloops lazzies?`"""
     facts = {(a.lower(), b.lower()) for a, b in re.findall(r"\ball (\w+) are (\w+)\b", text, re.IGNORECASE)}
-    asked = re.search(r"\bare all (\w+) (\w+)\?", text, re.IGNORECASE)
-    if not facts or asked is None:
+    question = re.search(r"\bare all (\w+) (\w+)\?", text, re.IGNORECASE)
+    if not facts or question is None:
         return None
-    reached, fresh = {asked.group(1).lower()}, {asked.group(1).lower()}
-    while fresh:
-        fresh = {b for a, b in facts if a in fresh} - reached
-        reached |= fresh
-    right, other = ("yes", "no") if asked.group(2).lower() in reached else ("no", "yes")
+    members, new_members = {question.group(1).lower()}, {question.group(1).lower()}
+    while new_members:
+        new_members = {kind for member, kind in facts if member in new_members} - members
+        members |= new_members
+    right, other = ("yes", "no") if question.group(2).lower() in members else ("no", "yes")
     return problem("logic", len(facts) > 2, right, [other, "it cannot be said"])
