@@ -7,7 +7,7 @@ import pytest
 
 from app.core.message.chat import TOKEN_BYTES, Message, Text, ToolCall, mint
 from app.errors import InvalidRequest
-from app.gateway.responses.calls import paired
+from app.gateway.responses.calls import pair_outputs
 from tests.gateway.test_response_tools import SPAWN, asked, calling
 from tests.stubs import ProviderStub, Reply
 
@@ -37,7 +37,7 @@ def output(id_: str, text: str = "") -> Message:
     ids=["behind a message", "behind another call", "one id twice", "of a run of ours", "none"],
 )
 def test_outputs_stand_behind_their_calls(given: tuple[Message, ...], found: tuple[Message, ...]) -> None:
-    assert paired(given) == found
+    assert pair_outputs(given) == found
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_outputs_stand_behind_their_calls(given: tuple[Message, ...], found: tup
 )
 def test_what_has_no_other_half_is_refused(given: tuple[Message, ...], code: str, says: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
-        paired(given)
+        pair_outputs(given)
     assert (refused.value.public_code, refused.value.param, says in refused.value.message) == (code, "input", True)
 
 

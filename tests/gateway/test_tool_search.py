@@ -300,7 +300,7 @@ SEARCH = tool_search.ToolSearch(type="tool_search", execution="client")
 
 
 def test_the_schema_without_names() -> None:
-    (search,) = tool_search.on_offer((), [SEARCH], (), 9)
+    (search,) = tool_search.tools_on_offer((), [SEARCH], (), 9)
     assert (search.parameters or {})["properties"]["paths"]["items"] == {"type": "string"}
     assert search.description == tool_search.DEFAULT_DESCRIPTION
 
@@ -312,7 +312,7 @@ def test_what_was_found_first_gives_way() -> None:
     loaded = [tool_search.load(Tool(name), "") for name in "abcdb"]
     offered = []
     for most in (6, 5, 4, 3, 2, 1):
-        offered.append([tool.name for tool in tool_search.on_offer(tools, [SEARCH], loaded, most)])
+        offered.append([tool.name for tool in tool_search.tools_on_offer(tools, [SEARCH], loaded, most)])
     assert offered == [
         ["own", "a", "tool_search", "c", "d", "b"],
         ["own", "tool_search", "c", "d", "b"],

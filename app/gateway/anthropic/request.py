@@ -146,9 +146,9 @@ class MessagesRequest(TokenCountRequest):
 def read_request(body: Mapping[str, Any]) -> tuple[MessagesRequest, tuple[str, ...]]:
     """Return the request, and the names of fields that are ignored; raises `InvalidRequest` naming the field at
     fault."""
-    given = _given(body)
-    request = _checked(MessagesRequest, given)
-    ignored = sorted(name for name in IGNORED if name in given)
+    fields = _accepted_fields(body)
+    request = _validate(MessagesRequest, fields)
+    ignored = sorted(name for name in IGNORED if name in fields)
     return request, tuple(ignored)
 
 
@@ -159,26 +159,26 @@ def stop_sequences(body: Mapping[str, Any]) -> list[str]:
 
 def read_count(body: Mapping[str, Any]) -> TokenCountRequest:
     """Return the request of `count_tokens`."""
-    return _checked(TokenCountRequest, _given(body))
+    return _validate(TokenCountRequest, _accepted_fields(body))
 
 
-def _given(body: Mapping[str, Any]) -> dict[str, Any]:
+def _accepted_fields(body: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a body without those that are null or that ask for nothing; raises `InvalidRequest` for one
     that is refused."""
-    given = present_fields(body)
+    fields = present_fields(body)
     for name, reason in REFUSED.items():
-        if given.pop(name, None):
+        if fields.pop(name, None):
             code = THREAD_UNSUPPORTED if name == "thread" else "unsupported_parameter"
             raise InvalidRequest(f"'{name}' is not supported: {reason}.", param=name, code=code)
-    return given
+    return fields
 
 
-def _checked(model: type[Read], given: dict[str, Any]) -> Read:
-    check_kinds(given.get("tools"), "custom", *KNOWN)
+def _validate(model: type[Read], fields: dict[str, Any]) -> Read:
+    check_kinds(fields.get("tools"), "custom", *KNOWN)
     try:
-        return model.model_validate(given)
+        return model.model_validate(fields)
     except ValidationError as error:
-        raise invalid_request(error, given) from None
+        raise invalid_request(error, fields) from None
 
 
 def task_of(request: TokenCountRequest) -> Task:
@@ -233,12 +233,12 @@ def _check_results(turns: list[Turn]) -> None:
         for at, block in enumerate(blocks):
             if isinstance(block, ToolResultBlock):
                 if block.tool_use_id not in waiting:
-                    raise _unknown_call(f"messages.{place}.content.{at}")
+                    raise _unknown_call_error(f"messages.{place}.content.{at}")
                 del waiting[block.tool_use_id]
                 has_results = True
         goes_on = turn.role == "assistant" and role_before == "assistant"
         if waiting and not has_results and not goes_on:
-            raise _unanswered(waiting)
+            raise _missing_results_error(waiting)
         for at, block in enumerate(blocks):
             if isinstance(block, ToolUseBlock) and turn.role == "assistant":
                 where = f"messages.{place}.content.{at}"
@@ -246,10 +246,10 @@ def _check_results(turns: list[Turn]) -> None:
                 waiting[block.id] = where
         role_before = turn.role
     if waiting:
-        raise _unanswered(waiting)
+        raise _missing_results_error(waiting)
 
 
-def _unknown_call(where: str) -> InvalidRequest:
+def _unknown_call_error(where: str) -> InvalidRequest:
     return InvalidRequest(
         f"Invalid value for '{where}.tool_use_id': a tool_result needs its tool_use in the assistant's turn before it. "
         "Send that turn too, or leave the result out.",
@@ -258,14 +258,14 @@ def _unknown_call(where: str) -> InvalidRequest:
     )
 
 
-def _unanswered(waiting: Mapping[str, str]) -> InvalidRequest:
+def _missing_results_error(waiting: Mapping[str, str]) -> InvalidRequest:
     """Return the refusal, which names the ids that Baton gave out, and the places of the other calls."""
-    named: list[str] = []
+    missing: list[str] = []
     for id_, where in waiting.items():
-        named.append(id_ if run_of(id_) else where)
+        missing.append(id_ if run_of(id_) else where)
     return InvalidRequest(
         "Every tool_use needs its tool_result in the user's turn right behind it. Missing are those of: "
-        f"{', '.join(named)}",
+        f"{', '.join(missing)}",
         param=next(iter(waiting.values())),
         code="tool_results_missing",
     )

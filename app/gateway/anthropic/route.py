@@ -82,7 +82,7 @@ def _add_create_route(router: APIRouter, context: GatewayContext, keys: Keys, id
     ) -> Response:
         """Anthropic's message, whole or, with `stream: true`, as server-sent events."""
         turn = await idempotency.begin(request, caller, body, lambda: to_order(context, caller, body))
-        return await answered(context, request, turn, stop_sequences(body))
+        return await reply_to_turn(context, request, turn, stop_sequences(body))
 
     router.add_api_route(
         "",
@@ -119,7 +119,7 @@ def to_order(context: GatewayContext, caller: Caller, body: Mapping[str, object]
     return order_of(task, tier, caller.key, options)
 
 
-async def answered(context: GatewayContext, request: Request, turn: OpenTurn, stops: Sequence[str]) -> Response:
+async def reply_to_turn(context: GatewayContext, request: Request, turn: OpenTurn, stops: Sequence[str]) -> Response:
     """Return the reply of a run, whole or as a stream; `stops` are the stop sequences of its request."""
     if turn.run.state.turn.streams:
         request_id = request.scope["baton.headers"][0][1].decode()

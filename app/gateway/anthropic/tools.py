@@ -158,10 +158,10 @@ def toolbox_of(
             name = KNOWN[tool.type].name
             allow(tool.name == name, f"tools[{place}].name", f"a tool of this type has the name '{name}'")
         check(tool.input_schema, f"tools[{place}].input_schema")
-    named = ""
+    chosen_name = ""
     if choice is not None and choice.type == "tool":
-        named = choice.name or ""
-    named_tools = {named}
+        chosen_name = choice.name or ""
+    named_tools = {chosen_name}
     for name, where in references:
         allow(name in names, where, "it refers to a tool that is not among tools")
         named_tools.add(name)
@@ -172,8 +172,8 @@ def toolbox_of(
     allow(bool(tools), "tools", "one of them at least must not be deferred")
     if choice is None:
         return Toolbox(tuple(tools))
-    allow(choice.type != "tool" or named in names, "tool_choice.name", "it names none of the tools")
-    return Toolbox(tuple(tools), CHOICES[choice.type], named, not choice.disable_parallel_tool_use)
+    allow(choice.type != "tool" or chosen_name in names, "tool_choice.name", "it names none of the tools")
+    return Toolbox(tuple(tools), CHOICES[choice.type], chosen_name, not choice.disable_parallel_tool_use)
 
 
 def allow(allowed: bool, param: str, reason: str) -> None:

@@ -79,12 +79,12 @@ class CompletionRequest(ChatRequest):
 def read_prompt(body: Mapping[str, Any]) -> tuple[ChatRequest, tuple[str, ...]]:
     """Return the request as one for chat, and the names of what is ignored; raises `InvalidRequest` naming the
     field."""
-    given = present_fields(body)
-    check_names(given, COMPLETIONS)
-    ignored = ignored_names(given, COMPLETIONS)
-    message = {"role": "user", "content": _prompt(given.pop("prompt", None))}
-    honoured = {name: value for name, value in given.items() if COMPLETIONS[name].decision == "honoured"}
-    request, _ = read_request(honoured | {"messages": [message]})
+    fields = present_fields(body)
+    check_names(fields, COMPLETIONS)
+    ignored = ignored_names(fields, COMPLETIONS)
+    message = {"role": "user", "content": _prompt(fields.pop("prompt", None))}
+    prompt_fields = {name: value for name, value in fields.items() if COMPLETIONS[name].decision == "honoured"}
+    request, _ = read_request(prompt_fields | {"messages": [message]})
     return request, ignored
 
 

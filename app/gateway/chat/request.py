@@ -200,10 +200,10 @@ def toolbox_of(tools: Sequence[AnyTool], choice: Any, parallel: bool | None) -> 
         return NO_TOOLS
     offered: dict[str, Tool] = {}
     for place, tool in enumerate(tools):
-        made = _tool(tool, f"tools[{place}]")
-        if made.name in offered:
+        new_tool = _tool(tool, f"tools[{place}]")
+        if new_tool.name in offered:
             raise invalid(f"tools[{place}].{tool.type}.name", "another tool has this name")
-        offered[made.name] = made
+        offered[new_tool.name] = new_tool
     return _chosen(offered, choice, parallel is not False)
 
 
@@ -213,12 +213,12 @@ def _tool(tool: AnyTool, param: str) -> Tool:
         if function.parameters is not None:
             check(function.parameters, f"{param}.function.parameters")
         return Tool(function.name, function.description or "", function.parameters, function.strict or False)
-    text_format, grammar, spelled = tool.custom.format, None, None
+    text_format, grammar, format_fields = tool.custom.format, None, None
     if isinstance(text_format, Grammar):
         grammar = (text_format.grammar.syntax, text_format.grammar.definition)
     if text_format is not None:
-        spelled = text_format.model_dump()
-    return custom_tools.as_function(tool.custom.name, tool.custom.description or "", spelled, grammar)
+        format_fields = text_format.model_dump()
+    return custom_tools.as_function(tool.custom.name, tool.custom.description or "", format_fields, grammar)
 
 
 def _chosen(offered: dict[str, Tool], choice: Any, parallel: bool) -> Toolbox:
@@ -315,15 +315,15 @@ def invalid(param: str, reason: str) -> InvalidRequest:
 def wire_calls(calls: Sequence[ToolCall], custom: Container[str] = ()) -> list[dict[str, Any]]:
     """Return `tool_calls` of a message. `custom` has the names of the tools that take free text, which are functions to
     workers."""
-    shown: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     for call in calls:
         if call.name in custom:
             custom_call = {"name": call.name, "input": custom_tools.text_of(call.arguments)}
-            shown.append({"id": call.id, "type": "custom", "custom": custom_call})
+            rows.append({"id": call.id, "type": "custom", "custom": custom_call})
         else:
             function = {"name": call.name, "arguments": call.arguments}
-            shown.append({"id": call.id, "type": "function", "function": function})
-    return shown
+            rows.append({"id": call.id, "type": "function", "function": function})
+    return rows
 
 
 IMAGE = r"^(https?://[!-~]+|data:image/(png|jpe?g|gif|webp);base64,[A-Za-z0-9+/=_-]+)$"
@@ -492,15 +492,15 @@ class ChatRequest(WireModel):
 def read_request(body: Mapping[str, Any]) -> tuple[ChatRequest, tuple[str, ...]]:
     """Return the request, and the names of parameters that are ignored; raises `InvalidRequest` naming the field at
     fault."""
-    given = present_fields(body)
-    check_names(given, PARAMETERS)
-    ignored = ignored_names(given, PARAMETERS)
-    given = {name: value for name, value in given.items() if PARAMETERS[name].decision != "refused"}
-    check_kinds(given.get("tools"), "function", "custom")
+    fields = present_fields(body)
+    check_names(fields, PARAMETERS)
+    ignored = ignored_names(fields, PARAMETERS)
+    fields = {name: value for name, value in fields.items() if PARAMETERS[name].decision != "refused"}
+    check_kinds(fields.get("tools"), "function", "custom")
     try:
-        request = ChatRequest.model_validate(given)
+        request = ChatRequest.model_validate(fields)
     except ValidationError as error:
-        raise invalid_request(error, given) from None
+        raise invalid_request(error, fields) from None
     if request.stream_options and not request.stream:
         raise InvalidRequest("stream_options needs stream: true.", param="stream_options")
     if request.top_logprobs and not request.logprobs:

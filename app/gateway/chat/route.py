@@ -271,8 +271,8 @@ class Chunks:
         if not delta.name:
             return self._more_text(delta)
         self._custom_arguments[delta.index] = []
-        begun = self._call(delta.index, "custom", delta.id, {"name": delta.name, "input": ""})
-        return begun + self._more_text(delta)
+        opening = self._call(delta.index, "custom", delta.id, {"name": delta.name, "input": ""})
+        return opening + self._more_text(delta)
 
     def _more_text(self, delta: ToolDelta) -> bytes:
         """Return the text of a custom tool's call, which its arguments hold as JSON, once it is whole."""

@@ -242,12 +242,12 @@ class RequestLog:
         """Note the run of the request."""
         self.run, self.tier = run.run, run.state.admitted.tier
 
-    def end(self, run: FollowedRun, ended: TurnEnd) -> None:
+    def end(self, run: FollowedRun, turn_end: TurnEnd) -> None:
         """Note the end of its turn. Its cost belongs to the request that began the turn."""
         if not run.replayed:
-            self.usd = ended.bill.turn_usd
-        if ended.error is not None:
-            self.fail(ended.error)
+            self.usd = turn_end.bill.turn_usd
+        if turn_end.error is not None:
+            self.fail(turn_end.error)
 
     def fail(self, error: BatonError) -> None:
         """Note an error."""

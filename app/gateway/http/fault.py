@@ -55,7 +55,7 @@ def plain(message: str, code: str) -> dict[str, Any]:
     return _object(message, "invalid_request_error", None, code)
 
 
-def crashed(request_id: str) -> str:
+def crash_response(request_id: str) -> str:
     """Return the message for a request that failed because of a bug."""
     return f"Something went wrong inside the service; report request {request_id} if it stays."
 
@@ -67,20 +67,20 @@ def _reply(status: int, body: Mapping[str, Any], headers: Mapping[str, str]) -> 
 def of_plan(error: PlanRejected) -> InvalidRequest:
     """Return a caller's own plan that cannot be executed: every fault at once."""
     return InvalidRequest(
-        f"The plan cannot be executed: {_joined(error.reasons)}", param="baton.plan", code="plan_rejected"
+        f"The plan cannot be executed: {_join_reasons(error.reasons)}", param="baton.plan", code="plan_rejected"
     )
 
 
-def _joined(reasons: Sequence[str]) -> str:
+def _join_reasons(reasons: Sequence[str]) -> str:
     """Join as many whole reasons as fit into an error message, and count the others."""
-    shown: list[str] = []
+    parts: list[str] = []
     room = MESSAGE_CHARS - 100
     for reason in reasons:
         room -= len(reason) + 2
         if room < 0:
             break
-        shown.append(reason)
-    left_out = len(reasons) - len(shown)
+        parts.append(reason)
+    left_out = len(reasons) - len(parts)
     if left_out:
-        shown.append(f"and {left_out} more")
-    return "; ".join(shown)
+        parts.append(f"and {left_out} more")
+    return "; ".join(parts)

@@ -471,7 +471,7 @@ API_KEY: Final = APIKeyHeader(
     auto_error=False,
     description="A key as `x-api-key`, as Anthropic's clients do.",
 )
-"""Both document where a key may stand; `presented` reads it from either."""
+"""Both document where a key may stand; `presented_key` reads it from either."""
 
 
 @record(frozen=True, slots=True)
@@ -513,7 +513,7 @@ class Caller:
         return permits(self.key.scopes, scope, all_tenants=self.key.all_tenants)
 
 
-def presented(connection: HTTPConnection) -> str | None:
+def presented_key(connection: HTTPConnection) -> str | None:
     """Return the key in a request's headers, whichever spelling it uses; None if there is none or if two disagree."""
     keys: set[str] = set()
     for name, value in connection.scope["headers"]:
@@ -543,9 +543,9 @@ def _until_rotated(row: KeyRow) -> KeyRow:
     return replace(row, expires_at=until)
 
 
-def _is_any(stored: bytes, digests: Iterable[bytes]) -> bool:
+def _is_any(stored_digest: bytes, digests: Iterable[bytes]) -> bool:
     """Return True if the stored digest is one of these; every one is compared, in constant time."""
-    return any([hmac.compare_digest(digest, stored) for digest in digests])
+    return any([hmac.compare_digest(digest, stored_digest) for digest in digests])
 
 
 class Keys:
@@ -571,17 +571,17 @@ class Keys:
     ) -> Caller:
         """Return the caller of a request, if its key has every one of `scopes`; raises `Unauthorized` or
         `Forbidden`."""
-        found = Caller(await self._row(presented(request)))
-        request.scope["baton.log"].key = found.key
-        if not all(found.may(scope) for scope in scopes.scopes):
+        caller = Caller(await self._row(presented_key(request)))
+        request.scope["baton.log"].key = caller.key
+        if not all(caller.may(scope) for scope in scopes.scopes):
             raise Forbidden()
-        return found
+        return caller
 
     async def until_refused(self, request: Request, scope: str) -> None:
         """Return once the caller of a request may not use `scope` any more: within `key_ttl` of a revocation.
 
         While nobody can say whether they may, because the database is away, they may."""
-        key = presented(request)
+        key = presented_key(request)
         while True:
             await asyncio.sleep(self._seconds_known(key))
             try:
@@ -659,10 +659,10 @@ class Keys:
         """Return the row, if the secret is the key's: the present one, or one from before a rotation that still
         overlaps."""
         digests = [digest(secret, pepper) for pepper in self._context.peppers()]
-        stored = previous = ABSENT_DIGEST
+        current = previous = ABSENT_DIGEST
         if row is not None:
-            stored, previous = row.digest, row.previous_digest or ABSENT_DIGEST
-        is_present = _is_any(stored, digests)
+            current, previous = row.digest, row.previous_digest or ABSENT_DIGEST
+        is_present = _is_any(current, digests)
         is_previous = _is_any(previous, digests)
         if row is None or not (is_present or is_previous):
             return None

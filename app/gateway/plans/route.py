@@ -312,10 +312,10 @@ def _add_run_route(router: APIRouter, context: GatewayContext, keys: Keys, idemp
             raise orders.changed_conditions_error(error) from None
         wire_format = turn.run.state.turn.wire.get("format")
         if wire_format == "messages":
-            return await messages.answered(context, request, turn, task.sampling.stop)
+            return await messages.reply_to_turn(context, request, turn, task.sampling.stop)
         if wire_format == "responses":
             streams = turn.run.state.turn.streams
-            return await responses.answered(context, request, turn, streams=streams, background=False)
+            return await responses.reply_to_turn(context, request, turn, streams=streams, background=False)
         if turn.run.state.turn.streams:
             return chat.stream(context, turn)
         return Response(completion(await collect(context, turn, request.receive)), media_type="application/json")

@@ -11,43 +11,43 @@ from app.core.message.chat import Message, run_of
 from app.errors import InvalidRequest
 
 
-def paired(messages: Iterable[Message]) -> tuple[Message, ...]:
+def pair_outputs(messages: Iterable[Message]) -> tuple[Message, ...]:
     """Return the messages with each output right behind its call. Raises `InvalidRequest`, which names only ids of
     ours."""
     messages = tuple(messages)
     _check_order(messages)
-    known = {call.id for message in messages for call in message.calls}
+    call_ids = {call.id for message in messages for call in message.calls}
     outputs: defaultdict[str, deque[Message]] = defaultdict(deque)
     for message in messages:
         outputs[message.call_id].append(message)
-    found, missing = list[Message](), list[str]()
+    ordered, missing = list[Message](), list[str]()
     for message in messages:
-        if not message.call_id or (message.call_id not in known and run_of(message.call_id)):
-            found.append(outputs[message.call_id].popleft())
+        if not message.call_id or (message.call_id not in call_ids and run_of(message.call_id)):
+            ordered.append(outputs[message.call_id].popleft())
         for call in message.calls:
             if waiting := outputs[call.id]:
-                found.append(waiting.popleft())
+                ordered.append(waiting.popleft())
             else:
                 missing.append(call.id)
     if missing:
-        named = ", ".join(filter(run_of, missing)) or f"{len(missing)} in all"
-        said = f"Every call of a tool needs its output in the input. Missing are those of: {named}"
-        raise InvalidRequest(said, param="input", code="tool_results_missing")
+        names = ", ".join(filter(run_of, missing)) or f"{len(missing)} in all"
+        text = f"Every call of a tool needs its output in the input. Missing are those of: {names}"
+        raise InvalidRequest(text, param="input", code="tool_results_missing")
     if any(outputs.values()):
-        raise unknown_call()
-    return tuple(found)
+        raise unknown_call_error()
+    return tuple(ordered)
 
 
 def _check_order(messages: Iterable[Message]) -> None:
     """Raise `InvalidRequest` for an output that stands before the call that it answers, unless it is a call of ours."""
-    called: set[str] = set()
+    call_ids: set[str] = set()
     for message in messages:
-        called.update(call.id for call in message.calls)
-        if message.call_id and message.call_id not in called and not run_of(message.call_id):
-            raise unknown_call()
+        call_ids.update(call.id for call in message.calls)
+        if message.call_id and message.call_id not in call_ids and not run_of(message.call_id):
+            raise unknown_call_error()
 
 
-def unknown_call() -> InvalidRequest:
+def unknown_call_error() -> InvalidRequest:
     """Return the error for an output that answers no call before it."""
-    said = "An output in the input answers no call of the conversation; send the call's item before it, too."
-    return InvalidRequest(said, param="input", code="unknown_tool_call")
+    message = "An output in the input answers no call of the conversation; send the call's item before it, too."
+    return InvalidRequest(message, param="input", code="unknown_tool_call")

@@ -16,12 +16,12 @@ from app.core.run.identifiers import format_reply_id
 from app.engine.delivery.messages import TurnEnd
 from app.errors import InvalidRequest
 from app.gateway.chat.route import extension
-from app.gateway.responses.calls import paired, unknown_call
-from app.gateway.responses.compaction_item import encoded, is_notes
+from app.gateway.responses.calls import pair_outputs, unknown_call_error
+from app.gateway.responses.compaction_item import encode_notes, is_notes
 from app.gateway.responses.input import Item
 from app.gateway.responses.items import message_item
 from app.gateway.responses.reply import Subject, usage_of
-from app.gateway.responses.request import ResponsesRequest, checked, given
+from app.gateway.responses.request import ResponsesRequest, new_messages, validate_body
 from app.gateway.wire.parameters import COMPACTION
 
 FORMAT: Final = "compaction"
@@ -42,7 +42,7 @@ class CompactionRequest(ResponsesRequest):
 def read_request(body: Mapping[str, Any]) -> tuple[CompactionRequest, tuple[str, ...]]:
     """Return the request, and the names of parameters that are ignored; raises `InvalidRequest` naming the field at
     fault."""
-    return checked(body, COMPACTION, CompactionRequest, omits_search=True)
+    return validate_body(body, COMPACTION, CompactionRequest, omits_search=True)
 
 
 def task_of(request: ResponsesRequest, before: Sequence[Message]) -> Task:
@@ -50,38 +50,38 @@ def task_of(request: ResponsesRequest, before: Sequence[Message]) -> Task:
 
     Calls get other ids than they had: a run that waits for their results is not to go on with them here.
     """
-    said = _renamed(paired((*before, *given(request))))
-    if not said:
+    conversation = _with_new_ids(pair_outputs((*before, *new_messages(request))))
+    if not conversation:
         raise InvalidRequest(
             "There is nothing to compact: send input, or previous_response_id.",
             param="input",
             code="missing_required_parameter",
         )
     first = (Message("developer", (Text(request.instructions),)),) if request.instructions else ()
-    return Task((*first, *said, Message("user", (Text(PROMPT),))))
+    return Task((*first, *conversation, Message("user", (Text(PROMPT),))))
 
 
-def _renamed(messages: Iterable[Message]) -> list[Message]:
+def _with_new_ids(messages: Iterable[Message]) -> list[Message]:
     ids: dict[str, str] = {}
-    found: list[Message] = []
+    renumbered: list[Message] = []
     for message in messages:
         for call in message.calls:
             ids[call.id] = f"call_{len(ids)}"
         calls = tuple(replace(call, id=ids[call.id]) for call in message.calls)
         if message.call_id and message.call_id not in ids:
-            raise unknown_call()
-        found.append(replace(message, calls=calls, call_id=ids.get(message.call_id, "")))
-    return found
+            raise unknown_call_error()
+        renumbered.append(replace(message, calls=calls, call_id=ids.get(message.call_id, "")))
+    return renumbered
 
 
-def compacted(subject: Subject, end: TurnEnd) -> bytes:
+def compaction_reply(subject: Subject, end: TurnEnd) -> bytes:
     """Return a `response.compaction`: the user's messages, and the item that stands for everything else."""
     run, conversation = subject.state.run, subject.task.messages[:-1]
     labels = sorted(subject.state.admitted.labels)
     marks = {"baton": {"labels": labels}} if labels else {}
-    kept = [message for message in conversation if message.role == "user" and not is_notes(message)]
-    output = [message_item(f"{run}_in{place}", message) | marks for place, message in enumerate(kept)]
-    output.append({"id": f"cmp_{run}", "type": "compaction", "encrypted_content": encoded(end.answer)} | marks)
+    user_messages = [message for message in conversation if message.role == "user" and not is_notes(message)]
+    output = [message_item(f"{run}_in{place}", message) | marks for place, message in enumerate(user_messages)]
+    output.append({"id": f"cmp_{run}", "type": "compaction", "encrypted_content": encode_notes(end.answer)} | marks)
     return orjson.dumps(
         {
             "id": format_reply_id(FORMAT, run, 0),

@@ -29,7 +29,7 @@ class CompactionItem(WireModel):
     created_by: str | None = None
 
 
-def encoded(notes: str) -> str:
+def encode_notes(notes: str) -> str:
     """Notes as the `encrypted_content` of an item."""
     return MARK + base64.urlsafe_b64encode(notes.encode()).decode()
 

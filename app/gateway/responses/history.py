@@ -40,19 +40,19 @@ async def subject(store: ContentReads, state: RunState) -> Subject:
     return Subject(state, task, turn_task)
 
 
-async def conversation(store: ContentReads, stored: StoredResponse) -> tuple[Message, ...]:
+async def conversation(store: ContentReads, response: StoredResponse) -> tuple[Message, ...]:
     """Return the visible messages up to the end of a response: without its instructions, which are not carried over."""
-    state, task = stored.subject.state, stored.subject.task
-    messages = list(task.messages[1:] if stored.subject.instructions is not None else task.messages)
+    state, task = response.subject.state, response.subject.task
+    messages = list(task.messages[1:] if response.subject.instructions is not None else task.messages)
     for turn in range(state.turn.number):
-        messages += await exchanged(store, state, turn)
-    if stored.end is not None and (stored.end.answer or stored.end.calls):
-        parts = (Text(stored.end.answer),) if stored.end.answer else ()
-        messages.append(Message("assistant", parts, calls=stored.end.calls))
+        messages += await read_exchange(store, state, turn)
+    if response.end is not None and (response.end.answer or response.end.calls):
+        parts = (Text(response.end.answer),) if response.end.answer else ()
+        messages.append(Message("assistant", parts, calls=response.end.calls))
     return tuple(messages)
 
 
-async def exchanged(store: ContentReads, state: RunState, turn: int) -> list[Message]:
+async def read_exchange(store: ContentReads, state: RunState, turn: int) -> list[Message]:
     """Return a turn's calls of the caller's tools, as one message, and what came back, under the caller's ids."""
     uses: list[tuple[StepState, Exchange]] = []
     for step in state.steps.values():
@@ -64,22 +64,25 @@ async def exchanged(store: ContentReads, state: RunState, turn: int) -> list[Mes
     calls: list[ToolCall] = []
     for step, use in uses:
         message = message_from_json(orjson.loads(texts[use.said]))
-        calls += _renamed(use, message)
+        calls += _with_caller_ids(use, message)
         if step.answers:
             words += message.parts
-    return [Message("assistant", tuple(words), calls=tuple(calls)), *_returned(texts[use.results] for _, use in uses)]
+    return [
+        Message("assistant", tuple(words), calls=tuple(calls)),
+        *_result_messages(texts[use.results] for _, use in uses),
+    ]
 
 
-def _renamed(use: Exchange, message: Message) -> list[ToolCall]:
+def _with_caller_ids(use: Exchange, message: Message) -> list[ToolCall]:
     return [replace(call, id=ours) for call, ours in zip(message.calls, use.ids, strict=True)]
 
 
-def _returned(results: Iterable[str]) -> list[Message]:
+def _result_messages(results: Iterable[str]) -> list[Message]:
     """Results by step; what the user said along with them stands in every share and once here."""
     messages = [message_from_json(message) for text in results if text for message in orjson.loads(text)]
     tools = [message for message in messages if message.call_id]
-    spoken: list[Message] = []
+    user_messages: list[Message] = []
     for message in messages:
-        if not message.call_id and message not in spoken:
-            spoken.append(message)
-    return [*tools, *spoken]
+        if not message.call_id and message not in user_messages:
+            user_messages.append(message)
+    return [*tools, *user_messages]

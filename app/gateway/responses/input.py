@@ -193,10 +193,10 @@ class ItemReference(WireModel):
 def _kind(value: Any) -> str | None:
     """Messages and references may come without their type."""
     if not isinstance(value, dict):
-        given = getattr(value, "type", None)
-    elif (given := value.get("type")) is None:
-        given = "item_reference" if value.keys() <= {"id", "type"} else "message"
-    return given if isinstance(given, str) else None
+        kind = getattr(value, "type", None)
+    elif (kind := value.get("type")) is None:
+        kind = "item_reference" if value.keys() <= {"id", "type"} else "message"
+    return kind if isinstance(kind, str) else None
 
 
 Item = Annotated[
@@ -233,7 +233,7 @@ def conversation(items: Iterable[AnyItem]) -> tuple[Message, ...]:
     """Return the messages that input items come to; references are resolved before. Raises `InvalidRequest`."""
     items = tuple(items)
     _check_outputs(items)
-    return tuple(_joined(_messages(items)))
+    return tuple(_join_calls(_messages(items)))
 
 
 def _check_outputs(items: Iterable[AnyItem]) -> None:
@@ -244,8 +244,8 @@ def _check_outputs(items: Iterable[AnyItem]) -> None:
             outputs[item.call_id] = f"{item.type}_output"
         elif isinstance(item, OutputItem) and outputs.get(item.call_id, item.type) != item.type:
             param, expected = f"input[{place}].type", outputs[item.call_id]
-            said = f"Invalid value for '{param}': the output of this call is a '{expected}'."
-            raise InvalidRequest(said, param=param, code="invalid_value")
+            message = f"Invalid value for '{param}': the output of this call is a '{expected}'."
+            raise InvalidRequest(message, param=param, code="invalid_value")
 
 
 def _messages(items: Iterable[AnyItem]) -> Iterator[Message]:
@@ -265,10 +265,10 @@ def _messages(items: Iterable[AnyItem]) -> Iterator[Message]:
         elif isinstance(item, CompactionItem):
             yield compaction_item.message_of(item, place)
         elif isinstance(item, SearchCallItem | SearchOutputItem):
-            yield from _searched(item)
+            yield from _search_messages(item)
 
 
-def _searched(item: SearchCallItem | SearchOutputItem) -> Iterator[Message]:
+def _search_messages(item: SearchCallItem | SearchOutputItem) -> Iterator[Message]:
     """Yield a search by the caller's side. One that a server ran is over, and is left out; what it found is on
     offer."""
     if item.call_id is None or item.execution == "server":
@@ -281,18 +281,18 @@ def _searched(item: SearchCallItem | SearchOutputItem) -> Iterator[Message]:
         yield Message("tool", (Text(outcome),), call_id=item.call_id)
 
 
-def loaded(items: Iterable[AnyItem]) -> Iterator[Tool]:
+def find_loaded_tools(items: Iterable[AnyItem]) -> Iterator[Tool]:
     """Yield the tools that input items put on offer. Raises `InvalidRequest`."""
     for place, item in enumerate(items):
         if isinstance(item, SearchOutputItem | MoreTools):
             by = item.call_id if isinstance(item, SearchOutputItem) else None
             searches = [tool for tool in item.tools if isinstance(tool, ToolSearch) and tool.execution == "client"]
-            made = functions(item.tools, f"input[{place}].tools")
-            for tool in (*made, *(tool_search.as_function(search, ()) for search in searches)):
+            new_tools = functions(item.tools, f"input[{place}].tools")
+            for tool in (*new_tools, *(tool_search.as_function(search, ()) for search in searches)):
                 yield tool_search.load(tool, by or "")
 
 
-def _joined(messages: Iterable[Message]) -> Iterator[Message]:
+def _join_calls(messages: Iterable[Message]) -> Iterator[Message]:
     """Calls join the assistant's turn that they follow."""
     last: Message | None = None
     for message in messages:
@@ -317,12 +317,12 @@ def _parts(item: MessageItem, place: int) -> tuple[Part, ...]:
 
 
 def _of_parts(parts: Sequence[AnyPart], where: str) -> tuple[Part, ...]:
-    found: list[Part] = []
+    message_parts: list[Part] = []
     for at, part in enumerate(parts):
         if isinstance(part, InputImage):
-            found.append(Image(part.image_url, part.detail))
+            message_parts.append(Image(part.image_url, part.detail))
         elif isinstance(part, InputFile):
-            found += file_parts(part.file_data, part.filename, f"{where}[{at}]")
+            message_parts += file_parts(part.file_data, part.filename, f"{where}[{at}]")
         else:
-            found.append(Text(part.refusal if isinstance(part, Refused) else part.text))
-    return tuple(found)
+            message_parts.append(Text(part.refusal if isinstance(part, Refused) else part.text))
+    return tuple(message_parts)

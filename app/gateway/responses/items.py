@@ -5,38 +5,47 @@ from typing import Any
 
 from app.core.message.chat import Document, Image, Message
 from app.errors import InvalidRequest
-from app.gateway.responses.history import exchanged
+from app.gateway.responses.history import read_exchange
 from app.gateway.responses.reply import Subject
 from app.gateway.responses.tool_search import loaded_by
-from app.gateway.responses.tools import Kind, call_item, kind_of, spelled
+from app.gateway.responses.tools import Kind, call_item, kind_of, tools_for_caller
 from app.gateway.wire.query import ItemFilters
 from app.store.protocol import ContentReads
 
 
 async def page(store: ContentReads, subject: Subject, filters: ItemFilters) -> dict[str, Any]:
     """Return a list object; newest first unless `order=asc`."""
-    given = await _given(store, subject)
+    messages = await _messages_of_request(store, subject)
     box = subject.turn_task.toolbox
-    kinds = {call.id: kind_of(box, call.name) for message in given for call in message.calls}
-    given = given[1:] if subject.state.turn.number else given  # the calls before are the reply's, not the request's
-    found = [item for message in enumerate(given) for item in _items(subject, *message, kinds)]
+    kinds = {call.id: kind_of(box, call.name) for entry in messages for call in entry.calls}
+    if subject.state.turn.number:
+        messages = messages[1:]  # the calls are the reply's, not the request's
+    all_items = [item for entry in enumerate(messages) for item in _items(subject, *entry, kinds)]
     if filters.order == "desc":
-        found.reverse()
+        all_items.reverse()
     if filters.after is not None:
-        ids = [item["id"] for item in found]
+        ids = [item["id"] for item in all_items]
         if filters.after not in ids:
             raise InvalidRequest("after must be the id of an item of this list.", param="after", code="invalid_value")
-        found = found[ids.index(filters.after) + 1 :]
-    shown = found[: filters.limit]
-    ends = {"first_id": shown[0]["id"] if shown else None, "last_id": shown[-1]["id"] if shown else None}
-    return {"object": "list", "data": shown, **ends, "has_more": len(shown) < len(found)}
+        all_items = all_items[ids.index(filters.after) + 1 :]
+    data = all_items[: filters.limit]
+    first_id, last_id = None, None
+    if data:
+        first_id, last_id = data[0]["id"], data[-1]["id"]
+    return {
+        "object": "list",
+        "data": data,
+        "first_id": first_id,
+        "last_id": last_id,
+        "has_more": len(data) < len(all_items),
+    }
 
 
-async def _given(store: ContentReads, subject: Subject) -> list[Message]:
+async def _messages_of_request(store: ContentReads, subject: Subject) -> list[Message]:
     """Return the messages that the request added; results follow the message that called for them."""
     turn = subject.state.turn.number
     if turn:
-        return await exchanged(store, subject.state, turn - 1)
+        return await read_exchange(store, subject.state, turn - 1)
     return list(subject.task.messages[-subject.state.turn.wire["given"] :])
 
 
@@ -61,8 +70,16 @@ def _output(subject: Subject, name: str, message: Message, kind: Kind) -> dict[s
     """Return the result of a call as an item; of a search, with the tools that it was the first to offer."""
     fields = {"call_id": message.call_id, "status": "completed"}
     if kind == "search":
-        found = spelled(tool for tool in subject.turn_task.toolbox.tools if loaded_by(tool) == message.call_id)
-        return {"id": f"tso_{name}", "type": "tool_search_output", **fields, "execution": "client", "tools": found}
+        loaded_tools = tools_for_caller(
+            tool for tool in subject.turn_task.toolbox.tools if loaded_by(tool) == message.call_id
+        )
+        return {
+            "id": f"tso_{name}",
+            "type": "tool_search_output",
+            **fields,
+            "execution": "client",
+            "tools": loaded_tools,
+        }
     prefix, type_ = ("ctco", "custom_tool_call_output") if kind == "custom" else ("fco", "function_call_output")
     return {"id": f"{prefix}_{name}", "type": type_, **fields, "output": message.text}
 

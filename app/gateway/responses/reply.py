@@ -32,7 +32,7 @@ from app.errors import BatonError, RunOutOfQuota, RunOverBudget, RunRefused, Run
 from app.gateway.chat.route import extension
 from app.gateway.http import fault
 from app.gateway.responses import tool_search
-from app.gateway.responses.tools import call_item, chosen, described, item_id, kind_of, searched
+from app.gateway.responses.tools import call_item, chosen, hosted_search_items, item_id, kind_of, response_tools
 
 ID: Final = re.compile(r"resp_(run_[0-9a-z]{1,64})(?:_([1-9][0-9]{0,5}))?")
 IN_PROGRESS, OPENING, TEXT = 1, 2, 3
@@ -44,10 +44,10 @@ INCOMPLETE: Final = {"length": "max_output_tokens", "content_filter": "content_f
 
 def parse_id(text: str) -> tuple[str, int] | None:
     """Run and turn of a response's id; None if it is none."""
-    found = ID.fullmatch(text)
-    if not found:
+    match = ID.fullmatch(text)
+    if not match:
         return None
-    return (found[1], int(found[2] or 0))
+    return (match[1], int(match[2] or 0))
 
 
 @record(frozen=True, slots=True)
@@ -106,7 +106,7 @@ def document(subject: Subject, end: TurnEnd | None) -> dict[str, Any]:
         "temperature": subject.turn_task.sampling.temperature,
         "text": {"format": _format(subject.turn_task.form)} | _verbosity(echoed),
         "tool_choice": echoed.get("tool_choice") or chosen(subject.turn_task.toolbox),
-        "tools": described(subject.turn_task.toolbox),
+        "tools": response_tools(subject.turn_task.toolbox),
         "top_logprobs": subject.turn_task.logprobs or 0,
         "top_p": subject.turn_task.sampling.top_p,
         "truncation": echoed.get("truncation", "disabled"),
@@ -153,7 +153,7 @@ def items(subject: Subject, end: TurnEnd, status: str) -> list[dict[str, Any]]:
         output.append(message_item(subject, [part], status, phase))
     toolbox = subject.turn_task.toolbox
     for at, call in enumerate(end.calls):
-        output += searched(toolbox, call, end.calls[:at])
+        output += hosted_search_items(toolbox, call, end.calls[:at])
         output.append(call_item(toolbox, call, "completed"))
     return output
 
@@ -261,8 +261,8 @@ def _format(form: Form | None) -> dict[str, Any]:
         return {"type": "text"}
     if form.schema is None:
         return {"type": "json_object"}
-    named = {"name": form.name, "description": form.description or None, "strict": form.strict}
-    return {"type": "json_schema", **named, "schema": form.schema}
+    fields = {"name": form.name, "description": form.description or None, "strict": form.strict}
+    return {"type": "json_schema", **fields, "schema": form.schema}
 
 
 class Events:
@@ -356,10 +356,10 @@ class Events:
 
     def _more_text(self, part: AnswerPart) -> bytes:
         frames = b"" if self._has_message else self._begin_message()
-        sent = max(self._after - self._base - TEXT - len(self._text), 0)
+        sent_chars = max(self._after - self._base - TEXT - len(self._text), 0)
         self._text += part.text
         number = TEXT + len(self._text)
-        fields: dict[str, Any] = self._place() | {"delta": part.text[sent:]}
+        fields: dict[str, Any] = self._place() | {"delta": part.text[sent_chars:]}
         if not self._refused:
             fields["logprobs"] = _streamed(part.logprobs)
         return frames + self._event(f"response.{self._kind()}.delta", number, **fields)
@@ -392,7 +392,7 @@ class Events:
         self._at = max(self._at, TEXT + len(self._text) + 3)
         toolbox = self._subject.turn_task.toolbox
         frames = b""
-        for item in searched(toolbox, call, self._calls):
+        for item in hosted_search_items(toolbox, call, self._calls):
             frames += self._search_item(item)
         self._calls.append(call)
         self._open_call, self._index = True, self._index + 1
@@ -408,13 +408,15 @@ class Events:
 
     def _more_arguments(self, text: str) -> bytes:
         call, toolbox = self._calls[-1], self._subject.turn_task.toolbox
-        sent = max(self._after - self._base - self._at, 0)
+        sent_chars = max(self._after - self._base - self._at, 0)
         self._calls[-1] = call = replace(call, arguments=call.arguments + text)
         if kind_of(toolbox, call.name) != "function":  # a text inside JSON is sent when it is whole
             self._at += len(text)
             return b""
         place = {"item_id": item_id(toolbox, call), "output_index": self._index}
-        return self._event("response.function_call_arguments.delta", self._at + len(text), **place, delta=text[sent:])
+        return self._event(
+            "response.function_call_arguments.delta", self._at + len(text), **place, delta=text[sent_chars:]
+        )
 
     def _end_call(self) -> bytes:
         call = self._calls[-1]
@@ -422,15 +424,15 @@ class Events:
         toolbox = self._subject.turn_task.toolbox
         place = {"item_id": item_id(toolbox, call), "output_index": self._index}
         item = call_item(toolbox, call, "completed")
-        kind, done = kind_of(toolbox, call.name), b""
+        kind, frames = kind_of(toolbox, call.name), b""
         if kind == "custom":
             custom = "response.custom_tool_call_input"
-            done = self._event(f"{custom}.delta", self._at, **place, delta=item["input"])
-            done += self._event(f"{custom}.done", self._at + 1, **place, input=item["input"])
+            frames = self._event(f"{custom}.delta", self._at, **place, delta=item["input"])
+            frames += self._event(f"{custom}.done", self._at + 1, **place, input=item["input"])
         elif kind == "function":
             fields = {"arguments": call.arguments, "name": item["name"]}
-            done = self._event("response.function_call_arguments.done", self._at + 1, **place, **fields)
-        return done + self._event("response.output_item.done", self._at + 1, output_index=self._index, item=item)
+            frames = self._event("response.function_call_arguments.done", self._at + 1, **place, **fields)
+        return frames + self._event("response.output_item.done", self._at + 1, output_index=self._index, item=item)
 
     def _event(self, kind: str, number: int, **fields: object) -> bytes:
         """Return one frame, or nothing if the caller has received it before."""

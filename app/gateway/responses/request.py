@@ -12,8 +12,8 @@ from pydantic import Discriminator, Field, StringConstraints, ValidationError
 from app.core.message.chat import Form, Message, Sampling, Task, Text, Tool
 from app.errors import InvalidRequest
 from app.gateway.chat.request import MetadataKey, MetadataValue
-from app.gateway.responses.calls import paired
-from app.gateway.responses.input import Item, conversation, loaded
+from app.gateway.responses.calls import pair_outputs
+from app.gateway.responses.input import Item, conversation, find_loaded_tools
 from app.gateway.responses.tools import MOST_LISTED, AllowedTools, AnyTool, Choice, check_search, left_out, toolbox_of
 from app.gateway.wire.parameters import (
     RESPONSES,
@@ -126,37 +126,37 @@ def read_request(body: Mapping[str, Any], *, omits_search: bool = True) -> tuple
 
     `omits_search` is false where a web search with access to the web is refused instead of left out.
     """
-    request, ignored = checked(body, RESPONSES, ResponsesRequest, omits_search=omits_search)
+    request, ignored = validate_body(body, RESPONSES, ResponsesRequest, omits_search=omits_search)
     if request.background and not request.store:
         raise InvalidRequest("A background response must be stored: leave store out.", param="store")
     return request, ignored
 
 
-def checked(
+def validate_body(
     body: Mapping[str, Any], table: Mapping[str, Parameter], model: type[Read], *, omits_search: bool
 ) -> tuple[Read, tuple[str, ...]]:
     """Return the fields of a body that `table` lets be read, and the names of those that are ignored, as
     `read_request`."""
-    given = present_fields(body)
-    check_names(given, table)
-    ignored = ignored_names(given, table)
-    given = {name: value for name, value in given.items() if table[name].decision != "refused"}
-    for offered, param in _offers(given):
-        check_search(offered, param, omitted=omits_search)
-    check_kinds(given.get("tools"), "function", "custom", "namespace", "tool_search", "web_search")
+    fields = present_fields(body)
+    check_names(fields, table)
+    ignored = ignored_names(fields, table)
+    fields = {name: value for name, value in fields.items() if table[name].decision != "refused"}
+    for tools, param in _tool_lists(fields):
+        check_search(tools, param, omitted=omits_search)
+    check_kinds(fields.get("tools"), "function", "custom", "namespace", "tool_search", "web_search")
     try:
-        request = model.model_validate(given)
+        request = model.model_validate(fields)
     except ValidationError as error:
-        raise invalid_request(error, given) from None
+        raise invalid_request(error, fields) from None
     return request, (*ignored, *left_out(request.tools))
 
 
-def _offers(given: Mapping[str, Any]) -> Iterator[tuple[list[object], str]]:
+def _tool_lists(fields: Mapping[str, Any]) -> Iterator[tuple[list[object], str]]:
     """Yield the lists of tools in a request that has not been validated, each with its place."""
-    tools = given.get("tools")
+    tools = fields.get("tools")
     if isinstance(tools, list):
         yield tools, "tools"
-    items = given.get("input")
+    items = fields.get("input")
     if not isinstance(items, list):
         return
     for place, item in enumerate(items):
@@ -173,11 +173,11 @@ def task_of(request: ResponsesRequest, before: tuple[Message, ...], loaded_befor
     messages: list[Message] = []
     if request.instructions:
         messages.append(Message("developer", (Text(request.instructions),)))
-    messages += paired((*before, *given(request)))
+    messages += pair_outputs((*before, *new_messages(request)))
     sampling = Sampling(request.temperature, request.top_p, max_tokens=request.max_output_tokens)
     loaded_tools = list(loaded_before)
     if not isinstance(request.input, str):
-        loaded_tools += loaded(request.input)
+        loaded_tools += find_loaded_tools(request.input)
     logprobs = None
     if request.top_logprobs or "message.output_text.logprobs" in request.include:
         logprobs = request.top_logprobs or 0
@@ -193,7 +193,7 @@ def task_of(request: ResponsesRequest, before: tuple[Message, ...], loaded_befor
     )
 
 
-def given(request: ResponsesRequest) -> tuple[Message, ...]:
+def new_messages(request: ResponsesRequest) -> tuple[Message, ...]:
     """Return the messages that this request adds to the conversation."""
     if isinstance(request.input, str):
         return (Message("user", (Text(request.input),)),)

@@ -29,9 +29,16 @@ from app.gateway.openapi import operations, response_replies
 from app.gateway.responses import compaction, items
 from app.gateway.responses import reply as reply
 from app.gateway.responses.history import StoredResponse, conversation, subject
-from app.gateway.responses.references import resolved
-from app.gateway.responses.request import CountRequest, ResponsesRequest, checked, given, read_request, task_of
-from app.gateway.responses.tools import found_by
+from app.gateway.responses.references import resolve_references
+from app.gateway.responses.request import (
+    CountRequest,
+    ResponsesRequest,
+    new_messages,
+    read_request,
+    task_of,
+    validate_body,
+)
+from app.gateway.responses.tools import tools_loaded_after
 from app.gateway.runs import cancel, reads
 from app.gateway.wire import query
 from app.gateway.wire.parameters import COMPACTION, INPUT_TOKENS, RESPONSES, RequestOptions, order_of, resolve_tier
@@ -74,14 +81,14 @@ def _add_create_route(router: APIRouter, context: GatewayContext, keys: Keys, id
         """OpenAI's response: whole, in the background, or, with `stream: true`, as server-sent events."""
         response_request, ignored = read_request(body, omits_search=context.omits_search)
         before = await _before(context, response_request, caller)
-        response_request = await _resolved(context, response_request, caller)
+        response_request = await _resolve_references(context, response_request, caller)
 
         def order() -> Order:
             return _order(context, response_request, ignored, before, caller)
 
         turn = await idempotency.begin(request, caller, body, order, at=_from_the_start)
         streams, background = response_request.stream, response_request.background
-        return await answered(context, request, turn, streams=streams, background=background)
+        return await reply_to_turn(context, request, turn, streams=streams, background=background)
 
     router.add_api_route(
         "",
@@ -109,7 +116,7 @@ def _add_compact_route(router: APIRouter, context: GatewayContext, keys: Keys, i
         """Return the messages of the user, and one item with notes of everything else: the next request's `input`."""
         response_request, ignored = compaction.read_request(body)
         before = await _before(context, response_request, caller)
-        resolved_request = await _resolved(context, response_request, caller)
+        resolved_request = await _resolve_references(context, response_request, caller)
         history = before.messages if before is not None else ()
 
         def order() -> Order:
@@ -127,7 +134,7 @@ def _add_compact_route(router: APIRouter, context: GatewayContext, keys: Keys, i
 
         turn = await idempotency.begin(request, caller, body, order)
         end = await collect(context, turn, request.receive)
-        return _json(compaction.compacted(await subject(context.store, end.state), end))
+        return _json(compaction.compaction_reply(await subject(context.store, end.state), end))
 
     router.add_api_route(
         "/compact",
@@ -160,11 +167,11 @@ def _add_count_route(router: APIRouter, context: GatewayContext, keys: Keys, ide
         """The tokens of the conversation, with its tools; nothing is sent to a worker."""
 
         async def count() -> Response:
-            response_request, _ = checked(body, INPUT_TOKENS, CountRequest, omits_search=context.omits_search)
+            response_request, _ = validate_body(body, INPUT_TOKENS, CountRequest, omits_search=context.omits_search)
             if response_request.model:
                 resolve_tier(context.catalog(), caller.key, response_request.model)
             before = await _before(context, response_request, caller)
-            resolved_request = await _resolved(context, response_request, caller)
+            resolved_request = await _resolve_references(context, response_request, caller)
             history: tuple[Message, ...] = ()
             loaded_tools: list[Tool] = []
             if before is not None:
@@ -180,7 +187,7 @@ def _add_read_routes(router: APIRouter, context: GatewayContext, keys: Keys, ide
     reader = Annotated[Caller, keys.needs("runs:read")]
 
     async def stored(response: ResponseId, caller: reader) -> StoredResponse:
-        return await _stored(context, response, caller)
+        return await _find_stored(context, response, caller)
 
     @router.get(
         "/{response}",
@@ -194,16 +201,16 @@ def _add_read_routes(router: APIRouter, context: GatewayContext, keys: Keys, ide
         response: ResponseId, options: Annotated[query.ResponseOptions, Query()], caller: reader, request: Request
     ) -> Response:
         """Return the response as it stands, or stream it again. `Last-Event-ID` counts before `starting_after`."""
-        found = await _stored(context, response, caller)
+        stored_response = await _find_stored(context, response, caller)
         if not options.stream:
-            return _json(reply.whole(found.subject, found.end))
+            return _json(reply.whole(stored_response.subject, stored_response.end))
         after = last_event(request)
         if after is None:
             after = options.starting_after
-        _check(found.subject.state, after)
-        state = found.subject.state
+        _check(stored_response.subject.state, after)
+        state = stored_response.subject.state
         turn = await idempotency.follow(request, caller, state.run, None, turn=state.turn.number)
-        return EventStream(context, turn.run, reply.Events(found.subject, after), turn.permit, turn.seconds)
+        return EventStream(context, turn.run, reply.Events(stored_response.subject, after), turn.permit, turn.seconds)
 
     @router.get(
         "/{response}/input_items",
@@ -213,13 +220,13 @@ def _add_read_routes(router: APIRouter, context: GatewayContext, keys: Keys, ide
         responses=operations.replies(*operations.READING),
     )
     async def list_response_input_items(
-        found: Annotated[StoredResponse, Depends(stored)],
+        stored_response: Annotated[StoredResponse, Depends(stored)],
         filters: Annotated[query.ItemFilters, Query()],
         caller: reader,
     ) -> Response:
         """Newest first, unless `order=asc`."""
         store = context.store.of_tenant(caller.tenant)
-        return _json(orjson.dumps(await items.page(store, found.subject, filters)))
+        return _json(orjson.dumps(await items.page(store, stored_response.subject, filters)))
 
 
 def _add_end_routes(router: APIRouter, context: GatewayContext, keys: Keys, idempotency: Idempotency) -> None:
@@ -245,11 +252,11 @@ def _add_end_routes(router: APIRouter, context: GatewayContext, keys: Keys, idem
         """
 
         async def stop() -> Response:
-            found = await _stored(context, response, caller)
-            if not found.subject.state.turn.wire.get("background"):
+            stored_response = await _find_stored(context, response, caller)
+            if not stored_response.subject.state.turn.wire.get("background"):
                 raise InvalidRequest(NOT_BACKGROUND_MESSAGE)
             store = context.store.of_tenant(caller.tenant)
-            row = await store.run(found.subject.state.run)
+            row = await store.run(stored_response.subject.state.run)
             await cancel.stop(store, context.queue, row, context.now())
             return _json(await _present(context, response, caller))
 
@@ -264,9 +271,10 @@ def _add_end_routes(router: APIRouter, context: GatewayContext, keys: Keys, idem
     )
     async def delete_response(response: ResponseId, caller: writer) -> Response:
         """Its run is cancelled if it goes on; the journal keeps what is no content. A legal hold forbids it (409)."""
-        found, _ = await _of_tenant(context, response, caller)  # whoever may erase a run may delete its response
+        # Whoever may erase a run may delete its response, so the key need not have begun it.
+        stored_response, _ = await _of_tenant(context, response, caller)
         store = context.store.of_tenant(caller.tenant)
-        row = await store.run(found.subject.state.run)
+        row = await store.run(stored_response.subject.state.run)
         await cancel.stop_with_copies(store, context.queue, row, context.now())
         if not await store.erase(row.id):  # it was pruned just now
             raise NotFound(NOT_FOUND_MESSAGE)
@@ -291,7 +299,7 @@ def _order(
     reasoning = response_request.reasoning
     wire: dict[str, Any] = {
         "format": "responses",
-        "given": len(given(response_request)),
+        "given": len(new_messages(response_request)),
         "store": response_request.store,
     }
     if response_request.instructions:
@@ -324,17 +332,17 @@ def _order(
 def _loaded_tools(before: StoredResponse) -> list[Tool]:
     """Return the tools that a response leaves on offer."""
     calls = before.end.calls if before.end is not None else ()
-    return found_by(before.subject.turn_task.toolbox, calls)
+    return tools_loaded_after(before.subject.turn_task.toolbox, calls)
 
 
 async def to_order(context: GatewayContext, caller: Caller, body: dict[str, Any]) -> Order:
     """Return the order of a run for a request. Raises `InvalidRequest` and `NotFound`."""
     response_request, ignored = read_request(body, omits_search=context.omits_search)
     before = await _before(context, response_request, caller)
-    return _order(context, await _resolved(context, response_request, caller), ignored, before, caller)
+    return _order(context, await _resolve_references(context, response_request, caller), ignored, before, caller)
 
 
-async def answered(
+async def reply_to_turn(
     context: GatewayContext, request: Request, turn: OpenTurn, *, streams: bool, background: bool
 ) -> Response:
     """Return the reply of a run: as a stream, in the background, or whole."""
@@ -355,28 +363,30 @@ async def answered(
     return _json(reply.whole(await subject(context.store, end.state), end))
 
 
-async def _resolved(context: GatewayContext, response_request: ResponsesRequest, caller: Caller) -> ResponsesRequest:
+async def _resolve_references(
+    context: GatewayContext, response_request: ResponsesRequest, caller: Caller
+) -> ResponsesRequest:
     """Return the request with each reference to an item replaced by what it names."""
     store = context.store.of_tenant(caller.tenant)
-    return await resolved(store, response_request, lambda response: _stored(context, response, caller))
+    return await resolve_references(store, response_request, lambda response: _find_stored(context, response, caller))
 
 
-async def _stored(context: GatewayContext, response: str, caller: Caller) -> StoredResponse:
+async def _find_stored(context: GatewayContext, response: str, caller: Caller) -> StoredResponse:
     """Return a response that this caller may read: one that its key began, or with `audit:read` any of its tenant's.
     `NotFound`."""
-    found, row = await _of_tenant(context, response, caller)
+    stored_response, row = await _of_tenant(context, response, caller)
     if row.key != caller.key.id and not caller.may("audit:read"):
         raise NotFound(NOT_FOUND_MESSAGE)
     await reads.note_foreign(context, caller, row, "response")
-    return found
+    return stored_response
 
 
 async def _of_tenant(context: GatewayContext, response: str, caller: Caller) -> tuple[StoredResponse, RunRow]:
     """Return a response of this caller's tenant that may be retrieved, and the row of its run; `NotFound`."""
-    parsed = reply.parse_id(response)
-    if parsed is None:
+    reply_id = reply.parse_id(response)
+    if reply_id is None:
         raise NotFound(NOT_FOUND_MESSAGE)
-    run, turn = parsed
+    run, turn = reply_id
     try:
         store = context.store.of_tenant(caller.tenant)
         row = await store.run(run)
@@ -394,8 +404,8 @@ async def _of_tenant(context: GatewayContext, response: str, caller: Caller) -> 
 
 
 async def _present(context: GatewayContext, response: str, caller: Caller) -> bytes:
-    found = await _stored(context, response, caller)
-    return reply.whole(found.subject, found.end)
+    stored_response = await _find_stored(context, response, caller)
+    return reply.whole(stored_response.subject, stored_response.end)
 
 
 async def _before(context: GatewayContext, response_request: ResponsesRequest, caller: Caller) -> StoredResponse | None:
@@ -404,19 +414,19 @@ async def _before(context: GatewayContext, response_request: ResponsesRequest, c
     if previous is None:
         return None
     try:
-        found = await _stored(context, previous, caller)
+        earlier = await _find_stored(context, previous, caller)
     except NotFound:
         raise InvalidRequest(
             "There is no previous response of that id; send the whole conversation as input instead.",
             param="previous_response_id",
             code="previous_response_not_found",
         ) from None
-    if found.end is None or found.end.state.state == "awaiting_approval":
+    if earlier.end is None or earlier.end.state.state == "awaiting_approval":
         raise Conflict(
             "The previous response is not complete yet; retrieve it until it is.", param="previous_response_id"
         )
     store = context.store.of_tenant(caller.tenant)
-    return replace(found, messages=await conversation(store, found))
+    return replace(earlier, messages=await conversation(store, earlier))
 
 
 def _from_the_start(_after: int) -> Position:

@@ -35,34 +35,36 @@ class ToolSearch(WireModel):
     parameters: dict[str, Any] | None = None
 
 
-def on_offer(tools: Sequence[Tool], searches: Sequence[ToolSearch], loaded: Iterable[Tool], most: int) -> list[Tool]:
+def tools_on_offer(
+    tools: Sequence[Tool], searches: Sequence[ToolSearch], loaded: Iterable[Tool], most: int
+) -> list[Tool]:
     """Return the tools that a worker is offered: the request's own, whose definitions count, and those that were
     `loaded`.
 
     Where all would be more than `most`, those that were loaded first give way. Raises `InvalidRequest`.
     """
     deferred = {tool.name for tool in tools if _is_deferred(tool)}
-    found: dict[str, Tool] = {}
+    loaded_by_name: dict[str, Tool] = {}
     for tool in loaded:
-        found.pop(tool.name, None)
-        found[tool.name] = tool
+        loaded_by_name.pop(tool.name, None)
+        loaded_by_name[tool.name] = tool
     if len(searches) > 1:
         raise _invalid_tools("one tool_search at most")
-    if not searches and NAME not in found and deferred - found.keys():
+    if not searches and NAME not in loaded_by_name and deferred - loaded_by_name.keys():
         raise _invalid_tools("a deferred tool needs a tool_search that finds it")
     client_searches = [search for search in searches if search.execution == "client"]
     hidden = deferred if client_searches else set()
     always = {tool.name for tool in tools} - hidden
     if client_searches:
         always.add(NAME)
-    loaded_names = [name for name in found if name not in always]
+    loaded_names = [name for name in loaded_by_name if name not in always]
     surplus = max(len(loaded_names) + len(always) - most, 0)
     loaded_names = loaded_names[surplus:]
-    own = [_marked(tool, found) for tool in tools if tool.name not in hidden or tool.name in loaded_names]
+    own = [_with_search(tool, loaded_by_name) for tool in tools if tool.name not in hidden or tool.name in loaded_names]
     searchable = [tool for tool in tools if tool.name in deferred]
     functions = [as_function(search, searchable) for search in client_searches]
-    others = set(loaded_names) - {tool.name for tool in own}
-    return [*own, *functions, *(found[name] for name in loaded_names if name in others)]
+    missing_names = set(loaded_names) - {tool.name for tool in own}
+    return [*own, *functions, *(loaded_by_name[name] for name in loaded_names if name in missing_names)]
 
 
 def _is_deferred(tool: Tool) -> bool:
@@ -73,11 +75,13 @@ def _invalid_tools(reason: str) -> InvalidRequest:
     return InvalidRequest(f"Invalid value for 'tools': {reason}.", param="tools", code="invalid_value")
 
 
-def _marked(tool: Tool, found: Mapping[str, Tool]) -> Tool:
+def _with_search(tool: Tool, loaded_by_name: Mapping[str, Tool]) -> Tool:
     """Return the tool; if it is deferred and was found, with the search that found it."""
-    if tool.name not in found or not _is_deferred(tool):
+    if tool.name not in loaded_by_name or not _is_deferred(tool):
         return tool
-    return replace(tool, spelling={**(tool.spelling or {}), "loaded": loaded_by(found[tool.name]), "asked": True})
+    return replace(
+        tool, spelling={**(tool.spelling or {}), "loaded": loaded_by(loaded_by_name[tool.name]), "asked": True}
+    )
 
 
 def load(tool: Tool, call_id: str) -> Tool:
@@ -95,22 +99,22 @@ def is_hidden(tool: Tool) -> bool:
     return _is_deferred(tool) and loaded_by(tool) is None
 
 
-def hosted(tool: Tool, call_id: str, spelled: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def hosted_search(tool: Tool, call_id: str, spelled: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return a search that has found a tool for a call, and its output, as items; `spelled` is the tool as the caller
     spells it."""
-    completed = {"status": "completed", "execution": "server", "call_id": None}
+    head = {"status": "completed", "execution": "server", "call_id": None}
     arguments = {"paths": [_search_entry(tool)[0]]}
-    call = {"id": f"tsc_{call_id}", "type": "tool_search_call", **completed, "arguments": arguments}
-    output = {"id": f"tso_{call_id}", "type": "tool_search_output", **completed, "tools": spelled}
+    call = {"id": f"tsc_{call_id}", "type": "tool_search_call", **head, "arguments": arguments}
+    output = {"id": f"tso_{call_id}", "type": "tool_search_output", **head, "tools": spelled}
     return [call, output]
 
 
 def in_progress(item: Mapping[str, Any]) -> dict[str, Any]:
     """Return such an item as it is before it is complete."""
-    shown = {**item, "status": "in_progress"}
+    fields = {**item, "status": "in_progress"}
     if "arguments" in item:
-        return shown | {"arguments": {}}
-    return shown | {"tools": []}
+        return fields | {"arguments": {}}
+    return fields | {"tools": []}
 
 
 def of_request(tool: Tool) -> bool:
@@ -145,11 +149,11 @@ def _paths(names: list[str]) -> dict[str, Any]:
     return {"type": "object", "properties": properties, "required": ["paths"], "additionalProperties": False}
 
 
-def arguments_of(given: object) -> str:
+def arguments_of(arguments: object) -> str:
     """Return the arguments of an earlier call, as a worker would have written them."""
-    if isinstance(given, str):
-        return given
-    return json.dumps(given)
+    if isinstance(arguments, str):
+        return arguments
+    return json.dumps(arguments)
 
 
 def arguments_in(text: str) -> object:

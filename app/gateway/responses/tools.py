@@ -18,12 +18,12 @@ from app.errors import InvalidRequest
 from app.gateway.responses.tool_search import (
     ToolSearch,
     arguments_in,
-    hosted,
+    hosted_search,
     is_hidden,
     load,
     loaded_by,
     of_request,
-    on_offer,
+    tools_on_offer,
 )
 from app.gateway.wire import custom_tools
 from app.gateway.wire.parameters import WireModel
@@ -189,7 +189,7 @@ def toolbox_of(
     Raises `InvalidRequest` naming the field at fault.
     """
     searches = [tool for tool in requested if isinstance(tool, ToolSearch)]
-    tools = tuple(on_offer(tuple(functions(requested, "tools")), searches, loaded, MOST_TOOLS))
+    tools = tuple(tools_on_offer(tuple(functions(requested, "tools")), searches, loaded, MOST_TOOLS))
     if not tools:
         if choice not in (None, "auto", "none"):
             raise InvalidRequest("There are no tools to choose from.", param="tool_choice", code="invalid_value")
@@ -201,18 +201,18 @@ def toolbox_of(
         message = f"At most {MOST_TOOLS} tools are on offer at once; of more, let a tool_search of your side find some."
         raise InvalidRequest(message, param="tools", code="array_above_max_length")
     if isinstance(choice, Named):
-        return Toolbox(tools, "named", _known([choice], names, "tool_choice.name").pop(), parallel)
+        return Toolbox(tools, "named", _checked_names([choice], names, "tool_choice.name").pop(), parallel)
     if isinstance(choice, AllowedTools):
-        allowed = _known(choice.tools, names, "tool_choice.tools")
+        allowed = _checked_names(choice.tools, names, "tool_choice.tools")
         return Toolbox(tuple(tool for tool in tools if tool.name in allowed), choice.mode, parallel=parallel)
     return Toolbox(tools, choice or "auto", parallel=parallel)
 
 
-def _known(chosen: Iterable[Named], names: set[str], param: str) -> set[str]:
-    chosen_names = {tool.name for tool in chosen}
-    if not chosen_names <= names:
+def _checked_names(chosen: Iterable[Named], names: set[str], param: str) -> set[str]:
+    names_chosen = {tool.name for tool in chosen}
+    if not names_chosen <= names:
         raise InvalidRequest("It names none of the tools.", param=param, code="invalid_value")
-    return chosen_names
+    return names_chosen
 
 
 def functions(requested: Iterable[AnyTool], param: str) -> Iterator[Tool]:
@@ -277,40 +277,40 @@ def names_of(tools: Iterable[FunctionTool | CustomTool | Namespace]) -> list[str
     return names
 
 
-def described(toolbox: Toolbox) -> list[dict[str, Any]]:
+def response_tools(toolbox: Toolbox) -> list[dict[str, Any]]:
     """Return `tools` of a response: as they were sent."""
-    return spelled(tool for tool in toolbox.tools if of_request(tool))
+    return tools_for_caller(tool for tool in toolbox.tools if of_request(tool))
 
 
-def spelled(tools: Iterable[Tool]) -> list[dict[str, Any]]:
+def tools_for_caller(tools: Iterable[Tool]) -> list[dict[str, Any]]:
     """Return tools as the caller knows them."""
-    shown: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     for tool in tools:
         spelling = tool.spelling or {}
         if "namespace" not in spelling:
-            shown.append(_described(tool))
+            rows.append(_tool_for_caller(tool))
             continue
         head = {"type": "namespace", "name": spelling["namespace"], "description": spelling["about"] or ""}
-        if not shown or shown[-1].get("type") != "namespace" or shown[-1]["name"] != head["name"]:
-            shown.append(head | {"tools": []})
-        shown[-1]["tools"].append(_described(tool))
-    return shown
+        if not rows or rows[-1].get("type") != "namespace" or rows[-1]["name"] != head["name"]:
+            rows.append(head | {"tools": []})
+        rows[-1]["tools"].append(_tool_for_caller(tool))
+    return rows
 
 
-def _described(tool: Tool) -> dict[str, Any]:
+def _tool_for_caller(tool: Tool) -> dict[str, Any]:
     spelling: Mapping[str, Any] = tool.spelling or {}
     if "search" in spelling:
         return dict(spelling["search"])
-    shown: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "type": "custom" if "format" in spelling else "function",
         "name": spelling.get("name", tool.name),
         "description": spelling.get("said", tool.description) or None,
     }
     if "deferred" in spelling:
-        shown["defer_loading"] = True
+        fields["defer_loading"] = True
     if "format" in spelling:
-        return shown | {"format": spelling["format"] or {"type": "text"}}
-    return shown | {"parameters": tool.parameters, "strict": tool.strict}
+        return fields | {"format": spelling["format"] or {"type": "text"}}
+    return fields | {"parameters": tool.parameters, "strict": tool.strict}
 
 
 def chosen(toolbox: Toolbox) -> object:
@@ -352,7 +352,7 @@ def call_item(toolbox: Toolbox, call: ToolCall, status: str) -> dict[str, Any]:
     return head | {"status": status, "arguments": call.arguments}
 
 
-def searched(toolbox: Toolbox, call: ToolCall, before: Iterable[ToolCall]) -> list[dict[str, Any]]:
+def hosted_search_items(toolbox: Toolbox, call: ToolCall, before: Iterable[ToolCall]) -> list[dict[str, Any]]:
     """Return the items of a hosted search that stand before a call: of each tool, before the first of a reply's
     calls."""
     if any(earlier.name == call.name for earlier in before):
@@ -360,10 +360,10 @@ def searched(toolbox: Toolbox, call: ToolCall, before: Iterable[ToolCall]) -> li
     tool = _tool_named(toolbox, call.name)
     if tool is None or not is_hidden(tool):
         return []
-    return hosted(tool, call.id, spelled([tool]))
+    return hosted_search(tool, call.id, tools_for_caller([tool]))
 
 
-def found_by(toolbox: Toolbox, calls: Iterable[ToolCall]) -> list[Tool]:
+def tools_loaded_after(toolbox: Toolbox, calls: Iterable[ToolCall]) -> list[Tool]:
     """Return the tools that are on offer from a response on: those that were loaded before, and those that its calls
     named."""
     called_names = {call.name for call in calls}

@@ -76,14 +76,14 @@ def sentence(fault: Fault, value: object, alternatives: Sequence[Fault] = ()) ->
 
 def _of_type(nouns: Sequence[str], value: object) -> str:
     *others, last = dict.fromkeys(nouns)
-    wanted = last
+    expected = last
     if others:
-        wanted = f"{', '.join(others)} or {last}"
-    given = _noun(value)
-    fits = given in nouns or (given == "a number" and "a whole number" in nouns)
-    if fits or not given:
-        return f"it must be {wanted}"
-    return f"it must be {wanted}, not {given}"
+        expected = f"{', '.join(others)} or {last}"
+    actual = _noun(value)
+    fits = actual in nouns or (actual == "a number" and "a whole number" in nouns)
+    if fits or not actual:
+        return f"it must be {expected}"
+    return f"it must be {expected}, not {actual}"
 
 
 def _noun(value: object) -> str:

@@ -300,11 +300,11 @@ def _table(decisions: Mapping[str, Parameter]) -> list[str]:
     return lines
 
 
-def invalid_request(error: ValidationError, given: Mapping[str, Any]) -> InvalidRequest:
-    """Return the deepest of the faults in `given`, as a 400 with OpenAI's `param` and `code`."""
+def invalid_request(error: ValidationError, body: Mapping[str, Any]) -> InvalidRequest:
+    """Return the deepest of the faults in `body`, as a 400 with OpenAI's `param` and `code`."""
     faults = error.errors(include_url=False, include_input=False)
-    deepest = chosen(faults, lambda fault: _path(fault["loc"], given)[1])
-    param, value = _path(deepest["loc"], given)
+    deepest = chosen(faults, lambda fault: _path(fault["loc"], body)[1])
+    param, value = _path(deepest["loc"], body)
     kind = deepest["type"]
     if kind == "union_tag_not_found" and isinstance(value, dict) and deepest["ctx"]["discriminator"] == "'type'":
         kind, param = "missing", f"{param}.type"
@@ -312,8 +312,8 @@ def invalid_request(error: ValidationError, given: Mapping[str, Any]) -> Invalid
         return unknown_parameter(param)
     if kind == "missing":
         return _missing(param)
-    others = [fault for fault in faults if fault is not deepest and _path(fault["loc"], given)[0] == param]
-    reason = sentence(deepest, value, others)
+    other_faults = [fault for fault in faults if fault is not deepest and _path(fault["loc"], body)[0] == param]
+    reason = sentence(deepest, value, other_faults)
     return InvalidRequest(f"Invalid value for '{param}': {reason}.", param=param, code=_code(kind, value))
 
 
@@ -346,9 +346,9 @@ def check_kinds(tools: object, *kinds: str) -> None:
     for place, tool in enumerate(tools):
         kind = tool.get("type") if isinstance(tool, dict) else None
         if isinstance(kind, str) and kind not in kinds:
-            param, known = f"tools[{place}].type", " or ".join(map(repr, kinds))
+            param, expected = f"tools[{place}].type", " or ".join(map(repr, kinds))
             raise InvalidRequest(
-                f"Invalid value for '{param}': it should be {known}. Nobody here would run a tool of another type: "
+                f"Invalid value for '{param}': it should be {expected}. Nobody here would run a tool of another type: "
                 "leave it out, or offer a function that your side runs.",
                 param=param,
                 code="unsupported_value",
@@ -357,8 +357,8 @@ def check_kinds(tools: object, *kinds: str) -> None:
 
 def unknown_parameter(param: str | None) -> InvalidRequest:
     """Return the refusal of a field that does not exist."""
-    shown = f": '{param}'" if param else ""
-    return InvalidRequest(f"Unknown parameter{shown}.", param=param, code="unknown_parameter")
+    suffix = f": '{param}'" if param else ""
+    return InvalidRequest(f"Unknown parameter{suffix}.", param=param, code="unknown_parameter")
 
 
 def _is_tag(entry: int | str, following: int | str, value: Mapping[str, object]) -> bool:
@@ -377,10 +377,10 @@ def _code(kind: str, value: object) -> str:
     return LENGTHS.get(kind, "invalid_value")
 
 
-def _path(loc: Sequence[int | str], given: object) -> tuple[str, object]:
+def _path(loc: Sequence[int | str], body: object) -> tuple[str, object]:
     """Return a location as callers write it, and the value that stands there. pydantic's names of union members are
     left out, and so is all from a name that does not look like one."""
-    path, value = "", given
+    path, value = "", body
     if loc[-1] == "[key]":
         loc = loc[:-2]
     for place, entry in enumerate(loc):

@@ -363,12 +363,12 @@ def seen(value: str) -> str:
 
 def saw_of(values: Sequence[str]) -> Saw:
     """Return the filter of the store for values that `seen` has read."""
-    named = [value.partition(":")[::2] for value in values]
+    pairs = [value.partition(":")[::2] for value in values]
     return Saw(
         user="user" in values,
         results="results" in values,
-        steps=tuple([int(name) for kind, name in named if kind == "step"]),
-        labels=tuple([name for kind, name in named if kind == "label"]),
+        steps=tuple([int(name) for kind, name in pairs if kind == "step"]),
+        labels=tuple([name for kind, name in pairs if kind == "label"]),
     )
 
 
@@ -454,12 +454,12 @@ class EventFilters(Parameters):
 def seconds(value: str) -> float:
     """Return the seconds since a run's admission."""
     try:
-        given = float(value)
+        number = float(value)
     except ValueError:
-        given = math.nan
-    if not 0 <= given < 1e9:
+        number = math.nan
+    if not 0 <= number < 1e9:
         raise _fault("it must be a number of seconds")
-    return given
+    return number
 
 
 class InstantOptions(Parameters):

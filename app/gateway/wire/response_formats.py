@@ -59,11 +59,16 @@ def form_of(response_format: TextFormat | JsonObjectFormat | JsonSchemaFormat) -
     return Form()
 
 
-def schema_form(named: NamedSchema, param: str) -> Form:
+def schema_form(schema_format: NamedSchema, param: str) -> Form:
     """Return the form that a schema stands for; without one, any JSON object."""
-    if named.form is not None:
-        check(named.form, param)
-    return Form(named.form, named.name, named.description or "", bool(named.strict) and is_closed(named.form))
+    if schema_format.form is not None:
+        check(schema_format.form, param)
+    return Form(
+        schema_format.form,
+        schema_format.name,
+        schema_format.description or "",
+        bool(schema_format.strict) and is_closed(schema_format.form),
+    )
 
 
 def check(schema: dict[str, Any], param: str) -> None:
