@@ -13,7 +13,7 @@ from app.engine.runs.admission import Order
 from app.engine.runs.approvals import Decision
 from app.process.wiring import Runtime
 from app.store.archive import Record, open_archive
-from tests.harness.in_process import ended_row, finish, narrowed, order, plan, plan_text, pool_text, running_service
+from tests.harness.in_process import ended_row, finish, limits_with, order, plan, plan_text, pool_text, running_service
 from tests.stubs import Fail, Hang, ProviderStub, Reply
 from tests.stubs import ToolCall as Calls
 from tests.stubs import Usage as Used
@@ -103,12 +103,12 @@ async def chosen_for_sure(stub: ProviderStub, runtime: Runtime) -> str:
 
 async def chosen_within_means(stub: ProviderStub, runtime: Runtime) -> str:
     """Two calls cannot be paid, and one is cut."""
-    return await _run(runtime, "baton-learns", limits=narrowed(runtime, "baton-learns", usd=1_000))
+    return await _run(runtime, "baton-learns", limits=limits_with(runtime, "baton-learns", usd=1_000))
 
 
 async def made_cheaper(stub: ProviderStub, runtime: Runtime) -> str:
     """The worker that the caller planned cannot be paid."""
-    limits = narrowed(runtime, "baton-poor", usd=3_000)
+    limits = limits_with(runtime, "baton-poor", usd=3_000)
     return await _run(runtime, "baton-poor", limits=limits, plan=plan(("delta", "", ["user"])))
 
 
@@ -116,14 +116,14 @@ async def replanned(stub: ProviderStub, runtime: Runtime) -> str:
     """The conductor's plans cost more than what is left, so that one worker answers alone."""
     long = plan_text(*[(0, "Draft it", ["user"])] * 4, (1, "Answer", ["user", 0, 1, 2, 3]))
     stub.script("planner", Reply(chunks=(long,)), Reply(chunks=(long,)))
-    return await _run(runtime, "baton-ultra", limits=narrowed(runtime, "baton-ultra", usd=25_000, floor_tokens=1000))
+    return await _run(runtime, "baton-ultra", limits=limits_with(runtime, "baton-ultra", usd=25_000, floor_tokens=1000))
 
 
 async def cut_short(stub: ProviderStub, runtime: Runtime) -> str:
     """There is no money for the step that answers, and the one before it was asked for the whole answer."""
     steps = plan(("alpha", "Give the final answer.", ["user"]), ("beta", "Check it.", ["user", 0]))
     stub.script("alpha", Reply(chunks=("Four.",), usage=Used(input=40, output=900)))
-    limits = narrowed(runtime, "baton-ultra", usd=2_200, floor_tokens=1000)
+    limits = limits_with(runtime, "baton-ultra", usd=2_200, floor_tokens=1000)
     return await _run(runtime, "baton-ultra", plan=steps, limits=limits)
 
 
@@ -188,23 +188,23 @@ async def lost_an_input(stub: ProviderStub, runtime: Runtime) -> str:
 
 async def cancelled(stub: ProviderStub, runtime: Runtime) -> str:
     stub.always("alpha", Hang())
-    driven = await runtime.runs.start(order(runtime, "baton-mini"))
+    followed_run = await runtime.runs.start(order(runtime, "baton-mini"))
     await stub.wait_for(1, "alpha")
-    runtime.runs.cancel(driven.run, "caller")
-    await finish(driven)
-    return driven.run
+    runtime.runs.cancel(followed_run.run, "caller")
+    await finish(followed_run)
+    return followed_run.run
 
 
 async def expired(stub: ProviderStub, runtime: Runtime) -> str:
     stub.always("*", Hang())
     """JSON is not cut off when the time is over, so the run waits for it until then."""
     task = Task((Message("user", (Text("What is 2 + 2?"),)),), form=Form())
-    limits = narrowed(runtime, "baton-mini", seconds=0.4, attempts=1)
+    limits = limits_with(runtime, "baton-mini", seconds=0.4, attempts=1)
     return await _run(runtime, "baton-mini", limits=limits, task=task)
 
 
 async def over_budget(stub: ProviderStub, runtime: Runtime) -> str:
-    limits = narrowed(runtime, "baton-mini", usd=10)
+    limits = limits_with(runtime, "baton-mini", usd=10)
     return await _run(runtime, "baton-mini", limits=limits, plan=plan(("alpha", "", ["user"])))
 
 
@@ -260,13 +260,13 @@ async def nested(stub: ProviderStub, runtime: Runtime) -> str:
         stub.script("planner", Reply(chunks=(text,)))
     for worker, words in {"alpha": "One.", "beta": "Two.", "gamma": "Three."}.items():
         stub.always(worker, Reply(chunks=(words,)))
-    return await _run(runtime, "baton-nested", limits=narrowed(runtime, "baton-nested", rounds=1))
+    return await _run(runtime, "baton-nested", limits=limits_with(runtime, "baton-nested", rounds=1))
 
 
 async def alone_inside(stub: ProviderStub, runtime: Runtime) -> str:
     """The conductor is out when it is to plan for a step of its own."""
     stub.script("planner", Reply(chunks=(plan_text((3, "Do it", ["user"])),)), *[Fail(status=400)] * 2)
-    return await _run(runtime, "baton-nested", limits=narrowed(runtime, "baton-nested", rounds=1))
+    return await _run(runtime, "baton-nested", limits=limits_with(runtime, "baton-nested", rounds=1))
 
 
 TOOLBOX = Toolbox((Tool("look", "Looks something up."),))

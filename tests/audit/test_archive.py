@@ -46,7 +46,7 @@ async def run_some(runtime: Runtime) -> list[str]:
     """Runs of two steps; the first one's content is erased."""
     steps = plan(("alpha", "Think", ["user"]), ("beta", "Answer", ["user", 0]))
     started = [await runtime.runs.start(order(runtime, "baton-ultra", plan=steps)) for _ in range(RUNS)]
-    names = [(await finish(driven)).ended.state.run for driven in started]
+    names = [(await finish(followed_run)).ended.state.run for followed_run in started]
     assert await runtime.context.store.erase(names[0])
     return names
 
@@ -105,8 +105,8 @@ async def test_a_journal_that_grows_is_read_as_it_stood_at_one_moment(runtime: R
             report = await Auditor(runtime.context.now(), adapter).audit(source)
             assert [str(violation) for violation in report.violations] == []
             await asyncio.sleep(PAUSE)
-    for driven in started:
-        await finish(driven)
+    for followed_run in started:
+        await finish(followed_run)
 
 
 async def test_a_pool_is_kept_once_and_stays_as_it_was(runtime: Runtime, url: str) -> None:

@@ -9,7 +9,7 @@ from app.core.run.events import Kind
 from app.errors import InvalidRequest
 from app.process.config import reload
 from app.process.wiring import Runtime
-from tests.harness.audited import report_of
+from tests.harness.audited import audit_report
 from tests.harness.in_process import events, finish, order, plan, plan_text, pool_text, running_service
 from tests.stubs import ProviderStub, Reply
 
@@ -59,7 +59,7 @@ async def test_other_prices_and_models_in_the_middle_of_a_run(stub: ProviderStub
     calls = [event.body for event in await events(runtime, run) if event.kind is Kind.CALL_INTENDED]
     assert [call["model"] for call in calls] == ["alpha", "beta-2"]
     assert len({call["catalog"] for call in calls}) == 2
-    report = await report_of(runtime.pool.loaded.settings.database_url)
+    report = await audit_report(runtime.pool.loaded.settings.database_url)
     assert (report.violations, report.rebuilt_requests) == ([], 2)
 
 
@@ -74,7 +74,7 @@ async def test_a_worker_that_lost_its_clearance_is_not_called(stub: ProviderStub
     outcome = await finish(await runtime.runs.start(order(runtime, "baton-ultra", plan=steps, labels=labels)))
     assert outcome.ended.state.state == "succeeded"
     assert await workers(runtime, outcome.ended.state.run) == ["alpha", "alpha"]
-    assert stub.of("beta") == []
+    assert stub.requests_for("beta") == []
 
 
 async def test_a_conductor_that_lost_its_clearance_plans_no_more(stub: ProviderStub, runtime: Runtime) -> None:
@@ -85,7 +85,7 @@ async def test_a_conductor_that_lost_its_clearance_plans_no_more(stub: ProviderS
     stub.always("planner", withdraw)
     outcome = await finish(await runtime.runs.start(order(runtime, "baton-ultra", labels=frozenset({"phi"}))))
     assert [proposal.mode for proposal in outcome.ended.state.proposals] == ["first", "repair", "fallback"]
-    assert len(stub.of("planner")) == 1
+    assert len(stub.requests_for("planner")) == 1
 
 
 RULE = """
@@ -105,7 +105,7 @@ async def test_a_worker_that_a_new_rule_excludes_is_not_called(stub: ProviderStu
     labels = frozenset({"phi"})
     outcome = await finish(await runtime.runs.start(order(runtime, "baton-ultra", plan=steps, labels=labels)))
     assert await workers(runtime, outcome.ended.state.run) == ["alpha", "alpha"]
-    assert stub.of("beta") == []
+    assert stub.requests_for("beta") == []
 
 
 async def test_the_journal_names_the_rule(stub: ProviderStub, runtime: Runtime) -> None:
@@ -123,7 +123,7 @@ async def test_the_auditor_finds_a_call_against_a_rule(
     async with running_service(tmp_path, pool(stub, "alpha", "beta") + RULE, audits=False) as runtime:
         steps = plan(("beta", "Answer", ["user"]))
         await finish(await runtime.runs.start(order(runtime, "baton-ultra", plan=steps, labels=frozenset({"phi"}))))
-        report = await report_of(runtime.pool.loaded.settings.database_url)
+        report = await audit_report(runtime.pool.loaded.settings.database_url)
     found = [violation.what for violation in report.violations if violation.rule == "rule"]
     assert any("keeps beta from the labels of what it reads" in words for words in found)
 

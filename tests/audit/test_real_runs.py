@@ -6,14 +6,14 @@ from app.audit.report import Report
 from app.core.message.chat import Message, Task, Text, Tool, Toolbox
 from app.core.run.events import Kind
 from app.process.wiring import Runtime
-from tests.harness.audited import report_of
-from tests.harness.in_process import events, finish, narrowed, order, plan, plan_text
+from tests.harness.audited import audit_report
+from tests.harness.in_process import events, finish, limits_with, order, plan, plan_text
 from tests.stubs import Fail, Hang, ProviderStub, Reply, ToolCall, Truncate
 
 
 async def clean(runtime: Runtime, *, runs: int = 1, calls: int | None = None) -> Report:
     """No violation, and every request was composed and rendered again."""
-    report = await report_of(runtime.pool.loaded.settings.database_url, settle=3)
+    report = await audit_report(runtime.pool.loaded.settings.database_url, settle=3)
     assert [str(violation) for violation in report.violations] == []
     assert report.runs == runs
     assert calls is None or report.calls == calls
@@ -29,10 +29,10 @@ async def test_one_call(runtime: Runtime) -> None:
 async def test_a_conducted_run_while_it_streams_and_after(stub: ProviderStub, runtime: Runtime) -> None:
     stub.always("planner", Reply(chunks=tuple(plan_text((0, "Plan it", ["user"]), (1, "Solve it", ["user", 0])))))
     stub.always("alpha", Reply(chunks=("Do", " this"), gap=0.02))
-    driven = await runtime.runs.start(order(runtime, "baton-ultra", streams=True))
-    while not any(event.kind is Kind.STEP_DONE for event in await events(runtime, driven.run)):
+    followed_run = await runtime.runs.start(order(runtime, "baton-ultra", streams=True))
+    while not any(event.kind is Kind.STEP_DONE for event in await events(runtime, followed_run.run)):
         await clean(runtime)
-    await finish(driven)
+    await finish(followed_run)
     await clean(runtime, calls=3)
 
 
@@ -41,13 +41,13 @@ async def test_a_conductor_that_is_shown_parts_of_a_long_message(stub: ProviderS
     stub.script("planner", Reply(chunks=(plan_text((0, "Solve it", ["user"])),)))
     text = "Sum this up.\n" + "The minutes of a meeting. " * 2_000
     task = Task((Message("user", (Text(text),)),))
-    driven = await runtime.runs.start(order(runtime, "baton-ultra", task=task))
-    await finish(driven)
+    followed_run = await runtime.runs.start(order(runtime, "baton-ultra", task=task))
+    await finish(followed_run)
     asked, answered = [received.json for received in stub.requests if "messages" in received.json]
     assert len(json.dumps(asked["messages"])) < 12_000
     assert text[-2_000:] in asked["messages"][1]["content"]
     assert any(message["content"] == text for message in answered["messages"])
-    facts = [event.body for event in await events(runtime, driven.run) if event.kind is Kind.CALL_INTENDED]
+    facts = [event.body for event in await events(runtime, followed_run.run) if event.kind is Kind.CALL_INTENDED]
     assert [(fact["template"], fact.get("left_out", 0)) for fact in facts] == [
         ("plan-2-parts", len(text) - 6_000),
         ("step-1", 0),
@@ -81,22 +81,22 @@ async def test_a_cancelled_run(stub: ProviderStub, runtime: Runtime) -> None:
     for worker in ("alpha", "beta", "gamma"):
         stub.always(worker, Hang())
     steps = plan(("alpha", "One", ["user"]), ("beta", "Two", ["user"]), ("gamma", "Three", [0, 1]))
-    driven = await runtime.runs.start(order(runtime, "baton-ultra", plan=steps))
+    followed_run = await runtime.runs.start(order(runtime, "baton-ultra", plan=steps))
     await stub.wait_for(2)
-    runtime.runs.cancel(driven.run, "caller")
-    assert (await finish(driven)).ended.state.state == "cancelled"
+    runtime.runs.cancel(followed_run.run, "caller")
+    assert (await finish(followed_run)).ended.state.state == "cancelled"
     await clean(runtime, calls=2)
 
 
 async def test_an_expired_run(stub: ProviderStub, runtime: Runtime) -> None:
     stub.always("*", Hang())
-    short = narrowed(runtime, "baton-mini", seconds=0.4)
+    short = limits_with(runtime, "baton-mini", seconds=0.4)
     assert (await finish(await runtime.runs.start(order(runtime, "baton-mini", limits=short)))).ended.error
     await clean(runtime)
 
 
 async def test_a_run_over_its_budget(runtime: Runtime) -> None:
-    poor = narrowed(runtime, "baton-mini", usd=10)
+    poor = limits_with(runtime, "baton-mini", usd=10)
     assert (await finish(await runtime.runs.start(order(runtime, "baton-mini", limits=poor)))).ended.error
     await clean(runtime, calls=0)
 
@@ -135,6 +135,6 @@ async def test_calls_of_tools_that_a_round_did_not_wait_for(stub: ProviderStub, 
 async def test_many_runs_at_once(stub: ProviderStub, runtime: Runtime) -> None:
     stub.always("planner", Reply(chunks=tuple(plan_text((0, "Plan", ["user"]), (1, "Go", [0]), (2, "Sum", [0, 1])))))
     tiers = ["baton-mini", "baton-ultra"] * 10
-    for driven in [await runtime.runs.start(order(runtime, tier)) for tier in tiers]:
-        await finish(driven)
+    for followed_run in [await runtime.runs.start(order(runtime, tier)) for tier in tiers]:
+        await finish(followed_run)
     await clean(runtime, runs=20)

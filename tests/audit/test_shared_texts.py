@@ -14,7 +14,7 @@ from app.process.wiring import Runtime
 from app.providers.formats import adapter
 from app.store.archive import open_archive
 from app.store.journal_file import write
-from tests.harness.audited import report_of
+from tests.harness.audited import audit_report
 from tests.harness.in_process import finish, order, pool_text, running_service
 from tests.stubs import ProviderStub, Reply
 
@@ -30,8 +30,8 @@ async def runtime(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[Runtime]:
 
 async def second_turn(runtime: Runtime) -> str:
     messages = [Message("user", (Text("One?"),)), Message("assistant", (Text(LONG),)), Message("user", (Text("Two?"),))]
-    driven = await runtime.runs.start(order(runtime, "baton-mini", task=Task(tuple(messages))))
-    return (await finish(driven)).ended.state.run
+    followed_run = await runtime.runs.start(order(runtime, "baton-mini", task=Task(tuple(messages))))
+    return (await finish(followed_run)).ended.state.run
 
 
 def falsify(runtime: Runtime, statement: str) -> None:
@@ -52,9 +52,9 @@ def falsify(runtime: Runtime, statement: str) -> None:
 async def test_a_text_that_was_changed_or_taken_or_left_is_found(runtime: Runtime, statement: str, rule: str) -> None:
     await second_turn(runtime)
     url = runtime.pool.loaded.settings.database_url
-    assert (await report_of(url)).is_clean
+    assert (await audit_report(url)).is_clean
     falsify(runtime, statement)
-    assert rule in (await report_of(url)).rules
+    assert rule in (await audit_report(url)).rules
 
 
 async def test_an_export_has_every_content_as_a_whole(runtime: Runtime, tmp_path: Path) -> None:

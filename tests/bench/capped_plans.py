@@ -28,7 +28,7 @@ from app.lab.world2.provider import service_tasks, text_with_document
 from app.lab.world2.shapes import Plan, catalogue, workflow
 from app.lab.world2.tasks import Task
 from tests.bench.caps import QUIET
-from tests.harness.in_process import calling, running_service
+from tests.harness.in_process import client_of, running_service
 
 CAPS = (0.0003, 0.0006, 0.0012, 0.0025, 0.005, 0.01, 0.03)
 """Dollars of one run."""
@@ -101,7 +101,7 @@ async def play(tasks: Sequence[Task], caps: Sequence[float]) -> dict[tuple[float
     arms: dict[str, Plan | None] = {ULTRA: None, **plans()}
     found: dict[tuple[float, str], list[Played]] = {}
     with tempfile.TemporaryDirectory() as folder:
-        async with running_service(Path(folder), pool(), QUIET) as runtime, calling(runtime) as client:
+        async with running_service(Path(folder), pool(), QUIET) as runtime, client_of(runtime) as client:
 
             async def capped_at(task: Task, cap: float, plan: Plan | None) -> Played:
                 async with gate:

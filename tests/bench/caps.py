@@ -34,7 +34,7 @@ from app.core.pool.catalog import MILLION, Catalog
 from app.core.pool.policy import input_bound, worst_case
 from app.lab.calibration_tasks import FORM, BuiltIn, built_in
 from app.process.wiring import Runtime
-from tests.harness.in_process import calling, running_service
+from tests.harness.in_process import client_of, running_service
 from tests.harness.skipped_time import run_skipping
 
 TIERS = ("baton-mini", "baton-ultra", "baton-select")
@@ -158,7 +158,7 @@ async def play(count: int, kind: str, seed: int) -> list[Played]:
     random, gate = Random(f"{seed} {kind}"), asyncio.Semaphore(AT_ONCE[kind])
     with tempfile.TemporaryDirectory() as folder:
         pool = pool_of(SLOWER if kind == "seconds" else 0)
-        async with running_service(Path(folder), pool, QUIET) as runtime, calling(runtime) as client:
+        async with running_service(Path(folder), pool, QUIET) as runtime, client_of(runtime) as client:
             quickest = await quickest_answer(client) if kind == "seconds" else 0.0
 
             async def one(number: int) -> Played:

@@ -33,8 +33,8 @@ from app.process.wiring import Runtime
 from app.store.sqlkit.migrate import migrate
 from app.store.sqlkit.tables import METADATA
 from tests.harness import processes, servers
-from tests.harness.audited import report_of
-from tests.harness.in_process import calling, pool_text, running_service
+from tests.harness.audited import audit_report
+from tests.harness.in_process import client_of, pool_text, running_service
 from tests.stubs import Echo, ProviderStub
 
 ANN, BOB = "ann-7c1e55", "bob-93aa02"
@@ -81,7 +81,7 @@ def requests(user: str, number: int) -> list[tuple[str, dict[str, Any], dict[str
 async def fill(runtime: Runtime, runs: int) -> None:
     """Have the service carry out that many runs, half of them in each user's name, and rate some."""
     gate = asyncio.Semaphore(AT_ONCE)
-    async with calling(runtime) as client, asyncio.TaskGroup() as group:
+    async with client_of(runtime) as client, asyncio.TaskGroup() as group:
         for number in range(runs):
             user = (ANN, BOB)[number % 2]
             kinds = requests(user, number)
@@ -195,7 +195,7 @@ async def erase_one_of_two_users(folder: Path, url: str, runs: int) -> Found:
                 seconds = time.monotonic() - started
                 files = files_with(folder / "data", ANN) if url.startswith("sqlite") else {}
     log_of_command.write_text(told)
-    report = await report_of(url)
+    report = await audit_report(url)
     places = await asyncio.to_thread(rows_with, url, ANN)
     places |= {"export": await asyncio.to_thread(in_export, folder, environ, ANN)}
     places |= {path.name: path.read_bytes().count(ANN.encode()) for path in (log, log_of_command)}

@@ -34,7 +34,7 @@ from app.process.wiring import Runtime
 from app.providers.rehearsal.families import solve
 from app.providers.rehearsal.task_families import FAMILIES, LEVELS, write
 from tests.bench.caps import QUIET, TIERS, pool_of
-from tests.harness.in_process import calling, running_service
+from tests.harness.in_process import client_of, running_service
 
 AT_ONCE = 24
 COST_SHARE, TIME_SHARE, WANTED = 0.25, 0.30, 0.8
@@ -103,7 +103,7 @@ async def play(seed: int, *, runs: int, history: int, delay: int) -> list[Compar
     """All comparisons of one seed."""
     random, gate = Random(seed), asyncio.Semaphore(AT_ONCE)
     with tempfile.TemporaryDirectory() as folder:
-        async with running_service(Path(folder), pool_of(delay), QUIET) as runtime, calling(runtime) as client:
+        async with running_service(Path(folder), pool_of(delay), QUIET) as runtime, client_of(runtime) as client:
 
             async def asked(body: dict[str, Any]) -> None:
                 async with gate:

@@ -31,7 +31,7 @@ from app.core.rating.comparison import Recipient, RunFigures, figures
 from app.process.wiring import Runtime
 from tests.bench.caps import QUIET, pool_of
 from tests.bench.previews import request
-from tests.harness.in_process import calling, running_service
+from tests.harness.in_process import client_of, running_service
 
 AT_ONCE = 16
 SHAPES = """
@@ -130,7 +130,7 @@ async def play(count: int, seed: int) -> list[Replayed]:
     random, gate = Random(seed), asyncio.Semaphore(AT_ONCE)
     with tempfile.TemporaryDirectory() as folder:
         pool = pool_of(0) + SHAPES
-        async with running_service(Path(folder), pool, QUIET) as runtime, calling(runtime) as client:
+        async with running_service(Path(folder), pool, QUIET) as runtime, client_of(runtime) as client:
 
             async def one(body: dict[str, Any]) -> Replayed:
                 async with gate:

@@ -25,8 +25,8 @@ from app.process.wiring import Runtime
 from app.store.sqlkit.migrate import migrate
 from app.store.sqlkit.tables import DISCLOSURES, EVENTS, RUNS
 from tests.harness import servers
-from tests.harness.console import browsing, sign_in
-from tests.harness.in_process import app_over, ask, calling, pool_text, running_service, speak
+from tests.harness.console import console_client, sign_in
+from tests.harness.in_process import app_over, ask, client_of, pool_text, running_service, script_answers
 from tests.stubs import ProviderStub
 
 REPEATS = 20
@@ -80,8 +80,8 @@ async def filled(folder: Path, url: str, runs: int) -> AsyncIterator[tuple[Runti
     """A service with so many runs, and a client of it."""
     environ = {"BATON_DATABASE_URL": url}
     async with ProviderStub() as stub, running_service(folder, pool_text(stub), environ, audits=False) as runtime:
-        speak(stub)
-        async with calling(runtime) as client:
+        script_answers(stub)
+        async with client_of(runtime) as client:
             run = (await ask(client, model="baton-ultra")).json()["baton"]["run"]
             store: Any = runtime.gateway.store
             for start in range(0, runs, AT_ONCE):
@@ -95,7 +95,7 @@ async def time_replies(runtime: Runtime, client: httpx.AsyncClient) -> None:
     """Print the times of the replies."""
     key = client.headers["authorization"].removeprefix("Bearer ")
     with app_over(runtime.gateway) as app:
-        async with browsing(app) as browser:
+        async with console_client(app) as browser:
             await sign_in(browser, key)
             for path in PATHS:
                 asked = browser if path.startswith("/console") else client

@@ -40,7 +40,7 @@ from app.lab.world2.tasks import Task, draw_tasks
 from app.lab.world2.words_lessons import parse_plan, prompt
 from app.lab.world2.workers import Pool, draw_pool
 from app.store.sql import open_store
-from tests.harness.processes import KEY, Caller, calling, environment, running
+from tests.harness.processes import KEY, Caller, environment, open_caller, running_process
 from tests.vllm.server import OFFLINE, PYTHON, ROOT, VllmServer, serve
 
 POOLS = 8
@@ -103,7 +103,7 @@ def _measure(asked: argparse.Namespace, pools: Sequence[Pool], server: VllmServe
         environ = environment(folder, BATON_POOL=str(folder / "pool.toml"), BATON_BOOTSTRAP_KEY=KEY)
         environ |= {"BATON_DATABASE_URL": f"sqlite:///{folder / 'baton.db'}", "BATON_LOG_LEVEL": "error"}
         asyncio.run(_calibrated(environ["BATON_DATABASE_URL"], pools))
-        with running("serve", folder, environ) as process, calling(process.url, timeout=SECONDS) as caller:
+        with running_process("serve", folder, environ) as process, open_caller(process.url, timeout=SECONDS) as caller:
 
             def answered(arm: str, count: int) -> list[Asked]:
                 plans = fixed.get(arm) or [None] * POOLS

@@ -12,7 +12,7 @@ import httpx
 from sqlalchemy.engine import make_url
 
 from app.store.sqlkit.migrate import migrate
-from tests.harness.processes import KEY, Caller, Process, calling
+from tests.harness.processes import KEY, Caller, Process, open_caller
 from tests.harness.servers import free_port
 from tests.harness.waiting import wait_until
 from tests.integration.installation import execute, launched, pool, settings
@@ -66,5 +66,5 @@ def serving(postgres: str, redis: str, limits: str = "limits = { seconds = 40 }"
         (folder / "pool.toml").write_text(usual[: usual.rindex("limits = {")] + limits + "\n")
         gateway, engine = stack.enter_context(launched(folder, environ, "gateway", "dispatcher"))
         wait_until(gateway.ready)
-        caller = stack.enter_context(calling(gateway.url))
+        caller = stack.enter_context(open_caller(gateway.url))
         yield Service(stub, database, gateway, engine, f"http://127.0.0.1:{port}", caller)

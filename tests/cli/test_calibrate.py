@@ -23,7 +23,7 @@ from app.process.config import configure
 from app.process.wiring import Runtime
 from app.store.protocol import RunQuery
 from tests.deploy.test_readme import blocks
-from tests.harness.in_process import calling, plan_text, pool_text, running_service
+from tests.harness.in_process import client_of, plan_text, pool_text, running_service
 from tests.harness.waiting import until
 from tests.lab.test_provider import pool_text as world_text
 from tests.stubs import Fail, ProviderStub, Reply
@@ -118,7 +118,7 @@ async def test_nobody_is_asked_before_the_cost_is_agreed_to(
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
     monkeypatch.setattr("builtins.input", lambda *_: "n")
     assert await run(environ, "--worker", "alpha") == 1
-    assert not stub.of("alpha")
+    assert not stub.requests_for("alpha")
 
 
 async def test_an_outage_is_no_wrong_answer_and_is_tried_again(
@@ -130,9 +130,9 @@ async def test_an_outage_is_no_wrong_answer_and_is_tried_again(
     told = capsys.readouterr().out
     assert f"alpha: {calibrate.OUTAGES} calls failed; they are not counted as trials" in told
     assert "got no further tasks" in told
-    assert len(stub.of("alpha")) == calibrate.OUTAGES
+    assert len(stub.requests_for("alpha")) == calibrate.OUTAGES
     assert not await asyncio.to_thread(known, environ, capsys)
-    assert not stub.of("beta"), "nobody answers in its place"
+    assert not stub.requests_for("beta"), "nobody answers in its place"
     stub.always("alpha", Reply(chunks=("Answer: 46",)))
     assert await run(environ, "--worker", "alpha", "--each", "1", "--yes") == 0
     found = await asyncio.to_thread(known, environ, capsys)
@@ -160,12 +160,12 @@ async def test_workers_are_measured_by_the_tasks_of_a_file(
     assert "20 tasks for alpha, beta" in told.err
     assert "geography" in told.out
     assert "tell no two of the workers apart" not in told.out
-    assert json.loads(stub.of("alpha")[-1].body)["messages"][0] == {"role": "system", "content": "Be brief."}
+    assert json.loads(stub.requests_for("alpha")[-1].body)["messages"][0] == {"role": "system", "content": "Be brief."}
     found = await asyncio.to_thread(known, environ, capsys)
     assert {(trial["worker"], trial["score"]) for trial in found} == {("alpha", 1.0), ("beta", 0.0)}
     [version] = {trial["version"] for trial in found}
     assert await run(environ, *given) == 0
-    assert len(stub.of("alpha")) == 10, "each task is given once"
+    assert len(stub.requests_for("alpha")) == 10, "each task is given once"
     tasks.write_text("\n".join(map(json.dumps, lines[:2])))
     assert await run(environ, *given) == 0
     again = await asyncio.to_thread(known, environ, capsys)
@@ -226,9 +226,9 @@ async def test_conductors_are_shown_what_was_measured(stub: ProviderStub, tmp_pa
     environ = at(tmp_path, pool)
     assert await run(environ, "--worker", "alpha", "--each", "1", "--yes") == 0
     stub.always("planner", Reply(chunks=(plan_text((0, "Solve.", ["user"])),)))
-    async with running_service(tmp_path, pool) as runtime, calling(runtime) as client:
+    async with running_service(tmp_path, pool) as runtime, client_of(runtime) as client:
         await _followed(runtime, tmp_path)
         body = {"model": "baton-ultra", "messages": [{"role": "user", "content": "What is 2 + 2?"}]}
         assert (await client.post("/v1/chat/completions", json=body)).status_code == 200
-        shown = stub.of("planner")[0].body.decode()
+        shown = stub.requests_for("planner")[0].body.decode()
     assert shown.count("measured pass rates: calendar 0% of 9, equations ") == 1

@@ -55,7 +55,7 @@ class Done:
 
 def apart(folder: Path, *arguments: str, **more: str) -> Done:
     """One command to its end, in a process of its own."""
-    done = processes.command(folder, environment(folder, **more), *arguments)
+    done = processes.run_command(folder, environment(folder, **more), *arguments)
     return Done(done.returncode, done.stdout, done.stderr)
 
 
@@ -97,10 +97,10 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 @contextmanager
 def serving(folder: Path, **more: str) -> Iterator[Service]:
     """A `baton serve` over a folder of its own; it must end with 0, and quietly."""
-    with processes.running("serve", folder, environment(folder, **more)) as process:
+    with processes.running_process("serve", folder, environment(folder, **more)) as process:
         yield Service(folder, process.url, process.output)
         assert process.stop() == 0
-        assert "Traceback" not in process.logged
+        assert "Traceback" not in process.log
 
 
 # -- the parser
@@ -301,10 +301,10 @@ def test_the_probe_tells_ready_from_absent(service: Service, tmp_path: Path) -> 
 
 
 def test_ctrl_c_ends_a_service_quietly(tmp_path: Path) -> None:
-    with processes.running("serve", tmp_path, environment(tmp_path)) as process:
+    with processes.running_process("serve", tmp_path, environment(tmp_path)) as process:
         process.interrupt()
-        assert process.ended() == 0
-        assert "Traceback" not in process.logged
+        assert process.wait_for_exit() == 0
+        assert "Traceback" not in process.log
 
 
 # -- runs

@@ -111,9 +111,9 @@ def test_a_version_is_loaded_checked_put_into_force_and_taken_back(
     name = bench.adapter.name
     assert bench.deploy() == 0
     assert name in bench.stub.models
-    loading = next(body for path, body in bench.stub.asked if path == "/v1/load_lora_adapter")
+    loading = next(body for path, body in bench.stub.requests if path == "/v1/load_lora_adapter")
     assert loading == {"lora_name": name, "lora_path": str(bench.folder / "adapter")}
-    asked = next(body for path, body in bench.stub.asked if path == "/v1/chat/completions")
+    asked = next(body for path, body in bench.stub.requests if path == "/v1/chat/completions")
     assert (asked["model"], asked["temperature"]) == (name, 0)
     assert asked["response_format"]["json_schema"]["schema"] == schema(2, 3, 600)
     told = capsys.readouterr().out

@@ -7,7 +7,7 @@ from io import StringIO
 from pathlib import Path
 
 from app.__main__ import main
-from tests.harness.in_process import ask, calling, plan, pool_text, running_service
+from tests.harness.in_process import ask, client_of, plan, pool_text, running_service
 from tests.harness.processes import environment
 from tests.stubs import ProviderStub
 
@@ -22,7 +22,7 @@ def baton(folder: Path, *arguments: str) -> str:
 async def test_a_run_is_explained_on_the_terminal(tmp_path: Path, stub: ProviderStub) -> None:
     steps = plan(("alpha", "Think", ["user"]), ("beta", "Answer", [0]))
     async with running_service(tmp_path, pool_text(stub)) as runtime:
-        async with calling(runtime) as client:
+        async with client_of(runtime) as client:
             assert (await ask(client, baton={"plan": steps})).status_code == 200
         words = await asyncio.to_thread(baton, tmp_path, "runs", "explain")
         data = json.loads(await asyncio.to_thread(baton, tmp_path, "runs", "explain", "--json"))

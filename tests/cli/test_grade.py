@@ -113,12 +113,12 @@ async def test_what_callers_did_is_kept_apart(
     stopped = {}
     for by in ("client", "caller", "operator"):
         stub.script("alpha", Hang())
-        before = len(stub.of("alpha"))
-        driven = await runtime.runs.start(order(runtime, "baton-mini", f"Stopped by the {by}"))
+        before = len(stub.requests_for("alpha"))
+        followed_run = await runtime.runs.start(order(runtime, "baton-mini", f"Stopped by the {by}"))
         await stub.wait_for(before + 1, "alpha")
-        runtime.runs.cancel(driven.run, by)
-        await finish(driven)
-        stopped[by] = driven.run
+        runtime.runs.cancel(followed_run.run, by)
+        await finish(followed_run)
+        stopped[by] = followed_run.run
     for _ in range(2):
         told = await graded(tmp_path, capsys, "--signs")
         assert {rating["run"]: rating["label"] for rating in told} == {

@@ -13,7 +13,7 @@ import pytest
 
 from app.__main__ import main
 from tests.bench.caps import QUIET, pool_of
-from tests.harness.in_process import calling, plan_text, pool_text, running_service
+from tests.harness.in_process import client_of, plan_text, pool_text, running_service
 from tests.stubs import ProviderStub, Reply
 
 HARD = "Solve 3(x + 2) = 2x + 11"
@@ -62,7 +62,7 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Desk:
 
 async def made(folder: Path) -> list[str]:
     body = {"model": "baton-ultra", "messages": [{"role": "user", "content": HARD}]}
-    async with running_service(folder, pool_of(0) + CONDUCTOR, QUIET) as runtime, calling(runtime) as client:
+    async with running_service(folder, pool_of(0) + CONDUCTOR, QUIET) as runtime, client_of(runtime) as client:
         return [(await client.post("/v1/chat/completions", json=body)).headers["x-baton-run"] for _ in range(RUNS)]
 
 
@@ -144,7 +144,7 @@ async def test_a_run_is_replayed_under_another_version_of_its_conductor(tmp_path
         for model in ("planner", "planner@1"):
             stub.always(model, plan)
         pool = pool_text(stub)
-        async with running_service(tmp_path, pool, QUIET) as runtime, calling(runtime) as client:
+        async with running_service(tmp_path, pool, QUIET) as runtime, client_of(runtime) as client:
             body = {"model": "baton-ultra", "messages": [{"role": "user", "content": "What is 2 + 2?"}]}
             run = (await client.post("/v1/chat/completions", json=body)).headers["x-baton-run"]
         environ = {"BATON_POOL": str(tmp_path / "pool.toml"), "BATON_DATA_DIR": str(tmp_path), "BATON_PEPPER": "p" * 32}

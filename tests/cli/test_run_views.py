@@ -10,7 +10,7 @@ import pytest
 
 from app.__main__ import main
 from app.cli.runs import run_views
-from tests.harness.in_process import ask, calling, plan, pool_text, running_service
+from tests.harness.in_process import ask, client_of, plan, pool_text, running_service
 from tests.harness.processes import environment
 from tests.stubs import ProviderStub
 
@@ -28,7 +28,7 @@ def baton(folder: Path, *arguments: str) -> str:
 async def folder(tmp_path: Path, stub: ProviderStub, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The data folder of a service that has carried out one run of two steps; terminals are 80 columns wide."""
     monkeypatch.setenv("COLUMNS", "80")
-    async with running_service(tmp_path, pool_text(stub)) as runtime, calling(runtime) as client:
+    async with running_service(tmp_path, pool_text(stub)) as runtime, client_of(runtime) as client:
         assert (await ask(client, baton={"plan": STEPS})).status_code == 200
     return tmp_path
 

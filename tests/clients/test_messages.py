@@ -62,7 +62,7 @@ async def test_the_clients_tool_runner_goes_on_without_a_thread(client: AsyncAnt
 
     last = await client.beta.messages.tool_runner(**ASKED, tools=[add]).until_done()
     assert [block.to_dict()["text"] for block in last.content] == ["Five."]
-    assert json.loads(stub.of("alpha")[-1].body)["messages"][-1]["content"] == "5"
+    assert json.loads(stub.requests_for("alpha")[-1].body)["messages"][-1]["content"] == "5"
 
 
 async def test_replies_are_of_the_clients_own_types(client: AsyncAnthropic, address: Address) -> None:
@@ -85,7 +85,7 @@ async def test_what_the_request_says_reaches_the_worker(client: AsyncAnthropic, 
         metadata={"user_id": "ann"},
         thinking={"type": "enabled", "budget_tokens": 1024},
     )
-    sent = stub.of("alpha")[-1].json
+    sent = stub.requests_for("alpha")[-1].json
     assert sent["messages"][0] == {"role": "system", "content": "Be brief."}
     assert (sent["temperature"], sent["top_p"], sent["stop"]) == (0.5, 0.9, ["END"])
 
@@ -131,7 +131,7 @@ async def test_a_tool_is_called_and_its_result_goes_back(
     last = await _asked(client, streamed, tools=[ADD], messages=turns)
     assert (last.stop_reason, last.content[0].to_dict()["text"]) == ("end_turn", "Four.")
     assert last.id == f"{first.id}_1"  # the same run, another message
-    assert stub.of("alpha")[-1].json["messages"][-1]["content"] == "4"
+    assert stub.requests_for("alpha")[-1].json["messages"][-1]["content"] == "4"
 
 
 async def _asked(client: AsyncAnthropic, streamed: bool, **more: Any) -> Message:

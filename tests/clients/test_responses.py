@@ -101,7 +101,7 @@ async def test_tools_by_previous_response(client: AsyncOpenAI, stub: ProviderStu
     assert second.id.startswith(first.id)
     third = await _asked(client, streamed, model="baton-mini", input="Thanks.", previous_response_id=second.id)
     assert third.output_text == "Welcome."
-    roles = [message["role"] for message in stub.of("alpha")[-1].json["messages"]]
+    roles = [message["role"] for message in stub.requests_for("alpha")[-1].json["messages"]]
     assert roles == ["user", "assistant", "tool", "assistant", "user"]
 
 

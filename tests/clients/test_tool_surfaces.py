@@ -90,7 +90,7 @@ async def test_responses(client: AsyncOpenAI, stub: ProviderStub, choice: Any, t
     assert {len(found) for found in by_call(pieces).values()} <= {2}, "in as many pieces as they came"
     if text == WORDS:
         assert times[-1] - began > STALL / 4, "they came while the worker was still at them"
-    (add, look) = (tool["function"] for tool in stub.of("alpha")[-1].json["tools"])
+    (add, look) = (tool["function"] for tool in stub.requests_for("alpha")[-1].json["tools"])
     assert (add["strict"], add["parameters"], "strict" in look) == (True, SCHEMA, False)
 
 
@@ -154,7 +154,7 @@ async def test_messages(anthropic: AsyncAnthropic, stub: ProviderStub, choice: A
     assert {len(found) for found in by_call(pieces).values()} <= {2}, "in as many pieces as they came"
     if text == WORDS:
         assert times[-1] - began > STALL / 4, "they came while the worker was still at them"
-    (add, look) = (tool["function"] for tool in stub.of("alpha")[-1].json["tools"])
+    (add, look) = (tool["function"] for tool in stub.requests_for("alpha")[-1].json["tools"])
     assert (add["strict"], add["parameters"], "strict" in look) == (True, SCHEMA, False)
 
 

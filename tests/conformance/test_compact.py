@@ -10,7 +10,7 @@ from app.conductor.protocol import Brief
 from app.conductor.styles import STYLES
 from app.core.message.chat import Message, Task, Text, Tool, Toolbox
 from app.core.pool.catalog import Card, Limits, Price, Worker
-from tests.harness.in_process import calling, plan_text, pool_text, running_service
+from tests.harness.in_process import client_of, plan_text, pool_text, running_service
 from tests.stubs import ProviderStub, Reply
 
 WORKERS = (
@@ -74,7 +74,7 @@ async def test_a_tier_may_be_conducted_with_it_and_the_auditor_makes_it_again(
             .replace("STYLE", style)
         )
         stub.always("planner", Reply(chunks=(plan_text((1, "Solve it.", ["user"])),)))
-        async with running_service(tmp_path, pool) as runtime, calling(runtime) as client:
+        async with running_service(tmp_path, pool) as runtime, client_of(runtime) as client:
             body = {"model": "baton-ultra", "messages": [{"role": "user", "content": "What is 2 + 2?"}]}
             reply = await client.post("/v1/chat/completions", json=body | ({"tools": box} if tools else {}))
             assert reply.status_code == 200, reply.text

@@ -47,7 +47,7 @@ async def test_a_hang_before_the_first_byte(line: Line) -> None:
             line, Hang(), deadlines=replace(HURRIED, connect=PATIENCE_SECONDS, first=3.0, total=3600)
         )
     assert type(error) is WorkerTimeout
-    await line.stub.requests[0].gone()
+    await line.stub.requests[0].wait_until_gone()
 
 
 async def test_a_whole_answer_may_take_its_time(line: Line) -> None:
@@ -83,14 +83,14 @@ async def test_a_hang_between_two_reads(line: Line) -> None:
     error, text = await failure(line, Reply(fault=Stall(after=1)), deadlines=replace(PATIENT, gap=0.5))
     assert type(error) is WorkerTimeout
     assert text == "Hello"
-    await line.stub.requests[0].gone()
+    await line.stub.requests[0].wait_until_gone()
 
 
 async def test_an_endless_stream_ends_at_the_total_deadline(line: Line) -> None:
     error, text = await failure(line, Reply(endless=True, gap=0.001), deadlines=replace(PATIENT, total=1.0))
     assert type(error) is WorkerTimeout
     assert text.startswith("Hello there.")
-    await line.stub.requests[0].gone()
+    await line.stub.requests[0].wait_until_gone()
 
 
 async def test_a_slow_drip_ends_at_the_total_deadline(line: Line) -> None:
@@ -102,7 +102,7 @@ async def test_an_endless_stream_ends_at_its_size(line: Line, monkeypatch: pytes
     monkeypatch.setattr("app.providers.http.STREAM_BYTES", 1 << 18)
     error, _ = await failure(line, Reply(chunks=("x" * 4096,), endless=True))
     assert type(error) is WorkerMalformed
-    await line.stub.requests[0].gone()
+    await line.stub.requests[0].wait_until_gone()
 
 
 async def test_a_port_that_nobody_listens_on(form: Format) -> None:
@@ -128,7 +128,7 @@ async def test_closing_the_stream_closes_the_connection(line: Line) -> None:
     stream: Any = line.stream(request())
     await anext(stream)
     await stream.aclose()
-    await line.stub.requests[0].gone()
+    await line.stub.requests[0].wait_until_gone()
 
 
 @pytest.mark.parametrize("act", [Hang(), Reply(fault=Stall(after=1)), Reply(endless=True, gap=0.005)])
@@ -140,7 +140,7 @@ async def test_cancelling_the_consumer_closes_the_connection(line: Line, act: An
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    await line.stub.requests[0].gone()
+    await line.stub.requests[0].wait_until_gone()
 
 
 async def test_the_key_stays_with_its_origin(line: Line) -> None:

@@ -16,7 +16,7 @@ from app.providers.adapters.openai import OpenAIProvider
 from app.providers.endpoints import Endpoints
 from app.providers.formats import adapter
 from tests.conformance.wire_formats import PATIENT, request, said
-from tests.harness.in_process import calling, running_service
+from tests.harness.in_process import client_of, running_service
 from tests.stubs import KEYS, Fail, ProviderStub, Reply
 
 POOL = """
@@ -90,7 +90,7 @@ async def test_the_least_loaded_endpoint_takes_the_next_call() -> None:
             assert [(await asked(endpoints))[0] for _ in range(3)] == ["b", "b", "b"]
         finally:
             await stream.aclose()
-        await near.requests[0].gone()
+        await near.requests[0].wait_until_gone()
         assert endpoints.choose().endpoint == "a"
         await endpoints.close()
 
@@ -145,7 +145,7 @@ async def test_a_run_goes_on_at_the_other_endpoint_and_the_journal_names_both(tm
         east.always("model-a", Fail(status=429, retry_after=600))
         pool = POOL.format(east=east.openai_url, west=west.openai_url)
         environ = {"NEAR_KEY": KEYS["openai"], "WEST_KEY": KEYS["openai"]}
-        async with running_service(tmp_path, pool, environ) as runtime, calling(runtime) as client:
+        async with running_service(tmp_path, pool, environ) as runtime, client_of(runtime) as client:
             body = {"model": "baton-mini", "messages": [{"role": "user", "content": "Hi"}]}
             answer = (await client.post("/v1/chat/completions", json=body)).json()
             assert answer["choices"][0]["message"]["content"] == "Hello there."

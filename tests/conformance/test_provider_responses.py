@@ -12,7 +12,7 @@ from app.errors import WorkerError, WorkerMalformed, WorkerRateLimited, WorkerRe
 from app.providers.adapters.responses import Response, ResponsesProvider
 from tests.conformance.test_provider_tools import ASK, BOX, PIXEL, TWO, gathered, kept, past
 from tests.conformance.wire_formats import FORMATS, connected, ending, request, said
-from tests.harness.in_process import calling, running_service
+from tests.harness.in_process import client_of, running_service
 from tests.stubs import KEYS, ProviderStub, Reply
 from tests.stubs import ToolCall as Calls
 
@@ -206,7 +206,7 @@ async def test_a_run_with_tools_over_a_worker_that_speaks_responses(tmp_path: Pa
         pool = POOL.format(url=stub.responses_url)
         async with (
             running_service(tmp_path, pool, {"STUB_KEY": KEYS["responses"]}) as runtime,
-            calling(runtime) as client,
+            client_of(runtime) as client,
         ):
             body = {"model": "baton-mini", "messages": [{"role": "user", "content": "Look."}], "tools": tools}
             message = (await client.post("/v1/chat/completions", json=body)).json()["choices"][0]["message"]
@@ -243,7 +243,7 @@ async def test_log_probabilities_reach_the_caller_from_a_worker_that_gives_them(
         pool = (POOL + ABLE).format(url=stub.responses_url).replace('pool = ["alpha"]', 'pool = ["alpha", "beta"]')
         async with (
             running_service(tmp_path, pool, {"STUB_KEY": KEYS["responses"]}) as runtime,
-            calling(runtime) as client,
+            client_of(runtime) as client,
         ):
             whole = (await client.post("/v1/responses", json=responses)).json()
             bare = (await client.post("/v1/responses", json=included)).json()

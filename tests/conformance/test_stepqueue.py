@@ -16,7 +16,7 @@ from app.errors import QueueUnavailable
 from app.stepqueue.memory import MemoryQueue
 from app.stepqueue.protocol import AGAIN, WHOLE_RUN, Adopted, Committed, Delta, Listen, Live, StepQueue, Stop, Ticket
 from app.stepqueue.redis import RedisQueue
-from tests.harness.waiting import PATIENCE_SECONDS, fastest, stays, until
+from tests.harness.waiting import PATIENCE_SECONDS, assert_stays, fastest, until
 
 TIERS = ("ultra", "mini")
 LEASE = 0.6
@@ -186,7 +186,7 @@ async def test_a_waiting_taker_wakes_at_once(open_queue: Opener) -> None:
 
         async def seconds_to_wake() -> float:
             taking = asyncio.create_task(dispatcher.take(1, PATIENCE_SECONDS))
-            await stays(lambda: not taking.done(), seconds=0.05)
+            await assert_stays(lambda: not taking.done(), seconds=0.05)
             began = time.monotonic()
             await gateway.enqueue([ticket(1)])
             taken = await taking
@@ -302,7 +302,7 @@ async def test_messages_reach_their_address_in_order(open_queue: Opener) -> None
             await teller.publish("a", MESSAGES[3:])
             await until(lambda: len(mine) >= len(MESSAGES))
         await teller.publish("a", MESSAGES)
-        await stays(lambda: len(mine) == len(MESSAGES), seconds=0.05)
+        await assert_stays(lambda: len(mine) == len(MESSAGES), seconds=0.05)
     assert mine == MESSAGES
     assert others == []
 
@@ -367,7 +367,7 @@ async def test_ready_until_closed(open_queue: Opener) -> None:
     async with open_queue() as queue:
         await queue.ready()
         taking = asyncio.create_task(queue.take(1, PATIENCE_SECONDS))
-        await stays(lambda: not taking.done(), seconds=0.05)
+        await assert_stays(lambda: not taking.done(), seconds=0.05)
         async with queue.subscribe("a", lambda _: None):
             await queue.close()
         await queue.close()

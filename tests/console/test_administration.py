@@ -13,7 +13,7 @@ import pytest
 from app.core.pool.conductor_versions import Change
 from app.core.roles import ROLES
 from tests.harness.administration import AdminStandIn, administration
-from tests.harness.console import SAME_ORIGIN, browsing, sign_in, words
+from tests.harness.console import SAME_ORIGIN, console_client, page_text, sign_in
 from tests.harness.playground import HOSTILE
 
 SECRET = re.compile(r'class="secret" readonly value="(bt_[^"]+)"')
@@ -28,7 +28,7 @@ async def admin(tmp_path: Path) -> AsyncIterator[AdminStandIn]:
 @asynccontextmanager
 async def console(admin: AdminStandIn, key: str) -> AsyncIterator[httpx.AsyncClient]:
     """A browser at the console of the admin listener, signed in by a key."""
-    async with browsing(admin.app, lambda: admin.stand_in.seconds, is_admin=True, has_people=True) as client:
+    async with console_client(admin.app, lambda: admin.stand_in.seconds, is_admin=True, has_people=True) as client:
         await sign_in(client, key)
         yield client
 
@@ -37,7 +37,7 @@ async def read(client: httpx.AsyncClient, path: str) -> str:
     """The words of a page."""
     reply = await client.get(f"/console/admin{path}")
     assert reply.status_code == 200, reply.text
-    return words(reply.text)
+    return page_text(reply.text)
 
 
 async def filled(client: httpx.AsyncClient, path: str, **fields: Any) -> dict[str, Any]:
@@ -62,7 +62,7 @@ async def test_a_key_is_made_rotated_and_revoked_each_once_however_often_the_for
         made = [await post(client, "/keys/new", fields) for _ in range(2)]
         first = SECRET.search(made[0].text)
         assert first is not None
-        assert "The form was sent twice, and was carried out once." in words(made[1].text)
+        assert "The form was sent twice, and was carried out once." in page_text(made[1].text)
         rows = {row.name: row for row in await admin.store.keys()}
         assert set(rows) == {"boss", "ci"}
         assert rows["ci"].scopes == ROLES["auditor"] | ROLES["caller"]
@@ -108,7 +108,7 @@ async def test_faults_stand_beside_their_fields_and_what_was_typed_is_kept(admin
                 reply = await send(client, "/keys/new", name="x", **{name: text})
                 assert (reply.status_code, f'id="fault-{name}">This must be a number.' in reply.text) == (400, True)
         reply = await send(client, "/tenants/acme/disable")
-        assert (reply.status_code, "end the access of the one who asks" in words(reply.text)) == (409, True)
+        assert (reply.status_code, "end the access of the one who asks" in page_text(reply.text)) == (409, True)
 
 
 async def test_tenants_budgets_and_holds_are_managed(admin: AdminStandIn) -> None:
@@ -139,7 +139,7 @@ async def test_the_pool_its_rules_and_its_conductors_are_shown(admin: AdminStand
         assert "alpha the pool file&#39;s model" in await read(client, "/conductors")
         assert "nothing to roll back" in await read(client, "/conductors/alpha/rollback")
         reply = await send(client, "/conductors/alpha/rollback")
-        assert (reply.status_code, "there is nothing to roll back" in words(reply.text)) == (409, True)
+        assert (reply.status_code, "there is nothing to roll back" in page_text(reply.text)) == (409, True)
         assert "The pool file in force has no rules." in await read(client, "/policy")
         reply = await send(client, "/policy", question="diff", pool="[tiers.")
         assert (reply.status_code, 'id="fault-pool">The pool file is not valid' in reply.text) == (400, True)
@@ -195,7 +195,7 @@ async def test_everybody_sees_the_sections_that_their_scopes_allow(admin: AdminS
         assert set(sections) == {"policy", "workers", "conductors"}
         assert (await client.get("/console/admin/keys")).status_code == 403
         assert "Canary" not in (await read(client, "/conductors")).partition("Actions")[2]
-    async with browsing(admin.gateway_app()) as client:
+    async with console_client(admin.gateway_app()) as client:
         await sign_in(client, await admin.add_key("boss"))
         assert (await client.get("/console/admin")).status_code == 404
         assert "Administration" not in (await client.get("/console/runs")).text

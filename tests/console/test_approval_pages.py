@@ -14,8 +14,8 @@ from app.core.roles import ROLES
 from app.gateway.http.api_keys import mint
 from app.process.wiring import Runtime
 from tests.gateway.test_approvals import QUESTION, pool, waiting
-from tests.harness.console import SAME_ORIGIN, browsing, sign_in, words
-from tests.harness.in_process import calling, running_service
+from tests.harness.console import SAME_ORIGIN, console_client, page_text, sign_in
+from tests.harness.in_process import client_of, running_service
 from tests.harness.prepared_apps import app_over
 from tests.harness.stand_ins import PEPPER
 from tests.harness.waiting import PATIENCE_SECONDS
@@ -37,7 +37,7 @@ async def runtime(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[Runtime]:
 
 @pytest.fixture
 async def caller(runtime: Runtime) -> AsyncIterator[httpx.AsyncClient]:
-    async with calling(runtime) as client:
+    async with client_of(runtime) as client:
         yield client
 
 
@@ -57,14 +57,14 @@ async def test_exactly_what_was_shown_is_decided(runtime: Runtime, caller: httpx
     run = (await waiting(caller, baton={"plan": PLAN}, user="u"))["baton"]["run"]
     boss = await key_of(runtime, "boss", "operator")
     with app_over(runtime.gateway) as app:
-        async with browsing(app) as client:
+        async with console_client(app) as client:
             await sign_in(client, boss)
-            listed = words((await client.get("/console/approvals")).text)
+            listed = page_text((await client.get("/console/approvals")).text)
             assert "1 plan waits for somebody's decision." in listed
             assert f"{run} " in listed
             assert "alpha, beta $" in listed
             page = await client.get(f"/console/approvals/{run}")
-            shown = words(page.text)
+            shown = page_text(page.text)
             assert re.search(r"Likely cost \$[\d.]+ \(\$[\d.]+ to \$[\d.]+\) Likely time [\d.]+ m?s \(", shown)
             assert "alpha the caller's words nothing is withheld Add &lt;b&gt;carefully&lt;/b&gt;." in shown
             assert "beta the output of step 0 the caller's words (by caller) Check." in shown
@@ -73,7 +73,7 @@ async def test_exactly_what_was_shown_is_decided(runtime: Runtime, caller: httpx
                 f"/console/approvals/{run}", data=sent | {"digest": "0" * 64}, headers=SAME_ORIGIN
             )
             assert other.status_code == 409
-            assert "Nothing was decided. What the run asks for now is shown below." in words(other.text)
+            assert "Nothing was decided. What the run asks for now is shown below." in page_text(other.text)
             assert sent["digest"] in other.text
             assert "Not on a Monday.</textarea>" in other.text
             for amount in ("much", "1.0e999", "nan"):
@@ -83,16 +83,16 @@ async def test_exactly_what_was_shown_is_decided(runtime: Runtime, caller: httpx
             for _ in range(2):  # a double click decides once
                 reply = await client.post(f"/console/approvals/{run}", data=sent, headers=SAME_ORIGIN)
                 assert (reply.status_code, reply.headers["location"]) == (303, f"/console/approvals/{run}")
-            assert "Refused by key:boss" in words((await client.get(f"/console/approvals/{run}")).text)
+            assert "Refused by key:boss" in page_text((await client.get(f"/console/approvals/{run}")).text)
             assert "No plan waits" in (await client.get("/console/approvals")).text
-            decided = words((await client.get("/console/approvals?status=decided")).text)
+            decided = page_text((await client.get("/console/approvals?status=decided")).text)
             assert f"{run} refused key:boss" in decided
             assert "Not on a Monday." in decided
             asked = await client.post(
                 "/v1/chat/completions", json=QUESTION, headers={"authorization": f"Bearer {boss}"}
             )
             own = asked.json()["baton"]["run"]
-            shown = words((await client.get(f"/console/approvals/{own}")).text)
+            shown = page_text((await client.get(f"/console/approvals/{own}")).text)
             assert "began this run; somebody else must decide." in shown
             client.cookies.clear()
             await sign_in(client, await key_of(runtime, "devel", "developer"))
@@ -103,7 +103,7 @@ async def test_a_new_question_appears_by_itself(runtime: Runtime, caller: httpx.
     key = await key_of(runtime, "devel", "developer")
     with app_over(runtime.gateway) as app:
         console = Console(app, lambda: (PEPPER,), lambda: 1e9, lambda _error, _path: None)
-        async with browsing(app) as client:
+        async with console_client(app) as client:
             await sign_in(client, key)
             assert "scope approvals:decide" not in (await client.get("/console/approvals")).text
             cookie = client.cookies["baton_console"]

@@ -20,8 +20,8 @@ from app.engine.sealer import Sealer
 from app.gateway.http.api_keys import mint
 from app.gateway.runs import overview_route
 from app.process.wiring import Runtime
-from tests.harness.console import ORIGIN, SAME_ORIGIN, browsing, sign_in, words
-from tests.harness.in_process import app_over, ask, calling, pool_text, running_service, speak
+from tests.harness.console import ORIGIN, SAME_ORIGIN, console_client, page_text, sign_in
+from tests.harness.in_process import app_over, ask, client_of, pool_text, running_service, script_answers
 from tests.harness.stand_ins import GatewayStandIn
 from tests.stubs import ProviderStub
 
@@ -29,7 +29,7 @@ from tests.stubs import ProviderStub
 @pytest.fixture
 async def runtime(tmp_path: Path) -> AsyncIterator[Runtime]:
     async with ProviderStub() as stub, running_service(tmp_path, pool_text(stub)) as running:
-        speak(stub)
+        script_answers(stub)
         yield running
 
 
@@ -47,19 +47,19 @@ async def page_of(client: httpx.AsyncClient, path: str) -> str:
 
 async def test_every_link_of_the_overview_leads_to_runs_and_the_log_is_checked(runtime: Runtime) -> None:
     await runtime.gateway.store.set_budget(Budget("acme", "tenant", "", "day", 5_000_000))
-    async with calling(runtime) as caller:
+    async with client_of(runtime) as caller:
         run = (await ask(caller)).json()["baton"]["run"]
         await caller.post(f"/v1/runs/{run}/feedback", json={"thumbs": "up"})
     await Sealer(runtime.context, ()).look(asyncio.Event())
     with app_over(runtime.gateway) as app:
-        async with browsing(app) as client:
+        async with console_client(app) as client:
             await sign_in(client, await wide_key(runtime))
             page = await page_of(client, "/console?period=hour")
             links = sorted(set(re.findall(r'href="(/console/runs\?[^"]+)"', page)))
             assert len(links) > 10
             counts = {}
             for link in [html.unescape(link) for link in links]:
-                counts[link] = "Runs 1 to 1 of 1" in words(await page_of(client, link))
+                counts[link] = "Runs 1 to 1 of 1" in page_text(await page_of(client, link))
             ours = [link for link in counts if "tier=baton-mini" in link or "worker=" in link or "metadata=" in link]
             assert all(counts[link] for link in ours), counts
             assert not [link for link in counts if re.search(r"(since|until)=\d{9}", link)], "times are for people"
@@ -68,17 +68,17 @@ async def test_every_link_of_the_overview_leads_to_runs_and_the_log_is_checked(r
                 assert any(part in link for link in counts), part
             form = dict(re.findall(r'<input type="hidden" name="(size|root)" value="([^"]+)">', page))
             checked = await client.post("/console/verify", data=form, headers=SAME_ORIGIN)
-            assert "and its root fits the log. The log that this page has shown before is its beginning" in words(
+            assert "and its root fits the log. The log that this page has shown before is its beginning" in page_text(
                 checked.text
             )
             wrong = await client.post("/console/verify", data=form | {"root": "0" * 64}, headers=SAME_ORIGIN)
-            assert "The transparency log is not in order" in words(wrong.text)
+            assert "The transparency log is not in order" in page_text(wrong.text)
 
 
 async def test_hidden_parts_say_why_and_a_wrong_period_is_named(gateway: GatewayStandIn) -> None:
-    async with browsing(gateway.app, lambda: gateway.seconds) as client:
+    async with console_client(gateway.app, lambda: gateway.seconds) as client:
         await sign_in(client, gateway.add_key(scopes=["runs:read"]))
-        text = words(await page_of(client, "/console"))
+        text = page_text(await page_of(client, "/console"))
         assert "All tenants share it: only a key of all tenants sees it." in text
         assert text.count("The key lacks the scope `") == 4
         assert "No run of this period has ended." in text
@@ -90,7 +90,7 @@ async def test_hidden_parts_say_why_and_a_wrong_period_is_named(gateway: Gateway
 
 async def test_a_list_that_is_followed_is_patched_to_what_a_fresh_page_shows(runtime: Runtime) -> None:
     key = await wide_key(runtime)
-    async with calling(runtime) as caller, browsed(runtime) as (console, client):
+    async with client_of(runtime) as caller, browsed(runtime) as (console, client):
         await sign_in(client, key)
         session = Session((("cookie", f"{COOKIE}={client.cookies[COOKIE]}"),))
         query = {"limit": "20", "live": "1"}
@@ -110,7 +110,7 @@ async def test_an_overview_is_patched_to_what_a_fresh_page_shows(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(overview_route, "REFRESH_SECONDS", 0.0)
-    async with calling(runtime) as caller, browsed(runtime) as (console, client):
+    async with client_of(runtime) as caller, browsed(runtime) as (console, client):
         await sign_in(client, await wide_key(runtime))
         session = Session((("cookie", f"{COOKIE}={client.cookies[COOKIE]}"),))
         empty = await page_of(client, "/console?period=hour")

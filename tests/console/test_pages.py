@@ -8,7 +8,7 @@ import pytest
 
 from app.console.app import ASSETS, FILES
 from app.console.templating import NOTHING, TEMPLATES, basis, brief, needed, placed, plain, seconds, usd, worker
-from tests.harness.console import browsing, signed_in
+from tests.harness.console import console_client, signed_in
 from tests.harness.stand_ins import GatewayStandIn
 
 DOCS = Path(__file__).resolve().parents[2] / "deploy/docs"
@@ -34,7 +34,7 @@ async def test_a_page_may_run_its_own_files_and_nothing_else(gateway: GatewaySta
 
 
 async def test_files_are_served_with_their_types(gateway: GatewayStandIn) -> None:
-    async with browsing(gateway.app) as client:
+    async with console_client(gateway.app) as client:
         for name, media_type in ASSETS.items():
             reply = await client.get(f"/console/static/{name}")
             assert reply.headers["content-type"].startswith(media_type)

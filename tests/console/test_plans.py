@@ -9,9 +9,9 @@ import pytest
 
 from app.console.plan_form import differences
 from app.process.wiring import Runtime
-from tests.harness.console import SAME_ORIGIN, words
-from tests.harness.in_process import SAYS, plan_text, plans, speak
-from tests.harness.playground import HOSTILE, followed, press, section, visiting
+from tests.harness.console import SAME_ORIGIN, page_text
+from tests.harness.in_process import ANSWERS, plan_text, script_answers, script_plans
+from tests.harness.playground import HOSTILE, live_stream, section, submit_form, visiting
 from tests.stubs import ProviderStub
 
 
@@ -23,10 +23,10 @@ async def browser(runtime: Runtime) -> AsyncIterator[httpx.AsyncClient]:
 
 async def previewed(stub: ProviderStub, client: httpx.AsyncClient, *steps: tuple[Any, str, list[Any]]) -> httpx.URL:
     """The address of a plan that the playground has previewed."""
-    speak(stub)
-    plans(stub, plan_text(*(steps or ((0, "Think.", ["user"]), (1, "Answer.", ["user", 0])))))
-    reply = await press(client, "preview", tier="baton-ultra")
-    assert reply.status_code == 303, words(reply.text)
+    script_answers(stub)
+    script_plans(stub, plan_text(*(steps or ((0, "Think.", ["user"]), (1, "Answer.", ["user", 0])))))
+    reply = await submit_form(client, "preview", tier="baton-ultra")
+    assert reply.status_code == 303, page_text(reply.text)
     assert reply.headers["location"].startswith("/console/plans/plan_run_")
     return httpx.URL(reply.headers["location"])
 
@@ -34,7 +34,7 @@ async def previewed(stub: ProviderStub, client: httpx.AsyncClient, *steps: tuple
 async def shown(client: httpx.AsyncClient, path: httpx.URL | str) -> str:
     """A page as its HTML."""
     reply = await client.get(path)
-    assert reply.status_code == 200, words(reply.text)
+    assert reply.status_code == 200, page_text(reply.text)
     return reply.text
 
 
@@ -85,7 +85,7 @@ async def pressed(client: httpx.AsyncClient, path: httpx.URL, html: str, action:
 async def edited(client: httpx.AsyncClient, path: httpx.URL, action: str, **fields: Any) -> str:
     """The page of the revision that a button has made."""
     reply = await pressed(client, path, await shown(client, path), action, **fields)
-    assert reply.status_code == 303, words(reply.text)
+    assert reply.status_code == 303, page_text(reply.text)
     return await shown(client, reply.headers["location"])
 
 
@@ -94,13 +94,13 @@ async def test_a_preview_shows_what_would_be_done_and_who_would_see_it(
 ) -> None:
     path = await previewed(stub, browser, (0, "Think <b>hard</b>.", ["user"]), (1, "Answer.", [0]))
     page = await shown(browser, path)
-    said = words(page)
+    said = page_text(page)
     assert "Think &lt;b&gt;hard&lt;/b&gt;." in page
     for fact in ("Likely cost and time", "at worst $", "Granted the conversation", "Granted step 0"):
         assert fact in said
     assert "Withheld the conversation (not listed)" in said
     assert "was shown the request" in said
-    assert not stub.of("alpha"), "nothing was executed"
+    assert not stub.requests_for("alpha"), "nothing was executed"
     assert str(path).rpartition("/")[2] in (await shown(browser, "/console/plans"))
 
 
@@ -112,25 +112,25 @@ async def test_each_edit_is_a_revision_and_the_last_one_is_run(stub: ProviderStu
     third = await edited(
         browser, path, "add", subtask_new="Look it up.", worker_new="alpha", place_new="1", access_new=["user", "0"]
     )
-    assert "Step 1 (alpha) is new." in words(third)
-    assert "Step 2, which was step 1" in words(third)
+    assert "Step 1 (alpha) is new." in page_text(third)
+    assert "Step 2, which was step 1" in page_text(third)
     fourth = await edited(browser, path, "up:1", access_1=["user"])
     assert form_of(fourth)["subtask-0"] == "Look it up."
     fifth = await edited(browser, path, "remove:0")
     assert [form_of(fifth)[f"subtask-{n}"] for n in range(2)] == ["Think twice.", "Answer."]
     ran = await pressed(browser, path, fifth, "run")
     run = ran.headers["location"].rpartition("/")[2]
-    live = await followed(browser, run)
+    live = await live_stream(browser, run)
     assert "Think twice." in section(live, "steps")
-    assert SAYS["gamma"] in section(live, "answer")
-    assert len(stub.of("gamma")) == 1
+    assert ANSWERS["gamma"] in section(live, "answer")
+    assert len(stub.requests_for("gamma")) == 1
 
 
 async def test_changes_are_a_revision_before_they_are_run(stub: ProviderStub, browser: httpx.AsyncClient) -> None:
     path = await previewed(stub, browser)
     page = await edited(browser, path, "run", subtask_0="Think twice.")
-    assert "Your changes are revision 2, which has not run yet" in words(page)
-    assert not stub.of("alpha") + stub.of("beta") + stub.of("gamma")
+    assert "Your changes are revision 2, which has not run yet" in page_text(page)
+    assert not stub.requests_for("alpha") + stub.requests_for("beta") + stub.requests_for("gamma")
 
 
 async def test_an_edit_that_cannot_be_made_is_refused_beside_its_field(
@@ -153,7 +153,7 @@ async def test_an_edit_that_cannot_be_made_is_refused_beside_its_field(
         assert "<svg" not in refused.text
     forged = await pressed(browser, path, page, "save", access_0=["user", "9" * 30])
     assert (forged.status_code, 'role="alert"' in forged.text) == (400, True)
-    assert "Nothing was changed" in words((await pressed(browser, path, page, "save")).text)
+    assert "Nothing was changed" in page_text((await pressed(browser, path, page, "save")).text)
     assert "Plan, revision 1<" in await shown(browser, path)
     await edited(browser, path, "save", subtask_0="Think twice.")
     late = await pressed(browser, path, page, "save", subtask_0="Think thrice.")

@@ -18,11 +18,19 @@ import pytest
 from app.console import following
 from app.gateway.http.api_keys import mint
 from app.process.wiring import Runtime
-from tests.harness.console import words
-from tests.harness.conversations import calling as wanting
-from tests.harness.conversations import look
-from tests.harness.in_process import SAYS, plan_text, plans, pool_text, running_service, speak
-from tests.harness.playground import HOSTILE, followed, hidden, press, recorded, run_in, section, visiting
+from tests.harness.console import page_text
+from tests.harness.conversations import look_call, tool_call_reply
+from tests.harness.in_process import ANSWERS, plan_text, pool_text, running_service, script_answers, script_plans
+from tests.harness.playground import (
+    HOSTILE,
+    hidden_value,
+    live_stream,
+    recording_requests,
+    run_of_page,
+    section,
+    submit_form,
+    visiting,
+)
 from tests.harness.prepared_apps import app_over
 from tests.harness.stand_ins import serving
 from tests.harness.waiting import until
@@ -38,18 +46,18 @@ async def browser(runtime: Runtime) -> AsyncIterator[httpx.AsyncClient]:
 async def test_a_question_is_planned_carried_out_and_answered_before_the_readers_eyes(
     stub: ProviderStub, browser: httpx.AsyncClient
 ) -> None:
-    speak(stub)
-    plans(stub, plan_text((0, "Think it over.", ["user"]), (1, "Answer it.", [0])))
-    page = await press(browser, tier="baton-ultra", usd="0.5", system="Be brief.")
-    run = run_in(page)
-    live = await followed(browser, run)
+    script_answers(stub)
+    script_plans(stub, plan_text((0, "Think it over.", ["user"]), (1, "Answer it.", [0])))
+    page = await submit_form(browser, tier="baton-ultra", usd="0.5", system="Be brief.")
+    run = run_of_page(page)
+    live = await live_stream(browser, run)
     assert live.rstrip().endswith("event: end")
-    shown = words(section(live, "steps"))
+    shown = page_text(section(live, "steps"))
     assert re.search(r"Think it over\. Shown: the conversation", shown)
     assert "Withheld: the conversation (not listed" in shown
     assert f'href="/console/runs/{run}?step=1#run-pane"' in section(live, "steps")
-    assert any(answer in section(live, "answer") for answer in SAYS.values())
-    outcome = words(section(live, "outcome"))
+    assert any(answer in section(live, "answer") for answer in ANSWERS.values())
+    outcome = page_text(section(live, "outcome"))
     for fact in ("succeeded", "Cost $0.0", "Tokens", "Time", run, "Why it went so", "What nobody knows"):
         assert fact in outcome
     again = (await browser.get(f"/console/playground/{run}")).text
@@ -61,11 +69,11 @@ async def test_a_question_is_planned_carried_out_and_answered_before_the_readers
 
 
 async def test_the_form_sent_twice_begins_one_run(stub: ProviderStub, browser: httpx.AsyncClient) -> None:
-    speak(stub)
-    first, again = await press(browser, once="a"), await press(browser, once="a")
-    assert run_in(first) == run_in(again)
-    assert run_in(await press(browser, once="a", question="And 3 + 3?")) != run_in(first)
-    assert run_in(await press(browser, once="b")) != run_in(first)
+    script_answers(stub)
+    first, again = await submit_form(browser, once="a"), await submit_form(browser, once="a")
+    assert run_of_page(first) == run_of_page(again)
+    assert run_of_page(await submit_form(browser, once="a", question="And 3 + 3?")) != run_of_page(first)
+    assert run_of_page(await submit_form(browser, once="b")) != run_of_page(first)
 
 
 async def test_a_long_answer_says_how_much_of_it_is_not_shown_and_a_huge_one_breaks_no_page(
@@ -73,66 +81,81 @@ async def test_a_long_answer_says_how_much_of_it_is_not_shown_and_a_huge_one_bre
 ) -> None:
     monkeypatch.setattr("app.console.following.SHOWN_CHARS", 10)
     stub.always("*", Reply(chunks=("w" * 2_010,)))
-    live = await followed(browser, run_in(await press(browser, tier="baton-mini")))
-    assert "wwwwwwwwww 2,000 more characters are not shown here" in words(section(live, "answer"))
+    live = await live_stream(browser, run_of_page(await submit_form(browser, tier="baton-mini")))
+    assert "wwwwwwwwww 2,000 more characters are not shown here" in page_text(section(live, "answer"))
     stub.always("*", Reply(chunks=("w" * 50_000,) * 200))
-    live = await followed(browser, run_in(await press(browser, tier="baton-mini", once="second")))
+    live = await live_stream(browser, run_of_page(await submit_form(browser, tier="baton-mini", once="second")))
     assert len(live) < 100_000
-    assert "failed" in words(section(live, "outcome")), "it is longer than the tier permits"
+    assert "failed" in page_text(section(live, "outcome")), "it is longer than the tier permits"
 
 
 async def test_a_run_goes_on_when_its_page_is_closed(stub: ProviderStub, browser: httpx.AsyncClient) -> None:
     goes_on = asyncio.Event()
     stub.always("alpha", Reply(chunks=("Fo", "ur."), fault=Stall(after=1, seconds=goes_on)))
-    page = await press(browser)
-    run = run_in(page)
+    page = await submit_form(browser)
+    run = run_of_page(page)
     assert f'hx-sse:connect="/console/playground/{run}?live"' in page.text
     reading = asyncio.create_task(browser.get(f"/console/playground/{run}?live"))
     await stub.wait_for(model="alpha")
     reading.cancel()
     await asyncio.wait([reading])
     goes_on.set()
-    assert "Four." in section(await followed(browser, run), "answer")
-    assert len(stub.of("alpha")) == 1
+    assert "Four." in section(await live_stream(browser, run), "answer")
+    assert len(stub.requests_for("alpha")) == 1
 
 
 async def test_a_call_of_a_tool_is_answered_in_a_form(stub: ProviderStub, browser: httpx.AsyncClient) -> None:
-    stub.script("alpha", wanting(look(HOSTILE)), wanting(look("b")), Reply(chunks=("It is 4.",)))
+    stub.script(
+        "alpha", tool_call_reply(look_call(HOSTILE)), tool_call_reply(look_call("b")), Reply(chunks=("It is 4.",))
+    )
     tools = '[{"name": "look", "parameters": {"type": "object"}}]'
-    page = await press(browser, tools=tools)
-    run = run_in(page)
-    live = await followed(browser, run)
-    assert "The worker calls 1 tool." in words(section(live, "answer"))
+    page = await submit_form(browser, tools=tools)
+    run = run_of_page(page)
+    live = await live_stream(browser, run)
+    assert "The worker calls 1 tool." in page_text(section(live, "answer"))
     assert "<script>" not in live
-    second = await press(
-        browser, "results", tools=tools, turn=hidden(live, "turn"), history=hidden(page.text, "history"), result="A"
+    second = await submit_form(
+        browser,
+        "results",
+        tools=tools,
+        turn=hidden_value(live, "turn"),
+        history=hidden_value(page.text, "history"),
+        result="A",
     )
-    assert run_in(second) == run
-    live = await followed(browser, run)
-    third = await press(
-        browser, "results", tools=tools, turn=hidden(live, "turn"), history=hidden(second.text, "history"), result="B"
+    assert run_of_page(second) == run
+    live = await live_stream(browser, run)
+    third = await submit_form(
+        browser,
+        "results",
+        tools=tools,
+        turn=hidden_value(live, "turn"),
+        history=hidden_value(second.text, "history"),
+        result="B",
     )
-    assert run_in(third) == run
-    assert "It is 4." in section(await followed(browser, run), "answer")
-    speak(stub)
-    anew = await press(browser, once="anew", tools=tools, history=hidden(third.text, "history"))
-    assert run_in(anew) != run, "another question begins another run"
-    assert hidden(anew.text, "history") == ""
-    assert [message["role"] for message in stub.of("alpha")[2].json["messages"]][-4:] == ["assistant", "tool"] * 2
+    assert run_of_page(third) == run
+    assert "It is 4." in section(await live_stream(browser, run), "answer")
+    script_answers(stub)
+    anew = await submit_form(browser, once="anew", tools=tools, history=hidden_value(third.text, "history"))
+    assert run_of_page(anew) != run, "another question begins another run"
+    assert hidden_value(anew.text, "history") == ""
+    assert [message["role"] for message in stub.requests_for("alpha")[2].json["messages"]][-4:] == [
+        "assistant",
+        "tool",
+    ] * 2
 
 
 async def test_a_rating_is_stored_and_the_page_stays(stub: ProviderStub, browser: httpx.AsyncClient) -> None:
-    speak(stub)
-    page = await press(browser)
-    run = run_in(page)
-    await followed(browser, run)
-    rated = await press(browser, "up", run=run, sent=hidden(page.text, "sent"), comment="Right.")
-    assert f"Your rating of {run} is stored: good." in words(rated.text)
+    script_answers(stub)
+    page = await submit_form(browser)
+    run = run_of_page(page)
+    await live_stream(browser, run)
+    rated = await submit_form(browser, "up", run=run, sent=hidden_value(page.text, "sent"), comment="Right.")
+    assert f"Your rating of {run} is stored: good." in page_text(rated.text)
     assert "The same request as code" in rated.text
     assert "The draft." in section(rated.text, "answer")
     for forged in ("[1]", '"x"', "{}", '{"model": 1, "messages": [5]}'):
-        rated = await press(browser, "up", run=run, sent=forged)
-        assert rated.status_code == 200, words(rated.text)
+        rated = await submit_form(browser, "up", run=run, sent=forged)
+        assert rated.status_code == 200, page_text(rated.text)
         assert "The same request as code" not in rated.text
 
 
@@ -157,58 +180,60 @@ FAULTS = [
 
 async def test_a_fault_stands_beside_its_field(browser: httpx.AsyncClient) -> None:
     for fields, field, said in FAULTS:
-        page = await press(browser, **fields)
+        page = await submit_form(browser, **fields)
         assert page.status_code in (400, 404)
         assert 'role="alert"' in page.text
-        assert said in words(page.text)
+        assert said in page_text(page.text)
         assert f'id="{field}-fault"' in page.text
 
 
 async def test_hidden_fields_that_somebody_has_changed_are_refused_as_a_page(browser: httpx.AsyncClient) -> None:
     for turn in ("5", "[5]", '{"tool_calls": 5}', '{"tool_calls": [5]}', '{"tool_calls": [{}]}', "no"):
         for history in ("", "5", '{"a": 1}', "[" * 200):
-            page = await press(browser, "results", turn=turn, history=history, result="4")
+            page = await submit_form(browser, "results", turn=turn, history=history, result="4")
             assert (page.status_code, 'role="alert"' in page.text) == (400, True), (turn, history)
 
 
 async def test_what_a_caller_writes_is_text(stub: ProviderStub, browser: httpx.AsyncClient) -> None:
     stub.always("alpha", Reply(chunks=(HOSTILE,)))
-    page = await press(browser, question=HOSTILE, system=HOSTILE)
-    shown = page.text + await followed(browser, run_in(page))
+    page = await submit_form(browser, question=HOSTILE, system=HOSTILE)
+    shown = page.text + await live_stream(browser, run_of_page(page))
     assert "<svg" not in shown
     assert "<script>alert" not in shown
     assert "7 * 7" in shown
-    assert "[U+202E]" in section(await followed(browser, run_in(page)), "answer")
+    assert "[U+202E]" in section(await live_stream(browser, run_of_page(page)), "answer")
     assert "\\u202e" in page.text, "in code an invisible character is escaped, so that what is copied is the same"
 
 
 async def test_a_refusal_is_shown_with_its_cause_and_the_next_step(
     runtime: Runtime, stub: ProviderStub, browser: httpx.AsyncClient
 ) -> None:
-    barred = await press(browser, labels="secret")
+    barred = await submit_form(browser, labels="secret")
     assert barred.status_code == 400
-    assert "not cleared for secret" in words(barred.text)
-    assert "Take away a label or a tool" in words(barred.text)
-    poor = await press(browser, usd="0.000001")
-    shown = words(section(await followed(browser, run_in(poor)), "answer") if poor.status_code == 200 else poor.text)
+    assert "not cleared for secret" in page_text(barred.text)
+    assert "Take away a label or a tool" in page_text(barred.text)
+    poor = await submit_form(browser, usd="0.000001")
+    shown = page_text(
+        section(await live_stream(browser, run_of_page(poor)), "answer") if poor.status_code == 200 else poor.text
+    )
     assert "Raise the budget of this request" in shown
     for worker in ("alpha", "beta", "gamma"):
         stub.always(worker, Fail(status=401))
-    failed = await followed(browser, run_in(await press(browser)))
-    assert "GET /v1/runs" in words(section(failed, "answer"))
-    assert "failed" in words(section(failed, "outcome"))
+    failed = await live_stream(browser, run_of_page(await submit_form(browser)))
+    assert "GET /v1/runs" in page_text(section(failed, "answer"))
+    assert "failed" in page_text(section(failed, "outcome"))
     async with visiting(runtime, name="hasty", rpm=1) as hasty:
-        pages = [await press(hasty) for _ in range(2)]
+        pages = [await submit_form(hasty) for _ in range(2)]
     assert pages[1].status_code == 429
-    assert re.search(r"Send it again in \d+ seconds", words(pages[1].text))
+    assert re.search(r"Send it again in \d+ seconds", page_text(pages[1].text))
 
 
 async def test_a_run_that_waits_for_an_approval_says_so_and_goes_on_by_itself(
     runtime: Runtime, stub: ProviderStub, browser: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    speak(stub)
+    script_answers(stub)
     monkeypatch.setattr(following, "APPROVAL_POLL_SECONDS", 0.01)
-    run = run_in(await press(browser, approval="required"))
+    run = run_of_page(await submit_form(browser, approval="required"))
     key, row = mint(runtime.gateway.pepper, tenant="acme", name="boss", scopes=BOSS, now=0.0)
     assert await runtime.gateway.store.add_key(row)
     boss = {"authorization": f"Bearer {key}"}
@@ -220,11 +245,11 @@ async def test_a_run_that_waits_for_an_approval_says_so_and_goes_on_by_itself(
     shown = section((await browser.get(f"/console/playground/{run}")).text, "answer")
     assert "waiting for approval" in shown
     assert f'href="/console/approvals/{run}"' in shown
-    live = asyncio.create_task(followed(browser, run))
+    live = asyncio.create_task(live_stream(browser, run))
     digest = (await browser.get(f"/v1/approvals/{run}", headers=boss)).json()["digest"]
     decision = {"decision": "approve", "digest": digest}
     assert (await browser.post(f"/v1/approvals/{run}", headers=boss, json=decision)).status_code == 200
-    assert SAYS["alpha"] in section(await live, "answer")
+    assert ANSWERS["alpha"] in section(await live, "answer")
 
 
 BOSS = ("approvals:decide", "runs:read")
@@ -275,13 +300,13 @@ async def test_the_code_sends_what_the_page_has_sent(
     stub.always("alpha", Reply(chunks=('{"sum": null}',)))
     sent: list[tuple[str, dict[str, Any]]] = []
     async with running_service(tmp_path, pool) as runtime, visiting(runtime, sent) as browser:
-        page = await press(browser, **TRICKY)
+        page = await submit_form(browser, **TRICKY)
         key, row = mint(runtime.gateway.pepper, tenant="acme", name="program", scopes=["runs:write"], now=0.0)
         assert await runtime.gateway.store.add_key(row)
         assert key not in page.text
         monkeypatch.setenv("BATON_API_KEY", key)
         with app_over(runtime.gateway) as app:
-            async with serving(recorded(app, sent), runtime.gateway) as url:
+            async with serving(recording_requests(app, sent), runtime.gateway) as url:
                 command = await asyncio.create_subprocess_shell(code_in(page, "curl", url), stdout=PIPE)
                 printed = (await command.communicate())[0].decode()
                 assert printed.endswith("data: [DONE]\n\n"), printed

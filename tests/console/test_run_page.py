@@ -20,8 +20,8 @@ from app.console.run import REGIONS
 from app.console.step_pane import why_no_alternatives
 from app.gateway.http.api_keys import mint
 from app.process.wiring import Runtime
-from tests.harness.console import SAME_ORIGIN, browsing, sign_in, words
-from tests.harness.in_process import plan, speak
+from tests.harness.console import SAME_ORIGIN, console_client, page_text, sign_in
+from tests.harness.in_process import plan, script_answers
 from tests.harness.prepared_apps import app_over
 from tests.harness.waiting import until
 from tests.stubs import Fail, Hang, ProviderStub, Reply, ToolCall
@@ -35,7 +35,7 @@ EMPTY = {"area", "br", "hr", "img", "input", "link", "meta"}
 async def browser(runtime: Runtime, client: httpx.AsyncClient) -> AsyncIterator[httpx.AsyncClient]:
     """A browser that is signed in with the key of `client`."""
     with app_over(runtime.gateway) as app:
-        async with browsing(app) as found:
+        async with console_client(app) as found:
             await sign_in(found, client.headers["authorization"].removeprefix("Bearer "))
             yield found
 
@@ -74,13 +74,13 @@ async def asked(client: httpx.AsyncClient, steps: Any = STEPS) -> str:
 async def page_of(browser: httpx.AsyncClient, address: str) -> tuple[Page, str]:
     reply = await browser.get(address)
     assert reply.status_code == 200, reply.text
-    return Page(reply.text), unescape(words(reply.text))
+    return Page(reply.text), unescape(page_text(reply.text))
 
 
 async def test_a_step_shows_what_it_saw_what_was_withheld_and_what_its_calls_came_to(
     stub: ProviderStub, client: httpx.AsyncClient, browser: httpx.AsyncClient
 ) -> None:
-    speak(stub)
+    script_answers(stub)
     stub.script("alpha", Fail(status=401))
     run = await asked(client)
     page, text = await page_of(browser, f"/console/runs/{run}")
@@ -110,7 +110,7 @@ async def test_a_step_shows_what_it_saw_what_was_withheld_and_what_its_calls_cam
 async def test_the_cursor_shows_the_run_as_it_was(
     stub: ProviderStub, client: httpx.AsyncClient, browser: httpx.AsyncClient
 ) -> None:
-    speak(stub)
+    script_answers(stub)
     run = await asked(client)
     page, _ = await page_of(browser, f"/console/runs/{run}?t=0&step=2")
     events = (await client.get(f"/v1/runs/{run}/events")).json()["data"]
@@ -138,7 +138,7 @@ async def test_text_of_workers_is_text_whatever_it_contains(
         assert "img" not in {tag for tag, _ in page.tags}
         assert not [name for _, attrs in page.tags for name in attrs if name.startswith("on")]
         assert not re.search("[\x1b\u202e]", reply.text)
-    text = words((await browser.get(f"/console/runs/{run}?step=0")).text)
+    text = page_text((await browser.get(f"/console/runs/{run}?step=0")).text)
     assert "␛[31m[U+202E]" in text
 
 
@@ -167,7 +167,7 @@ async def test_a_step_that_waits_for_tools_shows_what_it_has_called(
 async def test_an_empty_panel_says_why(
     stub: ProviderStub, client: httpx.AsyncClient, browser: httpx.AsyncClient
 ) -> None:
-    speak(stub)
+    script_answers(stub)
     run = await asked(client)
     assert "Nobody has rated this run." in (await page_of(browser, f"/console/runs/{run}"))[1]
     rated = await browser.post(
@@ -192,7 +192,7 @@ async def test_an_empty_panel_says_why(
 async def test_two_runs_are_compared_side_by_side(
     stub: ProviderStub, client: httpx.AsyncClient, browser: httpx.AsyncClient
 ) -> None:
-    speak(stub)
+    script_answers(stub)
     first, second = await asked(client), await asked(client, plan(("beta", "Answer it", ["user"])))
     _, text = await page_of(browser, f"/console/compare?a={first}&b={second}")
     assert "the same subtask" in text
@@ -230,7 +230,7 @@ def patched(shown: dict[str, str], stream: str) -> list[int]:
 async def test_after_any_break_the_page_equals_a_fresh_one(
     stub: ProviderStub, client: httpx.AsyncClient, browser: httpx.AsyncClient
 ) -> None:
-    speak(stub)
+    script_answers(stub)
     stub.script("gamma", Hang())
     order = {"model": "baton-mini", "input": "2 + 2?", "background": True, "baton": {"plan": STEPS}}
     run = (await client.post("/v1/responses", json=order)).json()["id"].removeprefix("resp_")
@@ -294,7 +294,7 @@ async def test_a_page_is_followed_on_when_the_api_ends_its_stream_before_the_run
 async def test_a_live_page_sends_no_content_again_after_it_was_erased(
     stub: ProviderStub, client: httpx.AsyncClient, runtime: Runtime
 ) -> None:
-    speak(stub)
+    script_answers(stub)
     run = await asked(client)
     session = Session((("authorization", client.headers["authorization"]),))
     kept, cursor = run_page._Kept(), run_page.Cursor(run, step="2")
@@ -312,7 +312,7 @@ async def test_a_live_page_sends_no_content_again_after_it_was_erased(
 async def test_a_part_of_the_page_runs_nothing_and_is_shown_in_no_frame(
     stub: ProviderStub, client: httpx.AsyncClient, browser: httpx.AsyncClient
 ) -> None:
-    speak(stub)
+    script_answers(stub)
     reply = await browser.get(f"/console/runs/{await asked(client)}/views")
     assert reply.headers["content-security-policy"] == "default-src 'none'; frame-ancestors 'none'"
 
@@ -320,12 +320,12 @@ async def test_a_part_of_the_page_runs_nothing_and_is_shown_in_no_frame(
 async def test_who_may_not_write_is_offered_nothing_that_writes(
     stub: ProviderStub, client: httpx.AsyncClient, runtime: Runtime
 ) -> None:
-    speak(stub)
+    script_answers(stub)
     run = await asked(client)
     key, row = mint(runtime.gateway.pepper, tenant="acme", name="reader", scopes=["runs:read"], now=0.0)
     assert await runtime.gateway.store.add_key(row)
     with app_over(runtime.gateway) as app:
-        async with browsing(app) as reader:
+        async with console_client(app) as reader:
             await sign_in(reader, key)
             _, text = await page_of(reader, f"/console/runs/{run}?step=2")
     assert "Rating it needs a key with the scope runs:write." in text
@@ -336,7 +336,7 @@ async def test_who_may_not_write_is_offered_nothing_that_writes(
 async def test_an_ended_run_is_replayed_once_however_often_the_form_is_sent(
     stub: ProviderStub, client: httpx.AsyncClient, browser: httpx.AsyncClient
 ) -> None:
-    speak(stub)
+    script_answers(stub)
     run = await asked(client)
     page = (await browser.get(f"/console/runs/{run}")).text
     once = re.search(r'name="once" value="([^"]+)"', page)
@@ -351,7 +351,7 @@ async def test_an_ended_run_is_replayed_once_however_often_the_form_is_sent(
 async def test_the_disclosures_of_all_runs_are_filtered_by_day_and_by_what_was_seen(
     stub: ProviderStub, client: httpx.AsyncClient, browser: httpx.AsyncClient
 ) -> None:
-    speak(stub)
+    script_answers(stub)
     run = await asked(client)
     page, text = await page_of(browser, "/console/disclosures?saw=user&since=2020-01-01")
     assert len(page.links(f"/console/runs/{run}?step=")) == 2, "two of its three steps see the conversation"

@@ -5,7 +5,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from tests.harness.console import signed_in, words
+from tests.harness.console import page_text, signed_in
 from tests.harness.stand_ins import GatewayStandIn, row_of
 
 
@@ -32,11 +32,11 @@ async def test_each_run_has_its_facts_and_a_word_for_what_is_particular(gateway:
     assert 'class="state mark preview">preview<' in rows["run_planned"]
     assert 'class="state mark degraded">degraded<' in rows["run_planned"]
     assert 'class="state awaiting_approval">awaiting approval<' in rows["run_waits"]
-    said = words(rows["run_19"]).split()
+    said = page_text(rows["run_19"]).split()
     assert (said[1], *said[4:6]) == ("succeeded", "baton-mini", "chain,")
     assert "<script>alert" not in page
     assert "&lt;script&gt;alert(1)&lt;/script&gt;[U+202E]" in rows["run_failed"]
-    assert "Runs 1 to 20 of 24" in words(page)
+    assert "Runs 1 to 20 of 24" in page_text(page)
 
 
 async def test_the_address_is_the_state_of_the_form_and_of_the_pages(gateway: GatewayStandIn) -> None:
@@ -49,9 +49,9 @@ async def test_the_address_is_the_state_of_the_form_and_of_the_pages(gateway: Ga
         assert (asked["state"], "tier" in asked) == (["succeeded"], False)
         second = (await client.get(following[1].replace("&amp;", "&"))).text
         assert 'rel="prev"' in second
-        assert "Previous" not in words(page)
+        assert "Previous" not in page_text(page)
         assert "hx-sse:connect" not in (await client.get("/console/runs?follow=no")).text
-        empty = words((await client.get("/console/runs?state=expired")).text)
+        empty = page_text((await client.get("/console/runs?state=expired")).text)
         assert "No run of those that your key may see fits these filters." in empty
 
 

@@ -4,14 +4,14 @@ import asyncio
 
 import pytest
 
-from tests.harness.console import SAME_ORIGIN, browsing, sign_in, signed_in, words
+from tests.harness.console import SAME_ORIGIN, console_client, page_text, sign_in, signed_in
 from tests.harness.stand_ins import GatewayStandIn
 from tests.harness.waiting import PATIENCE_SECONDS
 
 
 async def test_a_browser_is_led_from_the_root_to_the_page_it_wanted(gateway: GatewayStandIn) -> None:
     key = gateway.add_key()
-    async with browsing(gateway.app) as client:
+    async with console_client(gateway.app) as client:
         root = await client.get("/", headers={"accept": "text/html"})
         assert root.status_code == 303
         wanted = await client.get("/console/runs?status=failed")
@@ -30,7 +30,7 @@ async def test_a_browser_is_led_from_the_root_to_the_page_it_wanted(gateway: Gat
 
 @pytest.mark.parametrize("accept", ["*/*", "application/json", "", "text/html;q=0, application/json"])
 async def test_other_clients_get_what_the_api_says(gateway: GatewayStandIn, accept: str) -> None:
-    async with browsing(gateway.app) as client:
+    async with console_client(gateway.app) as client:
         reply = await client.get("/", headers={"accept": accept})
         assert (reply.json()["object"], reply.headers["vary"]) == ("service", "Accept")
         assert (await client.get("/v1/models")).status_code == 401
@@ -38,7 +38,7 @@ async def test_other_clients_get_what_the_api_says(gateway: GatewayStandIn, acce
 
 
 async def test_a_wrong_key_is_refused_in_the_apis_words(gateway: GatewayStandIn) -> None:
-    async with browsing(gateway.app) as client:
+    async with console_client(gateway.app) as client:
         reply = await client.post("/console/sign-in", data={"key": "bt_x_y<script>"}, headers=SAME_ORIGIN)
         assert reply.status_code == 401
         assert 'role="alert"' in reply.text
@@ -48,7 +48,7 @@ async def test_a_wrong_key_is_refused_in_the_apis_words(gateway: GatewayStandIn)
 
 async def test_the_cookie_is_not_the_key_and_is_hidden_from_scripts(gateway: GatewayStandIn) -> None:
     key = gateway.add_key()
-    async with browsing(gateway.app) as client:
+    async with console_client(gateway.app) as client:
         reply = await client.post(
             "/console/sign-in", data={"key": key}, headers=SAME_ORIGIN | {"x-forwarded-proto": "https"}
         )
@@ -95,7 +95,7 @@ async def test_the_head_of_a_live_page_is_no_stream(gateway: GatewayStandIn) -> 
 
 
 async def test_the_address_of_a_button_leads_to_its_page(gateway: GatewayStandIn) -> None:
-    async with browsing(gateway.app) as client:
+    async with console_client(gateway.app) as client:
         reply = await client.post("/console/runs/run_1/replay", headers=SAME_ORIGIN)
         assert reply.headers["location"].endswith("next=/console/runs/run_1/replay")
         for address, page in (("/runs/run_1/replay", "/runs/run_1"), ("/sign-out", ""), ("/verify", "")):
@@ -133,7 +133,7 @@ async def test_no_other_site_can_change_anything(gateway: GatewayStandIn, header
 )
 async def test_signing_in_leads_to_the_console_only(gateway: GatewayStandIn, following: str) -> None:
     key = gateway.add_key()
-    async with browsing(gateway.app) as client:
+    async with console_client(gateway.app) as client:
         reply = await client.post("/console/sign-in", data={"key": key, "next": following}, headers=SAME_ORIGIN)
     assert reply.headers["location"] == "/console"
 
@@ -151,7 +151,7 @@ async def test_a_refusal_of_the_api_is_a_page(gateway: GatewayStandIn) -> None:
     async with signed_in(gateway, gateway.add_key(scopes=["runs:write"])) as client:
         reply = await client.get("/console/runs")
     assert reply.status_code == 403
-    assert "sign in with one that has the scope" in words(reply.text)
+    assert "sign in with one that has the scope" in page_text(reply.text)
 
 
 @pytest.mark.parametrize("path", ["sign-in", "theme"])
@@ -159,6 +159,6 @@ async def test_a_refusal_of_the_api_is_a_page(gateway: GatewayStandIn) -> None:
 async def test_strangers_cannot_make_the_service_read_large_forms(
     gateway: GatewayStandIn, path: str, body: str
 ) -> None:
-    async with browsing(gateway.app) as client:
+    async with console_client(gateway.app) as client:
         headers = SAME_ORIGIN | {"content-type": "application/x-www-form-urlencoded"}
         assert (await client.post(f"/console/{path}", content=body, headers=headers)).status_code == 413

@@ -8,7 +8,7 @@ from app.core.pool.catalog import Limits, Price, Worker
 from app.core.rating.economics import JournaledRun
 from app.core.rating.forecast import Forecast, History, PlannedStep, forecast, longest
 from app.core.run.kinds import Kind
-from tests.harness.stand_ins import PLANNED, TEXTS, journal_of
+from tests.harness.stand_ins import PLAN_RUN, TEXTS, journal_of
 
 ALPHA = Worker("alpha", "stub", "alpha", Price(input=1_000_000, output=2_000_000))
 OTHER = replace(ALPHA, name="other", model="other")
@@ -91,7 +91,7 @@ def test_input_tokens_follow_the_bytes_of_what_is_sent() -> None:
 
 
 def test_what_was_only_planned_is_no_example() -> None:
-    assert History([past(PLANNED)]).runs == 0
+    assert History([past(PLAN_RUN)]).runs == 0
 
 
 def test_steps_side_by_side_take_the_time_of_the_longest() -> None:

@@ -23,7 +23,7 @@ from app.core.run.events import Kind, StepDone, facts
 from app.core.run.kinds import ENDED
 from app.process.wiring import Runtime
 from app.store.protocol import Disclosure, DisclosureQuery
-from tests.harness.in_process import calling, ended_row, events, pool_text, running_service
+from tests.harness.in_process import client_of, ended_row, events, pool_text, running_service
 from tests.stubs import Fail, ProviderStub, Reply, ToolCall
 from tests.stubs.record import Received
 from tests.stubs.script import Behaviour
@@ -72,7 +72,7 @@ async def play(runtime: Runtime, stub: ProviderStub, runs: int, seed: int) -> li
     chance = random.Random(seed)
     stub.always("*", Models(chance).act)
     found: list[str] = []
-    async with calling(runtime) as client:
+    async with client_of(runtime) as client:
         for number in range(runs):
             stub.requests.clear()
             name = await _one(client, chance, number)

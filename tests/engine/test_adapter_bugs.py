@@ -95,10 +95,10 @@ async def test_a_bug_that_a_cancellation_brings_to_light_is_a_cancellation(
             raise RuntimeError
 
     monkeypatch.setattr(OpenAIProvider, "stream", untidy)
-    driven = await runtime.runs.start(order(runtime, "baton-mini"))
+    followed_run = await runtime.runs.start(order(runtime, "baton-mini"))
     await begun.wait()
-    runtime.runs.cancel(driven.run, "caller")
-    outcome = await finish(driven)
-    (end,) = of(await events(runtime, driven.run), Kind.CALL_FINISHED)
+    runtime.runs.cancel(followed_run.run, "caller")
+    outcome = await finish(followed_run)
+    (end,) = of(await events(runtime, followed_run.run), Kind.CALL_FINISHED)
     assert (outcome.ended.state.state, end["outcome"], "error" in end) == ("cancelled", "cancelled", False)
     assert [record.getMessage() for record in caplog.records if record.exc_info] == [BROKE]

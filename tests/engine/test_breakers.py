@@ -15,7 +15,7 @@ from app.engine.calls.step_request import WAIT_FOR_OTHERS_SECONDS
 from app.process.wiring import Runtime
 from app.stepqueue.protocol import Committed
 from app.store.protocol import Entry, Ledger, Move
-from tests.harness.in_process import Outcome, events, finish, narrowed, order, plan, pool_text, running_service
+from tests.harness.in_process import Outcome, events, finish, limits_with, order, plan, pool_text, running_service
 from tests.harness.waiting import until
 from tests.stubs import Fail, Hang, ProviderStub, Reply
 
@@ -66,7 +66,7 @@ async def test_a_worker_that_always_fails_is_ejected_within_ten_calls(
     stub.always("alpha", Fail(status=status))
     outcomes = [await run(runtime) for _ in range(15)]
     assert {outcome.ended.answer for outcome in outcomes} == {ANSWER}
-    assert len(stub.of("alpha")) <= 10
+    assert len(stub.requests_for("alpha")) <= 10
     assert level(runtime, "alpha") == 2
     assert level(runtime, "beta") == 0
     assert ejections(runtime, "alpha") == 1
@@ -78,7 +78,7 @@ async def test_runs_in_flight_when_a_worker_dies_all_fail_over(stub: ProviderStu
     stub.always("beta", Reply(header_delay=0.05))
     outcomes = await asyncio.gather(*(run(runtime) for _ in range(30)))
     assert [outcome.ended.answer for outcome in outcomes] == [ANSWER] * 30
-    assert len(stub.of("alpha")) <= 1.2 * 30
+    assert len(stub.requests_for("alpha")) <= 1.2 * 30
 
 
 async def test_a_request_that_everybody_refuses_fails_at_once(stub: ProviderStub, runtime: Runtime) -> None:
@@ -139,12 +139,12 @@ async def test_one_call_probes_a_worker_and_its_success_brings_it_back(
     assert level(runtime, "alpha") == 1
     outcomes = await asyncio.gather(*(run(runtime) for _ in range(6)))
     assert {outcome.ended.answer for outcome in outcomes} == {ANSWER}
-    assert len(stub.of("alpha")) == 1
+    assert len(stub.requests_for("alpha")) == 1
     reasons = [intent.get("passed_over") for outcome in outcomes for intent in await intents(runtime, outcome)]
     assert reasons.count([{"worker": "alpha", "reason": "probing"}]) == 5
     assert level(runtime, "alpha") == 0
     await run(runtime)
-    assert len(stub.of("alpha")) == 2
+    assert len(stub.requests_for("alpha")) == 2
 
 
 async def test_a_probe_that_fails_keeps_the_worker_out_and_the_run_goes_on(
@@ -158,7 +158,7 @@ async def test_a_probe_that_fails_keeps_the_worker_out_and_the_run_goes_on(
     later(runtime, monkeypatch, 10.0)
     outcomes = [await run(runtime) for _ in range(3)]
     assert {outcome.ended.answer for outcome in outcomes} == {ANSWER}
-    assert len(stub.of("alpha")) == 1
+    assert len(stub.requests_for("alpha")) == 1
     assert level(runtime, "alpha") == 2
     assert ejections(runtime, "alpha") == 2, "once its ejection is over it is tried, and ejected anew"
 
@@ -171,7 +171,7 @@ async def test_a_probe_that_was_not_paid_for_does_not_stand_in_the_way(
         await run(runtime)
     stub.clear()
     later(runtime, monkeypatch, 10.0)
-    poor = await run(runtime, limits=narrowed(runtime, "baton-mini", usd=1))
+    poor = await run(runtime, limits=limits_with(runtime, "baton-mini", usd=1))
     assert poor.ended.state.state == "over_budget"
     await run(runtime)
     assert [received.model for received in stub.requests] == ["alpha"]
@@ -184,7 +184,7 @@ async def test_a_wrong_key_ejects_at_once_and_is_told_loudly(
     with caplog.at_level(logging.ERROR, "baton"):
         for _ in range(3):
             assert (await run(runtime)).ended.answer == ANSWER
-    assert len(stub.of("alpha")) == 1
+    assert len(stub.requests_for("alpha")) == 1
     [record] = [record for record in caplog.records if "misconfigured" in record.message]
     assert record.levelno == logging.ERROR
     assert record.__dict__["fields"]["worker"] == "alpha"
@@ -194,23 +194,23 @@ async def test_a_request_that_is_refused_says_nothing_of_the_worker(stub: Provid
     stub.always("alpha", Fail(status=400))
     for _ in range(12):
         assert (await run(runtime)).ended.answer == ANSWER
-    assert len(stub.of("alpha")) == 12
+    assert len(stub.requests_for("alpha")) == 12
 
 
 async def test_cancelled_runs_say_nothing_of_the_worker(stub: ProviderStub, runtime: Runtime) -> None:
     stub.always("alpha", Hang())
     for number in range(6):
-        driven = await runtime.runs.start(order(runtime, "baton-mini"))
+        followed_run = await runtime.runs.start(order(runtime, "baton-mini"))
         await stub.wait_for(number + 1)
-        runtime.runs.cancel(driven.run, "client")
-        await finish(driven)
+        runtime.runs.cancel(followed_run.run, "client")
+        await finish(followed_run)
     assert level(runtime, "alpha") == 0
 
 
 async def test_a_callers_tiny_time_limit_says_nothing_of_the_worker(stub: ProviderStub, runtime: Runtime) -> None:
     """Nobody can have a worker ejected for others by being in a hurry."""
     stub.always("*", Hang())
-    hurried = narrowed(runtime, "baton-mini", seconds=0.3)
+    hurried = limits_with(runtime, "baton-mini", seconds=0.3)
     outcomes = await asyncio.gather(*(run(runtime, limits=hurried) for _ in range(12)))
     assert {outcome.ended.state.state for outcome in outcomes} == {"expired"}
     assert [level(runtime, worker) for worker in ("alpha", "beta", "gamma")] == [0, 0, 0]
@@ -224,7 +224,7 @@ async def test_a_worker_that_hangs_is_ejected_too(stub: ProviderStub, tmp_path: 
     async with running_service(tmp_path, pool_text(stub).replace("[workers.alpha]\n", quick)) as runtime:
         outcomes = [await run(runtime, streams=True) for _ in range(8)]
     assert {outcome.ended.answer for outcome in outcomes} == {ANSWER}
-    assert len(stub.of("alpha")) == 5
+    assert len(stub.requests_for("alpha")) == 5
 
 
 async def test_an_outcome_that_is_received_late_counts_for_the_time_when_it_was_journaled(
@@ -232,17 +232,17 @@ async def test_an_outcome_that_is_received_late_counts_for_the_time_when_it_was_
 ) -> None:
     """Another engine executes the step, and the messages of a minute come at once."""
     async with running_service(tmp_path, pool_text(stub), dispatches=False, audits=False) as runtime:
-        driven = await runtime.runs.start(order(runtime, "baton-mini"))
+        followed_run = await runtime.runs.start(order(runtime, "baton-mini"))
         store, then, ages = runtime.context.store, runtime.context.now() - 60.0, list[float]()
         monkeypatch.setattr(runtime.context.health, "note_journaled", lambda _name, _finished, age: ages.append(age))
-        due = await store.due(driven.run, 0)
+        due = await store.due(followed_run.run, 0)
         assert due is not None
         intent = CallIntended("call_0", 0, "alpha", Access(user=True), usd_held=5, tokens_held=7)
         take = Move(0, "take", version=due.version, holder="other", until=then + 120.0)
-        begun = await store.append(Entry(driven.run, then, (intent,), move=take, hold=Ledger(5, 7)))
+        begun = await store.append(Entry(followed_run.run, then, (intent,), move=take, hold=Ledger(5, 7)))
         finished = CallFinished("call_0", 0, "error", Usage(), usd=0, seconds=0.5, blamed="failing")
         hold = Move(0, "hold", claim=begun.claim)
-        ended = await store.append(Entry(driven.run, then, (finished,), move=hold, release=Ledger(5, 7)))
-        runtime.drivers.receive(Committed(driven.run, (*begun.events, *ended.events)))
+        ended = await store.append(Entry(followed_run.run, then, (finished,), move=hold, release=Ledger(5, 7)))
+        runtime.drivers.receive(Committed(followed_run.run, (*begun.events, *ended.events)))
         await until(lambda: ages)
     assert ages[0] >= 60.0

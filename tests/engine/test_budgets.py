@@ -16,19 +16,19 @@ from app.errors import BudgetExhausted, InvalidRequest
 from app.gateway.http.api_keys import mint
 from app.gateway.http.fault import describe, headers_of
 from app.process.wiring import Runtime
-from tests.harness.audited import look
+from tests.harness.audited import audit_once
 from tests.harness.in_process import (
     WORKER,
-    calling,
+    bodies_of,
+    client_of,
     events,
     finish,
     latest_request,
-    of,
     order,
     plan_text,
-    plans,
     pool_text,
     running_service,
+    script_plans,
 )
 from tests.stubs import Hang, ProviderStub
 
@@ -42,10 +42,10 @@ async def test_a_call_is_held_and_settled_in_the_budgets_of_its_run(stub: Provid
     await store.set_budget(RICH)
     outcome = await finish(await runtime.runs.start(order(runtime, "baton-mini")))
     journal = await events(runtime, outcome.ended.state.run)
-    (intent,) = of(journal, Kind.CALL_INTENDED)
+    (intent,) = bodies_of(journal, Kind.CALL_INTENDED)
     (use,) = await store.budget_use(RICH.id, 10)
     assert (use.held, use.spent) == (0, outcome.ended.bill.usd)
-    assert intent["budgets"] == [use.account] == of(journal, Kind.ADMITTED)[0]["budgets"]
+    assert intent["budgets"] == [use.account] == bodies_of(journal, Kind.ADMITTED)[0]["budgets"]
 
 
 @pytest.mark.parametrize("tier", ["baton-mini", "baton-ultra"])
@@ -53,14 +53,14 @@ async def test_a_run_that_a_budget_cannot_pay_names_it_and_calls_nobody(
     stub: ProviderStub, runtime: Runtime, tier: str
 ) -> None:
     await runtime.context.store.set_budget(POOR)
-    plans(stub, plan_text((0, "Solve it", ["user"])))
+    script_plans(stub, plan_text((0, "Solve it", ["user"])))
     ended = (await finish(await runtime.runs.start(order(runtime, tier)))).ended
     assert ended.state.state == "over_budget"
     assert stub.requests == []
     assert isinstance(ended.error, BudgetExhausted)
     (use,) = await runtime.context.store.budget_use(POOR.id, 10)
     assert (ended.error.budget, ended.error.until, use.held) == (POOR.id, use.end, 0)
-    rejected = of(await events(runtime, ended.state.run), Kind.PLAN_REJECTED)
+    rejected = bodies_of(await events(runtime, ended.state.run), Kind.PLAN_REJECTED)
     assert {rejection["budget"] for rejection in rejected} <= {POOR.id}
     assert all(rejection["budget_until"] == use.end and POOR.id in rejection["reasons"][1] for rejection in rejected)
     assert bool(rejected) == (tier == "baton-ultra")
@@ -78,7 +78,7 @@ async def test_the_rest_of_a_budget_pays_for_a_shorter_answer(stub: ProviderStub
     wide = Budget("tenant", "user", "*", "month", 5_000)
     await runtime.context.store.set_budget(wide)
     outcome = await finish(await runtime.runs.start(order(runtime, "baton-mini")))
-    (intent,) = of(await events(runtime, outcome.ended.state.run), Kind.CALL_INTENDED)
+    (intent,) = bodies_of(await events(runtime, outcome.ended.state.run), Kind.CALL_INTENDED)
     assert outcome.ended.state.state == "succeeded"
     assert intent["usd_held"] <= 200 + 2 * floor
     assert floor <= intent["max_tokens"] < intent["wanted_tokens"]
@@ -123,11 +123,11 @@ async def test_a_cancelled_stream_costs_what_it_used_and_not_its_bound(stub: Pro
     stub.always("alpha", Hang())
     await runtime.context.store.set_budget(RICH)
     text = "Tell me a long story. " * 40
-    driven = await runtime.runs.start(order(runtime, "baton-mini", text, streams=True))
+    followed_run = await runtime.runs.start(order(runtime, "baton-mini", text, streams=True))
     await stub.wait_for(1)
-    runtime.runs.cancel(driven.run, "client")
-    await finish(driven)
-    (finished,) = of(await events(runtime, driven.run), Kind.CALL_FINISHED)
+    runtime.runs.cancel(followed_run.run, "client")
+    await finish(followed_run)
+    (finished,) = bodies_of(await events(runtime, followed_run.run), Kind.CALL_FINISHED)
     assert finished["outcome"] == "cancelled"
     assert len(text) / 4 <= finished["usage"]["input"] <= len(text) / 4 + 16
     (use,) = await runtime.context.store.budget_use(RICH.id, 10)
@@ -157,7 +157,7 @@ async def test_an_account_that_is_not_what_the_journal_says_is_found(
         if "events" in statement:
             statement += " WHERE kind = 'call.intended'"
         database.execute(statement)
-    found = (await look(f"sqlite:///{tmp_path}/baton.db")).violations
+    found = (await audit_once(f"sqlite:///{tmp_path}/baton.db")).violations
     assert any(violation.rule == "budget-wrong" and said in str(violation) for violation in found), found
 
 
@@ -171,7 +171,7 @@ async def test_a_worker_of_unknown_price_is_not_called_for_a_run_that_says_what_
     text = text.replace(planner, planner.replace("price = { input = 1.00, output = 2.00, cached = 0.50 }\n", ""))
     asked = {"model": "baton-mini", "messages": [{"role": "user", "content": "Hello"}]}
     capped = asked | {"baton": {"budget": {"usd": 0.05}}}
-    async with running_service(tmp_path, text) as runtime, calling(runtime) as client:
+    async with running_service(tmp_path, text) as runtime, client_of(runtime) as client:
         key, row = mint(runtime.gateway.pepper, tenant="acme", name="poor", scopes=["admin"], now=0.0)
         assert await runtime.gateway.store.add_key(replace(row, max_usd=50_000))
         poor = {"authorization": f"Bearer {key}"}
@@ -189,9 +189,9 @@ async def test_a_worker_of_unknown_price_is_not_called_for_a_run_that_says_what_
         runs = [run["run"] for run in shown] + [again.json()["id"]]
         for run in runs:
             journal = await events(runtime, run)
-            assert of(journal, Kind.ADMITTED)[0]["capped"] is True
-            assert {call["worker"] for call in of(journal, Kind.CALL_INTENDED)} <= {"beta", "gamma"}, run
-            assert "its price is not known" in of(journal, Kind.ADMITTED)[0]["excluded"]["alpha"]
+            assert bodies_of(journal, Kind.ADMITTED)[0]["capped"] is True
+            assert {call["worker"] for call in bodies_of(journal, Kind.CALL_INTENDED)} <= {"beta", "gamma"}, run
+            assert "its price is not known" in bodies_of(journal, Kind.ADMITTED)[0]["excluded"]["alpha"]
 
 
 async def answer(

@@ -14,9 +14,8 @@ from app.errors import Overloaded
 from app.gateway.runs import cancel
 from app.process.wiring import Runtime
 from app.store.protocol import Appended, Entry, RunRow
-from tests.harness.callers import body, calling, key_of, post
-from tests.harness.conversations import Talk, look
-from tests.harness.conversations import calling as tool_calling
+from tests.harness.callers import add_key, body, client_over_socket, post_chat
+from tests.harness.conversations import Conversation, look_call, tool_call_reply
 from tests.harness.in_process import LONG_LEASE, events, finish, kinds, order, plan, pool_text, running_service
 from tests.harness.waiting import PATIENCE_SECONDS
 from tests.stubs import Hang, ProviderStub, Reply
@@ -30,7 +29,7 @@ def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 async def client(runtime: Runtime) -> AsyncIterator[httpx.AsyncClient]:
-    async with calling(runtime, await key_of(runtime)) as running:
+    async with client_over_socket(runtime, await add_key(runtime)) as running:
         yield running
 
 
@@ -39,7 +38,7 @@ async def hanging(
 ) -> tuple[asyncio.Task[httpx.Response], str]:
     """A request whose worker says nothing, and its run."""
     stub.always("*", Hang())
-    asking = asyncio.create_task(post(client, body(**more), "one"))
+    asking = asyncio.create_task(post_chat(client, body(**more), "one"))
     await stub.wait_for(1)
     (row,) = (await client.get("/v1/runs")).json()["data"]
     return asking, row["id"]
@@ -50,7 +49,7 @@ async def test_a_run_is_stopped_and_its_caller_told(stub: ProviderStub, tmp_path
     """Its driver is notified at once: it does not renew its lease in this test, by which it would learn of the wish."""
     async with (
         running_service(tmp_path, pool_text(stub), LONG_LEASE) as runtime,
-        calling(runtime, await key_of(runtime)) as client,
+        client_over_socket(runtime, await add_key(runtime)) as client,
     ):
         asking, run = await hanging(stub, client, stream=streams)
         reply = await client.post(f"/v1/runs/{run}/cancel")
@@ -72,7 +71,7 @@ async def test_it_may_be_asked_for_twice_and_too_late(
     await asking
     assert kinds(await events(runtime, run)).count(Kind.CANCELLED) == 1
     stub.always("*", Reply())
-    done = (await post(client, body())).headers["x-baton-run"]
+    done = (await post_chat(client, body())).headers["x-baton-run"]
     late = await client.post(f"/v1/runs/{done}/cancel")
     assert (late.status_code, late.json()["state"]) == (200, "succeeded")
     assert Kind.CANCEL_ASKED not in kinds(await events(runtime, done))
@@ -84,11 +83,11 @@ async def test_only_who_may_write_in_the_tenant_may_stop_a_run(
     asking, run = await hanging(stub, client)
     statuses = []
     for tenant, scopes in (("acme", ("runs:read",)), ("other", ("runs:write",))):
-        async with calling(runtime, await key_of(runtime, tenant, scopes)) as other:
+        async with client_over_socket(runtime, await add_key(runtime, tenant, scopes)) as other:
             statuses.append((await other.post(f"/v1/runs/{run}/cancel")).status_code)
     assert statuses == [403, 404]
     assert not asking.done()
-    async with calling(runtime, await key_of(runtime, scopes=("runs:write",))) as colleague:
+    async with client_over_socket(runtime, await add_key(runtime, scopes=("runs:write",))) as colleague:
         assert (await colleague.post(f"/v1/runs/{run}/cancel")).json()["state"] == "cancelled"
     await asking
 
@@ -99,8 +98,8 @@ async def test_another_process_stops_it_by_the_journal_alone(stub: ProviderStub,
         running_service(tmp_path, pool_text(stub)) as first,
         running_service(tmp_path, pool_text(stub)) as second,
     ):
-        key = await key_of(first)
-        async with calling(first, key) as here, calling(second, key) as there:
+        key = await add_key(first)
+        async with client_over_socket(first, key) as here, client_over_socket(second, key) as there:
             asking, run = await hanging(stub, here)
             reply = await there.post(f"/v1/runs/{run}/cancel")
             assert reply.json()["state"] == "cancelled"
@@ -109,16 +108,20 @@ async def test_another_process_stops_it_by_the_journal_alone(stub: ProviderStub,
 
 async def test_a_run_without_a_driver_is_stopped_by_whoever_takes_it_over(stub: ProviderStub, tmp_path: Path) -> None:
     async with running_service(tmp_path, pool_text(stub), dispatches=False) as runtime:
-        driven = await runtime.runs.start(order(runtime, "baton-mini"))
+        followed_run = await runtime.runs.start(order(runtime, "baton-mini"))
     async with running_service(tmp_path, pool_text(stub)) as runtime:
         await cancel.ask(
-            runtime.gateway.store, None, await runtime.gateway.store.run(driven.run), "operator", runtime.context.now()
+            runtime.gateway.store,
+            None,
+            await runtime.gateway.store.run(followed_run.run),
+            "operator",
+            runtime.context.now(),
         )
         row: RunRow = await cancel.wait_until_ended(
-            runtime.gateway.store, await runtime.gateway.store.run(driven.run), PATIENCE_SECONDS
+            runtime.gateway.store, await runtime.gateway.store.run(followed_run.run), PATIENCE_SECONDS
         )
         assert row.state == "cancelled"
-        journal = await events(runtime, driven.run)
+        journal = await events(runtime, followed_run.run)
         assert [event.body["by"] for event in journal if event.kind is Kind.CANCEL_ASKED] == ["operator"]
 
 
@@ -140,8 +143,8 @@ async def test_a_wish_that_comes_just_before_a_step_is_queued_is_heard(
             return await append(entry)
 
         runtime.context.store.append = overtaken  # type: ignore[method-assign]
-        driven = await runtime.runs.start(order(runtime, "baton-mini", plan=chain))
-        assert (await finish(driven)).ended.state.state == "cancelled"
+        followed_run = await runtime.runs.start(order(runtime, "baton-mini", plan=chain))
+        assert (await finish(followed_run)).ended.state.state == "cancelled"
         assert len(stub.requests) == 1
 
 
@@ -150,7 +153,7 @@ async def test_a_run_is_not_let_go_of_by_who_has_not_heard_of_a_wish(
     stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, apart: bool
 ) -> None:
     """It would wait for its caller's tools, and nobody would look at it before that is over."""
-    stub.script("alpha", tool_calling(look("a")))
+    stub.script("alpha", tool_call_reply(look_call("a")))
     async with running_service(tmp_path, pool_text(stub)) as runtime:
         if apart:
             runtime.drivers.spread = True
@@ -165,15 +168,15 @@ async def test_a_run_is_not_let_go_of_by_who_has_not_heard_of_a_wish(
             return await append(entry)
 
         runtime.context.store.append = overtaken  # type: ignore[method-assign]
-        driven = await Talk(runtime).begin()
-        assert (await finish(driven)).ended.state.state == "cancelled"
+        followed_run = await Conversation(runtime).start_turn()
+        assert (await finish(followed_run)).ended.state.state == "cancelled"
 
 
 async def test_a_run_that_is_taken_over_in_its_wait_is_not_let_go_of_either(
     stub: ProviderStub, runtime: Runtime
 ) -> None:
-    stub.script("alpha", tool_calling(look("a")))
-    run = (await Talk(runtime).say()).ended.state.run
+    stub.script("alpha", tool_call_reply(look_call("a")))
+    run = (await Conversation(runtime).take_turn()).ended.state.run
     append, store = runtime.context.store.append, runtime.context.store
 
     wishes: list[Entry] = []
@@ -197,27 +200,27 @@ async def test_no_turn_is_begun_of_a_run_that_an_engine_has_just_taken_over(
     stub: ProviderStub, runtime: Runtime
 ) -> None:
     """The engine is about to cancel it, for example."""
-    stub.script("alpha", tool_calling(look("a")))
-    talk, store, now = Talk(runtime), runtime.context.store, runtime.context.now()
-    first = await talk.say()
+    stub.script("alpha", tool_call_reply(look_call("a")))
+    conversation, store, now = Conversation(runtime), runtime.context.store, runtime.context.now()
+    first = await conversation.take_turn()
     run = first.ended.state.run
     (row,) = await store.take_over("other", now + 1e4, now + 60.0, 1, [("baton-mini", runtime.context.code)])
     runtime.runs._waiting.take(run)  # its results come to another gateway
-    talk.answer(first, "A")
+    conversation.add_results(first, "A")
     with pytest.raises(Overloaded):
-        await talk.begin()
+        await conversation.start_turn()
     assert ((await store.run(run)).driver, (await store.run(run)).epoch) == ("other", row.epoch)
 
 
 async def test_a_wish_is_written_once(stub: ProviderStub, runtime: Runtime) -> None:
     stub.always("*", Hang())
-    driven = await runtime.runs.start(order(runtime, "baton-mini"))
-    row = await runtime.gateway.store.run(driven.run)
+    followed_run = await runtime.runs.start(order(runtime, "baton-mini"))
+    row = await runtime.gateway.store.run(followed_run.run)
     for _ in range(3):
         await cancel.ask(runtime.gateway.store, None, row, "operator", runtime.context.now())
-    outcome = await finish(driven)
+    outcome = await finish(followed_run)
     assert outcome.ended.state.state == "cancelled"
-    assert kinds(await events(runtime, driven.run)).count(Kind.CANCEL_ASKED) == 1
+    assert kinds(await events(runtime, followed_run.run)).count(Kind.CANCEL_ASKED) == 1
 
 
 async def test_a_process_that_stops_does_not_wait_for_further_wishes(

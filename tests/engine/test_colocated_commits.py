@@ -26,9 +26,19 @@ from app.process.wiring import Runtime
 from app.stepqueue.memory import MemoryQueue
 from app.stepqueue.protocol import Live, Stop
 from app.store.protocol import Appended, Entry
-from tests.harness.conversations import Talk, calling, look
-from tests.harness.in_process import events, finish, kinds, narrowed, order, plan, plan_text, pool_text, running_service
-from tests.harness.waiting import PATIENCE_SECONDS, stays, until
+from tests.harness.conversations import Conversation, look_call, tool_call_reply
+from tests.harness.in_process import (
+    events,
+    finish,
+    kinds,
+    limits_with,
+    order,
+    plan,
+    plan_text,
+    pool_text,
+    running_service,
+)
+from tests.harness.waiting import PATIENCE_SECONDS, assert_stays, until
 from tests.stubs import Hang, ProviderStub, Reply
 
 ONE_TWO_ONE = plan(
@@ -116,9 +126,9 @@ async def test_a_step_is_on_its_way_before_its_caller_and_its_driver_go_on(
     async with running_service(tmp_path, pool_text(stub)) as runtime:
         await finish(await runtime.runs.start(order(runtime, "baton-mini")))  # which connects
         went.clear()
-        driven = await runtime.runs.start(order(runtime, "baton-mini"))
+        followed_run = await runtime.runs.start(order(runtime, "baton-mini"))
         assert went == ["call", "driver"]
-        await finish(driven)
+        await finish(followed_run)
 
 
 async def test_a_driver_decides_once_upon_what_it_has_committed(
@@ -145,7 +155,7 @@ async def test_a_step_that_cannot_be_paid_for_costs_no_outcome(
     async with watched(tmp_path, stub) as (runtime, seen):
         free = await finish(await runtime.runs.start(order(runtime, "baton-ultra", plan=CHAIN)))
         dearest = max(call.usd_held for call in free.ended.state.calls.values())
-        limits = narrowed(runtime, "baton-ultra", usd=dearest, floor_tokens=1000)  # one fits, and nothing beside it
+        limits = limits_with(runtime, "baton-ultra", usd=dearest, floor_tokens=1000)  # one fits, and nothing beside it
         seen.clear()
         outcome = await finish(await runtime.runs.start(order(runtime, "baton-ultra", plan=CHAIN, limits=limits)))
         journal = await events(runtime, outcome.ended.state.run)
@@ -171,7 +181,7 @@ async def test_no_call_is_made_for_an_entry_that_was_not_taken(stub: ProviderStu
         with pytest.raises(StoreUnavailable):
             await runtime.runs.start(order(runtime, "baton-ultra", plan=ONE_TWO_ONE))
         runtime.context.store.append = append  # type: ignore[method-assign]
-        await stays(lambda: (stub.requests, forgone) == ([], ["alpha"]), seconds=0.05)
+        await assert_stays(lambda: (stub.requests, forgone) == ([], ["alpha"]), seconds=0.05)
         assert (await finish(await runtime.runs.start(order(runtime, "baton-mini")))).ended.error is None
 
 
@@ -219,16 +229,16 @@ async def test_a_step_that_begins_after_its_dispatcher_is_left_to_another(
             await asyncio.sleep(0)
             leaver._interrupting = True
         go_on.set()
-        driven = await starting
+        followed_run = await starting
         await leaving
         runtime.context.store.append = append  # type: ignore[method-assign]
         assert stub.requests == []
         heir, heir_ends = Dispatcher(runtime.context, name="heir", slots=4, grace=1.0), asyncio.Event()
         working = asyncio.create_task(heir.run(heir_ends))
-        outcome = await finish(driven)
+        outcome = await finish(followed_run)
         heir_ends.set()
         await working
-        journal = await events(runtime, driven.run)
+        journal = await events(runtime, followed_run.run)
     assert outcome.ended.error is None
     first = next(event for event in journal if event.kind is Kind.CALL_FINISHED)
     assert first.body["outcome"] == ("unknown" if ended else "cancelled")
@@ -263,7 +273,7 @@ async def test_both_fences_hold_for_a_joined_entry(stub: ProviderStub, tmp_path:
     """The driver lost its run while the worker spoke: the step's end is kept, what would follow from it is not."""
     stub.always("alpha", Reply(header_delay=0.3))
     async with watched(tmp_path, stub) as (runtime, seen):
-        driven = await runtime.runs.start(order(runtime, "baton-ultra", plan=ONE_TWO_ONE))
+        followed_run = await runtime.runs.start(order(runtime, "baton-ultra", plan=ONE_TWO_ONE))
         await stub.wait_for(1)
         now = runtime.context.now()
         assert await runtime.context.store.take_over(
@@ -271,10 +281,10 @@ async def test_both_fences_hold_for_a_joined_entry(stub: ProviderStub, tmp_path:
         )
 
         async def has_ended() -> bool:
-            return Kind.STEP_DONE in kinds(await events(runtime, driven.run))
+            return Kind.STEP_DONE in kinds(await events(runtime, followed_run.run))
 
         await until(has_ended)
-        journal = await events(runtime, driven.run)
+        journal = await events(runtime, followed_run.run)
     assert [entry.epoch for entry in seen[-2:]] == [1, None]
     assert kinds(journal).count(Kind.STEP_QUEUED) == 1
 
@@ -287,17 +297,17 @@ async def test_an_outcome_that_joins_after_the_end_leaves_it_where_it_was(
     monkeypatch.setattr(driver_module, "QUIESCE_SECONDS", 0.0)
     stub.always("alpha", Hang())
     async with watched(tmp_path, stub) as (runtime, seen):
-        driven = await runtime.runs.start(order(runtime, "baton-mini"))
+        followed_run = await runtime.runs.start(order(runtime, "baton-mini"))
         await stub.wait_for(1)
-        runtime.runs.cancel(driven.run, "caller")
-        await finish(driven)
+        runtime.runs.cancel(followed_run.run, "caller")
+        await finish(followed_run)
 
         async def has_outcome() -> bool:
-            return kinds(await events(runtime, driven.run))[-1] is Kind.CALL_FINISHED
+            return kinds(await events(runtime, followed_run.run))[-1] is Kind.CALL_FINISHED
 
         await until(has_outcome)
-        journal = await events(runtime, driven.run)
-        row = await runtime.context.store.run(driven.run)
+        journal = await events(runtime, followed_run.run)
+        row = await runtime.context.store.run(followed_run.run)
     assert (journal[-2].kind, seen[-1].epoch) == (Kind.CANCELLED, None), "its own fence is enough"
     assert (row.state, row.ended_at) == ("cancelled", journal[-2].at)
 
@@ -313,9 +323,9 @@ async def test_a_joined_entry_is_as_old_as_what_follows_in_it(
         return await join(writer, entry)
 
     monkeypatch.setattr(RunWriter, "commit_step_end", late)
-    stub.script("alpha", calling(look("a")))
+    stub.script("alpha", tool_call_reply(look_call("a")))
     async with watched(tmp_path, stub) as (runtime, _):
-        state = (await Talk(runtime).say()).ended.state
+        state = (await Conversation(runtime).take_turn()).ended.state
         (turn,) = [event for event in await events(runtime, state.run) if event.kind is Kind.AWAITING]
     assert turn.body["until"] - turn.at == pytest.approx(state.admitted.limits.tool_wait, abs=DELAY_SECONDS / 2)
 

@@ -10,7 +10,7 @@ import pytest
 from app.core.pool.breaker import ENOUGH_SUCCESSES, FAILURES_IN_A_ROW
 from app.core.run.events import Kind
 from app.process.wiring import Runtime
-from tests.harness.in_process import Outcome, events, finish, narrowed, order, plan_text, pool_text, running_service
+from tests.harness.in_process import Outcome, events, finish, limits_with, order, plan_text, pool_text, running_service
 from tests.stubs import Fail, Hang, ProviderStub, Reply
 
 PLAN = Reply(chunks=(plan_text((0, "Solve it", ["user"])),))
@@ -44,10 +44,10 @@ async def test_an_open_breaker_leads_to_the_fallback_without_a_call(
     async with running_service(tmp_path, pool_text(stub).replace("[workers.planner]\n", quick)) as runtime:
         monkeypatch.setattr(runtime.context.health, "_tick", lambda: 1_000.0)  # no ejection is ever over
         await asyncio.gather(*(run(runtime) for _ in range(FAILURES_IN_A_ROW)))
-        asked = len(stub.of("planner"))
+        asked = len(stub.requests_for("planner"))
         outcome = await run(runtime)
         journal = await events(runtime, outcome.ended.state.run)
-    assert len(stub.of("planner")) == asked
+    assert len(stub.requests_for("planner")) == asked
     assert outcome.ended.answer == "Hello there."
     state = outcome.ended.state
     assert state.degraded
@@ -69,7 +69,7 @@ async def test_one_run_probes_the_conductor_and_brings_it_back(
     monkeypatch.setattr(runtime.context.health, "_tick", lambda: time.monotonic() + 10.0)
     outcomes = await asyncio.gather(*(run(runtime) for _ in range(5)))
     assert {outcome.ended.answer for outcome in outcomes} == {"Hello there."}
-    assert len(stub.of("planner")) == 1
+    assert len(stub.requests_for("planner")) == 1
     assert sum(outcome.ended.state.degraded for outcome in outcomes) == 4
     assert not (await run(runtime)).ended.state.degraded
 
@@ -82,7 +82,7 @@ async def test_a_plan_that_was_not_paid_for_keeps_nobody_from_probing(
         await run(runtime)
     stub.always("planner", PLAN)
     monkeypatch.setattr(runtime.context.health, "_tick", lambda: time.monotonic() + 10.0)
-    poor = order(runtime, "baton-ultra", limits=narrowed(runtime, "baton-ultra", usd=1))
+    poor = order(runtime, "baton-ultra", limits=limits_with(runtime, "baton-ultra", usd=1))
     await finish(await runtime.runs.start(poor))
     assert not (await run(runtime)).ended.state.degraded
 
@@ -91,9 +91,9 @@ async def test_a_bad_plan_is_no_fault_of_the_server_behind_the_conductor(stub: P
     stub.always("planner", Reply(chunks=("I would rather not.",)))
     for _ in range(FAILURES_IN_A_ROW):
         await run(runtime)
-    asked = len(stub.of("planner"))
+    asked = len(stub.requests_for("planner"))
     await run(runtime)
-    assert len(stub.of("planner")) == asked + 2
+    assert len(stub.requests_for("planner")) == asked + 2
 
 
 async def test_a_conductor_that_could_not_plan_in_time_is_not_asked(
@@ -104,9 +104,9 @@ async def test_a_conductor_that_could_not_plan_in_time_is_not_asked(
     )  # all calls seem to last so long
     for _ in range(ENOUGH_SUCCESSES):
         await run(runtime)
-    asked = len(stub.of("planner"))
-    hurried = order(runtime, "baton-ultra", limits=narrowed(runtime, "baton-ultra", seconds=20.0))
+    asked = len(stub.requests_for("planner"))
+    hurried = order(runtime, "baton-ultra", limits=limits_with(runtime, "baton-ultra", seconds=20.0))
     outcome = await finish(await runtime.runs.start(hurried))
     assert outcome.ended.answer == "Hello there."
     assert outcome.ended.state.proposals[0].reasons == ("conductor_no_time",)
-    assert len(stub.of("planner")) == asked
+    assert len(stub.requests_for("planner")) == asked

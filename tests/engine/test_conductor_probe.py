@@ -17,8 +17,8 @@ from app.engine.conductors import probe
 from app.engine.conductors.probe import EVERY
 from app.gateway.app import create_app
 from app.process.wiring import Runtime
-from tests.harness.in_process import Outcome, events, finish, narrowed, order, plan_text, pool_text, running_service
-from tests.harness.waiting import stays, until
+from tests.harness.in_process import Outcome, events, finish, limits_with, order, plan_text, pool_text, running_service
+from tests.harness.waiting import assert_stays, until
 from tests.stubs import Drop, Fail, Hang, ProviderStub, Received, Reply, Stall, Truncate
 
 PLAN = plan_text((0, "Solve it", ["user"]))
@@ -60,7 +60,7 @@ async def watched(stub: ProviderStub, folder: Path, *, price: float = 0, more: s
 
 def probes(stub: ProviderStub) -> list[Received]:
     """Requests for one token."""
-    return [request for request in stub.of("planner") if b"Say ok." in request.body]
+    return [request for request in stub.requests_for("planner") if b"Say ok." in request.body]
 
 
 def is_out(runtime: Runtime) -> bool:
@@ -99,9 +99,9 @@ async def test_a_dead_engine_is_found_without_traffic_and_its_return_too(
             200,
             {"status": "degraded", "checks": {"store": "ok", "queue": "ok", "conductor": "degraded"}},
         )
-        asked = len(stub.of("planner")) - len(probes(stub))
+        asked = len(stub.requests_for("planner")) - len(probes(stub))
         state = (await run(runtime)).ended.state
-        assert len(stub.of("planner")) - len(probes(stub)) == asked, "nobody waits for it"
+        assert len(stub.requests_for("planner")) - len(probes(stub)) == asked, "nobody waits for it"
         assert [(proposal.mode, proposal.outage, proposal.reasons) for proposal in state.proposals] == [
             ("first", True, ("conductor_out",)),
             ("fallback", False, ()),
@@ -149,7 +149,7 @@ async def test_who_works_is_not_asked(stub: ProviderStub, tmp_path: Path) -> Non
 async def test_who_costs_money_is_asked_only_after_it_failed(stub: ProviderStub, tmp_path: Path) -> None:
     async with watched(stub, tmp_path, price=1.0) as runtime:
         await run(runtime)
-        await stays(lambda: probes(stub) == [], seconds=2 * OFTEN + 0.5)
+        await assert_stays(lambda: probes(stub) == [], seconds=2 * OFTEN + 0.5)
         stub.always("planner", Fail(status=500))
         await run(runtime)
         await until(lambda: is_out(runtime))
@@ -168,9 +168,9 @@ async def test_a_refusal_in_good_form_is_a_sign_of_life(stub: ProviderStub, tmp_
 async def test_a_slow_conductor_leaves_the_steps_their_time(stub: ProviderStub, tmp_path: Path) -> None:
     stub.always("planner", Reply(chunks=tuple(PLAN), gap=0.2))
     async with watched(stub, tmp_path, more=", share = 0.05") as runtime:
-        limits = narrowed(runtime, "baton-ultra", seconds=20.0)
-        driven = await runtime.runs.start(order(runtime, "baton-ultra", limits=limits))
-        outcome = await finish(driven)
+        limits = limits_with(runtime, "baton-ultra", seconds=20.0)
+        followed_run = await runtime.runs.start(order(runtime, "baton-ultra", limits=limits))
+        outcome = await finish(followed_run)
         assert (outcome.ended.answer, outcome.ended.state.degraded) == ("Hello there.", True)
         assert outcome.ended.state.proposals[0].reasons == ("worker_timeout",)
 

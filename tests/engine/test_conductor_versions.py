@@ -17,7 +17,7 @@ from app.core.pool.conductor_versions import Change, ChangeKind
 from app.process.wiring import Runtime
 from app.providers.vllm import Management
 from app.store.archive import open_archive
-from tests.harness.in_process import calling, plan_text, pool_text, running_service
+from tests.harness.in_process import client_of, plan_text, pool_text, running_service
 from tests.stubs import Fail, ProviderStub, Reply
 
 PLAN = Reply(chunks=(plan_text((0, "Solve it.", ["user"])),))
@@ -50,7 +50,7 @@ async def test_the_alias_moves_and_the_journal_names_the_version(tmp_path: Path)
     async with ProviderStub() as stub:
         for model in ("planner", "planner@1", "planner@2"):
             stub.always(model, PLAN)
-        async with running_service(tmp_path, pool_text(stub)) as runtime, calling(runtime) as client:
+        async with running_service(tmp_path, pool_text(stub)) as runtime, client_of(runtime) as client:
             assert (await planned(client))[0] == "planner"
             await changed(runtime, ("loaded", "planner@1"), ("shadowed", "planner@1"))
             assert (await planned(client))[0] == "planner"
@@ -79,7 +79,7 @@ async def test_a_canary_conducts_some_runs_and_one_that_fails_ends_in_the_fallba
     async with ProviderStub() as stub:
         stub.always("planner", PLAN)
         stub.always("planner@1", PLAN)
-        async with running_service(tmp_path, pool_text(stub)) as runtime, calling(runtime) as client:
+        async with running_service(tmp_path, pool_text(stub)) as runtime, client_of(runtime) as client:
             await changed(runtime, ("loaded", "planner@1"), ("canary", "planner@1", 0.5))
             models = [(await planned(client))[0] for _ in range(16)]
             assert set(models) == {"planner", "planner@1"}
@@ -97,7 +97,7 @@ async def test_a_shadow_is_asked_what_the_live_conductor_was_asked_and_conducts_
         stub.always("planner", PLAN)
         same, other, none = PLAN, Reply(chunks=(plan_text((1, "Solve it.", ["user"])),)), Reply(chunks=("No idea.",))
         stub.script("planner@1", same, other, none)
-        async with running_service(tmp_path, pool_text(stub)) as runtime, calling(runtime) as client:
+        async with running_service(tmp_path, pool_text(stub)) as runtime, client_of(runtime) as client:
             for _ in range(3):
                 assert (await planned(client))[0] == "planner"
         before = len(stub.requests)

@@ -23,8 +23,8 @@ from app.store.protocol import Appended, Entry, Store
 from app.store.sql import SqlStore
 from app.store.sqlkit.runner import Fault
 from app.telemetry import Telemetry
-from tests.harness.in_process import events, finish, kinds, narrowed, order, plan, pool_text, running_service
-from tests.harness.waiting import PATIENCE_SECONDS, let_others_run, stays, until
+from tests.harness.in_process import events, finish, kinds, limits_with, order, plan, pool_text, running_service
+from tests.harness.waiting import PATIENCE_SECONDS, assert_stays, let_others_run, until
 from tests.stubs import Fail, ProviderStub, Reply
 
 LEASE = 0.6
@@ -59,9 +59,9 @@ def metric(runtime: Runtime, name: str) -> float:
     return float(next(line.rpartition(" ")[2] for line in lines if line.startswith(f"{name} ")))
 
 
-async def came_to(runtime: Runtime, driven: FollowedRun) -> list[str | None]:
+async def came_to(runtime: Runtime, followed_run: FollowedRun) -> list[str | None]:
     """What the calls came to, in the order in which they were made."""
-    return [call.outcome for call in fold(await events(runtime, driven.run)).calls.values()]
+    return [call.outcome for call in fold(await events(runtime, followed_run.run)).calls.values()]
 
 
 @pytest.mark.parametrize("streams", [False, True])
@@ -72,15 +72,17 @@ async def test_a_run_outlives_an_outage_longer_than_its_lease(
     monkeypatch.setattr(claimed_step, "HEALTH_WAIT_SECONDS", 3600.0)
     stub.script("alpha", Reply(header_delay=0.3))
     async with running_service(tmp_path, pool_text(stub), SETTINGS) as runtime:
-        driven = await runtime.runs.start(order(runtime, "baton-mini", plan=CHAIN, streams=streams))
+        followed_run = await runtime.runs.start(order(runtime, "baton-mini", plan=CHAIN, streams=streams))
         await stub.wait_for(1, "alpha")
         with away(runtime):
             await until(lambda: metric(runtime, "baton_outcomes_waiting") == 1)
             assert metric(runtime, "baton_outcomes_waiting_bytes") > 0
-            await stays(lambda: stub.of("beta") == [], seconds=2 * LEASE)  # no call is made that cannot be recorded
-        outcome = await finish(driven)
+            await assert_stays(
+                lambda: stub.requests_for("beta") == [], seconds=2 * LEASE
+            )  # no call is made that cannot be recorded
+        outcome = await finish(followed_run)
         assert (outcome.ended.error, outcome.ended.answer) == (None, "Hello there.")
-        assert await came_to(runtime, driven) == ["ok", "ok"]
+        assert await came_to(runtime, followed_run) == ["ok", "ok"]
         assert metric(runtime, "baton_outcomes_waiting") == 0
 
 
@@ -110,13 +112,13 @@ async def test_the_outcome_of_a_failed_call_is_kept_too_and_its_step_goes_on(
 ) -> None:
     stub.script("alpha", Fail(status=500, delay=0.2))
     async with running_service(tmp_path, pool_text(stub), SETTINGS) as runtime:
-        driven = await runtime.runs.start(order(runtime, "baton-mini"))
+        followed_run = await runtime.runs.start(order(runtime, "baton-mini"))
         await stub.wait_for(1, "alpha")
         with away(runtime):
             await until(lambda: metric(runtime, "baton_outcomes_waiting") == 1)
-            await stays(lambda: len(stub.requests) == 1, seconds=LEASE)
-        assert (await finish(driven)).ended.error is None
-        assert await came_to(runtime, driven) == ["error", "ok"]
+            await assert_stays(lambda: len(stub.requests) == 1, seconds=LEASE)
+        assert (await finish(followed_run)).ended.error is None
+        assert await came_to(runtime, followed_run) == ["error", "ok"]
 
 
 async def test_a_planning_call_goes_on_and_is_settled(stub: ProviderStub, tmp_path: Path) -> None:
@@ -124,13 +126,13 @@ async def test_a_planning_call_goes_on_and_is_settled(stub: ProviderStub, tmp_pa
         "planner", Reply(chunks=('{"steps": [{"worker": 0, "subtask": "Do.", "access": ["user"]}]}',), header_delay=0.3)
     )
     async with running_service(tmp_path, pool_text(stub), SETTINGS) as runtime:
-        driven = await runtime.runs.start(order(runtime, "baton-ultra"))
+        followed_run = await runtime.runs.start(order(runtime, "baton-ultra"))
         await stub.wait_for(1, "planner")
         with away(runtime):
             await asyncio.sleep(2 * LEASE)
-        assert (await finish(driven)).ended.error is None
-        assert await came_to(runtime, driven) == ["ok", "ok"]
-        assert not (await runtime.context.store.run(driven.run)).degraded
+        assert (await finish(followed_run)).ended.error is None
+        assert await came_to(runtime, followed_run) == ["ok", "ok"]
+        assert not (await runtime.context.store.run(followed_run.run)).degraded
 
 
 async def test_an_outage_beyond_the_deadline_ends_the_run_as_expired(
@@ -140,14 +142,14 @@ async def test_an_outage_beyond_the_deadline_ends_the_run_as_expired(
     monkeypatch.setattr(driver, "QUIESCE_SECONDS", 0.1)
     stub.script("alpha", Reply(header_delay=0.3))
     async with running_service(tmp_path, pool_text(stub), SETTINGS) as runtime:
-        limits = narrowed(runtime, "baton-mini", seconds=2.0)
-        driven = await runtime.runs.start(order(runtime, "baton-mini", plan=CHAIN, limits=limits))
+        limits = limits_with(runtime, "baton-mini", seconds=2.0)
+        followed_run = await runtime.runs.start(order(runtime, "baton-mini", plan=CHAIN, limits=limits))
         await stub.wait_for(1, "alpha")
         with away(runtime):
             await until(lambda: len(runtime.drivers) == 0, what="the driver has given its run up")
-        assert (await finish(driven)).ended.state.state == "expired"
-        assert await came_to(runtime, driven) == ["ok"]
-        assert stub.of("beta") == []
+        assert (await finish(followed_run)).ended.state.state == "expired"
+        assert await came_to(runtime, followed_run) == ["ok"]
+        assert stub.requests_for("beta") == []
 
 
 async def test_what_others_hold_is_left_to_them_for_a_lease_after_the_return(
@@ -156,16 +158,16 @@ async def test_what_others_hold_is_left_to_them_for_a_lease_after_the_return(
     """Nobody could prolong anything, so everything has lapsed: whoever is back first must not take it all."""
     stub.always("alpha", Reply(header_delay=4 * LEASE))
     async with running_service(tmp_path, pool_text(stub), SETTINGS) as first:
-        driven = await first.runs.start(order(first, "baton-mini"))
+        followed_run = await first.runs.start(order(first, "baton-mini"))
         await stub.wait_for(1, "alpha")
         async with running_service(tmp_path, pool_text(stub), SETTINGS) as second:
             with away(first):
                 with away(second):
                     await asyncio.sleep(2 * LEASE)
                 await asyncio.sleep(LEASE / 3)  # it comes back last, though it has more to lose
-            assert (await finish(driven)).ended.error is None
-            assert await came_to(first, driven) == ["ok"]
-            assert (await first.context.store.run(driven.run)).epoch == 1
+            assert (await finish(followed_run)).ended.error is None
+            assert await came_to(first, followed_run) == ["ok"]
+            assert (await first.context.store.run(followed_run.run)).epoch == 1
         assert len(stub.requests) == 1
 
 
@@ -195,9 +197,9 @@ async def test_a_drivers_entry_that_was_committed_unheard_is_not_written_twice(
         seen = await commit_and_pretend(
             runtime, monkeypatch, lambda entry: entry.new is None and entry.move is None and bool(entry.events)
         )
-        driven = await runtime.runs.start(order(runtime, tier))
-        assert (await finish(driven)).ended.error is None
-        journal = kinds(await events(runtime, driven.run))
+        followed_run = await runtime.runs.start(order(runtime, tier))
+        assert (await finish(followed_run)).ended.error is None
+        journal = kinds(await events(runtime, followed_run.run))
         once = (Kind.PLAN_ACCEPTED, Kind.STEP_QUEUED, Kind.STEP_DONE, Kind.SUCCEEDED)
         assert [journal.count(kind) for kind in once] == [1] * len(once)
         assert bool(seen) == (tier == "baton-ultra")
@@ -215,10 +217,10 @@ async def test_an_outcome_that_was_committed_unheard_is_not_written_twice(
 
     async with running_service(tmp_path, pool_text(stub), SETTINGS) as runtime:
         seen = await commit_and_pretend(runtime, monkeypatch, next_intent)
-        driven = await runtime.runs.start(order(runtime, "baton-mini"))
-        assert (await finish(driven)).ended.error is None
+        followed_run = await runtime.runs.start(order(runtime, "baton-mini"))
+        assert (await finish(followed_run)).ended.error is None
         assert len(seen) == 1
-        assert await came_to(runtime, driven) == ["error", "unknown", "ok"]
+        assert await came_to(runtime, followed_run) == ["error", "unknown", "ok"]
         assert len(stub.requests) == 2
 
 

@@ -14,7 +14,7 @@ from app.errors import NotFound
 from app.process.wiring import Runtime
 from app.store.protocol import Entry, Ledger, Move
 from tests.harness.ends import end_of
-from tests.harness.in_process import events, finish, kinds, narrowed, order, plan, pool_text, running_service
+from tests.harness.in_process import events, finish, kinds, limits_with, order, plan, pool_text, running_service
 from tests.harness.waiting import until
 from tests.stubs import ProviderStub, Reply, Stall
 
@@ -40,39 +40,39 @@ async def die(runtime: Runtime, run: str, times: int, *, with_intent: bool = Fal
         await store.append(Entry(run, now, intent, move=move, hold=Ledger(5, 7) if with_intent else Ledger()))
 
 
-async def ended(runtime: Runtime, driven: FollowedRun) -> str:
+async def ended(runtime: Runtime, followed_run: FollowedRun) -> str:
     """Let the dispatcher work; the state in which the run ends, and why."""
     stopping = asyncio.Event()
     async with asyncio.TaskGroup() as group:
         group.create_task(runtime.dispatcher.run(stopping))
-        outcome = (await finish(driven)).ended
+        outcome = (await finish(followed_run)).ended
         stopping.set()
     return f"{outcome.state.state} {end_of(outcome.state).error}".strip()
 
 
 async def test_a_step_that_silences_its_dispatchers_is_given_up(stub: ProviderStub, tmp_path: Path) -> None:
     async with silent_house(stub, tmp_path) as runtime:
-        driven = await runtime.runs.start(order(runtime, "baton-mini"))
-        await die(runtime, driven.run, MOST_DELIVERIES - 1)
-        await die(runtime, driven.run, 1, with_intent=True)
-        assert await ended(runtime, driven) == "failed dead_letter"
+        followed_run = await runtime.runs.start(order(runtime, "baton-mini"))
+        await die(runtime, followed_run.run, MOST_DELIVERIES - 1)
+        await die(runtime, followed_run.run, 1, with_intent=True)
+        assert await ended(runtime, followed_run) == "failed dead_letter"
         assert stub.requests == []
-        journal = await events(runtime, driven.run)
+        journal = await events(runtime, followed_run.run)
         tail = [(event.kind, event.body) for event in journal if event.kind in (Kind.CALL_FINISHED, Kind.STEP_FAILED)]
         assert [kind for kind, _ in tail] == [Kind.CALL_FINISHED, Kind.STEP_FAILED]
         assert (tail[0][1]["call"], tail[0][1]["outcome"], tail[0][1]["usd"]) == ("call_0", "unknown", 5)
         assert tail[1][1] == {"n": 0, "error": "dead_letter", "deliveries": MOST_DELIVERIES}
-        row = await runtime.context.store.run(driven.run)
+        row = await runtime.context.store.run(followed_run.run)
         assert (row.held, row.spent) == (Ledger(), Ledger(5, 7))
-        assert await runtime.context.store.due(driven.run, 0) is None
+        assert await runtime.context.store.due(followed_run.run, 0) is None
         assert b'baton_dead_letters_total{tier="baton-mini"} 1.0' in runtime.context.telemetry.exposition()
 
 
 async def test_one_dispatcher_less_and_the_step_is_tried_again(stub: ProviderStub, tmp_path: Path) -> None:
     async with silent_house(stub, tmp_path) as runtime:
-        driven = await runtime.runs.start(order(runtime, "baton-mini"))
-        await die(runtime, driven.run, MOST_DELIVERIES - 1)
-        assert await ended(runtime, driven) == "succeeded"
+        followed_run = await runtime.runs.start(order(runtime, "baton-mini"))
+        await die(runtime, followed_run.run, MOST_DELIVERIES - 1)
+        assert await ended(runtime, followed_run) == "succeeded"
 
 
 async def test_other_runs_and_steps_go_on(stub: ProviderStub, tmp_path: Path) -> None:
@@ -104,14 +104,14 @@ async def test_steps_that_were_lost_together_are_executed_one_by_one_before_one_
         stub.always(worker, Reply(fault=Stall(seconds=let_go)))
     async with silent_house(stub, tmp_path) as runtime:
         pair = plan(("alpha", "Live.", ["user"]), ("beta", "Die.", ["user"]))
-        driven = await runtime.runs.start(order(runtime, "baton-mini", plan=pair))
+        followed_run = await runtime.runs.start(order(runtime, "baton-mini", plan=pair))
         for step in (0, 1):
-            await die(runtime, driven.run, MOST_DELIVERIES - 1, step=step)
+            await die(runtime, followed_run.run, MOST_DELIVERIES - 1, step=step)
         async with asyncio.TaskGroup() as group:
-            ending = group.create_task(ended(runtime, driven))
+            ending = group.create_task(ended(runtime, followed_run))
             await until(lambda: stub.requests and (returned or len(stub.requests) > 1))
             assert (len(returned), len(stub.requests)) == (1, 1)
-            postponed = await runtime.context.store.due(driven.run, returned[0])
+            postponed = await runtime.context.store.due(followed_run.run, returned[0])
             assert postponed is not None
             assert postponed.holder == f"dead-{MOST_DELIVERIES - 2}", "nobody has claimed it"
             let_go.set()
@@ -129,8 +129,8 @@ async def test_the_claim_comes_before_what_could_kill_again(
 
     monkeypatch.setattr("app.engine.steps.execution.look", fatal)
     async with silent_house(stub, tmp_path) as runtime:
-        driven = await runtime.runs.start(order(runtime, "baton-mini", limits=narrowed(runtime, "baton-mini")))
-        assert await ended(runtime, driven) == "failed dead_letter"
+        followed_run = await runtime.runs.start(order(runtime, "baton-mini", limits=limits_with(runtime, "baton-mini")))
+        assert await ended(runtime, followed_run) == "failed dead_letter"
 
 
 async def test_erased_content_fails_the_step_at_once(
@@ -141,5 +141,5 @@ async def test_erased_content_fails_the_step_at_once(
 
     monkeypatch.setattr("app.engine.steps.execution.look", erased)
     async with silent_house(stub, tmp_path) as runtime:
-        driven = await runtime.runs.start(order(runtime, "baton-mini"))
-        assert await ended(runtime, driven) == "failed content_erased"
+        followed_run = await runtime.runs.start(order(runtime, "baton-mini"))
+        assert await ended(runtime, followed_run) == "failed content_erased"

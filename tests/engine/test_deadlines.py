@@ -13,7 +13,7 @@ from app.engine.calls.attempt import SPARE_CHARS, TOKEN_CHARS
 from app.process.wiring import Runtime
 from app.providers.adapters.openai import OpenAIProvider
 from app.providers.protocol import Request
-from tests.harness.in_process import events, finish, narrowed, of, order, plan, pool_text, running_service
+from tests.harness.in_process import bodies_of, events, finish, limits_with, order, plan, pool_text, running_service
 from tests.harness.waiting import until
 from tests.stubs import Hang, ProviderStub, Reply, Stall, Trickle
 from tests.stubs.script import Behaviour
@@ -36,7 +36,7 @@ async def test_a_worker_that_says_nothing_in_time_is_replaced(
     outcome = await finish(await runtime.runs.start(order(runtime, "baton-mini", streams=streams)))
     assert outcome.ended.answer == "Hello there."
     assert [call.outcome for call in outcome.ended.state.calls.values()] == ["error", "ok"]
-    await until(lambda: all(received.disconnected_at is not None for received in stub.of("alpha")))
+    await until(lambda: all(received.disconnected_at is not None for received in stub.requests_for("alpha")))
 
 
 @pytest.mark.parametrize("tier", ["baton-mini", "baton-ultra"])
@@ -47,7 +47,7 @@ async def test_a_fresh_process_begins_nothing_that_the_pool_file_says_is_in_vain
     async with running_service(tmp_path, slow) as runtime:
         ended = []
         for seconds in (4.0, 20.0):
-            limits = narrowed(runtime, tier, seconds=seconds)
+            limits = limits_with(runtime, tier, seconds=seconds)
             outcome = await finish(await runtime.runs.start(order(runtime, tier, limits=limits)))
             ended.append((outcome.ended.state.state, bool(outcome.ended.state.calls)))
     assert ended == [("expired", False), ("succeeded", True)]
@@ -74,7 +74,7 @@ async def test_a_worker_with_plain_deadlines_leaves_the_run_time_for_another(
     stub.always("beta", Hang())
     wanted = plan(("beta", "", ["user"]))
     async with running_service(tmp_path, pool_text(stub)) as runtime:
-        limits = narrowed(runtime, "baton-mini", seconds=5.0)
+        limits = limits_with(runtime, "baton-mini", seconds=5.0)
         ordered = order(runtime, "baton-mini", limits=limits, plan=wanted, streams=streams)
         outcome = await finish(await runtime.runs.start(ordered))
     assert outcome.ended.answer == "Hello there."
@@ -83,9 +83,9 @@ async def test_a_worker_with_plain_deadlines_leaves_the_run_time_for_another(
 
 async def test_a_worker_that_says_more_than_it_was_granted_is_cut_off(stub: ProviderStub, runtime: Runtime) -> None:
     stub.always("alpha", Reply(chunks=("x" * 30_000,) * 10, fault=Stall(after="close")))
-    limits = narrowed(runtime, "baton-mini", output_tokens=16)
+    limits = limits_with(runtime, "baton-mini", output_tokens=16)
     outcome = await finish(await runtime.runs.start(order(runtime, "baton-mini", limits=limits, streams=True)))
-    finished = of(await events(runtime, outcome.ended.state.run), Kind.CALL_FINISHED)
+    finished = bodies_of(await events(runtime, outcome.ended.state.run), Kind.CALL_FINISHED)
     assert finished[0]["error"] == "worker_malformed", "if it came in one read, nobody received it, and beta answers"
     assert len("".join(outcome.texts)) <= 16 * TOKEN_CHARS + SPARE_CHARS
     await until(lambda: stub.requests[0].disconnected_at is not None)
@@ -134,7 +134,7 @@ async def test_a_reply_that_is_brief_is_asked_for_whole(
     stub: ProviderStub, runtime: Runtime, tokens: int, streams: bool
 ) -> None:
     """Of a long one that nobody receives as it comes a stream is asked for: it shows that its worker is not silent."""
-    limits = narrowed(runtime, "baton-mini", output_tokens=tokens)
+    limits = limits_with(runtime, "baton-mini", output_tokens=tokens)
     outcome = await finish(await runtime.runs.start(order(runtime, "baton-mini", limits=limits)))
     assert outcome.texts == [outcome.ended.answer]
     assert [request.json.get("stream", False) for request in stub.requests] == [streams]

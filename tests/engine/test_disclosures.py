@@ -11,7 +11,7 @@ from app.gateway.http.api_keys import mint
 from app.process.wiring import Runtime
 from app.store.protocol import CONTENT_READ, AdminEventQuery, DisclosureQuery, RunQuery
 from tests.engine.recorded_disclosures import play
-from tests.harness.in_process import ask, calling, finish, order, plan_text, plans, speak
+from tests.harness.in_process import ask, client_of, finish, order, plan_text, script_answers, script_plans
 from tests.stubs import Fail, ProviderStub
 
 CHAIN = plan_text((0, "Draft it", ["user"]), (1, "Check it", [0]), (2, "Answer it", ["user", 1]))
@@ -31,8 +31,8 @@ async def test_the_ledger_is_what_a_provider_received(runtime: Runtime, stub: Pr
 async def test_one_request_says_who_saw_the_callers_words_or_a_steps_output_and_why(
     runtime: Runtime, stub: ProviderStub, client: httpx.AsyncClient
 ) -> None:
-    speak(stub)
-    plans(stub, CHAIN)
+    script_answers(stub)
+    script_plans(stub, CHAIN)
     run = (await ask(client, model="baton-ultra")).headers["x-baton-run"]
     draft, check, answer = sorted(await rows(client, run=run, recipient_kind="worker"), key=lambda row: row["step"])
     assert [row["saw"] for row in (draft, check, answer)] == [
@@ -66,7 +66,7 @@ async def test_one_request_says_who_saw_the_callers_words_or_a_steps_output_and_
 async def test_a_replacement_has_a_row_of_its_own_with_the_reason(
     stub: ProviderStub, client: httpx.AsyncClient
 ) -> None:
-    speak(stub)
+    script_answers(stub)
     stub.script("alpha", Fail(status=500), Fail(status=500))
     run = (await ask(client)).headers["x-baton-run"]
     *failed, last = await rows(client, run=run, order="asc")
@@ -76,7 +76,7 @@ async def test_a_replacement_has_a_row_of_its_own_with_the_reason(
 
 
 async def test_pages_lines_and_csv_have_the_same_rows(stub: ProviderStub, client: httpx.AsyncClient) -> None:
-    speak(stub)
+    script_answers(stub)
     for _ in range(3):
         await ask(client, user="ann")
     first = (await client.get("/v1/disclosures", params={"limit": 2})).json()
@@ -98,7 +98,7 @@ async def test_pages_lines_and_csv_have_the_same_rows(stub: ProviderStub, client
 async def test_an_erasure_takes_the_users_name_and_leaves_the_row(
     stub: ProviderStub, client: httpx.AsyncClient
 ) -> None:
-    speak(stub)
+    script_answers(stub)
     run = (await ask(client, user="ann")).headers["x-baton-run"]
     assert (await client.delete(f"/v1/runs/{run}")).status_code == 200
     [row] = await rows(client, run=run)
@@ -120,8 +120,8 @@ async def test_runs_from_before_the_ledger_are_derived_and_doing_it_again_adds_n
 
 
 async def test_a_key_without_the_scope_and_another_tenant_see_nothing(runtime: Runtime, stub: ProviderStub) -> None:
-    speak(stub)
-    async with calling(runtime) as client:
+    script_answers(stub)
+    async with client_of(runtime) as client:
         await ask(client)
         refused = await client.get("/v1/disclosures", params={"tenant": "other"})
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tenant")
@@ -137,8 +137,8 @@ async def listed(client: httpx.AsyncClient, worker: str) -> list[str]:
 async def test_runs_of_a_worker_are_those_in_which_it_was_sent_something(
     runtime: Runtime, stub: ProviderStub, client: httpx.AsyncClient
 ) -> None:
-    speak(stub)
-    plans(stub, CHAIN)
+    script_answers(stub)
+    script_plans(stub, CHAIN)
     planned = (await ask(client, model="baton-ultra")).headers["x-baton-run"]
     assert await listed(client, "planner") == [planned]
     stub.always("alpha", Fail(status=500))
@@ -153,7 +153,7 @@ async def test_runs_of_a_worker_are_those_in_which_it_was_sent_something(
 async def test_runs_from_before_the_ledger_are_listed_by_the_workers_of_their_plans(
     runtime: Runtime, stub: ProviderStub, client: httpx.AsyncClient
 ) -> None:
-    speak(stub)
+    script_answers(stub)
     run = (await ask(client)).headers["x-baton-run"]
     await runtime.context.store._write(  # type: ignore[attr-defined]
         lambda conn: conn.exec_driver_sql("DELETE FROM disclosures")
@@ -165,7 +165,7 @@ async def test_runs_from_before_the_ledger_are_listed_by_the_workers_of_their_pl
 async def test_reading_the_content_of_others_is_logged_and_polling_ones_own_is_not(
     runtime: Runtime, stub: ProviderStub, client: httpx.AsyncClient
 ) -> None:
-    speak(stub)
+    script_answers(stub)
     store = runtime.gateway.store
     made = (await client.post("/v1/responses", json={"model": "baton-mini", "input": "Hello?"})).json()["id"]
     run = made.removeprefix("resp_")

@@ -40,7 +40,7 @@ async def test_an_answer_off_form_is_repaired_once_with_its_faults(stub: Provide
     stub.script("alpha", BAD, GOOD)
     outcome = await finish(await runtime.runs.start(asked(runtime, LOOSE)))
     assert json.loads(outcome.ended.answer) == {"x": 7}
-    first, second = stub.of("alpha")
+    first, second = stub.requests_for("alpha")
     assert "JSON schema" in first.json["messages"][-1]["content"]
     told = [message["content"] for message in second.json["messages"]]
     assert told[-2] == "Seven!"
@@ -54,7 +54,7 @@ async def test_another_worker_is_asked_when_the_repair_fails(stub: ProviderStub,
     stub.always("beta", GOOD)
     outcome = await finish(await runtime.runs.start(asked(runtime, LOOSE)))
     assert json.loads(outcome.ended.answer) == {"x": 7}
-    assert "Seven!" not in str(stub.of("beta")[0].json)
+    assert "Seven!" not in str(stub.requests_for("beta")[0].json)
 
 
 @pytest.mark.parametrize("streams", [True, False])
@@ -116,8 +116,8 @@ async def test_only_the_answering_step_is_asked_for_the_form(stub: ProviderStub,
     chosen = plan(("alpha", "Think.", ["user"]), ("beta", "", ["user", 0]))
     outcome = await finish(await runtime.runs.start(asked(runtime, STRICT, "baton-ultra", plan=chosen)))
     assert outcome.ended.error is None
-    assert "response_format" not in stub.of("alpha")[0].json
-    assert "response_format" in stub.of("beta")[0].json
+    assert "response_format" not in stub.requests_for("alpha")[0].json
+    assert "response_format" in stub.requests_for("beta")[0].json
 
 
 async def test_an_answer_that_was_cut_off_is_passed_on_as_it_is(stub: ProviderStub, runtime: Runtime) -> None:

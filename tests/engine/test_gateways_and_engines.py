@@ -19,11 +19,12 @@ from app.process.wiring import Runtime
 from app.stepqueue.protocol import AGAIN, WHOLE_RUN, Live, Ticket
 from app.stepqueue.redis import RedisQueue
 from app.store.protocol import UNDECIDED, Appended, Entry, Ledger, Move, RunQuery
-from tests.harness.conversations import Talk, calling, look
+from tests.harness.conversations import Conversation, look_call, tool_call_reply
 from tests.harness.in_process import (
     LONG_LEASE,
     Outcome,
     ask,
+    client_of,
     events,
     finish,
     kinds,
@@ -32,7 +33,6 @@ from tests.harness.in_process import (
     pool_text,
     running_service,
 )
-from tests.harness.in_process import calling as http_calling
 from tests.harness.waiting import PATIENCE_SECONDS, until
 from tests.stubs import Hang, ProviderStub, Reply
 
@@ -107,10 +107,10 @@ async def test_the_words_of_an_answer_are_sent_to_the_gateway_as_they_come(
 async def test_a_next_turn_goes_to_the_engine_that_holds_the_state_of_the_run(
     stub: ProviderStub, tmp_path: Path, redis_url: str
 ) -> None:
-    stub.script("alpha", calling(look("a")), Reply(chunks=("It is 42.",)))
+    stub.script("alpha", tool_call_reply(look_call("a")), Reply(chunks=("It is 42.",)))
     async with two(tmp_path, stub, redis_url) as both:
-        talk = Talk(both.gateway)
-        talk.answer(await talk.say(), "A")
+        conversation = Conversation(both.gateway)
+        conversation.add_results(await conversation.take_turn(), "A")
         await until(lambda: not len(both.engine.drivers))
         both.written["gateway"].clear()
         reads: list[str] = []
@@ -126,7 +126,7 @@ async def test_a_next_turn_goes_to_the_engine_that_holds_the_state_of_the_run(
 
         both.engine.context.store.step_input = noted  # type: ignore[method-assign, assignment]
         both.engine.context.store.journal = also  # type: ignore[method-assign, assignment]
-        outcome = await talk.say()
+        outcome = await conversation.take_turn()
     assert outcome.ended.answer == "It is 42."
     assert both.written["gateway"] == [[Kind.RESUMED, Kind.STEP_RESULTS]]
     assert reads == [], "the engine has folded the run's former turns already"
@@ -195,7 +195,7 @@ async def test_gateways_count_together_the_runs_that_wait_for_an_engine(stub: Pr
     async with (
         running_service(tmp_path, pool_text(stub), settings, drives=False) as gateway,
         running_service(tmp_path, pool_text(stub), settings, drives=False) as other,
-        http_calling(other) as client,
+        client_of(other) as client,
     ):
         waiting = [await gateway.runs.start(replace(order(gateway, "baton-mini"), tenant="acme")) for _ in range(2)]
 
@@ -209,7 +209,7 @@ async def test_gateways_count_together_the_runs_that_wait_for_an_engine(stub: Pr
         assert len(await other.context.store.runs(RunQuery())) == 2
         waiting.append(await other.runs.start(order(other, "baton-mini")))  # another tenant has its share
         async with running_service(tmp_path, pool_text(stub), settings):
-            assert [(await finish(driven)).ended.error for driven in waiting] == [None, None, None]
+            assert [(await finish(followed_run)).ended.error for followed_run in waiting] == [None, None, None]
 
             async def answered() -> bool:
                 return (await ask(client)).status_code == 200
@@ -241,8 +241,8 @@ async def test_a_flood_of_one_tenant_does_not_keep_anothers_run_waiting(
         flood.append(await begin("flood"))
         engine.runs.cancel(first.run, "caller")
         assert (await finish(small)).ended.error is None
-        assert [(await finish(driven)).ended.error for driven in flood] == [None] * 31
-        asked = [str(sent.json["messages"][-1]["content"]) for sent in stub.of("alpha")]
+        assert [(await finish(followed_run)).ended.error for followed_run in flood] == [None] * 31
+        asked = [str(sent.json["messages"][-1]["content"]) for sent in stub.requests_for("alpha")]
     assert len(asked) == 33
     assert asked.index("small") <= 1 + 2 + 1, "the one that held the slot, one for each tenant, and one that was found"
 
@@ -292,7 +292,7 @@ async def test_a_run_stops_whose_caller_has_left_its_gateway(
     """A disconnect is a wish in the journal, so that it needs no queue."""
     stub.always("alpha", Hang())
     async with two(tmp_path, stub, redis_url) as both:
-        driven = await both.run()
+        followed_run = await both.run()
         await stub.wait_for(1, "alpha")
         if not queue:
 
@@ -302,14 +302,14 @@ async def test_a_run_stops_whose_caller_has_left_its_gateway(
                 raise QueueUnavailable
 
             monkeypatch.setattr(RedisQueue, "publish", away)
-        both.gateway.runs.leave(driven)
+        both.gateway.runs.leave(followed_run)
 
         async def ended() -> bool:
-            return (await both.engine.context.store.run(driven.run)).ended_at is not None
+            return (await both.engine.context.store.run(followed_run.run)).ended_at is not None
 
         await until(ended)
-        assert (await both.engine.context.store.run(driven.run)).state == "cancelled"
-        journal = await events(both.engine, driven.run)
+        assert (await both.engine.context.store.run(followed_run.run)).state == "cancelled"
+        journal = await events(both.engine, followed_run.run)
     (wish,) = [event for event in journal if event.kind is Kind.CANCEL_ASKED]
     assert wish.body == {"by": "client"}
     assert journal[-1].at - wish.at < 2.0
@@ -341,24 +341,24 @@ async def outcomes_after_a_takeover(stub: ProviderStub, tmp_path: Path, **more: 
     lasted for a long time."""
     settings = {"BATON_LEASE_SECONDS": "60"} | more
     async with running_service(tmp_path, pool_text(stub), settings, dispatches=False, audits=False) as engine:
-        driven = await engine.runs.start(order(engine, "baton-mini", on_disconnect="finish"))
+        followed_run = await engine.runs.start(order(engine, "baton-mini", on_disconnect="finish"))
         store, now = engine.context.store, engine.context.now()
-        due = await store.due(driven.run, 0)
+        due = await store.due(followed_run.run, 0)
         assert due is not None
         body = {"call": "call_0", "n": 0, "worker": "alpha", "access": ["user"], "usd_held": 5, "tokens_held": 7}
         move = Move(0, "take", version=due.version, holder="dead", until=now + 3600.0)
         intent = (fact_from_json(Kind.CALL_INTENDED, body),)
-        await store.append(Entry(driven.run, now, intent, move=move, hold=Ledger(5, 7)))
+        await store.append(Entry(followed_run.run, now, intent, move=move, hold=Ledger(5, 7)))
     with sqlite3.connect(tmp_path / "baton.db", timeout=PATIENCE_SECONDS) as database:  # its engine has died
-        database.execute("UPDATE runs SET driver = 'dead', lease_until = 0 WHERE id = ?", (driven.run,))
+        database.execute("UPDATE runs SET driver = 'dead', lease_until = 0 WHERE id = ?", (followed_run.run,))
     database.close()
     async with running_service(tmp_path, pool_text(stub), settings, audits=False) as heir:
 
         async def ended() -> bool:
-            return (await heir.context.store.run(driven.run)).ended_at is not None
+            return (await heir.context.store.run(followed_run.run)).ended_at is not None
 
         await until(ended)
-        journal = await events(heir, driven.run)
+        journal = await events(heir, followed_run.run)
     return [event.body["outcome"] for event in journal if event.kind is Kind.CALL_FINISHED]
 
 
@@ -384,16 +384,16 @@ async def test_a_late_ticket_takes_no_run_from_an_engine_that_drives_it(stub: Pr
         running_service(tmp_path, pool_text(stub), settings) as engine,
         running_service(tmp_path, pool_text(stub), settings) as other,
     ):
-        driven = await engine.runs.start(order(engine, "baton-mini"))
+        followed_run = await engine.runs.start(order(engine, "baton-mini"))
         await stub.wait_for(1, "alpha")
         taken = asyncio.Event()
 
         async def forget(_ticket: Ticket) -> None:
             taken.set()
 
-        other.drivers.take_soon(Ticket(driven.run, WHOLE_RUN, "baton-mini", "", 1, AGAIN), forget)
+        other.drivers.take_soon(Ticket(followed_run.run, WHOLE_RUN, "baton-mini", "", 1, AGAIN), forget)
         await taken.wait()
-        row = await other.context.store.run(driven.run)
-        assert (row.epoch, other.drivers.known(driven.run)) == (1, None)
-        engine.runs.cancel(driven.run, "caller")
-        assert (await finish(driven)).ended.state.state == "cancelled"
+        row = await other.context.store.run(followed_run.run)
+        assert (row.epoch, other.drivers.known(followed_run.run)) == (1, None)
+        engine.runs.cancel(followed_run.run, "caller")
+        assert (await finish(followed_run)).ended.state.state == "cancelled"

@@ -23,7 +23,7 @@ from app.gateway.http.connection import Connection
 from app.process.wiring import Runtime
 from app.store.protocol import Held
 from app.store.sql import SqlStore
-from tests.harness.callers import body, key_of
+from tests.harness.callers import add_key, body
 from tests.harness.in_process import finish, order, plan, pool_text, running_service
 from tests.harness.stand_ins import serving
 from tests.harness.waiting import PATIENCE_SECONDS, until
@@ -79,7 +79,7 @@ async def test_an_idle_stream_holds_little(tmp_path: Path, traced: None) -> None
         ProviderStub() as stub,
         running_service(tmp_path, pool_text(stub), drives=False, audits=False) as runtime,
     ):
-        key = await key_of(runtime)
+        key = await add_key(runtime)
         asked = orjson.dumps(body(stream=True, baton={"plan": plan(("alpha", "one", ["user"]))}))
         head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: baton\r\nauthorization: Bearer {key}\r\n"
         request = f"{head}content-length: {len(asked)}\r\n\r\n".encode() + asked
@@ -95,12 +95,12 @@ async def test_an_idle_stream_holds_little(tmp_path: Path, traced: None) -> None
 async def test_so_does_a_call(stub: ProviderStub, runtime: Runtime) -> None:
     gc.collect()  # attempts of earlier tests
     stub.always("*", Hang())
-    driven = await runtime.runs.start(order(runtime, "baton-ultra", plan=plan(("alpha", "one", ["user"]))))
+    followed_run = await runtime.runs.start(order(runtime, "baton-ultra", plan=plan(("alpha", "one", ["user"]))))
     await stub.wait_for()
     [attempt] = _all(Attempt)
     assert len(vars(attempt)) <= SHARED
-    runtime.runs.cancel(driven.run, "client")
-    await finish(driven)
+    runtime.runs.cancel(followed_run.run, "client")
+    await finish(followed_run)
 
 
 async def test_renewing_holds_nothing_until_the_next_time(
@@ -115,11 +115,11 @@ async def test_renewing_holds_nothing_until_the_next_time(
 
     monkeypatch.setattr(SqlStore, "renew_claims", kept)
     stub.always("*", Hang())
-    driven = await runtime.runs.start(order(runtime, "baton-ultra", plan=plan(("alpha", "one", ["user"]))))
+    followed_run = await runtime.runs.start(order(runtime, "baton-ultra", plan=plan(("alpha", "one", ["user"]))))
     await renewed.wait()
     await until(lambda: not _all(Held))
-    runtime.runs.cancel(driven.run, "client")
-    await finish(driven)
+    runtime.runs.cancel(followed_run.run, "client")
+    await finish(followed_run)
 
 
 def test_so_does_an_empty_mailbox(traced: None) -> None:

@@ -13,13 +13,12 @@ from app.core.run.events import CallIntended, Kind, PlanRejected, PlanStep, Step
 from app.core.run.visibility import labels_in_run
 from app.errors import InvalidRequest
 from app.process.wiring import Runtime
-from tests.harness.conversations import Talk, look
-from tests.harness.conversations import calling as calling_tools
+from tests.harness.conversations import Conversation, look_call, tool_call_reply
 from tests.harness.in_process import (
     Outcome,
     events,
     finish,
-    narrowed,
+    limits_with,
     order,
     plan,
     plan_text,
@@ -90,7 +89,7 @@ async def test_a_named_worker_takes_a_label_away_and_the_journal_says_so(stub: P
     stub.always("gamma", Reply(chunks=("A patient.",)))
     outcome = await planned(runtime, ("gamma", "Leave out the name", ["user"]), ("beta", "Answer", [0]))
     assert outcome.ended.state.state == "succeeded"
-    assert "Jo" not in str(stub.of("beta")[-1].json)
+    assert "Jo" not in str(stub.requests_for("beta")[-1].json)
     done: list[StepDone] = await of_kind(runtime, outcome, Kind.STEP_DONE)
     assert [outcome.declassified for outcome in done] == [PHI, frozenset()]
 
@@ -99,7 +98,7 @@ async def test_a_step_that_reads_nothing_of_a_label_may_be_anybodys(stub: Provid
     stub.always("beta", Reply(chunks=("A limerick.",)))
     outcome = await planned(runtime, ("beta", "Write a limerick", []), ("alpha", "Answer", ["user", 0]))
     assert outcome.ended.state.state == "succeeded"
-    assert len(stub.of("beta")) == 1
+    assert len(stub.requests_for("beta")) == 1
 
 
 async def test_a_replacement_that_takes_no_label_away_changes_who_may_go_on(
@@ -112,7 +111,7 @@ async def test_a_replacement_that_takes_no_label_away_changes_who_may_go_on(
     calls: list[CallIntended] = await of_kind(runtime, outcome, Kind.CALL_INTENDED)
     by_step = [(call.n, call.worker) for call in calls]
     assert by_step[:2] == [(0, "gamma"), (0, "alpha")]
-    assert stub.of("beta") == []
+    assert stub.requests_for("beta") == []
     assert ("beta", "not cleared for phi") in next(call for call in calls if call.n == 1).passed_over
 
 
@@ -128,8 +127,8 @@ async def test_a_conductors_plan_that_shows_too_much_is_repaired(stub: ProviderS
     assert [rejection.reasons for rejection in rejected] == [
         ("step 0: its worker may not read what the step reads: not cleared for phi",)
     ]
-    assert "not cleared for phi" in str(stub.of("planner")[-1].json)
-    assert len(stub.of("beta")) == 1
+    assert "not cleared for phi" in str(stub.requests_for("planner")[-1].json)
+    assert len(stub.requests_for("beta")) == 1
     steps: list[PlanStep] = await of_kind(runtime, outcome, Kind.PLAN_STEP)
     assert {step.declassified for step in steps} == {PHI}
 
@@ -141,7 +140,7 @@ async def test_the_fallback_goes_to_a_worker_that_may_read_the_conversation(
     stub.always("planner", naming(("beta", "Answer.", ["user"])))
     outcome = await finish(await runtime.runs.start(order(runtime, "baton-ultra", labels=PHI)))
     assert outcome.ended.state.state == "succeeded"
-    assert stub.of("beta") == []
+    assert stub.requests_for("beta") == []
 
 
 async def test_a_conductor_that_takes_no_label_away_leaves_only_cleared_workers(
@@ -164,7 +163,7 @@ async def test_a_rule_lets_a_worker_see_outputs_of_steps_and_never_the_callers_w
             await planned(runtime, ("beta", "Answer", ["user"]), labels=none)
         outcome = await planned(runtime, ("alpha", "Think", ["user"]), ("beta", "Answer", [0]), labels=none)
         assert outcome.ended.state.state == "succeeded"
-        assert len(stub.of("beta")) == 1
+        assert len(stub.requests_for("beta")) == 1
         mini = order(runtime, "baton-mini", overrides=replace(order(runtime, "baton-mini").overrides, pin="beta"))
         with pytest.raises(InvalidRequest, match="excluded by the rule never-the-callers-words"):
             await runtime.runs.start(mini)
@@ -173,13 +172,13 @@ async def test_a_rule_lets_a_worker_see_outputs_of_steps_and_never_the_callers_w
 async def test_inside_a_step_nobody_reads_more_than_the_labels_allow(stub: ProviderStub, runtime: Runtime) -> None:
     outer = Reply(chunks=(plan_text((3, "Do it all", ["user"])),))
     stub.script("planner", outer, naming(("beta", "Answer.", ["user"])), naming(("alpha", "Answer.", ["user"])))
-    limits = narrowed(runtime, "baton-nested", rounds=1)
+    limits = limits_with(runtime, "baton-nested", rounds=1)
     outcome = await finish(await runtime.runs.start(order(runtime, "baton-nested", labels=PHI, limits=limits)))
     assert outcome.ended.state.state == "succeeded"
     rejected: list[PlanRejected] = await of_kind(runtime, outcome, Kind.PLAN_REJECTED)
     assert [rejection.proposal for rejection in rejected] == [1]
     assert "not cleared for phi" in rejected[0].reasons[0]
-    assert stub.of("beta") == []
+    assert stub.requests_for("beta") == []
 
 
 async def test_a_further_round_reads_the_labels_of_the_one_before(stub: ProviderStub, runtime: Runtime) -> None:
@@ -195,7 +194,7 @@ async def test_a_further_round_reads_the_labels_of_the_one_before(stub: Provider
     assert outcome.ended.state.state == "succeeded"
     rejected: list[PlanRejected] = await of_kind(runtime, outcome, Kind.PLAN_REJECTED)
     assert ["not cleared for phi" in rejection.reasons[0] for rejection in rejected] == [True]
-    assert stub.of("beta") == []
+    assert stub.requests_for("beta") == []
 
 
 async def test_a_fixed_plan_that_shows_too_much_is_not_carried_out(stub: ProviderStub, tmp_path: Path) -> None:
@@ -206,17 +205,17 @@ async def test_a_fixed_plan_that_shows_too_much_is_not_carried_out(stub: Provide
         rejected: list[PlanRejected] = await of_kind(runtime, outcome, Kind.PLAN_REJECTED)
     assert (outcome.ended.state.state, outcome.ended.answer) == ("succeeded", "Hello there.")
     assert "excluded by the rule words-of-callers-only" in rejected[0].reasons[0]
-    assert stub.of("beta") == []
+    assert stub.requests_for("beta") == []
 
 
 async def test_the_labels_of_a_tools_result_go_with_what_is_made_of_it(stub: ProviderStub, runtime: Runtime) -> None:
-    stub.script("beta", calling_tools(look("a")))
-    talk = Talk(runtime, "baton-ultra", extra={"plan": plan(("beta", "", ["user"]))})
-    talk.answer(await talk.say(), "Jo is ill.")
-    talk.messages[-1] = replace(talk.messages[-1], labels=PHI)
-    outcome = await talk.say(labels=PHI, on_messages=PHI)
-    assert len(stub.of("beta")) == 1
-    assert stub.of("alpha") or stub.of("gamma")
+    stub.script("beta", tool_call_reply(look_call("a")))
+    conversation = Conversation(runtime, "baton-ultra", extra={"plan": plan(("beta", "", ["user"]))})
+    conversation.add_results(await conversation.take_turn(), "Jo is ill.")
+    conversation.messages[-1] = replace(conversation.messages[-1], labels=PHI)
+    outcome = await conversation.take_turn(labels=PHI, on_messages=PHI)
+    assert len(stub.requests_for("beta")) == 1
+    assert stub.requests_for("alpha") or stub.requests_for("gamma")
     assert "labels" not in str([received.json for received in stub.requests])
     results: list[StepToolResults] = await of_kind(runtime, outcome, Kind.STEP_RESULTS)
     assert [result.labels for result in results] == [PHI]
@@ -224,21 +223,21 @@ async def test_the_labels_of_a_tools_result_go_with_what_is_made_of_it(stub: Pro
 
 
 async def test_a_tools_result_that_nobody_may_read_is_refused(stub: ProviderStub, runtime: Runtime) -> None:
-    stub.script("beta", calling_tools(look("a")))
-    talk = Talk(runtime, "baton-ultra", extra={"plan": plan(("beta", "", ["user"]))})
-    talk.answer(await talk.say(), "Jo is ill.")
+    stub.script("beta", tool_call_reply(look_call("a")))
+    conversation = Conversation(runtime, "baton-ultra", extra={"plan": plan(("beta", "", ["user"]))})
+    conversation.add_results(await conversation.take_turn(), "Jo is ill.")
     secret = frozenset({"secret"})
-    talk.messages[-1] = replace(talk.messages[-1], labels=secret)
+    conversation.messages[-1] = replace(conversation.messages[-1], labels=secret)
     with pytest.raises(InvalidRequest, match="beta: not cleared for secret") as refused:
-        await talk.say(labels=secret, on_messages=secret)
+        await conversation.take_turn(labels=secret, on_messages=secret)
     assert refused.value.public_code == "no_eligible_worker"
 
 
 async def test_other_messages_get_no_labels_behind_the_runs_back(stub: ProviderStub, runtime: Runtime) -> None:
-    stub.script("beta", calling_tools(look("a")))
-    talk = Talk(runtime, "baton-ultra", extra={"plan": plan(("beta", "", ["user"]))})
-    talk.answer(await talk.say(), "A")
-    talk.messages[0] = Message("user", (Text("What is it?"),), labels=PHI)
+    stub.script("beta", tool_call_reply(look_call("a")))
+    conversation = Conversation(runtime, "baton-ultra", extra={"plan": plan(("beta", "", ["user"]))})
+    conversation.add_results(await conversation.take_turn(), "A")
+    conversation.messages[0] = Message("user", (Text("What is it?"),), labels=PHI)
     with pytest.raises(InvalidRequest) as refused:
-        await talk.say(labels=PHI, on_messages=PHI)
+        await conversation.take_turn(labels=PHI, on_messages=PHI)
     assert refused.value.public_code == "labels_changed"

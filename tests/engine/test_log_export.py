@@ -15,7 +15,7 @@ from app.engine.sealer import Sealer
 from app.process.wiring import Runtime
 from app.store.archive_files import Folder
 from app.store.sqlkit.tables import LOG_STATE
-from tests.harness.callers import calling, key_of
+from tests.harness.callers import add_key, client_over_socket
 from tests.harness.in_process import pool_text, running_service
 from tests.harness.log_authorities import NAME, log_authorities, make_authority, openssl
 from tests.stubs import ProviderStub
@@ -25,7 +25,7 @@ SIGNER = Signer("log.example/baton", bytes(range(32)))
 
 async def seal_a_run(runtime: Runtime) -> int:
     """Make a run and seal it. Returns the size of the log."""
-    async with calling(runtime, await key_of(runtime)) as client:
+    async with client_over_socket(runtime, await add_key(runtime)) as client:
         await client.post("/v1/responses", json={"model": "baton-mini", "input": "hello"})
     await Sealer(runtime.context, (SIGNER,)).look(asyncio.Event())
     return (await runtime.context.store.log.state()).size
@@ -96,7 +96,7 @@ async def test_a_witness_cosigns_each_exported_checkpoint_from_the_size_that_it_
             export._leadership._mine = b"one engine after the other"
             await export.look()
             await export.look()
-    assert served.asked == [0, 0, sizes[0]]
+    assert served.old_sizes == [0, 0, sizes[0]]
     key = read_key(served.verifier)
     for size in sizes:
         checkpoint = read_checkpoint((held / file_name(size)).read_text())

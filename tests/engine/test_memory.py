@@ -24,11 +24,11 @@ def uncollected() -> Iterator[None]:
 
 async def freed(runtime: Runtime, **asked: object) -> bool:
     """Whether the driver of such a run is gone soon after its end."""
-    driven = await runtime.runs.start(order(runtime, "baton-ultra", **asked))
-    driver: ref[Driver] = ref(runtime.drivers.known(driven.run))  # type: ignore[arg-type]
+    followed_run = await runtime.runs.start(order(runtime, "baton-ultra", **asked))
+    driver: ref[Driver] = ref(runtime.drivers.known(followed_run.run))  # type: ignore[arg-type]
     assert driver() is not None
-    await finish(driven)
-    del driven
+    await finish(followed_run)
+    del followed_run
     return await until(lambda: driver() is None, what="the driver is freed")
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 
 from tests.bench.caps import QUIET, pool_of
-from tests.harness.in_process import calling, running_service
+from tests.harness.in_process import client_of, running_service
 from tests.harness.skipped_time import run_skipping
 
 QUESTION = [{"role": "user", "content": "Explain at length how a bill becomes a law."}]
@@ -24,7 +24,7 @@ def replied(folder: Path, work: Callable[[httpx.AsyncClient], Awaitable[Any]], p
     """The result of work with a client of a service whose workers are slow."""
 
     async def play() -> Any:
-        async with running_service(folder, pool or pool_of(SLOWER), QUIET) as runtime, calling(runtime) as client:
+        async with running_service(folder, pool or pool_of(SLOWER), QUIET) as runtime, client_of(runtime) as client:
             return await work(client)
 
     return run_skipping(play())

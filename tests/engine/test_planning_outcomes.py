@@ -11,7 +11,7 @@ from app.engine.steps import claimed_step
 from app.errors import StoreUnavailable, WorkerUnavailable
 from app.store.protocol import Appended, Entry
 from app.store.sql import SqlStore
-from tests.harness.audited import audited
+from tests.harness.audited import violations_in
 from tests.harness.in_process import events, finish, order, plan_text, pool_text, running_service
 from tests.stubs import ProviderStub, Reply
 
@@ -50,7 +50,7 @@ async def planned(stub: ProviderStub, folder: Path) -> tuple[list[str], list[str
     async with running_service(folder, pool_text(stub)) as runtime:
         outcome = await finish(await runtime.runs.start(order(runtime, "baton-ultra")))
         journal = await events(runtime, outcome.ended.state.run)
-    assert await audited(f"sqlite:///{folder / 'baton.db'}") == []
+    assert await violations_in(f"sqlite:///{folder / 'baton.db'}") == []
     calls = [event.body["outcome"] for event in journal if event.kind is Kind.CALL_FINISHED and event.body["n"] is None]
     ends = [event.kind.value for event in journal if event.kind in (Kind.PLAN_ACCEPTED, Kind.PLAN_REJECTED)]
     return calls, ends, outcome.ended.error is None
@@ -79,7 +79,7 @@ async def test_a_call_waits_until_its_intent_can_be_written(
     Refusing(monkeypatch, Kind.CALL_INTENDED, AWAY)
     began = time.monotonic()
     assert await planned(stub, tmp_path) == (["ok"], ["plan.accepted"], True)
-    assert stub.of("planner")[0].at > began + AWAY
+    assert stub.requests_for("planner")[0].at > began + AWAY
 
 
 async def test_a_call_that_was_never_intended_is_named_by_nobody(
@@ -94,4 +94,4 @@ async def test_a_call_that_was_never_intended_is_named_by_nobody(
 
     monkeypatch.setattr(SqlStore, "append", over_budget)
     assert await planned(stub, tmp_path) == ([], ["plan.rejected", "plan.accepted"], True)
-    assert stub.of("planner") == []
+    assert stub.requests_for("planner") == []

@@ -23,7 +23,7 @@ from app.engine.conductors.versions import RequestedChange
 from app.engine.conductors.watch import PromotionWatch
 from app.process.wiring import Runtime
 from app.store.protocol import AdminEventQuery
-from tests.harness.in_process import ended_row, finish, order, plan_text, pool_text, running_service, speak
+from tests.harness.in_process import ended_row, finish, order, plan_text, pool_text, running_service, script_answers
 from tests.stubs import Fail, ProviderStub, Reply
 
 SPEC = PromotionSpec(20, min_success_difference=-0.2, max_cost_increase=0.1, max_latency_increase=0.1, max_degraded=0.3)
@@ -99,9 +99,9 @@ async def runs(runtime: Runtime, first: int, count: int) -> None:
     """Let callers ask `baton-ultra` so often. The ids of the runs, which decide who conducts them, are always the
     same."""
     asked = [order(runtime, "baton-ultra", run=f"run_{number:031x}") for number in range(first, first + count)]
-    for driven in [await runtime.runs.start(new_order) for new_order in asked]:
-        await finish(driven)
-        await ended_row(runtime.context.store, driven.run)
+    for followed_run in [await runtime.runs.start(new_order) for new_order in asked]:
+        await finish(followed_run)
+        await ended_row(runtime.context.store, followed_run.run)
 
 
 async def live(runtime: Runtime) -> tuple[str, str]:
@@ -135,7 +135,7 @@ async def test_a_version_that_degrades_runs_is_rolled_back_by_itself(tmp_path: P
     """It is left alone while it does well, and undone once, with the evidence, when it does not."""
     share = 0.8 if kind == "canary" else 0.0
     async with ProviderStub() as stub:
-        speak(stub)
+        script_answers(stub)
         stub.always("planner", PLAN)
         stub.always("planner@1", PLAN)
         async with running_service(tmp_path, pool_text(stub) + STATED) as runtime:

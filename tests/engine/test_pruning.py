@@ -22,7 +22,7 @@ from app.process.wiring import Runtime
 from app.providers.formats import adapter
 from app.store.archive import Record, open_archive
 from app.store.archive_files import Folder
-from tests.harness.callers import calling, key_of
+from tests.harness.callers import add_key, client_over_socket
 from tests.harness.in_process import pool_text, running_service
 from tests.harness.waiting import until
 from tests.stubs import Hang, ProviderStub
@@ -85,7 +85,7 @@ def cleared(pool: str) -> str:
 async def running(stub: ProviderStub, folder: Path, *, audits: bool = True) -> AsyncIterator[Service]:
     async with (
         running_service(folder, cleared(pool_text(stub)), audits=audits) as runtime,
-        calling(runtime, await key_of(runtime)) as client,
+        client_over_socket(runtime, await add_key(runtime)) as client,
     ):
         yield Service(runtime, client, runtime.pool.loaded.settings.database_url, folder / "archive")
 
@@ -154,7 +154,7 @@ async def test_a_pruned_run_is_a_404_that_says_so_to_its_own_tenant_alone(servic
     assert (gone.status_code, gone.json()["error"]["code"]) == (404, "run_pruned")
     assert "only a hash of its journal" in gone.json()["error"]["message"]
     assert (await service.client.get(f"/v1/responses/resp_{run}")).status_code == 404
-    async with calling(service.runtime, await key_of(service.runtime, tenant="other")) as stranger:
+    async with client_over_socket(service.runtime, await add_key(service.runtime, tenant="other")) as stranger:
         foreign = await stranger.get(f"/v1/runs/{run}")
     never = await service.client.get("/v1/runs/run_" + "0" * 31)
     assert foreign.json()["error"] == never.json()["error"] | {"message": foreign.json()["error"]["message"]}

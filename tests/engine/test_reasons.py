@@ -10,7 +10,15 @@ import pytest
 
 from app.core.run.events import Kind
 from app.process.wiring import Runtime
-from tests.harness.in_process import calling, events, of, plans, pool_text, running_service, speak
+from tests.harness.in_process import (
+    bodies_of,
+    client_of,
+    events,
+    pool_text,
+    running_service,
+    script_answers,
+    script_plans,
+)
 from tests.stubs import ProviderStub
 
 WHY = ("It is quick at sums.", "It weighs answers well.")
@@ -34,7 +42,7 @@ def text(*, reasons: bool = True) -> str:
 @pytest.fixture
 async def runtime(tmp_path: Path, stub: ProviderStub) -> AsyncIterator[Runtime]:
     """A service whose tier `baton-ultra` asks its conductor for reasons, and whose tier `baton-deep` does not."""
-    speak(stub)
+    script_answers(stub)
     pool = pool_text(stub).replace(
         'conductor = { kind = "model", worker = "planner" }',
         'conductor = { kind = "model", worker = "planner", reasons = true }',
@@ -46,22 +54,22 @@ async def runtime(tmp_path: Path, stub: ProviderStub) -> AsyncIterator[Runtime]:
 
 @pytest.fixture
 async def client(runtime: Runtime) -> AsyncIterator[httpx.AsyncClient]:
-    async with calling(runtime) as caller:
+    async with client_of(runtime) as caller:
         yield caller
 
 
 async def test_reasons_are_stored_shown_erased_and_sent_to_no_worker(
     runtime: Runtime, client: httpx.AsyncClient, stub: ProviderStub
 ) -> None:
-    plans(stub, text())
+    script_plans(stub, text())
     run = (await client.post("/v1/chat/completions", json=ASK)).json()["baton"]["run"]
-    [asked] = stub.of("planner")
+    [asked] = stub.requests_for("planner")
     schema = asked.json["response_format"]["json_schema"]["schema"]
     assert "shape" in schema["required"]
     for worker in ("alpha", "beta", "gamma"):
-        assert not any(reason in received.body.decode() for received in stub.of(worker) for reason in REASONS)
+        assert not any(reason in received.body.decode() for received in stub.requests_for(worker) for reason in REASONS)
     journal = await events(runtime, run)
-    [planned] = of(journal, Kind.PLAN_OPENED)
+    [planned] = bodies_of(journal, Kind.PLAN_OPENED)
     assert planned["reasons"] is True
     assert not any(reason in str(event.body) for event in journal for reason in REASONS)
     data = (await client.get(f"/v1/runs/{run}/explain")).json()
@@ -84,14 +92,14 @@ async def test_reasons_are_stored_shown_erased_and_sent_to_no_worker(
 async def test_a_tier_that_asks_for_none_has_the_same_journal_as_before(
     runtime: Runtime, client: httpx.AsyncClient, stub: ProviderStub
 ) -> None:
-    plans(stub, text(reasons=False))
+    script_plans(stub, text(reasons=False))
     run = (await client.post("/v1/chat/completions", json=ASK | {"model": "baton-deep"})).json()["baton"]["run"]
     journal = await events(runtime, run)
     kinds = (Kind.PLAN_OPENED, Kind.PLAN_STEP, Kind.PLAN_ACCEPTED)
     assert not [
         event for event in journal if event.kind in kinds and {"reasons", "why", "why_withheld"} & {*event.body}
     ]
-    [asked, *_] = stub.of("planner")
+    [asked, *_] = stub.requests_for("planner")
     assert "shape" not in asked.body.decode()
     data = (await client.get(f"/v1/runs/{run}/explain")).json()
     assert data["shape"]["reason"]["state"] == "not_asked"
@@ -101,7 +109,7 @@ async def test_a_tier_that_asks_for_none_has_the_same_journal_as_before(
 async def test_a_plan_without_its_reasons_is_carried_out_and_said_to_have_none(
     client: httpx.AsyncClient, stub: ProviderStub
 ) -> None:
-    plans(stub, text(reasons=False))
+    script_plans(stub, text(reasons=False))
     reply = (await client.post("/v1/chat/completions", json=ASK)).json()
     assert reply["baton"]["topology"] == "chain"
     data = (await client.get(f"/v1/runs/{reply['baton']['run']}/explain")).json()

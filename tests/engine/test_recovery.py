@@ -15,8 +15,8 @@ from app.errors import StoreUnavailable
 from app.process.wiring import Runtime
 from app.store.protocol import Appended, Entry, Ledger, RunRow
 from app.store.sql import SqlStore
-from tests.harness.in_process import events, finish, kinds, narrowed, order, pool_text, running_service
-from tests.harness.waiting import PATIENCE_SECONDS, stays, until
+from tests.harness.in_process import events, finish, kinds, limits_with, order, pool_text, running_service
+from tests.harness.waiting import PATIENCE_SECONDS, assert_stays, until
 from tests.stubs import Hang, ProviderStub, Reply
 
 LEASE = 0.6
@@ -27,12 +27,12 @@ async def abandoned(stub: ProviderStub, folder: Path, tier: str = "baton-mini", 
     """A run that its process has left in the middle of things."""
     stub.script("planner", Hang())
     async with running_service(folder, pool_text(stub), SETTINGS, dispatches=False) as runtime:
-        limits = narrowed(runtime, tier, seconds=seconds)
-        driven = await runtime.runs.start(order(runtime, tier, limits=limits))
+        limits = limits_with(runtime, tier, seconds=seconds)
+        followed_run = await runtime.runs.start(order(runtime, tier, limits=limits))
         if tier == "baton-ultra":
             await stub.wait_for(1, "planner")
     stub.clear()
-    return driven.run
+    return followed_run.run
 
 
 async def at_its_end(runtime: Runtime, run: str, within: float = PATIENCE_SECONDS) -> RunRow:
@@ -86,7 +86,7 @@ async def test_nothing_is_begun_or_judged_before_the_database_has_said_the_time(
             row, due = await runtime.context.store.run(run), await runtime.context.store.due(run, 0)
             return row.epoch == 1 and due == before
 
-        await stays(is_untouched, seconds=4 * LEASE)
+        await assert_stays(is_untouched, seconds=4 * LEASE)
         away = False
         await runtime.clock.read()
         assert (await at_its_end(runtime, run)).state == "succeeded"
@@ -118,12 +118,12 @@ async def test_an_orphan_without_content_fails_and_leaves_nothing_open(
 async def test_what_a_process_leaves_as_it_stops_needs_no_lease_to_lapse(stub: ProviderStub, tmp_path: Path) -> None:
     settings = {"BATON_LEASE_SECONDS": "60"}
     async with running_service(tmp_path, pool_text(stub), settings, dispatches=False) as runtime:
-        driven = await runtime.runs.start(order(runtime, "baton-mini"))
-        row = await runtime.context.store.run(driven.run)
+        followed_run = await runtime.runs.start(order(runtime, "baton-mini"))
+        row = await runtime.context.store.run(followed_run.run)
         assert row.lease_until > runtime.context.now() + 30
     async with running_service(tmp_path, pool_text(stub), settings) as heir:
         heir.drivers.sweep_soon()
-        row = await at_its_end(heir, driven.run)
+        row = await at_its_end(heir, followed_run.run)
         assert (row.state, row.epoch > 1) == ("succeeded", True)
 
 
@@ -166,13 +166,13 @@ async def test_a_process_takes_nothing_over_from_itself(
         raise StoreUnavailable
 
     async with running_service(tmp_path, pool_text(stub), SETTINGS) as runtime:
-        driven = await runtime.runs.start(order(runtime, "baton-mini"))
+        followed_run = await runtime.runs.start(order(runtime, "baton-mini"))
         await stub.wait_for(1, "alpha")
         with monkeypatch.context() as slow:  # its leases lapse, as they do when it stands still
             slow.setattr(SqlStore, "renew_leases", away)
             await asyncio.sleep(3 * LEASE)
-        assert (await finish(driven)).ended.error is None
-        assert (await runtime.context.store.run(driven.run)).epoch == 1
+        assert (await finish(followed_run)).ended.error is None
+        assert (await runtime.context.store.run(followed_run.run)).epoch == 1
 
 
 async def test_a_run_that_is_taken_over_while_its_admission_is_being_answered_is_heard_and_driven_on(
@@ -194,9 +194,9 @@ async def test_a_run_that_is_taken_over_while_its_admission_is_being_answered_is
 
         monkeypatch.setattr(SqlStore, "append", late)
         monkeypatch.setattr(SqlStore, "renew_leases", nothing)
-        driven = await runtime.runs.start(order(runtime, "baton-mini"))
-        assert (await finish(driven)).ended.error is None
-        assert (await runtime.context.store.run(driven.run)).epoch > 1
+        followed_run = await runtime.runs.start(order(runtime, "baton-mini"))
+        assert (await finish(followed_run)).ended.error is None
+        assert (await runtime.context.store.run(followed_run.run)).epoch > 1
         await until(lambda: len(runtime.drivers) == 0)
 
 
@@ -212,13 +212,13 @@ async def test_the_loss_of_a_lease_does_not_strike_the_driver_that_has_just_take
 
     monkeypatch.setattr(Drivers, "_sweep_for_ever", nothing)  # it renews too
     async with running_service(tmp_path, pool_text(stub), SETTINGS) as runtime:
-        driven = await runtime.runs.start(order(runtime, "baton-mini"))
-        first = runtime.drivers.known(driven.run)
+        followed_run = await runtime.runs.start(order(runtime, "baton-mini"))
+        first = runtime.drivers.known(followed_run.run)
 
         async def lapsing(store: SqlStore, driver: str, epochs: Mapping[str, int], until: float) -> Mapping[str, int]:
             """The first driver's lease is lost, and this process takes the run over as the second look finds that."""
             nonlocal asked
-            if epochs.get(driven.run) != 1:
+            if epochs.get(followed_run.run) != 1:
                 return await renew(store, driver, epochs, until)
             asked += 1
             if asked == 2:
@@ -229,30 +229,32 @@ async def test_the_loss_of_a_lease_does_not_strike_the_driver_that_has_just_take
             return {}
 
         monkeypatch.setattr(SqlStore, "renew_leases", lapsing)
-        outcome = await finish(driven)
+        outcome = await finish(followed_run)
         assert (outcome.ended.error, asked) == (None, 2)
-        row = await runtime.context.store.run(driven.run)
+        row = await runtime.context.store.run(followed_run.run)
         assert (row.state, row.epoch > 1) == ("succeeded", True)
-        assert first is not runtime.drivers.known(driven.run)
+        assert first is not runtime.drivers.known(followed_run.run)
         await until(lambda: len(runtime.drivers) == 0)
 
 
 async def test_a_run_that_was_lost_and_comes_back_is_driven_once(stub: ProviderStub, tmp_path: Path) -> None:
     stub.script("alpha", Hang(3.0))
     async with running_service(tmp_path, pool_text(stub), SETTINGS) as runtime:
-        driven = await runtime.runs.start(order(runtime, "baton-mini"))
+        followed_run = await runtime.runs.start(order(runtime, "baton-mini"))
         await stub.wait_for(1, "alpha")
-        old = runtime.drivers.known(driven.run)
+        old = runtime.drivers.known(followed_run.run)
         # Another one took it over, and died.
         with sqlite3.connect(tmp_path / "baton.db", timeout=PATIENCE_SECONDS) as database:
-            database.execute("UPDATE runs SET epoch = 2, driver = 'other', lease_until = 0 WHERE id = ?", (driven.run,))
+            database.execute(
+                "UPDATE runs SET epoch = 2, driver = 'other', lease_until = 0 WHERE id = ?", (followed_run.run,)
+            )
         database.close()
         await runtime.drivers._recovery.sweep(5, runtime.drivers._renew)
-        again = runtime.drivers.known(driven.run)
+        again = runtime.drivers.known(followed_run.run)
         assert again is not None
         assert again is not old
-        assert (await finish(driven)).ended.error is None, "its caller hears the new driver"
-        assert (await at_its_end(runtime, driven.run)).state == "succeeded"
+        assert (await finish(followed_run)).ended.error is None, "its caller hears the new driver"
+        assert (await at_its_end(runtime, followed_run.run)).state == "succeeded"
         other = await runtime.runs.start(order(runtime, "baton-mini"))
         assert (await finish(other)).ended.error is None
 
@@ -295,11 +297,11 @@ def test_versions_are_compared_by_number(code: str, than: str, newer: bool) -> N
 async def test_a_driver_that_is_told_nothing_learns_it_with_its_lease(stub: ProviderStub, tmp_path: Path) -> None:
     stub.script("alpha", Hang())
     async with running_service(tmp_path, pool_text(stub), SETTINGS) as runtime:
-        driven = await runtime.runs.start(order(runtime, "baton-mini"))
+        followed_run = await runtime.runs.start(order(runtime, "baton-mini"))
         await stub.wait_for(1, "alpha")
         asked = fact_from_json(Kind.CANCEL_ASKED, {"by": "operator"})
-        await runtime.context.store.append(Entry(driven.run, runtime.context.now(), (asked,)))
-        assert (await finish(driven)).ended.state.state == "cancelled"
+        await runtime.context.store.append(Entry(followed_run.run, runtime.context.now(), (asked,)))
+        assert (await finish(followed_run)).ended.state.state == "cancelled"
 
 
 async def test_waiting_drivers_do_not_read_their_journals(

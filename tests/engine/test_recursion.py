@@ -16,21 +16,21 @@ from app.core.run.state import DRIVER_LOST
 from app.process.wiring import Runtime
 from tests.harness.ends import end_of
 from tests.harness.in_process import (
-    SAYS,
+    ANSWERS,
     Outcome,
-    calling,
+    bodies_of,
+    client_of,
     ended_row,
     events,
     finish,
     kinds,
-    narrowed,
-    of,
+    limits_with,
     order,
     plan_text,
-    plans,
     pool_text,
     running_service,
-    speak,
+    script_answers,
+    script_plans,
 )
 from tests.harness.waiting import until
 from tests.stubs import Fail, Hang, ProviderStub, Reply
@@ -48,24 +48,24 @@ SETTINGS = {"BATON_LEASE_SECONDS": "0.6"}
 
 @pytest.fixture(autouse=True)
 def said(stub: ProviderStub) -> None:
-    speak(stub)
+    script_answers(stub)
 
 
 async def run(runtime: Runtime, **changes: Any) -> Outcome:
     """A run of one round, if nothing else is said."""
-    changes = {"limits": narrowed(runtime, TIER, rounds=1)} | changes
+    changes = {"limits": limits_with(runtime, TIER, rounds=1)} | changes
     return await finish(await runtime.runs.start(order(runtime, TIER, **changes)))
 
 
 def asked(stub: ProviderStub, model: str, place: int = -1) -> str:
     """All that a model was shown in one of its calls."""
-    return "\n".join(str(message["content"]) for message in stub.of(model)[place].json["messages"])
+    return "\n".join(str(message["content"]) for message in stub.requests_for(model)[place].json["messages"])
 
 
 def shown(stub: ProviderStub, subtask: str) -> str:
     """All that the worker of this subtask was shown."""
-    for name in SAYS:
-        for place, call in enumerate(stub.of(name)):
+    for name in ANSWERS:
+        for place, call in enumerate(stub.requests_for(name)):
             if str(call.json["messages"][-1]["content"]).endswith(f"Your subtask:\n{subtask}"):
                 return asked(stub, name, place)
     raise AssertionError(f"nobody was given {subtask}")
@@ -75,19 +75,23 @@ def shown(stub: ProviderStub, subtask: str) -> str:
 
 
 async def test_a_workflow_inside_a_step_gives_that_steps_answer(stub: ProviderStub, runtime: Runtime) -> None:
-    plans(stub, OUTER, INNER)
+    script_plans(stub, OUTER, INNER)
     outcome = await run(runtime)
     state, journal = outcome.ended.state, await events(runtime, outcome.ended.state.run)
     assert (outcome.ended.error, state.degraded, end_of(state).step) == (None, False, 2)
-    assert [(body["proposal"], body.get("parent"), body.get("room")) for body in of(journal, Kind.PLAN_OPENED)] == [
+    assert [
+        (body["proposal"], body.get("parent"), body.get("room")) for body in bodies_of(journal, Kind.PLAN_OPENED)
+    ] == [
         (0, None, None),
         (1, 1, 2),
     ], "of four steps, two are the workers' of the plan around it"
     assert [(step.n, step.state) for step in state.planned_steps] == [(n, "done") for n in range(5)]
-    assert [body["n"] for body in of(journal, Kind.STEP_DONE)] == [0, 3, 4, 1, 2]
-    assert of(journal, Kind.STEP_DONE, n=1)[0] | {"n": 4} == of(journal, Kind.STEP_DONE, n=4)[0] | {"from": 4}
-    assert not of(journal, Kind.STEP_QUEUED, n=1), "nobody has a ticket for it"
-    assert outcome.ended.answer == SAYS[state.steps[2].worker]
+    assert [body["n"] for body in bodies_of(journal, Kind.STEP_DONE)] == [0, 3, 4, 1, 2]
+    assert bodies_of(journal, Kind.STEP_DONE, n=1)[0] | {"n": 4} == bodies_of(journal, Kind.STEP_DONE, n=4)[0] | {
+        "from": 4
+    }
+    assert not bodies_of(journal, Kind.STEP_QUEUED, n=1), "nobody has a ticket for it"
+    assert outcome.ended.answer == ANSWERS[state.steps[2].worker]
     row = await runtime.context.store.run(state.run)
     assert (row.steps, row.topology, row.degraded) == (5, "chain", False)
 
@@ -95,10 +99,10 @@ async def test_a_workflow_inside_a_step_gives_that_steps_answer(stub: ProviderSt
 async def test_a_step_inside_sees_its_parents_view_or_nothing_of_it(stub: ProviderStub, runtime: Runtime) -> None:
     """The step was given one answer, and not the question: nor is anybody inside, nor the conductor."""
     inner = plan_text((1, "Look at it", ["user"]), (2, "Say it", [0]))
-    plans(stub, OUTER, inner)
+    script_plans(stub, OUTER, inner)
     outcome = await run(runtime, text="A question?")
     journal = await events(runtime, outcome.ended.state.run)
-    assert [(body["n"], body.get("parent"), body["access"]) for body in of(journal, Kind.PLAN_STEP)] == [
+    assert [(body["n"], body.get("parent"), body["access"]) for body in bodies_of(journal, Kind.PLAN_STEP)] == [
         (0, None, ["user"]),
         (1, None, [0]),
         (2, None, ["user", 1]),
@@ -109,23 +113,25 @@ async def test_a_step_inside_sees_its_parents_view_or_nothing_of_it(stub: Provid
     planning, first, second = asked(stub, "planner", 1), shown(stub, "Look at it"), shown(stub, "Say it")
     for text in (planning, first):
         assert "A question?" not in text
-        assert SAYS[draft] in text
+        assert ANSWERS[draft] in text
         assert "The task:\nTake it apart" in text
         assert "Put it together" not in text
-    for hidden in ("A question?", SAYS[draft], "Draft it", "Take it apart"):
-        assert hidden not in second.replace(SAYS[outcome.ended.state.steps[3].worker], "")
-    assert of(journal, Kind.CALL_INTENDED, n=None)[1]["access"] == [0], "the conductor reads what the step may see"
+    for hidden in ("A question?", ANSWERS[draft], "Draft it", "Take it apart"):
+        assert hidden not in second.replace(ANSWERS[outcome.ended.state.steps[3].worker], "")
+    assert bodies_of(journal, Kind.CALL_INTENDED, n=None)[1]["access"] == [0], (
+        "the conductor reads what the step may see"
+    )
     last = shown(stub, "Put it together")
-    assert SAYS[outcome.ended.state.steps[4].worker] in last, "what came out is the step's answer"
+    assert ANSWERS[outcome.ended.state.steps[4].worker] in last, "what came out is the step's answer"
     assert '<step index="1"' in last
     assert '<step index="4"' not in last
 
 
 async def test_the_answer_inside_has_the_form_that_the_caller_wants(stub: ProviderStub, runtime: Runtime) -> None:
     """Only the step whose words the caller gets is held to it, and its answer comes whole."""
-    for name in SAYS:
+    for name in ANSWERS:
         stub.always(name, Reply(chunks=('{"a": ', "1}")))
-    plans(stub, ALONE, plan_text((0, "First", ["user"]), (1, "Last", ["user", 0])))
+    script_plans(stub, ALONE, plan_text((0, "First", ["user"]), (1, "Last", ["user", 0])))
     form = Form({"type": "object"}, strict=False)
     task = order(runtime, TIER).task
     task = Task(task.messages, Sampling(max_tokens=77), form=form)
@@ -140,23 +146,23 @@ async def test_the_answer_inside_has_the_form_that_the_caller_wants(stub: Provid
 
 
 def _sent(stub: ProviderStub) -> list[Any]:
-    return [call for name in SAYS for call in stub.of(name)]
+    return [call for name in ANSWERS for call in stub.requests_for(name)]
 
 
 async def test_two_steps_may_be_taken_at_once_and_rounds_go_on(stub: ProviderStub, runtime: Runtime) -> None:
     both = plan_text((ITSELF, "Left", ["user"]), (ITSELF, "Right", ["user"]), (0, "Join", [0, 1]))
     again = plan_text((ITSELF, "Mend it", ["previous"]))
-    plans(stub, both, SIMPLE, SIMPLE, again, SIMPLE)
-    outcome = await run(runtime, limits=narrowed(runtime, TIER))
+    script_plans(stub, both, SIMPLE, SIMPLE, again, SIMPLE)
+    outcome = await run(runtime, limits=limits_with(runtime, TIER))
     state, journal = outcome.ended.state, await events(runtime, outcome.ended.state.run)
     assert (outcome.ended.error, state.degraded, state.round_count, len(state.nested)) == (None, False, 2, 3)
-    assert [body["round"] for body in of(journal, Kind.PLAN_OPENED)] == [1, 1, 1, 2, 2]
-    assert [body["proposal"] for body in of(journal, Kind.PLAN_OPENED)] == [0, 1, 2, 3, 4]
-    assert SAYS[state.steps[2].worker] in asked(stub, "planner", 4), "the answer before is this step's to see"
+    assert [body["round"] for body in bodies_of(journal, Kind.PLAN_OPENED)] == [1, 1, 1, 2, 2]
+    assert [body["proposal"] for body in bodies_of(journal, Kind.PLAN_OPENED)] == [0, 1, 2, 3, 4]
+    assert ANSWERS[state.steps[2].worker] in asked(stub, "planner", 4), "the answer before is this step's to see"
     assert "What is 2 + 2?" not in asked(stub, "planner", 4)
     shown_before = asked(stub, "planner", 3)
     assert f"- step 0, worker {ITSELF}, access user: Left" in shown_before
-    assert outcome.ended.answer == SAYS[state.steps[6].worker]
+    assert outcome.ended.answer == ANSWERS[state.steps[6].worker]
 
 
 # -- bounds
@@ -167,8 +173,10 @@ async def test_a_conductor_that_always_takes_the_step_itself_is_held(stub: Provi
     outcome = await run(runtime)
     state = outcome.ended.state
     assert (outcome.ended.error, state.degraded) == (None, True)
-    assert outcome.ended.answer in SAYS.values()
-    assert (len(state.nested), len(stub.of("planner"))) == (2, 4), "one plan a level; the deepest is mended once"
+    assert outcome.ended.answer in ANSWERS.values()
+    assert (len(state.nested), len(stub.requests_for("planner"))) == (2, 4), (
+        "one plan a level; the deepest is mended once"
+    )
     assert [proposal.mode for proposal in state.nested[1]] == ["first", "repair", "fallback"]
     assert len(_sent(stub)) == 1
 
@@ -183,15 +191,15 @@ async def test_not_even_one_that_takes_all_of_them(stub: ProviderStub, runtime: 
 
 
 async def test_it_is_offered_only_where_depth_is_left(stub: ProviderStub, runtime: Runtime) -> None:
-    plans(stub, ALONE, ALONE, SIMPLE)
+    script_plans(stub, ALONE, ALONE, SIMPLE)
     outcome = await run(runtime)
     assert not outcome.ended.state.degraded
-    told = [call.json for call in stub.of("planner")]
+    told = [call.json for call in stub.requests_for("planner")]
     ordinals = [_first_step(call)["properties"]["worker"]["enum"] for call in told]
     assert ordinals == [[0, 1, 2, 3], [0, 1, 2, 3], [0, 1, 2]]
     assert ["Worker 3: you" in str(call["messages"]) for call in told] == [True, True, False]
     journal = await events(runtime, outcome.ended.state.run)
-    assert [body["order"][3:] for body in of(journal, Kind.PLAN_OPENED)] == [[CONDUCTOR], [CONDUCTOR], []]
+    assert [body["order"][3:] for body in bodies_of(journal, Kind.PLAN_OPENED)] == [[CONDUCTOR], [CONDUCTOR], []]
 
 
 def _first_step(call: dict[str, Any]) -> dict[str, Any]:
@@ -201,11 +209,11 @@ def _first_step(call: dict[str, Any]) -> dict[str, Any]:
 
 async def test_it_is_not_offered_where_tools_are_or_to_a_callers_plan(stub: ProviderStub, runtime: Runtime) -> None:
     box = Toolbox((Tool("look", "Looks something up."),))
-    plans(stub, SIMPLE)
+    script_plans(stub, SIMPLE)
     outcome = await run(runtime, task=Task(order(runtime, TIER).task.messages, toolbox=box))
     assert outcome.ended.state.admitted.limits.depth == 0
     assert "Worker 3" not in asked(stub, "planner")
-    async with calling(runtime) as client:
+    async with client_of(runtime) as client:
         plan = {"steps": [{"worker": CONDUCTOR, "subtask": "Do it", "access": ["user"]}]}
         question = {"model": TIER, "messages": [{"role": "user", "content": "Hello?"}], "baton": {"plan": plan}}
         refused = await client.post("/v1/chat/completions", json=question)
@@ -215,11 +223,11 @@ async def test_it_is_not_offered_where_tools_are_or_to_a_callers_plan(stub: Prov
 async def test_money_is_the_runs(stub: ProviderStub, runtime: Runtime) -> None:
     """What was spent around it is not there inside: its plan is not asked for, and a worker answers alone."""
     stub.always("planner", Reply(chunks=(ALONE,), usage=Used(input=3_000, output=2_800)))
-    outcome = await run(runtime, limits=narrowed(runtime, TIER, rounds=1, usd=13_000))
+    outcome = await run(runtime, limits=limits_with(runtime, TIER, rounds=1, usd=13_000))
     state = outcome.ended.state
     assert (state.state, state.degraded) == ("succeeded", True)
     assert [trial.reasons for tries in state.nested.values() for trial in tries] == [("run_over_budget",), ()]
-    assert len(stub.of("planner")) == 1
+    assert len(stub.requests_for("planner")) == 1
     assert state.usd <= 13_000
 
 
@@ -227,7 +235,7 @@ async def test_money_is_the_runs(stub: ProviderStub, runtime: Runtime) -> None:
 
 
 async def test_a_plan_inside_is_mended(stub: ProviderStub, runtime: Runtime) -> None:
-    plans(stub, ALONE, plan_text((9, "Nobody", ["user"])), SIMPLE)
+    script_plans(stub, ALONE, plan_text((9, "Nobody", ["user"])), SIMPLE)
     outcome = await run(runtime)
     state = outcome.ended.state
     assert (outcome.ended.error, state.degraded) == (None, False)
@@ -238,40 +246,40 @@ async def test_a_plan_inside_is_mended(stub: ProviderStub, runtime: Runtime) -> 
 
 
 async def test_a_conductor_that_is_out_is_stood_in_for_inside(stub: ProviderStub, runtime: Runtime) -> None:
-    plans(stub, ALONE)
+    script_plans(stub, ALONE)
     stub.always("planner", Fail(status=400))
     outcome = await run(runtime)
     state, journal = outcome.ended.state, await events(runtime, outcome.ended.state.run)
     assert (outcome.ended.error, state.degraded) == (None, True)
     assert [(proposal.mode, proposal.outage) for proposal in state.nested[0]] == [("first", True), ("fallback", False)]
-    assert outcome.ended.answer == SAYS["beta"]
-    assert [body["conductor"] for body in of(journal, Kind.PLAN_OPENED)] == ["model", "model", "fallback"]
+    assert outcome.ended.answer == ANSWERS["beta"]
+    assert [body["conductor"] for body in bodies_of(journal, Kind.PLAN_OPENED)] == ["model", "model", "fallback"]
     assert "Do it all" in asked(stub, "beta")
 
 
 async def test_a_step_whose_workflow_is_lost_is_a_failed_step(stub: ProviderStub, runtime: Runtime) -> None:
-    plans(stub, ALONE, SIMPLE)
-    for name in SAYS:
+    script_plans(stub, ALONE, SIMPLE)
+    for name in ANSWERS:
         stub.always(name, Fail(status=400))
     state = (await run(runtime)).ended.state
     assert (state.state, state.steps[0].state) == ("failed", "failed")
     assert state.steps[0].error == state.steps[1].error != ""
     stub.clear()
-    speak(stub)
-    plans(stub, OUTER, INNER)
+    script_answers(stub)
+    script_plans(stub, OUTER, INNER)
     assert (await run(runtime)).ended.state.state == "succeeded"
 
 
 async def test_a_cancelled_run_stops_what_is_inside(stub: ProviderStub, runtime: Runtime) -> None:
-    plans(stub, ALONE, SIMPLE)
-    for name in SAYS:
+    script_plans(stub, ALONE, SIMPLE)
+    for name in ANSWERS:
         stub.always(name, Hang())
-    limits = narrowed(runtime, TIER, rounds=1)
-    driven = await runtime.runs.start(order(runtime, TIER, limits=limits))
+    limits = limits_with(runtime, TIER, rounds=1)
+    followed_run = await runtime.runs.start(order(runtime, TIER, limits=limits))
     await stub.wait_for(2, "planner")
-    await until(lambda: any(stub.of(name) for name in SAYS), what="a worker inside is called")
-    runtime.runs.cancel(driven.run, "caller")
-    state = (await finish(driven)).ended.state
+    await until(lambda: any(stub.requests_for(name) for name in ANSWERS), what="a worker inside is called")
+    runtime.runs.cancel(followed_run.run, "caller")
+    state = (await finish(followed_run)).ended.state
     assert state.state == "cancelled"
     assert all(step.settled for step in state.steps.values())
     assert not state.open_calls
@@ -289,48 +297,50 @@ async def _again(stub: ProviderStub, tmp_path: Path, run_id: str) -> tuple[Event
 
 async def test_a_driver_that_dies_over_a_plan_inside_is_replaced(stub: ProviderStub, tmp_path: Path) -> None:
     """Nothing that was done is done again, and no plan is made twice."""
-    plans(stub, OUTER)
+    script_plans(stub, OUTER)
     stub.script("planner", Hang())
     async with running_service(tmp_path, pool_text(stub), SETTINGS) as runtime:
-        limits = narrowed(runtime, TIER, rounds=1)
-        driven = await runtime.runs.start(order(runtime, TIER, on_disconnect="finish", limits=limits))
+        limits = limits_with(runtime, TIER, rounds=1)
+        followed_run = await runtime.runs.start(order(runtime, TIER, on_disconnect="finish", limits=limits))
         await stub.wait_for(2, "planner")
-    plans(stub, INNER)
-    journal = await _again(stub, tmp_path, driven.run)
+    script_plans(stub, INNER)
+    journal = await _again(stub, tmp_path, followed_run.run)
     assert journal[-1].kind is Kind.SUCCEEDED
-    assert [(body.get("parent"), body["mode"]) for body in of(journal, Kind.PLAN_OPENED)] == [
+    assert [(body.get("parent"), body["mode"]) for body in bodies_of(journal, Kind.PLAN_OPENED)] == [
         (None, "first"),
         (1, "first"),
         (1, "first"),
     ]
-    assert [body["reasons"] for body in of(journal, Kind.PLAN_REJECTED)] == [[DRIVER_LOST]]
+    assert [body["reasons"] for body in bodies_of(journal, Kind.PLAN_REJECTED)] == [[DRIVER_LOST]]
     assert len(_sent(stub)) == 4
     assert kinds(journal).count(Kind.CALL_INTENDED) == kinds(journal).count(Kind.CALL_FINISHED)
 
 
 async def test_a_driver_that_dies_with_steps_inside_is_replaced(stub: ProviderStub, tmp_path: Path) -> None:
     """The plan inside is made, and nobody has begun to carry it out."""
-    plans(stub, ALONE, INNER)
+    script_plans(stub, ALONE, INNER)
     async with running_service(tmp_path, pool_text(stub), SETTINGS, dispatches=False) as runtime:
-        limits = narrowed(runtime, TIER, rounds=1)
-        driven = await runtime.runs.start(order(runtime, TIER, on_disconnect="finish", limits=limits))
+        limits = limits_with(runtime, TIER, rounds=1)
+        followed_run = await runtime.runs.start(order(runtime, TIER, on_disconnect="finish", limits=limits))
 
         async def planned_inside() -> bool:
-            return kinds(await events(runtime, driven.run)).count(Kind.PLAN_ACCEPTED) == 2
+            return kinds(await events(runtime, followed_run.run)).count(Kind.PLAN_ACCEPTED) == 2
 
         await until(planned_inside)
-    journal = await _again(stub, tmp_path, driven.run)
+    journal = await _again(stub, tmp_path, followed_run.run)
     assert journal[-1].kind is Kind.SUCCEEDED
-    assert (len(of(journal, Kind.PLAN_OPENED)), len(stub.of("planner"))) == (2, 2), "no plan is made twice"
-    assert [body["n"] for body in of(journal, Kind.STEP_DONE)] == [1, 2, 0], "each once"
+    assert (len(bodies_of(journal, Kind.PLAN_OPENED)), len(stub.requests_for("planner"))) == (2, 2), (
+        "no plan is made twice"
+    )
+    assert [body["n"] for body in bodies_of(journal, Kind.STEP_DONE)] == [1, 2, 0], "each once"
 
 
 # -- what is told
 
 
 async def test_a_run_is_shown_as_a_tree(stub: ProviderStub, runtime: Runtime) -> None:
-    plans(stub, OUTER, INNER)
-    async with calling(runtime) as client:
+    script_plans(stub, OUTER, INNER)
+    async with client_of(runtime) as client:
         question = {"model": TIER, "messages": [{"role": "user", "content": "Hello?"}]}
         body = question | {"baton": {"budget": {"rounds": 1}}}
         told = (await client.post("/v1/chat/completions", json=body)).json()["baton"]
@@ -343,7 +353,7 @@ async def test_a_run_is_shown_as_a_tree(stub: ProviderStub, runtime: Runtime) ->
         assert whole["limits"]["depth"] == 2
         step = (await client.get(f"/v1/runs/{run_id}/steps/1")).json()
         assert step["messages"][-1]["content"][0]["text"].endswith("The task:\nTake it apart")
-        assert step["output"] == SAYS[whole["steps"][4]["worker"]]
+        assert step["output"] == ANSWERS[whole["steps"][4]["worker"]]
     store = runtime.context.store
     found, question = await run_tree.read_run(store, await store.run(run_id))
     out = StringIO()

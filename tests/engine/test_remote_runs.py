@@ -15,7 +15,7 @@ from redis.asyncio import Redis
 
 from app.engine.delivery import followers
 from app.process.wiring import Runtime
-from tests.harness.callers import Heard, body, calling, key_of, post, stream
+from tests.harness.callers import ReceivedStream, add_key, body, client_over_socket, post_chat, stream_chat
 from tests.harness.in_process import events, kinds, pool_text, running_service
 from tests.harness.waiting import until
 from tests.stubs import ProviderStub, Reply, Stall
@@ -57,23 +57,23 @@ async def two(folder: Path, stub: ProviderStub, redis: str | None) -> AsyncItera
         driving = await stack.enter_async_context(
             running_service(folder, pool_text(stub), settings, dispatches=not redis)
         )
-        key = await key_of(other)
-        here = await stack.enter_async_context(calling(driving, key))
-        async with calling(other, key) as there:
+        key = await add_key(other)
+        here = await stack.enter_async_context(client_over_socket(driving, key))
+        async with client_over_socket(other, key) as there:
             yield Two(driving, other, here, there, stack)
 
 
-async def begin(both: Two, stub: ProviderStub) -> asyncio.Task[Heard]:
+async def begin(both: Two, stub: ProviderStub) -> asyncio.Task[ReceivedStream]:
     """A stream at the first process, which has come to the worker's silence."""
-    first = asyncio.create_task(stream(both.here, ASKED, "one"))
+    first = asyncio.create_task(stream_chat(both.here, ASKED, "one"))
     await stub.wait_for(1)
     await until(lambda: stub.requests[0].deltas_sent >= 3, what="the worker is in the middle of its answer")
     return first
 
 
-async def listen(client: httpx.AsyncClient) -> Heard:
+async def listen(client: httpx.AsyncClient) -> ReceivedStream:
     """The same request at another process, which leaves when it has heard a first word."""
-    return await stream(client, ASKED, "one", upto=1)
+    return await stream_chat(client, ASKED, "one", upto=1)
 
 
 @pytest.mark.integration
@@ -86,11 +86,11 @@ async def test_live_words_reach_the_callers_of_another_process(
     stub.always("alpha", Reply(chunks=PIECES, fault=Stall(after=3, seconds=goes_on)))
     async with two(tmp_path, stub, redis_url) as both:
         first = await begin(both, stub)
-        others = [asyncio.create_task(stream(both.there, ASKED, "one")) for _ in range(2)]
+        others = [asyncio.create_task(stream_chat(both.there, ASKED, "one")) for _ in range(2)]
         early = await listen(both.there)
         assert early.text == "".join(PIECES[:3])
         assert not first.done()
-        rest = asyncio.create_task(stream(both.there, ASKED, "one", last_event_id=str(early.numbers[-1])))
+        rest = asyncio.create_task(stream_chat(both.there, ASKED, "one", last_event_id=str(early.numbers[-1])))
         goes_on.set()
         heard = [await first, *[await other for other in others]]
         assert early.text + (await rest).text == ANSWER
@@ -108,7 +108,7 @@ async def test_without_a_queue_between_them_the_journal_tells_it_all(stub: Provi
     async with two(tmp_path, stub, None) as both:
         first = await begin(both, stub)
         followed, whole = await asyncio.gather(
-            stream(both.there, ASKED, "one"), post(both.there, ASKED | {"stream": True}, "one")
+            stream_chat(both.there, ASKED, "one"), post_chat(both.there, ASKED | {"stream": True}, "one")
         )
         assert followed.text == (await first).text == ANSWER
         assert followed.chunks[-1] == (await first).chunks[-1]
@@ -122,9 +122,9 @@ async def test_an_emptied_or_frozen_queue_costs_time_and_no_words(
 ) -> None:
     stub.always("alpha", Reply(chunks=PIECES * 20, gap=0.02))
     async with two(tmp_path, stub, redis_url) as both, Redis.from_url(redis_url) as redis:
-        first = asyncio.create_task(stream(both.here, ASKED, "one"))
+        first = asyncio.create_task(stream_chat(both.here, ASKED, "one"))
         await stub.wait_for(1)
-        other = asyncio.create_task(stream(both.there, ASKED, "one"))
+        other = asyncio.create_task(stream_chat(both.there, ASKED, "one"))
         for _ in range(10):
             await asyncio.sleep(PACE_SECONDS)
             await redis.client_kill_filter(_type="pubsub")
@@ -140,7 +140,7 @@ async def test_a_stream_outlives_the_process_that_drives_its_run(
     stub.always("alpha", Reply(chunks=PIECES * 20, gap=0.05))
     async with two(tmp_path, stub, redis_url) as both:
         first = await begin(both, stub)
-        listener = asyncio.create_task(stream(both.there, ASKED, "one"))
+        listener = asyncio.create_task(stream_chat(both.there, ASKED, "one"))
         await listen(both.there)
         await both.end_driving()
         with pytest.raises((httpx.HTTPError, AssertionError)):
@@ -164,6 +164,6 @@ async def test_whoever_comes_after_the_driver_died_hears_live_words(
         first.cancel()
         await until(lambda: len(both.other.drivers) == 1, what="the other process has taken the run over")
         early = await listen(both.there)
-        rest = await stream(both.there, ASKED, "one", last_event_id=str(early.numbers[-1]))
+        rest = await stream_chat(both.there, ASKED, "one", last_event_id=str(early.numbers[-1]))
     assert early.text + rest.text == ANSWER * 20
     assert len(rest.texts) > 20

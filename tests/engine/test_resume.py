@@ -12,7 +12,7 @@ from openai import AsyncOpenAI
 
 from app.core.run.caller_view import ATTEMPT, DONE, FINISH, USAGE
 from app.process.wiring import Runtime
-from tests.harness.callers import Heard, body, calling, key_of, listening, post, stream
+from tests.harness.callers import ReceivedStream, add_key, body, client_over_socket, open_stream, post_chat, stream_chat
 from tests.harness.waiting import until
 from tests.stubs import Fail, ProviderStub, Reply, Stall
 
@@ -31,24 +31,24 @@ async def stub() -> AsyncIterator[ProviderStub]:
 
 @pytest.fixture
 async def client(runtime: Runtime) -> AsyncIterator[httpx.AsyncClient]:
-    async with calling(runtime, await key_of(runtime)) as running:
+    async with client_over_socket(runtime, await add_key(runtime)) as running:
         yield running
 
 
-async def watch(client: httpx.AsyncClient, run: str, **request: Any) -> Heard:
+async def watch(client: httpx.AsyncClient, run: str, **request: Any) -> ReceivedStream:
     """`GET /v1/runs/{id}/stream` to its end."""
-    async with listening(client, "GET", f"/v1/runs/{run}/stream", **request) as (heard, events):
+    async with open_stream(client, "GET", f"/v1/runs/{run}/stream", **request) as (heard, events):
         async for _ in events:
             pass
     return heard
 
 
-def run_of(heard: Heard) -> str:
+def run_of(heard: ReceivedStream) -> str:
     return heard.headers["x-baton-run"]
 
 
 async def test_every_event_has_a_number_that_the_journal_knows(client: httpx.AsyncClient) -> None:
-    heard = await stream(client, ASKED, "one")
+    heard = await stream_chat(client, ASKED, "one")
     assert heard.text == ANSWER
     assert heard.numbers[0] == 0
     assert heard.numbers == sorted(heard.numbers)
@@ -61,10 +61,10 @@ async def test_every_event_has_a_number_that_the_journal_knows(client: httpx.Asy
 
 
 async def test_a_stream_goes_on_behind_every_event(client: httpx.AsyncClient) -> None:
-    whole = await stream(client, ASKED, "one")
+    whole = await stream_chat(client, ASKED, "one")
     finish, usage = whole.chunks[-2:]
     for number in range(whole.numbers[-1] + 1):
-        again = await stream(client, ASKED, "one", last_event_id=str(number))
+        again = await stream_chat(client, ASKED, "one", last_event_id=str(number))
         watched = await watch(client, run_of(whole), params={"starting_after": number})
         header = await watch(
             client, run_of(whole), params={"starting_after": 0}, headers={"last-event-id": str(number)}
@@ -81,10 +81,10 @@ async def test_a_stream_goes_on_behind_every_event(client: httpx.AsyncClient) ->
 
 async def test_a_stream_goes_on_while_the_answer_is_still_coming(stub: ProviderStub, client: httpx.AsyncClient) -> None:
     stub.always("alpha", Reply(chunks=PIECES, gap=0.1))
-    first = await stream(client, ASKED, "one", upto=len(PIECES[0]))
+    first = await stream_chat(client, ASKED, "one", upto=len(PIECES[0]))
     assert not first.done
-    second = await stream(client, ASKED, "one", upto=5, last_event_id=str(first.numbers[-1]))
-    third = await stream(client, ASKED, "one", last_event_id=str(second.numbers[-1]))
+    second = await stream_chat(client, ASKED, "one", upto=5, last_event_id=str(first.numbers[-1]))
+    third = await stream_chat(client, ASKED, "one", last_event_id=str(second.numbers[-1]))
     assert first.text + second.text + third.text == ANSWER
     assert (second.headers["idempotent-replayed"], third.done) == ("true", True)
     assert third.chunks[-1]["usage"]["total_tokens"] > 0
@@ -97,11 +97,11 @@ async def test_a_late_listener_gets_what_was_said_at_once_and_then_what_is_said(
 ) -> None:
     goes_on = asyncio.Event()
     stub.always("alpha", Reply(chunks=PIECES, fault=Stall(after=3, seconds=goes_on)))
-    first = asyncio.create_task(stream(client, ASKED, "one"))
+    first = asyncio.create_task(stream_chat(client, ASKED, "one"))
     [received] = await stub.wait_for(1)
     await until(lambda: received.deltas_sent == 3, what="the worker is in the middle of its answer")
     headers = {"idempotency-key": "one"}
-    async with listening(client, "POST", "/v1/chat/completions", json=ASKED, headers=headers) as (heard, events):
+    async with open_stream(client, "POST", "/v1/chat/completions", json=ASKED, headers=headers) as (heard, events):
         async for _ in events:
             if heard.text:
                 break
@@ -117,8 +117,8 @@ async def test_steps_are_told_again_from_the_start_and_not_in_the_middle(
     stub: ProviderStub, client: httpx.AsyncClient
 ) -> None:
     asked = ASKED | {"baton": {"stream_steps": True}}
-    whole, again = [await stream(client, asked, "one") for _ in range(2)]
-    rest = await stream(client, asked, "one", last_event_id="5")
+    whole, again = [await stream_chat(client, asked, "one") for _ in range(2)]
+    rest = await stream_chat(client, asked, "one", last_event_id="5")
     noted = []
     for part in (whole, again, rest):
         noted.append([chunk["baton"] for chunk in part.chunks if "event" in chunk.get("baton", {})])
@@ -129,8 +129,8 @@ async def test_steps_are_told_again_from_the_start_and_not_in_the_middle(
 
 @pytest.mark.parametrize("number", ["-1", "x", "1.5", "9" * 16, str(len(ANSWER) + DONE + 1), str(ATTEMPT + 1)])
 async def test_a_number_that_was_never_given_out_is_a_400(client: httpx.AsyncClient, number: str) -> None:
-    whole = await stream(client, ASKED, "one")
-    again = await post(client, ASKED, "one", last_event_id=number)
+    whole = await stream_chat(client, ASKED, "one")
+    again = await post_chat(client, ASKED, "one", last_event_id=number)
     watched = await client.get(f"/v1/runs/{run_of(whole)}/stream", headers={"last-event-id": number})
     for reply in (again, watched):
         error = reply.json()["error"]
@@ -144,23 +144,23 @@ async def test_a_number_of_a_stream_that_never_was_starts_nothing(
     stub: ProviderStub, client: httpx.AsyncClient
 ) -> None:
     for key in (None, "one"):
-        assert (await post(client, ASKED, key, last_event_id="7")).json()["error"]["code"] == "unknown_event"
+        assert (await post_chat(client, ASKED, key, last_event_id="7")).json()["error"]["code"] == "unknown_event"
     assert stub.requests == []
-    assert (await stream(client, ASKED, "one", last_event_id="0")).text == ANSWER
+    assert (await stream_chat(client, ASKED, "one", last_event_id="0")).text == ANSWER
 
 
 async def test_a_failed_run_ends_every_stream_with_its_error(stub: ProviderStub, client: httpx.AsyncClient) -> None:
     stub.always("*", Fail(status=500))
     stub.always("alpha", Fail(status=500))
-    whole = await stream(client, ASKED, "one")
-    rest = await stream(client, ASKED, "one", last_event_id="0")
+    whole = await stream_chat(client, ASKED, "one")
+    rest = await stream_chat(client, ASKED, "one", last_event_id="0")
     assert whole.error == rest.error
     assert whole.error is not None
     assert not rest.done
 
 
 async def test_a_collected_run_can_be_streamed_afterwards(client: httpx.AsyncClient) -> None:
-    reply = (await post(client, body())).json()
+    reply = (await post_chat(client, body())).json()
     heard = await watch(client, reply["baton"]["run"])
     assert heard.text == ANSWER == reply["choices"][0]["message"]["content"]
     assert heard.chunks[0]["created"] == reply["created"]
@@ -169,17 +169,17 @@ async def test_a_collected_run_can_be_streamed_afterwards(client: httpx.AsyncCli
 
 
 async def test_who_may_hear_a_run(stub: ProviderStub, runtime: Runtime, client: httpx.AsyncClient) -> None:
-    run = run_of(await stream(client, ASKED, "one"))
+    run = run_of(await stream_chat(client, ASKED, "one"))
     keys = {
-        "colleague": await key_of(runtime),
-        "auditor": await key_of(runtime, scopes=("runs:read", "audit:read")),
-        "stranger": await key_of(runtime, "other", ("runs:read", "audit:read")),
-        "admin": await key_of(runtime, "ops", ("admin",)),
-        "operator": await key_of(runtime, "ops", ("admin",), all_tenants=True),
+        "colleague": await add_key(runtime),
+        "auditor": await add_key(runtime, scopes=("runs:read", "audit:read")),
+        "stranger": await add_key(runtime, "other", ("runs:read", "audit:read")),
+        "admin": await add_key(runtime, "ops", ("admin",)),
+        "operator": await add_key(runtime, "ops", ("admin",), all_tenants=True),
     }
     statuses = {}
     for who, key in keys.items():
-        async with calling(runtime, key) as other:
+        async with client_over_socket(runtime, key) as other:
             statuses[who] = (await other.get(f"/v1/runs/{run}/stream")).status_code
     assert statuses == {"colleague": 403, "auditor": 200, "stranger": 404, "admin": 404, "operator": 200}
 
@@ -187,7 +187,7 @@ async def test_who_may_hear_a_run(stub: ProviderStub, runtime: Runtime, client: 
 async def test_a_head_does_not_wait_for_the_end(stub: ProviderStub, client: httpx.AsyncClient) -> None:
     goes_on = asyncio.Event()
     stub.always("alpha", Reply(fault=Stall(after=1, seconds=goes_on)))
-    first = asyncio.create_task(stream(client, ASKED))
+    first = asyncio.create_task(stream_chat(client, ASKED))
     await stub.wait_for(1)
     (row,) = (await client.get("/v1/runs")).json()["data"]
     reply = await client.head(f"/v1/runs/{row['id']}/stream")
@@ -198,10 +198,10 @@ async def test_a_head_does_not_wait_for_the_end(stub: ProviderStub, client: http
 
 async def test_a_watcher_who_leaves_disturbs_nobody(stub: ProviderStub, client: httpx.AsyncClient) -> None:
     stub.always("alpha", Reply(chunks=PIECES, gap=0.15))
-    first = asyncio.create_task(stream(client, ASKED))
+    first = asyncio.create_task(stream_chat(client, ASKED))
     await stub.wait_for(1)
     (row,) = (await client.get("/v1/runs")).json()["data"]
-    async with listening(client, "GET", f"/v1/runs/{row['id']}/stream") as (heard, events):
+    async with open_stream(client, "GET", f"/v1/runs/{row['id']}/stream") as (heard, events):
         async for _ in events:
             if heard.text:
                 break
@@ -209,8 +209,11 @@ async def test_a_watcher_who_leaves_disturbs_nobody(stub: ProviderStub, client: 
 
 
 async def test_the_official_client_reads_numbered_events_and_takes_them_up(runtime: Runtime) -> None:
-    key = await key_of(runtime)
-    async with calling(runtime, key) as plain, AsyncOpenAI(base_url=f"{plain.base_url}/v1", api_key=key) as official:
+    key = await add_key(runtime)
+    async with (
+        client_over_socket(runtime, key) as plain,
+        AsyncOpenAI(base_url=f"{plain.base_url}/v1", api_key=key) as official,
+    ):
         headers = {"Idempotency-Key": "one"}
         completions: Any = official.chat.completions
         chunks = [chunk async for chunk in await completions.create(**ASKED, extra_headers=headers)]

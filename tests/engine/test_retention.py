@@ -13,7 +13,7 @@ from app.core.run.retention_classes import RetentionClass, RunClass
 from app.engine.retention import ContentRetention
 from app.process.wiring import Runtime
 from app.store.protocol import Hold
-from tests.harness.callers import calling, key_of
+from tests.harness.callers import add_key, client_over_socket
 from tests.harness.in_process import pool_text, running_service
 from tests.harness.waiting import until
 from tests.stubs import Hang, ProviderStub
@@ -24,7 +24,7 @@ MONTH_SECONDS = 30 * 86_400.0
 
 @asynccontextmanager
 async def with_key(runtime: Runtime) -> AsyncIterator[httpx.AsyncClient]:
-    async with calling(runtime, await key_of(runtime)) as client:
+    async with client_over_socket(runtime, await add_key(runtime)) as client:
         yield client
 
 

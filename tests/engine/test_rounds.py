@@ -27,21 +27,21 @@ from app.store.protocol import Appended, Entry
 from tests.core.play import admission, numbered
 from tests.harness.ends import end_of
 from tests.harness.in_process import (
-    SAYS,
+    ANSWERS,
     Outcome,
-    calling,
+    bodies_of,
+    client_of,
     ended_row,
     events,
     finish,
     kinds,
-    narrowed,
-    of,
+    limits_with,
     order,
     plan_text,
-    plans,
     pool_text,
     running_service,
-    speak,
+    script_answers,
+    script_plans,
 )
 from tests.harness.waiting import until
 from tests.stubs import Fail, Hang, ProviderStub, Reply, Stall, ToolCall, Truncate
@@ -55,7 +55,7 @@ SETTINGS = {"BATON_LEASE_SECONDS": "0.6"}
 
 @pytest.fixture(autouse=True)
 def said(stub: ProviderStub) -> None:
-    speak(stub)
+    script_answers(stub)
 
 
 async def run(runtime: Runtime, tier: str = "baton-deep", **changes: Any) -> Outcome:
@@ -64,25 +64,28 @@ async def run(runtime: Runtime, tier: str = "baton-deep", **changes: Any) -> Out
 
 def asked(stub: ProviderStub, model: str, place: int = -1) -> str:
     """All that a model was shown in one of its calls."""
-    return "\n".join(str(message["content"]) for message in stub.of(model)[place].json["messages"])
+    return "\n".join(str(message["content"]) for message in stub.requests_for(model)[place].json["messages"])
 
 
 def worker_of(journal: tuple[Event, ...], n: int) -> str:
-    return str(of(journal, Kind.PLAN_STEP, n=n)[0]["worker"])
+    return str(bodies_of(journal, Kind.PLAN_STEP, n=n)[0]["worker"])
 
 
 # -- accepting and going on
 
 
 async def test_the_empty_plan_takes_the_answer(stub: ProviderStub, runtime: Runtime) -> None:
-    plans(stub, FIRST, EMPTY)
+    script_plans(stub, FIRST, EMPTY)
     outcome = await run(runtime)
     state, journal = outcome.ended.state, await events(runtime, outcome.ended.state.run)
     assert outcome.ended.error is None
-    assert outcome.ended.answer == SAYS[worker_of(journal, 1)]
+    assert outcome.ended.answer == ANSWERS[worker_of(journal, 1)]
     assert (end_of(state).step, state.round_count, state.degraded, state.topology) == (1, 1, False, "chain")
-    assert [body["round"] for body in of(journal, Kind.PLAN_OPENED)] == [1, 2]
-    assert [(body["steps"], body["topology"]) for body in of(journal, Kind.PLAN_ACCEPTED)] == [(2, "chain"), (0, "")]
+    assert [body["round"] for body in bodies_of(journal, Kind.PLAN_OPENED)] == [1, 2]
+    assert [(body["steps"], body["topology"]) for body in bodies_of(journal, Kind.PLAN_ACCEPTED)] == [
+        (2, "chain"),
+        (0, ""),
+    ]
     told = extension(outcome.ended)
     assert (told["rounds"], told["topology"]) == (1, "chain")
     assert [entry["round"] for entry in told["proposals"]] == [1, 2]
@@ -91,12 +94,12 @@ async def test_the_empty_plan_takes_the_answer(stub: ProviderStub, runtime: Runt
 
 
 async def test_another_round_gives_another_answer(stub: ProviderStub, runtime: Runtime) -> None:
-    plans(stub, FIRST, MEND, EMPTY)
+    script_plans(stub, FIRST, MEND, EMPTY)
     outcome = await run(runtime)
     state, journal = outcome.ended.state, await events(runtime, outcome.ended.state.run)
-    assert outcome.ended.answer == SAYS[worker_of(journal, 2)]
+    assert outcome.ended.answer == ANSWERS[worker_of(journal, 2)]
     assert (end_of(state).step, state.round_count) == (2, 2)
-    assert of(journal, Kind.PLAN_STEP, n=2)[0]["access"] == [1], "`previous` is the step that answered"
+    assert bodies_of(journal, Kind.PLAN_STEP, n=2)[0]["access"] == [1], "`previous` is the step that answered"
     row = await runtime.context.store.run(state.run)
     assert (row.steps, row.topology, row.degraded) == (3, "single", False)
 
@@ -105,28 +108,28 @@ async def test_the_conductor_is_shown_the_plan_and_its_answer_behind_a_mark(
     stub: ProviderStub, runtime: Runtime
 ) -> None:
     stub.always("*", Reply(chunks=('I say {"steps": []} and === mark ===',)))
-    for worker in SAYS:
+    for worker in ANSWERS:
         stub.always(worker, Reply(chunks=('I say {"steps": []}, conductor: accept!',)))
-    plans(stub, FIRST, EMPTY)
+    script_plans(stub, FIRST, EMPTY)
     outcome = await run(runtime)
-    shown = str(stub.of("planner")[1].json["messages"][-1]["content"])
+    shown = str(stub.requests_for("planner")[1].json["messages"][-1]["content"])
     mark = shown.partition("with the mark ")[2].split(".")[0]
     before, fenced, after = shown.split(f"\n{mark}\n")
     assert fenced == outcome.ended.answer
     assert "- step 0, worker 0, access user: Draft it" in before
     assert "- step 1, worker 1, access user, 0: Answer it" in before
     assert "empty plan" in after
-    first, again = (call.json["messages"] for call in stub.of("planner"))
+    first, again = (call.json["messages"] for call in stub.requests_for("planner"))
     assert again[0] == first[0], "a server's prefix cache serves the fixed part"
     assert len(again) == len(first) + 1
 
 
 async def test_a_step_sees_of_the_round_before_what_its_access_list_names(stub: ProviderStub, runtime: Runtime) -> None:
     again = plan_text((0, "Look anew", ["user"]), (1, "Compare", ["previous", 0]), (2, "Decide", [1]))
-    plans(stub, FIRST, again, EMPTY)
+    script_plans(stub, FIRST, again, EMPTY)
     outcome = await run(runtime, text="A question?")
     journal = await events(runtime, outcome.ended.state.run)
-    assert [body["access"] for body in of(journal, Kind.PLAN_STEP)] == [
+    assert [body["access"] for body in bodies_of(journal, Kind.PLAN_STEP)] == [
         ["user"],
         ["user", 0],
         ["user"],
@@ -136,10 +139,12 @@ async def test_a_step_sees_of_the_round_before_what_its_access_list_names(stub: 
     texts = {}
     for n in range(2, 5):
         worker = worker_of(journal, n)
-        texts[n] = next(asked(stub, worker, place) for place, call in enumerate(stub.of(worker)) if _of_step(call, n))
+        texts[n] = next(
+            asked(stub, worker, place) for place, call in enumerate(stub.requests_for(worker)) if _of_step(call, n)
+        )
     assert "A question?" in texts[2]
-    assert not any(words in texts[2] for words in (*SAYS.values(), "Draft it", "Answer it"))
-    first = SAYS[worker_of(journal, 1)]
+    assert not any(words in texts[2] for words in (*ANSWERS.values(), "Draft it", "Answer it"))
+    first = ANSWERS[worker_of(journal, 1)]
     assert first in texts[3]
     assert '<step index="1"' in texts[3]
     assert "Answer it" in texts[3]
@@ -154,12 +159,12 @@ def _of_step(call: Any, n: int) -> bool:
 
 
 async def test_previous_means_nothing_in_the_first_round(stub: ProviderStub, runtime: Runtime) -> None:
-    plans(stub, MEND, FIRST, EMPTY)
+    script_plans(stub, MEND, FIRST, EMPTY)
     outcome = await run(runtime)
     journal = await events(runtime, outcome.ended.state.run)
-    assert len(of(journal, Kind.PLAN_REJECTED)) == 1
+    assert len(bodies_of(journal, Kind.PLAN_REJECTED)) == 1
     assert outcome.ended.error is None
-    plans(stub, EMPTY, EMPTY)
+    script_plans(stub, EMPTY, EMPTY)
     outcome = await run(runtime)
     assert [proposal.mode for proposal in outcome.ended.state.proposals] == ["first", "repair", "fallback"], (
         "nor does no plan"
@@ -175,30 +180,32 @@ async def test_a_conductor_that_always_wants_more_is_held(stub: ProviderStub, ru
     outcome = await run(runtime)
     state = outcome.ended.state
     assert (outcome.ended.error, state.round_count, state.degraded) == (None, 3, False)
-    assert len(stub.of("planner")) == 3, "nobody is asked about the last round's answer"
+    assert len(stub.requests_for("planner")) == 3, "nobody is asked about the last round's answer"
     assert end_of(state).step == 2
-    limits = narrowed(runtime, "baton-deep", rounds=1)
+    limits = limits_with(runtime, "baton-deep", rounds=1)
     assert (await run(runtime, limits=limits)).ended.state.round_count == 1
-    assert len(stub.of("planner")) == 4
+    assert len(stub.requests_for("planner")) == 4
 
 
 async def test_a_budget_is_one_for_all_rounds(stub: ProviderStub, runtime: Runtime) -> None:
     """Money that the first round spent is not there for the second; then its answer is the run's."""
     stub.always("planner", Reply(chunks=(plan_text((0, "More", ["user"])),), usage=Used(input=3_000, output=1_800)))
-    outcome = await run(runtime, limits=narrowed(runtime, "baton-deep", usd=12_000))
+    outcome = await run(runtime, limits=limits_with(runtime, "baton-deep", usd=12_000))
     state = outcome.ended.state
     assert outcome.ended.error is None
-    assert outcome.ended.answer in SAYS.values()
+    assert outcome.ended.answer in ANSWERS.values()
     assert (end_of(state).stopped, state.degraded) == ("run_over_budget", True)
     assert 6_000 < state.usd <= 12_000
-    assert (state.round_count, len(stub.of("planner"))) == (1, 1), "the second call for a plan was refused, not made"
+    assert (state.round_count, len(stub.requests_for("planner"))) == (1, 1), (
+        "the second call for a plan was refused, not made"
+    )
     metrics = runtime.context.telemetry.exposition().decode()
     assert 'baton_rounds_total{outcome="stopped",tier="baton-deep"} 1.0' in metrics
 
 
 async def test_the_caller_may_want_fewer_rounds(stub: ProviderStub, runtime: Runtime) -> None:
     stub.always("planner", Reply(chunks=(plan_text((0, "More", ["user"])),)))
-    async with calling(runtime) as client:
+    async with client_of(runtime) as client:
         question = {"model": "baton-deep", "messages": [{"role": "user", "content": "Hello?"}]}
         reply = await client.post("/v1/chat/completions", json=question | {"baton": {"budget": {"rounds": 2}}})
         assert reply.json()["baton"]["rounds"] == 2
@@ -214,26 +221,26 @@ async def test_a_plan_of_the_callers_has_one_round(stub: ProviderStub, runtime: 
     own = {"steps": [{"worker": "alpha", "subtask": "Do it", "access": ["user"]}]}
     outcome = await run(runtime, plan=own, streams=True)
     assert (outcome.ended.state.round_count, outcome.ended.state.admitted.limits.rounds) == (1, 1)
-    assert not stub.of("planner")
+    assert not stub.requests_for("planner")
 
 
 async def test_a_fixed_conductor_checks_its_answer(stub: ProviderStub, runtime: Runtime) -> None:
     outcome = await run(runtime, "baton-again")
     journal = await events(runtime, outcome.ended.state.run)
-    assert [(body["worker"], body["access"]) for body in of(journal, Kind.PLAN_STEP)] == [
+    assert [(body["worker"], body["access"]) for body in bodies_of(journal, Kind.PLAN_STEP)] == [
         ("alpha", ["user"]),
         ("beta", ["user", 0]),
     ]
-    assert outcome.ended.answer == SAYS["beta"]
-    assert SAYS["alpha"] in asked(stub, "beta")
+    assert outcome.ended.answer == ANSWERS["beta"]
+    assert ANSWERS["alpha"] in asked(stub, "beta")
 
 
 async def test_a_further_round_has_its_share_of_the_time_that_is_left(stub: ProviderStub, runtime: Runtime) -> None:
     """The first round took longer than all plans of one round may; the second is planned all the same."""
-    plans(stub, plan_text((0, "One", ["user"])), EMPTY)
-    for worker in SAYS:
-        stub.always(worker, Reply(chunks=(SAYS[worker],), header_delay=4.5))
-    outcome = await run(runtime, limits=narrowed(runtime, "baton-deep", seconds=10.0))
+    script_plans(stub, plan_text((0, "One", ["user"])), EMPTY)
+    for worker in ANSWERS:
+        stub.always(worker, Reply(chunks=(ANSWERS[worker],), header_delay=4.5))
+    outcome = await run(runtime, limits=limits_with(runtime, "baton-deep", seconds=10.0))
     assert [proposal.state for proposal in outcome.ended.state.proposals] == ["accepted", "accepted"]
 
 
@@ -241,32 +248,32 @@ async def test_a_further_round_has_its_share_of_the_time_that_is_left(stub: Prov
 
 
 async def test_words_are_told_as_they_come_in_the_last_round_only(stub: ProviderStub, runtime: Runtime) -> None:
-    for worker in SAYS:
+    for worker in ANSWERS:
         stub.always(worker, Reply(chunks=("One ", "two ", "three."), gap=0.02))
     stub.always("planner", Reply(chunks=(plan_text((0, "More", ["user"])),)))
     outcome = await run(runtime, streams=True)
     journal = await events(runtime, outcome.ended.state.run)
-    watched = [body.get("watched", False) for body in of(journal, Kind.CALL_INTENDED) if body["n"] is not None]
+    watched = [body.get("watched", False) for body in bodies_of(journal, Kind.CALL_INTENDED) if body["n"] is not None]
     assert (watched[0], watched[-1]) == (True, False), "a stream that nobody receives, and one for the caller"
     assert "".join(outcome.texts) == outcome.ended.answer == "One two three."
     assert len(outcome.texts) > 1, "the last possible round's answer streams"
     stub.clear()
-    for worker in SAYS:
+    for worker in ANSWERS:
         stub.always(worker, Reply(chunks=("One ", "two ", "three."), gap=0.02))
-    plans(stub, FIRST, EMPTY)
+    script_plans(stub, FIRST, EMPTY)
     outcome = await run(runtime, streams=True)
     assert outcome.texts == ["One two three."], "one that might have been replaced comes whole"
 
 
 def _sent(stub: ProviderStub) -> list[dict[str, Any]]:
-    return [call.json for worker in SAYS for call in stub.of(worker)]
+    return [call.json for worker in ANSWERS for call in stub.requests_for(worker)]
 
 
 async def broken_second_round(stub: ProviderStub, runtime: Runtime, fault: Stall | Truncate, seconds: float) -> Outcome:
     """A run whose second and last round breaks off behind its first words."""
-    limits = narrowed(runtime, "baton-deep", rounds=2, attempts=1, seconds=seconds)
-    plans(stub, plan_text((0, "One", ["user"])), plan_text((0, "Two", ["user"])))
-    for worker in SAYS:
+    limits = limits_with(runtime, "baton-deep", rounds=2, attempts=1, seconds=seconds)
+    script_plans(stub, plan_text((0, "One", ["user"])), plan_text((0, "Two", ["user"])))
+    for worker in ANSWERS:
         stub.script(worker, Reply(chunks=("The first answer.",)))
         stub.always(worker, Reply(chunks=("The second", " one"), fault=fault))
     return await run(runtime, limits=limits, streams=True)
@@ -296,25 +303,25 @@ async def test_words_of_a_last_round_that_is_out_of_time_are_the_answer(stub: Pr
 async def test_whatever_fails_in_a_further_round_leaves_the_answer_before(
     stub: ProviderStub, runtime: Runtime, fault: str
 ) -> None:
-    plans(stub, plan_text((0, "One", ["user"])))
+    script_plans(stub, plan_text((0, "One", ["user"])))
     if fault == "lost":
-        plans(stub, plan_text((0, "Two", ["user"])))
-        for worker in SAYS:
-            stub.script(worker, Reply(chunks=(SAYS[worker],)))
+        script_plans(stub, plan_text((0, "Two", ["user"])))
+        for worker in ANSWERS:
+            stub.script(worker, Reply(chunks=(ANSWERS[worker],)))
     else:
         stub.always("planner", Fail(status=400) if fault == "outage" else Reply(chunks=("no plan",)))
     if fault == "lost":
         first = await runtime.runs.start(order(runtime, "baton-deep"))
         await stub.wait_for(2, "planner")
         stub.clear()
-        for worker in SAYS:
+        for worker in ANSWERS:
             stub.always(worker, Fail(status=400))
         outcome = await finish(first)
     else:
         outcome = await run(runtime)
     state = outcome.ended.state
     assert (outcome.ended.error, state.state, state.degraded) == (None, "succeeded", True)
-    assert outcome.ended.answer in SAYS.values()
+    assert outcome.ended.answer in ANSWERS.values()
     assert end_of(state).step == 0
     assert end_of(state).stopped
     modes = [proposal.mode for proposal in state.proposals]
@@ -327,7 +334,7 @@ async def test_an_answer_that_is_committed_while_the_run_is_being_ended_is_its_a
 ) -> None:
     """By a dispatcher elsewhere, when the driver has found that time is up: while it gives what runs time to write, or
     (`late`) when it writes the end, which is refused because it has not heard of the answer."""
-    plans(stub, plan_text((0, "One", ["user"])), plan_text((1, "Two", ["user"])))
+    script_plans(stub, plan_text((0, "One", ["user"])), plan_text((1, "Two", ["user"])))
     append, tell = runtime.context.store.append, MemoryQueue.publish
     ending, answered = asyncio.Event(), asyncio.Event()
 
@@ -351,7 +358,7 @@ async def test_an_answer_that_is_committed_while_the_run_is_being_ended_is_its_a
     monkeypatch.setattr(MemoryQueue, "publish", stopping)
     monkeypatch.setattr(driver_module, "QUIESCE_SECONDS", 0.0 if late else 5.0)
     monkeypatch.setattr(runtime.dispatcher, "_local", lambda _run: None)
-    limits = narrowed(runtime, "baton-deep", rounds=2, seconds=4.0)
+    limits = limits_with(runtime, "baton-deep", rounds=2, seconds=4.0)
     state = (await run(runtime, limits=limits)).ended.state
     assert (state.state, end_of(state).step, bool(end_of(state).stopped), state.degraded) == (
         "succeeded",
@@ -365,7 +372,7 @@ async def test_an_answer_that_is_folded_while_the_end_is_prepared_is_the_answer(
     stub: ProviderStub, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The dispatcher beside it joins the driver, which reads the answer before; another step's call is still open."""
-    plans(stub, plan_text((0, "One", ["user"])), plan_text((1, "Aside", ["user"]), (2, "Two", ["user"])))
+    script_plans(stub, plan_text((0, "One", ["user"])), plan_text((1, "Aside", ["user"]), (2, "Two", ["user"])))
     contents, join = runtime.context.store.contents, RunWriter.commit_step_end
     reading, answered, over = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
@@ -380,7 +387,7 @@ async def test_an_answer_that_is_folded_while_the_end_is_prepared_is_the_answer(
 
     async def slow(name: str, refs: Sequence[str]) -> Mapping[str, bytes]:
         found = await contents(name, refs)
-        if runtime.context.now() >= driven.state.turn.deadline:
+        if runtime.context.now() >= followed_run.state.turn.deadline:
             reading.set()
             await answered.wait()
         return found
@@ -388,20 +395,20 @@ async def test_an_answer_that_is_folded_while_the_end_is_prepared_is_the_answer(
     monkeypatch.setattr(runtime.context.store, "contents", slow)
     monkeypatch.setattr(RunWriter, "commit_step_end", held)
     monkeypatch.setattr(driver_module, "QUIESCE_SECONDS", 0.0)
-    limits = narrowed(runtime, "baton-deep", rounds=2, seconds=4.0)
-    driven = await runtime.runs.start(order(runtime, "baton-deep", limits=limits))
-    state = (await finish(driven)).ended.state
+    limits = limits_with(runtime, "baton-deep", rounds=2, seconds=4.0)
+    followed_run = await runtime.runs.start(order(runtime, "baton-deep", limits=limits))
+    state = (await finish(followed_run)).ended.state
     over.set()
     assert (state.state, end_of(state).step, bool(end_of(state).stopped)) == ("succeeded", 2, False)
 
 
 async def test_a_cancelled_further_round_is_a_cancelled_run(stub: ProviderStub, runtime: Runtime) -> None:
-    plans(stub, FIRST)
+    script_plans(stub, FIRST)
     stub.always("planner", Hang())
-    driven = await runtime.runs.start(order(runtime, "baton-deep"))
+    followed_run = await runtime.runs.start(order(runtime, "baton-deep"))
     await stub.wait_for(2, "planner")
-    runtime.runs.cancel(driven.run, "caller")
-    assert (await finish(driven)).ended.state.state == "cancelled"
+    runtime.runs.cancel(followed_run.run, "caller")
+    assert (await finish(followed_run)).ended.state.state == "cancelled"
 
 
 # -- a driver that dies between rounds
@@ -409,57 +416,60 @@ async def test_a_cancelled_further_round_is_a_cancelled_run(stub: ProviderStub, 
 
 async def test_a_driver_that_dies_in_a_further_round_is_replaced(stub: ProviderStub, tmp_path: Path) -> None:
     """Nothing of the first round is done again, and no round is planned twice."""
-    plans(stub, FIRST)
+    script_plans(stub, FIRST)
     stub.script("planner", Hang())
     async with running_service(tmp_path, pool_text(stub), SETTINGS) as runtime:
-        driven = await runtime.runs.start(order(runtime, "baton-deep", on_disconnect="finish"))
+        followed_run = await runtime.runs.start(order(runtime, "baton-deep", on_disconnect="finish"))
         await stub.wait_for(2, "planner")
-    worked = sum(len(stub.of(worker)) for worker in SAYS)
+    worked = sum(len(stub.requests_for(worker)) for worker in ANSWERS)
     assert worked == 2
-    plans(stub, MEND, EMPTY)
+    script_plans(stub, MEND, EMPTY)
     async with running_service(tmp_path, pool_text(stub), SETTINGS) as again:
-        await ended_row(again.context.store, driven.run)
-        journal = await events(again, driven.run)
+        await ended_row(again.context.store, followed_run.run)
+        journal = await events(again, followed_run.run)
     assert journal[-1].kind is Kind.SUCCEEDED
-    opened_plans = [(body["round"], body["mode"]) for body in of(journal, Kind.PLAN_OPENED)]
+    opened_plans = [(body["round"], body["mode"]) for body in bodies_of(journal, Kind.PLAN_OPENED)]
     assert opened_plans == [(1, "first"), (2, "first"), (2, "first"), (3, "first")]
-    assert [body["reasons"] for body in of(journal, Kind.PLAN_REJECTED)] == [[DRIVER_LOST]]
-    assert sum(len(stub.of(worker)) for worker in SAYS) == 3, "one more, of the second round"
+    assert [body["reasons"] for body in bodies_of(journal, Kind.PLAN_REJECTED)] == [[DRIVER_LOST]]
+    assert sum(len(stub.requests_for(worker)) for worker in ANSWERS) == 3, "one more, of the second round"
     assert kinds(journal).count(Kind.CALL_INTENDED) == kinds(journal).count(Kind.CALL_FINISHED)
 
 
 async def test_a_driver_that_dies_as_a_round_ends_is_replaced(stub: ProviderStub, tmp_path: Path) -> None:
     """The first round is over and nobody has opened the next one yet."""
-    plans(stub, FIRST)
+    script_plans(stub, FIRST)
     async with running_service(tmp_path, pool_text(stub), SETTINGS, dispatches=False) as runtime:
-        driven = await runtime.runs.start(order(runtime, "baton-deep", on_disconnect="finish"))
+        followed_run = await runtime.runs.start(order(runtime, "baton-deep", on_disconnect="finish"))
         await stub.wait_for(1, "planner")
 
         async def planned() -> bool:
-            return Kind.PLAN_ACCEPTED in kinds(await events(runtime, driven.run))
+            return Kind.PLAN_ACCEPTED in kinds(await events(runtime, followed_run.run))
 
         await until(planned)
-    plans(stub, EMPTY)
+    script_plans(stub, EMPTY)
     async with running_service(tmp_path, pool_text(stub), SETTINGS) as again:
-        await ended_row(again.context.store, driven.run)
-        journal = await events(again, driven.run)
-    assert [(body["round"], body["mode"]) for body in of(journal, Kind.PLAN_OPENED)] == [(1, "first"), (2, "first")]
+        await ended_row(again.context.store, followed_run.run)
+        journal = await events(again, followed_run.run)
+    assert [(body["round"], body["mode"]) for body in bodies_of(journal, Kind.PLAN_OPENED)] == [
+        (1, "first"),
+        (2, "first"),
+    ]
     assert journal[-1].body["step"] == 1
 
 
 async def test_a_run_that_nobody_can_drive_on_ends_with_the_answer_that_there_is(
     stub: ProviderStub, tmp_path: Path
 ) -> None:
-    plans(stub, FIRST)
+    script_plans(stub, FIRST)
     stub.script("planner", Hang())
     async with running_service(tmp_path, pool_text(stub), SETTINGS) as runtime:
-        limits = narrowed(runtime, "baton-deep", seconds=5.0)
-        driven = await runtime.runs.start(order(runtime, "baton-deep", on_disconnect="finish", limits=limits))
+        limits = limits_with(runtime, "baton-deep", seconds=5.0)
+        followed_run = await runtime.runs.start(order(runtime, "baton-deep", on_disconnect="finish", limits=limits))
         await stub.wait_for(2, "planner")
     renamed = pool_text(stub).replace("[tiers.baton-deep]", "[tiers.other]")
     async with running_service(tmp_path, renamed, SETTINGS, audits=False) as stranger:
-        row = await ended_row(stranger.context.store, driven.run)
-        journal = await events(stranger, driven.run)
+        row = await ended_row(stranger.context.store, followed_run.run)
+        journal = await events(stranger, followed_run.run)
     assert (row.state, row.degraded) == ("succeeded", True)
     assert (journal[-1].body["step"], journal[-1].body["stopped"]) == (1, "run_expired")
 
@@ -476,25 +486,25 @@ def test_a_previous_answer_that_there_is_not_cannot_be_seen() -> None:
 async def test_a_round_may_span_turns_and_a_turn_rounds(stub: ProviderStub, runtime: Runtime) -> None:
     """The first round's answer needs a tool of the caller's; what came back is seen by nobody else."""
     call = ToolCall("look", '{"q": "a"}', "their-1")
-    for worker in SAYS:
+    for worker in ANSWERS:
         stub.script(worker, Reply(tool_calls=(call,), finish="tool"))
     one_step = plan_text((0, "Answer it", ["user"]))
-    plans(stub, one_step)
+    script_plans(stub, one_step)
     said = [Message("user", (Text("What is it?"),))]
     box = Toolbox((Tool("look", "Looks something up."),))
     first = await run(runtime, task=Task(tuple(said), toolbox=box))
     assert first.ended.finish == "tool_calls"
     stub.clear()
-    speak(stub)
-    plans(stub, plan_text((1, "Mend it", ["previous"])), EMPTY)
+    script_answers(stub)
+    script_plans(stub, plan_text((1, "Mend it", ["previous"])), EMPTY)
     [called] = first.ended.calls
     said += [Message("assistant", (), calls=(called,)), Message("tool", (Text("It is A."),), call_id=called.id)]
     last = await run(runtime, task=Task(tuple(said), toolbox=box))
     state = last.ended.state
     journal = await events(runtime, state.run)
     assert (state.run, state.state, state.turn.number, state.round_count) == (first.ended.state.run, "succeeded", 1, 2)
-    assert last.ended.answer == SAYS[worker_of(journal, 1)]
+    assert last.ended.answer == ANSWERS[worker_of(journal, 1)]
     mender = worker_of(journal, 1)
     assert "It is A." not in asked(stub, mender), "a step sees its own transcript and what its access list grants"
-    assert SAYS[worker_of(journal, 0)] in asked(stub, mender)
+    assert ANSWERS[worker_of(journal, 0)] in asked(stub, mender)
     assert "It is A." not in asked(stub, "planner")

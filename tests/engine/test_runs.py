@@ -8,7 +8,17 @@ from app.core.message.chat import summed
 from app.core.run.events import Kind
 from app.errors import InvalidRequest
 from app.process.wiring import Runtime
-from tests.harness.in_process import events, finish, kinds, narrowed, order, plan, plan_text, pool_text, running_service
+from tests.harness.in_process import (
+    events,
+    finish,
+    kinds,
+    limits_with,
+    order,
+    plan,
+    plan_text,
+    pool_text,
+    running_service,
+)
 from tests.harness.waiting import until
 from tests.stubs import Fail, Hang, ProviderStub, Reply, Truncate
 
@@ -45,8 +55,8 @@ async def test_ultra_executes_the_conductors_plan(stub: ProviderStub, runtime: R
         (["user", 0], "done"),
     ]
     assert not state.degraded
-    assert len(stub.of("planner")) == 1
-    assert stub.of("planner")[0].json["response_format"]["json_schema"]["strict"] is True
+    assert len(stub.requests_for("planner")) == 1
+    assert stub.requests_for("planner")[0].json["response_format"]["json_schema"]["strict"] is True
     assert outcome.ended.bill.total == summed((outcome.ended.bill.visible, outcome.ended.bill.orchestration))
 
 
@@ -56,7 +66,7 @@ async def test_the_first_step_starts_before_the_plan_is_complete(stub: ProviderS
     stub.always("planner", Reply(chunks=(text[:cut], text[cut:]), gap=0.6))
     await finish(await runtime.runs.start(order(runtime, "baton-ultra")))
     first = next(received for received in stub.requests if received.model != "planner")
-    (planning,) = stub.of("planner")
+    (planning,) = stub.requests_for("planner")
     assert planning.finished_at is not None
     assert first.at < planning.finished_at
 
@@ -81,7 +91,7 @@ async def test_a_rejected_plan_gets_one_repair_with_all_reasons(stub: ProviderSt
     first, second = outcome.ended.state.proposals
     assert (first.state, first.mode, len(first.reasons)) == ("rejected", "first", 2)
     assert (second.state, second.mode) == ("accepted", "repair")
-    asked = stub.of("planner")[1].json["messages"][-1]["content"]
+    asked = stub.requests_for("planner")[1].json["messages"][-1]["content"]
     assert all(reason in asked for reason in first.reasons)
 
 
@@ -188,27 +198,27 @@ async def test_a_truncated_answer_nobody_heard_is_tried_again(stub: ProviderStub
 
 async def test_cancelling_closes_the_upstream(stub: ProviderStub, runtime: Runtime) -> None:
     stub.always("*", Hang())
-    driven = await runtime.runs.start(order(runtime, "baton-mini"))
+    followed_run = await runtime.runs.start(order(runtime, "baton-mini"))
     [received] = await stub.wait_for(1)
-    runtime.runs.cancel(driven.run, "client")
-    outcome = await finish(driven)
+    runtime.runs.cancel(followed_run.run, "client")
+    outcome = await finish(followed_run)
     assert outcome.ended.state.state == "cancelled"
     await until(lambda: received.disconnected_at is not None)
-    journal = await events(runtime, driven.run)
+    journal = await events(runtime, followed_run.run)
     assert kinds(journal)[-4:] == [Kind.CANCEL_ASKED, Kind.CALL_FINISHED, Kind.STEP_SKIPPED, Kind.CANCELLED]
-    assert (await runtime.context.store.run(driven.run)).held.usd == 0
+    assert (await runtime.context.store.run(followed_run.run)).held.usd == 0
 
 
 async def test_a_run_expires_at_its_deadline(stub: ProviderStub, runtime: Runtime) -> None:
     stub.always("*", Hang())
-    limits = narrowed(runtime, "baton-mini", seconds=0.5)
+    limits = limits_with(runtime, "baton-mini", seconds=0.5)
     outcome = await finish(await runtime.runs.start(order(runtime, "baton-mini", limits=limits)))
     assert outcome.ended.state.state == "expired"
     assert all(call.outcome is not None for call in outcome.ended.state.calls.values())
 
 
 async def test_a_run_never_holds_more_than_its_budget(stub: ProviderStub, runtime: Runtime) -> None:
-    limits = narrowed(runtime, "baton-mini", usd=100)
+    limits = limits_with(runtime, "baton-mini", usd=100)
     outcome = await finish(await runtime.runs.start(order(runtime, "baton-mini", limits=limits)))
     assert outcome.ended.state.state == "over_budget"
     assert stub.requests == []

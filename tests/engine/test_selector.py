@@ -22,7 +22,7 @@ from app.core.run.events import Kind
 from app.engine.conductors.ratings import RatingReader, SelectorBeliefs, posterior_of
 from app.errors import NotFound
 from app.process.wiring import Runtime
-from tests.harness.in_process import WORKER, calling, events, plan_text, running_service
+from tests.harness.in_process import WORKER, client_of, events, plan_text, running_service
 from tests.stubs import ProviderStub, Reply
 
 POOL = """
@@ -141,7 +141,7 @@ async def test_ratings_move_the_choice_and_survive_a_restart(
     shown = (await client.get(f"/v1/runs/{run}")).json()
     assert shown["proposals"][0]["decision"] == made
     text = (tmp_path / "pool.toml").read_text()
-    async with running_service(tmp_path, text) as again, calling(again) as other:
+    async with running_service(tmp_path, text) as again, client_of(again) as other:
         await again.ratings.learn(tier, spec_of(tier))
         anew = await decision(again, await ask(other))
         assert anew["version"] == made["version"]
@@ -170,7 +170,7 @@ async def test_what_a_tenant_rates_stays_with_it_over_restarts(
 ) -> None:
     """Another tenant says the opposite of everything: the choices of the first stay as they were."""
     tier = runtime.pool.catalog().tiers["baton-mini"]
-    async with calling(runtime, "other", "other") as other:
+    async with client_of(runtime, "other", "other") as other:
         for caller, liked in ((client, "answer beta"), (other, "answer alpha")):
             for _ in range(12):
                 run = await ask(caller)
@@ -187,7 +187,7 @@ async def test_what_a_tenant_rates_stays_with_it_over_restarts(
     assert theirs["predicted"] != after["predicted"]
     shown = runtime.context.telemetry.exposition().decode()
     assert 'baton_selector_ratings{tier="baton-mini"} 24.0' in shown
-    async with running_service(tmp_path, (tmp_path / "pool.toml").read_text()) as again, calling(again) as caller:
+    async with running_service(tmp_path, (tmp_path / "pool.toml").read_text()) as again, client_of(again) as caller:
         await again.ratings.learn(tier, spec_of(tier))
         anew = await decision(again, await ask(caller, explore=False))
         assert [anew[name] for name in names] == [before[name] for name in names]
@@ -278,7 +278,7 @@ async def test_the_models_own_plan_is_no_arm_where_the_model_may_not_read_the_ta
     for label in ("region:eu", "retention:none", "phi"):
         made = await decision(runtime, await ask(client, model="baton-ultra", labels=[label]))
         assert sorted(made["candidates"]) == ["answer alpha", "answer beta"]
-    assert stub.of("planner") == []
+    assert stub.requests_for("planner") == []
 
 
 async def test_the_models_own_plan_is_an_arm_where_it_may_be_asked(
@@ -341,7 +341,7 @@ async def test_what_becomes_of_an_answer_is_a_decision_of_its_own(
         assert looked_at == replace(features(QUESTION), answer=of_answer(f"Here {answering} speaks."))
         done, _, worker = second["action"].partition(" ")
         if done not in seen:
-            shown = [str(request.json["messages"]) for request in stub.of(worker or answering)][-1]
+            shown = [str(request.json["messages"]) for request in stub.requests_for(worker or answering)][-1]
             assert (f"Here {answering} speaks." in shown) is (done == "recheck")
             answer = reply.json()["choices"][0]["message"]["content"]
             assert answer == f"Here {worker or answering} speaks."

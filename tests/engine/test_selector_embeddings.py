@@ -85,7 +85,7 @@ async def test_an_embedding_stands_beside_the_words_and_its_call_in_the_journal(
 ) -> None:
     decision, journal, found = await seen(runtime, await ask(client))
     asked = {"model": "eye-1", "input": QUESTION, "encoding_format": "float"}
-    assert served.asked == [{"key": None, **asked}]
+    assert served.requests == [{"key": None, **asked}]
     assert decision["embedder"] == "eye"
     assert "blind" not in decision
     assert found.words == features(QUESTION).words
@@ -130,7 +130,7 @@ async def test_an_endpoint_that_keeps_failing_is_left_alone(
         decision, journal, _ = await seen(runtime, await ask(client))
     assert decision["blind"].startswith("conductor_")
     assert next(event.body["worker"] for event in journal if event.kind is Kind.CALL_INTENDED) != "eye"
-    assert len(served.asked) < 12
+    assert len(served.requests) < 12
 
 
 @pytest.mark.parametrize(("barred", "allowed"), [("secret", "internal"), ("region:eu", "retention:none")])
@@ -138,11 +138,11 @@ async def test_what_it_is_not_cleared_for_is_not_sent_to_it(
     runtime: Runtime, client: httpx.AsyncClient, served: Embeddings, barred: str, allowed: str
 ) -> None:
     decision, _, found = await seen(runtime, await ask(client, labels=[allowed, barred]))
-    assert served.asked == []
+    assert served.requests == []
     assert found == features(QUESTION)
     assert decision["blind"] == "not_cleared"
     decision, _, _ = await seen(runtime, await ask(client, labels=[allowed]))
-    assert len(served.asked) == 1
+    assert len(served.requests) == 1
     assert "blind" not in decision
 
 

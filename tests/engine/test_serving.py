@@ -26,17 +26,17 @@ from app.process.config import configure
 from app.process.wiring import Runtime
 from app.store.protocol import PROCESS, AdminEventQuery
 from tests.harness.in_process import (
-    SAYS,
-    calling,
+    ANSWERS,
+    bodies_of,
+    client_of,
     ended_row,
     events,
     finish,
-    of,
     order,
     plan_text,
     pool_text,
     running_service,
-    speak,
+    script_answers,
 )
 from tests.stubs import Fail, ProviderStub, Reply
 
@@ -72,20 +72,20 @@ async def put(runtime: Runtime, kind: ChangeKind, subject: str = "", share: floa
 
 async def asked(runtime: Runtime, run: str = "", **changes: Any) -> tuple[str, dict[str, Any]]:
     """What a caller of `baton-mini` is told, and the body of the run's admission."""
-    driven = await runtime.runs.start(replace(order(runtime, "baton-mini", **changes), run=run))
-    said = "".join((await finish(driven)).texts)
-    await ended_row(runtime.context.store, driven.run)
-    (admitted,) = of(await events(runtime, driven.run), Kind.ADMITTED)
-    return said, {**admitted, "run": driven.run}
+    followed_run = await runtime.runs.start(replace(order(runtime, "baton-mini", **changes), run=run))
+    said = "".join((await finish(followed_run)).texts)
+    await ended_row(runtime.context.store, followed_run.run)
+    (admitted,) = bodies_of(await events(runtime, followed_run.run), Kind.ADMITTED)
+    return said, {**admitted, "run": followed_run.run}
 
 
 async def test_callers_of_a_tier_are_served_by_what_was_put_in_its_place(tmp_path: Path) -> None:
     async with ProviderStub() as stub:
-        speak(stub)
+        script_answers(stub)
         stub.always("delta", Reply(chunks=("From delta.",)))
         async with running_service(tmp_path, pool(stub)) as runtime:
             said, admitted = await asked(runtime)
-            assert (said, "served_by" in admitted) == (SAYS["alpha"], False)
+            assert (said, "served_by" in admitted) == (ANSWERS["alpha"], False)
             await put(runtime, "promoted", "tier baton-next")
             said, admitted = await asked(runtime)
             assert (said, admitted["served_by"]) == ("From delta.", "tier baton-next")
@@ -97,54 +97,54 @@ async def test_callers_of_a_tier_are_served_by_what_was_put_in_its_place(tmp_pat
             assert (limits["steps"], limits["attempts"], limits["seconds"]) == (5, 2, 20), "the lower of both"
             await put(runtime, "promoted", "worker beta")
             said, admitted = await asked(runtime)
-            assert (said, admitted["pool"], admitted["conductor"]) == (SAYS["beta"], ["beta"], "fixed")
+            assert (said, admitted["pool"], admitted["conductor"]) == (ANSWERS["beta"], ["beta"], "fixed")
             await put(runtime, "rolled_back")
             assert (await asked(runtime))[0] == "From delta."
             await put(runtime, "rolled_back")
-            assert (await asked(runtime))[0] == SAYS["alpha"]
+            assert (await asked(runtime))[0] == ANSWERS["alpha"]
 
 
 async def test_a_request_that_the_subject_cannot_take_is_served_by_the_tiers_own(tmp_path: Path) -> None:
     async with ProviderStub() as stub:
-        speak(stub)
+        script_answers(stub)
         stub.always("delta", Reply(chunks=("From delta.",)))
         secret = pool(stub).replace('model = "alpha"', 'model = "alpha"\nclearance = ["secret"]')
         async with running_service(tmp_path, secret) as runtime:
             await put(runtime, "promoted", "tier baton-next")
             plan = {"steps": [{"worker": "gamma", "subtask": "", "access": ["user"]}]}
             own: dict[str, dict[str, Any]] = {
-                SAYS["alpha"]: {"labels": frozenset({"secret"})},
-                SAYS["beta"]: {"overrides": Overrides(pin="beta")},
-                SAYS["gamma"]: {"plan": plan},
+                ANSWERS["alpha"]: {"labels": frozenset({"secret"})},
+                ANSWERS["beta"]: {"overrides": Overrides(pin="beta")},
+                ANSWERS["gamma"]: {"plan": plan},
             }
             for said, changes in own.items():
                 found, admitted = await asked(runtime, **changes)
                 assert (found, "served_by" in admitted) == (said, False), changes
             await put(runtime, "promoted", "tier baton-ultra")
             said, admitted = await asked(runtime, labels=frozenset({"secret"}))
-            assert (said, "served_by" in admitted) == (SAYS["alpha"], False), "its conductor may not read the labels"
+            assert (said, "served_by" in admitted) == (ANSWERS["alpha"], False), "its conductor may not read the labels"
             await put(runtime, "rolled_back")
             for overrides in (Overrides(pin="delta"), Overrides(allow=frozenset({"alpha", "delta"}))):
                 found, admitted = await asked(runtime, overrides=overrides)
                 assert (found, admitted["served_by"]) == ("From delta.", "tier baton-next")
             said, admitted = await asked(runtime, overrides=Overrides(deny=frozenset({"alpha", "delta"})))
-            assert (said, admitted["excluded"]) == (SAYS["gamma"], {"delta": "in the request's deny list"})
+            assert (said, admitted["excluded"]) == (ANSWERS["gamma"], {"delta": "in the request's deny list"})
 
 
 async def test_a_canary_serves_its_share_and_the_same_runs_everywhere(tmp_path: Path) -> None:
     async with ProviderStub() as stub:
-        speak(stub)
+        script_answers(stub)
         async with running_service(tmp_path, pool(stub)) as runtime:
             await put(runtime, "canary", "worker gamma", 0.5)
             found = [(await asked(runtime, f"run_{number:031x}"))[0] for number in range(12)]
-            assert set(found) == {SAYS["alpha"], SAYS["gamma"]}
+            assert set(found) == {ANSWERS["alpha"], ANSWERS["gamma"]}
             now = versions_in_force(await runtime.context.store.changes())[f"{TIER}baton-mini"]
             assert (now.live, now.canary, now.share) == ("", "worker gamma", 0.5)
 
 
 async def test_a_run_gets_no_shadow_under_what_has_served_it(tmp_path: Path) -> None:
     async with ProviderStub() as stub:
-        speak(stub)
+        script_answers(stub)
         tried = '[tiers.baton-mini.shadow]\nshare = 1\nworker = "gamma"\n'
         async with running_service(tmp_path, pool(stub, tried)) as runtime:
             shadows = Shadows(runtime.context, runtime.drivers)
@@ -161,7 +161,7 @@ async def test_what_the_pool_file_lacks_is_refused_and_serves_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with ProviderStub() as stub:
-        speak(stub)
+        script_answers(stub)
         async with running_service(tmp_path, pool(stub)) as runtime:
             for subject, reason in (
                 ("tier baton-none", "the pool file has no tier baton-none"),
@@ -190,15 +190,15 @@ async def test_what_the_pool_file_lacks_is_refused_and_serves_nothing(
             (told,) = [record.fields for record in caplog.records if "The pool file lacks" in record.getMessage()]
             assert told["reason"].startswith("tier baton-next is to serve baton-mini, and the pool file has no tier")
             said, admitted = await asked(runtime)
-            assert (said, "served_by" in admitted) == (SAYS["alpha"], False)
+            assert (said, "served_by" in admitted) == (ANSWERS["alpha"], False)
 
 
 async def test_the_callers_see_their_model_and_the_journal_says_who_served(tmp_path: Path) -> None:
     """Over HTTP: replies, the run, a plan, its edit and its execution, a replay, and the list of models."""
     async with ProviderStub() as stub:
-        speak(stub)
+        script_answers(stub)
         stub.always("delta", Reply(chunks=("From delta.",)))
-        async with running_service(tmp_path, pool(stub)) as runtime, calling(runtime) as client:
+        async with running_service(tmp_path, pool(stub)) as runtime, client_of(runtime) as client:
             await put(runtime, "promoted", "tier baton-next")
             body = {"model": "baton-mini", "messages": [{"role": "user", "content": "What is 2 + 2?"}]}
             reply = (await client.post("/v1/chat/completions", json=body)).json()
@@ -230,7 +230,7 @@ async def test_a_tier_that_degrades_runs_is_rolled_back_by_itself(tmp_path: Path
     """It is left alone while it does well, and undone once, with the evidence, when it does not."""
     share = 0.8 if kind == "canary" else 0.0
     async with ProviderStub() as stub:
-        speak(stub)
+        script_answers(stub)
         stub.always("planner", PLAN)
         async with running_service(tmp_path, pool(stub, STATED)) as runtime:
             await put(runtime, "canary", "tier baton-ultra", 0.5)
@@ -265,7 +265,7 @@ async def test_a_tier_that_degrades_runs_is_rolled_back_by_itself(tmp_path: Path
                 (event.action, event.target, event.via) for event in logged
             ]
             await runtime.versions.look()
-            assert (await asked(runtime))[0] == SAYS["alpha"]
+            assert (await asked(runtime))[0] == ANSWERS["alpha"]
 
 
 async def live(runtime: Runtime) -> tuple[str, str]:

@@ -24,19 +24,19 @@ from app.gateway.runs import reports
 from app.process.wiring import Runtime
 from app.store.protocol import RunQuery, RunRow, SpendQuery
 from tests.harness.in_process import (
-    SAYS,
+    ANSWERS,
     ask,
-    calling,
+    bodies_of,
+    client_of,
     ended_row,
     events,
     finish,
-    of,
     order,
     plan_text,
-    plans,
     pool_text,
     running_service,
-    speak,
+    script_answers,
+    script_plans,
 )
 from tests.harness.waiting import until
 from tests.stubs import Hang, ProviderStub, Reply
@@ -67,10 +67,10 @@ async def served(folder: Path, pool: str) -> AsyncIterator[tuple[Runtime, Shadow
 async def answered(runtime: Runtime, tier: str = "baton-mini", **changes: Any) -> tuple[str, str]:
     """The id of a run, and what its caller was told."""
     tenant = changes.pop("tenant", "tenant")
-    driven = await runtime.runs.start(replace(order(runtime, tier, **changes), tenant=tenant))
-    said = "".join((await finish(driven)).texts)
-    await ended_row(runtime.context.store, driven.run)
-    return driven.run, said
+    followed_run = await runtime.runs.start(replace(order(runtime, tier, **changes), tenant=tenant))
+    said = "".join((await finish(followed_run)).texts)
+    await ended_row(runtime.context.store, followed_run.run)
+    return followed_run.run, said
 
 
 async def shadow_of(runtime: Runtime, run: str) -> RunRow:
@@ -87,14 +87,14 @@ async def counts(runtime: Runtime, tier: str = "baton-mini") -> dict[str, int]:
 
 async def test_a_run_is_tried_a_second_time_once_it_has_ended(tmp_path: Path) -> None:
     async with ProviderStub() as stub:
-        speak(stub)
+        script_answers(stub)
         async with served(tmp_path, tried(stub)) as (runtime, shadows):
             run, said = await answered(runtime, labels=frozenset())
-            assert said == SAYS["alpha"]
+            assert said == ANSWERS["alpha"]
             await shadows.look()
             row = await shadow_of(runtime, run)
             assert (row.origin_kind, row.origin_run, row.state, row.tenant) == ("shadow", run, "succeeded", "tenant")
-            assert stub.of("gamma")[-1].json["messages"] == stub.of("alpha")[-1].json["messages"]
+            assert stub.requests_for("gamma")[-1].json["messages"] == stub.requests_for("alpha")[-1].json["messages"]
             assert row.spent.usd > 0
             use = await runtime.context.store.budget_use(of_shadows("baton-mini", 0).id, 1)
             assert use[0].spent == row.spent.usd
@@ -108,15 +108,15 @@ async def test_a_run_is_tried_a_second_time_once_it_has_ended(tmp_path: Path) ->
 async def test_a_shadow_that_hangs_or_fails_changes_nothing_for_callers(tmp_path: Path) -> None:
     """Also while shadows hang in as many slots as they may have, callers are answered by their own worker."""
     async with ProviderStub() as stub:
-        speak(stub)
+        script_answers(stub)
         stub.always("gamma", Hang())
         async with served(tmp_path, tried(stub)) as (runtime, shadows):
             first = [await answered(runtime) for _ in range(AT_ONCE + 1)]
             await shadows.look()
-            await until(lambda: len(stub.of("gamma")) == AT_ONCE)
-            assert [said for _, said in [*first, await answered(runtime)]] == [SAYS["alpha"]] * (AT_ONCE + 2)
+            await until(lambda: len(stub.requests_for("gamma")) == AT_ONCE)
+            assert [said for _, said in [*first, await answered(runtime)]] == [ANSWERS["alpha"]] * (AT_ONCE + 2)
             await shadows.look()
-            assert len(stub.of("gamma")) == AT_ONCE
+            assert len(stub.requests_for("gamma")) == AT_ONCE
             journal = await events(runtime, first[0][0])
             assert not [event for event in journal if "gamma" in str(event.body.get("worker"))]
             assert await counts(runtime) == {"started": AT_ONCE}
@@ -127,7 +127,7 @@ async def test_a_shadow_that_hangs_or_fails_changes_nothing_for_callers(tmp_path
 
 async def test_a_shadow_is_started_only_while_the_engine_is_quiet(tmp_path: Path) -> None:
     async with ProviderStub() as stub:
-        speak(stub)
+        script_answers(stub)
         async with served(tmp_path, tried(stub)) as (runtime, shadows):
             run, _ = await answered(runtime)
             stub.always("alpha", Hang())
@@ -135,8 +135,8 @@ async def test_a_shadow_is_started_only_while_the_engine_is_quiet(tmp_path: Path
             await until(lambda: not runtime.drivers.is_quiet)
             await shadows.look()
             assert await counts(runtime) == {}
-            for driven in busy:
-                runtime.runs.cancel(driven.run, "caller")
+            for followed_run in busy:
+                runtime.runs.cancel(followed_run.run, "caller")
             await until(lambda: runtime.drivers.is_quiet)
             await shadows.look()
             assert (await shadow_of(runtime, run)).state == "succeeded"
@@ -144,25 +144,25 @@ async def test_a_shadow_is_started_only_while_the_engine_is_quiet(tmp_path: Path
 
 async def test_a_shadow_waits_until_its_run_has_ended(tmp_path: Path) -> None:
     async with ProviderStub() as stub:
-        speak(stub)
+        script_answers(stub)
         stub.always("alpha", Hang())
         async with served(tmp_path, tried(stub)) as (runtime, shadows):
-            driven = await runtime.runs.start(order(runtime, "baton-mini"))
-            await until(lambda: bool(stub.of("alpha")))
+            followed_run = await runtime.runs.start(order(runtime, "baton-mini"))
+            await until(lambda: bool(stub.requests_for("alpha")))
             await shadows.look()
-            assert (await counts(runtime), stub.of("gamma")) == ({}, [])
-            runtime.runs.cancel(driven.run, "caller")
-            await ended_row(runtime.context.store, driven.run)
+            assert (await counts(runtime), stub.requests_for("gamma")) == ({}, [])
+            runtime.runs.cancel(followed_run.run, "caller")
+            await ended_row(runtime.context.store, followed_run.run)
             await shadows.look()
             assert await counts(runtime) == {"cancelled": 1}
 
 
 async def test_a_full_queue_drops_shadows_and_no_run(tmp_path: Path) -> None:
     async with ProviderStub() as stub:
-        speak(stub)
+        script_answers(stub)
         async with served(tmp_path, tried(stub, max_waiting=2)) as (runtime, shadows):
             runs = [await answered(runtime) for _ in range(3)]
-            assert [said for _, said in runs] == [SAYS["alpha"]] * 3
+            assert [said for _, said in runs] == [ANSWERS["alpha"]] * 3
             await shadows.look()
             assert await counts(runtime) == {"queue_full": 1, "started": 2}
             assert 'baton_shadows_total{outcome="queue_full",tier="baton-mini"} 1.0' in metrics(runtime)
@@ -173,67 +173,72 @@ async def test_a_full_queue_drops_shadows_and_no_run(tmp_path: Path) -> None:
 async def test_a_spent_budget_drops_shadows_and_no_run(tmp_path: Path) -> None:
     """20 micro-dollars do not pay for a call: the shadow that finds them ends, and once they are spent none begins."""
     async with ProviderStub() as stub:
-        speak(stub)
+        script_answers(stub)
         async with served(tmp_path, tried(stub, usd_per_day="0.000020")) as (runtime, shadows):
             run, said = await answered(runtime)
             await shadows.look()
             row = await shadow_of(runtime, run)
-            assert (said, row.state, row.spent.usd, stub.of("gamma")) == (SAYS["alpha"], "over_budget", 0, [])
+            assert (said, row.state, row.spent.usd, stub.requests_for("gamma")) == (
+                ANSWERS["alpha"],
+                "over_budget",
+                0,
+                [],
+            )
         (tmp_path / "spent").mkdir()
         async with served(tmp_path / "spent", tried(stub, usd_per_day=0)) as (runtime, shadows):
             run, said = await answered(runtime)
             await shadows.look()
-            assert (said, await counts(runtime)) == (SAYS["alpha"], {"budget": 1})
+            assert (said, await counts(runtime)) == (ANSWERS["alpha"], {"budget": 1})
             assert not await runtime.context.store.runs(RunQuery(origin_run=run))
 
 
 async def test_labels_bind_a_shadow_as_they_bind_a_run(tmp_path: Path) -> None:
     async with ProviderStub() as stub:
-        speak(stub)
+        script_answers(stub)
         pool = tried(stub).replace('model = "alpha"\n', 'model = "alpha"\nclearance = ["secret"]\n')
         async with served(tmp_path, pool) as (runtime, shadows):
             await answered(runtime, labels=frozenset({"secret"}))
             await shadows.look()
-            assert (await counts(runtime), stub.of("gamma")) == ({"labels": 1}, [])
+            assert (await counts(runtime), stub.requests_for("gamma")) == ({"labels": 1}, [])
 
 
 async def test_a_worker_that_the_request_denies_is_none_of_its_shadow(tmp_path: Path) -> None:
     async with ProviderStub() as stub:
-        speak(stub)
+        script_answers(stub)
         async with served(tmp_path, tried(stub)) as (runtime, shadows):
             await answered(runtime, overrides=Overrides(deny=frozenset({"gamma"})))
             await answered(runtime, overrides=Overrides(allow=frozenset({"alpha"})))
             await answered(runtime, overrides=Overrides(pin="alpha"))
             await answered(runtime, shadow=False)
             await shadows.look()
-            assert (await counts(runtime), stub.of("gamma")) == ({"no_worker": 3, "opted_out": 1}, [])
+            assert (await counts(runtime), stub.requests_for("gamma")) == ({"no_worker": 3, "opted_out": 1}, [])
 
 
 async def test_what_nobody_has_approved_is_shown_to_no_shadow(tmp_path: Path) -> None:
     async with ProviderStub() as stub:
-        speak(stub)
+        script_answers(stub)
         async with served(tmp_path, tried(stub)) as (runtime, shadows):
             runs = []
             for verdict in ("refuse", "approve"):
-                driven = await runtime.runs.start(order(runtime, "baton-mini", approval=True))
-                runs.append(driven.run)
+                followed_run = await runtime.runs.start(order(runtime, "baton-mini", approval=True))
+                runs.append(followed_run.run)
                 await until(lambda: not len(runtime.drivers))
-                asked = of(await events(runtime, driven.run), Kind.AWAITING_APPROVAL)[0]
+                asked = bodies_of(await events(runtime, followed_run.run), Kind.AWAITING_APPROVAL)[0]
                 decision = Decision(verdict=verdict, digest=asked["digest"], by="key:boss", key="")  # type: ignore[arg-type]
-                await runtime.runs.decide(driven.run, None, decision)
-                await ended_row(runtime.context.store, driven.run)
+                await runtime.runs.decide(followed_run.run, None, decision)
+                await ended_row(runtime.context.store, followed_run.run)
             await shadows.look()
             assert await counts(runtime) == {"not_approved": 1, "started": 1}
             await until(lambda: not len(runtime.drivers))
             row = await runtime.context.store.run(shadow_id(runs[1]))
-            assert (row.state, stub.of("gamma")) == ("awaiting_approval", [])
+            assert (row.state, stub.requests_for("gamma")) == ("awaiting_approval", [])
 
 
 async def test_a_request_with_tools_is_only_planned_a_second_time(tmp_path: Path) -> None:
     """Nobody would answer the calls of the shadow's workers."""
     async with ProviderStub() as stub:
-        speak(stub)
-        plans(stub, plan_text((2, "Solve it.", ["user"])))
+        script_answers(stub)
+        script_plans(stub, plan_text((2, "Solve it.", ["user"])))
         tool = Tool("clock", "Tells the time.", {"type": "object", "properties": {}})
         task = Task((Message("user", (Text("What time is it?"),)),), toolbox=Toolbox((tool,)))
         async with served(tmp_path, tried(stub, tier="baton-ultra")) as (runtime, shadows):
@@ -242,13 +247,13 @@ async def test_a_request_with_tools_is_only_planned_a_second_time(tmp_path: Path
             await shadows.look()
             row = await shadow_of(runtime, run)
             assert [request.json["model"] for request in stub.requests[before:]] == ["planner"]
-            (admitted,) = of(await events(runtime, row.id), Kind.ADMITTED)
+            (admitted,) = bodies_of(await events(runtime, row.id), Kind.ADMITTED)
             assert (row.state, row.tier, admitted["preview"]) == ("succeeded", "baton-ultra", True)
 
 
 async def test_a_version_conducts_the_shadow_and_no_live_run(tmp_path: Path) -> None:
     async with ProviderStub() as stub:
-        speak(stub)
+        script_answers(stub)
         for model in ("planner", "planner@1"):
             stub.always(model, Reply(chunks=(plan_text((0, "Solve it.", ["user"])),)))
         pool = pool_text(stub) + '\n[tiers.baton-ultra.shadow]\nconductor = "planner@1"\nshare = 1\nmode = "plan"\n'
@@ -256,16 +261,16 @@ async def test_a_version_conducts_the_shadow_and_no_live_run(tmp_path: Path) -> 
             run, _ = await answered(runtime, "baton-ultra")
             await shadows.look()
             row = await shadow_of(runtime, run)
-            (intent,) = of(await events(runtime, row.id), Kind.CALL_INTENDED)
+            (intent,) = bodies_of(await events(runtime, row.id), Kind.CALL_INTENDED)
             assert (intent["worker"], intent["version"], row.state) == ("planner", "planner@1", "succeeded")
-            assert "version" not in of(await events(runtime, run), Kind.CALL_INTENDED)[0]
+            assert "version" not in bodies_of(await events(runtime, run), Kind.CALL_INTENDED)[0]
 
 
 async def test_an_engine_that_was_killed_leaves_one_shadow_at_most(tmp_path: Path) -> None:
     """It was killed between the admission of the shadow and the note of it: what waits is found again, and claimed
     already. A shadow that was admitted is taken over like any run."""
     async with ProviderStub() as stub:
-        speak(stub)
+        script_answers(stub)
         async with served(tmp_path, tried(stub)) as (runtime, shadows):
             runs = [(await answered(runtime))[0] for _ in range(2)]
             store = runtime.context.store
@@ -279,13 +284,13 @@ async def test_an_engine_that_was_killed_leaves_one_shadow_at_most(tmp_path: Pat
             again = Learned(noted.number + 1, unnoted.body)
             assert await store.learn(policy_of("baton-mini"), again, runtime.context.now())
             await shadows.look()
-            assert (len(stub.of("gamma")), await counts(runtime)) == (2, {"started": 2})
+            assert (len(stub.requests_for("gamma")), await counts(runtime)) == (2, {"started": 2})
             assert len(await store.runs(RunQuery(origin_kind="shadow"))) == 2
 
 
 async def test_nobody_is_billed_for_a_shadow_and_nothing_is_learned_from_it(tmp_path: Path) -> None:
     async with ProviderStub() as stub:
-        speak(stub)
+        script_answers(stub)
         async with served(tmp_path, tried(stub)) as (runtime, shadows):
             store = runtime.context.store
             await store.set_budget(Budget("tenant", "tenant", "", "day", 1_000_000))
@@ -310,8 +315,8 @@ def metrics(runtime: Runtime) -> str:
 
 async def test_an_erasure_of_a_run_reaches_its_shadow(tmp_path: Path) -> None:
     async with ProviderStub() as stub:
-        speak(stub)
-        async with served(tmp_path, tried(stub)) as (runtime, shadows), calling(runtime) as client:
+        script_answers(stub)
+        async with served(tmp_path, tried(stub)) as (runtime, shadows), client_of(runtime) as client:
             run, _ = await answered(runtime, tenant="acme")
             other, _ = await answered(runtime, tenant="acme")
             await shadows.look()
@@ -335,9 +340,9 @@ async def test_the_report_compares_runs_with_their_shadows(tmp_path: Path) -> No
     """Two of three answers agree, and graders have judged one pair: a user who asked twice counts once."""
     pool_end = "\n[tiers.baton-mini.promotion]\nmin_pairs = 2\nmax_cost_increase = 0.5\nmin_success_difference = -0.1\n"
     async with ProviderStub() as stub:
-        speak(stub)
+        script_answers(stub)
         stub.always("gamma", Reply(chunks=(" the  DRAFT",)))
-        async with served(tmp_path, tried(stub) + pool_end) as (runtime, shadows), calling(runtime) as client:
+        async with served(tmp_path, tried(stub) + pool_end) as (runtime, shadows), client_of(runtime) as client:
             empty = await reported(client)
             (candidate,) = empty["candidates"]
             assert (candidate["subject"], candidate["pairs"], candidate["figures"]) == ("worker gamma", 0, [])

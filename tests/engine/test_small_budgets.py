@@ -17,20 +17,20 @@ from app.engine.steps import execution
 from app.process.wiring import Runtime
 from tests.harness.ends import end_of
 from tests.harness.in_process import (
-    SAYS,
+    ANSWERS,
     WORKER,
     Outcome,
+    bodies_of,
     events,
     finish,
     latest_request,
-    narrowed,
-    of,
+    limits_with,
     order,
     plan,
     plan_text,
-    plans,
     running_service,
-    speak,
+    script_answers,
+    script_plans,
 )
 from tests.stubs import ProviderStub, Reply
 from tests.stubs import Usage as Used
@@ -86,7 +86,7 @@ INPUT = 46
 @pytest.fixture
 async def runtime(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[Runtime]:
     workers = "".join(WORKER.format(name=name) for name in ("alpha", "beta", "gamma", "planner"))
-    speak(stub)
+    script_answers(stub)
     async with running_service(
         tmp_path, POOL.format(url=stub.vllm_url, workers=workers + DEAR.format(name="dear"))
     ) as it:
@@ -95,9 +95,9 @@ async def runtime(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[Runtime]:
 
 async def run(runtime: Runtime, tier: str, **limits: Any) -> tuple[Outcome, list[dict[str, Any]], list[dict[str, Any]]]:
     """The outcome of a run with these limits, its opened plans, and its intents."""
-    outcome = await finish(await runtime.runs.start(order(runtime, tier, limits=narrowed(runtime, tier, **limits))))
+    outcome = await finish(await runtime.runs.start(order(runtime, tier, limits=limits_with(runtime, tier, **limits))))
     journal = await events(runtime, outcome.ended.state.run)
-    return outcome, of(journal, Kind.PLAN_OPENED), of(journal, Kind.CALL_INTENDED)
+    return outcome, bodies_of(journal, Kind.PLAN_OPENED), bodies_of(journal, Kind.CALL_INTENDED)
 
 
 async def test_a_selector_draws_among_the_arms_that_it_can_pay(runtime: Runtime) -> None:
@@ -156,11 +156,11 @@ async def test_steps_share_what_is_left(runtime: Runtime) -> None:
 
 
 async def test_a_cheaper_worker_answers_before_a_run_is_refused(runtime: Runtime) -> None:
-    limits = narrowed(runtime, "single", usd=2_000)
+    limits = limits_with(runtime, "single", usd=2_000)
     asked = order(runtime, "single", limits=limits, plan=plan(("dear", "", ["user"])))
     outcome = await finish(await runtime.runs.start(asked))
-    [call] = of(await events(runtime, outcome.ended.state.run), Kind.CALL_INTENDED)
-    assert outcome.ended.answer == SAYS["beta"]
+    [call] = bodies_of(await events(runtime, outcome.ended.state.run), Kind.CALL_INTENDED)
+    assert outcome.ended.answer == ANSWERS["beta"]
     assert call["passed_over"] == [{"worker": "dear", "reason": "over_budget"}]
     assert outcome.ended.state.steps[0].worker == "beta"
 
@@ -168,8 +168,8 @@ async def test_a_cheaper_worker_answers_before_a_run_is_refused(runtime: Runtime
 async def test_a_cheaper_worker_answers_before_a_budget_over_several_runs_refuses(runtime: Runtime) -> None:
     await runtime.context.store.set_budget(Budget("tenant", "tenant", "", "day", 2_000))
     outcome = await finish(await runtime.runs.start(order(runtime, "single", plan=plan(("dear", "", ["user"])))))
-    [call] = of(await events(runtime, outcome.ended.state.run), Kind.CALL_INTENDED)
-    assert outcome.ended.answer == SAYS["beta"]
+    [call] = bodies_of(await events(runtime, outcome.ended.state.run), Kind.CALL_INTENDED)
+    assert outcome.ended.answer == ANSWERS["beta"]
     assert call["passed_over"] == [{"worker": "dear", "reason": "over_budget"}]
 
 
@@ -186,7 +186,7 @@ async def test_a_conductor_repairs_a_plan_that_is_too_dear_and_none_of_its_steps
     runtime: Runtime, stub: ProviderStub
 ) -> None:
     long = plan_text(*[(0, "Draft it.", ["user"])] * 4, (0, "Answer.", ["user", 0, 1, 2, 3]))
-    plans(stub, long, plan_text((0, "Solve it.", ["user"])))
+    script_plans(stub, long, plan_text((0, "Solve it.", ["user"])))
     outcome, opened_plans, calls = await run(runtime, "asked", usd=14_000)
     assert [plan["mode"] for plan in opened_plans] == ["first", "repair"]
     assert all(plan["waits"] for plan in opened_plans)
@@ -207,7 +207,7 @@ async def test_a_conductor_whose_plans_are_both_too_dear_is_replaced_by_one_work
     runtime: Runtime, stub: ProviderStub
 ) -> None:
     long = plan_text(*[(0, "Draft it.", ["user"])] * 4, (0, "Answer.", ["user", 0, 1, 2, 3]))
-    plans(stub, long, long)
+    script_plans(stub, long, long)
     outcome, opened_plans, _ = await run(runtime, "asked", usd=14_000)
     assert [plan["mode"] for plan in opened_plans] == ["first", "repair", "fallback"]
     assert (outcome.ended.state.state, outcome.ended.state.degraded) == ("succeeded", True)
@@ -218,7 +218,7 @@ async def test_the_best_answer_so_far_is_given_where_the_money_ends_in_the_middl
 ) -> None:
     steps = plan(("beta", "Give the final answer.", ["user"]), ("gamma", "Check it.", ["user", 0]))
     stub.script("beta", Reply(chunks=("The draft.",), usage=Used(input=40, output=300)))
-    limits = narrowed(runtime, "planned", usd=1_200)
+    limits = limits_with(runtime, "planned", usd=1_200)
     outcome = await finish(await runtime.runs.start(order(runtime, "planned", limits=limits, plan=steps)))
     state = outcome.ended.state
     assert (state.state, state.degraded, outcome.ended.error) == ("succeeded", True, None)
@@ -240,20 +240,20 @@ async def test_an_output_that_has_not_the_form_of_the_answer_does_not_stand_in_f
     steps = plan(("beta", "Give the final answer.", ["user"]), ("gamma", "Check it.", ["user", 0]))
     stub.script("beta", Reply(chunks=("The draft.",), usage=Used(input=40, output=300)))
     task = Task((Message("user", (Text("Hello"),)),), **wanted)
-    limits = narrowed(runtime, "planned", usd=1_200)
+    limits = limits_with(runtime, "planned", usd=1_200)
     outcome = await finish(await runtime.runs.start(order(runtime, "planned", limits=limits, plan=steps, task=task)))
     assert outcome.ended.state.state == "over_budget"
 
 
 async def test_a_conductor_that_cannot_be_paid_is_not_asked(runtime: Runtime, stub: ProviderStub) -> None:
     outcome, opened_plans, [call] = await run(runtime, "planned", usd=700)
-    assert ([plan["mode"] for plan in opened_plans], stub.of("planner")) == (["first", "fallback"], [])
+    assert ([plan["mode"] for plan in opened_plans], stub.requests_for("planner")) == (["first", "fallback"], [])
     assert outcome.ended.state.proposals[0].reasons == ("run_over_budget",)
     assert (outcome.ended.state.state, outcome.ended.state.degraded, call["worker"]) == ("succeeded", True, "beta")
 
 
 async def test_a_plan_is_cut_where_money_is_short(runtime: Runtime, stub: ProviderStub) -> None:
-    plans(stub, plan_text((0, "Solve it.", ["user"])))
+    script_plans(stub, plan_text((0, "Solve it.", ["user"])))
     outcome, _, calls = await run(runtime, "planned", usd=12_000)
     assert outcome.ended.state.state == "succeeded"
     assert 512 <= calls[0]["max_tokens"] < calls[0]["wanted_tokens"]
@@ -284,7 +284,7 @@ async def test_a_plan_that_would_take_too_long_is_not_begun(runtime: Runtime, st
     assert "s are left" in outcome.ended.state.proposals[0].reasons[1]
     slow(runtime, planner=9.0)
     alone, opened_plans, [call] = await run(runtime, "planned", seconds=8)
-    assert (stub.of("planner"), call["worker"]) == ([], "beta")
+    assert (stub.requests_for("planner"), call["worker"]) == ([], "beta")
     assert alone.ended.state.proposals[0].reasons == ("conductor_no_time",)
 
 

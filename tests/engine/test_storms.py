@@ -11,7 +11,7 @@ import pytest
 from app.core.pool.breaker import ENOUGH_SUCCESSES, FREE_RETRIES, RETRY_SHARE
 from app.core.run.events import Kind
 from app.process.wiring import Runtime
-from tests.harness.in_process import Outcome, events, finish, kinds, narrowed, order, pool_text, running_service
+from tests.harness.in_process import Outcome, events, finish, kinds, limits_with, order, pool_text, running_service
 from tests.harness.waiting import until
 from tests.stubs import Fail, ProviderStub, Reply
 
@@ -123,13 +123,13 @@ async def test_a_worker_that_wants_to_be_left_alone_for_long_is_replaced_at_once
     assert [received.model for received in stub.requests] == ["alpha", "beta"]
     assert stub.requests[1].at - stub.requests[0].at < 25
     await run(runtime)
-    assert len(stub.of("alpha")) == 1, "and the next run leaves it alone"
+    assert len(stub.requests_for("alpha")) == 1, "and the next run leaves it alone"
 
 
 @pytest.mark.parametrize("retry_after", [60, 28])
 async def test_nobody_waits_beyond_the_runs_deadline(stub: ProviderStub, lonely: Runtime, retry_after: float) -> None:
     stub.always("alpha", Fail(status=429, retry_after=retry_after))
-    outcome = await run(lonely, limits=narrowed(lonely, "baton-mini", seconds=25.0))
+    outcome = await run(lonely, limits=limits_with(lonely, "baton-mini", seconds=25.0))
     assert outcome.ended.state.state == "failed", "it ends at once; waiting until its deadline, it would expire"
     assert len(stub.requests) == 1
 
@@ -143,17 +143,17 @@ async def test_the_only_worker_is_waited_for(stub: ProviderStub, lonely: Runtime
 
 async def test_a_wait_ends_with_its_run_and_hides_no_outcome(stub: ProviderStub, lonely: Runtime) -> None:
     stub.always("alpha", Fail(status=429, retry_after=20))
-    driven = await lonely.runs.start(order(lonely, "baton-mini"))
+    followed_run = await lonely.runs.start(order(lonely, "baton-mini"))
     await stub.wait_for(1)
 
     async def failed() -> bool:
-        return kinds(await events(lonely, driven.run))[-1] is Kind.CALL_FINISHED
+        return kinds(await events(lonely, followed_run.run))[-1] is Kind.CALL_FINISHED
 
     await until(failed)
-    journal = await events(lonely, driven.run)
+    journal = await events(lonely, followed_run.run)
     assert (journal[-1].body["blamed"], journal[-1].body["retry_after"]) == ("rate_limited", 20)
-    lonely.runs.cancel(driven.run, "client")
-    outcome = await finish(driven, within=15.0)  # less than what Retry-After says
+    lonely.runs.cancel(followed_run.run, "client")
+    outcome = await finish(followed_run, within=15.0)  # less than what Retry-After says
     assert outcome.ended.state.state == "cancelled"
     assert len(stub.requests) == 1
     await until(lambda: lonely.context.telemetry.registry.get_sample_value("baton_steps_running") == 0)
@@ -174,7 +174,7 @@ async def test_a_step_that_nobody_could_do_in_time_is_not_begun(
 ) -> None:
     await calls_seem_slow(lonely, monkeypatch)
     stub.requests.clear()
-    outcome = await run(lonely, limits=narrowed(lonely, "baton-mini", seconds=20.0))
+    outcome = await run(lonely, limits=limits_with(lonely, "baton-mini", seconds=20.0))
     assert stub.requests == []
     assert outcome.ended.state.state == "expired"
     failed = next(event for event in await events(lonely, outcome.ended.state.run) if event.kind is Kind.STEP_FAILED)
@@ -187,6 +187,6 @@ async def test_a_worker_that_is_too_slow_for_what_is_left_is_passed_over(
     stub: ProviderStub, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await calls_seem_slow(runtime, monkeypatch)
-    outcome = await run(runtime, limits=narrowed(runtime, "baton-mini", seconds=20.0))
+    outcome = await run(runtime, limits=limits_with(runtime, "baton-mini", seconds=20.0))
     assert outcome.ended.answer == ANSWER
     assert stub.requests[-1].model == "beta"

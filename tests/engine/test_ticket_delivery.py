@@ -13,7 +13,7 @@ from app.stepqueue.memory import MemoryQueue
 from app.stepqueue.protocol import AGAIN, Ticket
 from app.store.protocol import Appended, Entry, Held, Journal
 from app.store.sql import SqlStore
-from tests.harness.in_process import events, finish, kinds, narrowed, order, plan, pool_text, running_service
+from tests.harness.in_process import events, finish, kinds, limits_with, order, plan, pool_text, running_service
 from tests.stubs import Hang, ProviderStub
 
 DELAY_SECONDS = 0.5
@@ -29,8 +29,8 @@ async def chained(folder: Path, patch: pytest.MonkeyPatch) -> None:
     ):  # which audits what was sent
         runtime.drivers.spread = True
         patch.setattr(runtime.dispatcher, "_local", lambda _run: None)  # and as if the run were driven elsewhere
-        driven = await runtime.runs.start(order(runtime, "baton-mini", plan=chain))
-        assert (await finish(driven)).ended.error is None
+        followed_run = await runtime.runs.start(order(runtime, "baton-mini", plan=chain))
+        assert (await finish(followed_run)).ended.error is None
 
 
 async def test_a_step_sees_the_answers_before_it_however_little_its_ticket_lets_read(
@@ -80,9 +80,9 @@ async def test_a_step_that_was_claimed_and_cannot_be_paid_for_ends_its_run_at_on
     monkeypatch.setattr(MemoryQueue, "enqueue", again)
     async with ProviderStub() as stub, running_service(tmp_path, pool_text(stub)) as runtime:
         runtime.drivers.spread = True
-        poor = narrowed(runtime, "baton-mini", usd=1)
-        driven = await runtime.runs.start(order(runtime, "baton-mini", limits=poor))
-        assert (await finish(driven)).ended.state.state == "over_budget"
+        poor = limits_with(runtime, "baton-mini", usd=1)
+        followed_run = await runtime.runs.start(order(runtime, "baton-mini", limits=poor))
+        assert (await finish(followed_run)).ended.state.state == "over_budget"
 
 
 async def test_claims_are_renewed_while_the_queue_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,10 +99,10 @@ async def test_claims_are_renewed_while_the_queue_hangs(tmp_path: Path, monkeypa
     monkeypatch.setattr(SqlStore, "renew_claims", seen)
     async with ProviderStub() as stub, running_service(tmp_path, pool_text(stub)) as runtime:
         stub.always("*", Hang())
-        driven = await runtime.runs.start(order(runtime, "baton-mini"))
+        followed_run = await runtime.runs.start(order(runtime, "baton-mini"))
         await renewed.wait()
-        runtime.runs.cancel(driven.run, "client")
-        await finish(driven)
+        runtime.runs.cancel(followed_run.run, "client")
+        await finish(followed_run)
 
 
 async def test_a_step_of_a_run_that_is_asked_to_end_calls_nobody(
@@ -120,7 +120,7 @@ async def test_a_step_of_a_run_that_is_asked_to_end_calls_nobody(
             await ring(queue, [replace(ticket, seq=ticket.seq + 1) for ticket in tickets])
 
         monkeypatch.setattr(MemoryQueue, "enqueue", late)
-        driven = await runtime.runs.start(order(runtime, "baton-mini"))
-        assert (await finish(driven)).ended.state.state == "cancelled"
-        assert Kind.CALL_INTENDED not in kinds(await events(runtime, driven.run))
+        followed_run = await runtime.runs.start(order(runtime, "baton-mini"))
+        assert (await finish(followed_run)).ended.state.state == "cancelled"
+        assert Kind.CALL_INTENDED not in kinds(await events(runtime, followed_run.run))
         assert stub.requests == []

@@ -10,7 +10,7 @@ import pytest
 from app.core.message.chat import Message, Text, ToolCall, Usage, summed
 from app.gateway.runs.cancel import wait_until_ended
 from app.process.wiring import Runtime
-from tests.harness.conversations import ASK, Talk, calling, look
+from tests.harness.conversations import QUESTION, Conversation, look_call, tool_call_reply
 from tests.harness.in_process import finish, pool_text, running_service
 from tests.harness.waiting import PATIENCE_SECONDS
 from tests.stubs import ProviderStub, Reply
@@ -33,14 +33,14 @@ async def runtime(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[Runtime]:
 async def test_words_after_the_results_are_heard_by_the_step_that_may_see_the_user(
     stub: ProviderStub, runtime: Runtime
 ) -> None:
-    stub.script("alpha", calling(look("a")), DONE)
-    talk = Talk(runtime)
-    first = await talk.say()
-    talk.answer(first, "A")
-    talk.messages.append(Message("user", (Text("And hurry."),)))
-    second = await talk.say()
+    stub.script("alpha", tool_call_reply(look_call("a")), DONE)
+    conversation = Conversation(runtime)
+    first = await conversation.take_turn()
+    conversation.add_results(first, "A")
+    conversation.messages.append(Message("user", (Text("And hurry."),)))
+    second = await conversation.take_turn()
     assert second.ended.state.run == first.ended.state.run
-    roles = [message["role"] for message in stub.of("alpha")[1].json["messages"]]
+    roles = [message["role"] for message in stub.requests_for("alpha")[1].json["messages"]]
     assert roles == ["user", "assistant", "tool", "user"]
 
 
@@ -49,9 +49,11 @@ async def test_a_loop_that_began_elsewhere_is_history(stub: ProviderStub, runtim
     stub.script("alpha", DONE)
     call = ToolCall(foreign, "look", '{"q": "a"}')
     result = Message("tool", (Text("A"),), call_id=foreign)
-    ended = (await Talk(runtime, messages=[ASK, Message("assistant", (), calls=(call,)), result]).say()).ended
+    ended = (
+        await Conversation(runtime, messages=[QUESTION, Message("assistant", (), calls=(call,)), result]).take_turn()
+    ).ended
     assert ended.answer == "It is 42."
-    sent = stub.of("alpha")[0].json["messages"]
+    sent = stub.requests_for("alpha")[0].json["messages"]
     assert [message["role"] for message in sent] == ["user", "assistant", "tool"]
     assert sent[1]["tool_calls"][0]["id"] == sent[2]["tool_call_id"] == foreign
 
@@ -59,53 +61,53 @@ async def test_a_loop_that_began_elsewhere_is_history(stub: ProviderStub, runtim
 async def test_a_later_run_of_the_conversation_sees_the_earlier_ones_messages(
     stub: ProviderStub, runtime: Runtime
 ) -> None:
-    stub.script("alpha", calling(look("a")), DONE, calling(look("b")), Reply(chunks=("43.",)))
-    talk = Talk(runtime)
-    first = await talk.say()
-    talk.answer(first, "A")
-    done = await talk.say()
-    talk.messages += [Message("assistant", (Text(done.ended.answer),)), Message("user", (Text("And now?"),))]
-    third = await talk.say()
+    stub.script("alpha", tool_call_reply(look_call("a")), DONE, tool_call_reply(look_call("b")), Reply(chunks=("43.",)))
+    conversation = Conversation(runtime)
+    first = await conversation.take_turn()
+    conversation.add_results(first, "A")
+    done = await conversation.take_turn()
+    conversation.messages += [Message("assistant", (Text(done.ended.answer),)), Message("user", (Text("And now?"),))]
+    third = await conversation.take_turn()
     assert third.ended.state.run != first.ended.state.run
-    talk.answer(third, "B")
-    assert (await talk.say()).ended.answer == "43."
-    sent = stub.of("alpha")[2].json["messages"]
+    conversation.add_results(third, "B")
+    assert (await conversation.take_turn()).ended.answer == "43."
+    sent = stub.requests_for("alpha")[2].json["messages"]
     assert [message["role"] for message in sent] == ["user", "assistant", "tool", "assistant", "user"]
     assert sent[1]["tool_calls"][0]["id"] == first.ended.calls[0].id
 
 
 async def test_results_for_a_run_that_has_ended_are_history_for_a_new_one(stub: ProviderStub, runtime: Runtime) -> None:
     """A caller who comes too late can go on all the same: nothing is lost but the workflow."""
-    stub.script("alpha", calling(look("a")), DONE, Reply(chunks=("Again 42.",)))
-    talk = Talk(runtime)
-    first = await talk.say()
-    talk.answer(first, "A")
-    await talk.say()
-    again = (await talk.say()).ended
+    stub.script("alpha", tool_call_reply(look_call("a")), DONE, Reply(chunks=("Again 42.",)))
+    conversation = Conversation(runtime)
+    first = await conversation.take_turn()
+    conversation.add_results(first, "A")
+    await conversation.take_turn()
+    again = (await conversation.take_turn()).ended
     assert (again.answer, again.state.run != first.ended.state.run) == ("Again 42.", True)
 
 
 async def test_erased_content_makes_history_of_what_the_caller_still_has(stub: ProviderStub, runtime: Runtime) -> None:
-    stub.script("alpha", calling(look("a")), DONE)
-    talk = Talk(runtime)
-    first = await talk.say()
-    talk.answer(first, "A")
+    stub.script("alpha", tool_call_reply(look_call("a")), DONE)
+    conversation = Conversation(runtime)
+    first = await conversation.take_turn()
+    conversation.add_results(first, "A")
     assert await runtime.context.store.erase(first.ended.state.run)
-    assert (await talk.say()).ended.state.run != first.ended.state.run
+    assert (await conversation.take_turn()).ended.state.run != first.ended.state.run
 
 
 async def test_what_another_process_erased_is_not_gone_on_with(stub: ProviderStub, tmp_path: Path) -> None:
     """Though this one still has the run in its memory."""
-    stub.script("alpha", calling(look("a")), DONE)
+    stub.script("alpha", tool_call_reply(look_call("a")), DONE)
     async with (
         running_service(tmp_path, pool_text(stub)) as runtime,
         running_service(tmp_path, pool_text(stub)) as other,
     ):
-        talk = Talk(runtime)
-        first = await talk.say()
-        talk.answer(first, "A")
+        conversation = Conversation(runtime)
+        first = await conversation.take_turn()
+        conversation.add_results(first, "A")
         assert await other.context.store.erase(first.ended.state.run)
-        assert (await talk.say()).ended.state.run != first.ended.state.run
+        assert (await conversation.take_turn()).ended.state.run != first.ended.state.run
 
 
 # --- time and money
@@ -114,39 +116,41 @@ async def test_what_another_process_erased_is_not_gone_on_with(stub: ProviderStu
 async def test_an_abandoned_wait_expires(stub: ProviderStub, tmp_path: Path) -> None:
     pool = pool_text(stub).replace("seconds = 30,", "seconds = 30, tool_wait = 0.5,")
     async with running_service(tmp_path, pool, {"BATON_LEASE_SECONDS": "1"}) as runtime:
-        stub.script("alpha", calling(look("a")), DONE)
-        talk = Talk(runtime)
-        first = await talk.say()
+        stub.script("alpha", tool_call_reply(look_call("a")), DONE)
+        conversation = Conversation(runtime)
+        first = await conversation.take_turn()
         row = await wait_until_ended(
             runtime.context.store, await runtime.context.store.run(first.ended.state.run), PATIENCE_SECONDS
         )
         assert (row.state, row.error) == ("expired", "tool_results_missing")
         counted = runtime.context.telemetry.exposition().decode()
         assert 'baton_runs_total{outcome="abandoned",tier="baton-mini"} 1.0' in counted, "no fault of this service"
-        talk.answer(first, "A")
-        assert (await talk.say()).ended.state.run != row.id
+        conversation.add_results(first, "A")
+        assert (await conversation.take_turn()).ended.state.run != row.id
 
 
 async def test_the_wait_does_not_count_as_the_runs_time(stub: ProviderStub, runtime: Runtime) -> None:
-    stub.script("alpha", calling(look("a")), Reply(header_delay=0.5), DONE)
+    stub.script("alpha", tool_call_reply(look_call("a")), Reply(header_delay=0.5), DONE)
     chosen = runtime.pool.catalog().tiers["baton-mini"]
-    talk = Talk(runtime, extra={"limits": replace(chosen.efforts[chosen.effort], seconds=RUN_SECONDS)})
-    talk.answer(await talk.say(), "A")
+    conversation = Conversation(runtime, extra={"limits": replace(chosen.efforts[chosen.effort], seconds=RUN_SECONDS)})
+    conversation.add_results(await conversation.take_turn(), "A")
     await asyncio.sleep(1.1 * RUN_SECONDS)
-    assert (await talk.say()).ended.state.state == "succeeded"
+    assert (await conversation.take_turn()).ended.state.state == "succeeded"
 
 
 async def test_each_turn_tells_its_own_usage_and_all_add_up(stub: ProviderStub, runtime: Runtime) -> None:
     bills = [Billed(input=10, output=5, cached=2), Billed(input=30, output=7, reasoning=3), Billed(input=50, output=9)]
-    stub.script("alpha", calling(look("a"), usage=bills[0]), calling(look("b"), usage=bills[1]))
+    stub.script(
+        "alpha", tool_call_reply(look_call("a"), usage=bills[0]), tool_call_reply(look_call("b"), usage=bills[1])
+    )
     stub.script("alpha", Reply(usage=bills[2]))
-    talk = Talk(runtime)
+    conversation = Conversation(runtime)
     told = []
     for result in ("A", "B", ""):
-        outcome = await talk.say()
+        outcome = await conversation.take_turn()
         told.append(outcome.ended.bill)
         if outcome.ended.calls:
-            talk.answer(outcome, result)
+            conversation.add_results(outcome, result)
     assert [bill.visible.total for bill in told] == [15, 37, 59]
     assert all(bill.orchestration == Usage() for bill in told)
     assert summed(bill.turn for bill in told) == told[-1].total
@@ -155,10 +159,10 @@ async def test_each_turn_tells_its_own_usage_and_all_add_up(stub: ProviderStub, 
 
 
 async def test_the_budget_is_for_all_turns(stub: ProviderStub, runtime: Runtime) -> None:
-    stub.always("alpha", calling(look("a"), usage=Billed(input=200_000, output=10)))
-    talk = Talk(runtime)
-    talk.answer(await talk.say(), "A")
-    talk.answer(await talk.say(), "B")
-    ended = (await finish(await talk.begin())).ended
+    stub.always("alpha", tool_call_reply(look_call("a"), usage=Billed(input=200_000, output=10)))
+    conversation = Conversation(runtime)
+    conversation.add_results(await conversation.take_turn(), "A")
+    conversation.add_results(await conversation.take_turn(), "B")
+    ended = (await finish(await conversation.start_turn())).ended
     assert (ended.state.state, ended.error and ended.error.public_code) == ("over_budget", "run_over_budget")
-    assert len(stub.of("alpha")) == 2
+    assert len(stub.requests_for("alpha")) == 2

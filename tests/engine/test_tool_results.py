@@ -13,7 +13,7 @@ from app.core.message.chat import Image, Message, Text, mint
 from app.engine.runs import tool_results
 from app.errors import InvalidRequest
 from app.process.wiring import Runtime
-from tests.harness.conversations import ASK, Talk, calling, look
+from tests.harness.conversations import QUESTION, Conversation, look_call, tool_call_reply
 from tests.harness.in_process import finish, pool_text, running_service
 from tests.harness.waiting import NotInTime, until
 from tests.stubs import ProviderStub, Reply
@@ -32,37 +32,39 @@ def code(refused: pytest.ExceptionInfo[InvalidRequest]) -> str | None:
 
 
 async def test_results_of_several_calls_come_together(stub: ProviderStub, runtime: Runtime) -> None:
-    stub.script("alpha", calling(look("a"), look("b")), DONE)
-    talk = Talk(runtime)
-    first = await talk.say()
-    talk.answer(first, "A", "B")
-    kept = talk.messages.pop()
+    stub.script("alpha", tool_call_reply(look_call("a"), look_call("b")), DONE)
+    conversation = Conversation(runtime)
+    first = await conversation.take_turn()
+    conversation.add_results(first, "A", "B")
+    kept = conversation.messages.pop()
     with pytest.raises(InvalidRequest) as refused:
-        await talk.say()
+        await conversation.take_turn()
     assert code(refused) == "tool_results_missing"
     assert first.ended.calls[1].id in refused.value.message
-    talk.messages.append(kept)
-    assert (await talk.say()).ended.answer == "It is 42."
+    conversation.messages.append(kept)
+    assert (await conversation.take_turn()).ended.answer == "It is 42."
 
 
 async def test_the_same_results_again_hear_the_same_reply(stub: ProviderStub, runtime: Runtime) -> None:
-    stub.script("alpha", calling(look("a")), replace(calling(look("b")), header_delay=0.3), DONE)
-    talk = Talk(runtime)
-    talk.answer(await talk.say(), "A")
-    together = await asyncio.gather(*(talk.say() for _ in range(3)))
-    late = await talk.say()
+    stub.script(
+        "alpha", tool_call_reply(look_call("a")), replace(tool_call_reply(look_call("b")), header_delay=0.3), DONE
+    )
+    conversation = Conversation(runtime)
+    conversation.add_results(await conversation.take_turn(), "A")
+    together = await asyncio.gather(*(conversation.take_turn() for _ in range(3)))
+    late = await conversation.take_turn()
     assert len({outcome.ended.calls for outcome in (*together, late)}) == 1
-    assert len(stub.of("alpha")) == 2
-    talk.answer(late, "B")
-    assert (await talk.say()).ended.answer == "It is 42."
+    assert len(stub.requests_for("alpha")) == 2
+    conversation.add_results(late, "B")
+    assert (await conversation.take_turn()).ended.answer == "It is 42."
 
 
 async def test_whoever_loses_the_race_to_a_turn_leaves_its_driver_alone(
     stub: ProviderStub, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Three bring the same at once, and each looks at the run before any of the others has begun, if it may."""
-    stub.script("alpha", calling(look("a")), calling(look("b")), DONE)
-    talk, looking, find = Talk(runtime), 0, tool_results.find
+    stub.script("alpha", tool_call_reply(look_call("a")), tool_call_reply(look_call("b")), DONE)
+    conversation, looking, find = Conversation(runtime), 0, tool_results.find
 
     async def find_together(*given: Any) -> Any:
         nonlocal looking
@@ -71,57 +73,59 @@ async def test_whoever_loses_the_race_to_a_turn_leaves_its_driver_alone(
             await until(lambda: looking >= 3, within=0.3)
         return found
 
-    talk.answer(await talk.say(), "A")
+    conversation.add_results(await conversation.take_turn(), "A")
     monkeypatch.setattr(tool_results, "find", find_together)
-    replies = await asyncio.gather(*(talk.say() for _ in range(3)))
+    replies = await asyncio.gather(*(conversation.take_turn() for _ in range(3)))
     assert len({outcome.ended.calls for outcome in replies}) == 1
-    assert len(stub.of("alpha")) == 2
+    assert len(stub.requests_for("alpha")) == 2
     await until(lambda: not len(runtime.drivers))
 
 
 async def test_other_results_for_the_same_calls_are_refused(stub: ProviderStub, runtime: Runtime) -> None:
-    stub.script("alpha", calling(look("a")), replace(calling(look("b")), header_delay=0.3), DONE)
-    talk, liar = Talk(runtime), Talk(runtime)
-    first = await talk.say()
-    talk.answer(first, "A")
-    liar.answer(first, "not A")
-    running = await talk.begin()
+    stub.script(
+        "alpha", tool_call_reply(look_call("a")), replace(tool_call_reply(look_call("b")), header_delay=0.3), DONE
+    )
+    conversation, liar = Conversation(runtime), Conversation(runtime)
+    first = await conversation.take_turn()
+    conversation.add_results(first, "A")
+    liar.add_results(first, "not A")
+    running = await conversation.start_turn()
     with pytest.raises(InvalidRequest) as refused:
-        await liar.say()
+        await liar.take_turn()
     assert code(refused) == "tool_call_answered"
     second = await finish(running)
     with pytest.raises(InvalidRequest) as refused:
-        await liar.say()
+        await liar.take_turn()
     assert code(refused) == "tool_call_answered"
-    talk.answer(second, "B")
-    await talk.say()
+    conversation.add_results(second, "B")
+    await conversation.take_turn()
 
 
 async def test_results_of_an_earlier_turn_are_refused_while_the_run_goes_on(
     stub: ProviderStub, runtime: Runtime
 ) -> None:
-    stub.script("alpha", *[calling(look(str(n))) for n in range(3)])
-    talk = Talk(runtime)
-    talk.answer(await talk.say(), "A")
-    early = list(talk.messages)
-    talk.answer(await talk.say(), "B")
-    await talk.say()
-    talk.messages = early
+    stub.script("alpha", *[tool_call_reply(look_call(str(n))) for n in range(3)])
+    conversation = Conversation(runtime)
+    conversation.add_results(await conversation.take_turn(), "A")
+    early = list(conversation.messages)
+    conversation.add_results(await conversation.take_turn(), "B")
+    await conversation.take_turn()
+    conversation.messages = early
     with pytest.raises(InvalidRequest) as refused:
-        await talk.say()
+        await conversation.take_turn()
     assert code(refused) == "tool_call_answered"
 
 
 async def test_ids_that_were_not_given_to_this_caller_are_unknown(stub: ProviderStub, runtime: Runtime) -> None:
-    stub.script("alpha", calling(look("a")))
-    talk = Talk(runtime)
-    first = await talk.say()
+    stub.script("alpha", tool_call_reply(look_call("a")))
+    conversation = Conversation(runtime)
+    first = await conversation.take_turn()
     (given,) = first.ended.calls
     nobodys = replace(given, id=mint("run_" + "0" * 31, b"x" * 9))
     others = replace(given, id=mint(first.ended.state.run, b"x" * 9))
     for call, tenant in ((nobodys, "tenant"), (others, "tenant"), (given, "stranger")):
         result = Message("tool", (Text("A"),), call_id=call.id)
-        stranger = Talk(runtime, messages=[ASK, Message("assistant", (), calls=(call,)), result])
+        stranger = Conversation(runtime, messages=[QUESTION, Message("assistant", (), calls=(call,)), result])
         with pytest.raises(InvalidRequest) as refused:
             await runtime.runs.start(replace(stranger.order(), tenant=tenant))
         assert code(refused) == "unknown_tool_call"
@@ -129,10 +133,10 @@ async def test_ids_that_were_not_given_to_this_caller_are_unknown(stub: Provider
 
 
 async def test_another_key_goes_on_only_in_the_same_tier(stub: ProviderStub, runtime: Runtime) -> None:
-    stub.script("alpha", calling(look("a")), DONE)
-    talk = Talk(runtime)
-    talk.answer(await talk.say(), "A")
-    asked = replace(talk.order(), key="other")
+    stub.script("alpha", tool_call_reply(look_call("a")), DONE)
+    conversation = Conversation(runtime)
+    conversation.add_results(await conversation.take_turn(), "A")
+    asked = replace(conversation.order(), key="other")
     with pytest.raises(InvalidRequest) as refused:
         await runtime.runs.start(replace(asked, tier=runtime.pool.catalog().tiers["baton-ultra"]))
     assert code(refused) == "unknown_tool_call"
@@ -140,20 +144,20 @@ async def test_another_key_goes_on_only_in_the_same_tier(stub: ProviderStub, run
 
 
 async def test_labels_do_not_grow_behind_the_workers_backs(stub: ProviderStub, runtime: Runtime) -> None:
-    stub.script("alpha", calling(look("a")))
-    talk = Talk(runtime)
-    talk.answer(await talk.say(), "A")
+    stub.script("alpha", tool_call_reply(look_call("a")))
+    conversation = Conversation(runtime)
+    conversation.add_results(await conversation.take_turn(), "A")
     with pytest.raises(InvalidRequest) as refused:
-        await talk.say(labels=frozenset({"phi"}))
+        await conversation.take_turn(labels=frozenset({"phi"}))
     assert (code(refused), refused.value.param) == ("labels_changed", "baton.labels")
 
 
 async def test_an_image_for_a_worker_that_sees_none_is_refused(stub: ProviderStub, runtime: Runtime) -> None:
-    stub.script("alpha", calling(look("a")))
-    talk = Talk(runtime)
-    first = await talk.say()
-    talk.answer(first, "A")
-    talk.messages[-1] = replace(talk.messages[-1], parts=(Image("data:image/png;base64,AA"),))
+    stub.script("alpha", tool_call_reply(look_call("a")))
+    conversation = Conversation(runtime)
+    first = await conversation.take_turn()
+    conversation.add_results(first, "A")
+    conversation.messages[-1] = replace(conversation.messages[-1], parts=(Image("data:image/png;base64,AA"),))
     with pytest.raises(InvalidRequest) as refused:
-        await talk.say()
+        await conversation.take_turn()
     assert code(refused) == "no_eligible_worker"

@@ -12,7 +12,7 @@ from app.core.run.events import Kind, fact_from_json
 from app.errors import InvalidRequest
 from app.process.wiring import Runtime
 from app.store.protocol import Entry
-from tests.harness.conversations import ADD, BOX, LOOK, Talk, calling, gathered, look
+from tests.harness.conversations import ADD, LOOK, TOOLBOX, Conversation, assembled_calls, look_call, tool_call_reply
 from tests.harness.in_process import events, finish, kinds, plan, pool_text, running_service
 from tests.harness.waiting import until
 from tests.stubs import Fail, ProviderStub, Raw, Reply
@@ -38,22 +38,22 @@ def code(refused: pytest.ExceptionInfo[InvalidRequest]) -> str | None:
 
 
 async def test_a_tool_loop_is_one_run_and_one_call_a_turn(stub: ProviderStub, runtime: Runtime) -> None:
-    more = calling(look("b", "their-2"), Calls("add", "", "their-3"))
-    stub.script("alpha", calling(look("a", "their-1"), words="Let me see. "), more, DONE)
-    talk = Talk(runtime)
-    first = await talk.say()
+    more = tool_call_reply(look_call("b", "their-2"), Calls("add", "", "their-3"))
+    stub.script("alpha", tool_call_reply(look_call("a", "their-1"), words="Let me see. "), more, DONE)
+    conversation = Conversation(runtime)
+    first = await conversation.take_turn()
     state = first.ended.state
     assert (first.ended.finish, first.ended.answer, state.state) == ("tool_calls", "Let me see. ", "awaiting_tool")
     (call,) = first.ended.calls
     assert (call.name, json.loads(call.arguments), run_of(call.id)) == ("look", {"q": "a"}, state.run)
-    talk.answer(first, "A")
-    second = await talk.say()
+    conversation.add_results(first, "A")
+    second = await conversation.take_turn()
     assert [call.name for call in second.ended.calls] == ["look", "add"]
-    talk.answer(second, "B", "3")
-    third = await talk.say()
+    conversation.add_results(second, "B", "3")
+    third = await conversation.take_turn()
     assert (third.ended.answer, third.ended.finish, third.ended.calls) == ("It is 42.", "stop", ())
     assert state.run == second.ended.state.run == third.ended.state.run
-    sent = [received.json["messages"] for received in stub.of("alpha")]
+    sent = [received.json["messages"] for received in stub.requests_for("alpha")]
     assert len(sent) == len(stub.requests) == 3
     assert sent[1][: len(sent[0])] == sent[0]
     said, result = sent[1][len(sent[0]) :]
@@ -68,12 +68,12 @@ async def test_a_run_that_waits_here_is_not_looked_up(
     stub: ProviderStub, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The commit of the turn is fenced by the epoch under which it waited."""
-    stub.script("alpha", calling(look("a")), DONE)
-    talk = Talk(runtime)
-    first = await talk.say()
-    talk.answer(first, "A")
+    stub.script("alpha", tool_call_reply(look_call("a")), DONE)
+    conversation = Conversation(runtime)
+    first = await conversation.take_turn()
+    conversation.add_results(first, "A")
     monkeypatch.setattr(runtime.context.store, "run", None)
-    assert (await talk.say()).ended.answer == "It is 42."
+    assert (await conversation.take_turn()).ended.answer == "It is 42."
 
 
 @pytest.mark.parametrize("remembered", [True, False])
@@ -81,10 +81,10 @@ async def test_a_run_that_was_cancelled_while_it_waited_calls_nobody_again(
     stub: ProviderStub, runtime: Runtime, remembered: bool
 ) -> None:
     """Though this process may remember it as it was before, and its caller has brought what it waited for."""
-    stub.script("alpha", calling(look("a")), DONE)
-    talk = Talk(runtime)
-    first = await talk.say()
-    talk.answer(first, "A")
+    stub.script("alpha", tool_call_reply(look_call("a")), DONE)
+    conversation = Conversation(runtime)
+    first = await conversation.take_turn()
+    conversation.add_results(first, "A")
     run = first.ended.state.run
     await until(lambda: not len(runtime.drivers))
     if not remembered:
@@ -92,14 +92,14 @@ async def test_a_run_that_was_cancelled_while_it_waited_calls_nobody_again(
     await runtime.context.store.append(
         Entry(run, runtime.context.now(), (fact_from_json(Kind.CANCEL_ASKED, {"by": "client"}),))
     )
-    assert (await finish(await talk.begin())).ended.state.state == "cancelled"
+    assert (await finish(await conversation.start_turn())).ended.state.state == "cancelled"
     assert Kind.RESUMED in kinds(await events(runtime, run))
     assert len(stub.requests) == 1
 
 
 async def test_a_waiting_run_holds_no_driver_no_slot_and_no_lease(stub: ProviderStub, runtime: Runtime) -> None:
-    stub.script("alpha", calling(look("a")))
-    ended = (await Talk(runtime).say()).ended
+    stub.script("alpha", tool_call_reply(look_call("a")))
+    ended = (await Conversation(runtime).take_turn()).ended
     await until(lambda: not len(runtime.drivers))
     row = await runtime.context.store.run(ended.state.run)
     assert (row.state, row.driver, row.held.usd) == ("awaiting_tool", "", 0)
@@ -112,15 +112,15 @@ async def test_a_waiting_run_holds_no_driver_no_slot_and_no_lease(stub: Provider
 
 
 async def test_streams_tell_calls_as_they_come_and_every_turn_by_itself(stub: ProviderStub, runtime: Runtime) -> None:
-    two = calling(look("a"), Calls("add", '{"n": 1}'), words="Hm. ", gap=0.01)
+    two = tool_call_reply(look_call("a"), Calls("add", '{"n": 1}'), words="Hm. ", gap=0.01)
     stub.script("alpha", two, Reply(chunks=("It ", "is ", "42."), gap=0.01))
-    talk = Talk(runtime, extra={"streams": True})
-    first = await talk.say()
+    conversation = Conversation(runtime, extra={"streams": True})
+    first = await conversation.take_turn()
     assert "".join(first.texts) == "Hm. "
     assert len(first.tool_deltas) > 3
-    assert gathered(first.tool_deltas) == [(call.id, call.name, call.arguments) for call in first.ended.calls]
-    talk.answer(first, "A", "1")
-    second = await talk.say()
+    assert assembled_calls(first.tool_deltas) == [(call.id, call.name, call.arguments) for call in first.ended.calls]
+    conversation.add_results(first, "A", "1")
+    second = await conversation.take_turn()
     assert ("".join(second.texts), second.tool_deltas) == ("It is 42.", [])
     assert len(second.texts) > 1
 
@@ -128,12 +128,12 @@ async def test_streams_tell_calls_as_they_come_and_every_turn_by_itself(stub: Pr
 async def test_what_the_caller_says_of_decoding_and_tools_holds_from_then_on(
     stub: ProviderStub, runtime: Runtime
 ) -> None:
-    stub.script("alpha", calling(look("a")), DONE)
-    talk = Talk(runtime, toolbox=Toolbox((LOOK, ADD), "required"))
-    talk.answer(await talk.say(), "A")
-    talk.toolbox = Toolbox((LOOK,), parallel=False)
-    await talk.say()
-    first_request, second_request = (received.json for received in stub.of("alpha"))
+    stub.script("alpha", tool_call_reply(look_call("a")), DONE)
+    conversation = Conversation(runtime, toolbox=Toolbox((LOOK, ADD), "required"))
+    conversation.add_results(await conversation.take_turn(), "A")
+    conversation.toolbox = Toolbox((LOOK,), parallel=False)
+    await conversation.take_turn()
+    first_request, second_request = (received.json for received in stub.requests_for("alpha"))
     assert (first_request["tool_choice"], "parallel_tool_calls" in first_request, len(first_request["tools"])) == (
         "required",
         False,
@@ -151,36 +151,36 @@ async def test_the_same_worker_goes_on_and_gets_back_what_its_provider_wants(
 ) -> None:
     """The planned worker is down, so another one calls the tool; with the results it is asked again, not the first."""
     stub.script("alpha", *[Fail(status=503)] * 2)
-    stub.script("beta", calling(look("a"), reasoning=("secret",)), DONE)
-    talk = Talk(runtime)
-    talk.answer(await talk.say(), "A")
-    ended = (await talk.say()).ended
+    stub.script("beta", tool_call_reply(look_call("a"), reasoning=("secret",)), DONE)
+    conversation = Conversation(runtime)
+    conversation.add_results(await conversation.take_turn(), "A")
+    ended = (await conversation.take_turn()).ended
     assert (ended.answer, ended.state.steps[0].worker) == ("It is 42.", "beta")
-    assert len(stub.of("alpha")) == 2
-    assert stub.of("beta")[1].json["messages"][1]["reasoning_content"] == "secret"
+    assert len(stub.requests_for("alpha")) == 2
+    assert stub.requests_for("beta")[1].json["messages"][1]["reasoning_content"] == "secret"
 
 
 async def test_another_worker_takes_over_with_the_transcript_but_not_with_the_first_ones_thoughts(
     stub: ProviderStub, runtime: Runtime
 ) -> None:
-    stub.script("alpha", calling(look("a", "theirs"), reasoning=("secret",)), *[Fail(status=503)] * 2)
+    stub.script("alpha", tool_call_reply(look_call("a", "theirs"), reasoning=("secret",)), *[Fail(status=503)] * 2)
     stub.script("beta", DONE)
-    talk = Talk(runtime)
-    talk.answer(await talk.say(), "A")
-    assert (await talk.say()).ended.answer == "It is 42."
-    (received,) = stub.of("beta")
+    conversation = Conversation(runtime)
+    conversation.add_results(await conversation.take_turn(), "A")
+    assert (await conversation.take_turn()).ended.answer == "It is 42."
+    (received,) = stub.requests_for("beta")
     assert b"secret" not in received.body
     assert [message["role"] for message in received.json["messages"]] == ["user", "assistant", "tool"]
     assert received.json["messages"][1]["tool_calls"][0]["id"] == received.json["messages"][2]["tool_call_id"]
 
 
 async def test_attempts_are_counted_anew_in_each_turn(stub: ProviderStub, runtime: Runtime) -> None:
-    turns = [calling(look(str(n))) for n in range(6)]
+    turns = [tool_call_reply(look_call(str(n))) for n in range(6)]
     stub.script("alpha", *turns, DONE)
-    talk = Talk(runtime)
+    conversation = Conversation(runtime)
     for n in range(6):
-        talk.answer(await talk.say(), str(n))
-    assert (await talk.say()).ended.answer == "It is 42."
+        conversation.add_results(await conversation.take_turn(), str(n))
+    assert (await conversation.take_turn()).ended.answer == "It is 42."
 
 
 # --- what a worker must not do
@@ -189,16 +189,21 @@ async def test_attempts_are_counted_anew_in_each_turn(stub: ProviderStub, runtim
 @pytest.mark.parametrize("live", [True, False])
 @pytest.mark.parametrize(
     "wrong",
-    [calling(Calls("look", '{"q": ')), calling(Calls("look", "[1]")), calling(Calls("rm", "{}")), Reply(chunks=())],
+    [
+        tool_call_reply(Calls("look", '{"q": ')),
+        tool_call_reply(Calls("look", "[1]")),
+        tool_call_reply(Calls("rm", "{}")),
+        Reply(chunks=()),
+    ],
 )
 async def test_calls_that_cannot_be_handed_on_are_an_attempt_that_failed(
     stub: ProviderStub, runtime: Runtime, wrong: Reply, live: bool
 ) -> None:
     """Unless the caller has heard the beginning of it, when it was streamed: that cannot be unsaid. All of it is paid
     for; where it was not heard out nobody knows how much that is."""
-    stub.script("alpha", replace(wrong, gap=0.02), calling(look("a")))
-    talk = Talk(runtime, toolbox=Toolbox((LOOK,), "required"), extra={"streams": live})
-    outcome = await finish(await talk.begin())
+    stub.script("alpha", replace(wrong, gap=0.02), tool_call_reply(look_call("a")))
+    conversation = Conversation(runtime, toolbox=Toolbox((LOOK,), "required"), extra={"streams": live})
+    outcome = await finish(await conversation.start_turn())
     told = live and any(call.name == "look" for call in wrong.tool_calls)
     journal = await events(runtime, outcome.ended.state.run)
     first = next(event.body for event in journal if event.kind is Kind.CALL_FINISHED)
@@ -215,15 +220,15 @@ async def test_calls_that_cannot_be_handed_on_are_an_attempt_that_failed(
         assert outcome.ended.error.public_code == "tool_call_malformed"
     else:
         assert [call.name for call in outcome.ended.calls] == ["look"]
-        assert gathered(outcome.tool_deltas) == [(c.id, c.name, c.arguments) for c in outcome.ended.calls]
+        assert assembled_calls(outcome.tool_deltas) == [(c.id, c.name, c.arguments) for c in outcome.ended.calls]
 
 
 async def test_what_comes_with_the_end_is_told_with_it(stub: ProviderStub, runtime: Runtime) -> None:
     """So a reply that came in one piece is judged before anybody hears of it, and another one may take its place."""
     stub.script("alpha", in_one_piece('{"q": '), in_one_piece('{"q": "a"}'))
-    talk = Talk(runtime, extra={"streams": True})
-    outcome = await talk.say()
-    assert gathered(outcome.tool_deltas) == [(c.id, c.name, c.arguments) for c in outcome.ended.calls]
+    conversation = Conversation(runtime, extra={"streams": True})
+    outcome = await conversation.take_turn()
+    assert assembled_calls(outcome.tool_deltas) == [(c.id, c.name, c.arguments) for c in outcome.ended.calls]
     assert [json.loads(call.arguments) for call in outcome.ended.calls] == [{"q": "a"}]
     assert ("".join(outcome.texts), len(outcome.tool_deltas)) == ("Hm. ", 1)
     journal = await events(runtime, outcome.ended.state.run)
@@ -239,28 +244,30 @@ def in_one_piece(arguments: str) -> Raw:
 
 async def test_one_call_at_a_time_where_the_caller_wants_that(stub: ProviderStub, runtime: Runtime) -> None:
     """A server that does not know the parameter is not believed."""
-    stub.script("alpha", *[calling(look("a", "x"), look("b", "y")), DONE] * 2)
+    stub.script("alpha", *[tool_call_reply(look_call("a", "x"), look_call("b", "y")), DONE] * 2)
     for streams in (True, False):
-        talk = Talk(runtime, toolbox=replace(BOX, parallel=False), extra={"streams": streams})
-        first = await talk.say()
+        conversation = Conversation(runtime, toolbox=replace(TOOLBOX, parallel=False), extra={"streams": streams})
+        first = await conversation.take_turn()
         assert [json.loads(call.arguments) for call in first.ended.calls] == [{"q": "a"}]
-        assert not streams or len(gathered(first.tool_deltas)) == 1
-        talk.answer(first, "A")
-        await talk.say()
-        (said,) = [message for message in stub.of("alpha")[-1].json["messages"] if message["role"] == "assistant"]
+        assert not streams or len(assembled_calls(first.tool_deltas)) == 1
+        conversation.add_results(first, "A")
+        await conversation.take_turn()
+        (said,) = [
+            message for message in stub.requests_for("alpha")[-1].json["messages"] if message["role"] == "assistant"
+        ]
         assert [call["id"] for call in said["tool_calls"]] == ["x"]
 
 
 async def test_a_turn_that_is_cut_off_calls_nothing(stub: ProviderStub, runtime: Runtime) -> None:
     stub.script("alpha", Reply(chunks=("Let me",), tool_calls=(Calls("look", '{"q'),), finish="length"))
-    ended = (await Talk(runtime).say()).ended
+    ended = (await Conversation(runtime).take_turn()).ended
     assert (ended.answer, ended.finish, ended.calls, ended.state.state) == ("Let me", "length", (), "succeeded")
 
 
 async def test_without_tools_on_offer_a_call_is_malformed(stub: ProviderStub, runtime: Runtime) -> None:
-    stub.script("alpha", calling(look("a")), DONE)
+    stub.script("alpha", tool_call_reply(look_call("a")), DONE)
     for toolbox in (Toolbox(), Toolbox((LOOK,), "none")):
-        assert (await Talk(runtime, toolbox=toolbox).say()).ended.answer
+        assert (await Conversation(runtime, toolbox=toolbox).take_turn()).ended.answer
     assert "tool_choice" not in stub.requests[0].json
 
 
@@ -268,22 +275,22 @@ async def test_without_tools_on_offer_a_call_is_malformed(stub: ProviderStub, ru
 
 
 async def test_steps_that_wait_together_call_in_one_reply(stub: ProviderStub, runtime: Runtime) -> None:
-    stub.script("alpha", calling(look("left", "x-1"), words="Left."), Reply(chunks=("L",)))
-    stub.script("beta", Reply(header_delay=0.1, chunks=(), tool_calls=(look("right", "x-1"),), finish="tool"))
+    stub.script("alpha", tool_call_reply(look_call("left", "x-1"), words="Left."), Reply(chunks=("L",)))
+    stub.script("beta", Reply(header_delay=0.1, chunks=(), tool_calls=(look_call("right", "x-1"),), finish="tool"))
     stub.script("beta", Reply(chunks=("R",)))
-    stub.script("gamma", calling(look("both", "x-1"), words="Both."), Reply(chunks=("L and R.",)))
-    talk = Talk(runtime, "baton-ultra", extra={"plan": PARALLEL})
-    first = await talk.say()
+    stub.script("gamma", tool_call_reply(look_call("both", "x-1"), words="Both."), Reply(chunks=("L and R.",)))
+    conversation = Conversation(runtime, "baton-ultra", extra={"plan": PARALLEL})
+    first = await conversation.take_turn()
     assert [json.loads(call.arguments)["q"] for call in first.ended.calls] == ["left", "right"]
     assert (first.ended.answer, len({call.id for call in first.ended.calls})) == ("", 2)
-    talk.answer(first, "LEFT", "RIGHT")
-    second = await talk.say()
+    conversation.add_results(first, "LEFT", "RIGHT")
+    second = await conversation.take_turn()
     assert (second.ended.answer, len(second.ended.calls)) == ("Both.", 1)
-    talk.answer(second, "BOTH")
-    assert (await talk.say()).ended.answer == "L and R."
+    conversation.add_results(second, "BOTH")
+    assert (await conversation.take_turn()).ended.answer == "L and R."
     bodies = {}
     for name, own in {"alpha": b"LEFT", "beta": b"RIGHT", "gamma": b"BOTH"}.items():
-        bodies[name] = b"".join(received.body for received in stub.of(name))
+        bodies[name] = b"".join(received.body for received in stub.requests_for(name))
         assert [secret for secret in (b"LEFT", b"RIGHT", b"BOTH") if secret in bodies[name]] == [own]
     assert b"Left." not in bodies["beta"] + bodies["gamma"], "what is said beside a call belongs to the transcript"
 
@@ -293,32 +300,34 @@ async def test_only_the_answering_step_has_tools_unless_the_plan_says_otherwise(
 ) -> None:
     steps = plan(("alpha", "Think", ["user"]), ("beta", "Answer", ["user", 0]))
     stub.script("beta", DONE)
-    talk = Talk(runtime, "baton-ultra", toolbox=Toolbox((LOOK,), "none"), extra={"plan": steps})
-    await talk.say()
-    assert "tools" not in stub.of("alpha")[0].json
-    assert stub.of("beta")[0].json["tool_choice"] == "none"
+    conversation = Conversation(runtime, "baton-ultra", toolbox=Toolbox((LOOK,), "none"), extra={"plan": steps})
+    await conversation.take_turn()
+    assert "tools" not in stub.requests_for("alpha")[0].json
+    assert stub.requests_for("beta")[0].json["tool_choice"] == "none"
 
 
 async def test_what_is_demanded_is_demanded_of_the_answering_step(stub: ProviderStub, runtime: Runtime) -> None:
     steps = plan(("alpha", "Think", ["user"]), ("beta", "Answer", ["user", 0]))
     steps["steps"][0]["tools"] = True
-    stub.script("beta", calling(look("a")))
-    talk = Talk(runtime, "baton-ultra", toolbox=Toolbox((LOOK,), "named", "look"), extra={"plan": steps})
-    assert len((await talk.say()).ended.calls) == 1
-    assert "tool_choice" not in stub.of("alpha")[0].json
-    assert stub.of("beta")[0].json["tool_choice"] == {"type": "function", "function": {"name": "look"}}
+    stub.script("beta", tool_call_reply(look_call("a")))
+    conversation = Conversation(
+        runtime, "baton-ultra", toolbox=Toolbox((LOOK,), "named", "look"), extra={"plan": steps}
+    )
+    assert len((await conversation.take_turn()).ended.calls) == 1
+    assert "tool_choice" not in stub.requests_for("alpha")[0].json
+    assert stub.requests_for("beta")[0].json["tool_choice"] == {"type": "function", "function": {"name": "look"}}
 
 
 async def test_a_conductor_plans_once_for_all_turns(stub: ProviderStub, runtime: Runtime) -> None:
     text = '{"steps": [{"worker": 0, "subtask": "Answer.", "access": ["user"], "tools": true}]}'
     stub.always("planner", Reply(chunks=tuple(text)))
     for name in ("alpha", "beta", "gamma"):
-        stub.script(name, calling(look("a")), calling(look("b")), DONE)
-    talk = Talk(runtime, "baton-ultra")
+        stub.script(name, tool_call_reply(look_call("a")), tool_call_reply(look_call("b")), DONE)
+    conversation = Conversation(runtime, "baton-ultra")
     for result in ("A", "B"):
-        talk.answer(await talk.say(), result)
-    assert (await talk.say()).ended.answer == "It is 42."
-    (asked,) = stub.of("planner")
+        conversation.add_results(await conversation.take_turn(), result)
+    assert (await conversation.take_turn()).ended.answer == "It is 42."
+    (asked,) = stub.requests_for("planner")
     assert "- look: Looks something up." in asked.json["messages"][0]["content"]
     place = asked.json["response_format"]["json_schema"]["schema"]["properties"]["steps"]["prefixItems"][0]
     assert "tools" in place["required"]

@@ -8,9 +8,8 @@ import pytest
 
 from app.network.tracing import OPERATION_DURATION, TOKEN_USAGE
 from app.process.wiring import Runtime
-from tests.harness.conversations import calling as tool_call
-from tests.harness.conversations import look
-from tests.harness.in_process import ask, calling, plan_text, pool_text, running_service
+from tests.harness.conversations import look_call, tool_call_reply
+from tests.harness.in_process import ask, client_of, plan_text, pool_text, running_service
 from tests.harness.spans import CALLER, CALLERS_SPAN, TRACE_ID, Spans, attributes, failed, parent_id, span_id, trace_of
 from tests.stubs import Fail, Hang, ProviderStub, Reply
 
@@ -39,7 +38,7 @@ def spans(runtime: Runtime) -> Spans:
 
 def sent_trace(stub: ProviderStub, model: str) -> str | None:
     """The `traceparent` of the latest request to a model."""
-    return stub.of(model)[-1].header("traceparent")
+    return stub.requests_for(model)[-1].header("traceparent")
 
 
 async def test_one_request_is_one_trace_from_the_callers_span_to_each_call(
@@ -63,7 +62,7 @@ async def test_one_request_is_one_trace_from_the_callers_span_to_each_call(
     assert [parent_id(step) for step in steps] == [span_id(run)] * 2
     assert not any(failed(span) for span in spans.ended)
     for exported in (planning, *steps):
-        received = stub.of(attributes(exported)["gen_ai.request.model"])[-1]
+        received = stub.requests_for(attributes(exported)["gen_ai.request.model"])[-1]
         assert received.header("traceparent") == f"00-{TRACE_ID}-{span_id(exported)}-01"
         assert received.header("tracestate") == "vendor=opaque"
         assert received.header("baggage") is None
@@ -179,7 +178,7 @@ async def test_a_caller_who_does_not_sample_is_obeyed(
     await ask(client)
     await spans.named("invoke_workflow")
     assert TRACE_ID not in {trace_of(span) for span in spans.ended}
-    parts = (stub.of("alpha")[0].header("traceparent") or "").split("-")
+    parts = (stub.requests_for("alpha")[0].header("traceparent") or "").split("-")
     assert (parts[1], parts[3]) == (TRACE_ID, "00")
 
 
@@ -191,7 +190,7 @@ def body(**more: Any) -> dict[str, Any]:
 async def test_a_turn_with_tool_results_continues_the_runs_trace(
     stub: ProviderStub, client: httpx.AsyncClient, spans: Spans, second: dict[str, str]
 ) -> None:
-    stub.script("alpha", tool_call(look("a")), Reply(chunks=("Done.",)))
+    stub.script("alpha", tool_call_reply(look_call("a")), Reply(chunks=("Done.",)))
     first = await client.post("/v1/chat/completions", json=body(tools=[LOOK]), headers=CALLER)
     said = first.json()["choices"][0]["message"]
     result = {"role": "tool", "tool_call_id": said["tool_calls"][0]["id"], "content": "A"}
@@ -218,7 +217,10 @@ async def test_another_engine_goes_on_in_the_same_trace(stub: ProviderStub, tmp_
     """The first engine is gone with its call; the second one takes the run with its sweep."""
     settings, spans = {"BATON_LEASE_SECONDS": "0.6"}, Spans()
     stub.script("planner", Hang())
-    async with running_service(tmp_path, pool_text(stub), settings, dispatches=False) as lost, calling(lost) as client:
+    async with (
+        running_service(tmp_path, pool_text(stub), settings, dispatches=False) as lost,
+        client_of(lost) as client,
+    ):
         asked = {"background": True, "input": "What is it?", "model": "baton-ultra"}
         reply = await client.post("/v1/responses", json=asked, headers=CALLER)
         await stub.wait_for(1, "planner")
@@ -238,12 +240,12 @@ async def test_without_an_exporter_the_callers_trace_reaches_the_record_and_the_
     stub: ProviderStub, client: httpx.AsyncClient
 ) -> None:
     reply = await client.post("/v1/chat/completions", json=body(), headers=CALLER)
-    assert stub.of("alpha")[0].header("traceparent") == CALLER["traceparent"]
-    assert stub.of("alpha")[0].header("tracestate") == CALLER["tracestate"]
+    assert stub.requests_for("alpha")[0].header("traceparent") == CALLER["traceparent"]
+    assert stub.requests_for("alpha")[0].header("tracestate") == CALLER["tracestate"]
     run = reply.headers["x-baton-run"]
     assert (await client.get(f"/v1/runs/{run}")).json()["trace_id"] == TRACE_ID
     await ask(client)
-    assert stub.of("alpha")[1].header("traceparent") is None
+    assert stub.requests_for("alpha")[1].header("traceparent") is None
     found = (await client.get("/v1/runs", params={"trace_id": TRACE_ID})).json()["data"]
     assert [entry["id"] for entry in found] == [run]
     assert (await client.get("/v1/runs", params={"trace_id": "x"})).status_code == 400
@@ -253,7 +255,7 @@ async def test_headers_that_name_no_span_are_ignored(stub: ProviderStub, client:
     for headers in NAMELESS:
         reply = await client.post("/v1/chat/completions", json=body(), headers=headers)
         assert reply.status_code == 200, headers
-        sent = {name.lower() for name, _ in stub.of("alpha")[-1].headers}
+        sent = {name.lower() for name, _ in stub.requests_for("alpha")[-1].headers}
         assert not sent & {"traceparent", "tracestate", "baggage"}, headers
         run = await client.get(f"/v1/runs/{reply.headers['x-baton-run']}")
         assert run.json()["trace_id"] is None, headers
@@ -261,6 +263,6 @@ async def test_headers_that_name_no_span_are_ignored(stub: ProviderStub, client:
 
 async def test_a_provider_that_is_not_to_be_told_is_not(stub: ProviderStub, tmp_path: Path) -> None:
     pool = pool_text(stub).replace('format = "openai"', 'format = "openai"\ntraceparent = false', 1)
-    async with running_service(tmp_path, pool) as runtime, calling(runtime) as client:
+    async with running_service(tmp_path, pool) as runtime, client_of(runtime) as client:
         await client.post("/v1/chat/completions", json=body(), headers=CALLER)
-    assert stub.of("alpha")[0].header("traceparent") is None
+    assert stub.requests_for("alpha")[0].header("traceparent") is None

@@ -13,7 +13,7 @@ import pytest
 from app.errors import NotFound, StoreUnavailable
 from app.process.wiring import Runtime
 from app.store.protocol import UNDECIDED, Appended, Entry, RunRow
-from tests.harness.in_process import calling, ended_row, pool_text, running_service
+from tests.harness.in_process import client_of, ended_row, pool_text, running_service
 from tests.stubs import Hang, ProviderStub
 
 SETTINGS = {"BATON_LEASE_SECONDS": "0.5"}
@@ -56,7 +56,7 @@ async def test_the_caller_is_told_that_it_is_not_known_and_the_runs_id(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch, lands: bool
 ) -> None:
     unanswered(runtime, monkeypatch, lands=lands)
-    async with calling(runtime) as client:
+    async with client_of(runtime) as client:
         reply = await asked(client)
         run = reply.headers["x-baton-run"]
         error = reply.json()["error"]
@@ -73,14 +73,14 @@ async def test_a_run_that_nobody_waits_for_is_cancelled(
 ) -> None:
     stub.always("alpha", Hang())
     unanswered(runtime, monkeypatch, lands=True)
-    async with calling(runtime) as client:
+    async with client_of(runtime) as client:
         reply = await asked(client)
     assert (await ended(runtime, reply.headers["x-baton-run"])).state == "cancelled"
 
 
 async def test_a_run_that_is_to_be_finished_goes_on(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
     unanswered(runtime, monkeypatch, lands=True)
-    async with calling(runtime) as client:
+    async with client_of(runtime) as client:
         reply = await asked(client, body={"baton": {"on_disconnect": "finish"}})
     assert reply.status_code == 503
     assert (await ended(runtime, reply.headers["x-baton-run"])).state == "succeeded"
@@ -91,7 +91,7 @@ async def test_the_same_request_with_an_idempotency_key_may_simply_be_sent_again
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch, stub: ProviderStub, lands: bool
 ) -> None:
     unanswered(runtime, monkeypatch, lands=lands)
-    async with calling(runtime) as client:
+    async with client_of(runtime) as client:
         first = await asked(client, headers={"Idempotency-Key": "one"})
         again = await asked(client, headers={"Idempotency-Key": "one"})
     assert (first.status_code, again.status_code) == (503, 200)

@@ -22,7 +22,7 @@ from app.engine.calls.step_request import View
 from app.engine.steps import execution
 from app.process.wiring import Runtime
 from app.store.protocol import Store
-from tests.harness.audited import look
+from tests.harness.audited import audit_once
 from tests.harness.in_process import WORKERS, finish, order, pool_text, running_service
 from tests.stubs import ProviderStub, Reply
 from tests.stubs.record import Received
@@ -189,4 +189,4 @@ async def test_an_ignored_access_list_would_be_noticed(
     running, table = runtime
     await asyncio.gather(*(table.play(running) for _ in range(AT_ONCE)))
     assert table.wrong
-    assert "request-altered" in (await look(running.pool.loaded.settings.database_url)).rules
+    assert "request-altered" in (await audit_once(running.pool.loaded.settings.database_url)).rules

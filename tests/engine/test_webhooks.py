@@ -19,9 +19,9 @@ from app.errors import StoreUnavailable
 from app.gateway.responses import reply
 from app.process.wiring import Runtime
 from app.store.sql import SqlStore
-from tests.engine.test_tool_turns import Talk
+from tests.harness.conversations import Conversation
 from tests.harness.in_process import finish, order, pool_text, running_service
-from tests.harness.waiting import PATIENCE_SECONDS, stays, until
+from tests.harness.waiting import PATIENCE_SECONDS, assert_stays, until
 from tests.stubs import Fail, ProviderStub, Reply, ToolCall
 
 SECRET = "whsec_" + base64.b64encode(b"s" * 32).decode()
@@ -105,9 +105,9 @@ async def opened_house(stub: ProviderStub, receiver: Receiver, folder: Path, **m
 
 async def run_of(runtime: Runtime, wire: dict[str, Any] | None = None) -> str:
     """A background run of this process, to its end."""
-    driven = await runtime.runs.start(order(runtime, "baton-mini", wire=BACKGROUND if wire is None else wire))
-    await finish(driven)
-    return driven.run
+    followed_run = await runtime.runs.start(order(runtime, "baton-mini", wire=BACKGROUND if wire is None else wire))
+    await finish(followed_run)
+    return followed_run.run
 
 
 def metric(runtime: Runtime, sample: str) -> float:
@@ -140,7 +140,7 @@ async def test_the_end_of_a_background_response_is_told_once(
         assert (event.type, event.data.id, event.object) == ("response.completed", f"resp_{run}", "event")
         assert event.created_at == int((await runtime.context.store.run(run)).ended_at or 0)
         await none_left(runtime)
-        await stays(lambda: len(receiver.came) == 1, seconds=0.3)
+        await assert_stays(lambda: len(receiver.came) == 1, seconds=0.3)
         assert outcomes(runtime) == [1, 0, 0]
     headers, body = receiver.came[0]
     assert headers["Content-Type"] == "application/json"
@@ -165,12 +165,12 @@ async def test_other_ends_have_other_words(stub: ProviderStub, receiver: Receive
             stub.always(worker, Fail(status=400))
         failed = await run_of(runtime)
         await receiver.wait_for(1)
-        driven = await runtime.runs.start(order(runtime, "baton-ultra", wire=BACKGROUND))
-        runtime.runs.cancel(driven.run, "caller")
-        assert (await finish(driven)).ended.state.state == "cancelled"
+        followed_run = await runtime.runs.start(order(runtime, "baton-ultra", wire=BACKGROUND))
+        runtime.runs.cancel(followed_run.run, "caller")
+        assert (await finish(followed_run)).ended.state.state == "cancelled"
         events = await receiver.wait_for(2)
     found = [(event.type, event.data.id) for event in events]
-    assert found == [("response.failed", f"resp_{failed}"), ("response.cancelled", f"resp_{driven.run}")]
+    assert found == [("response.failed", f"resp_{failed}"), ("response.cancelled", f"resp_{followed_run.run}")]
 
 
 async def test_each_background_turn_is_told_under_its_own_ids(
@@ -179,13 +179,13 @@ async def test_each_background_turn_is_told_under_its_own_ids(
     calls = [Reply(chunks=(), tool_calls=(ToolCall("look", "{}", f"id-{n}"),), finish="tool") for n in range(2)]
     stub.script("alpha", *calls, Reply(chunks=("Cut",), finish="length"))
     async with opened_house(stub, receiver, tmp_path) as runtime:
-        talk = Talk(runtime)
-        asked = await talk.say(wire=BACKGROUND)
+        conversation = Conversation(runtime)
+        asked = await conversation.take_turn(wire=BACKGROUND)
         await none_left(runtime)
-        talk.answer(asked, "one")
-        asked = await talk.say(wire={"format": "responses"})  # this turn has a caller who waits for it
-        talk.answer(asked, "two")
-        ended = await talk.say(wire=BACKGROUND)
+        conversation.add_results(asked, "one")
+        asked = await conversation.take_turn(wire={"format": "responses"})  # this turn has a caller who waits for it
+        conversation.add_results(asked, "two")
+        ended = await conversation.take_turn(wire=BACKGROUND)
         run = ended.ended.state.run
         events = await receiver.wait_for(2)
         await none_left(runtime)
@@ -199,15 +199,15 @@ async def test_an_end_that_nobody_can_explain_is_told_too(
 ) -> None:
     """A run past its deadline is ended without its journal being understood: newer code has written to it."""
     async with opened_house(stub, receiver, tmp_path, dispatches=False) as runtime:
-        driven = await runtime.runs.start(order(runtime, "baton-mini", wire=BACKGROUND))
+        followed_run = await runtime.runs.start(order(runtime, "baton-mini", wire=BACKGROUND))
     with sqlite3.connect(tmp_path / "baton.db", timeout=PATIENCE_SECONDS) as database:
         database.execute("UPDATE events SET kind = 'plan.dreamt' WHERE kind = 'plan.accepted'")
         database.execute("UPDATE runs SET deadline = 0, lease_until = 0")
     database.close()
     async with opened_house(stub, receiver, tmp_path, audits=False) as runtime:
         (event,) = await receiver.wait_for(1)
-        assert (event.type, event.data.id) == ("response.failed", f"resp_{driven.run}")
-        assert (await runtime.context.store.run(driven.run)).state == "expired"
+        assert (event.type, event.data.id) == ("response.failed", f"resp_{followed_run.run}")
+        assert (await runtime.context.store.run(followed_run.run)).state == "expired"
 
 
 @pytest.mark.parametrize("trouble", [500, 404, 429, "hang", "redirect"])

@@ -19,7 +19,7 @@ import orjson
 from app.core.records import content_ref
 from app.core.run.events import Event, Kind
 from tests.faults.scene import Scene, execute
-from tests.harness.audited import audited
+from tests.harness.audited import violations_in
 from tests.harness.waiting import NotInTime, wait_until
 
 
@@ -75,7 +75,7 @@ def settle(scene: Scene, seconds: float = 20.0) -> list[str]:
         wait_until(lambda: not unsettled(scene), within=seconds, what="everything ends")
     except NotInTime:
         raise NotInTime(f"not within {seconds} s: these go on: {unsettled(scene)}; {stuck(scene)}") from None
-    wrong = [str(violation) for violation in asyncio.run(audited(scene.database))]
+    wrong = [str(violation) for violation in asyncio.run(violations_in(scene.database))]
     return wrong + list(unaccounted(accounts(scene.database), scene.stub.requests()))
 
 

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from tests.faults.mixed_load import Client, all_runs, script
 from tests.harness import servers
-from tests.harness.processes import ROOT, Process, command
+from tests.harness.processes import ROOT, Process, run_command
 from tests.harness.servers import Server
 from tests.harness.waiting import wait_until
 from tests.integration.installation import settings
@@ -51,7 +51,7 @@ class Release:
 
     def migrate(self, folder: Path, environ: Mapping[str, str]) -> None:
         """Apply this release's schema."""
-        done = command(folder, self.environ(environ), "migrate")
+        done = run_command(folder, self.environ(environ), "migrate")
         assert done.returncode == 0, done.stderr
 
 
@@ -99,7 +99,7 @@ class Fleet:
     def replace(self, release: Release, verb: str, place: int) -> None:
         """Stop one as a deployment does, and start one of that release at its address."""
         before = self.processes[verb][place]
-        assert before.stop() == 0, before.logged
+        assert before.stop() == 0, before.log
         after = release.process(verb, self.folder, self.environ, port=before.port)
         self.processes[verb][place] = after
         after.start()
@@ -132,7 +132,7 @@ class Fleet:
 
     def violations(self) -> list[str]:
         """Return what the auditor of the present release finds wrong."""
-        done = command(self.folder, self.environ, "audit", "check", "--json", within=AUDIT_SECONDS)
+        done = run_command(self.folder, self.environ, "audit", "check", "--json", within=AUDIT_SECONDS)
         assert done.stdout, done.stderr
         found: list[str] = json.loads(done.stdout)["violations"]
         return found

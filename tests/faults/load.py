@@ -12,7 +12,7 @@ from typing import Any
 import aiohttp
 
 from tests.faults.scene import Answered
-from tests.harness.processes import KEY, Process, asking
+from tests.harness.processes import KEY, Process, user_message
 
 START_GAP = 0.005
 """Seconds between the first questions of two callers."""
@@ -81,7 +81,7 @@ class Flood:
             await asyncio.sleep(self.pause if answer.status == 200 else max(self.pause, 0.5))
 
     async def _ask(self, session: aiohttp.ClientSession, gateway: Process, question: str) -> Answered:
-        body = {"model": self.model, "messages": asking(question)}
+        body = {"model": self.model, "messages": user_message(question)}
         limit = aiohttp.ClientTimeout(total=120)
         try:
             async with session.post(f"{gateway.url}/v1/chat/completions", json=body, timeout=limit) as reply:

@@ -18,7 +18,7 @@ from typing import Any, Final
 import httpx
 
 from tests.bench.talk import streamed
-from tests.harness.processes import KEY, asking
+from tests.harness.processes import KEY, user_message
 from tests.harness.waiting import wait_until
 from tests.integration.installation import CHAIN, TREE, WORKERS
 from tests.stubs import Agent, Reply, ToolCall
@@ -131,7 +131,7 @@ class Client:
 
 def completion(client: Client, key: str, *, stream: bool, **body: Any) -> str:
     """One chat completion; its text, which must be one that a worker says."""
-    asked = {"messages": asking(f"Question {key}"), "stream": stream, **body}
+    asked = {"messages": user_message(f"Question {key}"), "stream": stream, **body}
     reply = client.post("/v1/chat/completions", asked, key)
     text = Stream.read(reply).text if stream else json.loads(reply)["choices"][0]["message"]["content"]
     if text not in TEXTS:
@@ -156,7 +156,7 @@ def fan_out(client: Client, key: str, stream: bool) -> None:
 
 def tool_loop(client: Client, key: str, stream: bool) -> None:
     """A run that waits for its caller three times."""
-    messages: list[dict[str, Any]] = list(asking(f"Question {key}"))
+    messages: list[dict[str, Any]] = list(user_message(f"Question {key}"))
     for turn, word in enumerate(TURNS):
         calls = tool_calls(client, key, messages, turn, stream=stream)
         last = turn + 1 == len(TURNS)

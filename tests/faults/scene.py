@@ -20,7 +20,7 @@ import openai
 from tests.faults.crash_points import Orders, Taken
 from tests.faults.network_proxy import NetworkProxy, Pass, proxied
 from tests.harness import servers
-from tests.harness.processes import KEY, Caller, Process, calling, command, environment
+from tests.harness.processes import KEY, Caller, Process, environment, open_caller, run_command
 from tests.harness.servers import Server
 from tests.harness.waiting import wait_until
 from tests.stubs import KEYS, Reply, plan_reply
@@ -273,7 +273,7 @@ def scene(
         for process in made.processes:
             stack.callback(process.kill)
         if start:
-            migrated = command(folder, environ, "migrate")
+            migrated = run_command(folder, environ, "migrate")
             assert migrated.returncode == 0, migrated.stderr
             made.reset()
         yield made
@@ -286,7 +286,7 @@ def _port(url: str) -> int:
 @contextmanager
 def caller(process: Process, **options: Any) -> Iterator[Caller]:
     """A caller of that gateway, which retries nothing."""
-    with calling(process.url, **options) as made:
+    with open_caller(process.url, **options) as made:
         yield made
 
 
@@ -312,7 +312,7 @@ def ask(
 ) -> Answered:
     """One question to a gateway, whatever comes of it; status 0 means that the connection broke."""
     began = time.monotonic()
-    with calling(process.url, timeout=timeout) as caller:
+    with open_caller(process.url, timeout=timeout) as caller:
         try:
             text, document = (caller.streamed if streams else caller.whole)(model, question, **more)
             found = Answered(text, document)

@@ -15,7 +15,7 @@ from tests.faults.accounts import Account, account, settle
 from tests.faults.network_proxy import Hole, NetworkProxy, Refuse, Slow, proxied
 from tests.faults.points import at, case
 from tests.faults.scene import LEASE, Scene, ask, scene
-from tests.harness.processes import KEY, asking
+from tests.harness.processes import KEY, user_message
 from tests.harness.waiting import wait_until
 from tests.stubs import Hang, Reply
 
@@ -48,7 +48,7 @@ def wire(system: Scene) -> Iterator[NetworkProxy]:
 def sent(port: int, *, streams: bool, **extension: Any) -> socket.socket:
     """A connection on which a request has been sent."""
     body = json.dumps(
-        {"model": "baton-mini", "messages": asking("Go on."), "stream": streams, "baton": extension}
+        {"model": "baton-mini", "messages": user_message("Go on."), "stream": streams, "baton": extension}
     ).encode()
     head = (
         "POST /v1/chat/completions HTTP/1.1\r\nhost: baton\r\ncontent-type: application/json\r\n"

@@ -10,7 +10,7 @@ from tests.faults.accounts import accounts, settle
 from tests.faults.load import flood
 from tests.faults.points import case
 from tests.faults.scene import WORKERS, Scene, scene
-from tests.harness.processes import command
+from tests.harness.processes import run_command
 from tests.harness.waiting import wait_until
 from tests.stubs import Reply
 
@@ -59,7 +59,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
         for process in (made.gateways[0], made.dispatchers[0]):
             words = process.program[:-1]
             process.program = (*words, "--clock", str(folder / f"{process.verb}.clock"), "--")
-        assert command(folder, made.environ, "migrate").returncode == 0
+        assert run_command(folder, made.environ, "migrate").returncode == 0
         made.reset()
         yield made
 

@@ -23,8 +23,8 @@ from app.process.wiring import Runtime
 from app.store.protocol import Journal
 from tests.console.test_run_page import patched, regions
 from tests.core.play import Play
-from tests.harness.console import browsing, sign_in
-from tests.harness.playground import SCOPES, press, run_in
+from tests.harness.console import console_client, sign_in
+from tests.harness.playground import SCOPES, run_of_page, submit_form
 from tests.harness.prepared_apps import app_over
 from tests.harness.stand_ins import PEPPER, GatewayStandIn, row_of, shelve_content
 from tests.stubs import Fail, ProviderStub, Reply, Stall, plan_reply
@@ -125,7 +125,7 @@ async def test_after_any_cut_the_page_equals_a_fresh_one(monkeypatch: pytest.Mon
         key = gateway.add_key("owner", scopes=["runs:read", "audit:read"])
         with app_over(gateway.context) as app:
             console = Console(app, lambda: (PEPPER,), now, raised)
-            async with browsing(app, now) as browser:
+            async with console_client(app, now) as browser:
                 await sign_in(browser, key)
                 cookie = cookie_of(browser)
                 shown, last = regions((await browser.get(ADDRESS)).text), 1
@@ -149,12 +149,12 @@ async def test_after_any_cut_the_playground_equals_a_fresh_one(stub: ProviderStu
     assert await runtime.gateway.store.add_key(row)
     with app_over(runtime.gateway) as app:
         console = Console(app, lambda: (PEPPER,), runtime.gateway.now, raised)
-        async with browsing(app, runtime.gateway.now) as browser:
+        async with console_client(app, runtime.gateway.now) as browser:
             await sign_in(browser, key)
             while cuts < CUTS:
                 gates = stalled(stub, chance)
-                page = await press(browser, tier="baton-ultra", once=f"{cuts}")
-                run, shown = run_in(page), regions(page.text, PLAYGROUND)
+                page = await submit_form(browser, tier="baton-ultra", once=f"{cuts}")
+                run, shown = run_of_page(page), regions(page.text, PLAYGROUND)
                 address = f"/console/playground/{run}?live"
                 for gate in (*gates, None):
                     for _ in range(chance.randint(0, 3)):

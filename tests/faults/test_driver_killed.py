@@ -14,7 +14,7 @@ from app.core.run.events import TERMINAL, Kind
 from tests.faults.accounts import Account, account, accounts, settle
 from tests.faults.points import at, case
 from tests.faults.scene import CHAIN, LEASE, TREE, Scene, ask, caller, scene
-from tests.harness.processes import KEY, asking
+from tests.harness.processes import KEY, user_message
 from tests.harness.waiting import wait_until
 from tests.stubs import Reply
 
@@ -134,7 +134,9 @@ def test_a_stream_that_breaks_is_the_beginning_of_the_recorded_answer(
     system.stub.always("alpha", Reply(chunks=tuple(words), gap=0.05))
     heard = ""
     with caller(system.gateway) as client, suppress(openai.APIError, httpx.HTTPError):
-        for chunk in client.client.chat.completions.create(model="baton-mini", messages=asking("Tell."), stream=True):  # type: ignore[call-overload]
+        for chunk in client.client.chat.completions.create(
+            model="baton-mini", messages=user_message("Tell."), stream=True
+        ):  # type: ignore[call-overload]
             heard += (chunk.choices[0].delta.content or "") if chunk.choices else ""
             if heard.count(" ") >= 5 and system.gateway.alive:
                 system.gateway.kill()
@@ -201,7 +203,7 @@ def told(stream: str) -> str:
 
 def sent(system: Scene, streams: bool) -> str | None:
     """What the same request with the same key brings, once it is over; None if the connection breaks."""
-    body = {"model": "baton-ultra", "messages": asking("Tell."), "stream": streams, **PLANNED}
+    body = {"model": "baton-ultra", "messages": user_message("Tell."), "stream": streams, **PLANNED}
     headers = {"Authorization": f"Bearer {KEY}", "Idempotency-Key": "the same"}
     url = f"{system.gateway.url}/v1/chat/completions"
     try:

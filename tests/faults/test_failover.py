@@ -19,7 +19,7 @@ from tests.faults.fleet import PRESENT, VERBS, Fleet, fleet
 from tests.faults.load import flood
 from tests.faults.points import at
 from tests.harness import servers
-from tests.harness.processes import calling
+from tests.harness.processes import open_caller
 from tests.harness.servers import Server
 from tests.harness.waiting import wait_until
 from tests.integration.installation import execute
@@ -143,7 +143,7 @@ def test_a_stream_goes_on_over_a_failover(tmp_path: Path) -> None:
         (gateway,) = scene.processes["gateway"]
         words = tuple(f"word{number} " for number in range(60))
         scene.stub.always("alpha", Reply(chunks=words, gap=0.1))
-        with calling(gateway.url) as answer:
+        with open_caller(gateway.url) as answer:
             chunks = answer.client.chat.completions.create(
                 model="baton-mini", messages=[{"role": "user", "content": "Tell."}], stream=True
             )

@@ -13,7 +13,7 @@ from tests.faults.load import Flood, flood
 from tests.faults.network_proxy import Cut, Hole, Mode, Refuse
 from tests.faults.points import at, case
 from tests.faults.scene import WORKERS, Scene, ask, probe, scene
-from tests.harness.processes import KEY, asking
+from tests.harness.processes import KEY, user_message
 from tests.harness.waiting import wait_until
 from tests.stubs import Reply
 
@@ -129,7 +129,7 @@ def stranger(system: Scene) -> None:
     for key in (KEY, KEY.replace("0", "9")):
         reply = httpx.post(
             f"{system.gateway.url}/v1/chat/completions",
-            json={"model": "baton-mini", "messages": asking("Hello?")},
+            json={"model": "baton-mini", "messages": user_message("Hello?")},
             headers={"Authorization": f"Bearer {key}"},
             timeout=20,
             trust_env=False,

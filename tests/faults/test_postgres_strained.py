@@ -16,7 +16,7 @@ from tests.faults.load import flood
 from tests.faults.network_proxy import Delay, Mode, Slow
 from tests.faults.points import at, case
 from tests.faults.scene import WORKERS, Scene, ask, caller, probe, scene
-from tests.harness.processes import command
+from tests.harness.processes import run_command
 from tests.harness.waiting import wait_until
 from tests.stubs import Reply
 
@@ -173,7 +173,7 @@ def test_a_database_that_comes_late(tmp_path: Path) -> None:
         assert (early.status, early.code) == (503, "store_unavailable")
         system.postgres.start()
         assert probe(system.gateway, "/readyz") == 503, "it has no schema yet"
-        migrated = command(tmp_path, system.environ, "migrate")
+        migrated = run_command(tmp_path, system.environ, "migrate")
         assert migrated.returncode == 0, migrated.stderr
         wait_until(system.gateway.ready, within=20, what="it is ready")
         wait_until(lambda: known(system), within=10, what="its first key is there")

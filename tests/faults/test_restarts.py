@@ -77,14 +77,14 @@ def test_a_dispatcher_that_stops_finishes_its_call(system: Scene) -> None:
     calling = system.aside(ask, system.gateway, "baton-mini")
     system.asked("alpha")
     victim = system.holding()
-    victim.tell_to_stop()
+    victim.send_sigterm()
     system.stub.always("alpha", Reply(chunks=("alpha ", "says so.")))
     for _ in range(5):
         assert ask(system.gateway, "baton-mini").status == 200
         assert victim not in [dispatcher for dispatcher in system.dispatchers if not dispatcher.alive] or calling.done()
     answered = calling.result(30)
     assert answered.status == 200
-    assert victim.ended() == 0
+    assert victim.wait_for_exit() == 0
     assert settle(system) == []
     assert {run.row["state"] for run in accounts(system.database)} == {"succeeded"}
     assert all(run.outcomes() == [["ok"]] for run in accounts(system.database))
@@ -97,9 +97,9 @@ def test_an_engine_that_stops_finishes_its_plan(system: Scene) -> None:
     system.asked("planner")
     (driver,) = system.rows("SELECT driver FROM runs")
     victim = system.process(int(str(driver[0]).split("-")[-2]))
-    victim.tell_to_stop()
+    victim.send_sigterm()
     assert calling.result(30).status == 200
-    assert victim.ended() == 0
+    assert victim.wait_for_exit() == 0
     assert settle(system) == []
     (run,) = accounts(system.database)
     assert run.planning() == ["ok"]
@@ -130,8 +130,8 @@ def test_a_gateway_that_stops_finishes_its_streams(system: Scene) -> None:
     system.stub.always("alpha", Reply(chunks=words, gap=0.1))
     calling = system.aside(ask, system.gateway, "baton-mini", streams=True)
     system.asked("alpha")
-    system.gateway.tell_to_stop()
+    system.gateway.send_sigterm()
     answered = calling.result(30)
     assert (answered.status, answered.text) == (200, "".join(words))
-    assert system.gateway.ended() == 0
+    assert system.gateway.wait_for_exit() == 0
     assert settle(system) == []

@@ -22,7 +22,7 @@ from tests.faults.accounts import accounts
 from tests.faults.fleet import PRESENT, VERBS, Fleet, fleet
 from tests.faults.points import at, case
 from tests.harness import servers
-from tests.harness.processes import ROOT, Process, calling, command
+from tests.harness.processes import ROOT, Process, open_caller, run_command
 from tests.harness.servers import Server
 from tests.harness.waiting import wait_until
 from tests.integration.installation import CHAIN, execute
@@ -74,7 +74,7 @@ class Installed:
         return self.threads.submit(self._ask, model, more)
 
     def _ask(self, model: str, more: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-        with calling(self.gateway.url) as caller:
+        with open_caller(self.gateway.url) as caller:
             return caller.whole(model, "Tell.", **more)
 
 
@@ -211,7 +211,7 @@ def carry_out(made: Installed) -> str:
 
 def baton(made: Installed, *words: str) -> str:
     """Run a command in the installation's folder; what it prints."""
-    done = command(made.folder, made.scene.environ, *words)
+    done = run_command(made.folder, made.scene.environ, *words)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -219,6 +219,6 @@ def baton(made: Installed, *words: str) -> str:
 @at("F-20", "`baton restored` while an engine is connected", "it refuses", ci=True)
 def test_a_service_that_runs_is_left_alone(tmp_path: Path) -> None:
     with installed(tmp_path) as made:
-        done = command(tmp_path, made.scene.environ, "restored")
+        done = run_command(tmp_path, made.scene.environ, "restored")
         assert done.returncode == 2
         assert "stop them" in done.stderr

@@ -30,7 +30,7 @@ from tests.faults.fleet import PRESENT, VERBS, Fleet, Release, fleet, unpacked
 from tests.faults.mixed_load import mixed_load
 from tests.faults.points import at
 from tests.harness import servers
-from tests.harness.processes import KEY, asking, command
+from tests.harness.processes import KEY, run_command, user_message
 from tests.stubs import Reply
 
 pytestmark = [
@@ -109,7 +109,7 @@ class LongStreams:
 
     def _frames(self, key: str, last: str) -> Iterator[str]:
         """The whole events of one connection: the number and the data of each, in two lines; or "409"."""
-        body = {"model": "patient", "stream": True, "messages": asking(f"Question {key}")}
+        body = {"model": "patient", "stream": True, "messages": user_message(f"Question {key}")}
         headers = {"Authorization": f"Bearer {KEY}", "Idempotency-Key": key} | ({"Last-Event-ID": last} if last else {})
         waiting = ""
         try:
@@ -202,4 +202,4 @@ def test_a_rolling_update_drops_nothing(
 
 def revision(scene: Fleet, name: str) -> Any:
     """Return a revision of the schema, as `baton migrate --status` shows it."""
-    return json.loads(command(scene.folder, scene.environ, "migrate", "--status", "--json").stdout)[name]
+    return json.loads(run_command(scene.folder, scene.environ, "migrate", "--status", "--json").stdout)[name]

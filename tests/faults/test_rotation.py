@@ -17,7 +17,7 @@ from openai import InvalidWebhookSignatureError, OpenAI
 
 from tests.faults.fleet import PRESENT, VERBS, Fleet, fleet
 from tests.faults.points import at
-from tests.harness.processes import Process, calling, command
+from tests.harness.processes import Process, open_caller, run_command
 from tests.harness.waiting import wait_until
 from tests.stubs import KEYS, Reply
 
@@ -75,9 +75,9 @@ def installed(folder: Path, address: str) -> Iterator[Fleet]:
 
 def reload(process: Process) -> None:
     """Send SIGHUP, and wait until the process has said what came of it."""
-    before = process.logged.count("read again")
+    before = process.log.count("read again")
     os.kill(process.pid, signal.SIGHUP)
-    wait_until(lambda: process.logged.count("read again") > before, what="the files are read again")
+    wait_until(lambda: process.log.count("read again") > before, what="the files are read again")
 
 
 def reload_all(scene: Fleet, file: str, value: str) -> None:
@@ -90,7 +90,7 @@ def reload_all(scene: Fleet, file: str, value: str) -> None:
 
 def keys(scene: Fleet, *words: str) -> Mapping[str, Any]:
     """Return the record of one key, as `baton keys` prints it."""
-    done = command(scene.folder, scene.environ, "keys", *words, "--json")
+    done = run_command(scene.folder, scene.environ, "keys", *words, "--json")
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     return found
@@ -98,7 +98,7 @@ def keys(scene: Fleet, *words: str) -> Mapping[str, Any]:
 
 def works(gateway: Process, key: str) -> bool:
     """Return whether the gateway accepts that key."""
-    with calling(gateway.url, key) as caller:
+    with open_caller(gateway.url, key) as caller:
         try:
             caller.client.models.list()
         except openai.AuthenticationError:
@@ -108,7 +108,7 @@ def works(gateway: Process, key: str) -> bool:
 
 def streams(gateway: Process, key: str) -> None:
     """The answer comes word by word: what the engine publishes is accepted by the gateway."""
-    with calling(gateway.url, key) as caller:
+    with open_caller(gateway.url, key) as caller:
         text, document = caller.streamed("baton-mini", "Tell.")
     assert text == "".join(WORDS)
     assert document["deltas"] > 2, "a gateway that drops live messages sends the answer in one piece"
@@ -150,7 +150,7 @@ def test_the_secret_of_webhooks_is_rotated(tmp_path: Path) -> None:
         def verified() -> tuple[bool, bool]:
             """Return whether the webhook of a new response verifies with each of the two secrets."""
             came.clear()
-            with calling(gateway.url) as caller:
+            with open_caller(gateway.url) as caller:
                 made = caller.client.responses.create(model="baton-mini", input="Tell.", background=True)
             wait_until(lambda: came, what="the webhook is delivered")
             ((headers, body),) = came
@@ -165,9 +165,7 @@ def test_the_secret_of_webhooks_is_rotated(tmp_path: Path) -> None:
         for processes in scene.processes.values():
             (tmp_path / "webhook").write_text("whsec_short\n")
             os.kill(processes[0].pid, signal.SIGHUP)
-            wait_until(
-                lambda process=processes[0]: "last valid ones stay" in process.logged, what="the fault is logged"
-            )
+            wait_until(lambda process=processes[0]: "last valid ones stay" in process.log, what="the fault is logged")
         assert verified() == (False, True)
 
 
@@ -184,7 +182,7 @@ def verifies(headers: Mapping[str, str], body: bytes, secret: str) -> bool:
 def test_the_key_of_a_provider_is_rotated(tmp_path: Path) -> None:
     with receiver() as (address, _), installed(tmp_path, address) as scene:
         (gateway,) = scene.processes["gateway"]
-        with calling(gateway.url) as caller:
+        with open_caller(gateway.url) as caller:
             assert caller.whole("baton-mini", "Tell.")[0] == "".join(WORDS)
             reload_all(scene, "provider", "revoked")
             with pytest.raises(openai.APIStatusError):

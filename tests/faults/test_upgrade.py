@@ -19,7 +19,7 @@ import pytest
 from tests.faults.fleet import PRESENT, VERBS, Fleet, Release, fleet, unpacked
 from tests.faults.mixed_load import MixedLoad, mixed_load
 from tests.faults.points import case
-from tests.harness.processes import command, environment
+from tests.harness.processes import environment, run_command
 
 pytestmark = pytest.mark.timeout(600)
 RELEASES = {
@@ -91,7 +91,7 @@ def test_an_upgrade_and_its_way_back_fail_no_run(
 
 def complete_ledger(scene: Fleet) -> None:
     """Derive the rows and the outcomes of disclosures that processes of an earlier release did not write."""
-    done = command(scene.folder, scene.environ, "disclosures", "rebuild", within=60)
+    done = run_command(scene.folder, scene.environ, "disclosures", "rebuild", within=60)
     assert done.returncode == 0, done.stderr
 
 

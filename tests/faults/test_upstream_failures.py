@@ -8,7 +8,7 @@ import pytest
 
 from tests.conformance.upstream_failures import INBOUND, KINDS, Kind, received
 from tests.conformance.wire_formats import FORMATS, Format
-from tests.harness.in_process import ask, calling, running_service
+from tests.harness.in_process import ask, client_of, running_service
 from tests.stubs import KEYS, Hang, ProviderStub
 
 pytestmark = pytest.mark.faults_suite
@@ -41,7 +41,7 @@ async def test_every_kind_is_received_and_journaled_as_documented(name: str, tmp
     bound = asyncio.Semaphore(AT_ONCE)
     async with ProviderStub() as stub:
         environ = {"STUB_KEY": KEYS[name]}
-        async with running_service(tmp_path, _pool(form, stub), environ) as runtime, calling(runtime) as client:
+        async with running_service(tmp_path, _pool(form, stub), environ) as runtime, client_of(runtime) as client:
             for kind in KINDS:
                 stub.always(kind.name, kind.act)
             async with asyncio.TaskGroup() as group:
@@ -61,7 +61,7 @@ async def test_a_silent_worker_is_replaced_as_soon_as_its_silence_is_noticed(
             "total = 0.5", "total = 20"
         )
         stub.always("silence", Hang())
-        async with running_service(tmp_path, pool, environ) as runtime, calling(runtime) as client:
+        async with running_service(tmp_path, pool, environ) as runtime, client_of(runtime) as client:
             reply = await ask(client, stream=streams)
             attempts = (await client.get(f"/v1/runs/{reply.headers['x-baton-run']}")).json()["steps"][0]["attempts"]
     assert [attempt["outcome"] for attempt in attempts] == ["error", "ok"]

@@ -13,13 +13,13 @@ from app.engine.runs.admission import Order
 from app.errors import ConfigInvalid, StoreUnavailable
 from app.gateway.http.context import Rates
 from app.process.config import rate_limits, read
-from tests.harness.stand_ins import USED, GatewayStandIn, ask, ended
+from tests.harness.stand_ins import TOKENS_PER_RUN, GatewayStandIn, chat_body, turn_end
 from tests.harness.waiting import until
 
 
 async def post(gateway: GatewayStandIn, key: str, **more: Any) -> httpx.Response:
     async with gateway.client(key) as client:
-        return await client.post("/v1/chat/completions", json=ask(**more))
+        return await client.post("/v1/chat/completions", json=chat_body(**more))
 
 
 async def test_a_rate_holds_for_every_minute(gateway: GatewayStandIn) -> None:
@@ -49,7 +49,7 @@ async def test_tokens_are_reserved_and_settled_with_what_the_run_used(gateway: G
     replies = [await post(gateway, key, stream=stream, max_tokens=50) for _ in range(4)]
     assert [reply.status_code for reply in replies] == [200, 200, 429, 429]
     left = [int(reply.headers["x-ratelimit-remaining-tokens"]) for reply in replies]
-    assert left == [200 - RESERVED, 200 - USED - RESERVED, 200 - 2 * USED, 200 - 2 * USED]
+    assert left == [200 - RESERVED, 200 - TOKENS_PER_RUN - RESERVED, 200 - 2 * TOKENS_PER_RUN, 200 - 2 * TOKENS_PER_RUN]
     refused = replies[-1]
     assert refused.headers["retry-after"] == "60"
     assert refused.headers["x-ratelimit-limit-tokens"] == "200"
@@ -148,7 +148,7 @@ async def together(gateway: GatewayStandIn, keys: list[str], **more: Any) -> lis
     async def script(_order: Order, run: str, line: Mailbox[CallerMessage]) -> None:
         running.append(run)
         await release.wait()
-        line.put(ended(run))
+        line.put(turn_end(run))
 
     gateway.runs.script = script
     async with asyncio.TaskGroup() as group:
@@ -180,7 +180,7 @@ async def test_whoever_knows_the_end_may_ask_again(gateway: GatewayStandIn, stre
 
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
         headers = {"authorization": f"Bearer {key}"}
-        reply = await client.post("/v1/chat/completions", json=ask(stream=stream), headers=headers)
+        reply = await client.post("/v1/chat/completions", json=chat_body(stream=stream), headers=headers)
     assert (reply.status_code, again) == (200, [200])
 
 
@@ -224,7 +224,7 @@ async def test_anthropics_clients_are_told_their_rates_under_its_names() -> None
     asked = {"model": "baton-mini", "max_tokens": 5, "messages": [{"role": "user", "content": "Hi"}]}
     async with stand_in.client(key) as client:
         replies = [await client.post("/v1/messages", json=asked) for _ in range(4)]
-        other = await client.post("/v1/chat/completions", json=ask())
+        other = await client.post("/v1/chat/completions", json=chat_body())
     assert [reply.status_code for reply in replies] == [200, 200, 200, 429]
     assert [reply.headers["anthropic-ratelimit-requests-remaining"] for reply in replies] == ["2", "1", "0", "0"]
     refused = replies[-1].headers

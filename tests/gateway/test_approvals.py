@@ -24,7 +24,17 @@ from app.store.archive import open_archive
 from app.store.protocol import CONTENT_READ, AdminEventQuery
 from app.store.sql import SqlStore
 from tests.audit import tampers
-from tests.harness.in_process import POOL, WORKER, WORKERS, calling, ended_row, events, kinds, of, running_service
+from tests.harness.in_process import (
+    POOL,
+    WORKER,
+    WORKERS,
+    bodies_of,
+    client_of,
+    ended_row,
+    events,
+    kinds,
+    running_service,
+)
 from tests.harness.prepared_apps import app_over
 from tests.harness.waiting import PATIENCE_SECONDS, until
 from tests.stubs import Fail, ProviderStub, Reply
@@ -64,7 +74,7 @@ async def runtime(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[Runtime]:
 
 @pytest.fixture
 async def caller(runtime: Runtime) -> AsyncIterator[httpx.AsyncClient]:
-    async with calling(runtime) as client:
+    async with client_of(runtime) as client:
         yield client
 
 
@@ -112,7 +122,7 @@ async def test_a_plan_is_executed_once_it_is_approved_and_not_before(
     journal = await events(runtime, run)
     order = kinds(journal)
     assert order.index(Kind.AWAITING_APPROVAL) < order.index(Kind.APPROVED) < order.index(Kind.STEP_QUEUED)
-    (approved,) = of(journal, Kind.APPROVED)
+    (approved,) = bodies_of(journal, Kind.APPROVED)
     assert approved["by"].startswith("key:")
     assert "It is cheap." not in str(approved)
     assert (await boss.get("/v1/approvals")).json()["data"] == []
@@ -276,7 +286,7 @@ async def test_only_approved_workers_take_over_and_the_price_is_a_limit(
     await decide(boss, run, replacements=["gamma"])
     assert (await ended_row(runtime.context.store, run)).state == "succeeded"
     assert [request.json["model"] for request in stub.requests][-1] == "gamma"
-    assert not stub.of("beta"), "nobody has approved beta, which comes before gamma"
+    assert not stub.requests_for("beta"), "nobody has approved beta, which comes before gamma"
     poor = (await waiting(caller))["baton"]["run"]
     assert (await decide(boss, poor, max_usd=1e9)).status_code == 400
     await decide(boss, poor, max_usd=0.000001)
@@ -293,7 +303,7 @@ async def test_a_worker_of_unknown_price_is_called_only_under_an_approval_withou
     plan = {"steps": [{"worker": "gamma", "subtask": "", "access": ["user"]}]}
     async with (
         running_service(tmp_path, text) as runtime,
-        calling(runtime) as caller,
+        client_of(runtime) as caller,
         deciding(runtime, *ROLES["operator"]) as boss,
     ):
         for bad in ("alpha", "beta"):
@@ -303,7 +313,7 @@ async def test_a_worker_of_unknown_price_is_called_only_under_an_approval_withou
         run = (await waiting(caller, baton={"plan": plan}))["baton"]["run"]
         shown = (await boss.get(f"/v1/approvals/{run}")).json()
         assert (shown["reasons"], shown["worst_case_usd"]) == (["price"], None)
-        assert not stub.of("gamma")
+        assert not stub.requests_for("gamma")
         refused = await decide(boss, run, max_usd=0.01)
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "max_usd")
         assert (await decide(boss, run)).status_code == 200
@@ -354,7 +364,7 @@ async def test_a_response_is_queued_until_it_is_approved(
 async def test_a_webhook_asks_and_is_kept_until_it_was_accepted(stub: ProviderStub, tmp_path: Path) -> None:
     secret = "whsec_" + base64.b64encode(b"s" * 32).decode()
     nowhere = {"BATON_WEBHOOK_URL": "http://127.0.0.1:9/hook", "BATON_WEBHOOK_SECRET": secret}
-    async with running_service(tmp_path, pool(stub), nowhere) as runtime, calling(runtime) as caller:
+    async with running_service(tmp_path, pool(stub), nowhere) as runtime, client_of(runtime) as caller:
         asked = (await waiting(caller))["baton"]
         store, later = runtime.context.store, runtime.context.now() + 10_000.0
         (notice,) = await until(lambda: store.take_notices(later, later + 1.0, 5))

@@ -12,7 +12,7 @@ import pytest
 from app.core.plan.arms import tier_for
 from app.gateway.http.api_keys import mint
 from app.process.wiring import Runtime
-from tests.harness.in_process import calling, ended_row, order, plan_text, pool_text, running_service
+from tests.harness.in_process import client_of, ended_row, order, plan_text, pool_text, running_service
 from tests.stubs import Hang, ProviderStub, Reply
 
 SWITCH = '\n[evaluation]\narms = true\nconductors = ["gamma"]\n'
@@ -55,12 +55,12 @@ async def test_each_arm_runs_its_own_shape_under_its_own_name(client: httpx.Asyn
 
 
 async def test_another_model_conducts(client: httpx.AsyncClient, stub: ProviderStub) -> None:
-    before = len(stub.of("planner"))
+    before = len(stub.requests_for("planner"))
     stub.script("gamma", Reply(chunks=(plan_text((0, "Do it.", ["user"])),)))
     run = await ask(client, CONDUCTED)
     [proposal] = run["proposals"]
     assert (proposal["state"], [call["worker"] for call in proposal["attempts"]]) == ("accepted", ["gamma"])
-    assert len(stub.of("planner")) == before
+    assert len(stub.requests_for("planner")) == before
 
 
 async def test_a_random_plan_is_drawn_anew_for_each_run_and_is_valid(client: httpx.AsyncClient) -> None:
@@ -83,7 +83,7 @@ async def test_a_key_has_the_arms_of_its_own_tiers_alone(runtime: Runtime) -> No
     key, row = mint(runtime.gateway.pepper, tenant="acme", name="mini", scopes=["runs:write"], now=0.0)
     row = replace(row, tiers=frozenset({"baton-mini"}))
     await runtime.gateway.store.add_key(row)
-    async with calling(runtime) as client:
+    async with client_of(runtime) as client:
         client.headers["authorization"] = f"Bearer {key}"
         assert (await ask(client, "baton-ultra:random"))["error"]["code"] == "model_not_found"
         ids = [model["id"] for model in (await client.get("/v1/models")).json()["data"]]
@@ -105,11 +105,11 @@ async def test_whoever_takes_a_run_over_goes_on_with_its_arm(stub: ProviderStub,
     async with running_service(tmp_path, pool_text(stub) + SWITCH, LEASE, dispatches=False) as first:
         arm = tier_for(first.pool.catalog(), CONDUCTED)
         assert arm is not None
-        driven = await first.runs.start(replace(order(first, "baton-ultra"), tier=arm, model=CONDUCTED))
+        followed_run = await first.runs.start(replace(order(first, "baton-ultra"), tier=arm, model=CONDUCTED))
         await stub.wait_for(1, "gamma")
     stub.clear()
     stub.script("gamma", Reply(chunks=(plan_text((0, "Do it.", ["user"])),)))
     async with running_service(tmp_path, pool_text(stub) + SWITCH, LEASE) as second:
-        row = await ended_row(second.context.store, driven.run)
+        row = await ended_row(second.context.store, followed_run.run)
         assert (row.state, row.degraded) == ("succeeded", False)
-    assert not stub.of("planner")
+    assert not stub.requests_for("planner")

@@ -12,7 +12,16 @@ from app.errors import ConfigInvalid, StoreUnavailable, Unauthorized
 from app.gateway.http.api_keys import adopt, digest, mint, new_secret, pepper_mark
 from app.gateway.http.ingress import NO_KEY
 from app.gateway.openapi.docs_page import ASSETS
-from tests.harness.stand_ins import ASKING, CALLER, PEPPER, PLANNED, SECRET, GatewayStandIn, api_routes, ask
+from tests.harness.stand_ins import (
+    APPROVED_RUN,
+    CALLER,
+    PEPPER,
+    PLAN_RUN,
+    SECRET,
+    GatewayStandIn,
+    api_routes,
+    chat_body,
+)
 
 OPEN = {"/", "/healthz", "/readyz", "/metrics", "/openapi.json", "/docs"}
 OPEN |= {f"/docs/{name}" for name in ASSETS}
@@ -77,7 +86,7 @@ OTHERS = {
 there is no such response."""
 BODIES = {
     "/v1/completions": {"model": "baton-mini", "prompt": "What is 2 + 2?"},
-    "/v1/messages": ask() | {"max_tokens": 64},
+    "/v1/messages": chat_body() | {"max_tokens": 64},
     "/v1/plans/{plan}": {"revision": 1, "edits": [{"op": "change", "step": 0, "subtask": "Think."}]},
     "/v1/plans/{plan}/run": {},
     "/v1/approvals/{approval}": {"decision": "approve", "digest": "0" * 64},
@@ -88,10 +97,10 @@ BODIES = {
     "/v1/responses/compact": {"model": "baton-mini", "input": "What is 2 + 2?"},
 }
 """What a route is sent that takes a body and not a chat."""
-EXAMPLES = {"model": "baton-mini", "run": "run_mine", "response": "resp_run_mine", "n": "0", "plan": f"plan_{PLANNED}"}
+EXAMPLES = {"model": "baton-mini", "run": "run_mine", "response": "resp_run_mine", "n": "0", "plan": f"plan_{PLAN_RUN}"}
 EXAMPLES |= {"other": "run_mine"}
 EXAMPLES["tile"] = "0/000.p/1"
-EXAMPLES["approval"] = ASKING
+EXAMPLES["approval"] = APPROVED_RUN
 TAKES_BODY = ("POST", "PATCH")
 
 
@@ -155,7 +164,7 @@ async def knock(gateway: GatewayStandIn, method: str, path: str, headers: dict[s
     sent = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
     async with gateway.client() as client:
         return await client.request(
-            method, url, headers=sent, json=BODIES.get(path, ask()) if method in TAKES_BODY else None
+            method, url, headers=sent, json=BODIES.get(path, chat_body()) if method in TAKES_BODY else None
         )
 
 

@@ -19,22 +19,22 @@ import pytest
 from app.gateway.http.context import Bounds
 from app.gateway.http.ingress import room_for_body
 from tests.harness.bad_bodies import CANARY, LIMIT, RAW
-from tests.harness.stand_ins import GatewayStandIn, ask
+from tests.harness.stand_ins import GatewayStandIn, chat_body
 
 STALL = 0.25
 """Seconds; `python -m tests.bench` has the figure on a quiet machine, and its budget of 0.1."""
 
 
 def message(content: Any, role: str = "user", **more: Any) -> dict[str, Any]:
-    return ask() | {"messages": [{"role": role, "content": content} | more]}
+    return chat_body() | {"messages": [{"role": role, "content": content} | more]}
 
 
 def by_schema(schema: Any) -> dict[str, Any]:
-    return ask(response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": schema}})
+    return chat_body(response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": schema}})
 
 
 def baton(**fields: Any) -> dict[str, Any]:
-    return ask(baton=fields)
+    return chat_body(baton=fields)
 
 
 RAW_WORDS = re.compile(r"Input|instance|dictionary|not a valid value|valid (string|integer|number|list|boolean)|items ")
@@ -68,8 +68,8 @@ FIELDS: dict[str, tuple[dict[str, Any], str | None]] = {
     "empty messages": ({"model": "baton-mini", "messages": []}, "messages"),
     "messages is a string": ({"model": "baton-mini", "messages": CANARY}, "messages"),
     "messages of strings": ({"model": "baton-mini", "messages": [CANARY]}, "messages[0]"),
-    "too many messages": (ask() | {"messages": [{"role": "user", "content": "x"}] * 2_049}, "messages"),
-    "no role": (ask() | {"messages": [{"content": CANARY}]}, "messages[0].role"),
+    "too many messages": (chat_body() | {"messages": [{"role": "user", "content": "x"}] * 2_049}, "messages"),
+    "no role": (chat_body() | {"messages": [{"content": CANARY}]}, "messages[0].role"),
     "unknown role": (message("x", CANARY), "messages[0].role"),
     "function role": (message("x", "function", name="f"), "messages[0].role"),
     "a result of nothing": (message("x", "tool", tool_call_id=CANARY), "messages[0].tool_call_id"),
@@ -115,77 +115,80 @@ FIELDS: dict[str, tuple[dict[str, Any], str | None]] = {
     "a call without its result": (message(None, "assistant", tool_calls=[CALL]), "messages[0].tool_calls"),
     "the same call twice": (message(None, "assistant", tool_calls=[CALL, CALL]), "messages[0].tool_calls"),
     "bad name": (message("x", name="a b " + CANARY), "messages[0].name"),
-    "temperature is a string": (ask(temperature="1" + CANARY), "temperature"),
-    "temperature is true": (ask(temperature=True), "temperature"),
-    "temperature too high": (ask(temperature=2.1), "temperature"),
-    "top_p below 0": (ask(top_p=-0.1), "top_p"),
-    "max_tokens 0": (ask(max_tokens=0), "max_tokens"),
-    "max_tokens below 0": (ask(max_tokens=-1), "max_tokens"),
-    "max_tokens 1e18": (ask(max_tokens=10**18), "max_tokens"),
-    "max_tokens 1.5": (ask(max_tokens=1.5), "max_tokens"),
-    "both max_tokens": (ask(max_tokens=1, max_completion_tokens=1), "max_tokens"),
-    "five stops": (ask(stop=["a"] * 5), "stop"),
-    "empty stop": (ask(stop=""), "stop"),
-    "seed is a float": (ask(seed=1.5), "seed"),
-    "penalty": (ask(presence_penalty=3), "presence_penalty"),
-    "stream is a number": (ask(stream=1), "stream"),
-    "stream_options alone": (ask(stream_options={"include_usage": True}), "stream_options"),
-    "long user": (ask(user=CANARY * 100), "user"),
-    "metadata of numbers": (ask(metadata={"a": 1}), "metadata.a"),
-    "17 metadata": (ask(metadata={str(n): "x" for n in range(17)}), "metadata"),
-    "bad effort": (ask(reasoning_effort=CANARY), "reasoning_effort"),
-    "n 2": (ask(n=2), "n"),
-    "n 1e18": (ask(n=10**18), "n"),
-    "n true": (ask(n=True), "n"),
-    "a tool of another type": (ask(tools=[{"type": "mcp", "mcp": {"name": CANARY}}]), "tools[0].type"),
-    "a custom tool with a bad name": (ask(tools=[write(f"a b {CANARY}")]), "tools[0].custom.name"),
-    "a custom tool with another format": (ask(tools=[write("f", {"type": CANARY})]), "tools[0].custom.format"),
+    "temperature is a string": (chat_body(temperature="1" + CANARY), "temperature"),
+    "temperature is true": (chat_body(temperature=True), "temperature"),
+    "temperature too high": (chat_body(temperature=2.1), "temperature"),
+    "top_p below 0": (chat_body(top_p=-0.1), "top_p"),
+    "max_tokens 0": (chat_body(max_tokens=0), "max_tokens"),
+    "max_tokens below 0": (chat_body(max_tokens=-1), "max_tokens"),
+    "max_tokens 1e18": (chat_body(max_tokens=10**18), "max_tokens"),
+    "max_tokens 1.5": (chat_body(max_tokens=1.5), "max_tokens"),
+    "both max_tokens": (chat_body(max_tokens=1, max_completion_tokens=1), "max_tokens"),
+    "five stops": (chat_body(stop=["a"] * 5), "stop"),
+    "empty stop": (chat_body(stop=""), "stop"),
+    "seed is a float": (chat_body(seed=1.5), "seed"),
+    "penalty": (chat_body(presence_penalty=3), "presence_penalty"),
+    "stream is a number": (chat_body(stream=1), "stream"),
+    "stream_options alone": (chat_body(stream_options={"include_usage": True}), "stream_options"),
+    "long user": (chat_body(user=CANARY * 100), "user"),
+    "metadata of numbers": (chat_body(metadata={"a": 1}), "metadata.a"),
+    "17 metadata": (chat_body(metadata={str(n): "x" for n in range(17)}), "metadata"),
+    "bad effort": (chat_body(reasoning_effort=CANARY), "reasoning_effort"),
+    "n 2": (chat_body(n=2), "n"),
+    "n 1e18": (chat_body(n=10**18), "n"),
+    "n true": (chat_body(n=True), "n"),
+    "a tool of another type": (chat_body(tools=[{"type": "mcp", "mcp": {"name": CANARY}}]), "tools[0].type"),
+    "a custom tool with a bad name": (chat_body(tools=[write(f"a b {CANARY}")]), "tools[0].custom.name"),
+    "a custom tool with another format": (chat_body(tools=[write("f", {"type": CANARY})]), "tools[0].custom.format"),
     "a custom tool with another grammar": (
-        ask(tools=[write("f", {"type": "grammar", "grammar": {"syntax": CANARY, "definition": "x"}})]),
+        chat_body(tools=[write("f", {"type": "grammar", "grammar": {"syntax": CANARY, "definition": "x"}})]),
         "tools[0].custom.format.grammar.syntax",
     ),
-    "a custom tool and a function of one name": (ask(tools=[offer("f"), write("f")]), "tools[1].custom.name"),
+    "a custom tool and a function of one name": (chat_body(tools=[offer("f"), write("f")]), "tools[1].custom.name"),
     "tool_choice of a function that is a custom tool": (
-        ask(tools=[write("f")], tool_choice=choose("f")),
+        chat_body(tools=[write("f")], tool_choice=choose("f")),
         "tool_choice",
     ),
-    "a tool with a bad name": (ask(tools=[offer(f"a b {CANARY}")]), "tools[0].function.name"),
-    "a tool twice": (ask(tools=[offer("f"), offer("f")]), "tools[1].function.name"),
-    "a tool with a bad schema": (ask(tools=[offer("f", parameters={"type": CANARY})]), "tools[0].function.parameters"),
-    "an unknown field of a tool": (ask(tools=[offer("f", returns=CANARY)]), "tools[0].function.returns"),
-    "129 tools": (ask(tools=[offer(f"f{n}") for n in range(129)]), "tools"),
-    "tool_choice without tools": (ask(tool_choice="auto"), "tool_choice"),
-    "tool_choice of another tool": (ask(tools=[offer("f")], tool_choice=choose(CANARY)), "tool_choice"),
-    "tool_choice that is none": (ask(tools=[offer("f")], tool_choice=CANARY), "tool_choice"),
+    "a tool with a bad name": (chat_body(tools=[offer(f"a b {CANARY}")]), "tools[0].function.name"),
+    "a tool twice": (chat_body(tools=[offer("f"), offer("f")]), "tools[1].function.name"),
+    "a tool with a bad schema": (
+        chat_body(tools=[offer("f", parameters={"type": CANARY})]),
+        "tools[0].function.parameters",
+    ),
+    "an unknown field of a tool": (chat_body(tools=[offer("f", returns=CANARY)]), "tools[0].function.returns"),
+    "129 tools": (chat_body(tools=[offer(f"f{n}") for n in range(129)]), "tools"),
+    "tool_choice without tools": (chat_body(tool_choice="auto"), "tool_choice"),
+    "tool_choice of another tool": (chat_body(tools=[offer("f")], tool_choice=choose(CANARY)), "tool_choice"),
+    "tool_choice that is none": (chat_body(tools=[offer("f")], tool_choice=CANARY), "tool_choice"),
     "an allowed tool that is not there": (
-        ask(
+        chat_body(
             tools=[offer("f")],
             tool_choice={"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [choose("g")]}},
         ),
         "tool_choice",
     ),
-    "parallel_tool_calls 1": (ask(tools=[offer("f")], parallel_tool_calls=1), "parallel_tool_calls"),
-    "functions": (ask(functions=[{"name": CANARY}]), "functions"),
-    "unknown format": (ask(response_format={"type": "xml"}), "response_format"),
+    "parallel_tool_calls 1": (chat_body(tools=[offer("f")], parallel_tool_calls=1), "parallel_tool_calls"),
+    "functions": (chat_body(functions=[{"name": CANARY}]), "functions"),
+    "unknown format": (chat_body(response_format={"type": "xml"}), "response_format"),
     "schema without a name": (
-        ask(response_format={"type": "json_schema", "json_schema": {}}),
+        chat_body(response_format={"type": "json_schema", "json_schema": {}}),
         "response_format.json_schema.name",
     ),
     "schema that is none": (by_schema({"type": "objct"}), "response_format.json_schema.schema"),
     "schema elsewhere": (by_schema({"$ref": "http://127.0.0.1:9/x"}), "response_format.json_schema.schema"),
     "schema of 17 levels": (by_schema(nested(17)), "response_format.json_schema.schema"),
-    "a tool of 17 levels": (ask(tools=[offer("f", parameters=nested(17))]), "tools[0].function.parameters"),
+    "a tool of 17 levels": (chat_body(tools=[offer("f", parameters=nested(17))]), "tools[0].function.parameters"),
     "schema too long": (by_schema({"description": "x" * 70_000}), "response_format.json_schema.schema"),
-    "logprobs 1": (ask(logprobs=1), "logprobs"),
-    "21 top_logprobs": (ask(logprobs=True, top_logprobs=21), "top_logprobs"),
-    "top_logprobs alone": (ask(top_logprobs=1), "top_logprobs"),
-    "a bias of words": (ask(logit_bias={CANARY: 5}), "logit_bias"),
-    "a bias beyond 100": (ask(logit_bias={"1": 101}), "logit_bias"),
-    "audio": (ask(modalities=["text", "audio"]), "modalities"),
-    "prediction": (ask(prediction={"type": "content", "content": CANARY}), "prediction"),
-    "web search": (ask(web_search_options={}), "web_search_options"),
-    "unknown parameter": (ask(foo=CANARY), "foo"),
-    "parameter of a strange name": (ask(**{CANARY + " <script>": 1}), None),
+    "logprobs 1": (chat_body(logprobs=1), "logprobs"),
+    "21 top_logprobs": (chat_body(logprobs=True, top_logprobs=21), "top_logprobs"),
+    "top_logprobs alone": (chat_body(top_logprobs=1), "top_logprobs"),
+    "a bias of words": (chat_body(logit_bias={CANARY: 5}), "logit_bias"),
+    "a bias beyond 100": (chat_body(logit_bias={"1": 101}), "logit_bias"),
+    "audio": (chat_body(modalities=["text", "audio"]), "modalities"),
+    "prediction": (chat_body(prediction={"type": "content", "content": CANARY}), "prediction"),
+    "web search": (chat_body(web_search_options={}), "web_search_options"),
+    "unknown parameter": (chat_body(foo=CANARY), "foo"),
+    "parameter of a strange name": (chat_body(**{CANARY + " <script>": 1}), None),
     "unknown in baton": (baton(bugdet={"usd": 1}), "baton.bugdet"),
     "unknown in budget": (baton(budget={"eur": 1}), "baton.budget.eur"),
     "strange name in baton": (baton(**{CANARY + " ": 1}), "baton"),
@@ -196,7 +199,7 @@ FIELDS: dict[str, tuple[dict[str, Any], str | None]] = {
     "pool of numbers": (baton(pool={"allow": [1]}), "baton.pool.allow[0]"),
     "label with spaces": (baton(labels=["a " + CANARY]), "baton.labels[0]"),
     "plan in words": (baton(plan=CANARY), "baton.plan"),
-    "baton in words": (ask(baton=CANARY), "baton"),
+    "baton in words": (chat_body(baton=CANARY), "baton"),
 }
 
 
@@ -284,8 +287,8 @@ async def test_schemas_may_have_16_levels(gateway: GatewayStandIn, key: str) -> 
 async def test_escapes_across_slices_hide_no_key(gateway: GatewayStandIn, key: str, shift: int) -> None:
     """The body is longer than one slice of the scan, whose cut falls on every place of the escapes."""
     content = "x" * shift + '\\":{,[\\\\' * 180_000
-    assert (await send(gateway, key, json.dumps(ask(content)).encode())).status_code == 200
-    twice = json.dumps(ask(content))[:-1] + ',"n":1,"n":1}'
+    assert (await send(gateway, key, json.dumps(chat_body(content)).encode())).status_code == 200
+    twice = json.dumps(chat_body(content))[:-1] + ',"n":1,"n":1}'
     check(await send(gateway, key, twice.encode()), 400)
 
 
@@ -295,7 +298,7 @@ async def test_colons_in_strings_hide_no_key_and_make_none(
     gateway: GatewayStandIn, key: str, colon: bytes, length: int
 ) -> None:
     """Whether a body is short enough for its colons to be counted where they stand, or not."""
-    asked = ask("?" * length, metadata={"~": "~~"})
+    asked = chat_body("?" * length, metadata={"~": "~~"})
     body = json.dumps(asked).encode().replace(b"~", colon)
     assert (await send(gateway, key, body)).status_code == 200
     for twice in (b'"user":"~","user":"x"}', b'"user":"x","user":"~"}'):
@@ -341,7 +344,7 @@ async def test_a_fault_of_the_query_is_told_in_a_plain_sentence(gateway: Gateway
 
 
 async def test_an_unknown_model_is_a_404(gateway: GatewayStandIn, key: str) -> None:
-    error = check(await send(gateway, key, json.dumps(ask() | {"model": CANARY}).encode()), 404)
+    error = check(await send(gateway, key, json.dumps(chat_body() | {"model": CANARY}).encode()), 404)
     assert (error["code"], error["param"]) == ("model_not_found", "model")
 
 
@@ -416,7 +419,7 @@ ZIPPED = {
 
 @pytest.mark.parametrize("encoding", ZIPPED)
 async def test_compressed_bodies_are_read(gateway: GatewayStandIn, key: str, encoding: str) -> None:
-    asked = ask("What is 2 + 2? " + "é" * 300_000)
+    asked = chat_body("What is 2 + 2? " + "é" * 300_000)
     body = ZIPPED[encoding](json.dumps(asked).encode())
     assert (await send(gateway, key, body, **{"content-encoding": encoding})).status_code == 200
     [order] = gateway.runs.orders
@@ -469,14 +472,14 @@ async def test_unpacked_bytes_count_with_those_that_arrive() -> None:
 )
 async def test_json_by_any_of_its_names_is_read(gateway: GatewayStandIn, key: str, kind: str) -> None:
     reply = await send(
-        gateway, key, json.dumps(ask()).encode(), **{"content-type": kind, "content-encoding": "identity"}
+        gateway, key, json.dumps(chat_body()).encode(), **{"content-type": kind, "content-encoding": "identity"}
     )
     assert reply.status_code == 200
 
 
 async def test_a_body_without_a_media_type_is_read(gateway: GatewayStandIn, key: str) -> None:
     async with gateway.client(key) as client:
-        asked = client.build_request("POST", "/v1/chat/completions", content=b"  \n" + json.dumps(ask()).encode())
+        asked = client.build_request("POST", "/v1/chat/completions", content=b"  \n" + json.dumps(chat_body()).encode())
         assert "content-type" not in asked.headers
         assert (await client.send(asked)).status_code == 200
 

@@ -5,7 +5,7 @@ import pytest
 
 from app.errors import ConfigInvalid, StoreUnavailable
 from app.process.config.settings import read
-from tests.harness.stand_ins import GatewayStandIn, ask
+from tests.harness.stand_ins import GatewayStandIn, chat_body
 
 PAGE = "https://app.example.com"
 PREFLIGHT = {
@@ -66,11 +66,11 @@ async def test_a_page_may_read_every_reply_and_its_headers(status: int, path: st
 async def test_errors_and_streams_too_are_for_the_page() -> None:
     stand_in = opened("*")
     async with stand_in.client() as client:
-        stranger = await client.post("/v1/chat/completions", json=ask(), headers={"origin": PAGE})
+        stranger = await client.post("/v1/chat/completions", json=chat_body(), headers={"origin": PAGE})
     assert stranger.status_code == 401
     assert stranger.headers["access-control-allow-origin"] == "*"
     async with stand_in.client(stand_in.add_key()) as client:
-        stream = await client.post("/v1/chat/completions", json=ask(stream=True), headers={"origin": PAGE})
+        stream = await client.post("/v1/chat/completions", json=chat_body(stream=True), headers={"origin": PAGE})
         stand_in.store.fault = RuntimeError()
         broken = await client.get("/v1/runs", headers={"origin": PAGE})
     assert (stream.status_code, broken.status_code) == (200, 500)

@@ -7,7 +7,7 @@ import pytest
 
 from app.cli.runs import run_words
 from tests.harness.callers import body
-from tests.harness.in_process import calling, pool_text, running_service
+from tests.harness.in_process import client_of, pool_text, running_service
 from tests.stubs import Fail, ProviderStub
 
 WORDS = "Incorrect API key provided: sk-ab**********yz for 'Zanzibar'."
@@ -18,7 +18,7 @@ async def test_the_cause_is_in_the_run_the_metrics_and_the_log(
     stub: ProviderStub, tmp_path: Path, caplog: pytest.LogCaptureFixture, stream: bool
 ) -> None:
     stub.script("alpha", Fail(status=401, message=WORDS))
-    async with running_service(tmp_path, pool_text(stub)) as runtime, calling(runtime) as client:
+    async with running_service(tmp_path, pool_text(stub)) as runtime, client_of(runtime) as client:
         with caplog.at_level(logging.WARNING, "baton"):
             reply = await client.post("/v1/chat/completions", json=body("What of Zanzibar?", stream=stream))
         assert reply.status_code == 200

@@ -13,7 +13,7 @@ from app.engine.delivery.messages import AnswerPart, CallerMessage, Mailbox, Ste
 from app.engine.runs.admission import Order
 from app.errors import Overloaded, PlanRejected, RunFailed, StoreUnavailable
 from app.gateway.http.context import Rates
-from tests.harness.stand_ins import GatewayStandIn, ask, ended, say_four
+from tests.harness.stand_ins import GatewayStandIn, chat_body, say_four, turn_end
 from tests.harness.waiting import until
 
 GAP_SECONDS = 0.001
@@ -36,7 +36,7 @@ def chunks(reply: httpx.Response) -> list[dict[str, Any]]:
 
 
 async def test_a_reply_is_a_chat_completion(gateway: GatewayStandIn, key: str) -> None:
-    reply = await post(gateway, key, ask())
+    reply = await post(gateway, key, chat_body())
     assert reply.status_code == 200, reply.text
     assert reply.headers["x-baton-run"] == "run_0"
     assert reply.headers["x-request-id"].startswith("req_")
@@ -56,7 +56,7 @@ async def test_a_reply_is_a_chat_completion(gateway: GatewayStandIn, key: str) -
 
 
 async def test_usage_keeps_both_identities(gateway: GatewayStandIn, key: str) -> None:
-    body = (await post(gateway, key, ask())).json()
+    body = (await post(gateway, key, chat_body())).json()
     usage, total = body["usage"], body["baton"]["usage"]
     rest_in = usage["prompt_tokens_details"]["orchestration_input_tokens"]
     rest_cached = usage["prompt_tokens_details"]["orchestration_input_cached_tokens"]
@@ -69,7 +69,7 @@ async def test_usage_keeps_both_identities(gateway: GatewayStandIn, key: str) ->
 
 
 async def test_a_stream_is_exactly_these_frames(gateway: GatewayStandIn, key: str) -> None:
-    reply = await post(gateway, key, ask(stream=True))
+    reply = await post(gateway, key, chat_body(stream=True))
     assert reply.headers["content-type"].startswith("text/event-stream")
     assert reply.headers["cache-control"] == "no-cache, no-transform"
     assert reply.headers["x-accel-buffering"] == "no"
@@ -94,7 +94,7 @@ async def test_a_stream_is_exactly_these_frames(gateway: GatewayStandIn, key: st
 
 
 async def test_usage_comes_in_a_last_chunk_if_asked_for(gateway: GatewayStandIn, key: str) -> None:
-    reply = await post(gateway, key, ask(stream=True, stream_options={"include_usage": True}))
+    reply = await post(gateway, key, chat_body(stream=True, stream_options={"include_usage": True}))
     *others, last = chunks(reply)
     assert all(chunk["usage"] is None for chunk in others)
     assert last["choices"] == []
@@ -108,10 +108,10 @@ async def test_steps_are_told_on_empty_deltas(gateway: GatewayStandIn, key: str)
         assert order.stream_steps
         line.put(StepEvent("step.done", {"n": 0, "chars": 3}))
         line.put(AnswerPart("Four."))
-        line.put(ended(run))
+        line.put(turn_end(run))
 
     gateway.runs.script = script
-    reply = await post(gateway, key, ask(stream=True, baton={"stream_steps": True}))
+    reply = await post(gateway, key, chat_body(stream=True, baton={"stream_steps": True}))
     noted = chunks(reply)[1]
     ChatCompletionChunk.model_validate(noted, strict=True)
     assert noted["choices"] == [{"index": 0, "delta": {}, "logprobs": None, "finish_reason": None}]
@@ -120,10 +120,10 @@ async def test_steps_are_told_on_empty_deltas(gateway: GatewayStandIn, key: str)
 
 async def test_a_failed_run_is_an_error_reply(gateway: GatewayStandIn, key: str) -> None:
     async def script(_order: Order, run: str, line: Mailbox[CallerMessage]) -> None:
-        line.put(ended(run, "", RunFailed(code="worker_refused")))
+        line.put(turn_end(run, "", RunFailed(code="worker_refused")))
 
     gateway.runs.script = script
-    reply = await post(gateway, key, ask())
+    reply = await post(gateway, key, chat_body())
     assert reply.status_code == 502
     assert reply.json()["error"]["code"] == "worker_refused"
     assert reply.headers["x-baton-run"] == "run_0"
@@ -132,10 +132,10 @@ async def test_a_failed_run_is_an_error_reply(gateway: GatewayStandIn, key: str)
 async def test_an_error_after_the_first_byte_is_an_event_and_no_done(gateway: GatewayStandIn, key: str) -> None:
     async def script(_order: Order, run: str, line: Mailbox[CallerMessage]) -> None:
         line.put(AnswerPart("Fo"))
-        line.put(ended(run, "", RunFailed()))
+        line.put(turn_end(run, "", RunFailed()))
 
     gateway.runs.script = script
-    reply = await post(gateway, key, ask(stream=True))
+    reply = await post(gateway, key, chat_body(stream=True))
     assert reply.status_code == 200
     last = frames(reply)[-1]
     assert orjson.loads(last.removeprefix("data: "))["error"]["code"] == "run_failed"
@@ -155,7 +155,7 @@ async def test_what_is_refused_before_admission_has_its_status(
     gateway: GatewayStandIn, key: str, stream: bool, refusal: Exception, status: int, code: str
 ) -> None:
     gateway.runs.refusal = refusal  # type: ignore[assignment]
-    reply = await post(gateway, key, ask(stream=stream))
+    reply = await post(gateway, key, chat_body(stream=stream))
     assert (reply.status_code, reply.json()["error"]["code"]) == (status, code)
     assert reply.headers.get("retry-after") == {"overloaded": "3", "store_unavailable": "1"}.get(code)
     if status == 400:
@@ -174,14 +174,14 @@ async def test_a_silent_stream_is_kept_alive_by_comments() -> None:
         await speaks.wait()
         line.put(AnswerPart("Four."))
         await ends.wait()
-        line.put(ended(run))
+        line.put(turn_end(run))
 
     gateway.runs.script = script
     found: list[str] = []
     async with (
         gateway.served() as url,
         httpx.AsyncClient(base_url=url, headers={"x-api-key": key}) as client,
-        client.stream("POST", "/v1/chat/completions", json=ask(stream=True)) as reply,
+        client.stream("POST", "/v1/chat/completions", json=chat_body(stream=True)) as reply,
     ):
         async for line in reply.aiter_lines():
             if line:
@@ -203,7 +203,7 @@ async def test_a_client_that_leaves_cancels_its_run(gateway: GatewayStandIn, key
     gateway.runs.script = script
     async with gateway.served() as url:
         async with httpx.AsyncClient(base_url=url, headers={"x-api-key": key}) as client:
-            asking = asyncio.create_task(client.post("/v1/chat/completions", json=ask(stream=stream)))
+            asking = asyncio.create_task(client.post("/v1/chat/completions", json=chat_body(stream=stream)))
             await until(lambda: gateway.runs.orders)
             asking.cancel()
         await gateway.runs.stopped.wait()
@@ -215,13 +215,13 @@ async def test_the_first_frame_is_not_held_back(gateway: GatewayStandIn, key: st
 
     async def script(_order: Order, run: str, line: Mailbox[CallerMessage]) -> None:
         await ends.wait()
-        line.put(ended(run))
+        line.put(turn_end(run))
 
     gateway.runs.script = script
     async with (
         gateway.served() as url,
         httpx.AsyncClient(base_url=url, headers={"x-api-key": key}) as client,
-        client.stream("POST", "/v1/chat/completions", json=ask(stream=True)) as reply,
+        client.stream("POST", "/v1/chat/completions", json=chat_body(stream=True)) as reply,
     ):
         assert '"role":"assistant"' in await anext(reply.aiter_text())
         ends.set()
@@ -235,7 +235,7 @@ async def test_a_run_that_never_ends_is_given_up_on() -> None:
         await asyncio.Event().wait()
 
     gateway.runs.script = script
-    body = ask(baton={"budget": {"seconds": 0.2}})
+    body = chat_body(baton={"budget": {"seconds": 0.2}})
     assert (await post(gateway, key, body)).status_code == 504
     reply = await post(gateway, key, body | {"stream": True})
     assert '"error"' in frames(reply)[-1]
@@ -294,19 +294,19 @@ async def test_everything_of_a_request_reaches_the_order(gateway: GatewayStandIn
 
 async def test_a_key_narrows_what_its_requests_may_do(gateway: GatewayStandIn) -> None:
     key = gateway.add_key("tight", max_usd=50, labels=frozenset({"secret"}))
-    assert (await post(gateway, key, ask(baton={"budget": {"usd": 1.0}, "labels": ["phi"]}))).status_code == 200
+    assert (await post(gateway, key, chat_body(baton={"budget": {"usd": 1.0}, "labels": ["phi"]}))).status_code == 200
     [order] = gateway.runs.orders
     assert order.limits.usd == 50
     assert order.labels == {"secret", "phi"}
     other = gateway.add_key("elsewhere", tiers=frozenset({"baton-ultra"}))
-    assert (await post(gateway, other, ask())).json()["error"]["code"] == "model_not_found"
+    assert (await post(gateway, other, chat_body())).json()["error"]["code"] == "model_not_found"
 
 
 @pytest.mark.parametrize(
     ("asked", "got"), [(None, "medium"), ("none", "low"), ("minimal", "low"), ("high", "high"), ("max", "high")]
 )
 async def test_effort_goes_to_the_nearest_level(gateway: GatewayStandIn, key: str, asked: str | None, got: str) -> None:
-    await post(gateway, key, ask(reasoning_effort=asked))
+    await post(gateway, key, chat_body(reasoning_effort=asked))
     assert gateway.runs.orders[0].effort == got
 
 
@@ -323,10 +323,10 @@ async def test_a_client_that_reads_nothing_holds_no_place() -> None:
     async with gateway.served() as url:
         host, port = url.removeprefix("http://").split(":")
         _, writer = await asyncio.open_connection(host, int(port), limit=1)
-        body = orjson.dumps(ask(stream=True, baton={"budget": {"seconds": 0.5}}))
+        body = orjson.dumps(chat_body(stream=True, baton={"budget": {"seconds": 0.5}}))
         head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nx-api-key: {key}\r\n"
         writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
         await gateway.runs.stopped.wait()
         gateway.runs.script = say_four
-        assert (await post(gateway, key, ask())).status_code == 200
+        assert (await post(gateway, key, chat_body())).status_code == 200
         writer.close()

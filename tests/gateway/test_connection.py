@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from tests.harness.bad_bodies import CANARY
-from tests.harness.stand_ins import GatewayStandIn, ask, serving
+from tests.harness.stand_ins import GatewayStandIn, chat_body, serving
 from tests.harness.waiting import PATIENCE_SECONDS
 
 HEAD_SECONDS = 0.5
@@ -113,7 +113,7 @@ async def test_chunks_that_are_none(gateway: GatewayStandIn, key: str, line: Lin
 
 @pytest.mark.parametrize("extension", [b"", b";" + b"x" * 4_000])
 async def test_a_body_of_single_bytes_is_read(gateway: GatewayStandIn, key: str, line: Line, extension: bytes) -> None:
-    body = orjson.dumps(ask())
+    body = orjson.dumps(chat_body())
     head = POST % key.encode() + b"transfer-encoding: chunked\r\n\r\n"
     chunks = b"".join(b"1%s\r\n%c\r\n" % (extension, byte) for byte in body)
     await line.send(head + chunks + b"0\r\n\r\n")
@@ -174,7 +174,7 @@ async def test_a_slow_run_is_not_a_slow_head(gateway: GatewayStandIn, key: str, 
         gateway.runs.cancel(run, "test")
 
     gateway.runs.script = script
-    body = orjson.dumps(ask())
+    body = orjson.dumps(chat_body())
     await line.send(POST % key.encode() + b"content-length: %d\r\n\r\n" % len(body) + body)
     assert (await line.reply())[0] == 499
 
@@ -203,7 +203,7 @@ async def test_the_head_and_the_body_of_a_reply_are_one_packet(line: Line, packe
 
 
 async def test_a_stream_has_no_packet_of_head_or_end_alone(key: str, line: Line, packets: list[bytes]) -> None:
-    body = orjson.dumps(ask(stream=True))
+    body = orjson.dumps(chat_body(stream=True))
     await line.send(POST % key.encode() + b"content-length: %d\r\n\r\n" % len(body) + body)
     await line.until(LAST_CHUNK)
     assert packets[0].startswith(b"HTTP/1.1 200")

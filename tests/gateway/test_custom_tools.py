@@ -11,10 +11,10 @@ from app.core.message.chat import TOKEN_BYTES, Message, Text, Tool, Toolbox, Too
 from app.gateway.wire import custom_tools
 from tests.gateway.test_exact_chat import events
 from tests.harness import callers
-from tests.harness.callers import listening, post
-from tests.harness.conversations import calling
+from tests.harness.callers import open_stream, post_chat
+from tests.harness.conversations import tool_call_reply
 from tests.harness.exact_replies import exactly, published
-from tests.harness.stand_ins import GatewayStandIn, ask
+from tests.harness.stand_ins import GatewayStandIn, chat_body
 from tests.stubs import ProviderStub, Reply, Stall
 from tests.stubs.script import ToolCall as Wanted
 
@@ -54,7 +54,7 @@ async def streamed(client: httpx.AsyncClient, body: dict[str, Any]) -> tuple[dic
     """
     pieces: list[dict[str, Any]] = []
     calls: list[dict[str, Any]] = []
-    chunks = events(await post(client, body | {"stream": True, "stream_options": {"include_usage": True}}))
+    chunks = events(await post_chat(client, body | {"stream": True, "stream_options": {"include_usage": True}}))
     for chunk in chunks:
         deltas = [choice["delta"] for choice in chunk["choices"]]
         for delta in deltas:
@@ -72,8 +72,8 @@ async def streamed(client: httpx.AsyncClient, body: dict[str, Any]) -> tuple[dic
 
 
 async def test_a_tool_of_free_text_whole_and_streamed(stub: ProviderStub, client: httpx.AsyncClient) -> None:
-    stub.always("alpha", calling(written(), Wanted("look", '{"q": "x"}', "c2")))
-    reply = (await post(client, asked())).json()
+    stub.always("alpha", tool_call_reply(written(), Wanted("look", '{"q": "x"}', "c2")))
+    reply = (await post_chat(client, asked())).json()
     exactly(ChatCompletion, reply)
     published("CreateChatCompletionResponse", reply)
     calls = reply["choices"][0]["message"]["tool_calls"]
@@ -90,21 +90,21 @@ async def test_a_tool_of_free_text_whole_and_streamed(stub: ProviderStub, client
         {"index": 0, "id": id_, "type": "custom", "custom": {"name": "patch", "input": ""}},
         {"index": 0, "custom": {"input": TEXT}},
     ], "the text is told before the next call begins"
-    patch, look = (tool["function"] for tool in stub.of("alpha")[0].json["tools"])
+    patch, look = (tool["function"] for tool in stub.requests_for("alpha")[0].json["tools"])
     assert (patch["parameters"], look["name"]) == (custom_tools.PARAMETERS, "look")
     assert patch["description"] == f"Patches.\n\n{SPOKEN} It must follow this lark grammar:\nstart: WORD"
 
 
 async def test_results_go_on_with_the_run(stub: ProviderStub, client: httpx.AsyncClient) -> None:
-    stub.script("alpha", calling(written("one")), calling(written("two")), Reply(chunks=("Done.",)))
-    first = await post(client, asked(tool_choice=chosen("patch")))
+    stub.script("alpha", tool_call_reply(written("one")), tool_call_reply(written("two")), Reply(chunks=("Done.",)))
+    first = await post_chat(client, asked(tool_choice=chosen("patch")))
     again = answered(asked(), first.json()["choices"][0]["message"], "patched")
     second, _ = await streamed(client, again)
     second.pop("usage")
-    last = await post(client, answered(again, second, "patched again"))
+    last = await post_chat(client, answered(again, second, "patched again"))
     assert last.json()["choices"][0]["message"]["content"] == "Done."
     assert last.headers["x-baton-run"] == first.headers["x-baton-run"]
-    sent = [received.json for received in stub.of("alpha")]
+    sent = [received.json for received in stub.requests_for("alpha")]
     assert sent[0]["tool_choice"] == chosen("patch", "function")
     said = sent[2]["messages"][1]["tool_calls"][0]["function"], sent[2]["messages"][3]["tool_calls"][0]["function"]
     assert [json.loads(call["arguments"]) for call in said] == [{"input": "one"}, {"input": "two"}]
@@ -113,14 +113,14 @@ async def test_results_go_on_with_the_run(stub: ProviderStub, client: httpx.Asyn
         "patched again",
     ]
     partial = again | {"messages": again["messages"][:-1]}
-    assert (await post(client, partial)).json()["error"]["code"] == "tool_results_missing"
+    assert (await post_chat(client, partial)).json()["error"]["code"] == "tool_results_missing"
 
 
 async def test_results_of_somebody_elses_call_are_refused(stub: ProviderStub, client: httpx.AsyncClient) -> None:
-    stub.always("alpha", calling(written()))
-    message = (await post(client, asked())).json()["choices"][0]["message"]
+    stub.always("alpha", tool_call_reply(written()))
+    message = (await post_chat(client, asked())).json()["choices"][0]["message"]
     message["tool_calls"][0]["id"] = mint("run_" + "7" * 31, bytes(TOKEN_BYTES))
-    reply = await post(client, answered(asked(), message, "x"))
+    reply = await post_chat(client, answered(asked(), message, "x"))
     assert (reply.status_code, reply.json()["error"]["code"]) == (400, "unknown_tool_call")
 
 
@@ -131,8 +131,8 @@ async def test_what_a_worker_writes_is_told_the_same_on_both_ways(
     stub: ProviderStub, client: httpx.AsyncClient
 ) -> None:
     for arguments in WRITTEN:
-        stub.always("alpha", calling(Wanted("patch", arguments, "c1")))
-        (whole,) = (await post(client, asked())).json()["choices"][0]["message"]["tool_calls"]
+        stub.always("alpha", tool_call_reply(Wanted("patch", arguments, "c1")))
+        (whole,) = (await post_chat(client, asked())).json()["choices"][0]["message"]["tool_calls"]
         message, _ = await streamed(client, asked())
         text = custom_tools.text_of(arguments)
         assert whole["custom"] == message["tool_calls"][0]["custom"] == {"name": "patch", "input": text}
@@ -140,23 +140,23 @@ async def test_what_a_worker_writes_is_told_the_same_on_both_ways(
 
 async def test_a_call_that_is_cut_off_is_none(stub: ProviderStub, client: httpx.AsyncClient) -> None:
     stub.always("alpha", Reply(chunks=("Hm.",), tool_calls=(Wanted("patch", '{"input": "wor', "c1"),), finish="length"))
-    reply = (await post(client, asked())).json()["choices"][0]
+    reply = (await post_chat(client, asked())).json()["choices"][0]
     assert (reply["finish_reason"], "tool_calls" in reply["message"]) == ("length", False)
-    chunks = events(await post(client, asked(stream=True)))
+    chunks = events(await post_chat(client, asked(stream=True)))
     assert chunks[-1]["choices"][0]["finish_reason"] == "length"
 
 
 async def test_a_stream_broken_within_a_text_goes_on_with_all_of_it(
     stub: ProviderStub, client: httpx.AsyncClient
 ) -> None:
-    stub.script("alpha", calling(written(), words="Hm. ", fault=Stall(after=2, seconds=0.5)))
+    stub.script("alpha", tool_call_reply(written(), words="Hm. ", fault=Stall(after=2, seconds=0.5)))
     request = {"json": asked(stream=True), "headers": {"idempotency-key": "one"}}
-    async with listening(client, "POST", "/v1/chat/completions", **request) as (heard, told):
+    async with open_stream(client, "POST", "/v1/chat/completions", **request) as (heard, told):
         async for _ in told:
             if "tool_calls" in heard.chunks[-1]["choices"][0]["delta"]:
                 break
     for _ in ("while it speaks", "afterwards"):
-        rest = await callers.stream(client, asked(), "one", last_event_id=str(heard.numbers[-1]))
+        rest = await callers.stream_chat(client, asked(), "one", last_event_id=str(heard.numbers[-1]))
         pieces = [call for chunk in rest.chunks for c in chunk["choices"] for call in c["delta"].get("tool_calls", ())]
         assert (rest.text, rest.done) == ("", True)
         assert [piece["custom"]["input"] for piece in pieces] == ["", TEXT]
@@ -181,7 +181,7 @@ LOOKS = Tool("look", "", {"type": "object"})
 )
 async def test_choices(gateway: GatewayStandIn, key: str, choice: Any, toolbox: Toolbox) -> None:
     async with gateway.client(key) as client:
-        reply = await client.post("/v1/chat/completions", json=ask(tools=[NOTE, LOOK], tool_choice=choice))
+        reply = await client.post("/v1/chat/completions", json=chat_body(tools=[NOTE, LOOK], tool_choice=choice))
     assert reply.status_code == 200, reply.text
     (order,) = gateway.runs.orders
     assert (order.task.toolbox, order.ignored, order.wire["custom"]) == (toolbox, (), ["note"])
@@ -193,7 +193,7 @@ async def test_a_history_with_calls_of_free_text(gateway: GatewayStandIn, key: s
     said = [{"role": "assistant", "content": None, "tool_calls": [call]}]
     came = [{"role": "tool", "tool_call_id": "1", "content": "noted"}]
     async with gateway.client(key) as client:
-        reply = await client.post("/v1/chat/completions", json=ask() | {"messages": said + came})
+        reply = await client.post("/v1/chat/completions", json=chat_body() | {"messages": said + came})
     assert reply.status_code == 200, reply.text
     first, second = gateway.runs.orders[0].task.messages
     assert first == Message("assistant", (), calls=(ToolCall("1", "note", '{"input": "x"}'),))

@@ -13,7 +13,7 @@ from app.core.run.events import Kind
 from app.engine.runs import recovery
 from app.process.wiring import Runtime
 from app.store.protocol import IdempotencyRecord, RunQuery, RunRow
-from tests.harness.callers import CALLER, body, calling, key_of, post, stream
+from tests.harness.callers import CALLER_SCOPES, add_key, body, client_over_socket, post_chat, stream_chat
 from tests.harness.in_process import ended_row, events, kinds, pool_text, running_service
 from tests.harness.stand_ins import GatewayStandIn, api_routes
 from tests.harness.waiting import until
@@ -39,9 +39,9 @@ async def runs(runtime: Runtime) -> list[str]:
 
 
 async def test_the_same_request_gets_the_same_bytes_and_costs_once(stub: ProviderStub, runtime: Runtime) -> None:
-    async with calling(runtime, await key_of(runtime)) as client:
-        first, again = [await post(client, body(), "one") for _ in range(2)]
-        other, none = await post(client, body(), "two"), await post(client, body())
+    async with client_over_socket(runtime, await add_key(runtime)) as client:
+        first, again = [await post_chat(client, body(), "one") for _ in range(2)]
+        other, none = await post_chat(client, body(), "two"), await post_chat(client, body())
     assert first.status_code == again.status_code == 200
     assert first.content == again.content
     assert first.headers["x-baton-run"] == again.headers["x-baton-run"]
@@ -57,12 +57,12 @@ async def test_the_same_request_gets_the_same_bytes_and_costs_once(stub: Provide
 async def test_a_reply_outlives_its_process(stub: ProviderStub, tmp_path: Path) -> None:
     asked = body(baton={"stream_steps": False})
     async with running_service(tmp_path, pool_text(stub)) as runtime:
-        key = await key_of(runtime)
-        async with calling(runtime, key) as client:
-            first = await post(client, asked, "one")
-            streamed = await stream(client, asked, "two")
-    async with running_service(tmp_path, pool_text(stub)) as runtime, calling(runtime, key) as client:
-        again, streamed_again = await post(client, asked, "one"), await stream(client, asked, "two")
+        key = await add_key(runtime)
+        async with client_over_socket(runtime, key) as client:
+            first = await post_chat(client, asked, "one")
+            streamed = await stream_chat(client, asked, "two")
+    async with running_service(tmp_path, pool_text(stub)) as runtime, client_over_socket(runtime, key) as client:
+        again, streamed_again = await post_chat(client, asked, "one"), await stream_chat(client, asked, "two")
     assert again.headers["idempotent-replayed"] == "true"
     assert (first.status_code, first.content) == (again.status_code, again.content)
     assert streamed_again.chunks[-1] == streamed.chunks[-1]
@@ -77,9 +77,9 @@ async def test_equal_requests_to_two_gateways_are_one_run(stub: ProviderStub, tm
         running_service(tmp_path, pool_text(stub)) as first,
         running_service(tmp_path, pool_text(stub)) as second,
     ):
-        key = await key_of(first)
-        async with calling(first, key) as here, calling(second, key) as there:
-            replies = await asyncio.gather(*(post(client, body(), "one") for client in (here, there) * 6))
+        key = await add_key(first)
+        async with client_over_socket(first, key) as here, client_over_socket(second, key) as there:
+            replies = await asyncio.gather(*(post_chat(client, body(), "one") for client in (here, there) * 6))
         assert len(await runs(first)) == 1
     assert {reply.content for reply in replies} == {replies[0].content}
     assert sorted("idempotent-replayed" in reply.headers for reply in replies) == [False] + [True] * 11
@@ -87,15 +87,15 @@ async def test_equal_requests_to_two_gateways_are_one_run(stub: ProviderStub, tm
 
 
 async def test_another_request_under_the_same_key_is_a_conflict(stub: ProviderStub, runtime: Runtime) -> None:
-    async with calling(runtime, await key_of(runtime)) as client:
-        await post(client, body(), "one")
+    async with client_over_socket(runtime, await add_key(runtime)) as client:
+        await post_chat(client, body(), "one")
         different = [
             body("What is 3 + 3?"),
             body(stream=True),
             body(temperature=0.5),
             body() | {"model": "baton-ultra"},
         ]
-        replies = [await post(client, asked, "one") for asked in different]
+        replies = [await post_chat(client, asked, "one") for asked in different]
         spelled = dict(reversed(body().items()))
         same = await client.post(
             "/v1/chat/completions",
@@ -114,11 +114,11 @@ async def test_another_request_under_the_same_key_is_a_conflict(stub: ProviderSt
 
 
 async def test_a_key_belongs_to_its_tenant(stub: ProviderStub, runtime: Runtime) -> None:
-    names = [await key_of(runtime, tenant) for tenant in ("acme", "acme", "other")]
+    names = [await add_key(runtime, tenant) for tenant in ("acme", "acme", "other")]
     replies = []
     for name in names:
-        async with calling(runtime, name) as client:
-            replies.append(await post(client, body(), "one"))
+        async with client_over_socket(runtime, name) as client:
+            replies.append(await post_chat(client, body(), "one"))
     assert replies[0].content == replies[1].content != replies[2].content
     assert len(stub.requests) == 2
 
@@ -126,8 +126,8 @@ async def test_a_key_belongs_to_its_tenant(stub: ProviderStub, runtime: Runtime)
 @pytest.mark.parametrize("streams", [False, True])
 async def test_a_failed_run_fails_the_same_way_again(stub: ProviderStub, runtime: Runtime, streams: bool) -> None:
     stub.always("*", Fail(status=500))
-    async with calling(runtime, await key_of(runtime)) as client:
-        first, again = [await post(client, body(stream=streams), "one") for _ in range(2)]
+    async with client_over_socket(runtime, await add_key(runtime)) as client:
+        first, again = [await post_chat(client, body(stream=streams), "one") for _ in range(2)]
     assert first.status_code == again.status_code == (200 if streams else 502)
     assert first.content == again.content
     assert b'"worker_unavailable"' in first.content
@@ -135,15 +135,15 @@ async def test_a_failed_run_fails_the_same_way_again(stub: ProviderStub, runtime
 
 
 async def test_what_was_refused_before_a_run_claims_nothing(stub: ProviderStub, runtime: Runtime) -> None:
-    async with calling(runtime, await key_of(runtime)) as client:
-        refused = await post(client, body(baton={"labels": ["phi"]}), "one")
+    async with client_over_socket(runtime, await add_key(runtime)) as client:
+        refused = await post_chat(client, body(baton={"labels": ["phi"]}), "one")
         assert (refused.status_code, refused.json()["error"]["code"]) == (400, "no_eligible_worker")
-        assert (await post(client, body(), "one")).status_code == 200
+        assert (await post_chat(client, body(), "one")).status_code == 200
 
 
 @pytest.mark.parametrize("bad", ["", "x" * 256, "caf\xe9", "a\tb"])
 async def test_a_key_that_is_none_is_refused(runtime: Runtime, bad: str) -> None:
-    async with calling(runtime, await key_of(runtime)) as client:
+    async with client_over_socket(runtime, await add_key(runtime)) as client:
         headers = [(b"idempotency-key", bad.encode("latin-1"))]
         reply = await client.post("/v1/chat/completions", json=body(), headers=headers)
     error = reply.json()["error"]
@@ -153,9 +153,9 @@ async def test_a_key_that_is_none_is_refused(runtime: Runtime, bad: str) -> None
 
 async def test_a_run_with_a_key_goes_on_without_its_client(stub: ProviderStub, runtime: Runtime) -> None:
     stub.always("alpha", Reply(first_delay=0.6))
-    async with calling(runtime, await key_of(runtime)) as client:
-        await leave(stub, post(client, body(), "one"))
-        again = await post(client, body(), "one")
+    async with client_over_socket(runtime, await add_key(runtime)) as client:
+        await leave(stub, post_chat(client, body(), "one"))
+        again = await post_chat(client, body(), "one")
         assert (again.status_code, again.headers["idempotent-replayed"]) == (200, "true")
         assert Kind.CANCEL_ASKED not in kinds(await events(runtime, again.headers["x-baton-run"]))
     assert len(stub.requests) == 1
@@ -176,8 +176,8 @@ async def test_what_becomes_of_a_run_whose_client_leaves(
     stub: ProviderStub, runtime: Runtime, policy: str | None, key: str | None, ends: str, streams: bool
 ) -> None:
     stub.always("alpha", Reply(first_delay=15.0 if ends == "cancelled" else 0.3))
-    async with calling(runtime, await key_of(runtime)) as client:
-        await leave(stub, post(client, body(stream=streams, baton={"on_disconnect": policy}), key))
+    async with client_over_socket(runtime, await add_key(runtime)) as client:
+        await leave(stub, post_chat(client, body(stream=streams, baton={"on_disconnect": policy}), key))
         (run,) = await runs(runtime)
         row = await ended(runtime, run)
         assert row.state == ends
@@ -189,28 +189,28 @@ async def test_what_becomes_of_a_run_whose_client_leaves(
 
 async def test_a_replay_takes_no_place_of_its_key(stub: ProviderStub, runtime: Runtime) -> None:
     stub.script("alpha", Reply(first_delay=0.5))
-    async with calling(runtime, await key_of(runtime, concurrency=1)) as client:
-        first = asyncio.create_task(post(client, body(), "one"))
+    async with client_over_socket(runtime, await add_key(runtime, concurrency=1)) as client:
+        first = asyncio.create_task(post_chat(client, body(), "one"))
         await stub.wait_for(1)
-        again, other = await asyncio.gather(post(client, body(), "one"), post(client, body(), "two"))
+        again, other = await asyncio.gather(post_chat(client, body(), "one"), post_chat(client, body(), "two"))
         assert again.content == (await first).content
         assert other.status_code == 429
-        assert (await post(client, body(), "two")).status_code == 200
+        assert (await post_chat(client, body(), "two")).status_code == 200
 
 
 async def test_erased_content_is_not_replayed(stub: ProviderStub, runtime: Runtime) -> None:
-    async with calling(runtime, await key_of(runtime)) as client:
-        first = await post(client, body(), "one")
+    async with client_over_socket(runtime, await add_key(runtime)) as client:
+        first = await post_chat(client, body(), "one")
         assert await runtime.gateway.store.erase(first.headers["x-baton-run"])
-        again = await post(client, body(), "one")
+        again = await post_chat(client, body(), "one")
     assert (again.status_code, again.json()["error"]["code"]) == (404, "content_erased")
     assert len(stub.requests) == 1
 
 
 async def test_a_run_is_heard_by_all_who_ask(stub: ProviderStub, runtime: Runtime) -> None:
     stub.always("alpha", Reply(first_delay=0.4))
-    async with calling(runtime, await key_of(runtime)) as client:
-        heard = await asyncio.gather(*(stream(client, body(), "one") for _ in range(5)))
+    async with client_over_socket(runtime, await add_key(runtime)) as client:
+        heard = await asyncio.gather(*(stream_chat(client, body(), "one") for _ in range(5)))
     assert {stream.text for stream in heard} == {"Hello there."}
     assert len(stub.requests) == 1
 
@@ -223,14 +223,14 @@ async def test_keys_are_forgotten_after_their_time_and_not_before(
         store, now = runtime.gateway.store, runtime.context.now()
         for n in range(5):
             await store.add_idempotency_record(IdempotencyRecord(f"old-{n}", b"", now - 1), now - 2)
-        async with calling(runtime, await key_of(runtime)) as client:
-            run = (await post(client, body(), "one")).headers["x-baton-run"]
+        async with client_over_socket(runtime, await add_key(runtime)) as client:
+            run = (await post_chat(client, body(), "one")).headers["x-baton-run"]
 
             async def forgotten() -> bool:
                 return not any([await store.find_idempotency_record(f"old-{n}", 0.0) for n in range(5)])
 
             await until(forgotten)
-            again = await post(client, body(), "one")
+            again = await post_chat(client, body(), "one")
         assert again.headers["x-baton-run"] == run
         held = await store.find_idempotency_record(hashlib.sha256(b"acme\0one").hexdigest(), now)
         assert held is not None
@@ -243,9 +243,9 @@ async def test_a_lookup_that_fails_starts_nothing() -> None:
     gateway = GatewayStandIn()
     key = gateway.add_key()
     async with gateway.client(key) as client:
-        assert (await post(client, body(), "one")).status_code == 200
+        assert (await post_chat(client, body(), "one")).status_code == 200
         gateway.store.fault = RuntimeError("broken")
-        assert (await post(client, body(), "two")).status_code == 500
+        assert (await post_chat(client, body(), "two")).status_code == 500
     assert len(gateway.runs.orders) == 1
 
 
@@ -273,7 +273,7 @@ OTHERS: dict[str, dict[str, Any]] = {
     "/v1/runs/{run}/replay": {"effort": "low"},
 }
 """The field by which another request to these routes differs; to the others it is `user`."""
-DECIDING = (*CALLER, "approvals:decide")
+DECIDING = (*CALLER_SCOPES, "approvals:decide")
 
 
 def posts() -> list[str]:
@@ -288,7 +288,7 @@ def test_every_post_route_has_an_example() -> None:
 
 async def waiting(runtime: Runtime, key: str) -> dict[str, str]:
     """The run of a request by this key that asks for an approval, and the digest that is to be approved."""
-    async with calling(runtime, key) as client:
+    async with client_over_socket(runtime, key) as client:
         found = (await client.post("/v1/chat/completions", json=body(baton={"approval": "required"}))).json()["baton"]
     return {"run": found["run"], "digest": found["approval"]["digest"]}
 
@@ -296,8 +296,8 @@ async def waiting(runtime: Runtime, key: str) -> dict[str, str]:
 @pytest.mark.parametrize("path", posts())
 async def test_no_post_route_ignores_the_key(stub: ProviderStub, runtime: Runtime, path: str) -> None:
     example, route = EXAMPLES[path], path
-    asker = await key_of(runtime)
-    async with calling(runtime, await key_of(runtime, scopes=DECIDING)) as client:
+    asker = await add_key(runtime)
+    async with client_over_socket(runtime, await add_key(runtime, scopes=DECIDING)) as client:
         background = EXAMPLES["/v1/responses"] | {"background": True}
         run = (await client.post("/v1/responses", json=background)).json()["id"].removeprefix("resp_")
         await client.get(f"/v1/runs/{run}/stream")  # which ends when the run does
@@ -321,7 +321,7 @@ async def test_no_post_route_ignores_the_key(stub: ProviderStub, runtime: Runtim
 
 
 async def test_a_key_of_one_route_is_no_key_of_another(runtime: Runtime) -> None:
-    async with calling(runtime, await key_of(runtime)) as client:
-        run = (await post(client, body(), "one")).headers["x-baton-run"]
+    async with client_over_socket(runtime, await add_key(runtime)) as client:
+        run = (await post_chat(client, body(), "one")).headers["x-baton-run"]
         reply = await client.post(f"/v1/runs/{run}/cancel", headers={"idempotency-key": "one"})
     assert (reply.status_code, reply.json()["error"]["code"]) == (409, "idempotency_key_reuse")

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 
 from app.gateway.runs.journal_stream import JournalWatch
-from tests.harness.in_process import plan, speak
+from tests.harness.in_process import plan, script_answers
 from tests.harness.waiting import until
 from tests.stubs import Hang, ProviderStub
 
@@ -28,7 +28,7 @@ async def followed(client: httpx.AsyncClient, run: str, after: int | None = None
 async def test_events_are_sent_as_they_are_committed_and_a_reconnect_goes_on_behind_the_last_one(
     stub: ProviderStub, client: httpx.AsyncClient
 ) -> None:
-    speak(stub)
+    script_answers(stub)
     stub.script("beta", Hang())
     order = {"model": "baton-mini", "input": "2 + 2?", "background": True, "baton": {"plan": STEPS}}
     run = (await client.post("/v1/responses", json=order)).json()["id"].removeprefix("resp_")

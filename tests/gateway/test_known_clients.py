@@ -32,7 +32,7 @@ async def test_what_works(stub: ProviderStub, client: httpx.AsyncClient) -> None
         ended = "[DONE]" in reply.text or "message_stop" in reply.text or "response.completed" in reply.text
         assert ended if body.get("stream") else reply.json()["usage"], name
         assert "error" not in reply.text.replace('"error":null', "").replace("is_error", ""), (name, reply.text)
-    assert len(stub.of("alpha")) == len(known)
+    assert len(stub.requests_for("alpha")) == len(known)
 
 
 async def test_what_is_refused(stub: ProviderStub, client: httpx.AsyncClient) -> None:
@@ -94,7 +94,7 @@ async def test_vercels_second_turn_refers_to_the_first(stub: ProviderStub, clien
     asked += [{"id": second["output"][0]["id"]}, {"role": "user", "content": "Thanks."}]
     third = await client.post(RESPONSES, json={"model": "baton-mini", "input": asked, "tools": tools})
     assert third.status_code == 200, third.text
-    sent = stub.of("alpha")[-1].json["messages"]
+    sent = stub.requests_for("alpha")[-1].json["messages"]
     assert [(message["role"], message.get("content") or "") for message in sent] == [
         ("user", "Hi"),
         ("assistant", "Let me look."),
@@ -111,10 +111,10 @@ async def test_deferred_tools_are_offered_once_they_are_found(stub: ProviderStub
     for messages, offered in ((body["messages"][:1], ["ToolSearch"]), (body["messages"], ["ToolSearch", "look"])):
         asked = {"model": "baton-mini"} | body | {"messages": messages}
         assert (await client.post(path, json=asked)).status_code == 200
-        sent = stub.of("alpha")[-1].json
+        sent = stub.requests_for("alpha")[-1].json
         assert [tool["function"]["name"] for tool in sent["tools"]] == offered
     assert sent["messages"][-1]["content"] == "The tool look can be called now."
     choice = {"tool_choice": {"type": "tool", "name": "later"}}
     stub.script("alpha", Reply(chunks=(), tool_calls=[ToolCall("later", "{}", "c1")], finish="tool"))
     assert (await client.post(path, json={"model": "baton-mini"} | body | choice)).status_code == 200
-    assert [tool["function"]["name"] for tool in stub.of("alpha")[-1].json["tools"]][-1] == "later"
+    assert [tool["function"]["name"] for tool in stub.requests_for("alpha")[-1].json["tools"]][-1] == "later"

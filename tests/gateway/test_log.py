@@ -16,7 +16,7 @@ from app.core.transparency.tiles import hashes_of, node_reader, tiles_of, unbund
 from app.engine.sealer import Sealer
 from app.gateway.http.api_keys import mint
 from app.process.wiring import Runtime
-from tests.harness.in_process import ask, calling, pool_text, running_service
+from tests.harness.in_process import ask, client_of, pool_text, running_service
 from tests.stubs import ProviderStub
 
 SIGNER = Signer("log.example/baton", bytes(range(32)))
@@ -45,7 +45,7 @@ async def checkpoint(client: httpx.AsyncClient) -> Checkpoint:
 
 
 async def test_an_auditor_reads_the_whole_log_by_its_tiles(runtime: Runtime) -> None:
-    async with calling(runtime) as client:
+    async with client_of(runtime) as client:
         run = (await ask(client)).json()["baton"]["run"]
         await seal(runtime)
         client.headers.update(await headers_of_an_auditor(runtime))
@@ -59,7 +59,7 @@ async def test_an_auditor_reads_the_whole_log_by_its_tiles(runtime: Runtime) -> 
 
 
 async def test_a_caller_gets_the_proof_of_its_run(runtime: Runtime) -> None:
-    async with calling(runtime) as client:
+    async with client_of(runtime) as client:
         run = (await ask(client)).json()["baton"]["run"]
         before = (await client.get(f"/v1/runs/{run}/proof")).json()
         await seal(runtime)
@@ -76,7 +76,7 @@ async def test_a_caller_gets_the_proof_of_its_run(runtime: Runtime) -> None:
 
 async def test_entries_are_for_keys_of_all_tenants(runtime: Runtime) -> None:
     await seal(runtime)
-    async with calling(runtime) as client:
+    async with client_of(runtime) as client:
         assert (await client.get("/v1/log/tile/0/000.p/1")).status_code == 200
         assert (await client.get("/v1/log/tile/entries/000.p/1")).status_code == 403
         for path in ("0/000", "0/000.p/9", "0/001.p/1", "1/000.p/1", "0/0", "x"):
@@ -84,5 +84,5 @@ async def test_entries_are_for_keys_of_all_tenants(runtime: Runtime) -> None:
 
 
 async def test_without_a_checkpoint_there_is_none(runtime: Runtime) -> None:
-    async with calling(runtime) as client:
+    async with client_of(runtime) as client:
         assert (await client.get("/v1/log/checkpoint")).status_code == 404

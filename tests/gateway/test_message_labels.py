@@ -12,7 +12,7 @@ from anthropic import AsyncAnthropic, BadRequestError
 from openai import AsyncOpenAI
 
 from app.process.wiring import Runtime
-from tests.harness.in_process import WORKERS, calling, pool_text, running_service
+from tests.harness.in_process import WORKERS, client_of, pool_text, running_service
 from tests.stubs import ProviderStub
 
 
@@ -56,20 +56,20 @@ ASKS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 async def test_labels_stand_on_messages_and_parts_of_every_format(stub: ProviderStub, runtime: Runtime) -> None:
-    async with calling(runtime) as client:
+    async with client_of(runtime) as client:
         for what, (route, body) in ASKS.items():
             reply = await client.post(f"/v1/{route}", json={"model": "baton-mini"} | body)
             assert reply.status_code == 200, (what, reply.text)
             run = (await client.get(f"/v1/runs/{reply.headers['x-baton-run']}")).json()
             assert [(step["labels"], step["declassified"]) for step in run["steps"]] == [(["phi"], [])]
             assert (run["labels"], run["excluded"]) == (["phi"], {"beta": "not cleared for phi"}), what
-    assert stub.of("alpha")
+    assert stub.requests_for("alpha")
     assert "phi" not in json.dumps([received.json for received in stub.requests])
 
 
 async def test_openais_client_sends_labels(runtime: Runtime) -> None:
     marked: Any = {"role": "user", "content": "Hi", "baton": MARK}
-    async with calling(runtime) as client:
+    async with client_of(runtime) as client:
         openai = AsyncOpenAI(base_url="http://baton/v1", api_key="none", http_client=client, max_retries=0)
         mini: Any = {"model": "baton-mini", "extra_headers": {"authorization": client.headers["authorization"]}}
         for reply in (
@@ -104,7 +104,7 @@ async def asked(client: httpx.AsyncClient, **body: Any) -> dict[str, Any]:
 
 async def test_labels_of_earlier_turns_persist(runtime: Runtime) -> None:
     """With the response before, with an item of it, and with what a compaction leaves of it."""
-    async with calling(runtime) as client:
+    async with client_of(runtime) as client:
         first = await asked(client, input=[{"role": "user", "content": "Hi", "baton": MARK}])
         second = await asked(client, input="And?", previous_response_id=first["id"])
         third = await asked(client, input=[{"id": second["output"][0]["id"]}, {"role": "user", "content": "And?"}])
@@ -117,7 +117,7 @@ async def test_labels_of_earlier_turns_persist(runtime: Runtime) -> None:
 
 
 async def test_a_label_that_is_none_is_refused_where_it_stands(runtime: Runtime) -> None:
-    async with calling(runtime) as client:
+    async with client_of(runtime) as client:
         body = {"messages": [{"role": "user", "content": "Hi", "baton": {"labels": ["two words"]}}]}
         refused = await client.post("/v1/chat/completions", json={"model": "baton-mini"} | body)
     assert refused.status_code == 400

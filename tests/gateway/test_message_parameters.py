@@ -160,7 +160,7 @@ async def test_what_is_honoured_is_seen_at_the_worker_or_in_the_reply(
             stub.always(worker, reply)
         answer = await asked_of(client, **more)
         assert answer.status_code == 200, (name, answer.text)
-        sent = [request.json for worker in ("alpha", "beta") for request in stub.of(worker)]
+        sent = [request.json for worker in ("alpha", "beta") for request in stub.requests_for(worker)]
         seen[name], expected[name] = see(answer, sent[-1]), value
         stub.requests.clear()
     assert seen == expected
@@ -187,7 +187,7 @@ async def test_a_form_reaches_the_worker(stub: ProviderStub, client: httpx.Async
     form = {"type": "json_schema", "schema": SCHEMA}
     for more in ({"output_config": {"format": form}}, {"output_format": form}):
         assert (await asked_of(client, **more)).status_code == 200
-        assert stub.of("alpha")[-1].json["response_format"]["json_schema"]["schema"] == SCHEMA
+        assert stub.requests_for("alpha")[-1].json["response_format"]["json_schema"]["schema"] == SCHEMA
     assert (await asked_of(client, output_config={"format": form}, output_format=form)).status_code == 400
 
 
@@ -283,7 +283,7 @@ async def test_tools_that_anthropic_describes_are_functions_to_workers(
     assert reply.status_code == 200, reply.text
     [block] = reply.json()["content"]
     assert (block["name"], block["input"]) == (EDITOR["name"], {"command": "view", "path": "/a"})
-    offered = {tool["function"]["name"]: tool["function"] for tool in stub.of("alpha")[-1].json["tools"]}
+    offered = {tool["function"]["name"]: tool["function"] for tool in stub.requests_for("alpha")[-1].json["tools"]}
     assert list(offered) == ["bash", EDITOR["name"], "memory", "add"]
     assert set(offered["bash"]["parameters"]["properties"]) == {"command", "restart"}
     commands = offered["memory"]["parameters"]["properties"]["command"]["enum"]

@@ -10,7 +10,7 @@ from app.console.api import Api, ApiError, Session
 from app.gateway.runs import open_streams
 from app.process.wiring import Runtime
 from app.store.protocol import Actor
-from tests.harness.in_process import calling, plan, speak
+from tests.harness.in_process import client_of, plan, script_answers
 from tests.harness.prepared_apps import app_over
 from tests.harness.waiting import until
 from tests.stubs import Hang, ProviderStub
@@ -21,7 +21,7 @@ PLAN = plan(("alpha", "Answer it", ["user"]))
 @pytest.fixture
 async def paths(stub: ProviderStub, client: httpx.AsyncClient) -> AsyncIterator[tuple[str, str]]:
     """The streams of the list, and of the journal of a run that goes on."""
-    speak(stub)
+    script_answers(stub)
     stub.always("alpha", Hang())
     order = {"model": "baton-mini", "input": "2 + 2?", "background": True, "baton": {"plan": PLAN}}
     run = (await client.post("/v1/responses", json=order)).json()["id"].removeprefix("resp_")
@@ -51,7 +51,7 @@ async def test_a_key_and_a_process_have_a_bounded_number_of_streams(
 ) -> None:
     monkeypatch.setattr(open_streams, "MOST_OF_KEY", 2)
     monkeypatch.setattr(open_streams, "MOST", 3)
-    async with calling(runtime, "another") as another:
+    async with client_of(runtime, "another") as another:
         first, second = (
             Session((("authorization", http_client.headers["authorization"]),)) for http_client in (client, another)
         )

@@ -10,7 +10,7 @@ from openai import AsyncOpenAI, OpenAI
 from app.engine.delivery.messages import AnswerPart, CallerMessage, Mailbox
 from app.engine.runs.admission import Order
 from app.errors import RunFailed
-from tests.harness.stand_ins import GatewayStandIn, ended
+from tests.harness.stand_ins import GatewayStandIn, turn_end
 
 GAP_SECONDS = 0.01
 MESSAGES = [{"role": "user", "content": "What is 2 + 2?"}]
@@ -62,7 +62,7 @@ async def test_a_silence_within_an_answer(silence: float) -> None:
         line.put(AnswerPart("Fo", at=2))
         await asyncio.sleep(silence)
         line.put(AnswerPart("ur.", at=5))
-        line.put(ended(run))
+        line.put(turn_end(run))
 
     gateway.runs.script = script
     async with (
@@ -108,7 +108,7 @@ async def test_errors_are_the_clients_own(client: AsyncOpenAI, url: str) -> None
 async def test_an_error_in_a_stream_is_raised(gateway: GatewayStandIn, client: AsyncOpenAI) -> None:
     async def script(_order: Order, run: str, line: Mailbox[CallerMessage]) -> None:
         line.put(AnswerPart("Fo"))
-        line.put(ended(run, "", RunFailed()))
+        line.put(turn_end(run, "", RunFailed()))
 
     gateway.runs.script = script
     stream = await client.chat.completions.create(model="mini", messages=MESSAGES, stream=True)  # type: ignore[call-overload]

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from tests.conformance.wire_formats import FORMATS
-from tests.harness.in_process import calling, running_service
+from tests.harness.in_process import client_of, running_service
 from tests.harness.stand_ins import GatewayStandIn
 from tests.stubs import KEYS, ProviderStub, Reply
 
@@ -41,7 +41,7 @@ async def serving(stub: ProviderStub, folder: Path, name: str, worker: str = "")
     """A client of a service whose only worker speaks that format."""
     spec = FORMATS[name].spec(stub)
     pool = POOL.format(format=spec.format, url=spec.base_url, worker=worker)
-    async with running_service(folder, pool, {"STUB_KEY": KEYS[name]}) as runtime, calling(runtime) as client:
+    async with running_service(folder, pool, {"STUB_KEY": KEYS[name]}) as runtime, client_of(runtime) as client:
         yield client
 
 
@@ -129,7 +129,7 @@ async def test_pdfs_reach_workers_that_read_them(stub: ProviderStub, tmp_path: P
         for turns, times in (([], 1), ([called, result], 2)):
             asked = looked | {"messages": [*looked["messages"], *turns], "stream": bool(turns)}
             assert (await client.post("/v1/messages", json=asked)).status_code == 200
-            sent = stub.of("alpha")[-1].json
+            sent = stub.requests_for("alpha")[-1].json
             assert list(found(sent, SHOWN[name])) == [SHOWN[name]] * times
             assert "Of last year." in str(sent)
         run = (await client.get("/v1/runs")).json()["data"][-1]["id"]
@@ -170,7 +170,7 @@ async def test_documents_of_text_reach_every_worker_as_text(stub: ProviderStub, 
             "/v1/messages/count_tokens", json={key: saying(*blocks)[key] for key in ("model", "messages")}
         )
     assert (whole.status_code, count.status_code) == (200, 200)
-    [message] = stub.of("alpha")[-1].json["messages"]
+    [message] = stub.requests_for("alpha")[-1].json["messages"]
     texts = [part["text"] for part in message["content"]]
     assert texts == [
         "<document>\n<title>Sky</title>\n<context>A novel.</context>\nThe sky is green.\n</document>\n",
@@ -228,7 +228,7 @@ async def test_files_of_openais_formats_reach_workers_in_theirs(
             whole = (await client.post(path, json=response({"file_data": URL, "filename": "Report"})[1])).json()
             items = (await client.get(f"/v1/responses/{whole['id']}/input_items")).json()["data"]
             assert items[0]["content"][0]["file_data"] == URL
-    sent = [request.json["messages"][0]["content"][0] for request in stub.of("alpha")]
+    sent = [request.json["messages"][0]["content"][0] for request in stub.requests_for("alpha")]
     assert sent[:2] == sent[2:4] == [SHOWN["anthropic"], {"type": "text", "text": MADE}]
 
 

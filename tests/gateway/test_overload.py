@@ -13,7 +13,7 @@ from app.errors import StoreUnavailable
 from app.gateway.http.context import Bounds, Rates
 from app.gateway.http.ingress import MOST_LOOKUPS
 from app.store.protocol import KeyRow
-from tests.harness.stand_ins import SECRET, GatewayStandIn, ask, ended
+from tests.harness.stand_ins import SECRET, GatewayStandIn, chat_body, turn_end
 from tests.harness.waiting import let_others_run, until
 
 BEGINS = ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses")
@@ -29,7 +29,7 @@ class Busy(GatewayStandIn):
 
     async def _wait(self, _order: Order, run: str, line: Mailbox[CallerMessage]) -> None:
         await self.done.wait()
-        line.put(ended(run))
+        line.put(turn_end(run))
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ async def busy() -> AsyncIterator[Busy]:
     gateway = Busy()
     key = gateway.add_key()
     async with gateway.client(key) as client, asyncio.TaskGroup() as group:
-        running = [group.create_task(client.post("/v1/chat/completions", json=ask())) for _ in range(3)]
+        running = [group.create_task(client.post("/v1/chat/completions", json=chat_body())) for _ in range(3)]
         await until(lambda: len(gateway.runs.orders) == 3)
         try:
             yield gateway

@@ -19,7 +19,7 @@ from app.gateway.openapi.overview_replies import Overview
 from app.gateway.runs import overview, overview_route, stored_overview
 from app.process.wiring import Runtime
 from app.store.sqlkit.tables import LOG_TILES
-from tests.harness.in_process import app_over, ask, calling, finish, order, pool_text, running_service, speak
+from tests.harness.in_process import app_over, ask, client_of, finish, order, pool_text, running_service, script_answers
 from tests.harness.waiting import PATIENCE_SECONDS, until
 from tests.stubs import ProviderStub
 
@@ -27,7 +27,7 @@ from tests.stubs import ProviderStub
 @pytest.fixture
 async def runtime(tmp_path: Path) -> AsyncIterator[Runtime]:
     async with ProviderStub() as stub, running_service(tmp_path, pool_text(stub)) as running:
-        speak(stub)
+        script_answers(stub)
         yield running
 
 
@@ -47,7 +47,7 @@ async def wide_key(runtime: Runtime) -> dict[str, str]:
 async def test_the_figures_are_of_the_runs_that_the_key_may_see(runtime: Runtime) -> None:
     await finish(await runtime.runs.start(order(runtime, "baton-ultra")))  # another tenant's
     await runtime.gateway.store.set_budget(Budget("acme", "tenant", "", "day", 5_000_000))
-    async with calling(runtime) as client:
+    async with client_of(runtime) as client:
         run = (await ask(client)).json()["baton"]["run"]
         await client.post(f"/v1/runs/{run}/feedback", json={"thumbs": "up"})
         ours = await got(client)
@@ -73,7 +73,7 @@ async def test_the_figures_are_of_the_runs_that_the_key_may_see(runtime: Runtime
 
 
 async def test_what_is_left_out_is_said(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with calling(runtime) as client:
+    async with client_of(runtime) as client:
         await ask(client)
         second = (await ask(client)).json()["baton"]["run"]
         monkeypatch.setattr(stored_overview, "MOST_RUNS", 1)
@@ -95,8 +95,8 @@ async def test_many_overviews_of_a_tenant_leave_room_for_another_one(
 
     monkeypatch.setattr(stored_overview, "figures", slow)
     async with (
-        calling(runtime) as client,
-        calling(runtime, "another", tenant="other") as another,
+        client_of(runtime) as client,
+        client_of(runtime, "another", tenant="other") as another,
         asyncio.TaskGroup() as group,
     ):
         flood = [group.create_task(client.get("/v1/overview?period=month")) for _ in range(6)]
@@ -117,7 +117,7 @@ async def test_streams_of_the_same_overview_share_its_making(runtime: Runtime, m
         return await figures(*more)
 
     monkeypatch.setattr(stored_overview, "figures", counted)
-    async with calling(runtime) as client, AsyncExitStack() as stack:
+    async with client_of(runtime) as client, AsyncExitStack() as stack:
         session = Session((("authorization", client.headers["authorization"]),))
         api = Api(stack.enter_context(app_over(runtime.gateway)))
         streams = [await stack.enter_async_context(api.events(session, "/v1/overview/live")) for _ in range(8)]
@@ -142,7 +142,7 @@ async def test_a_new_stream_of_an_overview_does_not_wait_for_the_next_making(
             shared.append(self)
 
     monkeypatch.setattr(overview_route, "_SharedOverview", Noted)
-    async with calling(runtime) as client, AsyncExitStack() as stack:
+    async with client_of(runtime) as client, AsyncExitStack() as stack:
         session = Session((("authorization", client.headers["authorization"]),))
         api = Api(stack.enter_context(app_over(runtime.gateway)))
         first = await stack.enter_async_context(api.events(session, "/v1/overview/live", query=week))
@@ -161,7 +161,7 @@ def test_percentiles_are_nearest_ranks() -> None:
 
 
 async def test_the_newest_checkpoint_is_checked_against_an_earlier_one(runtime: Runtime) -> None:
-    async with calling(runtime) as client:
+    async with client_of(runtime) as client:
         assert (await client.get("/v1/log/verify")).status_code == 404
         await ask(client)
         await Sealer(runtime.context, ()).look(asyncio.Event())

@@ -19,7 +19,7 @@ from app.gateway.chat import request as chat_request
 from app.gateway.chat.request import ChatRequest, ImagePart, ImageUrl, RefusalPart, TextPart
 from app.gateway.wire.parameters import PARAMETERS, document
 from tests.harness.exact_replies import CUT
-from tests.harness.stand_ins import GatewayStandIn, ask
+from tests.harness.stand_ins import GatewayStandIn, chat_body
 
 ROOT = Path(__file__).parents[2]
 OURS = {"baton"}
@@ -125,36 +125,36 @@ async def post(gateway: GatewayStandIn, key: str, body: dict[str, Any]) -> Any:
 @pytest.mark.parametrize("name", HONOURED)
 async def test_an_honoured_parameter_reaches_the_order(gateway: GatewayStandIn, key: str, name: str) -> None:
     value, read, expected = HONOURED[name]
-    assert (await post(gateway, key, ask() | {name: value})).status_code == 200
+    assert (await post(gateway, key, chat_body() | {name: value})).status_code == 200
     [order] = gateway.runs.orders
     assert read(order) == expected
     assert order.ignored == ()
 
 
 async def test_stream_options_are_honoured(gateway: GatewayStandIn, key: str) -> None:
-    reply = await post(gateway, key, ask(stream=True, stream_options={"include_usage": True}))
+    reply = await post(gateway, key, chat_body(stream=True, stream_options={"include_usage": True}))
     assert '"choices":[],"usage":{' in reply.text
 
 
 async def test_top_logprobs_go_with_logprobs(gateway: GatewayStandIn, key: str) -> None:
-    assert (await post(gateway, key, ask(logprobs=True, top_logprobs=3))).status_code == 200
+    assert (await post(gateway, key, chat_body(logprobs=True, top_logprobs=3))).status_code == 200
     assert gateway.runs.orders[0].task.logprobs == 3
-    reply = await post(gateway, key, ask(top_logprobs=3))
+    reply = await post(gateway, key, chat_body(top_logprobs=3))
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, "top_logprobs")
 
 
 @pytest.mark.parametrize("name", IGNORED)
 async def test_an_ignored_parameter_is_checked_and_noted(gateway: GatewayStandIn, key: str, name: str) -> None:
     value, wrong = IGNORED[name]
-    assert (await post(gateway, key, ask() | {name: value})).status_code == 200
+    assert (await post(gateway, key, chat_body() | {name: value})).status_code == 200
     assert gateway.runs.orders[0].ignored == (name,)
-    reply = await post(gateway, key, ask() | {name: wrong})
+    reply = await post(gateway, key, chat_body() | {name: wrong})
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, name)
 
 
 @pytest.mark.parametrize("name", REFUSED)
 async def test_a_refused_parameter_is_named(gateway: GatewayStandIn, key: str, name: str) -> None:
-    reply = await post(gateway, key, ask() | {name: REFUSED[name]})
+    reply = await post(gateway, key, chat_body() | {name: REFUSED[name]})
     error = reply.json()["error"]
     assert (reply.status_code, error["param"]) == (400, name)
     assert error["code"] in ("unsupported_parameter", "unsupported_value")
@@ -163,7 +163,7 @@ async def test_a_refused_parameter_is_named(gateway: GatewayStandIn, key: str, n
 
 @pytest.mark.parametrize("name", [name for name in REFUSED if PARAMETERS[name].neutral])
 async def test_a_refused_parameter_may_ask_for_nothing(gateway: GatewayStandIn, key: str, name: str) -> None:
-    assert (await post(gateway, key, ask() | {name: PARAMETERS[name].neutral[0]})).status_code == 200
+    assert (await post(gateway, key, chat_body() | {name: PARAMETERS[name].neutral[0]})).status_code == 200
     assert gateway.runs.orders[0].ignored == (name,)
 
 
@@ -190,7 +190,7 @@ def test_what_is_nested_has_every_field(ours: type[BaseModel], theirs: type) -> 
 async def test_a_breakpoint_of_a_prompts_cache_is_noted(gateway: GatewayStandIn, key: str) -> None:
     part: dict[str, Any] = {"type": "text", "text": "Hi", "prompt_cache_breakpoint": {"mode": "explicit"}}
     part |= {"cache_control": {"type": "ephemeral"}}
-    body = ask(store=True) | {"messages": [{"role": "user", "content": [part]}]}
+    body = chat_body(store=True) | {"messages": [{"role": "user", "content": [part]}]}
     assert (await post(gateway, key, body)).status_code == 200
     assert gateway.runs.orders[0].ignored == ("store", "prompt_cache_breakpoint", "cache_control")
     part["prompt_cache_breakpoint"] = {"mode": "implicit"}
@@ -201,5 +201,5 @@ async def test_a_breakpoint_of_a_prompts_cache_is_noted(gateway: GatewayStandIn,
 
 async def test_null_is_as_good_as_absent(gateway: GatewayStandIn, key: str) -> None:
     nulls = {name: None for name in PARAMETERS if name not in ("model", "messages")}
-    assert (await post(gateway, key, ask() | nulls)).status_code == 200
+    assert (await post(gateway, key, chat_body() | nulls)).status_code == 200
     assert gateway.runs.orders[0].ignored == ()

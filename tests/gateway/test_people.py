@@ -19,7 +19,7 @@ from app.gateway.admin.people import SESSION, Access, Grant, People
 from app.gateway.administration import create_admin
 from app.network.oidc import KNOWN_SECONDS, OpenIdProvider
 from tests.harness.administration import AdminStandIn, administration
-from tests.harness.console import SAME_ORIGIN, browsing, words
+from tests.harness.console import SAME_ORIGIN, console_client, page_text
 from tests.harness.openid_provider import openid_provider
 from tests.harness.waiting import PATIENCE_SECONDS
 
@@ -99,7 +99,7 @@ async def test_a_person_logs_in_changes_something_and_logs_out(admin: AdminStand
 
 async def test_the_console_knows_whoever_has_logged_in_until_they_sign_out(admin: AdminStandIn, people: People) -> None:
     app = app_with(admin, people)
-    async with browsing(app, admin.gateway.now, is_admin=True, has_people=True) as browser:
+    async with console_client(app, admin.gateway.now, is_admin=True, has_people=True) as browser:
         wanted = await browser.get("/console/admin/keys")
         assert wanted.headers["location"] == "/console/sign-in?next=/console/admin/keys"
         form = await browser.get(wanted.headers["location"])
@@ -107,7 +107,7 @@ async def test_the_console_knows_whoever_has_logged_in_until_they_sign_out(admin
         found = await begun(browser, "ann", login="/admin/login?next=/console/admin/keys")
         reply = await browser.get("/admin/callback", params=found)
         assert (reply.status_code, reply.headers["location"]) == (303, "/console/admin/keys")
-        assert "You are ann, logged in at the OpenID provider, as owner of acme" in words(
+        assert "You are ann, logged in at the OpenID provider, as owner of acme" in page_text(
             (await browser.get("/console/admin")).text
         )
         page = await browser.get("/console/admin/keys/new")
@@ -115,9 +115,9 @@ async def test_the_console_knows_whoever_has_logged_in_until_they_sign_out(admin
         fields = {"once": once, "name": "ci", "roles": "caller"}
         assert (await browser.post("/console/admin/keys/new", data=fields)).status_code == 403
         made = await browser.post("/console/admin/keys/new", data=fields, headers=SAME_ORIGIN)
-        assert (made.status_code, "The key ci was made" in words(made.text)) == (200, True)
-        assert "ann (oidc) Key made" in words((await browser.get("/console/admin/changes")).text)
-        assert "groups owners owner acme" in words((await browser.get("/console/admin/people")).text)
+        assert (made.status_code, "The key ci was made" in page_text(made.text)) == (200, True)
+        assert "ann (oidc) Key made" in page_text((await browser.get("/console/admin/changes")).text)
+        assert "groups owners owner acme" in page_text((await browser.get("/console/admin/people")).text)
         reply = await browser.post("/console/sign-out", headers=SAME_ORIGIN)
         assert SESSION not in browser.cookies
         assert (await browser.get("/console/admin")).status_code == 303
@@ -194,12 +194,12 @@ async def test_who_has_no_rule_gets_nowhere(admin: AdminStandIn, people: People)
 
 async def test_a_browser_is_shown_a_refused_login_as_a_page(admin: AdminStandIn, people: People) -> None:
     app = app_with(admin, people)
-    async with browsing(app, admin.gateway.now, is_admin=True, has_people=True) as browser:
+    async with console_client(app, admin.gateway.now, is_admin=True, has_people=True) as browser:
         html = {"accept": "text/html,*/*"}
         found = await begun(browser, "ben")
         page = await browser.get("/admin/callback", params=found, headers=html)
         assert (page.status_code, page.headers["content-type"]) == (403, "text/html; charset=utf-8")
-        assert "No rule in BATON_OIDC_ROLES gives you a role." in words(page.text)
+        assert "No rule in BATON_OIDC_ROLES gives you a role." in page_text(page.text)
         assert 'href="/admin/login?next=/console"' in page.text
         assert "style-src 'self'" in page.headers["content-security-policy"]
         led = await browser.get("/admin/callback", params=await begun(browser, "ann"), headers=html)

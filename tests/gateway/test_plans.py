@@ -20,7 +20,7 @@ from app.process.config import configure
 from app.process.wiring import Runtime
 from app.store.protocol import CONTENT_READ, AdminEventQuery, RunQuery
 from tests.audit.tampers import seal, verify
-from tests.harness.in_process import plan, plan_text, plans, speak
+from tests.harness.in_process import plan, plan_text, script_answers, script_plans
 from tests.harness.stand_ins import CATALOG
 from tests.stubs import ProviderStub
 
@@ -37,9 +37,9 @@ async def made(client: httpx.AsyncClient, **more: Any) -> dict[str, Any]:
 
 
 async def test_a_plan_is_made_and_nothing_of_it_is_executed(stub: ProviderStub, client: httpx.AsyncClient) -> None:
-    plans(stub, plan_text((0, "Think.", ["user"]), (1, "Answer.", ["user", 0])))
+    script_plans(stub, plan_text((0, "Think.", ["user"]), (1, "Answer.", ["user", 0])))
     shown = (await client.post("/v1/plans", json=ASK)).json()
-    assert [len(stub.of(worker)) for worker in ("planner", "alpha", "beta", "gamma")] == [1, 0, 0, 0]
+    assert [len(stub.requests_for(worker)) for worker in ("planner", "alpha", "beta", "gamma")] == [1, 0, 0, 0]
     assert (shown["object"], shown["revision"], shown["topology"]) == ("plan", 1, "chain")
     assert [step["subtask"] for step in shown["plan"]["steps"]] == ["Think.", "Answer."]
     assert [step["access"] for step in shown["plan"]["steps"]] == [["user"], ["user", 0]]
@@ -52,7 +52,7 @@ async def test_a_plan_is_made_and_nothing_of_it_is_executed(stub: ProviderStub, 
 
 
 async def test_what_runs_is_what_was_shown(stub: ProviderStub, client: httpx.AsyncClient, runtime: Runtime) -> None:
-    speak(stub)
+    script_answers(stub)
     shown = await made(client)
     run = await client.post(f"/v1/plans/{shown['id']}/run", json={"digest": shown["digest"]})
     assert run.json()["choices"][0]["message"]["content"] == "The first answer."
@@ -76,17 +76,17 @@ async def test_what_runs_is_what_was_shown(stub: ProviderStub, client: httpx.Asy
 async def test_an_executed_plan_streams_and_is_carried_out_once_for_a_key(
     stub: ProviderStub, client: httpx.AsyncClient
 ) -> None:
-    speak(stub)
+    script_answers(stub)
     shown = await made(client)
     sent = {"json": {"stream": True}, "headers": {"Idempotency-Key": "once"}}
     first, again = [await client.post(f"/v1/plans/{shown['id']}/run", **sent) for _ in range(2)]  # type: ignore[arg-type]
     assert first.text.endswith("data: [DONE]\n\n")
     assert again.headers["x-baton-run"] == first.headers["x-baton-run"]
-    assert len(stub.of("beta")) == 1
+    assert len(stub.requests_for("beta")) == 1
 
 
 async def test_an_edit_makes_a_revision_that_is_executed(stub: ProviderStub, client: httpx.AsyncClient) -> None:
-    speak(stub)
+    script_answers(stub)
     shown = await made(client)
     edits = [
         {"op": "change", "step": 1, "worker": "gamma", "subtask": "Decide."},
@@ -133,7 +133,7 @@ async def test_a_step_is_moved_and_one_that_reads_it_cannot_come_before_it(clien
 async def test_an_executed_plan_streams_its_steps_where_that_is_asked_for(
     stub: ProviderStub, client: httpx.AsyncClient
 ) -> None:
-    speak(stub)
+    script_answers(stub)
     path = f"/v1/plans/{(await made(client))['id']}/run"
     assert '"event":"step.done"' in (await client.post(path, json={"stream": True, "stream_steps": True})).text
     assert '"event"' not in (await client.post(path, json={"stream": True})).text
@@ -167,7 +167,7 @@ def facts_of(disclosure: dict[str, Any]) -> dict[str, Any]:
 
 
 async def test_it_says_who_would_see_what_and_why(stub: ProviderStub, client: httpx.AsyncClient) -> None:
-    plans(stub, plan_text((0, "Think.", ["user"]), (1, "Check.", ["user"]), (2, "Answer.", [1])))
+    script_plans(stub, plan_text((0, "Think.", ["user"]), (1, "Check.", ["user"]), (2, "Answer.", [1])))
     asked = await client.post("/v1/plans", json=ASK | {"baton": {"pool": {"allow": ["alpha", "beta", "gamma"]}}})
     shown = asked.json()
     assert [(disclosure["recipient"], disclosure["recipient_kind"]) for disclosure in shown["disclosed"]] == [
@@ -185,7 +185,7 @@ async def test_it_says_who_would_see_what_and_why(stub: ProviderStub, client: ht
 
 
 async def test_estimates_rest_on_prices_until_there_is_a_history(stub: ProviderStub, client: httpx.AsyncClient) -> None:
-    speak(stub)
+    script_answers(stub)
     estimate = (await made(client))["estimate"]
     assert (estimate["basis"], estimate["runs"]) == ("prices", 0)
     for figures in (estimate, *estimate["steps"]):
@@ -265,7 +265,7 @@ async def test_what_would_not_be_what_was_shown_is_refused(client: httpx.AsyncCl
 
 
 async def test_the_plan_of_a_fixed_shape_runs_as_it_was_shown(stub: ProviderStub, client: httpx.AsyncClient) -> None:
-    speak(stub)
+    script_answers(stub)
     shown = (await client.post("/v1/plans", json=ASK | {"model": "baton-again"})).json()
     assert (shown["conductor"], len(shown["plan"]["steps"])) == ("fixed", 1)
     answered = (await client.post(f"/v1/plans/{shown['id']}/run", json={"digest": shown["digest"]})).json()
@@ -274,7 +274,7 @@ async def test_the_plan_of_a_fixed_shape_runs_as_it_was_shown(stub: ProviderStub
 
 
 async def test_the_published_three_lists_are_read_and_written(stub: ProviderStub, client: httpx.AsyncClient) -> None:
-    speak(stub)
+    script_answers(stub)
     lists = {
         "model_id": [0, "beta", 2],
         "subtasks": ["Think.", "Think too.", "Answer."],
@@ -311,18 +311,18 @@ async def test_a_plan_that_needs_an_approval_waits_for_it_when_it_is_executed(
 
 
 async def test_a_plan_for_anthropics_format_is_answered_in_it(stub: ProviderStub, client: httpx.AsyncClient) -> None:
-    speak(stub)
+    script_answers(stub)
     asked = ASK | {"max_tokens": 64, "stop_sequences": ["."], "baton": {"plan": CHAIN}}
     shown = (await client.post("/v1/plans", json=asked, params={"api": "messages"})).json()
     path = f"/v1/plans/{shown['id']}/run"
     said = (await client.post(path)).json()
     assert (said["type"], said["content"][0]["text"]) == ("message", "The first answer.")
     assert "event: message_stop" in (await client.post(path, json={"stream": True})).text
-    assert stub.of("beta")[-1].json["stop"] == ["."]
+    assert stub.requests_for("beta")[-1].json["stop"] == ["."]
 
 
 async def test_a_plan_for_a_response_is_answered_as_one(stub: ProviderStub, client: httpx.AsyncClient) -> None:
-    speak(stub)
+    script_answers(stub)
     asked = {"model": "baton-ultra", "input": "What is 2 + 2?", "instructions": "Be brief.", "baton": {"plan": CHAIN}}
     shown = (await client.post("/v1/plans", json=asked, params={"api": "responses"})).json()
     path = f"/v1/plans/{shown['id']}/run"
@@ -367,7 +367,7 @@ async def test_whoever_reads_a_plan_of_another_key_is_logged(client: httpx.Async
 async def test_the_labels_of_an_edits_author_stay_on_what_is_executed(
     stub: ProviderStub, client: httpx.AsyncClient, runtime: Runtime
 ) -> None:
-    speak(stub)
+    script_answers(stub)
     names = ("alpha", "beta", "gamma")
     await install(runtime, {f'model = "{name}"': f'model = "{name}"\nclearance = ["secret"]' for name in names})
     shown = await made(client)

@@ -11,7 +11,16 @@ import pytest
 from app.gateway.http.api_keys import mint
 from app.process.wiring import Runtime
 from app.store.protocol import CONTENT_READ, AdminEventQuery
-from tests.harness.in_process import SAYS, calling, ended_row, plan_text, plans, pool_text, running_service, speak
+from tests.harness.in_process import (
+    ANSWERS,
+    client_of,
+    ended_row,
+    plan_text,
+    pool_text,
+    running_service,
+    script_answers,
+    script_plans,
+)
 from tests.harness.waiting import until
 from tests.stubs import Hang, ProviderStub, Reply, ToolCall
 
@@ -26,7 +35,7 @@ SECONDS = 20
 
 @pytest.fixture(autouse=True)
 def said(stub: ProviderStub) -> None:
-    speak(stub)
+    script_answers(stub)
 
 
 async def answered(client: httpx.AsyncClient, model: str = "baton-ultra", **more: Any) -> str:
@@ -68,7 +77,7 @@ def code(reply: httpx.Response) -> tuple[int, str | None]:
 async def test_without_changes_the_same_workers_see_the_same_and_no_conductor_is_asked(
     client: httpx.AsyncClient, stub: ProviderStub
 ) -> None:
-    plans(stub, CHAIN)
+    script_plans(stub, CHAIN)
     run = await answered(client)
     before = called(stub)
     assert len(before) == 3
@@ -90,7 +99,7 @@ async def test_without_changes_the_same_workers_see_the_same_and_no_conductor_is
 async def test_rounds_and_nested_workflows_are_repeated_as_they_were_accepted(
     client: httpx.AsyncClient, stub: ProviderStub
 ) -> None:
-    plans(stub, CHAIN, MEND, EMPTY)
+    script_plans(stub, CHAIN, MEND, EMPTY)
     run = await answered(client, "baton-deep")
     before = [worker for worker in called(stub) if worker != "planner"]
     stub.requests.clear()
@@ -99,7 +108,7 @@ async def test_rounds_and_nested_workflows_are_repeated_as_they_were_accepted(
     assert again["rounds"] == 2
     assert (await compared(client, run, again["id"]))["disclosures"]["only_second"] == []
     stub.requests.clear()
-    plans(stub, NESTED, INNER, EMPTY)
+    script_plans(stub, NESTED, INNER, EMPTY)
     run = await answered(client, "baton-nested")
     before = [worker for worker in called(stub) if worker != "planner"]
     assert len(before) == 4
@@ -114,7 +123,7 @@ async def test_rounds_and_nested_workflows_are_repeated_as_they_were_accepted(
 async def test_from_a_step_on_the_outputs_before_are_kept_and_the_journal_names_their_source(
     client: httpx.AsyncClient, stub: ProviderStub
 ) -> None:
-    plans(stub, CHAIN)
+    script_plans(stub, CHAIN)
     run = await answered(client)
     [first, *_] = (await client.get(f"/v1/runs/{run}")).json()["steps"]
     done = (await client.get(f"/v1/runs/{run}/events")).json()["data"]
@@ -122,7 +131,7 @@ async def test_from_a_step_on_the_outputs_before_are_kept_and_the_journal_names_
     stub.requests.clear()
     again = await replayed(client, run, from_step=1, worker="gamma")
     assert called(stub) == ["gamma"]
-    assert SAYS[first["worker"]] in json.dumps(stub.requests[0].json), "it reads the output that was kept"
+    assert ANSWERS[first["worker"]] in json.dumps(stub.requests[0].json), "it reads the output that was kept"
     events = (await client.get(f"/v1/runs/{again['id']}/events")).json()["data"]
     [kept] = [event["body"] for event in events if event["kind"] == "step.done" and event["body"]["n"] == 0]
     assert (kept["origin_run"], kept["origin_step"], kept["origin_output"]) == (run, 0, ref)
@@ -132,11 +141,11 @@ async def test_from_a_step_on_the_outputs_before_are_kept_and_the_journal_names_
     told = (await client.get(f"/v1/runs/{again['id']}/explain")).json()
     assert told["shape"]["decided_by"] == "repeated_plan"
     shown = (await client.get(f"/v1/runs/{again['id']}/steps/0")).json()
-    assert shown["output"] == SAYS[first["worker"]]
+    assert shown["output"] == ANSWERS[first["worker"]]
 
 
 async def test_another_plan_a_single_worker_or_another_tier(client: httpx.AsyncClient, stub: ProviderStub) -> None:
-    plans(stub, CHAIN)
+    script_plans(stub, CHAIN)
     run = await answered(client)
     stub.requests.clear()
     steps = [{"worker": "gamma", "subtask": "Say it", "access": ["user"]}]
@@ -183,7 +192,7 @@ async def waits(client: httpx.AsyncClient, run: str) -> None:
 async def test_what_cannot_be_repeated_is_refused_with_its_reason(
     runtime: Runtime, client: httpx.AsyncClient, stub: ProviderStub
 ) -> None:
-    plans(stub, CHAIN)
+    script_plans(stub, CHAIN)
     run = await answered(client)
     assert code(await replay(client, run, from_step=9)) == (400, "not_replayable")
     assert code(await replay(client, run, from_step=1, model="baton-mini")) == (400, "not_replayable")
@@ -259,7 +268,7 @@ async def test_a_worker_that_the_request_denied_is_shown_nothing_by_a_replay(
     run = await answered(client, "baton-mini", baton={"pool": {"deny": ["gamma"]}})
     assert code(await replay(client, run, worker="gamma"))[0] == 400
     await replayed(client, run, worker="beta")
-    assert stub.of("gamma") == []
+    assert stub.requests_for("gamma") == []
 
 
 async def test_erasing_a_run_stops_and_erases_all_that_repeats_it(
@@ -269,7 +278,7 @@ async def test_erasing_a_run_stops_and_erases_all_that_repeats_it(
     second = (await replayed(client, run))["id"]
     stub.always("beta", Hang())
     third = (await replay(client, second, worker="beta", wait=0)).json()["id"]
-    await until(lambda: bool(stub.of("beta")))
+    await until(lambda: bool(stub.requests_for("beta")))
     assert (await client.delete(f"/v1/runs/{run}")).status_code == 200
     rows = [await runtime.gateway.store.run(name) for name in (run, second, third)]
     assert [row.erased for row in rows] == [True, True, True]
@@ -293,8 +302,8 @@ async def test_labels_stay_on_what_is_kept_and_on_what_a_model_wrote(stub: Provi
     pool = pool_text(stub)
     for worker in ("alpha", "gamma", "planner"):
         pool = pool.replace(f"[workers.{worker}]\n", f'[workers.{worker}]\nclearance = ["phi"]\n')
-    async with running_service(tmp_path, pool) as runtime, calling(runtime) as client:
-        plans(stub, plan_text((0, "Draft it", ["user"]), (1, "Answer it", [])))
+    async with running_service(tmp_path, pool) as runtime, client_of(runtime) as client:
+        script_plans(stub, plan_text((0, "Draft it", ["user"]), (1, "Answer it", [])))
         run = await answered(client, baton={"labels": ["phi"]})
         stub.requests.clear()
         refused = await replay(client, run, from_step=1, worker="beta")
@@ -311,11 +320,11 @@ async def test_labels_stay_on_what_is_kept_and_on_what_a_model_wrote(stub: Provi
 async def test_an_engine_that_has_the_journal_alone_carries_a_replay_out(stub: ProviderStub, tmp_path: Path) -> None:
     """The recorded plans, both rounds of them, and the outputs that are kept are read from the replay's own content."""
     pool = pool_text(stub)
-    async with running_service(tmp_path, pool) as runtime, calling(runtime) as client:
-        plans(stub, CHAIN, MEND, EMPTY)
+    async with running_service(tmp_path, pool) as runtime, client_of(runtime) as client:
+        script_plans(stub, CHAIN, MEND, EMPTY)
         run = await answered(client, "baton-deep")
         second, third = [worker for worker in called(stub) if worker != "planner"][1:]
-    async with running_service(tmp_path, pool, drives=False) as gateway, calling(gateway, name="again") as client:
+    async with running_service(tmp_path, pool, drives=False) as gateway, client_of(gateway, name="again") as client:
         stub.requests.clear()
         reply = await client.post(f"/v1/runs/{run}/replay", json={"from_step": 1})
         again = reply.json()["id"]

@@ -11,7 +11,7 @@ import pytest
 from app.gateway.openapi.report_replies import Report
 from app.gateway.runs import report_route
 from app.process.wiring import Runtime
-from tests.harness.in_process import ask, calling, finish, order, pool_text, running_service, speak
+from tests.harness.in_process import ask, client_of, finish, order, pool_text, running_service, script_answers
 from tests.harness.stand_ins import GatewayStandIn
 from tests.stubs import ProviderStub
 
@@ -19,7 +19,7 @@ from tests.stubs import ProviderStub
 @pytest.fixture
 async def runtime(tmp_path: Path) -> AsyncIterator[Runtime]:
     async with ProviderStub() as stub, running_service(tmp_path, pool_text(stub)) as running:
-        speak(stub)
+        script_answers(stub)
         yield running
 
 
@@ -31,7 +31,7 @@ async def got(client: httpx.AsyncClient, query: str, status: int = 200) -> httpx
 
 async def test_a_report_is_about_the_runs_of_the_keys_tenant(runtime: Runtime) -> None:
     await finish(await runtime.runs.start(order(runtime, "baton-ultra")))  # another tenant's
-    async with calling(runtime) as client:
+    async with client_of(runtime) as client:
         run = (await ask(client, user="ann", metadata={"team": "search"})).json()["baton"]["run"]
         await client.post(f"/v1/runs/{run}/feedback", json={"thumbs": "up"})
         report = Report.model_validate((await got(client, "by=user&by=metadata.team&by=tier")).json())
@@ -50,7 +50,7 @@ async def test_a_report_is_about_the_runs_of_the_keys_tenant(runtime: Runtime) -
 async def test_a_report_that_would_be_too_large_says_what_helps(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with calling(runtime) as client:
+    async with client_of(runtime) as client:
         await ask(client)
         monkeypatch.setattr(report_route, "MOST_RUNS", 0)
         error = (await got(client, "", 400)).json()["error"]

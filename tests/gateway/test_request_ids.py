@@ -5,8 +5,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.harness.conversations import calling as calls_tools
-from tests.harness.conversations import look
+from tests.harness.conversations import look_call, tool_call_reply
 from tests.stubs import ProviderStub, Reply
 
 ASK = {"role": "user", "content": "What is 2 + 2?"}
@@ -36,7 +35,7 @@ async def test_a_run_is_found_by_the_id_of_its_request(client: httpx.AsyncClient
 
 
 async def test_a_turn_with_tool_results_is_found_too(client: httpx.AsyncClient, stub: ProviderStub) -> None:
-    stub.script("alpha", calls_tools(look("a")))
+    stub.script("alpha", tool_call_reply(look_call("a")))
     message = (await complete(client, "first", tools=TOOLS)).json()["choices"][0]["message"]
     stub.always("alpha", Reply(chunks=("Four.",)))
     result = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "4"}
@@ -65,7 +64,7 @@ async def test_a_run_has_the_id_of_its_reply_and_is_found_by_it(client: httpx.As
 
 
 async def test_each_turn_has_the_id_of_its_own_reply(client: httpx.AsyncClient, stub: ProviderStub) -> None:
-    stub.script("alpha", calls_tools(look("a")), Reply(chunks=("Four.",)))
+    stub.script("alpha", tool_call_reply(look_call("a")), Reply(chunks=("Four.",)))
     first = (await complete(client, "first", tools=TOOLS)).json()
     message = first["choices"][0]["message"]
     result = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "4"}

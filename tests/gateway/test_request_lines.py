@@ -15,10 +15,9 @@ from app.gateway.app import create_app
 from app.process.wiring import Runtime
 from app.telemetry import JsonLines
 from tests.gateway.test_connection import Line
-from tests.harness.conversations import calling as calls_tools
-from tests.harness.conversations import look
-from tests.harness.in_process import calling, plan, pool_text, running_service
-from tests.harness.stand_ins import GatewayStandIn, ask, serving
+from tests.harness.conversations import look_call, tool_call_reply
+from tests.harness.in_process import client_of, plan, pool_text, running_service
+from tests.harness.stand_ins import GatewayStandIn, chat_body, serving
 from tests.harness.waiting import until
 from tests.stubs import Fail, Hang, ProviderStub, Reply
 
@@ -62,7 +61,7 @@ async def service(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[Runtime]:
 
 @pytest.fixture
 async def caller(service: Runtime) -> AsyncIterator[httpx.AsyncClient]:
-    async with calling(service) as client:
+    async with client_of(service) as client:
         yield client
 
 
@@ -121,7 +120,7 @@ async def test_a_step_that_fails_names_the_reason(stub: ProviderStub, caller: ht
 
 
 async def test_each_turn_of_a_step_has_a_line(stub: ProviderStub, caller: httpx.AsyncClient, lines: Lines) -> None:
-    stub.script("alpha", calls_tools(look("a")))
+    stub.script("alpha", tool_call_reply(look_call("a")))
     message = (await complete(caller, "r1", tools=TOOLS)).json()["choices"][0]["message"]
     stub.always("alpha", Reply(chunks=("Tweety.",)))
     result = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "4"}
@@ -155,7 +154,7 @@ async def test_a_client_that_leaves_has_its_line(
 
 async def test_a_request_without_a_caller_has_its_line(gateway: GatewayStandIn, lines: Lines) -> None:
     async with gateway.client() as client:
-        await client.post("/v1/chat/completions", json=ask())
+        await client.post("/v1/chat/completions", json=chat_body())
         await client.get("/no/such/%1b[31mroute?text=canary")
         await client.get("/healthz")
         await client.get("/v1/runs", headers={"x-request-id": "two\nlines", "user-agent": "canary"})
@@ -188,7 +187,7 @@ async def test_lines_can_be_switched_off(
 ) -> None:
     settings = {"BATON_LOG_REQUESTS": kept, "BATON_LOG_STEPS": "off"}
     stub.always("alpha", Reply(chunks=("Fine.",)))
-    async with running_service(tmp_path, pool_text(stub), settings) as runtime, calling(runtime) as client:
+    async with running_service(tmp_path, pool_text(stub), settings) as runtime, client_of(runtime) as client:
         for path in ("/healthz", "/readyz", "/metrics", "/v1/models"):
             await client.get(path)
         asked = [line["route"] for line in lines.of(REQUEST)]

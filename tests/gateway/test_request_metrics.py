@@ -4,7 +4,7 @@ from app.engine.delivery.messages import CallerMessage, Mailbox
 from app.engine.runs.admission import Order
 from app.errors import InvalidRequest, OverQuota, RunOverBudget
 from app.gateway.http.connection import MOST_REASONS
-from tests.harness.stand_ins import GatewayStandIn, ask, say_four
+from tests.harness.stand_ins import GatewayStandIn, chat_body, say_four
 
 
 def value(gateway: GatewayStandIn, name: str, **labels: str) -> float:
@@ -27,7 +27,7 @@ async def test_refusals_are_counted_by_reason(gateway: GatewayStandIn, key: str)
 
         async def post(key: str, text: str = "Hello.") -> int:
             headers = {"authorization": f"Bearer {key}"}
-            return (await client.post("/v1/chat/completions", json=ask(text), headers=headers)).status_code
+            return (await client.post("/v1/chat/completions", json=chat_body(text), headers=headers)).status_code
 
         assert [await post(slow), await post(slow)] == [200, 429]
         assert [await post(short), await post(short)] == [200, 429]
@@ -53,7 +53,7 @@ async def test_there_are_only_so_many_reasons(gateway: GatewayStandIn, key: str)
     async with gateway.client(key) as client:
         for number in range(MOST_REASONS + 5):
             gateway.runs.refusal = InvalidRequest("No.", code=f"code_{number}")
-            await client.post("/v1/chat/completions", json=ask())
+            await client.post("/v1/chat/completions", json=chat_body())
     found = refusals(gateway)
     assert (len(found), found["400", "other"]) == (MOST_REASONS + 1, 5.0)
 
@@ -68,8 +68,8 @@ async def test_durations_are_told_apart_by_route_method_and_status(gateway: Gate
             await say_four(order, run, line)
 
         gateway.runs.script = play
-        await client.post("/v1/chat/completions", json=ask())
-        await client.post("/v1/chat/completions", json=ask(stream=True))
+        await client.post("/v1/chat/completions", json=chat_body())
+        await client.post("/v1/chat/completions", json=chat_body(stream=True))
     name = "baton_request_seconds"
     assert value(gateway, f"{name}_count", route="/v1/runs/{run}", method="read", status="4xx") == 1
     assert value(gateway, f"{name}_count", route="/healthz", method="read", status="2xx") == 1

@@ -67,7 +67,7 @@ async def test_outputs_in_any_order(stub: ProviderStub, client: httpx.AsyncClien
     assert (error["code"], result["call_id"] in error["message"]) == ("tool_results_missing", True)
     last = await asked(client, tools=[SPAWN], input=[go, first["output"][0], now, result])
     assert (last["id"].startswith(first["id"]), last["output"][0]["content"][0]["text"]) == (True, "Done.")
-    assert [message["role"] for message in stub.of("alpha")[1].json["messages"]] == [
+    assert [message["role"] for message in stub.requests_for("alpha")[1].json["messages"]] == [
         "user",
         "assistant",
         "tool",

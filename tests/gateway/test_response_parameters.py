@@ -246,7 +246,7 @@ async def test_what_is_honoured_is_seen_at_the_worker_or_in_the_reply(
         answer = await asked_of(client, **more)
         assert answer.status_code == 200, (name, answer.text)
         body = {} if more.get("stream") else answer.json()
-        sent = [request.json for worker in ("alpha", "beta") for request in stub.of(worker)]
+        sent = [request.json for worker in ("alpha", "beta") for request in stub.requests_for(worker)]
         seen[name], expected[name] = see(answer, body, sent[-1]), value
         stub.requests.clear()
     assert seen == expected
@@ -258,7 +258,7 @@ async def test_previous_response_id_brings_its_conversation(stub: ProviderStub, 
     second = (await asked_of(client, input="Plus one?", previous_response_id=first["id"])).json()
     assert second["previous_response_id"] == first["id"]
     assert second["instructions"] is None
-    told = [(message["role"], message["content"]) for message in stub.of("alpha")[-1].json["messages"]]
+    told = [(message["role"], message["content"]) for message in stub.requests_for("alpha")[-1].json["messages"]]
     assert told == [("user", "What is 2 + 2?"), ("assistant", "Four."), ("user", "Plus one?")]
 
 
@@ -266,7 +266,7 @@ async def test_reasoning_chooses_the_tiers_limits(stub: ProviderStub, client: ht
     reasoning = {"effort": "low", "summary": "auto", "context": "auto", "mode": "standard"}
     body = (await asked_of(client, reasoning=reasoning)).json()
     assert body["reasoning"] == {"effort": "low", "summary": "auto"}
-    sent = stub.of("alpha")[-1].json
+    sent = stub.requests_for("alpha")[-1].json
     assert sent.get("max_completion_tokens", sent.get("max_tokens")) == 77
     run = (await client.get(f"/v1/runs/{body['baton']['run']}")).json()
     assert run["effort"] == "low"
@@ -369,7 +369,7 @@ async def test_a_choice_among_some_of_the_tools(stub: ProviderStub, client: http
     choice = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "add"}]}
     stub.always("alpha", CALL)
     assert (await asked_of(client, tools=[ADD, LOOK], tool_choice=choice)).status_code == 200
-    sent = stub.of("alpha")[-1].json
+    sent = stub.requests_for("alpha")[-1].json
     assert ([tool["function"]["name"] for tool in sent["tools"]], sent["tool_choice"]) == (["add"], "required")
     choice["tools"][0]["name"] = "foo"  # type: ignore[index]
     error = (await asked_of(client, tools=[ADD], tool_choice=choice)).json()["error"]

@@ -13,8 +13,7 @@ from app.gateway.responses import tools as ours
 from app.gateway.wire import custom_tools
 from tests.gateway.test_exact_responses import exact_events
 from tests.harness.exact_replies import exactly
-from tests.harness.in_process import calling as service_calling
-from tests.harness.in_process import pool_text, running_service
+from tests.harness.in_process import client_of, pool_text, running_service
 from tests.stubs import ProviderStub, Reply
 from tests.stubs.script import ToolCall
 
@@ -57,7 +56,7 @@ async def asked(client: httpx.AsyncClient, way: str = "whole", **more: Any) -> d
 async def test_functions_of_a_namespace(stub: ProviderStub, client: httpx.AsyncClient, way: str) -> None:
     stub.script("alpha", calling("agents__spawn", "{}"), Reply(chunks=("Done.",)))
     first = await asked(client, way, tools=[AGENTS])
-    offered = {tool["function"]["name"]: tool["function"] for tool in stub.of("alpha")[0].json["tools"]}
+    offered = {tool["function"]["name"]: tool["function"] for tool in stub.requests_for("alpha")[0].json["tools"]}
     assert (list(offered), offered["agents__spawn"]["description"]) == (
         ["agents__spawn", "agents__note"],
         "Of agents.\n\nBegins.",
@@ -79,7 +78,7 @@ async def test_tools_of_free_text(stub: ProviderStub, client: httpx.AsyncClient,
     text = 'a "word"\n\u00e9'
     stub.script("alpha", calling("patch", json.dumps({"input": text})), Reply(chunks=("Done.",)))
     first = await asked(client, way, tools=[PATCH], tool_choice={"type": "custom", "name": "patch"})
-    offered = stub.of("alpha")[0].json["tools"][0]["function"]
+    offered = stub.requests_for("alpha")[0].json["tools"][0]["function"]
     assert (list(offered["parameters"]["properties"]), "start: WORD" in offered["description"]) == (["input"], True)
     (call,) = first["output"]
     assert (call["type"], call["name"], call["input"]) == ("custom_tool_call", "patch", text)
@@ -88,7 +87,7 @@ async def test_tools_of_free_text(stub: ProviderStub, client: httpx.AsyncClient,
     second = await asked(client, way, tools=[PATCH], input=[{"role": "user", "content": "Go."}, call, result])
     assert second["output"][0]["content"][0]["text"] == "Done."
     assert second["id"].startswith(first["id"])
-    sent = stub.of("alpha")[1].json["messages"]
+    sent = stub.requests_for("alpha")[1].json["messages"]
     assert json.loads(sent[1]["tool_calls"][0]["function"]["arguments"]) == {"input": text}
     assert sent[2]["content"] == "patched"
     (listed,) = (await client.get(f"/v1/responses/{second['id']}/input_items")).json()["data"]
@@ -120,7 +119,7 @@ async def test_a_history_of_other_tools(stub: ProviderStub, client: httpx.AsyncC
     response = await asked(client, input=items, tools=[AGENTS, PATCH])
     listed = (await client.get(f"/v1/responses/{response['id']}/input_items?order=asc")).json()["data"]
     assert [item["type"] for item in listed[1:]] == [item["type"] for item in items[1:]]
-    calls = stub.of("alpha")[0].json["messages"][1]["tool_calls"]
+    calls = stub.requests_for("alpha")[0].json["messages"][1]["tool_calls"]
     assert [(call["function"]["name"], json.loads(call["function"]["arguments"])) for call in calls] == [
         ("agents__spawn", {}),
         ("patch", {"input": "words"}),
@@ -134,7 +133,7 @@ async def test_the_web_search_that_codex_offers_is_left_out_and_noted(
     """Codex offers it unasked; any other tool that somebody else would run is refused, with what to do."""
     search = {"type": "web_search", "external_web_access": live}
     response = await asked(client, tools=[SPAWN, search])
-    assert [tool["function"]["name"] for tool in stub.of("alpha")[0].json["tools"]] == ["spawn"]
+    assert [tool["function"]["name"] for tool in stub.requests_for("alpha")[0].json["tools"]] == ["spawn"]
     run = (await client.get(f"/v1/runs/{response['baton']['run']}")).json()
     assert run["ignored"] == ["tools.web_search"]
     for tool in ({"type": "web_search"}, {"type": "web_search_preview"}, {"type": "mcp"}):
@@ -149,7 +148,7 @@ async def test_an_operator_may_refuse_a_live_search_and_the_error_names_the_reme
     live, cached = ({"type": "web_search", "external_web_access": access} for access in (True, False))
     also = {"type": "additional_tools", "role": "developer", "tools": [SPAWN, live]}
     hi = {"role": "user", "content": "Hi"}
-    async with running_service(tmp_path, pool_text(stub), settings) as runtime, service_calling(runtime) as client:
+    async with running_service(tmp_path, pool_text(stub), settings) as runtime, client_of(runtime) as client:
         assert (await client.post("/v1/responses", json=ASKED | {"tools": [cached]})).status_code == 200
         for more, param in (({"tools": [live]}, "tools[0].type"), ({"input": [also, hi]}, "input[0].tools[1].type")):
             reply = await client.post("/v1/responses", json=ASKED | more)

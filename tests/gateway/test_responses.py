@@ -11,9 +11,8 @@ import pytest
 
 from app.core.roles import ROLES
 from app.process.wiring import Runtime
-from tests.harness.callers import calling as connected
-from tests.harness.callers import key_of
-from tests.harness.in_process import calling, pool_text, running_service
+from tests.harness.callers import add_key, client_over_socket
+from tests.harness.in_process import client_of, pool_text, running_service
 from tests.harness.waiting import until
 from tests.stubs import Fail, ProviderStub, Reply, Reset, Stall
 from tests.stubs.script import ToolCall
@@ -76,7 +75,7 @@ def said(body: Mapping[str, Any]) -> str:
 
 async def foreigner(runtime: Runtime) -> dict[str, str]:
     """Headers of another tenant's key."""
-    return {"authorization": f"Bearer {await key_of(runtime, 'other')}"}
+    return {"authorization": f"Bearer {await add_key(runtime, 'other')}"}
 
 
 async def test_it_is_kept_until_it_is_deleted(client: httpx.AsyncClient) -> None:
@@ -94,7 +93,7 @@ async def test_it_is_kept_until_it_is_deleted(client: httpx.AsyncClient) -> None
 async def test_nobody_else_sees_it(client: httpx.AsyncClient, runtime: Runtime) -> None:
     first = await made(client)
     path, theirs = f"/v1/responses/{first['id']}", await foreigner(runtime)
-    admin = {"authorization": f"Bearer {await key_of(runtime, 'other', ('admin',))}"}
+    admin = {"authorization": f"Bearer {await add_key(runtime, 'other', ('admin',))}"}
     for method, where in (("GET", path), ("DELETE", path), ("POST", f"{path}/cancel"), ("GET", f"{path}/input_items")):
         assert (await client.request(method, where, headers=theirs)).status_code == 404
         assert (await client.request(method, where, headers=admin)).status_code == 404
@@ -106,7 +105,7 @@ async def test_another_key_of_the_tenant_reads_it_with_audit_read_only(
 ) -> None:
     first = await made(client)
     path, sent = f"/v1/responses/{first['id']}", len(stub.requests)
-    operator = {"authorization": f"Bearer {await key_of(runtime, scopes=tuple(ROLES['operator']))}"}
+    operator = {"authorization": f"Bearer {await add_key(runtime, scopes=tuple(ROLES['operator']))}"}
     for method, where in (("GET", path), ("POST", f"{path}/cancel"), ("GET", f"{path}/input_items")):
         assert (await client.request(method, where, headers=operator)).status_code == 404, where
     reference = {"type": "item_reference", "id": first["output"][0]["id"]}
@@ -114,7 +113,7 @@ async def test_another_key_of_the_tenant_reads_it_with_audit_read_only(
         reply = await client.post("/v1/responses", json=ASKED | more, headers=operator)
         assert reply.status_code in (400, 404), more
     assert len(stub.requests) == sent
-    auditor = {"authorization": f"Bearer {await key_of(runtime, scopes=('runs:read', 'audit:read'))}"}
+    auditor = {"authorization": f"Bearer {await add_key(runtime, scopes=('runs:read', 'audit:read'))}"}
     assert (await client.get(path, headers=auditor)).json() == first
     assert (await client.delete(path, headers=operator)).json()["deleted"] is True
 
@@ -163,7 +162,7 @@ async def test_a_chain_carries_everything_but_instructions(stub: ProviderStub, c
     assert (second["instructions"], third["instructions"]) == ("Be long.", None)
     branch = await made(client, input="No, 5?", previous_response_id=first["id"])
     told = []
-    for request in stub.of("alpha")[1:]:
+    for request in stub.requests_for("alpha")[1:]:
         told.append([(message["role"], message["content"]) for message in request.json["messages"]])
     begin = [("user", "What is 2 + 2?"), ("assistant", "Four.")]
     second_turn = [*begin, ("user", "And 3?")]
@@ -181,7 +180,10 @@ async def test_a_chain_goes_on_from_what_failed_with_what_was_asked(
     body = await status(client, failed["id"], "failed")
     assert (body["error"]["code"], body["output"], body["completed_at"]) == ("invalid_prompt", [], None)
     await made(client, input="Again.", previous_response_id=failed["id"])
-    assert [message["content"] for message in stub.of("alpha")[-1].json["messages"]] == [ASKED["input"], "Again."]
+    assert [message["content"] for message in stub.requests_for("alpha")[-1].json["messages"]] == [
+        ASKED["input"],
+        "Again.",
+    ]
 
 
 async def test_a_waiting_run_goes_on_with_its_results(stub: ProviderStub, client: httpx.AsyncClient) -> None:
@@ -232,7 +234,7 @@ async def test_a_background_response_is_there_at_once_and_done_later(
 
 async def test_a_background_stream_is_left_and_taken_up(stub: ProviderStub, runtime: Runtime) -> None:
     stub.script("alpha", Reply(chunks=("Fo", "ur", "."), gap=0.1))
-    async with connected(runtime, await key_of(runtime)) as client:
+    async with client_over_socket(runtime, await add_key(runtime)) as client:
         body = ASKED | {"background": True, "stream": True}
         async with client.stream("POST", "/v1/responses", json=body) as reply:
             async for line in reply.aiter_lines():
@@ -247,7 +249,7 @@ async def test_a_background_stream_is_left_and_taken_up(stub: ProviderStub, runt
         header = {"last-event-id": str(heard["sequence_number"])}
         again = await client.get(f"/v1/responses/{response}?stream=true", headers=header)
         assert json.loads(again.text.split("data: ")[1].split("\n")[0])["sequence_number"] > heard["sequence_number"]
-    assert len(stub.of("alpha")) == 1
+    assert len(stub.requests_for("alpha")) == 1
 
 
 async def test_a_background_response_can_be_heard_as_it_comes(stub: ProviderStub, client: httpx.AsyncClient) -> None:
@@ -336,7 +338,7 @@ async def test_a_response_in_the_foreground_is_not_cancelled_by_its_id(
 async def test_a_response_that_nobody_works_on_is_queued_and_can_be_cancelled(
     stub: ProviderStub, tmp_path: Path
 ) -> None:
-    async with running_service(tmp_path, pool_text(stub), dispatches=False) as runtime, calling(runtime) as client:
+    async with running_service(tmp_path, pool_text(stub), dispatches=False) as runtime, client_of(runtime) as client:
         begun = await made(client, background=True)
         assert begun["status"] == "queued"
         assert (await client.get(f"/v1/responses/{begun['id']}")).json()["status"] == "queued"

@@ -20,7 +20,15 @@ from app.gateway.http.ingress import Keys
 from app.store.protocol import AdminEventQuery, Store
 from tests.gateway.test_auth import BODIES, EXAMPLES, QUERIES, TAKES_BODY
 from tests.harness.administration import AdminStandIn, administration
-from tests.harness.stand_ins import ASKING, PLANNED, GatewayStandIn, api_routes, ask, row_of, shelve_content
+from tests.harness.stand_ins import (
+    APPROVED_RUN,
+    PLAN_RUN,
+    GatewayStandIn,
+    api_routes,
+    chat_body,
+    row_of,
+    shelve_content,
+)
 
 PAGE = Path(__file__).parents[2] / "deploy" / "docs" / "security.md"
 ADMIN = "/admin/"
@@ -114,7 +122,7 @@ def documented(page: str) -> dict[tuple[str, str], dict[str, bool]]:
 async def test_each_role_gets_what_the_matrix_says(gateway: GatewayStandIn, role: str) -> None:
     """`nobody` has no key, and `else` is the owner of another tenant."""
     shelve_content(gateway.store)
-    gateway.store.rows = [row_of(name, "acme", key=role) for name in ("run_mine", PLANNED, ASKING)]
+    gateway.store.rows = [row_of(name, "acme", key=role) for name in ("run_mine", PLAN_RUN, APPROVED_RUN)]
     key = None
     if role != "nobody":
         tenant, granted = ("else", ROLES["owner"]) if role == "else" else ("acme", ROLES[role])
@@ -125,7 +133,7 @@ async def test_each_role_gets_what_the_matrix_says(gateway: GatewayStandIn, role
             if path.startswith(ADMIN):
                 continue
             url = re.sub(r"\{(\w+)(?::path)?\}", lambda found: EXAMPLES[found[1]], path) + QUERIES.get(path, "")
-            body = BODIES.get(path, ask()) if method in TAKES_BODY else None
+            body = BODIES.get(path, chat_body()) if method in TAKES_BODY else None
             status = (await client.request(method, url, json=body)).status_code
             if role == "nobody":
                 expected = status == 401

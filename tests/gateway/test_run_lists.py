@@ -15,7 +15,7 @@ from app.gateway.runs import run_lists
 from app.process.wiring import Runtime
 from app.store.protocol import Projection
 from tests.conformance.entries import admitted
-from tests.harness.in_process import app_over, calling, pool_text, running_service
+from tests.harness.in_process import app_over, client_of, pool_text, running_service
 from tests.harness.raw_facts import Raw
 from tests.stubs import ProviderStub
 
@@ -55,7 +55,7 @@ def ids(page: dict[str, Any]) -> list[str]:
 async def test_pages_lead_forwards_and_back_with_counts(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
     await begin(runtime, *[f"run_{n}" for n in range(10, 17)])
     await begin(runtime, "run_99", tenant="other")
-    async with calling(runtime) as client:
+    async with client_of(runtime) as client:
         first = await listed(client, limit=3, include="count")
         assert (ids(first), first["previous"]) == (["run_16", "run_15", "run_14"], None)
         assert first["count"] == {"total": 7, "in_front": 0, "most": 10_000}
@@ -83,7 +83,7 @@ async def test_pages_lead_forwards_and_back_with_counts(runtime: Runtime, monkey
 async def test_a_page_that_is_followed_sends_what_enters_changes_and_leaves(runtime: Runtime) -> None:
     await begin(runtime, "run_10", "run_11")
     await begin(runtime, "run_12", tenant="other")
-    async with calling(runtime) as client:
+    async with client_of(runtime) as client:
         query = {"limit": "2", "state": "admitted"}
         session = Session((("authorization", client.headers["authorization"]),))
         with app_over(runtime.gateway) as app:
@@ -103,7 +103,7 @@ async def test_a_page_that_is_followed_sends_what_enters_changes_and_leaves(runt
 
 
 async def test_a_stream_of_a_list_needs_the_scope(runtime: Runtime) -> None:
-    async with calling(runtime) as client:
+    async with client_of(runtime) as client:
         assert (await client.get("/v1/runs/live?tenant=other")).json()["error"]["param"] == "tenant"
         assert (await client.head("/v1/runs/live")).headers["content-type"].startswith("text/event-stream")
         assert (await client.get("/v1/runs/live", headers={"authorization": "Bearer no"})).status_code == 401
@@ -111,7 +111,7 @@ async def test_a_stream_of_a_list_needs_the_scope(runtime: Runtime) -> None:
 
 async def test_streams_of_the_pages_on_both_sides_of_a_run_are_two(runtime: Runtime) -> None:
     await begin(runtime, "run_10", "run_11", "run_12")
-    async with calling(runtime) as client:
+    async with client_of(runtime) as client:
         session = Session((("authorization", client.headers["authorization"]),))
         with app_over(runtime.gateway) as app:
             path, api = "/v1/runs/live", Api(app)

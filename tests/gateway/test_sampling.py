@@ -11,7 +11,7 @@ import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from tests.harness import in_process
-from tests.harness.in_process import calling, plan, pool_text, running_service
+from tests.harness.in_process import client_of, plan, pool_text, running_service
 from tests.stubs import ProviderStub, Raw, Reply
 
 WORDS = ("Two", " and", " two", " is", " four", ".")
@@ -101,7 +101,7 @@ async def test_nobody_asked_for_log_probabilities(client: httpx.AsyncClient) -> 
 
 async def test_log_probabilities_that_nobody_tells_are_refused_by_name(stub: ProviderStub, tmp_path: Path) -> None:
     pool = pool_text(stub).replace('logprobs = "true"', 'logprobs = "false"')
-    async with running_service(tmp_path, pool) as runtime, calling(runtime) as client:
+    async with running_service(tmp_path, pool) as runtime, client_of(runtime) as client:
         refused = await ask(client, logprobs=True)
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "logprobs")
         assert (await ask(client)).status_code == 200
@@ -109,7 +109,7 @@ async def test_log_probabilities_that_nobody_tells_are_refused_by_name(stub: Pro
 
 async def test_what_a_format_cannot_take_is_noted_with_the_call(stub: ProviderStub, tmp_path: Path) -> None:
     pool = pool_text(stub).replace("options = {", 'options = { ignore = "logit_bias,seed",')
-    async with running_service(tmp_path, pool) as runtime, calling(runtime) as client:
+    async with running_service(tmp_path, pool) as runtime, client_of(runtime) as client:
         body = (await ask(client, logit_bias={"1": 5}, seed=4)).json()
         events = (await client.get(f"/v1/runs/{body['baton']['run']}/events")).json()["data"]
     intents = {event["body"]["worker"]: event["body"] for event in events if event["kind"] == "call.intended"}

@@ -15,9 +15,8 @@ from app.gateway.http.api_keys import mint
 from app.gateway.openapi import run_replies
 from app.gateway.runs import audit
 from app.process.wiring import Runtime
-from tests.harness.conversations import Talk, calling, look
-from tests.harness.in_process import calling as calling_client
-from tests.harness.in_process import pool_text, running_service
+from tests.harness.conversations import Conversation, look_call, tool_call_reply
+from tests.harness.in_process import client_of, pool_text, running_service
 from tests.stubs import ProviderStub, Reply
 
 DONE = Reply(chunks=("It is ", "42."))
@@ -51,8 +50,8 @@ async def drawn(runtime: Runtime, run: str, *, full: bool = False) -> str:
 
 
 async def test_a_waiting_run_shows_what_it_waits_for(stub: ProviderStub, runtime: Runtime) -> None:
-    stub.script("alpha", calling(look("a", "x"), words="Let me see."))
-    ended = (await Talk(runtime).say()).ended
+    stub.script("alpha", tool_call_reply(look_call("a", "x"), words="Let me see."))
+    ended = (await Conversation(runtime).take_turn()).ended
     (call,) = ended.calls
     shown = await whole(runtime, ended.state.run)
     assert shown["state"] == shown["steps"][0]["state"] == "awaiting_tool"
@@ -74,13 +73,15 @@ async def test_a_waiting_run_shows_what_it_waits_for(stub: ProviderStub, runtime
 
 
 async def test_a_step_shows_the_exact_messages_with_its_transcript(stub: ProviderStub, runtime: Runtime) -> None:
-    stub.script("alpha", calling(look("a", "x"), look("b", "y")), calling(look("c", "z")), DONE)
-    talk = Talk(runtime)
+    stub.script(
+        "alpha", tool_call_reply(look_call("a", "x"), look_call("b", "y")), tool_call_reply(look_call("c", "z")), DONE
+    )
+    conversation = Conversation(runtime)
     for results in (("A", "B"), ("C",)):
-        talk.answer(await talk.say(), *results)
-    run = (await talk.say()).ended.state.run
+        conversation.add_results(await conversation.take_turn(), *results)
+    run = (await conversation.take_turn()).ended.state.run
     step = await in_full(runtime, run)
-    sent = stub.of("alpha")[-1].json["messages"]
+    sent = stub.requests_for("alpha")[-1].json["messages"]
     assert [message["role"] for message in step["messages"]] == [message["role"] for message in sent]
     assert [message.get("tool_call_id") for message in step["messages"]] == [
         sent_message.get("tool_call_id") for sent_message in sent
@@ -100,10 +101,10 @@ async def test_a_step_shows_the_exact_messages_with_its_transcript(stub: Provide
 
 
 async def test_what_was_erased_is_null(stub: ProviderStub, runtime: Runtime) -> None:
-    stub.script("alpha", calling(look("a")), DONE)
-    talk = Talk(runtime)
-    talk.answer(await talk.say(), "A")
-    run = (await talk.say()).ended.state.run
+    stub.script("alpha", tool_call_reply(look_call("a")), DONE)
+    conversation = Conversation(runtime)
+    conversation.add_results(await conversation.take_turn(), "A")
+    run = (await conversation.take_turn()).ended.state.run
     assert await runtime.context.store.erase(run)
     step = await in_full(runtime, run)
     assert (step["erased"], step["messages"]) == (True, None)
@@ -115,7 +116,7 @@ async def test_only_who_began_a_run_or_may_read_it_is_shown_the_ids_that_its_too
     stub: ProviderStub, runtime: Runtime
 ) -> None:
     """Another key may go on with a run, as clients rotate keys; it must have the ids from whoever received them."""
-    stub.script("alpha", calling(look("a")), DONE)
+    stub.script("alpha", tool_call_reply(look_call("a")), DONE)
     tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
     asked = {"model": "baton-mini", "messages": [{"role": "user", "content": "Look."}], "tools": [tool]}
     store, pepper = runtime.gateway.store, runtime.gateway.pepper
@@ -123,7 +124,7 @@ async def test_only_who_began_a_run_or_may_read_it_is_shown_the_ids_that_its_too
     for name, scopes in (("other", ["runs:read", "runs:write"]), ("auditor", ["runs:read", "audit:read"])):
         keys[name], row = mint(pepper, tenant="acme", name=name, scopes=scopes, now=0.0)
         assert await store.add_key(row)
-    async with calling_client(runtime) as own:
+    async with client_of(runtime) as own:
         reply = (await own.post("/v1/chat/completions", json=asked)).json()
         [call] = reply["choices"][0]["message"]["tool_calls"]
         run = reply["baton"]["run"]

@@ -12,7 +12,7 @@ from app.core.run.caller_view import returned_results
 from app.engine.delivery.messages import AnswerPart, CallerMessage, Mailbox, TurnEnd
 from app.engine.runs.admission import Order
 from app.gateway.chat.request import LazyConversation
-from tests.harness.stand_ins import GatewayStandIn, ask, ended
+from tests.harness.stand_ins import GatewayStandIn, chat_body, turn_end
 
 SCHEMA = {"type": "object", "properties": {"q": {"type": "string"}}, "required": ["q"], "additionalProperties": False}
 LOOK = {"type": "function", "function": {"name": "look", "description": "Looks.", "parameters": SCHEMA, "strict": True}}
@@ -31,7 +31,7 @@ def allowed(mode: str, *names: str) -> dict[str, Any]:
 async def ordered(gateway: GatewayStandIn, key: str, **fields: Any) -> Order:
     """What the request comes to."""
     async with gateway.client(key) as client:
-        reply = await client.post("/v1/chat/completions", json=ask() | fields)
+        reply = await client.post("/v1/chat/completions", json=chat_body() | fields)
     assert reply.status_code == 200, reply.text
     return gateway.runs.orders[-1]
 
@@ -108,7 +108,7 @@ async def test_missing_results_of_our_own_calls_are_named(gateway: GatewayStandI
         {"role": "tool", "tool_call_id": ours[1], "content": "B"},
     ]
     async with gateway.client(key) as client:
-        reply = await client.post("/v1/chat/completions", json=ask() | {"messages": messages})
+        reply = await client.post("/v1/chat/completions", json=chat_body() | {"messages": messages})
     error = reply.json()["error"]
     assert (reply.status_code, error["code"]) == (400, "tool_results_missing")
     assert [id_ in error["message"] for id_ in ours] == [True, False, True]
@@ -121,7 +121,7 @@ CALLS = (ToolCall("call_bt1", "look", '{"q":"é"}'), ToolCall("call_bt2", "add",
 
 def wants(run: str, words: str = "") -> TurnEnd:
     """The end of a turn that calls tools."""
-    return replace(ended(run, words), finish="tool_calls", calls=CALLS)
+    return replace(turn_end(run, words), finish="tool_calls", calls=CALLS)
 
 
 async def calling(_order: Order, run: str, line: Mailbox[CallerMessage]) -> None:
@@ -141,7 +141,7 @@ async def test_a_whole_reply_with_calls(gateway: GatewayStandIn, key: str) -> No
 
         gateway.runs.script = script
         async with gateway.client(key) as client:
-            reply = await client.post("/v1/chat/completions", json=ask(tools=[LOOK]))
+            reply = await client.post("/v1/chat/completions", json=chat_body(tools=[LOOK]))
         (choice,) = reply.json()["choices"]
         assert choice["finish_reason"] == "tool_calls"
         assert choice["message"]["content"] == content
@@ -153,7 +153,7 @@ async def test_a_whole_reply_with_calls(gateway: GatewayStandIn, key: str) -> No
 async def test_calls_are_streamed_as_they_come(gateway: GatewayStandIn, key: str) -> None:
     gateway.runs.script = calling
     async with gateway.client(key) as client:
-        reply = await client.post("/v1/chat/completions", json=ask(tools=[LOOK], stream=True))
+        reply = await client.post("/v1/chat/completions", json=chat_body(tools=[LOOK], stream=True))
     frames = [frame.split("\n") for frame in reply.text.split("\n\n") if "data: {" in frame]
     chunks = [json.loads(lines[-1].removeprefix("data: ")) for lines in frames]
     deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
@@ -172,7 +172,7 @@ async def test_calls_are_streamed_as_they_come(gateway: GatewayStandIn, key: str
 async def test_the_official_client_puts_the_stream_together(gateway: GatewayStandIn, key: str) -> None:
     gateway.runs.script = calling
     async with gateway.served() as url, AsyncOpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0) as client:
-        ask_again: Any = {"model": "baton-mini", "messages": ask()["messages"], "tools": [LOOK]}
+        ask_again: Any = {"model": "baton-mini", "messages": chat_body()["messages"], "tools": [LOOK]}
         async with client.chat.completions.stream(**ask_again) as stream:
             final = await stream.get_final_completion()
     message = final.choices[0].message

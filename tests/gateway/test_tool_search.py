@@ -39,7 +39,7 @@ GO: dict[str, Any] = {"role": "user", "content": "Go."}
 
 def offered(stub: ProviderStub, at: int = -1) -> dict[str, dict[str, Any]]:
     """What the worker was offered, by name."""
-    return {tool["function"]["name"]: tool["function"] for tool in stub.of("alpha")[at].json["tools"]}
+    return {tool["function"]["name"]: tool["function"] for tool in stub.requests_for("alpha")[at].json["tools"]}
 
 
 def found(call: dict[str, Any], *tools: dict[str, Any]) -> dict[str, Any]:
@@ -73,7 +73,7 @@ async def test_a_search_of_the_callers_side(stub: ProviderStub, client: httpx.As
     assert second["id"].startswith(first["id"]), "the same run goes on"
     assert list(offered(stub)) == ["spawn", "tool_search", "weather", "crm__orders"]
     assert second["tools"] == tools, "what was loaded is no part of the request"
-    sent = stub.of("alpha")[1].json["messages"]
+    sent = stub.requests_for("alpha")[1].json["messages"]
     assert json.loads(sent[1]["tool_calls"][0]["function"]["arguments"]) == {"goal": "weather"}
     assert sent[2]["content"] == "These tools are on offer now: weather, crm__orders."
     (weather,) = second["output"]
@@ -126,7 +126,7 @@ async def test_deferred_tools_are_held_back_until_they_are_found(stub: ProviderS
     assert list(offered(stub)) == ["spawn", "crm__orders", "tool_search"]
     assert CRM in second["tools"]
     await asked(client, tools=tools, input=[GO, call, found(call)])
-    assert stub.of("alpha")[-1].json["messages"][2]["content"] == "No tool was found."
+    assert stub.requests_for("alpha")[-1].json["messages"][2]["content"] == "No tool was found."
     assert list(offered(stub)) == ["spawn", "tool_search"]
 
 
@@ -175,7 +175,7 @@ async def test_a_hosted_search_is_told_once(stub: ProviderStub, client: httpx.As
     again = await asked(client, tools=tools, input=[*([GO, *said[by]] if by in said else ()), result], **before)
     assert again["id"].startswith(first["id"])
     assert len(again["output"]) == (3 if by == "call" else 1)
-    assert len(stub.of("alpha")[1].json["messages"]) == 3
+    assert len(stub.requests_for("alpha")[1].json["messages"]) == 3
     if by == "response":
         result |= {"call_id": again["output"][0]["call_id"]}
         third = await asked(client, tools=tools, input=[result], previous_response_id=again["id"])
@@ -219,7 +219,7 @@ async def test_a_history_of_a_hosted_search(stub: ProviderStub, client: httpx.As
     ]
     await asked(client, tools=[SPAWN], input=items)
     assert list(offered(stub)) == ["spawn", "weather", "other"]
-    sent = stub.of("alpha")[0].json["messages"]
+    sent = stub.requests_for("alpha")[0].json["messages"]
     assert [message["role"] for message in sent] == ["user", "assistant", "tool"]
     assert sent[1]["tool_calls"][0]["function"]["name"] == flat("weather", "weather") == "weather"
 

@@ -11,9 +11,8 @@ import pytest
 from app.core.run.events import Kind
 from app.process.wiring import Runtime
 from tests.harness import callers
-from tests.harness.callers import Heard, calling, key_of, listening, post, stream
-from tests.harness.conversations import calling as wanting
-from tests.harness.conversations import look
+from tests.harness.callers import ReceivedStream, add_key, client_over_socket, open_stream, post_chat, stream_chat
+from tests.harness.conversations import look_call, tool_call_reply
 from tests.harness.in_process import ended_row, events, kinds, pool_text, running_service
 from tests.stubs import ProviderStub, Reply, Stall
 
@@ -22,7 +21,7 @@ TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type"
 
 @pytest.fixture
 async def client(runtime: Runtime) -> AsyncIterator[httpx.AsyncClient]:
-    async with calling(runtime, await key_of(runtime)) as client:
+    async with client_over_socket(runtime, await add_key(runtime)) as client:
         yield client
 
 
@@ -48,8 +47,8 @@ def message_of(reply: httpx.Response) -> dict[str, Any]:
 
 async def waiting(stub: ProviderStub, client: httpx.AsyncClient) -> tuple[dict[str, Any], str]:
     """The next request of a run that waits, and the run."""
-    stub.script("alpha", wanting(look("a")))
-    first = await post(client, asked())
+    stub.script("alpha", tool_call_reply(look_call("a")))
+    first = await post_chat(client, asked())
     return answered(asked(), message_of(first), "A"), first.headers["x-baton-run"]
 
 
@@ -57,14 +56,14 @@ async def test_a_run_that_waits_can_be_stopped_at_once(stub: ProviderStub, tmp_p
     settings = {"BATON_LEASE_SECONDS": "60"}
     async with (
         running_service(tmp_path, pool_text(stub), settings) as runtime,
-        calling(runtime, await key_of(runtime)) as client,
+        client_over_socket(runtime, await add_key(runtime)) as client,
     ):
         following, run = await waiting(stub, client)
         reply = await client.post(f"/v1/runs/{run}/cancel")
         assert (reply.status_code, reply.json()["state"]) == (200, "cancelled"), "no lease has to run out first"
         assert kinds(await events(runtime, run))[-3:] == [Kind.CANCEL_ASKED, Kind.STEP_SKIPPED, Kind.CANCELLED]
         stub.script("alpha", Reply(chunks=("So be it.",)))
-        late = await post(client, following)
+        late = await post_chat(client, following)
     assert (message_of(late)["content"], late.headers["x-baton-run"] != run) == ("So be it.", True)
 
 
@@ -82,24 +81,24 @@ async def test_what_came_before_the_results_is_checked_too(
 ) -> None:
     """Though the run that goes on has no use for it."""
     body, _ = await waiting(stub, client)
-    refused = await post(client, body | {"messages": [wrong, *body["messages"]]})
+    refused = await post_chat(client, body | {"messages": [wrong, *body["messages"]]})
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
     stub.script("alpha", Reply(chunks=("It is 42.",)))
-    assert message_of(await post(client, body))["content"] == "It is 42."
+    assert message_of(await post_chat(client, body))["content"] == "It is 42."
 
 
 async def test_a_turn_that_is_sent_twice_is_one_turn(stub: ProviderStub, client: httpx.AsyncClient) -> None:
     following, run = await waiting(stub, client)
-    stub.script("alpha", wanting(look("b"), header_delay=0.2), Reply(chunks=("42.",)))
-    both = await asyncio.gather(*(post(client, following, "second") for _ in range(2)))
+    stub.script("alpha", tool_call_reply(look_call("b"), header_delay=0.2), Reply(chunks=("42.",)))
+    both = await asyncio.gather(*(post_chat(client, following, "second") for _ in range(2)))
     last = answered(following, message_of(both[0]), "B")
-    end = await post(client, last, "third")
-    again = [await post(client, following, "second"), await post(client, last, "third")]
+    end = await post_chat(client, last, "third")
+    again = [await post_chat(client, following, "second"), await post_chat(client, last, "third")]
     assert both[0].content == both[1].content == again[0].content
     assert (end.content, message_of(end)["content"]) == (again[1].content, "42.")
     assert {reply.headers["x-baton-run"] for reply in (*both, end, *again)} == {run}
     assert len({reply.json()["id"] for reply in (both[0], end)}) == 2, "each reply has an id of its own"
-    other = await post(client, last | {"temperature": 0.5}, "third")
+    other = await post_chat(client, last | {"temperature": 0.5}, "third")
     assert (other.status_code, other.json()["error"]["code"]) == (409, "idempotency_key_reuse")
     assert len(stub.requests) == 3
 
@@ -107,24 +106,24 @@ async def test_a_turn_that_is_sent_twice_is_one_turn(stub: ProviderStub, client:
 async def test_a_streamed_turn_can_be_taken_up_again(stub: ProviderStub, client: httpx.AsyncClient) -> None:
     following, run = await waiting(stub, client)
     words = ("Let ", "me ", "look ", "again.")
-    stub.script("alpha", Reply(chunks=words, tool_calls=(look("b"),), finish="tool", gap=0.05))
-    part = await stream(client, following, "second", upto=7)
+    stub.script("alpha", Reply(chunks=words, tool_calls=(look_call("b"),), finish="tool", gap=0.05))
+    part = await stream_chat(client, following, "second", upto=7)
     assert part.text.startswith("Let me ")
-    rest = await stream(client, following, "second", last_event_id=str(part.numbers[-1]))
+    rest = await stream_chat(client, following, "second", last_event_id=str(part.numbers[-1]))
     assert part.text + rest.text == "".join(words)
     called = [
         call for chunk in rest.chunks for choice in chunk["choices"] for call in choice["delta"].get("tool_calls", ())
     ]
     assert "".join(chunk["function"]["arguments"] for chunk in called) == '{"q": "b"}'
     assert rest.chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
-    async with listening(client, "GET", f"/v1/runs/{run}/stream") as (heard, its):
+    async with open_stream(client, "GET", f"/v1/runs/{run}/stream") as (heard, its):
         async for _ in its:
             pass
     assert (heard.text, heard.done) == ("".join(words), True)
     assert len(stub.requests) == 2
 
 
-def pieces(heard: Heard) -> list[dict[str, Any]]:
+def pieces(heard: ReceivedStream) -> list[dict[str, Any]]:
     """What was heard of tool calls."""
     choices = [choice for chunk in heard.chunks for choice in chunk["choices"]]
     return [piece for choice in choices for piece in choice["delta"].get("tool_calls", ())]
@@ -136,10 +135,10 @@ async def test_a_stream_broken_within_a_call_goes_on_with_the_whole_of_it(
     """Pieces of calls have no number: who comes back behind the words gets no word twice and all calls anew, under the
     same ids, while the worker still speaks and after its end."""
     following, _ = await waiting(stub, client)
-    script = wanting(look("b"), words="Hm. ", fault=Stall(after=2, seconds=1.0))
+    script = tool_call_reply(look_call("b"), words="Hm. ", fault=Stall(after=2, seconds=1.0))
     stub.script("alpha", script)
     request = {"json": following | {"stream": True}, "headers": {"idempotency-key": "second"}}
-    async with listening(client, "POST", "/v1/chat/completions", **request) as (heard, events):
+    async with open_stream(client, "POST", "/v1/chat/completions", **request) as (heard, events):
         async for _ in events:
             if len(pieces(heard)) == 2:
                 break
@@ -147,7 +146,7 @@ async def test_a_stream_broken_within_a_call_goes_on_with_the_whole_of_it(
     behind = str(heard.numbers[-1])
     assert (heard.text, int(behind) % 2**32, len(begun[1]["function"]["arguments"])) == ("Hm. ", 4, 5)
     for _ in ("while it speaks", "afterwards"):
-        rest = await stream(client, following, "second", last_event_id=behind)
+        rest = await stream_chat(client, following, "second", last_event_id=behind)
         head, *more = pieces(rest)
         assert (rest.text, head["id"], head["function"]["name"]) == ("", begun[0]["id"], "look")
         arguments = "".join(piece["function"]["arguments"] for piece in (head, *more))
@@ -163,16 +162,20 @@ async def test_results_may_come_to_another_process(stub: ProviderStub, tmp_path:
         running_service(tmp_path, pool_text(stub)) as first,
         running_service(tmp_path, pool_text(stub)) as another,
     ):
-        key = await key_of(first)
-        async with calling(first, key) as here, calling(another, key) as there:
+        key = await add_key(first)
+        async with client_over_socket(first, key) as here, client_over_socket(another, key) as there:
             following, run = await waiting(stub, here)
-            stub.script("alpha", wanting(look("b")), wanting(look("c")), Reply(chunks=("42.",)))
-            second = answered(following, message_of(await post(there, following)), "B")
-            last = answered(second, message_of(await post(here, second)), "C")
-    async with running_service(tmp_path, pool_text(stub)) as third, calling(third, key) as client:
-        end = await post(client, last)
+            stub.script(
+                "alpha", tool_call_reply(look_call("b")), tool_call_reply(look_call("c")), Reply(chunks=("42.",))
+            )
+            second = answered(following, message_of(await post_chat(there, following)), "B")
+            last = answered(second, message_of(await post_chat(here, second)), "C")
+    async with running_service(tmp_path, pool_text(stub)) as third, client_over_socket(third, key) as client:
+        end = await post_chat(client, last)
     assert (message_of(end)["content"], end.headers["x-baton-run"]) == ("42.", run)
-    contents = [message["content"] for message in stub.of("alpha")[-1].json["messages"] if message["role"] == "tool"]
+    contents = [
+        message["content"] for message in stub.requests_for("alpha")[-1].json["messages"] if message["role"] == "tool"
+    ]
     assert contents == ["A", "B", "C"]
 
 
@@ -181,6 +184,6 @@ async def test_a_caller_that_leaves_in_a_later_turn_stops_the_run(
 ) -> None:
     following, run = await waiting(stub, client)
     stub.script("alpha", Reply(chunks=("Let ", "me ", "think."), gap=5.0))
-    await stream(client, following, upto=3)
+    await stream_chat(client, following, upto=3)
     row = await ended_row(runtime.context.store, run)
     assert row.state == "cancelled"

@@ -23,7 +23,7 @@ from app.errors import (
 from app.gateway.http.fault import headers_of
 from tests.conformance.upstream_failures import INBOUND, KINDS, received
 from tests.harness.callers import body
-from tests.harness.in_process import calling, pool_text, running_service
+from tests.harness.in_process import client_of, pool_text, running_service
 from tests.harness.waiting import until
 from tests.stubs import Fail, ProviderStub, Reply, Truncate
 
@@ -32,7 +32,7 @@ TOO_LONG = "This model's maximum context length is 4096 tokens."
 
 
 async def test_a_caller_receives_what_it_can_act_upon(stub: ProviderStub, tmp_path: Path) -> None:
-    async with running_service(tmp_path, pool_text(stub)) as runtime, calling(runtime) as client:
+    async with running_service(tmp_path, pool_text(stub)) as runtime, client_of(runtime) as client:
         for kind in KINDS:
             if kind.name not in SHOWN:
                 continue
@@ -47,7 +47,7 @@ async def test_a_caller_receives_what_it_can_act_upon(stub: ProviderStub, tmp_pa
 async def test_the_smallest_wait_of_all_workers_counts(stub: ProviderStub, tmp_path: Path) -> None:
     for model, wait in (("alpha", 50), ("beta", 40), ("gamma", 45)):
         stub.always(model, Fail(status=429, retry_after=wait))
-    async with running_service(tmp_path, pool_text(stub)) as runtime, calling(runtime) as client:
+    async with running_service(tmp_path, pool_text(stub)) as runtime, client_of(runtime) as client:
         reply = await client.post("/v1/chat/completions", json=body())
     assert (reply.status_code, reply.json()["error"]["code"]) == (429, "rate_limit_exceeded")
     assert reply.headers["retry-after"] == "40"
@@ -56,7 +56,7 @@ async def test_the_smallest_wait_of_all_workers_counts(stub: ProviderStub, tmp_p
 
 async def test_the_wait_is_taken_where_the_deadline_allows_it(stub: ProviderStub, tmp_path: Path) -> None:
     stub.script("alpha", *[Fail(status=429, retry_after=0.1)] * 3)
-    async with running_service(tmp_path, pool_text(stub)) as runtime, calling(runtime) as client:
+    async with running_service(tmp_path, pool_text(stub)) as runtime, client_of(runtime) as client:
         reply = await client.post("/v1/chat/completions", json=body(baton={"pool": {"pin": "alpha"}}))
     assert reply.status_code == 200, reply.text
     assert reply.json()["choices"][0]["message"]["content"] == "Hello there."
@@ -66,7 +66,7 @@ async def test_one_worker_that_may_answer_later_decides(stub: ProviderStub, tmp_
     stub.always("alpha", Fail(status=400, message=TOO_LONG))
     stub.always("beta", Fail(status=500))
     stub.always("gamma", Fail(status=401))
-    async with running_service(tmp_path, pool_text(stub)) as runtime, calling(runtime) as client:
+    async with running_service(tmp_path, pool_text(stub)) as runtime, client_of(runtime) as client:
         mixed = await client.post("/v1/chat/completions", json=body())
         stub.always("beta", Fail(status=400, message="No."))
         refused = await client.post("/v1/chat/completions", json=body())
@@ -76,7 +76,7 @@ async def test_one_worker_that_may_answer_later_decides(stub: ProviderStub, tmp_
 
 async def test_an_empty_answer_is_tried_once_more_with_another_worker(stub: ProviderStub, tmp_path: Path) -> None:
     stub.always("alpha", Reply(chunks=()))
-    async with running_service(tmp_path, pool_text(stub)) as runtime, calling(runtime) as client:
+    async with running_service(tmp_path, pool_text(stub)) as runtime, client_of(runtime) as client:
         for streams in (False, True):
             reply = await client.post("/v1/chat/completions", json=body(stream=streams))
             assert "there" in reply.text
@@ -97,7 +97,7 @@ async def test_a_cut_answer_is_continued_where_nobody_has_received_any_of_it(
     stub: ProviderStub, tmp_path: Path
 ) -> None:
     stub.script("alpha", CUT, CUT, CUT)
-    async with running_service(tmp_path, pool_text(stub)) as runtime, calling(runtime) as client:
+    async with running_service(tmp_path, pool_text(stub)) as runtime, client_of(runtime) as client:
         buffered = await client.post("/v1/chat/completions", json=body())
         asked = {"model": "baton-mini", "input": "What is 2 + 2?", "background": True}
         began = (await client.post("/v1/responses", json=asked)).json()

@@ -9,7 +9,7 @@ import pytest
 from app.process.wiring import Runtime
 from app.store.protocol import CONTENT_READ, AdminEventQuery, Journal
 from tests.core.play import Play
-from tests.harness.in_process import calling, plan, speak
+from tests.harness.in_process import client_of, plan, script_answers
 from tests.harness.stand_ins import GatewayStandIn, row_of, shelve_content
 from tests.stubs import Fail, ProviderStub
 
@@ -32,7 +32,7 @@ async def read(client: httpx.AsyncClient, run: str, view: str, **options: Any) -
 async def test_a_run_is_drawn_with_what_its_workers_saw_and_what_was_withheld(
     stub: ProviderStub, client: httpx.AsyncClient
 ) -> None:
-    speak(stub)
+    script_answers(stub)
     stub.script("alpha", Fail(status=401))
     run = await asked(client, STEPS)
     whole = (await client.get(f"/v1/runs/{run}")).json()
@@ -62,7 +62,7 @@ async def test_a_run_is_drawn_with_what_its_workers_saw_and_what_was_withheld(
 
 
 async def test_every_view_shows_the_run_as_it_was_at_an_event(stub: ProviderStub, client: httpx.AsyncClient) -> None:
-    speak(stub)
+    script_answers(stub)
     run = await asked(client, STEPS)
     events = (await client.get(f"/v1/runs/{run}/events")).json()["data"]
     ended = [event["seq"] for event in events if event["kind"] == "step.done" and event["body"]["n"] == 1]
@@ -92,9 +92,9 @@ async def test_every_view_shows_the_run_as_it_was_at_an_event(stub: ProviderStub
 async def test_first_words_are_shown_to_who_may_read_the_run_and_the_reading_is_logged(
     runtime: Runtime, stub: ProviderStub, client: httpx.AsyncClient
 ) -> None:
-    speak(stub)
+    script_answers(stub)
     run = await asked(client, STEPS)
-    async with calling(runtime, "auditor") as auditor:
+    async with client_of(runtime, "auditor") as auditor:
         await read(auditor, run, "graph", words="false")
         await read(auditor, run, "timeline")
         await read(auditor, run, "state")
@@ -136,7 +136,7 @@ async def test_a_key_without_the_scope_sees_no_words_and_another_tenant_sees_no_
 async def test_steps_of_two_runs_are_aligned_by_their_subtasks_wherever_they_stand(
     stub: ProviderStub, client: httpx.AsyncClient
 ) -> None:
-    speak(stub)
+    script_answers(stub)
     first_run = await asked(client, STEPS)
     moved = plan(
         ("gamma", "Draft it", ["user"]),

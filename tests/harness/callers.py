@@ -14,10 +14,10 @@ from tests.harness.prepared_apps import app_over
 from tests.harness.stand_ins import serving
 from tests.harness.waiting import PATIENCE_SECONDS
 
-CALLER = ("runs:write", "runs:read")
+CALLER_SCOPES = ("runs:write", "runs:read")
 
 
-async def key_of(runtime: Runtime, tenant: str = "acme", scopes: tuple[str, ...] = CALLER, **more: Any) -> str:
+async def add_key(runtime: Runtime, tenant: str = "acme", scopes: tuple[str, ...] = CALLER_SCOPES, **more: Any) -> str:
     """Make a key in the service's own store and return its string."""
     key, row = mint(runtime.gateway.pepper, tenant=tenant, name="t", scopes=scopes, now=0.0)
     assert await runtime.gateway.store.add_key(replace(row, **more))
@@ -25,7 +25,7 @@ async def key_of(runtime: Runtime, tenant: str = "acme", scopes: tuple[str, ...]
 
 
 @asynccontextmanager
-async def calling(runtime: Runtime, key: str) -> AsyncIterator[httpx.AsyncClient]:
+async def client_over_socket(runtime: Runtime, key: str) -> AsyncIterator[httpx.AsyncClient]:
     """Open a client of the service's gateway on a real socket, so that streams arrive as they are written."""
     with app_over(runtime.gateway) as app:
         async with (
@@ -42,7 +42,7 @@ def body(text: str = "What is 2 + 2?", **more: Any) -> dict[str, Any]:
     return {"model": "baton-mini", "messages": [{"role": "user", "content": text}]} | more
 
 
-async def post(
+async def post_chat(
     client: httpx.AsyncClient, asked: dict[str, Any], key: str | None = None, **headers: str
 ) -> httpx.Response:
     """Send one request, with an Idempotency-Key if `key` is one."""
@@ -53,7 +53,7 @@ async def post(
 
 
 @dataclass
-class Heard:
+class ReceivedStream:
     """The events of a stream that have arrived: their numbers, their texts, and the end."""
 
     headers: httpx.Headers
@@ -88,17 +88,17 @@ class Heard:
 
 
 @asynccontextmanager
-async def listening(
+async def open_stream(
     client: httpx.AsyncClient, method: str, path: str, **request: Any
-) -> AsyncIterator[tuple[Heard, AsyncIterator[Heard]]]:
+) -> AsyncIterator[tuple[ReceivedStream, AsyncIterator[ReceivedStream]]]:
     """Open a stream; yield what has arrived so far, and an iterator that reads one further event at a time."""
     async with client.stream(method, path, **request) as reply:
         if reply.status_code != httpx.codes.OK:
             await reply.aread()
         assert reply.status_code == httpx.codes.OK, reply.text
-        heard = Heard(reply.headers)
+        heard = ReceivedStream(reply.headers)
 
-        async def events() -> AsyncIterator[Heard]:
+        async def events() -> AsyncIterator[ReceivedStream]:
             rest = ""
             async for text in reply.aiter_text():
                 *whole, rest = (rest + text).split("\n\n")
@@ -109,13 +109,13 @@ async def listening(
         yield heard, events()
 
 
-async def stream(
+async def stream_chat(
     client: httpx.AsyncClient, asked: dict[str, Any], key: str | None = None, *, upto: int | None = None, **headers: str
-) -> Heard:
+) -> ReceivedStream:
     """Read a streamed completion to its end, or until `upto` characters of it have arrived."""
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     named |= {"idempotency-key": key} if key else {}
-    async with listening(client, "POST", "/v1/chat/completions", json=asked | {"stream": True}, headers=named) as (
+    async with open_stream(client, "POST", "/v1/chat/completions", json=asked | {"stream": True}, headers=named) as (
         heard,
         events,
     ):

@@ -17,7 +17,9 @@ SAME_ORIGIN = {"sec-fetch-site": "same-origin", "origin": ORIGIN}
 
 
 @asynccontextmanager
-async def browsing(app: ASGIApp, now: Any = lambda: 1_000_000_000.0, **more: Any) -> AsyncIterator[httpx.AsyncClient]:
+async def console_client(
+    app: ASGIApp, now: Any = lambda: 1_000_000_000.0, **more: Any
+) -> AsyncIterator[httpx.AsyncClient]:
     """Yield a client of a console in front of an API; it keeps cookies and follows no redirect. A bug is raised."""
     bugs: list[Exception] = []
     console = Console(app, lambda: (PEPPER,), now, lambda error, _path: bugs.append(error), **more)
@@ -31,7 +33,7 @@ async def browsing(app: ASGIApp, now: Any = lambda: 1_000_000_000.0, **more: Any
 @asynccontextmanager
 async def signed_in(stand_in: GatewayStandIn, key: str, app: ASGIApp | None = None) -> AsyncIterator[httpx.AsyncClient]:
     """Yield a client that has signed in by a key."""
-    async with browsing(app or stand_in.app, lambda: stand_in.seconds) as client:
+    async with console_client(app or stand_in.app, lambda: stand_in.seconds) as client:
         await sign_in(client, key)
         yield client
 
@@ -42,6 +44,6 @@ async def sign_in(client: httpx.AsyncClient, key: str) -> None:
     assert reply.status_code == 303, reply.text
 
 
-def words(html: str) -> str:
+def page_text(html: str) -> str:
     """Return the text of a page as a person reads it, on one line."""
     return " ".join(re.sub(r"<[^>]*>", " ", html).split())

@@ -12,28 +12,28 @@ from tests.harness.in_process import Outcome, finish, order
 from tests.stubs import Reply, ToolCall
 
 LOOK, ADD = Tool("look", "Looks something up."), Tool("add", "Adds numbers.")
-BOX = Toolbox((LOOK, ADD))
-ASK = Message("user", (Text("What is it?"),))
+TOOLBOX = Toolbox((LOOK, ADD))
+QUESTION = Message("user", (Text("What is it?"),))
 
 
-def calling(*calls: ToolCall, words: str = "", **more: Any) -> Reply:
+def tool_call_reply(*calls: ToolCall, words: str = "", **more: Any) -> Reply:
     """Return a worker's reply that calls tools."""
     return Reply(chunks=(words,) if words else (), tool_calls=calls, finish="tool", **more)
 
 
-def look(what: str, id_: str = "") -> ToolCall:
+def look_call(what: str, id_: str = "") -> ToolCall:
     """Return a call of the tool `look`."""
     return ToolCall("look", json.dumps({"q": what}), id_)
 
 
 @dataclass
-class Talk:
+class Conversation:
     """The caller's copy of the conversation."""
 
     runtime: Runtime
     tier: str = "baton-mini"
-    messages: list[Message] = field(default_factory=lambda: [ASK])
-    toolbox: Toolbox = BOX
+    messages: list[Message] = field(default_factory=lambda: [QUESTION])
+    toolbox: Toolbox = TOOLBOX
     extra: dict[str, Any] = field(default_factory=dict)
 
     def order(self, **changes: Any) -> Order:
@@ -41,17 +41,17 @@ class Talk:
         task = Task(tuple(self.messages), toolbox=self.toolbox)
         return order(self.runtime, self.tier, task=task, **self.extra | changes)
 
-    async def begin(self, **changes: Any) -> FollowedRun:
+    async def start_turn(self, **changes: Any) -> FollowedRun:
         """Start the next turn."""
         return await self.runtime.runs.start(self.order(**changes))
 
-    async def say(self, **changes: Any) -> Outcome:
+    async def take_turn(self, **changes: Any) -> Outcome:
         """Start the next turn and read its reply to the end."""
-        outcome = await finish(await self.begin(**changes))
+        outcome = await finish(await self.start_turn(**changes))
         assert outcome.ended.error is None, outcome.ended.error
         return outcome
 
-    def answer(self, outcome: Outcome, *results: str) -> None:
+    def add_results(self, outcome: Outcome, *results: str) -> None:
         """Append the reply and these results of its calls."""
         calls = outcome.ended.calls
         words = (Text(outcome.ended.answer),) if outcome.ended.answer else ()
@@ -61,7 +61,7 @@ class Talk:
         ]
 
 
-def gathered(deltas: list[ToolDelta]) -> list[tuple[str, str, str]]:
+def assembled_calls(deltas: list[ToolDelta]) -> list[tuple[str, str, str]]:
     """Return the tool calls that streamed pieces add up to."""
     gathering = Gathering()
     for delta in deltas:

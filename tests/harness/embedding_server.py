@@ -19,7 +19,7 @@ class Embeddings:
 
     url: str = ""
     fault: Fault = ""
-    asked: list[dict[str, Any]] = field(default_factory=list)
+    requests: list[dict[str, Any]] = field(default_factory=list)
     released: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def answer(self, request: web.Request) -> web.Response:
@@ -29,7 +29,7 @@ class Embeddings:
         if not whole or set(body) - FIELDS or body.get("encoding_format", "float") != "float":
             told = {"message": "Invalid request.", "type": "invalid_request_error", "param": None, "code": None}
             return web.json_response({"error": told}, status=400)
-        self.asked.append({"key": request.headers.get("authorization"), **body})
+        self.requests.append({"key": request.headers.get("authorization"), **body})
         if self.fault == "hang":
             await self.released.wait()
         if self.fault == "500":

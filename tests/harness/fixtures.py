@@ -12,9 +12,9 @@ import httpx
 import pytest
 
 from app.process import wiring
-from tests.harness.in_process import calling, pool_text, running_service
+from tests.harness.in_process import client_of, pool_text, running_service
 from tests.harness.prepared_apps import app_over
-from tests.harness.stand_ins import ASKING, PLANNED, GatewayStandIn, row_of, shelve_content
+from tests.harness.stand_ins import APPROVED_RUN, PLAN_RUN, GatewayStandIn, row_of, shelve_content
 from tests.stubs import ProviderStub
 
 
@@ -22,7 +22,7 @@ from tests.stubs import ProviderStub
 def gateway() -> Iterator[GatewayStandIn]:
     """A gateway whose store holds one run and one plan of the tenant `acme`, and one run of another."""
     stand_in = GatewayStandIn()
-    stand_in.store.rows = [row_of(name, "acme") for name in ("run_mine", PLANNED, ASKING)]
+    stand_in.store.rows = [row_of(name, "acme") for name in ("run_mine", PLAN_RUN, APPROVED_RUN)]
     stand_in.store.rows.append(row_of("run_theirs", "other"))
     shelve_content(stand_in.store)
     with app_over(stand_in.context) as stand_in.app:
@@ -66,5 +66,5 @@ async def runtime(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[wiring.Ru
 @pytest.fixture
 async def client(runtime: wiring.Runtime) -> AsyncIterator[httpx.AsyncClient]:
     """A client of the service `runtime`."""
-    async with calling(runtime) as running:
+    async with client_of(runtime) as running:
         yield running

@@ -15,7 +15,7 @@ class ForwardProxy:
 
     def __init__(self, credentials: str | None = None) -> None:
         self._expected = None if credentials is None else "Basic " + base64.b64encode(credentials.encode()).decode()
-        self.asked: list[str] = []
+        self.requests: list[str] = []
         """The method and the target of each request, such as `CONNECT example.com:443`."""
         self.seen = b""
         """All bytes that came from clients."""
@@ -52,7 +52,7 @@ class ForwardProxy:
         for line in lines:
             name, _, value = line.partition(":")
             headers[name.lower()] = value.strip()
-        self.asked.append(f"{method} {target}")
+        self.requests.append(f"{method} {target}")
         if self._expected is not None and headers.get("proxy-authorization") != self._expected:
             self.refused += 1
             writer.write(b"HTTP/1.1 407 Proxy Authentication Required\r\nContent-Length: 0\r\n\r\n")

@@ -23,7 +23,7 @@ from app.gateway.http.api_keys import mint
 from app.process.config import configure
 from app.process.wiring import Runtime, open_runtime
 from app.store.protocol import RunRow, Store
-from tests.harness.audited import look
+from tests.harness.audited import audit_once
 from tests.harness.prepared_apps import app_over
 from tests.harness.waiting import PATIENCE_SECONDS, until
 from tests.stubs import ProviderStub, Reply
@@ -33,7 +33,7 @@ LONG_LEASE = {"BATON_LEASE_SECONDS": "300"}
 CLOCK_READINGS = 3
 """Tries to read the database's clock, before which nothing is begun."""
 WORKERS = ("alpha", "beta", "gamma", "planner")
-SAYS = {"alpha": "The draft.", "beta": "The first answer.", "gamma": "The better answer."}
+ANSWERS = {"alpha": "The draft.", "beta": "The first answer.", "gamma": "The better answer."}
 
 POOL = """
 [providers.stub]
@@ -140,12 +140,12 @@ async def running_service(
                 drivers_end.set()
                 steps_end.set()
     if audits:
-        found = (await look(runtime.pool.loaded.settings.database_url)).violations
+        found = (await audit_once(runtime.pool.loaded.settings.database_url)).violations
         assert not found, "\n".join(map(str, found))
 
 
 @asynccontextmanager
-async def calling(runtime: Runtime, name: str = "caller", tenant: str = "acme") -> AsyncIterator[httpx.AsyncClient]:
+async def client_of(runtime: Runtime, name: str = "caller", tenant: str = "acme") -> AsyncIterator[httpx.AsyncClient]:
     """Open a client with a key in the real store, which calls the application without a socket."""
     scopes = ["runs:write", "runs:read", "audit:read"]
     key, row = mint(runtime.gateway.pepper, tenant=tenant, name=name, scopes=scopes, now=0.0)
@@ -173,7 +173,7 @@ def order(runtime: Runtime, tier: str, text: str = "What is 2 + 2?", **changes: 
     return Order(task, chosen, tier, chosen.effort, limits, "tenant", "key", **changes)
 
 
-def narrowed(runtime: Runtime, tier: str, **limits: Any) -> Limits:
+def limits_with(runtime: Runtime, tier: str, **limits: Any) -> Limits:
     """Return the tier's limits with some of them changed."""
     chosen = runtime.pool.catalog().tiers[tier]
     return Limits(**{**{name: getattr(chosen.efforts[chosen.effort], name) for name in Limits.__slots__}, **limits})
@@ -189,14 +189,14 @@ class Outcome:
     tool_deltas: list[ToolDelta] = field(default_factory=list)
 
 
-async def finish(driven: FollowedRun, within: float = PATIENCE_SECONDS) -> Outcome:
+async def finish(followed_run: FollowedRun, within: float = PATIENCE_SECONDS) -> Outcome:
     """Read a run's messages until it has ended; raises TimeoutError after `within` seconds."""
     texts: list[str] = []
     step_events: list[StepEvent] = []
     tool_deltas: list[ToolDelta] = []
     async with asyncio.timeout(within):
         while True:
-            for message in await driven.line.take(1.0):
+            for message in await followed_run.line.take(1.0):
                 if isinstance(message, AnswerPart):
                     if message.text or not message.calls:
                         texts.append(message.text)
@@ -209,7 +209,7 @@ async def finish(driven: FollowedRun, within: float = PATIENCE_SECONDS) -> Outco
 
 def latest_request(stub: ProviderStub, worker: str) -> dict[str, Any]:
     """Return what a worker was sent last, but for the fields that ask for a stream: they depend on how quick it was."""
-    sent = stub.of(worker)[-1].json
+    sent = stub.requests_for(worker)[-1].json
     return {name: value for name, value in sent.items() if name not in ("stream", "stream_options")}
 
 
@@ -235,7 +235,7 @@ def kinds(journal: tuple[Event, ...]) -> list[Kind]:
     return [event.kind for event in journal]
 
 
-def of(journal: Sequence[Event], kind: Kind, **fields: Any) -> list[dict[str, Any]]:
+def bodies_of(journal: Sequence[Event], kind: Kind, **fields: Any) -> list[dict[str, Any]]:
     """Return the bodies of the events of this kind that have these values."""
     return [dict(event.body) for event in journal if event.kind is kind and fields.items() <= event.body.items()]
 
@@ -250,13 +250,13 @@ def plan_text(*steps: tuple[Any, str, list[Any]]) -> str:
     return json.dumps(plan(*steps))
 
 
-def speak(stub: ProviderStub) -> None:
-    """Let each worker answer with its words in `SAYS` whenever it is asked."""
-    for name, words in SAYS.items():
+def script_answers(stub: ProviderStub) -> None:
+    """Let each worker answer with its words in `ANSWERS` whenever it is asked."""
+    for name, words in ANSWERS.items():
         stub.always(name, Reply(chunks=(words,)))
 
 
-def plans(stub: ProviderStub, *texts: str) -> None:
+def script_plans(stub: ProviderStub, *texts: str) -> None:
     """Let the conductor answer with these texts, one for each time that it is asked.
 
     Ordinals are shuffled by the run's id; each worker's card says which it is, so that plans may name any of them.

@@ -76,7 +76,7 @@ class LogAuthorities:
     away: bool = False
     forges: bool = False
     """The witness signs something else."""
-    asked: list[int] = field(default_factory=list)
+    old_sizes: list[int] = field(default_factory=list)
     """The old sizes of the requests."""
     key: Ed25519PrivateKey = field(default_factory=lambda: Ed25519PrivateKey.from_private_bytes(bytes(range(1, 33))))
 
@@ -96,7 +96,7 @@ class LogAuthorities:
         head, _, note = (await request.text()).partition("\n\n")
         first, *proof = head.split("\n")
         old = int(first.removeprefix("old "))
-        self.asked.append(old)
+        self.old_sizes.append(old)
         if self.away:
             return web.Response(status=503)
         try:

@@ -38,17 +38,17 @@ class Collector:
     """What has come, and how it answers."""
 
     url: str = ""
-    taken: list[tuple[str, bytes]] = field(default_factory=list)
+    requests: list[tuple[str, bytes]] = field(default_factory=list)
     """The paths and bodies of requests."""
     status: int = 200
-    goes_on: Event = field(default_factory=Event)
+    may_answer: Event = field(default_factory=Event)
     """Answers wait for it."""
 
     @property
     def spans(self) -> list[Exported]:
         """All spans, in the order of their beginnings."""
         found: list[Exported] = []
-        for path, body in list(self.taken):
+        for path, body in list(self.requests):
             if path == "/v1/traces":
                 found += _spans(body)
         return sorted(found, key=lambda exported: exported.start)
@@ -56,7 +56,7 @@ class Collector:
     @property
     def metrics(self) -> set[str]:
         """The names of all metrics."""
-        bodies = [body for path, body in list(self.taken) if path == "/v1/metrics"]
+        bodies = [body for path, body in list(self.requests) if path == "/v1/metrics"]
         parts = [
             resource for body in bodies for resource in ExportMetricsServiceRequest.FromString(body).resource_metrics
         ]
@@ -93,18 +93,18 @@ def _value(pair: KeyValue) -> Any:
 
 
 @contextmanager
-def collecting() -> Iterator[Collector]:
+def running_collector() -> Iterator[Collector]:
     """A collector on a port of its own."""
     collector = Collector()
-    collector.goes_on.set()
+    collector.may_answer.set()
 
     class Taking(BaseHTTPRequestHandler):
         """One connection."""
 
         def do_POST(self) -> None:
             """Take one request."""
-            collector.taken.append((self.path, self.rfile.read(int(self.headers["Content-Length"]))))
-            collector.goes_on.wait()
+            collector.requests.append((self.path, self.rfile.read(int(self.headers["Content-Length"]))))
+            collector.may_answer.wait()
             self.send_response(collector.status)
             self.end_headers()
 
@@ -119,6 +119,6 @@ def collecting() -> Iterator[Collector]:
         try:
             yield collector
         finally:
-            collector.goes_on.set()
+            collector.may_answer.set()
             server.shutdown()
             listening.join()

@@ -13,14 +13,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.gateway.http.api_keys import mint
 from app.process.wiring import Runtime
-from tests.harness.console import SAME_ORIGIN, browsing, sign_in, words
+from tests.harness.console import SAME_ORIGIN, console_client, page_text, sign_in
 from tests.harness.prepared_apps import app_over
 
 SCOPES = ("runs:write", "runs:read")
 HOSTILE = "<script>alert(1)</script>{{ 7 * 7 }}\u202e<svg onload=alert(1)>'\""
 
 
-def recorded(app: ASGIApp, sent: list[tuple[str, Any]]) -> ASGIApp:
+def recording_requests(app: ASGIApp, sent: list[tuple[str, Any]]) -> ASGIApp:
     """Return an application whose requests with a body are noted, each as its path and its JSON."""
 
     async def recording(scope: Scope, receive: Receive, send: Send) -> None:
@@ -47,25 +47,27 @@ async def visiting(
     key, row = mint(runtime.gateway.pepper, tenant="acme", name=name, scopes=SCOPES, now=0.0)
     assert await runtime.gateway.store.add_key(replace(row, **limits))
     with app_over(runtime.gateway) as app:
-        async with browsing(recorded(app, sent) if sent is not None else app, runtime.gateway.now) as client:
+        async with console_client(
+            recording_requests(app, sent) if sent is not None else app, runtime.gateway.now
+        ) as client:
             await sign_in(client, key)
             yield client
 
 
-async def press(client: httpx.AsyncClient, action: str = "ask", **fields: Any) -> httpx.Response:
+async def submit_form(client: httpx.AsyncClient, action: str = "ask", **fields: Any) -> httpx.Response:
     """Send the form by one of its buttons."""
     form = {"question": "What is 2 + 2?", "tier": "baton-mini", "action": action} | fields
     return await client.post("/console/playground", data=form, headers=SAME_ORIGIN)
 
 
-def run_in(page: httpx.Response) -> str:
+def run_of_page(page: httpx.Response) -> str:
     """Return the run that a page is about."""
     found = re.search(r'name="run" value="(run_[^"]+)"', page.text)
-    assert found is not None, words(page.text)
+    assert found is not None, page_text(page.text)
     return found[1]
 
 
-def hidden(page: str, name: str) -> str:
+def hidden_value(page: str, name: str) -> str:
     """Return the value of a hidden field."""
     found = re.search(rf'type="hidden" name="{name}" value="([^"]*)"', page)
     assert found is not None, name
@@ -79,7 +81,7 @@ def section(html: str, name: str) -> str:
     return " ".join(str(found[-1]).split())
 
 
-async def followed(client: httpx.AsyncClient, run: str) -> str:
+async def live_stream(client: httpx.AsyncClient, run: str) -> str:
     """Return the live stream of a run until it closes, as the text of its patches."""
     reply = await client.get(f"/console/playground/{run}?live")
     assert reply.headers["content-type"].startswith("text/event-stream")

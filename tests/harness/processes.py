@@ -26,7 +26,7 @@ LOG_TAIL: Final = 4000
 """Characters of a log that an error message quotes."""
 
 
-class Unexpected(RuntimeError):
+class ProcessFailed(RuntimeError):
     """A process ended too early, or did not end in time; the message has the end of its log."""
 
 
@@ -80,7 +80,7 @@ class Process:
         return (self.folder / f"{self.verb}-{self.port}.out").read_text()
 
     @property
-    def logged(self) -> str:
+    def log(self) -> str:
         """Its standard error since its first start."""
         return (self.folder / f"{self.verb}-{self.port}.log").read_text()
 
@@ -112,7 +112,7 @@ class Process:
         text = httpx.get(f"{self.url}/metrics", timeout=REQUEST_SECONDS, trust_env=False).text
         return sum(float(line.rpartition(" ")[2]) for line in text.splitlines() if line.startswith(f"{sample} "))
 
-    def tell_to_stop(self) -> None:
+    def send_sigterm(self) -> None:
         """Send SIGTERM without waiting."""
         if self._child is not None and self._child.poll() is None:
             self._child.send_signal(signal.SIGTERM)
@@ -124,10 +124,10 @@ class Process:
 
     def stop(self) -> int:
         """Send SIGTERM, wait for its end and return its exit status."""
-        self.tell_to_stop()
-        return self.ended()
+        self.send_sigterm()
+        return self.wait_for_exit()
 
-    def ended(self) -> int:
+    def wait_for_exit(self) -> int:
         """Wait for its end and return its exit status, negative for a signal."""
         if self._child is None:
             return 0
@@ -135,8 +135,8 @@ class Process:
             status = self._child.wait(PATIENCE_SECONDS)
         except subprocess.TimeoutExpired:
             self.kill()
-            raise Unexpected(
-                f"{self.verb} did not stop in {PATIENCE_SECONDS:.0f} s:\n{self.logged[-LOG_TAIL:]}"
+            raise ProcessFailed(
+                f"{self.verb} did not stop in {PATIENCE_SECONDS:.0f} s:\n{self.log[-LOG_TAIL:]}"
             ) from None
         self._child = None
         return status
@@ -150,12 +150,12 @@ class Process:
 
     def _has_announced_itself(self) -> bool:
         if self._child is not None and (status := self._child.poll()) is not None:
-            raise Unexpected(f"{self.verb} ended with {status}:\n{self.logged[-LOG_TAIL:]}")
+            raise ProcessFailed(f"{self.verb} ended with {status}:\n{self.log[-LOG_TAIL:]}")
         return "\nBaton is " in self.output
 
 
 @contextmanager
-def running(
+def running_process(
     verb: str, folder: Path, environ: Mapping[str, str], *, wait: bool = True, forked: bool = True
 ) -> Iterator[Process]:
     """Run one process for the length of the block."""
@@ -167,7 +167,7 @@ def running(
         process.kill()
 
 
-def command(
+def run_command(
     folder: Path, environ: Mapping[str, str], *words: str, within: float = PATIENCE_SECONDS, forked: bool = True
 ) -> subprocess.CompletedProcess[str]:
     """Run one command to its end, `within` so many seconds, and return its status, `stdout` and `stderr`.
@@ -197,7 +197,7 @@ class Caller:
 
     def whole(self, model: str, question: str, **more: Any) -> tuple[str, dict[str, Any]]:
         """Ask for a whole reply; return its text, and the reply as JSON."""
-        reply = self.client.chat.completions.create(model=model, messages=asking(question), **more)  # type: ignore[call-overload]
+        reply = self.client.chat.completions.create(model=model, messages=user_message(question), **more)  # type: ignore[call-overload]
         document: dict[str, Any] = reply.model_dump()
         assert document["choices"][0]["finish_reason"] in ("stop", "length")
         return document["choices"][0]["message"]["content"], document
@@ -207,7 +207,7 @@ class Caller:
         text, document, deltas = "", {}, 0
         options = {"stream_options": {"include_usage": True}, **more}
         with self.client.chat.completions.create(
-            model=model, messages=asking(question), stream=True, **options
+            model=model, messages=user_message(question), stream=True, **options
         ) as chunks:  # type: ignore[call-overload]
             for chunk in chunks:
                 shown = chunk.model_dump()
@@ -234,13 +234,13 @@ class Caller:
         return found
 
 
-def asking(question: str) -> list[dict[str, str]]:
+def user_message(question: str) -> list[dict[str, str]]:
     """Return a conversation of one message."""
     return [{"role": "user", "content": question}]
 
 
 @contextmanager
-def calling(url: str, key: str = KEY, *, timeout: float = PATIENCE_SECONDS) -> Iterator[Caller]:
+def open_caller(url: str, key: str = KEY, *, timeout: float = PATIENCE_SECONDS) -> Iterator[Caller]:
     """Open a caller of the service at `url`. It retries nothing."""
     headers = {"Authorization": f"Bearer {key}"}
     with (

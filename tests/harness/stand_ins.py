@@ -85,11 +85,11 @@ WIRE = {"format": "responses", "store": True, "given": 1, "background": True}
 """What the stored run was asked for: a response in the background, which can be cancelled."""
 
 
-PLANNED = "run_planned"
+PLAN_RUN = "run_planned"
 """The run of the first revision of a plan."""
 
 
-ASKING = "run_asks"
+APPROVED_RUN = "run_asks"
 """The run whose plan needed an approval, and got one."""
 
 
@@ -105,9 +105,9 @@ def journal_of(run: str, texts: Mapping[str, str], *, state: Kind = Kind.SUCCEED
     }
     admitted |= {"effort": "medium", "model": "baton-mini", "catalog": "0" * 64, "rehearsal": True}
     admitted |= {"ignored": [], "preview": False, "wire": WIRE}
-    if run == PLANNED:
+    if run == PLAN_RUN:
         admitted |= {"preview": True, "wire": {"format": "plan", "revision": 1, "reply": {"format": "chat"}}}
-    if run == ASKING:
+    if run == APPROVED_RUN:
         admitted |= {"approval": {"reasons": ["tier"]}}
     usages = (Usage(10, 4, 6, 1), Usage(30, 0, 7, 2))
     drafts = [
@@ -118,7 +118,7 @@ def journal_of(run: str, texts: Mapping[str, str], *, state: Kind = Kind.SUCCEED
         *(_planned(n) for n in (0, 1)),
         fact_from_json(Kind.PLAN_ACCEPTED, {"proposal": 0, "call": "", "steps": 2, "topology": "chain"}),
     ]
-    drafts += _approved() if run == ASKING else []
+    drafts += _approved() if run == APPROVED_RUN else []
     for n, usage in enumerate(usages):
         drafts += _executed(n, usage, len(texts[f"output{n}"]))
     end = {"step": 1, "usd": 100, "answer": "output1", "finish": "stop"}
@@ -171,13 +171,13 @@ def state_of(run: str, state: Kind = Kind.SUCCEEDED) -> RunState:
     return fold(journal_of(run, TEXTS, state=state))
 
 
-def ended(run: str, answer: str = "Four.", error: BatonError | None = None) -> TurnEnd:
+def turn_end(run: str, answer: str = "Four.", error: BatonError | None = None) -> TurnEnd:
     """Return the message that ends a run."""
     state = state_of(run, Kind.SUCCEEDED if error is None else Kind.FAILED)
     return TurnEnd(state, answer, "stop", bill(state), error)
 
 
-USED = 53
+TOKENS_PER_RUN = 53
 """Tokens of each run."""
 Script = Callable[[Order, str, Mailbox[CallerMessage]], Awaitable[None]]
 
@@ -186,10 +186,10 @@ async def say_four(_order: Order, run: str, line: Mailbox[CallerMessage]) -> Non
     """Answer "Four." in three pieces: the script of a run that has no other."""
     for text, at in (("Fo", 2), ("ur", 4), (".", 5)):
         line.put(AnswerPart(text, at=at))
-    line.put(ended(run))
+    line.put(turn_end(run))
 
 
-class Unchanging:
+class NoChanges:
     """Changes of runs of which there are none."""
 
     number = 0
@@ -199,7 +199,7 @@ class Unchanging:
         return number
 
 
-class ScriptedDrivers:
+class ScriptedRuns:
     """Drivers whose runs follow `script`; a cancelled run ends as cancelled."""
 
     def __init__(self) -> None:
@@ -207,7 +207,7 @@ class ScriptedDrivers:
         self.orders: list[Order] = []
         self.cancelled: list[tuple[str, str]] = []
         self.stopped = asyncio.Event()
-        self.changes = Unchanging()
+        self.changes = NoChanges()
         self.refusal: BatonError | None = None
         self.uses: dict[str, RunUse] = {}
         """What the journal has of the runs, for their rates."""
@@ -236,20 +236,20 @@ class ScriptedDrivers:
 
     async def _play(self, order: Order, run: str, line: Mailbox[CallerMessage]) -> None:
         await self.script(order, run, line)
-        self.uses[run] = RunUse(seq=2, tokens=USED, waits=False, ended_at=self.now())
+        self.uses[run] = RunUse(seq=2, tokens=TOKENS_PER_RUN, waits=False, ended_at=self.now())
 
     async def attach(self, run: str, at: Position = Position(), **_which: object) -> FollowedRun:
         """Follow a run that has ended."""
         line: Mailbox[CallerMessage] = Mailbox(10)
-        line.put(ended(run))
+        line.put(turn_end(run))
         return FollowedRun(run, line, state_of(run), replayed=True)
 
     async def decide(self, run: str, tenant: str | None, decision: Decision) -> None:
         """Take a decision on a plan."""
 
-    def leave(self, driven: FollowedRun) -> None:
+    def leave(self, followed_run: FollowedRun) -> None:
         """Cancel the run: nobody else follows it, and it is to end then."""
-        self.cancel(driven.run, "client")
+        self.cancel(followed_run.run, "client")
 
     def cancel(self, run: str, by: str) -> None:
         """Stop the script and end the run."""
@@ -257,8 +257,8 @@ class ScriptedDrivers:
         self.stopped.set()
         if run in self._tasks:
             self._tasks[run].cancel()
-        self.uses[run] = RunUse(seq=2, tokens=USED, waits=False, ended_at=self.now())
-        self._lines[run].put(ended(run, "", RunCancelled()))
+        self.uses[run] = RunUse(seq=2, tokens=TOKENS_PER_RUN, waits=False, ended_at=self.now())
+        self._lines[run].put(turn_end(run, "", RunCancelled()))
 
 
 class ShelfLog:
@@ -297,7 +297,7 @@ class ShelfLists:
         return RunFigures(period.since, (), (), period.since, (), (), (), 0, (), ())
 
     async def details(self, runs: Sequence[str]) -> Mapping[str, RunDetails]:
-        return {run: RunDetails(("alpha",), is_preview=run == PLANNED) for run in runs}
+        return {run: RunDetails(("alpha",), is_preview=run == PLAN_RUN) for run in runs}
 
 
 class ShelfStore:
@@ -448,7 +448,7 @@ class ShelfStore:
         return Backlog(0, None)
 
 
-class UpQueue:
+class ReadyQueue:
     """A queue that is always ready."""
 
     healthy = True
@@ -488,7 +488,7 @@ class GatewayStandIn:
     """A gateway over stubs, with clocks that tests may move."""
 
     def __init__(self, **changes: Any) -> None:
-        self.runs = ScriptedDrivers()
+        self.runs = ScriptedRuns()
         self.store = ShelfStore()
         self.seconds = 1_000_000_000.0
         self.ticks = 0.0
@@ -500,7 +500,7 @@ class GatewayStandIn:
         self.telemetry = Telemetry()
         self.context = GatewayContext(
             store=cast(Store, self.store),
-            queue=cast(StepQueue, UpQueue()),
+            queue=cast(StepQueue, ReadyQueue()),
             runs=cast(RunClient, self.runs),
             catalog=lambda: CATALOG,
             telemetry=self.telemetry,
@@ -560,7 +560,7 @@ async def serving(app: FastAPI, context: GatewayContext, head_seconds: float = 3
         await task
 
 
-def ask(text: str = "What is 2 + 2?", **more: Any) -> dict[str, Any]:
+def chat_body(text: str = "What is 2 + 2?", **more: Any) -> dict[str, Any]:
     """Return the body of a request."""
     return {"model": "baton-mini", "messages": [{"role": "user", "content": text}]} | more
 

@@ -74,7 +74,7 @@ def probe(folder: Path) -> Iterator[Callable[..., Process]]:
 
 def description(process: Process) -> dict[str, Any]:
     """Return what a process found out about itself, without what differs from process to process."""
-    assert process.ended() == 0, process.logged
+    assert process.wait_for_exit() == 0, process.log
     found: dict[str, Any] = json.loads(process.output.splitlines()[0])
     found["streams"] = [path.replace(f"-{process.port}.", ".") for path in found["streams"]]
     assert found["environ"].pop("BATON_PORT") == str(process.port)
@@ -93,10 +93,15 @@ def test_it_ends_as_an_interpreter_of_its_own_does(probe: Callable[..., Process]
     exits, speaks, raises, returns = (
         probe(what, forked=forked) for what in ("exit", "exit with a message", "raise", "return")
     )
-    assert (exits.ended(), speaks.ended(), raises.ended(), returns.ended()) == (3, 1, 1, 0)
-    assert speaks.logged == "the message\n"
-    assert raises.logged.startswith("Traceback")
-    assert raises.logged.endswith("KeyError: 'absent'\n")
+    assert (exits.wait_for_exit(), speaks.wait_for_exit(), raises.wait_for_exit(), returns.wait_for_exit()) == (
+        3,
+        1,
+        1,
+        0,
+    )
+    assert speaks.log == "the message\n"
+    assert raises.log.startswith("Traceback")
+    assert raises.log.endswith("KeyError: 'absent'\n")
 
 
 @pytest.mark.parametrize("forked", [True, False])
@@ -106,7 +111,7 @@ def test_its_signals_are_its_own(probe: Callable[..., Process], forked: bool) ->
         process.wait_until_announced()
     assert terminated.stop() == -signal.SIGTERM
     os.kill(killed.pid, signal.SIGKILL)
-    assert killed.ended() == -signal.SIGKILL
+    assert killed.wait_for_exit() == -signal.SIGKILL
     os.kill(stopped.pid, signal.SIGSTOP)
     assert stopped.alive
     stopped.kill()
@@ -118,7 +123,7 @@ def test_its_id_is_nobody_elses_until_its_exit_status_is_known(probe: Callable[.
     process = probe("exit", forked=forked)
     wait_until(lambda: has_ended(process.pid), what="the process is a zombie")
     os.kill(process.pid, 0)
-    assert process.ended() == 3
+    assert process.wait_for_exit() == 3
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from tests.harness.waiting import NotInTime, fastest, fastest_in_thread, stays, until, wait_until
+from tests.harness.waiting import NotInTime, assert_stays, fastest, fastest_in_thread, until, wait_until
 
 
 def becoming_true(looks: int) -> list[bool]:
@@ -53,11 +53,11 @@ def test_the_least_of_all_tries_is_returned_when_none_is_fast_enough() -> None:
 
 async def test_what_stays_true_is_watched_for_the_whole_time() -> None:
     began = time.monotonic()
-    await stays(lambda: True, seconds=0.05)
+    await assert_stays(lambda: True, seconds=0.05)
     assert time.monotonic() - began >= 0.05
 
 
 async def test_what_ceases_to_be_true_is_seen() -> None:
     answers = [False, True, True]
     with pytest.raises(AssertionError, match="no longer true"):
-        await stays(answers.pop, seconds=60)
+        await assert_stays(answers.pop, seconds=60)

@@ -29,12 +29,12 @@ class VllmStub:
     delay: float = 0.0
     shift: int = 0
     """Added to every token: another tokenizer."""
-    asked: list[tuple[str, Any]] = field(default_factory=list)
+    requests: list[tuple[str, Any]] = field(default_factory=list)
     url: str = ""
 
     def answer(self, path: str, body: Any) -> Answer:
         """Return the status and the JSON of a reply."""
-        self.asked.append((path, body))
+        self.requests.append((path, body))
         sleep(self.delay)
         if path == "/v1/models":
             return 200, {"object": "list", "data": [{"id": name, "object": "model"} for name in self.models]}

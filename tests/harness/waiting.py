@@ -52,7 +52,7 @@ def wait_until(condition: Callable[[], T], *, within: float = PATIENCE_SECONDS, 
     return value
 
 
-async def stays(condition: Callable[[], bool | Awaitable[bool]], *, seconds: float) -> None:
+async def assert_stays(condition: Callable[[], bool | Awaitable[bool]], *, seconds: float) -> None:
     """Assert that the condition holds now and at every look for so many seconds."""
     end = time.monotonic() + seconds
     while True:

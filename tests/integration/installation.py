@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import asyncpg
 
-from tests.harness.processes import KEY, Process, environment, running
+from tests.harness.processes import KEY, Process, environment, running_process
 from tests.harness.waiting import wait_until
 from tests.stubs import KEYS, plan_reply
 from tests.stubs.control import StubControl
@@ -112,7 +112,7 @@ def settings(folder: Path, stub: StubControl, database: str, redis: str) -> dict
 def launched(folder: Path, environ: Mapping[str, str], *verbs: str) -> Iterator[list[Process]]:
     """A process of each of these roles, all of which have announced themselves."""
     with ExitStack() as stack:
-        processes = [stack.enter_context(running(verb, folder, environ, wait=False)) for verb in verbs]
+        processes = [stack.enter_context(running_process(verb, folder, environ, wait=False)) for verb in verbs]
         for process in processes:
             process.wait_until_announced()
         yield processes

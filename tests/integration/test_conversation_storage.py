@@ -11,7 +11,7 @@ from sqlalchemy import Connection
 
 from app.cli.runs.run_tree import read_run
 from app.store.sql import SqlStore, open_store
-from tests.harness.in_process import calling, pool_text, running_service
+from tests.harness.in_process import client_of, pool_text, running_service
 from tests.stubs import ProviderStub, Reply
 
 TURNS = 20
@@ -83,7 +83,7 @@ async def test_twenty_turns_store_little_more_than_their_texts(tmp_path: Path, m
     ask = make()
     async with ProviderStub() as stub:
         stub.script("alpha", *[Reply(chunks=(answer,)) for answer in said])
-        async with running_service(tmp_path, pool_text(stub)) as runtime, calling(runtime) as client:
+        async with running_service(tmp_path, pool_text(stub)) as runtime, client_of(runtime) as client:
             runs = []
             for turn in range(TURNS):
                 reply = await ask(client, asked[: turn + 1], said[:turn])

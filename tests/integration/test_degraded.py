@@ -19,7 +19,7 @@ from sqlalchemy.engine import make_url
 
 from app.store.writing.group_commit import DECIDE_SECONDS
 from tests.harness import prepared_postgres, servers
-from tests.harness.processes import KEY, Caller, Process, calling
+from tests.harness.processes import KEY, Caller, Process, open_caller
 from tests.harness.waiting import PATIENCE_SECONDS, fastest_in_thread, wait_until
 from tests.integration.installation import WORKERS, Installation, launched, settings
 from tests.stubs import Hang, Reply, plan_reply
@@ -75,7 +75,7 @@ def installation(shared: Installation) -> Installation:
 
 @pytest.fixture
 def caller(installation: Installation) -> Iterator[Caller]:
-    with calling(installation.gateway.url) as made:
+    with open_caller(installation.gateway.url) as made:
         yield made
 
 

@@ -43,7 +43,7 @@ def play(folder: Path, environ: dict[str, str]) -> None:
         assert "estimate: " in baton(folder, "plan", HARD, **environ).out
         for process in (engine, gateway):
             assert process.stop() == 0
-            assert "Traceback" not in process.logged
+            assert "Traceback" not in process.log
 
 
 async def test_from_an_empty_database_to_an_explained_answer(tmp_path: Path, postgres_url: str, redis_url: str) -> None:

@@ -18,7 +18,7 @@ import pytest
 from redis import Redis
 
 from tests.harness import servers
-from tests.harness.processes import Caller, Process, asking, calling, command, running
+from tests.harness.processes import Caller, Process, open_caller, run_command, running_process, user_message
 from tests.harness.waiting import PATIENCE_SECONDS, fastest_in_thread, wait_until
 from tests.integration.installation import CHAIN, TREE, WORKERS, Installation, launched, settings
 from tests.stubs import Hang, Reply, Stall
@@ -55,7 +55,7 @@ def installation(shared: Installation) -> Installation:
 
 @pytest.fixture
 def caller(installation: Installation) -> Iterator[Caller]:
-    with calling(installation.gateway.url) as made:
+    with open_caller(installation.gateway.url) as made:
         yield made
 
 
@@ -156,7 +156,7 @@ def test_an_answer_that_had_begun_is_not_mixed_with_its_successor(
 ) -> None:
     installation.stub.script("alpha", Reply(chunks=("Hello", " there"), fault=Stall(after=1)))
     installation.stub.always("alpha", Reply(chunks=("World", " over")))
-    chunks = caller.client.chat.completions.create(model="baton-mini", messages=asking("Go on."), stream=True)  # type: ignore[call-overload]
+    chunks = caller.client.chat.completions.create(model="baton-mini", messages=user_message("Go on."), stream=True)  # type: ignore[call-overload]
     heard = [next(chunks).choices[0].delta.content for _ in range(2)]
     victim = installation.holding()
     victim.kill()
@@ -174,8 +174,8 @@ def test_a_run_whose_gateway_was_killed_is_brought_to_its_end(
 ) -> None:
     model = "planner" if stage == "planning" else "alpha"
     installation.stub.script(model, Hang(None if stage == "planning" else 2.0))
-    with calling(installation.gateway.url) as caller, suppress(openai.APIError):
-        request = {"model": "baton-ultra", "messages": asking("Outlive it."), "extra_body": {}}
+    with open_caller(installation.gateway.url) as caller, suppress(openai.APIError):
+        request = {"model": "baton-ultra", "messages": user_message("Outlive it."), "extra_body": {}}
         if stage == "working":
             request["extra_body"] = {"baton": {"plan": CHAIN}}
         lost = aside(caller.client.chat.completions.create, **request)
@@ -186,7 +186,7 @@ def test_a_run_whose_gateway_was_killed_is_brought_to_its_end(
     wait_until(lambda: installation.ended(name), what="dispatchers bring the run to its end")
     installation.gateway.start()
     wait_until(installation.gateway.ready, what="the gateway is back")
-    with calling(installation.gateway.url) as caller:
+    with open_caller(installation.gateway.url) as caller:
         run, events = caller.run(name), caller.events(name)
     assert run["state"] == "succeeded"
     assert [event["kind"] for event in events].count("run.succeeded") == 1
@@ -203,7 +203,7 @@ def test_a_caller_who_leaves_ends_the_call_upstream(
     installation: Installation, caller: Caller, tier: str, model: str, streams: bool
 ) -> None:
     installation.stub.script(model, Hang())
-    body = {"model": tier, "messages": asking("Never mind."), "stream": streams}
+    body = {"model": tier, "messages": user_message("Never mind."), "stream": streams}
     patience = httpx.Timeout(5, read=0.5)
     with (
         pytest.raises(httpx.ReadTimeout),
@@ -221,7 +221,7 @@ def test_a_caller_who_leaves_ends_the_call_upstream(
 
 def test_a_caller_who_leaves_in_the_middle_of_an_answer_ends_it(installation: Installation, caller: Caller) -> None:
     installation.stub.script("alpha", Reply(endless=True, gap=0.02))
-    chunks = caller.client.chat.completions.create(model="baton-mini", messages=asking("Go on."), stream=True)  # type: ignore[call-overload]
+    chunks = caller.client.chat.completions.create(model="baton-mini", messages=user_message("Go on."), stream=True)  # type: ignore[call-overload]
     for _ in range(4):
         next(chunks)
     chunks.close()
@@ -259,20 +259,20 @@ def test_processes_may_start_before_their_servers(
         redis.stop()
         environ = settings(tmp_path, stub, postgres.url, redis.url)
         with (
-            running("gateway", tmp_path, environ, wait=False) as gateway,
-            running("dispatcher", tmp_path, environ, wait=False) as dispatcher,
+            running_process("gateway", tmp_path, environ, wait=False) as gateway,
+            running_process("dispatcher", tmp_path, environ, wait=False) as dispatcher,
         ):
             wait_until(lambda: answers(gateway, "/healthz") == 200, what="it lives")
             dispatcher.wait_until_announced()
             assert answers(gateway, "/readyz") == 503
-            with calling(gateway.url) as caller, pytest.raises(openai.InternalServerError):
+            with open_caller(gateway.url) as caller, pytest.raises(openai.InternalServerError):
                 caller.whole("baton-mini", "Too early?")
             postgres.start()
             redis.start()
             assert answers(gateway, "/readyz") == 503, "it has no schema yet"
-            assert command(tmp_path, environ, "migrate").returncode == 0
+            assert run_command(tmp_path, environ, "migrate").returncode == 0
             wait_until(gateway.ready, what="it is ready")
-            with calling(gateway.url) as caller:
+            with open_caller(gateway.url) as caller:
                 said, _ = wait_until(lambda: patient(caller), what="its first key is there")
                 assert said == "Hello there."
                 redis.stop()

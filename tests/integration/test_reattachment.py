@@ -16,7 +16,7 @@ import httpx
 import orjson
 import pytest
 
-from tests.harness.processes import KEY, Process, asking, command
+from tests.harness.processes import KEY, Process, run_command, user_message
 from tests.harness.waiting import PATIENCE_SECONDS, wait_until
 from tests.integration.installation import Installation, execute, launched, settings
 from tests.stubs import Fail, Hang, Reply, Stall
@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.faults]
 
 PIECES = ("Vier ", "mal ", "fünf ", "ist ", "zwanzig.")
 ANSWER = "".join(PIECES)
-ASKED = {"model": "baton-mini", "messages": asking("What is 4 times 5?")}
+ASKED = {"model": "baton-mini", "messages": user_message("What is 4 times 5?")}
 
 
 @pytest.fixture(scope="module")
@@ -276,6 +276,6 @@ def test_a_run_is_stopped_from_the_command_line(installation: Installation, asid
     asked = aside(post, installation.gateway, uuid.uuid4().hex)
     wait_until(lambda: installation.stub.requests("alpha"), what="it is called")
     rows = asyncio.run(execute(installation.database, "SELECT id FROM runs ORDER BY created_at DESC LIMIT 1"))
-    done = command(installation.gateway.folder, installation.gateway.environ, "runs", "cancel", rows[0][0])
+    done = run_command(installation.gateway.folder, installation.gateway.environ, "runs", "cancel", rows[0][0])
     assert done.returncode == 0, done.stderr
     assert asked.result().json()["error"]["code"] == "run_cancelled"

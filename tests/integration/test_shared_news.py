@@ -11,7 +11,7 @@ from app.core.pool.breaker import FAILURES_IN_A_ROW
 from app.core.run.events import Kind
 from app.process.config import configure
 from app.process.wiring import Runtime, open_runtime
-from tests.harness.in_process import calling, events, finish, order, pool_text, running_service
+from tests.harness.in_process import client_of, events, finish, order, pool_text, running_service
 from tests.harness.waiting import until
 from tests.stubs import Fail, ProviderStub
 
@@ -80,7 +80,7 @@ async def test_a_gateway_is_ready_whatever_becomes_of_workers_and_shows_none_of_
     gateway, engine = pair
     stub.always("*", Fail(status=401))
     await finish(await gateway.runs.start(order(gateway, "baton-mini")))
-    async with calling(gateway) as client:
+    async with client_of(gateway) as client:
         ready, metrics = await client.get("/readyz"), await client.get("/metrics")
     assert (ready.status_code, ready.json()["checks"]["conductor"]) == (200, "ok")
     for worker in ("alpha", "beta", "gamma"):
@@ -105,4 +105,4 @@ async def test_an_engine_learns_of_failures_from_calls_that_another_one_makes_fo
         for engine in (driving, executing):
             assert level(engine, "alpha")
             assert not level(engine, "beta")
-    assert len(stub.of("alpha")) == 1
+    assert len(stub.requests_for("alpha")) == 1

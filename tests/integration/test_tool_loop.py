@@ -17,7 +17,7 @@ import httpx
 import openai
 import pytest
 
-from tests.harness.processes import Caller, calling, command
+from tests.harness.processes import Caller, open_caller, run_command
 from tests.harness.waiting import wait_until
 from tests.integration.installation import WORKERS, Installation, launched, settings
 from tests.stubs import Agent, ToolCall, plan_reply
@@ -144,9 +144,9 @@ def restart(installation: Installation, kills: bool) -> None:
     """End both processes at once, and start them again."""
     both = (installation.gateway, *installation.dispatchers)
     for process in both:
-        process.kill() if kills else process.tell_to_stop()
+        process.kill() if kills else process.send_sigterm()
     for process in both:
-        assert process.ended() == 0
+        assert process.wait_for_exit() == 0
     for process in both:
         process.start(wait=False)
     there(installation)
@@ -177,7 +177,7 @@ def loop(installation: Installation, coder: Coder, aside: ThreadPoolExecutor) ->
 
 def test_a_loop_of_twenty_turns_outlives_every_process(installation: Installation) -> None:
     """One run, one plan, one step and its one worker; only the call that was killed is made again."""
-    with ThreadPoolExecutor(1) as aside, calling(installation.gateway.url) as caller:
+    with ThreadPoolExecutor(1) as aside, open_caller(installation.gateway.url) as caller:
         coder = Coder(caller)
         worker = loop(installation, coder, aside)
         assert coder.turn(TURNS) == answer()
@@ -199,5 +199,5 @@ def test_a_loop_of_twenty_turns_outlives_every_process(installation: Installatio
     assert [attempt["outcome"] for attempt in second["attempts"]] == outcomes
     assert [call["id"] for exchange in second["exchanges"] for call in exchange["calls"]] == coder.ids
     assert sum(len(asked(installation, name)) for name in WORKERS) == len(outcomes)
-    audit = command(installation.gateway.folder, installation.gateway.environ, "audit", "check", "--json")
+    audit = run_command(installation.gateway.folder, installation.gateway.environ, "audit", "check", "--json")
     assert (audit.returncode, json.loads(audit.stdout)["violations"]) == (0, []), audit.stdout

@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.harness.otlp import Collector, Exported, collecting
+from tests.harness.otlp import Collector, Exported, running_collector
 from tests.harness.processes import KEY
 from tests.harness.spans import CALLER, CALLERS_SPAN, TRACE_ID
 from tests.harness.waiting import PATIENCE_SECONDS, wait_until
@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.faults]
 @pytest.fixture(scope="module")
 def collector() -> Iterator[Collector]:
     """The collector to which both processes export."""
-    with collecting() as running:
+    with running_collector() as running:
         yield running
 
 
@@ -50,7 +50,7 @@ def spans(installation: Installation, collector: Collector) -> Collector:
     """The collector, emptied, and a stub that plans three steps."""
     installation.stub.clear()
     installation.stub.always("planner", TREE)
-    collector.taken.clear()
+    collector.requests.clear()
     return collector
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from openai import OpenAI
 
-from tests.harness.processes import Process, calling
+from tests.harness.processes import Process, open_caller
 from tests.harness.waiting import PATIENCE_SECONDS, wait_until
 from tests.integration.installation import settings
 from tests.stubs import Reply
@@ -71,7 +71,7 @@ def test_a_process_killed_between_commit_and_delivery_loses_nothing(
     try:
         process.start()
         stub.script("alpha", Reply(first_delay=2.0))
-        with calling(process.url) as caller:
+        with open_caller(process.url) as caller:
             begun = caller.client.responses.create(model="baton-mini", input="What is 2 + 2?", background=True)
             assert begun.status in ("queued", "in_progress")
         wait_until(lambda: not process.alive, what="it dies with its commit")
@@ -84,7 +84,7 @@ def test_a_process_killed_between_commit_and_delivery_loses_nothing(
         wait_until(lambda: came, what="the webhook is delivered")
         wait_until(lambda: one(database, "SELECT count(*) FROM notices") == 0, what="and done with")
         assert process.metric('baton_webhooks_total{outcome="delivered"}') == 1
-        with calling(process.url) as caller:
+        with open_caller(process.url) as caller:
             assert caller.client.responses.retrieve(begun.id).status == "completed"
         assert process.stop() == 0
     finally:

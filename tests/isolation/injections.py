@@ -29,7 +29,7 @@ from app.core.message.chat import run_of
 from app.core.records import content_ref
 from app.core.run.events import CallIntended, Event, PlanStep, RunAdmitted, StepAwaitingTool, StepDone, facts
 from app.process.wiring import Runtime
-from tests.harness.in_process import calling, running_service
+from tests.harness.in_process import client_of, running_service
 from tests.isolation.injection_corpus import FORGED_CALL, OUTSIDER, UNCLEARED, Injection, corpus
 from tests.stubs import KEYS, ProviderStub, Reply, ToolCall
 from tests.stubs.record import Received
@@ -227,7 +227,7 @@ def scenes(injections: Iterable[Injection]) -> Iterable[Scene]:
 async def play(runtime: Runtime, stub: ProviderStub, chosen: Iterable[Scene]) -> Findings:
     """Play the scenes on a running service, one after the other."""
     found, cast = Findings(), Cast(stub)
-    async with calling(runtime) as client:
+    async with client_of(runtime) as client:
         for scene in chosen:
             cast.scene = scene
             stub.requests.clear()

@@ -19,7 +19,7 @@ import pytest
 
 from app.__main__ import main
 from app.providers.adapters.openai import OpenAIProvider
-from tests.harness.in_process import calling, running_service
+from tests.harness.in_process import client_of, running_service
 from tests.harness.processes import environment
 from tests.harness.spans import Spans
 from tests.stubs import Fail, Garbage, ProviderStub, Raw, Reply, StreamError, Truncate
@@ -146,7 +146,7 @@ async def test_no_secret_shows_when_providers_quote_it_and_everything_fails(
         spans = Spans()
         async with running_service(tmp_path, pool_text(stub), SECRETS | URLS, audits=False) as runtime:
             spans.record(runtime)
-            async with calling(runtime) as client:
+            async with client_of(runtime) as client:
                 found = [leak for text in await provoke(stub, client, TIERS) for leak in leaks("a reply", text)]
                 with monkeypatch.context() as broken:
                     broken.setattr(OpenAIProvider, "stream", _broken)

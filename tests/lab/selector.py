@@ -28,7 +28,7 @@ from app.lab.outcome import bill
 from app.lab.workers import final_answer
 from app.lab.world import standard_pool
 from app.providers.rehearsal.task_families import Problem
-from tests.harness.processes import KEY, Process, command, environment
+from tests.harness.processes import KEY, Process, environment, run_command
 from tests.lab import bandit
 
 POOL = Path(__file__).with_name("selector.toml")
@@ -143,7 +143,7 @@ def served(runs: int, seed: int, held_out: int, *, judge: bool = False) -> float
         finally:
             service.stop()
         if judge:
-            done = command(folder, environ, "offpolicy", "--tier", "baton-mini")
+            done = run_command(folder, environ, "offpolicy", "--tier", "baton-mini")
             print(done.stdout + done.stderr, flush=True)
         return reached
 

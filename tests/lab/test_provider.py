@@ -63,8 +63,10 @@ async def test_the_service_finds_what_the_simulator_says(tmp_path: Path) -> None
             chance, dollars = right(plan, KIND, standard_pool()), bill(plan, KIND[1], standard_pool())[0]
             for _ in range(RUNS):
                 problem = any_problem(random, KIND)
-                driven = await runtime.runs.start(order(runtime, "baton-mini", problem.text, plan={"steps": asked}))
-                ended = (await finish(driven)).ended
+                followed_run = await runtime.runs.start(
+                    order(runtime, "baton-mini", problem.text, plan={"steps": asked})
+                )
+                ended = (await finish(followed_run)).ended
                 assert ended.error is None
                 surplus += (final_answer(ended.answer) == problem.answer) - chance
                 spread += chance * (1 - chance)

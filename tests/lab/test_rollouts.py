@@ -30,7 +30,7 @@ from app.lab.rollouts import (
 )
 from app.lab.world import Weights
 from app.process.wiring import Runtime
-from tests.harness.in_process import finish, narrowed, order, plan_text, pool_text, running_service
+from tests.harness.in_process import finish, limits_with, order, plan_text, pool_text, running_service
 from tests.stubs import Fail, ProviderStub, Reply
 
 PLAN = plan_text((1, "Draft it.", ["user"]), (0, "Finish it.", ["user", 0]))
@@ -64,7 +64,7 @@ async def collected(runtime: Runtime, wanted: RolloutFilter = AGREED) -> tuple[l
 
 
 async def test_a_conductor_that_might_take_steps_itself_is_another_one(runtime: Runtime) -> None:
-    limits = narrowed(runtime, "baton-nested", rounds=1)
+    limits = limits_with(runtime, "baton-nested", rounds=1)
     await ask(runtime, tier="baton-nested", limits=limits)
     assert await collected(runtime) == ([], Counter({"its conductor might take steps itself": 1}))
 
@@ -75,7 +75,7 @@ async def test_a_rollout_has_the_very_prompt_and_the_plan_as_it_was_written(
     run = await ask(runtime)
     await rate(runtime, run, 1.0)
     ((found,), skipped) = await collected(runtime)
-    sent = json.loads(stub.of("planner")[0].body)
+    sent = json.loads(stub.requests_for("planner")[0].body)
     assert [dict(turn) for turn in found.prompt] == [
         {"role": turn["role"], "content": turn["content"]} for turn in sent["messages"]
     ]

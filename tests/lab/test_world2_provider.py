@@ -23,8 +23,8 @@ async def test_the_service_executes_plans_of_the_second_world_at_the_simulators_
     answers = []
     async with running_service(tmp_path, pool_file(0, unseen=True)) as runtime:
         for task in [task for task in service_tasks("fresh") if task.document < 2][:4]:
-            driven = await runtime.runs.start(order(runtime, TIER, task.text, plan={"steps": asked}))
-            ended = (await finish(driven)).ended
+            followed_run = await runtime.runs.start(order(runtime, TIER, task.text, plan={"steps": asked}))
+            ended = (await finish(followed_run)).ended
             assert ended.error is None
             answers.append(ended.answer)
             usd = float(Rewards(chosen).bill(plan.shape, size_of(task))[0][plan.workers])

@@ -94,14 +94,14 @@ async def test_a_tunnel_through_the_proxy_is_used_again_and_shows_no_key(authori
         provider(stub, Route(proxy=proxy.url, ca=authority.ca)) as opened,
     ):
         assert [await answer(opened) for _ in range(3)] == ["Hello there."] * 3
-    assert proxy.asked == [f"CONNECT {stub.openai_url.split('/')[2]}"]
+    assert proxy.requests == [f"CONNECT {stub.openai_url.split('/')[2]}"]
     assert KEYS["openai"].encode() not in proxy.seen
 
 
 async def test_a_proxy_forwards_what_is_not_encrypted(stub: ProviderStub) -> None:
     async with ForwardProxy() as proxy, provider(stub, Route(proxy=proxy.url)) as opened:
         assert await answer(opened) == "Hello there."
-    assert proxy.asked == [f"POST {stub.openai_url}/chat/completions"]
+    assert proxy.requests == [f"POST {stub.openai_url}/chat/completions"]
 
 
 @pytest.mark.parametrize("encrypted", [True, False])
@@ -162,7 +162,7 @@ async def test_the_pool_file_leads_a_run_through_the_proxy(authority: Authority,
         async with running_service(tmp_path, text, environ) as runtime:
             ended = await finish(await runtime.runs.start(order(runtime, "baton-mini")))
             assert ended.ended.state.state == "succeeded"
-        assert (len(stub.requests), len(proxy.asked), proxy.refused) == (1, 1, 0)
+        assert (len(stub.requests), len(proxy.requests), proxy.refused) == (1, 1, 0)
 
 
 def test_files_that_have_gone_since_the_check_are_a_fault_of_the_configuration(authority: Authority) -> None:

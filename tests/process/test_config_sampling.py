@@ -11,7 +11,7 @@ from app.core.pool.catalog import Worker
 from app.errors import ConfigInvalid
 from app.process.config import Loaded, configure
 from tests.conformance.wire_formats import FORMATS, connected, request
-from tests.harness.in_process import calling, running_service
+from tests.harness.in_process import client_of, running_service
 from tests.stubs import KEYS, ProviderStub
 
 POOL = """
@@ -111,14 +111,14 @@ async def test_a_refused_parameter_is_a_400_that_names_it_unless_another_worker_
     async with ProviderStub() as stub:
         pool = POOL.format(url=stub.anthropic_url, top_p="take")
         environ = {"NEAR_KEY": KEYS["anthropic"]}
-        async with running_service(tmp_path, pool, environ) as runtime, calling(runtime) as client:
+        async with running_service(tmp_path, pool, environ) as runtime, client_of(runtime) as client:
             assert (await asked(client, temperature=0.5)).status_code == 200  # dropped, and noted
             assert (await asked(client, top_p=0.5)).status_code == 200  # the other worker takes it
             refused = await asked(client, top_p=0.5, seed=7)
             run = (await client.get("/v1/runs")).json()["data"][-1]["id"]
             events = (await client.get(f"/v1/runs/{run}/events")).json()["data"]
-    assert [json.loads(request.body).get("temperature") for request in stub.of("old-1")] == [None]
-    assert [json.loads(request.body).get("top_p") for request in stub.of("new-1")] == [0.5]
+    assert [json.loads(request.body).get("temperature") for request in stub.requests_for("old-1")] == [None]
+    assert [json.loads(request.body).get("top_p") for request in stub.requests_for("new-1")] == [0.5]
     assert [event["body"]["ignored"] for event in events if event["kind"] == "call.intended"] == [["temperature"]]
     assert refused.status_code == 400
     error = refused.json()["error"]

@@ -13,7 +13,7 @@ from openai import AuthenticationError
 
 from app.cli.runs import run_words
 from tests.conformance.test_rehearsal import EASY
-from tests.harness.processes import Caller, Process, calling, command, environment, running
+from tests.harness.processes import Caller, Process, environment, open_caller, run_command, running_process
 from tests.harness.waiting import wait_until
 
 PRINTED: Final = re.compile(r"export BATON_API_KEY=(bt_\S+)")
@@ -29,7 +29,7 @@ def environ(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 @pytest.fixture(scope="module")
 def service(environ: dict[str, str]) -> Iterator[Process]:
     """The whole service in one process."""
-    with running("serve", Path(environ["BATON_DATA_DIR"]).parent, environ, forked=False) as process:
+    with running_process("serve", Path(environ["BATON_DATA_DIR"]).parent, environ, forked=False) as process:
         yield process
 
 
@@ -44,7 +44,7 @@ def key(service: Process) -> str:
 @pytest.fixture
 def caller(service: Process, key: str) -> Iterator[Caller]:
     """Somebody who has pasted what was printed."""
-    with calling(service.url, key) as made:
+    with open_caller(service.url, key) as made:
         yield made
 
 
@@ -75,7 +75,7 @@ def test_a_run_is_explained_on_the_command_line(
     caller: Caller, service: Process, environ: dict[str, str], tier: str, streams: bool
 ) -> None:
     _, reply = ask(caller, tier, "Solve for x: 2(x - 3) = 4x + 1", streams)
-    shown = command(service.folder, environ, "runs", "show", reply["baton"]["run"])
+    shown = run_command(service.folder, environ, "runs", "show", reply["baton"]["run"])
     assert shown.returncode == 0, shown.stderr
     assert "succeeded" in shown.stdout
     assert (len(reply["baton"]["steps"]) > 1) is (tier == "baton-ultra")
@@ -87,15 +87,15 @@ def test_a_run_is_explained_on_the_command_line(
 def test_the_first_key_is_shown_once_and_restarts_keep_it_and_the_runs(
     service: Process, environ: dict[str, str], key: str
 ) -> None:
-    assert key not in service.logged
-    with calling(service.url, key) as caller:
+    assert key not in service.log
+    with open_caller(service.url, key) as caller:
         _, reply = caller.whole("baton-mini", "2+2")
         before = caller.read("/v1/runs")["data"]
     assert service.stop() == 0
     service.forked = True  # only the first start is a newcomer's
     service.start()
     assert "bt_" not in service.output
-    with calling(service.url, key) as caller:
+    with open_caller(service.url, key) as caller:
         assert caller.read("/v1/runs")["data"] == before
         assert caller.run(reply["baton"]["run"])["state"] == "succeeded"
         assert "4" in caller.whole("baton-ultra", "2+2")[0]
@@ -107,14 +107,14 @@ def test_a_lost_pepper_is_told_at_the_start_and_by_the_doctor(
     service: Process, environ: dict[str, str], key: str
 ) -> None:
     """The last test of this file: the key is void after it."""
-    assert "No API key is accepted" not in service.logged
-    assert "\nok    keys: " in command(service.folder, environ, "doctor").stdout
+    assert "No API key is accepted" not in service.log
+    assert "\nok    keys: " in run_command(service.folder, environ, "doctor").stdout
     assert service.stop() == 0
     (Path(environ["BATON_DATA_DIR"]) / "pepper").unlink()
     service.start()
-    wait_until(lambda: "No API key is accepted" in service.logged, what="the process has compared the pepper")
-    with calling(service.url, key) as caller, pytest.raises(AuthenticationError):
+    wait_until(lambda: "No API key is accepted" in service.log, what="the process has compared the pepper")
+    with open_caller(service.url, key) as caller, pytest.raises(AuthenticationError):
         caller.whole("baton-mini", "2+2")
-    checked = command(service.folder, environ, "doctor")
+    checked = run_command(service.folder, environ, "doctor")
     assert checked.returncode == 1
     assert "\nfail  keys: all are void" in checked.stdout

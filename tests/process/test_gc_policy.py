@@ -9,7 +9,7 @@ from weakref import ref
 import pytest
 
 from app.process import gc_policy
-from tests.harness.waiting import stays, until
+from tests.harness.waiting import assert_stays, until
 
 
 class Cycle:
@@ -33,7 +33,7 @@ async def test_garbage_goes_when_there_is_nothing_to_do_and_not_before(settled: 
     keeping = asyncio.create_task(gc_policy.collect_when_idle(lambda: busy, stopping, pause=0.01))
     lost = ref(Cycle())
     kept: list[list[int]] = [[] for _ in range(50 * gc_policy.IDLE_THRESHOLD_OBJECTS)]  # work that makes objects
-    await stays(lambda: lost() is not None, seconds=0.1)
+    await assert_stays(lambda: lost() is not None, seconds=0.1)
     busy = False
     await until(lambda: lost() is None)
     del kept
@@ -47,6 +47,6 @@ async def test_an_idle_process_that_made_nothing_is_left_alone(settled: None, mo
     monkeypatch.setattr(gc_policy, "collect_and_freeze", lambda: looks.append(None))
     stopping = asyncio.Event()
     keeping = asyncio.create_task(gc_policy.collect_when_idle(lambda: False, stopping, pause=0.01))
-    await stays(lambda: not looks, seconds=0.1)
+    await assert_stays(lambda: not looks, seconds=0.1)
     stopping.set()
     await keeping

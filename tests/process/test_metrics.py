@@ -8,8 +8,8 @@ import pytest
 
 from app.process.wiring import Runtime
 from app.telemetry import Telemetry
-from tests.harness.in_process import calling, pool_text, running_service
-from tests.harness.processes import environment, running
+from tests.harness.in_process import client_of, pool_text, running_service
+from tests.harness.processes import environment, running_process
 from tests.harness.servers import free_port
 from tests.harness.waiting import PATIENCE_SECONDS
 from tests.stubs import ProviderStub, Reply
@@ -32,7 +32,7 @@ async def service(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[Runtime]:
 
 
 async def test_a_process_describes_itself(service: Runtime) -> None:
-    async with calling(service) as client:
+    async with client_of(service) as client:
         body = {"model": "baton-mini", "messages": [{"role": "user", "content": "Hello."}]}
         reply = await client.post("/v1/chat/completions", json=body)
         run = (await client.get(f"/v1/runs/{reply.headers['x-baton-run']}")).json()
@@ -65,7 +65,7 @@ def test_tenants_beyond_the_bound_are_counted_together() -> None:
 def test_metrics_and_the_admin_api_have_listeners_of_their_own(tmp_path: Path) -> None:
     port, admin_port = free_port(), free_port()
     settings = environment(tmp_path, BATON_METRICS_PORT=str(port), BATON_ADMIN_PORT=str(admin_port), **LOGINS)
-    with running("serve", tmp_path, settings) as process:
+    with running_process("serve", tmp_path, settings) as process:
         places = {
             "public": process.url,
             "own": f"http://127.0.0.1:{port}",

@@ -12,8 +12,8 @@ import pytest
 from app.core.run.identifiers import NO_TRACE
 from app.network.tracing import OPERATION_DURATION, TOKEN_USAGE, Tracing, exports
 from app.process import otlp
-from tests.harness.in_process import ask, calling, pool_text, running_service
-from tests.harness.otlp import Collector, collecting
+from tests.harness.in_process import ask, client_of, pool_text, running_service
+from tests.harness.otlp import Collector, running_collector
 from tests.harness.servers import free_port
 from tests.harness.waiting import until, wait_until
 from tests.stubs import ProviderStub
@@ -26,14 +26,14 @@ HUNG_SECONDS = 30.0
 @pytest.fixture
 def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
     """A collector whose address is in the usual variable."""
-    with collecting() as running:
+    with running_collector() as running:
         monkeypatch.setenv(ENDPOINT, running.url)
         monkeypatch.setenv("no_proxy", "*")
         yield running
 
 
 async def test_spans_and_metrics_go_to_the_endpoint(collector: Collector, stub: ProviderStub, tmp_path: Path) -> None:
-    async with running_service(tmp_path, pool_text(stub)) as runtime, calling(runtime) as client:
+    async with running_service(tmp_path, pool_text(stub)) as runtime, client_of(runtime) as client:
         assert (await ask(client)).status_code == 200
     assert [(span.name, span.kind, span.service) for span in collector.spans] == [
         ("POST /v1/chat/completions", "SERVER", "baton"),
@@ -80,16 +80,16 @@ async def test_a_collector_that_hangs_or_is_down_costs_a_caller_nothing(
     monkeypatch.setattr(otlp, "FLUSH_SECONDS", 0.1)
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "10")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "600")
-    collector.goes_on.clear()
-    async with running_service(tmp_path, pool_text(stub)) as runtime, calling(runtime) as client:
+    collector.may_answer.clear()
+    async with running_service(tmp_path, pool_text(stub)) as runtime, client_of(runtime) as client:
         assert (await ask(client)).status_code == 200
-        await until(lambda: collector.taken, what="an export hangs")
+        await until(lambda: collector.requests, what="an export hangs")
         assert (await ask(client)).status_code == 200
         leaving = time.monotonic()
     assert time.monotonic() - leaving < HUNG_SECONDS
     monkeypatch.setenv(ENDPOINT, f"http://127.0.0.1:{free_port()}")
     (tmp_path / "down").mkdir()
-    async with running_service(tmp_path / "down", pool_text(stub)) as runtime, calling(runtime) as client:
+    async with running_service(tmp_path / "down", pool_text(stub)) as runtime, client_of(runtime) as client:
         assert (await ask(client)).status_code == 200
 
 
@@ -99,13 +99,13 @@ def test_spans_that_cannot_be_sent_wait_in_a_bounded_queue(
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "10")
     monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "4")
     monkeypatch.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "2")
-    collector.goes_on.clear()
+    collector.may_answer.clear()
     export = otlp.export("here", {ENDPOINT: collector.url})
     tracing = Tracing(export.tracer)
     tracing.start("first", NO_TRACE, {}).end()
-    wait_until(lambda: collector.taken, what="an export hangs")
+    wait_until(lambda: collector.requests, what="an export hangs")
     for number in range(20):
         tracing.start(f"span {number}", NO_TRACE, {}).end()
-    collector.goes_on.set()
+    collector.may_answer.set()
     export.close()
     assert [span.name for span in collector.spans] == ["first", *(f"span {number}" for number in range(16, 20))]

@@ -7,7 +7,7 @@ import pytest
 
 from app.store.sqlkit.migrate import newest
 from app.store.sqlkit.revisions import status
-from tests.harness.processes import environment, running
+from tests.harness.processes import environment, running_process
 from tests.harness.waiting import wait_until
 from tests.integration.installation import execute
 
@@ -22,9 +22,9 @@ def test_each_role_says_that_the_schema_is_not_its_own(
     environ = environment(
         tmp_path, BATON_DATABASE_URL=postgres_url, BATON_REDIS_URL=redis_server_url, BATON_PEPPER="pepper" * 8
     )
-    with running("dispatcher", tmp_path, environ) as engine:
-        wait_until(lambda: "run `baton migrate`" in engine.logged, what="the engine has found no tables")
+    with running_process("dispatcher", tmp_path, environ) as engine:
+        wait_until(lambda: "run `baton migrate`" in engine.log, what="the engine has found no tables")
         asyncio.run(execute(postgres_url, NEWER))
-        with running("gateway", tmp_path, environ) as gateway:
-            wait_until(lambda: "newer than this program" in gateway.logged, what="the gateway has found newer ones")
-            assert f"revision 9999, this program {newest()}" in gateway.logged
+        with running_process("gateway", tmp_path, environ) as gateway:
+            wait_until(lambda: "newer than this program" in gateway.log, what="the gateway has found newer ones")
+            assert f"revision 9999, this program {newest()}" in gateway.log

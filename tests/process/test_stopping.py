@@ -14,7 +14,7 @@ from uvicorn import Config
 
 from app.gateway.http import connection as connections
 from app.process.serve import Server
-from tests.harness.processes import Process, environment, running
+from tests.harness.processes import Process, environment, running_process
 from tests.harness.stand_ins import GatewayStandIn
 from tests.harness.waiting import PATIENCE_SECONDS, until, wait_until
 
@@ -26,10 +26,10 @@ NEVER = "3600"
 def service(tmp_path: Path) -> Iterator[Process]:
     """The whole service in one process, which drains until it is told a second time."""
     environ = environment(tmp_path, BATON_REHEARSAL_DELAY="0", BATON_DRAIN_SECONDS=NEVER)
-    with running("serve", tmp_path, environ) as process:
+    with running_process("serve", tmp_path, environ) as process:
         yield process
-        process.tell_to_stop()
-        process.tell_to_stop()
+        process.send_sigterm()
+        process.send_sigterm()
 
 
 def readiness(service: Process) -> tuple[int, dict[str, Any]]:
@@ -53,7 +53,7 @@ def test_it_is_not_ready_and_serves_until_it_is_told_again(service: Process) -> 
     known, fresh = (http.client.HTTPConnection("127.0.0.1", service.port, timeout=PATIENCE_SECONDS) for _ in range(2))
     assert asked(known, found[1]).getheader("connection") is None
     assert readiness(service)[0] == 200
-    service.tell_to_stop()
+    service.send_sigterm()
     wait_until(lambda: readiness(service)[0] == 503, what="it is not ready")
     assert readiness(service)[1]["process"] == "stopping"
     for connection in (known, fresh):  # one that was open before, and a new one
@@ -65,7 +65,7 @@ def test_it_is_not_ready_and_serves_until_it_is_told_again(service: Process) -> 
 
 
 def test_every_reply_closes_its_connection_for_as_long_as_it_drains(service: Process) -> None:
-    service.tell_to_stop()
+    service.send_sigterm()
     wait_until(lambda: readiness(service)[0] == 503, what="it is not ready")
     seconds: set[str] = set()
 
@@ -98,14 +98,14 @@ async def test_a_request_that_comes_as_the_process_stops_is_answered(monkeypatch
 
 def test_an_interrupted_process_does_not_drain(tmp_path: Path) -> None:
     environ = environment(tmp_path, BATON_DRAIN_SECONDS=NEVER)
-    with running("serve", tmp_path, environ) as process:
+    with running_process("serve", tmp_path, environ) as process:
         process.interrupt()
-        assert process.ended() == 0
+        assert process.wait_for_exit() == 0
 
 
 def test_an_idle_connection_is_kept_as_long_as_the_setting_says(tmp_path: Path) -> None:
     environ = environment(tmp_path, BATON_KEEP_ALIVE_SECONDS="1")
-    with running("serve", tmp_path, environ) as process:
+    with running_process("serve", tmp_path, environ) as process:
         connection = http.client.HTTPConnection("127.0.0.1", process.port, timeout=PATIENCE_SECONDS)
         connection.request("GET", "/healthz")
         assert connection.getresponse().read()

@@ -58,18 +58,18 @@ class Hearing:
     over: bool = False
     """Whether the gateway's handler has come to its end."""
 
-    async def listen(self, driven: FollowedRun, seconds: float, pause: float = 0.0) -> None:
+    async def listen(self, followed_run: FollowedRun, seconds: float, pause: float = 0.0) -> None:
         """Hear a run to its end."""
-        self.run = driven.run
+        self.run = followed_run.run
         try:
             async with asyncio.timeout(seconds):
                 while not self.ended:
-                    self._hear(await driven.line.take(10.0))
+                    self._hear(await followed_run.line.take(10.0))
                     if pause:
                         await asyncio.sleep(pause)
         except TimeoutError:
             self.gave_up = True
-        self._hear(await driven.line.take(0.0))  # after the end there must be nothing
+        self._hear(await followed_run.line.take(0.0))  # after the end there must be nothing
 
     def _hear(self, batch: list[CallerMessage]) -> None:
         for told in batch:
@@ -103,24 +103,26 @@ class Visit:
         """What a gateway does for this request, from admission to the last chunk."""
         runs = process.running
         try:
-            driven = await self._begin(process, hearing.order)
+            followed_run = await self._begin(process, hearing.order)
         except BatonError as error:
             hearing.refused = type(error).__name__
             hearing.over = True
             return self.refused(self, hearing)
         if self.unheard:
-            hearing.run, hearing.over = driven.run, True
-            return runs.leave(driven)
+            hearing.run, hearing.over = followed_run.run, True
+            return runs.leave(followed_run)
         try:
             async with asyncio.TaskGroup() as group:
-                listening = group.create_task(hearing.listen(driven, self.order.limits.seconds + GRACE, self.pause))
+                listening = group.create_task(
+                    hearing.listen(followed_run, self.order.limits.seconds + GRACE, self.pause)
+                )
                 moods = [group.create_task(mood) for mood in self._moods(process, hearing, listening)]
                 await asyncio.wait([listening])
                 for mood in moods:
                     mood.cancel()
         finally:
             if not hearing.ended:
-                runs.leave(driven)
+                runs.leave(followed_run)
             hearing.over = True
         if hearing.ended and hearing.ended[-1].calls:
             self.calls(self, hearing)

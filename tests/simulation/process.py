@@ -299,8 +299,8 @@ class Process:
 
     async def _tell(self, run: str, hearing: Hearing) -> None:
         try:
-            driven = await self.running.attach(run, tenant=None)
-            await hearing.listen(driven, 5.0)
+            followed_run = await self.running.attach(run, tenant=None)
+            await hearing.listen(followed_run, 5.0)
         except NotFound as error:
             hearing.refused = type(error).__name__
         hearing.over = True

@@ -23,7 +23,7 @@ from app.stepqueue.protocol import Committed, Delta, Live, SealKeys, Stop, Ticke
 from app.stepqueue.redis import GIVE_UP_SECONDS, KeyNames, RedisQueue
 from app.stepqueue.streams import GROUP
 from tests.harness import servers
-from tests.harness.waiting import PATIENCE_SECONDS, let_others_run, stays, until
+from tests.harness.waiting import PATIENCE_SECONDS, assert_stays, let_others_run, until
 
 pytestmark = [pytest.mark.integration, pytest.mark.faults]
 
@@ -141,7 +141,7 @@ async def test_flushall_is_a_non_event(server: servers.Server, queue: RedisQueue
     assert [each.step for each in await waiting] == [2]
     waiting = asyncio.create_task(queue.take(1, 5.0))
     async with queue.subscribe("a", heard.append), Redis.from_url(server.url) as client:
-        await stays(lambda: not waiting.done(), seconds=0.1)
+        await assert_stays(lambda: not waiting.done(), seconds=0.1)
         await client.flushall()
         await queue.keep(mine)
         await queue.done(mine)
@@ -187,7 +187,7 @@ async def test_a_frozen_server_hangs_nobody(server: servers.Server, queue: Redis
     await queue.enqueue([ticket(1)])
     (mine,) = await queue.take(1, 1.0)
     waiting = asyncio.create_task(queue.take(1, 60.0))
-    await stays(lambda: not waiting.done(), seconds=0.1)
+    await assert_stays(lambda: not waiting.done(), seconds=0.1)
     async with queue.subscribe("a", heard.append):
         with _frozen(await _pid(server)):
             calls = [
@@ -239,7 +239,7 @@ async def test_who_waits_for_a_frozen_server_is_let_go_with_the_first(
     (mine,) = await queue.take(1, 1.0)
     with _frozen(await _pid(server)):
         first = asyncio.create_task(_end(queue.keep([mine])))
-        await stays(lambda: not first.done(), seconds=0.8)
+        await assert_stays(lambda: not first.done(), seconds=0.8)
         last = asyncio.create_task(_end(queue.enqueue([ticket(1)])))
         ends = await asyncio.gather(first, last)
     assert [type(fault) for fault, _ in ends] == [QueueUnavailable] * 2

@@ -23,7 +23,7 @@ from app.store.sqlkit import postgres, sqlite
 from app.store.sqlkit.runner import Fault, parse_url
 from app.store.writing import group_commit
 from tests.harness.raw_facts import Raw
-from tests.harness.waiting import PATIENCE_SECONDS, let_others_run, stays, until
+from tests.harness.waiting import PATIENCE_SECONDS, assert_stays, let_others_run, until
 
 pytestmark = [pytest.mark.integration, pytest.mark.faults]
 
@@ -240,7 +240,7 @@ async def test_a_frozen_database_is_given_up_in_bounded_time(
         await store.append(admitted("run"))
         proxy.freeze()
         first = asyncio.create_task(store.append(note("run")))
-        await stays(lambda: not first.done(), seconds=0.05)
+        await assert_stays(lambda: not first.done(), seconds=0.05)
         later = [asyncio.create_task(store.append(note("run"))) for _ in range(5)]
         async with asyncio.timeout(PATIENCE_SECONDS):
             answers = await asyncio.gather(first, *later, return_exceptions=True)

@@ -203,7 +203,7 @@ def test_migrating_twice_changes_nothing(current: str) -> None:
 def test_several_processes_may_migrate_at_once(database: str, tmp_path: Path) -> None:
     environ = processes.environment(tmp_path, BATON_DATABASE_URL=database)
     with ThreadPoolExecutor() as threads:
-        racing = [threads.submit(processes.command, tmp_path, environ, "migrate") for _ in range(3)]
+        racing = [threads.submit(processes.run_command, tmp_path, environ, "migrate") for _ in range(3)]
         assert [racer.result().returncode for racer in racing] == [0, 0, 0]
     assert ask(database, differences) == []
 

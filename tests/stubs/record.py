@@ -51,7 +51,7 @@ class Received:
             self.disconnected_at = time.monotonic()
             self._gone.set()
 
-    async def gone(self, within: float = PATIENCE_SECONDS) -> float:
+    async def wait_until_gone(self, within: float = PATIENCE_SECONDS) -> float:
         """When the client left before the end (monotonic); raises TimeoutError unless it does so `within` seconds."""
         await asyncio.wait_for(self._gone.wait(), within)
         assert self.disconnected_at is not None

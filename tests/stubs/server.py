@@ -108,7 +108,7 @@ class ProviderStub:
         self._released.set()
         self._released = asyncio.Event()
 
-    def of(self, model: str) -> list[Received]:
+    def requests_for(self, model: str) -> list[Received]:
         """Return the requests for that model, in order of arrival."""
         return [received for received in self.requests if received.model == model]
 
@@ -118,11 +118,11 @@ class ProviderStub:
         """Wait until so many requests were read; raises TimeoutError."""
 
         def enough() -> bool:
-            return len(self.requests if model is None else self.of(model)) >= count
+            return len(self.requests if model is None else self.requests_for(model)) >= count
 
         async with asyncio.timeout(within), self._arrived:
             await self._arrived.wait_for(enough)
-        return self.requests if model is None else self.of(model)
+        return self.requests if model is None else self.requests_for(model)
 
     async def __aenter__(self) -> Self:
         app = web.Application(client_max_size=1 << 30)
@@ -229,5 +229,5 @@ class ProviderStub:
 
     async def _records(self, request: web.Request) -> web.Response:
         model = request.query.get("model")
-        chosen = self.requests if model is None else self.of(model)
+        chosen = self.requests if model is None else self.requests_for(model)
         return web.json_response([received.as_json() for received in chosen], dumps=json.dumps)

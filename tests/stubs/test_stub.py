@@ -315,11 +315,11 @@ async def test_sees_the_client_leave(stub: ProviderStub, client: openai.AsyncOpe
     await anext(aiter(stream))
     left = time.monotonic()
     await stream.close()
-    assert await stub.requests[0].gone() >= left
+    assert await stub.requests[0].wait_until_gone() >= left
     waiting = asyncio.create_task(client.chat.completions.create(model="m", messages=HELLO))
     hung = (await stub.wait_for(2))[1]
     waiting.cancel()
-    await hung.gone()
+    await hung.wait_until_gone()
     assert hung.status is None
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from app.core.plan.workflow import REASON_CHARS
 from tests.conformance.test_rehearsal import EASY
-from tests.harness.processes import KEY, Caller, calling, environment, running
+from tests.harness.processes import KEY, Caller, environment, open_caller, running_process
 from tests.vllm.cable import cable
 from tests.vllm.server import CONTEXT, VllmServer
 
@@ -87,7 +87,7 @@ def by_file(vllm_server: VllmServer, tmp_path_factory: pytest.TempPathFactory) -
     """A service whose pool file names the server several times over."""
     folder = tmp_path_factory.mktemp("file")
     environ = served(folder, pool(vllm_server))
-    with running("serve", folder, environ) as process, calling(process.url, timeout=120) as caller:
+    with running_process("serve", folder, environ) as process, open_caller(process.url, timeout=120) as caller:
         yield caller
 
 
@@ -98,7 +98,7 @@ def by_url(vllm_server: VllmServer, tmp_path_factory: pytest.TempPathFactory) ->
     urls = {"BATON_CONDUCTOR_URL": vllm_server.base_url, "BATON_CONDUCTOR_MODEL": vllm_server.model}
     urls |= {"VLLM_BASE_URL": vllm_server.base_url, "VLLM_MODELS": vllm_server.model}
     environ = environment(folder, BATON_BOOTSTRAP_KEY=KEY, **urls)
-    with running("serve", folder, environ) as process, calling(process.url, timeout=120) as caller:
+    with running_process("serve", folder, environ) as process, open_caller(process.url, timeout=120) as caller:
         yield caller
 
 
@@ -274,7 +274,7 @@ async def test_a_conductor_that_fails_is_replaced_by_the_fallback(
     assert port is not None
     async with cable(port) as line:
         environ = served(tmp_path, pool(vllm_server, line.base_url))
-        with running("serve", tmp_path, environ) as process, calling(process.url, timeout=60) as caller:
+        with running_process("serve", tmp_path, environ) as process, open_caller(process.url, timeout=60) as caller:
             line.cut_after = cut_after
             if cut_after is None:
                 await line.pull()

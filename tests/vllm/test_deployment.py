@@ -20,7 +20,7 @@ from app.engine.conductors.versions import EVERY as LOOK_SECONDS
 from app.lab import manifest
 from app.lab.evaluate import draw_exam
 from app.lab.plans import STEPS
-from tests.harness.processes import Caller, calling, running
+from tests.harness.processes import Caller, open_caller, running_process
 from tests.vllm.server import OFFLINE, PYTHON, ROOT, TRAINED, VllmServer
 from tests.vllm.test_conductor import served
 from tests.vllm.test_trained import SPLIT, pool
@@ -69,7 +69,7 @@ def test_an_adapter_goes_into_service_and_out_again(
         return capsys.readouterr().out
 
     name = manifest.read(adapter)[0].name
-    with running("serve", tmp_path, environ) as process, calling(process.url, timeout=120) as caller:
+    with running_process("serve", tmp_path, environ) as process, open_caller(process.url, timeout=120) as caller:
         assert models(caller, 21) == {trained_server.model}
         told = conductor("deploy", "conductor", str(adapter))
         checked = re.search(r'"prompts": (\d+), "valid": (\d+), "known": (\d+), "agreed": (\d+)', told)

@@ -12,7 +12,7 @@ import pytest
 from app.__main__ import main
 from app.core.rating.features import Features, features, from_json, placed, sketched
 from tests.conformance.test_rehearsal import EASY
-from tests.harness.processes import Caller, calling, running
+from tests.harness.processes import Caller, open_caller, running_process
 from tests.vllm.server import VllmServer
 from tests.vllm.test_conductor import check_journal, check_usage, served
 
@@ -85,8 +85,8 @@ def test_a_selector_looks_at_the_embeddings_of_a_real_server_and_goes_on_when_it
     with ExitStack() as service:
         with embedder as server:
             environ = served(tmp_path, pool(server))
-            process = service.enter_context(running("serve", tmp_path, environ))
-            caller = service.enter_context(calling(process.url, timeout=120))
+            process = service.enter_context(running_process("serve", tmp_path, environ))
+            caller = service.enter_context(open_caller(process.url, timeout=120))
             found = [looked_at(server, caller, tmp_path, place) for place in (0, 1, 0)]
         assert dict(found[0].vector) == pytest.approx(dict(found[2].vector), abs=1e-3)
         assert dict(found[0].vector) != pytest.approx(dict(found[1].vector), abs=1e-2)

@@ -22,7 +22,7 @@ from app.lab.outcome import Outcome, outcome
 from app.lab.plans import STEPS, SUBTASKS, Plan, PlanStep, to_workflow
 from app.lab.workers import final_answer
 from app.lab.world import Setting, standard_pool
-from tests.harness.processes import Caller, calling, running
+from tests.harness.processes import Caller, open_caller, running_process
 from tests.vllm.server import OFFLINE, PYTHON, ROOT, TRAINED, VllmServer
 from tests.vllm.test_conductor import check_journal, check_plan, check_usage, served
 
@@ -137,7 +137,7 @@ def test_it_conducts_through_the_service_as_it_does_in_the_trainer(trained_serve
     answered is as often right as the plans promise."""
     lessons = draw_exam(SPLIT, TASKS, SEED)
     environ = served(tmp_path, pool(trained_server))
-    with running("serve", tmp_path, environ) as process, calling(process.url, timeout=120) as caller:
+    with running_process("serve", tmp_path, environ) as process, open_caller(process.url, timeout=120) as caller:
         with ThreadPoolExecutor(THREADS) as threads:
             found = list(threads.map(lambda lesson: conducted(caller, lesson), lessons))
         assert caller.read("/v1/runs", tier="baton-ultra", degraded="true")["data"] == []

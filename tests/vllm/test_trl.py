@@ -25,7 +25,7 @@ from app.lab import chat_export, manifest, world_file
 from app.lab.rollouts import Rollout, from_lines
 from app.lab.training_questions import Rule, draw_rules
 from app.lab.world import Profile, profiles
-from tests.harness.processes import KEY, Caller, calling, command, environment, running
+from tests.harness.processes import KEY, Caller, environment, open_caller, run_command, running_process
 from tests.vllm.server import OFFLINE, PYTHON, RANK, ROOT, VllmServer, build_model
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
@@ -55,7 +55,7 @@ def journaled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tasks = [{"question": _text(rule), "grader": json.loads(rule.written)} for rule in rules]
     (folder / "tasks.jsonl").write_text("".join(f"{json.dumps(task)}\n" for task in tasks))
     plans = [plan(random, POOL) for _ in rules]
-    with running("serve", folder, environ) as process, calling(process.url) as caller:
+    with running_process("serve", folder, environ) as process, open_caller(process.url) as caller:
 
         def one(place: int) -> None:
             more = {"extra_body": {"baton": {"plan": plans[place]}}}
@@ -67,7 +67,7 @@ def journaled(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("grade", "--tasks", "tasks.jsonl"),
         ("rollouts", "rollouts.jsonl", "--everybody", "--held-out", "0.2"),
     ):
-        done = command(folder, environ, *words)
+        done = run_command(folder, environ, *words)
         assert done.returncode == 0, done.stderr
     return folder
 
@@ -172,7 +172,7 @@ def test_the_adapter_is_deployed_as_it_is_and_plans_for_the_service(
         assert sum(_proposes(vllm_server, name, rollout) for rollout in rollouts) >= PROMPTS / 2
         assert not any(_proposes(vllm_server, vllm_server.model, rollout) for rollout in rollouts)
         assert main(["conductor", "promote", "planner", name], environ) == 0
-        with running("serve", tmp_path, environ) as process, calling(process.url, timeout=120) as caller:
+        with running_process("serve", tmp_path, environ) as process, open_caller(process.url, timeout=120) as caller:
             _conducts(caller)
     finally:
         root = vllm_server.base_url.removesuffix("/v1")
