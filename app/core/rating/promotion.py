@@ -68,9 +68,18 @@ class ShadowedRun:
 def seen(run: JournaledRun) -> ComparedRun:
     """Read a run that has ended."""
     intents = list(facts(run.events, CallIntended))
-    end = next((event.fact for event in run.events if isinstance(event.fact, RunEnd)), None)
-    ended_at = next((event.at for event in run.events if isinstance(event.fact, RunEnd)), run.created_at)
-    found = {source: verdict(run, ReportOptions(success=source)) for source in VERDICTS}
+    admissions = list(facts(run.events, RunAdmitted))
+    answer, ended_at = "", run.created_at
+    for event in run.events:
+        if isinstance(event.fact, RunEnd):
+            answer, ended_at = event.fact.answer, event.at
+            break
+    verdicts: dict[Success, bool] = {}
+    for source in VERDICTS:
+        is_success = verdict(run, ReportOptions(success=source))
+        if is_success is not None:
+            verdicts[source] = is_success
+    versions = [intent.version for intent in intents if intent.n is None and intent.version]
     return ComparedRun(
         run=run.id,
         cluster=run.users[0] if run.users else run.id,
@@ -78,11 +87,11 @@ def seen(run: JournaledRun) -> ComparedRun:
         degraded=run.degraded,
         usd=sum(fact.usd for fact in facts(run.events, CallFinished)),
         seconds=max(ended_at - run.created_at, 0.0),
-        verdicts={source: score for source, score in found.items() if score is not None},
+        verdicts=verdicts,
         recipients=frozenset(intent.worker for intent in intents if intent.access.user),
-        answer=end.answer if end is not None else "",
-        served_by=next((fact.served_by for fact in facts(run.events, RunAdmitted)), ""),
-        version=next((intent.version for intent in intents if intent.n is None and intent.version), ""),
+        answer=answer,
+        served_by=admissions[0].served_by if admissions else "",
+        version=versions[0] if versions else "",
     )
 
 
@@ -151,74 +160,141 @@ NO_EVIDENCE: Final = Evidence("paired", 0, {})
 
 def paired(pairs: Sequence[ShadowedRun]) -> Evidence:
     """Compare runs with their shadows."""
-    judged = [(pair, pair.verdicts) for pair in pairs]
-    verdicts = [(pair, value) for pair, value in judged if value is not None]
-    known = [(pair, pair.same_answer) for pair in pairs if pair.same_answer is not None]
-    found = {
-        "success": _bounded("success", [(pair, (float(a), float(b))) for pair, (a, b) in verdicts]),
-        "agreement": _bounded("agreement", [(pair, (0.0, float(same))) for pair, same in known]),
-        "answered": _bounded("answered", _both(pairs, lambda run: float(run.answered))),
-        "degraded": _bounded("degraded", _both(pairs, lambda run: float(run.degraded))),
-        "cost_usd": _unbounded("cost_usd", _both(pairs, lambda run: run.usd / MILLION)),
-        "seconds": _unbounded("seconds", _both(pairs, lambda run: run.seconds)),
-        "recipients": _unbounded("recipients", _both(pairs, lambda run: float(len(run.recipients)))),
-    }
-    return Evidence("paired", len(pairs), {name: figure for name, figure in found.items() if figure is not None})
+    figures = [
+        _bounded("success", _verdicts_of_both(pairs)),
+        _bounded("agreement", _agreements(pairs)),
+        _bounded("answered", _values_of_both(pairs, lambda run: float(run.answered))),
+        _bounded("degraded", _values_of_both(pairs, lambda run: float(run.degraded))),
+        _unbounded("cost_usd", _values_of_both(pairs, lambda run: run.usd / MILLION)),
+        _unbounded("seconds", _values_of_both(pairs, lambda run: run.seconds)),
+        _unbounded("recipients", _values_of_both(pairs, lambda run: float(len(run.recipients)))),
+    ]
+    return Evidence("paired", len(pairs), _by_name(figures))
 
 
-Values = Sequence[tuple[ShadowedRun, tuple[float, float]]]
+def _by_name(figures: Sequence[Figure | None]) -> dict[str, Figure]:
+    """Return the figures that there are, by name."""
+    return {figure.name: figure for figure in figures if figure is not None}
 
 
-def _both(pairs: Sequence[ShadowedRun], of: Callable[[ComparedRun], float]) -> Values:
-    return [(pair, (of(pair.live), of(pair.shadow))) for pair in pairs]
+@record(frozen=True, slots=True)
+class PairedValue:
+    """One value of a live run and of its shadow."""
+
+    cluster: str
+    live: float
+    shadow: float
 
 
-def _bounded(name: str, values: Values) -> Figure | None:
-    """A figure between 0 and 1 of each run. `agreement` has no figure of the live side, and is no difference."""
+def _verdicts_of_both(pairs: Sequence[ShadowedRun]) -> list[PairedValue]:
+    values = []
+    for pair in pairs:
+        verdicts = pair.verdicts
+        if verdicts is not None:
+            live, shadow = verdicts
+            values.append(PairedValue(pair.live.cluster, float(live), float(shadow)))
+    return values
+
+
+def _agreements(pairs: Sequence[ShadowedRun]) -> list[PairedValue]:
+    """Return 1 for each shadow with the answer of its live run, 0 for another answer. The live run has no value."""
+    values = []
+    for pair in pairs:
+        if pair.same_answer is not None:
+            values.append(PairedValue(pair.live.cluster, 0.0, float(pair.same_answer)))
+    return values
+
+
+def _values_of_both(pairs: Sequence[ShadowedRun], value_of: Callable[[ComparedRun], float]) -> list[PairedValue]:
+    return [PairedValue(pair.live.cluster, value_of(pair.live), value_of(pair.shadow)) for pair in pairs]
+
+
+def _means_by_cluster(values: Sequence[PairedValue]) -> tuple[list[float], list[float]]:
+    """Return the mean of each cluster's live runs, and of their shadows, in the same order."""
+    live = intervals.by_cluster([(value.cluster, value.live) for value in values])
+    shadow = intervals.by_cluster([(value.cluster, value.shadow) for value in values])
+    return live, shadow
+
+
+def _bounded(name: str, values: Sequence[PairedValue]) -> Figure | None:
+    """Return a figure between 0 and 1 of each run. `agreement` has no figure of the live side, and is no difference."""
     if not values:
         return None
-    before = intervals.by_cluster([(pair.live.cluster, a) for pair, (a, _) in values])
-    after = intervals.by_cluster([(pair.live.cluster, b) for pair, (_, b) in values])
-    apart = [b - a for a, b in zip(before, after, strict=True)]
+    live, shadow = _means_by_cluster(values)
+    differences = [after - before for before, after in zip(live, shadow, strict=True)]
     least = 0.0 if name == "agreement" else -1.0
-    difference = intervals.bounded(apart, least, 1.0)
-    alone = intervals.bounded(after, 0.0, 1.0)
-    figures = (len(values), len(before), fmean(before), alone.value, difference)
-    return Figure(name, *figures, alone=alone, spread=_spread(apart))
+    alone = intervals.bounded(shadow, 0.0, 1.0)
+    return Figure(
+        name=name,
+        count=len(values),
+        clusters=len(live),
+        live=fmean(live),
+        candidate=alone.value,
+        difference=intervals.bounded(differences, least, 1.0),
+        alone=alone,
+        spread=_spread(differences),
+    )
 
 
-def _unbounded(name: str, values: Values) -> Figure | None:
+def _unbounded(name: str, values: Sequence[PairedValue]) -> Figure | None:
     if not values:
         return None
-    before = intervals.by_cluster([(pair.live.cluster, a) for pair, (a, _) in values])
-    after = intervals.by_cluster([(pair.live.cluster, b) for pair, (_, b) in values])
-    apart = [b - a for a, b in zip(before, after, strict=True)]
-    base, relative = fmean(before), intervals.ratio(before, after)
-    rise = fmean(after) / base if base > 0 else 0.0
-    spread = _spread([(b - rise * a) / base for a, b in zip(before, after, strict=True)]) if base > 0 else 0.0
-    figures = (len(values), len(before), base, fmean(after), intervals.mean(apart))
-    return Figure(name, *figures, relative=relative, spread=spread)
+    live, shadow = _means_by_cluster(values)
+    differences = [after - before for before, after in zip(live, shadow, strict=True)]
+    return Figure(
+        name=name,
+        count=len(values),
+        clusters=len(live),
+        live=fmean(live),
+        candidate=fmean(shadow),
+        difference=intervals.mean(differences),
+        relative=intervals.ratio(live, shadow),
+        spread=_relative_spread(live, shadow),
+    )
+
+
+def _relative_spread(live: Sequence[float], shadow: Sequence[float]) -> float:
+    """Return the standard deviation of what a cluster's figure differs from the usual rise, as a share of the live
+    mean; 0 where that is 0."""
+    mean = fmean(live)
+    if mean <= 0:
+        return 0.0
+    rise = fmean(shadow) / mean
+    return _spread([(after - rise * before) / mean for before, after in zip(live, shadow, strict=True)])
 
 
 def _spread(values: Sequence[float]) -> float:
-    return stdev(values) if len(values) > 1 else math.inf
+    if len(values) < 2:
+        return math.inf
+    return stdev(values)
 
 
 def apart(live: Sequence[ComparedRun], candidate: Sequence[ComparedRun]) -> Evidence:
     """Compare two sets of different runs."""
-    found = {
-        "success": _shares("success", _judged(live, candidate), _judged(candidate, live)),
-        "answered": _shares("answered", _of(live, lambda run: run.answered), _of(candidate, lambda run: run.answered)),
-        "degraded": _shares("degraded", _of(live, lambda run: run.degraded), _of(candidate, lambda run: run.degraded)),
-        "cost_usd": _amounts("cost_usd", live, candidate, lambda run: run.usd / MILLION),
-        "seconds": _amounts("seconds", live, candidate, lambda run: run.seconds),
-    }
-    count = min(len(live), len(candidate))
-    return Evidence("apart", count, {name: figure for name, figure in found.items() if figure is not None})
+    figures = [
+        _shares("success", _judged(live, candidate), _judged(candidate, live)),
+        _shares(
+            "answered",
+            _values(live, lambda run: run.answered),
+            _values(candidate, lambda run: run.answered),
+        ),
+        _shares(
+            "degraded",
+            _values(live, lambda run: run.degraded),
+            _values(candidate, lambda run: run.degraded),
+        ),
+        _amounts("cost_usd", live, candidate, lambda run: run.usd / MILLION),
+        _amounts("seconds", live, candidate, lambda run: run.seconds),
+    ]
+    return Evidence("apart", min(len(live), len(candidate)), _by_name(figures))
 
 
-def _judged(these: Sequence[ComparedRun], others: Sequence[ComparedRun]) -> list[tuple[str, float]]:
-    """The verdicts of these runs, from the first source that has judged runs of both sides."""
+Values = list[tuple[str, float]]
+"""A value of each run, with the run's cluster before it."""
+
+
+def _judged(these: Sequence[ComparedRun], others: Sequence[ComparedRun]) -> Values:
+    """Return the verdicts of these runs, from the first source that has judged runs of both sides."""
     for source in VERDICTS:
         mine = [(run.cluster, float(run.verdicts[source])) for run in these if source in run.verdicts]
         if mine and any(source in run.verdicts for run in others):
@@ -226,31 +302,48 @@ def _judged(these: Sequence[ComparedRun], others: Sequence[ComparedRun]) -> list
     return []
 
 
-def _of(these: Sequence[ComparedRun], of: Callable[[ComparedRun], float]) -> list[tuple[str, float]]:
-    return [(run.cluster, float(of(run))) for run in these]
+def _values(runs: Sequence[ComparedRun], value_of: Callable[[ComparedRun], float]) -> Values:
+    return [(run.cluster, float(value_of(run))) for run in runs]
 
 
-def _shares(name: str, live: Sequence[tuple[str, float]], candidate: Sequence[tuple[str, float]]) -> Figure | None:
+def _shares(name: str, live: Values, candidate: Values) -> Figure | None:
     if not live or not candidate:
         return None
     before, after = intervals.by_cluster(live), intervals.by_cluster(candidate)
-    base, other = (intervals.bounded(values, 0.0, 1.0, LEVEL / 2) for values in (before, after))
-    figures = (min(len(live), len(candidate)), min(len(before), len(after)), base.value, other.value)
-    spread = math.hypot(_spread(before), _spread(after))
-    return Figure(name, *figures, other.minus(base), alone=other, spread=spread)
+    base = intervals.bounded(before, 0.0, 1.0, LEVEL / 2)
+    alone = intervals.bounded(after, 0.0, 1.0, LEVEL / 2)
+    return Figure(
+        name=name,
+        count=min(len(live), len(candidate)),
+        clusters=min(len(before), len(after)),
+        live=base.value,
+        candidate=alone.value,
+        difference=alone.minus(base),
+        alone=alone,
+        spread=math.hypot(_spread(before), _spread(after)),
+    )
 
 
 def _amounts(
-    name: str, live: Sequence[ComparedRun], candidate: Sequence[ComparedRun], of: Callable[[ComparedRun], float]
+    name: str, live: Sequence[ComparedRun], candidate: Sequence[ComparedRun], value_of: Callable[[ComparedRun], float]
 ) -> Figure | None:
     if not live or not candidate:
         return None
-    before, after = intervals.by_cluster(_of(live, of)), intervals.by_cluster(_of(candidate, of))
-    base, other = intervals.mean(before, LEVEL / 2), intervals.mean(after, LEVEL / 2)
-    spread = math.hypot(_spread(before), _spread(after)) / base.value if base.value > 0 else 0.0
-    figures = (min(len(live), len(candidate)), min(len(before), len(after)), base.value, other.value)
-    relative = intervals.ratio_apart(before, after)
-    return Figure(name, *figures, other.minus(base), relative=relative, spread=spread)
+    before, after = intervals.by_cluster(_values(live, value_of)), intervals.by_cluster(_values(candidate, value_of))
+    base, alone = intervals.mean(before, LEVEL / 2), intervals.mean(after, LEVEL / 2)
+    spread = 0.0
+    if base.value > 0:
+        spread = math.hypot(_spread(before), _spread(after)) / base.value
+    return Figure(
+        name=name,
+        count=min(len(live), len(candidate)),
+        clusters=min(len(before), len(after)),
+        live=base.value,
+        candidate=alone.value,
+        difference=alone.minus(base),
+        relative=intervals.ratio_apart(before, after),
+        spread=spread,
+    )
 
 
 # -- conditions
@@ -285,15 +378,15 @@ def conditions(spec: PromotionSpec, evidence: Evidence) -> tuple[Condition, ...]
     """Judge each condition by the evidence."""
     enough: Outcome = "holds" if evidence.count >= spec.min_pairs else "open"
     found = [Condition("min_pairs", spec.min_pairs, enough, evidence.count, needed=spec.min_pairs)]
-    of = evidence.figures.get
+    figure = evidence.figures.get
     if spec.min_success_difference is not None:
-        found.append(_at_least("min_success_difference", spec.min_success_difference, of("success")))
+        found.append(_at_least("min_success_difference", spec.min_success_difference, figure("success")))
     if spec.max_cost_increase is not None:
-        found.append(_at_most("max_cost_increase", spec.max_cost_increase, of("cost_usd"), _relative))
+        found.append(_at_most("max_cost_increase", spec.max_cost_increase, figure("cost_usd"), _relative))
     if spec.max_latency_increase is not None:
-        found.append(_at_most("max_latency_increase", spec.max_latency_increase, of("seconds"), _relative))
+        found.append(_at_most("max_latency_increase", spec.max_latency_increase, figure("seconds"), _relative))
     if spec.max_degraded is not None:
-        found.append(_at_most("max_degraded", spec.max_degraded, of("degraded"), _alone))
+        found.append(_at_most("max_degraded", spec.max_degraded, figure("degraded"), _alone))
     return tuple(found)
 
 
@@ -309,17 +402,27 @@ def _at_least(name: str, limit: float, figure: Figure | None) -> Condition:
     if figure is None:
         return Condition(name, limit, "open", 0)
     found = figure.difference
-    outcome: Outcome = "holds" if found.low >= limit else "open"
-    outcome = "breached" if found.high < limit else outcome
+    outcome: Outcome = "open"
+    if found.high < limit:
+        outcome = "breached"
+    elif found.low >= limit:
+        outcome = "holds"
     return Condition(name, limit, outcome, figure.count, found, _needed(figure, found.value - limit))
 
 
-def _at_most(name: str, limit: float, figure: Figure | None, of: Callable[[Figure], Interval | None]) -> Condition:
-    found = of(figure) if figure is not None else None
-    if figure is None or found is None:
-        return Condition(name, limit, "open", figure.count if figure is not None else 0)
-    outcome: Outcome = "holds" if found.high <= limit else "open"
-    outcome = "breached" if found.low > limit else outcome
+def _at_most(
+    name: str, limit: float, figure: Figure | None, interval_of: Callable[[Figure], Interval | None]
+) -> Condition:
+    if figure is None:
+        return Condition(name, limit, "open", 0)
+    found = interval_of(figure)
+    if found is None:
+        return Condition(name, limit, "open", figure.count)
+    outcome: Outcome = "open"
+    if found.low > limit:
+        outcome = "breached"
+    elif found.high <= limit:
+        outcome = "holds"
     return Condition(name, limit, outcome, figure.count, found, _needed(figure, limit - found.value))
 
 
