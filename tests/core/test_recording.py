@@ -7,7 +7,15 @@ from app.core.plan.workflow import Access, Step
 from app.core.run import drafts
 from app.core.run.events import PlanAccepted
 from app.core.run.fold import fold
-from app.core.run.recording import Kept, RecordedPlan, Recording, answered, canonical, plan_of, tools_of
+from app.core.run.recording import (
+    Kept,
+    RecordedPlan,
+    Recording,
+    canonical_arguments,
+    record_tool_use,
+    recorded_plan,
+    results_for_calls,
+)
 from app.core.run.visibility import LabelFlow, labels_in_run
 from tests.core.play import admission, numbered
 from tests.core.test_comparison import chain, opened, planned
@@ -18,7 +26,7 @@ def test_a_plan_is_read_in_its_own_numbers_with_the_workers_as_planned() -> None
     state = fold(events)
     kept = {2: Kept(2, "ref-2", "Said.", "stop", labels=frozenset({"phi"}))}
     texts = {"subtask-2": "Draft it", "subtask-3": "Answer it"}
-    plan = plan_of(state, state.proposals[-1], events, texts, kept)
+    plan = recorded_plan(state.proposals[-1], events, texts, kept)
     assert plan.steps == (
         Step("ada", "Draft it", Access(True)),
         Step("bob", "Answer it", Access(True, (0,)), answers=True),
@@ -39,18 +47,21 @@ def result(text: str) -> Message:
 
 def test_results_are_given_for_equal_calls_under_the_new_ids() -> None:
     came = [result("One."), Message("user", (Text("Go on."),))]
-    first = tools_of(said(("look", '{"q": 1, "r": 2}')), came, "1.0", frozenset())
-    second = tools_of(said(("look", '{"q":1,"r":2}')), [result("Two.")], "1.0", frozenset({"phi"}))
+    first = record_tool_use(said(("look", '{"q": 1, "r": 2}')), came, "1.0", frozenset())
+    second = record_tool_use(said(("look", '{"q":1,"r":2}')), [result("Two.")], "1.0", frozenset({"phi"}))
     recording = Recording("run", tools=(first, second))
     assert Recording.from_json(json.loads(json.dumps(recording.to_json()))) == recording
     same = said(("look", '{"r":2,"q":1}'))
-    found = [answered(recording, place, index, same, ["new"]) for place, index in (("1.0", 0), ("1.0", 1), ("2.5", 0))]
+    found = [
+        results_for_calls(recording, place, index, same, ["new"])
+        for place, index in (("1.0", 0), ("1.0", 1), ("2.5", 0))
+    ]
     assert [kept.results[0].text for kept in found if kept] == ["One.", "Two.", "One."]
     assert [kept.results[0].call_id for kept in found if kept] == ["new"] * 3
     assert found[0] is not None
     assert found[0].results[1].text == "Go on."
-    assert answered(recording, "1.0", 0, said(("look", '{"q":2}')), ["new"]) is None
-    assert canonical("no JSON") == "no JSON"
+    assert results_for_calls(recording, "1.0", 0, said(("look", '{"q":2}')), ["new"]) is None
+    assert canonical_arguments("no JSON") == "no JSON"
 
 
 def test_an_output_that_is_taken_over_keeps_the_labels_that_it_carried() -> None:

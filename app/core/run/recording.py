@@ -127,12 +127,11 @@ class Recording:
     @property
     def workers(self) -> frozenset[str]:
         """Return the workers that are to be called."""
-        called = [
-            step.worker
-            for plan in self.plans.values()
-            for position, step in enumerate(plan.steps)
-            if position not in plan.kept
-        ]
+        called: set[str] = set()
+        for plan in self.plans.values():
+            for position, step in enumerate(plan.steps):
+                if position not in plan.kept:
+                    called.add(step.worker)
         return frozenset(called)
 
     def to_json(self) -> dict[str, Any]:
@@ -153,33 +152,32 @@ class Recording:
 def places(state: RunState) -> Mapping[int, str]:
     """Return the place of each step of a run, by its number. A step of a rejected proposal has the proposal's number,
     too."""
-    found: dict[int, str] = {}
+    place_of_step: dict[int, str] = {}
     for proposal in state.all_proposals:
-        around = key_of(proposal, found)
+        key = plan_key(proposal, place_of_step)
         if proposal.state == "rejected":
-            around += f".rejected-{proposal.number}"
+            key += f".rejected-{proposal.number}"
         for position, step in enumerate(state.steps_of(proposal)):
-            found[step.n] = f"{around}.{position}"
-    return found
+            place_of_step[step.n] = f"{key}.{position}"
+    return place_of_step
 
 
-def key_of(proposal: Proposal, known: Mapping[int, str]) -> str:
-    """Return the key of the plan that a proposal is; `known` are the places of earlier steps."""
+def plan_key(proposal: Proposal, place_of_step: Mapping[int, str]) -> str:
+    """Return the key of a proposal's plan, given the places of earlier steps."""
     if proposal.parent is not None:
-        return known[proposal.parent]
+        return place_of_step[proposal.parent]
     return str(proposal.round)
 
 
 # -- reading a journal
 
 
-def accepted(state: RunState) -> Sequence[Proposal]:
+def executed_plans(state: RunState) -> Sequence[Proposal]:
     """Return the proposals that were carried out and have steps, in order."""
     return [proposal for proposal in state.all_proposals if proposal.state == "accepted" and state.steps_of(proposal)]
 
 
-def plan_of(
-    state: RunState,
+def recorded_plan(
     proposal: Proposal,
     events: Iterable[Event],
     texts: Mapping[str, str],
@@ -190,28 +188,35 @@ def plan_of(
 
     `texts` are the subtasks by ref. `kept` are outputs by number of step; those of other plans are left out.
     """
-    planned = [fact for fact in facts(events, PlanStep) if fact.proposal == proposal.number]
-    steps = tuple([_planned(state, proposal, fact, texts) for fact in planned])
-    own = {fact.n - proposal.base: kept[fact.n] for fact in planned if fact.n in kept}
-    return RecordedPlan(steps, proposal.instant, own)
+    steps: list[Step] = []
+    kept_here: dict[int, Kept] = {}
+    for fact in facts(events, PlanStep):
+        if fact.proposal != proposal.number:
+            continue
+        steps.append(_planned_step(proposal, fact, texts))
+        if fact.n in kept:
+            kept_here[fact.n - proposal.base] = kept[fact.n]
+    return RecordedPlan(tuple(steps), proposal.instant, kept_here)
 
 
-def _planned(state: RunState, proposal: Proposal, fact: PlanStep, texts: Mapping[str, str]) -> Step:
-    base = proposal.base
-    own = tuple([n - base for n in fact.access.steps if n >= base])
-    nested = proposal.parent is not None
-    before = not nested and any(n < base for n in fact.access.steps)
-    access = Access(fact.inherits if nested else fact.access.user, own, previous=before)
+def _planned_step(proposal: Proposal, fact: PlanStep, texts: Mapping[str, str]) -> Step:
+    """Return a step as it was planned; positions in its access list count from the first step of its plan."""
+    positions = tuple([n - proposal.base for n in fact.access.steps if n >= proposal.base])
+    if proposal.parent is not None:
+        access = Access(fact.inherits, positions)
+    else:
+        sees_round_before = any(n < proposal.base for n in fact.access.steps)
+        access = Access(fact.access.user, positions, previous=sees_round_before)
     return Step(fact.worker, texts[fact.subtask], access, answers=fact.answers, tools=fact.tools)
 
 
-def before(state: RunState, n: int) -> Sequence[StepState]:
+def steps_before(state: RunState, n: int) -> Sequence[StepState]:
     """Return the steps that were planned before step `n` and carried out, in order; not those of rejected proposals."""
-    numbers = {plan.number for plan in accepted(state)}
+    numbers = {plan.number for plan in executed_plans(state)}
     return [step for step in state.steps.values() if step.n < n and step.proposal in numbers]
 
 
-def canonical(arguments: str) -> str:
+def canonical_arguments(arguments: str) -> str:
     """Return the arguments of a call in a form that is equal for equal JSON; text that is no JSON stays as it is."""
     try:
         return json.dumps(json.loads(arguments), sort_keys=True, separators=(",", ":"))
@@ -219,13 +224,13 @@ def canonical(arguments: str) -> str:
         return arguments
 
 
-def tools_of(message: Message, results: Sequence[Message], place: str, labels: frozenset[str]) -> RecordedTools:
+def record_tool_use(message: Message, results: Sequence[Message], place: str, labels: frozenset[str]) -> RecordedTools:
     """Return the record of one message with calls, and of what came back for it."""
-    calls = tuple([(call.name, canonical(call.arguments)) for call in message.calls])
+    calls = tuple([(call.name, canonical_arguments(call.arguments)) for call in message.calls])
     return RecordedTools(place, calls, tuple(results), labels)
 
 
-def answered(
+def results_for_calls(
     recording: Recording, place: str, index: int, message: Message, ids: Sequence[str]
 ) -> RecordedTools | None:
     """Return the recorded results for the calls of a message, under the ids of these calls; None if nothing equal was
@@ -233,14 +238,18 @@ def answered(
 
     The exchange of the same step comes first, by `index` among those of the step; then any other with equal calls.
     """
-    calls = tools_of(message, (), place, frozenset()).calls
-    of_step = [tool for tool in recording.tools if tool.place == place]
-    same = of_step[index : index + 1] + [tool for tool in recording.tools if tool.calls == calls]
-    found = next((exchange for exchange in same if exchange.calls == calls), None)
-    if found is None:
-        return None
-    own = [copy_with(result, call_id=id_) for result, id_ in zip(found.results, ids, strict=False)]
-    return copy_with(found, results=(*own, *found.results[len(own) :]))
+    calls = record_tool_use(message, (), place, frozenset()).calls
+    of_step = [tool_use for tool_use in recording.tools if tool_use.place == place]
+    for tool_use in (*of_step[index : index + 1], *recording.tools):
+        if tool_use.calls == calls:
+            return _with_ids(tool_use, ids)
+    return None
+
+
+def _with_ids(tool_use: RecordedTools, ids: Sequence[str]) -> RecordedTools:
+    """Return recorded results under other ids of their calls. What the user said after them stays as it is."""
+    own = [copy_with(result, call_id=id_) for result, id_ in zip(tool_use.results, ids, strict=False)]
+    return copy_with(tool_use, results=(*own, *tool_use.results[len(own) :]))
 
 
 def _step_to_json(step: Step) -> dict[str, Any]:
@@ -255,7 +264,6 @@ def _step_to_json(step: Step) -> dict[str, Any]:
 
 def _step_from_json(value: Mapping[str, Any]) -> Step:
     entries = value["access"]
-    access = Access(
-        "user" in entries, tuple([entry for entry in entries if isinstance(entry, int)]), "previous" in entries
-    )
+    positions = tuple([entry for entry in entries if isinstance(entry, int)])
+    access = Access("user" in entries, positions, "previous" in entries)
     return Step(value["worker"], value["subtask"], access, answers=value["answers"], tools=value["tools"])

@@ -22,13 +22,13 @@ from app.core.run.recording import (
     RecordedPlan,
     RecordedTools,
     Recording,
-    accepted,
-    answered,
-    before,
-    key_of,
+    executed_plans,
     places,
-    plan_of,
-    tools_of,
+    plan_key,
+    record_tool_use,
+    recorded_plan,
+    results_for_calls,
+    steps_before,
 )
 from app.core.run.state import RunState
 from app.core.run.visibility import LabelFlow
@@ -133,11 +133,11 @@ def _refuse(wrong: bool, param: str, message: str) -> None:
 def _plans(earlier: Earlier, kept: Mapping[int, Kept]) -> Sequence[tuple[str, RecordedPlan]]:
     state, positions = earlier.state, places(earlier.state)
     plans = []
-    for proposal in accepted(state):
+    for proposal in executed_plans(state):
         if proposal.parent in kept:  # the output of the step around it is taken over whole
             continue
-        plan = plan_of(state, proposal, earlier.journal.events, earlier.texts, kept)
-        plans.append((key_of(proposal, positions), plan))
+        plan = recorded_plan(proposal, earlier.journal.events, earlier.texts, kept)
+        plans.append((plan_key(proposal, positions), plan))
     return plans
 
 
@@ -147,7 +147,7 @@ def _kept(earlier: Earlier, changes: Changes, catalog: Catalog, labels: frozense
     n, state = changes.from_step, earlier.state
     if n is None:
         return {}
-    own = {plan.number: plan.parent for plan in accepted(state)}
+    own = {plan.number: plan.parent for plan in executed_plans(state)}
     step = state.steps.get(n)
     planned = step is not None and step.proposal in own
     _refuse(not planned, "from_step", f"The run has no step {n} that was carried out.")
@@ -156,7 +156,7 @@ def _kept(earlier: Earlier, changes: Changes, catalog: Catalog, labels: frozense
     then, now = LabelFlow(state).outputs, LabelFlow(state, catalog, lowered_now=True).outputs
     added = labels - state.admitted.labels
     kept: dict[int, Kept] = {}
-    for position in before(state, n):
+    for position in steps_before(state, n):
         missing = f"Step {position.n} has no output that could be kept; begin from it or from an earlier one."
         _refuse(position.state != "done", "from_step", missing)
         carried = then[position.n] | now[position.n] | added
@@ -208,7 +208,7 @@ def _tools(earlier: Earlier) -> Sequence[RecordedTools]:
             if use.results:
                 said = message_from_json(earlier.messages[use.said])
                 results = [message_from_json(message) for message in earlier.messages[use.results]]
-                recorded.append(tools_of(said, results, positions[step.n], use.labels))
+                recorded.append(record_tool_use(said, results, positions[step.n], use.labels))
     return recorded
 
 
@@ -277,7 +277,7 @@ async def results(context: EngineContext, known: WaitingRun) -> tuple[Order, Res
         if use.said not in bodies:
             return None
         said = message_from_json(orjson.loads(bodies[use.said]))
-        recorded = answered(of_earlier, positions[step.n], len(step.exchanges) - 1, said, use.ids)
+        recorded = results_for_calls(of_earlier, positions[step.n], len(step.exchanges) - 1, said, use.ids)
         if recorded is None:
             return None
         body = orjson.dumps([message_to_json(message) for message in recorded.results])
