@@ -75,8 +75,8 @@ class Decision:
     nothing."""
 
     def body(self) -> dict[str, Any]:
-        """See the module docstring."""
-        return {
+        """Return what is journaled, in plain JSON values; the module's docstring describes each field."""
+        body: dict[str, Any] = {
             "layer": LAYER,
             "policy": self.policy,
             "version": self.version,
@@ -87,12 +87,15 @@ class Decision:
             "explored": self.choice.action != self.choice.best,
             "explore": self.explore,
             "seed": self.seed,
-            **({"predicted": dict(self.choice.predicted)} if self.choice.predicted else {}),
-            **({"masked": {arm: dict(price) for arm, price in self.masked.items()}} if self.masked else {}),
-            **({"left": dict(self.left)} if self.masked else {}),
-            **({"lent": self.lent} if self.lent else {}),
-            **self.sight,
         }
+        if self.choice.predicted:
+            body["predicted"] = dict(self.choice.predicted)
+        if self.masked:
+            body["masked"] = {arm: dict(price) for arm, price in self.masked.items()}
+            body["left"] = dict(self.left)
+        if self.lent:
+            body["lent"] = self.lent
+        return body | dict(self.sight)
 
 
 def decide(
@@ -101,17 +104,12 @@ def decide(
     """Choose among arms. `share` is spread evenly over them; None: take the best and leave nothing to chance."""
     best = max(estimates, key=lambda estimate: estimate.worth).arm.name
     if share is None:
-        return ArmChoice(
-            {estimate.arm.name: float(estimate.arm.name == best) for estimate in estimates},
-            best,
-            best,
-            predictions(estimates, best),
-        )
-    wins = count_wins(estimates, normals)
+        certain = {estimate.arm.name: float(estimate.arm.name == best) for estimate in estimates}
+        return ArmChoice(certain, best, best, predictions(estimates, best))
     even = share / len(estimates)
-    candidates = {
-        estimate.arm.name: (1 - share) * won_ / DRAWS + even for estimate, won_ in zip(estimates, wins, strict=True)
-    }
+    candidates: dict[str, float] = {}
+    for estimate, wins in zip(estimates, count_wins(estimates, normals), strict=True):
+        candidates[estimate.arm.name] = (1 - share) * wins / DRAWS + even
     action = draw_arm(candidates, uniform())
     return ArmChoice(candidates, action, best, predictions(estimates, action))
 
@@ -119,19 +117,16 @@ def decide(
 def predictions(estimates: Sequence[Estimate], action: str) -> Mapping[str, Mapping[str, float]]:
     """Return the expected success and cost of the action and of the arms that are worth the most, the action first."""
     chosen = [estimate for estimate in estimates if estimate.arm.name == action]
-    others = [
-        estimate
-        for estimate in nlargest(MOST_PREDICTED + 1, estimates, key=lambda estimate: estimate.worth)
-        if estimate not in chosen
-    ]
-    return {
-        estimate.arm.name: {"success": round(estimate.success, 6), "usd": round(estimate.usd)}
-        for estimate in [*chosen, *others[:MOST_PREDICTED]]
-    }
+    best = nlargest(MOST_PREDICTED + 1, estimates, key=lambda estimate: estimate.worth)
+    others = [estimate for estimate in best if estimate not in chosen]
+    predicted: dict[str, Mapping[str, float]] = {}
+    for estimate in [*chosen, *others[:MOST_PREDICTED]]:
+        predicted[estimate.arm.name] = {"success": round(estimate.success, 6), "usd": round(estimate.usd)}
+    return predicted
 
 
 def count_wins(estimates: Sequence[Estimate], normals: Normals) -> list[int]:
-    """In how many of `DRAWS` draws each arm is worth the most."""
+    """Return in how many of `DRAWS` draws each arm is worth the most."""
     tops, leaders = [-1.0] * DRAWS, [0] * DRAWS
     floor = max([estimate.left / (1 + exp(estimate.deviation - estimate.mean)) for estimate in estimates])
     for place, estimate in enumerate(estimates):

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from app.core.plan.templates import ACCEPT, ANSWERED, MODEL, PLANNED, TEMPLATES, Arm, further_arm, manned
+from app.core.plan.templates import ACCEPT, ANSWERED, MODEL, PLANNED, TEMPLATES, Arm, arm_of_workers, further_arm
 from app.core.rating.features import from_json
 from app.core.rating.feedback import Feedback
 from app.core.rating.posterior import Rating
@@ -23,8 +23,8 @@ TOLD = (Kind.PLAN_OPENED, Kind.PLAN_STEP, Kind.PLAN_ACCEPTED, Kind.CALL_INTENDED
 
 @record(frozen=True, slots=True)
 class Rated:
-    """A rating with what it is about. `answered`: whether the run has an answer that no fallback gave; `usd` is what it
-    cost, `given` holds all ratings of it, `seen` the content that was asked for, None if it was erased."""
+    """A rating with the run that it is about. `answered` is True if the run has an answer that no fallback gave, `usd`
+    is its cost, `given` are all of its ratings, and `seen` are its stored features, None if they were erased."""
 
     rating: Feedback
     tier: str
@@ -49,7 +49,9 @@ def decision(events: Sequence[Event]) -> Mapping[str, Any] | None:
     if not accepted:
         return None
     opened = [fact for fact in facts(events, PlanOpened) if fact.proposal <= accepted[-1] and fact.mode != "repair"]
-    return opened[-1].decision if opened else None
+    if not opened:
+        return None
+    return opened[-1].decision
 
 
 def looked_at(events: Sequence[Event]) -> str:
@@ -65,9 +67,10 @@ def rating(rated: Rated, raters: Mapping[str, float] | None = None) -> Rating | 
     sources of ratings that do not count fully."""
     weights = raters if raters is not None else {}
     before, score = scores(rated.given, rated.rating, weights)
-    played = arm_played(rated.events) if rated.answered else None
-    seen = from_json(json.loads(rated.seen)) if rated.seen is not None else None
-    if played is None or seen is None or score is None:
+    if score is None or rated.seen is None or not rated.answered:
+        return None
+    played, seen = arm_played(rated.events), from_json(json.loads(rated.seen))
+    if played is None or seen is None:
         return None
     weight = weights.get(rated.rating.source, 1.0)
     usd = rated.usd if played.is_whole else None
@@ -97,15 +100,19 @@ def arm_played(events: Sequence[Event]) -> Played | None:
     if decided is None:
         return None
     rounds = _rounds(events)
-    first = _first(rounds[0]) if rounds else None
-    if first is None or len(rounds) == 1:
-        if first is None:
-            return None
+    if not rounds:
+        return None
+    first = _first(rounds[0])
+    if first is None:
+        return None
+    if len(rounds) == 1:
         return Played(first)
     action = str(decided["action"])
     if action == ACCEPT:
         return Played(replace(first, further=(ANSWERED,)))
-    return Played(further_arm(" ".join([action.partition(" ")[0], *rounds[-1].workers]), first), is_whole=False)
+    kind = action.partition(" ")[0]
+    name = " ".join([kind, *rounds[-1].workers])
+    return Played(further_arm(name, first), is_whole=False)
 
 
 @record(frozen=True, slots=True)
@@ -123,7 +130,7 @@ def _first(made: _Round) -> Arm | None:
         return PLANNED
     if TEMPLATES.get(template) != len(made.workers):
         return None
-    return manned(template, made.workers)
+    return arm_of_workers(template, made.workers)
 
 
 def _rounds(events: Sequence[Event]) -> list[_Round]:
@@ -170,6 +177,9 @@ def scores(
 
 
 def _mean(latest: Mapping[tuple[str, str], float], weights: Mapping[str, float]) -> float | None:
+    """Return the weighted mean of scores by kind and source; None where there is none."""
     total = sum([weights.get(source, 1.0) for _, source in latest])
-    summed = sum([weights.get(source, 1.0) * score for (_, source), score in latest.items()])
-    return summed / total if total else None
+    weighted = sum([weights.get(source, 1.0) * score for (_, source), score in latest.items()])
+    if not total:
+        return None
+    return weighted / total

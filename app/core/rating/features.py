@@ -53,11 +53,15 @@ class Features:
 
     def to_json(self) -> dict[str, object]:
         """Return the JSON form, as it is stored with a run's content."""
-        pairs = {"words": self.words} | ({"vector": self.vector} if self.vector else {})
+        pairs = {"words": self.words}
+        if self.vector:
+            pairs["vector"] = self.vector
         if self.answer:
             pairs["answer"] = self.answer
-        plain = {name: list(map(list, found)) for name, found in pairs.items()}
-        return {"version": VERSION, "counts": list(self.counts), **plain}
+        plain: dict[str, object] = {"version": VERSION, "counts": list(self.counts)}
+        for name, found in pairs.items():
+            plain[name] = [list(pair) for pair in found]
+        return plain
 
 
 def from_json(value: dict[str, object]) -> Features | None:
@@ -108,12 +112,16 @@ def of_answer(text: str) -> tuple[tuple[int, float], ...]:
 def words(text: str) -> tuple[tuple[int, float], ...]:
     """Return the hashed words of a text, each counted once."""
     summed: dict[int, float] = {}
-    weighed: dict[str, float] = {}
+    weights: dict[str, float] = {}
     for word in {*_WORD.findall(text.casefold())}:
-        weighed |= _shapes(word) if word[0].isdigit() else {word: 1.0}
-    for word, weight in weighed.items():
+        if word[0].isdigit():
+            weights |= _shapes(word)
+        else:
+            weights[word] = 1.0
+    for word, weight in weights.items():
         bits = int.from_bytes(hashlib.blake2b(word.encode("utf-8", "replace"), digest_size=8).digest(), "big")
-        summed[bits % WIDTH] = summed.get(bits % WIDTH, 0.0) + (weight if bits >> 40 & 1 else -weight)
+        signed = weight if bits >> 40 & 1 else -weight
+        summed[bits % WIDTH] = summed.get(bits % WIDTH, 0.0) + signed
     found = sorted((place, amount) for place, amount in summed.items() if amount)
     length = math.sqrt(sum(amount * amount for _, amount in found))
     return tuple((place, amount / length) for place, amount in found)
