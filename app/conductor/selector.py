@@ -17,7 +17,7 @@ from random import Random
 from statistics import NormalDist
 
 from app.conductor.protocol import Brief, Chooser, Chosen, Conductor, Given, Sight
-from app.core.plan.pricing import ample, least, plan_price, plan_seconds, question_tokens
+from app.core.plan.pricing import every_plan_fits, least_price, plan_price, plan_seconds, question_tokens
 from app.core.plan.templates import ACCEPT, MODEL, PLANNED, Arm, arm_of, arms, further_arm, further_arms
 from app.core.plan.workflow import access_from_list
 from app.core.pool.catalog import SELECTOR_ROUNDS, Amount, SelectorSpec
@@ -98,14 +98,14 @@ def affordable(every: Sequence[Arm], brief: Brief) -> tuple[Sequence[Arm], Mappi
         seconds_left = brief.seconds_left
     longest = max([len(arm.steps) for arm in every])
     slowest = brief.planning_seconds + max(longest, 1) * max(brief.paces.values(), default=0.0)
-    least_left = amount_left.less(brief.planning)
-    if slowest <= seconds_left and ample(brief.workers, longest, question, brief.limits.floor, least_left):
+    least_left = amount_left.minus(brief.planning)
+    if slowest <= seconds_left and every_plan_fits(brief.workers, longest, question, brief.limits.floor, least_left):
         return every, {}
     masked: dict[str, Mapping[str, float]] = {}
     ranks: dict[str, tuple[bool, bool, float, int]] = {}
     for arm in every:
         price, seconds = _price(arm, brief, question), _seconds(arm, brief)
-        lack = amount_left.lack(price)
+        lack = amount_left.shortage(price)
         is_late = seconds > seconds_left
         if lack:
             masked[arm.name] = {lack: price.usd if lack == "usd" else price.tokens}
@@ -130,7 +130,7 @@ def _price(arm: Arm, brief: Brief, question: int) -> Amount:
     floor = brief.limits.floor
     if arm.name != MODEL:
         return plan_price(arm.steps, brief.workers, question, floor)
-    prices = [least(worker, question, floor) for worker in brief.workers]
+    prices = [least_price(worker, question, floor) for worker in brief.workers]
     return brief.planning + min(prices, key=lambda price: price.usd)
 
 

@@ -23,7 +23,7 @@ from itertools import groupby, pairwise
 from random import Random
 from statistics import NormalDist
 
-from app.core.plan.templates import Arm, manned
+from app.core.plan.templates import Arm, arm_of_workers
 from app.core.pool.catalog import Card, Price, SelectorSpec, Worker
 from app.core.rating.decision import decide
 from app.core.rating.features import Features, features
@@ -239,7 +239,7 @@ class Bandit:
         self._spec = SelectorSpec(templates=("answer",), cost=open_.cost_weight, full_usd=FULL_MICRO_USD)
         self._usd = {model: round(open_.costs[model] * FULL_MICRO_USD) for model in open_.models}
         self._workers = [_worker(model, self._usd[model]) for model in open_.models]
-        self._arms = [manned("answer", [model]) for model in open_.models]
+        self._arms = [arm_of_workers("answer", [model]) for model in open_.models]
 
     def learn(self, part: Part, random: Random) -> float:
         """Choose, and learn the score of the choice, prompt by prompt; returns the mean regret."""

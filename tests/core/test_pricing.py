@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.core.message.chat import Form, Message, Task, Text, Tool, Toolbox
-from app.core.plan.pricing import ample, best_alone, least, plan_price, question_tokens
+from app.core.plan.pricing import best_alone, every_plan_fits, least_price, plan_price, question_tokens
 from app.core.plan.workflow import CONDUCTOR, Access, Step
 from app.core.pool.catalog import Amount, Limits, Price, Worker
 from app.core.pool.policy import affordable_output, input_bound, worst_case
@@ -48,14 +48,14 @@ def test_a_plan_costs_its_steps_at_the_floor_and_what_they_read_of_each_other() 
     question = question_tokens(TASK)
     assert question == input_bound(TASK.messages)
     alone = plan_price([Step("cheap", answers=True)], [CHEAP, DEAR], question, 256)
-    assert alone == least(CHEAP, question, 256) == Amount(question + 512, question + 256)
+    assert alone == least_price(CHEAP, question, 256) == Amount(question + 512, question + 256)
     twice = [Step("cheap"), Step("cheap", "Check.", Access(True, (0,)), answers=True)]
     checked = plan_price(twice, [CHEAP, DEAR], question, 256)
     assert checked.usd > 2 * alone.usd + 4 * 256, "the checker reads the answer, a byte counts as a token"
     nested = plan_price([Step(CONDUCTOR, answers=True)], [DEAR, CHEAP], question, 256)
     assert nested == alone, "as much as the cheapest worker"
-    assert ample([CHEAP], 2, question, 256, checked + checked)
-    assert not ample([CHEAP, DEAR], 2, question, 256, checked + checked)
+    assert every_plan_fits([CHEAP], 2, question, 256, checked + checked)
+    assert not every_plan_fits([CHEAP, DEAR], 2, question, 256, checked + checked)
 
 
 def test_tools_and_forms_are_part_of_what_is_sent() -> None:

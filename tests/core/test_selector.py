@@ -19,9 +19,9 @@ from app.core.plan.templates import (
     Arm,
     arm_named,
     arm_of,
+    arm_of_workers,
     arms,
     further_arms,
-    manned,
 )
 from app.core.plan.workflow import Access
 from app.core.pool.catalog import Card, Price, SelectorSpec, Worker
@@ -56,7 +56,7 @@ def test_every_template_is_an_arm_for_each_worker_as_the_one_who_answers() -> No
     assert named["plan-reason-check bee ant cat"].aids == ("plan:bee", "check:cat")
     assert named["plan-reason-check bee ant cat"].steps[2].access == Access(True, (1,))
     assert named["mixture ant bee cat cat"].main == "ant"
-    assert manned("mixture", ["ant", "bee", "cat", "cat"]) == named["mixture ant bee cat cat"]
+    assert arm_of_workers("mixture", ["ant", "bee", "cat", "cat"]) == named["mixture ant bee cat cat"]
 
 
 def test_arms_fit_into_the_steps_and_name_whom_the_pool_file_names() -> None:
@@ -103,7 +103,7 @@ def test_of_a_long_text_the_beginning_and_the_end_are_seen() -> None:
 
 
 def rate(posterior: Posterior, arm: str, score: float, **more: Any) -> Posterior:
-    played = manned(arm.split()[0], arm.split()[1:])
+    played = arm_of_workers(arm.split()[0], arm.split()[1:])
     given = {"seen": SEEN, "usd": 100, "at": DAY} | more
     return learned(posterior, SPEC, POOL, Rating(played, score=score, **given))
 
@@ -386,7 +386,7 @@ def test_it_learns_from_an_answers_words_when_to_ask_somebody_else() -> None:
     """The ant is right as often as not, and its answers show when; the bee is right in three of four cases."""
     sure, unsure = "It is clearly 4.", "I am not certain, perhaps 5."
     random, told = Random(3), Posterior()
-    first = manned("answer", ["ant"])
+    first = arm_of_workers("answer", ["ant"])
     spec = replace(SPEC, cost=0.1, full_usd=1_000)
 
     def choose(answer: str) -> str:
@@ -409,7 +409,7 @@ def test_an_arm_is_known_again_by_its_steps() -> None:
         assert arm_of([(step.worker, step.subtask, step.access) for step in arm.steps]) == arm
         assert arm_named(arm.name) == arm
     assert arm_of([("ant", "Something else.", Access())]) == PLANNED
-    names = [arm.name for arm in further_arms(SPEC, POOL, manned("answer", ["ant"]))]
+    names = [arm.name for arm in further_arms(SPEC, POOL, arm_of_workers("answer", ["ant"]))]
     assert names == ["accept", "recheck cat", "redo bee", "redo cat"]
 
 

@@ -8,7 +8,7 @@ import pytest
 from app.conductor.protocol import Brief, Sight
 from app.conductor.selector import Selector
 from app.core.message.chat import Message, Task, Text
-from app.core.plan.templates import arms, manned
+from app.core.plan.templates import arm_of_workers, arms
 from app.core.pool.catalog import Card, Limits, Price, SelectorSpec, Worker
 from app.core.rating.features import features
 from app.core.rating.posterior import Posterior, Rating, estimates, from_json, learned
@@ -28,7 +28,7 @@ def ratings(count: int, good: str, at: float = DAY, step: float = 60.0) -> list[
     for n in range(count):
         name = POOL[n % 2].name
         seen = features(QUESTIONS[n // 2 % len(QUESTIONS)])
-        found.append(Rating(manned("answer", [name]), seen, float(name == good), 100, at + step * n))
+        found.append(Rating(arm_of_workers("answer", [name]), seen, float(name == good), 100, at + step * n))
     return found
 
 
@@ -57,7 +57,7 @@ def test_a_tenants_own_part_and_the_shared_posterior_are_what_was_learned_from_b
 
 def test_a_change_that_a_tenant_has_noticed_is_not_noticed_again_from_the_shared_evidence() -> None:
     shared = Posterior(watches={"main:ant=ant": (5.9, 0.0), "main:bee=bee": (5.5, 0.0)}, at=DAY)
-    wrong = Rating(manned("answer", ["ant"]), features(QUESTIONS[0]), 0.0, 100, DAY)
+    wrong = Rating(arm_of_workers("answer", ["ant"]), features(QUESTIONS[0]), 0.0, 100, DAY)
     own = taught(shared, Posterior(), SPEC, POOL, [wrong])
     assert own.changes == 1
     assert joined(shared, own).watches == {"main:ant=ant": (0.0, 0.0), "main:bee=bee": (0.0, 0.0)}

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from app.core.plan.templates import manned
+from app.core.plan.templates import arm_of_workers
 from app.core.pool.catalog import SelectorSpec, Worker
 from app.core.rating.features import Features, features
 from app.core.rating.feedback import Feedback
@@ -155,7 +155,7 @@ def test_the_current_policy_is_what_the_selector_believes_now() -> None:
     spec = SelectorSpec(templates=("answer",))
     workers = {name: Worker(name, "p", name) for name in ("sol", "luna")}
     seen = features("What is 2 + 2?")
-    luna, sol = manned("answer", ["luna"]), manned("answer", ["sol"])
+    luna, sol = arm_of_workers("answer", ["luna"]), arm_of_workers("answer", ["sol"])
     posterior = Posterior()
     for arm, given in ((luna, 1.0), (sol, 0.0)) * 5:
         posterior = learned(posterior, spec, list(workers.values()), Rating(arm, seen, given, 10, 5.0))

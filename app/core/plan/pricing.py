@@ -38,7 +38,7 @@ def question_tokens(task: Task) -> int:
     return bound + len(whole) + 2 * len(schema) + tool_bytes(task.toolbox) + FRAME_BYTES
 
 
-def least(worker: Worker, input_tokens: int, floor: int) -> Amount:
+def least_price(worker: Worker, input_tokens: int, floor: int) -> Amount:
     """Return the amount that one call holds if it may write `floor` tokens."""
     return Amount(*worst_case(worker, input_tokens, min(floor, worker.card.max_output)))
 
@@ -57,7 +57,9 @@ def plan_price(steps: Sequence[Step], workers: Iterable[Worker], question: int, 
     known = {worker.name: worker for worker in workers}
     total = Amount()
     for step in steps:
-        size = (question if step.access.user else 0) + len(step.subtask.encode())
+        size = len(step.subtask.encode())
+        if step.access.user:
+            size += question
         size += seen_bytes(floor) * (len(step.access.steps) + step.access.previous)
         if step.subtask or step.access.steps:
             size += FRAME_BYTES
@@ -66,23 +68,19 @@ def plan_price(steps: Sequence[Step], workers: Iterable[Worker], question: int, 
 
 
 def _step_price(name: str, known: Mapping[str, Worker], size: int, floor: int) -> Amount:
-    worker = known.get(name) if name != CONDUCTOR else None
-    if worker is not None:
-        return least(worker, size, floor)
-    return min(
-        [least(worker, size, floor) for worker in known.values()], key=lambda amount: amount.usd, default=Amount()
-    )
+    if name != CONDUCTOR and name in known:
+        return least_price(known[name], size, floor)
+    prices = [least_price(worker, size, floor) for worker in known.values()]
+    return min(prices, key=lambda price: price.usd, default=Amount())
 
 
-def ample(workers: Sequence[Worker], steps: int, question: int, floor: int, left: Amount) -> bool:
+def every_plan_fits(workers: Sequence[Worker], steps: int, question: int, floor: int, left: Amount) -> bool:
     """Return True if any plan of so many steps over these workers fits, so that none needs to be priced."""
     size = question + SUBTASK_BYTES + FRAME_BYTES + seen_bytes(floor) * (steps - 1)
-    dearest = [least(worker, size, floor) for worker in workers]
-    usd, tokens = (
-        max([amount.usd for amount in dearest], default=0),
-        max([amount.tokens for amount in dearest], default=0),
-    )
-    return left.holds(Amount(steps * usd, steps * tokens))
+    prices = [least_price(worker, size, floor) for worker in workers]
+    usd = max([price.usd for price in prices], default=0)
+    tokens = max([price.tokens for price in prices], default=0)
+    return left.covers(Amount(steps * usd, steps * tokens))
 
 
 def best_alone(workers: Sequence[Worker], preferred: str, question: int, limits: Limits, left: Amount) -> str:
@@ -94,12 +92,12 @@ def best_alone(workers: Sequence[Worker], preferred: str, question: int, limits:
     floor = limits.floor
     known = {worker.name: worker for worker in workers}
     usual = known.get(preferred, workers[0])
-    if left.holds(least(usual, question, floor)):
+    if left.covers(least_price(usual, question, floor)):
         return usual.name
-    whole = [worker for worker in workers if left.holds(least(worker, question, limits.output_tokens))]
+    whole = [worker for worker in workers if left.covers(least_price(worker, question, limits.output_tokens))]
     if whole:
         return max(whole, key=lambda worker: worker.price.output).name
-    short = [worker for worker in workers if left.holds(least(worker, question, floor))]
+    short = [worker for worker in workers if left.covers(least_price(worker, question, floor))]
     return min(short, key=lambda worker: worker.price.output, default=usual).name
 
 

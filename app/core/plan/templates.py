@@ -22,6 +22,7 @@ the order of its steps: `plan-reason flint birch`.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 
 from app.core.plan.workflow import Access, Step
 from app.core.pool.catalog import SelectorSpec, Worker
@@ -57,6 +58,10 @@ TEMPLATES: Mapping[str, int] = {name: len(plan) for name, plan in _PLANS.items()
 """The number of steps of each template."""
 
 _AIDS = frozenset({"plan", "check", "weigh"})
+"""The roles of workers that help the one who answers."""
+PLANNING = ("plan",)
+CHECKING = ("check", "judg", "review")
+"""What a strength on a worker's card has in it if the worker is good at planning, or at checking."""
 
 
 @record(frozen=True, slots=True)
@@ -86,42 +91,62 @@ PLANNED = Arm(MODEL, MODEL, MODEL, (), ())
 def arms(spec: SelectorSpec, workers: Sequence[Worker], most_steps: int, *, model: bool = False) -> tuple[Arm, ...]:
     """Return all arms over these workers whose steps are not too many; `model` says whether the tier's model may be
     asked."""
-    found = {arm.name: arm for template in spec.templates for arm in _manned(template, spec, workers, most_steps)}
+    found: dict[str, Arm] = {}
+    for template in spec.templates:
+        for arm in _arms_of_template(template, spec, workers, most_steps):
+            found[arm.name] = arm
     planned = (PLANNED,) if model else ()
     if not found and not planned:  # the caller has left fewer steps than any template has
-        found = {arm.name: arm for arm in _manned("answer", spec, workers, most_steps)}
+        found = {arm.name: arm for arm in _arms_of_template("answer", spec, workers, most_steps)}
     return (*found.values(), *planned)[:MOST]
 
 
-def _manned(template: str, spec: SelectorSpec, workers: Sequence[Worker], most_steps: int) -> Iterator[Arm]:
-    plan = _PLANS[template]
-    if len(plan) > most_steps:
+def _arms_of_template(template: str, spec: SelectorSpec, workers: Sequence[Worker], most_steps: int) -> Iterator[Arm]:
+    """Yield the template with each worker in the place of the one who answers, beside everyone who may help."""
+    roles = [role for role, _ in _PLANS[template]]
+    if len(roles) > most_steps:
         return
+    planners, checkers = [""], [""]
+    if "plan" in roles:
+        planners = suited_workers(workers, spec.planners, PLANNING)
+    if "check" in roles or "weigh" in roles:
+        checkers = suited_workers(workers, spec.checkers, CHECKING)
     names = [worker.name for worker in workers]
-    roles = [role for role, _ in plan]
-    planners = able(workers, spec.planners, ("plan",)) if "plan" in roles else [""]
-    checkers = able(workers, spec.checkers, ("check", "judg", "review")) if {"check", "weigh"} & {*roles} else [""]
-    for place in range(len(names)):
-        for planner in planners:
-            for checker in checkers:
-                aid = {"plan": planner, "check": checker, "weigh": checker}
-                beside = [*names[place:], *names[:place]] if template == "mixture" else [names[place]]
-                yield manned(template, [aid.get(role) or beside[n % len(beside)] for n, role in enumerate(roles)])
+    for place, name in enumerate(names):
+        answering = [name]
+        if template == "mixture":
+            answering = [*names[place:], *names[:place]]
+        for planner, checker in product(planners, checkers):
+            yield arm_of_workers(template, _workers_in_roles(roles, planner, checker, answering))
 
 
-def manned(template: str, workers: Sequence[str]) -> Arm:
+def _workers_in_roles(roles: Sequence[str], planner: str, checker: str, answering: Sequence[str]) -> list[str]:
+    """Return a worker for each step: the helper whose role it is, else one of those who answer, in turn."""
+    helpers = {"plan": planner, "check": checker, "weigh": checker}
+    chosen = []
+    for place, role in enumerate(roles):
+        if role in helpers:
+            chosen.append(helpers[role])
+        else:
+            chosen.append(answering[place % len(answering)])
+    return chosen
+
+
+def arm_of_workers(template: str, workers: Sequence[str]) -> Arm:
     """Return a template with these workers in the order of its steps. The first who neither plans nor checks is
     `main`."""
     plan = _PLANS[template]
-    last = len(plan) - 1
-    steps = tuple(
-        Step(worker, _SUBTASKS[role], Access(True, sees), answers=place == last)
-        for place, (worker, (role, sees)) in enumerate(zip(workers, plan, strict=True))
-    )
-    manning = [(role, worker) for worker, (role, _) in zip(workers, plan, strict=True)]
-    main = next(worker for role, worker in manning if role not in _AIDS)
-    aids = tuple(f"{role}:{worker}" for role, worker in manning if role in _AIDS or worker != main)
-    return Arm(f"{template} {' '.join(workers)}", template, main, aids, steps)
+    steps: list[Step] = []
+    aids: list[str] = []
+    main = ""
+    for worker, (role, sees) in zip(workers, plan, strict=True):
+        is_last = len(steps) == len(plan) - 1
+        steps.append(Step(worker, _SUBTASKS[role], Access(True, sees), answers=is_last))
+        if role not in _AIDS and not main:
+            main = worker
+        if role in _AIDS or worker != main:
+            aids.append(f"{role}:{worker}")
+    return Arm(f"{template} {' '.join(workers)}", template, main, tuple(aids), tuple(steps))
 
 
 def arm_named(name: str) -> Arm:
@@ -129,28 +154,30 @@ def arm_named(name: str) -> Arm:
     template, _, workers = name.partition(" ")
     if template == MODEL:
         return PLANNED
-    return manned(template, workers.split(" "))
+    return arm_of_workers(template, workers.split(" "))
 
 
 def arm_of(steps: Sequence[tuple[str, str, Access]]) -> Arm:
     """Return the arm whose plan has these steps, each as worker, subtask and access list; `PLANNED` if it is none of
     them."""
     workers = [worker for worker, _, _ in steps]
-    asked = [(subtask, access) for _, subtask, access in steps]
+    planned = [(subtask, access) for _, subtask, access in steps]
     for template, length in TEMPLATES.items():
         if length == len(workers):
-            arm = manned(template, workers)
-            if [(step.subtask, step.access) for step in arm.steps] == asked:
+            arm = arm_of_workers(template, workers)
+            if [(step.subtask, step.access) for step in arm.steps] == planned:
                 return arm
     return PLANNED
 
 
 def further_arms(spec: SelectorSpec, workers: Sequence[Worker], first: Arm) -> tuple[Arm, ...]:
     """Return all that can be done with the answer that an arm has given. It is accepted if there is nobody else."""
-    checkers = able(workers, spec.checkers, ("check", "judg", "review"))
+    checkers = suited_workers(workers, spec.checkers, CHECKING)
     others = [worker.name for worker in workers if (first.template, first.main) != ("answer", worker.name)]
-    named = [ACCEPT, *(f"{RECHECK} {name}" for name in checkers), *(f"{REDO} {name}" for name in others)]
-    return tuple([further_arm(name, first) for name in named])
+    names = [ACCEPT]
+    names += [f"{RECHECK} {checker}" for checker in checkers]
+    names += [f"{REDO} {other}" for other in others]
+    return tuple([further_arm(name, first) for name in names])
 
 
 def further_arm(name: str, first: Arm) -> Arm:
@@ -165,13 +192,18 @@ def further_arm(name: str, first: Arm) -> Arm:
     return Arm(name, "answer", worker, (), (Step(worker, "", Access(True), answers=True),))
 
 
-def able(workers: Sequence[Worker], named: Sequence[str], marks: Sequence[str]) -> list[str]:
-    """Return the names of the workers that may plan, or check, as the module docstring defines it."""
+def suited_workers(workers: Sequence[Worker], named: Sequence[str], marks: Sequence[str]) -> list[str]:
+    """Return the names of the workers that may plan, or check: those that are `named`, else those with a strength that
+    has one of the marks in it, else the dearest."""
     names = [worker.name for worker in workers]
-    if chosen := [name for name in named if name in names]:
+    chosen = [name for name in named if name in names]
+    if chosen:
         return chosen
-    fit = [worker.name for worker in workers if _mentions(worker.card.strengths, marks)]
-    return fit or [max(workers, key=lambda worker: worker.price.output).name]
+    suited = [worker.name for worker in workers if _mentions(worker.card.strengths, marks)]
+    if suited:
+        return suited
+    dearest = max(workers, key=lambda worker: worker.price.output)
+    return [dearest.name]
 
 
 def _mentions(strengths: Sequence[str], marks: Sequence[str]) -> bool:

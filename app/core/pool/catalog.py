@@ -36,22 +36,24 @@ class Amount:
     tokens: int = 0
 
     def __add__(self, other: "Amount") -> "Amount":
-        """Both together."""
+        """Return the sum of both amounts."""
         return Amount(self.usd + other.usd, self.tokens + other.tokens)
 
-    def less(self, other: "Amount") -> "Amount":
-        """This amount without the other one; never below nothing."""
+    def minus(self, other: "Amount") -> "Amount":
+        """Return what is left of this amount without the other one, which is never below 0."""
         return Amount(max(self.usd - other.usd, 0), max(self.tokens - other.tokens, 0))
 
-    def holds(self, other: "Amount") -> bool:
+    def covers(self, other: "Amount") -> bool:
         """Return True if the other amount can be paid from this one."""
         return other.usd <= self.usd and other.tokens <= self.tokens
 
-    def lack(self, price: "Amount") -> str:
-        """Return what is missing for a price: `usd`, `tokens`, or nothing."""
+    def shortage(self, price: "Amount") -> str:
+        """Return what does not suffice for a price: `usd`, `tokens`, or an empty string."""
         if price.usd > self.usd:
             return "usd"
-        return "tokens" if price.tokens > self.tokens else ""
+        if price.tokens > self.tokens:
+            return "tokens"
+        return ""
 
 
 @record(frozen=True, slots=True)

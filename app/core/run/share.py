@@ -6,7 +6,7 @@ between the steps that may call now, so that neither parallel steps nor later on
 
 from collections.abc import Mapping, Sequence
 
-from app.core.plan.pricing import FRAME_BYTES, SUBTASK_BYTES, least, seen_bytes
+from app.core.plan.pricing import FRAME_BYTES, SUBTASK_BYTES, least_price, seen_bytes
 from app.core.pool.catalog import Amount, Worker
 from app.core.run.state import RunState, StepState
 
@@ -25,7 +25,7 @@ def share(state: RunState, n: int, left: Amount, own: Amount, workers: Mapping[s
     if not waiting:
         return left
     kept = needed_by_steps(state, waiting, workers, question)
-    spare = left.less(kept + own)
+    spare = left.minus(kept + own)
     ready = 1 + sum(step.state in ("queued", "running") for step in waiting)
     return Amount(min(own.usd + spare.usd // ready, left.usd), min(own.tokens + spare.tokens // ready, left.tokens))
 
@@ -52,4 +52,4 @@ def _needed_by_step(state: RunState, step: StepState, workers: Mapping[str, Work
         size += WIDE * earlier.chars + SUBTASK_BYTES if earlier.settled else seen_bytes(floor)
     if step.subtask or step.access.steps:
         size += SUBTASK_BYTES + FRAME_BYTES
-    return least(worker, size, floor)
+    return least_price(worker, size, floor)

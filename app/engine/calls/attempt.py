@@ -361,7 +361,7 @@ class Attempt:
     def within(self, left: Amount, floor: int) -> "Attempt | None":
         """This attempt, with its output cut to what the amount that is left pays for, if that is needed; None if it
         does not pay for `floor` tokens. Only an attempt that is not made yet can be cut."""
-        if left.holds(Amount(self.hold.usd, self.hold.tokens)):
+        if left.covers(Amount(self.hold.usd, self.hold.tokens)):
             return self
         fits = policy.affordable_output(
             self.worker,

@@ -20,7 +20,7 @@ from typing import Any
 
 import orjson
 
-from app.core.plan.templates import manned
+from app.core.plan.templates import arm_of_workers
 from app.core.pool.catalog import SelectorSpec, Tier, Worker
 from app.core.rating import evidence
 from app.core.rating.calibration import Trial, of_worker
@@ -325,7 +325,11 @@ def _calibrated(
     posterior = state.posterior
     for measured in trials:
         trial = Rating(
-            manned("answer", [measured.worker]), features(measured.question), measured.score, measured.usd, measured.at
+            arm_of_workers("answer", [measured.worker]),
+            features(measured.question),
+            measured.score,
+            measured.usd,
+            measured.at,
         )
         posterior = learned(posterior, spec, workers, trial)
     return replace(state, posterior=posterior, tried=max([state.tried, *(trial.at for trial in trials)]))

@@ -10,7 +10,7 @@ from functools import cached_property
 
 from app.conductor.prompt import left_out
 from app.core.message.chat import Task
-from app.core.plan.pricing import ample, best_alone, least, plan_price, plan_seconds, question_tokens
+from app.core.plan.pricing import best_alone, every_plan_fits, least_price, plan_price, plan_seconds, question_tokens
 from app.core.plan.workflow import Step
 from app.core.pool.catalog import MILLION, Amount, Worker
 from app.core.pool.policy import permits
@@ -69,7 +69,7 @@ class Means:
             return Amount()
         prompt = self.question - self._left_out(state) + PROMPT_BYTES + CARD_BYTES * len(workers)
         size = 2 * prompt  # a request with a schema counts with all of its bytes once more: see `Attempt`
-        return least(worker, size, max(PLAN_TOKENS, state.admitted.limits.floor))
+        return least_price(worker, size, max(PLAN_TOKENS, state.admitted.limits.floor))
 
     def _left_out(self, state: RunState) -> int:
         """The characters of the conversation that the model is not shown."""
@@ -97,7 +97,7 @@ class Means:
         left."""
         floor, left = state.admitted.limits.floor, unspent_amount(state)
         slowest = self.planning_seconds(state) + steps * max(self.paces(workers).values(), default=0.0)
-        return slowest > self.seconds_left(state) or not ample(workers, steps, self.question, floor, left)
+        return slowest > self.seconds_left(state) or not every_plan_fits(workers, steps, self.question, floor, left)
 
     def objections(self, state: RunState, steps: Sequence[Step]) -> list[str]:
         """The reasons why a plan does not fit; none if it does."""

@@ -34,7 +34,7 @@ from app.conductor.protocol import (
 )
 from app.conductor.recorded import RecordedConductor
 from app.core.message.chat import Form, Message, Piece, Sampling, Task, Text, Words
-from app.core.plan.pricing import least, question_tokens
+from app.core.plan.pricing import least_price, question_tokens
 from app.core.plan.workflow import CONDUCTOR, PREVIOUS, Access, Step
 from app.core.pool.breaker import NO_TIME
 from app.core.pool.catalog import Amount, Catalog, Worker
@@ -587,9 +587,9 @@ class Planner:
         Raises `RunOverBudget` if that is not enough for a short plan.
         """
         floor, question = brief.limits.floor, question_tokens(brief.task)
-        answers = [least(worker, question, floor) for worker in brief.workers]
+        answers = [least_price(worker, question, floor) for worker in brief.workers]
         cheapest = min(answers, key=lambda amount: amount.usd, default=Amount())
-        attempt = whole.within(unspent_amount(state).less(cheapest), 1 if embeds else max(PLAN_TOKENS, floor))
+        attempt = whole.within(unspent_amount(state).minus(cheapest), 1 if embeds else max(PLAN_TOKENS, floor))
         if attempt is None:
             raise RunOverBudget
         return attempt

@@ -391,7 +391,7 @@ class Execution:
             call = state.calls.get(attempt.call)
             if call is not None and call.outcome is None:
                 spent = Amount(attempt.spent.usd, attempt.spent.tokens)
-                unspent = (unspent + Amount(attempt.hold.usd, attempt.hold.tokens)).less(spent)
+                unspent = (unspent + Amount(attempt.hold.usd, attempt.hold.tokens)).minus(spent)
         return unspent
 
     def _seconds_left(self, state: RunState) -> float:
