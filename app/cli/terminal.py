@@ -33,18 +33,24 @@ def stderr() -> Console:
 
 
 def _console(*, stderr: bool) -> Console:
-    stream = sys.stderr if stderr else sys.stdout
-    knows_width = stream.isatty() or "COLUMNS" in os.environ  # which rich reads
-    width = None if knows_width else PIPED_WIDTH
+    stream = sys.stdout
+    if stderr:
+        stream = sys.stderr
+    width = None
+    if not stream.isatty() and "COLUMNS" not in os.environ:  # rich reads both by itself
+        width = PIPED_WIDTH
     return Console(stderr=stderr, width=width, highlight=False, emoji=False)
 
 
 def clean(text: str) -> str:
     """Return a text of callers or workers without control characters, so that it has no escape sequences."""
-    return "".join(
-        mark if mark in "\n\t" or not unicodedata.category(mark).startswith("C") else "\N{REPLACEMENT CHARACTER}"
-        for mark in text
-    )
+    return "".join([_visible(char) for char in text])
+
+
+def _visible(char: str) -> str:
+    if char not in "\n\t" and unicodedata.category(char).startswith("C"):
+        return "\N{REPLACEMENT CHARACTER}"
+    return char
 
 
 def excerpt(text: str, length: int) -> str:
@@ -97,7 +103,7 @@ def table(*columns: str, title: str | None = None) -> Table:
 
 def add_row(table: Table, cells: Iterable[str]) -> None:
     """Add a row of texts that may be those of callers or workers. Long ones are folded."""
-    table.add_row(*(Text(clean(cell), overflow="fold") for cell in cells))
+    table.add_row(*[Text(clean(cell), overflow="fold") for cell in cells])
 
 
 def print_json(value: object) -> None:
@@ -130,12 +136,15 @@ class PlainLines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Render one record. An exception is shown by its type only."""
-        level = f"{record.levelname}: " if record.levelno >= logging.WARNING else ""
-        fields = "".join(f"  {name}={clean(str(value))}" for name, value in getattr(record, "fields", {}).items())
-        error = ""
+        message = clean(record.getMessage())
+        if record.levelno >= logging.WARNING:
+            message = f"{record.levelname}: {message}"
+        line = f"{self.formatTime(record, self.datefmt)} {message}"
+        for name, value in getattr(record, "fields", {}).items():
+            line += f"  {name}={clean(str(value))}"
         if record.exc_info and record.exc_info[0]:
-            error = f"  error={record.exc_info[0].__name__}"
-        return f"{self.formatTime(record, self.datefmt)} {level}{clean(record.getMessage())}{fields}{error}"
+            line += f"  error={record.exc_info[0].__name__}"
+        return line
 
 
 def log_to_stderr(level: str) -> None:

@@ -5,8 +5,6 @@ from datetime import UTC, datetime
 from typing import Any
 from zoneinfo import ZoneInfo
 
-from rich.text import Text
-
 from app.cli import event_loop, storage, terminal
 from app.cli.administration.keys import find_key
 from app.cli.arguments import Arguments
@@ -48,7 +46,8 @@ async def _set(settings: Settings, args: Arguments, now: float) -> None:
             created_at=now,
             slices=args.slices,
         )
-        if faults := budgets.faults(budget):
+        faults = budgets.faults(budget)
+        if faults:
             raise ConfigInvalid(faults)
         if not await store.tenants(budget.tenant):
             words = f"No key has the tenant {budget.tenant} yet: `baton tenants ls` lists those that there are."
@@ -99,7 +98,9 @@ async def _find_budget(store: Store, wanted: str) -> Budget:
 async def _list(settings: Settings, args: Arguments, _now: float) -> None:
     async with storage.open_configured_store(settings) as store:
         clock = await store.clock()
-        found = [(budget, await _current_windows(store, budget, clock)) for budget in await store.budgets(args.tenant)]
+        found = []
+        for budget in await store.budgets(args.tenant):
+            found.append((budget, await _current_windows(store, budget, clock)))
     if args.json:
         terminal.print_json([budget_record(budget, uses) for budget, uses in found])
         return
@@ -107,7 +108,7 @@ async def _list(settings: Settings, args: Arguments, _now: float) -> None:
     for column in ("id", "limit", "spent", "held", "accounts", "warns at", "window ends"):
         table.add_column(column, overflow="fold")
     for budget, uses in found:
-        table.add_row(*(Text(terminal.clean(cell)) for cell in _cells(budget, uses, clock)))
+        terminal.add_row(table, _cells(budget, uses, clock))
     terminal.stdout().print(table if found else "There are no budgets; `baton budgets set USD` makes one.")
 
 
@@ -119,13 +120,20 @@ async def _current_windows(store: Store, budget: Budget, clock: float) -> list[B
 
 def _cells(budget: Budget, uses: Sequence[BudgetUse], clock: float) -> tuple[str, ...]:
     end = budgets.window(budget.period, budget.zone, clock).end
+    limit, soft = terminal.dollars(budget.usd), "-"
+    if budget.name == EVERYBODY:
+        limit += " each"
+    if budget.soft is not None:
+        soft = f"{budget.soft:.0%}"
+    spent = sum([use.spent for use in uses])
+    held = sum([use.held for use in uses])
     return (
         budget.id,
-        f"{terminal.dollars(budget.usd)} {'each' if budget.name == EVERYBODY else ''}".strip(),
-        terminal.dollars(sum(use.spent for use in uses)),
-        terminal.dollars(sum(use.held for use in uses)),
+        limit,
+        terminal.dollars(spent),
+        terminal.dollars(held),
         str(len(uses)),
-        f"{budget.soft:.0%}" if budget.soft is not None else "-",
+        soft,
         _local_minute(end, budget.zone),
     )
 
@@ -133,7 +141,9 @@ def _cells(budget: Budget, uses: Sequence[BudgetUse], clock: float) -> tuple[str
 async def _show(settings: Settings, args: Arguments, _now: float) -> None:
     async with storage.open_configured_store(settings) as store:
         budget = await _find_budget(store, args.budget)
-        account = budgets.account(budget, args.of) if args.of is not None else None
+        account = None
+        if args.of is not None:
+            account = budgets.account(budget, args.of)
         uses = await store.budget_use(budget.id, args.windows, account)
     if args.json:
         terminal.print_json(budget_record(budget, uses))
@@ -148,18 +158,23 @@ async def _show(settings: Settings, args: Arguments, _now: float) -> None:
     for column in ("account", "window", "spent", "held", "overrun", "warned"):
         table.add_column(column, overflow="fold")
     for use in uses:
-        table.add_row(*(Text(terminal.clean(cell)) for cell in _window_cells(budget, use)))
+        terminal.add_row(table, _window_cells(budget, use))
     terminal.stdout().print(table if uses else "Nothing was spent.")
 
 
 def _window_cells(budget: Budget, use: BudgetUse) -> tuple[str, ...]:
+    overrun, warned = "-", "-"
+    if use.overrun:
+        overrun = terminal.dollars(use.overrun)
+    if use.warned_at is not None:
+        warned = _local_minute(use.warned_at, budget.zone)
     return (
         use.account.removeprefix(budget.id) or "-",
         _local_minute(use.start, budget.zone),
         terminal.dollars(use.spent),
         terminal.dollars(use.held),
-        terminal.dollars(use.overrun) if use.overrun else "-",
-        _local_minute(use.warned_at, budget.zone) if use.warned_at is not None else "-",
+        overrun,
+        warned,
     )
 
 

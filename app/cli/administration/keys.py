@@ -4,8 +4,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from rich.text import Text
-
 from app.cli import event_loop, storage, terminal
 from app.cli.arguments import Arguments
 from app.core.roles import ROLES, role_of, scopes_of
@@ -47,7 +45,9 @@ def find_key(rows: Sequence[KeyRow], name: str, now: float) -> KeyRow:
 
     A name is looked for among the keys in force first, because a name may be given again once its key has ended.
     """
-    public_id = name.split("_")[1] if name.startswith("bt_") else name
+    public_id = name
+    if name.startswith("bt_"):
+        public_id = name.split("_")[1]
     for row in rows:
         if row.id == public_id:
             return row
@@ -56,7 +56,7 @@ def find_key(rows: Sequence[KeyRow], name: str, now: float) -> KeyRow:
     if not found:
         raise NotFound("There is no key of that id or name; `baton keys ls` lists them.")
     if len(found) > 1:
-        ids = ", ".join(row.id for row in found)
+        ids = ", ".join([row.id for row in found])
         raise NotFound(f"{len(found)} keys are called {name}; give the id of one: {ids}.")
     return found[0]
 
@@ -74,13 +74,16 @@ def _check_tiers(loaded: Loaded, tiers: Sequence[str]) -> None:
 async def _add(settings: Settings, args: Arguments, now: float) -> None:
     if not args.tenant:
         raise ConfigInvalid(["--tenant: a tenant has a name of at least one character"])
+    expires_at = None
+    if args.expires:
+        expires_at = now + args.expires
     key, row = mint(
         peppers(settings)[0],
         tenant=args.tenant,
         name=args.name,
         scopes=scopes_of(args.roles, args.scopes) or ROLES["caller"],
         now=now,
-        expires_at=now + args.expires if args.expires else None,
+        expires_at=expires_at,
     )
     row = replace(
         row,
@@ -102,16 +105,15 @@ def _check_name(rows: Sequence[KeyRow], new: KeyRow, now: float) -> None:
     """Raise `ConfigInvalid` if a key in force of the same tenant has the name already."""
     for row in rows:
         if (row.tenant, row.name) == (new.tenant, new.name) and is_in_force(row, now):
-            raise ConfigInvalid(
-                [
-                    f"{new.name}: the key {row.id} of the tenant {row.tenant} has this name; choose another one, "
-                    f"or give that key a new secret with `baton keys rotate {row.id}`"
-                ]
-            )
+            fault = f"{new.name}: the key {row.id} of the tenant {row.tenant} has this name"
+            remedy = f"choose another one, or give that key a new secret with `baton keys rotate {row.id}`"
+            raise ConfigInvalid([f"{fault}; {remedy}"])
 
 
 async def _rotate(settings: Settings, args: Arguments, now: float) -> None:
-    overlap = 0.0 if args.no_overlap else args.overlap
+    overlap = args.overlap
+    if args.no_overlap:
+        overlap = 0.0
     async with storage.open_configured_store(settings) as store:
         row = find_key(await store.keys(), args.key, now)
         pepper = peppers(settings)[0]
@@ -148,7 +150,7 @@ async def _list(settings: Settings, args: Arguments, now: float) -> None:
     for column in ("id", "name", "tenant", "role", "scopes", "tiers", "labels", "limits", "made", "state"):
         table.add_column(column, overflow="fold")
     for row in rows:
-        table.add_row(*(Text(terminal.clean(cell)) for cell in _cells(row, settings, now)))
+        terminal.add_row(table, _cells(row, settings, now))
     terminal.stdout().print(table if rows else "There are no keys; `baton keys add NAME` makes one.")
 
 
@@ -169,10 +171,13 @@ def _record(row: KeyRow, settings: Settings, now: float) -> dict[str, Any]:
 
 
 def _cells(row: KeyRow, settings: Settings, now: float) -> tuple[str, ...]:
+    tenant = row.tenant
+    if row.all_tenants:
+        tenant = f"{tenant}, reads all"
     return (
         row.id,
         row.name,
-        f"{row.tenant}, reads all" if row.all_tenants else row.tenant,
+        tenant,
         role_of(row.scopes) or "-",
         ", ".join(sorted(row.scopes)),
         ", ".join(sorted(row.tiers)) or "all",
@@ -206,7 +211,9 @@ def _state(row: KeyRow, settings: Settings, now: float) -> str:
     old += PEPPER_NOTES[_pepper_state(row, settings)]
     if row.expires_at is None:
         return f"in force{old}"
-    return f"{'expired' if row.expires_at <= now else 'until'} {_day(row.expires_at)}{old}"
+    if row.expires_at <= now:
+        return f"expired {_day(row.expires_at)}{old}"
+    return f"until {_day(row.expires_at)}{old}"
 
 
 def _pepper_state(row: KeyRow, settings: Settings) -> str:

@@ -18,14 +18,15 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
     if args.verb != "ls":
         event_loop.run(_change(settings, args, now()))
     rows = event_loop.run(_read(settings))
-    shown = rows if args.verb == "ls" else [row for row in rows if row.name == args.tenant]
+    if args.verb != "ls":
+        rows = tuple([row for row in rows if row.name == args.tenant])
     if args.json:
-        terminal.print_json([asdict(row) for row in shown])
+        terminal.print_json([asdict(row) for row in rows])
         return 0
     table = terminal.table("tenant", "created", "keys", "state")
-    for row in shown:
+    for row in rows:
         terminal.add_row(table, _cells(row))
-    terminal.stdout().print(table if shown else "There are no tenants; a key or `baton tenants add NAME` makes one.")
+    terminal.stdout().print(table if rows else "There are no tenants; a key or `baton tenants add NAME` makes one.")
     return 0
 
 

@@ -3,8 +3,6 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from rich.text import Text
-
 from app.cli import event_loop, storage, terminal
 from app.cli.arguments import Arguments
 from app.core.run import notices
@@ -21,7 +19,10 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
     settings = read(environ)
     terminal.log_to_stderr("warning")
     storage.print_database(settings)
-    event_loop.run(_failed(settings, args) if args.verb == "failed" else _resend(settings, args, now()))
+    if args.verb == "failed":
+        event_loop.run(_failed(settings, args))
+    else:
+        event_loop.run(_resend(settings, args, now()))
     return 0
 
 
@@ -35,7 +36,7 @@ async def _failed(settings: Settings, args: Arguments) -> None:
     for column in ("id", "type", "about", "made", "given up", "reason"):
         table.add_column(column, overflow="fold")
     for message in found:
-        table.add_row(*(Text(terminal.clean(cell)) for cell in _cells(message)))
+        terminal.add_row(table, _cells(message))
     terminal.stdout().print(table if found else "No message was given up.")
 
 
@@ -73,7 +74,10 @@ async def _resend(settings: Settings, args: Arguments, now: float) -> None:
     if args.json:
         terminal.print_json({"resent": sent})
         return
-    terminal.stdout().print(f"{sent} {'message is' if sent == 1 else 'messages are'} due again.", markup=False)
+    words = f"{sent} messages are due again."
+    if sent == 1:
+        words = "1 message is due again."
+    terminal.stdout().print(words, markup=False)
 
 
 def _select_messages(found: Sequence[FailedNotice], ids: Sequence[str]) -> Sequence[FailedNotice]:

@@ -53,6 +53,13 @@ def changed_fields(event: AdminEvent) -> str:
     after = event.after or {}
     if event.before is None:
         return ", ".join(f"{name}: {value}" for name, value in after.items() if value and "digest" not in name)
-    before = event.before
-    changed = [name for name in after if after[name] != before.get(name)]
-    return ", ".join(name if "digest" in name else f"{name}: {before.get(name)} -> {after[name]}" for name in changed)
+    altered: list[str] = []
+    for name, value in after.items():
+        earlier = event.before.get(name)
+        if value == earlier:
+            continue
+        if "digest" in name:
+            altered.append(name)
+        else:
+            altered.append(f"{name}: {earlier} -> {value}")
+    return ", ".join(altered)

@@ -48,13 +48,21 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
     if args.run is not None and not (report.runs or report.pruned):
         print("baton: there is no such run", file=sys.stderr)
         return UNREADABLE
-    print(_json(report)) if args.json else _print(report)
-    return CLEAN if report.is_clean else VIOLATIONS
+    if args.json:
+        print(_json(report))
+    else:
+        _print(report)
+    if report.is_clean:
+        return CLEAN
+    return VIOLATIONS
 
 
 async def _check(args: Arguments, environ: Mapping[str, str], now: float) -> Report:
-    since = now - args.since if args.since else None
-    earlier = Export(Path(args.against)) if args.against else None
+    since, earlier = None, None
+    if args.since:
+        since = now - args.since
+    if args.against:
+        earlier = Export(Path(args.against))
     if args.file is not None:
         export = Export(Path(args.file))
         return await Auditor(export.at, adapter).audit(export, run=args.run, since=since, against=earlier)
@@ -64,7 +72,9 @@ async def _check(args: Arguments, environ: Mapping[str, str], now: float) -> Rep
 
 
 async def _export(args: Arguments, environ: Mapping[str, str], now: float) -> int:
-    since = now - args.since if args.since else None
+    since = None
+    if args.since:
+        since = now - args.since
     settings = read(environ)
     async with storage.existing_database(settings), storage.open_journals(settings) as archive:
         runs = await write(archive, Path(args.file), now=now, run=args.run, since=since)
@@ -123,12 +133,15 @@ def _print(report: Report) -> None:
     for name, number in report.rules.most_common():
         promises, meaning = RULES[name]
         console.print(f"{number:,} x {name} ({promises}): {meaning}", style="red", markup=False, soft_wrap=True)
-    reasons = ", ".join(f"{reason}: {number:,}" for reason, number in sorted(report.unverifiable.items()))
+    unverifiable = f"{report.unverifiable.total():,} unverifiable"
+    if report.unverifiable:
+        reasons = [f"{reason}: {number:,}" for reason, number in sorted(report.unverifiable.items())]
+        unverifiable += f" ({', '.join(reasons)})"
     journals = (count(report.runs, "run"), count(report.events, "event"), count(report.calls, "call"))
     looked_at = (
         ", ".join(journals),
         f"{count(report.rebuilt_requests, 'request')} rendered again",
-        f"{report.unverifiable.total():,} unverifiable" + (f" ({reasons})" if reasons else ""),
+        unverifiable,
         f"{count(report.pruned, 'run')} pruned",
         f"{count(report.pending, 'outcome')} still to come",
     )

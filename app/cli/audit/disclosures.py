@@ -71,7 +71,9 @@ def parse_moment(name: str, text: str | None, now: float) -> float | None:
         at = datetime.fromisoformat(text)
     except ValueError:
         raise ConfigInvalid([f"{name}: must be a span such as 7d, or a time such as 2026-11-17T00:00Z"]) from None
-    return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
+    if at.tzinfo is None:
+        at = at.replace(tzinfo=UTC)
+    return at.timestamp()
 
 
 async def _list(settings: Settings, args: Arguments, query: DisclosureQuery) -> int:
@@ -106,7 +108,9 @@ async def read_pages(store: Store, query: DisclosureQuery) -> AsyncIterator[Sequ
 def _table(rows: Sequence[Disclosure]) -> Table:
     table = terminal.table(*SHOWN)
     for row in rows:
-        step = "" if row.step is None else str(row.step)
+        step = ""
+        if row.step is not None:
+            step = str(row.step)
         cells = (
             terminal.second(row.at),
             row.run,
@@ -123,8 +127,13 @@ def _table(rows: Sequence[Disclosure]) -> Table:
 
 def shown_parts(row: Disclosure) -> str:
     """Return what a recipient saw, in a few words."""
-    steps = [f"step {n}" for n in row.saw_steps]
-    return ", ".join([*(["user"] if row.saw_user else []), *steps, *(["results"] if row.saw_results else [])])
+    parts = []
+    if row.saw_user:
+        parts.append("user")
+    parts += [f"step {n}" for n in row.saw_steps]
+    if row.saw_results:
+        parts.append("results")
+    return ", ".join(parts)
 
 
 def decision_text(row: Disclosure) -> str:

@@ -77,14 +77,16 @@ def _read(files: ArchiveFiles, found: ExportedCheckpoints, size: int, witnesses:
     names = files.names(f"{max(0, size - LISTED):015d}") or files.names("")
     held: dict[str, list[int]] = {"txt": [], "tsr": []}
     for name in names:
-        if known := NAME.fullmatch(name):
-            held[known[2]].append(int(known[1]))
+        match = NAME.fullmatch(name)
+        if match is not None:
+            held[match[2]].append(int(match[1]))
     if held["tsr"]:
         found.stamped_size = held["tsr"][-1]
     if held["txt"]:
         found.size = held["txt"][-1]
         written = files.written_at(f"{found.size:015d}.txt")
-        found.written_at = moment(written) if written is not None else None
+        if written is not None:
+            found.written_at = moment(written)
     found.witnesses = {witness.name: Cosigned(size=None, at=None) for witness in witnesses}
     missing = list(witnesses)
     for checkpoint in held["txt"][: -READ - 1 : -1] if missing else []:

@@ -25,14 +25,17 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
     """Carry out one of the verbs. Returns the exit status. Raises `ConfigInvalid` for a faulty pool file."""
     terminal.log_to_stderr("warning")
     if args.verb == "check":
-        catalog = read_catalog(Path(args.file)) if args.file else configure(environ).catalog
-        return _check(catalog, as_json=args.json)
+        if args.file:
+            return _check(read_catalog(Path(args.file)), as_json=args.json)
+        return _check(configure(environ).catalog, as_json=args.json)
     if args.verb == "diff":
         found = list(widenings(read_catalog(Path(args.old)), read_catalog(Path(args.new))))
         return _diff(found, as_json=args.json)
     settings, catalog = read(environ), read_catalog(Path(args.file))
     storage.print_database(settings)
-    since = now() - args.since if args.since else None
+    since = None
+    if args.since:
+        since = now() - args.since
     runs, refused = event_loop.run(_tried_policy(settings, catalog, since))
     return _try(runs, refused, as_json=args.json)
 
@@ -46,9 +49,9 @@ def _check(catalog: Catalog, *, as_json: bool) -> int:
         return FINE
     table = terminal.table("tier", "labels", "may see it", "may not")
     for row in policy_table.rows(catalog):
-        excluded = "; ".join(f"{name}: {reason}" for name, reason in row.excluded.items())
+        excluded = "; ".join([f"{name}: {reason}" for name, reason in row.excluded.items()])
         cells = (row.tier, ", ".join(row.labels) or "none", ", ".join(row.shown) or "nobody", excluded)
-        table.add_row(*(Text(cell, overflow="fold") for cell in cells))
+        table.add_row(*[Text(cell, overflow="fold") for cell in cells])
     console = terminal.stdout()
     console.print(table)
     for worker in policy_table.lowering(catalog):
@@ -64,19 +67,26 @@ def _check(catalog: Catalog, *, as_json: bool) -> int:
 
 def _diff(found: Sequence[Widening], *, as_json: bool) -> int:
     if as_json:
-        terminal.print_json(
-            {"widens": bool(found), "witnesses": [policy_table.witness(widening) for widening in found]}
-        )
-    elif not found:
-        terminal.stdout().print("Nothing is shown to anybody who did not see it before.")
-    for widening in () if as_json else found:
-        who = f"{widening.recipient.worker} at {widening.recipient.provider}, as {widening.recipient.role}"
-        if widening.through:
-            who += f", as what {', then '.join(widening.through)} makes of it"
-        labels = f"labels {', '.join(widening.labels)}" if widening.labels else "no label"
-        line = f"widens: {widening.tier} with {labels} is shown to {who}; before: {widening.reason}"
-        terminal.stdout().print(line, markup=False, soft_wrap=True)
-    return REFUSED if found else FINE
+        witnesses = [policy_table.witness(widening) for widening in found]
+        terminal.print_json({"widens": bool(found), "witnesses": witnesses})
+    else:
+        for widening in found:
+            terminal.stdout().print(_widening_text(widening), markup=False, soft_wrap=True)
+        if not found:
+            terminal.stdout().print("Nothing is shown to anybody who did not see it before.")
+    if found:
+        return REFUSED
+    return FINE
+
+
+def _widening_text(widening: Widening) -> str:
+    who = f"{widening.recipient.worker} at {widening.recipient.provider}, as {widening.recipient.role}"
+    if widening.through:
+        who += f", as what {', then '.join(widening.through)} makes of it"
+    labels = "no label"
+    if widening.labels:
+        labels = f"labels {', '.join(widening.labels)}"
+    return f"widens: {widening.tier} with {labels} is shown to {who}; before: {widening.reason}"
 
 
 # -- try
@@ -104,11 +114,17 @@ def _try(runs: int, refused: Sequence[RefusedRun], *, as_json: bool) -> int:
     if as_json:
         listed = [run.as_json() for run in refused]
         terminal.print_json({"runs": runs, "refused": listed})
-        return REFUSED if refused else FINE
+    else:
+        _print_refused(runs, refused)
+    if refused:
+        return REFUSED
+    return FINE
+
+
+def _print_refused(runs: int, refused: Sequence[RefusedRun]) -> None:
     console = terminal.stdout()
     for run in refused:
-        reasons = "; ".join(f"{name}: {reason}" for name, reason in run.reasons.items())
+        reasons = "; ".join([f"{name}: {reason}" for name, reason in run.reasons.items()])
         labels = ", ".join(run.labels) or "no label"
         console.print(f"{run.run}  {run.tier}  {labels}  {reasons}", markup=False, soft_wrap=True)
     console.print(f"This pool file would have refused calls of {len(refused):,} of {terminal.count(runs, 'run')}.")
-    return REFUSED if refused else FINE

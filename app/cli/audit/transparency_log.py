@@ -49,27 +49,39 @@ async def _show(settings: Settings, args: Arguments) -> int:
         state = await store.log.state()
     facts = _facts(state, _checkpoint(state.checkpoint, state.verifiers))
     outside = await exported_checkpoints.read_exported(settings, state.size)
-    facts |= outside.facts(stamps=bool(settings.log_timestamp_url)) if outside is not None else {"export": None}
+    if outside is None:
+        facts["export"] = None
+    else:
+        facts |= outside.facts(stamps=bool(settings.log_timestamp_url))
     if args.json:
         terminal.print_json(facts)
         return 0
     for name, value in facts.items():
-        shown = "\n".join(value) if isinstance(value, list) else value
-        terminal.stdout().print(f"{name}: {shown}", markup=False, soft_wrap=True)
+        if isinstance(value, list):
+            value = "\n".join(value)
+        terminal.stdout().print(f"{name}: {value}", markup=False, soft_wrap=True)
     return 0
 
 
 def _facts(state: LogState, checkpoint: Checkpoint | None) -> dict[str, Any]:
     """Return the state of the log by the names that are printed."""
+    origin, root, sealed_at = None, None, None
+    if checkpoint is not None:
+        origin, root = checkpoint.origin, checkpoint.root.hex()
+    if state.sealed_at is not None:
+        sealed_at = terminal.moment(state.sealed_at)
+    key = "BATON_LOG_KEY"
+    if state.stored_key:
+        key = "in the database"
     return {
-        "origin": checkpoint.origin if checkpoint is not None else None,
+        "origin": origin,
         "size": state.size,
-        "root": checkpoint.root.hex() if checkpoint is not None else None,
-        "sealed_at": terminal.moment(state.sealed_at) if state.sealed_at is not None else None,
+        "root": root,
+        "sealed_at": sealed_at,
         "waiting": state.waiting,
         "lag_seconds": round(state.lag, 3),
         "catching_up": state.catching_up,
-        "key": "in the database" if state.stored_key else "BATON_LOG_KEY",
+        "key": key,
         "verifiers": list(state.verifiers),
     }
 
@@ -100,7 +112,10 @@ async def _prove(settings: Settings, args: Arguments) -> int:
         print(
             f"entry {proved.place}: {about}, sealed at {terminal.moment(leaf.at)}, proof of {len(proved.proof)} hashes"
         )
-    print(f"{sealed} of {events} events are sealed." if events is not None else "The run was pruned.")
+    if events is None:
+        print("The run was pruned.")
+    else:
+        print(f"{sealed} of {events} events are sealed.")
     for fault in faults:
         print(fault)
     return int(bool(faults))
@@ -123,8 +138,8 @@ def _faults(proof: Proof, verifiers: Sequence[str]) -> list[str]:
         return [f"The checkpoint is not valid: {error}"]
     if head is None:
         return []
-    return [
-        f"Entry {leaf.place} is not in the tree of the checkpoint."
-        for leaf in proof.leaves
-        if not includes(leaf.place, head.size, leaf_hash(leaf.entry), leaf.proof, head.root)
-    ]
+    faults: list[str] = []
+    for leaf in proof.leaves:
+        if not includes(leaf.place, head.size, leaf_hash(leaf.entry), leaf.proof, head.root):
+            faults.append(f"Entry {leaf.place} is not in the tree of the checkpoint.")
+    return faults

@@ -67,7 +67,9 @@ def _keys(given: tuple[str, ...], option: str) -> tuple[Key, ...]:
     for text in given:
         path = Path(text)
         try:
-            lines = path.read_text().split() if path.is_file() else [text]
+            lines = [text]
+            if path.is_file():
+                lines = path.read_text().split()
             found += [read_key(line) for line in lines]
         except (OSError, UnicodeDecodeError, Unreadable) as error:
             raise ConfigInvalid([f"{option} {text}: {error}"]) from None
@@ -79,7 +81,10 @@ def _held_checkpoints(given: tuple[str, ...]) -> tuple[tuple[str, Checkpoint], .
     found = []
     for name in given:
         path = Path(name)
-        for file in sorted(path.rglob("*.txt")) if path.is_dir() else [path]:
+        files = [path]
+        if path.is_dir():
+            files = sorted(path.rglob("*.txt"))
+        for file in files:
             try:
                 if file.is_file() and file.stat().st_size <= HELD_BYTES:
                     found.append((file.name, read_checkpoint(file.read_text())))
@@ -154,7 +159,7 @@ def _print(report: Verification, seconds: float) -> None:
     console.print("; ".join(counted), markup=False, soft_wrap=True)
     for note in report.notes:
         console.print(note, markup=False, soft_wrap=True)
-    if (first := report.first) is not None:
-        console.print(Text(terminal.clean(f"The first bad place: {first}"), style="bold red"), soft_wrap=True)
+    if report.first is not None:
+        console.print(Text(terminal.clean(f"The first bad place: {report.first}"), style="bold red"), soft_wrap=True)
         return
     console.print("Nothing that was sealed is altered or missing.", style="green")

@@ -95,7 +95,9 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
     known = event_loop.run(_known(loaded))
     wanted = list(_assignments(loaded.catalog, args, tasks))
     done = {trial.key for trial in known}
-    left = [] if args.show else [task for task in wanted if args.again or task.key not in done]
+    left: list[Assignment] = []
+    if not args.show:
+        left = [task for task in wanted if args.again or task.key not in done]
     found = CalibrationProgress()
     if left and _ask_for_confirmation(args, left, len(wanted) - len(left), loaded.catalog.rehearsal):
         with Progress(console=terminal.stderr(), transient=True) as progress:
@@ -167,7 +169,8 @@ def _limits(worker: Worker, tier: Tier, task: BuiltIn, tokens: int) -> Limits:
 def _ask_for_confirmation(args: Arguments, remaining: Sequence[Assignment], before: int, rehearsal: bool) -> bool:
     """Print the cost and, without `--yes`, ask for consent, unless the workers are simulated."""
     workers = ", ".join(dict.fromkeys(task.worker.name for task in remaining))
-    likely, most = sum(task.likely for task in remaining), sum(task.limits.usd for task in remaining)
+    likely = sum([task.likely for task in remaining])
+    most = sum([task.limits.usd for task in remaining])
     console = terminal.stderr()
     console.print(
         f"{len(remaining)} tasks for {workers} ({before} were tried before): likely {terminal.dollars(likely)} "
@@ -278,10 +281,14 @@ def _print(args: Arguments, catalog: Catalog, known: Sequence[Trial], progress: 
     if args.json:
         print(orjson.dumps([asdict(trial) for trial in known], option=orjson.OPT_INDENT_2).decode())
         return
-    of = {name: trials for name, worker in catalog.workers.items() if (trials := of_worker(known, worker))}
+    by_worker: dict[str, Sequence[Trial]] = {}
+    for name, worker in catalog.workers.items():
+        trials = of_worker(known, worker)
+        if trials:
+            by_worker[name] = trials
     console = terminal.stdout()
-    console.print(_table(of) if of else "Nothing was measured yet.")
-    if alike(of):
+    console.print(_table(by_worker) if by_worker else "Nothing was measured yet.")
+    if alike(by_worker):
         console.print(SAYS_NOTHING)
     if progress.trials:
         console.print(f"{len(progress.trials)} trials, {terminal.dollars(progress.spent)}.")
@@ -293,20 +300,20 @@ def _print(args: Arguments, catalog: Catalog, known: Sequence[Trial], progress: 
         console.print("The money of --usd was not enough for the rest.")
 
 
-def _table(of: Mapping[str, Sequence[Trial]]) -> Table:
+def _table(by_worker: Mapping[str, Sequence[Trial]]) -> Table:
     """Return the pass rates of each worker by family, with their 95 % intervals."""
     table = terminal.table()
-    for column in ("domain", "family", *of):
+    for column in ("domain", "family", *by_worker):
         table.add_column(column)
-    trials = list(chain.from_iterable(of.values()))
+    trials = list(chain.from_iterable(by_worker.values()))
+    by_family = [rates(own, lambda trial: trial.family) for own in by_worker.values()]
+    overall = [rates(own, lambda trial: "") for own in by_worker.values()]
+    by_level = [rates(own, lambda trial: str(trial.level)) for own in by_worker.values()]
     for domain, family in sorted({(trial.domain, trial.family) for trial in trials}):
-        table.add_row(
-            domain, family, *(_cell(rates(own, lambda trial: trial.family).get(family)) for own in of.values())
-        )
-    table.add_row("", "all", *(_cell(rates(own, lambda trial: "").get("")) for own in of.values()))
+        table.add_row(domain, family, *[_cell(found.get(family)) for found in by_family])
+    table.add_row("", "all", *[_cell(found.get("")) for found in overall])
     for level in sorted({trial.level for trial in trials}):
-        of_level = (rates(own, lambda trial: str(trial.level)).get(str(level)) for own in of.values())
-        table.add_row("", f"level {level + 1}", *map(_cell, of_level))
+        table.add_row("", f"level {level + 1}", *[_cell(found.get(str(level))) for found in by_level])
     return table
 
 

@@ -134,12 +134,15 @@ def _arms(args: Arguments, served: ServedTier) -> tuple[str, ...]:
     """Return the model ids of the arms. Without `--arms` all are taken, if they cost nothing."""
     if args.arms is None:
         if not served.rehearsal:
-            raise ConfigInvalid(
-                [f"--arms: real models cost money; choose among {', '.join(map(_short, served.models))}"]
-            )
+            names = ", ".join([_short(model) for model in served.models])
+            raise ConfigInvalid([f"--arms: real models cost money; choose among {names}"])
         return served.models
-    names = [name for name in dict.fromkeys(args.arms.split(",")) if name not in ("", ORACLE)]
-    return tuple(model_id(name, args.tier) for name in names)
+    return tuple([model_id(name, args.tier) for name in _arms_of_option(args.arms)])
+
+
+def _arms_of_option(text: str) -> list[str]:
+    """Return the names in `--arms`, each once; the oracle is no arm that could be asked."""
+    return [name for name in dict.fromkeys(text.split(",")) if name not in ("", ORACLE)]
 
 
 def model_id(arm: str, tier: str) -> str:
@@ -171,9 +174,14 @@ def _experiment(args: Arguments, tasks: Sequence[Graded], served: ServedTier, na
 
 
 def _options(args: Arguments) -> dict[str, Any]:
-    explores = {"explore": False} if args.no_explore else None
-    given = {"temperature": args.temperature, "reasoning_effort": args.effort, "baton": explores}
-    return {name: value for name, value in given.items() if value is not None}
+    options: dict[str, Any] = {}
+    if args.temperature is not None:
+        options["temperature"] = args.temperature
+    if args.effort is not None:
+        options["reasoning_effort"] = args.effort
+    if args.no_explore:
+        options["baton"] = {"explore": False}
+    return options
 
 
 def _evaluation_id(args: Arguments, tasks: Sequence[Graded], served: ServedTier, out: Path) -> str:
@@ -227,8 +235,12 @@ def _report(args: Arguments, out: Path) -> None:
     console.print(plot.characters(made), markup=False)
     drawn = plot.png(made, out / "cost-accuracy.png")
     (out / "table.json").write_text(json.dumps(asdict(made), indent=1) + "\n", encoding="utf-8")
-    places = f"{out}/rows.jsonl, {out}/table.json" + (f", {out}/cost-accuracy.png" if drawn else "")
-    console.print(f"\n{places}" + ("" if drawn else " (a PNG too, where matplotlib is installed)"), markup=False)
+    places = f"\n{out}/rows.jsonl, {out}/table.json"
+    if drawn:
+        places += f", {out}/cost-accuracy.png"
+    else:
+        places += " (a PNG too, where matplotlib is installed)"
+    console.print(places, markup=False)
 
 
 def _table(args: Arguments, folders: Sequence[Path]) -> Table:
@@ -242,12 +254,15 @@ def _table(args: Arguments, folders: Sequence[Path]) -> Table:
         raise ConfigInvalid(faults)
     arms = sorted({row.arm for row in rows})
     if args.arms is not None:
-        named = [model_id(name, args.tier) for name in args.arms.split(",") if name not in ("", ORACLE)]
+        named = [model_id(name, args.tier) for name in _arms_of_option(args.arms)]
         arms = [arm for arm in dict.fromkeys(named) if arm in arms]
-    usual = args.tier if args.tier in arms else (arms or [""])[0]
-    reference = usual
+    reference = ""
     if args.against is not None:
         reference = model_id(args.against, args.tier)
+    elif args.tier in arms:
+        reference = args.tier
+    elif arms:
+        reference = arms[0]
     if reference not in arms:
         raise ConfigInvalid([f"--against: there is no row of {reference or 'any arm'}"])
     try:

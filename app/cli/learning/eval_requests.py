@@ -94,8 +94,11 @@ async def _measured(bench: Bench, experiment: Experiment, task: Graded, arm: str
     began = bench.tick()
     reply = await _final_reply(bench, experiment, task, arm, repeat)
     wall = bench.tick() - began
-    run = reply.headers.get("x-baton-run", "") if reply is not None else ""
-    found, seconds = await _figures(bench, run) if run else (Figures(), wall)
+    run, found, seconds = "", Figures(), wall
+    if reply is not None:
+        run = reply.headers.get("x-baton-run", "")
+    if run:
+        found, seconds = await _figures(bench, run)
     if reply is not None and "idempotent-replayed" in reply.headers:
         wall = seconds  # an earlier process sent it, and ended before it wrote the row
     if run and found.catalog != experiment.catalog:
@@ -121,8 +124,10 @@ async def _verdict(task: Graded, reply: httpx.Response | None) -> tuple[float, O
     """Return grade, outcome and reason. A reply without an answer counts as wrong."""
     if reply is None:
         return 0.0, "failed", "too_late"
+    if reply.status_code in OUTAGE_STATUS:
+        return 0.0, "outage", _code(reply)
     if reply.status_code != 200:
-        return 0.0, "outage" if reply.status_code in OUTAGE_STATUS else "failed", _code(reply)
+        return 0.0, "failed", _code(reply)
     answer = reply.json()["choices"][0]["message"]["content"] or ""
     grade = await asyncio.to_thread(task.grader.grade, answer)
     return grade.score, "answered", grade.reason
@@ -153,8 +158,10 @@ async def _final_reply(
             if reply is not None:
                 words = f"refuses new work ({_code(reply)})"
             raise OursError(f"The service {words}; the rows so far are kept, run the same command to go on.")
-        retry_after = reply.headers.get("retry-after", "") if reply is not None else ""
-        await asyncio.sleep(min(float(retry_after) if retry_after.isdecimal() else pause, MAX_WAIT_SECONDS))
+        seconds = pause
+        if reply is not None and reply.headers.get("retry-after", "").isdecimal():
+            seconds = float(reply.headers["retry-after"])
+        await asyncio.sleep(min(seconds, MAX_WAIT_SECONDS))
         pause *= 2
 
 

@@ -7,7 +7,7 @@ are graded: a run that failed, was stopped or was only planned has none, and an 
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -59,8 +59,10 @@ class EndedRun:
     @property
     def question(self) -> str | None:
         """Return the user's last message."""
-        said = [message.text for message in self.messages or () if message.role == "user"]
-        return _plain(said[-1]) if said else None
+        for message in reversed(self.messages or ()):
+            if message.role == "user":
+                return _plain(message.text)
+        return None
 
 
 def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -> int:
@@ -120,8 +122,9 @@ async def _rate(settings: Settings, args: Arguments, rules: Sequence[Rule], now:
             if args.signs and ended.row.origin_kind not in COPIES:  # no caller did anything with those
                 found.ratings += _signs(ended, later.get(ended.row.key), now)
                 later[ended.row.key] = ended
-        for rating in found.ratings if not args.dry_run else ():
-            await store.rate(rating)
+        if not args.dry_run:
+            for rating in found.ratings:
+                await store.rate(rating)
     return found
 
 
@@ -130,22 +133,26 @@ async def _runs(store: Store, args: Arguments, now: float) -> AsyncIterator[Ende
     if args.run is not None:
         yield await _read_run(store, await storage.find_run(store, args.run))
         return
-    since = now - args.since if args.since else None
-    before: tuple[float, str] | None = None
-    while rows := await store.runs(
-        RunQuery(tenant=args.tenant, tier=args.tier, since=since, before=before, limit=PAGE)
-    ):
+    query = RunQuery(tenant=args.tenant, tier=args.tier, limit=PAGE)
+    if args.since:
+        query = replace(query, since=now - args.since)
+    rows = await store.runs(query)
+    while rows:
         for row in rows:
             if row.ended_at is not None:
                 yield await _read_run(store, row)
-        before = (rows[-1].created_at, rows[-1].id)
+        query = replace(query, before=(rows[-1].created_at, rows[-1].id))
+        rows = await store.runs(query)
 
 
 async def _read_run(store: Store, row: RunRow) -> EndedRun:
     events = (await store.journal(row.id)).events
     task = next((fact.task for fact in facts(events, RunAdmitted)), "")
     bodies = await store.contents(row.id, [task])
-    return EndedRun(row, events, task_from_json(orjson.loads(bodies[task])).messages if bodies else None)
+    messages = None
+    if bodies:
+        messages = task_from_json(orjson.loads(bodies[task])).messages
+    return EndedRun(row, events, messages)
 
 
 async def _graded(
@@ -156,22 +163,35 @@ async def _graded(
     fitting = list(rules.get(None, ()))
     if ended.question is not None:
         fitting += rules.get(ended.question, ())
-    answers = [fact.answer for fact in facts(ended.events, RunSucceeded)]
+    if not fitting and ended.messages is None:
+        graded.skipped["its content was erased"] += 1
+        return
     if not fitting:
-        graded.skipped["no rule is for its question" if ended.messages is not None else "its content was erased"] += 1
-    elif not answers or any(fact.preview for fact in facts(ended.events, RunAdmitted)):
+        graded.skipped["no rule is for its question"] += 1
+        return
+    succeeded = next(facts(ended.events, RunSucceeded), None)
+    if succeeded is None or any(fact.preview for fact in facts(ended.events, RunAdmitted)):
         graded.skipped[f"it has no answer ({row.state})"] += 1
-    else:
-        bodies = await store.contents(row.id, [answers[0]]) if answers[0] else {"": b""}
-        if answers[0] not in bodies:
-            graded.skipped["its content was erased"] += 1
-            return
-        for rule in fitting:
-            grade = await asyncio.to_thread(rule.grader.grade, bodies[answers[0]].decode("utf-8", "replace"))
-            about = {"score": grade.score, "by": rule.written}
-            graded.ratings.append(
-                derived(row.id, row.tenant, now, "grader", rule.grader.kind, grading.VERSION, **about)
-            )
+        return
+    answer = await _answer(store, row, succeeded)
+    if answer is None:
+        graded.skipped["its content was erased"] += 1
+        return
+    for rule in fitting:
+        grade = await asyncio.to_thread(rule.grader.grade, answer)
+        about = {"score": grade.score, "by": rule.written}
+        rating = derived(row.id, row.tenant, now, "grader", rule.grader.kind, grading.VERSION, **about)
+        graded.ratings.append(rating)
+
+
+async def _answer(store: Store, row: RunRow, end: RunSucceeded) -> str | None:
+    """Return the answer of a run; None if it was erased."""
+    if not end.answer:
+        return ""
+    bodies = await store.contents(row.id, [end.answer])
+    if end.answer not in bodies:
+        return None
+    return bodies[end.answer].decode("utf-8", "replace")
 
 
 def _signs(ended: EndedRun, later: EndedRun | None, now: float) -> Iterator[Feedback]:
@@ -197,14 +217,19 @@ def _shown(rating: Feedback) -> dict[str, Any]:
 
 def _print(graded: GradedRuns, *, stored: bool) -> None:
     table = terminal.table()
-    for column in ("kind", "source", "version", "runs", "mean score"):
-        table.add_column(column, justify="right" if column in ("runs", "mean score") else "left")
+    for column in ("kind", "source", "version"):
+        table.add_column(column)
+    for column in ("runs", "mean score"):
+        table.add_column(column, justify="right")
     groups: dict[tuple[str, str, str], list[Feedback]] = {}
     for rating in graded.ratings:
         groups.setdefault((rating.kind, rating.source, rating.version), []).append(rating)
     for names, ratings in sorted(groups.items()):
         scores = [rating.score for rating in ratings if rating.score is not None]
-        table.add_row(*names, str(len(ratings)), f"{sum(scores) / len(scores):.3f}" if scores else "-")
+        mean = "-"
+        if scores:
+            mean = f"{sum(scores) / len(scores):.3f}"
+        table.add_row(*names, str(len(ratings)), mean)
     console = terminal.stdout()
     console.print(table if groups else "Nothing was found.")
     for reason, count in sorted(graded.skipped.items()):

@@ -116,7 +116,7 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
         print(orjson.dumps([_shown(estimate) for estimate in judged], option=orjson.OPT_INDENT_2).decode())
     else:
         _print(found, judged)
-    return 0 if judged else 1
+    return int(not judged)
 
 
 # -- reading
@@ -124,20 +124,26 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
 
 async def _read(loaded: Loaded, args: Arguments, now: float) -> JournaledDecisions:
     found = JournaledDecisions()
-    query = {"tenant": args.tenant, "tier": args.tier, "since": now - args.since if args.since else None}
-    before: tuple[float, str] | None = None
+    query = RunQuery(tenant=args.tenant, tier=args.tier, limit=PAGE)
+    if args.since:
+        query = replace(query, since=now - args.since)
     async with storage.open_configured_store(loaded.settings) as store:
-        while rows := await store.runs(RunQuery(**query, before=before, limit=PAGE)):
+        rows = await store.runs(query)
+        while rows:
             for row in rows:
                 if row.ended_at is not None and row.origin_kind != "shadow":
                     await _note(store, loaded, row, found)
-            before = (rows[-1].created_at, rows[-1].id)
+            query = replace(query, before=(rows[-1].created_at, rows[-1].id))
+            rows = await store.runs(query)
     return found
 
 
 async def _note(store: Store, loaded: Loaded, row: RunRow, found: JournaledDecisions) -> None:
     tier = loaded.catalog.tiers.get(row.tier)
-    reward = worth(await store.feedback(row.id), row.spent.usd, tier.conductor.selector if tier is not None else None)
+    spec = None
+    if tier is not None:
+        spec = tier.conductor.selector
+    reward = worth(await store.feedback(row.id), row.spent.usd, spec)
     if reward is None:
         found.unrated[row.tier] += row.state == "succeeded"
         return
@@ -150,11 +156,13 @@ async def _note(store: Store, loaded: Loaded, row: RunRow, found: JournaledDecis
     if reason or decision is None:
         found.skipped[reason] += 1
         return
-    task = admitted.task if admitted is not None else ""
+    task = ""
+    if admitted is not None:
+        task = admitted.task
     seen, named = await _seen(store, row.id, decision, task)
     after = None
     if decision.further is not None:
-        after = (await _seen(store, row.id, decision.further, task))[0]
+        after, _ = await _seen(store, row.id, decision.further, task)
     beliefs = await _beliefs(store, loaded, row, found)
     read = RewardedDecision(decision, seen, reward, beliefs, named, after)
     found.rows.setdefault((row.tier, decision.layer, decision.shape), []).append(read)
@@ -163,13 +171,12 @@ async def _note(store: Store, loaded: Loaded, row: RunRow, found: JournaledDecis
 async def _beliefs(store: Store, loaded: Loaded, row: RunRow, found: JournaledDecisions) -> Beliefs | None:
     """Return the present beliefs of the selector of a run's tier for the run's tenant."""
     tier = loaded.catalog.tiers.get(row.tier)
-    spec = tier.conductor.selector if tier is not None else None
-    if spec is None:
+    if tier is None or tier.conductor.selector is None:
         return None
     place = row.tier, row.tenant
     if place not in found.beliefs:
         posterior = await posterior_of(store, row.tier, row.tenant)
-        found.beliefs[place] = Beliefs(posterior, spec, loaded.catalog.workers)
+        found.beliefs[place] = Beliefs(posterior, tier.conductor.selector, loaded.catalog.workers)
     return found.beliefs[place]
 
 
@@ -187,13 +194,15 @@ async def _seen(store: Store, run: str, decision: LoggedDecision, task: str) -> 
     """Return the features of a decision, which are the journaled ones of a selector or those of the task for a model,
     and the name of the conversation. Both are missing where the content was erased."""
     bodies = await store.contents(run, [ref for ref in (decision.features, task) if ref])
-    messages = None
+    seen, named = None, ""
     if task in bodies:
         messages = task_from_json(orjson.loads(bodies[task])).messages
-    named = conversation(messages) if messages is not None else ""
+        seen, named = features(words(messages)), conversation(messages)
     if decision.features:
-        return from_json(orjson.loads(bodies[decision.features])) if decision.features in bodies else None, named
-    return features(words(messages)) if messages is not None else None, named
+        seen = None
+    if decision.features in bodies:
+        seen = from_json(orjson.loads(bodies[decision.features]))
+    return seen, named
 
 
 # -- judging
@@ -203,8 +212,13 @@ def _judged(group: Group, rows: Sequence[RewardedDecision], policies: Sequence[s
     taken = Counter(row.decided.action for row in rows).most_common(FREQUENT)
     logs: dict[tuple[int, ...], Log] = {}
     found = []
-    for policy in policies or (GREEDY, CURRENT, UNIFORM, *(f"{ALWAYS}{arm}" for arm, _ in taken)):
-        choices = {place: made for place, row in enumerate(rows) if (made := _choices(policy, row)) is not None}
+    usual = [GREEDY, CURRENT, UNIFORM, *[f"{ALWAYS}{arm}" for arm, _ in taken]]
+    for policy in policies or usual:
+        choices: dict[int, tuple[Policy, Policy | None]] = {}
+        for place, row in enumerate(rows):
+            made = _choices(policy, row)
+            if made is not None:
+                choices[place] = made
         if not choices:
             continue
         places = tuple(choices)
@@ -220,9 +234,9 @@ def _choices(policy: str, row: RewardedDecision) -> tuple[Policy, Policy | None]
     there."""
     decision, further = row.decided, row.decided.further
     first = _choice(policy, row, decision, row.seen, None)
-    if first is None or further is None:
-        if first is None:
-            return None
+    if first is None:
+        return None
+    if further is None:
         return (first, None)
     second = _choice(policy, row, further, row.seen_after, decision)
     if second is None:
@@ -256,13 +270,17 @@ def _print(found: JournaledDecisions, judged: Sequence[Judged]) -> None:
         tier, layer, shape = group
         rows = found.rows[group]
         earned = _in_words(mean([row.reward for row in rows]))
-        about = f", plans of the shape {shape}" if shape else ""
+        about = ""
+        if shape:
+            about = f", plans of the shape {shape}"
         console.print(f"{tier}, {layer}{about}: {len(rows)} decisions, which earned {earned}", markup=False)
         console.print(_table([judgement for judgement in judged if judgement.group == group]))
         for judgement in judged:
-            if judgement.group == group and (note := _note_on(judgement.report)):
+            note = _note_on(judgement.report)
+            if judgement.group == group and note:
                 console.print(f"{judgement.report.verdict}, {judgement.policy}: {note}", markup=False)
-        if unrated := found.unrated[tier]:
+        unrated = found.unrated[tier]
+        if unrated:
             share = f"{len(rows) / (len(rows) + unrated):.0%}"
             console.print(
                 f"runs of {tier} with an answer and no score: {unrated}; these rows are at most {share} of all, "
@@ -297,8 +315,11 @@ def _note_on(report: Report) -> str:
 
 def _table(judged: Sequence[Judged]) -> Table:
     table = terminal.table()
-    for column in ("policy", "rows", "ESS", "covered", "IPS", "SNIPS", "doubly robust", "ahead of the log", "verdict"):
-        table.add_column(column, justify="right" if column in ("rows", "ESS", "covered") else "left")
+    table.add_column("policy")
+    for column in ("rows", "ESS", "covered"):
+        table.add_column(column, justify="right")
+    for column in ("IPS", "SNIPS", "doubly robust", "ahead of the log", "verdict"):
+        table.add_column(column)
     for judgement in judged:
         report = judgement.report
         figures = (f"{report.rows}", f"{report.ess:.0f}", f"{report.covered:.0%}")

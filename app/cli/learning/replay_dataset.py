@@ -105,10 +105,12 @@ def _summary(figures: Sequence[Figures]) -> dict[str, dict[str, float | None]]:
     mean: dict[str, float | None] = {}
     worst: dict[str, float | None] = {}
     for key, (_, rising) in COLUMNS.items():
-        known = [value for figure in figures if (value := getattr(figure, key)) is not None]
-        mean[key] = fmean(known) if known else None
-        last = min if rising else max
-        worst[key] = last(known) if known else None
+        values = [getattr(figure, key) for figure in figures]
+        known = [value for value in values if value is not None]
+        mean[key] = worst[key] = None
+        if known:
+            mean[key] = fmean(known)
+            worst[key] = min(known) if rising else max(known)
     return {"mean": mean, "worst": worst}
 
 
@@ -123,18 +125,19 @@ def _in_words(mean: float | None, worst: float | None) -> str:
 
 def _log(args: Arguments, data: Dataset, open_: Routes, plan: Plan) -> None:
     found = estimated(data, plan)
-    assumed = any(row.propensity is None for row in data.rows)
+    notes = [LOG]
+    if any(row.propensity is None for row in data.rows):
+        notes.append(ASSUMED)
     if args.json:
         policies: dict[str, Any] = {}
         for name, reports in found.items():
             policies[name] = {**_summarize_reports(reports), "seeds": [_shown(report) for report in reports]}
-        notes = [LOG, ASSUMED] if assumed else [LOG]
         about = {**_about(data, open_, plan), "feedback": "one outcome for each prompt", "notes": notes}
         terminal.print_json({**about, "policies": policies})
         return
     _print_about(data, open_, plan)
     console = terminal.stdout()
-    for note in (LOG, *([ASSUMED] if assumed else [])):
+    for note in notes:
         console.print(note, markup=False)
     table = terminal.table()
     for title in ("policy", "doubly robust, mean (worst)", "ahead of the log", "least ESS", "verdicts"):

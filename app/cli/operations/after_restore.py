@@ -7,6 +7,7 @@ What ran after the restore point is not in the journal any more. The evidence th
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
@@ -101,15 +102,21 @@ async def _carry_out(
     settings: Settings, args: Arguments, lines: Sequence[Mapping[str, Any]], now: float
 ) -> RestoredState:
     async with storage.open_configured_store(settings) as store:
-        ends = await _last_event(store) if args.dry_run else await store.begin_generation(now)
+        if args.dry_run:
+            ends = await _last_event(store)
+        else:
+            ends = await store.begin_generation(now)
         rows = await _open_rows(store)
         states = {row.id: fold((await store.journal(row.id)).events) for row in rows}
         missing = await _missing(store, lines)
         if not (args.dry_run or args.keep_open):
             for row in rows:
                 await end_restored(store, row, now)
-    keys = None if args.dry_run else await _clear_queue(settings)
-    return RestoredState(ends, tuple([_open_run(row, states[row.id]) for row in rows]), missing, len(lines), keys)
+    keys = None
+    if not args.dry_run:
+        keys = await _clear_queue(settings)
+    open_runs = tuple([_open_run(row, states[row.id]) for row in rows])
+    return RestoredState(ends, open_runs, missing, len(lines), keys)
 
 
 async def _last_event(store: Store) -> float | None:
@@ -149,7 +156,10 @@ def _step_lines(files: Sequence[str]) -> Iterator[Mapping[str, Any]]:
         except OSError as error:
             raise ConfigInvalid([f"--log {file}: cannot be read: {error.strerror}"]) from None
         for line in text.splitlines():
-            if STEP_LINE in line and (fields := _fields(line)):
+            if STEP_LINE not in line:
+                continue
+            fields = _fields(line)
+            if fields:
                 yield fields
 
 
@@ -159,8 +169,11 @@ def _fields(line: str) -> Mapping[str, Any]:
         fields = json.loads(line[line.index("{") :])
     except ValueError:
         return {}
-    whole = isinstance(fields, dict) and isinstance(fields.get("run"), str) and isinstance(fields.get("step"), int)
-    return fields if whole else {}
+    if not isinstance(fields, dict):
+        return {}
+    if not isinstance(fields.get("run"), str) or not isinstance(fields.get("step"), int):
+        return {}
+    return fields
 
 
 async def _missing(store: Store, lines: Sequence[Mapping[str, Any]]) -> tuple[Missing, ...]:
@@ -195,8 +208,17 @@ async def _state(store: Store, run: str) -> RunState | None:
 
 def _known_usd(state: RunState | None, step: int) -> float:
     """Return the dollars that the journal knows of for a step: open calls with what is held for them."""
-    calls = [call for call in state.calls.values() if call.step == step] if state is not None else []
-    return sum([call.usd_held if call.outcome is None else call.usd for call in calls]) / MILLION
+    if state is None:
+        return 0.0
+    known = 0
+    for call in state.calls.values():
+        if call.step != step:
+            continue
+        if call.outcome is None:
+            known += call.usd_held
+        else:
+            known += call.usd
+    return known / MILLION
 
 
 async def _clear_queue(settings: Settings) -> int | None:
@@ -214,16 +236,19 @@ async def _clear_queue(settings: Settings) -> int | None:
 
 
 def _print(restored: RestoredState, args: Arguments) -> None:
-    would = "would be " if args.dry_run else ""
-    since = moment(restored.ends) if restored.ends else "nothing"
+    since = "nothing"
+    if restored.ends:
+        since = moment(restored.ends)
     print(f"The journal ends at {since}.")
-    bound = sum([call.usd for run in restored.open for call in run.calls])
-    calls = sum([len(run.calls) for run in restored.open])
     what = "ended as failed (restored)"
     if args.keep_open:
         what = "left to the engines"
+    if args.dry_run:
+        what = f"would be {what}"
+    calls = list(chain.from_iterable([run.calls for run in restored.open]))
+    bound = sum([call.usd for call in calls])
     runs = count(len(restored.open), "open run")
-    print(f"{runs} {would}{what}, with {count(calls, 'open call')} of at most ${bound:.6f}.")
+    print(f"{runs} {what}, with {count(len(calls), 'open call')} of at most ${bound:.6f}.")
     _list([f"{run.run}  {run.state}  spent ${run.spent:.6f}  {_calls(run)}" for run in restored.open])
     usd = sum([step.usd for step in restored.missing])
     print(

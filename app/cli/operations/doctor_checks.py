@@ -102,8 +102,9 @@ async def check_schema(loaded: Loaded) -> list[Verdict]:
         cause = await asyncio.to_thread(revisions.cause, settings.database_url)
         if cause is None:
             return Verdict("schema", "ok", "this version's")
-        words = "run `baton migrate`" if "baton migrate" in cause else remedy
-        return Verdict("schema", "fail", f"{where}: {cause}", words)
+        if "baton migrate" in cause:
+            return Verdict("schema", "fail", f"{where}: {cause}", "run `baton migrate`")
+        return Verdict("schema", "fail", f"{where}: {cause}", remedy)
 
     async def secured() -> Verdict:
         found = await asyncio.to_thread(revisions.row_security, settings.database_url)
@@ -199,7 +200,11 @@ async def _check_tiers(opened: Runtime) -> Verdict:
         if missing:
             remedy = "put it back into the pool file, or let the tier's own definition serve: `baton tier rollback`"
             return Verdict("tiers", "fail", "; ".join(missing), remedy)
-        served = [f"{tier_in(name)} by the {now.live}" for name, now in standing.items() if tier_in(name) and now.live]
+        served = []
+        for name, versions in standing.items():
+            tier = tier_in(name)
+            if tier and versions.live:
+                served.append(f"{tier} by the {versions.live}")
         return Verdict("tiers", "ok", f"served in place of their own: {', '.join(served) or 'none'}")
 
     return await _with_deadline("tiers", check, "check BATON_DATABASE_URL and `baton migrate`")
@@ -209,9 +214,11 @@ async def _check_exported_checkpoints(loaded: Loaded, opened: Runtime) -> Verdic
     async def check() -> Verdict:
         size = (await opened.context.store.log.state()).size
         held = await exported_checkpoints.read_exported(loaded.settings, size)
-        if held is None or held.problem:
-            words = held.problem if held is not None else ""
-            return Verdict("log held outside", "fail", words, "check BATON_LOG_EXPORT and its credentials")
+        remedy = "check BATON_LOG_EXPORT and its credentials"
+        if held is None:
+            return Verdict("log held outside", "fail", "", remedy)
+        if held.problem:
+            return Verdict("log held outside", "fail", held.problem, remedy)
         if held.size is None:
             return Verdict("log held outside", "skip", "no checkpoint is there yet; an engine writes one a minute")
         words = f"the newest checkpoint counts {held.size} of {size} entries, written at {held.written_at}"
@@ -276,13 +283,15 @@ async def _check_generation(name: str, worker: Worker, opened: Runtime) -> Verdi
     async def check() -> Verdict:
         began = opened.context.tick()
         limited = await _is_rate_limited(worker, opened)
-        simulated = " (simulated)" if spec.format == "rehearsal" else ""
-        words = f"{worker.name} answers{simulated}, {duration(opened.context.tick() - began)}"
-        return Verdict(name, "ok", "accepts the key, but limits requests at the moment" if limited else words)
+        if limited:
+            return Verdict(name, "ok", "accepts the key, but limits requests at the moment")
+        words = f"{worker.name} answers"
+        if spec.format == "rehearsal":
+            words += " (simulated)"
+        return Verdict(name, "ok", f"{words}, {duration(opened.context.tick() - began)}")
 
-    return await _with_deadline(
-        name, check, f"check that {spec.base_url or 'it'} can be reached from here", spec, worker
-    )
+    remedy = f"check that {spec.base_url or 'it'} can be reached from here"
+    return await _with_deadline(name, check, remedy, spec, worker)
 
 
 async def _is_rate_limited(worker: Worker, opened: Runtime) -> bool:
@@ -333,9 +342,15 @@ def _cause(error: BatonError) -> str:
     if not isinstance(error, WorkerError):
         return ""
     failure = error.failure
-    request = f"request {failure.request_id}" if failure.request_id else ""
-    words = f'"{terminal.clean(failure.excerpt)}"' if failure.excerpt else ""
-    parts = [part for part in (failure.reason, failure.code, request, words) if part]
+    parts: list[str] = []
+    if failure.reason:
+        parts.append(failure.reason)
+    if failure.code:
+        parts.append(failure.code)
+    if failure.request_id:
+        parts.append(f"request {failure.request_id}")
+    if failure.excerpt:
+        parts.append(f'"{terminal.clean(failure.excerpt)}"')
     return f" Cause: {', '.join(parts)}."
 
 
@@ -343,8 +358,11 @@ def _remedy(error: BatonError, usual: str, spec: ProviderSpec | None, worker: Wo
     """Return the remedy. A provider that is reached and refuses has a wrong key or model."""
     if spec is None or worker is None:
         return usual
-    key = f"the key in {spec.key_variable}" if spec.key_variable else "that it wants no key"
-    reason = error.failure.reason if isinstance(error, WorkerError) else ""
+    if not isinstance(error, WorkerError):
+        return usual
+    key = "that it wants no key"
+    if spec.key_variable:
+        key = f"the key in {spec.key_variable}"
     remedies = {
         "authentication": f"check {key}, and that its account may use the model {worker.model} from this region",
         "quota": "the account behind this key has no credit or quota left; add some at the provider",
@@ -353,4 +371,4 @@ def _remedy(error: BatonError, usual: str, spec: ProviderSpec | None, worker: Wo
         "refused": "the endpoint is there but refuses a plain question; check the model name "
         f"{worker.model} and its limits",
     }
-    return remedies.get(reason, usual)
+    return remedies.get(error.failure.reason, usual)

@@ -50,8 +50,10 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
         return event_loop.run(_execute(loaded, args))
     if getattr(args, "lists", False):
         terminal.print_json(shown["plan"])
+    elif args.json:
+        terminal.print_json(shown)
     else:
-        terminal.print_json(shown) if args.json else terminal.stdout().print(_draw(shown))
+        terminal.stdout().print(_draw(shown))
     return 0
 
 
@@ -90,7 +92,9 @@ async def _edit(loaded: Loaded, args: Arguments) -> dict[str, Any]:
         except InvalidRequest as refused:
             raise orders.of_edit(refused) from None
         except Conflict as conflict:
-            raise orders.overtaken_error() if conflict.public_code == TAKEN else conflict from None
+            if conflict.public_code == TAKEN:
+                raise orders.overtaken_error() from None
+            raise conflict from None
         made = revisions.of_state(_successful_end(ended).state, PREVIEW_KEY)
         return await _document(store, loaded.catalog, Plan((*plan.revisions, made)), made)
 
@@ -111,12 +115,16 @@ def _change(args: Arguments) -> dict[str, Any]:
 
 
 def _entry(text: str) -> str | int:
-    return int(text) if text.isdecimal() else text
+    if text.isdecimal():
+        return int(text)
+    return text
 
 
 def _read(name: str) -> Any:
     try:
-        return orjson.loads(sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes())
+        if name == "-":
+            return orjson.loads(sys.stdin.buffer.read())
+        return orjson.loads(Path(name).read_bytes())
     except (OSError, orjson.JSONDecodeError) as error:
         raise ConfigInvalid([f"--file: {name} cannot be read as JSON: {error}"]) from None
 
@@ -137,8 +145,10 @@ async def _execute(loaded: Loaded, args: Arguments) -> int:
         await content_reads.record_read(store, ended.state.run, row.tenant, "answer")
     said: dict[str, Any] = {"run": ended.state.run, "state": ended.state.state, "answer": ended.answer}
     said |= {"cost_usd": ended.bill.usd / MILLION, "plan": plan.id, "revision": revision.number}
-    terminal.print_json(said) if args.json else terminal.stdout().print(Text(terminal.clean(ended.answer)))
-    if not args.json:
+    if args.json:
+        terminal.print_json(said)
+    else:
+        terminal.stdout().print(Text(terminal.clean(ended.answer)))
         terminal.stderr().print(Text(f"{ended.state.run}: {terminal.dollars(ended.bill.usd)}"))
     return 0
 

@@ -91,7 +91,9 @@ def serve(args: Arguments, environ: Mapping[str, str]) -> int:
     """Replace this process by the server, or print the command that would start it."""
     words, variables = command(args, read_settings(environ))
     if args.dry_run:
-        print(" ".join([*(f"{name}={value}" for name, value in variables.items()), *map(_quoted, words)]))
+        shown = [f"{name}={value}" for name, value in variables.items()]
+        shown += [_quoted(word) for word in words]
+        print(" ".join(shown))
         return 0
     sys.stdout.flush()
     try:
@@ -136,12 +138,9 @@ def check_server(server: Management, card: Manifest, golden: Sequence[Golden]) -
     """Raise `ConfigInvalid` if the server has another base model, or another tokenizer by the golden prompts."""
     names = server.models()
     if card.base not in names:
-        raise ConfigInvalid(
-            [
-                f"the server answers to {', '.join(names)}, and not to {card.base}, the base of {card.name}; "
-                "`baton conductor serve` names it so, elsewhere add it to --served-model-name"
-            ]
-        )
+        fault = f"the server answers to {', '.join(names)}, and not to {card.base}, the base of {card.name}"
+        remedy = "`baton conductor serve` names it so, elsewhere add it to --served-model-name"
+        raise ConfigInvalid([f"{fault}; {remedy}"])
     for place, prompt in enumerate(golden):
         if prompt.tokens is not None and server.tokens(card.base, prompt.messages) != prompt.tokens:
             raise ConfigInvalid(
@@ -152,10 +151,16 @@ def check_server(server: Management, card: Manifest, golden: Sequence[Golden]) -
 def golden_result(server: Management, card: Manifest, golden: Sequence[Golden]) -> GoldenResult:
     """Ask every golden prompt at temperature 0, and count the results."""
     style = STYLES[card.prompt]
-    found = [(prompt, _plan_of(server, card.name, prompt, style)) for prompt in golden]
-    known = [(prompt, steps) for prompt, steps in found if prompt.plan is not None]
-    agreed = sum(steps is not None and steps == read(prompt.plan or "", prompt) for prompt, steps in known)
-    return GoldenResult(len(found), sum(steps is not None for _, steps in found), len(known), agreed)
+    valid = known = agreed = 0
+    for prompt in golden:
+        steps = _plan_of(server, card.name, prompt, style)
+        if steps is not None:
+            valid += 1
+        if prompt.plan is not None:
+            known += 1
+            if steps is not None and steps == read(prompt.plan, prompt):
+                agreed += 1
+    return GoldenResult(len(golden), valid, known, agreed)
 
 
 def _plan_of(server: Management, model: str, prompt: Golden, style: Style) -> tuple[Step, ...] | None:
@@ -199,8 +204,11 @@ def deploy(servers: Sequence[Management], folder: Path, card: Manifest, golden: 
             server.unload(card.name)
         raise
     facts = {"base": card.base, "commit": card.commit, "folder": str(folder.resolve()), "path": path}
+    note = asdict(found) | facts
     signature = manifest.signature(folder)
-    return json.dumps(asdict(found) | facts | ({"signature": signature} if signature else {}))
+    if signature:
+        note["signature"] = signature
+    return json.dumps(note)
 
 
 def _load(server: Management, card: Manifest, path: str) -> None:

@@ -61,7 +61,9 @@ def _print_candidate(candidate: Mapping[str, Any]) -> None:
     plans = ""
     if candidate["plans"]:
         plans = f"; {candidate['valid_plans']:,} of {candidate['plans']:,} plans valid"
-    left = f"; {candidate['unfinished']:,} unfinished" if candidate["unfinished"] else ""
+    left = ""
+    if candidate["unfinished"]:
+        left = f"; {candidate['unfinished']:,} unfinished"
     console.print(
         f"\n{terminal.clean(candidate['subject'])}: {terminal.count(candidate['pairs'], 'pair')}{plans}{left}",
         markup=False,
@@ -86,7 +88,11 @@ def _table(figures: Iterable[Mapping[str, Any]]) -> Table:
     table = terminal.table("figure", "pairs", "users", "live", "shadow", "difference", "relative")
     for figure in figures:
         name = figure["name"]
-        own = "" if name == "agreement" else _amount(name, figure["live"])
+        own, relative = "", ""
+        if name != "agreement":
+            own = _amount(name, figure["live"])
+        if figure["relative"] is not None:
+            relative = _interval("share", figure["relative"])
         table.add_row(
             name,
             f"{figure['count']:,}",
@@ -94,7 +100,7 @@ def _table(figures: Iterable[Mapping[str, Any]]) -> Table:
             own,
             _amount(name, figure["candidate"]),
             _interval(name, figure["difference"]),
-            _interval("share", figure["relative"]) if figure["relative"] is not None else "",
+            relative,
         )
     return table
 
@@ -103,14 +109,15 @@ def print_conditions(found: Iterable[Mapping[str, Any]]) -> None:
     """Print conditions of a promotion, each with its evidence."""
     table = terminal.table("condition", "limit", "found", "pairs", "needed", "outcome")
     for condition in found:
-        is_count = condition["name"] == "min_pairs"
-        limit = f"{condition['limit']:,.0f}" if is_count else f"{condition['limit']:+.1%}"
-        interval = "nothing"
+        limit, found_text = f"{condition['limit']:+.1%}", "nothing"
         if condition["found"] is not None:
-            interval = _interval("share", condition["found"])
-        needed = f"{condition['needed']:,}" if condition["needed"] is not None else "-"
-        shown = "" if is_count else interval
-        table.add_row(condition["name"], limit, shown, f"{condition['count']:,}", needed, condition["outcome"])
+            found_text = _interval("share", condition["found"])
+        if condition["name"] == "min_pairs":
+            limit, found_text = f"{condition['limit']:,.0f}", ""
+        needed = "-"
+        if condition["needed"] is not None:
+            needed = f"{condition['needed']:,}"
+        table.add_row(condition["name"], limit, found_text, f"{condition['count']:,}", needed, condition["outcome"])
     terminal.stdout().print(table)
 
 

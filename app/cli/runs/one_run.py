@@ -79,7 +79,9 @@ async def _show(settings: Settings, args: Arguments, now: float) -> None:
         shown, question = await run_tree.read_run(store, row)
         await content_reads.record_read(store, row.id, row.tenant, "show")
         key = await store.key(shown["key"])
-    shown["key_name"] = key.name if key is not None else None
+    shown["key_name"] = None
+    if key is not None:
+        shown["key_name"] = key.name
     if args.json:
         terminal.print_json(shown)
     else:
@@ -225,7 +227,9 @@ def _run_detail(fact: Fact) -> str:
 def _plan_detail(fact: Fact) -> str:
     match fact:
         case PlanOpened():
-            return f"proposal {fact.proposal}, {fact.mode}" + (f", round {fact.round}" if fact.round > 1 else "")
+            if fact.round > 1:
+                return f"proposal {fact.proposal}, {fact.mode}, round {fact.round}"
+            return f"proposal {fact.proposal}, {fact.mode}"
         case PlanStep():
             return f"step {fact.n}: {fact.worker}, sees {run_words.sees(fact.access.as_list())}"
         case PlanAccepted():
@@ -261,10 +265,14 @@ def _step_detail(fact: Fact) -> str:
 
 
 def _call(fact: CallIntended | CallFinished) -> str:
-    return "plan" if fact.n is None else f"step {fact.n}"
+    if fact.n is None:
+        return "plan"
+    return f"step {fact.n}"
 
 
 def _outcome(fact: CallFinished) -> str:
-    why = f" ({fact.error})" if fact.error else ""
-    spent = f"{terminal.dollars(fact.usd)}, {terminal.duration(fact.seconds)}"
-    return f"{fact.outcome}{why}, {run_words.tokens(usage_to_json(fact.usage))}, {spent}"
+    outcome: str = fact.outcome
+    if fact.error:
+        outcome = f"{outcome} ({fact.error})"
+    tokens = run_words.tokens(usage_to_json(fact.usage))
+    return f"{outcome}, {tokens}, {terminal.dollars(fact.usd)}, {terminal.duration(fact.seconds)}"

@@ -23,7 +23,7 @@ from app.cli.runs.run_list import query_of
 from app.core.plan.arms import tier_for, tier_of
 from app.core.pool.catalog import Catalog, Tier
 from app.core.pool.snapshot import restored, sealed
-from app.core.rating.comparison import Comparison, Paired, in_unit, paired
+from app.core.rating.comparison import Comparison, Paired, Recipient, in_unit, paired
 from app.engine.runs import replays
 from app.engine.runs.admission import Order
 from app.engine.runs.replays import Changes
@@ -46,6 +46,18 @@ RESAMPLES = 2_000
 WAITS_SECONDS = 1.0
 """Seconds after which a replay that waits for tools is taken for one that has no recorded results for its calls."""
 POLL_SECONDS = 0.05
+SAME_ANSWER: Mapping[bool | None, str] = {True: "same", False: "other", None: "unknown"}
+SAME_ANSWER_SENTENCES: Mapping[bool | None, str] = {
+    True: "The answers are the same.",
+    False: "The answers differ.",
+    None: "An answer is missing or erased.",
+}
+SAME_OUTPUT: Mapping[bool | None, str] = {
+    True: "the same output",
+    False: "another output",
+    None: "an output that is missing or erased",
+}
+"""The words for whether two answers, or two outputs of steps, are the same; None: it cannot be known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,16 +174,20 @@ async def _replay(loaded: Loaded, args: Arguments, under: Mapping[str, str], now
 async def _configuration(loaded: Loaded, under: Mapping[str, str]) -> Loaded:
     """Return the configuration with the pool snapshot that is to be tried, and with arms."""
     catalog = loaded.catalog
-    if digest := under.get("snapshot"):
-        async with storage.open_configured_store(loaded.settings) as store:
-            bodies = await store.catalogs([digest])
-        if digest not in bodies:
-            raise ConfigInvalid([f"--under: no pool with the digest {digest[:12]} is stored; runs name theirs"])
-        catalog = restored(bodies[digest])
+    if "snapshot" in under:
+        catalog = await _stored_catalog(loaded, under["snapshot"])
     if "conductor" in under:
         conductors = (*catalog.evaluation.conductors, under["conductor"])
         catalog = sealed(replace(catalog, evaluation=replace(catalog.evaluation, arms=True, conductors=conductors)))
     return replace(loaded, catalog=catalog)
+
+
+async def _stored_catalog(loaded: Loaded, digest: str) -> Catalog:
+    async with storage.open_configured_store(loaded.settings) as store:
+        bodies = await store.catalogs([digest])
+    if digest not in bodies:
+        raise ConfigInvalid([f"--under: no pool with the digest {digest[:12]} is stored; runs name theirs"])
+    return restored(bodies[digest])
 
 
 async def _rows(store: Store, args: Arguments, now: float) -> list[RunRow]:
@@ -180,8 +196,10 @@ async def _rows(store: Store, args: Arguments, now: float) -> list[RunRow]:
         return [await storage.find_run(store, name) for name in args.run]
     query = replace(query_of(args, await store.keys(), now), origin_kind="", limit=PAGE)
     found: list[RunRow] = []
-    most = DRAWN_FROM if args.seed is not None else args.limit
-    while len(found) < most:
+    max_runs = args.limit
+    if args.seed is not None:
+        max_runs = DRAWN_FROM
+    while len(found) < max_runs:
         page = await store.runs(query)
         found += [row for row in page if row.ended_at is not None and row.topology and not row.erased]
         if len(page) < PAGE:
@@ -294,7 +312,10 @@ async def _ended_replay(batch: Batch, order: Order) -> RunRow:
     waits = 0.0
     while row.ended_at is None and waits < WAITS_SECONDS:
         await asyncio.sleep(POLL_SECONDS)
-        waits = waits + POLL_SECONDS if row.state == "awaiting_tool" else 0.0
+        if row.state == "awaiting_tool":
+            waits += POLL_SECONDS
+        else:
+            waits = 0.0
         row = await store.run(row.id)
     return row
 
@@ -325,10 +346,11 @@ def _intervals(batch: Batch, seed: int) -> list[tuple[Paired, Interval | None]]:
     """Return the paired differences with their 95 % intervals by the bootstrap over runs; None for a single pair."""
     found: list[tuple[Paired, Interval | None]] = []
     for metric in paired([pair.comparison for pair in batch.pairs if pair.comparison is not None]):
-        means = (
-            paired_bootstrap({"difference": metric.differences}, Random(seed), RESAMPLES) if metric.pairs > 1 else []
-        )
-        found.append((metric, interval([mean["difference"] for mean in means]) if means else None))
+        spread = None
+        if metric.pairs > 1:
+            means = paired_bootstrap({"difference": metric.differences}, Random(seed), RESAMPLES)
+            spread = interval([mean["difference"] for mean in means])
+        found.append((metric, spread))
     return found
 
 
@@ -368,7 +390,7 @@ def _cells(pair: ReplayedRun) -> tuple[str, ...]:
         pair.run,
         pair.replay,
         second.state,
-        {True: "same", False: "other", None: "unknown"}[found.same_answer],
+        SAME_ANSWER[found.same_answer],
         f"{terminal.dollars(first.usd)} -> {terminal.dollars(second.usd)}",
         f"{terminal.duration(first.seconds)} -> {terminal.duration(second.seconds)}",
         f"{len(found.only_first)} fewer, {len(found.only_second)} more",
@@ -377,19 +399,22 @@ def _cells(pair: ReplayedRun) -> tuple[str, ...]:
 
 def _differences(differences: Sequence[tuple[Paired, Interval | None]]) -> Table:
     table = terminal.table()
-    for column in ("per run", "pairs", "run", "replay", "difference", "95 % interval", "lower", "higher"):
-        table.add_column(column, justify="left" if column == "per run" else "right", no_wrap=True)
+    table.add_column("per run", no_wrap=True)
+    for column in ("pairs", "run", "replay", "difference", "95 % interval", "lower", "higher"):
+        table.add_column(column, justify="right", no_wrap=True)
     for metric, spread in differences:
         shown = _metric(metric, spread)
         ends = shown["interval_95"]
-        figures = [f"{shown[name]:g}" for name in ("first", "second")]
-        within = f"{ends[0]:+g} to {ends[1]:+g}" if ends is not None else ""
+        interval_text = ""
+        if ends is not None:
+            interval_text = f"{ends[0]:+g} to {ends[1]:+g}"
         table.add_row(
             str(shown["metric"]),
             f"{metric.pairs:,}",
-            *figures,
+            f"{shown['first']:g}",
+            f"{shown['second']:g}",
             f"{shown['difference']:+g}",
-            within,
+            interval_text,
             f"{metric.lower:,}",
             f"{metric.higher:,}",
         )
@@ -404,26 +429,31 @@ def _print_two(found: Comparison) -> None:
         if name != "run":
             table.add_row(name.replace("_", " "), str(shown["first"][name]), str(shown["second"][name]))
     console.print(table)
-    answer = {True: "The answers are the same.", False: "The answers differ.", None: "An answer is missing or erased."}
-    console.print(answer[found.same_answer])
+    console.print(SAME_ANSWER_SENTENCES[found.same_answer])
     for step in found.steps:
         console.print(_step(step.to_json()), markup=False, soft_wrap=True)
-    for words, those in (("Only the first run", found.only_first), ("Only the second run", found.only_second)):
-        for disclosure in those:
-            saw = ", ".join(disclosure.saw) or "its subtask alone"
-            where = f" in step {disclosure.place}" if disclosure.place else ""
-            console.print(
-                f"{words}: {disclosure.recipient} ({disclosure.role}){where} saw {saw}.", markup=False, soft_wrap=True
-            )
+    for disclosure in found.only_first:
+        console.print(f"Only the first run: {_disclosure(disclosure)}", markup=False, soft_wrap=True)
+    for disclosure in found.only_second:
+        console.print(f"Only the second run: {_disclosure(disclosure)}", markup=False, soft_wrap=True)
+
+
+def _disclosure(disclosure: Recipient) -> str:
+    """Return who saw what, in a sentence."""
+    saw = ", ".join(disclosure.saw) or "its subtask alone"
+    recipient = f"{disclosure.recipient} ({disclosure.role})"
+    if disclosure.place:
+        recipient += f" in step {disclosure.place}"
+    return f"{recipient} saw {saw}."
 
 
 def _step(shown: Mapping[str, Any]) -> str:
     first, second = shown["first"], shown["second"]
-    if first is None or second is None:
-        there = first or second
-        return f"step {shown['step']}: only in the {'first' if first else 'second'} run, by {there['worker']}"
-    same = {True: "the same output", False: "another output", None: "an output that is missing or erased"}
+    if second is None:
+        return f"step {shown['step']}: only in the first run, by {first['worker']}"
+    if first is None:
+        return f"step {shown['step']}: only in the second run, by {second['worker']}"
     return (
-        f"step {shown['step']}: {first['worker']} -> {second['worker']}, {same[shown['same_output']]}, "
+        f"step {shown['step']}: {first['worker']} -> {second['worker']}, {SAME_OUTPUT[shown['same_output']]}, "
         f"{first['cost_usd']:g} -> {second['cost_usd']:g} dollars"
     )

@@ -17,7 +17,11 @@ from app.process.config import Settings, read
 
 SHOWN = 20
 """Rows of each table that are printed; the other forms have all of them."""
-GROUP_COLUMNS = ("runs", "no answer", "no verdict", "successes", "cost", "cost of judged", "cost of a success")
+NUMBER_COLUMNS = frozenset(
+    {"runs", "no answer", "no verdict", "successes", "cost", "cost of judged", "cost of a success"}
+    | {"count", "of all", "lift"}
+)
+"""The columns that are justified to the right."""
 
 
 def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -> int:
@@ -94,7 +98,10 @@ def _print_rows(console: Console, title: str, rows: Sequence[Mapping[str, str]])
         return
     table = terminal.table(title=title)
     for name in rows[0]:
-        table.add_column(name, justify="right" if name in (*GROUP_COLUMNS, "count", "of all", "lift") else "left")
+        if name in NUMBER_COLUMNS:
+            table.add_column(name, justify="right")
+        else:
+            table.add_column(name)
     for row in rows[:SHOWN]:
         table.add_row(*map(terminal.clean, row.values()))
     console.print()
@@ -165,10 +172,14 @@ def _print_alternatives(console: Console, figures: Mapping[str, Any]) -> None:
 
 
 def _failure_rows(failures: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
-    return [
-        {
+    rows: list[dict[str, str]] = []
+    for failure in failures:
+        cause = failure["cause"]
+        if failure["reason"]:
+            cause = f"{cause} ({failure['reason']})"
+        row = {
             "level": failure["level"],
-            "cause": f"{failure['cause']} ({failure['reason']})" if failure["reason"] else failure["cause"],
+            "cause": cause,
             "shape": failure["topology"],
             "step": failure["position"],
             "worker": failure["worker"],
@@ -177,8 +188,8 @@ def _failure_rows(failures: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]
             "last": _moment(failure["last_at"]),
             "for example": failure["examples"][0],
         }
-        for failure in failures
-    ]
+        rows.append(row)
+    return rows
 
 
 def _dollars(amount: float | None) -> str:

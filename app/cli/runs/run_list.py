@@ -37,7 +37,10 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
     terminal.log_to_stderr("warning")
     storage.print_database(settings)
     storage.check_state(args.state)
-    event_loop.run(_follow(settings, args, now) if args.follow else _list(settings, args, now()))
+    if args.follow:
+        event_loop.run(_follow(settings, args, now))
+    else:
+        event_loop.run(_list(settings, args, now()))
     return 0
 
 
@@ -95,24 +98,30 @@ def query_of(args: Arguments, keys: Sequence[KeyRow], now: float) -> RunQuery:
     """Return the query for the runs that the options in `FILTERS` and the times choose."""
     if args.metadata is not None and "=" not in args.metadata:
         raise ConfigInvalid(["--metadata: must be FIELD=VALUE"])
-    given: dict[str, Any] = {name: getattr(args, name, None) for name in FILTERS}
+    filters: dict[str, Any] = {name: getattr(args, name, None) for name in FILTERS}
+    if args.since:
+        filters["since"] = now - args.since
+    if getattr(args, "before", None):
+        filters["until"] = now - args.before
+    if getattr(args, "degraded", False):
+        filters["degraded"] = True
+    if getattr(args, "rated", None) is not None:
+        filters["rated"] = Rated(args.rated == "good")
+    if getattr(args, "queue", None) == "untaken":
+        filters["untaken_at"] = now
+    origin = getattr(args, "origin", None)
+    if origin == "none":
+        origin = ""
     tags = [(name, getattr(args, name)) for name in TAGS if getattr(args, name)]
-    before, origin = getattr(args, "before", None), getattr(args, "origin", None)
-    rated = getattr(args, "rated", None)
     return RunQuery(
-        since=now - args.since if args.since else None,
-        until=now - before if before else None,
         min_usd=getattr(args, "min_cost", None),
         max_usd=getattr(args, "max_cost", None),
         key=_key_id(keys, args.key, now),
-        degraded=True if getattr(args, "degraded", False) else None,
         preview=PREVIEWS[getattr(args, "previews", None)],
-        origin_kind="" if origin == "none" else origin,
+        origin_kind=origin,
         origin_run=getattr(args, "origin_run", None),
-        rated=Rated(rated == "good") if rated is not None else None,
-        untaken_at=now if getattr(args, "queue", None) == "untaken" else None,
         tags=tuple(tags),
-        **given,
+        **filters,
     )
 
 
@@ -126,7 +135,7 @@ def _key_id(rows: Sequence[KeyRow], wanted: str | None, now: float) -> str | Non
 async def _previews(store: Store, rows: Sequence[RunRow]) -> frozenset[str]:
     """Return the ids of those runs that were only planned, by `baton plan` or for a plan over HTTP."""
     details = await store.lists.details([row.id for row in rows])
-    return frozenset({run for run, known in details.items() if known.is_preview})
+    return frozenset([run for run, known in details.items() if known.is_preview])
 
 
 def _summary(row: RunRow, names: Mapping[str, str], previews: frozenset[str]) -> dict[str, Any]:
@@ -138,14 +147,17 @@ def _table(rows: tuple[RunRow, ...], names: Mapping[str, str], previews: frozens
     """Return the table of runs. A narrow one has prefixes of ids, which `show` accepts as well."""
     wide = width >= WIDE_COLUMNS
     table = terminal.table()
-    table.padding = (0, 2, 0, 0) if wide else (0, 1, 0, 0)
-    names_of_columns = COLUMNS if wide else NARROW_TABLE
-    for column in names_of_columns:
+    table.padding = (0, 1, 0, 0)
+    columns: tuple[str, ...] = NARROW_TABLE
+    if wide:
+        table.padding = (0, 2, 0, 0)
+        columns = COLUMNS
+    for column in columns:
         may_fold = column in ("tier", "state")
         table.add_column(column, justify=_justification(column), overflow="fold", no_wrap=wide or not may_fold)
     for row in rows:
         cells = _cells(row, names, previews, wide=wide)
-        table.add_row(*[cells[column] for column in names_of_columns])
+        table.add_row(*[cells[column] for column in columns])
     return table
 
 
@@ -194,4 +206,6 @@ def _note(row: RunRow, *, is_preview: bool, wide: bool) -> str:
         return f" ({row.origin_kind})"
     if not row.degraded:
         return ""
-    return " (degraded)" if wide else " *"
+    if wide:
+        return " (degraded)"
+    return " *"

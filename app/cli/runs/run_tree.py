@@ -85,8 +85,10 @@ def _header(run: run_words.Record) -> Text:
     state = run["state"]
     words = Text(run["id"], style="bold")
     words.append(f"  {state}", style=f"bold {COLOURS.get(state, 'yellow')}")
-    named = f" (as {clean(run['model'])})" if run["model"] != run["tier"] else ""
-    words.append(f"  {clean(run['tier'])}{named}, effort {run['effort']}")
+    words.append(f"  {clean(run['tier'])}")
+    if run["model"] != run["tier"]:
+        words.append(f" (as {clean(run['model'])})")
+    words.append(f", effort {run['effort']}")
     if run["degraded"] and not run["preview"]:
         words.append("  degraded", style="yellow")
     if run["rehearsal"]:
@@ -129,17 +131,19 @@ def _facts(run: run_words.Record, question: str | None, full: bool) -> list[tupl
 def _further_facts(run: run_words.Record) -> list[tuple[str, str]]:
     """Return the facts that only some runs have."""
     facts = []
-    if requests := run_words.requests(run):
+    requests, replies = run_words.requests(run), run_words.replies(run)
+    if requests:
         facts.append(("x-request-id", requests))
-    if replies := run_words.replies(run):
+    if replies:
         facts.append(("replies", replies))
     if run["served_by"] is not None:
         facts.append(("served by", f"the {run['served_by']}, in place of {run['tier']}'s own definition"))
-    if (origin := run["origin"]) is not None:
-        facts.append(("follows from", f"{origin['run']} ({origin['kind']})"))
+    if run["origin"] is not None:
+        facts.append(("follows from", f"{run['origin']['run']} ({run['origin']['kind']})"))
     if run["trace_id"]:
         facts.append(("trace", run["trace_id"]))
-    if (turns := run_words.turns(run)) is not None:
+    turns = run_words.turns(run)
+    if turns is not None:
         facts.append(("turns", turns))
     if run["ignored"]:
         facts.append(("ignored", ", ".join(run["ignored"])))
@@ -151,11 +155,17 @@ def _further_facts(run: run_words.Record) -> list[tuple[str, str]]:
 
 
 def _step(tree: Tree, step: run_words.Record, *, answers: bool, full: bool, planned: bool) -> Tree:
-    state = "planned" if planned else step["state"]
+    state, error, output = step["state"], run_words.error(step["error"]), None
+    if planned:
+        state, error = "planned", None
+    if state == "done":
+        output = _shown_text(step["output"], full)
     title = Text(f"step {step['n']}  ", style="bold")
     if step["round"] > 1:
         title.append(f"of round {step['round']}  ")
-    worker = run_words.ITSELF if step["worker"] == CONDUCTOR else step["worker"]
+    worker = step["worker"]
+    if worker == CONDUCTOR:
+        worker = run_words.ITSELF
     title.append(clean(worker), style="bold cyan")
     title.append(f"  {state}", style=COLOURS.get(state, "yellow"))
     if answers:
@@ -170,9 +180,9 @@ def _step(tree: Tree, step: run_words.Record, *, answers: bool, full: bool, plan
         ("kept", run_words.kept(step)),
         *[(f"attempt {call['attempt']}", run_words.attempt(call)) for call in step["attempts"]],
         *[("tools", run_words.exchange(tool_use, full=full)) for tool_use in step["exchanges"]],
-        ("error", None if planned else run_words.error(step["error"])),
+        ("error", error),
         ("not called", "; ".join(run_words.passed_over(step)) or None),
-        ("said", _shown_text(step["output"], full) if state == "done" else None),
+        ("said", output),
     ]
     for name, value in lines:
         if value is not None:

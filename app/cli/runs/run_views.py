@@ -90,17 +90,26 @@ def _edge(edge: Document) -> Text:
     indent, source = " " * 6, _name(edge["source"])
     what = CONTENT_TEXTS[edge["what"]]
     if edge["kind"] == "granted":
-        return Text(f"{indent}<== {source}: {what}{'' if edge['sent'] else ' (not sent yet)'}", style="dim")
-    reason = REASON_TEXTS[edge["reason"]] + (f", {clean(edge['by'])}" if edge["by"] else "")
-    whom = f" from {clean(edge['worker'])}" if edge["worker"] else ""
-    return Text(f"{indent}x.. {source}: {what} withheld{whom} ({reason})", style="yellow")
+        line = f"{indent}<== {source}: {what}"
+        if not edge["sent"]:
+            line += " (not sent yet)"
+        return Text(line, style="dim")
+    line = f"{indent}x.. {source}: {what} withheld"
+    if edge["worker"]:
+        line += f" from {clean(edge['worker'])}"
+    reason = REASON_TEXTS[edge["reason"]]
+    if edge["by"]:
+        reason += f", {clean(edge['by'])}"
+    return Text(f"{line} ({reason})", style="yellow")
 
 
 def timeline(shown: Document, width: int, *, by_money: bool) -> Iterator[Text]:
     """Yield the spans as bars on one axis of this many columns in all, by seconds or by money."""
     yield heading(shown)
     columns = max(width - LABEL_COLUMNS - FIGURE_COLUMNS - 2, MIN_BAR_COLUMNS)
-    total = shown["cost_usd"] if by_money else shown["length_seconds"]
+    total = shown["length_seconds"]
+    if by_money:
+        total = shown["cost_usd"]
     phases = _phases(shown["spans"])
     for span in shown["spans"]:
         if _has_no_row(span, by_money=by_money):
@@ -130,23 +139,33 @@ def _phases(spans: Sequence[Document]) -> Mapping[str, Sequence[Document]]:
 
 def _row(span: Document, parts: Sequence[Document], total: float, columns: int, *, by_money: bool) -> Text:
     name = "  " * span["depth"] + _span_name(span)
-    name = name if len(name) < LABEL_COLUMNS else f"{name[: LABEL_COLUMNS - 2]}…"
+    if len(name) >= LABEL_COLUMNS:
+        name = f"{name[: LABEL_COLUMNS - 2]}…"
     line = Text(f"{name:<{LABEL_COLUMNS}}")
     if by_money:
         line.append_text(_bar([(span["cost_start_usd"], span["cost_usd"], "#", "")], total, columns))
         return line.append(f" {_money(span['cost_usd']):>{FIGURE_COLUMNS}}")
-    pieces = [
-        (part["start"], part["seconds"], MARKS.get(part["kind"], "_"), COLOURS.get(part["kind"], "")) for part in parts
-    ]
+    pieces = []
+    for part in parts:
+        mark, colour = MARKS.get(part["kind"], "_"), COLOURS.get(part["kind"], "")
+        pieces.append((part["start"], part["seconds"], mark, colour))
     line.append_text(_bar(pieces, total, columns))
-    figure = duration(span["seconds"]) + ("" if span["end"] is not None else " so far")
-    words = f" {figure:>9}" + (f" {clean(span['error'])}" if span["error"] else "")
-    return line.append(words if len(words) <= FIGURE_COLUMNS else f"{words[: FIGURE_COLUMNS - 1]}…")
+    figure = duration(span["seconds"])
+    if span["end"] is None:
+        figure += " so far"
+    words = f" {figure:>9}"
+    if span["error"]:
+        words += f" {clean(span['error'])}"
+    if len(words) > FIGURE_COLUMNS:
+        words = f"{words[: FIGURE_COLUMNS - 1]}…"
+    return line.append(words)
 
 
 def _bar(pieces: Sequence[tuple[float, float, str, str]], total: float, columns: int) -> Text:
     """Return a bar of pieces, each with start, length, mark and colour; the shortest piece still has one column."""
-    scale = columns / total if total > 0 else 0.0
+    scale = 0.0
+    if total > 0:
+        scale = columns / total
     line = Text()
     for start, length, mark, colour in pieces:
         first = min(int(start * scale), columns - 1)
@@ -171,10 +190,12 @@ def _span_name(span: Document) -> str:
 def state(shown: Document) -> Iterator[Text]:
     """Yield the exact state at the instant."""
     yield heading(shown)
-    waits = shown["waits"]
+    waits = None
+    if shown["waits"]:
+        waits = f"{shown['waits']['kind']}, until {moment(shown['waits']['until'])}"
     facts = {
         "latest event": shown["event"],
-        "waits for": f"{waits['kind']}, until {moment(waits['until'])}" if waits else None,
+        "waits for": waits,
         "topology": shown["topology"],
         "cost": f"{_money(shown['cost_usd'])}, {_money(shown['held_usd'])} reserved",
         "tokens": run_words.tokens(shown["usage"]),
@@ -184,12 +205,16 @@ def state(shown: Document) -> Iterator[Text]:
         if value is not None:
             yield Text.assemble((f"{name}: ", "dim"), clean(str(value)))
     for proposal in shown["proposals"]:
-        reasons = f": {clean('; '.join(proposal['reasons']))}" if proposal["reasons"] else ""
-        yield Text(f"plan {proposal['number']}  {_words(proposal['state'])}{reasons}")
+        line = f"plan {proposal['number']}  {_words(proposal['state'])}"
+        if proposal["reasons"]:
+            line += f": {clean('; '.join(proposal['reasons']))}"
+        yield Text(line)
     for step in shown["steps"]:
-        calls = ", ".join(f"{clean(call['worker'])} {call['outcome'] or 'goes on'}" for call in step["calls"])
-        error = f"  {clean(step['error'])}" if step["error"] else ""
-        yield Text(f"step {step['n']}  {clean(step['worker'])}  {_words(step['state'])}  {calls}{error}".rstrip())
+        calls = [f"{clean(call['worker'])} {call['outcome'] or 'goes on'}" for call in step["calls"]]
+        line = f"step {step['n']}  {clean(step['worker'])}  {_words(step['state'])}  {', '.join(calls)}"
+        if step["error"]:
+            line += f"  {clean(step['error'])}"
+        yield Text(line.rstrip())
 
 
 def heading(shown: Document) -> Text:

@@ -41,7 +41,9 @@ ERASED = "erased"
 def key(run: Record) -> str:
     """Return the id of a run's API key, after its name where that is known."""
     name = run.get("key_name")
-    return clean(f"{name} ({run['key']})" if name else str(run["key"]))
+    if not name:
+        return clean(str(run["key"]))
+    return clean(f"{name} ({run['key']})")
 
 
 def cost(usd: float) -> str:
@@ -62,13 +64,15 @@ def estimate(known: Record) -> str:
 
 def _basis(known: Record) -> str:
     """Return what an estimate rests on."""
-    runs = f"{known['runs']} past run{'' if known['runs'] == 1 else 's'}"
-    without = [step["worker"] for step in known["steps"] if step["basis"] == "prices"]
     if known["basis"] == "prices":
         return "prices and usual sizes"
-    if without:
-        return f"{runs}, for {', '.join(dict.fromkeys(without))} from prices and usual sizes"
-    return runs
+    runs = f"{known['runs']} past runs"
+    if known["runs"] == 1:
+        runs = "1 past run"
+    unknown = [step["worker"] for step in known["steps"] if step["basis"] == "prices"]
+    if not unknown:
+        return runs
+    return f"{runs}, for {', '.join(dict.fromkeys(unknown))} from prices and usual sizes"
 
 
 def tokens(usage: Record) -> str:
@@ -85,14 +89,15 @@ def tokens(usage: Record) -> str:
 def sees(access: Sequence[str | int]) -> str:
     """Return an access list in words."""
     steps = [str(entry) for entry in access if entry != "user"]
-    noun = "step" if len(steps) == 1 else "steps"
-    earlier = f"{noun} {', '.join(steps)}"
-    if "user" in access:
-        if not steps:
-            return "the conversation"
-        return f"the conversation and {earlier}"
     if not steps:
+        if "user" in access:
+            return "the conversation"
         return "nothing but its subtask"
+    earlier = f"steps {', '.join(steps)}"
+    if len(steps) == 1:
+        earlier = f"step {steps[0]}"
+    if "user" in access:
+        return f"the conversation and {earlier}"
     return f"{earlier}, not the conversation"
 
 
@@ -100,14 +105,19 @@ def attempt(record: Record) -> str:
     """Return one provider call in words."""
     if record["outcome"] is None:
         return f"{record['worker']}: in flight, {cost(record['held']['usd'])} reserved"
-    outcome = record["outcome"] + (f" ({failure(record)})" if record.get("error") else "")
-    first = record.get("first_delta_seconds")
-    parts = [
-        f"{record['worker']}: {outcome}",
-        tokens(record["usage"]),
-        cost(record["cost_usd"]),
-        duration(record["seconds"]) + (f", first words after {duration(first)}" if first else ""),
-    ]
+    outcome, seconds = record["outcome"], duration(record["seconds"])
+    if record.get("error"):
+        outcome += f" ({failure(record)})"
+    if record.get("first_delta_seconds"):
+        seconds += f", first words after {duration(record['first_delta_seconds'])}"
+    parts = [f"{record['worker']}: {outcome}", tokens(record["usage"]), cost(record["cost_usd"]), seconds]
+    parts += _peculiarities(record)
+    return " · ".join([*parts, *passed_over(record)])
+
+
+def _peculiarities(record: Record) -> list[str]:
+    """Return what is true of only some calls."""
+    parts = []
     if record.get("endpoint"):
         parts.append(f"endpoint {record['endpoint']}")
     if record.get("finish") not in (None, "stop"):
@@ -120,22 +130,26 @@ def attempt(record: Record) -> str:
         parts.append("refused to answer")
     if record.get("despite"):
         parts.append(f"called although it was ejected ({record['despite']})")
-    return " · ".join([*parts, *passed_over(record)])
+    return parts
 
 
 def failure(record: Record) -> str:
     """Return why a call failed: its code, the reason behind it, and what the provider said of it."""
-    parts = [record["error"]]
-    reason, status = record.get("reason"), record.get("http_status")
+    parts = []
+    reason = record.get("reason")
+    if reason and record.get("http_status") is not None:
+        reason += f", HTTP {record['http_status']}"
     if reason:
-        parts.append(reason + (f", HTTP {status}" if status is not None else ""))
-    if code := record.get("provider_code"):
-        parts.append(code)
-    if request := record.get("provider_request_id"):
-        parts.append(f"request {request}")
-    if words := record.get("excerpt"):
-        parts.append(f'"{excerpt(words, EXCERPT)}"')
-    return ": ".join(parts[:2]) + "".join(f"; {part}" for part in parts[2:])
+        parts.append(reason)
+    if record.get("provider_code"):
+        parts.append(record["provider_code"])
+    if record.get("provider_request_id"):
+        parts.append(f"request {record['provider_request_id']}")
+    if record.get("excerpt"):
+        parts.append(f'"{excerpt(record["excerpt"], EXCERPT)}"')
+    if not parts:
+        return str(record["error"])
+    return f"{record['error']}: {'; '.join(parts)}"
 
 
 def exchange(record: Record, *, full: bool) -> str:
@@ -145,23 +159,33 @@ def exchange(record: Record, *, full: bool) -> str:
         calls = [f"{call['name']}(erased)" for call in record["calls"]]
     else:
         calls = [f"{call['function']['name']}({call['function']['arguments']})" for call in said["tool_calls"]]
+    shown_calls = _cut(", ".join(calls), full)
     if record["answered_at"] is None:
-        return _cut(", ".join(calls), full) + " → waits for the caller"
-    came = record.get("results")
-    words = ERASED if came is None else ", ".join(_result(message) for message in came if message["role"] == "tool")
+        return f"{shown_calls} → waits for the caller"
+    results = ERASED
+    if record.get("results") is not None:
+        results = ", ".join([_result(message) for message in record["results"] if message["role"] == "tool"])
     waited = duration(record["answered_at"] - record["at"])
-    return f"{_cut(', '.join(calls), full)} → {_cut(words, full)} (after {waited})"
+    return f"{shown_calls} → {_cut(results, full)} (after {waited})"
 
 
 def _result(message: Record) -> str:
-    text = " ".join(part["text"] if part["type"] == "text" else "an image" for part in message["content"])
+    parts = []
+    for part in message["content"]:
+        if part["type"] == "text":
+            parts.append(part["text"])
+        else:
+            parts.append("an image")
+    text = " ".join(parts)
     if message["failed"]:
         return f"failed: {text}"
     return text
 
 
 def _cut(text: str, full: bool) -> str:
-    return text if full else excerpt(text, EXCERPT // 2)
+    if full:
+        return text
+    return excerpt(text, EXCERPT // 2)
 
 
 def turns(run: Record) -> str | None:
@@ -207,7 +231,8 @@ def choice(step: Record) -> str | None:
     parts = []
     if step["probability"] is not None:
         parts.append(f"the conductor chose {step['planned_worker']} with probability {step['probability']:.2f}")
-    if step["worker"] != (planned := step["planned_worker"]):
+    planned = step["planned_worker"]
+    if step["worker"] != planned:
         parts.append(f"{step['worker']} took over from {planned}{_replaced(step, planned)}")
     return "; ".join(parts) or None
 
@@ -217,7 +242,8 @@ def _replaced(step: Record, planned: str) -> str:
     failures: list[str] = []
     reasons: list[str] = []
     for call in step["attempts"]:
-        if call["worker"] == planned and (failure := call["error"] or call["outcome"]):
+        failure = call["error"] or call["outcome"]
+        if call["worker"] == planned and failure:
             failures.append(failure)
         reasons += [worker["reason"] for worker in call.get("passed_over", []) if worker["worker"] == planned]
     if failures:
@@ -229,10 +255,14 @@ def _replaced(step: Record, planned: str) -> str:
 
 def proposal(record: Record) -> str:
     """Return a proposal in words: who made it, its state, and its topology."""
-    who = [_planner(attempt) for attempt in record["attempts"]]
+    mode = MODES.get(record["mode"], record["mode"])
     kind = CONDUCTORS.get(record["conductor"], record["conductor"])
-    first = f"round {record['round']}, " if record["round"] > 1 else ""
-    parts = [f"{first}{MODES.get(record['mode'], record['mode'])}: {kind}" + (f" ({who[0]})" if who else "")]
+    head = f"{mode}: {kind}"
+    if record["round"] > 1:
+        head = f"round {record['round']}, {head}"
+    if record["attempts"]:
+        head += f" ({_planner(record['attempts'][0])})"
+    parts = [head]
     if record["outage"]:
         parts.append("conductor failed")
     elif record["round"] > 1 and record["state"] == "accepted" and not record["steps"]:
@@ -256,11 +286,15 @@ def decision(record: Record) -> list[str]:
     """Return a selector's choice in words: its probability, its basis, and the likeliest alternatives."""
     others = sorted(record["candidates"].items(), key=lambda candidate: -candidate[1])
     said = f"{record['action']}, with probability {record['propensity']:.3g} among {count(len(others), 'arm')}"
-    reason = "to explore" if record["explored"] else "as the best"
+    reason = "as the best"
+    if record["explored"]:
+        reason = "to explore"
     if not record["explore"]:
         reason += ", because exploring was not allowed"
     learned = record["version"].partition("-")[0]
-    by = f"posterior {learned}" if learned != "0" else "worker cards alone, before any rating"
+    by = f"posterior {learned}"
+    if learned == "0":
+        by = "worker cards alone, before any rating"
     likely = [f"{name} {probability:.3g}" for name, probability in others if name != record["action"]][:3]
     masked = record.get("masked", {})
     sentences = [f"{said}, {reason}; by {by}"]
@@ -289,8 +323,9 @@ def why(run: Record) -> list[str]:
         sentences.append(f"{steps} taken by the conductor itself, each with a workflow of its own")
     stopped = run["end"].get("stopped")
     if stopped:
-        is_first_plan = run["end"].get("fell_back") and run["rounds"] == 1
-        sentence = STOPPED_SHORT if is_first_plan else STOPPED
+        sentence = STOPPED
+        if run["end"].get("fell_back") and run["rounds"] == 1:
+            sentence = STOPPED_SHORT
         sentences.append(sentence.format(stopped=stopped))
     elif run["degraded"] and not run["preview"]:
         sentences.append("degraded: a fallback decided, or a step that others needed was lost")
@@ -310,9 +345,12 @@ def _rejections(proposals: Sequence[Record]) -> str:
 
 def limits(run: Record) -> str:
     """Return the run's limits in words."""
-    bounds = run["limits"]
-    shown = [limit for limit in LIMITS.values() if limit.name in bounds and bounds[limit.name] != limit.unsaid]
-    return ", ".join(_limit(limit, bounds[limit.name]) for limit in shown)
+    shown = []
+    for limit in LIMITS.values():
+        value = run["limits"].get(limit.name, limit.unsaid)
+        if value != limit.unsaid:
+            shown.append(_limit(limit, value))
+    return ", ".join(shown)
 
 
 def _limit(limit: Limit, value: float) -> str:
@@ -320,13 +358,20 @@ def _limit(limit: Limit, value: float) -> str:
         return cost(value) + limit.words
     if limit.unit == "seconds":
         return duration(value) + limit.words
-    return f"{value:,} " + limit.words.format(s="" if value == 1 else "s")
+    plural = "s"
+    if value == 1:
+        plural = ""
+    return f"{value:,} {limit.words.format(s=plural)}"
 
 
 def rating(record: Record) -> str:
     """Return a rating in words."""
-    by = f"{record['source']} {record['version']}" if record["version"] else record["source"]
-    said = [f"{record['score']:g} of 1"] if record["score"] is not None else []
+    by = record["source"]
+    if record["version"]:
+        by = f"{by} {record['version']}"
+    said = []
+    if record["score"] is not None:
+        said.append(f"{record['score']:g} of 1")
     if record["label"]:
         said.append(record["label"])
     return f"{record['kind']}, by {by}: {', '.join(said)} · {moment(record['at'])}"
