@@ -26,14 +26,14 @@ _ESCAPES = re.compile(
 )
 
 
-def parse(data: bytes, who: str) -> dict[str, Any]:
+def parse(data: bytes, sender: str) -> dict[str, Any]:
     """Parse one JSON object; raises WorkerMalformed for anything else."""
     try:
         value = orjson.loads(data)
     except orjson.JSONDecodeError:
-        value = _repaired(data, who)
+        value = _repaired(data, sender)
     if not isinstance(value, dict):
-        raise malformed(who, "no JSON object")
+        raise malformed(sender, "no JSON object")
     return value
 
 
@@ -45,33 +45,33 @@ def peek(data: bytes) -> object:
         return None
 
 
-def inner(value: object, who: str) -> dict[str, Any]:
+def inner(value: object, sender: str) -> dict[str, Any]:
     """Return an object, empty where it is absent."""
     if value is None:
         return {}
     if not isinstance(value, dict):
-        raise malformed(who, "a field of the wrong type")
+        raise malformed(sender, "a field of the wrong type")
     return value
 
 
-def rows(value: object, who: str) -> list[dict[str, Any]]:
+def rows(value: object, sender: str) -> list[dict[str, Any]]:
     """Return a list of objects, empty where it is absent."""
     if value is None:
         return []
     if not isinstance(value, list):
-        raise malformed(who, "a field of the wrong type")
+        raise malformed(sender, "a field of the wrong type")
     for row in value:
         if not isinstance(row, dict):
-            raise malformed(who, "a field of the wrong type")
+            raise malformed(sender, "a field of the wrong type")
     return value
 
 
-def words(value: object, who: str) -> str:
+def words(value: object, sender: str) -> str:
     """Return text, empty where it is absent."""
     if value is None:
         return ""
     if not isinstance(value, str):
-        raise malformed(who, "a field of the wrong type")
+        raise malformed(sender, "a field of the wrong type")
     return value
 
 
@@ -112,20 +112,20 @@ def usage(
     )
 
 
-def tokens(value: object, who: str) -> list[Chosen]:
+def tokens(value: object, sender: str) -> list[Chosen]:
     """Return the tokens of an answer with their log-probabilities, which OpenAI's two formats write alike.
 
     The format lists the chosen token among the likeliest.
     """
     chosen_tokens: list[Chosen] = []
-    for entry in rows(value, who):
-        likely = _likely(entry, who)
+    for entry in rows(value, sender):
+        likely = _likely(entry, sender)
         if likely is None:
             continue
         top: list[Likely] = []
         alternatives: list[tuple[str, float]] = []
-        for row in rows(entry.get("top_logprobs"), who):
-            alternative = _likely(row, who)
+        for row in rows(entry.get("top_logprobs"), sender):
+            alternative = _likely(row, sender)
             if alternative is None:
                 continue
             top.append(alternative)
@@ -135,7 +135,7 @@ def tokens(value: object, who: str) -> list[Chosen]:
     return chosen_tokens
 
 
-def _likely(entry: Mapping[str, Any], who: str) -> Likely | None:
+def _likely(entry: Mapping[str, Any], sender: str) -> Likely | None:
     """Return a token with its log-probability, or None."""
     if not isinstance(entry.get("logprob"), float | int):
         return None
@@ -145,16 +145,16 @@ def _likely(entry: Mapping[str, Any], who: str) -> Likely | None:
             raw = bytes(entry["bytes"])
     except (TypeError, ValueError):
         raw = None
-    return Likely(words(entry.get("token"), who), float(entry["logprob"]), raw)
+    return Likely(words(entry.get("token"), sender), float(entry["logprob"]), raw)
 
 
-def _repaired(data: bytes, who: str) -> Any:
+def _repaired(data: bytes, sender: str) -> Any:
     text = data.decode("utf-8", "replace")
     text = _ESCAPES.sub(lambda match: "\\ufffd" if match[1] else match[0], text)
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError:
-        raise malformed(who, "no JSON") from None
+        raise malformed(sender, "no JSON") from None
 
 
 # -- tools
@@ -165,11 +165,11 @@ EMPTY_SCHEMA: Mapping[str, Any] = {"type": "object", "properties": {}}
 class StreamedCalls:
     """The tool calls of one reply, numbered from 0 as they begin."""
 
-    __slots__ = ("_current", "_ids", "_nameless", "_who")
+    __slots__ = ("_current", "_ids", "_nameless", "_sender")
 
-    def __init__(self, who: str) -> None:
-        """`who` is named in errors."""
-        self._who = who
+    def __init__(self, sender: str) -> None:
+        """`sender` is named in errors."""
+        self._sender = sender
         self._ids: list[str] = []
         self._current: dict[object, int] = {}
         """The latest call under each of the server's keys."""
@@ -202,7 +202,7 @@ class StreamedCalls:
         """Return the finish reason that fits the calls which came: OpenAI gives `stop` after a call that was demanded.
         Raises WorkerMalformed if a call never got its name."""
         if self._nameless:
-            raise malformed(self._who, "a tool call without a name")
+            raise malformed(self._sender, "a tool call without a name")
         if reported not in ("stop", "tool_calls"):
             return reported
         if self._ids:
@@ -210,11 +210,11 @@ class StreamedCalls:
         return "stop"
 
 
-def arguments_text(arguments: object, who: str) -> str:
+def arguments_text(arguments: object, sender: str) -> str:
     """Return arguments as JSON text, whether they came as text or as an object."""
     if isinstance(arguments, dict):
         return orjson.dumps(arguments).decode()
-    return words(arguments, who)
+    return words(arguments, sender)
 
 
 def arguments_object(arguments: str) -> dict[str, Any]:

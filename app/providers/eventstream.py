@@ -28,9 +28,9 @@ EXCEPTIONS: Mapping[str, str] = {
 class MessageReader:
     """Takes the bytes of each read, cut anywhere, and returns the events that they complete, as `http.EventReader`."""
 
-    def __init__(self, who: str) -> None:
-        """`who` is named in errors."""
-        self._who = who
+    def __init__(self, sender: str) -> None:
+        """`sender` is named in errors."""
+        self._sender = sender
         library = import_module("botocore.eventstream")
         self._buffer: Any = library.EventStreamBuffer()
         self._broken: type[Exception] = library.ParserError
@@ -43,7 +43,7 @@ class MessageReader:
         self._total += len(read)
         self._held += len(read)
         if self._total > STREAM_BYTES or self._held > EVENT_BYTES + len(read):
-            raise malformed(self._who, "a stream or an event that is too long")
+            raise malformed(self._sender, "a stream or an event that is too long")
         self._buffer.add_data(read)
         events: list[bytes] = []
         try:
@@ -51,7 +51,7 @@ class MessageReader:
                 self._held = 0
                 events += self._event(message.headers, message.payload)
         except self._broken:
-            raise malformed(self._who, "no event stream") from None
+            raise malformed(self._sender, "no event stream") from None
         return events
 
     def _event(self, headers: Mapping[str, Any], payload: bytes) -> list[bytes]:
@@ -64,7 +64,7 @@ class MessageReader:
         try:
             return [base64.b64decode(orjson.loads(payload)["bytes"], validate=True)]
         except (orjson.JSONDecodeError, binascii.Error, KeyError, TypeError, ValueError):
-            raise malformed(self._who, "a chunk without an event") from None
+            raise malformed(self._sender, "a chunk without an event") from None
 
 
 def _message(payload: bytes) -> str:

@@ -126,21 +126,21 @@ _NO_CREDIT = re.compile(r"credit balance is too low|insufficient (?:balance|cred
 
 def fault(
     kind: type[WorkerError],
-    who: str,
+    sender: str,
     note: str,
     retry_after: float | None = None,
     failure: Failure | None = None,
 ) -> WorkerError:
-    """Return an error of that class; `who` is the worker and its provider, `note` our own words."""
-    return kind(f"{kind().message.rstrip('.')} ({who}: {note}).", retry_after=retry_after, failure=failure)
+    """Return an error of that class; `sender` is the worker and its provider, `note` our own words."""
+    return kind(f"{kind().message.rstrip('.')} ({sender}: {note}).", retry_after=retry_after, failure=failure)
 
 
-def malformed(who: str, note: str) -> WorkerError:
+def malformed(sender: str, note: str) -> WorkerError:
     """Return the error of a provider that broke its wire format."""
-    return fault(WorkerMalformed, who, note)
+    return fault(WorkerMalformed, sender, note)
 
 
-def by_status(who: str, status: int, headers: Mapping[str, str], document: object) -> WorkerError:
+def by_status(sender: str, status: int, headers: Mapping[str, str], document: object) -> WorkerError:
     """Return the error of an answer that is not 200; `document` is its parsed body, or anything else if it had none."""
     error = _error(document)
     kind = _kind(status)
@@ -148,7 +148,7 @@ def by_status(who: str, status: int, headers: Mapping[str, str], document: objec
         kind = WorkerMisconfigured
     kind = _excused(kind, error)
     failure = _failure(kind, status, error)
-    return fault(kind, who, f"HTTP {status}", _retry_after(headers, error), failure)
+    return fault(kind, sender, f"HTTP {status}", _retry_after(headers, error), failure)
 
 
 def _blames_settings(error: Mapping[str, Any]) -> bool:
@@ -159,13 +159,13 @@ def _blames_settings(error: Mapping[str, Any]) -> bool:
     return _NO_CREDIT.search(_message(error)) is not None
 
 
-def in_stream(who: str, document: object) -> WorkerError:
+def in_stream(sender: str, document: object) -> WorkerError:
     """Return the error that an event of a 200 stream, or a 200 document, carries."""
     error = _error(document)
     status = _status_in(error)
     kind = _excused(_kind(status), error)
     failure = _failure(kind, status, error)
-    return fault(kind, who, f"error {status} inside the answer", _retry_after({}, error), failure)
+    return fault(kind, sender, f"error {status} inside the answer", _retry_after({}, error), failure)
 
 
 def _status_in(error: Mapping[str, Any]) -> int:

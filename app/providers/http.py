@@ -73,11 +73,11 @@ class EventReader:
     standard demands.
     """
 
-    __slots__ = ("_data", "_rest", "_size", "_total", "_who")
+    __slots__ = ("_data", "_rest", "_sender", "_size", "_total")
 
-    def __init__(self, who: str) -> None:
-        """`who` is named in errors."""
-        self._who = who
+    def __init__(self, sender: str) -> None:
+        """`sender` is named in errors."""
+        self._sender = sender
         self._rest: list[bytes] = []
         self._data: list[bytes] = []
         self._size = 0
@@ -90,7 +90,7 @@ class EventReader:
             read = read.removeprefix(_BYTE_ORDER_MARK)
         self._total += len(read)
         if self._total > STREAM_BYTES:
-            raise malformed(self._who, f"a stream of more than {STREAM_BYTES >> 20} MiB")
+            raise malformed(self._sender, f"a stream of more than {STREAM_BYTES >> 20} MiB")
         if b"\n" not in read:
             self._hold(read)
             return []
@@ -106,7 +106,7 @@ class EventReader:
     def _hold(self, rest: bytes) -> None:
         self._size += len(rest)
         if self._size > EVENT_BYTES:
-            raise malformed(self._who, f"an event of more than {EVENT_BYTES >> 20} MiB")
+            raise malformed(self._sender, f"an event of more than {EVENT_BYTES >> 20} MiB")
         if rest:
             self._rest.append(rest)
 
@@ -124,7 +124,7 @@ class EventReader:
                 events.append(b"\n".join(data))
                 data.clear()
         if events and max(map(len, events)) > EVENT_BYTES:
-            raise malformed(self._who, f"an event of more than {EVENT_BYTES >> 20} MiB")
+            raise malformed(self._sender, f"an event of more than {EVENT_BYTES >> 20} MiB")
         return events
 
 
@@ -271,7 +271,7 @@ class Endpoint:
         return self._urls[path]
 
     async def post(
-        self, url: httpx.URL, body: bytes, connect: float, who: str, headers: Mapping[str, str] = NO_HEADERS
+        self, url: httpx.URL, body: bytes, connect: float, sender: str, headers: Mapping[str, str] = NO_HEADERS
     ) -> httpx.Response:
         """Send a request and return the response with its body unread.
 
@@ -279,7 +279,7 @@ class Endpoint:
         an address of another origin, because the key must not be shown to it.
         """
         if (url.scheme, url.netloc) != (self.base.scheme, self.base.netloc):
-            raise fault(WorkerMisconfigured, who, "the key belongs to another origin")
+            raise fault(WorkerMisconfigured, sender, "the key belongs to another origin")
         limits = {"connect": connect, "pool": connect, "read": None, "write": None}
         # Building the request here costs half of what `AsyncClient.build_request` does, which merges it with defaults.
         all_headers = self._headers
@@ -287,12 +287,12 @@ class Endpoint:
             all_headers = all_headers.copy()
             all_headers.update(headers)
         if self._auth is not None:
-            all_headers.update(await self._authentication_headers(self._auth, url, body, who))
+            all_headers.update(await self._authentication_headers(self._auth, url, body, sender))
         request = httpx.Request("POST", url, headers=all_headers, content=body, extensions={"timeout": limits})
         return await self._client.send(request, stream=True)
 
     async def _authentication_headers(
-        self, auth: Authentication, url: httpx.URL, body: bytes, who: str
+        self, auth: Authentication, url: httpx.URL, body: bytes, sender: str
     ) -> Mapping[str, str]:
         """Return the headers that a cloud's library makes; raises WorkerMisconfigured if it finds no credentials or
         fails."""
@@ -300,7 +300,7 @@ class Endpoint:
             headers = await auth.headers(str(url), body)
         except Exception as error:
             note = f"no credentials: {type(error).__name__}"
-            raise fault(WorkerMisconfigured, who, note, failure=Failure("authentication")) from None
+            raise fault(WorkerMisconfigured, sender, note, failure=Failure("authentication")) from None
         secret = headers.get("authorization", "")
         if secret.startswith("Bearer ") and secret not in self.secrets:
             self.secrets = (*self._fixed_secrets, secret, secret.removeprefix("Bearer "))
@@ -318,7 +318,7 @@ class ProviderRequest:
     path: str
     body: bytes
     deadlines: Deadlines
-    who: str
+    sender: str
     """The worker and its provider, which errors name."""
     streams: bool
     """True if the reply is expected as a stream."""
@@ -343,7 +343,7 @@ async def exchange(
                 yield pieces
                 return
             if decoder is None:
-                decoder = EventReader(request.who)
+                decoder = EventReader(request.sender)
             while not reader.done:
                 read = await call.read(answered=reader.complete)
                 pieces, error = _pieces(reader, decoder, read)
@@ -389,7 +389,7 @@ class Call:
     def __init__(self, endpoint: Endpoint, request: ProviderRequest) -> None:
         self._endpoint = endpoint
         self._request = request
-        self._who = request.who
+        self._sender = request.sender
         self._status: int | None = None
         """The HTTP status; None before the response's headers have come."""
         self._note = ""
@@ -410,7 +410,7 @@ class Call:
         try:
             async with asyncio.timeout_at(min(self._first, self._end)):
                 self._response = await endpoint.post(
-                    endpoint.url(request.path), request.body, request.deadlines.connect, request.who, request.headers
+                    endpoint.url(request.path), request.body, request.deadlines.connect, request.sender, request.headers
                 )
         except _ERRORS as error:
             raise self._fault(error, headers=False) from None
@@ -485,7 +485,7 @@ class Call:
             reads.append(read)
             bytes_left -= len(read)
             if bytes_left < 0:
-                raise malformed(self._who, f"a reply of more than {limit >> 10} KiB")
+                raise malformed(self._sender, f"a reply of more than {limit >> 10} KiB")
         return b"".join(reads)
 
     async def drain(self) -> None:
@@ -497,12 +497,12 @@ class Call:
                         return
 
     async def _check(self) -> None:
-        response, who = self._response, self._who
+        response, sender = self._response, self._sender
         kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
         if response.status_code != 200:
-            raise by_status(who, response.status_code, response.headers, await self._error(kind))
+            raise by_status(sender, response.status_code, response.headers, await self._error(kind))
         if kind == "text/html":
-            raise malformed(who, "a web page")
+            raise malformed(sender, "a web page")
         if kind == "application/json":
             self.is_whole = True
         elif kind == "text/event-stream":
@@ -526,12 +526,12 @@ class Call:
         kind = after if headers else before
         if kind is WorkerTimeout:
             self._note = f"too long {self._stage()}"
-            return fault(kind, self._who, self._note)
+            return fault(kind, self._sender, self._note)
         if kind is WorkerMalformed:
-            return malformed(self._who, "no HTTP")
+            return malformed(self._sender, "no HTTP")
         self._note = str(error) or type(error).__name__
         failure = Failure("connection") if kind is WorkerUnavailable else None
-        return fault(kind, self._who, self._note, failure=failure)
+        return fault(kind, self._sender, self._note, failure=failure)
 
     def _stage(self) -> str:
         """Return which deadline has passed, in words."""

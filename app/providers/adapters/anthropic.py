@@ -104,15 +104,15 @@ class AnthropicProvider:
 
     def stream(self, request: Request, body: bytes, deadlines: Deadlines) -> AsyncIterator[list[Piece]]:
         """Send `body` and yield what comes back; see `protocol.Provider`."""
-        who = f"{request.worker.name} at {self._spec.name}"
+        sender = f"{request.worker.name} at {self._spec.name}"
         streams = self._spec.streams and request.live
         headers = dict(request.headers)
         if request.worker.api_version and self._spec.auth not in VERSIONS:
             headers.setdefault("anthropic-version", request.worker.api_version)
         path = _path(self._spec.auth, request.worker.model, streams)
-        provider_request = ProviderRequest(path, body, deadlines, who, streams=streams, headers=headers)
-        decoder = MessageReader(who) if streams and self._spec.auth == "aws" else None
-        return exchange(self._endpoint, provider_request, Reply(who), decoder)
+        provider_request = ProviderRequest(path, body, deadlines, sender, streams=streams, headers=headers)
+        decoder = MessageReader(sender) if streams and self._spec.auth == "aws" else None
+        return exchange(self._endpoint, provider_request, Reply(sender), decoder)
 
     async def close(self) -> None:
         """Close all connections."""
@@ -225,11 +225,11 @@ def _loosened(schema: object) -> Any:
 class Reply:
     """One reply as it arrives: named events, or a whole `message`."""
 
-    __slots__ = ("_calls", "_counts", "_finish", "_id", "_model", "_stop_sequence", "_thoughts", "_who", "done")
+    __slots__ = ("_calls", "_counts", "_finish", "_id", "_model", "_sender", "_stop_sequence", "_thoughts", "done")
 
-    def __init__(self, who: str) -> None:
-        self._who = who
-        self._calls = StreamedCalls(who)
+    def __init__(self, sender: str) -> None:
+        self._sender = sender
+        self._calls = StreamedCalls(sender)
         self._thoughts: dict[object, dict[str, Any]] = {}
         self._finish: Finish | None = None
         self._stop_sequence = ""
@@ -247,41 +247,41 @@ class Reply:
         """See `http.ReplyReader`."""
         if not data:
             return
-        document = parse(data, self._who)
+        document = parse(data, self._sender)
         kind = document.get("type")
         if kind == "content_block_delta":
-            self._more(document.get("index"), inner(document.get("delta"), self._who), pieces)
+            self._more(document.get("index"), inner(document.get("delta"), self._sender), pieces)
         elif kind == "content_block_start":
-            self._begin(document.get("index"), inner(document.get("content_block"), self._who), pieces)
+            self._begin(document.get("index"), inner(document.get("content_block"), self._sender), pieces)
         elif kind == "message_start":
-            self._start(inner(document.get("message"), self._who))
+            self._start(inner(document.get("message"), self._sender))
         elif kind == "message_delta":
-            self._stop(inner(document.get("delta"), self._who), document)
+            self._stop(inner(document.get("delta"), self._sender), document)
         elif kind == "message_stop":
             self.done = True
         elif kind == "error" or document.get("error") is not None:
-            raise in_stream(self._who, document)
+            raise in_stream(self._sender, document)
         elif not isinstance(kind, str):
-            raise malformed(self._who, "an event without a type")
+            raise malformed(self._sender, "an event without a type")
 
     def whole(self, body: bytes, pieces: list[Piece]) -> None:
         """See `http.ReplyReader`."""
-        document = parse(body, self._who)
+        document = parse(body, self._sender)
         if document.get("type") == "error" or document.get("error") is not None:
-            raise in_stream(self._who, document)
-        for index, block in enumerate(rows(document.get("content"), self._who)):
+            raise in_stream(self._sender, document)
+        for index, block in enumerate(rows(document.get("content"), self._sender)):
             self._begin(index, block, pieces)
         self._model = label(document.get("model"))
         self._id = label(document.get("id"))
         self._stop(document, document)
         if self._finish is None:
-            raise malformed(self._who, "a reply without a stop reason")
+            raise malformed(self._sender, "a reply without a stop reason")
         self.done = True
 
     def end(self) -> End:
         """See `http.ReplyReader`."""
         if self._finish is None or not self.done:
-            raise fault(WorkerTruncated, self._who, "no message_stop")
+            raise fault(WorkerTruncated, self._sender, "no message_stop")
         finish = self._calls.finish(self._finish)
         return End(
             finish,
@@ -304,9 +304,9 @@ class Reply:
         if kind == "text":
             self._say(block, pieces)
         elif kind == "tool_use":
-            tool_input = inner(block.get("input"), self._who)
-            arguments = document.arguments_text(tool_input, self._who) if tool_input else ""
-            name, id_ = words(block.get("name"), self._who), words(block.get("id"), self._who)
+            tool_input = inner(block.get("input"), self._sender)
+            arguments = document.arguments_text(tool_input, self._sender) if tool_input else ""
+            name, id_ = words(block.get("name"), self._sender), words(block.get("id"), self._sender)
             self._calls.take(index, id_, name, arguments, pieces)
         elif kind in ("thinking", "redacted_thinking"):
             self._thoughts[index] = dict(block)
@@ -317,7 +317,7 @@ class Reply:
         if kind == "text_delta":
             self._say(delta, pieces)
         elif kind == "input_json_delta":
-            self._calls.take(index, "", "", words(delta.get("partial_json"), self._who), pieces)
+            self._calls.take(index, "", "", words(delta.get("partial_json"), self._sender), pieces)
         elif kind == "thinking_delta":
             self._think(index, "thinking", delta)
         elif kind == "signature_delta":
@@ -327,10 +327,10 @@ class Reply:
         """Add to a field of a block of thinking; a delta of a block that never began is dropped."""
         thought = self._thoughts.get(index)
         if thought:
-            thought[field] = words(thought.get(field), self._who) + words(delta.get(field), self._who)
+            thought[field] = words(thought.get(field), self._sender) + words(delta.get(field), self._sender)
 
     def _say(self, block: Mapping[str, Any], pieces: list[Piece]) -> None:
-        text = words(block.get("text"), self._who)
+        text = words(block.get("text"), self._sender)
         if text:
             pieces.append(Words(text))
 
@@ -343,10 +343,10 @@ class Reply:
             self._counts |= {name: value for name, value in counts.items() if name.endswith("input_tokens")}
 
     def _stop(self, delta: Mapping[str, Any], document: Mapping[str, Any]) -> None:
-        reason = words(delta.get("stop_reason"), self._who)
+        reason = words(delta.get("stop_reason"), self._sender)
         if reason:
             self._finish = self._finish or FINISH.get(reason, "length")
-        self._stop_sequence = words(delta.get("stop_sequence"), self._who) or self._stop_sequence
+        self._stop_sequence = words(delta.get("stop_sequence"), self._sender) or self._stop_sequence
         counts = document.get("usage")
         if isinstance(counts, dict):
             self._counts |= {name: value for name, value in counts.items() if value is not None}

@@ -54,9 +54,11 @@ class EmbeddingsProvider:
 
     async def stream(self, request: Request, body: bytes, deadlines: Deadlines) -> AsyncIterator[list[Piece]]:
         """See `protocol.py`."""
-        who = f"{request.worker.name} at {self._spec.name}"
-        provider_request = ProviderRequest("/embeddings", body, deadlines, who, streams=False, headers=request.headers)
-        async for pieces in exchange(self._endpoint, provider_request, Vector(self._dimensions, who)):
+        sender = f"{request.worker.name} at {self._spec.name}"
+        provider_request = ProviderRequest(
+            "/embeddings", body, deadlines, sender, streams=False, headers=request.headers
+        )
+        async for pieces in exchange(self._endpoint, provider_request, Vector(self._dimensions, sender)):
             yield pieces
 
     async def close(self) -> None:
@@ -67,9 +69,9 @@ class EmbeddingsProvider:
 class Vector:
     """One reply."""
 
-    def __init__(self, dimensions: int, who: str) -> None:
+    def __init__(self, dimensions: int, sender: str) -> None:
         self._dimensions = dimensions
-        self._who = who
+        self._sender = sender
         self._end: End | None = None
 
     @property
@@ -84,27 +86,27 @@ class Vector:
 
     def event(self, data: bytes, pieces: list[Piece]) -> None:
         """Raise WorkerMalformed: nothing is streamed in this format."""
-        raise malformed(self._who, "a stream for a vector")
+        raise malformed(self._sender, "a stream for a vector")
 
     def whole(self, body: bytes, pieces: list[Piece]) -> None:
         """Parse the reply."""
-        document = parse(body, self._who)
-        vectors = rows(document.get("data"), self._who)
+        document = parse(body, self._sender)
+        vectors = rows(document.get("data"), self._sender)
         if len(vectors) != 1:
-            raise malformed(self._who, f"{len(vectors)} vectors for one text")
+            raise malformed(self._sender, f"{len(vectors)} vectors for one text")
         pieces.append(Words(orjson.dumps(self._sketch(vectors[0].get("embedding"))).decode()))
-        counts = inner(document.get("usage"), self._who)
+        counts = inner(document.get("usage"), self._sender)
         self._end = End("stop", usage(counts.get("prompt_tokens"), 0), label(document.get("model")))
 
     def _sketch(self, vector: object) -> list[float]:
         if not isinstance(vector, list) or len(vector) != self._dimensions:
-            raise malformed(self._who, "a vector of another size")
+            raise malformed(self._sender, "a vector of another size")
         if not all(type(number) in (int, float) and math.isfinite(number) for number in vector):
-            raise malformed(self._who, "a vector of something else than numbers")
+            raise malformed(self._sender, "a vector of something else than numbers")
         try:
             return [round(number, DIGITS) for number in sketched(vector)]
         except (ValueError, OverflowError):
-            raise malformed(self._who, "a vector without length") from None
+            raise malformed(self._sender, "a vector without length") from None
 
     def end(self) -> End:
         """See `http.ReplyReader`."""

@@ -94,13 +94,13 @@ class GeminiProvider:
 
     def stream(self, request: Request, body: bytes, deadlines: Deadlines) -> AsyncIterator[list[Piece]]:
         """Send `body` and yield what comes back; see `protocol.Provider`."""
-        who = f"{request.worker.name} at {self._spec.name}"
+        sender = f"{request.worker.name} at {self._spec.name}"
         streams = self._spec.streams and request.live
         verb = "streamGenerateContent?alt=sse" if streams else "generateContent"
         path = f"/{_resource(request.worker.model)}:{verb}"
         names = {document.gemini_name(tool.name): tool.name for tool in request.toolbox.tools}
-        provider_request = ProviderRequest(path, body, deadlines, who, streams=streams, headers=request.headers)
-        return exchange(self._endpoint, provider_request, Candidate(who, names))
+        provider_request = ProviderRequest(path, body, deadlines, sender, streams=streams, headers=request.headers)
+        return exchange(self._endpoint, provider_request, Candidate(sender, names))
 
     async def close(self) -> None:
         """Close all connections."""
@@ -198,11 +198,11 @@ def _sampling(sampling: Sampling, unsupported: frozenset[str]) -> dict[str, Any]
 class Candidate:
     """One reply as it arrives: `GenerateContentResponse`s, one or many; only candidate 0 is read."""
 
-    __slots__ = ("_calls", "_finish", "_id", "_ids", "_model", "_names", "_signatures", "_usage", "_who", "done")
+    __slots__ = ("_calls", "_finish", "_id", "_ids", "_model", "_names", "_sender", "_signatures", "_usage", "done")
 
-    def __init__(self, who: str, names: Mapping[str, str] | None = None) -> None:
+    def __init__(self, sender: str, names: Mapping[str, str] | None = None) -> None:
         """`names` maps the tools' names as they were sent to the caller's names."""
-        self._who = who
+        self._sender = sender
         self._names = names or {}
         self._ids: list[str] = []
         self._signatures: list[str] = []
@@ -210,7 +210,7 @@ class Candidate:
         self._model: str | None = None
         self._id: str | None = None
         self._usage: Usage | None = None
-        self._calls = StreamedCalls(who)
+        self._calls = StreamedCalls(sender)
         self.done = False
 
     @property
@@ -221,18 +221,18 @@ class Candidate:
     def event(self, data: bytes, pieces: list[Piece]) -> None:
         """See `http.ReplyReader`."""
         if data:
-            self._take(parse(data, self._who), pieces)
+            self._take(parse(data, self._sender), pieces)
 
     def whole(self, body: bytes, pieces: list[Piece]) -> None:
         """See `http.ReplyReader`."""
-        self._take(parse(body, self._who), pieces)
+        self._take(parse(body, self._sender), pieces)
         if self._finish is None:
-            raise malformed(self._who, "a reply without a finish reason")
+            raise malformed(self._sender, "a reply without a finish reason")
 
     def end(self) -> End:
         """See `http.ReplyReader`."""
         if self._finish is None:
-            raise fault(WorkerTruncated, self._who, "no finish reason")
+            raise fault(WorkerTruncated, self._sender, "no finish reason")
         finish = self._calls.finish(self._finish)
         return End(finish, self._usage, self._model, refused=finish == "content_filter", id=self._id)
 
@@ -244,40 +244,40 @@ class Candidate:
 
     def _take(self, document: dict[str, Any], pieces: list[Piece]) -> None:
         if document.get("error") is not None:
-            raise in_stream(self._who, document)
+            raise in_stream(self._sender, document)
         if not document.keys() & {"candidates", "promptFeedback", "usageMetadata"}:
-            raise malformed(self._who, "no candidates")
+            raise malformed(self._sender, "no candidates")
         self._model = label(document.get("modelVersion")) or self._model
         self._id = label(document.get("responseId")) or self._id
         counts = document.get("usageMetadata")
         if isinstance(counts, dict):
             self._usage = _usage(counts)
-        feedback = inner(document.get("promptFeedback"), self._who)
-        if words(feedback.get("blockReason"), self._who) not in UNSPECIFIED:
+        feedback = inner(document.get("promptFeedback"), self._sender)
+        if words(feedback.get("blockReason"), self._sender) not in UNSPECIFIED:
             self._finish = "content_filter"
-        for candidate in rows(document.get("candidates"), self._who):
+        for candidate in rows(document.get("candidates"), self._sender):
             if not candidate.get("index"):
                 self._choose(candidate, pieces)
 
     def _choose(self, candidate: dict[str, Any], pieces: list[Piece]) -> None:
-        for part in rows(inner(candidate.get("content"), self._who).get("parts"), self._who):
+        for part in rows(inner(candidate.get("content"), self._sender).get("parts"), self._sender):
             if part.get("functionCall") is not None:
                 self._call(part, pieces)
-            text = words(part.get("text"), self._who)
+            text = words(part.get("text"), self._sender)
             if text and not part.get("thought"):
                 pieces.append(Words(text))
-        reason = words(candidate.get("finishReason"), self._who)
+        reason = words(candidate.get("finishReason"), self._sender)
         if reason in UNREADABLE:
-            raise fault(WorkerMalformed, self._who, "the model's output could not be read")
+            raise fault(WorkerMalformed, self._sender, "the model's output could not be read")
         if reason not in UNSPECIFIED:
             self._finish = self._finish or FINISH.get(reason, "length")
 
     def _call(self, part: dict[str, Any], pieces: list[Piece]) -> None:
-        call = inner(part["functionCall"], self._who)
-        name = words(call.get("name"), self._who)
-        arguments = document.arguments_text(inner(call.get("args"), self._who), self._who)
-        self._ids.append(words(call.get("id"), self._who))
-        self._signatures.append(words(part.get("thoughtSignature"), self._who))
+        call = inner(part["functionCall"], self._sender)
+        name = words(call.get("name"), self._sender)
+        arguments = document.arguments_text(inner(call.get("args"), self._sender), self._sender)
+        self._ids.append(words(call.get("id"), self._sender))
+        self._signatures.append(words(part.get("thoughtSignature"), self._sender))
         self._calls.take(len(self._calls), self._ids[-1], self._names.get(name, name), arguments, pieces)
 
 

@@ -115,12 +115,12 @@ class OpenAIProvider:
 
     def stream(self, request: Request, body: bytes, deadlines: Deadlines) -> AsyncIterator[list[Piece]]:
         """Send `body` and yield what comes back; see `protocol.Provider`."""
-        who = f"{request.worker.name} at {self._spec.name}"
+        sender = f"{request.worker.name} at {self._spec.name}"
         streams = self._spec.streams and request.live
         provider_request = ProviderRequest(
-            "/chat/completions", body, deadlines, who, streams=streams, headers=request.headers
+            "/chat/completions", body, deadlines, sender, streams=streams, headers=request.headers
         )
-        return exchange(self._endpoint, provider_request, Completion(who))
+        return exchange(self._endpoint, provider_request, Completion(sender))
 
     async def close(self) -> None:
         """Close all connections."""
@@ -267,15 +267,15 @@ class Completion:
         "_model",
         "_reasoning",
         "_refused",
+        "_sender",
         "_stop_sequence",
         "_usage",
-        "_who",
         "done",
     )
 
-    def __init__(self, who: str) -> None:
-        self._who = who
-        self._calls = StreamedCalls(who)
+    def __init__(self, sender: str) -> None:
+        self._sender = sender
+        self._calls = StreamedCalls(sender)
         self._reasoning = Reasoning()
         self._finish: Finish | None = None
         self._stop_sequence = ""
@@ -299,14 +299,14 @@ class Completion:
 
     def whole(self, body: bytes, pieces: list[Piece]) -> None:
         """See `http.ReplyReader`."""
-        self._take(parse(body, self._who), "message", pieces)
+        self._take(parse(body, self._sender), "message", pieces)
         if self._finish is None:
-            raise malformed(self._who, "a reply without a finish reason")
+            raise malformed(self._sender, "a reply without a finish reason")
 
     def end(self) -> End:
         """See `http.ReplyReader`."""
         if self._finish is None:
-            raise fault(WorkerTruncated, self._who, "no finish reason")
+            raise fault(WorkerTruncated, self._sender, "no finish reason")
         finish = self._calls.finish(self._finish)
         refused = self._refused or finish == "content_filter"
         return End(finish, self._usage, self._model, refused, self._stop_sequence, self._id)
@@ -324,13 +324,13 @@ class Completion:
             document = None
         if isinstance(document, dict):
             return document
-        return parse(data, self._who)
+        return parse(data, self._sender)
 
     def _take(self, document: dict[str, Any], part: str, pieces: list[Piece]) -> None:
         if document.get("error") is not None or document.get("object") == "error":
-            raise in_stream(self._who, document)
+            raise in_stream(self._sender, document)
         if "choices" not in document and "usage" not in document:
-            raise malformed(self._who, "no choices")
+            raise malformed(self._sender, "no choices")
         if document.get("usage") is not None:
             self._usage = _usage(document["usage"])
         model = document.get("model")
@@ -340,37 +340,37 @@ class Completion:
             self._id = label(document.get("id"))
         choices = document.get("choices")
         if not isinstance(choices, list):
-            choices = rows(choices, self._who)
+            choices = rows(choices, self._sender)
         for choice in choices:
             if not isinstance(choice, dict):
-                raise malformed(self._who, "a choice of the wrong type")
+                raise malformed(self._sender, "a choice of the wrong type")
             if not choice.get("index"):
                 self._choose(choice, part, pieces)
 
     def _choose(self, choice: dict[str, Any], part: str, pieces: list[Piece]) -> None:
         """Take what choice 0 adds: `part` names the field that has it, `delta` or `message`."""
-        who = self._who
+        sender = self._sender
         message = choice.get(part)
         if not isinstance(message, dict):
-            message = inner(message, who)
+            message = inner(message, sender)
         text = message.get("content")
         if not isinstance(text, str):
-            text = _content(text, who)
+            text = _content(text, sender)
         if text:
             pieces.append(Words(text))
         self._reasoning.take(message)
         calls = message.get("tool_calls")
         if calls is not None:
-            for place, call in enumerate(rows(calls, who)):
+            for place, call in enumerate(rows(calls, sender)):
                 self._call(call, place, pieces)
         refusal = message.get("refusal")
         if refusal is not None:
-            self._refuse(words(refusal, who), pieces)
+            self._refuse(words(refusal, sender), pieces)
         if choice.get("logprobs") is not None:
-            pieces.extend(tokens(inner(choice["logprobs"], who).get("content"), who))
+            pieces.extend(tokens(inner(choice["logprobs"], sender).get("content"), sender))
         reason = choice.get("finish_reason")
         if reason is not None:
-            self._end_with(words(reason, who))
+            self._end_with(words(reason, sender))
             stop_reason = choice.get("stop_reason")  # vLLM's own: the stop sequence, or the id of a token
             if isinstance(stop_reason, str):
                 self._stop_sequence = stop_reason
@@ -382,31 +382,31 @@ class Completion:
 
     def _end_with(self, reason: str) -> None:
         if reason in BROKEN_OFF:
-            raise fault(WorkerUnavailable, self._who, "it aborted its answer")
+            raise fault(WorkerUnavailable, self._sender, "it aborted its answer")
         if reason:
             self._finish = self._finish or FINISH.get(reason, "length")
 
     def _call(self, call: dict[str, Any], place: int, pieces: list[Piece]) -> None:
         """Take more of one tool call; some servers leave out the index, and a whole reply has none."""
-        who = self._who
+        sender = self._sender
         index = call.get("index")
         key = place if index is None else index
-        function = inner(call.get("function"), who)
-        id_, name = words(call.get("id"), who), words(function.get("name"), who)
-        arguments = document.arguments_text(function.get("arguments"), who)
+        function = inner(call.get("function"), sender)
+        id_, name = words(call.get("id"), sender), words(function.get("name"), sender)
+        arguments = document.arguments_text(function.get("arguments"), sender)
         number = self._calls.take(key, id_, name, arguments, pieces)
         if number is not None:
             self._reasoning.extra(number, call.get("extra_content"))
 
 
-def _content(value: object, who: str) -> str:
+def _content(value: object, sender: str) -> str:
     """Return text, or the text parts of a list, as Mistral streams it together with its reasoning."""
     if not isinstance(value, list):
-        return words(value, who)
+        return words(value, sender)
     texts: list[str] = []
-    for part in rows(value, who):
+    for part in rows(value, sender):
         if part.get("type") == "text":
-            texts.append(words(part.get("text"), who))
+            texts.append(words(part.get("text"), sender))
     return "".join(texts)
 
 

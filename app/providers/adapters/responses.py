@@ -95,10 +95,12 @@ class ResponsesProvider:
 
     def stream(self, request: Request, body: bytes, deadlines: Deadlines) -> AsyncIterator[list[Piece]]:
         """Send `body` and yield what comes back; see `protocol.Provider`."""
-        who = f"{request.worker.name} at {self._spec.name}"
+        sender = f"{request.worker.name} at {self._spec.name}"
         streams = self._spec.streams and request.live
-        provider_request = ProviderRequest("/responses", body, deadlines, who, streams=streams, headers=request.headers)
-        return exchange(self._endpoint, provider_request, Response(who))
+        provider_request = ProviderRequest(
+            "/responses", body, deadlines, sender, streams=streams, headers=request.headers
+        )
+        return exchange(self._endpoint, provider_request, Response(sender))
 
     async def close(self) -> None:
         """Close all connections."""
@@ -209,11 +211,11 @@ def _format(form: Form) -> dict[str, Any]:
 class Response:
     """One reply as it arrives: semantic events, or a whole `response`."""
 
-    __slots__ = ("_calls", "_finish", "_given", "_id", "_items", "_model", "_refused", "_usage", "_who", "done")
+    __slots__ = ("_calls", "_finish", "_given", "_id", "_items", "_model", "_refused", "_sender", "_usage", "done")
 
-    def __init__(self, who: str) -> None:
-        self._who = who
-        self._calls = StreamedCalls(who)
+    def __init__(self, sender: str) -> None:
+        self._sender = sender
+        self._calls = StreamedCalls(sender)
         self._items: list[dict[str, Any]] = []
         """The output items that are complete, in order, in the form in which they would be sent back."""
         self._given: set[object] = set()
@@ -234,30 +236,30 @@ class Response:
         """See `http.ReplyReader`."""
         if not data or data.strip() == b"[DONE]":
             return
-        document = parse(data, self._who)
+        document = parse(data, self._sender)
         kind = document.get("type")
         if isinstance(kind, str) and kind in ENDS:
-            self._end(inner(document.get("response"), self._who), ENDS[kind], pieces)
+            self._end(inner(document.get("response"), self._sender), ENDS[kind], pieces)
         elif kind == "error" or document.get("error") is not None:
-            raise in_stream(self._who, document)
+            raise in_stream(self._sender, document)
         elif kind == "response.created":
-            self._model = label(inner(document.get("response"), self._who).get("model"))
+            self._model = label(inner(document.get("response"), self._sender).get("model"))
         elif not isinstance(kind, str):
-            raise malformed(self._who, "an event without a type")
+            raise malformed(self._sender, "an event without a type")
         else:
             self._part(kind, document, pieces)
 
     def whole(self, body: bytes, pieces: list[Piece]) -> None:
         """See `http.ReplyReader`."""
-        document = parse(body, self._who)
+        document = parse(body, self._sender)
         if document.get("error") is not None or document.get("object") == "error":
-            raise in_stream(self._who, document)
-        self._end(document, words(document.get("status"), self._who), pieces)
+            raise in_stream(self._sender, document)
+        self._end(document, words(document.get("status"), self._sender), pieces)
 
     def end(self) -> End:
         """See `http.ReplyReader`."""
         if self._finish is None:
-            raise fault(WorkerTruncated, self._who, "no end of the response")
+            raise fault(WorkerTruncated, self._sender, "no end of the response")
         finish = self._calls.finish(self._finish)
         return End(finish, self._usage, self._model, self._refused or finish == "content_filter", id=self._id)
 
@@ -271,23 +273,23 @@ class Response:
         """Take an event of one output item."""
         place = document.get("output_index")
         if not isinstance(place, int | None):
-            raise malformed(self._who, "a field of the wrong type")
+            raise malformed(self._sender, "a field of the wrong type")
         if kind == "response.output_text.delta":
             self._say(place, document.get("delta"), pieces)
-            pieces.extend(tokens(document.get("logprobs"), self._who))
+            pieces.extend(tokens(document.get("logprobs"), self._sender))
         elif kind == "response.function_call_arguments.delta":
-            self._more(place, words(document.get("delta"), self._who), pieces)
+            self._more(place, words(document.get("delta"), self._sender), pieces)
         elif kind == "response.refusal.delta":
             self._refuse(place, document.get("delta"), pieces)
         elif kind == "response.output_item.added":
-            self._begin(place, inner(document.get("item"), self._who), pieces)
+            self._begin(place, inner(document.get("item"), self._sender), pieces)
         elif kind == "response.output_item.done":
-            self._item(place, inner(document.get("item"), self._who), pieces)
+            self._item(place, inner(document.get("item"), self._sender), pieces)
 
     def _begin(self, place: object, item: Mapping[str, Any], pieces: list[Piece]) -> None:
         """Take an item that begins; only a call says something with that."""
         if item.get("type") == "function_call":
-            name, id_ = words(item.get("name"), self._who), words(item.get("call_id"), self._who)
+            name, id_ = words(item.get("name"), self._sender), words(item.get("call_id"), self._sender)
             self._calls.take(place, id_, name, "", pieces)
 
     def _item(self, place: object, item: Mapping[str, Any], pieces: list[Piece]) -> None:
@@ -308,28 +310,28 @@ class Response:
             self._items.append({"type": "function_call"})
             self._begin(place, item, pieces)
             if is_new:
-                self._more(place, document.arguments_text(item.get("arguments"), self._who), pieces)
+                self._more(place, document.arguments_text(item.get("arguments"), self._sender), pieces)
         self._given.add(place)
 
     def _message(self, item: Mapping[str, Any], pieces: list[Piece]) -> None:
         """Take all content of a complete message."""
-        for part in rows(item.get("content"), self._who):
+        for part in rows(item.get("content"), self._sender):
             if part.get("type") == "refusal":
                 self._refuse(None, part.get("refusal"), pieces)
             else:
                 self._say(None, part.get("text"), pieces)
-                pieces.extend(tokens(part.get("logprobs"), self._who))
+                pieces.extend(tokens(part.get("logprobs"), self._sender))
 
     def _say(self, place: object, text: object, pieces: list[Piece]) -> None:
         self._given.add(place)
-        answer = words(text, self._who)
+        answer = words(text, self._sender)
         if answer:
             pieces.append(Words(answer))
 
     def _refuse(self, place: object, text: object, pieces: list[Piece]) -> None:
         self._given.add(place)
         self._refused = True
-        refusal = words(text, self._who)
+        refusal = words(text, self._sender)
         if refusal:
             pieces.append(Words(refusal, refusal=True))
 
@@ -340,18 +342,18 @@ class Response:
     def _end(self, response: Mapping[str, Any], status: str, pieces: list[Piece]) -> None:
         """Take the whole response, which ends a stream and is all of a reply that was not streamed."""
         if status == "failed" or response.get("error") is not None:
-            raise in_stream(self._who, {"error": inner(response.get("error"), self._who)})
+            raise in_stream(self._sender, {"error": inner(response.get("error"), self._sender)})
         if status == "cancelled":
-            raise fault(WorkerUnavailable, self._who, "it cancelled its answer")
+            raise fault(WorkerUnavailable, self._sender, "it cancelled its answer")
         if status not in ("completed", "incomplete") or self.done:
-            raise malformed(self._who, "a response without an end")
+            raise malformed(self._sender, "a response without an end")
         if not self._given:
-            for place, item in enumerate(rows(response.get("output"), self._who)):
+            for place, item in enumerate(rows(response.get("output"), self._sender)):
                 self._item(place, item, pieces)
         self._model = label(response.get("model")) or self._model
         self._id = label(response.get("id")) or self._id
         self._usage = _usage(response.get("usage"))
-        reason = words(inner(response.get("incomplete_details"), self._who).get("reason"), self._who)
+        reason = words(inner(response.get("incomplete_details"), self._sender).get("reason"), self._sender)
         self._finish = "stop" if status == "completed" else INCOMPLETE.get(reason, "length")
         self.done = True
 
