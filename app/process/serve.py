@@ -262,7 +262,7 @@ async def _listen(
     sockets = [server.config.bind_socket() for server in more]
     async with asyncio.TaskGroup() as group:
         key = group.create_task(_first_key(opened, roles))
-        closer = group.create_task(_close_connections(first, opened.gateway.leaving))
+        closer = group.create_task(_close_connections(first, opened.gateway.stop_requested))
         stopper = group.create_task(_stop_server(first, stopping))
         announcer = group.create_task(_announce(servers, roles, key, opened.pool.loaded, announce, admin))
         for server, bound in zip(more, sockets, strict=True):
@@ -369,7 +369,7 @@ class Server(uvicorn.Server):
 
 async def _drain(opened: Runtime, roles: Roles, stopping: asyncio.Event) -> None:
     """Once the process is told to stop, let a gateway serve for the drain time; then set `stopping`."""
-    await opened.gateway.leaving.wait()
+    await opened.gateway.stop_requested.wait()
     drain = opened.pool.loaded.settings.drain_seconds if roles.gateway else 0.0
     with suppress(TimeoutError):
         async with asyncio.timeout(drain):
@@ -377,10 +377,10 @@ async def _drain(opened: Runtime, roles: Roles, stopping: asyncio.Event) -> None
     stopping.set()
 
 
-async def _close_connections(server: Server, leaving: asyncio.Event) -> None:
+async def _close_connections(server: Server, stop_requested: asyncio.Event) -> None:
     """From then on every reply says that its connection is closed behind it, so that clients and proxies make new ones,
     elsewhere."""
-    await leaving.wait()
+    await stop_requested.wait()
     server.close_connections_after_replies()
 
 
@@ -391,15 +391,15 @@ async def _stop_server(server: Server, stopping: asyncio.Event) -> None:
 
 def _on_signals(opened: Runtime, environ: Mapping[str, str], stopping: asyncio.Event) -> None:
     loop = asyncio.get_running_loop()
-    leaving = opened.gateway.leaving
+    stop_requested = opened.gateway.stop_requested
 
     def terminate() -> None:
-        if leaving.is_set():
+        if stop_requested.is_set():
             stopping.set()
-        leaving.set()
+        stop_requested.set()
 
     def interrupt() -> None:
-        leaving.set()
+        stop_requested.set()
         stopping.set()
 
     loop.add_signal_handler(signal.SIGTERM, terminate)

@@ -96,7 +96,7 @@ class GatewayContext:
     """The state of each worker's breaker, as the engine of this process has measured it; None without an engine."""
     serves: Callable[[str], str] = lambda _tier: ""
     """The subject that serves all runs of a tier but those of a canary; empty for the tier's own definition."""
-    leaving: asyncio.Event = field(default_factory=asyncio.Event)
+    stop_requested: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the process was told to stop: it is not ready any more, and still serves for a while."""
     omits_search: bool = True
     """False if a web search that Codex offers with access to the web is refused instead of left out."""

@@ -53,10 +53,10 @@ def routes(context: GatewayContext) -> APIRouter:
         conducts = context.conducts()
         if conducts is not None:
             checks["conductor"] = "ok" if conducts else "degraded"
-        if context.leaving.is_set():
+        if context.stop_requested.is_set():
             checks["process"] = "stopping"
         # Without the queue the outbox goes on (D1), and without a conductor the fallback.
-        if store != "ok" or context.leaving.is_set():
+        if store != "ok" or context.stop_requested.is_set():
             body = {"status": "not_ready", "checks": checks}
             return Response(orjson.dumps(body), 503, {"retry-after": "1"}, "application/json")
         status = "ready" if set(checks.values()) == {"ok"} else "degraded"

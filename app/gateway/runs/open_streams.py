@@ -92,17 +92,17 @@ class OpenStream(Response):
         async with aclosing(self._frames) as frames:
             await self._write_one(frames, send)  # also where the time that was asked for is none
             async with asyncio.TaskGroup() as group:
-                leaving = group.create_task(_left(receive))
+                disconnect = group.create_task(_wait_for_disconnect(receive))
                 tasks = (
-                    leaving,
+                    disconnect,
                     group.create_task(self._write(frames, send)),
-                    group.create_task(self._streams.context.leaving.wait()),
+                    group.create_task(self._streams.context.stop_requested.wait()),
                     group.create_task(self._streams.keys.until_refused(self._request, SCOPE)),
                 )
                 await asyncio.wait(tasks, timeout=self._seconds, return_when=asyncio.FIRST_COMPLETED)
                 for task in tasks:
                     task.cancel()
-        if leaving.cancelled():
+        if disconnect.cancelled():
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _write(self, frames: AsyncGenerator[bytes], send: Send) -> None:
@@ -117,6 +117,6 @@ class OpenStream(Response):
         return frame is not None
 
 
-async def _left(receive: Receive) -> None:
+async def _wait_for_disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
