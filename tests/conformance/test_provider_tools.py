@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from app.core.message.chat import (
-    Gathering,
     Image,
     Keepsake,
     Message,
@@ -17,6 +16,7 @@ from app.core.message.chat import (
     Tool,
     Toolbox,
     ToolCall,
+    ToolCallCollector,
     Words,
 )
 from app.core.pool.catalog import ProviderSpec, Worker
@@ -38,7 +38,7 @@ TWO = (Calls("add", '{"a":1,"b":"é\\"}"}', "c-1"), Calls("look", "", "c-2"))
 
 def gathered(pieces: list[Piece]) -> tuple[ToolCall, ...]:
     """The calls of a reply."""
-    gathering = Gathering()
+    gathering = ToolCallCollector()
     for piece in pieces:
         if hasattr(piece, "arguments"):
             gathering.take(piece)

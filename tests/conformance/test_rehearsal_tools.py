@@ -7,13 +7,13 @@ import pytest
 from app.core.message.chat import (
     End,
     Form,
-    Gathering,
     Message,
     Sampling,
     Text,
     Tool,
     Toolbox,
     ToolCall,
+    ToolCallCollector,
     ToolDelta,
     Words,
     fault_of_calls,
@@ -54,7 +54,7 @@ async def turn(
     provider = RehearsalProvider(ProviderSpec("rehearsal", "rehearsal", options={"delay": "0"}))
     asked = Request(Worker("w", "rehearsal", "sage"), tuple(messages), Sampling(max_tokens=500), toolbox=box, form=form)
     pieces = [piece async for batch in provider.stream(asked, provider.render(asked), SOON) for piece in batch]
-    gathering = Gathering()
+    gathering = ToolCallCollector()
     for piece in pieces:
         if isinstance(piece, ToolDelta):
             gathering.take(piece)

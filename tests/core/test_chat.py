@@ -1,12 +1,12 @@
 """A text that comes in pieces."""
 
-from app.core.message.chat import TOGETHER, gather
+from app.core.message.chat import MOST_PIECES, append_piece
 
 
 def test_a_long_text_is_kept_in_few_pieces() -> None:
     pieces: list[str] = []
-    said = [f"word {n} " for n in range(10 * TOGETHER + 7)]
+    said = [f"word {n} " for n in range(10 * MOST_PIECES + 7)]
     for piece in said:
-        gather(pieces, piece)
-        assert len(pieces) < TOGETHER
+        append_piece(pieces, piece)
+        assert len(pieces) < MOST_PIECES
     assert "".join(pieces) == "".join(said)

@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 
 from app.core.message.chat import (
     MOST_CALLS,
-    Gathering,
     Image,
     Message,
     Task,
@@ -14,6 +13,7 @@ from app.core.message.chat import (
     Tool,
     Toolbox,
     ToolCall,
+    ToolCallCollector,
     ToolDelta,
     calls_that_count,
     fault_of_calls,
@@ -21,7 +21,7 @@ from app.core.message.chat import (
     run_of,
     task_from_json,
     task_to_json,
-    unsent,
+    unsent_deltas,
 )
 
 ADD = Tool("add", "Adds.", {"type": "object", "properties": {"a": {"type": "integer"}}}, strict=True)
@@ -68,7 +68,7 @@ def test_only_run_ids_get_minted_ids() -> None:
 
 
 def test_mixed_deltas_become_whole_calls_in_the_order_in_which_they_began() -> None:
-    gathering = Gathering()
+    gathering = ToolCallCollector()
     for delta in (
         ToolDelta(0, "a", "add", '{"a"'),
         ToolDelta(1, "b", "look"),
@@ -86,13 +86,13 @@ def test_what_was_told_and_what_is_left_make_the_whole(chars: int, begun: int) -
     told = []
     for index, call in enumerate(calls[:begun]):
         told += [ToolDelta(index, call.id, call.name), ToolDelta(index, arguments=call.arguments[:chars])]
-    whole = Gathering()
-    for delta in (*told, *unsent(calls, told)):
+    whole = ToolCallCollector()
+    for delta in (*told, *unsent_deltas(calls, told)):
         whole.take(delta)
     assert [(call.id, call.name, call.arguments.removesuffix("{}")) for call in whole.calls] == [
         (call.id, call.name, call.arguments) for call in calls
     ]
-    assert unsent(calls, (*told, *unsent(calls, told))) == ()
+    assert unsent_deltas(calls, (*told, *unsent_deltas(calls, told))) == ()
 
 
 def test_where_one_call_is_allowed_the_first_one_counts() -> None:

@@ -4,7 +4,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-from app.core.message.chat import Gathering, Message, Task, Text, Tool, Toolbox, ToolDelta
+from app.core.message.chat import Message, Task, Text, Tool, Toolbox, ToolCallCollector, ToolDelta
 from app.engine.delivery.messages import FollowedRun
 from app.engine.runs.admission import Order
 from app.process.wiring import Runtime
@@ -63,7 +63,7 @@ class Conversation:
 
 def assembled_calls(deltas: list[ToolDelta]) -> list[tuple[str, str, str]]:
     """Return the tool calls that streamed pieces add up to."""
-    gathering = Gathering()
+    gathering = ToolCallCollector()
     for delta in deltas:
         gathering.take(delta)
     return [(call.id, call.name, call.arguments) for call in gathering.calls]

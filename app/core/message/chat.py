@@ -210,13 +210,15 @@ def summed(usages: Iterable[Usage]) -> Usage:
     return Usage(used, cached, output, reasoning, estimated, written)
 
 
-TOGETHER = 32
+MOST_PIECES = 32
+"""The number of pieces of a text at which they are joined."""
 
 
-def gather(pieces: list[str], piece: str) -> None:
-    """Append to a text that is stored as a few pieces: a short string takes ten times its characters' memory."""
+def append_piece(pieces: list[str], piece: str) -> None:
+    """Append to a text that is kept in pieces, and join these from time to time: many short strings take ten times the
+    memory of their characters."""
     pieces.append(piece)
-    if len(pieces) >= TOGETHER:
+    if len(pieces) >= MOST_PIECES:
         pieces[:] = ["".join(pieces)]
 
 
@@ -334,12 +336,20 @@ def sampling_from_json(value: Mapping[str, Any]) -> Sampling:
 
 def toolbox_to_json(toolbox: Toolbox) -> dict[str, Any]:
     """A toolbox as plain JSON values; schemas as they came."""
-    tools = [
-        {"name": tool.name, "description": tool.description, "parameters": tool.parameters, "strict": tool.strict}
-        | ({"spelling": tool.spelling} if tool.spelling is not None else {})
-        for tool in toolbox.tools
-    ]
+    tools = [_tool_to_json(tool) for tool in toolbox.tools]
     return {"tools": tools, "choice": toolbox.choice, "named": toolbox.named, "parallel": toolbox.parallel}
+
+
+def _tool_to_json(tool: Tool) -> dict[str, Any]:
+    value: dict[str, Any] = {
+        "name": tool.name,
+        "description": tool.description,
+        "parameters": tool.parameters,
+        "strict": tool.strict,
+    }
+    if tool.spelling is not None:
+        value["spelling"] = tool.spelling
+    return value
 
 
 def toolbox_from_json(value: Mapping[str, Any]) -> Toolbox:
@@ -495,14 +505,17 @@ def task_parts(task: Task) -> TaskParts:
 
 
 def _head(messages: Sequence[Message], values: Sequence[object]) -> Iterator[bytes]:
+    """Yield the bytes of the messages, cut before and after each one of the assistant."""
     part = BEGINNING
     for place, (message, value) in enumerate(zip(messages, values, strict=True)):
-        turns = message.role == "assistant"
-        if turns and place:
+        is_answer = message.role == "assistant"
+        if is_answer and place:
             yield part
             part = b""
-        part += (b"," if place else b"") + orjson.dumps(value, default=dict)
-        if turns:
+        if place:
+            part += b","
+        part += orjson.dumps(value, default=dict)
+        if is_answer:
             yield part
             part = b""
     if part and messages:
@@ -524,8 +537,9 @@ def text_spoken(part: bytes) -> bytes | None:
         text = orjson.loads(written)
     except orjson.JSONDecodeError:
         return None
-    same = isinstance(text, str) and orjson.dumps(text) == written
-    return text.encode() if same else None
+    if not isinstance(text, str) or orjson.dumps(text) != written:
+        return None
+    return text.encode()
 
 
 # -- tool calls: their pieces, their faults, and the ids under which callers know them
@@ -576,8 +590,8 @@ def _spell(number: int, places: int) -> str:
     return digits
 
 
-class Gathering:
-    """A turn's tool calls while they stream in."""
+class ToolCallCollector:
+    """The tool calls of one turn, put together from the pieces that stream in."""
 
     def __init__(self) -> None:
         self._ids: list[str] = []
@@ -603,14 +617,16 @@ class Gathering:
     def calls(self) -> tuple[ToolCall, ...]:
         """Return the calls as they are now. Missing arguments become an empty object; nothing that was sent is
         changed."""
-        texts = ["".join(pieces) for pieces in self._arguments]
-        return tuple(
-            ToolCall(id_, name, text if text.strip() else f"{text}{{}}")
-            for id_, name, text in zip(self._ids, self._names, texts, strict=True)
-        )
+        calls = []
+        for id_, name, pieces in zip(self._ids, self._names, self._arguments, strict=True):
+            text = "".join(pieces)
+            if not text.strip():
+                text += "{}"
+            calls.append(ToolCall(id_, name, text))
+        return tuple(calls)
 
 
-def unsent(calls: Iterable[ToolCall], sent: Iterable[ToolDelta]) -> tuple[ToolDelta, ...]:
+def unsent_deltas(calls: Iterable[ToolCall], sent: Iterable[ToolDelta]) -> tuple[ToolDelta, ...]:
     """Return the pieces of these calls that a caller has not received yet, given what it has."""
     chars: dict[int, int] = {}
     for delta in sent:
@@ -627,14 +643,18 @@ def unsent(calls: Iterable[ToolCall], sent: Iterable[ToolDelta]) -> tuple[ToolDe
 def calls_that_count(calls: tuple[ToolCall, ...], toolbox: Toolbox) -> tuple[ToolCall, ...]:
     """Return the calls that count: where only one is allowed at a time, a model that made several is asked again
     later."""
-    return calls if toolbox.parallel else calls[:1]
+    if toolbox.parallel:
+        return calls
+    return calls[:1]
 
 
 def fault_of_calls(calls: Iterable[ToolCall], toolbox: Toolbox) -> str:
     """Return the reason why these calls cannot be handed to the caller, or an empty string. No call at all is a fault
     where one is demanded."""
     calls = tuple(calls)
-    offered = {tool.name for tool in toolbox.tools} if toolbox.choice != "none" else set()
+    offered: set[str] = set()
+    if toolbox.choice != "none":
+        offered = {tool.name for tool in toolbox.tools}
     if len(calls) > MOST_CALLS:
         return "too many tool calls in one turn"
     if toolbox.must and not calls:

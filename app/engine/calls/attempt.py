@@ -24,20 +24,20 @@ from app.core.message.chat import (
     Chosen,
     Decoded,
     End,
-    Gathering,
     Keepsake,
     Message,
     Piece,
     Text,
     ToolCall,
+    ToolCallCollector,
     ToolDelta,
     Usage,
     Words,
+    append_piece,
     calls_that_count,
     decoded,
     decoded_size,
     fault_of_calls,
-    gather,
 )
 from app.core.message.response_format import Flaw, faults
 from app.core.plan.arms import tier_of
@@ -117,7 +117,7 @@ class Reply:
         self._texts: list[str] = []
         self._has_answer = False
         """True once text has come that is not a refusal."""
-        self._gathering = Gathering()
+        self._gathering = ToolCallCollector()
         self._calls: tuple[ToolCall, ...] | None = None
         """The tool calls that it ended with, computed when they are first asked for after the latest piece."""
         self._keepsake: Keepsake | None = None
@@ -134,7 +134,7 @@ class Reply:
         self._calls, fault = None, ""
         for piece in pieces:
             if isinstance(piece, Words):
-                gather(self._texts, piece.text)
+                append_piece(self._texts, piece.text)
                 self._has_answer = self._has_answer or not piece.refusal
                 self._room -= len(piece.text)
             elif isinstance(piece, ToolDelta):

@@ -26,7 +26,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
-from app.core.message.chat import Decoded, ToolDelta, gather, spoken, unsent
+from app.core.message.chat import Decoded, ToolDelta, append_piece, spoken, unsent_deltas
 from app.core.records import content_ref
 from app.core.run import caller_view
 from app.core.run.caller_view import Position
@@ -164,7 +164,7 @@ class Audience:
         tokens: tuple[Decoded, ...] = ()
         if text:
             tokens = delta.logprobs[spoken(delta.logprobs, known_chars) :]
-            gather(self._pieces, text)
+            append_piece(self._pieces, text)
         self._tokens += tokens
         self._calls += calls
         self.chars += len(text)
@@ -244,7 +244,7 @@ class Audience:
         error = ended.error or self._objection(listener, at, answer)
         tokens = ended.logprobs or ()
         rest = tokens[listener.tokens_sent(tokens) :]
-        calls = unsent(ended.calls, self._calls[: listener.called])
+        calls = unsent_deltas(ended.calls, self._calls[: listener.called])
         if error is None and (len(answer) > listener.chars or rest or calls):
             listener.line.push(AnswerPart(answer[listener.chars :], rest, at.number, calls, ended.refusal))
         if error is not ended.error:

@@ -14,7 +14,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from app.core.message.chat import Decoded, ToolDelta, gather, summed
+from app.core.message.chat import Decoded, ToolDelta, append_piece, summed
 from app.core.run import caller_view
 from app.core.run.caller_view import dollars, usage_figures, usage_of
 from app.core.run.identifiers import format_reply_id
@@ -279,7 +279,7 @@ class Chunks:
         pieces = self._custom_arguments[delta.index]
         if pieces is None:
             return b""
-        gather(pieces, delta.arguments)
+        append_piece(pieces, delta.arguments)
         text = None
         if delta.arguments.rstrip().endswith("}"):
             text = custom_tools.whole("".join(pieces))
