@@ -354,48 +354,58 @@ def forecast(steps: Sequence[PlannedStep], limits: Limits, history: History) -> 
         read = sum(sum(drawn[n].chars) for n in step.inputs) / DRAWS
         basis, past = history.like(step.worker.name, shape, place, step.bytes + read)
         sample = _Drawn(basis, len(past))
-        for k in range(DRAWS):
-            size = step.bytes + sum(drawn[n].chars[k] for n in step.inputs)
-            chosen = past[int(_even(k, place) * len(past))] if past else _usual(step, _even(k, place))
-            _draw(sample, step, chosen, history.tokens(step.worker.name, size) * history.residual(chosen))
+        for draw in range(DRAWS):
+            size = step.bytes + sum(drawn[n].chars[draw] for n in step.inputs)
+            share = _evenly_spread(draw, place)
+            if past:
+                chosen = past[int(share * len(past))]
+            else:
+                chosen = _usual(step, share)
+            tokens = history.tokens(step.worker.name, size) * history.residual(chosen)
+            _add_draw(sample, step, chosen, tokens)
         drawn.append(sample)
     worst = [_worst(step, steps) for step in steps]
+    costs = [_cost(drawn, draw) for draw in range(DRAWS)]
+    step_forecasts = []
+    for step, sample, most in zip(steps, drawn, worst, strict=True):
+        step_forecasts.append(_step_forecast(step, sample, most, limits))
     return Forecast(
-        usd=_spread([_cost(drawn, k) for k in range(DRAWS)], _most_usd(worst, limits)),
+        usd=_spread(costs, _most_usd(worst, limits)),
         seconds=_spread(_times(shape, drawn, history.overheads), limits.seconds),
-        steps=tuple(
-            [_step_forecast(step, sample, most, limits) for step, sample, most in zip(steps, drawn, worst, strict=True)]
-        ),
+        steps=tuple(step_forecasts),
         runs=history.runs,
     )
 
 
-def _cost(drawn: Sequence[_Drawn], k: int) -> float:
+def _cost(drawn: Sequence[_Drawn], draw: int) -> float:
     """Return the cost of all steps in one draw."""
-    return sum(sample.usd[k] for sample in drawn)
+    return sum(sample.usd[draw] for sample in drawn)
 
 
-def _even(k: int, axis: int) -> float:
-    """Return the k-th of evenly spread numbers from 0 to 1, of an axis that is independent of the others: a Kronecker
+def _evenly_spread(draw: int, axis: int) -> float:
+    """Return one of the evenly spread numbers from 0 to 1 of an axis, which is independent of the others: a Kronecker
     sequence, whose steps are the fractional parts of the roots of square-free numbers."""
-    return (0.5 + k * sqrt(_ROOTS[axis % len(_ROOTS)])) % 1.0
+    return (0.5 + draw * sqrt(_ROOTS[axis % len(_ROOTS)])) % 1.0
 
 
 _ROOTS = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61, 67, 71, 73, 79, 83, 89, 97, 101, 103)
 
 
-def _usual(step: PlannedStep, u: float) -> Past:
-    """Return a step as one of which nothing is known is expected to be; `u` from 0 to 1 says how long its answer is."""
-    output = min(int(OUTPUT_TOKENS * (LEAST + u * (MOST - LEAST) * u)), step.most_tokens)
+def _usual(step: PlannedStep, share: float) -> Past:
+    """Return a step as one of which nothing is known is expected to be; `share`, from 0 to 1, says how long its answer
+    is."""
+    output = min(int(OUTPUT_TOKENS * (LEAST + share * (MOST - LEAST) * share)), step.most_tokens)
     seconds = FIRST_SECONDS + output / (step.worker.card.speed or SPEED)
     return Past(step.worker.name, 0, Usage(output=output), int(output * BYTES_A_TOKEN), seconds)
 
 
-def _draw(sample: _Drawn, step: PlannedStep, past: Past, tokens: float) -> None:
+def _add_draw(sample: _Drawn, step: PlannedStep, past: Past, tokens: float) -> None:
     """Add a draw: a step that takes what this one took, but for the `tokens` of its input."""
     used = past.usage
     output = min(used.output, step.most_tokens)
-    cached = tokens * used.cached / used.input if used.input else 0.0
+    cached = 0.0
+    if used.input:
+        cached = tokens * used.cached / used.input
     usage = Usage(input=round(tokens), cached=round(cached), output=output, reasoning=min(used.reasoning, output))
     sample.usd.append(float(step.worker.price.cost(usage)))
     sample.seconds.append(past.seconds)
@@ -407,9 +417,10 @@ def _draw(sample: _Drawn, step: PlannedStep, past: Past, tokens: float) -> None:
 def _times(shape: Sequence[Sequence[int]], drawn: Sequence[_Drawn], overheads: Sequence[float]) -> list[float]:
     levels = 1 + max(_levels(shape))
     found = []
-    for k in range(DRAWS):
-        added = overheads[int(_even(k, len(shape)) * len(overheads))]
-        found.append(longest(shape, [sample.seconds[k] for sample in drawn]) + levels * added)
+    for draw in range(DRAWS):
+        overhead = overheads[int(_evenly_spread(draw, len(shape)) * len(overheads))]
+        seconds = [sample.seconds[draw] for sample in drawn]
+        found.append(longest(shape, seconds) + levels * overhead)
     return found
 
 
