@@ -41,12 +41,12 @@ from app.core.run.state import RATE_LIMITED, Call, Exchange, Proposal, RunState,
 
 
 def begin(event: Event) -> RunState:
-    """The state after a run's first event. Raises ValueError if that admits no run."""
+    """Return the state after a run's first event. Raises ValueError if that admits no run."""
     return state_of_admission(event.run, event.fact, event.at, event.seq)
 
 
 def state_of_admission(run: str, fact: Fact, at: float, seq: int) -> RunState:
-    """The state of a run that this fact admits."""
+    """Return the state of a run that this fact admits. Raises ValueError if it admits none."""
     if not isinstance(fact, RunAdmitted):
         raise ValueError("a journal begins with an admission")
     turn = Turn(
@@ -64,8 +64,11 @@ def state_of_admission(run: str, fact: Fact, at: float, seq: int) -> RunState:
 
 
 def fold(events: tuple[Event, ...], before: RunState | None = None) -> RunState:
-    """The state that a journal stands for, given from its first event, or from the first one that `before` lacks."""
-    state = before if before is not None else begin(events[0])
+    """Return the state that a journal stands for. `events` begin with its first one, or with the first one that the
+    state `before` lacks."""
+    state = before
+    if state is None:
+        state = begin(events[0])
     for seq, at, fact in read_facts(events):
         state = _advance_in_order(state, seq, at, fact)
     return state
@@ -81,7 +84,7 @@ def fold_turn(state: RunState, events: Iterable[Event]) -> RunState:
 
 
 def advance(state: RunState, event: Event) -> RunState:
-    """The state after one more event; one that was folded before changes nothing.
+    """Return the state after one more event; one that was folded before changes nothing.
 
     Raises ValueError for a gap, and for an arrow that `kinds.py` does not draw.
     """
@@ -97,7 +100,7 @@ def _advance_in_order(state: RunState, seq: int, at: float, fact: Fact) -> RunSt
 
 
 def apply_fact(state: RunState, fact: Fact, at: float) -> RunState:
-    """The state after one more fact, whose event has the next number. Raises ValueError as `advance` does."""
+    """Return the state after one more fact, whose event has the next number. Raises ValueError as `advance` does."""
     seq = state.seq + 1
     if isinstance(fact, RunEnd):
         ended = _check_run_arrow(state, TERMINAL[fact.kind])
@@ -111,14 +114,15 @@ def apply_fact(state: RunState, fact: Fact, at: float) -> RunState:
 
 
 def apply_facts(state: RunState, facts: Iterable[Fact]) -> RunState:
-    """The state as it would be if these were committed next."""
+    """Return the state as it would be if these facts were committed next."""
     for fact in facts:
         state = apply_fact(state, fact, at=0.0)
     return state
 
 
 def apply_facts_if_possible(state: RunState, facts: Iterable[Fact]) -> RunState | None:
-    """The tentative state, or None if `state` lacks the events that these follow."""
+    """Return the state as it would be if these facts were committed next; None if `state` lacks events that they
+    follow."""
     try:
         return apply_facts(state, facts)
     except (KeyError, ValueError):
@@ -130,7 +134,8 @@ Changes = dict[str, Any]
 
 
 def _copy_with(state: RunState, seq: int, changes: Changes) -> RunState:
-    """Written out: `changed` takes longer where most fields stay, and every event of every run comes by here."""
+    """Return the state with these fields changed. The fields are written out, because `records.copy_with` takes longer
+    where most of them stay as they are, and every event of every run is folded here."""
     take = changes.get
     return RunState(
         state.run,
@@ -183,7 +188,7 @@ def _proposal(fact: PlanOpened) -> Proposal:
 
 
 def _nested_opened(state: RunState, fact: PlanOpened, n: int) -> Changes:
-    """The step runs from then on: it is the conductor's, so nobody has a ticket for it."""
+    """Open a plan for step `n`, which runs from then on: the conductor itself has taken it, so it has no ticket."""
     parent = state.steps[n]
     tries = state.nested.get(parent.n, ())
     expected_state = "running" if tries else "waiting"
@@ -353,7 +358,7 @@ def _awaiting_approval(state: RunState, fact: RunAwaitingApproval) -> Changes:
 
 
 def _approved(state: RunState, fact: RunApproved) -> Changes:
-    """The turn goes on, with the time that it had left."""
+    """Let the turn go on, with the time that it had left."""
     _check_approval_question(state, fact.proposal, fact.digest)
     given = Approval(fact.digest, fact.workers, fact.max_usd)
     turn = copy_with(state.turn, deadline=fact.deadline)
@@ -362,13 +367,13 @@ def _approved(state: RunState, fact: RunApproved) -> Changes:
 
 
 def _refused(state: RunState, fact: RunRefused) -> Changes:
-    """The run waits on until its end is written, which the same entry brings as a rule."""
+    """Note the refusal. The run's end is a later event, as a rule of the same entry."""
     _check_approval_question(state, fact.proposal, fact.digest)
     return {"refused": True}
 
 
 def _approval_expired(state: RunState, fact: RunApprovalExpired) -> Changes:
-    """The plan is dropped. A first round begins anew; what has answered or runs already stays as it is."""
+    """Drop the plan. A first round begins anew; what has answered or runs already stays as it is."""
     asked = _check_approval_question(state, fact.proposal, None)
     dropped = next(proposal for proposal in state.all_proposals if proposal.number == asked.proposal)
     dropped = copy_with(dropped, state="rejected", reasons=(approvals.EXPIRED,), topology="")
@@ -381,7 +386,7 @@ def _approval_expired(state: RunState, fact: RunApprovalExpired) -> Changes:
 
 
 def _check_approval_question(state: RunState, proposal: int, digest: str | None) -> RunAwaitingApproval:
-    """The present question for an approval. Raises ValueError if there is none, or another one."""
+    """Return the present question for an approval. Raises ValueError if there is none, or another one."""
     asked = state.asked
     if state.state != "awaiting_approval" or asked is None or state.refused:
         raise ValueError("the run waits for no approval")
@@ -425,9 +430,10 @@ def _check_run_arrow(run: RunState, to: str) -> str:
 
 
 def _open_proposal(state: RunState) -> Proposal:
-    if (unmade := state.open_proposal) is None:
+    proposal = state.open_proposal
+    if proposal is None:
         raise ValueError("no plan is open")
-    return unmade
+    return proposal
 
 
 def _admitted(state: RunState, _fact: RunAdmitted) -> Changes:
