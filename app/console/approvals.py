@@ -29,99 +29,98 @@ REPLACEMENTS: Final = Field("replacements", "Workers that may take over", "check
 
 def routes(pages: Pages, prefix: str) -> list[Route]:
     """Return the list of approvals and the page of one; `prefix` is that of the API's routes on this listener."""
-
-    async def show_list(request: Request, session: Session) -> Any:
-        if request.query_params.get("status") == "decided":
-            return await _decided_page(pages, prefix, request, session)
-        if "live" in request.query_params:
-            waiting = {"state": "awaiting_approval", "limit": MAX_WATCHED_RUNS}
-            source = pages.api.events(session, "/v1/runs/live", query=waiting)
-            return Live(source, partial(_regions, pages, prefix, session), is_finite=False)
-        after = request.query_params.get("after")
-        found = await _read_waiting(pages, prefix, session, after)
-        return pages.show(request, "approvals.html", status="waiting", found=found, is_live=not after)
-
-    async def show_one(request: Request, session: Session) -> Response:
-        return await _approval_page(pages, prefix, request, session)
-
-    async def decide(request: Request, session: Session) -> Response:
-        return await _decide(pages, prefix, request, session)
-
+    approvals = Approvals(pages, prefix)
     return [
-        pages.route("/approvals", show_list),
-        pages.route("/approvals/{run}", show_one),
-        pages.route("/approvals/{run}", decide, "POST"),
+        pages.route("/approvals", approvals.show_list),
+        pages.route("/approvals/{run}", approvals.show),
+        pages.route("/approvals/{run}", approvals.decide, "POST"),
     ]
 
 
-async def _decided_page(pages: Pages, prefix: str, request: Request, session: Session) -> Response:
-    after = request.query_params.get("after")
-    found = await pages.api.get(session, prefix, status="decided", limit=PAGE, after=after)
-    return pages.show(request, "approvals.html", status="decided", found=found, is_live=False)
+class Approvals:
+    """The pages of approvals."""
 
+    def __init__(self, pages: Pages, prefix: str) -> None:
+        self._pages = pages
+        self._api = pages.api
+        self._prefix = prefix
 
-async def _read_waiting(pages: Pages, prefix: str, session: Session, after: str | None = None) -> dict[str, Any]:
-    """Return a page of the plans that wait, without their instructions: their content is read on the page of one."""
-    found: dict[str, Any] = await pages.api.get(session, prefix, words="false", limit=PAGE, after=after)
-    return found
+    async def show_list(self, request: Request, session: Session) -> Any:
+        """Return the plans that wait, as a page or as they change, or those that were decided."""
+        after = request.query_params.get("after")
+        if request.query_params.get("status") == "decided":
+            found = await self._api.get(session, self._prefix, status="decided", limit=PAGE, after=after)
+            return self._pages.show(request, "approvals.html", status="decided", found=found, is_live=False)
+        if "live" in request.query_params:
+            waiting = {"state": "awaiting_approval", "limit": MAX_WATCHED_RUNS}
+            source = self._api.events(session, "/v1/runs/live", query=waiting)
+            return Live(source, partial(self._regions, session), is_finite=False)
+        found = await self._read_waiting(session, after)
+        return self._pages.show(request, "approvals.html", status="waiting", found=found, is_live=not after)
 
+    async def show(self, request: Request, session: Session) -> Response:
+        """Return one plan, with the form of a decision for those who may decide."""
+        return await self._page(request, session)
 
-async def _regions(pages: Pages, prefix: str, session: Session, _event: Event) -> Regions:
-    found = await _read_waiting(pages, prefix, session)
-    return {REGION: pages.region("approvals_waiting.html", found=found)}
+    async def decide(self, request: Request, session: Session) -> Response:
+        """Carry out a decision."""
+        given = await form_lists(request)
+        path = f"{self._prefix}/{path_segment(request.path_params['run'])}"
+        body, faults = read_fields((MAX_USD, REPLACEMENTS), given)
+        status = 400
+        if not faults:
+            decision = last_value(given, "decision")
+            if decision == "refuse":
+                body = {}
+            body |= {"decision": decision, "digest": last_value(given, "digest")}
+            body["reason"] = last_value(given, "reason").strip()
+            headers = {}
+            key = last_value(given, "once")
+            if key:
+                headers["idempotency_key"] = key
+            try:
+                await self._api.post(session, path, body, **headers)
+                return redirect_to(f"/approvals/{path_segment(request.path_params['run'])}")
+            except ApiError as error:
+                if error.status not in REFUSALS or error.code == "run_not_found":
+                    raise
+                status, faults = error.status, {"": _refusal_text(error)}
+        return await self._page(request, session, status=status, faults=faults, given=given)
 
+    async def _read_waiting(self, session: Session, after: str | None = None) -> dict[str, Any]:
+        """Return a page of the plans that wait, without their instructions: their content is read on the page of
+        one."""
+        found: dict[str, Any] = await self._api.get(session, self._prefix, words="false", limit=PAGE, after=after)
+        return found
 
-async def _approval_page(
-    pages: Pages,
-    prefix: str,
-    request: Request,
-    session: Session,
-    *,
-    status: int = 200,
-    faults: Mapping[str, str] | None = None,
-    given: Mapping[str, Sequence[str]] | None = None,
-) -> Response:
-    """Return the page of one plan, with the form of a decision for those who may decide."""
-    approval = await pages.api.get(session, f"{prefix}/{path_segment(request.path_params['run'])}")
-    me = await pages.api.get(session, "/v1/me")
-    used = {step["worker"] for step in approval["plan"]["steps"]}
-    return pages.show(
-        request,
-        "approval.html",
-        status,
-        approval=approval,
-        may_decide=not {"approvals:decide", "admin"}.isdisjoint(me["scopes"]),
-        is_own=approval["four_eyes"] and approval["key"] == me["id"],
-        others=[name for name in approval["workers"] if name not in used],
-        faults=faults or {},
-        given=given or {},
-        once=secrets.token_urlsafe(TOKEN_BYTES),
-    )
+    async def _regions(self, session: Session, _event: Event) -> Regions:
+        found = await self._read_waiting(session)
+        return {REGION: self._pages.region("approvals_waiting.html", found=found)}
 
-
-async def _decide(pages: Pages, prefix: str, request: Request, session: Session) -> Response:
-    given = await form_lists(request)
-    run = request.path_params["run"]
-    body, faults = read_fields((MAX_USD, REPLACEMENTS), given)
-    status = 400
-    if not faults:
-        decision = last_value(given, "decision")
-        if decision == "refuse":
-            body = {}
-        body |= {"decision": decision, "digest": last_value(given, "digest")}
-        body["reason"] = last_value(given, "reason").strip()
-        headers = {}
-        key = last_value(given, "once")
-        if key:
-            headers["idempotency_key"] = key
-        try:
-            await pages.api.post(session, f"{prefix}/{path_segment(run)}", body, **headers)
-            return redirect_to(f"/approvals/{path_segment(run)}")
-        except ApiError as error:
-            if error.status not in REFUSALS or error.code == "run_not_found":
-                raise
-            status, faults = error.status, {"": _refusal_text(error)}
-    return await _approval_page(pages, prefix, request, session, status=status, faults=faults, given=given)
+    async def _page(
+        self,
+        request: Request,
+        session: Session,
+        *,
+        status: int = 200,
+        faults: Mapping[str, str] | None = None,
+        given: Mapping[str, Sequence[str]] | None = None,
+    ) -> Response:
+        approval = await self._api.get(session, f"{self._prefix}/{path_segment(request.path_params['run'])}")
+        me = await self._api.get(session, "/v1/me")
+        used = {step["worker"] for step in approval["plan"]["steps"]}
+        return self._pages.show(
+            request,
+            "approval.html",
+            status,
+            approval=approval,
+            may_decide=not {"approvals:decide", "admin"}.isdisjoint(me["scopes"]),
+            is_own=approval["four_eyes"] and approval["key"] == me["id"],
+            others=[name for name in approval["workers"] if name not in used],
+            faults=faults or {},
+            given=given or {},
+            once=secrets.token_urlsafe(TOKEN_BYTES),
+        )
 
 
 def _refusal_text(error: ApiError) -> str:

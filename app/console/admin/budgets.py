@@ -9,7 +9,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from app.console import forms
-from app.console.admin.sections import API, Administration, Cell, Table, at, following, query
+from app.console.admin.sections import API, Administration, Cell, ListPage, Table, at, following, query
 from app.console.api import ApiRequest, Session
 from app.console.templating import NOTHING, usd, when
 
@@ -46,7 +46,7 @@ def routes(admin: Administration) -> list[Route]:
             following(request, page),
         )
         actions = [("Set a budget", at("budgets", "set"), "budgets:write")]
-        return await admin.show_list(request, session, "Budgets", table, actions=actions, filters=FILTERS)
+        return await admin.show_list(request, session, ListPage("Budgets", table, actions=actions, filters=FILTERS))
 
     async def show_budget(request: Request, session: Session) -> Response:
         budget = await _budget(admin, session, request.query_params.get("id", ""))

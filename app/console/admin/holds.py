@@ -7,7 +7,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from app.console import forms
-from app.console.admin.sections import API, Administration, Cell, Person, Table, at, following, query
+from app.console.admin.sections import API, Administration, Cell, ListPage, Person, Table, at, following, query
 from app.console.api import Session, path_segment
 from app.console.templating import when
 
@@ -39,7 +39,7 @@ def routes(admin: Administration) -> list[Route]:
         actions = [("Place a hold", at("holds", "new"), "holds:write")]
         hint = "Nothing of the runs that a hold covers is erased or deleted until it is released."
         return await admin.show_list(
-            request, session, "Legal holds", table, actions=actions, filters=FILTERS, hint=hint
+            request, session, ListPage("Legal holds", table, actions=actions, filters=FILTERS, hint=hint)
         )
 
     async def ask(_request: Request, _session: Session) -> forms.Form:

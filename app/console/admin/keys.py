@@ -7,7 +7,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from app.console import forms
-from app.console.admin.sections import API, Administration, Cell, Table, at, following, query
+from app.console.admin.sections import API, Administration, Cell, ListPage, Table, at, following, query
 from app.console.api import Session, path_segment
 from app.console.templating import NOTHING, usd, when
 from app.core.roles import ROLES
@@ -55,7 +55,7 @@ def routes(admin: Administration) -> list[Route]:
             following(request, page),
         )
         actions = [("Make a key", at("keys", "new"), "keys:write")]
-        return await admin.show_list(request, session, "Keys", table, actions=actions, filters=FILTERS)
+        return await admin.show_list(request, session, ListPage("Keys", table, actions=actions, filters=FILTERS))
 
     async def show_key(request: Request, session: Session) -> Response:
         key = await _key(admin, request, session)

@@ -8,7 +8,7 @@ from starlette.routing import Route
 
 from app.console import forms
 from app.console.admin import change_words
-from app.console.admin.sections import API, Administration, Cell, Table, following, query
+from app.console.admin.sections import API, Administration, Cell, ListPage, Table, following, query
 from app.console.api import Session
 from app.console.templating import when
 
@@ -33,7 +33,7 @@ def routes(admin: Administration) -> list[Route]:
             "No change fits these filters.",
             following(request, page),
         )
-        return await admin.show_list(request, session, "Changes", table, filters=FILTERS)
+        return await admin.show_list(request, session, ListPage("Changes", table, filters=FILTERS))
 
     async def show_people(request: Request, session: Session) -> Response:
         found = await admin.api.get(session, f"{API}/people")
@@ -47,7 +47,7 @@ def routes(admin: Administration) -> list[Route]:
         if found["grants"]:
             minutes = f"A login lasts {found['session_seconds'] / 60:g} minutes. "
         hint = f"{minutes}The first rule that fits a person counts (BATON_OIDC_ROLES)."
-        return await admin.show_list(request, session, "People", table, hint=hint)
+        return await admin.show_list(request, session, ListPage("People", table, hint=hint))
 
     return [admin.pages.route("/admin/changes", show_changes), admin.pages.route("/admin/people", show_people)]
 

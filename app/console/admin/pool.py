@@ -9,7 +9,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from app.console import forms
-from app.console.admin.sections import API, Administration, Cell, Person, Table, at
+from app.console.admin.sections import API, Administration, Cell, ListPage, Person, Table, at
 from app.console.api import ApiError, Session, path_segment
 from app.console.session import PATH
 from app.console.templating import NOTHING, count, percent, usd, when
@@ -48,7 +48,7 @@ def routes(admin: Administration) -> list[Route]:
         if any(worker["state"] is not None for worker in found):
             breakers = MEASURED
         hint = f"{breakers} {CALLS}"
-        return await admin.show_list(request, session, "Workers", table, hint=hint)
+        return await admin.show_list(request, session, ListPage("Workers", table, hint=hint))
 
     async def show_conductors(request: Request, session: Session) -> Response:
         found = (await admin.api.get(session, f"{API}/conductors"))["data"]
@@ -60,7 +60,7 @@ def routes(admin: Administration) -> list[Route]:
             "No tier of the pool file has a model as its conductor.",
         )
         hint = "`baton conductor deploy` loads a version and checks it."
-        return await admin.show_list(request, session, "Conductors", table, hint=hint)
+        return await admin.show_list(request, session, ListPage("Conductors", table, hint=hint))
 
     return [
         admin.pages.route("/admin/workers", show_workers),

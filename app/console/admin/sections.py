@@ -86,6 +86,18 @@ class Table:
     """The address of the next page, if there is one."""
 
 
+@record(frozen=True, slots=True)
+class ListPage:
+    """A page with one table."""
+
+    title: str
+    table: Table
+    hint: str = ""
+    filters: Sequence[forms.Field] = ()
+    actions: Sequence[tuple[str, str, str]] = ()
+    """The links above the table, each as its words, its address, and the scope that it needs."""
+
+
 class Administration:
     """Renders the pages of a section with the navigation among the sections."""
 
@@ -119,28 +131,19 @@ class Administration:
         frame = {"sections": sections, "person": person, "address": address_of(request)}
         return self.pages.show(request, f"admin/{template}", status, **frame, **values)
 
-    async def show_list(
-        self,
-        request: Request,
-        session: Session,
-        title: str,
-        table: Table,
-        *,
-        actions: Sequence[tuple[str, str, str]] = (),
-        filters: Sequence[forms.Field] = (),
-        hint: str = "",
-    ) -> Response:
-        """Return a page with a table. `actions` are links with the scope that each needs."""
+    async def show_list(self, request: Request, session: Session, page: ListPage) -> Response:
+        """Return a page with a table, and with those links that the person's scopes permit."""
         person = await self.person(request, session)
+        given = chosen_filters(request, page.filters)
         return await self.show(
             request,
             session,
             "list.html",
-            title=title,
-            hint=hint,
-            table=table,
-            actions=[(words, href) for words, href, scope in actions if person.may(scope)],
-            filters=forms.Form(title, "Filter", filters, given=chosen_filters(request, filters)),
+            title=page.title,
+            hint=page.hint,
+            table=page.table,
+            actions=[(words, href) for words, href, scope in page.actions if person.may(scope)],
+            filters=forms.Form(page.title, "Filter", page.filters, given=given),
         )
 
     def form(self, path: str, ask: forms.Ask, act: forms.Act) -> list[Route]:

@@ -7,7 +7,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from app.console import forms
-from app.console.admin.sections import API, Administration, Cell, Person, Table, at, following, query
+from app.console.admin.sections import API, Administration, Cell, ListPage, Person, Table, at, following, query
 from app.console.api import Session, path_segment
 from app.console.templating import when
 
@@ -32,7 +32,7 @@ def routes(admin: Administration) -> list[Route]:
             following(request, page),
         )
         actions = [("Create a tenant", at("tenants", "new"), "tenants:write")]
-        return await admin.show_list(request, session, "Tenants", table, actions=actions)
+        return await admin.show_list(request, session, ListPage("Tenants", table, actions=actions))
 
     async def ask(_request: Request, _session: Session) -> forms.Form:
         return forms.Form("Create a tenant", "Create it", FIELDS, at("tenants"))
