@@ -100,7 +100,9 @@ async def find_run(store: Store, name: str) -> RunRow:
         return await store.run(name)
     except NotFound:
         await _raise_if_pruned(store, name)
-        return await _find_by_prefix(store, name if name.startswith("run_") else f"run_{name}")
+        if not name.startswith("run_"):
+            name = f"run_{name}"
+        return await _find_by_prefix(store, name)
 
 
 async def _raise_if_pruned(store: Store, run: str) -> None:
@@ -110,10 +112,10 @@ async def _raise_if_pruned(store: Store, run: str) -> None:
     except NotFound:
         return
     day = datetime.fromtimestamp(left.pruned_at, UTC).date()
-    kept = f"its journal is in {left.archive}; read it with `baton audit check FILE --run {run}`"
-    raise RunPruned(
-        f"The run ended as {left.state} and was pruned on {day}; {kept if left.archive else 'it was not archived'}."
-    )
+    kept = "it was not archived"
+    if left.archive:
+        kept = f"its journal is in {left.archive}; read it with `baton audit check FILE --run {run}`"
+    raise RunPruned(f"The run ended as {left.state} and was pruned on {day}; {kept}.")
 
 
 async def _find_by_prefix(store: Store, prefix: str) -> RunRow:

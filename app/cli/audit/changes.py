@@ -36,7 +36,9 @@ def read_changes(
     settings = read(environ)
     terminal.log_to_stderr("warning")
     storage.print_database(settings)
-    since = now() - args.since if args.since else None
+    since = None
+    if args.since:
+        since = now() - args.since
     query = AdminEventQuery(
         limit=args.limit, tenant=args.tenant, target=target, actor=args.actor, action=action, since=since
     )

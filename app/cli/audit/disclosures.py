@@ -84,8 +84,13 @@ async def _list(settings: Settings, args: Arguments, query: DisclosureQuery) -> 
             terminal.stdout().print(_table(rows) if rows else "Nothing was disclosed.")
             return 0
         async for page in read_pages(store, query):
-            text = disclosures.as_csv(page) if args.csv else b"".join(disclosures.as_lines(page)).decode()
-            sys.stdout.write(text.partition("\n")[2] if args.csv and found else text)
+            if args.json:
+                sys.stdout.write(b"".join(disclosures.as_lines(page)).decode())
+            elif not found:
+                sys.stdout.write(disclosures.as_csv(page))
+            else:
+                _, _, rows_text = disclosures.as_csv(page).partition("\n")  # without the head
+                sys.stdout.write(rows_text)
             found += len(page)
     if args.csv and not found:
         sys.stdout.write(disclosures.as_csv(()))

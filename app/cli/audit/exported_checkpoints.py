@@ -89,15 +89,15 @@ def _read(files: ArchiveFiles, found: ExportedCheckpoints, size: int, witnesses:
             found.written_at = moment(written)
     found.witnesses = {witness.name: Cosigned(size=None, at=None) for witness in witnesses}
     missing = list(witnesses)
-    for checkpoint in held["txt"][: -READ - 1 : -1] if missing else []:
+    for checkpoint in held["txt"][: -READ - 1 : -1]:
+        if not missing:
+            return
         body = files.read(f"{checkpoint:015d}.txt") or b""
         for witness in missing[:]:
             at = _cosigned_at(body, witness)
             if at is not None:
                 found.witnesses[witness.name] = Cosigned(checkpoint, moment(at))
                 missing.remove(witness)
-        if not missing:
-            return
 
 
 def _cosigned_at(body: bytes, witness: Witness) -> float | None:

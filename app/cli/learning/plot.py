@@ -17,7 +17,9 @@ WIDE = 20.0
 
 def mark(place: int) -> str:
     """Return the letter of an arm, by its place in the table."""
-    return MARKS[place] if place < len(MARKS) else "?"
+    if place >= len(MARKS):
+        return "?"
+    return MARKS[place]
 
 
 def characters(table: Table) -> str:
@@ -29,7 +31,10 @@ def characters(table: Table) -> str:
     for place, arm in enumerate(shown):
         x = round(across(arm.usd) * (WIDTH - 1))
         y = HEIGHT - 1 - round((arm.accuracy.value - low) / ((high - low) or 1.0) * (HEIGHT - 1))
-        rows[y][x] = mark(place) if rows[y][x] == " " else "*"
+        if rows[y][x] == " ":
+            rows[y][x] = mark(place)
+        else:
+            rows[y][x] = "*"
     labels = {0: f"{high:.3f}", HEIGHT - 1: f"{low:.3f}"}
     lines = [f"{labels.get(n, ''):>6} |{''.join(row).rstrip()}" for n, row in enumerate(rows)]
     return "\n".join([*lines, f"{'':6} +{'-' * WIDTH}", f"{'':8}{words}"])

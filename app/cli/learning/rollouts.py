@@ -18,7 +18,9 @@ from app.process.config import Settings, read
 def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -> int:
     """Write the file and print why runs were left out. Returns 1 if the file has no rollout."""
     terminal.log_to_stderr("warning")
-    since = now() - args.since if args.since else None
+    since = None
+    if args.since:
+        since = now() - args.since
     settings, chosen = read(environ), rollout_filter(args)
     storage.print_database(settings)
     found, skipped = event_loop.run(collect(settings, chosen, since))

@@ -48,7 +48,10 @@ def run(args: Arguments, environ: Mapping[str, str], trainer: Any, say: Say) -> 
         trainer.train(trainer.Order(**common, reach=chat_export.of_rollouts(found), origin=origin), say)
         return
     loaded, pool = _pool(args, environ, out)
-    tier = _tier(loaded, args.tier or (world_file.TIER if pool else "baton-ultra"))
+    name = "baton-ultra"
+    if pool:
+        name = world_file.TIER
+    tier = _tier(loaded, args.tier or name)
     posed, held = _questions(args, loaded, tier, recipe)
     origin = {
         "imitated": args.warm_start,
@@ -71,7 +74,9 @@ def _recipe(args: Arguments) -> Recipe:
     chosen["held_out"] = args.held_out_questions
     if args.vllm == "server" and not args.vllm_url:
         raise ConfigInvalid(["--vllm server: say where TRL's vLLM server is with --vllm-url"])
-    cost, wait = (0.60, 0.35) if args.dear else (0.30, 0.10)
+    cost, wait = 0.30, 0.10
+    if args.dear:
+        cost, wait = 0.60, 0.35
     weights = Weights(cost, wait, args.full_usd, args.full_seconds)
     return Recipe(**chosen, steps=args.steps or Recipe(args.model).steps, weights=weights)
 

@@ -69,8 +69,10 @@ class _Report:
     def add(self, verdicts: list[Verdict]) -> None:
         """Add verdicts, and print them unless they are printed as JSON."""
         self._verdicts += verdicts
+        if self._as_json:
+            return
         console = terminal.stdout()
-        for verdict in () if self._as_json else verdicts:
+        for verdict in verdicts:
             line = Text.assemble((f"{verdict.status:<4}", STYLES[verdict.status]), f"  {verdict.name}: {verdict.words}")
             console.print(line, soft_wrap=True)
             if verdict.remedy:

@@ -18,10 +18,12 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
         connection.request("GET", "/readyz")
         reply = connection.getresponse()
         print(reply.read(4096).decode("utf-8", "replace"))
-        return 0 if reply.status == 200 else 1
+        return int(reply.status != 200)
     except (OSError, http.client.HTTPException) as error:
         said = f"nothing answers on port {port} ({type(error).__name__})"
-        print(json.dumps({"ready": False, "error": said}) if args.json else said)
+        if args.json:
+            said = json.dumps({"ready": False, "error": said})
+        print(said)
         return 1
     finally:
         connection.close()

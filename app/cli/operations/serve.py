@@ -44,7 +44,9 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
 
 def _why_not_listening(settings: Settings, roles: Roles) -> str:
     """Return the reason why the service cannot listen on one of its addresses, found by another try."""
-    places = [(settings.host, settings.port, "--port or BATON_PORT", "--host and --port")] if roles.gateway else []
+    places = []
+    if roles.gateway:
+        places.append((settings.host, settings.port, "--port or BATON_PORT", "--host and --port"))
     if settings.metrics_port is not None:
         named = "BATON_METRICS_PORT", "BATON_METRICS_HOST and BATON_METRICS_PORT"
         places.append((settings.metrics_host or settings.host, settings.metrics_port, *named))
@@ -52,7 +54,9 @@ def _why_not_listening(settings: Settings, roles: Roles) -> str:
         named = "BATON_ADMIN_PORT", "BATON_ADMIN_HOST and BATON_ADMIN_PORT"
         places.append((settings.admin_host, settings.admin_port, *named))
     for host, port, another, both in places:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        family = socket.AF_INET
+        if ":" in host:
+            family = socket.AF_INET6
         try:
             with socket.socket(family) as tried:
                 tried.bind((host, port))

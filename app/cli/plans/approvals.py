@@ -1,7 +1,7 @@
 """`baton approvals ls|show|approve|refuse`: the plans that wait for an approval, in the configured database."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from rich.table import Table
 from rich.text import Text
@@ -26,7 +26,10 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
     storage.print_database(settings)
     if args.verb == "ls":
         found = event_loop.run(_list(settings, args.limit, decided=args.decided))
-        terminal.print_json(found) if args.json else terminal.stdout().print(_table(found, decided=args.decided))
+        if args.json:
+            terminal.print_json(found)
+        else:
+            terminal.stdout().print(_table(found, decided=args.decided))
         return 0
     if args.verb == "show":
         approval = event_loop.run(_show(settings, configure(environ).catalog, args.run))
@@ -79,18 +82,25 @@ async def _with_texts(store: Store, row: RunRow) -> dict[str, Any] | None:
 async def _decide(
     settings: Settings, args: Arguments, environ: Mapping[str, str], now: Callable[[], float]
 ) -> dict[str, Any]:
-    catalog, approves = configure(environ).catalog, args.verb == "approve"
+    catalog = configure(environ).catalog
     async with storage.open_configured_store(settings) as store:
         approval = await _read(store, args.run)
-        max_usd = args.max_usd if approves else None
+        verdict: Literal["approve", "refuse"] = "refuse"
+        replacements: tuple[str, ...] = ()
+        max_usd = None
+        if args.verb == "approve":
+            verdict = "approve"
+            replacements = tuple(args.replacement)
+            if args.max_usd is not None:
+                max_usd = round(args.max_usd * MILLION)
         decision = Decision(
-            verdict="approve" if approves else "refuse",
+            verdict=verdict,
             digest=args.digest or approval["digest"],
             by=f"command:{storage.operator().id}",
             key="",
             reason=args.reason,
-            replacements=tuple(args.replacement) if approves else (),
-            max_usd=round(max_usd * MILLION) if max_usd is not None else None,
+            replacements=replacements,
+            max_usd=max_usd,
         )
         await settle(store, catalog, now, approval["run"], None, decision, 0.0)
         return await _read(store, approval["run"])

@@ -35,8 +35,11 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
     storage.print_database(loaded.settings)
     with terminal.stderr().status("planning"):
         ended, drawn, shown = event_loop.run(_preview(loaded, order))
-    terminal.print_json(shown) if args.json else terminal.stdout().print(drawn)
-    return 0 if ended.error is None else 1
+    if args.json:
+        terminal.print_json(shown)
+    else:
+        terminal.stdout().print(drawn)
+    return int(ended.error is not None)
 
 
 def order_of(catalog: Catalog, args: Arguments) -> Order:

@@ -32,7 +32,9 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
 
 async def _erase(settings: Settings, args: Arguments, now: Callable[[], float]) -> int:
     """Erase, and return the exit status: 1 if something was left because a legal hold covers it."""
-    before = now() - args.before if args.before else None
+    before = None
+    if args.before:
+        before = now() - args.before
     query = ContentQuery(tenant=args.tenant, user=args.user, before=before)
     async with storage.open_configured_store(settings) as store:
         if args.dry_run:
@@ -50,11 +52,13 @@ async def _erase(settings: Settings, args: Arguments, now: Callable[[], float]) 
         else:
             erased = await _erase_all(store, query, patience, now)
     if args.json:
-        done = {"runs": erased.runs, "erased": True, "overwritten": erased.overwritten}
-        terminal.print_json({**done, "held": dict(erased.held)} if erased.held else done)
+        done: dict[str, object] = {"runs": erased.runs, "erased": True, "overwritten": erased.overwritten}
+        if erased.held:
+            done["held"] = dict(erased.held)
+        terminal.print_json(done)
     else:
         terminal.stdout().print(_report(settings, erased), soft_wrap=True)
-    return 1 if erased.held else 0
+    return int(bool(erased.held))
 
 
 async def _count_runs(store: Store, args: Arguments, query: ContentQuery) -> int:
@@ -83,16 +87,17 @@ async def _with_texts(store: Store, texts: Sequence[tuple[str, bytes]]) -> Async
 async def _erase_all(store: Store, query: ContentQuery, patience: float, now: Callable[[], float]) -> Erased:
     """Erase what the query selects. Of a whole tenant, the keys under which its contents are encrypted are destroyed,
     too: first they are taken out of use, so that no process writes under them any more."""
-    whole = query.tenant is not None and query == ContentQuery(tenant=query.tenant)
-    if whole and query.tenant is not None:
-        await asyncio.sleep(await store.retire_content_keys(query.tenant, now()))
-    find = partial(runs_with_content, store, query)
-    by: ErasedBy = "user" if query.user is not None else "operator"
-    if whole:
+    by: ErasedBy = "operator"
+    if query.user is not None:
+        by = "user"
+    tenant = query.tenant
+    if tenant is not None and query == ContentQuery(tenant=tenant):
         by = "tenant"
+        await asyncio.sleep(await store.retire_content_keys(tenant, now()))
+    find = partial(runs_with_content, store, query)
     erased = await erase_all(store, find, lambda rows: _end(store, rows, patience, now()), by)
-    if whole and query.tenant is not None:
-        await _destroy_keys(store, query.tenant)
+    if tenant is not None and by == "tenant":
+        await _destroy_keys(store, tenant)
     return erased
 
 

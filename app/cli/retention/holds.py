@@ -35,11 +35,14 @@ async def _add(settings: Settings, args: Arguments, now: float) -> list[Hold]:
     async with storage.open_configured_store(settings) as store:
         scope, name = await _chosen_scope(store, args, now)
         by = storage.operator()
+        tenant = ""
+        if scope == "user":
+            tenant = args.tenant or ""
         hold = Hold(
             id=f"hold_{token_hex(8)}",
             scope=scope,
             name=name,
-            tenant=(args.tenant or "") if scope == "user" else "",
+            tenant=tenant,
             reason=args.reason,
             placed_at=now,
             placed_by=by.id,
@@ -74,7 +77,9 @@ async def _release(settings: Settings, args: Arguments, now: float) -> list[Hold
 
 
 def _cells(hold: Hold) -> tuple[str, ...]:
-    where = f" of {hold.tenant}" if hold.tenant and hold.scope != "tenant" else ""
+    where = ""
+    if hold.tenant and hold.scope != "tenant":
+        where = f" of {hold.tenant}"
     released = "-"
     if hold.released_at is not None:
         released = terminal.minute(hold.released_at)
