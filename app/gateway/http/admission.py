@@ -113,7 +113,7 @@ class RateLimiter:
         results = returned_results(order.task.messages)
         run = self._context.name("run")
         resumes = results.run if results is not None else ""
-        return RateRequest(limits, run=run, resumes=resumes, tokens=reserved(order))
+        return RateRequest(limits, run=run, resumes=resumes, tokens=reserved_tokens(order))
 
     def _limits(self, key: KeyRow, user: str) -> tuple[tuple[str, RateLimits], ...]:
         """Return the limits of a key, of its tenant and of the user whom the request names, each with its window."""
@@ -126,7 +126,7 @@ class RateLimiter:
 
     async def count(self, request: RateRequest, headers: Headers) -> None:
         """Count a request; its rates are added to `headers`. Raises `OverQuota` and `StoreUnavailable`."""
-        reply = await self._counted(request)
+        reply = await self._count_with_others(request)
         headers += _headers(reply.figures)
         if reply.refusal is not None:
             raise _over_quota(reply.refusal)
@@ -136,7 +136,7 @@ class RateLimiter:
         if request.run:
             await self._context.store.give_back(request)
 
-    async def _counted(self, request: RateRequest) -> RateReply:
+    async def _count_with_others(self, request: RateRequest) -> RateReply:
         """Count all requests that wait, unless another one has counted this one meanwhile."""
         waiting = _WaitingRequest(request)
         self._waiting.append(waiting)
@@ -166,7 +166,7 @@ class RateLimiter:
             waiting.reply = reply
 
 
-def reserved(order: Order) -> int:
+def reserved_tokens(order: Order) -> int:
     """Return the tokens that are reserved for a run: the input and the most output of each call that it is known to
     make, in tokens, and at most what the run may use.
 
@@ -334,6 +334,18 @@ class OpenTurn:
     """The event after which a stream goes on; None: from its start."""
 
 
+@record(frozen=True, slots=True)
+class TurnToFollow:
+    """A turn of a run: the one of a number, or the one that an idempotent request began; without either the latest."""
+
+    run: str
+    after: int | None = None
+    """The event behind which the stream begins; None: at its start."""
+    number: int | None = None
+    once: str | None = None
+    """The id of the record of an `Idempotency-Key`."""
+
+
 class Idempotency:
     """The two verbs, over one gateway's store, runs and admission."""
 
@@ -377,7 +389,7 @@ class Idempotency:
                     raise
                 earlier = await self._store(caller).find_idempotency_record(once.id, self._context.now())
         record = _checked_record(once, earlier)
-        turn = await self.follow(request, caller, record.run, after, once=record.id, at=at)
+        turn = await self.follow(request, caller, TurnToFollow(record.run, after, once=record.id), at=at)
         request.scope["baton.headers"].append(REPLAYED)
         return turn
 
@@ -385,29 +397,29 @@ class Idempotency:
         self,
         request: Request,
         caller: Caller,
-        run: str,
-        after: int | None,
+        target: TurnToFollow,
         *,
-        turn: int | None = None,
-        once: str | None = None,
         at: Callable[[int], Position] = caller_view.read_position,
     ) -> OpenTurn:
-        """Follow a run that exists, from behind the event `after`: the given turn, the one that an idempotent request
-        began, or the latest one."""
+        """Follow a turn of a run that exists. `at` gives the position of a stream that goes on behind an event."""
         headers = request.scope["baton.headers"]
         permit = await self._admission.enter(caller.key, headers)
         try:
-            position = at(after) if after is not None else Position()
-            followed = await self._context.runs.attach(run, position, turn=turn, once=once, tenant=caller.tenant)
+            position = Position()
+            if target.after is not None:
+                position = at(target.after)
+            followed = await self._context.runs.attach(
+                target.run, position, turn=target.number, once=target.once, tenant=caller.tenant
+            )
         except BaseException:
             permit.release()
             raise
-        headers.append((b"x-baton-run", run.encode()))
+        headers.append((b"x-baton-run", target.run.encode()))
         log: RequestLog = request.scope["baton.log"]
         log.follow(followed)
         link_run(request.scope, followed.state)
         seconds = followed.state.turn.deadline - self._context.now()
-        return OpenTurn(followed, permit, max(seconds, 0.0), log, after)
+        return OpenTurn(followed, permit, max(seconds, 0.0), log, target.after)
 
     async def reply(
         self,

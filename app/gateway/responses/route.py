@@ -21,7 +21,7 @@ from app.core.run.state import RunState
 from app.engine.delivery import messages as turn_ends
 from app.engine.runs.admission import Order
 from app.errors import CallerError, Conflict, InvalidRequest, NotFound
-from app.gateway.http.admission import Idempotency, OpenTurn, last_event
+from app.gateway.http.admission import Idempotency, OpenTurn, TurnToFollow, last_event
 from app.gateway.http.context import GatewayContext
 from app.gateway.http.ingress import Caller, Direct, Keys, json_body
 from app.gateway.http.sse import EventStream, collect
@@ -209,7 +209,7 @@ def _add_read_routes(router: APIRouter, context: GatewayContext, keys: Keys, ide
             after = options.starting_after
         _check(stored_response.subject.state, after)
         state = stored_response.subject.state
-        turn = await idempotency.follow(request, caller, state.run, None, turn=state.turn.number)
+        turn = await idempotency.follow(request, caller, TurnToFollow(state.run, number=state.turn.number))
         return EventStream(context, turn.run, reply.Events(stored_response.subject, after), turn.permit, turn.seconds)
 
     @router.get(

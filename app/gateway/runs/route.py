@@ -28,7 +28,7 @@ from app.core.run.instant import Instant, snapshot
 from app.core.run.state import RunState
 from app.errors import Forbidden, NotFound, RunPruned
 from app.gateway.chat import route
-from app.gateway.http.admission import Idempotency, idempotency_record, last_event
+from app.gateway.http.admission import Idempotency, TurnToFollow, idempotency_record, last_event
 from app.gateway.http.context import GatewayContext
 from app.gateway.http.ingress import Caller, Keys, json_body
 from app.gateway.http.sse import EventStream
@@ -191,7 +191,8 @@ def _add_follow_route(router: APIRouter, context: GatewayContext, keys: Keys, st
         if request.method == "HEAD":  # which would wait for the run's end, and for no body
             return Response(media_type="text/event-stream")
         after = last_event(request)
-        after = after if after is not None else options.starting_after
+        if after is None:
+            after = options.starting_after
 
         def to_json(state: RunState, events: Sequence[Event]) -> list[dict[str, Any]]:
             hidden = () if run.may_read else state.unanswered_tool_calls.keys()
@@ -361,7 +362,9 @@ def _add_stream_route(router: APIRouter, context: GatewayContext, keys: Keys, id
         if request.method == "HEAD":  # which would wait for the run's end, and for no body
             return Response(media_type="text/event-stream")
         after = last_event(request)
-        turn = await idempotency.follow(request, caller, row.id, options.starting_after if after is None else after)
+        if after is None:
+            after = options.starting_after
+        turn = await idempotency.follow(request, caller, TurnToFollow(row.id, after))
         return route.stream(context, turn)
 
 
