@@ -224,7 +224,7 @@ def effort_of(request: MessagesRequest) -> str | None:
 def _check_results(turns: list[Turn]) -> None:
     """Check that the results of an assistant's calls come in the user's turns right behind it, as Anthropic demands: no
     worker takes another conversation. Neighbouring turns of one role count as one."""
-    waiting: dict[str, str] = {}
+    open_calls: dict[str, str] = {}
     """The places of the calls without a result yet, by their ids."""
     role_before = "user"
     for place, turn in enumerate(turns):
@@ -232,21 +232,21 @@ def _check_results(turns: list[Turn]) -> None:
         has_results = False
         for at, block in enumerate(blocks):
             if isinstance(block, ToolResultBlock):
-                if block.tool_use_id not in waiting:
+                if block.tool_use_id not in open_calls:
                     raise _unknown_call_error(f"messages.{place}.content.{at}")
-                del waiting[block.tool_use_id]
+                del open_calls[block.tool_use_id]
                 has_results = True
         goes_on = turn.role == "assistant" and role_before == "assistant"
-        if waiting and not has_results and not goes_on:
-            raise _missing_results_error(waiting)
+        if open_calls and not has_results and not goes_on:
+            raise _missing_results_error(open_calls)
         for at, block in enumerate(blocks):
             if isinstance(block, ToolUseBlock) and turn.role == "assistant":
                 where = f"messages.{place}.content.{at}"
-                allow(block.id not in waiting, f"{where}.id", "another call that has no result yet has the same id")
-                waiting[block.id] = where
+                allow(block.id not in open_calls, f"{where}.id", "another call that has no result yet has the same id")
+                open_calls[block.id] = where
         role_before = turn.role
-    if waiting:
-        raise _missing_results_error(waiting)
+    if open_calls:
+        raise _missing_results_error(open_calls)
 
 
 def _unknown_call_error(where: str) -> InvalidRequest:
@@ -258,15 +258,15 @@ def _unknown_call_error(where: str) -> InvalidRequest:
     )
 
 
-def _missing_results_error(waiting: Mapping[str, str]) -> InvalidRequest:
+def _missing_results_error(open_calls: Mapping[str, str]) -> InvalidRequest:
     """Return the refusal, which names the ids that Baton gave out, and the places of the other calls."""
     missing: list[str] = []
-    for id_, where in waiting.items():
+    for id_, where in open_calls.items():
         missing.append(id_ if run_of(id_) else where)
     return InvalidRequest(
         "Every tool_use needs its tool_result in the user's turn right behind it. Missing are those of: "
         f"{', '.join(missing)}",
-        param=next(iter(waiting.values())),
+        param=next(iter(open_calls.values())),
         code="tool_results_missing",
     )
 

@@ -204,7 +204,7 @@ def toolbox_of(tools: Sequence[AnyTool], choice: Any, parallel: bool | None) -> 
         if new_tool.name in offered:
             raise invalid(f"tools[{place}].{tool.type}.name", "another tool has this name")
         offered[new_tool.name] = new_tool
-    return _chosen(offered, choice, parallel is not False)
+    return _toolbox_by_choice(offered, choice, parallel is not False)
 
 
 def _tool(tool: AnyTool, param: str) -> Tool:
@@ -221,19 +221,19 @@ def _tool(tool: AnyTool, param: str) -> Tool:
     return custom_tools.as_function(tool.custom.name, tool.custom.description or "", format_fields, grammar)
 
 
-def _chosen(offered: dict[str, Tool], choice: Any, parallel: bool) -> Toolbox:
+def _toolbox_by_choice(offered: dict[str, Tool], choice: Any, parallel: bool) -> Toolbox:
     """Return the tools on offer with the choice among them. Tools that are not allowed are not offered, which has the
     same effect."""
     if isinstance(choice, NamedFunction | NamedCustom):
-        return Toolbox(tuple(offered.values()), "named", _known(choice, offered), parallel)
+        return Toolbox(tuple(offered.values()), "named", _chosen_tool(choice, offered), parallel)
     if isinstance(choice, AllowedTools):
-        allowed = {_known(tool, offered) for tool in choice.allowed_tools.tools}
-        tools = tuple(tool for name, tool in offered.items() if name in allowed)
+        allowed_names = {_chosen_tool(tool, offered) for tool in choice.allowed_tools.tools}
+        tools = tuple(tool for name, tool in offered.items() if name in allowed_names)
         return Toolbox(tools, choice.allowed_tools.mode, parallel=parallel)
     return Toolbox(tuple(offered.values()), choice or "auto", parallel=parallel)
 
 
-def _known(choice: NamedFunction | NamedCustom, offered: dict[str, Tool]) -> str:
+def _chosen_tool(choice: NamedFunction | NamedCustom, offered: dict[str, Tool]) -> str:
     is_custom = isinstance(choice, NamedCustom)
     name = choice.custom.name if isinstance(choice, NamedCustom) else choice.function.name
     if name not in offered or custom_tools.is_custom(offered[name]) != is_custom:
@@ -275,29 +275,29 @@ def check_conversation(messages: Sequence[Turn]) -> None:
     others.
     """
     caller = 0
-    waiting: dict[str, int] = {}
+    open_calls: dict[str, int] = {}
     for place, message in enumerate(messages):
         if message.tool_call_id:
-            if message.tool_call_id not in waiting:
+            if message.tool_call_id not in open_calls:
                 raise invalid(
                     f"messages[{place}].tool_call_id", "it answers no call of the assistant's message before it"
                 )
-            del waiting[message.tool_call_id]
+            del open_calls[message.tool_call_id]
             continue
-        if waiting:
-            raise _unanswered(caller, waiting)
+        if open_calls:
+            raise _missing_results_error(caller, open_calls)
         calls = message.tool_calls or ()
         caller = place
-        waiting = {call.id: number for number, call in enumerate(calls)}
-        if len(waiting) < len(calls):
+        open_calls = {call.id: number for number, call in enumerate(calls)}
+        if len(open_calls) < len(calls):
             raise invalid(f"messages[{place}].tool_calls", "two calls have the same id")
-    if waiting:
-        raise _unanswered(caller, waiting)
+    if open_calls:
+        raise _missing_results_error(caller, open_calls)
 
 
-def _unanswered(place: int, waiting: dict[str, int]) -> InvalidRequest:
+def _missing_results_error(place: int, open_calls: dict[str, int]) -> InvalidRequest:
     names: list[str] = []
-    for id_, number in waiting.items():
+    for id_, number in open_calls.items():
         names.append(id_ if run_of(id_) else f"messages[{place}].tool_calls[{number}]")
     return InvalidRequest(
         "An assistant message with tool_calls must be followed by tool messages with the results of all of them. "

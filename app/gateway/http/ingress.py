@@ -88,22 +88,22 @@ async def read_json(request: Request, bounds: Bounds) -> dict[str, object]:
 
 
 @contextmanager
-def room_for_body(pending: PendingBodies, most: int) -> Iterator[Reserve]:
+def room_for_body(pending: PendingBodies, most_bytes: int) -> Iterator[Reserve]:
     """Yield a function that reserves room for bytes of one body until the block ends; it raises `Overloaded` where all
-    bodies together would take more than `most`."""
-    reserved = 0
+    bodies together would take more than `most_bytes`."""
+    reserved_bytes = 0
 
     def reserve(size: int) -> None:
-        nonlocal reserved
-        if pending.bytes + size > most:
+        nonlocal reserved_bytes
+        if pending.bytes + size > most_bytes:
             raise Overloaded("Too much is being sent to this service at once; try again shortly.", retry_after=1.0)
         pending.bytes += size
-        reserved += size
+        reserved_bytes += size
 
     try:
         yield reserve
     finally:
-        pending.bytes -= reserved
+        pending.bytes -= reserved_bytes
 
 
 async def _read_json(request: Request, bounds: Bounds, reserve: Reserve) -> dict[str, object]:
@@ -221,7 +221,7 @@ async def _unpack(body: bytes, encoding: str, bounds: Bounds, reserve: Reserve) 
     """Return the body without its content encoding, which must be one whole stream; raises `TooLarge` with the first
     byte that is too many, and `InvalidRequest`."""
     unpacker = zlib.decompressobj(wbits=ENCODINGS[encoding])
-    unpacked = bytearray()
+    content = bytearray()
     while not unpacker.eof:
         try:
             piece = unpacker.decompress(body, UNPACKED_BYTES)
@@ -231,13 +231,13 @@ async def _unpack(body: bytes, encoding: str, bounds: Bounds, reserve: Reserve) 
         if not piece and not body and not unpacker.eof:
             raise _not_packed(encoding)  # it ends too early
         reserve(len(piece))
-        unpacked += piece
-        if len(unpacked) > bounds.body:
+        content += piece
+        if len(content) > bounds.body:
             raise TooLarge()
         await asyncio.sleep(0)
     if unpacker.unused_data:
         raise _not_packed(encoding)
-    return bytes(unpacked)
+    return bytes(content)
 
 
 def _not_packed(encoding: str) -> InvalidRequest:

@@ -32,7 +32,7 @@ from app.errors import BatonError, RunOutOfQuota, RunOverBudget, RunRefused, Run
 from app.gateway.chat.route import extension
 from app.gateway.http import fault
 from app.gateway.responses import tool_search
-from app.gateway.responses.tools import call_item, chosen, hosted_search_items, item_id, kind_of, response_tools
+from app.gateway.responses.tools import call_item, hosted_search_items, item_id, kind_of, response_tools, tool_choice_of
 
 ID: Final = re.compile(r"resp_(run_[0-9a-z]{1,64})(?:_([1-9][0-9]{0,5}))?")
 IN_PROGRESS, OPENING, TEXT = 1, 2, 3
@@ -105,7 +105,7 @@ def document(subject: Subject, end: TurnEnd | None) -> dict[str, Any]:
         "service_tier": "default",
         "temperature": subject.turn_task.sampling.temperature,
         "text": {"format": _format(subject.turn_task.form)} | _verbosity(echoed),
-        "tool_choice": echoed.get("tool_choice") or chosen(subject.turn_task.toolbox),
+        "tool_choice": echoed.get("tool_choice") or tool_choice_of(subject.turn_task.toolbox),
         "tools": response_tools(subject.turn_task.toolbox),
         "top_logprobs": subject.turn_task.logprobs or 0,
         "top_p": subject.turn_task.sampling.top_p,
@@ -210,7 +210,7 @@ def _with_bytes(token: Mapping[str, Any]) -> dict[str, Any]:
     return _without_bytes(token) | {"bytes": token_bytes}
 
 
-def _streamed(logprobs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _streamed_logprobs(logprobs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return log-probabilities as events have them: without the tokens' bytes, which the whole part has."""
     streamed: list[dict[str, Any]] = []
     for token in logprobs:
@@ -327,7 +327,7 @@ class Events:
         frames += self._event(f"response.{response['status']}", self._at + 1, response=response)
         is_unknown = self._after > self._base + self._at
         if is_unknown:
-            return self._broken(caller_view.unknown_event_error())
+            return self._error_event(caller_view.unknown_event_error())
         return frames
 
     def failure(self, error: BatonError, end: TurnEnd) -> bytes:
@@ -336,9 +336,9 @@ class Events:
         if end.state.ended and end.state.state != "succeeded":
             number = max(self._at, self._after - self._base) + 1
             return self._event("response.failed", number, response=document(self._subject_at(end), end))
-        return self._broken(error)  # the stream alone is broken: it can be resumed
+        return self._error_event(error)  # the stream alone is broken: it can be resumed
 
-    def _broken(self, error: BatonError) -> bytes:
+    def _error_event(self, error: BatonError) -> bytes:
         body = fault.describe(error)["error"] | {"type": "error", "sequence_number": self._base + self._at}
         return b"event: error\ndata: %s\n\n" % orjson.dumps(body)
 
@@ -361,7 +361,7 @@ class Events:
         number = TEXT + len(self._text)
         fields: dict[str, Any] = self._place() | {"delta": part.text[sent_chars:]}
         if not self._refused:
-            fields["logprobs"] = _streamed(part.logprobs)
+            fields["logprobs"] = _streamed_logprobs(part.logprobs)
         return frames + self._event(f"response.{self._kind()}.delta", number, **fields)
 
     def _kind(self) -> str:
@@ -381,7 +381,7 @@ class Events:
         part = _part(self._text, logprobs, self._refused)
         content: dict[str, Any] = {"refusal": self._text}
         if not self._refused:
-            content = {"text": self._text, "logprobs": _streamed(logprobs or ())}
+            content = {"text": self._text, "logprobs": _streamed_logprobs(logprobs or ())}
         item = message_item(self._subject, [part], status, phase)
         number = TEXT + len(self._text)
         frames = self._event(f"response.{self._kind()}.done", number + 1, **self._place(), **content)

@@ -208,8 +208,8 @@ def toolbox_of(
     return Toolbox(tools, choice or "auto", parallel=parallel)
 
 
-def _checked_names(chosen: Iterable[Named], names: set[str], param: str) -> set[str]:
-    names_chosen = {tool.name for tool in chosen}
+def _checked_names(choices: Iterable[Named], names: set[str], param: str) -> set[str]:
+    names_chosen = {tool.name for tool in choices}
     if not names_chosen <= names:
         raise InvalidRequest("It names none of the tools.", param=param, code="invalid_value")
     return names_chosen
@@ -313,7 +313,7 @@ def _tool_for_caller(tool: Tool) -> dict[str, Any]:
     return fields | {"parameters": tool.parameters, "strict": tool.strict}
 
 
-def chosen(toolbox: Toolbox) -> object:
+def tool_choice_of(toolbox: Toolbox) -> object:
     """Return `tool_choice` of a response."""
     if toolbox.choice != "named":
         return toolbox.choice

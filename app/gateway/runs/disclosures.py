@@ -61,22 +61,22 @@ def routes(context: GatewayContext, keys: Keys) -> APIRouter:
         store = context.store.of_tenant(caller.tenant)
         place = filters.after
         if isinstance(place, query.CallId):
-            place = await _behind(store, place)
+            place = await _place_of_call(store, place)
         rows = await store.disclosures(_query(filters, place))
         page_rows = rows[: filters.limit]
         next_page = None
         if len(rows) > filters.limit:
             next_page = query.as_place(page_rows[-1].at, page_rows[-1].call)
-        form = filters.format or _accepted(request)
+        form = filters.format or _accepted_format(request)
         names: Mapping[str, str | None] = {}
         if form == "json":
             names = await key_names(context.store.administration_of(caller.tenant), [row.key for row in page_rows])
-        return _written(page_rows, names, next_page, form, request)
+        return _page_reply(page_rows, names, next_page, form, request)
 
     return router
 
 
-async def _behind(store: TenantStore, call_id: query.CallId) -> tuple[float, str]:
+async def _place_of_call(store: TenantStore, call_id: query.CallId) -> tuple[float, str]:
     """Return the place of a row in the list. Raises `InvalidRequest` if there is no such row, or the caller may not see
     it."""
     for row in await store.disclosures(DisclosureQuery(runs=(call_id.run,), limit=MOST_CALLS)):
@@ -104,7 +104,7 @@ def _query(filters: query.DisclosureFilters, before: tuple[float, str] | None) -
     )
 
 
-def _accepted(request: Request) -> str:
+def _accepted_format(request: Request) -> str:
     """Return the format that the `Accept` header asks for."""
     for part in request.headers.get("accept", "").split(","):
         media_type = part.partition(";")[0].strip().lower()
@@ -113,7 +113,7 @@ def _accepted(request: Request) -> str:
     return "json"
 
 
-def _written(
+def _page_reply(
     rows: Sequence[Disclosure], names: Mapping[str, str | None], next_page: str | None, form: str, request: Request
 ) -> Response:
     """Return a page of the list; `names` are those of the keys, which the list has in JSON only."""

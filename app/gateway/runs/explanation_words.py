@@ -118,12 +118,12 @@ def figure(number: float) -> str:
     return f"{number}"
 
 
-def _listed(numbers: Sequence[int]) -> str:
+def _step_list(numbers: Sequence[int]) -> str:
     noun = "step" if len(numbers) == 1 else "steps"
     return f"{noun} " + ", ".join(map(str, numbers))
 
 
-def _counted(number: int, noun: str, many: str) -> str:
+def _count_of(number: int, noun: str, many: str) -> str:
     return f"{number} {noun if number == 1 else many}"
 
 
@@ -149,7 +149,7 @@ def _shape(shape: Data) -> list[str]:
     if shape["decided_by"] is None:
         return ["No plan was asked for."]
     topology = shape["topology"] or "no topology"
-    form = f"{topology}, {_counted(shape['step_count'], 'step', 'steps')}"
+    form = f"{topology}, {_count_of(shape['step_count'], 'step', 'steps')}"
     if shape["rounds"] > 1:
         form += f" in {shape['rounds']} rounds"
     why = DECIDED.get(shape["decided_by"], shape["decided_by"])
@@ -183,7 +183,7 @@ def _choice(choice: Data) -> list[str]:
     purpose = "to explore" if choice["explored"] else "as the best"
     if not choice["explores"]:
         purpose += ", because exploring was not allowed"
-    candidates = _counted(choice["candidates"], "candidate", "candidates")
+    candidates = _count_of(choice["candidates"], "candidate", "candidates")
     share = f"probability {figure(choice['probability'])} among {candidates}"
     lines = [f"  The selector chose {quoted(choice['action'])} with {share}, {purpose}."]
     for alternative in choice["alternatives"]:
@@ -283,9 +283,9 @@ def _saw(saw: Data) -> str:
     if saw["user"]:
         parts.append("the caller's conversation")
     if saw["steps"]:
-        parts.append(f"the output of {_listed(saw['steps'])}")
+        parts.append(f"the output of {_step_list(saw['steps'])}")
     if saw["tool_results"]:
-        parts.append(f"the results of its own tool calls ({_counted(saw['tool_results'], 'time', 'times')})")
+        parts.append(f"the results of its own tool calls ({_count_of(saw['tool_results'], 'time', 'times')})")
     return " and ".join(parts) or "nothing but its subtask"
 
 
@@ -294,7 +294,7 @@ def _withheld(withheld: Data) -> str:
     if withheld["user"]:
         parts.append("the caller's words")
     if withheld["steps"]:
-        parts.append(f"the output of {_listed(withheld['steps'])}")
+        parts.append(f"the output of {_step_list(withheld['steps'])}")
     if not parts:
         return " Nothing was withheld."
     return f" Withheld: {' and '.join(parts)}, by {CHOSEN.get(withheld['by'], withheld['by'])}."
@@ -303,7 +303,7 @@ def _withheld(withheld: Data) -> str:
 def _calls(step: Data) -> list[str]:
     lines = []
     if step["call_count"] > 1 or step["failed_calls"]:
-        calls = _counted(step["call_count"], "call", "calls")
+        calls = _count_of(step["call_count"], "call", "calls")
         if step["failed_calls"]:
             calls += f", of which {step['failed_calls']} without success"
         lines.append(f"  It took {calls}:")
@@ -332,14 +332,14 @@ def _cost(cost: Data) -> list[str]:
     if not cost["call_count"]:
         return ["Cost: nothing, because no call was made."]
     parts = f"{money(cost['planning_usd'])} for planning and {money(cost['steps_usd'])} for the steps"
-    lines = [f"Cost: {money(cost['cost_usd'])} for {_counted(cost['call_count'], 'call', 'calls')}: {parts}."]
+    lines = [f"Cost: {money(cost['cost_usd'])} for {_count_of(cost['call_count'], 'call', 'calls')}: {parts}."]
     if cost["cheapest_usd"] is not None:
         difference = "no more and no less"
         if cost["difference_usd"]:
-            more = "more" if cost["dearer"] else "less"
-            difference = f"{money(cost['difference_usd'])} {more} than that"
-        least = f"{money(cost['cheapest_usd'])} with {cost['cheapest_worker']}, the cheapest worker for them"
-        lines.append(f"  The same calls of the steps would have cost {least}; the run paid {difference}.")
+            direction = "more" if cost["dearer"] else "less"
+            difference = f"{money(cost['difference_usd'])} {direction} than that"
+        cheapest = f"{money(cost['cheapest_usd'])} with {cost['cheapest_worker']}, the cheapest worker for them"
+        lines.append(f"  The same calls of the steps would have cost {cheapest}; the run paid {difference}.")
     return lines
 
 
@@ -359,9 +359,9 @@ def _for(answer: Data) -> list[str]:
     if answer["finish"] == "stop":
         lines.append("Its worker ended it by itself.")
     if answer["rests_on"]:
-        lines.append(f"It was written with the output of {_listed(answer['rests_on'])} in view.")
+        lines.append(f"It was written with the output of {_step_list(answer['rests_on'])} in view.")
     if answer["same_text"]:
-        lines.append(f"Word for word the same text came from {_listed(answer['same_text'])}.")
+        lines.append(f"Word for word the same text came from {_step_list(answer['same_text'])}.")
     if answer["accepted_in_round"] is not None:
         lines.append(f"The conductor was shown it in round {answer['accepted_in_round']} and accepted it.")
     if not lines:
@@ -377,7 +377,7 @@ def _against(answer: Data) -> list[str]:
         lines.append("Against it: the worker refused to answer.")
     if answer["form_repairs"]:
         lines.append(
-            f"Against it: {_counted(answer['form_repairs'], 'answer', 'answers')} lacked the form that was asked for."
+            f"Against it: {_count_of(answer['form_repairs'], 'answer', 'answers')} lacked the form that was asked for."
         )
     if answer["fell_back"]:
         lines.append("Against it: the last step returned nothing, so an earlier one answers.")
@@ -411,6 +411,6 @@ def _unknown(gaps: Sequence[Data]) -> list[str]:
     lines = ["What nobody knows:"]
     for words, steps in steps_by_words.items():
         if steps:
-            words = f"Of {_listed(steps)}: {words}"
+            words = f"Of {_step_list(steps)}: {words}"
         lines.append(f"  {words}.")
     return lines

@@ -54,12 +54,12 @@ def routes(context: GatewayContext, keys: Keys) -> APIRouter:
         request: Request, caller: anybody, filters: Annotated[query.ModelFilters, Query()]
     ) -> Response:
         """The tiers that the key may use, and their aliases, with limits, pool and prices."""
-        catalog, described = context.catalog(), _description(request)
-        names, has_more = _page(list(_usable(catalog, caller.key)), filters)
+        catalog, describe_model = context.catalog(), _description(request)
+        names, has_more = _page(list(_usable_models(catalog, caller.key)), filters)
         page: dict[str, Any] = {}
-        if described is describe:
+        if describe_model is describe:
             page["object"] = "list"
-        page["data"] = [described(catalog, _served(context, catalog, name), name, created) for name in names]
+        page["data"] = [describe_model(catalog, _serving_tier(context, catalog, name), name, created) for name in names]
         page["first_id"] = names[0] if names else None
         page["last_id"] = names[-1] if names else None
         page["has_more"] = has_more
@@ -81,13 +81,13 @@ def routes(context: GatewayContext, keys: Keys) -> APIRouter:
         """One tier with limits, pool and prices."""
         catalog = context.catalog()
         resolve_tier(catalog, caller.key, model)
-        description = _description(request)(catalog, _served(context, catalog, model), model, created)
+        description = _description(request)(catalog, _serving_tier(context, catalog, model), model, created)
         return Response(orjson.dumps(description), media_type="application/json")
 
     return router
 
 
-def _usable(catalog: Catalog, key: KeyRow) -> Iterator[str]:
+def _usable_models(catalog: Catalog, key: KeyRow) -> Iterator[str]:
     """Yield the ids of the models that a key may use: tiers, then their aliases, then their arms."""
     usable = [tier for tier in catalog.tiers.values() if not key.tiers or tier.name in key.tiers]
     for tier in usable:
@@ -112,7 +112,7 @@ def _page(names: list[str], filters: query.ModelFilters) -> tuple[list[str], boo
     return names[: filters.limit], len(names) > filters.limit
 
 
-def _served(context: GatewayContext, catalog: Catalog, name: str) -> Tier:
+def _serving_tier(context: GatewayContext, catalog: Catalog, name: str) -> Tier:
     """Return the tier of a model id, as it is served now; an arm is what it says."""
     tier = tier_for(catalog, name)
     assert tier is not None

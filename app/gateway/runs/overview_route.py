@@ -88,7 +88,7 @@ def routes(context: GatewayContext, keys: Keys) -> APIRouter:
             followed = shared[key] = _SharedOverview(context, turns, overview_filters, caller)
         number, first = await followed.at(0)
         seconds = None if filters.seconds is None else float(filters.seconds)
-        return streams.begin(request, caller, _followed(context, followed, number, first), seconds)
+        return streams.begin(request, caller, _follow_overview(context, followed, number, first), seconds)
 
     return router
 
@@ -163,7 +163,7 @@ class _SharedOverview:
         self._number, self._read_at = latest, self._context.tick()
 
 
-async def _followed(
+async def _follow_overview(
     context: GatewayContext, followed: _SharedOverview, number: int, sent: Json
 ) -> AsyncGenerator[bytes]:
     """Yield the frames of a stream: the overview that is `sent` first, made after change `number`, and each later

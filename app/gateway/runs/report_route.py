@@ -59,7 +59,7 @@ def routes(context: GatewayContext, keys: Keys) -> APIRouter:
                 f"The report was not ready within {REPORT_SECONDS:.0f} seconds; choose a shorter period or a filter.",
                 retry_after=REPORT_SECONDS,
             ) from None
-        return await _written(figures, filters)
+        return await _report_reply(figures, filters)
 
     return router
 
@@ -105,7 +105,7 @@ async def _figures(context: GatewayContext, filters: query.ReportFilters, caller
     return {"object": "report", "since": since, "until": until, "time_zone": filters.time_zone, **figures}
 
 
-async def _written(figures: dict[str, Any], filters: query.ReportFilters) -> Response:
+async def _report_reply(figures: dict[str, Any], filters: query.ReportFilters) -> Response:
     """Return the figures in the form that was asked for."""
     if filters.format == "json":
         return Response(orjson.dumps(figures), media_type="application/json")
