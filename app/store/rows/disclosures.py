@@ -9,18 +9,21 @@ from typing import Any
 import orjson
 from sqlalchemy import ColumnElement, Connection, bindparam, func, insert, or_, select, tuple_, update
 
-from app.core.run.events import CallFinished, CallIntended, Event, Kind
+from app.core.run.events import CallFinished, CallIntended, Event, Fact, Kind
 from app.core.run.recipients import EMBEDDING_TEMPLATE, SHADOW_ORIGIN, RecipientKind, seen_steps
 from app.store.protocol import ERASED_TAGS, USER_TAG
 from app.store.protocol.disclosures import Completed, Disclosure, DisclosureQuery, Place, Rebuilt, Saw
 from app.store.rows.transparency_log import queue_runs
-from app.store.sqlkit.statements import Row
+from app.store.sqlkit.statements import Row, RowWrites, Statements
 from app.store.sqlkit.tables import CATALOGS, DISCLOSURES, EVENTS, RUNS, TAGS
 
 LEDGER = DISCLOSURES.c
+OUTCOME_COLUMNS = ("outcome", "input_tokens", "output_tokens")
 CALLS = (Kind.CALL_INTENDED.value, Kind.CALL_FINISHED.value)
 Ended = tuple[str, int, int]
 """The outcome of a call, its input tokens and its output tokens."""
+NO_OUTCOME: Row = (None, None, None)
+"""The same columns of a row as long as its call has no outcome."""
 
 
 def recipient_kind(fact: CallIntended) -> RecipientKind:
@@ -36,7 +39,9 @@ def recipient_kind(fact: CallIntended) -> RecipientKind:
 
 def intended(run: str, tenant: str, key: str, fact: CallIntended, at: float) -> Row:
     """All columns of a row, in table order, but for the outcome."""
-    steps = fact.access.steps
+    labels = orjson.dumps(sorted(fact.labels)).decode() if fact.labels else None
+    saw_steps = numbers(seen_steps(fact)) if fact.access.steps else ""
+    passed_over = orjson.dumps(fact.to_json()["passed_over"]).decode() if fact.passed_over else None
     return (
         run,
         fact.call,
@@ -49,14 +54,14 @@ def intended(run: str, tenant: str, key: str, fact: CallIntended, at: float) -> 
         fact.region,
         tenant,
         key,
-        orjson.dumps(sorted(fact.labels)).decode() if fact.labels else None,
+        labels,
         fact.access.user,
-        numbers(seen_steps(fact)) if steps else "",
+        saw_steps,
         fact.results,
-        numbers(fact.unseen) if fact.unseen else "",
+        numbers(fact.unseen),
         fact.planned_by,
         fact.attempt,
-        orjson.dumps(fact.to_json()["passed_over"]).decode() if fact.passed_over else None,
+        passed_over,
         fact.bytes,
     )
 
@@ -73,14 +78,50 @@ def numbers(steps: Sequence[int]) -> str:
     return f",{','.join(map(str, sorted(steps)))},"
 
 
+# -- writing
+
+
+class DisclosureRows:
+    """The rows that a batch of entries adds, and those that it completes.
+
+    The intent of a call gives a row before anything is sent, and the outcome of the call completes that row. A call
+    whose intent was written by a release without the ledger has no row; `baton disclosures rebuild` derives it.
+    """
+
+    def __init__(self) -> None:
+        self._intended: dict[tuple[str, str], Row] = {}
+        self._ended: dict[tuple[str, str], Ended] = {}
+
+    def note(self, run: str, tenant: str, key: str, facts: Sequence[Fact], at: float) -> None:
+        """Note those of a run's new events that are the intent or the outcome of a call."""
+        for fact in facts:
+            if isinstance(fact, CallIntended) and fact.planned_by:
+                self._intended[run, fact.call] = intended(run, tenant, key, fact, at)
+            elif isinstance(fact, CallFinished):
+                self._ended[run, fact.call] = ended(fact)
+
+    def writes(self, statements: Statements) -> tuple[RowWrites, ...]:
+        """Return the rows to be written. No row is both added and completed: Postgres does both in one statement."""
+        added: list[Row] = []
+        for place, row in self._intended.items():
+            added.append(row + self._ended.get(place, NO_OUTCOME))
+        completed: list[Row] = []
+        for place, outcome in self._ended.items():
+            if place not in self._intended:
+                completed.append((*outcome, *place))
+        return (statements.insert_disclosure, added), (statements.complete_disclosure, completed)
+
+
 # -- reading
 
 
 def page(conn: Connection, query: DisclosureQuery, tenant: str | None = None) -> tuple[Disclosure, ...]:
     """The rows that a query chooses, in its order; those of this tenant alone, if one is given."""
-    query = query if tenant is None else replace(query, tenants=(tenant,))
-    place = [LEDGER.at, LEDGER.call]
-    order = place if query.ascending else [column.desc() for column in place]
+    if tenant is not None:
+        query = replace(query, tenants=(tenant,))
+    order: tuple[ColumnElement[Any], ...] = (LEDGER.at.desc(), LEDGER.call.desc())
+    if query.ascending:
+        order = (LEDGER.at, LEDGER.call)
     chosen = select(DISCLOSURES).where(*_filters(conn, query)).order_by(*order).limit(query.limit)
     rows = conn.execute(chosen).all()
     users = _users(conn, sorted({row.run for row in rows}))
@@ -88,7 +129,8 @@ def page(conn: Connection, query: DisclosureQuery, tenant: str | None = None) ->
 
 
 def _filters(conn: Connection, query: DisclosureQuery) -> list[ColumnElement[bool]]:
-    named: tuple[tuple[ColumnElement[str], Sequence[str]], ...] = (
+    """The conditions on the rows that a query chooses."""
+    among: tuple[tuple[ColumnElement[str], Sequence[str]], ...] = (
         (LEDGER.recipient, query.recipients),
         (LEDGER.kind, query.kinds),
         (LEDGER.provider, query.providers),
@@ -96,8 +138,12 @@ def _filters(conn: Connection, query: DisclosureQuery) -> list[ColumnElement[boo
         (LEDGER.run, query.runs),
         (LEDGER.key, query.keys),
     )
-    # A single value is compared by `=`: then the rows of an index are in the order of the list.
-    found = [column == some[0] if len(some) == 1 else column.in_(some) for column, some in named if some]
+    found: list[ColumnElement[bool]] = []
+    for column, values in among:
+        if len(values) == 1:  # compared by `=`, so that the rows of an index are in the order of the list
+            found.append(column == values[0])
+        elif values:
+            found.append(column.in_(values))
     if query.users:
         theirs = select(TAGS.c.run).where(TAGS.c.name == USER_TAG, TAGS.c.value.in_(query.users))
         found.append(LEDGER.run.in_(theirs))
@@ -108,22 +154,24 @@ def _filters(conn: Connection, query: DisclosureQuery) -> list[ColumnElement[boo
     if not query.saw.is_any:
         found.append(_saw(conn, query.saw))
     if query.before is not None:
-        row, last = tuple_(LEDGER.at, LEDGER.call), tuple_(*query.before)
-        found.append(row > last if query.ascending else row < last)
+        place, last_place = tuple_(LEDGER.at, LEDGER.call), tuple_(*query.before)
+        found.append(place > last_place if query.ascending else place < last_place)
     return found
 
 
 def _saw(conn: Connection, saw: Saw) -> ColumnElement[bool]:
+    """The condition for a row of a recipient that saw any of these."""
     search = func.strpos if conn.dialect.name == "postgresql" else func.instr
     found: list[ColumnElement[bool]] = []
     if saw.user:
         found.append(LEDGER.saw_user)
     if saw.results:
         found.append(LEDGER.saw_results)
-    found += [search(LEDGER.saw_steps, f",{n},") > 0 for n in saw.steps]
-    labelled = [search(LEDGER.labels, orjson.dumps(label).decode()) > 0 for label in saw.labels]
-    if labelled:
-        found.append(LEDGER.labels.is_not(None) & or_(*labelled))
+    for n in saw.steps:
+        found.append(search(LEDGER.saw_steps, f",{n},") > 0)
+    has_label = [search(LEDGER.labels, orjson.dumps(label).decode()) > 0 for label in saw.labels]
+    if has_label:
+        found.append(LEDGER.labels.is_not(None) & or_(*has_label))
     return or_(*found)
 
 
@@ -181,9 +229,10 @@ def _passed_over(written: str | None) -> tuple[tuple[str, str], ...]:
 
 def rebuild(conn: Connection, after: Place | None, limit: int, complete: Completed) -> Rebuilt:
     """Add the rows that calls of the next runs lack, and the outcomes that rows lack. The runs are locked meanwhile."""
-    where = [tuple_(RUNS.c.created_at, RUNS.c.id) > tuple_(*after)] if after is not None else []
-    columns = (RUNS.c.id, RUNS.c.created_at, RUNS.c.tenant, RUNS.c.key)
-    runs = conn.execute(select(*columns).where(*where).order_by(RUNS.c.created_at, RUNS.c.id).limit(limit)).all()
+    query = select(RUNS.c.id, RUNS.c.created_at, RUNS.c.tenant, RUNS.c.key)
+    if after is not None:
+        query = query.where(tuple_(RUNS.c.created_at, RUNS.c.id) > tuple_(*after))
+    runs = conn.execute(query.order_by(RUNS.c.created_at, RUNS.c.id).limit(limit)).all()
     if not runs:
         return Rebuilt(0, 0, None)
     lacking = _lacking(conn, [row.id for row in runs])
@@ -197,46 +246,51 @@ def rebuild(conn: Connection, after: Place | None, limit: int, complete: Complet
 
 def _lacking(conn: Connection, runs: Sequence[str]) -> set[str]:
     """The runs of which not each event of a call is in the ledger."""
-    events: defaultdict[str, int] = defaultdict(int)
-    counted = select(EVENTS.c.run, func.count()).where(EVENTS.c.run.in_(runs), EVENTS.c.kind.in_(CALLS))
-    for run, count in conn.execute(counted.group_by(EVENTS.c.run)):
-        events[run] = count
-    known = select(LEDGER.run, func.count() + func.count(LEDGER.outcome)).where(LEDGER.run.in_(runs))
-    for run, count in conn.execute(known.group_by(LEDGER.run)):
-        events[run] -= count
-    return {run for run, count in events.items() if count}
+    lacking: defaultdict[str, int] = defaultdict(int)
+    journaled = select(EVENTS.c.run, func.count()).where(EVENTS.c.run.in_(runs), EVENTS.c.kind.in_(CALLS))
+    for run, count in conn.execute(journaled.group_by(EVENTS.c.run)):
+        lacking[run] = count
+    recorded = select(LEDGER.run, func.count() + func.count(LEDGER.outcome)).where(LEDGER.run.in_(runs))
+    for run, count in conn.execute(recorded.group_by(LEDGER.run)):
+        lacking[run] -= count
+    return {run for run, count in lacking.items() if count}
 
 
 def _derive(conn: Connection, run: str, tenant: str, key: str, complete: Completed) -> int:
     """Add what the ledger lacks of one run. Returns the number of rows that were added or completed."""
     conn.execute(select(RUNS.c.id).where(RUNS.c.id == run).with_for_update())
-    query = select(EVENTS.c.seq, EVENTS.c.kind, EVENTS.c.at, EVENTS.c.body).where(EVENTS.c.run == run)
-    events = [
-        Event(run, seq, Kind(kind), at, orjson.loads(body))
-        for seq, kind, at, body in conn.execute(query.order_by(EVENTS.c.seq))
-    ]
+    events = _events(conn, run)
     rows = conn.execute(select(LEDGER.call, LEDGER.outcome).where(LEDGER.run == run))
-    known = {row.call: row.outcome for row in rows}
+    stored_outcomes = {row.call: row.outcome for row in rows}
     names = DISCLOSURES.columns.keys()
-    made: dict[str, dict[str, Any]] = {}
-    changed = 0
+    new_rows: dict[str, dict[str, Any]] = {}
+    completed = 0
     for event in complete(events, _snapshots(conn, events)):
         fact = event.fact
-        if isinstance(fact, CallIntended) and fact.call not in known:
+        if isinstance(fact, CallIntended) and fact.call not in stored_outcomes:
             row = intended(run, tenant, key, fact, event.at)
-            made[fact.call] = dict(zip(names, (*row, None, None, None), strict=True))
+            new_rows[fact.call] = dict(zip(names, (*row, *NO_OUTCOME), strict=True))
         elif isinstance(fact, CallFinished):
-            outcome = dict(zip(("outcome", "input_tokens", "output_tokens"), ended(fact), strict=True))
-            if fact.call in made:
-                made[fact.call] |= outcome
-            elif known.get(fact.call, "") is None:
+            outcome = dict(zip(OUTCOME_COLUMNS, ended(fact), strict=True))
+            if fact.call in new_rows:
+                new_rows[fact.call] |= outcome
+            elif fact.call in stored_outcomes and stored_outcomes[fact.call] is None:
                 conn.execute(update(DISCLOSURES).where(LEDGER.run == run, LEDGER.call == fact.call).values(outcome))
-                changed += 1
-    if made:
-        conn.execute(insert(DISCLOSURES), list(made.values()))
-    if made or changed:
+                completed += 1
+    if new_rows:
+        conn.execute(insert(DISCLOSURES), list(new_rows.values()))
+    if new_rows or completed:
         queue_runs(conn, [run])
-    return changed + len(made)
+    return completed + len(new_rows)
+
+
+def _events(conn: Connection, run: str) -> list[Event]:
+    """The journal of a run."""
+    query = select(EVENTS.c.seq, EVENTS.c.kind, EVENTS.c.at, EVENTS.c.body).where(EVENTS.c.run == run)
+    events = []
+    for seq, kind, at, body in conn.execute(query.order_by(EVENTS.c.seq)):
+        events.append(Event(run, seq, Kind(kind), at, orjson.loads(body)))
+    return events
 
 
 def _snapshots(conn: Connection, events: Sequence[Event]) -> dict[str, bytes]:

@@ -1,16 +1,20 @@
 """Rows of idempotency records.
 
-They are checked and written in the transaction of the entry that carries the request out (see `batch.IdempotencyRows`).
+They are checked and written in the transaction of the entry that carries the request out (see `IdempotencyRows`).
 
 A record that has run out counts as absent, and its row is reused. Rows are read under lock. If two processes insert the
 same record at the same time, the primary key refuses the second one; its transaction is repeated, and then finds the
 first one's row.
 """
 
+from collections.abc import Iterable
+from dataclasses import replace
+
 from sqlalchemy import Connection, delete, insert, select, update
 
-from app.store.protocol import IdempotencyRecord
-from app.store.sqlkit.statements import IDEMPOTENCY
+from app.errors import Conflict
+from app.store.protocol import TAKEN, IdempotencyRecord
+from app.store.sqlkit.statements import IDEMPOTENCY_COLUMNS, Row, RowWrites, Statements
 from app.store.sqlkit.tables import ONCE
 
 
@@ -25,7 +29,7 @@ def remember(conn: Connection, once: IdempotencyRecord, now: float) -> Idempoten
     row = conn.execute(select(ONCE).where(ONCE.c.id == once.id).with_for_update()).one_or_none()
     if row is not None and row.until > now:
         return IdempotencyRecord(*row)
-    values = dict(zip(IDEMPOTENCY, record_row(once), strict=True))
+    values = dict(zip(IDEMPOTENCY_COLUMNS, record_row(once), strict=True))
     conn.execute(
         insert(ONCE).values(values) if row is None else update(ONCE).where(ONCE.c.id == once.id).values(values)
     )
@@ -47,5 +51,41 @@ def forget(conn: Connection, now: float, limit: int) -> int:
 
 
 def record_row(once: IdempotencyRecord) -> tuple[str, bytes, float, str, int, bytes, str | None]:
-    """Return the values of the columns `IDEMPOTENCY`."""
+    """Return the values of the columns `IDEMPOTENCY_COLUMNS`."""
     return once.id, once.fingerprint, once.until, once.run, once.status, once.reply, once.tenant
+
+
+class IdempotencyRows:
+    """The idempotency records that a batch of entries checks and adds."""
+
+    def __init__(self, rows: Iterable[Row]) -> None:
+        """`rows` are the stored records that have an id of the batch's records."""
+        self._known = {row[0]: IdempotencyRecord(*row) for row in rows}
+        self._stored = frozenset(self._known)
+        self._changed: set[str] = set()
+
+    def check(self, once: IdempotencyRecord | None, at: float) -> None:
+        """Raise `Conflict` if an earlier record lasts at this time."""
+        if once is None:
+            return
+        earlier = self._known.get(once.id)
+        if earlier is not None and earlier.until > at:
+            raise Conflict(code=TAKEN)
+
+    def add(self, once: IdempotencyRecord | None, run: str) -> None:
+        """Add a record, after `check`. It is written with the batch."""
+        if once is not None:
+            self._known[once.id] = replace(once, run=run)
+            self._changed.add(once.id)
+
+    def writes(self, statements: Statements) -> tuple[RowWrites, ...]:
+        """The rows to be written, in the order of their ids, so that no two batches wait for each other in a circle."""
+        inserted: list[Row] = []
+        updated: list[Row] = []
+        for name in sorted(self._changed):
+            id_, *values = record_row(self._known[name])
+            if name in self._stored:
+                updated.append((*values, id_))
+            else:
+                inserted.append((id_, *values))
+        return (statements.insert_idempotency, inserted), (statements.update_idempotency, updated)

@@ -1,6 +1,6 @@
 """Rows of runs and tickets: reading them, their cache, and the leases and claims on them, over a connection."""
 
-from collections import namedtuple
+from collections import defaultdict, namedtuple
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -46,7 +46,14 @@ from app.store.protocol import (
     StepInput,
 )
 from app.store.sqlkit.sealing import Open, place_of
-from app.store.sqlkit.statements import ALONG, SEEN, Row, SingleStatement, Statements, runs_and_tickets
+from app.store.sqlkit.statements import (
+    CACHED_COLUMNS,
+    MOST_CONTENTS,
+    Row,
+    SingleStatement,
+    Statements,
+    runs_and_tickets,
+)
 from app.store.sqlkit.tables import (
     CONTENTS,
     DISCLOSURES,
@@ -66,13 +73,14 @@ GOOD = 0.5
 CLOCK = "extract(epoch FROM clock_timestamp())"
 MACHINE_CLOCK = "(julianday('now') - 2440587.5) * 86400.0"
 _KINDS: Mapping[str, Kind] = {kind.value: kind for kind in Kind}
-_ENDED_AT = SEEN.index("ended_at")
+_EPOCH, _ENDED_AT = CACHED_COLUMNS.index("epoch"), CACHED_COLUMNS.index("ended_at")
 _Columns = namedtuple("_Columns", list(RUNS.columns.keys()))  # type: ignore[misc]
 
 
 @record(frozen=True, slots=True)
 class CachedRows:
-    """The columns `SEEN` of a run's row, and `TICKET` of each of its tickets; None if the tickets are not known."""
+    """The `CACHED_COLUMNS` of a run's row, and the `TICKET_COLUMNS` of each of its tickets; None if the tickets are not
+    known."""
 
     run: Row
     tickets: tuple[Row, ...] | None
@@ -88,10 +96,12 @@ def run(statements: Statements, name: str) -> SingleStatement[RunRow]:
 
 def page(conn: Connection, query: RunQuery) -> tuple[RunRow, ...]:
     """One page of a list of runs, in the order of the query."""
-    place = [_sorted_by(query), RUNS.c.id]
-    order = place if query.ascending else [column.desc() for column in place]
+    first_column = _sorted_by(query)
+    order: tuple[ColumnElement[Any], ...] = (first_column.desc(), RUNS.c.id.desc())
+    if query.ascending:
+        order = (first_column, RUNS.c.id)
     ordered = select(RUNS).where(*selected(query)).order_by(*order)
-    return tuple(run_row(row) for row in conn.execute(ordered.limit(query.limit)))
+    return tuple([run_row(row) for row in conn.execute(ordered.limit(query.limit))])
 
 
 def journal(statements: Statements, name: str, after: int) -> SingleStatement[Journal]:
@@ -116,34 +126,45 @@ def _only(rows: Sequence[Row]) -> RunRow:
 def _journal(name: str, rows: Sequence[Row]) -> Journal:
     if not rows:
         raise NotFound
-    named = [(seq, _KINDS[kind], at, orjson.loads(body)) for _, seq, kind, at, body in rows if seq is not None]
-    return Journal(bytes(rows[0][0] or b""), tuple([Event(name, *row) for row in named]))
+    salt = rows[0][0] or b""
+    events = []
+    for _, seq, kind, at, body in rows:
+        if seq is not None:  # a run without such events has one row with the salt alone
+            events.append(Event(name, seq, _KINDS[kind], at, orjson.loads(body)))
+    return Journal(bytes(salt), tuple(events))
 
 
 def _gathered(
     conn: Connection, statements: Statements, name: str, after: int, opened: Open
 ) -> tuple[StepInput, CachedRows | None]:
-    read, (known,) = journal(statements, name, after)(conn), statements.runs.fetch(conn, [name])
+    """Read in several statements what `Statements.step_input` reads in one."""
+    events = journal(statements, name, after)(conn)
+    (row,) = statements.runs.fetch(conn, [name])
     driver = conn.execute(select(RUNS.c.driver).where(RUNS.c.id == name)).scalar_one()
-    brief = (CONTENTS.c.run == name, func.length(CONTENTS.c.body) <= BRIEF)
-    along = conn.execute(select(CONTENTS.c.ref, CONTENTS.c.body).where(*brief).limit(ALONG))
-    cached = _cached(known, statements.tickets.fetch(conn, [name]))
-    return StepInput(read.salt, read.events, _small(name, along, opened), known[1], driver), cached
+    is_brief = (CONTENTS.c.run == name, func.length(CONTENTS.c.body) <= BRIEF)
+    contents = conn.execute(select(CONTENTS.c.ref, CONTENTS.c.body).where(*is_brief).limit(MOST_CONTENTS))
+    cached = _cached(row, statements.tickets.fetch(conn, [name]))
+    return StepInput(events.salt, events.events, _decrypted(name, contents, opened), row[_EPOCH], driver), cached
 
 
-def _small(name: str, rows: Iterable[Any], opened: Open) -> dict[str, bytes]:
-    """The small contents of a run, by ref."""
-    found = {ref: opened(place_of(name, ref), body) for ref, body in rows}
-    return {ref: body for ref, body in found.items() if body is not None}
+def _decrypted(name: str, rows: Iterable[Any], opened: Open) -> dict[str, bytes]:
+    """The contents of a run by ref, without those whose key was destroyed."""
+    found: dict[str, bytes] = {}
+    for ref, stored in rows:
+        body = opened(place_of(name, ref), stored)
+        if body is not None:
+            found[ref] = body
+    return found
 
 
 def _step_input(name: str, opened: Open, rows: Sequence[Row]) -> tuple[StepInput, CachedRows | None]:
     if not rows:
         raise NotFound
-    *row, salt, driver, events, tickets, contents = rows[0]
-    named = [Event(name, seq, _KINDS[kind], at, orjson.loads(body)) for seq, kind, at, body in events]
+    *row, salt, driver, event_rows, tickets, contents = rows[0]
+    events = [Event(name, seq, _KINDS[kind], at, orjson.loads(body)) for seq, kind, at, body in event_rows]
     cached = _cached((*row, salt), tickets)
-    return StepInput(bytes(salt or b""), tuple(named), _small(name, contents, opened), row[1], driver), cached
+    bodies = _decrypted(name, contents, opened)
+    return StepInput(bytes(salt or b""), tuple(events), bodies, row[_EPOCH], driver), cached
 
 
 def for_cache(
@@ -160,20 +181,20 @@ def _all_cached(rows: Sequence[Row]) -> dict[str, CachedRows | None]:
     return _by_run(*runs_and_tickets(rows))
 
 
-def _by_run(found: Sequence[Row], tickets: Sequence[Row]) -> dict[str, CachedRows | None]:
-    of_run: dict[str, list[Row]] = {row[0]: [] for row in found}
+def _by_run(rows: Sequence[Row], tickets: Sequence[Row]) -> dict[str, CachedRows | None]:
+    tickets_of: defaultdict[str, list[Row]] = defaultdict(list)
     for ticket in tickets:
-        of_run.setdefault(ticket[0], []).append(ticket)
-    return {row[0]: _cached(row, of_run[row[0]]) for row in found}
+        tickets_of[ticket[0]].append(ticket)
+    return {row[0]: _cached(row, tickets_of[row[0]]) for row in rows}
 
 
 def _cached(row: Sequence[Any], tickets: Sequence[Row]) -> CachedRows | None:
-    """The rows for the cache, from the columns `RUN` of a run and its tickets. None if it has ended or was erased."""
-    *seen, salt = row
-    live = salt is not None and seen[_ENDED_AT] is None
-    if not live:
+    """The rows for the cache, from the `CHECKED_COLUMNS` of a run and its tickets; None if it has ended or was
+    erased."""
+    *cached_columns, salt = row
+    if salt is None or cached_columns[_ENDED_AT] is not None:
         return None
-    return CachedRows(tuple(seen), tuple([tuple(ticket) for ticket in tickets]))
+    return CachedRows(tuple(cached_columns), tuple([tuple(ticket) for ticket in tickets]))
 
 
 def renew_leases(
@@ -181,10 +202,13 @@ def renew_leases(
 ) -> dict[str, int]:
     """Renew the leases that are still the driver's. Returns their runs, each with the seq of its last event."""
     statements.plan_by_key(conn)
-    rows = statements.leases.fetch(conn, statements.values(list(epochs)), driver)
-    ours = {name: seq for name, epoch, seq, *_ in rows if epochs[name] == epoch}
-    statements.write(conn, (statements.renew, [(until, name) for name in ours]))
-    return ours
+    rows = statements.lock_leases.fetch(conn, statements.values(list(epochs)), driver)
+    renewed: dict[str, int] = {}
+    for name, epoch, seq, *_ in rows:
+        if epochs[name] == epoch:
+            renewed[name] = seq
+    statements.write(conn, (statements.update_lease, [(until, name) for name in renewed]))
+    return renewed
 
 
 def seqs(conn: Connection, names: Sequence[str]) -> dict[str, int]:
@@ -257,16 +281,20 @@ def take_over(
 def renew_claims(conn: Connection, statements: Statements, held: Sequence[Held], until: float) -> frozenset[Held]:
     """Renew the claims that the tickets' rows still have."""
     statements.plan_by_key(conn)
-    rows = statements.held.fetch(conn, statements.values(sorted({claim.run for claim in held})))
-    ours = frozenset(held).intersection([Held(*row[:3]) for row in rows])
-    statements.write(conn, (statements.keep, [(until, *claim) for claim in sorted(ours)]))
-    return ours
+    runs = sorted({claim.run for claim in held})
+    rows = statements.lock_claims.fetch(conn, statements.values(runs))
+    stored = [Held(run, step, claim) for run, step, claim, *_ in rows]
+    renewed = frozenset(held).intersection(stored)
+    statements.write(conn, (statements.update_claim, [(until, *claim) for claim in sorted(renewed)]))
+    return renewed
 
 
 def due(conn: Connection, name: str, step: int) -> Due | None:
     """One ticket, or None."""
     row = conn.execute(_tickets().where(TICKETS.c.run == name, TICKETS.c.step == step)).one_or_none()
-    return Due(*row) if row else None
+    if row is None:
+        return None
+    return Due(*row)
 
 
 def overdue(now: float, grace: float, limit: int) -> Select[Any]:

@@ -63,6 +63,6 @@ class LogStatements:
         key = [LOG_TILES.c.level, LOG_TILES.c.number]
         upsert = made.on_conflict_do_update(index_elements=key, set_={"body": made.excluded.body})
         self.write_tiles = Prepared(upsert, dialect, ["level", "number", "body"])
-        self.new_entry = Rows(LOG_LEAVES, "insert")
+        self.insert_entry = Rows(LOG_LEAVES, "insert")
         self.taken = prepared(f"DELETE FROM log_queue WHERE n {_NUMBERS[arrays]}", "ids")
         self.change_state = Rows(LOG_STATE, "update", STATE[1:], ["id"])

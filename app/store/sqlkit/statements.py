@@ -73,26 +73,27 @@ OwnedRun = tuple[str, str]
 """The id of a run, and the tenant to which it is expected to belong."""
 
 _RUN_COLUMNS = tuple(RUNS.columns.keys())
-BORN = _RUN_COLUMNS[: _RUN_COLUMNS.index("seq")]
+ADMISSION_COLUMNS = _RUN_COLUMNS[: _RUN_COLUMNS.index("seq")]
 """Columns of a run that are set at its admission, in table order. Only a change of its lease changes some of them."""
-LEASE = ("deadline", "epoch", "driver", "lease_until")
+LEASE_COLUMNS = ("deadline", "epoch", "driver", "lease_until")
 """Columns of a run that change with its lease, in table order."""
-LIVE = _RUN_COLUMNS[len(BORN) :]
+MUTABLE_COLUMNS = _RUN_COLUMNS[len(ADMISSION_COLUMNS) :]
 """Columns of a run that an entry may change, in table order. `revision` is the last of them."""
-ENDLESS = tuple(name for name in LIVE if name != "ended_at")
+OPEN_RUN_COLUMNS = tuple(name for name in MUTABLE_COLUMNS if name != "ended_at")
 """Columns of a run that may change by an entry that does not end it. To set `ended_at`, even to the value that it has,
 makes SQLite write the index of open runs anew: a quarter of the statement's time and a page of the log."""
-RUN = ("id", "epoch", "cap_usd", "cap_tokens", *LIVE, "thread", "budgets", "tenant", "key", "salt")
+_FIXED_COLUMNS = ("thread", "budgets", "tenant", "key", "salt")
+CHECKED_COLUMNS = ("id", "epoch", "cap_usd", "cap_tokens", *MUTABLE_COLUMNS, *_FIXED_COLUMNS)
 """Columns of a run that an entry is checked against."""
-SEEN = RUN[:-1]
+CACHED_COLUMNS = CHECKED_COLUMNS[:-1]
 """Columns of a run that the row cache holds (see `rows/runs.py`): it holds no run whose salt was erased."""
-TICKET = tuple(TICKETS.columns.keys())
-SETTLED = ("tier", "driver", "version", "claim", "holder", "rung_at", "lost")
+TICKET_COLUMNS = tuple(TICKETS.columns.keys())
+TICKET_COLUMNS_EXCEPT_UNTIL = ("tier", "driver", "version", "claim", "holder", "rung_at", "lost")
 """Columns of a ticket that an entry may change without changing the end of the claim on it."""
-IDEMPOTENCY = tuple(ONCE.columns.keys())
+IDEMPOTENCY_COLUMNS = tuple(ONCE.columns.keys())
 WINDOW_AMOUNTS = ("held", "spent", "overrun", "warned_at", "escrow")
 """Columns of a budget's window that entries change."""
-ALONG = 16
+MOST_CONTENTS = 16
 """Most contents that are read together with a journal."""
 
 WHOLE, TAIL, OWN = -2, -1, 0
@@ -105,7 +106,7 @@ RUN_IDS = bindparam("runs", type_=Text, expanding=True)
 
 _NAMED = "(regexp_matches(convert_from(events.body, 'UTF8'), '[0-9a-f]{64}', 'g'))[1]"
 """Every part of an event's body that may be the ref of a content, as Postgres finds it."""
-_ID, _REVISION = RUN.index("id"), RUN.index("revision")
+_ID, _REVISION = CHECKED_COLUMNS.index("id"), CHECKED_COLUMNS.index("revision")
 BY_KEY: Mapping[str, str] = {
     "plan_cache_mode": "force_generic_plan",
     "enable_seqscan": "off",
@@ -183,49 +184,63 @@ class Rows:
 
     def single(self, dialect: Dialect) -> Prepared:
         """Return the statement that writes one row."""
-        table, ours = self._table, [column == bindparam(name) for name, column in self._keys.items()]
+        table = self._table
+        has_keys = [column == bindparam(name) for name, column in self._keys.items()]
         statement: Executable
         if self._verb == "insert":
             statement = insert(table)
+        elif self._verb == "once" and dialect.name == "sqlite":
+            statement = sqlite.insert(table).on_conflict_do_nothing()
         elif self._verb == "once":
-            maker = sqlite.insert if dialect.name == "sqlite" else postgresql.insert
-            statement = maker(table).on_conflict_do_nothing()
+            statement = postgresql.insert(table).on_conflict_do_nothing()
         elif self._verb == "update":
-            statement = update(table).where(*ours).values({name: bindparam(name) for name in self._names})
+            statement = update(table).where(*has_keys).values({name: bindparam(name) for name in self._names})
         else:
-            statement = delete(table).where(*ours)
+            statement = delete(table).where(*has_keys)
         return Prepared(statement, dialect, list(self._columns))
 
-    def part(self, number: int, *, one: bool, condition: Sequence[ColumnElement[bool]] = ()) -> tuple[Any, list[str]]:
+    def part(
+        self, number: int, *, single_row: bool, condition: Sequence[ColumnElement[bool]] = ()
+    ) -> tuple[Any, list[str]]:
         """Return a part of a joint write for Postgres, and the names of its parameters.
 
-        The parameters are the values of `one` row, or arrays for any number of rows. Nothing is written unless the
+        The parameters are the values of a single row, or arrays for any number of rows. Nothing is written unless the
         condition holds.
         """
-        table, types, mark = self._table, {name: column.type for name, column in self._columns.items()}, f"_{number}"
-        if one:  # the driver encodes a value in a tenth of the time of an array
-            values: Mapping[str, Any] = {name: bindparam(name + mark, type_=kind) for name, kind in types.items()}
-            names = [value.key for value in values.values()]
+        table, suffix = self._table, f"_{number}"
+        types = {name: column.type for name, column in self._columns.items()}
+        values: dict[str, Any] = {}
+        if single_row:  # the driver encodes a value in a tenth of the time of an array
+            names = [name + suffix for name in types]
+            for name, kind in types.items():
+                values[name] = bindparam(name + suffix, type_=kind)
         else:
-            rows, names = unnested(types, mark)
-            values = {name: rows.c[name] for name in types}
-        ours = [*[column == values[name] for name, column in self._keys.items()], *condition]
-        given = select(*values.values()).where(*condition)
+            rows, names = unnested(types, suffix)
+            for name in types:
+                values[name] = rows.c[name]
+        has_keys = [column == values[name] for name, column in self._keys.items()]
+        chosen = [*has_keys, *condition]
+        new_rows = select(*values.values()).where(*condition)
         statement: Any
         if self._verb == "insert":
-            statement = insert(table).from_select(self._names, given)
+            statement = insert(table).from_select(self._names, new_rows)
         elif self._verb == "once":
-            statement = postgresql.insert(table).from_select(self._names, given).on_conflict_do_nothing()
+            statement = postgresql.insert(table).from_select(self._names, new_rows).on_conflict_do_nothing()
         elif self._verb == "update":
-            statement = update(table).where(*ours).values({name: values[name] for name in self._names})
+            statement = update(table).where(*chosen).values({name: values[name] for name in self._names})
         else:
-            statement = delete(table).where(*ours)
+            statement = delete(table).where(*chosen)
         return statement.cte(f"part_{number}"), names
 
 
-def unnested(types: Mapping[str, TypeEngine[Any]], mark: str) -> tuple[TableValuedAlias, list[str]]:
-    """Rows that are sent as arrays, one for each of these columns, and the names of these parameters."""
-    arrays = [bindparam(f"{name}{mark}", type_=ARRAY(kind)) for name, kind in types.items()]
+RowWrites = tuple[Rows, Sequence[Row]]
+"""One way of writing rows of a table, and the rows to be written in that way."""
+
+
+def unnested(types: Mapping[str, TypeEngine[Any]], suffix: str) -> tuple[TableValuedAlias, list[str]]:
+    """Rows that are sent as arrays, one for each of these columns, and the names of these parameters, which end with
+    the suffix."""
+    arrays = [bindparam(f"{name}{suffix}", type_=ARRAY(kind)) for name, kind in types.items()]
     derived = [column(name, kind) for name, kind in types.items()]
     return func.unnest(*arrays).table_valued(*derived).render_derived(), [array.key for array in arrays]
 
@@ -248,6 +263,16 @@ class Condition:
         return self.cte.c.holds
 
 
+@record(frozen=True, slots=True)
+class _Conditions:
+    """The conditions of writes that check a revision, by what they concern."""
+
+    only_new_runs: Condition | None
+    one_run: Condition
+    several_runs: Condition
+    several_runs_and_tickets: Condition
+
+
 _Parts = tuple[tuple[Rows, bool], ...]
 """The parts of a joint write, and for each of them whether it writes a single row."""
 
@@ -260,46 +285,50 @@ class WriteStatements:
         self._together = dialect.name == "postgresql"
         self._prepared: dict[tuple[Condition | None, _Parts], Prepared] = {}
 
-    def __call__(self, conn: Connection, *wanted: tuple[Rows, Sequence[Row]]) -> None:
+    def __call__(self, conn: Connection, *wanted: RowWrites) -> None:
         """Write all of these rows. No two of them may be the same row of a table."""
-        asked = [(to, rows) for to, rows in wanted if rows]
+        parts = [(way, rows) for way, rows in wanted if rows]
         if not self._together:
-            for to, rows in asked:
-                self._single(to).each(conn, rows)
-        elif asked:
-            statement, values = self._joint(asked)
+            for way, rows in parts:
+                self._single(way).each(conn, rows)
+        elif parts:
+            statement, values = self._joint(parts)
             statement.each(conn, [values])
 
     def only_if(
-        self, condition: Condition | None, given: Sequence[object], done: T, *wanted: tuple[Rows, Sequence[Row]]
+        self, condition: Condition | None, given: Sequence[object], done: T, *wanted: RowWrites
     ) -> SingleStatement[T | None]:
         """Return the write as a single statement of Postgres, which checks a condition first, if there is one.
 
         Its result is `done`, or None if the condition does not hold. `given` are the parameters of the condition.
         """
-        statement, values = self._joint([(to, rows) for to, rows in wanted if rows], condition)
+        statement, values = self._joint([(way, rows) for way, rows in wanted if rows], condition)
         return SingleStatement(statement, (*given, *values), lambda rows: done if rows[0][0] else None)
 
-    def _single(self, to: Rows) -> Prepared:
-        key = (None, ((to, True),))
+    def _single(self, way: Rows) -> Prepared:
+        key = (None, ((way, True),))
         if key not in self._prepared:
-            self._prepared[key] = to.single(self._dialect)
+            self._prepared[key] = way.single(self._dialect)
         return self._prepared[key]
 
-    def _joint(
-        self, asked: Sequence[tuple[Rows, Sequence[Row]]], condition: Condition | None = None
-    ) -> tuple[Prepared, Row]:
-        """Return the statement for these parts, compiled when it is first used: there are some dozens of
-        combinations."""
-        key = (condition, tuple([(to, len(rows) == 1) for to, rows in asked]))
+    def _joint(self, parts: Sequence[RowWrites], condition: Condition | None = None) -> tuple[Prepared, Row]:
+        """Return the statement for these parts, compiled when it is first used, and the values of its parameters.
+
+        There are some dozens of combinations of parts.
+        """
+        key = (condition, tuple([(way, len(rows) == 1) for way, rows in parts]))
         if key not in self._prepared:
-            self._prepared[key] = self._made(key[1], condition)
+            self._prepared[key] = self._compiled(key[1], condition)
         values: list[Any] = []
-        for _, rows in asked:
-            values += rows[0] if len(rows) == 1 else columns_of(rows, 0)
+        for _, rows in parts:
+            if len(rows) == 1:
+                values += rows[0]
+            else:
+                values += columns_of(rows, 0)
         return self._prepared[key], tuple(values)
 
-    def _made(self, parts: _Parts, condition: Condition | None) -> Prepared:
+    def _compiled(self, parts: _Parts, condition: Condition | None) -> Prepared:
+        """Compile the parts as one WITH statement, each of which writes only if the condition holds."""
         holds: list[ColumnElement[bool]] = []
         whole: Select[Any] = select(literal_column("1"))
         names: list[str] = []
@@ -307,10 +336,10 @@ class WriteStatements:
             holds = [select(condition.holds).scalar_subquery()]
             whole = select(condition.holds).add_cte(condition.cte)
             names += condition.names
-        for number, (part, one) in enumerate(parts):
-            written, its_names = part.part(number, one=one, condition=holds)
-            whole = whole.add_cte(written)
-            names += its_names
+        for number, (way, single_row) in enumerate(parts):
+            part, part_names = way.part(number, single_row=single_row, condition=holds)
+            whole = whole.add_cte(part)
+            names += part_names
         return Prepared(whole, self._dialect, names)
 
 
@@ -346,62 +375,70 @@ class Statements:
     def __init__(self, dialect: Dialect) -> None:
         self.arrays = dialect.name == "postgresql"
         self._renewals(dialect)
-        self.runs = Lookup(self, dialect, RUNS, ["id"], *RUN)
+        self.runs = Lookup(self, dialect, RUNS, ["id"], *CHECKED_COLUMNS)
         self.run = Prepared(select(RUNS).where(RUNS.c.id == bindparam("its_id")), dialect, ["its_id"])
         self.journal = Prepared(_journal(), dialect, ["its_seq", "its_id"])
         self.step_input = Prepared(_step_input(), dialect, ["its_id", "its_seq", "most"]) if self.arrays else None
         self.contents = Prepared(self._contents(), dialect, ["shared_run", "shared_ids", "its_run", "ids"])
         self.tickets = Lookup(self, dialect, TICKETS, ["run", "step"])
-        ids = ["ids", "moving"]
-        self.rows = Prepared(self._runs_and_tickets(locks=False), dialect, ids) if self.arrays else None
-        self._both = Prepared(self._runs_and_tickets(locks=True), dialect, ids) if self.arrays else None
+        self.rows: Prepared | None = None
+        self._locked_rows: Prepared | None = None
+        self._lock_texts: Prepared | None = None
+        self._by_key: Prepared | None = None
         self.write = WriteStatements(dialect)
         if self.arrays:
-            self._conditions = {
-                (locks, owned): (
-                    _nothing_but_locks() if locks else None,
-                    _one_is_current(locks=locks, owned=owned),
-                    self._all_are_current(moving=False, locks=locks, owned=owned),
-                    self._all_are_current(moving=True, locks=locks, owned=owned),
-                )
-                for locks in (False, True)
-                for owned in (False, True)
-            }
-            self._all_are_owned = Condition(select(_owned().label("holds")).cte("unchanged"), _OWNED)
+            self._prepare_for_postgres(dialect)
         one_of_theirs = RUNS.c.id == bindparam("its_id"), RUNS.c.tenant == bindparam("its_tenant")
         self._owner = Prepared(select(RUNS.c.id).where(*one_of_theirs), dialect, ["its_id", "its_tenant"])
-        self.new_run = Rows(RUNS, "insert")
-        self.change_run = Rows(RUNS, "update", ENDLESS, ["id", "epoch"])
-        self.end_run = Rows(RUNS, "update", LIVE, ["id", "epoch"])
-        self.hand_run = Rows(RUNS, "update", (*LEASE, "cap_usd", *ENDLESS), ["id", "epoch"])
-        self.hand_ended = Rows(RUNS, "update", (*LEASE, "cap_usd", *LIVE), ["id", "epoch"])
-        self.hasten = Prepared(
+        self.insert_run = Rows(RUNS, "insert")
+        self.update_open_run = Rows(RUNS, "update", OPEN_RUN_COLUMNS, ["id", "epoch"])
+        self.update_ended_run = Rows(RUNS, "update", MUTABLE_COLUMNS, ["id", "epoch"])
+        lease_and_cap = (*LEASE_COLUMNS, "cap_usd")
+        self.update_open_run_and_lease = Rows(RUNS, "update", (*lease_and_cap, *OPEN_RUN_COLUMNS), ["id", "epoch"])
+        self.update_ended_run_and_lease = Rows(RUNS, "update", (*lease_and_cap, *MUTABLE_COLUMNS), ["id", "epoch"])
+        self.make_due = Prepared(
             update(RUNS)
             .where(RUNS.c.id == bindparam("its_id"), RUNS.c.driver == literal_column("''"))
             .values(lease_until=bindparam("lease_until")),
             dialect,
             ["lease_until", "its_id"],
         )
-        self._lock_texts = Prepared(select(_text_locks()), dialect, ["locks"]) if self.arrays else None
-        self.new_event = Rows(EVENTS, "insert")
-        self.new_disclosure = Rows(DISCLOSURES, "insert")
-        self.end_disclosure = Rows(DISCLOSURES, "update", ["outcome", "input_tokens", "output_tokens"], ["run", "call"])
-        self.new_content = Rows(CONTENTS, "once")
-        self.new_shared_content = Rows(SHARED_CONTENTS, "once")
-        self.new_text = Rows(TEXTS, "once")
-        self.new_tag = Rows(TAGS, "once")
-        self.new_notice = Rows(NOTICES, "once")
-        self.new_ticket = Rows(TICKETS, "insert")
-        self.change_ticket = Rows(TICKETS, "update", TICKET[2:], ["run", "step"])
-        self.settle_ticket = Rows(TICKETS, "update", SETTLED, ["run", "step"])
-        self.end_ticket = Rows(TICKETS, "delete", keys=["run", "step"])
-        self.change_window = Rows(BUDGET_WINDOWS, "update", WINDOW_AMOUNTS, ["account", "start"])
-        self.new_hold = Rows(BUDGET_HOLDS, "insert")
+        self.insert_event = Rows(EVENTS, "insert")
+        self.insert_disclosure = Rows(DISCLOSURES, "insert")
+        outcome = ["outcome", "input_tokens", "output_tokens"]
+        self.complete_disclosure = Rows(DISCLOSURES, "update", outcome, ["run", "call"])
+        self.insert_content = Rows(CONTENTS, "once")
+        self.insert_shared_content = Rows(SHARED_CONTENTS, "once")
+        self.insert_text = Rows(TEXTS, "once")
+        self.insert_tag = Rows(TAGS, "once")
+        self.insert_notice = Rows(NOTICES, "once")
+        self.insert_ticket = Rows(TICKETS, "insert")
+        self.update_ticket = Rows(TICKETS, "update", TICKET_COLUMNS[2:], ["run", "step"])
+        self.update_ticket_except_until = Rows(TICKETS, "update", TICKET_COLUMNS_EXCEPT_UNTIL, ["run", "step"])
+        self.delete_ticket = Rows(TICKETS, "delete", keys=["run", "step"])
+        self.update_window = Rows(BUDGET_WINDOWS, "update", WINDOW_AMOUNTS, ["account", "start"])
+        self.insert_hold = Rows(BUDGET_HOLDS, "insert")
         self.idempotency = Lookup(self, dialect, ONCE, ["id"])
+        self.insert_idempotency = Rows(ONCE, "insert")
+        self.update_idempotency = Rows(ONCE, "update", IDEMPOTENCY_COLUMNS[1:], ["id"])
+
+    def _prepare_for_postgres(self, dialect: Dialect) -> None:
+        """Prepare what only Postgres has: reads of two tables in one round trip, locks, settings and conditions."""
+        self.rows = Prepared(self._runs_and_tickets(locks=False), dialect, ["ids", "moving"])
+        self._locked_rows = Prepared(self._runs_and_tickets(locks=True), dialect, ["ids", "moving"])
+        self._lock_texts = Prepared(select(_text_locks()), dialect, ["locks"])
         settings = [func.set_config(*_literals(name, value, "true")) for name, value in BY_KEY.items()]
-        self._by_key = Prepared(select(*settings), dialect, []) if self.arrays else None
-        self.new_idempotency = Rows(ONCE, "insert")
-        self.change_idempotency = Rows(ONCE, "update", IDEMPOTENCY[1:], ["id"])
+        self._by_key = Prepared(select(*settings), dialect, [])
+        self._conditions: dict[tuple[bool, bool], _Conditions] = {}
+        for locks in (False, True):
+            for owned in (False, True):
+                self._conditions[locks, owned] = _Conditions(
+                    only_new_runs=_nothing_but_locks() if locks else None,
+                    one_run=_one_is_current(locks=locks, owned=owned),
+                    several_runs=self._all_are_current(moving=False, locks=locks, owned=owned),
+                    several_runs_and_tickets=self._all_are_current(moving=True, locks=locks, owned=owned),
+                )
+        self._all_are_owned = Condition(select(_owned().label("holds")).cte("unchanged"), _OWNED)
 
     def _renewals(self, dialect: Dialect) -> None:
         """Thousands of leases and claims are renewed every second or so, and the event loop waits for each batch.
@@ -412,13 +449,13 @@ class Statements:
         run, ticket = RUNS.c, TICKETS.c
         without_waiting = (func.set_config(*_literals("synchronous_commit", "off", "true")),) if self.arrays else ()
         ours = (self.among(run.id), run.driver == bindparam("its_driver"), run.ended_at.is_(None))
-        self.leases = Prepared(
+        self.lock_leases = Prepared(
             select(run.id, run.epoch, run.seq, *without_waiting).where(*ours).order_by(run.id).with_for_update(),
             dialect,
             ["ids", "its_driver"],
         )
-        self.renew = Rows(RUNS, "update", ["lease_until"], ["id"])
-        self.held = Prepared(
+        self.update_lease = Rows(RUNS, "update", ["lease_until"], ["id"])
+        self.lock_claims = Prepared(
             select(ticket.run, ticket.step, ticket.claim, *without_waiting)
             .where(self.among(ticket.run), ticket.holder.is_not(None))
             .order_by(ticket.run, ticket.step)
@@ -426,7 +463,7 @@ class Statements:
             dialect,
             ["ids"],
         )
-        self.keep = Rows(TICKETS, "update", ["until"], ["run", "step", "claim"])
+        self.update_claim = Rows(TICKETS, "update", ["until"], ["run", "step", "claim"])
 
     def plan_by_key(self, conn: Connection) -> None:
         """Have Postgres plan all further statements of this transaction by key (see `BY_KEY`)."""
@@ -446,14 +483,14 @@ class Statements:
         On Postgres, if another transaction had the lock, a ticket that it inserted is not among them (what it changed
         or deleted is). No entry misses it: only the driver makes tickets, and a dispatcher takes one after its commit.
         """
-        if self._both is None or not moving:
+        if self._locked_rows is None or not moving:
             return self.runs.fetch(conn, ids), self.tickets.fetch(conn, moving)
-        return runs_and_tickets(self._both.fetch(conn, ids, moving))
+        return runs_and_tickets(self._locked_rows.fetch(conn, ids, moving))
 
     def _runs_and_tickets(self, *, locks: bool) -> Executable:
         """Runs, and the tickets of those that are `moving`. With `locks` both are locked, in the order of their keys,
         so that no two transactions wait for each other in a circle."""
-        runs = select(*[RUNS.c[name] for name in RUN]).where(self.among(RUNS.c.id)).order_by(RUNS.c.id)
+        runs = select(*[RUNS.c[name] for name in CHECKED_COLUMNS]).where(self.among(RUNS.c.id)).order_by(RUNS.c.id)
         tickets = select(TICKETS).where(self.among(TICKETS.c.run, "moving")).order_by(TICKETS.c.run, TICKETS.c.step)
         if locks:
             runs, tickets = runs.with_for_update(), tickets.with_for_update()
@@ -463,18 +500,16 @@ class Statements:
             select(*[cast(null(), column.type) for column in first.c], *second.c),
         )
 
-    def write_if_current(
-        self, conn: Connection, known: Sequence[KnownRun], *wanted: tuple[Rows, Sequence[Row]]
-    ) -> bool:
+    def write_if_current(self, conn: Connection, known: Sequence[KnownRun], *wanted: RowWrites) -> bool:
         """Write if the rows of all these runs have the known revisions. If one has not, write nothing: False."""
         expected = dict(known)
-        found = {row[_ID]: row[_REVISION] for row in self.runs.fetch(conn, list(expected))}
-        if found != expected:
+        revisions = {row[_ID]: row[_REVISION] for row in self.runs.fetch(conn, list(expected))}
+        if revisions != expected:
             return False
         self.write(conn, *wanted)
         return True
 
-    def write_if_owned(self, conn: Connection, owned: Sequence[OwnedRun], *wanted: tuple[Rows, Sequence[Row]]) -> bool:
+    def write_if_owned(self, conn: Connection, owned: Sequence[OwnedRun], *wanted: RowWrites) -> bool:
         """Write if each of these runs belongs to the tenant that is given with it. If one does not, or is not there,
         write nothing: False."""
         if not owned:
@@ -483,8 +518,9 @@ class Statements:
         if self.arrays:
             written = self.write.only_if(self._all_are_owned, columns_of(owned, 2), True, *wanted)(conn)
             return written is not None
-        if not all(self._owner.fetch(conn, *one) for one in owned):
-            return False
+        for run, tenant in owned:
+            if not self._owner.fetch(conn, run, tenant):
+                return False
         self.write(conn, *wanted)
         return True
 
@@ -493,7 +529,7 @@ class Statements:
         known: Sequence[KnownRun],
         moving: Sequence[str],
         result: T,
-        *wanted: tuple[Rows, Sequence[Row]],
+        *wanted: RowWrites,
         locks: Sequence[int],
         owned: Sequence[OwnedRun] = (),
     ) -> SingleStatement[T | None]:
@@ -505,17 +541,19 @@ class Statements:
         entries change them under the lock of the run's row. Nothing is written either unless each `owned` run belongs
         to its tenant.
         """
-        only_new, one, several, several_moving = self._conditions[bool(locks), bool(owned)]
+        conditions = self._conditions[bool(locks), bool(owned)]
+        lock_values = [locks] if locks else []
         owners = columns_of(owned, 2) if owned else []
-        if not known:  # there are only new runs
-            return self.write.only_if(only_new, [locks] if locks else (), result, *wanted)
+        if not known:
+            return self.write.only_if(conditions.only_new_runs, lock_values, result, *wanted)
         if len(known) == 1:
-            values = [locks, *known[0]] if locks else known[0]
-            return self.write.only_if(one, [*values, *owners] if owners else values, result, *wanted)
-        values = [*columns_of(known, 2), *([locks] if locks else [])]
+            values = [*lock_values, *known[0], *owners]
+            return self.write.only_if(conditions.one_run, values, result, *wanted)
+        values = [*columns_of(known, 2), *lock_values]
         if moving:
-            return self.write.only_if(several_moving, [*values, list(moving), *owners], result, *wanted)
-        return self.write.only_if(several, [*values, *owners], result, *wanted)
+            values += [list(moving), *owners]
+            return self.write.only_if(conditions.several_runs_and_tickets, values, result, *wanted)
+        return self.write.only_if(conditions.several_runs, [*values, *owners], result, *wanted)
 
     def _all_are_current(self, *, moving: bool, locks: bool, owned: bool) -> Condition:
         """Any number of runs have the revisions that are given, and their rows and tickets are locked."""
@@ -558,8 +596,16 @@ class Statements:
 
 
 def runs_and_tickets(rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
-    """Return the columns `RUN` of runs, and `TICKET` of tickets, from rows that have either."""
-    return [row[: len(RUN)] for row in rows if row[0]], [row[len(RUN) :] for row in rows if not row[0]]
+    """Return the `CHECKED_COLUMNS` of runs, and the `TICKET_COLUMNS` of tickets, from rows that have either."""
+    width = len(CHECKED_COLUMNS)
+    runs: list[Row] = []
+    tickets: list[Row] = []
+    for row in rows:
+        if row[0]:
+            runs.append(row[:width])
+        else:
+            tickets.append(row[width:])
+    return runs, tickets
 
 
 def _literals(name: str, value: str, local: str) -> list[ColumnElement[Any]]:
@@ -648,8 +694,8 @@ def _journal() -> Executable:
 def _step_input() -> Executable:
     """Return a run's row, and three arrays of rows: its events after a seq, its tickets, and its small contents.
 
-    At most `ALONG` contents are read, none longer than `most` bytes. After seq 0 these are any contents of the run;
-    after a later one, only those that the later events name.
+    At most `MOST_CONTENTS` contents are read, none longer than `most` bytes. After seq 0 these are any contents of the
+    run; after a later one, only those that the later events name.
     """
     run = RUNS.c
     its_id: ColumnElement[str] = bindparam("its_id")
@@ -658,10 +704,10 @@ def _step_input() -> Executable:
     wanted = or_(bindparam("its_seq") == literal_column("0"), CONTENTS.c.ref.in_(named))
     small = func.octet_length(CONTENTS.c.body) <= bindparam("most")
     events = _rows_of(EVENTS, ("seq", "kind", "at", "body"), "seq").where(later)
-    tickets = _rows_of(TICKETS, TICKET, "step")
-    contents = _rows_of(CONTENTS, ("ref", "body"), "ref").where(small, wanted).limit(literal_column(str(ALONG)))
+    tickets = _rows_of(TICKETS, TICKET_COLUMNS, "step")
+    contents = _rows_of(CONTENTS, ("ref", "body"), "ref").where(small, wanted).limit(literal_column(str(MOST_CONTENTS)))
     arrays = [func.array(part.scalar_subquery()) for part in (events, tickets, contents)]
-    return select(*[run[name] for name in SEEN], run.salt, run.driver, *arrays).where(run.id == its_id)
+    return select(*[run[name] for name in CACHED_COLUMNS], run.salt, run.driver, *arrays).where(run.id == its_id)
 
 
 def _rows_of(table: Table, names: Sequence[str], order: str) -> Any:

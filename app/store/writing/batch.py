@@ -17,7 +17,7 @@ names the epoch or the event that it follows, and those of the cached rows are o
 
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
 
@@ -28,8 +28,6 @@ from app.core.records import record
 from app.core.run import notices
 from app.core.run.events import (
     TERMINAL,
-    CallFinished,
-    CallIntended,
     Event,
     Fact,
     Kind,
@@ -40,20 +38,31 @@ from app.core.run.events import (
 )
 from app.core.run.kinds import AFTER_THE_END, COPIES, WITHOUT_LEASE
 from app.errors import Conflict, LeaseLost, NotFound, RunEnded, RunOverBudget
-from app.store.protocol import MOVED, TAKEN, Appended, Entry, IdempotencyRecord, Lease, Ledger, Move, NewRun, Projection
-from app.store.rows import disclosures, texts
-from app.store.rows.idempotency import record_row
+from app.store.protocol import (
+    MOVED,
+    Appended,
+    Entry,
+    Lease,
+    Ledger,
+    Move,
+    NewRun,
+    Outbox,
+    Projection,
+)
+from app.store.rows import texts
+from app.store.rows.disclosures import DisclosureRows
+from app.store.rows.idempotency import IdempotencyRows
 from app.store.rows.runs import CachedRows
 from app.store.sqlkit.sealing import TEXT, ContentKey, place_of
 from app.store.sqlkit.statements import (
-    ENDLESS,
-    LIVE,
-    SEEN,
-    SETTLED,
-    TICKET,
+    CACHED_COLUMNS,
+    MUTABLE_COLUMNS,
+    OPEN_RUN_COLUMNS,
+    TICKET_COLUMNS,
+    TICKET_COLUMNS_EXCEPT_UNTIL,
     OwnedRun,
     Row,
-    Rows,
+    RowWrites,
     SingleStatement,
     Statements,
 )
@@ -64,7 +73,7 @@ from app.store.writing.budget_ledger import BudgetLedger, Charge, NeedsAllSlices
 Outcome = Appended | Exception
 
 NOTHING = Ledger()
-LONG_AGO = 3600.0
+BACKDATED_SECONDS = 3600.0
 """Seconds by which the last announcement of a ticket is dated back if nobody announces it: it is overdue at once, and
 the oldest is taken first."""
 FIRST_EPOCH = 1
@@ -72,9 +81,9 @@ MOST_CACHED = 8192
 """Most runs whose rows are cached."""
 BEGINNINGS = frozenset({Kind.ADMITTED, Kind.RESUMED})
 """Kinds of the events that begin a turn."""
-_ID, _REVISION = SEEN.index("id"), SEEN.index("revision")
-_BUDGETS = SEEN.index("budgets")
-_STEP, _HOLDER = TICKET.index("step"), TICKET.index("holder")
+_ID, _REVISION = CACHED_COLUMNS.index("id"), CACHED_COLUMNS.index("revision")
+_BUDGETS = CACHED_COLUMNS.index("budgets")
+_STEP, _HOLDER = TICKET_COLUMNS.index("step"), TICKET_COLUMNS.index("holder")
 
 
 @record(frozen=True, slots=True)
@@ -157,13 +166,13 @@ class _Ticket:
     """None if the ticket has no row yet, or a row that must be written in any case."""
 
 
-_LIVE_OF = attrgetter(*LIVE)
-_CHANGE_OF = attrgetter(*ENDLESS, "id", "stored_epoch")
-_END_OF = attrgetter(*LIVE, "id", "stored_epoch")
-_TICKET_OF = attrgetter(*TICKET)
-_SEEN_OF = attrgetter(*SEEN)
-_TICKET_SETTLED_OF = attrgetter(*SETTLED, "run", "step")
-_TICKET_CHANGE_OF = attrgetter(*TICKET[2:], "run", "step")
+_MUTABLE_VALUES = attrgetter(*MUTABLE_COLUMNS)
+_OPEN_RUN_CHANGE = attrgetter(*OPEN_RUN_COLUMNS, "id", "stored_epoch")
+_ENDED_RUN_CHANGE = attrgetter(*MUTABLE_COLUMNS, "id", "stored_epoch")
+_TICKET_VALUES = attrgetter(*TICKET_COLUMNS)
+_CACHED_VALUES = attrgetter(*CACHED_COLUMNS)
+_TICKET_CHANGE_EXCEPT_UNTIL = attrgetter(*TICKET_COLUMNS_EXCEPT_UNTIL, "run", "step")
+_TICKET_CHANGE = attrgetter(*TICKET_COLUMNS[2:], "run", "step")
 
 
 class RowCache:
@@ -203,62 +212,6 @@ class RowCache:
         self._runs.clear()
 
 
-class IdempotencyRows:
-    """The idempotency records that a batch of entries checks and adds."""
-
-    def __init__(self, rows: Iterable[Row]) -> None:
-        """`rows` are the stored records that have an id of the batch's records."""
-        self._known = {row[0]: IdempotencyRecord(*row) for row in rows}
-        self._stored = frozenset(self._known)
-        self._changed: set[str] = set()
-
-    def check(self, once: IdempotencyRecord | None, at: float) -> None:
-        """Raise `Conflict` if an earlier record lasts at this time."""
-        held = self._known.get(once.id) if once is not None else None
-        if held is not None and held.until > at:
-            raise Conflict(code=TAKEN)
-
-    def add(self, once: IdempotencyRecord | None, run: str) -> None:
-        """Add a record, after `check`. It is written with the batch."""
-        if once is not None:
-            self._known[once.id] = replace(once, run=run)
-            self._changed.add(once.id)
-
-    def writes(self, statements: Statements) -> tuple[tuple[Rows, list[Row]], ...]:
-        """The rows to be written, in the order of their ids, so that no two batches wait for each other in a circle."""
-        made = [record_row(self._known[name]) for name in sorted(self._changed)]
-        return (
-            (statements.new_idempotency, [row for row in made if row[0] not in self._stored]),
-            (statements.change_idempotency, [(*row[1:], row[0]) for row in made if row[0] in self._stored]),
-        )
-
-
-class DisclosureRows:
-    """The rows that a batch of entries adds, and those that it completes.
-
-    The intent of a call gives a row before anything is sent, and the outcome of the call completes that row. A call
-    whose intent was written by a release without the ledger has no row; `baton disclosures rebuild` derives it.
-    """
-
-    def __init__(self) -> None:
-        self._made: dict[tuple[str, str], Row] = {}
-        self._ended: dict[tuple[str, str], disclosures.Ended] = {}
-
-    def note(self, run: str, tenant: str, key: str, facts: Sequence[Fact], at: float) -> None:
-        """Note those of a run's new events that are the intent or the outcome of a call."""
-        for fact in facts:
-            if isinstance(fact, CallIntended) and fact.planned_by:
-                self._made[run, fact.call] = disclosures.intended(run, tenant, key, fact, at)
-            elif isinstance(fact, CallFinished):
-                self._ended[run, fact.call] = disclosures.ended(fact)
-
-    def writes(self, statements: Statements) -> tuple[tuple[Rows, Sequence[Row]], ...]:
-        """Return the rows to be written. No row is both added and completed: Postgres does both in one statement."""
-        made = [row + self._ended.pop(place, (None, None, None)) for place, row in self._made.items()]
-        completed = [(*outcome, *place) for place, outcome in self._ended.items()]
-        return (statements.new_disclosure, made), (statements.end_disclosure, completed)
-
-
 class RowBatch:
     """The rows that a batch of entries reads, and the changes that it makes to them."""
 
@@ -275,13 +228,13 @@ class RowBatch:
         None: those of all, and `locks` are to be taken before the write. Without `budgets` no entry holds or settles
         anything for a run that has accounts."""
         self._runs = {row[0]: _Run(*row) for row in runs}
-        self._tickets = {(row[0], row[1]): _stored(row) for row in tickets}
-        self._ticketed = set(moving)
+        self._tickets = {(row[0], row[1]): _stored_ticket(row) for row in tickets}
+        self._runs_with_tickets = set(moving)
         """Runs whose tickets are all known."""
         self._idempotency = idempotency
-        self._born: dict[str, tuple[NewRun, float]] = {}
-        self._changed: set[str] = set()
-        self._touched: set[tuple[str, int]] = set()
+        self._new_runs: dict[str, tuple[NewRun, float]] = {}
+        self._changed_runs: set[str] = set()
+        self._changed_tickets: set[tuple[str, int]] = set()
         self._events: list[tuple[Any, ...]] = []
         self._contents: list[tuple[Any, ...]] = []
         self._disclosures = DisclosureRows()
@@ -297,7 +250,7 @@ class RowBatch:
         self._tags: list[tuple[Any, ...]] = []
         self._notices: list[tuple[Any, ...]] = []
         self._budgets = budgets
-        self._put_off: set[str] = set()
+        self._postponed_runs: set[str] = set()
         """Runs of which an entry is put off, and with it those that follow in the batch, so that they stay in order."""
 
     def apply(self, encoded: EncodedEntry) -> Outcome:
@@ -316,10 +269,10 @@ class RowBatch:
             return refusal
         if entry.new is not None:
             self._runs[run.id] = run
-            self._ticketed.add(run.id)
-            self._born[run.id] = (entry.new, entry.at)
-        elif run.id not in self._changed:
-            self._changed.add(run.id)
+            self._runs_with_tickets.add(run.id)
+            self._new_runs[run.id] = (entry.new, entry.at)
+        elif run.id not in self._changed_runs:
+            self._changed_runs.add(run.id)
             run.revision += 1
         run.held_usd, run.held_tokens, run.spent_usd, run.spent_tokens = money
         if charge is not None and self._budgets is not None:
@@ -334,56 +287,103 @@ class RowBatch:
         self._key = encoded.key
         taken = self._apply_rows(run, entry)
         self._idempotency.add(entry.once, run.id)
-        if entry.tenant is not None and run.id not in self._born:
+        if entry.tenant is not None and run.id not in self._new_runs:
             self.owned.add((run.id, entry.tenant))
         return Appended(events, ticket.claim if ticket and entry.move and entry.move.verb == "take" else 0, taken)
 
-    def writes(self, statements: Statements) -> list[tuple[Rows, Sequence[Row]]]:
-        """All changed rows, by the way in which they are written. Most of the lists are empty."""
-        touched = [self._tickets[place] for place in sorted(self._touched)]
-        kept = [ticket for ticket in touched if not ticket.gone]
-        runs = [self._runs[name] for name in sorted(self._changed - self._born.keys())]
-        handed = [run for run in runs if run.lease is not None]
+    def writes(self, statements: Statements) -> list[RowWrites]:
+        """Return all changed rows, each with the way in which it is written. Most of the lists are empty."""
         return [
-            (statements.new_run, [_new_run_row(self._runs[name], *admitted) for name, admitted in self._born.items()]),
-            (statements.change_run, [_CHANGE_OF(run) for run in runs if run.lease is None and run.ended_at is None]),
-            (statements.end_run, [_END_OF(run) for run in runs if run.lease is None and run.ended_at is not None]),
-            (statements.hand_run, [_lease_change(run) + _CHANGE_OF(run) for run in handed if run.ended_at is None]),
-            (statements.hand_ended, [_lease_change(run) + _END_OF(run) for run in handed if run.ended_at is not None]),
-            (statements.new_event, self._events),
+            *self._writes_of_runs(statements),
+            (statements.insert_event, self._events),
             *self._disclosures.writes(statements),
-            (statements.new_content, self._contents),
-            (statements.new_shared_content, self._shared),
-            (statements.new_text, [self._texts[name] for name in sorted(self._texts)]),
-            (statements.new_tag, self._tags),
-            (statements.new_notice, self._notices),
+            (statements.insert_content, self._contents),
+            (statements.insert_shared_content, self._shared),
+            (statements.insert_text, [self._texts[name] for name in sorted(self._texts)]),
+            (statements.insert_tag, self._tags),
+            (statements.insert_notice, self._notices),
             *self._idempotency.writes(statements),
-            (statements.end_ticket, [(t.run, t.step) for t in touched if t.gone and t.stored]),
-            (statements.change_ticket, [_TICKET_CHANGE_OF(t) for t in kept if t.stored and t.until != t.stored_until]),
-            (statements.settle_ticket, [_TICKET_SETTLED_OF(t) for t in kept if t.stored and t.until == t.stored_until]),
-            (statements.new_ticket, [_TICKET_OF(t) for t in kept if not t.stored]),
+            *self._writes_of_tickets(statements),
+        ]
+
+    def _writes_of_runs(self, statements: Statements) -> list[RowWrites]:
+        """Return the rows of new runs, and of others the columns that may have changed: fewer for a run that is open,
+        and more for one whose lease has changed."""
+        new_runs = [_new_run_row(self._runs[name], new, at) for name, (new, at) in self._new_runs.items()]
+        open_runs: list[Row] = []
+        ended_runs: list[Row] = []
+        open_runs_and_leases: list[Row] = []
+        ended_runs_and_leases: list[Row] = []
+        for name in sorted(self._changed_runs - self._new_runs.keys()):
+            run = self._runs[name]
+            if run.lease is None and run.ended_at is None:
+                open_runs.append(_OPEN_RUN_CHANGE(run))
+            elif run.lease is None:
+                ended_runs.append(_ENDED_RUN_CHANGE(run))
+            elif run.ended_at is None:
+                open_runs_and_leases.append(_lease_change(run) + _OPEN_RUN_CHANGE(run))
+            else:
+                ended_runs_and_leases.append(_lease_change(run) + _ENDED_RUN_CHANGE(run))
+        return [
+            (statements.insert_run, new_runs),
+            (statements.update_open_run, open_runs),
+            (statements.update_ended_run, ended_runs),
+            (statements.update_open_run_and_lease, open_runs_and_leases),
+            (statements.update_ended_run_and_lease, ended_runs_and_leases),
+        ]
+
+    def _writes_of_tickets(self, statements: Statements) -> list[RowWrites]:
+        """Return the rows of new tickets, the keys of those that are gone, and of others the columns that may have
+        changed: without `until` where the end of the claim is what is stored."""
+        deleted: list[Row] = []
+        changed: list[Row] = []
+        changed_except_until: list[Row] = []
+        new_tickets: list[Row] = []
+        for place in sorted(self._changed_tickets):
+            ticket = self._tickets[place]
+            if ticket.gone:
+                if ticket.stored:
+                    deleted.append(place)
+            elif not ticket.stored:
+                new_tickets.append(_TICKET_VALUES(ticket))
+            elif ticket.until != ticket.stored_until:
+                changed.append(_TICKET_CHANGE(ticket))
+            else:
+                changed_except_until.append(_TICKET_CHANGE_EXCEPT_UNTIL(ticket))
+        return [
+            (statements.delete_ticket, deleted),
+            (statements.update_ticket, changed),
+            (statements.update_ticket_except_until, changed_except_until),
+            (statements.insert_ticket, new_tickets),
         ]
 
     def cacheable(self) -> dict[str, CachedRows | None]:
         """The rows of these runs after the write, for the row cache. None for a run that has ended or was erased."""
-        tickets: dict[str, list[Row]] = {run: [] for run in self._ticketed}
+        tickets: dict[str, list[Row]] = {run: [] for run in self._runs_with_tickets}
         for ticket in self._tickets.values():
             if not ticket.gone and ticket.run in tickets:
-                tickets[ticket.run].append(_TICKET_OF(ticket))
+                tickets[ticket.run].append(_TICKET_VALUES(ticket))
         found: dict[str, CachedRows | None] = {}
         for name, run in self._runs.items():
-            live = run.ended_at is None and run.salt is not None
-            its = tuple(tickets[name]) if name in tickets else None
-            found[name] = CachedRows(_SEEN_OF(run), its) if live else None
+            if run.ended_at is not None or run.salt is None:
+                found[name] = None
+            elif name in tickets:
+                found[name] = CachedRows(_CACHED_VALUES(run), tuple(tickets[name]))
+            else:
+                found[name] = CachedRows(_CACHED_VALUES(run), None)
         return found
 
-    def hasten_wishes(self, conn: Connection, statements: Statements) -> None:
+    def make_wishes_due(self, conn: Connection, statements: Statements) -> None:
         """Write again to runs that got a wish and have no driver, after a change of hands: they are due at once."""
-        runs = [self._runs[name] for name in sorted(self._changed)]
-        statements.hasten.each(conn, [(run.wished_at, run.id) for run in runs if run.wished_at is not None])
+        due: list[Row] = []
+        for name in sorted(self._changed_runs):
+            run = self._runs[name]
+            if run.wished_at is not None:
+                due.append((run.wished_at, run.id))
+        statements.make_due.each(conn, due)
 
     def _run(self, entry: Entry) -> _Run:
-        if entry.run in self._put_off:
+        if entry.run in self._postponed_runs:
             raise NeedsAllSlices
         run = self._runs.get(entry.run)
         if entry.new is None:
@@ -393,11 +393,14 @@ class RowBatch:
         if run is not None:
             raise Conflict
         new = entry.new
-        if _copies(new) and ((origin := self._runs.get(new.origin_run)) is None or origin.salt is None):
-            raise NotFound  # it was erased since its content was read
-        budgets = budget_ledger.column_of(new.budgets) if new.budgets else None
-        caps = (new.cap.usd, new.cap.tokens)
-        return _Run(entry.run, FIRST_EPOCH, *caps, tenant=new.tenant, key=new.key, budgets=budgets)
+        if _copies(new):
+            origin = self._runs.get(new.origin_run)
+            if origin is None or origin.salt is None:
+                raise NotFound  # it was erased since its content was read
+        run = _Run(entry.run, FIRST_EPOCH, new.cap.usd, new.cap.tokens, tenant=new.tenant, key=new.key)
+        if new.budgets:
+            run.budgets = budget_ledger.column_of(new.budgets)
+        return run
 
     def _charge(self, run: _Run, entry: Entry) -> Charge | None:
         """The changes that an entry makes to the run's accounts. Raises `BudgetExhausted` if one has not enough
@@ -407,7 +410,7 @@ class RowBatch:
         try:
             return self._budgets.charge(entry, budget_ledger.accounts_of(run.budgets))
         except NeedsAllSlices:
-            self._put_off.add(entry.run)
+            self._postponed_runs.add(entry.run)
             raise
 
     def _ticket(self, run: str, move: Move, at: float) -> _Ticket:
@@ -416,8 +419,8 @@ class RowBatch:
         if ticket is None or ticket.gone:
             raise LeaseLost
         if move.verb == "take":
-            held = ticket.holder is not None and ticket.until > at
-            allowed = ticket.version == move.version and not held
+            is_claimed = ticket.holder is not None and ticket.until > at
+            allowed = ticket.version == move.version and not is_claimed
         else:
             allowed = ticket.holder is not None and ticket.claim == move.claim
         if not allowed:
@@ -426,21 +429,21 @@ class RowBatch:
 
     def _check_tenant(self, entry: Entry) -> None:
         """Raise `NotFound` if a new run belongs to another tenant. For stored runs the write compares it (`owned`)."""
-        owner = entry.new.tenant if entry.new is not None else None
-        if entry.new is None and entry.run in self._born:
-            owner = self._born[entry.run][0].tenant
-        if entry.tenant is not None and owner not in (None, entry.tenant):
+        new = entry.new
+        if new is None and entry.run in self._new_runs:
+            new, _ = self._new_runs[entry.run]
+        if new is not None and entry.tenant is not None and new.tenant != entry.tenant:
             raise NotFound
 
     def _check_rows(self, entry: Entry) -> None:
         """Raise `Conflict` if a ticket that is to be taken as it is written exists already: it may have a holder."""
-        for row in entry.outbox:
-            ticket = self._tickets.get((entry.run, row.step)) if row.holder else None
-            if ticket is not None and not ticket.gone:
+        for outbox in entry.outbox:
+            ticket = self._tickets.get((entry.run, outbox.step))
+            if outbox.holder and ticket is not None and not ticket.gone:
                 raise Conflict
 
     def _move(self, run: _Run, ticket: _Ticket, move: Move) -> None:
-        self._touched.add((ticket.run, ticket.step))
+        self._changed_tickets.add((ticket.run, ticket.step))
         ticket.version += 1
         if move.verb == "take":
             # Numbered per run, not per row: a step that is queued anew must not honour a claim on its former ticket.
@@ -468,25 +471,30 @@ class RowBatch:
     def _add_notice(self, run: _Run, draft: Fact, entry: Entry) -> None:
         """Write the notice of a turn together with the event that ends it, if the turn began with `Entry.notify`."""
         if draft.kind in BEGINNINGS:
-            turn = draft.turn if isinstance(draft, RunResumed) else 0
-            run.notify_turn = turn if entry.notify else None
+            run.notify_turn = None
+            if entry.notify:
+                run.notify_turn = draft.turn if isinstance(draft, RunResumed) else 0
         elif isinstance(draft, RunApproved):  # a price above the approved one is over budget
             run.cap_usd = draft.max_usd
         elif isinstance(draft, RunAwaitingApproval) and draft.notifies:
-            named, about = notices.of_approval(run.id), notices.approval_requested(run.id, draft)
-            row = (named, draft.proposal, notices.APPROVAL_REQUESTED, entry.at, 0, entry.at, None, None, about)
-            self._notices.append(row)
-        elif run.notify_turn is not None and (word := notices.word(draft)) is not None:
-            self._notices.append((run.id, run.notify_turn, word, entry.at, 0, entry.at, None, None, None))
-            run.notify_turn = None
+            about = notices.approval_requested(run.id, draft)
+            subject = notices.of_approval(run.id)
+            self._notices.append(_notice_row(subject, draft.proposal, notices.APPROVAL_REQUESTED, entry.at, about))
+        elif run.notify_turn is not None:
+            word = notices.word(draft)
+            if word is not None:
+                self._notices.append(_notice_row(run.id, run.notify_turn, word, entry.at, None))
+                run.notify_turn = None
 
     def _store_contents(self, run: _Run, entry: Entry) -> None:
         """Store the contents of an entry, some of them in parts."""
         outputs = {draft.output for draft in entry.events if isinstance(draft, StepDone)}
         for ref, body in entry.contents:
             if entry.shared is not None and entry.shared.ref == ref and self._may_share(entry.shared.owner):
-                parts = texts.parted(run.id, entry.shared, self._key.id if self._key is not None else "")
-                run.thread = (parts.thread or None) if entry.new is not None else run.thread
+                key_id = self._key.id if self._key is not None else ""
+                parts = texts.parted(run.id, entry.shared, key_id)
+                if entry.new is not None:
+                    run.thread = parts.thread or None
             elif ref in outputs and len(body) >= texts.SHARED_BYTES and run.thread and self._may_share(run.thread):
                 parts = texts.answered(run.id, ref, body, run.thread)
             else:
@@ -495,8 +503,10 @@ class RowBatch:
             *row, own = parts.content
             self._shared.append((*row, self._encrypted(run.id, ref, own)))
             for name, before, spoken, text in parts.texts:
-                body = text if self._key is None else self._key.seal(TEXT, text)
-                self._texts[name] = (name, before, spoken, body, run.tenant)
+                stored = text
+                if self._key is not None:
+                    stored = self._key.seal(TEXT, text)
+                self._texts[name] = (name, before, spoken, stored, run.tenant)
 
     def _content(self, run: str, ref: str, body: bytes) -> Row:
         """The row of a content that is stored as a whole."""
@@ -521,40 +531,61 @@ class RowBatch:
         for place, ticket in self._tickets.items():
             if ticket.run == run and ticket.claim == 0:
                 ticket.gone = True
-                self._touched.add(place)
+                self._changed_tickets.add(place)
 
     def _apply_rows(self, run: _Run, entry: Entry) -> tuple[int, ...]:
         """Apply everything but the events. Returns the claims on tickets that were taken as they were written."""
         if run.salt is not None and (entry.shared is not None or run.thread is not None):
             self._store_contents(run, entry)
         elif run.salt is not None:
-            self._contents += [self._content(run.id, ref, body) for ref, body in entry.contents]
-        self._tags += [(name, value, run.id) for name, value in entry.tags]
+            for ref, body in entry.contents:
+                self._contents.append(self._content(run.id, ref, body))
+        for name, value in entry.tags:
+            self._tags.append((name, value, run.id))
         _apply_projection(run, entry.row)
-        taken = []
+        claims = []
         for outbox in entry.outbox:
             place = (run.id, outbox.step)
             ticket = self._tickets.get(place)
             if ticket is None or ticket.gone:
-                stored = ticket is not None and ticket.stored
-                rung_at = entry.at if outbox.announced else entry.at - LONG_AGO
-                ticket = _Ticket(
-                    *place, outbox.tier, outbox.driver, outbox.version, 0, None, entry.at, rung_at, stored=stored
-                )
+                has_row = ticket is not None and ticket.stored
+                ticket = _new_ticket(run.id, outbox, entry.at, has_row=has_row)
                 self._tickets[place] = ticket
             else:  # it is queued, or a dispatcher has it: only the driver that it reports to changes
                 ticket.driver, ticket.rung_at = outbox.driver, 0.0
-            self._touched.add(place)
+            self._changed_tickets.add(place)
             if outbox.holder:
                 self._move(run, ticket, Move(outbox.step, "take", holder=outbox.holder, until=outbox.until))
-                taken.append(ticket.claim)
-        return tuple(taken)
+                claims.append(ticket.claim)
+        return tuple(claims)
 
 
-def _stored(row: Row) -> _Ticket:
+def _notice_row(subject: str, turn: int, word: str, at: float, about: Any) -> Row:
+    """Return all columns of a notice that is due at once and was not tried yet, in table order."""
+    return subject, turn, word, at, 0, at, None, None, about
+
+
+def _stored_ticket(row: Row) -> _Ticket:
     ticket = _Ticket(*row)
     ticket.stored_until = ticket.until
     return ticket
+
+
+def _new_ticket(run: str, outbox: Outbox, at: float, *, has_row: bool) -> _Ticket:
+    """Return a ticket that nobody has claimed. `has_row` is True for one that replaces a ticket with a stored row."""
+    announced_at = at if outbox.announced else at - BACKDATED_SECONDS
+    return _Ticket(
+        run=run,
+        step=outbox.step,
+        tier=outbox.tier,
+        driver=outbox.driver,
+        version=outbox.version,
+        claim=0,
+        holder=None,
+        until=at,
+        rung_at=announced_at,
+        stored=has_row,
+    )
 
 
 def fenced(entry: Entry) -> bool:
@@ -584,12 +615,14 @@ def _check_order(run: _Run, entry: Entry) -> None:
 def _balance(run: _Run, entry: Entry) -> tuple[int, int, int, int]:
     """The amounts held and spent after the entry. Raises `RunOverBudget` if a new hold would exceed a cap (D7)."""
     hold, release, spent = entry.hold, entry.release, entry.spent
-    held_usd, held_tokens = run.held_usd + hold.usd - release.usd, run.held_tokens + hold.tokens - release.tokens
-    spent_usd, spent_tokens = run.spent_usd + spent.usd, run.spent_tokens + spent.tokens
+    held_usd = run.held_usd + hold.usd - release.usd
+    held_tokens = run.held_tokens + hold.tokens - release.tokens
+    spent_usd = run.spent_usd + spent.usd
+    spent_tokens = run.spent_tokens + spent.tokens
     if held_usd < 0 or held_tokens < 0:
         raise ValueError("more was released than the run holds")
-    over = held_usd + spent_usd > run.cap_usd or held_tokens + spent_tokens > run.cap_tokens
-    if over and hold != NOTHING:
+    exceeds_cap = held_usd + spent_usd > run.cap_usd or held_tokens + spent_tokens > run.cap_tokens
+    if exceeds_cap and hold != NOTHING:
         raise RunOverBudget
     return held_usd, held_tokens, spent_usd, spent_tokens
 
@@ -599,12 +632,14 @@ def _new_run_row(run: _Run, new: NewRun, at: float) -> tuple[Any, ...]:
     described = (run.id, new.tenant, new.key, new.tier, new.model, new.code, new.salt, run.thread, run.budgets)
     origin = (new.origin_kind or None, new.origin_run or None)
     erasure = (None, None)  # when, and by what
-    lease = (new.deadline, run.epoch, new.driver, new.lease_until) if run.lease is None else _lease(run)
-    return (*described, *origin, *erasure, at, *lease, run.cap_usd, run.cap_tokens, *_LIVE_OF(run))
+    lease: Row = (new.deadline, run.epoch, new.driver, new.lease_until)
+    if run.lease is not None:
+        lease = _lease(run)
+    return (*described, *origin, *erasure, at, *lease, run.cap_usd, run.cap_tokens, *_MUTABLE_VALUES(run))
 
 
 def _lease(run: _Run) -> tuple[Any, ...]:
-    """The values of the columns `LEASE` for a run whose lease has changed."""
+    """The values of the columns `LEASE_COLUMNS` for a run whose lease has changed."""
     assert run.lease is not None
     return run.lease.deadline, run.epoch, run.lease.driver, run.lease.until
 
@@ -656,47 +691,74 @@ def commit(
     its outcome is `NeedsAllSlices`, of which there is none with `all_slices`.
     Raises `NotFound` if an entry is written in the name of a tenant to which its run does not belong.
     """
-    runs, moving = touched(batch)
+    runs, moving = runs_to_lock(batch)
     if len(runs) > 1:
         statements.plan_by_key(conn)
-    owners = {encoded.entry.shared.owner for encoded in batch if encoded.entry.shared is not None}
-    locked = sorted({texts.lock_of(owner) for owner in owners})
-    statements.lock_texts(conn, locked)  # before any run's row, as an erasure does
+    locks = _locks_of_owners(batch)
+    statements.lock_texts(conn, locks)  # before any run's row, as an erasure does
     found, tickets = statements.under_lock(conn, runs, moving)
-    ids = sorted({encoded.entry.once.id for encoded in batch if encoded.entry.once is not None})
-    shared = locked if statements.arrays else None
-    idempotency = IdempotencyRows(statements.idempotency.fetch(conn, ids))
+    idempotency = IdempotencyRows(statements.idempotency.fetch(conn, _idempotency_ids(batch)))
     columns = _columns(found, batch)
     budgets = None
     if columns:
         entries = [encoded.entry for encoded in batch]
         budgets = budget_ledger.load(conn, columns, entries, number, all_slices=all_slices)
-    rows = RowBatch(found, tickets, moving, idempotency, shared, budgets)
+    rows = RowBatch(found, tickets, moving, idempotency, locks if statements.arrays else None, budgets)
     outcomes = [rows.apply(encoded) for encoded in batch]
-    wanted = rows.writes(statements)
+    writes = rows.writes(statements)
+    signals: Sequence[Signal] = ()
     if budgets is not None:
-        wanted += budgets.writes(conn, statements)
-    if not statements.write_if_owned(conn, sorted(rows.owned), *wanted):
+        writes += budgets.writes(conn, statements)
+        signals = budgets.signals
+    if not statements.write_if_owned(conn, sorted(rows.owned), *writes):
         raise NotFound
-    rows.hasten_wishes(conn, statements)
-    return Applied(outcomes, rows, budgets.signals if budgets is not None else ())
+    rows.make_wishes_due(conn, statements)
+    return Applied(outcomes, rows, signals)
+
+
+def _locks_of_owners(batch: Sequence[EncodedEntry]) -> list[int]:
+    """The locks of the owners whose texts a batch may write, in order."""
+    locks = set()
+    for encoded in batch:
+        if encoded.entry.shared is not None:
+            locks.add(texts.lock_of(encoded.entry.shared.owner))
+    return sorted(locks)
+
+
+def _idempotency_ids(batch: Sequence[EncodedEntry]) -> list[str]:
+    """The ids of the idempotency records of a batch, in order."""
+    ids = set()
+    for encoded in batch:
+        if encoded.entry.once is not None:
+            ids.add(encoded.entry.once.id)
+    return sorted(ids)
 
 
 def _columns(found: Iterable[Row], batch: Sequence[EncodedEntry]) -> dict[str, str | None]:
     """The accounts of the runs of a batch that have any, as their rows name them."""
-    columns: dict[str, str | None] = {row[_ID]: row[_BUDGETS] for row in found if row[_BUDGETS] is not None}
+    columns: dict[str, str | None] = {}
+    for row in found:
+        if row[_BUDGETS] is not None:
+            columns[row[_ID]] = row[_BUDGETS]
     for encoded in batch:
-        if encoded.entry.new is not None and encoded.entry.new.budgets:
-            columns[encoded.entry.run] = budget_ledger.column_of(encoded.entry.new.budgets)
+        new = encoded.entry.new
+        if new is not None and new.budgets:
+            columns[encoded.entry.run] = budget_ledger.column_of(new.budgets)
     return columns
 
 
-def touched(batch: Sequence[EncodedEntry]) -> tuple[list[str], list[str]]:
+def runs_to_lock(batch: Sequence[EncodedEntry]) -> tuple[list[str], list[str]]:
     """The runs of a batch with those of which it makes copies, and those of them whose tickets may change."""
-    moving = {encoded.entry.run for encoded in batch if encoded.moves_tickets}
-    runs = {encoded.entry.run for encoded in batch}
-    origins = {new.origin_run for encoded in batch if (new := encoded.entry.new) is not None and _copies(new)}
-    return list(runs | origins), list(moving)
+    runs: set[str] = set()
+    moving: set[str] = set()
+    for encoded in batch:
+        entry = encoded.entry
+        runs.add(entry.run)
+        if encoded.moves_tickets:
+            moving.add(entry.run)
+        if entry.new is not None and _copies(entry.new):
+            runs.add(entry.new.origin_run)
+    return list(runs), list(moving)
 
 
 def _copies(new: NewRun) -> bool:
@@ -712,12 +774,12 @@ class Speculative:
     rows: RowBatch
     cached: Sequence[CachedRows]
     moving: Sequence[str]
-    done: Applied
+    applied: Applied
 
     @property
     def refuses(self) -> bool:
         """Return True if an entry is refused on these rows, which is most likely because they are outdated."""
-        return any(isinstance(outcome, Exception) for outcome in self.done.outcomes)
+        return any(isinstance(outcome, Exception) for outcome in self.applied.outcomes)
 
 
 def apply_to_cached_rows(batch: Sequence[EncodedEntry], row_cache: RowCache) -> Speculative | None:
@@ -725,25 +787,29 @@ def apply_to_cached_rows(batch: Sequence[EncodedEntry], row_cache: RowCache) -> 
 
     A claim on a ticket may have been renewed since it was cached, so only the row tells whether it has lapsed.
     """
-    runs, moving = touched([encoded for encoded in batch if encoded.entry.new is None])
+    runs, moving = runs_to_lock([encoded for encoded in batch if encoded.entry.new is None])
     known = row_cache.find(runs, moving)
     if known is None or any(_needs_rows(encoded.entry, known) for encoded in batch):
         return None
     tickets: list[Row] = []
-    ticketed: list[str] = []
+    runs_with_tickets: list[str] = []
     for run, cached in known.items():
         if cached.tickets is not None:
             tickets += cached.tickets
-            ticketed.append(run)
-    rows = RowBatch([cached.run for cached in known.values()], tickets, ticketed, IdempotencyRows(()))
+            runs_with_tickets.append(run)
+    rows = RowBatch([cached.run for cached in known.values()], tickets, runs_with_tickets, IdempotencyRows(()))
     outcomes = [rows.apply(encoded) for encoded in batch]
     return Speculative(rows, list(known.values()), moving, Applied(outcomes, rows))
 
 
 def _needs_rows(entry: Entry, known: Mapping[str, CachedRows]) -> bool:
-    if entry.once is not None or not fenced(entry) or (entry.new is not None and _copies(entry.new)):
+    """True if an entry can only be checked on rows of the database, and not on these cached ones."""
+    if entry.once is not None or not fenced(entry):
         return True
-    if (entry.hold != NOTHING or entry.release != NOTHING) and _has_accounts(entry, known):
+    if entry.new is not None and _copies(entry.new):
+        return True
+    changes_holds = entry.hold != NOTHING or entry.release != NOTHING
+    if changes_holds and _has_accounts(entry, known):
         return True
     if entry.move is None or entry.move.verb != "take":
         return False
@@ -763,12 +829,18 @@ def conditional_write(
     """Work that writes the batch, or writes nothing and returns None if a run's row has another revision than was
     cached. On Postgres it is one statement."""
     known = [(cached.run[_ID], cached.run[_REVISION]) for cached in speculative.cached]
-    applied, wanted = speculative.done, speculative.rows.writes(statements)
+    applied, writes = speculative.applied, speculative.rows.writes(statements)
     if statements.arrays:
         locks = sorted(speculative.rows.locks)
         owned = sorted(speculative.rows.owned)
-        return statements.current_or_nothing(known, speculative.moving, applied, *wanted, locks=locks, owned=owned)
-    return lambda conn: applied if statements.write_if_current(conn, known, *wanted) else None
+        return statements.current_or_nothing(known, speculative.moving, applied, *writes, locks=locks, owned=owned)
+
+    def write_if_current(conn: Connection) -> Applied | None:
+        if statements.write_if_current(conn, known, *writes):
+            return applied
+        return None
+
+    return write_if_current
 
 
 def was_committed(conn: Connection, outcomes: Sequence[Outcome]) -> bool | None:
@@ -778,8 +850,11 @@ def was_committed(conn: Connection, outcomes: Sequence[Outcome]) -> bool | None:
     because the transaction was atomic: one of a run that existed before if there is one, since nobody else can see a
     lock on the row of a new run.
     """
-    firsts = [outcome.events[0] for outcome in outcomes if isinstance(outcome, Appended) and outcome.events]
-    event = max(firsts, key=attrgetter("seq"), default=None)
+    first_events = []
+    for outcome in outcomes:
+        if isinstance(outcome, Appended) and outcome.events:
+            first_events.append(outcome.events[0])
+    event = max(first_events, key=attrgetter("seq"), default=None)
     if event is None:
         return None
     conn.execute(select(RUNS.c.id).where(RUNS.c.id == event.run).with_for_update())
@@ -787,4 +862,6 @@ def was_committed(conn: Connection, outcomes: Sequence[Outcome]) -> bool | None:
         EVENTS.c.run == event.run, EVENTS.c.seq == event.seq
     )
     found = conn.execute(query).one_or_none()
-    return found is not None and (found.kind, found.at, orjson.loads(found.body)) == (event.kind, event.at, event.body)
+    if found is None:
+        return False
+    return (found.kind, found.at, orjson.loads(found.body)) == (event.kind, event.at, event.body)

@@ -194,7 +194,7 @@ class BudgetLedger:
             (window.held, window.spent, window.overrun, window.warned_at, window.escrow, window.account, window.start)
             for window in changed
         ]
-        return [(statements.change_window, amounts), (statements.new_hold, holds)]
+        return [(statements.update_window, amounts), (statements.insert_hold, holds)]
 
     def _bring_home(self) -> None:
         """Add up in the account's own row what its slices have spent, and all that is free in them."""

@@ -39,7 +39,7 @@ from app.store.writing.batch import (
     apply_to_cached_rows,
     commit,
     conditional_write,
-    touched,
+    runs_to_lock,
     was_committed,
 )
 from app.store.writing.budget_ledger import NeedsAllSlices, Signal
@@ -194,9 +194,8 @@ class GroupCommit:
         """Queue an entry. Raises `StoreUnavailable` at once if the queue is full."""
         if self._closed or len(self._waiting) >= MOST_WAITING or self._bytes >= MOST_WAITING_BYTES:
             raise StoreUnavailable(retry_after=1.0)
-        if encoded.entry.new is not None and not (
-            self._availability.healthy and len(self._waiting) < MOST_WAITING_FOR_NEW
-        ):
+        accepts_new_runs = self._availability.healthy and len(self._waiting) < MOST_WAITING_FOR_NEW
+        if encoded.entry.new is not None and not accepts_new_runs:
             raise StoreUnavailable(retry_after=1.0)
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Appended] = loop.create_future()
@@ -218,18 +217,20 @@ class GroupCommit:
                 self._arrived.clear()
                 limit = -inf  # no commit was in the way: what has waited so far, has waited for this process alone
                 while batch := self._gather(limit):
-                    outcomes: list[Outcome]
-                    try:
-                        entries = [waiting.encoded for waiting in batch]
-                        outcomes = await self._commit(entries)
-                        self._availability.report_reached()
-                        outcomes = await self._with_all_slices(entries, outcomes)
-                    except Exception as error:
-                        outcomes = self._failed(error, batch)
+                    outcomes = await self._outcomes([waiting.encoded for waiting in batch])
                     self._answer(batch, outcomes)
                     limit = asyncio.get_running_loop().time() - self._patience
         finally:
             self.finished.set()
+
+    async def _outcomes(self, batch: list[EncodedEntry]) -> list[Outcome]:
+        """Write a batch, and return the outcome of each of its entries."""
+        try:
+            outcomes = await self._commit(batch)
+            self._availability.report_reached()
+            return await self._with_all_slices(batch, outcomes)
+        except Exception as error:
+            return self._failed(error, batch)
 
     def _gather(self, limit: float) -> list[_Waiting]:
         """The entries of the next batch. Those that arrived before the loop's time `limit` are refused."""
@@ -265,14 +266,18 @@ class GroupCommit:
 
     async def _with_all_slices(self, batch: list[EncodedEntry], outcomes: list[Outcome]) -> list[Outcome]:
         """Write the entries that were put off, in a transaction of their own; return the outcomes of all."""
-        if not any(isinstance(outcome, NeedsAllSlices) for outcome in outcomes):
+        places = [place for place, outcome in enumerate(outcomes) if isinstance(outcome, NeedsAllSlices)]
+        if not places:
             return outcomes
-        put_off = [entry for entry, outcome in zip(batch, outcomes, strict=True) if isinstance(outcome, NeedsAllSlices)]
+        put_off = [batch[place] for place in places]
         try:
-            later = iter(await self._commit(put_off, all_slices=True))
+            decided = await self._commit(put_off, all_slices=True)
         except Exception as error:  # the others are committed
-            later = iter(self._failed(error, put_off))
-        return [next(later) if isinstance(outcome, NeedsAllSlices) else outcome for outcome in outcomes]
+            decided = self._failed(error, put_off)
+        final = list(outcomes)
+        for place, outcome in zip(places, decided, strict=True):
+            final[place] = outcome
+        return final
 
     async def _commit(self, batch: list[EncodedEntry], *, all_slices: bool = False) -> list[Outcome]:
         """Write a batch, with retries where another attempt may succeed.
@@ -329,9 +334,11 @@ class GroupCommit:
         speculative = self._apply_to_cached_rows(batch, cache)
         if speculative is None:
             return None
-        if not speculative.refuses and (applied := await self._write_if_current(speculative)) is not None:
-            return applied
-        runs, _ = touched([encoded for encoded in batch if encoded.entry.new is None])
+        if not speculative.refuses:
+            applied = await self._write_if_current(speculative)
+            if applied is not None:
+                return applied
+        runs, _ = runs_to_lock([encoded for encoded in batch if encoded.entry.new is None])
         cache.update(await self._runner.read(for_cache(self._statements, runs)))
         speculative = self._apply_to_cached_rows(batch, cache)
         if speculative is None:
@@ -339,7 +346,7 @@ class GroupCommit:
         return await self._write_if_current(speculative)
 
     def _write_if_current(self, speculative: Speculative) -> Awaitable[Applied | None]:
-        return self._runner.write(conditional_write(self._statements, speculative), meant=speculative.done)
+        return self._runner.write(conditional_write(self._statements, speculative), meant=speculative.applied)
 
     def _apply_to_cached_rows(self, batch: list[EncodedEntry], cache: RowCache) -> Speculative | None:
         """None if the entries need locked rows, or rows that are not cached."""
@@ -384,8 +391,10 @@ def _came_late(unanswered: list[Outcome], outcomes: list[Outcome]) -> bool:
 
     Only an attempt that made nothing but new runs can be (see `was_committed`), and nobody else has their ids.
     """
-    pairs = zip(unanswered, outcomes, strict=False)
-    return any(isinstance(was, Appended) and _exists_already(now) for was, now in pairs)
+    for earlier, later in zip(unanswered, outcomes, strict=False):
+        if isinstance(earlier, Appended) and _exists_already(later):
+            return True
+    return False
 
 
 def _exists_already(outcome: Outcome) -> bool:
@@ -420,7 +429,7 @@ EVENT_BYTES = 150
 
 
 @dataclass(slots=True)
-class _Kept:
+class _CachedJournal:
     salt: bytes
     events: list[tuple[Kind, float, bytes]] = field(default_factory=list)
     """(kind, time, body) of each event from seq 1 on, without a gap."""
@@ -439,7 +448,7 @@ class JournalCache:
     """
 
     def __init__(self, runs: int = MOST_RUNS, size: int = MOST_BYTES) -> None:
-        self._runs: OrderedDict[str, _Kept] = OrderedDict()
+        self._runs: OrderedDict[str, _CachedJournal] = OrderedDict()
         self._most_runs = runs
         self._most_bytes = size
         self._bytes = 0
@@ -448,62 +457,62 @@ class JournalCache:
         """Cache a committed entry. A run that ended is evicted. An entry that leaves a gap is not cached."""
         entry = encoded.entry
         if entry.new is not None:
-            self._runs[entry.run] = _Kept(entry.new.salt)
-        kept = self._runs.get(entry.run)
-        if kept is None:
+            self._runs[entry.run] = _CachedJournal(entry.new.salt)
+        cached = self._runs.get(entry.run)
+        if cached is None:
             return
         if any(event.kind in TERMINAL for event in appended.events):
             self.forget(entry.run)
             return
         for ref, body in entry.contents:
-            kept.contents[ref] = trim_capacity(body)
-        self._extend(entry.run, kept, appended.events, encoded.bodies)
-        self._grow(entry.run, kept, sum([len(body) for _, body in entry.contents]))
+            cached.contents[ref] = trim_capacity(body)
+        self._extend(entry.run, cached, appended.events, encoded.bodies)
+        self._grow(entry.run, cached, sum([len(body) for _, body in entry.contents]))
 
     def extend(self, run: str, events: Sequence[Event]) -> None:
         """Cache events that were read from the database, if they follow the cached ones without a gap."""
-        if (kept := self._runs.get(run)) is not None:
-            self._extend(run, kept, events, [orjson.dumps(event.body) for event in events])
+        cached = self._runs.get(run)
+        if cached is not None:
+            self._extend(run, cached, events, [orjson.dumps(event.body) for event in events])
 
-    def _extend(self, run: str, kept: _Kept, events: Sequence[Event], bodies: Sequence[bytes]) -> None:
-        if events and events[0].seq == len(kept.events) + 1:
-            kept.events += [
-                (event.kind, event.at, trim_capacity(body)) for event, body in zip(events, bodies, strict=True)
-            ]
-            self._grow(run, kept, EVENT_BYTES * len(events) + sum(map(len, bodies)))
+    def _extend(self, run: str, cached: _CachedJournal, events: Sequence[Event], bodies: Sequence[bytes]) -> None:
+        if events and events[0].seq == len(cached.events) + 1:
+            for event, body in zip(events, bodies, strict=True):
+                cached.events.append((event.kind, event.at, trim_capacity(body)))
+            self._grow(run, cached, EVENT_BYTES * len(events) + sum(map(len, bodies)))
 
     def journal(self, run: str, after: int = 0) -> tuple[Journal, int]:
         """Return the cached events of a run after the seq `after`, and the last cached seq; (empty, 0) if none is
         cached."""
-        kept = self._runs.get(run)
-        if kept is None:
+        cached = self._runs.get(run)
+        if cached is None:
             return Journal(b"", ()), 0
         self._runs.move_to_end(run)
-        events = [
-            Event(run, seq, kind, at, orjson.loads(body))
-            for seq, (kind, at, body) in enumerate(kept.events[after:], after + 1)
-        ]
-        return Journal(kept.salt, tuple(events)), len(kept.events)
+        events = []
+        for seq, (kind, at, body) in enumerate(cached.events[after:], after + 1):
+            events.append(Event(run, seq, kind, at, orjson.loads(body)))
+        return Journal(cached.salt, tuple(events)), len(cached.events)
 
     def contents(self, run: str, refs: Sequence[str]) -> dict[str, bytes]:
         """Return the bodies that are cached, by ref."""
-        kept = self._runs.get(run)
-        if not kept:
+        cached = self._runs.get(run)
+        if not cached:
             return {}
-        return {ref: kept.contents[ref] for ref in refs if ref in kept.contents}
+        return {ref: cached.contents[ref] for ref in refs if ref in cached.contents}
 
     def records(self, run: str, wanted: Iterable[tuple[str, Reader]]) -> dict[tuple[str, Reader], Any]:
         """Return the values that readers make of cached bodies. Each reader reads each body once."""
         found: dict[tuple[str, Reader], Any] = {}
-        if (kept := self._runs.get(run)) is None:
+        cached = self._runs.get(run)
+        if cached is None:
             return found
         for content in wanted:
             ref, read = content
-            if content not in kept.records and ref in kept.contents:
-                kept.records[content] = read(kept.contents[ref])
-                self._grow(run, kept, len(kept.contents[ref]))
-            if content in kept.records:
-                found[content] = kept.records[content]
+            if content not in cached.records and ref in cached.contents:
+                cached.records[content] = read(cached.contents[ref])
+                self._grow(run, cached, len(cached.contents[ref]))
+            if content in cached.records:
+                found[content] = cached.records[content]
         return found
 
     def clear(self) -> None:
@@ -513,12 +522,12 @@ class JournalCache:
 
     def forget(self, run: str) -> None:
         """Evict a run."""
-        kept = self._runs.pop(run, None)
-        if kept:
-            self._bytes -= kept.size
+        cached = self._runs.pop(run, None)
+        if cached:
+            self._bytes -= cached.size
 
-    def _grow(self, run: str, kept: _Kept, size: int) -> None:
-        kept.size += size
+    def _grow(self, run: str, cached: _CachedJournal, size: int) -> None:
+        cached.size += size
         self._bytes += size
         self._runs.move_to_end(run)
         while self._runs and (self._bytes > self._most_bytes or len(self._runs) > self._most_runs):

@@ -300,7 +300,7 @@ def _append(
     for entry in made.entries:
         rows.append((tree.size, *entry))
         tree.append(entry[ENTRY])
-    statements.common.write(conn, (statements.new_entry, rows))
+    statements.common.write(conn, (statements.insert_entry, rows))
     transparency_log.write_tiles(conn, statements, tree.bodies())
     checkpoint = Checkpoint(signers[0].name, tree.size, tree.root())
     return {"size": tree.size, "checkpoint": sign(checkpoint.text, signers), "sealed_at": made.at}
