@@ -47,7 +47,7 @@ from app.store.rows import content, content_keys, texts
 from app.store.rows.retention import prunable
 from app.store.sqlkit.postgres import postgres_engine
 from app.store.sqlkit.runner import parse_url
-from app.store.sqlkit.sealing import Keyring, MasterKey, Open, UnknownKeys
+from app.store.sqlkit.sealing import Decrypt, Keyring, MasterKey, UnknownKeys
 from app.store.sqlkit.statements import RUN_IDS
 from app.store.sqlkit.tables import (
     ADMIN_EVENTS,
@@ -222,7 +222,7 @@ class Archive:
         """Every run; or the run with this id; or the runs admitted from `since` on, in seconds since 1970."""
         after: tuple[float, str] | None = None
         where = _chosen(RUNS, run, since)
-        while page := await self._read(partial(_page, where=where, after=after, opened=self._keyring.open)):
+        while page := await self._read(partial(_page, where=where, after=after, decrypt=self._keyring.open)):
             for journal in page:
                 yield journal
             after = place(page[-1])
@@ -237,7 +237,7 @@ class Archive:
             where=prunable(query),
             after=after,
             limit=PRUNED_PAGE,
-            opened=self._keyring.open,
+            decrypt=self._keyring.open,
             contents=contents,
         )
         return await self._read(work)
@@ -262,7 +262,7 @@ class Archive:
         """
         return await self._read(partial(orphans, limit=limit))
 
-    async def snapshot(self, work: Callable[[Connection, Open], T]) -> T:
+    async def snapshot(self, work: Callable[[Connection, Decrypt], T]) -> T:
         """Run work that reads as much as it likes, all of it in one snapshot of the database."""
         keys = await self._read_once(content_keys.every)
         await asyncio.to_thread(self._keyring.load, keys)
@@ -291,8 +291,8 @@ class Archive:
             if isinstance(self._engine, Engine):
                 with self._engine.begin() as conn:
                     return work(conn)
-            async with self._engine.connect() as opened:
-                return await opened.run_sync(work)
+            async with self._engine.connect() as connection:
+                return await connection.run_sync(work)
         except (SQLAlchemyError, OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
             raise StoreUnavailable("The database cannot be read, or has another version's schema.") from error
 
@@ -363,7 +363,7 @@ def _page(
     after: tuple[float, str] | None,
     limit: int | None = None,
     *,
-    opened: Open,
+    decrypt: Decrypt,
     contents: bool = True,
 ) -> list[Record]:
     """The next page of runs; empty if there are no more."""
@@ -380,7 +380,7 @@ def _page(
         without_salts = [row | {"salt": None} for row in rows]
         return _records(conn, without_salts, {}, comments=False)
     names = _fitting(conn, names)
-    return _records(conn, rows[: len(names)], content.of_runs(conn, names, opened), comments=True)
+    return _records(conn, rows[: len(names)], content.of_runs(conn, names, decrypt), comments=True)
 
 
 def _pruned(conn: Connection, query: Select[Any]) -> list[PrunedRun]:

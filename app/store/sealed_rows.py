@@ -36,7 +36,7 @@ from app.store.archive import (
 from app.store.protocol import ERASED_TAGS
 from app.store.rows import content, texts
 from app.store.rows.runs import clock
-from app.store.sqlkit.sealing import Open
+from app.store.sqlkit.sealing import Decrypt
 from app.store.sqlkit.statements import columns_of, unnested
 from app.store.sqlkit.tables import (
     ADMIN_EVENTS,
@@ -137,10 +137,10 @@ class SealedRun:
 class SealedRows:
     """A database that is open for reading in one transaction."""
 
-    def __init__(self, conn: Connection, opened: Open) -> None:
-        """`opened` decrypts contents."""
+    def __init__(self, conn: Connection, decrypt: Decrypt) -> None:
+        """`decrypt` decrypts contents."""
         self._conn = conn
-        self._opened = opened
+        self._decrypt = decrypt
 
     def state(self) -> Row | None:
         """Return the state of the log; None if it has no row."""
@@ -239,7 +239,7 @@ class SealedRows:
             events[run].append((seq, kind, at, body))
         entries = self._entries_of(LOG_LEAVES.c.subject.between(*ends), "run", "erasure")
         private, disclosures = self._private(ends), self._disclosures(ends)
-        bodies = content.of_runs(self._conn, names, self._opened) if contents else {}
+        bodies = content.of_runs(self._conn, names, self._decrypt) if contents else {}
         threads = self._threads(ends)
         claims = self._claims([row["id"] for row in rows if row["ended_at"] is None])
         for row in rows:
@@ -455,4 +455,4 @@ def _log_row(row: Mapping[Any, Any]) -> LogRow:
 
 async def in_one_snapshot(archive: Archive, work: Callable[[SealedRows], None]) -> None:
     """Read as much as `work` likes, all in one snapshot of the database. Raises `StoreUnavailable`."""
-    await archive.snapshot(lambda conn, opened: work(SealedRows(conn, opened)))
+    await archive.snapshot(lambda conn, decrypt: work(SealedRows(conn, decrypt)))

@@ -160,7 +160,7 @@ class SqlStore(Administration):
         self._tenants_with_budgets = SharedRead(partial(self._read, budgets.tenants, brief=True), KNOWN_SECONDS)
         self._statements = statements = Statements(runner.dialect)
         self._tenant_keys = TenantKeys(content_keys, self._read, self._write)
-        self._opened = self._tenant_keys.keyring.open
+        self._decrypt = self._tenant_keys.keyring.open
         self._log = DatabaseLog(statements, runner.dialect, self._read, self._write)
         self.availability = availability = DatabaseAvailability(self.ready)
         self._row_cache = row_cache
@@ -237,7 +237,7 @@ class SqlStore(Administration):
     async def step_input(self, run: str, after: int = 0) -> StepInput:
         changes = self._forget_former_server()
         kept, known = self._journals.journal(run, after)
-        read, rows = await self._read(runs.step_input(self._statements, run, max(after, known), self._opened))
+        read, rows = await self._read(runs.step_input(self._statements, run, max(after, known), self._decrypt))
         if self.server_changes != changes:
             return await self.step_input(run, after)
         if rows is not None and self._row_cache is not None:
@@ -267,14 +267,14 @@ class SqlStore(Administration):
     async def contents_of(self, tenant: str | None, run: str, refs: Sequence[str]) -> Mapping[str, bytes]:
         """The contents of a run, read for a tenant if there is one, as `journal_of` reads the journal."""
         if tenant is not None and self._runner.isolates_tenants:
-            read = content.read(self._statements, run, refs, self._opened)
+            read = content.read(self._statements, run, refs, self._decrypt)
             if not refs:
                 return {}
             return await self.read_for(tenant, read)
         found = self._journals.contents(run, refs)
         missing = [ref for ref in refs if ref not in found]
         if missing:
-            found |= await self._read(content.read(self._statements, run, missing, self._opened))
+            found |= await self._read(content.read(self._statements, run, missing, self._decrypt))
         return found
 
     async def records(self, run: str, wanted: Collection[tuple[str, Reader]]) -> Mapping[tuple[str, Reader], Any]:
@@ -293,7 +293,7 @@ class SqlStore(Administration):
 
     async def erase_of(self, run: str, tenant: str | None) -> bool:
         """Erase the content of a run, if it is this tenant's (None: any tenant's)."""
-        erased = partial(content.erase_one, statements=self._statements, run=run, tenant=tenant, opened=self._opened)
+        erased = partial(content.erase_one, statements=self._statements, run=run, tenant=tenant, decrypt=self._decrypt)
         known = await self._write(erased)
         for name in (run, *await self._read(partial(content.copies, run=run))):
             self._journals.forget(name)
@@ -313,20 +313,20 @@ class SqlStore(Administration):
     async def runs_with_content(
         self, query: ContentQuery, after: tuple[float, str] | None = None, limit: int = 200
     ) -> ContentPage:
-        return await self._read(partial(retention.page, query=query, after=after, limit=limit, opened=self._opened))
+        return await self._read(partial(retention.page, query=query, after=after, limit=limit, decrypt=self._decrypt))
 
     async def runs_with_ref(self, ref: str) -> Sequence[str]:
         return await self._read(partial(retention.with_ref, ref=ref))
 
     async def runs_that_hold(self, runs: Sequence[str], text: bytes) -> Sequence[str]:
-        return await self._read(partial(retention.that_hold, runs=runs, text=text, opened=self._opened))
+        return await self._read(partial(retention.that_hold, runs=runs, text=text, decrypt=self._decrypt))
 
     async def erase_contents(self, runs: Sequence[str], by: ErasedBy = "operator") -> int:
         erased = 0
         now = asyncio.get_running_loop().time
         for group in await self._read(partial(retention.groups, runs=runs)):
             began = now()
-            work = partial(content.erase, statements=self._statements, runs=group, opened=self._opened, by=by)
+            work = partial(content.erase, statements=self._statements, runs=group, decrypt=self._decrypt, by=by)
             erased += await self._write(work)
             for run in group:
                 self._journals.forget(run)
@@ -341,7 +341,7 @@ class SqlStore(Administration):
         return await self._write(partial(holds.release, id_=id_, at=at, by=by))
 
     async def held(self, runs: Sequence[str]) -> Mapping[str, str]:
-        return await self._read(partial(holds.on, runs=runs, opened=self._opened))
+        return await self._read(partial(holds.on, runs=runs, decrypt=self._decrypt))
 
     async def released_holds(self) -> int:
         return await self._read(holds.released)
@@ -355,7 +355,7 @@ class SqlStore(Administration):
         time = asyncio.get_running_loop().time
         for group in retention.pruning_groups(runs, most):
             began = time()
-            work = partial(retention.prune, statements=self._statements, runs=group, opened=self._opened)
+            work = partial(retention.prune, statements=self._statements, runs=group, decrypt=self._decrypt)
             gone = await self._write(work)
             for run in gone:
                 self._journals.forget(run)
@@ -497,7 +497,7 @@ class SqlStore(Administration):
     async def rated(
         self, given: Sequence[Feedback], kinds: Sequence[Kind], looked_at: Callable[[Sequence[Event]], str]
     ) -> tuple[Rated, ...]:
-        work = partial(rated_runs.of, given=given, kinds=kinds, looked_at=looked_at, opened=self._opened)
+        work = partial(rated_runs.of, given=given, kinds=kinds, looked_at=looked_at, decrypt=self._decrypt)
         return await self._read(work)
 
     async def journaled_runs(self, query: RunQuery) -> tuple[JournaledRun, ...]:

@@ -38,7 +38,7 @@ from app.store.sealed_rows import SealedRows
 from app.store.sql import SqlStore, open_store
 from app.store.sqlkit.log_statements import LogStatements
 from app.store.sqlkit.runner import parse_url
-from app.store.sqlkit.sealing import Open
+from app.store.sqlkit.sealing import Decrypt
 from app.store.sqlkit.statements import Statements
 from app.store.sqlkit.tables import METADATA
 from app.store.writing import log_writer
@@ -156,11 +156,11 @@ def _pruned_of(left: Any, root: bytes) -> Any:
 
 
 def verify(
-    conn: Connection, held: Sequence[tuple[str, Checkpoint]], opened: Open | None = None, *, settled: bool = True
+    conn: Connection, held: Sequence[tuple[str, Checkpoint]], decrypt: Decrypt | None = None, *, settled: bool = True
 ) -> Verification:
-    """Verify a database, as the command does. `opened` decrypts contents; nothing writes to it if it is `settled`."""
+    """Verify a database, as the command does. `decrypt` decrypts contents; nothing writes to it if it is `settled`."""
     report = Verification()
-    stored = SealedRows(conn, opened or (lambda _place, body: body))
+    stored = SealedRows(conn, decrypt or (lambda _place, body: body))
     check_database(LogCheck(report, held=tuple(held)), stored, settled=settled)
     return report
 

@@ -118,7 +118,7 @@ async def test_a_hold_is_placed_after_the_erasures_that_are_under_way(opener: Op
         await add_runs(store)
         await conn.begin()
         erased: Work = partial(
-            content.erase, statements=store._statements, runs=["mine"], opened=store._opened, by="operator"
+            content.erase, statements=store._statements, runs=["mine"], decrypt=store._decrypt, by="operator"
         )
         await conn.run_sync(erased)
         placing = asyncio.ensure_future(store.place_hold(hold("run", "other"), by=CLERK))

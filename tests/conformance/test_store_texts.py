@@ -188,7 +188,7 @@ async def test_a_turn_and_an_erasure_wait_for_each_other(opener: Opener, databas
         await store.append(old)
         begun = transaction_of(store, new, optimistic=way != "transaction")
         erased: Work = partial(
-            content.erase, statements=store._statements, runs=["old"], opened=store._opened, by="operator"
+            content.erase, statements=store._statements, runs=["old"], decrypt=store._decrypt, by="operator"
         )
         works = {"erasure": erased, "turn": begun}
         (second,) = works.keys() - {first}

@@ -17,7 +17,7 @@ from app.store.protocol.journal import ErasedBy
 from app.store.rows import feedback, holds, texts
 from app.store.rows.runs import clock
 from app.store.rows.transparency_log import queue_runs
-from app.store.sqlkit.sealing import Open, place_of
+from app.store.sqlkit.sealing import Decrypt, place_of
 from app.store.sqlkit.statements import RUN_IDS, Row, SingleStatement, Statements, shared_parts
 from app.store.sqlkit.tables import CATALOGS, CONTENTS, RUNS, SHARED_CONTENTS, TAGS, insert_into
 
@@ -34,36 +34,36 @@ _SIZES = _sizes()
 _WHOLE_CONTENTS = select(CONTENTS).where(CONTENTS.c.run.in_(RUN_IDS))
 
 
-def read(statements: Statements, run: str, refs: Sequence[str], opened: Open) -> SingleStatement[dict[str, bytes]]:
+def read(statements: Statements, run: str, refs: Sequence[str], decrypt: Decrypt) -> SingleStatement[dict[str, bytes]]:
     """Return the bodies that are still stored, by ref. Raises `UnknownKeys`."""
     wanted = (run, statements.values(refs))
-    return SingleStatement(statements.contents, (*wanted, *wanted), partial(_bodies, run, opened))
+    return SingleStatement(statements.contents, (*wanted, *wanted), partial(_bodies, run, decrypt))
 
 
-def _bodies(run: str, opened: Open, rows: Sequence[Row]) -> dict[str, bytes]:
-    return texts.composed(rows, opened).get(run, {})
+def _bodies(run: str, decrypt: Decrypt, rows: Sequence[Row]) -> dict[str, bytes]:
+    return texts.composed(rows, decrypt).get(run, {})
 
 
-def of_runs(conn: Connection, runs: Sequence[str], opened: Open) -> Mapping[str, Mapping[str, bytes]]:
+def of_runs(conn: Connection, runs: Sequence[str], decrypt: Decrypt) -> Mapping[str, Mapping[str, bytes]]:
     """Return all contents of these runs that are still stored, by run and ref. Raises `UnknownKeys`."""
-    shared = texts.of_runs(conn, runs, opened)
+    shared = texts.of_runs(conn, runs, decrypt)
     found: dict[str, dict[str, bytes]] = {run: dict(bodies) for run, bodies in shared.items()}
     for run, ref, stored in conn.execute(_WHOLE_CONTENTS, {"runs": runs}):
-        body = opened(place_of(run, ref), bytes(stored))
+        body = decrypt(place_of(run, ref), bytes(stored))
         if body is not None:
             found.setdefault(run, {})[ref] = body
     return found
 
 
-def some(conn: Connection, wanted: Sequence[tuple[str, str]], opened: Open) -> Mapping[str, bytes]:
+def some(conn: Connection, wanted: Sequence[tuple[str, str]], decrypt: Decrypt) -> Mapping[str, bytes]:
     """Return the content with this ref of each of these runs, if it is still stored. Raises `UnknownKeys`."""
     whole, part = CONTENTS.c, SHARED_CONTENTS.c
     rows = conn.execute(select(whole.run, whole.ref, whole.body).where(tuple_(whole.run, whole.ref).in_(wanted)))
-    bodies_of = {run: opened(place_of(run, ref), bytes(body)) for run, ref, body in rows}
+    bodies_of = {run: decrypt(place_of(run, ref), bytes(body)) for run, ref, body in rows}
     found = {run: body for run, body in bodies_of.items() if body is not None}
     rest = [pair for pair in wanted if pair[0] not in found]
     parts = conn.execute(shared_parts(tuple_(part.run, part.ref).in_(rest)))
-    for run, bodies in texts.composed(parts, opened).items():
+    for run, bodies in texts.composed(parts, decrypt).items():
         found[run] = next(iter(bodies.values()))
     return found
 
@@ -73,7 +73,7 @@ def sizes(conn: Connection, runs: Sequence[str]) -> Mapping[str, int]:
     return {run: int(size) for run, size in conn.execute(_SIZES, {"runs": runs})}
 
 
-def erase(conn: Connection, statements: Statements, runs: Sequence[str], opened: Open, by: ErasedBy) -> int:
+def erase(conn: Connection, statements: Statements, runs: Sequence[str], decrypt: Decrypt, by: ErasedBy) -> int:
     """Erase all content of these runs, their salts and the comments on them, and the texts that no other run names.
 
     Runs that a legal hold covers stay as they are. Returns how many still had a salt. The rows are locked in the order
@@ -81,7 +81,7 @@ def erase(conn: Connection, statements: Statements, runs: Sequence[str], opened:
     """
     holds.lock(conn)
     statements.plan_by_key(conn)
-    held = holds.on(conn, runs, opened)
+    held = holds.on(conn, runs, decrypt)
     runs = [run for run in runs if run not in held]
     owners = texts.lock_owners(conn, runs)
     salted = select(RUNS.c.id).where(RUNS.c.id.in_(runs), RUNS.c.salt.is_not(None)).order_by(RUNS.c.id)
@@ -108,7 +108,7 @@ def delete_bodies(conn: Connection, runs: Sequence[str], owners: frozenset[int])
     conn.execute(delete(TAGS).where(TAGS.c.run.in_(runs), of_callers))
 
 
-def erase_one(conn: Connection, statements: Statements, run: str, tenant: str | None, opened: Open) -> bool:
+def erase_one(conn: Connection, statements: Statements, run: str, tenant: str | None, decrypt: Decrypt) -> bool:
     """Erase as `erase` does, also the shadows and replays of the run, which have its texts. False if there is no such
     run, or if it is not this tenant's (None: any tenant's).
 
@@ -121,8 +121,8 @@ def erase_one(conn: Connection, statements: Statements, run: str, tenant: str | 
     erased: set[str] = set()
     # A copy that was being admitted meanwhile is there at the second look; later ones are refused (`writing/batch.py`).
     while names := [name for name in (run, *copies(conn, run)) if name not in erased]:
-        holds.refuse(conn, names, opened)
-        erase(conn, statements, names, opened, "request")
+        holds.refuse(conn, names, decrypt)
+        erase(conn, statements, names, decrypt, "request")
         erased.update(names)
     return True
 

@@ -7,7 +7,7 @@ from sqlalchemy import ColumnElement, Connection, bindparam, false, func, or_, s
 from sqlalchemy.types import LargeBinary
 
 from app.core.message.chat import BEGINNING
-from app.store.sqlkit.sealing import MAGIC, Open, place_of
+from app.store.sqlkit.sealing import MAGIC, Decrypt, place_of
 from app.store.sqlkit.tables import CONTENTS, SHARED_CONTENTS
 
 IDENTIFIER = "safety_identifier"
@@ -16,7 +16,7 @@ MOST_SOUGHT = 50
 """Most users whom the database itself looks for; for more, the tasks of all runs are read."""
 
 
-def of_runs(conn: Connection, users: Collection[str], runs: Sequence[str], opened: Open) -> dict[str, set[str]]:
+def of_runs(conn: Connection, users: Collection[str], runs: Sequence[str], decrypt: Decrypt) -> dict[str, set[str]]:
     """The runs among these whose task names one of the users, each with those it names. Raises `UnknownKeys`.
 
     The database looks for the bytes in which `task_to_json` names a user, so that only likely bodies are read, and
@@ -39,7 +39,7 @@ def of_runs(conn: Connection, users: Collection[str], runs: Sequence[str], opene
     in_parts = select(part.run, part.ref, part.body, *has_parts).where(part.run.in_(runs), mentions(part.body))
     found: dict[str, set[str]] = {}
     for run, ref, stored, *has in conn.execute(union_all(likely, in_parts)):
-        body = opened(place_of(run, ref), bytes(stored))
+        body = decrypt(place_of(run, ref), bytes(stored))
         theirs = _named(_without_texts(body, *has)) & set(users) if body is not None else set()
         if theirs:
             found[run] = theirs

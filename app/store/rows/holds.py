@@ -19,7 +19,7 @@ from app.store.protocol.holds import Hold, HoldQuery
 from app.store.rows import end_users
 from app.store.rows.admin_events import note
 from app.store.rows.positions import follows
-from app.store.sqlkit.sealing import Open
+from app.store.sqlkit.sealing import Decrypt
 from app.store.sqlkit.tables import HOLDS, KEYS, RUNS, TAGS, TENANTS
 
 LOCK: Final = 0x6261746F6E686F6C
@@ -118,7 +118,7 @@ def covers() -> ColumnElement[bool]:
     )
 
 
-def on(conn: Connection, runs: Sequence[str], opened: Open) -> Mapping[str, str]:
+def on(conn: Connection, runs: Sequence[str], decrypt: Decrypt) -> Mapping[str, str]:
     """Return the runs among these that a hold covers, each with the id of one that does. Raises `UnknownKeys`."""
     if not runs or conn.execute(select(HOLD.id).where(IN_FORCE).limit(1)).first() is None:
         return {}
@@ -126,16 +126,16 @@ def on(conn: Connection, runs: Sequence[str], opened: Open) -> Mapping[str, str]
     query = covering.where(RUNS.c.id.in_(runs)).group_by(RUNS.c.id)
     found = {run: hold for run, hold in conn.execute(query)}
     rest = [run for run in runs if run not in found]
-    return found | _of_users(conn, rest, opened)
+    return found | _of_users(conn, rest, decrypt)
 
 
-def _of_users(conn: Connection, runs: Sequence[str], opened: Open) -> dict[str, str]:
+def _of_users(conn: Connection, runs: Sequence[str], decrypt: Decrypt) -> dict[str, str]:
     """Return the runs among these that a hold on a user covers, by the content of their tasks."""
     of_users: defaultdict[str, dict[str, str]] = defaultdict(dict)
     query = select(HOLD.id, HOLD.name, HOLD.tenant).where(IN_FORCE, HOLD.scope == "user")
     for id_, user, tenant in conn.execute(query):
         of_users[user][tenant] = id_
-    named = end_users.of_runs(conn, of_users, runs, opened)
+    named = end_users.of_runs(conn, of_users, runs, decrypt)
     found: dict[str, str] = {}
     tenants = select(RUNS.c.id, RUNS.c.tenant).where(RUNS.c.id.in_(named))
     for run, tenant in conn.execute(tenants) if named else ():
@@ -146,9 +146,9 @@ def _of_users(conn: Connection, runs: Sequence[str], opened: Open) -> dict[str, 
     return found
 
 
-def refuse(conn: Connection, runs: Sequence[str], opened: Open) -> None:
+def refuse(conn: Connection, runs: Sequence[str], decrypt: Decrypt) -> None:
     """Raise `LegalHold` if a hold covers one of these runs."""
-    for hold in on(conn, runs, opened).values():
+    for hold in on(conn, runs, decrypt).values():
         raise refusal(hold)
 
 

@@ -10,14 +10,14 @@ from app.core.rating.feedback import Feedback
 from app.core.run.events import Event, Kind
 from app.core.run.kinds import COPIES
 from app.store.rows import content, feedback
-from app.store.sqlkit.sealing import Open
+from app.store.sqlkit.sealing import Decrypt
 from app.store.sqlkit.tables import EVENTS, POLICIES, RUNS, insert_into
 
 LookedAt = Callable[[Sequence[Event]], str]
 
 
 def of(
-    conn: Connection, given: Sequence[Feedback], kinds: Sequence[Kind], looked_at: LookedAt, opened: Open
+    conn: Connection, given: Sequence[Feedback], kinds: Sequence[Kind], looked_at: LookedAt, decrypt: Decrypt
 ) -> tuple[Rated, ...]:
     """Return the runs of these ratings, each with its events of these kinds and the content whose ref `looked_at`
     returns.
@@ -36,7 +36,7 @@ def of(
     all_given: dict[str, list[Feedback]] = {name: [] for name in names}
     for rating in feedback.of_all(conn, names):
         all_given[rating.run].append(rating)
-    bodies = content.some(conn, [(run, looked_at(found)) for run, found in events.items()], opened)
+    bodies = content.some(conn, [(run, looked_at(found)) for run, found in events.items()], decrypt)
     return tuple(
         Rated(
             rating,

@@ -39,7 +39,7 @@ from app.store.protocol import (
 )
 from app.store.rows import content, end_users, holds, texts
 from app.store.rows.runs import run_row
-from app.store.sqlkit.sealing import Open
+from app.store.sqlkit.sealing import Decrypt
 from app.store.sqlkit.statements import Statements
 from app.store.sqlkit.tables import (
     CONTENTS,
@@ -70,7 +70,7 @@ TAGGED = (Kind.ADMITTED, Kind.RESUMED, Kind.PLAN_STEP, Kind.AWAITING_APPROVAL)
 
 
 def page(
-    conn: Connection, query: ContentQuery, after: tuple[float, str] | None, limit: int, opened: Open
+    conn: Connection, query: ContentQuery, after: tuple[float, str] | None, limit: int, decrypt: Decrypt
 ) -> ContentPage:
     """Return the next runs that still have their content, the oldest first.
 
@@ -93,7 +93,7 @@ def page(
         chosen = set(conn.execute(among).scalars())
         rows = [row for row in rows if row.id in chosen]
     if query.user is not None:
-        theirs = end_users.of_runs(conn, [query.user], [row.id for row in rows], opened)
+        theirs = end_users.of_runs(conn, [query.user], [row.id for row in rows], decrypt)
         rows = [row for row in rows if row.id in theirs]
     return ContentPage(tuple(rows), settled, following)
 
@@ -123,11 +123,11 @@ def with_ref(conn: Connection, ref: str) -> list[str]:
     return sorted(conn.execute(union(*found)).scalars())
 
 
-def that_hold(conn: Connection, runs: Sequence[str], text: bytes, opened: Open) -> list[str]:
+def that_hold(conn: Connection, runs: Sequence[str], text: bytes, decrypt: Decrypt) -> list[str]:
     """Return the runs among these that have this text. Raises `UnknownKeys`."""
     quoted = orjson.dumps(text.decode("utf-8", "replace"))
     found = []
-    for run, bodies in content.of_runs(conn, runs, opened).items():
+    for run, bodies in content.of_runs(conn, runs, decrypt).items():
         if any(body == text or quoted in body for body in bodies.values()):
             found.append(run)
     return found
@@ -180,7 +180,9 @@ def pruning_groups(runs: Sequence[tuple[PrunedRun, int]], most: int) -> Iterator
         yield group
 
 
-def prune(conn: Connection, statements: Statements, runs: Sequence[tuple[PrunedRun, int]], opened: Open) -> list[str]:
+def prune(
+    conn: Connection, statements: Statements, runs: Sequence[tuple[PrunedRun, int]], decrypt: Decrypt
+) -> list[str]:
     """Replace all rows of these runs by one row each, except for runs that are open, have another revision, or are
     covered by a legal hold.
 
@@ -188,7 +190,7 @@ def prune(conn: Connection, statements: Statements, runs: Sequence[tuple[PrunedR
     """
     holds.lock(conn)
     statements.plan_by_key(conn)
-    held = holds.on(conn, [left.id for left, _ in runs], opened)
+    held = holds.on(conn, [left.id for left, _ in runs], decrypt)
     given = {left.id: (left, revision) for left, revision in runs if left.id not in held}
     owners = texts.lock_owners(conn, list(given))
     ended = select(RUNS.c.id, RUNS.c.revision).where(statements.among(RUNS.c.id), RUNS.c.ended_at.is_not(None))

@@ -45,7 +45,7 @@ from app.store.protocol import (
     RunRow,
     StepInput,
 )
-from app.store.sqlkit.sealing import Open, place_of
+from app.store.sqlkit.sealing import Decrypt, place_of
 from app.store.sqlkit.statements import (
     CACHED_COLUMNS,
     MOST_CONTENTS,
@@ -109,12 +109,12 @@ def journal(statements: Statements, name: str, after: int) -> SingleStatement[Jo
     return SingleStatement(statements.journal, (after, name), partial(_journal, name))
 
 
-def step_input(statements: Statements, name: str, after: int, opened: Open) -> Read:
+def step_input(statements: Statements, name: str, after: int, decrypt: Decrypt) -> Read:
     """A read of a run's journal after a seq, its small contents, and its rows for the cache. Raises `NotFound`, and
     `UnknownKeys` for contents that are encrypted."""
     if statements.step_input is None:
-        return partial(_gathered, statements=statements, name=name, after=after, opened=opened)
-    return SingleStatement(statements.step_input, (name, after, BRIEF), partial(_step_input, name, opened))
+        return partial(_gathered, statements=statements, name=name, after=after, decrypt=decrypt)
+    return SingleStatement(statements.step_input, (name, after, BRIEF), partial(_step_input, name, decrypt))
 
 
 def _only(rows: Sequence[Row]) -> RunRow:
@@ -135,7 +135,7 @@ def _journal(name: str, rows: Sequence[Row]) -> Journal:
 
 
 def _gathered(
-    conn: Connection, statements: Statements, name: str, after: int, opened: Open
+    conn: Connection, statements: Statements, name: str, after: int, decrypt: Decrypt
 ) -> tuple[StepInput, CachedRows | None]:
     """Read in several statements what `Statements.step_input` reads in one."""
     events = journal(statements, name, after)(conn)
@@ -144,26 +144,26 @@ def _gathered(
     is_brief = (CONTENTS.c.run == name, func.length(CONTENTS.c.body) <= BRIEF)
     contents = conn.execute(select(CONTENTS.c.ref, CONTENTS.c.body).where(*is_brief).limit(MOST_CONTENTS))
     cached = _cached(row, statements.tickets.fetch(conn, [name]))
-    return StepInput(events.salt, events.events, _decrypted(name, contents, opened), row[_EPOCH], driver), cached
+    return StepInput(events.salt, events.events, _decrypted(name, contents, decrypt), row[_EPOCH], driver), cached
 
 
-def _decrypted(name: str, rows: Iterable[Any], opened: Open) -> dict[str, bytes]:
+def _decrypted(name: str, rows: Iterable[Any], decrypt: Decrypt) -> dict[str, bytes]:
     """The contents of a run by ref, without those whose key was destroyed."""
     found: dict[str, bytes] = {}
     for ref, stored in rows:
-        body = opened(place_of(name, ref), stored)
+        body = decrypt(place_of(name, ref), stored)
         if body is not None:
             found[ref] = body
     return found
 
 
-def _step_input(name: str, opened: Open, rows: Sequence[Row]) -> tuple[StepInput, CachedRows | None]:
+def _step_input(name: str, decrypt: Decrypt, rows: Sequence[Row]) -> tuple[StepInput, CachedRows | None]:
     if not rows:
         raise NotFound
     *row, salt, driver, event_rows, tickets, contents = rows[0]
     events = [Event(name, seq, _KINDS[kind], at, orjson.loads(body)) for seq, kind, at, body in event_rows]
     cached = _cached((*row, salt), tickets)
-    bodies = _decrypted(name, contents, opened)
+    bodies = _decrypted(name, contents, decrypt)
     return StepInput(bytes(salt or b""), tuple(events), bodies, row[_EPOCH], driver), cached
 
 

@@ -36,7 +36,7 @@ from sqlalchemy import (
 from app.core.message.chat import message_spoken, text_spoken
 from app.core.records import record
 from app.store.protocol import Shared
-from app.store.sqlkit.sealing import TEXT, Open, place_of
+from app.store.sqlkit.sealing import TEXT, Decrypt, place_of
 from app.store.sqlkit.statements import OWN, RUN_IDS, TAIL, WHOLE, Row, shared_parts
 from app.store.sqlkit.tables import FORMS, RUNS, SHARED_CONTENTS, TEXTS
 
@@ -98,7 +98,7 @@ def _id(before: str, part: bytes) -> str:
     return hashlib.sha256(before.encode() + b" " + part).hexdigest()[:ID_DIGITS]
 
 
-def composed(rows: Iterable[Sequence[Any]], opened: Open) -> dict[str, dict[str, bytes]]:
+def composed(rows: Iterable[Sequence[Any]], decrypt: Decrypt) -> dict[str, dict[str, bytes]]:
     """The contents whose parts are in these rows of `shared_parts`, by run and ref. One without all its texts is left
     out, and so is one whose key was destroyed."""
     found: defaultdict[tuple[str, str], list[Row]] = defaultdict(list)
@@ -106,7 +106,7 @@ def composed(rows: Iterable[Sequence[Any]], opened: Open) -> dict[str, dict[str,
         found[run, ref].append(tuple(part))
     bodies: defaultdict[str, dict[str, bytes]] = defaultdict(dict)
     for (run, ref), parts in found.items():
-        body = _composed(_opened(parts, place_of(run, ref), opened))
+        body = _composed(_decrypted(parts, place_of(run, ref), decrypt))
         if body is not None:
             bodies[run][ref] = body
     return bodies
@@ -117,11 +117,11 @@ def _place(part: Row) -> int:
     return place
 
 
-def _opened(parts: Iterable[Row], its_own: str, opened: Open) -> list[Row]:
+def _decrypted(parts: Iterable[Row], its_own: str, decrypt: Decrypt) -> list[Row]:
     """The parts of a content in the order of their places, decrypted, without those whose key was destroyed."""
     found = []
     for place, body, spoken, size in sorted(parts, key=_place):
-        plain = opened(its_own if place in (WHOLE, OWN) else TEXT, bytes(body))
+        plain = decrypt(its_own if place in (WHOLE, OWN) else TEXT, bytes(body))
         if plain is not None:
             found.append((place, plain, spoken, size))
     return found
@@ -149,11 +149,11 @@ def _composed(parts: Sequence[Row]) -> bytes | None:
 _PARTS = shared_parts(SHARED_CONTENTS.c.run.in_(RUN_IDS))
 
 
-def of_runs(conn: Connection, runs: Sequence[str], opened: Open) -> Mapping[str, Mapping[str, bytes]]:
+def of_runs(conn: Connection, runs: Sequence[str], decrypt: Decrypt) -> Mapping[str, Mapping[str, bytes]]:
     """All contents of these runs that are stored in parts, by run and ref."""
     if not runs:
         return {}
-    return composed(conn.execute(_PARTS, {"runs": runs}), opened)
+    return composed(conn.execute(_PARTS, {"runs": runs}), decrypt)
 
 
 def lock_owners(conn: Connection, runs: Sequence[str], locked: frozenset[int] = frozenset()) -> frozenset[int]:

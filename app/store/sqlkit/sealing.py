@@ -31,7 +31,7 @@ NO_KEYS = "content is encrypted; set BATON_CONTENT_KEYS to the master keys under
 
 TEXT: Final = "text"
 """The place of all shared texts: which content has them is for its hash to say."""
-Open = Callable[[str, bytes], bytes | None]
+Decrypt = Callable[[str, bytes], bytes | None]
 """See `Keyring.open`."""
 
 
