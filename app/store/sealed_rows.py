@@ -173,15 +173,20 @@ class SealedRows:
         if self._conn.dialect.name == "postgresql":
             return
         for table in METADATA.sorted_tables:
-            allowed = {column.name: (*_SQLITE_TYPES[column.type.python_type], "null") for column in table.columns}
-            types = {column.name: func.typeof(column) for column in table.columns}
+            allowed_types = {}
+            stored_types = {}
+            conditions = []
+            for column in table.columns:
+                allowed_types[column.name] = (*_SQLITE_TYPES[column.type.python_type], "null")
+                stored_types[column.name] = func.typeof(column)
+                conditions.append(stored_types[column.name].not_in(allowed_types[column.name]))
             keys = [cast(key, Text) for key in table.primary_key.columns]
-            wrong = or_(*[types[name].not_in(names) for name, names in allowed.items()])
-            for row in self._conn.execute(select(*keys, *types.values()).where(wrong).limit(ROWS)):
+            mistyped = select(*keys, *stored_types.values()).where(or_(*conditions)).limit(ROWS)
+            for row in self._conn.execute(mistyped):
                 key = " ".join([str(value) for value in row[: len(keys)]])
-                for name, found in zip(types, row[len(keys) :], strict=True):
-                    if found not in allowed[name]:
-                        yield table.name, key, str(name), str(found)
+                for name, stored_type in zip(stored_types, row[len(keys) :], strict=True):
+                    if stored_type not in allowed_types[name]:
+                        yield table.name, key, str(name), str(stored_type)
 
     def clock(self) -> float:
         """Return the time by the clock of the database, in seconds since 1970."""
@@ -244,11 +249,18 @@ class SealedRows:
         claims = self._claims([row["id"] for row in rows if row["ended_at"] is None])
         for row in rows:
             name = row["id"]
+            run_entries: list[LogRow] = []
+            erasures: list[LogRow] = []
+            for entry in entries.get(name, ()):
+                if entry.kind == "run":
+                    run_entries.append(entry)
+                else:
+                    erasures.append(entry)
             yield SealedRun(
                 row=row,
                 events=events[name],
-                entries=[entry for entry in entries.get(name, ()) if entry.kind == "run"],
-                erasures=[entry for entry in entries.get(name, ()) if entry.kind == "erasure"],
+                entries=run_entries,
+                erasures=erasures,
                 private=private.get(name, ()),
                 disclosures=disclosures.get(name, ()),
                 contents=bodies.get(name, {}),
@@ -348,10 +360,11 @@ class SealedRows:
         while True:
             query = select(table).order_by(*keys).limit(ROWS)
             page = [named_columns(row) for row in self._conn.execute(_behind(query, keys, last)).mappings()]
-            ids = [_id_of(row, keys) for row in page]
             for start in range(0, len(page), PAGE):
-                entries = self.entries_about(kind, ids[start : start + PAGE])
-                for id_, row in zip(ids[start : start + PAGE], page[start : start + PAGE], strict=True):
+                some_rows = page[start : start + PAGE]
+                ids = [_id_of(row, keys) for row in some_rows]
+                entries = self.entries_about(kind, ids)
+                for id_, row in zip(ids, some_rows, strict=True):
                     yield id_, row, entries.get(id_, ())
             if len(page) < ROWS:
                 return

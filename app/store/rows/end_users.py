@@ -25,13 +25,11 @@ def of_runs(conn: Connection, users: Collection[str], runs: Sequence[str], decry
     if not users or not runs:
         return {}
     search = func.pg_catalog.position if conn.dialect.name == "postgresql" else func.instr
-    written = [f'"{name}":'.encode() for name in ("user", IDENTIFIER)]
-    if len(users) <= MOST_SOUGHT:
-        written = [begin + orjson.dumps(user) for begin in written for user in sorted(users)]
+    patterns = _patterns(users)
 
     def mentions(body: ColumnElement[bytes]) -> ColumnElement[bool]:
         sealed = func.substr(body, 1, len(MAGIC)) == bindparam(None, MAGIC, LargeBinary)
-        return or_(sealed, *[search(body, bindparam(None, value, LargeBinary)) > 0 for value in written])
+        return or_(sealed, *[search(body, bindparam(None, pattern, LargeBinary)) > 0 for pattern in patterns])
 
     whole, part = CONTENTS.c, SHARED_CONTENTS.c
     likely = select(whole.run, whole.ref, whole.body, false(), false()).where(whole.run.in_(runs), mentions(whole.body))
@@ -40,15 +38,35 @@ def of_runs(conn: Connection, users: Collection[str], runs: Sequence[str], decry
     found: dict[str, set[str]] = {}
     for run, ref, stored, *has in conn.execute(union_all(likely, in_parts)):
         body = decrypt(place_of(run, ref), bytes(stored))
-        theirs = _named(_without_texts(body, *has)) & set(users) if body is not None else set()
-        if theirs:
-            found[run] = theirs
+        if body is None:
+            continue
+        named_users = _named(_without_texts(body, *has)) & set(users)
+        if named_users:
+            found[run] = named_users
     return found
+
+
+def _patterns(users: Collection[str]) -> list[bytes]:
+    """The bytes, one of which a task has that names one of the users."""
+    patterns = []
+    for name in ("user", IDENTIFIER):
+        field = f'"{name}":'.encode()
+        if len(users) > MOST_SOUGHT:
+            patterns.append(field)
+            continue
+        for user in sorted(users):
+            patterns.append(field + orjson.dumps(user))
+    return patterns
 
 
 def _without_texts(body: bytes, has_head: bool, has_tail: bool) -> bytes:
     """A task without its conversation and its last fields, where these are stored apart: it is JSON all the same."""
-    return (BEGINNING if has_head else b"") + bytes(body) + (b"}" if has_tail else b"")
+    whole = bytes(body)
+    if has_head:
+        whole = BEGINNING + whole
+    if has_tail:
+        whole += b"}"
+    return whole
 
 
 def _named(body: bytes) -> set[str]:

@@ -6,7 +6,7 @@ from dataclasses import asdict, fields
 from typing import Any
 
 import orjson
-from sqlalchemy import Connection, and_, not_, or_, select, update
+from sqlalchemy import ColumnElement, Connection, and_, not_, or_, select, update
 
 from app.store.protocol import PROCESS, Actor, KeyQuery, KeyRow
 from app.store.rows.admin_events import note
@@ -28,23 +28,27 @@ def find(conn: Connection, public_id: str) -> KeyRow | None:
 def page(conn: Connection, query: KeyQuery) -> tuple[KeyRow, ...]:
     """The keys that a query chooses, the newest first. Raises `NotFound` if it chooses no key `after`."""
     key = KEYS.c
-    named = ((key.tenant, query.tenant), (key.name, query.name))
-    chosen = [column == value for column, value in named if value is not None]
+    chosen: list[ColumnElement[bool]] = []
+    if query.tenant is not None:
+        chosen.append(key.tenant == query.tenant)
+    if query.name is not None:
+        chosen.append(key.name == query.name)
     if query.ids is not None:
         chosen.append(key.id.in_(query.ids))
     if query.in_force is not None:
-        accepted = and_(key.revoked_at.is_(None), or_(key.expires_at.is_(None), key.expires_at > query.now))
-        chosen.append(accepted if query.in_force else not_(accepted))
+        is_accepted = and_(key.revoked_at.is_(None), or_(key.expires_at.is_(None), key.expires_at > query.now))
+        chosen.append(is_accepted if query.in_force else not_(is_accepted))
     wanted = select(KEYS).where(*chosen).order_by(key.created_at.desc(), key.id.desc()).limit(query.limit)
     if query.after is not None:
         wanted = wanted.where(follows(conn, key.created_at, key.id, query.after, chosen))
-    return tuple(_key(row._mapping) for row in conn.execute(wanted))
+    return tuple([_key(row._mapping) for row in conn.execute(wanted)])
 
 
 def add(conn: Connection, key: KeyRow, by: Actor) -> bool:
     """Store a key. False if its id exists already."""
     values = {name: value for name, value in asdict(key).items() if name in KEYS.c}
-    values |= {name: orjson.dumps(sorted(getattr(key, name))).decode() for name in _SETS}
+    for name in _SETS:
+        values[name] = orjson.dumps(sorted(getattr(key, name))).decode()
     if conn.execute(insert_into(conn, KEYS).values(values).on_conflict_do_nothing()).rowcount != 1:
         return False
     note(conn, by, "key.added", key.id, tenant=key.tenant, before=None, after=public(key))
@@ -104,4 +108,6 @@ def _change(conn: Connection, key: KeyRow, values: dict[str, Any], by: Actor, ac
 
 def _key(row: Mapping[Any, Any]) -> KeyRow:
     values = {str(name): value for name, value in row.items()}
-    return KeyRow(**values | {name: frozenset(orjson.loads(values[name])) for name in _SETS})
+    for name in _SETS:
+        values[name] = frozenset(orjson.loads(values[name]))
+    return KeyRow(**values)

@@ -37,19 +37,16 @@ def of(
     for rating in feedback.of_all(conn, names):
         all_given[rating.run].append(rating)
     bodies = content.some(conn, [(run, looked_at(found)) for run, found in events.items()], decrypt)
-    return tuple(
-        Rated(
-            rating,
-            rows[rating.run].tier,
-            rows[rating.run].state == "succeeded" and not rows[rating.run].degraded,
-            rows[rating.run].spent_usd,
-            tuple(all_given[rating.run]),
-            tuple(events[rating.run]),
-            bodies.get(rating.run),
-        )
-        for rating in given
-        if rating.run in rows
-    )
+    rated = []
+    for rating in given:
+        run = rating.run
+        row = rows.get(run)
+        if row is None:
+            continue
+        succeeded = row.state == "succeeded" and not row.degraded
+        facts = (tuple(all_given[run]), tuple(events[run]), bodies.get(run))
+        rated.append(Rated(rating, row.tier, succeeded, row.spent_usd, *facts))
+    return tuple(rated)
 
 
 def known(conn: Connection, policy: str, after: int) -> Learned | None:

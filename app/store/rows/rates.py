@@ -22,10 +22,16 @@ _WRITE = (
 
 def count(conn: Connection, asked: Sequence[RateRequest], now: float) -> tuple[RateReply, ...]:
     """Count requests in their windows, as far as the limits allow."""
-    windows = _locked(conn, sorted({name for request in asked for name, _ in request.limits}))
-    named = {run for window in windows.values() for run in window.runs}
-    runs = _uses(conn, named | {request.resumes for request in asked if request.resumes})
-    replies = decide(windows, asked, runs, now)
+    names: set[str] = set()
+    runs: set[str] = set()
+    for request in asked:
+        names.update([name for name, _ in request.limits])
+        if request.resumes:
+            runs.add(request.resumes)
+    windows = _locked(conn, sorted(names))
+    for window in windows.values():
+        runs.update(window.runs)
+    replies = decide(windows, asked, _uses(conn, runs), now)
     _write(conn, windows)
     return replies
 

@@ -2,6 +2,7 @@
 transactions."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import orjson
 from sqlalchemy import (
@@ -100,8 +101,10 @@ def page(
 
 def _of_class(query: ContentQuery | PruneQuery) -> list[ColumnElement[bool]]:
     """Return the conditions for a run of the class that a query names, and of none of the others."""
-    within = [_matches(query.within)] if query.within is not None else []
-    return within + [~_matches(run_class) for run_class in query.without]
+    conditions = [~_matches(run_class) for run_class in query.without]
+    if query.within is not None:
+        conditions.append(_matches(query.within))
+    return conditions
 
 
 def _matches(run_class: RunClass) -> ColumnElement[bool]:
@@ -219,27 +222,35 @@ def _delete_tags(conn: Connection, statements: Statements, ids: Mapping[str, obj
     query = select(EVENTS.c.run, EVENTS.c.kind, EVENTS.c.body)
     tagged = query.where(statements.among(EVENTS.c.run), EVENTS.c.kind.in_([kind.value for kind in TAGGED]))
     keys: set[tuple[str, str, str]] = set()
-    for run, kind, raw in conn.execute(tagged, ids):
-        body = orjson.loads(raw)
-        if kind == Kind.PLAN_STEP.value:
-            keys.add(("worker", body["worker"], run))
-            continue
-        if kind == Kind.AWAITING_APPROVAL.value:
-            keys.add((APPROVAL_TAG, ASKED, run))
-            continue
-        keys |= {("label", label, run) for label in body.get("labels", ())}
-        if request := body.get("request_id"):
-            keys.add((REQUEST_TAG, request, run))
-        if trace := Trace(body.get("traceparent", "")).id:
-            keys.add((TRACE_TAG, trace, run))
-        if body.get("wire", {}).get("format") == "plan":
-            keys.add((PLAN_TAG, body.get("origin_run") or FIRST_REVISION, run))
-        elif body.get("preview"):
-            keys.add((PLAN_TAG, SHOWN_ONCE, run))
+    for run, kind, body in conn.execute(tagged, ids):
+        for name, value in _tags_of(kind, orjson.loads(body)):
+            keys.add((name, value, run))
     conditions = [column == bindparam(f"its_{column.name}") for column in (TAGS.c.name, TAGS.c.value, TAGS.c.run)]
     if keys:
         values = [{"its_name": name, "its_value": value, "its_run": run} for name, value, run in sorted(keys)]
         conn.execute(delete(TAGS).where(*conditions), values)
+
+
+def _tags_of(kind: str, body: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the names and values of the tags that an event of one of the kinds `TAGGED` gives its run."""
+    if kind == Kind.PLAN_STEP.value:
+        yield "worker", body["worker"]
+        return
+    if kind == Kind.AWAITING_APPROVAL.value:
+        yield APPROVAL_TAG, ASKED
+        return
+    for label in body.get("labels", ()):
+        yield "label", label
+    request = body.get("request_id")
+    if request:
+        yield REQUEST_TAG, request
+    trace = Trace(body.get("traceparent", "")).id
+    if trace:
+        yield TRACE_TAG, trace
+    if body.get("wire", {}).get("format") == "plan":
+        yield PLAN_TAG, body.get("origin_run") or FIRST_REVISION
+    elif body.get("preview"):
+        yield PLAN_TAG, SHOWN_ONCE
 
 
 def pruned_run(conn: Connection, name: str) -> PrunedRun:

@@ -118,8 +118,8 @@ def _first_seconds(conn: Connection, runs: Sequence[str]) -> tuple[float, ...]:
 
 
 def _ejected(conn: Connection, runs: Sequence[str]) -> tuple[Ejected, ...]:
-    opened = (EVENTS.c.run.in_(runs), EVENTS.c.kind == Kind.PLAN_OPENED.value)
-    rows = conn.execute(select(EVENTS.c.run, EVENTS.c.at, EVENTS.c.body).where(*opened).order_by(EVENTS.c.at))
+    is_opening = (EVENTS.c.run.in_(runs), EVENTS.c.kind == Kind.PLAN_OPENED.value)
+    rows = conn.execute(select(EVENTS.c.run, EVENTS.c.at, EVENTS.c.body).where(*is_opening).order_by(EVENTS.c.at))
     latest: dict[str, Ejected] = {}
     for run, at, body in rows:
         for worker, reason in (orjson.loads(body).get("ejected") or {}).items():

@@ -347,22 +347,7 @@ def _tickets() -> Select[Any]:
 def selected(query: RunQuery) -> list[ColumnElement[bool]]:
     """The conditions on the rows that a query selects."""
     column = RUNS.c
-    named = ((REQUEST_TAG, query.request_id), (TRACE_TAG, query.trace_id), (USER_TAG, query.user))
-    rare = [(TAGS.c.name == name, TAGS.c.value == value) for name, value in named if value is not None]
-    # Few runs have one of these tags, and they are looked up by their ids: not by the index of all runs of the tenant.
-    tenant = column.tenant + "" if rare else column.tenant
-    equal = (
-        (tenant, query.tenant),
-        (column.tier, query.tier),
-        (column.key, query.key),
-        (column.model, query.model),
-        (column.topology, query.topology),
-        (column.degraded, query.degraded),
-        (column.error, query.error),
-        (column.origin_kind, query.origin_kind or None),
-        (column.origin_run, query.origin_run),
-    )
-    found: list[ColumnElement[bool]] = [where == value for where, value in equal if value is not None]
+    found = _equalities(query)
     if query.state is not None:  # as a literal: a partial index is used only for a value that the planner can see
         found.append(column.state == bindparam("state", query.state, literal_execute=True))
         if query.state in UNHAPPY:  # SQLite uses that index only where the query repeats its condition
@@ -376,11 +361,48 @@ def selected(query: RunQuery) -> list[ColumnElement[bool]]:
         found.append(column.ended_at.is_not(None))
     if query.before is not None:
         found.append(_behind(query, query.before))
-    found += [column.id.in_(select(TAGS.c.run).where(*asked)) for asked in rare]
+    return [*found, *_tagged(query), *_of_other_tables(query)]
+
+
+def _equalities(query: RunQuery) -> list[ColumnElement[bool]]:
+    """The conditions that a column has a value."""
+    column = RUNS.c
+    tenant: ColumnElement[str] = column.tenant
+    if _rare_tags(query):  # such runs are looked up by their ids, not by the index of the tenant's runs
+        tenant = column.tenant + ""
+    wanted = (
+        (tenant, query.tenant),
+        (column.tier, query.tier),
+        (column.key, query.key),
+        (column.model, query.model),
+        (column.topology, query.topology),
+        (column.degraded, query.degraded),
+        (column.error, query.error),
+        (column.origin_kind, query.origin_kind or None),
+        (column.origin_run, query.origin_run),
+    )
+    return [compared == value for compared, value in wanted if value is not None]
+
+
+def _tagged(query: RunQuery) -> list[ColumnElement[bool]]:
+    """The conditions on the tags of a run."""
+    run, tag = RUNS.c.id, TAGS.c
+    found: list[ColumnElement[bool]] = []
+    for name, value in _rare_tags(query):
+        found.append(run.in_(select(tag.run).where(tag.name == name, tag.value == value)))
     for name, value in query.tags:
-        tagged = exists().where(TAGS.c.name == name, TAGS.c.value == value, TAGS.c.run == column.id)
-        found.append(_called(value, tagged) if name == WORKER_TAG else tagged)
-    return [*found, *_of_other_tables(query)]
+        has_tag = exists().where(tag.name == name, tag.value == value, tag.run == run)
+        if name == WORKER_TAG:
+            found.append(_called(value, has_tag))
+        else:
+            found.append(has_tag)
+    return found
+
+
+def _rare_tags(query: RunQuery) -> list[tuple[str, str]]:
+    """The names and values of tags for which a query asks and that few runs have."""
+    wanted = ((REQUEST_TAG, query.request_id), (TRACE_TAG, query.trace_id), (USER_TAG, query.user))
+    return [(name, value) for name, value in wanted if value is not None]
 
 
 def _of_other_tables(query: RunQuery) -> list[ColumnElement[bool]]:
@@ -388,8 +410,8 @@ def _of_other_tables(query: RunQuery) -> list[ColumnElement[bool]]:
     column = RUNS.c
     found: list[ColumnElement[bool]] = []
     if query.preview is not None:
-        planned = exists().where(TAGS.c.name == PLAN_TAG, TAGS.c.run == column.id)
-        found.append(planned if query.preview else ~planned)
+        is_plan = exists().where(TAGS.c.name == PLAN_TAG, TAGS.c.run == column.id)
+        found.append(is_plan if query.preview else ~is_plan)
     if query.outcome is not None:
         found.append(_has_call(query.outcome, dict(query.tags).get(WORKER_TAG)))
     if query.rated is not None:
@@ -403,17 +425,26 @@ def _of_other_tables(query: RunQuery) -> list[ColumnElement[bool]]:
 def _rated(wanted: Rated) -> Select[tuple[str]]:
     """The query for the runs whose ratings have such a mean score."""
     rating, mean = FEEDBACK.c, func.avg(FEEDBACK.c.score)
-    bounds = ((rating.at.__ge__, wanted.since), (rating.at.__lt__, wanted.until))
-    times = [compare(bound) for compare, bound in bounds if bound is not None]
-    rated = select(rating.run).where(rating.score.is_not(None), *times).group_by(rating.run)
-    return rated.having(mean >= GOOD if wanted.good else mean < GOOD)
+    query = select(rating.run).where(rating.score.is_not(None)).group_by(rating.run)
+    if wanted.since is not None:
+        query = query.where(rating.at >= wanted.since)
+    if wanted.until is not None:
+        query = query.where(rating.at < wanted.until)
+    if wanted.good:
+        return query.having(mean >= GOOD)
+    return query.having(mean < GOOD)
 
 
 def _has_call(outcome: str, worker: str | None) -> ColumnElement[bool]:
     """The condition for runs with a call of this outcome, of this worker if one is named."""
     call = DISCLOSURES.c
-    ended = call.outcome.is_(None) if outcome == "open" else call.outcome == outcome
-    conditions = [call.run == RUNS.c.id, ended, *([call.recipient == worker] if worker is not None else [])]
+    conditions: list[ColumnElement[bool]] = [call.run == RUNS.c.id]
+    if outcome == "open":
+        conditions.append(call.outcome.is_(None))
+    else:
+        conditions.append(call.outcome == outcome)
+    if worker is not None:
+        conditions.append(call.recipient == worker)
     return exists().where(*conditions)
 
 
@@ -429,13 +460,16 @@ def _called(worker: str, planned: ColumnElement[bool]) -> ColumnElement[bool]:
 def _bounds(query: RunQuery) -> list[ColumnElement[bool]]:
     """The conditions on the time of the admission and on the cost."""
     column = RUNS.c
-    compared = (
-        (column.created_at.__ge__, query.since),
-        (column.created_at.__lt__, query.until),
-        (column.spent_usd.__ge__, query.min_usd),
-        (column.spent_usd.__le__, query.max_usd),
-    )
-    return [compare(bound) for compare, bound in compared if bound is not None]
+    found: list[ColumnElement[bool]] = []
+    if query.since is not None:
+        found.append(column.created_at >= query.since)
+    if query.until is not None:
+        found.append(column.created_at < query.until)
+    if query.min_usd is not None:
+        found.append(column.spent_usd >= query.min_usd)
+    if query.max_usd is not None:
+        found.append(column.spent_usd <= query.max_usd)
+    return found
 
 
 def _sorted_by(query: RunQuery) -> ColumnElement[Any]:
@@ -446,9 +480,11 @@ def _sorted_by(query: RunQuery) -> ColumnElement[Any]:
 
 def _behind(query: RunQuery, place: Place) -> ColumnElement[bool]:
     """The condition for the rows behind a place in the order of the query."""
-    first = int(place[0]) if query.sort == "cost" else place[0]
-    row, last = tuple_(_sorted_by(query), RUNS.c.id), tuple_(first, place[1])
-    return row > last if query.ascending else row < last
+    value, id_ = place
+    if query.sort == "cost":
+        value = int(value)
+    row, last_row = tuple_(_sorted_by(query), RUNS.c.id), tuple_(value, id_)
+    return row > last_row if query.ascending else row < last_row
 
 
 def run_row(row: Any) -> RunRow:

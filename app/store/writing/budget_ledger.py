@@ -13,10 +13,11 @@ cannot decide is refused with `NeedsAllSlices`, and tried again with all rows of
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from math import ceil
 
 import orjson
-from sqlalchemy import ColumnElement, Connection, delete, tuple_
+from sqlalchemy import Connection, delete, tuple_
 
 from app.core.pool.budgets import Budget, Window, budget_id, slice_of, whole_account, window
 from app.core.records import record
@@ -107,12 +108,15 @@ class BudgetLedger:
                     _add(overrun, hold.place, max(fact.usd - hold.usd, 0))
                 ended.append(call)
             elif isinstance(fact, CallIntended) and fact.usd_held:
-                its = [_Hold(self._present[name], fact.usd_held) for name in accounts if name in self._present]
-                for hold in its:
+                holds = []
+                for account in accounts:
+                    if account in self._present:
+                        holds.append(_Hold(self._present[account], fact.usd_held))
+                for hold in holds:
                     _add(held, hold.place, hold.usd)
-                begun[entry.run, fact.call] = tuple(its)
+                begun[entry.run, fact.call] = tuple(holds)
         if begun:
-            self._check(held, spent, [hold for holds in begun.values() for hold in holds])
+            self._check(held, spent, list(chain.from_iterable(begun.values())))
         return Charge(held, spent, overrun, begun, tuple(ended))
 
     def _check(self, held: Mapping[Place, int], spent: Mapping[Place, int], begun: Sequence[_Hold]) -> None:
@@ -186,15 +190,14 @@ class BudgetLedger:
             self._warn(conn, row)
         if self._has_all_slices:
             self._divide()
-        holds = []
-        for (run, call), its in self._holds.items():
-            for hold in its:
-                holds.append((run, call, *hold.place, hold.usd))
-        amounts = [
-            (window.held, window.spent, window.overrun, window.warned_at, window.escrow, window.account, window.start)
-            for window in changed
-        ]
-        return [(statements.update_window, amounts), (statements.insert_hold, holds)]
+        hold_rows = []
+        for (run, call), holds in self._holds.items():
+            for hold in holds:
+                hold_rows.append((run, call, *hold.place, hold.usd))
+        amounts = []
+        for row in changed:
+            amounts.append((row.held, row.spent, row.overrun, row.warned_at, row.escrow, row.account, row.start))
+        return [(statements.update_window, amounts), (statements.insert_hold, hold_rows)]
 
     def _bring_home(self) -> None:
         """Add up in the account's own row what its slices have spent, and all that is free in them."""
@@ -212,9 +215,9 @@ class BudgetLedger:
             if budget.soft is not None and own.warned_at is None:
                 limit = min(limit, ceil(budget.soft * budget.usd) - 1)
             if budget.slices is not None:
-                names = _names(account, budget.slices)
-                its = [part for part in slices if part.account in names]
-                budget_windows.divide(own, its, limit - own.spent - own.held)
+                names = _slice_ids(account, budget.slices)
+                present = [part for part in slices if part.account in names]
+                budget_windows.divide(own, present, limit - own.spent - own.held)
 
     def _warn(self, conn: Connection, row: WindowRow) -> None:
         """Give the warning of a window that has reached the soft limit of its budget, once. That of an account with
@@ -243,41 +246,57 @@ def load(
     `number` chooses the slice in which new holds are made. With `all_slices` all rows of the accounts are locked, and
     their budgets before them, as whoever changes a budget does.
     """
-    concerned = [entry for entry in batch if runs.get(entry.run)]
-    if not concerned:
+    settled, accounts = _concerned(runs, batch)
+    if not settled and not accounts:
         return None
-    settled = [(entry.run, fact.call) for entry in concerned for fact in entry.events if isinstance(fact, CallFinished)]
-    holding = [entry.run for entry in concerned for fact in entry.events if isinstance(fact, CallIntended)]
-    if not settled and not holding:
-        return None
-    holds = _taken(conn, settled)
-    accounts = sorted({name for run in holding for name in accounts_of(runs[run])})
-    ids = {budget_id(name) for name in accounts}
-    ids |= {budget_id(hold.place[0]) for its in holds.values() for hold in its}
+    holds = _delete_holds(conn, settled)
+    places = {hold.place for hold in chain.from_iterable(holds.values())}
+    ids = {budget_id(account) for account in accounts}
+    ids.update([budget_id(account) for account, _ in places])
     if all_slices:
         budget_rows.lock_amounts(conn, sorted(ids))
     now, known, latest = budget_rows.standing(conn, sorted(ids), accounts)
     present: dict[str, Place] = {}
-    places = {hold.place for its in holds.values() for hold in its}
     ends = {}
     for account in accounts:
         budget = known.get(budget_id(account))
         if budget is None:
             continue
         start = max(window(budget.period, budget.zone, now).start, latest.get(account, 0))
-        names = _names(account, budget.slices) if budget.slices is not None else [account]
-        present[account] = names[number % len(names)], start
-        for name in {account, *names} if all_slices else {present[account][0]}:
+        names = [account]
+        if budget.slices is not None:
+            names = _slice_ids(account, budget.slices)
+        own = names[number % len(names)]
+        present[account] = own, start
+        needed = {account, *names} if all_slices else {own}
+        for name in needed:
             places.add((name, start))
             ends[name, start] = window(budget.period, budget.zone, start).end
     if all_slices:
-        own = {(whole_account(name), start) for name, start in places}
-        places |= {*own, *budget_windows.slices_of(conn, own)}
+        whole = {(whole_account(name), start) for name, start in places}
+        places |= {*whole, *budget_windows.slices_of(conn, whole)}
     locked = budget_windows.lock(conn, places, ends)
     return BudgetLedger(now, known, locked, present, holds, has_all_slices=all_slices)
 
 
-def _names(account: str, slices: int) -> list[str]:
+def _concerned(runs: Mapping[str, str | None], batch: Sequence[Entry]) -> tuple[list[tuple[str, str]], list[str]]:
+    """Return the calls that a batch settles, and the accounts in which it holds something, in order; of runs that have
+    accounts."""
+    settled: list[tuple[str, str]] = []
+    accounts: set[str] = set()
+    for entry in batch:
+        column = runs.get(entry.run)
+        if not column:
+            continue
+        for fact in entry.events:
+            if isinstance(fact, CallFinished):
+                settled.append((entry.run, fact.call))
+            elif isinstance(fact, CallIntended):
+                accounts.update(accounts_of(column))
+    return settled, sorted(accounts)
+
+
+def _slice_ids(account: str, slices: int) -> list[str]:
     """Return the ids of the slices of an account."""
     return [slice_of(account, number) for number in range(slices)]
 
@@ -293,19 +312,18 @@ def accounts_of(column: str | None) -> Sequence[str]:
     return found
 
 
-def _taken(conn: Connection, calls: Sequence[tuple[str, str]]) -> dict[tuple[str, str], tuple[_Hold, ...]]:
-    """The holds of these calls, whose rows are deleted: the run's row is locked, so that nobody else reads them."""
+def _delete_holds(conn: Connection, calls: Sequence[tuple[str, str]]) -> dict[tuple[str, str], tuple[_Hold, ...]]:
+    """Delete the holds of these calls, and return them. The runs' rows are locked, so that nobody else reads them."""
     row = BUDGET_HOLDS.c
     found: dict[tuple[str, str], tuple[_Hold, ...]] = {}
-    if calls:
-        gone = delete(BUDGET_HOLDS).where(_of(calls)).returning(row.run, row.call, row.account, row.start, row.usd)
-        for run, call, account, start, usd in conn.execute(gone):
-            found[run, call] = (*found.get((run, call), ()), _Hold((account, start), usd))
+    if not calls:
+        return found
+    deletion = delete(BUDGET_HOLDS).where(tuple_(row.run, row.call).in_(list(calls)))
+    for run, call, account, start, usd in conn.execute(
+        deletion.returning(row.run, row.call, row.account, row.start, row.usd)
+    ):
+        found[run, call] = (*found.get((run, call), ()), _Hold((account, start), usd))
     return found
-
-
-def _of(calls: Sequence[tuple[str, str]]) -> ColumnElement[bool]:
-    return tuple_(BUDGET_HOLDS.c.run, BUDGET_HOLDS.c.call).in_(list(calls))
 
 
 def _add(amounts: dict[Place, int], place: Place, usd: int) -> None:
