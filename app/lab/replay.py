@@ -17,11 +17,14 @@ best one are left out. A log has one outcome for each prompt, so nothing is know
 learns from a part of the log and is judged by the rest, by the estimators of `offpolicy`.
 """
 
+import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 from random import Random
 from statistics import NormalDist
+from typing import NamedTuple
 
 from app.core.plan.templates import Arm, arm_of_workers
 from app.core.pool.catalog import Card, Price, SelectorSpec, Worker
@@ -38,7 +41,7 @@ TARGET = 0.95
 """The share of the best model's score whose cost is reported."""
 FULL_MICRO_USD = 50_000
 """The cost of a call of the best model, as the selector is told it; all others are in proportion."""
-GRAINS = tuple(NormalDist().inv_cdf((n + 0.5) / 1024) for n in range(1024))
+NORMAL_QUANTILES = tuple(NormalDist().inv_cdf((n + 0.5) / 1024) for n in range(1024))
 """Equally probable quantiles of the normal distribution."""
 
 
@@ -89,11 +92,12 @@ def routes(data: Dataset, cost_weight: float) -> Routes:
         weak, strong = sorted(data.models, key=lambda model: scores[model])
         return Routes((weak, strong), {weak: 0.0, strong: 1.0}, cost_weight)
     strong = max(data.models, key=lambda model: (scores[model], -data.costs[model]))
-    open_ = [model for model in data.models if model == strong or data.costs[model] < data.costs[strong]]
-    if len(open_) < 2:
+    worthwhile = [model for model in data.models if model == strong or data.costs[model] < data.costs[strong]]
+    if len(worthwhile) < 2:
         raise RecordsRefused(f"{strong} is the best model and the cheapest one; there is nothing to choose")
-    ordered = tuple(sorted(open_, key=lambda model: data.costs[model]))
-    return Routes(ordered, {model: data.costs[model] / data.costs[strong] for model in ordered}, cost_weight)
+    by_cost = sorted(worthwhile, key=lambda model: data.costs[model])
+    relative_costs = {model: data.costs[model] / data.costs[strong] for model in by_cost}
+    return Routes(tuple(by_cost), relative_costs, cost_weight)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,26 +114,29 @@ class Part:
         return [Example(seen, scores) for seen, scores in zip(self.seen, self.scores, strict=True)]
 
 
-def split(data: Dataset, open_: Routes, seen: dict[int, Features], plan: Plan, seed: int) -> tuple[Part, Part]:
+def split(data: Dataset, routing: Routes, seen: dict[int, Features], plan: Plan, seed: int) -> tuple[Part, Part]:
     """Return the training and the held-out part of a seed; of few rows at least half are for training.
 
     `seen` keeps the features of rows, by their place, for the next seed.
     """
     order = list(range(len(data.rows)))
     Random(f"replay|{seed}").shuffle(order)
-    held = min(plan.held_out, len(order) // 2)
-    training, judged = order[held : held + plan.ratings], order[:held]
-    for place in (*training, *judged):
+    count = min(plan.held_out, len(order) // 2)
+    held_out, training = order[:count], order[count : count + plan.ratings]
+    for place in (*training, *held_out):
         if place not in seen:
             seen[place] = features(data.rows[place].prompt)
-    return _part(data, open_, seen, training), _part(data, open_, seen, judged)
+    return _part(data, routing, seen, training), _part(data, routing, seen, held_out)
 
 
-def _part(data: Dataset, open_: Routes, seen: Mapping[int, Features], places: Sequence[int]) -> Part:
-    rows = [data.rows[place] for place in places]
+def _part(data: Dataset, routing: Routes, seen: Mapping[int, Features], places: Sequence[int]) -> Part:
+    """Return the rows in these places, with the scores that are known of the routed models."""
+    rows: list[Recorded] = []
     scores: list[Scores] = []
-    for row in rows:
-        scores.append({model: row.outcomes[model].score for model in open_.models if model in row.outcomes})
+    for place in places:
+        row = data.rows[place]
+        rows.append(row)
+        scores.append({model: row.outcomes[model].score for model in routing.models if model in row.outcomes})
     return Part(rows, [seen[place] for place in places], scores)
 
 
@@ -138,92 +145,109 @@ def _part(data: Dataset, open_: Routes, seen: Mapping[int, Features], places: Se
 
 def replayed(data: Dataset, plan: Plan) -> Mapping[str, Sequence[Figures]]:
     """Return the figures of each policy, one for each seed. Raises `RecordsRefused`."""
-    open_ = routes(data, plan.cost_weight)
+    routing = routes(data, plan.cost_weight)
     seen: dict[int, Features] = {}
-    found: dict[str, list[Figures]] = {}
+    figures: dict[str, list[Figures]] = defaultdict(list)
     for seed in plan.seeds:
-        training, held = split(data, open_, seen, plan, seed)
-        bandit = Bandit(open_)
-        lost = bandit.learn(training, Random(f"bandit|{seed}"))
-        found.setdefault(SELECTOR, []).append(judged(open_, held, bandit.expects, lost))
+        training, held_out = split(data, routing, seen, plan, seed)
+        bandit = Bandit(routing)
+        learning_regret = bandit.learn(training, Random(f"bandit|{seed}"))
+        figures[SELECTOR].append(judged(routing, held_out, bandit.expects, learning_regret))
         for name, fit in BASELINES.items():
-            estimator = fit(training.examples, open_.models, Random(f"{name}|{seed}"))
-            found.setdefault(name, []).append(judged(open_, held, estimator))
-        found.setdefault(ORACLE, []).append(_figures(open_, held, held.scores, None))
-    return found
+            estimator = fit(training.examples, routing.models, Random(f"{name}|{seed}"))
+            figures[name].append(judged(routing, held_out, estimator))
+        figures[ORACLE].append(_figures(routing, held_out, held_out.scores, None))
+    return figures
 
 
-def judged(open_: Routes, held: Part, estimator: Estimator, lost: float | None = None) -> Figures:
+def judged(routing: Routes, held_out: Part, estimator: Estimator, learning_regret: float | None = None) -> Figures:
     """Return the figures of an estimator on held-out prompts."""
-    return _figures(open_, held, [estimator(seen) for seen in held.seen], lost)
+    estimates = [estimator(seen) for seen in held_out.seen]
+    return _figures(routing, held_out, estimates, learning_regret)
 
 
-def _figures(open_: Routes, held: Part, believed: Sequence[Scores], lost: float | None) -> Figures:
-    points = curve(open_, held.scores, believed)
-    (first, weak), (last, strong) = points[0], points[-1]
+def _figures(routing: Routes, held_out: Part, estimates: Sequence[Scores], learning_regret: float | None) -> Figures:
+    """Return the figures of a policy that goes by these estimates of the held-out prompts' scores."""
+    points = curve(routing, held_out.scores, estimates)
+    (first_cost, weak), (last_cost, strong) = points[0], points[-1]
     area = 0.0
-    for (before, low), (after, high) in pairwise(points):
-        area += (after - before) * (low + high) / 2
-    auc = area / (last - first)
-    apgr = (auc - weak) / (strong - weak) if strong > weak else None
-    losses = [regret(open_, scores, open_.best(own)) for scores, own in zip(held.scores, believed, strict=True)]
-    return Figures(auc, apgr, _cost_at(points, TARGET * strong), sum(losses) / len(losses), lost)
+    for (cost, score), (next_cost, next_score) in pairwise(points):
+        area += (next_cost - cost) * (score + next_score) / 2
+    auc = area / (last_cost - first_cost)
+    apgr = None
+    if strong > weak:
+        apgr = (auc - weak) / (strong - weak)
+    total_regret = 0.0
+    for scores, estimated in zip(held_out.scores, estimates, strict=True):
+        total_regret += regret(routing, scores, routing.best(estimated))
+    mean_regret = total_regret / len(held_out.scores)
+    return Figures(auc, apgr, _cost_at(points, TARGET * strong), mean_regret, learning_regret)
 
 
-def regret(open_: Routes, scores: Scores, chosen: str) -> float:
+def regret(routing: Routes, scores: Scores, chosen: str) -> float:
     """Return the reward that a choice loses to the perfect one."""
-    best = open_.best(scores)
-    return open_.reward(best, scores[best]) - open_.reward(chosen, scores[chosen])
+    best = routing.best(scores)
+    return routing.reward(best, scores[best]) - routing.reward(chosen, scores[chosen])
 
 
-Upgrade = tuple[float, float, float]
-"""Estimated gain for each unit of cost, the cost, and the true gain."""
+class Upgrade(NamedTuple):
+    """The step of one prompt from a model to a dearer one."""
+
+    slope: float
+    """The estimated gain for each unit of cost."""
+    cost: float
+    gain: float
+    """The true gain of score."""
 
 
-def curve(open_: Routes, true: Sequence[Scores], believed: Sequence[Scores]) -> list[tuple[float, float]]:
+def curve(routing: Routes, true: Sequence[Scores], estimates: Sequence[Scores]) -> list[tuple[float, float]]:
     """Return pairs of mean cost and mean score, from all prompts at the cheapest model to all at the best one.
 
     Upgrades with the same estimate are made together, along a straight line, as if drawn by chance.
     """
     upgrades: list[Upgrade] = []
-    for scores, own in zip(true, believed, strict=True):
-        upgrades += _upgrades(open_, scores, own)
-    upgrades.sort(key=lambda upgrade: -upgrade[0])
-    count, cheapest = len(true), open_.models[0]
-    cost, score = open_.costs[cheapest], sum([scores[cheapest] for scores in true]) / count
+    for scores, estimated in zip(true, estimates, strict=True):
+        upgrades += _upgrades(routing, scores, estimated)
+    upgrades.sort(key=lambda upgrade: -upgrade.slope)
+    count, cheapest = len(true), routing.models[0]
+    cost, score = routing.costs[cheapest], sum([scores[cheapest] for scores in true]) / count
     points = [(cost, score)]
-    for _, group in groupby(upgrades, key=lambda upgrade: upgrade[0]):
+    for _, group in groupby(upgrades, key=lambda upgrade: upgrade.slope):
         together = list(group)
-        cost += sum([upgrade[1] for upgrade in together]) / count
-        score += sum([upgrade[2] for upgrade in together]) / count
+        cost += sum([upgrade.cost for upgrade in together]) / count
+        score += sum([upgrade.gain for upgrade in together]) / count
         points.append((cost, score))
     return points
 
 
-def _upgrades(open_: Routes, scores: Scores, own: Scores) -> list[Upgrade]:
+def _upgrades(routing: Routes, scores: Scores, estimated: Scores) -> list[Upgrade]:
     """Return the steps of one prompt along the upper hull of estimated score over cost, up to the best model."""
-    found: list[Upgrade] = []
-    place, models = 0, open_.models
-    while place < len(models) - 1:
-        here = models[place]
-        slopes = []
-        for other in models[place + 1 :]:
-            price = open_.costs[other] - open_.costs[here]
-            slopes.append((own[other] - own[here]) / price if price > 0 else 0.0)
-        steepest = max(range(len(slopes)), key=lambda n: (slopes[n], n))
-        there = models[place + 1 + steepest]
-        found.append((slopes[steepest], open_.costs[there] - open_.costs[here], scores[there] - scores[here]))
-        place += 1 + steepest
-    return found
+    models, costs = routing.models, routing.costs
+    upgrades: list[Upgrade] = []
+    here = 0
+    while here < len(models) - 1:
+        best = Upgrade(-math.inf, 0.0, 0.0)
+        there = here
+        for place in range(here + 1, len(models)):
+            cost = costs[models[place]] - costs[models[here]]
+            slope = 0.0
+            if cost > 0:
+                slope = (estimated[models[place]] - estimated[models[here]]) / cost
+            if slope >= best.slope:  # of equal slopes the longest step
+                best = Upgrade(slope, cost, scores[models[place]] - scores[models[here]])
+                there = place
+        upgrades.append(best)
+        here = there
+    return upgrades
 
 
 def _cost_at(points: Sequence[tuple[float, float]], target: float) -> float | None:
     """Return the least cost at which a score is reached; None if it never is."""
     if points[0][1] >= target:
         return points[0][0]
-    for (before, low), (after, high) in pairwise(points):
-        if high >= target:
-            return before + (after - before) * (target - low) / (high - low)
+    for (cost, score), (next_cost, next_score) in pairwise(points):
+        if next_score >= target:
+            return cost + (next_cost - cost) * (target - score) / (next_score - score)
     return None
 
 
@@ -233,24 +257,32 @@ def _cost_at(points: Sequence[tuple[float, float]], target: float) -> float | No
 class Bandit:
     """The selector of the service over models as workers, with its own posterior, decision and exploration."""
 
-    def __init__(self, open_: Routes) -> None:
+    def __init__(self, routing: Routes) -> None:
         self.posterior = Posterior()
-        self._routes = open_
-        self._spec = SelectorSpec(templates=("answer",), cost=open_.cost_weight, full_usd=FULL_MICRO_USD)
-        self._usd = {model: round(open_.costs[model] * FULL_MICRO_USD) for model in open_.models}
-        self._workers = [_worker(model, self._usd[model]) for model in open_.models]
-        self._arms = [arm_of_workers("answer", [model]) for model in open_.models]
+        self._routes = routing
+        self._spec = SelectorSpec(templates=("answer",), cost=routing.cost_weight, full_usd=FULL_MICRO_USD)
+        self._usd = {model: round(routing.costs[model] * FULL_MICRO_USD) for model in routing.models}
+        self._workers = [_worker(model, self._usd[model]) for model in routing.models]
+        self._arms = [arm_of_workers("answer", [model]) for model in routing.models]
 
     def learn(self, part: Part, random: Random) -> float:
-        """Choose, and learn the score of the choice, prompt by prompt; returns the mean regret."""
-        total = 0.0
+        """Choose, and learn the score of the choice, prompt by prompt; return the mean regret."""
+        total_regret = 0.0
         for number, (seen, scores) in enumerate(zip(part.seen, part.scores, strict=True)):
-            found = estimates(self.posterior, self._spec, self._arms, self._workers, seen)
-            choice = decide(found, self._spec.explore, lambda count: random.choices(GRAINS, k=count), random.random)
-            arm = next(arm for arm in self._arms if arm.name == choice.action)
-            total += regret(self._routes, scores, arm.main)
+            arm = self._explore(seen, random)
+            total_regret += regret(self._routes, scores, arm.main)
             self.note(arm, seen, scores[arm.main], number)
-        return total / len(part.seen)
+        return total_regret / len(part.seen)
+
+    def _explore(self, seen: Features, random: Random) -> Arm:
+        """Return an arm that is drawn as the service draws it."""
+        estimated = estimates(self.posterior, self._spec, self._arms, self._workers, seen)
+
+        def draw_normals(count: int) -> Sequence[float]:
+            return random.choices(NORMAL_QUANTILES, k=count)
+
+        action = decide(estimated, self._spec.explore, draw_normals, random.random).action
+        return next(arm for arm in self._arms if arm.name == action)
 
     def imitate(self, part: Part) -> None:
         """Learn the outcomes of a log, whoever chose."""
@@ -266,8 +298,8 @@ class Bandit:
 
     def expects(self, seen: Features) -> Scores:
         """Return the expected score of each model at the posterior's mean."""
-        found = estimates(self.posterior, self._spec, self._arms, self._workers, seen)
-        return {estimate.arm.main: logistic(estimate.mean) for estimate in found}
+        estimated = estimates(self.posterior, self._spec, self._arms, self._workers, seen)
+        return {estimate.arm.main: logistic(estimate.mean) for estimate in estimated}
 
 
 def _worker(model: str, usd: int) -> Worker:
@@ -280,34 +312,40 @@ def _worker(model: str, usd: int) -> Worker:
 
 def estimated(data: Dataset, plan: Plan) -> Mapping[str, Sequence[Report]]:
     """Return the off-policy estimate of each policy from a log, one for each seed. Raises `RecordsRefused`."""
-    open_ = routes(data, plan.cost_weight)
+    routing = routes(data, plan.cost_weight)
     shares = {model: 0.0 for model in data.models}
+    routed_rows = []
     for row in data.rows:
-        shares[next(iter(row.outcomes))] += 1 / len(data.rows)
-    rows = [row for row in data.rows if next(iter(row.outcomes)) in open_.models]
-    log = Dataset(rows, data.models, data.costs, data.unit, data.full, data.left_out)
+        model = next(iter(row.outcomes))
+        shares[model] += 1 / len(data.rows)
+        if model in routing.models:
+            routed_rows.append(row)
+    log = Dataset(routed_rows, data.models, data.costs, data.unit, data.full, data.left_out)
     seen: dict[int, Features] = {}
-    found: dict[str, list[Report]] = {}
+    reports: dict[str, list[Report]] = defaultdict(list)
     for seed in plan.seeds:
-        training, held = split(log, open_, seen, plan, seed)
-        policies: dict[str, Estimator] = {}
-        bandit = Bandit(open_)
+        training, held_out = split(log, routing, seen, plan, seed)
+        bandit = Bandit(routing)
         bandit.imitate(training)
-        policies[SELECTOR] = bandit.expects
+        estimators: dict[str, Estimator] = {SELECTOR: bandit.expects}
         for name, fit in BASELINES.items():
-            policies[name] = fit(training.examples, open_.models, Random(f"{name}|{seed}"))
-        judge = Log([_logged(open_, row, observed, shares) for row, observed in zip(held.rows, held.seen, strict=True)])
-        for name, estimator in policies.items():
-            found.setdefault(name, []).append(
-                judge.report([{open_.best(estimator(observed)): 1.0} for observed in held.seen])
-            )
-        for model in open_.models:
-            found.setdefault(LOGGED + model, []).append(judge.report([{model: 1.0}] * len(held.rows)))
-    return found
+            estimators[name] = fit(training.examples, routing.models, Random(f"{name}|{seed}"))
+        judge = Log(_logged_rows(routing, held_out, shares))
+        for name, estimator in estimators.items():
+            choices = [{routing.best(estimator(prompt)): 1.0} for prompt in held_out.seen]
+            reports[name].append(judge.report(choices))
+        for model in routing.models:
+            reports[LOGGED + model].append(judge.report([{model: 1.0}] * len(held_out.rows)))
+    return reports
 
 
-def _logged(open_: Routes, row: Recorded, seen: Features, shares: Mapping[str, float]) -> Logged:
-    """Return the row as the estimators read it. Without its own propensity it has the model's share of the log."""
-    model, outcome = next(iter(row.outcomes.items()))
-    propensity = row.propensity if row.propensity is not None else shares[model]
-    return Logged(hashed_features(seen), model, propensity, open_.reward(model, outcome.score))
+def _logged_rows(routing: Routes, part: Part, shares: Mapping[str, float]) -> list[Logged]:
+    """Return the rows as the estimators read them. One without its own propensity has the model's share of the log."""
+    logged = []
+    for row, seen in zip(part.rows, part.seen, strict=True):
+        model, outcome = next(iter(row.outcomes.items()))
+        propensity = row.propensity
+        if propensity is None:
+            propensity = shares[model]
+        logged.append(Logged(hashed_features(seen), model, propensity, routing.reward(model, outcome.score)))
+    return logged

@@ -26,12 +26,14 @@ EPOCHS = 6
 RANK = 4
 COMMON = 0.6
 """The share of prompts that have a word from which on it says nothing of likeness."""
-STEP = 0.3
-"""The learning rate of AdaGrad."""
-SHRINK = 0.002
+LEARNING_RATE = 0.3
+"""Of AdaGrad."""
+WEIGHT_DECAY = 0.002
 """The share by which a weight that is used shrinks at each step."""
-PRIOR = 5.0
-"""Prompts of average score that the mean of a cluster or of neighbours counts in addition."""
+MEMBER_WEIGHT = 0.1
+"""The weight of each prompt of a cluster in the cluster's mean."""
+PRIOR_WEIGHT = 0.5
+"""The weight of the model's mean over all prompts in the mean of a cluster or of neighbours: that of five members."""
 
 Vector = Sequence[tuple[int, float]]
 Scores = Mapping[str, float]
@@ -47,138 +49,167 @@ class Example:
     scores: Scores
 
 
-def means(examples: Sequence[Example], models: Sequence[str]) -> Scores:
+def mean_scores(examples: Sequence[Example], models: Sequence[str]) -> Scores:
     """Return the mean score of each model; 0.5 for one without examples."""
-    found = {}
+    means = {}
     for model in models:
         scores = [example.scores[model] for example in examples if model in example.scores]
-        found[model] = sum(scores) / len(scores) if scores else 0.5
-    return found
+        means[model] = 0.5
+        if scores:
+            means[model] = sum(scores) / len(scores)
+    return means
 
 
 def constant(examples: Sequence[Example], models: Sequence[str], random: Random) -> Estimator:
     """Estimate the mean of each model for all prompts alike: routing by it is random routing."""
-    found = means(examples, models)
-    return lambda seen: found
+    means = mean_scores(examples, models)
+    return lambda seen: means
 
 
 def knn(examples: Sequence[Example], models: Sequence[str], random: Random) -> Estimator:
     """Estimate by the nearest prompts, by the cosine of their weighted words."""
-    weights = _rarity(examples)
-    postings: dict[int, list[tuple[int, float]]] = {}
-    for number, example in enumerate(examples):
-        for place, value in _weighted(example.seen.words, weights):
-            postings.setdefault(place, []).append((number, value))
-    usual = means(examples, models)
+    rarity = _rarity_weights(examples)
+    index: dict[int, list[tuple[int, float]]] = {}
+    """By word, the examples that have it, with the component of each one's vector."""
+    for n, example in enumerate(examples):
+        for word, value in _unit_vector(example.seen.words, rarity):
+            index.setdefault(word, []).append((n, value))
+    means = mean_scores(examples, models)
 
     def estimate(seen: Features) -> Scores:
-        similar: dict[int, float] = {}
-        for place, value in _weighted(seen.words, weights):
-            for number, other in postings.get(place, ()):
-                similar[number] = similar.get(number, 0.0) + value * other
-        nearest = sorted(similar, key=lambda number: -similar[number])[:NEIGHBOURS]
-        near = [(examples[number].scores, max(similar[number], 0.0)) for number in nearest]
-        return {model: _mean(model, near, usual[model]) for model in models}
+        cosine: dict[int, float] = {}
+        for word, value in _unit_vector(seen.words, rarity):
+            for n, other in index.get(word, ()):
+                cosine[n] = cosine.get(n, 0.0) + value * other
+        nearest = sorted(cosine, key=lambda n: -cosine[n])[:NEIGHBOURS]
+        neighbours = [(examples[n].scores, max(cosine[n], 0.0)) for n in nearest]
+        return _weighted_means(neighbours, means)
 
     return estimate
 
 
-def _mean(model: str, near: Sequence[tuple[Scores, float]], usual: float) -> float:
-    """Return the weighted mean, with a little of the usual score."""
-    known = [(scores[model], weight) for scores, weight in near if model in scores]
-    least = 0.1 * PRIOR
-    total = sum([weight for _, weight in known]) + least
-    return (sum([score * weight for score, weight in known]) + least * usual) / total
+def _weighted_means(members: Sequence[tuple[Scores, float]], means: Scores) -> Scores:
+    """Return for each model the mean of the scores by their weights, drawn towards its mean over all prompts."""
+    estimates = {}
+    for model, mean in means.items():
+        scored = [(scores[model], weight) for scores, weight in members if model in scores]
+        total = sum([weight for _, weight in scored]) + PRIOR_WEIGHT
+        weighted = sum([score * weight for score, weight in scored]) + PRIOR_WEIGHT * mean
+        estimates[model] = weighted / total
+    return estimates
 
 
 def k_means(examples: Sequence[Example], models: Sequence[str], random: Random) -> Estimator:
     """Estimate by clusters of words, by the cosine."""
-    weights = _rarity(examples)
-    vectors = [_weighted(example.seen.words, weights) for example in examples]
+    rarity = _rarity_weights(examples)
+    vectors = [_unit_vector(example.seen.words, rarity) for example in examples]
     count = max(1, min(CLUSTERS, len(examples) // PROMPTS_PER_CLUSTER))
     centres = [_centre([vector]) for vector in random.sample(vectors, count)]
     for _ in range(ITERATIONS):
-        members: dict[int, list[Vector]] = {}
+        vectors_of_cluster: dict[int, list[Vector]] = {}
         for vector in vectors:
-            members.setdefault(_nearest(vector, centres), []).append(vector)
-        centres = [_centre(members[n]) if n in members else centre for n, centre in enumerate(centres)]
-    usual = means(examples, models)
-    inside: dict[int, list[tuple[Scores, float]]] = {}
+            vectors_of_cluster.setdefault(_nearest(vector, centres), []).append(vector)
+        for cluster, members in vectors_of_cluster.items():
+            centres[cluster] = _centre(members)
+
+    scores_of_cluster: dict[int, list[tuple[Scores, float]]] = {}
     for vector, example in zip(vectors, examples, strict=True):
-        inside.setdefault(_nearest(vector, centres), []).append((example.scores, 0.1))
-    found: dict[int, Scores] = {}
-    for n, near in inside.items():
-        found[n] = {model: _mean(model, near, usual[model]) for model in models}
-    return lambda seen: found.get(_nearest(_weighted(seen.words, weights), centres), usual)
-
-
-def _centre(vectors: Sequence[Vector]) -> Sequence[float]:
-    """Return the sum of vectors, with length 1."""
-    summed = [0.0] * WIDTH
-    for vector in vectors:
-        for place, value in vector:
-            summed[place] += value
-    length = math.sqrt(sum([value * value for value in summed])) or 1.0
-    return [value / length for value in summed]
-
-
-def _nearest(vector: Vector, centres: Sequence[Sequence[float]]) -> int:
-    likeness = [_likeness(vector, centre) for centre in centres]
-    return likeness.index(max(likeness))
-
-
-def _likeness(vector: Vector, centre: Sequence[float]) -> float:
-    return sum([value * centre[place] for place, value in vector])
-
-
-def _rarity(examples: Sequence[Example]) -> Mapping[int, float]:
-    """Return a weight for each word: the rarer, the more, and none for one that most prompts have."""
-    counts = Counter(place for example in examples for place, _ in example.seen.words)
-    rare = [(place, count) for place, count in counts.items() if count <= COMMON * len(examples)]
-    return {place: math.log((1 + len(examples)) / count) for place, count in rare}
-
-
-def _weighted(words: Vector, weights: Mapping[int, float]) -> Vector:
-    """Return weighted words with length 1."""
-    found = [(place, value * weights[place]) for place, value in words if weights.get(place, 0.0) > 0]
-    length = math.sqrt(sum([value * value for _, value in found])) or 1.0
-    return [(place, value / length) for place, value in found]
-
-
-def logistic_regression(examples: Sequence[Example], models: Sequence[str], random: Random) -> Estimator:
-    """Estimate by a regression for each model, fitted by AdaGrad."""
-    lines: dict[str, dict[int, list[float]]] = {model: {} for model in models}
-    for example in _shuffled(examples, random):
-        vector = _inputs(example.seen)
-        for model, score in example.scores.items():
-            line = lines[model]
-            error = score - logistic(_sum(line, vector))
-            for place, value in vector:
-                _move(line.setdefault(place, [0.0, 1e-3]), error * value)
+        scores_of_cluster.setdefault(_nearest(vector, centres), []).append((example.scores, MEMBER_WEIGHT))
+    means = mean_scores(examples, models)
+    estimates = {cluster: _weighted_means(scores, means) for cluster, scores in scores_of_cluster.items()}
 
     def estimate(seen: Features) -> Scores:
-        vector = _inputs(seen)
-        return {model: logistic(_sum(line, vector)) for model, line in lines.items()}
+        cluster = _nearest(_unit_vector(seen.words, rarity), centres)
+        return estimates.get(cluster, means)
 
     return estimate
 
 
-def _sum(line: Mapping[int, Sequence[float]], vector: Vector) -> float:
-    return sum([line[place][0] * value for place, value in vector if place in line])
+def _centre(vectors: Sequence[Vector]) -> Sequence[float]:
+    """Return the sum of vectors, with length 1."""
+    total = [0.0] * WIDTH
+    for vector in vectors:
+        for place, value in vector:
+            total[place] += value
+    length = math.sqrt(sum([value * value for value in total])) or 1.0
+    return [value / length for value in total]
 
 
-def _move(weight: list[float], gradient: float) -> None:
-    """Take one step of AdaGrad for a weight and its sum of squared gradients."""
-    weight[1] += gradient * gradient
-    weight[0] += STEP * gradient / math.sqrt(weight[1]) - SHRINK * weight[0]
+def _nearest(vector: Vector, centres: Sequence[Sequence[float]]) -> int:
+    """Return the first of the centres with the largest cosine."""
+    cosines = [_dot(vector, centre) for centre in centres]
+    return cosines.index(max(cosines))
 
 
-def _shuffled(examples: Sequence[Example], random: Random) -> Sequence[Example]:
+def _dot(vector: Vector, dense: Sequence[float]) -> float:
+    return sum([value * dense[place] for place, value in vector])
+
+
+def _rarity_weights(examples: Sequence[Example]) -> Mapping[int, float]:
+    """Return a weight for each word, the logarithm of its inverse document frequency. Words that most prompts have are
+    left out."""
+    frequency: Counter[int] = Counter()
+    for example in examples:
+        frequency.update([word for word, _ in example.seen.words])
+    weights = {}
+    for word, count in frequency.items():
+        if count <= COMMON * len(examples):
+            weights[word] = math.log((1 + len(examples)) / count)
+    return weights
+
+
+def _unit_vector(words: Vector, rarity: Mapping[int, float]) -> Vector:
+    """Return the words that have a weight, weighted, as a vector of length 1."""
+    weighted = [(word, value * rarity[word]) for word, value in words if rarity.get(word, 0.0) > 0]
+    length = math.sqrt(sum([value * value for _, value in weighted])) or 1.0
+    return [(word, value / length) for word, value in weighted]
+
+
+@dataclass(slots=True)
+class _Parameter:
+    """A number that AdaGrad fits."""
+
+    value: float = 0.0
+    squared_gradients: float = 1e-3
+    """The sum of the squares of all gradients so far."""
+
+    def ascend(self, gradient: float) -> None:
+        """Take one step of AdaGrad with weight decay."""
+        self.squared_gradients += gradient * gradient
+        step = LEARNING_RATE * gradient / math.sqrt(self.squared_gradients)
+        self.value += step - WEIGHT_DECAY * self.value
+
+
+def logistic_regression(examples: Sequence[Example], models: Sequence[str], random: Random) -> Estimator:
+    """Estimate by a regression for each model, fitted by AdaGrad."""
+    coefficients: dict[str, dict[int, _Parameter]] = {model: {} for model in models}
+    for example in _epochs(examples, random):
+        vector = _inputs(example.seen)
+        for model, score in example.scores.items():
+            of_model = coefficients[model]
+            error = score - logistic(_logit(of_model, vector))
+            for place, value in vector:
+                if place not in of_model:
+                    of_model[place] = _Parameter()
+                of_model[place].ascend(error * value)
+
+    def estimate(seen: Features) -> Scores:
+        vector = _inputs(seen)
+        return {model: logistic(_logit(coefficients[model], vector)) for model in models}
+
+    return estimate
+
+
+def _logit(coefficients: Mapping[int, _Parameter], vector: Vector) -> float:
+    return sum([coefficients[place].value * value for place, value in vector if place in coefficients])
+
+
+def _epochs(examples: Sequence[Example], random: Random) -> Sequence[Example]:
     """Return all examples once for each epoch, each time in another order."""
-    found: list[Example] = []
+    shuffled: list[Example] = []
     for _ in range(EPOCHS):
-        found += random.sample(examples, len(examples))
-    return found
+        shuffled += random.sample(examples, len(examples))
+    return shuffled
 
 
 def _inputs(seen: Features) -> Vector:
@@ -189,47 +220,49 @@ def _inputs(seen: Features) -> Vector:
 
 def matrix_factorisation(examples: Sequence[Example], models: Sequence[str], random: Random) -> Estimator:
     """Estimate by a product of `RANK` factors of the prompt's words and of the model, fitted by AdaGrad."""
-    factors: dict[int, list[list[float]]] = {}
-    own = {model: _started(random, 0.5) for model in models}
-    bias = {model: [0.0, 1e-3] for model in models}
-    for example in _shuffled(examples, random):
+    word_factors: dict[int, list[_Parameter]] = {}
+    model_factors = {model: _random_factors(random, 0.5) for model in models}
+    bias = {model: _Parameter() for model in models}
+    for example in _epochs(examples, random):
         vector = _inputs(example.seen)
         for place, _ in vector:
-            if place not in factors:
-                factors[place] = _started(random, 0.1)
-        prompt, pulls = _projected(factors, vector), [0.0] * RANK
+            if place not in word_factors:
+                word_factors[place] = _random_factors(random, 0.1)
+        prompt = _prompt_factors(word_factors, vector)
+        prompt_gradient = [0.0] * RANK
         for model, score in example.scores.items():
-            error = score - logistic(bias[model][0] + _product(own[model], prompt))
-            _move(bias[model], error)
-            for n, weight in enumerate(own[model]):
-                pulls[n] += error * weight[0]
-                _move(weight, error * prompt[n])
+            error = score - logistic(bias[model].value + _product(model_factors[model], prompt))
+            bias[model].ascend(error)
+            for n, factor in enumerate(model_factors[model]):
+                prompt_gradient[n] += error * factor.value
+                factor.ascend(error * prompt[n])
         for place, value in vector:
-            for weight, pull in zip(factors[place], pulls, strict=True):
-                _move(weight, pull * value)
+            for factor, gradient in zip(word_factors[place], prompt_gradient, strict=True):
+                factor.ascend(gradient * value)
 
     def estimate(seen: Features) -> Scores:
-        prompt = _projected(factors, _inputs(seen))
-        return {model: logistic(bias[model][0] + _product(own[model], prompt)) for model in models}
+        prompt = _prompt_factors(word_factors, _inputs(seen))
+        return {model: logistic(bias[model].value + _product(model_factors[model], prompt)) for model in models}
 
     return estimate
 
 
-def _started(random: Random, spread: float) -> list[list[float]]:
-    """Return the factors before the first step, each weight with its sum of squared gradients."""
-    return [[random.gauss(0, spread), 1e-3] for _ in range(RANK)]
+def _random_factors(random: Random, deviation: float) -> list[_Parameter]:
+    """Return the factors before the first step, which are drawn about 0."""
+    return [_Parameter(random.gauss(0, deviation)) for _ in range(RANK)]
 
 
-def _projected(factors: Mapping[int, Sequence[Sequence[float]]], vector: Vector) -> Sequence[float]:
-    found = [0.0] * RANK
+def _prompt_factors(word_factors: Mapping[int, Sequence[_Parameter]], vector: Vector) -> Sequence[float]:
+    """Return the sum of the factors of a prompt's words: [`RANK`]."""
+    total = [0.0] * RANK
     for place, value in vector:
-        for n, weight in enumerate(factors.get(place, ())):
-            found[n] += weight[0] * value
-    return found
+        for n, factor in enumerate(word_factors.get(place, ())):
+            total[n] += factor.value * value
+    return total
 
 
-def _product(weights: Sequence[Sequence[float]], values: Sequence[float]) -> float:
-    return sum([weight[0] * value for weight, value in zip(weights, values, strict=True)])
+def _product(factors: Sequence[_Parameter], values: Sequence[float]) -> float:
+    return sum([factor.value * value for factor, value in zip(factors, values, strict=True)])
 
 
 Fit = Callable[[Sequence[Example], Sequence[str], Random], Estimator]
