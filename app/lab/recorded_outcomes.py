@@ -76,11 +76,11 @@ class Dataset:
     @property
     def scores(self) -> Mapping[str, float]:
         """Return the mean score of each model over the rows that have an outcome of it."""
-        found: dict[str, list[float]] = {model: [] for model in self.models}
+        scores_of_model: dict[str, list[float]] = {model: [] for model in self.models}
         for row in self.rows:
             for model, outcome in row.outcomes.items():
-                found[model].append(outcome.score)
-        return {model: sum(scores) / len(scores) for model, scores in found.items()}
+                scores_of_model[model].append(outcome.score)
+        return {model: sum(scores) / len(scores) for model, scores in scores_of_model.items()}
 
 
 def read(paths: Sequence[Path], scores: Mapping[str, float], costs: Mapping[str, float]) -> Dataset:
@@ -90,24 +90,28 @@ def read(paths: Sequence[Path], scores: Mapping[str, float], costs: Mapping[str,
     ones. Raises `RecordsRefused`, and OSError for a file that cannot be opened.
     """
     left_out: Counter[str] = Counter()
-    found: dict[str, Recorded] = {}
+    rows: dict[str, Recorded] = {}
     for path in _files(paths):
-        lines = _csv(path) if path.suffix == ".csv" else _json_lines(path, scores, left_out)
-        for row in lines:
-            known = found.get(row.id)
-            outcomes = {**(known.outcomes if known is not None else {}), **row.outcomes}
-            found[row.id] = Recorded(row.id, row.prompt, outcomes, row.propensity)
-    return _dataset(list(found.values()), costs, left_out)
+        if path.suffix == ".csv":
+            read_rows = _csv(path)
+        else:
+            read_rows = _json_lines(path, scores, left_out)
+        for row in read_rows:
+            outcomes = dict(row.outcomes)
+            if row.id in rows:
+                outcomes = {**rows[row.id].outcomes, **outcomes}
+            rows[row.id] = Recorded(row.id, row.prompt, outcomes, row.propensity)
+    return _dataset(list(rows.values()), costs, left_out)
 
 
 def read_scores(path: Path) -> Mapping[str, float]:
     """Read scores by the ids of a log's lines: JSON lines of `id` and `score`. Raises `RecordsRefused` and OSError."""
-    found = {}
+    scores = {}
     for place, value in _objects(path):
         if not value.get("id"):
             raise RecordsRefused(f'{place}: there is no "id"; give {{"id": "...", "score": 0 to 1}}')
-        found[str(value["id"])] = _score(value.get("score"), place)
-    return found
+        scores[str(value["id"])] = _score(value.get("score"), place)
+    return scores
 
 
 def _files(paths: Sequence[Path]) -> Iterator[Path]:
@@ -124,9 +128,12 @@ def _files(paths: Sequence[Path]) -> Iterator[Path]:
 
 
 def _dataset(rows: Sequence[Recorded], costs: Mapping[str, float], left_out: Counter[str]) -> Dataset:
-    full = any(len(row.outcomes) > 1 for row in rows)
+    """Return the rows as a data set. With full information, rows that lack a model are left out."""
     models = tuple(sorted({model for row in rows for model in row.outcomes}))
-    kept = [row for row in rows if not full or len(row.outcomes) == len(models)]
+    kept = rows
+    full = any(len(row.outcomes) > 1 for row in rows)
+    if full:
+        kept = [row for row in rows if len(row.outcomes) == len(models)]
     left_out[INCOMPLETE] += len(rows) - len(kept)
     reasons = {reason: count for reason, count in left_out.items() if count}
     if len(kept) < LEAST_ROWS:
@@ -136,40 +143,42 @@ def _dataset(rows: Sequence[Recorded], costs: Mapping[str, float], left_out: Cou
     unknown = sorted(set(costs) - set(models))
     if unknown:
         raise RecordsRefused(f"--cost: there is no model {unknown[0]}; the models are {', '.join(models)}")
-    unit, found = _costs(kept, models, costs)
-    return Dataset(kept, models, found, unit, full, reasons)
+    unit, mean_costs = _costs(kept, models, costs)
+    return Dataset(kept, models, mean_costs, unit, full, reasons)
 
 
 def _too_few(
     rows: Sequence[Recorded], kept: Sequence[Recorded], models: Sequence[str], reasons: Mapping[str, int]
 ) -> str:
     counts = Counter(model for row in rows for model in row.outcomes)
-    shown = ", ".join(f"{counts[model]} of {model}" for model in models)
+    outcomes = ", ".join(f"{counts[model]} of {model}" for model in models) or "none"
     why = "; ".join(f"{count} were left out because {reason}" for reason, count in reasons.items())
     remedy = "Give more lines, a score for each (--scores FILE for logs), or leave out the files of incomplete models"
-    return f"{len(kept)} usable prompts, and {LEAST_ROWS} are needed (outcomes: {shown or 'none'}; {why}). {remedy}."
+    return f"{len(kept)} usable prompts, and {LEAST_ROWS} are needed (outcomes: {outcomes}; {why}). {remedy}."
 
 
 def _costs(
     rows: Sequence[Recorded], models: Sequence[str], given: Mapping[str, float]
 ) -> tuple[Unit, dict[str, float]]:
     """Return the unit, and the mean cost of a call of each model."""
-    sums: dict[str, list[float]] = {model: [] for model in models if model not in given}
-    units: set[Unit] = {"usd"} if given else set()
+    costs_of_model: dict[str, list[float]] = {model: [] for model in models if model not in given}
+    units: set[Unit] = set()
+    if given:
+        units.add("usd")
     for row in rows:
         for model, outcome in row.outcomes.items():
-            if outcome.cost is not None and model in sums:
-                sums[model].append(outcome.cost)
+            if outcome.cost is not None and model in costs_of_model:
+                costs_of_model[model].append(outcome.cost)
                 units.add(outcome.unit)
-    missing = [model for model, costs in sums.items() if not costs]
+    missing = [model for model, costs in costs_of_model.items() if not costs]
     if missing == list(models) and len(models) == 2:
         return "calls", {}
     if missing:
         raise RecordsRefused(f"the cost of {missing[0]} is not recorded; give it with --cost {missing[0]}=DOLLARS")
     if len(units) > 1:
         raise RecordsRefused("some costs are in dollars and others in tokens; give --cost MODEL=DOLLARS for each model")
-    means = {model: sum(costs) / len(costs) for model, costs in sums.items()}
-    return next(iter(units)), {**means, **given}
+    mean_costs = {model: sum(costs) / len(costs) for model, costs in costs_of_model.items()}
+    return next(iter(units)), {**mean_costs, **given}
 
 
 # -- CSV
@@ -204,8 +213,10 @@ def _next(lines: "csv.DictReader[str]", path: Path) -> dict[str, str] | None:
 
 def _models(header: Sequence[str]) -> list[str]:
     """Return the columns of scores: those that do not add something to another column."""
-    added = {f"{name}_{kind}" for name in header for kind in ("usd", "tokens", "response")}
-    return [name for name in header if name not in added and name not in ("prompt", "id")]
+    no_scores = {"prompt", "id"}
+    for name in header:
+        no_scores |= {f"{name}_usd", f"{name}_tokens", f"{name}_response"}
+    return [name for name in header if name not in no_scores]
 
 
 def _cell(line: Mapping[str, str], model: str, place: str) -> Outcome:
@@ -236,10 +247,12 @@ def _objects(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _json_lines(path: Path, scores: Mapping[str, float], left_out: Counter[str]) -> Iterator[Recorded]:
-    for place, value in _objects(path):
-        value = value["data"] if isinstance(value.get("data"), dict) else value
+    for place, line in _objects(path):
+        value = line
+        if isinstance(line.get("data"), dict):
+            value = line["data"]
         if "outcomes" in value:
-            yield _own(value, place)
+            yield _with_outcomes(value, place)
         elif "global_index" in value:
             row = _router_arena(value, place)
             if row is None:
@@ -250,11 +263,13 @@ def _json_lines(path: Path, scores: Mapping[str, float], left_out: Counter[str])
             yield from _logged(value, place, scores, left_out)
 
 
-def _own(value: Mapping[str, Any], place: str) -> Recorded:
-    found = value["outcomes"]
-    if not isinstance(found, dict) or not all(isinstance(value, dict) for value in found.values()) or not found:
+def _with_outcomes(value: Mapping[str, Any], place: str) -> Recorded:
+    """Return the row of a line in the own form that has an outcome of several models."""
+    given = value["outcomes"]
+    are_objects = isinstance(given, dict) and all(isinstance(outcome, dict) for outcome in given.values())
+    if not given or not are_objects:
         raise RecordsRefused(f'{place}: "outcomes" must be an object of {{"score": ..., "usd": ...}} by model')
-    outcomes = {model: _outcome(value, place) for model, value in found.items()}
+    outcomes = {model: _outcome(outcome, place) for model, outcome in given.items()}
     return Recorded(str(value.get("id") or place), _prompt(value, place), outcomes)
 
 
@@ -274,14 +289,19 @@ def _router_arena(value: Mapping[str, Any], place: str) -> Recorded | None:
     evaluated = value.get("evaluation_result")
     if value.get("success") is False or not isinstance(evaluated, dict) or evaluated.get("score") is None:
         return None
-    model, cost = value.get("llm_selected"), evaluated.get("inference_cost")
+    model = value.get("llm_selected")
     if not isinstance(model, str):
         raise RecordsRefused(f'{place}: there is no "llm_selected"; take the files of cached_results as they are')
-    known = _cost(cost, place) if cost is not None else None
+    cost = None
+    if evaluated.get("inference_cost") is not None:
+        cost = _cost(evaluated["inference_cost"], place)
     prompt = _prompt({"prompt": value.get("question")}, place)
     score = _number(evaluated["score"])
-    found = 0.0 if score is not None and -1 <= score < 0 else _score(evaluated["score"], place)
-    return Recorded(str(value["global_index"]), prompt, {model: Outcome(found, known)})
+    if score is not None and -1 <= score < 0:
+        score = 0.0
+    else:
+        score = _score(evaluated["score"], place)
+    return Recorded(str(value["global_index"]), prompt, {model: Outcome(score, cost)})
 
 
 def _logged(
@@ -306,10 +326,13 @@ def _logged(
 def _noted_score(value: Mapping[str, Any]) -> Any:
     """Return the score in the line, or in the metadata that the caller of LiteLLM sent; None if there is none."""
     metadata = value.get("metadata")
-    noted = metadata if isinstance(metadata, dict) else {}
-    sent = noted.get("requester_metadata")
-    given = (value.get("score"), noted.get("score"), sent.get("score") if isinstance(sent, dict) else None)
-    return next((score for score in given if score is not None), None)
+    sources: list[Any] = [value, metadata]
+    if isinstance(metadata, dict):
+        sources.append(metadata.get("requester_metadata"))
+    for source in sources:
+        if isinstance(source, Mapping) and source.get("score") is not None:
+            return source["score"]
+    return None
 
 
 def _logged_cost(value: Mapping[str, Any], place: str) -> tuple[float | None, Unit]:
@@ -317,67 +340,78 @@ def _logged_cost(value: Mapping[str, Any], place: str) -> tuple[float | None, Un
         if value.get(name) is not None:
             return _cost(value[name], place), "usd"
     if value.get("tokens") is not None:
-        return (_cost(value["tokens"], place), "tokens")
-    return (None, "usd")
+        return _cost(value["tokens"], place), "tokens"
+    return None, "usd"
 
 
 def _prompt(value: Mapping[str, Any], place: str) -> str:
     """Return the text of the last message of a user, from a prompt or from messages."""
-    found = next((value[name] for name in ("prompt", "messages", "input") if value.get(name)), None)
-    if isinstance(found, dict):
-        found = found.get("prompt") or found.get("messages")
-    if isinstance(found, list):
-        asked = [turn for turn in found if isinstance(turn, dict) and turn.get("role") == "user"]
-        found = _text(asked[-1].get("content")) if asked else None
-    if not isinstance(found, str) or not found:
+    prompt = value.get("prompt") or value.get("messages") or value.get("input")
+    if isinstance(prompt, dict):
+        prompt = prompt.get("prompt") or prompt.get("messages")
+    if isinstance(prompt, list):
+        prompt = _last_text_of_user(prompt)
+    if not isinstance(prompt, str) or not prompt:
         remedy = "have the proxy store prompts (LiteLLM: store_prompts_in_spend_logs), or merge them into the line"
         raise RecordsRefused(f"{place}: there is no prompt; {remedy}")
-    return found
+    return prompt
+
+
+def _last_text_of_user(messages: Sequence[Any]) -> str | None:
+    for message in reversed(messages):
+        if isinstance(message, dict) and message.get("role") == "user":
+            return _text(message.get("content"))
+    return None
 
 
 def _text(content: Any) -> str | None:
-    """Return the text of a message's content, which may have parts."""
-    if not isinstance(content, list):
-        if not isinstance(content, str):
-            return None
+    """Return the text of a message's content, which may have parts; None if it has no text."""
+    if isinstance(content, str):
         return content
-    return "\n".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
+    if isinstance(content, list):
+        return "\n".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
+    return None
 
 
 # -- values
 
 
 def _score(value: Any, place: str) -> float:
-    words = {"true": 1.0, "false": 0.0}
-    number = words.get(str(value).strip().casefold())
-    found = number if number is not None else _number(value)
-    if found is None or not 0 <= found <= 1:
+    word = str(value).strip().casefold()
+    if word == "true":
+        return 1.0
+    if word == "false":
+        return 0.0
+    score = _number(value)
+    if score is None or not 0 <= score <= 1:
         raise RecordsRefused(f"{place}: the score is {value!r}; give a number from 0 to 1, or true or false")
-    return found
+    return score
 
 
 def _cost(value: Any, place: str) -> float:
-    found = _number(value)
-    if found is None or found < 0:
+    cost = _number(value)
+    if cost is None or cost < 0:
         raise RecordsRefused(f"{place}: the cost is {value!r}; give a number that is not negative")
-    return found
+    return cost
 
 
 def _propensity(value: Any, place: str) -> float | None:
-    found = _number(value)
     if value is None:
         return None
-    if found is None or not 0 < found <= 1:
+    propensity = _number(value)
+    if propensity is None or not 0 < propensity <= 1:
         raise RecordsRefused(
             f"{place}: the propensity is {value!r}; give a probability above 0 and up to 1, or leave it out"
         )
-    return found
+    return propensity
 
 
 def _number(value: Any) -> float | None:
     """Return a finite number, or None."""
     try:
-        found = float(value)
+        number = float(value)
     except (TypeError, ValueError):
         return None
-    return found if math.isfinite(found) else None
+    if not math.isfinite(number):
+        return None
+    return number
