@@ -49,7 +49,10 @@ def card(ordinal: int, worker: Worker) -> str:
     if known.speed:
         facts.append(f"{_rounded(known.speed)} tokens a second")
     facts.append(f"context {known.context}")
-    facts.append("retains nothing" if known.retention == "none" else "may retain data")
+    if known.retention == "none":
+        facts.append("retains nothing")
+    else:
+        facts.append("may retain data")
     return f"{'; '.join(facts)}: worker #{ordinal}"
 
 

@@ -23,6 +23,10 @@ COMBINE = (
     "then give one complete final answer and nothing else."
 )
 
+SOLO = ""
+"""The subtask of a worker that answers the conversation as it is."""
+CHAIN_SUBTASKS = ((SOLO,), (SOLO, CHECK), (PLAN, SOLVE, CHECK))
+"""The subtasks of a chain, by the number of steps before its last one."""
 CHAIN_WIDTH = 2
 """Steps of a chain before its last one."""
 SUBTASKS = (PLAN, SOLVE, CHECK, COMBINE)
@@ -67,11 +71,11 @@ def _single(names: list[str], _width: int) -> list[Step]:
 
 
 def _chain(names: list[str], width: int) -> list[Step]:
-    subtasks = ([""], ["", CHECK], [PLAN, SOLVE, CHECK])[width]
-    return [
-        Step(names[place % len(names)], subtask, Access(True, tuple(range(place))))
-        for place, subtask in enumerate(subtasks)
-    ]
+    steps: list[Step] = []
+    for place, subtask in enumerate(CHAIN_SUBTASKS[width]):
+        worker = names[place % len(names)]
+        steps.append(Step(worker, subtask, Access(True, tuple(range(place)))))
+    return steps
 
 
 def _fan_out(names: list[str], width: int) -> list[Step]:

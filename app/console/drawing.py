@@ -315,13 +315,16 @@ def draw_timeline(found: Data, length: float, by: By, chosen: str, link: Link) -
     now = None
     if length and by == "time":
         now = round(min(100 * found["seconds"] / length, 100), 3)
-    totals = found["totals"].items()
+    totals = []
+    for kind, total in found["totals"].items():
+        if kind != "run":
+            totals.append({"name": SPAN_TEXTS[kind], **total})
     return {
         "by": by,
         "rows": [row for row in rows.values() if row["bars"] and row["seconds"] >= row["least"]],
         "ticks": _ticks(whole, TICKS[by] - 1),
         "now": now,
-        "totals": [{"name": SPAN_TEXTS[kind], **total} for kind, total in totals if kind != "run"],
+        "totals": totals,
         "whole": whole,
     }
 
@@ -330,7 +333,10 @@ def _ticks(whole: float, last: int) -> list[dict[str, float]]:
     """Return the marks of an axis from 0 to `whole`, numbered from 0 to `last`; none for an axis without a length."""
     if not whole:
         return []
-    return [{"at": round(100 * n / last, 2), "value": whole * n / last} for n in range(last + 1)]
+    ticks: list[dict[str, float]] = []
+    for n in range(last + 1):
+        ticks.append({"at": round(100 * n / last, 2), "value": whole * n / last})
+    return ticks
 
 
 def _row_of(span: Data, spans: Mapping[str, Data]) -> Data:

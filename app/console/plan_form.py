@@ -227,7 +227,12 @@ def _pair_steps(before: Sequence[Step], after: Sequence[Step]) -> list[tuple[int
         if found is not None:
             left.remove(found)
             pairs[new] = found
-    return [*((pairs.get(new), new) for new in range(len(after))), *((old, None) for old in left)]
+    found_pairs: list[tuple[int | None, int | None]] = []
+    for new in range(len(after)):
+        found_pairs.append((pairs.get(new), new))
+    for old in left:
+        found_pairs.append((old, None))
+    return found_pairs
 
 
 def _last_known_before(count: int, known: Collection[int]) -> list[int]:
@@ -267,8 +272,15 @@ def _moved_access(access: Sequence[Any], places: Mapping[int, int]) -> set[Any]:
 
 
 def _entries(access: Sequence[Any]) -> str:
-    names = ["the conversation" if entry == "user" else f"step {entry}" for entry in access]
-    return ", ".join(names) or "nothing"
+    if not access:
+        return "nothing"
+    return ", ".join([_entry_text(entry) for entry in access])
+
+
+def _entry_text(entry: int | str) -> str:
+    if entry == "user":
+        return "the conversation"
+    return f"step {entry}"
 
 
 def _yes(flag: object) -> str:

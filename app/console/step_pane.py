@@ -35,13 +35,19 @@ def pane(found: Data, chosen: str) -> dict[str, Any] | None:
         if not chosen:
             return None
         return {"missing": drawing.name_of(name), "node": None}
-    edges = [edge for edge in graph["edges"] if edge["target"] == name]
+    saw: list[dict[str, Any]] = []
+    withheld: list[dict[str, Any]] = []
+    for edge in graph["edges"]:
+        if edge["target"] == name and edge["kind"] == "granted":
+            saw.append(_source(edge))
+        elif edge["target"] == name and edge["kind"] == "withheld":
+            withheld.append(_source(edge))
     shown = {
         "missing": None,
         "node": node,
         "name": drawing.name_of(name),
-        "saw": [_source(edge) for edge in edges if edge["kind"] == "granted"],
-        "withheld": [_source(edge) for edge in edges if edge["kind"] == "withheld"],
+        "saw": saw,
+        "withheld": withheld,
         "attempts": _attempts(node, whole),
     }
     if node["kind"] == "plan":

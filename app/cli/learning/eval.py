@@ -67,7 +67,8 @@ def _tasks(args: Arguments, sandbox: Sandbox) -> list[Graded]:
         return task_set.read(Path(args.tasks), sandbox.run, faults)
 
     tasks = task_set.checked(read)[: args.limit]
-    if walls := sandbox.ready(task.grader for task in tasks):
+    walls = sandbox.ready([task.grader for task in tasks])
+    if walls:
         terminal.stderr().print(f"code from answers is isolated from: {', '.join(walls)}")
     return tasks
 
@@ -83,11 +84,13 @@ async def _carry_out(
         experiment = _experiment(args, tasks, served, _evaluation_id(args, tasks, served, out))
         rows = out / "rows.jsonl"
         done = by_place(out)
-        wanted = sum(1 for _ in experiment.places())
-        left = sum((task.id, arm, repeat) not in done for task, arm, repeat in experiment.places())
-        whole_lines = not rows.exists() or rows.read_bytes()[-1:] in (b"", b"\n")
+        places = [(task.id, arm, repeat) for task, arm, repeat in experiment.places()]
+        wanted = len(places)
+        left = len([place for place in places if place not in done])
+        is_cut_off = rows.exists() and rows.read_bytes()[-1:] not in (b"", b"\n")
         with rows.open("a", encoding="utf-8") as file, terminal.stderr().status("") as status:
-            file.write("" if whole_lines else "\n")
+            if is_cut_off:
+                file.write("\n")
 
             def take(measure: Measure) -> None:
                 nonlocal left
@@ -248,7 +251,8 @@ def _table(args: Arguments, folders: Sequence[Path]) -> Table:
     for folder in folders:
         rows += by_place(folder).values()
     faults = incompatibilities(rows)
-    if doubled := len(rows) - len({row.place for row in rows}):
+    doubled = len(rows) - len({row.place for row in rows})
+    if doubled:
         faults.append(f"--with: {doubled} rows are of the same task, arm and repeat; compare folders of other arms")
     if faults:
         raise ConfigInvalid(faults)

@@ -209,7 +209,12 @@ def _draw(shown: Mapping[str, Any]) -> RenderableType:
 
 
 def _step(n: int, step: Mapping[str, Any], to: Mapping[str, Any], estimates: Any) -> RenderableType:
-    seen = ["the conversation" if entry == "user" else f"step {entry}" for entry in step["access"]]
+    seen = []
+    for entry in step["access"]:
+        if entry == "user":
+            seen.append("the conversation")
+        else:
+            seen.append(f"step {entry}")
     title = f" ({to['provider']})  sees: {', '.join(seen) or 'nothing'}"
     drawn = Tree(Text.assemble((f"{n} {step['worker']}", "bold"), title))
     drawn.add(Text(terminal.clean(step["subtask"]) or "Answer the conversation."))
