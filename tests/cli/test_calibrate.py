@@ -58,10 +58,10 @@ def test_each_worker_gets_each_task_once_and_is_known_for_what_it_can(
     environ = at(tmp_path, world_text())
     two = ("--worker", "birch", "--worker", "delta")
     assert calibrate.run(asked("--each", "1", *two, "--concurrency", "8"), environ, lambda: 2e9) == 0
-    told = capsys.readouterr()
-    assert "72 tasks for birch, delta (0 were tried before): likely $" in told.err
+    output = capsys.readouterr()
+    assert "72 tasks for birch, delta (0 were tried before): likely $" in output.err
     for words in ("birch", "delta", "neighbours", "level 3", "72 trials, $"):
-        assert words in told.out
+        assert words in output.out
     loaded = configure(environ)
     trials = event_loop.run(calibrate._known(loaded))
     assert {(trial.worker, trial.task) for trial in trials} == {
@@ -127,9 +127,9 @@ async def test_an_outage_is_no_wrong_answer_and_is_tried_again(
     environ = at(tmp_path, pool_text(stub))
     stub.always("alpha", Fail(status=400))
     assert await run(environ, "--worker", "alpha", "--each", "1", "--concurrency", "1", "--yes") == 1
-    told = capsys.readouterr().out
-    assert f"alpha: {calibrate.OUTAGES} calls failed; they are not counted as trials" in told
-    assert "got no further tasks" in told
+    output = capsys.readouterr().out
+    assert f"alpha: {calibrate.OUTAGES} calls failed; they are not counted as trials" in output
+    assert "got no further tasks" in output
     assert len(stub.requests_for("alpha")) == calibrate.OUTAGES
     assert not await asyncio.to_thread(known, environ, capsys)
     assert not stub.requests_for("beta"), "nobody answers in its place"
@@ -156,10 +156,10 @@ async def test_workers_are_measured_by_the_tasks_of_a_file(
     tasks.write_text("\n".join(map(json.dumps, lines)))
     given = ("--tasks", str(tasks), "--worker", "alpha", "--worker", "beta", "--yes")
     assert await run(environ, *given) == 0
-    told = capsys.readouterr()
-    assert "20 tasks for alpha, beta" in told.err
-    assert "geography" in told.out
-    assert "tell no two of the workers apart" not in told.out
+    output = capsys.readouterr()
+    assert "20 tasks for alpha, beta" in output.err
+    assert "geography" in output.out
+    assert "tell no two of the workers apart" not in output.out
     assert json.loads(stub.requests_for("alpha")[-1].body)["messages"][0] == {"role": "system", "content": "Be brief."}
     found = await asyncio.to_thread(known, environ, capsys)
     assert {(trial["worker"], trial["score"]) for trial in found} == {("alpha", 1.0), ("beta", 0.0)}

@@ -84,8 +84,8 @@ class Service:
             timeout=PATIENCE_SECONDS,
         )
         reply.raise_for_status()
-        found: dict[str, Any] = reply.json()
-        return found
+        reply_body: dict[str, Any] = reply.json()
+        return reply_body
 
 
 @pytest.fixture(scope="module")
@@ -109,10 +109,10 @@ def serving(folder: Path, **more: str) -> Iterator[Service]:
 def test_the_version_is_printed_without_loading_the_service() -> None:
     words = "import sys; from app.__main__ import main\ntry: main(['--version'])\nexcept SystemExit: pass\n"
     check = "print(sorted(set(sys.modules) & {'sqlalchemy', 'fastapi', 'pydantic', 'aiohttp', 'rich', 'asyncio'}))"
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", words + check], cwd=ROOT, capture_output=True, text=True, check=True, timeout=120
     )
-    assert done.stdout.splitlines() == [f"baton {version('baton')}", "[]"]
+    assert result.stdout.splitlines() == [f"baton {version('baton')}", "[]"]
 
 
 def test_a_process_loads_neither_redis_nor_migrations_nor_exporters_before_it_knows_that_it_needs_them() -> None:
@@ -120,10 +120,10 @@ def test_a_process_loads_neither_redis_nor_migrations_nor_exporters_before_it_kn
     commands = "import sys, app.cli.administration.keys, app.cli.runs.one_run, app.cli.operations.top\n"
     words = commands + "assert 'fastapi' not in sys.modules\nimport app.cli.operations.serve\n"
     check = "print(sorted(set(sys.modules) & {'redis', 'alembic', 'opentelemetry.sdk', 'opentelemetry.exporter'}))"
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", words + check], cwd=ROOT, capture_output=True, text=True, check=True, timeout=120
     )
-    assert done.stdout == "[]\n"
+    assert result.stdout == "[]\n"
 
 
 @pytest.mark.parametrize("line", ["", "nothing", "keys", "keys add", "runs ls --limit 0", "keys add x --expires 3y"])
@@ -268,7 +268,7 @@ def test_the_announcement_can_be_pasted(service: Service) -> None:
     curl = service.startup_message[
         service.startup_message.index("  curl") : service.startup_message.index("Or in Python")
     ]
-    done = subprocess.run(
+    result = subprocess.run(
         ["bash", "-c", curl],
         env={**os.environ, "BATON_API_KEY": KEY, "no_proxy": "*"},
         capture_output=True,
@@ -276,7 +276,7 @@ def test_the_announcement_can_be_pasted(service: Service) -> None:
         timeout=PATIENCE_SECONDS,
         check=True,
     )
-    assert "15" in json.loads(done.stdout)["choices"][0]["message"]["content"]
+    assert "15" in json.loads(result.stdout)["choices"][0]["message"]["content"]
 
 
 @pytest.mark.parametrize("key", [None, KEY])

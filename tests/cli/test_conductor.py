@@ -116,8 +116,8 @@ def test_a_version_is_loaded_checked_put_into_force_and_taken_back(
     asked = next(body for path, body in bench.stub.requests if path == "/v1/chat/completions")
     assert (asked["model"], asked["temperature"]) == (name, 0)
     assert asked["response_format"]["json_schema"]["schema"] == schema(2, 3, 600)
-    told = capsys.readouterr().out
-    assert '"valid": 10, "known": 10, "agreed": 10' in told
+    output = capsys.readouterr().out
+    assert '"valid": 10, "known": 10, "agreed": 10' in output
     for words, standing in (
         (("canary", "planner", name, "0.25"), f"canary {name} for 25% of the runs"),
         (("promote", "planner", name), f"planner: {name}; loaded: {name}"),
@@ -143,9 +143,9 @@ def test_a_version_whose_conditions_do_not_hold_is_promoted_only_with_a_reason(
     assert bench.deploy() == 0
     capsys.readouterr()
     assert bench.run("promote", "planner", name) == 1
-    told = capsys.readouterr()
-    assert all(word in told.out for word in ("min_pairs", "50", "max_cost_increase", "+10.0%", "open"))
-    assert "Not promoted" in told.err
+    output = capsys.readouterr()
+    assert all(word in output.out for word in ("min_pairs", "50", "max_cost_increase", "+10.0%", "open"))
+    assert "Not promoted" in output.err
     assert bench.run("promote", "planner", name, "--json") == 1
     assert json.loads(capsys.readouterr().out)["tiers"][0]["evidence"]["count"] == 0
     assert bench.run("promote", "planner", name, "--force", "incident 12", "--json") == 0

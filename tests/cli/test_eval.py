@@ -115,8 +115,8 @@ def test_rows_of_something_else_are_refused(home: Path, capsys: pytest.CaptureFi
     assert baton(*FEW, "single:rehearsal-sage") == 0
     for other in (["--limit", "2"], ["--temperature", "0.5"]):
         assert baton(*FEW, "single:rehearsal-sage", *other) == 2
-    assert "holds rows of another task set; name another folder" in (said := capsys.readouterr().err)
-    assert "holds rows of other options" in said
+    assert "holds rows of another task set; name another folder" in (output := capsys.readouterr().err)
+    assert "holds rows of other options" in output
     assert baton(*FEW, "single:rehearsal-sage", "--limit", "2", "--out", "two") == 0
     assert baton("--report", "--with", "two") == 2
     assert "rows of 2 task sets cannot be compared" in capsys.readouterr().err
@@ -139,8 +139,8 @@ def test_the_documented_commands_do_what_the_page_says(home: Path, capsys: pytes
         parse(command[1:])
         if "--url" not in command:
             assert main([*command[1:], "--resamples", "100"], ENVIRON) == 0, command
-    said = capsys.readouterr().out
-    assert "reference: baton-ultra:single:rehearsal-sage" in said
+    output = capsys.readouterr().out
+    assert "reference: baton-ultra:single:rehearsal-sage" in output
     assert {row["task"] for row in rows(home / "mine")} == {"1", "sum", "capital", "double"}
 
 

@@ -181,6 +181,6 @@ async def test_a_person_is_told_in_a_table(
     environ = {"BATON_DATA_DIR": str(tmp_path), "BATON_PEPPER": "p" * 32}
     asked = parse(["grade", "--grader", '{"kind": "numeric", "expected": 6}', "--dry-run"])
     assert await asyncio.to_thread(grade.run, asked, environ, lambda: 2e9) == 0
-    told = capsys.readouterr().out
+    output = capsys.readouterr().out
     for words in ("grader", "numeric", "grading-1", "1.000", "Nothing was stored (--dry-run)."):
-        assert words in told
+        assert words in output

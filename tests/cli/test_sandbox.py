@@ -24,11 +24,11 @@ print("network" * (libc.unshare(0x50000000) == 0))
 
 @pytest.fixture(scope="module")
 def walls() -> tuple[str, ...]:
-    given = subprocess.run([sys.executable, "-c", KERNEL], capture_output=True, text=True, check=True).stdout.split()
-    if "network" not in given:
+    result = subprocess.run([sys.executable, "-c", KERNEL], capture_output=True, text=True, check=True).stdout.split()
+    if "network" not in result:
         pytest.skip("this kernel has no namespaces for us")
     found = Sandbox().standing()
-    assert set(found) == {*given, "processes"}
+    assert set(found) == {*result, "processes"}
     return found
 
 
@@ -79,7 +79,7 @@ def test_nothing_is_run_where_the_network_cannot_be_cut_off() -> None:
     blind = "import ctypes, runpy, sys; ctypes.CDLL = lambda *_, **__: object(); "
     shim = blind + "runpy.run_path(sys.argv[1], run_name='__main__')"
     asked = {"code": "", "tests": "", "seconds": 1, "token": "t", "walled": True}
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-I", "-S", "-c", shim, str(Path(sandbox_child.__file__))],
         input=json.dumps(asked),
         capture_output=True,
@@ -87,4 +87,4 @@ def test_nothing_is_run_where_the_network_cannot_be_cut_off() -> None:
         timeout=20,
         check=True,
     )
-    assert json.loads(done.stdout) == {"token": "t", "verdict": "no sandbox", "walls": []}
+    assert json.loads(result.stdout) == {"token": "t", "verdict": "no sandbox", "walls": []}

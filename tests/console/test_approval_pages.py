@@ -88,10 +88,10 @@ async def test_exactly_what_was_shown_is_decided(runtime: Runtime, caller: httpx
             decided = page_text((await client.get("/console/approvals?status=decided")).text)
             assert f"{run} refused key:boss" in decided
             assert "Not on a Monday." in decided
-            asked = await client.post(
+            second_reply = await client.post(
                 "/v1/chat/completions", json=QUESTION, headers={"authorization": f"Bearer {boss}"}
             )
-            own = asked.json()["baton"]["run"]
+            own = second_reply.json()["baton"]["run"]
             shown = page_text((await client.get(f"/console/approvals/{own}")).text)
             assert "began this run; somebody else must decide." in shown
             client.cookies.clear()

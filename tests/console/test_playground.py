@@ -270,9 +270,9 @@ TRICKY = {
 
 def code_in(page: httpx.Response, language: str, url: str) -> str:
     """A piece of code of a page, for the service at another address."""
-    found = re.search(rf'aria-label="Code: {re.escape(language)}">(.*?)</pre>', page.text, re.DOTALL)
-    assert found is not None
-    return unescape(found[1]).replace("http://baton", url)
+    match = re.search(rf'aria-label="Code: {re.escape(language)}">(.*?)</pre>', page.text, re.DOTALL)
+    assert match is not None
+    return unescape(match[1]).replace("http://baton", url)
 
 
 def printed_by(code: str) -> str:

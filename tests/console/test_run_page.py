@@ -154,8 +154,8 @@ async def test_a_step_that_waits_for_tools_shows_what_it_has_called(
     stub.script("alpha", Reply(chunks=(), tool_calls=(call,), finish="tool"), Reply(chunks=("Take a coat.",)))
     tool = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
     body = {"model": "baton-mini", "messages": [{"role": "user", "content": "What shall I wear?"}], "tools": [tool]}
-    asked = (await client.post("/v1/chat/completions", json=body)).json()
-    said, address = asked["choices"][0]["message"], f"/console/runs/{asked['baton']['run']}?step=0"
+    reply_body = (await client.post("/v1/chat/completions", json=body)).json()
+    said, address = reply_body["choices"][0]["message"], f"/console/runs/{reply_body['baton']['run']}?step=0"
     _, text = await page_of(browser, address)
     assert 'whose results have not come yet. calls weather({"city": "Bonn"})' in text
     result = {"role": "tool", "tool_call_id": said["tool_calls"][0]["id"], "content": "It rains."}
@@ -253,8 +253,8 @@ async def test_after_any_break_the_page_equals_a_fresh_one(
     chance = Random(run)
     for cut in chance.sample(range(last), 3):
         shown = dict(stale)
-        found = await browser.get(live, headers={"last-event-id": str(cut)})
-        assert patched(shown, found.text)[-1] == last
+        reply = await browser.get(live, headers={"last-event-id": str(cut)})
+        assert patched(shown, reply.text)[-1] == last
         assert shown == fresh
     nothing = await browser.get(live, headers={"last-event-id": str(last)})
     assert patched(dict(fresh), nothing.text) == []

@@ -138,12 +138,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.engine.recorded_disclosures")
     parser.add_argument("--runs", type=int, default=1_000)
     parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     logging.disable(logging.WARNING)
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as name:
-        found = asyncio.run(played(Path(name), given.runs, given.seed))
-    print(f"{given.runs} runs in {time.monotonic() - began:.0f} s; {len(found)} differences", *found[:20], sep="\n  ")
+        found = asyncio.run(played(Path(name), arguments.runs, arguments.seed))
+    print(
+        f"{arguments.runs} runs in {time.monotonic() - began:.0f} s; {len(found)} differences", *found[:20], sep="\n  "
+    )
     return bool(found)
 
 

@@ -169,24 +169,24 @@ async def test_a_worker_of_unknown_price_is_not_called_for_a_run_that_says_what_
     text = pool_text(stub).replace(WORKER.format(name="alpha"), unpriced)
     planner = WORKER.format(name="planner")
     text = text.replace(planner, planner.replace("price = { input = 1.00, output = 2.00, cached = 0.50 }\n", ""))
-    asked = {"model": "baton-mini", "messages": [{"role": "user", "content": "Hello"}]}
-    capped = asked | {"baton": {"budget": {"usd": 0.05}}}
+    request_body = {"model": "baton-mini", "messages": [{"role": "user", "content": "Hello"}]}
+    capped = request_body | {"baton": {"budget": {"usd": 0.05}}}
     async with running_service(tmp_path, text) as runtime, client_of(runtime) as client:
         key, row = mint(runtime.gateway.pepper, tenant="acme", name="poor", scopes=["admin"], now=0.0)
         assert await runtime.gateway.store.add_key(replace(row, max_usd=50_000))
         poor = {"authorization": f"Bearer {key}"}
-        assert [step["worker"] for step in (await answer(client, asked))["steps"]] == ["alpha"]
-        made = (await client.post("/v1/plans", json=capped)).json()
+        assert [step["worker"] for step in (await answer(client, request_body))["steps"]] == ["alpha"]
+        body = (await client.post("/v1/plans", json=capped)).json()
         ultra = capped | {"model": "baton-ultra"}
         shown = [
             await answer(client, capped),
-            await answer(client, asked, headers=poor),
-            await answer(client, {}, path=f"/v1/plans/{made['id']}/run"),
+            await answer(client, request_body, headers=poor),
+            await answer(client, {}, path=f"/v1/plans/{body['id']}/run"),
             await answer(client, ultra),
         ]
-        again = await client.post(f"/v1/runs/{shown[0]['run']}/replay", json={"model": "baton-mini", "wait": 20})
-        assert again.json()["state"] == "succeeded", again.text
-        runs = [run["run"] for run in shown] + [again.json()["id"]]
+        second_reply = await client.post(f"/v1/runs/{shown[0]['run']}/replay", json={"model": "baton-mini", "wait": 20})
+        assert second_reply.json()["state"] == "succeeded", second_reply.text
+        runs = [run["run"] for run in shown] + [second_reply.json()["id"]]
         for run in runs:
             journal = await events(runtime, run)
             assert bodies_of(journal, Kind.ADMITTED)[0]["capped"] is True

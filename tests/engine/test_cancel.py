@@ -66,8 +66,8 @@ async def test_it_may_be_asked_for_twice_and_too_late(
 ) -> None:
     asking, run = await hanging(stub, client)
     both = await asyncio.gather(*(client.post(f"/v1/runs/{run}/cancel", json={}) for _ in range(2)))
-    again = await client.post(f"/v1/runs/chatcmpl-{run}/cancel")
-    assert [reply.json()["state"] for reply in (*both, again)] == ["cancelled"] * 3
+    second_reply = await client.post(f"/v1/runs/chatcmpl-{run}/cancel")
+    assert [reply.json()["state"] for reply in (*both, second_reply)] == ["cancelled"] * 3
     await asking
     assert kinds(await events(runtime, run)).count(Kind.CANCELLED) == 1
     stub.always("*", Reply())

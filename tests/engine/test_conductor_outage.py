@@ -44,10 +44,10 @@ async def test_an_open_breaker_leads_to_the_fallback_without_a_call(
     async with running_service(tmp_path, pool_text(stub).replace("[workers.planner]\n", quick)) as runtime:
         monkeypatch.setattr(runtime.context.health, "_tick", lambda: 1_000.0)  # no ejection is ever over
         await asyncio.gather(*(run(runtime) for _ in range(FAILURES_IN_A_ROW)))
-        asked = len(stub.requests_for("planner"))
+        request_count = len(stub.requests_for("planner"))
         outcome = await run(runtime)
         journal = await events(runtime, outcome.ended.state.run)
-    assert len(stub.requests_for("planner")) == asked
+    assert len(stub.requests_for("planner")) == request_count
     assert outcome.ended.answer == "Hello there."
     state = outcome.ended.state
     assert state.degraded
@@ -91,9 +91,9 @@ async def test_a_bad_plan_is_no_fault_of_the_server_behind_the_conductor(stub: P
     stub.always("planner", Reply(chunks=("I would rather not.",)))
     for _ in range(FAILURES_IN_A_ROW):
         await run(runtime)
-    asked = len(stub.requests_for("planner"))
+    request_count = len(stub.requests_for("planner"))
     await run(runtime)
-    assert len(stub.requests_for("planner")) == asked + 2
+    assert len(stub.requests_for("planner")) == request_count + 2
 
 
 async def test_a_conductor_that_could_not_plan_in_time_is_not_asked(
@@ -104,9 +104,9 @@ async def test_a_conductor_that_could_not_plan_in_time_is_not_asked(
     )  # all calls seem to last so long
     for _ in range(ENOUGH_SUCCESSES):
         await run(runtime)
-    asked = len(stub.requests_for("planner"))
+    request_count = len(stub.requests_for("planner"))
     hurried = order(runtime, "baton-ultra", limits=limits_with(runtime, "baton-ultra", seconds=20.0))
     outcome = await finish(await runtime.runs.start(hurried))
     assert outcome.ended.answer == "Hello there."
     assert outcome.ended.state.proposals[0].reasons == ("conductor_no_time",)
-    assert len(stub.requests_for("planner")) == asked
+    assert len(stub.requests_for("planner")) == request_count

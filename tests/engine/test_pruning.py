@@ -133,8 +133,8 @@ async def test_the_ratings_of_a_run_are_archived_and_their_comments_only_with_th
     service: Service, contents: bool
 ) -> None:
     run = await service.ask()
-    given = await service.client.post(f"/v1/runs/{run}/feedback", json={"score": 0.5, "comment": "too long"})
-    assert given.status_code < 300, given.text
+    reply = await service.client.post(f"/v1/runs/{run}/feedback", json={"score": 0.5, "comment": "too long"})
+    assert reply.status_code < 300, reply.text
     await service.retention(archiving(str(service.folder), None, contents=contents)).look(asyncio.Event())
     [path] = service.archived()
     [record] = await records_of(path)

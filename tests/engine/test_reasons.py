@@ -83,10 +83,10 @@ async def test_reasons_are_stored_shown_erased_and_sent_to_no_worker(
     }
     assert all(f'"{reason}"' in data["text"] for reason in REASONS)
     await client.delete(f"/v1/runs/{run}")
-    left = (await client.get(f"/v1/runs/{run}/explain")).json()
-    assert left["shape"]["reason"] == {"state": "erased", "text": None}
-    assert not any(reason in str(left) for reason in REASONS)
-    assert "the conductor's reason was erased" in left["text"]
+    body = (await client.get(f"/v1/runs/{run}/explain")).json()
+    assert body["shape"]["reason"] == {"state": "erased", "text": None}
+    assert not any(reason in str(body) for reason in REASONS)
+    assert "the conductor's reason was erased" in body["text"]
 
 
 async def test_a_tier_that_asks_for_none_has_the_same_journal_as_before(

@@ -116,9 +116,9 @@ async def test_a_late_listener_gets_what_was_said_at_once_and_then_what_is_said(
 async def test_steps_are_told_again_from_the_start_and_not_in_the_middle(
     stub: ProviderStub, client: httpx.AsyncClient
 ) -> None:
-    asked = ASKED | {"baton": {"stream_steps": True}}
-    whole, again = [await stream_chat(client, asked, "one") for _ in range(2)]
-    rest = await stream_chat(client, asked, "one", last_event_id="5")
+    request_body = ASKED | {"baton": {"stream_steps": True}}
+    whole, again = [await stream_chat(client, request_body, "one") for _ in range(2)]
+    rest = await stream_chat(client, request_body, "one", last_event_id="5")
     noted = []
     for part in (whole, again, rest):
         noted.append([chunk["baton"] for chunk in part.chunks if "event" in chunk.get("baton", {})])
@@ -135,9 +135,9 @@ async def test_a_number_that_was_never_given_out_is_a_400(client: httpx.AsyncCli
     for reply in (again, watched):
         error = reply.json()["error"]
         assert (reply.status_code, error["type"], error["code"]) == (400, "invalid_request_error", "unknown_event")
-    asked = await client.get(f"/v1/runs/{run_of(whole)}/stream", params={"starting_after": number})
-    assert asked.status_code == 400
-    assert asked.json()["error"]["param"] == "starting_after"
+    second_reply = await client.get(f"/v1/runs/{run_of(whole)}/stream", params={"starting_after": number})
+    assert second_reply.status_code == 400
+    assert second_reply.json()["error"]["param"] == "starting_after"
 
 
 async def test_a_number_of_a_stream_that_never_was_starts_nothing(
@@ -285,8 +285,8 @@ async def test_every_format_goes_on_behind_every_event(client: httpx.AsyncClient
 
 
 async def test_a_stored_response_is_streamed_by_its_id(client: httpx.AsyncClient) -> None:
-    asked = {"model": "baton-mini", "input": "What is 4 times 5?", "stream": True}
-    events = frames((await client.post("/v1/responses", json=asked)).text)
+    request_body = {"model": "baton-mini", "input": "What is 4 times 5?", "stream": True}
+    events = frames((await client.post("/v1/responses", json=request_body)).text)
     (name,) = {data["response"]["id"] for _, data in events if "response" in data}
     again = frames((await client.get(f"/v1/responses/{name}", params={"stream": "true", "starting_after": 9})).text)
     assert again[-1] == events[-1]

@@ -63,8 +63,8 @@ async def runtime(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[Runtime]:
 
 
 async def ask(client: httpx.AsyncClient, text: str = "What is 2 + 2?", model: str = "baton-mini", **baton: Any) -> str:
-    asked = {"model": model, "messages": [{"role": "user", "content": text}], "baton": baton}
-    reply = await client.post("/v1/chat/completions", json=asked)
+    request_body = {"model": model, "messages": [{"role": "user", "content": text}], "baton": baton}
+    reply = await client.post("/v1/chat/completions", json=request_body)
     assert reply.status_code == 200, reply.text
     return str(reply.headers["x-baton-run"])
 
@@ -138,8 +138,8 @@ async def test_ratings_move_the_choice_and_survive_a_restart(
     made = await decision(runtime, run := await ask(client))
     assert max(made["candidates"], key=made["candidates"].get) == "answer beta"
     assert made["version"].partition("-")[0] == "30"
-    shown = (await client.get(f"/v1/runs/{run}")).json()
-    assert shown["proposals"][0]["decision"] == made
+    body = (await client.get(f"/v1/runs/{run}")).json()
+    assert body["proposals"][0]["decision"] == made
     text = (tmp_path / "pool.toml").read_text()
     async with running_service(tmp_path, text) as again, client_of(again) as other:
         await again.ratings.learn(tier, spec_of(tier))
@@ -327,8 +327,8 @@ async def test_what_becomes_of_an_answer_is_a_decision_of_its_own(
     tier = runtime.pool.catalog().tiers["baton-twice"]
     seen: dict[str, list[dict[str, Any]]] = {}
     while len(seen) < 3:
-        asked = {"model": "baton-twice", "messages": [{"role": "user", "content": QUESTION}]}
-        reply = await client.post("/v1/chat/completions", json=asked)
+        request_body = {"model": "baton-twice", "messages": [{"role": "user", "content": QUESTION}]}
+        reply = await client.post("/v1/chat/completions", json=request_body)
         run = reply.headers["x-baton-run"]
         first, second = await decisions(runtime, run)
         answering = first["action"].split()[1]

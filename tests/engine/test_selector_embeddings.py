@@ -65,8 +65,8 @@ async def runtime(
 
 
 async def ask(client: httpx.AsyncClient, text: str = QUESTION, model: str = "baton-mini", **baton: Any) -> str:
-    asked = {"model": model, "messages": [{"role": "user", "content": text}], "baton": baton}
-    reply = await client.post("/v1/chat/completions", json=asked)
+    request_body = {"model": model, "messages": [{"role": "user", "content": text}], "baton": baton}
+    reply = await client.post("/v1/chat/completions", json=request_body)
     assert reply.status_code == 200, reply.text
     assert reply.json()["choices"][0]["message"]["content"]
     return str(reply.headers["x-baton-run"])
@@ -84,8 +84,8 @@ async def test_an_embedding_stands_beside_the_words_and_its_call_in_the_journal(
     runtime: Runtime, client: httpx.AsyncClient, served: Embeddings
 ) -> None:
     decision, journal, found = await seen(runtime, await ask(client))
-    asked = {"model": "eye-1", "input": QUESTION, "encoding_format": "float"}
-    assert served.requests == [{"key": None, **asked}]
+    request_body = {"model": "eye-1", "input": QUESTION, "encoding_format": "float"}
+    assert served.requests == [{"key": None, **request_body}]
     assert decision["embedder"] == "eye"
     assert "blind" not in decision
     assert found.words == features(QUESTION).words

@@ -205,9 +205,9 @@ async def test_the_callers_see_their_model_and_the_journal_says_who_served(tmp_p
             assert (reply["model"], reply["choices"][0]["message"]["content"]) == ("baton-mini", "From delta.")
             run = (await client.get(reply["baton"]["audit"])).json()
             assert (run["tier"], run["served_by"]) == ("baton-mini", "tier baton-next")
-            told = (await client.get(f"/v1/runs/{run['id']}/explain")).json()
-            assert told["served_by"] == "tier baton-next"
-            assert "served by the tier baton-next" in told["text"]
+            reply_body = (await client.get(f"/v1/runs/{run['id']}/explain")).json()
+            assert reply_body["served_by"] == "tier baton-next"
+            assert "served by the tier baton-next" in reply_body["text"]
             model = (await client.get("/v1/models/baton-mini")).json()["baton"]
             assert (model["served_by"], model["pool"]) == ("tier baton-next", ["gamma", "delta"])
             assert (await client.get("/v1/models/baton-ultra")).json()["baton"]["served_by"] is None
@@ -215,14 +215,14 @@ async def test_the_callers_see_their_model_and_the_journal_says_who_served(tmp_p
             assert (again["served_by"], again["state"]) == ("tier baton-next", "succeeded")
             plan = (await client.post("/v1/plans", json=body)).json()
             assert [step["worker"] for step in plan["plan"]["steps"]] == ["delta"]
-            done = (await client.post(f"/v1/plans/{plan['id']}/run", json={})).json()
-            assert done["choices"][0]["message"]["content"] == "From delta."
+            document = (await client.post(f"/v1/plans/{plan['id']}/run", json={})).json()
+            assert document["choices"][0]["message"]["content"] == "From delta."
 
 
 async def _ended(client: httpx.AsyncClient, path: str, body: dict[str, Any]) -> dict[str, Any]:
-    begun = (await client.post(path, json=body)).json()
-    found: dict[str, Any] = (await client.get(f"/v1/runs/{begun['id']}")).json()
-    return found
+    document = (await client.post(path, json=body)).json()
+    reply_body: dict[str, Any] = (await client.get(f"/v1/runs/{document['id']}")).json()
+    return reply_body
 
 
 @pytest.mark.parametrize("kind", ["canary", "promoted"])

@@ -331,9 +331,9 @@ async def reported(client: httpx.AsyncClient) -> dict[str, Any]:
     """The report on the shadows of `baton-mini`."""
     reply = await client.get("/v1/shadows/report?tier=baton-mini")
     assert reply.status_code == 200, reply.text
-    found: dict[str, Any] = reply.json()
-    assert ShadowReport.model_validate(found).tier == "baton-mini"
-    return found
+    body: dict[str, Any] = reply.json()
+    assert ShadowReport.model_validate(body).tier == "baton-mini"
+    return body
 
 
 async def test_the_report_compares_runs_with_their_shadows(tmp_path: Path) -> None:

@@ -221,8 +221,8 @@ async def test_another_engine_goes_on_in_the_same_trace(stub: ProviderStub, tmp_
         running_service(tmp_path, pool_text(stub), settings, dispatches=False) as lost,
         client_of(lost) as client,
     ):
-        asked = {"background": True, "input": "What is it?", "model": "baton-ultra"}
-        reply = await client.post("/v1/responses", json=asked, headers=CALLER)
+        request_body = {"background": True, "input": "What is it?", "model": "baton-ultra"}
+        reply = await client.post("/v1/responses", json=request_body, headers=CALLER)
         await stub.wait_for(1, "planner")
         run = reply.headers["x-baton-run"]
     stub.always("planner", Reply(chunks=(plan_text((0, "Solve", ["user"])),)))

@@ -65,8 +65,8 @@ async def asked(client: httpx.AsyncClient, method: str, path: str, **more: Any) 
     """Send a request that must succeed, and return the reply."""
     reply = await client.request(method, f"/admin/v1{path}", **more)
     assert reply.status_code == 200, reply.text
-    found: dict[str, Any] = reply.json()
-    return found
+    body: dict[str, Any] = reply.json()
+    return body
 
 
 async def refused(client: httpx.AsyncClient, method: str, path: str, **more: Any) -> tuple[int, str]:

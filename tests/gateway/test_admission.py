@@ -221,9 +221,9 @@ async def test_nothing_is_counted_for_a_bad_request(gateway: GatewayStandIn) -> 
 async def test_anthropics_clients_are_told_their_rates_under_its_names() -> None:
     stand_in = GatewayStandIn()
     key = stand_in.add_key("slow", rpm=3, tpm=600)
-    asked = {"model": "baton-mini", "max_tokens": 5, "messages": [{"role": "user", "content": "Hi"}]}
+    request_body = {"model": "baton-mini", "max_tokens": 5, "messages": [{"role": "user", "content": "Hi"}]}
     async with stand_in.client(key) as client:
-        replies = [await client.post("/v1/messages", json=asked) for _ in range(4)]
+        replies = [await client.post("/v1/messages", json=request_body) for _ in range(4)]
         other = await client.post("/v1/chat/completions", json=chat_body())
     assert [reply.status_code for reply in replies] == [200, 200, 200, 429]
     assert [reply.headers["anthropic-ratelimit-requests-remaining"] for reply in replies] == ["2", "1", "0", "0"]

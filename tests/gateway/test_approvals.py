@@ -117,8 +117,8 @@ async def test_a_plan_is_executed_once_it_is_approved_and_not_before(
     made = (await decide(boss, run, reason="It is cheap.")).json()
     assert (made["status"], made["decision"]["reason"]) == ("approved", "It is cheap.")
     assert (await ended_row(runtime.context.store, run)).state == "succeeded"
-    said = await caller.get(f"/v1/runs/{run}/stream")
-    assert '"It is 4."' in said.text
+    reply = await caller.get(f"/v1/runs/{run}/stream")
+    assert '"It is 4."' in reply.text
     journal = await events(runtime, run)
     order = kinds(journal)
     assert order.index(Kind.AWAITING_APPROVAL) < order.index(Kind.APPROVED) < order.index(Kind.STEP_QUEUED)
@@ -161,8 +161,8 @@ async def test_texts_of_a_plan_are_shown_to_those_who_may_read_them_and_every_re
     await decide(boss, run, "refuse", reason="Not on a Monday.")
     assert len(await runtime.context.store.admin_events(reading)) == 2, "the reason is new"
     async with deciding(runtime, "runs:read") as neighbour:
-        shown = (await neighbour.get(f"/v1/approvals/{run}")).json()
-    assert (shown["decision"]["reason"], shown["plan"]["steps"][0]["instruction"]) == (None, None)
+        body = (await neighbour.get(f"/v1/approvals/{run}")).json()
+    assert (body["decision"]["reason"], body["plan"]["steps"][0]["instruction"]) == (None, None)
     assert (await caller.get(f"/v1/approvals/{run}")).json()["decision"]["reason"] == "Not on a Monday."
 
 
@@ -176,8 +176,8 @@ async def test_decided_plans_are_listed_page_by_page_and_without_content_if_none
     await decide(boss, third, "refuse", reason="Nor this.")
 
     async def listed(**query: Any) -> dict[str, Any]:
-        found: dict[str, Any] = (await boss.get("/v1/approvals", params=query)).json()
-        return found
+        body: dict[str, Any] = (await boss.get("/v1/approvals", params=query)).json()
+        return body
 
     assert [approval["run"] for approval in (await listed())["data"]] == [second]
     page = await listed(status="decided", limit=2)
@@ -211,8 +211,8 @@ async def test_the_reply_to_a_decision_does_not_outlive_an_erasure(
     first = await boss.post(f"/v1/approvals/{run}", json=sent, headers=headers)
     assert first.json()["decision"]["reason"] == "It names Ada."
     assert (await caller.delete(f"/v1/runs/{run}")).status_code == 200
-    again = await boss.post(f"/v1/approvals/{run}", json=sent, headers=headers)
-    assert (again.status_code, again.json()["decision"]["reason"]) == (200, None)
+    second_reply = await boss.post(f"/v1/approvals/{run}", json=sent, headers=headers)
+    assert (second_reply.status_code, second_reply.json()["decision"]["reason"]) == (200, None)
 
 
 async def test_a_refused_plan_ends_its_run_and_calls_nobody(
@@ -311,8 +311,8 @@ async def test_a_worker_of_unknown_price_is_called_only_under_an_approval_withou
         reply = await caller.post("/v1/chat/completions", json=QUESTION)
         assert reply.status_code == 400, "gamma does not take over: nobody has approved it"
         run = (await waiting(caller, baton={"plan": plan}))["baton"]["run"]
-        shown = (await boss.get(f"/v1/approvals/{run}")).json()
-        assert (shown["reasons"], shown["worst_case_usd"]) == (["price"], None)
+        body = (await boss.get(f"/v1/approvals/{run}")).json()
+        assert (body["reasons"], body["worst_case_usd"]) == (["price"], None)
         assert not stub.requests_for("gamma")
         refused = await decide(boss, run, max_usd=0.01)
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "max_usd")
@@ -345,8 +345,8 @@ async def test_a_response_is_queued_until_it_is_approved(
     stub: ProviderStub, runtime: Runtime, caller: httpx.AsyncClient, boss: httpx.AsyncClient
 ) -> None:
     stub.always("alpha", Reply(chunks=("It is 4.",)))
-    asked = {"model": "baton-mini", "input": "What is 2 + 2?", "background": True}
-    name = (await caller.post("/v1/responses", json=asked)).json()["id"]
+    request_body = {"model": "baton-mini", "input": "What is 2 + 2?", "background": True}
+    name = (await caller.post("/v1/responses", json=request_body)).json()["id"]
     run = name.removeprefix("resp_")
 
     async def waits() -> bool:
@@ -357,8 +357,8 @@ async def test_a_response_is_queued_until_it_is_approved(
     assert (polled["status"], polled["output"], polled["baton"]["state"]) == ("queued", [], "awaiting_approval")
     await decide(boss, run)
     await ended_row(runtime.context.store, run)
-    done = (await caller.get(f"/v1/responses/{name}")).json()
-    assert (done["status"], done["output"][0]["content"][0]["text"]) == ("completed", "It is 4.")
+    body = (await caller.get(f"/v1/responses/{name}")).json()
+    assert (body["status"], body["output"][0]["content"][0]["text"]) == ("completed", "It is 4.")
 
 
 async def test_a_webhook_asks_and_is_kept_until_it_was_accepted(stub: ProviderStub, tmp_path: Path) -> None:

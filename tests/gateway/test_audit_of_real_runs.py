@@ -111,33 +111,35 @@ async def test_the_content_of_any_run_can_be_erased(client: httpx.AsyncClient, p
     for _ in range(2):
         erased = await client.delete(f"/v1/runs/{run}")
         assert (erased.status_code, erased.json()) == (200, {"id": run, "object": "run", "erased": True})
-    shown = (await client.get(f"/v1/runs/{run}")).json()
-    assert (shown["erased"], shown["state"]) == (True, "succeeded")
+    body = (await client.get(f"/v1/runs/{run}")).json()
+    assert (body["erased"], body["state"]) == (True, "succeeded")
     step = (await client.get(f"/v1/runs/{run}/steps/0")).json()
     assert (step["erased"], step["output"], step["messages"]) == (True, None, None)
 
 
 async def test_a_run_that_is_erased_is_ended_first(stub: ProviderStub, client: httpx.AsyncClient) -> None:
     stub.always("*", Hang())
-    begun = (await client.post("/v1/responses", json={"model": "baton-mini", "input": "hi", "background": True})).json()
-    run = begun["id"].removeprefix("resp_")
+    reply_body = (
+        await client.post("/v1/responses", json={"model": "baton-mini", "input": "hi", "background": True})
+    ).json()
+    run = reply_body["id"].removeprefix("resp_")
     assert (await client.delete(f"/v1/runs/{run}")).json()["erased"] is True
-    shown = (await client.get(f"/v1/runs/{run}")).json()
-    assert (shown["erased"], shown["state"]) == (True, "cancelled")
+    body = (await client.get(f"/v1/runs/{run}")).json()
+    assert (body["erased"], body["state"]) == (True, "cancelled")
 
 
 async def test_an_idempotent_cancellation_keeps_no_content(client: httpx.AsyncClient) -> None:
     """Its reply is the whole response, which must not outlive an erasure."""
-    asked = {"model": "baton-mini", "input": "hi", "background": True}
-    response = (await client.post("/v1/responses", json=asked)).json()["id"]
+    request_body = {"model": "baton-mini", "input": "hi", "background": True}
+    response = (await client.post("/v1/responses", json=request_body)).json()["id"]
     await client.get(f"/v1/responses/{response}", params={"stream": "true"})  # which ends when the run does
-    made = (await client.get(f"/v1/responses/{response}")).json()
-    path, once = f"/v1/responses/{made['id']}/cancel", {"Idempotency-Key": "cancel-it"}
+    body = (await client.get(f"/v1/responses/{response}")).json()
+    path, once = f"/v1/responses/{body['id']}/cancel", {"Idempotency-Key": "cancel-it"}
     first = await client.post(path, json={}, headers=once)
-    again = await client.post(path, json={}, headers=once)
-    assert (again.status_code, again.json()) == (first.status_code, first.json()) == (200, made)
-    assert again.headers["idempotent-replayed"] == "true"
-    await client.delete(f"/v1/runs/{made['baton']['run']}")
+    second_reply = await client.post(path, json={}, headers=once)
+    assert (second_reply.status_code, second_reply.json()) == (first.status_code, first.json()) == (200, body)
+    assert second_reply.headers["idempotent-replayed"] == "true"
+    await client.delete(f"/v1/runs/{body['baton']['run']}")
     assert (await client.post(path, json={}, headers=once)).status_code == 404
 
 

@@ -54,8 +54,8 @@ async def test_a_prompt_is_answered(client: httpx.AsyncClient) -> None:
 
 async def test_a_stream_says_the_same(client: httpx.AsyncClient) -> None:
     whole = (await client.post("/v1/completions", json=PROMPT)).json()
-    asked = PROMPT | {"stream": True, "stream_options": {"include_usage": True}}
-    lines = (await client.post("/v1/completions", json=asked)).text.split("\n\n")
+    request_body = PROMPT | {"stream": True, "stream_options": {"include_usage": True}}
+    lines = (await client.post("/v1/completions", json=request_body)).text.split("\n\n")
     assert lines[-2].endswith("data: [DONE]")
     data = [line.partition("data: ")[2] for line in lines]
     *chunks, last = [json.loads(line) for line in data if line.startswith("{")]

@@ -110,9 +110,9 @@ async def test_real_replies_are_as_described(
     check(document, await client.get("/v1/runs/none"), "/v1/runs/{run}")
     check(document, await client.get(f"/v1/runs/{run}/stream"), "/v1/runs/{run}/stream")
     check(document, await client.post(f"/v1/runs/{run}/cancel"), "/v1/runs/{run}/cancel", "post")
-    made = await client.post("/v1/plans", json=ASK)
-    check(document, made, "/v1/plans", "post")
-    path = f"/v1/plans/{made.json()['id']}"
+    second_reply = await client.post("/v1/plans", json=ASK)
+    check(document, second_reply, "/v1/plans", "post")
+    path = f"/v1/plans/{second_reply.json()['id']}"
     edit = {"revision": 1, "edits": [{"op": "change", "step": 0, "subtask": "Think."}]}
     check(document, await client.patch(path, json=edit), "/v1/plans/{plan}", "patch")
     check(document, await client.get("/v1/plans"), "/v1/plans")

@@ -70,7 +70,7 @@ def test_the_vendored_files_are_those_that_were_published() -> None:
 async def test_the_root_names_the_api(gateway: GatewayStandIn) -> None:
     async with gateway.client() as client:
         reply = await client.get("/")
-        told = reply.json()
-        assert (reply.status_code, told["name"], reply.headers["vary"]) == (200, "Baton", "Accept")
-        for path in (told["docs"], told["openapi"]):
+        body = reply.json()
+        assert (reply.status_code, body["name"], reply.headers["vary"]) == (200, "Baton", "Accept")
+        for path in (body["docs"], body["openapi"]):
             assert (await client.get(path)).status_code == 200

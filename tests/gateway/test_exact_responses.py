@@ -110,8 +110,8 @@ async def test_replies_and_events_are_openais(
     own = ("id", "created_at", "completed_at", "baton", "output")
     assert {n: v for n, v in last.items() if n not in own} == {n: v for n, v in whole.items() if n not in own}
     assert [item.get("content") for item in last["output"]] == [item.get("content") for item in whole["output"]]
-    again = (await client.get(f"/v1/responses/{last['id']}")).json()
-    assert again == last
+    second_body = (await client.get(f"/v1/responses/{last['id']}")).json()
+    assert second_body == last
     for after in (0, 2, events[len(events) // 2]["sequence_number"], events[-2]["sequence_number"]):
         query = {"stream": "true", "starting_after": str(after)}
         rest = exact_events((await client.get(f"/v1/responses/{last['id']}", params=query)).text)
@@ -190,15 +190,15 @@ async def test_a_failure_is_openais(stub: ProviderStub, client: httpx.AsyncClien
     failed = events[-1]["response"]
     assert (failed["status"], failed["error"]["code"], failed["completed_at"]) == ("failed", "server_error", None)
     assert (await client.get(f"/v1/responses/{failed['id']}")).json() == failed
-    again = await client.get(f"/v1/responses/{failed['id']}", params={"stream": "true", "starting_after": "1"})
-    assert kinds(exact_events(again.text)) == ["failed"]
+    second_reply = await client.get(f"/v1/responses/{failed['id']}", params={"stream": "true", "starting_after": "1"})
+    assert kinds(exact_events(second_reply.text)) == ["failed"]
 
 
 async def test_a_budget_that_is_used_up_is_no_reason_to_send_the_request_again(client: httpx.AsyncClient) -> None:
     """Codex repeats a response that failed with `rate_limit_exceeded`, and none with this code, which the published
     description does not list."""
-    asked = ASKED | {"stream": True, "baton": {"budget": {"usd": 0.000001}}}
-    last = (await client.post("/v1/responses", json=asked)).text.splitlines()[-2]
+    request_body = ASKED | {"stream": True, "baton": {"budget": {"usd": 0.000001}}}
+    last = (await client.post("/v1/responses", json=request_body)).text.splitlines()[-2]
     event = json.loads(last.removeprefix("data: "))
     error = event["response"]["error"]
     assert (event["type"], error["code"]) == ("response.failed", "insufficient_quota")
@@ -207,11 +207,11 @@ async def test_a_budget_that_is_used_up_is_no_reason_to_send_the_request_again(c
 
 async def test_a_cancelled_response_is_openais(stub: ProviderStub, client: httpx.AsyncClient) -> None:
     stub.always("alpha", Reply(header_delay=20.0))
-    made = (await client.post("/v1/responses", json=ASKED | {"background": True})).json()
-    stopped = (await client.post(f"/v1/responses/{made['id']}/cancel")).json()
-    exactly(Response, stopped)
-    published("Response", stopped)
-    assert (stopped["status"], stopped["error"], stopped["output"]) == ("cancelled", None, [])
+    body = (await client.post("/v1/responses", json=ASKED | {"background": True})).json()
+    reply_body = (await client.post(f"/v1/responses/{body['id']}/cancel")).json()
+    exactly(Response, reply_body)
+    published("Response", reply_body)
+    assert (reply_body["status"], reply_body["error"], reply_body["output"]) == ("cancelled", None, [])
 
 
 def test_a_stream_that_breaks_says_so_in_openais_event() -> None:
@@ -243,23 +243,23 @@ async def test_lists_and_deletions_are_openais(stub: ProviderStub, client: httpx
         {"type": "function_call_output", "call_id": "c0", "output": "4"},
         {"role": "user", "content": "Go on."},
     ]
-    made = (await client.post("/v1/responses", json=ASKED | {"input": history, "tools": [ADD]})).json()
-    listed = (await client.get(f"/v1/responses/{made['id']}/input_items", params={"order": "asc"})).json()
+    body = (await client.post("/v1/responses", json=ASKED | {"input": history, "tools": [ADD]})).json()
+    listed = (await client.get(f"/v1/responses/{body['id']}/input_items", params={"order": "asc"})).json()
     exactly(ResponseItemList, listed)
     published("ResponseItemList", listed)
     assert [item["type"] for item in listed["data"]] == [item.get("type", "message") for item in history]
-    call = made["output"][-1]
+    call = body["output"][-1]
     result = [{"type": "function_call_output", "call_id": call["call_id"], "output": "4"}]
     stub.always("alpha", Reply(chunks=("Four.",)))
     second = (
-        await client.post("/v1/responses", json=ASKED | {"input": result, "previous_response_id": made["id"]})
+        await client.post("/v1/responses", json=ASKED | {"input": result, "previous_response_id": body["id"]})
     ).json()
     listed = (await client.get(f"/v1/responses/{second['id']}/input_items")).json()
     exactly(ResponseItemList, listed)
     published("ResponseItemList", listed)
     assert [item["call_id"] for item in listed["data"]] == [call["call_id"]]
-    gone = (await client.delete(f"/v1/responses/{made['id']}")).json()
-    assert gone == {"id": made["id"], "object": "response", "deleted": True}
+    gone = (await client.delete(f"/v1/responses/{body['id']}")).json()
+    assert gone == {"id": body["id"], "object": "response", "deleted": True}
 
 
 async def test_errors_are_openais(stub: ProviderStub, client: httpx.AsyncClient) -> None:

@@ -164,8 +164,10 @@ async def test_a_run_is_explained_by_the_figures_of_its_record_and_of_reports(
     stub.script("alpha", Fail(status=401))
     stub.always("*", Reply(chunks=("Four.",)))
     steps = plan(("alpha", "Think", ["user"]), ("beta", "Draft", ["user"]), ("gamma", "Answer", [1]))
-    asked = {"model": "baton-mini", "messages": [{"role": "user", "content": "What is 2 + 2?"}]}
-    run = (await client.post("/v1/chat/completions", json=asked | {"baton": {"plan": steps}})).json()["baton"]["run"]
+    request_body = {"model": "baton-mini", "messages": [{"role": "user", "content": "What is 2 + 2?"}]}
+    run = (await client.post("/v1/chat/completions", json=request_body | {"baton": {"plan": steps}})).json()["baton"][
+        "run"
+    ]
     whole, data = [(await client.get(f"/v1/runs/{run}{path}")).json() for path in ("", "/explain")]
     assert (data["object"], data["run"], data["shape"]["decided_by"]) == ("run.explanation", run, "caller")
     first, _, last = data["steps"]
@@ -184,7 +186,9 @@ async def test_a_run_is_explained_by_the_figures_of_its_record_and_of_reports(
     assert "by the caller's plan" in data["text"]
     assert "took over from alpha" in data["text"]
     assert "nobody has rated it" in data["text"]
-    again = (await client.post("/v1/chat/completions", json=asked | {"baton": {"plan": steps}})).json()["baton"]["run"]
+    again = (await client.post("/v1/chat/completions", json=request_body | {"baton": {"plan": steps}})).json()["baton"][
+        "run"
+    ]
     passed = (await client.get(f"/v1/runs/{again}/explain")).json()
     assert passed["steps"][0]["not_called"] == [
         {"worker": "alpha", "reason": "misconfigured", "by": "health", "proposal": None}

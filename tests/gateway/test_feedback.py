@@ -40,9 +40,16 @@ async def test_a_score_a_thumb_or_a_label(
     run = await answered(client)
     reply = await rate(client, run, source="widget", version="2.1", comment="Hm.", **body)
     assert reply.status_code == 200, reply.text
-    told = reply.json()
-    assert told["object"] == "run.feedback"
-    assert (told["score"], told["label"], told["kind"], told["source"], told["version"], told["commented"]) == (
+    reply_body = reply.json()
+    assert reply_body["object"] == "run.feedback"
+    assert (
+        reply_body["score"],
+        reply_body["label"],
+        reply_body["kind"],
+        reply_body["source"],
+        reply_body["version"],
+        reply_body["commented"],
+    ) == (
         score,
         label,
         "explicit",
@@ -52,7 +59,7 @@ async def test_a_score_a_thumb_or_a_label(
     )
     assert "Hm." not in reply.text
     shown = (await client.get(f"/v1/runs/{run}")).json()["feedback"]
-    assert shown == {"explicit": [{k: told[k] for k in shown["explicit"][0]}], "grader": [], "implicit": []}
+    assert shown == {"explicit": [{k: reply_body[k] for k in shown["explicit"][0]}], "grader": [], "implicit": []}
     [kept] = await runtime.context.store.feedback(run)
     assert (kept.tenant, kept.comment) == ("acme", "Hm.")
     assert (

@@ -55,14 +55,17 @@ async def test_the_same_request_gets_the_same_bytes_and_costs_once(stub: Provide
 
 
 async def test_a_reply_outlives_its_process(stub: ProviderStub, tmp_path: Path) -> None:
-    asked = body(baton={"stream_steps": False})
+    request_body = body(baton={"stream_steps": False})
     async with running_service(tmp_path, pool_text(stub)) as runtime:
         key = await add_key(runtime)
         async with client_over_socket(runtime, key) as client:
-            first = await post_chat(client, asked, "one")
-            streamed = await stream_chat(client, asked, "two")
+            first = await post_chat(client, request_body, "one")
+            streamed = await stream_chat(client, request_body, "two")
     async with running_service(tmp_path, pool_text(stub)) as runtime, client_over_socket(runtime, key) as client:
-        again, streamed_again = await post_chat(client, asked, "one"), await stream_chat(client, asked, "two")
+        again, streamed_again = (
+            await post_chat(client, request_body, "one"),
+            await stream_chat(client, request_body, "two"),
+        )
     assert again.headers["idempotent-replayed"] == "true"
     assert (first.status_code, first.content) == (again.status_code, again.content)
     assert streamed_again.chunks[-1] == streamed.chunks[-1]

@@ -111,9 +111,9 @@ async def test_deferred_tools_are_offered_once_they_are_found(stub: ProviderStub
     for messages, offered in ((body["messages"][:1], ["ToolSearch"]), (body["messages"], ["ToolSearch", "look"])):
         asked = {"model": "baton-mini"} | body | {"messages": messages}
         assert (await client.post(path, json=asked)).status_code == 200
-        sent = stub.requests_for("alpha")[-1].json
-        assert [tool["function"]["name"] for tool in sent["tools"]] == offered
-    assert sent["messages"][-1]["content"] == "The tool look can be called now."
+        request_body = stub.requests_for("alpha")[-1].json
+        assert [tool["function"]["name"] for tool in request_body["tools"]] == offered
+    assert request_body["messages"][-1]["content"] == "The tool look can be called now."
     choice = {"tool_choice": {"type": "tool", "name": "later"}}
     stub.script("alpha", Reply(chunks=(), tool_calls=[ToolCall("later", "{}", "c1")], finish="tool"))
     assert (await client.post(path, json={"model": "baton-mini"} | body | choice)).status_code == 200

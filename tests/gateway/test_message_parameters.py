@@ -201,11 +201,11 @@ async def test_what_is_ignored_is_checked_noted_and_changes_nothing(
 ) -> None:
     own = ("id", "baton")
     plain = (await asked_of(client)).json()
-    sent = latest_request(stub, "alpha")
+    request_body = latest_request(stub, "alpha")
     for name, (value, wrong) in IGNORED.items():
         body = (await asked_of(client, **{name: value})).json()
         assert {n: v for n, v in body.items() if n not in own} == {n: v for n, v in plain.items() if n not in own}, name
-        assert latest_request(stub, "alpha") == sent, name
+        assert latest_request(stub, "alpha") == request_body, name
         run = (await client.get(f"/v1/runs/{body['baton']['run']}")).json()
         assert run["ignored"] == [name]
         refused = await asked_of(client, **{name: wrong})

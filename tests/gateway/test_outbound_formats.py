@@ -64,13 +64,13 @@ async def test_the_stop_sequence_that_ended_the_answer_is_named_where_the_worker
     async with serving(stub, tmp_path, name) as client:
         for reply, stops, expected in cases:
             stub.always("alpha", reply)
-            asked = ASKED | {"stop_sequences": stops}
+            request_body = ASKED | {"stop_sequences": stops}
             key = {"Idempotency-Key": f"{stops}{reply.finish}{reply.stop_sequence}"}
-            whole = (await client.post("/v1/messages", json=asked, headers=key)).json()
-            again = (await client.post("/v1/messages", json=asked, headers=key)).json()
-            streamed = (await client.post("/v1/messages", json=asked | {"stream": True})).text
+            whole = (await client.post("/v1/messages", json=request_body, headers=key)).json()
+            second_body = (await client.post("/v1/messages", json=request_body, headers=key)).json()
+            streamed = (await client.post("/v1/messages", json=request_body | {"stream": True})).text
             assert (whole["stop_reason"], whole["stop_sequence"]) == expected, (reply, whole)
-            assert again == whole
+            assert second_body == whole
             reason, sequence = expected
             shown = "null" if sequence is None else f'"{sequence}"'
             assert f'"stop_reason":"{reason}","stop_sequence":{shown}' in streamed
@@ -129,9 +129,9 @@ async def test_pdfs_reach_workers_that_read_them(stub: ProviderStub, tmp_path: P
         for turns, times in (([], 1), ([called, result], 2)):
             asked = looked | {"messages": [*looked["messages"], *turns], "stream": bool(turns)}
             assert (await client.post("/v1/messages", json=asked)).status_code == 200
-            sent = stub.requests_for("alpha")[-1].json
-            assert list(found(sent, SHOWN[name])) == [SHOWN[name]] * times
-            assert "Of last year." in str(sent)
+            request_body = stub.requests_for("alpha")[-1].json
+            assert list(found(request_body, SHOWN[name])) == [SHOWN[name]] * times
+            assert "Of last year." in str(request_body)
         run = (await client.get("/v1/runs")).json()["data"][-1]["id"]
         step = (await client.get(f"/v1/runs/{run}/steps/0")).json()
     assert {"type": "file", "file": {"filename": "Report", "file_data": URL}} in step["messages"][0]["content"]

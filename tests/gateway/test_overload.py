@@ -87,8 +87,8 @@ async def test_bodies_that_arrive_together_are_bounded_together() -> None:
         ]
         await until(lambda: len(half_sent) == 2, what="the gateway has read half of both bodies")
         announced = await client.post("/v1/chat/completions", content=b" " * 300_000, headers=kind)
-        told = await client.post("/v1/chat/completions", content=slow(), headers=kind)
-        for reply in (announced, told):
+        second_reply = await client.post("/v1/chat/completions", content=slow(), headers=kind)
+        for reply in (announced, second_reply):
             assert (reply.status_code, reply.headers["retry-after"]) == (503, "1")
         going_on.set()
         assert [(await call).status_code for call in sending] == [200, 200]

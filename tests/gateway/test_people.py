@@ -56,10 +56,10 @@ def app_with(admin: AdminStandIn, people: People) -> FastAPI:
 
 async def begun(browser: httpx.AsyncClient, person: str, login: str = "/admin/login", **form: str) -> dict[str, str]:
     """Log in as a person at the provider; return what it sends back to Baton."""
-    sent = await browser.get(login)
-    assert sent.status_code == 303
+    reply = await browser.get(login)
+    assert reply.status_code == 303
     async with httpx.AsyncClient(timeout=PATIENCE_SECONDS, trust_env=False) as outside:
-        answer = await outside.post(sent.headers["location"], data={"sub": person} | form)
+        answer = await outside.post(reply.headers["location"], data={"sub": person} | form)
     assert answer.headers["location"].startswith(BACK), answer.text
     return {name: values[0] for name, values in parse_qs(urlsplit(answer.headers["location"]).query).items()}
 
@@ -89,9 +89,9 @@ async def test_a_person_logs_in_changes_something_and_logs_out(admin: AdminStand
         )
         assert code_of(await browser.post("/admin/v1/keys", json={"name": "ci"})) == (403, "csrf_token")
         csrf = {"x-csrf-token": me["csrf_token"]}
-        made = await browser.post("/admin/v1/keys", json={"name": "ci"}, headers=csrf)
-        assert made.status_code == 200, made.text
-        (change,) = (await browser.get(f"/admin/v1/changes?target={made.json()['id']}")).json()["data"]
+        second_reply = await browser.post("/admin/v1/keys", json={"name": "ci"}, headers=csrf)
+        assert second_reply.status_code == 200, second_reply.text
+        (change,) = (await browser.get(f"/admin/v1/changes?target={second_reply.json()['id']}")).json()["data"]
         assert (change["actor"], change["via"]) == ("ann", "oidc")
         assert (await browser.post("/admin/logout", headers=csrf)).status_code == 200
         assert (await browser.get("/admin/v1/me")).status_code == 401
@@ -114,8 +114,8 @@ async def test_the_console_knows_whoever_has_logged_in_until_they_sign_out(admin
         once = page.text.partition('name="once" value="')[2].partition('"')[0]
         fields = {"once": once, "name": "ci", "roles": "caller"}
         assert (await browser.post("/console/admin/keys/new", data=fields)).status_code == 403
-        made = await browser.post("/console/admin/keys/new", data=fields, headers=SAME_ORIGIN)
-        assert (made.status_code, "The key ci was made" in page_text(made.text)) == (200, True)
+        second_reply = await browser.post("/console/admin/keys/new", data=fields, headers=SAME_ORIGIN)
+        assert (second_reply.status_code, "The key ci was made" in page_text(second_reply.text)) == (200, True)
         assert "ann (oidc) Key made" in page_text((await browser.get("/console/admin/changes")).text)
         assert "groups owners owner acme" in page_text((await browser.get("/console/admin/people")).text)
         reply = await browser.post("/console/sign-out", headers=SAME_ORIGIN)

@@ -32,23 +32,23 @@ async def made(client: httpx.AsyncClient, **more: Any) -> dict[str, Any]:
     """A plan of two steps, which the caller sent itself."""
     reply = await client.post("/v1/plans", json=ASK | {"baton": {"plan": CHAIN}} | more)
     assert reply.status_code == 200, reply.text
-    shown: dict[str, Any] = reply.json()
-    return shown
+    body: dict[str, Any] = reply.json()
+    return body
 
 
 async def test_a_plan_is_made_and_nothing_of_it_is_executed(stub: ProviderStub, client: httpx.AsyncClient) -> None:
     script_plans(stub, plan_text((0, "Think.", ["user"]), (1, "Answer.", ["user", 0])))
-    shown = (await client.post("/v1/plans", json=ASK)).json()
+    body = (await client.post("/v1/plans", json=ASK)).json()
     assert [len(stub.requests_for(worker)) for worker in ("planner", "alpha", "beta", "gamma")] == [1, 0, 0, 0]
-    assert (shown["object"], shown["revision"], shown["topology"]) == ("plan", 1, "chain")
-    assert [step["subtask"] for step in shown["plan"]["steps"]] == ["Think.", "Answer."]
-    assert [step["access"] for step in shown["plan"]["steps"]] == [["user"], ["user", 0]]
-    assert shown["planning_cost_usd"] > 0
-    again = (await client.get(f"/v1/plans/{shown['id']}")).json()
-    assert {name: again[name] for name in ("plan", "digest", "revision")} == {
-        name: shown[name] for name in ("plan", "digest", "revision")
+    assert (body["object"], body["revision"], body["topology"]) == ("plan", 1, "chain")
+    assert [step["subtask"] for step in body["plan"]["steps"]] == ["Think.", "Answer."]
+    assert [step["access"] for step in body["plan"]["steps"]] == [["user"], ["user", 0]]
+    assert body["planning_cost_usd"] > 0
+    second_body = (await client.get(f"/v1/plans/{body['id']}")).json()
+    assert {name: second_body[name] for name in ("plan", "digest", "revision")} == {
+        name: body[name] for name in ("plan", "digest", "revision")
     }
-    assert [plan["id"] for plan in (await client.get("/v1/plans")).json()["data"]] == [shown["id"]]
+    assert [plan["id"] for plan in (await client.get("/v1/plans")).json()["data"]] == [body["id"]]
 
 
 async def test_what_runs_is_what_was_shown(stub: ProviderStub, client: httpx.AsyncClient, runtime: Runtime) -> None:
@@ -98,13 +98,13 @@ async def test_an_edit_makes_a_revision_that_is_executed(stub: ProviderStub, cli
     assert [step["worker"] for step in second["plan"]["steps"]] == ["alpha", "alpha", "gamma"]
     assert second["plan"]["steps"][2]["access"] == ["user", 1]
     assert [revision["conductor"] for revision in second["revisions"]] == ["caller", "caller"]
-    answered = (await client.post(f"{path}/run")).json()
-    assert answered["choices"][0]["message"]["content"] == "The better answer."
-    assert [step["worker"] for step in answered["baton"]["steps"]] == ["alpha", "alpha", "gamma"]
+    body = (await client.post(f"{path}/run")).json()
+    assert body["choices"][0]["message"]["content"] == "The better answer."
+    assert [step["worker"] for step in body["baton"]["steps"]] == ["alpha", "alpha", "gamma"]
     first = (await client.get(path, params={"revision": 1})).json()
     assert first["digest"] == shown["digest"] != second["digest"]
-    answered = (await client.post(f"{path}/run", json={"revision": 1})).json()
-    assert [step["worker"] for step in answered["baton"]["steps"]] == ["alpha", "beta"]
+    body = (await client.post(f"{path}/run", json={"revision": 1})).json()
+    assert [step["worker"] for step in body["baton"]["steps"]] == ["alpha", "beta"]
 
 
 async def test_of_two_authors_who_have_seen_the_same_revision_one_is_refused(client: httpx.AsyncClient) -> None:
@@ -168,19 +168,19 @@ def facts_of(disclosure: dict[str, Any]) -> dict[str, Any]:
 
 async def test_it_says_who_would_see_what_and_why(stub: ProviderStub, client: httpx.AsyncClient) -> None:
     script_plans(stub, plan_text((0, "Think.", ["user"]), (1, "Check.", ["user"]), (2, "Answer.", [1])))
-    asked = await client.post("/v1/plans", json=ASK | {"baton": {"pool": {"allow": ["alpha", "beta", "gamma"]}}})
-    shown = asked.json()
-    assert [(disclosure["recipient"], disclosure["recipient_kind"]) for disclosure in shown["disclosed"]] == [
+    reply = await client.post("/v1/plans", json=ASK | {"baton": {"pool": {"allow": ["alpha", "beta", "gamma"]}}})
+    body = reply.json()
+    assert [(disclosure["recipient"], disclosure["recipient_kind"]) for disclosure in body["disclosed"]] == [
         ("planner", "conductor")
     ]
-    last = shown["disclosures"][2]
+    last = body["disclosures"][2]
     assert last["saw"] == {"user": False, "steps": [1], "tool_results": False}
     assert last["why"]["granted"] == ["step:1"]
     assert [part["what"] for part in last["why"]["withheld"]] == ["user", "step:0"]
     assert set(last["replacements"]) == {"alpha", "beta", "gamma"} - {last["recipient"]}
-    run = (await client.post(f"/v1/plans/{shown['id']}/run")).headers["x-baton-run"]
+    run = (await client.post(f"/v1/plans/{body['id']}/run")).headers["x-baton-run"]
     ledger = (await client.get("/v1/disclosures", params={"run": run, "order": "asc"})).json()["data"]
-    said = [facts_of(disclosure) for disclosure in shown["disclosures"]]
+    said = [facts_of(disclosure) for disclosure in body["disclosures"]]
     assert sorted(map(facts_of, ledger), key=str) == sorted(said, key=str), "what was announced is what was disclosed"
 
 
@@ -266,11 +266,11 @@ async def test_what_would_not_be_what_was_shown_is_refused(client: httpx.AsyncCl
 
 async def test_the_plan_of_a_fixed_shape_runs_as_it_was_shown(stub: ProviderStub, client: httpx.AsyncClient) -> None:
     script_answers(stub)
-    shown = (await client.post("/v1/plans", json=ASK | {"model": "baton-again"})).json()
-    assert (shown["conductor"], len(shown["plan"]["steps"])) == ("fixed", 1)
-    answered = (await client.post(f"/v1/plans/{shown['id']}/run", json={"digest": shown["digest"]})).json()
-    assert answered["choices"][0]["message"]["content"] == "The draft."
-    assert answered["baton"]["rounds"] == 1
+    body = (await client.post("/v1/plans", json=ASK | {"model": "baton-again"})).json()
+    assert (body["conductor"], len(body["plan"]["steps"])) == ("fixed", 1)
+    reply_body = (await client.post(f"/v1/plans/{body['id']}/run", json={"digest": body["digest"]})).json()
+    assert reply_body["choices"][0]["message"]["content"] == "The draft."
+    assert reply_body["baton"]["rounds"] == 1
 
 
 async def test_the_published_three_lists_are_read_and_written(stub: ProviderStub, client: httpx.AsyncClient) -> None:
@@ -280,14 +280,14 @@ async def test_the_published_three_lists_are_read_and_written(stub: ProviderStub
         "subtasks": ["Think.", "Think too.", "Answer."],
         "access_list": [[], [], ["all"]],
     }
-    asked = ASK | {"baton": {"plan": lists}}
-    answered = (await client.post("/v1/chat/completions", json=asked)).json()
-    assert answered["choices"][0]["message"]["content"] == "The better answer."
-    assert [step["access"] for step in answered["baton"]["steps"]] == [["user"], ["user"], ["user", 0, 1]]
-    shown = (await client.post("/v1/plans", json=asked, params={"format": "lists"})).json()
-    assert shown["plan"] == lists | {"model_id": [0, 1, 2], "models": ["alpha", "beta", "gamma"]}
-    path = f"/v1/plans/{shown['id']}"
-    assert (await client.patch(path, json={"revision": 1, "plan": shown["plan"]})).json()["digest"] == shown["digest"]
+    request_body = ASK | {"baton": {"plan": lists}}
+    reply_body = (await client.post("/v1/chat/completions", json=request_body)).json()
+    assert reply_body["choices"][0]["message"]["content"] == "The better answer."
+    assert [step["access"] for step in reply_body["baton"]["steps"]] == [["user"], ["user"], ["user", 0, 1]]
+    body = (await client.post("/v1/plans", json=request_body, params={"format": "lists"})).json()
+    assert body["plan"] == lists | {"model_id": [0, 1, 2], "models": ["alpha", "beta", "gamma"]}
+    path = f"/v1/plans/{body['id']}"
+    assert (await client.patch(path, json={"revision": 1, "plan": body["plan"]})).json()["digest"] == body["digest"]
     hidden = plan(("alpha", "Think.", ["user"]), ("beta", "Answer.", [0]))
     assert (await client.patch(path, json={"revision": 2, "plan": hidden})).status_code == 200
     refused = await client.get(path, params={"format": "lists"})
@@ -312,23 +312,28 @@ async def test_a_plan_that_needs_an_approval_waits_for_it_when_it_is_executed(
 
 async def test_a_plan_for_anthropics_format_is_answered_in_it(stub: ProviderStub, client: httpx.AsyncClient) -> None:
     script_answers(stub)
-    asked = ASK | {"max_tokens": 64, "stop_sequences": ["."], "baton": {"plan": CHAIN}}
-    shown = (await client.post("/v1/plans", json=asked, params={"api": "messages"})).json()
-    path = f"/v1/plans/{shown['id']}/run"
-    said = (await client.post(path)).json()
-    assert (said["type"], said["content"][0]["text"]) == ("message", "The first answer.")
+    request_body = ASK | {"max_tokens": 64, "stop_sequences": ["."], "baton": {"plan": CHAIN}}
+    reply_body = (await client.post("/v1/plans", json=request_body, params={"api": "messages"})).json()
+    path = f"/v1/plans/{reply_body['id']}/run"
+    body = (await client.post(path)).json()
+    assert (body["type"], body["content"][0]["text"]) == ("message", "The first answer.")
     assert "event: message_stop" in (await client.post(path, json={"stream": True})).text
     assert stub.requests_for("beta")[-1].json["stop"] == ["."]
 
 
 async def test_a_plan_for_a_response_is_answered_as_one(stub: ProviderStub, client: httpx.AsyncClient) -> None:
     script_answers(stub)
-    asked = {"model": "baton-ultra", "input": "What is 2 + 2?", "instructions": "Be brief.", "baton": {"plan": CHAIN}}
-    shown = (await client.post("/v1/plans", json=asked, params={"api": "responses"})).json()
-    path = f"/v1/plans/{shown['id']}/run"
-    said = (await client.post(path)).json()
-    assert (said["object"], said["output"][0]["content"][0]["text"]) == ("response", "The first answer.")
-    assert (await client.get(f"/v1/responses/{said['id']}")).json() == said
+    request_body = {
+        "model": "baton-ultra",
+        "input": "What is 2 + 2?",
+        "instructions": "Be brief.",
+        "baton": {"plan": CHAIN},
+    }
+    reply_body = (await client.post("/v1/plans", json=request_body, params={"api": "responses"})).json()
+    path = f"/v1/plans/{reply_body['id']}/run"
+    body = (await client.post(path)).json()
+    assert (body["object"], body["output"][0]["content"][0]["text"]) == ("response", "The first answer.")
+    assert (await client.get(f"/v1/responses/{body['id']}")).json() == body
     assert "event: response.completed" in (await client.post(path, json={"stream": True})).text
 
 
@@ -375,8 +380,10 @@ async def test_the_labels_of_an_edits_author_stay_on_what_is_executed(
     path, edit = f"/v1/plans/{shown['id']}", [{"op": "change", "step": 0, "subtask": "Ask for the code."}]
     edited = await client.patch(path, json={"revision": 1, "edits": edit}, headers=headers)
     assert edited.json()["labels"] == ["secret"]
-    again = await client.patch(path, json={"revision": 2, "edits": [{"op": "change", "step": 1, "subtask": "Say it."}]})
-    assert again.json()["labels"] == ["secret"]
+    second_reply = await client.patch(
+        path, json={"revision": 2, "edits": [{"op": "change", "step": 1, "subtask": "Say it."}]}
+    )
+    assert second_reply.json()["labels"] == ["secret"]
     run = (await client.post(f"{path}/run")).json()["baton"]["run"]
     assert (await client.get(f"/v1/runs/{run}")).json()["labels"] == ["secret"]
     first = (await client.post(f"{path}/run", json={"revision": 1})).json()["baton"]["run"]

@@ -55,9 +55,9 @@ async def replayed(client: httpx.AsyncClient, run: str, **changes: Any) -> dict[
     reply = await replay(client, run, **changes)
     assert reply.status_code == 200, reply.text
     assert reply.json()["state"] == "succeeded", reply.text
-    found = (await client.get(f"/v1/runs/{reply.json()['id']}")).json()
-    assert found["origin"] == {"kind": "replay", "run": run}
-    return dict(found)
+    body = (await client.get(f"/v1/runs/{reply.json()['id']}")).json()
+    assert body["origin"] == {"kind": "replay", "run": run}
+    return dict(body)
 
 
 async def compared(client: httpx.AsyncClient, first: str, second: str) -> dict[str, Any]:
@@ -138,10 +138,10 @@ async def test_from_a_step_on_the_outputs_before_are_kept_and_the_journal_names_
     assert kept["output"] != ref, "every run has its own salt"
     assert again["steps"][0]["attempts"] == []
     assert [step["kept_from"] for step in again["steps"]] == [{"run": run, "step": 0}, None]
-    told = (await client.get(f"/v1/runs/{again['id']}/explain")).json()
-    assert told["shape"]["decided_by"] == "repeated_plan"
-    shown = (await client.get(f"/v1/runs/{again['id']}/steps/0")).json()
-    assert shown["output"] == ANSWERS[first["worker"]]
+    body = (await client.get(f"/v1/runs/{again['id']}/explain")).json()
+    assert body["shape"]["decided_by"] == "repeated_plan"
+    reply_body = (await client.get(f"/v1/runs/{again['id']}/steps/0")).json()
+    assert reply_body["output"] == ANSWERS[first["worker"]]
 
 
 async def test_another_plan_a_single_worker_or_another_tier(client: httpx.AsyncClient, stub: ProviderStub) -> None:
@@ -164,11 +164,11 @@ async def test_recorded_tool_results_are_given_again_for_equal_calls_only(
 
     stub.script("alpha", calls("a"), Reply(chunks=("It is 42.",)))
     messages: list[dict[str, Any]] = [{"role": "user", "content": "What is 2 + 2?"}]
-    asked = {"model": "baton-mini", "tools": [LOOK]}
-    first = await client.post("/v1/chat/completions", json=asked | {"messages": messages})
+    request_body = {"model": "baton-mini", "tools": [LOOK]}
+    first = await client.post("/v1/chat/completions", json=request_body | {"messages": messages})
     said = first.json()["choices"][0]["message"]
     messages += [said, {"role": "tool", "tool_call_id": said["tool_calls"][0]["id"], "content": "The result."}]
-    await client.post("/v1/chat/completions", json=asked | {"messages": messages})
+    await client.post("/v1/chat/completions", json=request_body | {"messages": messages})
     run = str(first.headers["x-baton-run"])
     stub.requests.clear()
     stub.script("alpha", calls("a"), Reply(chunks=("It is 42.",)))
@@ -237,8 +237,8 @@ async def test_a_replay_of_anothers_run_is_logged_as_reading_it(runtime: Runtime
     key, row = mint(runtime.gateway.pepper, tenant="acme", name="else", scopes=scopes, now=0.0)
     await runtime.gateway.store.add_key(row)
     headers = {"authorization": f"Bearer {key}"}
-    again = await client.post(f"/v1/runs/{run}/replay", json={"wait": SECONDS}, headers=headers)
-    await client.get(f"/v1/runs/{again.json()['id']}/compare/{run}", headers=headers)
+    second_reply = await client.post(f"/v1/runs/{run}/replay", json={"wait": SECONDS}, headers=headers)
+    await client.get(f"/v1/runs/{second_reply.json()['id']}/compare/{run}", headers=headers)
     found = await runtime.gateway.store.admin_events(reading)
     assert [(event.actor, event.target, event.after) for event in found] == [
         (row.id, run, {"what": "comparison"}),
@@ -249,12 +249,12 @@ async def test_a_replay_of_anothers_run_is_logged_as_reading_it(runtime: Runtime
 async def test_a_replay_of_a_run_whose_request_asks_for_an_approval_waits_for_one(
     runtime: Runtime, client: httpx.AsyncClient, stub: ProviderStub
 ) -> None:
-    asked = {
+    request_body = {
         "model": "baton-mini",
         "messages": [{"role": "user", "content": "Pay."}],
         "baton": {"approval": "required"},
     }
-    run = (await client.post("/v1/chat/completions", json=asked)).headers["x-baton-run"]
+    run = (await client.post("/v1/chat/completions", json=request_body)).headers["x-baton-run"]
     assert (await client.post(f"/v1/runs/{run}/cancel")).json()["state"] == "cancelled"
     again = await replay(client, run, worker="gamma", wait=0)
     await until(lambda: not len(runtime.drivers))

@@ -30,8 +30,8 @@ async def test_a_run_is_found_by_the_id_of_its_request(client: httpx.AsyncClient
     await complete(client, "edge-8")
     assert await found(client, "edge-7:a.b") == [run]
     assert await found(client, "edge-9") == []
-    shown = (await client.get(f"/v1/runs/{run}")).json()
-    assert shown["request_id"] == "edge-7:a.b"
+    body = (await client.get(f"/v1/runs/{run}")).json()
+    assert body["request_id"] == "edge-7:a.b"
 
 
 async def test_a_turn_with_tool_results_is_found_too(client: httpx.AsyncClient, stub: ProviderStub) -> None:
@@ -42,8 +42,8 @@ async def test_a_turn_with_tool_results_is_found_too(client: httpx.AsyncClient, 
     reply = await complete(client, "second", tools=TOOLS, messages=[ASK, message, result])
     run = reply.headers["x-baton-run"]
     assert await found(client, "first") == await found(client, "second") == [run]
-    shown = (await client.get(f"/v1/runs/{run}")).json()
-    assert [turn["request_id"] for turn in shown["turns"]] == ["first", "second"]
+    body = (await client.get(f"/v1/runs/{run}")).json()
+    assert [turn["request_id"] for turn in body["turns"]] == ["first", "second"]
 
 
 HI = {"model": "baton-mini", "messages": [ASK]}
@@ -69,8 +69,8 @@ async def test_each_turn_has_the_id_of_its_own_reply(client: httpx.AsyncClient, 
     message = first["choices"][0]["message"]
     result = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "4"}
     second = (await complete(client, "second", tools=TOOLS, messages=[ASK, message, result])).json()
-    shown = (await client.get(f"/v1/runs/{second['id']}")).json()
-    assert [turn["reply_id"] for turn in shown["turns"]] == [first["id"], second["id"]]
+    body = (await client.get(f"/v1/runs/{second['id']}")).json()
+    assert [turn["reply_id"] for turn in body["turns"]] == [first["id"], second["id"]]
 
 
 @pytest.mark.parametrize("given", ["", "two words", 'quoted"name', "x" * 129, "-leading"])

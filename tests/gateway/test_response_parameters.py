@@ -266,8 +266,8 @@ async def test_reasoning_chooses_the_tiers_limits(stub: ProviderStub, client: ht
     reasoning = {"effort": "low", "summary": "auto", "context": "auto", "mode": "standard"}
     body = (await asked_of(client, reasoning=reasoning)).json()
     assert body["reasoning"] == {"effort": "low", "summary": "auto"}
-    sent = stub.requests_for("alpha")[-1].json
-    assert sent.get("max_completion_tokens", sent.get("max_tokens")) == 77
+    request_body = stub.requests_for("alpha")[-1].json
+    assert request_body.get("max_completion_tokens", request_body.get("max_tokens")) == 77
     run = (await client.get(f"/v1/runs/{body['baton']['run']}")).json()
     assert run["effort"] == "low"
     reply = await asked_of(client, reasoning={"mode": "pro"})
@@ -294,14 +294,14 @@ async def test_what_is_ignored_is_checked_noted_and_changes_nothing(
 ) -> None:
     own = ("id", "created_at", "completed_at", "output", "baton")
     plain = (await asked_of(client)).json()
-    sent = latest_request(stub, "alpha")
+    request_body = latest_request(stub, "alpha")
     for name, (value, wrong) in IGNORED.items():
         body = (await asked_of(client, **{name: value})).json()
         echoed = {name: value} if name in ours.ECHOED else {}
         expected = {n: v for n, v in plain.items() if n not in own} | echoed
         assert {n: v for n, v in body.items() if n not in own} == expected, name
         assert body["output"][0]["content"] == plain["output"][0]["content"]
-        assert latest_request(stub, "alpha") == sent, name
+        assert latest_request(stub, "alpha") == request_body, name
         run = (await client.get(f"/v1/runs/{body['baton']['run']}")).json()
         assert run["ignored"] == [name]
         refused = await asked_of(client, **{name: wrong})
@@ -369,8 +369,11 @@ async def test_a_choice_among_some_of_the_tools(stub: ProviderStub, client: http
     choice = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "add"}]}
     stub.always("alpha", CALL)
     assert (await asked_of(client, tools=[ADD, LOOK], tool_choice=choice)).status_code == 200
-    sent = stub.requests_for("alpha")[-1].json
-    assert ([tool["function"]["name"] for tool in sent["tools"]], sent["tool_choice"]) == (["add"], "required")
+    request_body = stub.requests_for("alpha")[-1].json
+    assert ([tool["function"]["name"] for tool in request_body["tools"]], request_body["tool_choice"]) == (
+        ["add"],
+        "required",
+    )
     choice["tools"][0]["name"] = "foo"  # type: ignore[index]
     error = (await asked_of(client, tools=[ADD], tool_choice=choice)).json()["error"]
     assert error["param"] == "tool_choice.tools"
@@ -407,6 +410,8 @@ def test_a_function_is_strict_where_its_schema_allows_it(
 async def test_a_schema_that_is_none_is_refused(client: httpx.AsyncClient) -> None:
     reply = await asked_of(client, tools=[ADD | {"parameters": {"type": 5}}])
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, "tools[0].parameters")
-    asked = {"model": "baton-mini", "max_tokens": 9, "messages": [{"role": "user", "content": "Hi"}]}
-    reply = await client.post("/v1/messages", json=asked | {"tools": [{"name": "f", "input_schema": {"type": 5}}]})
+    request_body = {"model": "baton-mini", "max_tokens": 9, "messages": [{"role": "user", "content": "Hi"}]}
+    reply = await client.post(
+        "/v1/messages", json=request_body | {"tools": [{"name": "f", "input_schema": {"type": 5}}]}
+    )
     assert (reply.status_code, "tools[0].input_schema" in reply.json()["error"]["message"]) == (400, True)

@@ -125,8 +125,8 @@ async def test_nobody_else_refers_to_its_items(stub: ProviderStub, client: httpx
     secret = await made(client, store=False)
     theirs, sent = await foreigner(runtime), len(stub.requests)
     for item, headers in (*((item, theirs) for item in response["output"]), (secret["output"][0], {})):
-        asked = {"input": [{"type": "item_reference", "id": item["id"]}, {"role": "user", "content": "Hi"}]}
-        reply = await client.post("/v1/responses", json=ASKED | asked, headers=headers)
+        request_body = {"input": [{"type": "item_reference", "id": item["id"]}, {"role": "user", "content": "Hi"}]}
+        reply = await client.post("/v1/responses", json=ASKED | request_body, headers=headers)
         error = reply.json()["error"]
         assert (reply.status_code, error["param"], error["code"]) == (404, "input[0].id", "item_not_found")
     assert len(stub.requests) == sent
@@ -247,8 +247,11 @@ async def test_a_background_stream_is_left_and_taken_up(stub: ProviderStub, runt
         assert text == "Four."
         assert [event["type"] for event in rest][-1] == "response.completed"
         header = {"last-event-id": str(heard["sequence_number"])}
-        again = await client.get(f"/v1/responses/{response}?stream=true", headers=header)
-        assert json.loads(again.text.split("data: ")[1].split("\n")[0])["sequence_number"] > heard["sequence_number"]
+        second_reply = await client.get(f"/v1/responses/{response}?stream=true", headers=header)
+        assert (
+            json.loads(second_reply.text.split("data: ")[1].split("\n")[0])["sequence_number"]
+            > heard["sequence_number"]
+        )
     assert len(stub.requests_for("alpha")) == 1
 
 
@@ -305,8 +308,8 @@ async def test_a_background_response_is_cancelled_at_work_and_after(
     begun = await made(client, background=True)
     await status(client, begun["id"], "in_progress")
     for _ in range(2):
-        stopped = (await client.post(f"/v1/responses/{begun['id']}/cancel")).json()
-        assert (stopped["id"], stopped["status"], stopped["output"]) == (begun["id"], "cancelled", [])
+        body = (await client.post(f"/v1/responses/{begun['id']}/cancel")).json()
+        assert (body["id"], body["status"], body["output"]) == (begun["id"], "cancelled", [])
     assert [event["type"] for event in await events(client, begun["id"])][-1] == "response.failed"
     over = await made(client, background=True)
     await status(client, over["id"], "completed")
@@ -320,8 +323,8 @@ async def test_a_response_in_the_foreground_is_not_cancelled_by_its_id(
     """Neither one that is over nor one that is streamed; the error names the way to stop the run."""
     stub.script("alpha", Reply(), SLOW)
     over = await made(client)
-    asked = {"model": "baton-mini", "input": "Hi", "stream": True}
-    streamed = asyncio.create_task(client.post("/v1/responses", json=asked))
+    request_body = {"model": "baton-mini", "input": "Hi", "stream": True}
+    streamed = asyncio.create_task(client.post("/v1/responses", json=request_body))
     await until(lambda: len(stub.requests) == 2)
     [run] = (await client.get("/v1/runs", params={"state": "running"})).json()["data"]
     for response in (over["id"], f"resp_{run['id']}"):
@@ -342,8 +345,8 @@ async def test_a_response_that_nobody_works_on_is_queued_and_can_be_cancelled(
         begun = await made(client, background=True)
         assert begun["status"] == "queued"
         assert (await client.get(f"/v1/responses/{begun['id']}")).json()["status"] == "queued"
-        stopped = (await client.post(f"/v1/responses/{begun['id']}/cancel")).json()
-        assert stopped["status"] == "cancelled"
+        body = (await client.post(f"/v1/responses/{begun['id']}/cancel")).json()
+        assert body["status"] == "cancelled"
     assert not stub.requests
 
 
@@ -428,5 +431,5 @@ async def test_a_failure_of_the_run_is_an_error_of_the_request(stub: ProviderStu
     reply = await client.post("/v1/responses", json=ASKED | {"baton": {"pool": {"pin": "alpha"}}})
     error = reply.json()["error"]
     assert (reply.status_code, error["type"], error["code"]) == (400, "invalid_request_error", "worker_refused")
-    kept = await client.get(f"/v1/responses/resp_{reply.headers['x-baton-run']}")
-    assert (kept.json()["status"], kept.json()["error"]["message"]) == ("failed", error["message"])
+    second_reply = await client.get(f"/v1/responses/resp_{reply.headers['x-baton-run']}")
+    assert (second_reply.json()["status"], second_reply.json()["error"]["message"]) == ("failed", error["message"])

@@ -44,8 +44,8 @@ async def end(runtime: Runtime, name: str, state: Kind = Kind.FAILED) -> None:
 async def listed(client: httpx.AsyncClient, **query: Any) -> dict[str, Any]:
     reply = await client.get("/v1/runs", params=query)
     assert reply.status_code == 200, reply.text
-    found: dict[str, Any] = reply.json()
-    return found
+    body: dict[str, Any] = reply.json()
+    return body
 
 
 def ids(page: dict[str, Any]) -> list[str]:

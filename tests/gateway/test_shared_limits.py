@@ -81,12 +81,12 @@ async def test_open_runs_of_a_gateway_that_is_gone_hold_their_places_until_the_j
     stub.script("alpha", Hang())
     async with gateways(tmp_path, stub, concurrency=1) as ((engine, _), clients):
         body = {"model": "baton-mini", "input": "Hi", "background": True}
-        begun = await clients[1].post("/v1/responses", json=body)
-        assert begun.status_code == 200, "its reply is over, and its run is open"
+        reply = await clients[1].post("/v1/responses", json=body)
+        assert reply.status_code == 200, "its reply is over, and its run is open"
         await stub.wait_for(1, "alpha")
         refused = await ask(clients[0])
         assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
-        run = begun.headers["x-baton-run"]
+        run = reply.headers["x-baton-run"]
         engine.runs.cancel(run, "caller")
 
         async def ended() -> bool:

@@ -118,14 +118,14 @@ async def test_only_who_began_a_run_or_may_read_it_is_shown_the_ids_that_its_too
     """Another key may go on with a run, as clients rotate keys; it must have the ids from whoever received them."""
     stub.script("alpha", tool_call_reply(look_call("a")), DONE)
     tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
-    asked = {"model": "baton-mini", "messages": [{"role": "user", "content": "Look."}], "tools": [tool]}
+    request_body = {"model": "baton-mini", "messages": [{"role": "user", "content": "Look."}], "tools": [tool]}
     store, pepper = runtime.gateway.store, runtime.gateway.pepper
     keys = {}
     for name, scopes in (("other", ["runs:read", "runs:write"]), ("auditor", ["runs:read", "audit:read"])):
         keys[name], row = mint(pepper, tenant="acme", name=name, scopes=scopes, now=0.0)
         assert await store.add_key(row)
     async with client_of(runtime) as own:
-        reply = (await own.post("/v1/chat/completions", json=asked)).json()
+        reply = (await own.post("/v1/chat/completions", json=request_body)).json()
         [call] = reply["choices"][0]["message"]["tool_calls"]
         run = reply["baton"]["run"]
         for path in (f"/v1/runs/{run}", f"/v1/runs/{run}/events", f"/v1/runs/{run}/views", f"/v1/runs/{run}/explain"):
@@ -140,7 +140,7 @@ async def test_only_who_began_a_run_or_may_read_it_is_shown_the_ids_that_its_too
             assert call["id"] not in (await own.get(f"/v1/runs/{run}/{view}")).text
         said = {"role": "assistant", "content": None, "tool_calls": [call]}
         result = {"role": "tool", "tool_call_id": call["id"], "content": "A"}
-        further = asked | {"messages": [*asked["messages"], said, result]}
+        further = request_body | {"messages": [*request_body["messages"], said, result]}
         other = {"authorization": f"Bearer {keys['other']}"}
         ended = await own.post("/v1/chat/completions", json=further, headers=other)
         assert ended.json()["choices"][0]["message"]["content"] == "It is 42."

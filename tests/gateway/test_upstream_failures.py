@@ -86,8 +86,8 @@ async def test_an_empty_answer_is_tried_once_more_with_another_worker(stub: Prov
         assert [request.model for request in stub.requests[-2:]] == ["alpha", "beta"]
         for model in ("beta", "gamma"):
             stub.always(model, Fail(status=401))
-        kept = await client.post("/v1/chat/completions", json=body())
-    assert (kept.status_code, kept.json()["choices"][0]["message"]["content"]) == (200, "")
+        second_reply = await client.post("/v1/chat/completions", json=body())
+    assert (second_reply.status_code, second_reply.json()["choices"][0]["message"]["content"]) == (200, "")
 
 
 CUT = Reply(fault=Truncate(after=1, clean=False), gap=0.01)
@@ -99,8 +99,8 @@ async def test_a_cut_answer_is_continued_where_nobody_has_received_any_of_it(
     stub.script("alpha", CUT, CUT, CUT)
     async with running_service(tmp_path, pool_text(stub)) as runtime, client_of(runtime) as client:
         buffered = await client.post("/v1/chat/completions", json=body())
-        asked = {"model": "baton-mini", "input": "What is 2 + 2?", "background": True}
-        began = (await client.post("/v1/responses", json=asked)).json()
+        request_body = {"model": "baton-mini", "input": "What is 2 + 2?", "background": True}
+        began = (await client.post("/v1/responses", json=request_body)).json()
         ended = await _ended(client, began["id"])
         streamed = await client.get(f"/v1/responses/{began['id']}", params={"stream": "true"})
         stub.script("alpha", CUT)

@@ -145,7 +145,7 @@ async def test_steps_of_two_runs_are_aligned_by_their_subtasks_wherever_they_sta
         ("gamma", "Answer it", ["user", 0]),
     )
     other = await asked(client, moved)
-    found = (await client.get("/v1/runs/compare", params={"a": first_run, "b": other})).json()
+    body = (await client.get("/v1/runs/compare", params={"a": first_run, "b": other})).json()
     pairs = [
         (
             pair["first"] and pair["first"]["place"],
@@ -153,11 +153,11 @@ async def test_steps_of_two_runs_are_aligned_by_their_subtasks_wherever_they_sta
             pair["aligned_by"],
             pair["differs"],
         )
-        for pair in found["steps"]
+        for pair in body["steps"]
     ]
     assert pairs[0][:3] == ("1.0", "1.1", "subtask")
     assert (pairs[1][:3], "worker" in pairs[1][3], "access" in pairs[1][3]) == (("1.1", "1.0", "subtask"), True, False)
     assert pairs[2][:3] == ("1.2", "1.3", "subtask")
-    assert found["steps"][2]["access"] == {"only_first": [], "only_second": ["user"]}
+    assert body["steps"][2]["access"] == {"only_first": [], "only_second": ["user"]}
     assert pairs[3][:3] == (None, "1.2", "alone")
-    assert found["difference"]["calls"] == 1
+    assert body["difference"]["calls"] == 1

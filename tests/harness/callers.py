@@ -43,13 +43,18 @@ def body(text: str = "What is 2 + 2?", **more: Any) -> dict[str, Any]:
 
 
 async def post_chat(
-    client: httpx.AsyncClient, asked: dict[str, Any], key: str | None = None, **headers: str
+    client: httpx.AsyncClient, request_body: dict[str, Any], idempotency_key: str | None = None, **headers: str
 ) -> httpx.Response:
-    """Send one request, with an Idempotency-Key if `key` is one."""
+    """Send one request for a chat completion. An underscore in the name of a header stands for a hyphen."""
+    request_headers = _request_headers(headers, idempotency_key)
+    return await client.post("/v1/chat/completions", json=request_body, headers=request_headers)
+
+
+def _request_headers(headers: dict[str, str], idempotency_key: str | None) -> dict[str, str]:
     named = {name.replace("_", "-"): value for name, value in headers.items()}
-    return await client.post(
-        "/v1/chat/completions", json=asked, headers=named | ({"idempotency-key": key} if key else {})
-    )
+    if idempotency_key:
+        named["idempotency-key"] = idempotency_key
+    return named
 
 
 @dataclass
@@ -70,10 +75,12 @@ class ReceivedStream:
     @property
     def error(self) -> dict[str, Any] | None:
         """The error that ended the stream."""
-        found: dict[str, Any] | None = self.chunks[-1].get("error") if self.chunks else None
-        return found
+        if not self.chunks:
+            return None
+        error: dict[str, Any] | None = self.chunks[-1].get("error")
+        return error
 
-    def take(self, event: str) -> None:
+    def add(self, event: str) -> None:
         """Add one event."""
         lines = dict(line.partition(": ")[::2] for line in event.split("\n") if not line.startswith(":"))
         if "id" in lines:
@@ -83,8 +90,8 @@ class ReceivedStream:
             return
         chunk = orjson.loads(lines["data"])
         self.chunks.append(chunk)
-        said = [choice["delta"].get("content") or "" for choice in chunk.get("choices", ())]
-        self.texts.append("".join(said))
+        texts = [choice["delta"].get("content") or "" for choice in chunk.get("choices", ())]
+        self.texts.append("".join(texts))
 
 
 @asynccontextmanager
@@ -96,30 +103,35 @@ async def open_stream(
         if reply.status_code != httpx.codes.OK:
             await reply.aread()
         assert reply.status_code == httpx.codes.OK, reply.text
-        heard = ReceivedStream(reply.headers)
+        received = ReceivedStream(reply.headers)
 
         async def events() -> AsyncIterator[ReceivedStream]:
             rest = ""
             async for text in reply.aiter_text():
                 *whole, rest = (rest + text).split("\n\n")
                 for event in whole:
-                    heard.take(event)
-                    yield heard
+                    received.add(event)
+                    yield received
 
-        yield heard, events()
+        yield received, events()
 
 
 async def stream_chat(
-    client: httpx.AsyncClient, asked: dict[str, Any], key: str | None = None, *, upto: int | None = None, **headers: str
+    client: httpx.AsyncClient,
+    request_body: dict[str, Any],
+    idempotency_key: str | None = None,
+    *,
+    upto: int | None = None,
+    **headers: str,
 ) -> ReceivedStream:
     """Read a streamed completion to its end, or until `upto` characters of it have arrived."""
-    named = {name.replace("_", "-"): value for name, value in headers.items()}
-    named |= {"idempotency-key": key} if key else {}
-    async with open_stream(client, "POST", "/v1/chat/completions", json=asked | {"stream": True}, headers=named) as (
-        heard,
+    request_headers = _request_headers(headers, idempotency_key)
+    request_body = request_body | {"stream": True}
+    async with open_stream(client, "POST", "/v1/chat/completions", json=request_body, headers=request_headers) as (
+        received,
         events,
     ):
         async for _ in events:
-            if upto is not None and len(heard.text) >= upto:
+            if upto is not None and len(received.text) >= upto:
                 break
-    return heard
+    return received

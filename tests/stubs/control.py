@@ -19,27 +19,27 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class StubControl:
-    """Blocking calls, for loopback; `url` is what the process printed."""
+    """Calls the control endpoint of a stub, and waits for its answer. `url` is what the process printed."""
 
     def __init__(self, url: str) -> None:
         self.url = url
         self.openai_url, self.vllm_url = f"{url}/openai/v1", f"{url}/vllm/v1"
         self.anthropic_url, self.gemini_url = f"{url}/anthropic", f"{url}/gemini"
 
-    def script(self, model: str, *acts: Behaviour) -> None:
-        """Queue acts for that model."""
-        self._post("script", {"model": model, "acts": to_json(acts)})
+    def script(self, model: str, *behaviours: Behaviour) -> None:
+        """Queue behaviours for a model, each for one request."""
+        self._post("script", {"model": model, "behaviours": to_json(behaviours)})
 
-    def always(self, model: str, act: Behaviour) -> None:
-        """What that model does whenever its queue is empty."""
-        self._post("always", {"model": model, "acts": to_json([act])})
+    def always(self, model: str, behaviour: Behaviour) -> None:
+        """Set what a model does whenever its queue is empty."""
+        self._post("always", {"model": model, "behaviours": to_json([behaviour])})
 
     def clear(self) -> None:
         """Forget scripts and records."""
         self._post("clear", {})
 
     def release(self) -> None:
-        """Let all streams go on that stall without an end."""
+        """Continue all streams that stall without an end."""
         self._post("release", {})
 
     def requests(self, model: str | None = None) -> list[dict[str, Any]]:

@@ -56,52 +56,52 @@ class Exchange:
         self.request, self.received, self.wire = request, received, wire
 
     async def refuse(self, refused: Refused, headers: dict[str, str] | None = None) -> web.StreamResponse:
-        """An error in the provider's shape."""
+        """Send an error in the form of the provider."""
         document = json.dumps(self.wire.error(refused)).encode()
         return await self._whole(document, refused.status, {"Content-Type": "application/json", **(headers or {})})
 
-    async def fail(self, act: Fail) -> web.StreamResponse:
-        """A scripted HTTP error."""
-        await asyncio.sleep(act.delay)
+    async def fail(self, behaviour: Fail) -> web.StreamResponse:
+        """Send a scripted HTTP error."""
+        await asyncio.sleep(behaviour.delay)
         headers: dict[str, str] = {}
         details: list[dict[str, Any]] = []
-        if act.retry_after is not None:
-            if act.as_date:
-                headers["Retry-After"] = formatdate(time.time() + act.retry_after, usegmt=True)
+        if behaviour.retry_after is not None:
+            if behaviour.as_date:
+                headers["Retry-After"] = formatdate(time.time() + behaviour.retry_after, usegmt=True)
             elif self.wire.name == "gemini":
                 kind = "type.googleapis.com/google.rpc.RetryInfo"
-                details.append({"@type": kind, "retryDelay": f"{act.retry_after:g}s"})
+                details.append({"@type": kind, "retryDelay": f"{behaviour.retry_after:g}s"})
             else:
-                headers["Retry-After"] = f"{act.retry_after:g}"
-        if act.html:
-            page = _HTML.format(act.status).encode()
-            return await self._whole(page, act.status, {"Content-Type": "text/html; charset=UTF-8", **headers})
-        return await self.refuse(Refused(act.status, act.message, act.code, details=details), headers)
+                headers["Retry-After"] = f"{behaviour.retry_after:g}"
+        if behaviour.html:
+            page = _HTML.format(behaviour.status).encode()
+            return await self._whole(page, behaviour.status, {"Content-Type": "text/html; charset=UTF-8", **headers})
+        return await self.refuse(Refused(behaviour.status, behaviour.message, behaviour.code, details=details), headers)
 
-    async def raw(self, act: Raw) -> web.StreamResponse:
-        """Bytes as scripted."""
+    async def raw(self, behaviour: Raw) -> web.StreamResponse:
+        """Send the scripted bytes."""
         return await self._whole(
-            act.body.encode(errors="surrogatepass"), act.status, {"Content-Type": act.content_type}
+            behaviour.body.encode(errors="surrogatepass"), behaviour.status, {"Content-Type": behaviour.content_type}
         )
 
-    async def reply(self, act: Reply) -> web.StreamResponse:
-        """A 200, streamed or not."""
-        await asyncio.sleep(act.header_delay)
+    async def reply(self, behaviour: Reply) -> web.StreamResponse:
+        """Send a reply of status 200, as a stream if the request asks for one."""
+        await asyncio.sleep(behaviour.header_delay)
         if not self.received.streaming:
-            return await self._document(act)
-        if act.streams == "refuse":
+            return await self._document(behaviour)
+        if behaviour.streams == "refuse":
             return await self.refuse(
                 Refused(400, "Streaming is not supported by this model.", "unsupported_value", "stream")
             )
-        if act.streams == "json":
-            return await self._document(act)
+        if behaviour.streams == "json":
+            return await self._document(behaviour)
         if self.wire.name == "gemini" and self.received.query.get("alt") != "sse":
-            frames = ",\r\n".join(frame.data for frame in self.wire.frames(self.received, act))
+            frames = ",\r\n".join(frame.data for frame in self.wire.frames(self.received, behaviour))
             return await self._whole(f"[{frames}]".encode(), 200, {"Content-Type": "application/json; charset=UTF-8"})
-        return await self._stream(act)
+        return await self._stream(behaviour)
 
     async def cut(self) -> None:
-        """RST the connection."""
+        """Reset the connection (RST)."""
         self.received.cut_by_stub = True
         transport = self.request.transport
         if transport is not None:
@@ -126,14 +126,14 @@ class Exchange:
         await response.prepare(self.request)
         return response
 
-    async def _write(self, response: web.StreamResponse, data: bytes, act: Reply | None = None) -> None:
+    async def _write(self, response: web.StreamResponse, data: bytes, behaviour: Reply | None = None) -> None:
         if self.received.first_byte_at is None:
             self.received.first_byte_at = time.monotonic()
-        size = act.trickle.size if act and act.trickle else PIECE
+        size = behaviour.trickle.size if behaviour and behaviour.trickle else PIECE
         for i in range(0, len(data), size):
             await response.write(data[i : i + size])
-            if act and act.trickle:
-                await asyncio.sleep(act.trickle.pause)
+            if behaviour and behaviour.trickle:
+                await asyncio.sleep(behaviour.trickle.pause)
 
     async def _whole(self, body: bytes, status: int, headers: dict[str, str]) -> web.StreamResponse:
         response = await self._begin(status, headers, len(body))
@@ -141,9 +141,9 @@ class Exchange:
         await response.write_eof()
         return response
 
-    async def _document(self, act: Reply) -> web.StreamResponse:
-        fault = act.fault
-        shown = act
+    async def _document(self, behaviour: Reply) -> web.StreamResponse:
+        fault = behaviour.fault
+        shown = behaviour
         if isinstance(fault, HugeLine):
             shown = Reply(chunks=("x" * fault.size,))
         body = json.dumps(self.wire.document(self.received, shown)).encode()
@@ -151,41 +151,43 @@ class Exchange:
             body = (fault.line if isinstance(fault, Garbage) else fault.document).encode()
         if isinstance(fault, StreamError):
             body = json.dumps(self.wire.error(Refused(fault.status, fault.message))).encode()
-        await asyncio.sleep(act.first_delay)
+        await asyncio.sleep(behaviour.first_delay)
         response = await self._begin(200, {"Content-Type": "application/json"}, len(body))
         if isinstance(fault, Truncate | Reset | Stall):
-            await self._write(response, body[: len(body) // 2], act)
+            await self._write(response, body[: len(body) // 2], behaviour)
             await asyncio.sleep(SPLIT_DELAY)
             if isinstance(fault, Stall):
                 await stall(fault.seconds)
                 body = body[len(body) // 2 :]
             else:
                 await (self.cut() if isinstance(fault, Reset) else self.close())
-        await self._write(response, body, act)
+        await self._write(response, body, behaviour)
         self.received.deltas_sent = 1
         await response.write_eof()
         return response
 
-    async def _stream(self, act: Reply) -> web.StreamResponse:
+    async def _stream(self, behaviour: Reply) -> web.StreamResponse:
         response = await self._begin(200, dict(self.wire.stream_headers))
-        newline = act.newline or self.wire.newline
-        if act.comments:
-            await self._write(response, f": PROCESSING{newline}{newline}".encode(), act)
-        fault = act.fault
-        for frame in self.wire.frames(self.received, act):
+        newline = behaviour.newline or self.wire.newline
+        if behaviour.comments:
+            await self._write(response, f": PROCESSING{newline}{newline}".encode(), behaviour)
+        fault = behaviour.fault
+        for frame in self.wire.frames(self.received, behaviour):
             if frame.kind == "delta":
-                await asyncio.sleep(act.gap if self.received.deltas_sent else act.first_delay)
+                await asyncio.sleep(behaviour.gap if self.received.deltas_sent else behaviour.first_delay)
             if fault is not None and _strikes(fault.after, frame, self.received.deltas_sent):
-                if not await self._strike(response, fault, frame, newline, act):
+                if not await self._strike(response, fault, frame, newline, behaviour):
                     return response
                 fault = None
-            await self._write(response, encode(frame, newline), act)
+            await self._write(response, encode(frame, newline), behaviour)
             self.received.deltas_sent += frame.kind == "delta"
         await response.write_eof()
         return response
 
-    async def _strike(self, response: web.StreamResponse, fault: Fault, frame: Frame, newline: str, act: Reply) -> bool:
-        """Do the fault; whether the stream goes on after it."""
+    async def _strike(
+        self, response: web.StreamResponse, fault: Fault, frame: Frame, newline: str, behaviour: Reply
+    ) -> bool:
+        """Carry out the fault; return True if the stream goes on after it."""
         match fault:
             case Stall(seconds=seconds):
                 await stall(seconds)
@@ -197,17 +199,17 @@ class Exchange:
             case Reset():
                 await self._half_chunk(encode(frame, newline))
             case StreamError(status=status, message=message):
-                await self._write(response, encode(self.wire.error_event(Refused(status, message)), newline), act)
+                await self._write(response, encode(self.wire.error_event(Refused(status, message)), newline), behaviour)
                 await response.write_eof()
                 return False
             case Garbage(line=text) | WrongSchema(document=text):
-                await self._write(response, encode(Frame("open", text, frame.event), newline), act)
+                await self._write(response, encode(Frame("open", text, frame.event), newline), behaviour)
             case HugeLine(size=size):
                 huge = next(_deltas(self.wire.frames(self.received, Reply(chunks=("x" * size,)))))
                 await self._write(response, encode(huge, newline))
                 self.received.deltas_sent += 1
             case DuplicateFinish():
-                await self._write(response, encode(frame, newline), act)
+                await self._write(response, encode(frame, newline), behaviour)
         return True
 
     async def _half_chunk(self, data: bytes) -> None:

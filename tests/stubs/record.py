@@ -52,13 +52,16 @@ class Received:
             self._gone.set()
 
     async def wait_until_gone(self, within: float = PATIENCE_SECONDS) -> float:
-        """When the client left before the end (monotonic); raises TimeoutError unless it does so `within` seconds."""
+        """Wait until the client has left before the end, and return the monotonic time.
+
+        Raises TimeoutError after `within` seconds.
+        """
         await asyncio.wait_for(self._gone.wait(), within)
         assert self.disconnected_at is not None
         return self.disconnected_at
 
     def as_json(self) -> dict[str, Any]:
-        """For the control endpoint: the body both as base64 and, where it is UTF-8, as text."""
+        """Return the record as the control endpoint sends it: the body as base64 and, where it is UTF-8, as text."""
         fields = (
             "wire",
             "method",

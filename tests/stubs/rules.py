@@ -19,7 +19,7 @@ def names(text: str) -> frozenset[str]:
 
 
 def parse(received: Received, words: str) -> dict[str, Any]:
-    """The body as a JSON object, or a 400 with the provider's words for it."""
+    """Return the body as a JSON object; raises Refused with a 400 and the message of the provider."""
 
     def no_constant(name: str) -> Any:
         raise ValueError(name)
@@ -35,27 +35,27 @@ def parse(received: Received, words: str) -> dict[str, Any]:
 
 
 def is_int(value: Any) -> TypeGuard[int]:
-    """An integer which is no boolean."""
+    """Return True for an integer that is not a boolean."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 def is_number(value: Any) -> TypeGuard[float]:
-    """An integer or a float, no boolean."""
+    """Return True for an integer or a float."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def within(value: Any, low: float, high: float) -> bool:
-    """None counts as absent."""
+    """Return True for a number between the limits, and for None, which is an absent value."""
     return value is None or (is_number(value) and low <= value <= high)
 
 
 def unmet(calls: list[str], results: list[str]) -> list[str]:
-    """Ids of tool calls that got no result."""
+    """Return the ids of tool calls that got no result."""
     return [call for call in calls if call not in results]
 
 
 def check_strict_schema(schema: Any, refuse: Callable[[str], None], context: tuple[str, ...] = ()) -> None:
-    """OpenAI's rules for `strict`: every object closes its properties and requires all of them."""
+    """Refuse what OpenAI refuses for `strict`: every object must close its properties and require all of them."""
     if not isinstance(schema, dict):
         return
     if schema.get("type") == "object":

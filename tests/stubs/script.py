@@ -278,40 +278,36 @@ def from_json(data: Any) -> Any:
 
 
 class Script:
-    """For each model a queue of one-time acts over a standing one (a plain `Reply` unless set)."""
+    """The behaviours of each model: a queue for its next requests, and one for all others, a plain `Reply` unless set."""
 
     def __init__(self) -> None:
         self._queues: dict[str, deque[Choice]] = defaultdict(deque)
         self._standing: dict[str, Choice] = {}
 
-    def add(self, model: str, *acts: Choice) -> None:
-        """Queue acts, each for one request. Model `*` serves any model that has no act of its own."""
-        self._queues[model].extend(acts)
+    def add(self, model: str, *behaviours: Choice) -> None:
+        """Queue behaviours, each for one request. Model `*` serves any model that has no behaviour of its own."""
+        self._queues[model].extend(behaviours)
 
-    def always(self, model: str, act: Choice) -> None:
-        """What that model does when its queue is empty."""
-        self._standing[model] = act
+    def always(self, model: str, behaviour: Choice) -> None:
+        """Set what a model does when its queue is empty."""
+        self._standing[model] = behaviour
 
     def clear(self) -> None:
         """Forget everything."""
         self._queues.clear()
         self._standing.clear()
 
-    def left(self, model: str) -> int:
-        """Return how many queued acts of that model were not used yet."""
-        return len(self._queues[model])
-
     def next(self, received: Received) -> Reply | Fail | Hang | Drop | Raw:
-        """Take the act for this request."""
-        act: Choice = Reply()
+        """Return the behaviour for this request, and take it from the queue."""
+        behaviour: Choice = Reply()
         for name in (received.model, "*"):
             if self._queues[name]:
-                act = self._queues[name].popleft()
+                behaviour = self._queues[name].popleft()
                 break
             if name in self._standing:
-                act = self._standing[name]
+                behaviour = self._standing[name]
                 break
-        chosen: Behaviour = act(received) if callable(act) else act
+        chosen: Behaviour = behaviour(received) if callable(behaviour) else behaviour
         received.behaviour = type(chosen).__name__
         if isinstance(chosen, Echo | Agent):
             return chosen.reply(received)

@@ -58,45 +58,41 @@ class ProviderStub:
 
     @property
     def url(self) -> str:
-        """The root, under which each dialect has its prefix."""
+        """The root URL, under which each format has its prefix."""
         return f"{'http' if self._tls is None else 'https'}://127.0.0.1:{self._port}"
 
     @property
     def openai_url(self) -> str:
-        """As the official client's `base_url`: the `/v1` is part of it."""
+        """The `base_url` of the official client. The `/v1` is part of it."""
         return f"{self.url}/openai/v1"
 
     @property
     def responses_url(self) -> str:
-        """As the official client's `base_url`: `/responses` follows."""
+        """The `base_url` of the official client, which appends `/responses`."""
         return self.openai_url
 
     @property
     def vllm_url(self) -> str:
-        """A compatible server: no key needed, unknown fields accepted, `/vllm/health` answers 200."""
+        """The `base_url` of a compatible server: it needs no key and accepts unknown fields; `/vllm/health` answers 200."""
         return f"{self.url}/vllm/v1"
 
     @property
     def anthropic_url(self) -> str:
-        """As the official client's `base_url`: `/v1/messages` follows."""
+        """The `base_url` of the official client, which appends `/v1/messages`."""
         return f"{self.url}/anthropic"
 
     @property
     def gemini_url(self) -> str:
-        """As the official client's `base_url`: `/v1beta/models/...` follows."""
+        """The `base_url` of the official client, which appends `/v1beta/models/...`."""
         return f"{self.url}/gemini"
 
-    def script(self, model: str, *acts: Choice) -> None:
-        """Queue acts for that model (`*`: any), one per request."""
-        self._script.add(model, *acts)
+    def script(self, model: str, *behaviours: Choice) -> None:
+        """Queue behaviours for a model (`*` is any), each for one request."""
+        self._script.add(model, *behaviours)
 
-    def always(self, model: str, act: Choice) -> None:
-        """What that model does whenever its queue is empty."""
-        self._script.always(model, act)
-
-    def left(self, model: str) -> int:
-        """Return how many queued acts were not taken."""
-        return self._script.left(model)
+    def always(self, model: str, behaviour: Choice) -> None:
+        """Set what a model does whenever its queue is empty."""
+        self._script.always(model, behaviour)
 
     def clear(self) -> None:
         """Forget scripts and records."""
@@ -104,7 +100,7 @@ class ProviderStub:
         self.requests.clear()
 
     def release(self) -> None:
-        """Let all streams go on that stall without an end."""
+        """Continue all streams that stall without an end."""
         self._released.set()
         self._released = asyncio.Event()
 
@@ -115,7 +111,10 @@ class ProviderStub:
     async def wait_for(
         self, count: int = 1, model: str | None = None, within: float = PATIENCE_SECONDS
     ) -> list[Received]:
-        """Wait until so many requests were read; raises TimeoutError."""
+        """Wait until the stub has read `count` requests, and return them.
+
+        Raises TimeoutError after `within` seconds.
+        """
 
         def enough() -> bool:
             return len(self.requests if model is None else self.requests_for(model)) >= count
@@ -176,25 +175,25 @@ class ProviderStub:
         except Refused as refused:
             await self._note(received)
             return await exchange.refuse(refused)
-        act = self._releasable(self._script.next(received))
+        behaviour = self._releasable(self._script.next(received))
         await self._note(received)
-        if isinstance(act, Fail):
-            return await exchange.fail(act)
-        if isinstance(act, Raw):
-            return await exchange.raw(act)
-        if isinstance(act, Drop):
+        if isinstance(behaviour, Fail):
+            return await exchange.fail(behaviour)
+        if isinstance(behaviour, Raw):
+            return await exchange.raw(behaviour)
+        if isinstance(behaviour, Drop):
             await exchange.cut()
-        if isinstance(act, Hang):
-            await stall(act.seconds)
+        if isinstance(behaviour, Hang):
+            await stall(behaviour.seconds)
             return await exchange.refuse(Refused(504, "timed out"))
-        assert not isinstance(act, Drop)
-        return await exchange.reply(act)
+        assert not isinstance(behaviour, Drop)
+        return await exchange.reply(behaviour)
 
-    def _releasable(self, act: Behaviour) -> Behaviour:
-        """Return the act, whose stall without an end lasts until `release`."""
-        if isinstance(act, Reply) and isinstance(act.fault, Stall) and act.fault.seconds is None:
-            return replace(act, fault=replace(act.fault, seconds=self._released))
-        return act
+    def _releasable(self, behaviour: Behaviour) -> Behaviour:
+        """Return the behaviour, whose stall without an end lasts until `release`."""
+        if isinstance(behaviour, Reply) and isinstance(behaviour.fault, Stall) and behaviour.fault.seconds is None:
+            return replace(behaviour, fault=replace(behaviour.fault, seconds=self._released))
+        return behaviour
 
     def _check_model(self, model: str) -> None:
         if self._models is not None and model not in self._models:
@@ -214,15 +213,15 @@ class ProviderStub:
         return web.Response(text="")
 
     async def _control(self, request: web.Request) -> web.Response:
-        """`{"model": ..., "acts": [...]}` in the JSON form of `script.to_json`."""
+        """`{"model": ..., "behaviours": [...]}` in the JSON form of `script.to_json`."""
         document: dict[str, Any] = await request.json()
         match request.match_info["verb"]:
             case "release":
                 self.release()
             case "script":
-                self.script(document["model"], *from_json(document["acts"]))
+                self.script(document["model"], *from_json(document["behaviours"]))
             case "always":
-                self.always(document["model"], from_json(document["acts"])[0])
+                self.always(document["model"], from_json(document["behaviours"])[0])
             case _:
                 self.clear()
         return web.json_response({"ok": True})

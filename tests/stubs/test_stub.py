@@ -259,7 +259,7 @@ async def test_gemini_refuses(stub: ProviderStub, http: httpx.AsyncClient) -> No
 
 
 @pytest.mark.parametrize(
-    ("act", "seen", "ended"),
+    ("behaviour", "seen", "ended"),
     [
         (Reply(fault=Truncate(1)), 1, True),
         (Reply(fault=Truncate("end")), 3, True),
@@ -276,8 +276,10 @@ async def test_gemini_refuses(stub: ProviderStub, http: httpx.AsyncClient) -> No
         (Reply(fault=Stall(1, seconds=0.05)), 3, True),
     ],
 )
-async def test_faults(stub: ProviderStub, http: httpx.AsyncClient, act: Behaviour, seen: int, ended: bool) -> None:
-    stub.script("m", act)
+async def test_faults(
+    stub: ProviderStub, http: httpx.AsyncClient, behaviour: Behaviour, seen: int, ended: bool
+) -> None:
+    stub.script("m", behaviour)
     text = ""
     headers = {"Authorization": f"Bearer {KEYS['openai']}"}
     body = {"model": "m", "messages": HELLO, "stream": True}
@@ -291,8 +293,8 @@ async def test_faults(stub: ProviderStub, http: httpx.AsyncClient, act: Behaviou
         complete = False
     assert text.count('"delta": {"content": "') == seen
     assert complete is ended
-    faulty = isinstance(act, Reply) and isinstance(act.fault, Truncate | Reset | StreamError)
-    assert ("data: [DONE]" in text) is not (faulty or isinstance(act, Drop))
+    faulty = isinstance(behaviour, Reply) and isinstance(behaviour.fault, Truncate | Reset | StreamError)
+    assert ("data: [DONE]" in text) is not (faulty or isinstance(behaviour, Drop))
     await asyncio.sleep(0)
     assert stub.requests[0].disconnected_at is None
 
@@ -338,8 +340,8 @@ async def test_other_modes(stub: ProviderStub, http: httpx.AsyncClient) -> None:
 
 
 def test_behaviours_survive_json() -> None:
-    act = Reply(usage=USAGE, fault=Truncate(2, clean=False), trickle=Trickle(3), tool_calls=(ToolCall("f"),))
-    assert from_json(json.loads(json.dumps(to_json(act)))) == act
+    behaviour = Reply(usage=USAGE, fault=Truncate(2, clean=False), trickle=Trickle(3), tool_calls=(ToolCall("f"),))
+    assert from_json(json.loads(json.dumps(to_json(behaviour)))) == behaviour
 
 
 async def test_as_a_process(http: httpx.AsyncClient) -> None:

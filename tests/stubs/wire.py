@@ -21,7 +21,7 @@ class Frame:
 
 @dataclass(eq=False)
 class Refused(Exception):
-    """The provider refuses the request: status, words, and finer code and parameter where it has them."""
+    """The provider refuses the request. The code and the parameter are those of formats that have them."""
 
     status: int
     message: str
@@ -35,21 +35,21 @@ class Wire(Protocol):
 
     @property
     def name(self) -> str:
-        """The dialect."""
+        """The name of the format."""
 
     @property
     def newline(self) -> str:
-        """What ends a line of an event."""
+        """The characters that end a line of an event."""
 
     @property
     def stream_headers(self) -> dict[str, str]:
-        """Of a streamed answer."""
+        """The headers of a streamed answer."""
 
     def accept(self, received: Received) -> None:
         """Check the request and fill in `model` and `streaming`; raises Refused for what the real API refuses."""
 
     def frames(self, received: Received, reply: Reply) -> Iterator[Frame]:
-        """The faultless event stream of that reply."""
+        """Return the event stream of that reply, without its faults."""
 
     def document(self, received: Received, reply: Reply) -> dict[str, Any]:
         """Return the non-streaming answer."""
