@@ -48,7 +48,7 @@ settings.load_profile("tests")  # hypothesis would else fail an example that tak
 PREPARED_POSTGRES: Final = pytest.StashKey[tuple[Path, subprocess.Popen[bytes]]]()
 """The folder of `tests/harness/prepared_postgres.py`, and the process that makes it."""
 
-LONGEST: Final = (
+LONGEST_FILES: Final = (
     *("cli/test_commands.py", "deploy/test_readme.py", "simulation/test_seeds.py", "store/test_migrations.py"),
     *("integration/test_processes.py", "integration/test_degraded.py", "integration/test_reattachment.py"),
     *("isolation/test_isolation.py", "tests/test_architecture.py", "lab/test_offpolicy.py"),
@@ -117,8 +117,8 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Wait for what workers will copy. Where it could not be made, the first test that needs it says why."""
-    _, making = session.config.stash.get(PREPARED_POSTGRES, (None, None))
-    if making is not None and making.wait():
+    _, maker = session.config.stash.get(PREPARED_POSTGRES, (None, None))
+    if maker is not None and maker.wait():
         del session.config.stash[PREPARED_POSTGRES]
 
 
@@ -135,8 +135,8 @@ def pytest_collection() -> Generator[None, object, object]:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run the longest files first: the last one to start would otherwise run alone on one core at the end."""
-    places = {name: place for place, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: places.get("/".join(item.path.parts[-2:]), len(LONGEST)))
+    places = {name: place for place, name in enumerate(LONGEST_FILES)}
+    items.sort(key=lambda item: places.get("/".join(item.path.parts[-2:]), len(LONGEST_FILES)))
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -157,8 +157,8 @@ def _same_logging(_first_logging: list[tuple[logging.Logger, int, list[logging.H
     _set_logging(_first_logging)
 
 
-def _set_logging(wanted: list[tuple[logging.Logger, int, list[logging.Handler]]]) -> None:
-    for logger, level, handlers in wanted:
+def _set_logging(logging_settings: list[tuple[logging.Logger, int, list[logging.Handler]]]) -> None:
+    for logger, level, handlers in logging_settings:
         if logger.level != level:  # to set it empties the caches of all loggers
             logger.setLevel(level)
         logger.handlers[:] = handlers
@@ -206,17 +206,18 @@ def shared_templates() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def make_schema(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], None]:
     """Migrate as the service does, but copy a migrated file for each new SQLite database: a third of the work."""
-    made, one_at_a_time = tmp_path_factory.mktemp("schema") / "baton.db", threading.Lock()
+    migrated_file = tmp_path_factory.mktemp("schema") / "baton.db"
+    lock = threading.Lock()
 
     def schema(url: str) -> None:
         parsed = make_url(url)
         path = Path(parsed.database or "")
-        with one_at_a_time:
+        with lock:
             if parsed.get_backend_name() == "sqlite" and not path.exists():
-                if not made.exists():
-                    migrate(f"sqlite:///{made}")
+                if not migrated_file.exists():
+                    migrate(f"sqlite:///{migrated_file}")
                 path.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(made, path)
+                shutil.copyfile(migrated_file, path)
                 return
         migrate(url)
 
@@ -242,21 +243,26 @@ def shared_schema_and_statements(make_schema: Callable[[str], None]) -> Iterator
 
     The engines of SQLite files share what SQLAlchemy has compiled.
     """
-    known: dict[str, Statements] = {}
-    of_log: dict[str, LogStatements] = {}
+    statements_by_dialect: dict[str, Statements] = {}
+    log_statements_by_dialect: dict[str, LogStatements] = {}
 
     def statements(dialect: Dialect) -> Statements:
-        return known.get(dialect.name) or known.setdefault(dialect.name, Statements(dialect))
+        if dialect.name not in statements_by_dialect:
+            statements_by_dialect[dialect.name] = Statements(dialect)
+        return statements_by_dialect[dialect.name]
 
     def log_statements(common: Statements, dialect: Dialect, of_run: Sequence[str]) -> LogStatements:
-        return of_log.get(dialect.name) or of_log.setdefault(dialect.name, LogStatements(common, dialect, of_run))
+        if dialect.name not in log_statements_by_dialect:
+            log_statements_by_dialect[dialect.name] = LogStatements(common, dialect, of_run)
+        return log_statements_by_dialect[dialect.name]
 
     def engine(url: URL, **options: Any) -> Engine:
-        made = create_engine(url, **options)
-        made.dialect, made._compiled_cache = compiling.dialect, compiling._compiled_cache
-        return made
+        new_engine = create_engine(url, **options)
+        new_engine.dialect = first_engine.dialect
+        new_engine._compiled_cache = first_engine._compiled_cache
+        return new_engine
 
-    compiling = create_engine("sqlite://")
+    first_engine = create_engine("sqlite://")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("app.store.sql.migrate", make_schema)
         patch.setattr("app.store.sql.Statements", statements)
@@ -269,19 +275,19 @@ def shared_schema_and_statements(make_schema: Callable[[str], None]) -> Iterator
 @pytest.fixture(scope="session")
 def postgres_data(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A data folder with a database that has the schema, to be copied."""
-    made, _ = request.config.stash.get(PREPARED_POSTGRES, (None, None))
-    if made is None:
-        made = tmp_path_factory.mktemp("postgres") / "data"
-        prepared_postgres.make(made)
-    return made
+    folder, _ = request.config.stash.get(PREPARED_POSTGRES, (None, None))
+    if folder is None:
+        folder = tmp_path_factory.mktemp("postgres") / "data"
+        prepared_postgres.make(folder)
+    return folder
 
 
 @pytest.fixture(scope="session")
 def postgres_server_url(request: pytest.FixtureRequest) -> Iterator[str]:
     """The URL of the Postgres that all tests share; use `postgres_url`."""
-    given = os.environ.get("BATON_TEST_DATABASE_URL")
-    if given:
-        yield make_url(given).set(drivername="postgresql").render_as_string(hide_password=False)
+    running_server = os.environ.get("BATON_TEST_DATABASE_URL")
+    if running_server:
+        yield make_url(running_server).set(drivername="postgresql").render_as_string(hide_password=False)
         return
     with servers.postgres(copied=request.getfixturevalue("postgres_data")) as server:
         yield server.url
@@ -290,9 +296,9 @@ def postgres_server_url(request: pytest.FixtureRequest) -> Iterator[str]:
 @pytest.fixture(scope="session")
 def redis_server_url() -> Iterator[str]:
     """The URL of the Redis that all tests share; use `redis_url`."""
-    given = os.environ.get("BATON_TEST_REDIS_URL")
-    if given:
-        yield given
+    running_server = os.environ.get("BATON_TEST_REDIS_URL")
+    if running_server:
+        yield running_server
         return
     with servers.redis() as server:
         yield server.url
@@ -368,10 +374,10 @@ def migrated_postgres_url(migrated_database: tuple[str, str]) -> Iterator[str]:
 
     Making and dropping a database costs ten times what emptying one does. Connections that a test leaves open are cut.
     """
-    url, emptied = migrated_database
+    url, empty_all_tables = migrated_database
     yield url
     others = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database()"
-    asyncio.run(_execute(make_url(url), f"{others} AND pid <> pg_backend_pid()", emptied))
+    asyncio.run(_execute(make_url(url), f"{others} AND pid <> pg_backend_pid()", empty_all_tables))
 
 
 @pytest.fixture
@@ -383,14 +389,14 @@ def redis_prefix() -> str:
 @pytest.fixture
 async def redis_url(redis_server_url: str, redis_prefix: str) -> AsyncIterator[str]:
     """The URL of an empty Redis. Our own server is flushed before and after, a given one loses `redis_prefix` only."""
-    owned = "BATON_TEST_REDIS_URL" not in os.environ
+    started_by_us = "BATON_TEST_REDIS_URL" not in os.environ
     async with Redis.from_url(
         redis_server_url, socket_timeout=PATIENCE_SECONDS, socket_connect_timeout=PATIENCE_SECONDS
     ) as client:
-        if owned:
+        if started_by_us:
             await client.flushall()
         yield redis_server_url
-        if owned:
+        if started_by_us:
             await client.flushall()
             return
         async for key in client.scan_iter(match=f"{redis_prefix}*", count=1000):

@@ -14,9 +14,10 @@ from app.errors import Overloaded
 from app.gateway.runs import cancel
 from app.process.wiring import Runtime
 from app.store.protocol import Appended, Entry, RunRow
-from tests.harness.callers import add_key, body, client_over_socket, post_chat
+from tests.harness.callers import add_key, client_over_socket, post_chat
 from tests.harness.conversations import Conversation, look_call, tool_call_reply
 from tests.harness.in_process import LONG_LEASE, events, finish, kinds, order, plan, pool_text, running_service
+from tests.harness.stand_ins import chat_body
 from tests.harness.waiting import PATIENCE_SECONDS
 from tests.stubs import Hang, ProviderStub, Reply
 
@@ -38,7 +39,7 @@ async def hanging(
 ) -> tuple[asyncio.Task[httpx.Response], str]:
     """A request whose worker says nothing, and its run."""
     stub.always("*", Hang())
-    asking = asyncio.create_task(post_chat(client, body(**more), "one"))
+    asking = asyncio.create_task(post_chat(client, chat_body(**more), "one"))
     await stub.wait_for(1)
     (row,) = (await client.get("/v1/runs")).json()["data"]
     return asking, row["id"]
@@ -71,7 +72,7 @@ async def test_it_may_be_asked_for_twice_and_too_late(
     await asking
     assert kinds(await events(runtime, run)).count(Kind.CANCELLED) == 1
     stub.always("*", Reply())
-    done = (await post_chat(client, body())).headers["x-baton-run"]
+    done = (await post_chat(client, chat_body())).headers["x-baton-run"]
     late = await client.post(f"/v1/runs/{done}/cancel")
     assert (late.status_code, late.json()["state"]) == (200, "succeeded")
     assert Kind.CANCEL_ASKED not in kinds(await events(runtime, done))

@@ -23,9 +23,9 @@ from app.gateway.http.connection import Connection
 from app.process.wiring import Runtime
 from app.store.protocol import Held
 from app.store.sql import SqlStore
-from tests.harness.callers import add_key, body
+from tests.harness.callers import add_key
 from tests.harness.in_process import finish, order, plan, pool_text, running_service
-from tests.harness.stand_ins import serving
+from tests.harness.stand_ins import chat_body, serving
 from tests.harness.waiting import PATIENCE_SECONDS, until
 from tests.stubs import Hang, ProviderStub
 
@@ -80,7 +80,7 @@ async def test_an_idle_stream_holds_little(tmp_path: Path, traced: None) -> None
         running_service(tmp_path, pool_text(stub), drives=False, audits=False) as runtime,
     ):
         key = await add_key(runtime)
-        asked = orjson.dumps(body(stream=True, baton={"plan": plan(("alpha", "one", ["user"]))}))
+        asked = orjson.dumps(chat_body(stream=True, baton={"plan": plan(("alpha", "one", ["user"]))}))
         head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: baton\r\nauthorization: Bearer {key}\r\n"
         request = f"{head}content-length: {len(asked)}\r\n\r\n".encode() + asked
         async with serving(create_app(runtime.gateway), runtime.gateway) as url:

@@ -15,8 +15,9 @@ from redis.asyncio import Redis
 
 from app.engine.delivery import followers
 from app.process.wiring import Runtime
-from tests.harness.callers import ReceivedStream, add_key, body, client_over_socket, post_chat, stream_chat
+from tests.harness.callers import ReceivedStream, add_key, client_over_socket, post_chat, stream_chat
 from tests.harness.in_process import events, kinds, pool_text, running_service
+from tests.harness.stand_ins import chat_body
 from tests.harness.waiting import until
 from tests.stubs import ProviderStub, Reply, Stall
 
@@ -24,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("patient_redis")
 
 PIECES = ("Vier ", "mal ", "fünf ", "ist ", "zwanzig", ".")
 ANSWER = "".join(PIECES)
-ASKED = body(stream=True, baton={"on_disconnect": "finish", "stream_steps": True})
+ASKED = chat_body(stream=True, baton={"on_disconnect": "finish", "stream_steps": True})
 LEASE = 0.8
 PACE_SECONDS = 0.1
 """The time between two kills of connections."""

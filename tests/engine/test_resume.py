@@ -12,13 +12,14 @@ from openai import AsyncOpenAI
 
 from app.core.run.caller_view import ATTEMPT, DONE, FINISH, USAGE
 from app.process.wiring import Runtime
-from tests.harness.callers import ReceivedStream, add_key, body, client_over_socket, open_stream, post_chat, stream_chat
+from tests.harness.callers import ReceivedStream, add_key, client_over_socket, open_stream, post_chat, stream_chat
+from tests.harness.stand_ins import chat_body
 from tests.harness.waiting import until
 from tests.stubs import Fail, ProviderStub, Reply, Stall
 
 PIECES = ("Vier ", "mal ", "fünf ", "ist ", "\U0001f600 ", "zwanzig.")
 ANSWER = "".join(PIECES)
-ASKED = body(stream=True, stream_options={"include_usage": True})
+ASKED = chat_body(stream=True, stream_options={"include_usage": True})
 
 
 @pytest.fixture
@@ -160,7 +161,7 @@ async def test_a_failed_run_ends_every_stream_with_its_error(stub: ProviderStub,
 
 
 async def test_a_collected_run_can_be_streamed_afterwards(client: httpx.AsyncClient) -> None:
-    reply = (await post_chat(client, body())).json()
+    reply = (await post_chat(client, chat_body())).json()
     heard = await watch(client, reply["baton"]["run"])
     assert heard.text == ANSWER == reply["choices"][0]["message"]["content"]
     assert heard.chunks[0]["created"] == reply["created"]

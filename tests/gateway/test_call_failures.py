@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from app.cli.runs import run_words
-from tests.harness.callers import body
 from tests.harness.in_process import client_of, pool_text, running_service
+from tests.harness.stand_ins import chat_body
 from tests.stubs import Fail, ProviderStub
 
 WORDS = "Incorrect API key provided: sk-ab**********yz for 'Zanzibar'."
@@ -20,7 +20,7 @@ async def test_the_cause_is_in_the_run_the_metrics_and_the_log(
     stub.script("alpha", Fail(status=401, message=WORDS))
     async with running_service(tmp_path, pool_text(stub)) as runtime, client_of(runtime) as client:
         with caplog.at_level(logging.WARNING, "baton"):
-            reply = await client.post("/v1/chat/completions", json=body("What of Zanzibar?", stream=stream))
+            reply = await client.post("/v1/chat/completions", json=chat_body("What of Zanzibar?", stream=stream))
         assert reply.status_code == 200
         [listed] = (await client.get("/v1/runs")).json()["data"]
         run = (await client.get(f"/v1/runs/{listed['id']}")).json()

@@ -10,8 +10,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from app.core.message.chat import TOKEN_BYTES, Message, Text, Tool, Toolbox, ToolCall, mint
 from app.gateway.wire import custom_tools
 from tests.gateway.test_exact_chat import events
-from tests.harness import callers
-from tests.harness.callers import open_stream, post_chat
+from tests.harness.callers import open_stream, post_chat, stream_chat
 from tests.harness.conversations import tool_call_reply
 from tests.harness.exact_replies import exactly, published
 from tests.harness.stand_ins import GatewayStandIn, chat_body
@@ -35,7 +34,7 @@ def chosen(name: str, kind: str = "custom") -> dict[str, Any]:
 
 
 def asked(**more: Any) -> dict[str, Any]:
-    return callers.body("Go.", tools=[PATCH, LOOK], **more)
+    return chat_body("Go.", tools=[PATCH, LOOK], **more)
 
 
 def answered(body: dict[str, Any], message: dict[str, Any], *results: str) -> dict[str, Any]:
@@ -156,7 +155,7 @@ async def test_a_stream_broken_within_a_text_goes_on_with_all_of_it(
             if "tool_calls" in heard.chunks[-1]["choices"][0]["delta"]:
                 break
     for _ in ("while it speaks", "afterwards"):
-        rest = await callers.stream_chat(client, asked(), "one", last_event_id=str(heard.numbers[-1]))
+        rest = await stream_chat(client, asked(), "one", last_event_id=str(heard.numbers[-1]))
         pieces = [call for chunk in rest.chunks for c in chunk["choices"] for call in c["delta"].get("tool_calls", ())]
         assert (rest.text, rest.done) == ("", True)
         assert [piece["custom"]["input"] for piece in pieces] == ["", TEXT]

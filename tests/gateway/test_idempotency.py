@@ -13,9 +13,9 @@ from app.core.run.events import Kind
 from app.engine.runs import recovery
 from app.process.wiring import Runtime
 from app.store.protocol import IdempotencyRecord, RunQuery, RunRow
-from tests.harness.callers import CALLER_SCOPES, add_key, body, client_over_socket, post_chat, stream_chat
+from tests.harness.callers import CALLER_SCOPES, add_key, client_over_socket, post_chat, stream_chat
 from tests.harness.in_process import ended_row, events, kinds, pool_text, running_service
-from tests.harness.stand_ins import GatewayStandIn, api_routes
+from tests.harness.stand_ins import GatewayStandIn, api_routes, chat_body
 from tests.harness.waiting import until
 from tests.stubs import Fail, ProviderStub, Reply
 
@@ -40,8 +40,8 @@ async def runs(runtime: Runtime) -> list[str]:
 
 async def test_the_same_request_gets_the_same_bytes_and_costs_once(stub: ProviderStub, runtime: Runtime) -> None:
     async with client_over_socket(runtime, await add_key(runtime)) as client:
-        first, again = [await post_chat(client, body(), "one") for _ in range(2)]
-        other, none = await post_chat(client, body(), "two"), await post_chat(client, body())
+        first, again = [await post_chat(client, chat_body(), "one") for _ in range(2)]
+        other, none = await post_chat(client, chat_body(), "two"), await post_chat(client, chat_body())
     assert first.status_code == again.status_code == 200
     assert first.content == again.content
     assert first.headers["x-baton-run"] == again.headers["x-baton-run"]
@@ -55,7 +55,7 @@ async def test_the_same_request_gets_the_same_bytes_and_costs_once(stub: Provide
 
 
 async def test_a_reply_outlives_its_process(stub: ProviderStub, tmp_path: Path) -> None:
-    request_body = body(baton={"stream_steps": False})
+    request_body = chat_body(baton={"stream_steps": False})
     async with running_service(tmp_path, pool_text(stub)) as runtime:
         key = await add_key(runtime)
         async with client_over_socket(runtime, key) as client:
@@ -82,7 +82,7 @@ async def test_equal_requests_to_two_gateways_are_one_run(stub: ProviderStub, tm
     ):
         key = await add_key(first)
         async with client_over_socket(first, key) as here, client_over_socket(second, key) as there:
-            replies = await asyncio.gather(*(post_chat(client, body(), "one") for client in (here, there) * 6))
+            replies = await asyncio.gather(*(post_chat(client, chat_body(), "one") for client in (here, there) * 6))
         assert len(await runs(first)) == 1
     assert {reply.content for reply in replies} == {replies[0].content}
     assert sorted("idempotent-replayed" in reply.headers for reply in replies) == [False] + [True] * 11
@@ -91,15 +91,15 @@ async def test_equal_requests_to_two_gateways_are_one_run(stub: ProviderStub, tm
 
 async def test_another_request_under_the_same_key_is_a_conflict(stub: ProviderStub, runtime: Runtime) -> None:
     async with client_over_socket(runtime, await add_key(runtime)) as client:
-        await post_chat(client, body(), "one")
+        await post_chat(client, chat_body(), "one")
         different = [
-            body("What is 3 + 3?"),
-            body(stream=True),
-            body(temperature=0.5),
-            body() | {"model": "baton-ultra"},
+            chat_body("What is 3 + 3?"),
+            chat_body(stream=True),
+            chat_body(temperature=0.5),
+            chat_body() | {"model": "baton-ultra"},
         ]
         replies = [await post_chat(client, asked, "one") for asked in different]
-        spelled = dict(reversed(body().items()))
+        spelled = dict(reversed(chat_body().items()))
         same = await client.post(
             "/v1/chat/completions",
             content=repr(spelled).replace("'", '"').replace(",", " ,\n"),
@@ -121,7 +121,7 @@ async def test_a_key_belongs_to_its_tenant(stub: ProviderStub, runtime: Runtime)
     replies = []
     for name in names:
         async with client_over_socket(runtime, name) as client:
-            replies.append(await post_chat(client, body(), "one"))
+            replies.append(await post_chat(client, chat_body(), "one"))
     assert replies[0].content == replies[1].content != replies[2].content
     assert len(stub.requests) == 2
 
@@ -130,7 +130,7 @@ async def test_a_key_belongs_to_its_tenant(stub: ProviderStub, runtime: Runtime)
 async def test_a_failed_run_fails_the_same_way_again(stub: ProviderStub, runtime: Runtime, streams: bool) -> None:
     stub.always("*", Fail(status=500))
     async with client_over_socket(runtime, await add_key(runtime)) as client:
-        first, again = [await post_chat(client, body(stream=streams), "one") for _ in range(2)]
+        first, again = [await post_chat(client, chat_body(stream=streams), "one") for _ in range(2)]
     assert first.status_code == again.status_code == (200 if streams else 502)
     assert first.content == again.content
     assert b'"worker_unavailable"' in first.content
@@ -139,16 +139,16 @@ async def test_a_failed_run_fails_the_same_way_again(stub: ProviderStub, runtime
 
 async def test_what_was_refused_before_a_run_claims_nothing(stub: ProviderStub, runtime: Runtime) -> None:
     async with client_over_socket(runtime, await add_key(runtime)) as client:
-        refused = await post_chat(client, body(baton={"labels": ["phi"]}), "one")
+        refused = await post_chat(client, chat_body(baton={"labels": ["phi"]}), "one")
         assert (refused.status_code, refused.json()["error"]["code"]) == (400, "no_eligible_worker")
-        assert (await post_chat(client, body(), "one")).status_code == 200
+        assert (await post_chat(client, chat_body(), "one")).status_code == 200
 
 
 @pytest.mark.parametrize("bad", ["", "x" * 256, "caf\xe9", "a\tb"])
 async def test_a_key_that_is_none_is_refused(runtime: Runtime, bad: str) -> None:
     async with client_over_socket(runtime, await add_key(runtime)) as client:
         headers = [(b"idempotency-key", bad.encode("latin-1"))]
-        reply = await client.post("/v1/chat/completions", json=body(), headers=headers)
+        reply = await client.post("/v1/chat/completions", json=chat_body(), headers=headers)
     error = reply.json()["error"]
     assert (reply.status_code, error["code"], error["param"]) == (400, "invalid_idempotency_key", "Idempotency-Key")
     assert await runs(runtime) == []
@@ -157,8 +157,8 @@ async def test_a_key_that_is_none_is_refused(runtime: Runtime, bad: str) -> None
 async def test_a_run_with_a_key_goes_on_without_its_client(stub: ProviderStub, runtime: Runtime) -> None:
     stub.always("alpha", Reply(first_delay=0.6))
     async with client_over_socket(runtime, await add_key(runtime)) as client:
-        await leave(stub, post_chat(client, body(), "one"))
-        again = await post_chat(client, body(), "one")
+        await leave(stub, post_chat(client, chat_body(), "one"))
+        again = await post_chat(client, chat_body(), "one")
         assert (again.status_code, again.headers["idempotent-replayed"]) == (200, "true")
         assert Kind.CANCEL_ASKED not in kinds(await events(runtime, again.headers["x-baton-run"]))
     assert len(stub.requests) == 1
@@ -180,7 +180,7 @@ async def test_what_becomes_of_a_run_whose_client_leaves(
 ) -> None:
     stub.always("alpha", Reply(first_delay=15.0 if ends == "cancelled" else 0.3))
     async with client_over_socket(runtime, await add_key(runtime)) as client:
-        await leave(stub, post_chat(client, body(stream=streams, baton={"on_disconnect": policy}), key))
+        await leave(stub, post_chat(client, chat_body(stream=streams, baton={"on_disconnect": policy}), key))
         (run,) = await runs(runtime)
         row = await ended(runtime, run)
         assert row.state == ends
@@ -193,19 +193,21 @@ async def test_what_becomes_of_a_run_whose_client_leaves(
 async def test_a_replay_takes_no_place_of_its_key(stub: ProviderStub, runtime: Runtime) -> None:
     stub.script("alpha", Reply(first_delay=0.5))
     async with client_over_socket(runtime, await add_key(runtime, concurrency=1)) as client:
-        first = asyncio.create_task(post_chat(client, body(), "one"))
+        first = asyncio.create_task(post_chat(client, chat_body(), "one"))
         await stub.wait_for(1)
-        again, other = await asyncio.gather(post_chat(client, body(), "one"), post_chat(client, body(), "two"))
+        again, other = await asyncio.gather(
+            post_chat(client, chat_body(), "one"), post_chat(client, chat_body(), "two")
+        )
         assert again.content == (await first).content
         assert other.status_code == 429
-        assert (await post_chat(client, body(), "two")).status_code == 200
+        assert (await post_chat(client, chat_body(), "two")).status_code == 200
 
 
 async def test_erased_content_is_not_replayed(stub: ProviderStub, runtime: Runtime) -> None:
     async with client_over_socket(runtime, await add_key(runtime)) as client:
-        first = await post_chat(client, body(), "one")
+        first = await post_chat(client, chat_body(), "one")
         assert await runtime.gateway.store.erase(first.headers["x-baton-run"])
-        again = await post_chat(client, body(), "one")
+        again = await post_chat(client, chat_body(), "one")
     assert (again.status_code, again.json()["error"]["code"]) == (404, "content_erased")
     assert len(stub.requests) == 1
 
@@ -213,7 +215,7 @@ async def test_erased_content_is_not_replayed(stub: ProviderStub, runtime: Runti
 async def test_a_run_is_heard_by_all_who_ask(stub: ProviderStub, runtime: Runtime) -> None:
     stub.always("alpha", Reply(first_delay=0.4))
     async with client_over_socket(runtime, await add_key(runtime)) as client:
-        heard = await asyncio.gather(*(stream_chat(client, body(), "one") for _ in range(5)))
+        heard = await asyncio.gather(*(stream_chat(client, chat_body(), "one") for _ in range(5)))
     assert {stream.text for stream in heard} == {"Hello there."}
     assert len(stub.requests) == 1
 
@@ -227,13 +229,13 @@ async def test_keys_are_forgotten_after_their_time_and_not_before(
         for n in range(5):
             await store.add_idempotency_record(IdempotencyRecord(f"old-{n}", b"", now - 1), now - 2)
         async with client_over_socket(runtime, await add_key(runtime)) as client:
-            run = (await post_chat(client, body(), "one")).headers["x-baton-run"]
+            run = (await post_chat(client, chat_body(), "one")).headers["x-baton-run"]
 
             async def forgotten() -> bool:
                 return not any([await store.find_idempotency_record(f"old-{n}", 0.0) for n in range(5)])
 
             await until(forgotten)
-            again = await post_chat(client, body(), "one")
+            again = await post_chat(client, chat_body(), "one")
         assert again.headers["x-baton-run"] == run
         held = await store.find_idempotency_record(hashlib.sha256(b"acme\0one").hexdigest(), now)
         assert held is not None
@@ -246,19 +248,19 @@ async def test_a_lookup_that_fails_starts_nothing() -> None:
     gateway = GatewayStandIn()
     key = gateway.add_key()
     async with gateway.client(key) as client:
-        assert (await post_chat(client, body(), "one")).status_code == 200
+        assert (await post_chat(client, chat_body(), "one")).status_code == 200
         gateway.store.fault = RuntimeError("broken")
-        assert (await post_chat(client, body(), "two")).status_code == 500
+        assert (await post_chat(client, chat_body(), "two")).status_code == 500
     assert len(gateway.runs.orders) == 1
 
 
 EXAMPLES: dict[str, dict[str, Any]] = {
     "/v1/approvals/{approval}": {"decision": "refuse"},
-    "/v1/chat/completions": body(),
+    "/v1/chat/completions": chat_body(),
     "/v1/completions": {"model": "baton-mini", "prompt": "What is 2 + 2?"},
-    "/v1/messages": body(max_tokens=64),
-    "/v1/messages/count_tokens": body(),
-    "/v1/plans": body(),
+    "/v1/messages": chat_body(max_tokens=64),
+    "/v1/messages/count_tokens": chat_body(),
+    "/v1/plans": chat_body(),
     "/v1/plans/{plan}/run": {"revision": 1},
     "/v1/responses": {"model": "baton-mini", "input": "What is 2 + 2?"},
     "/v1/responses/compact": {"model": "baton-mini", "input": "What is 2 + 2?"},
@@ -292,8 +294,9 @@ def test_every_post_route_has_an_example() -> None:
 async def waiting(runtime: Runtime, key: str) -> dict[str, str]:
     """The run of a request by this key that asks for an approval, and the digest that is to be approved."""
     async with client_over_socket(runtime, key) as client:
-        found = (await client.post("/v1/chat/completions", json=body(baton={"approval": "required"}))).json()["baton"]
-    return {"run": found["run"], "digest": found["approval"]["digest"]}
+        reply = await client.post("/v1/chat/completions", json=chat_body(baton={"approval": "required"}))
+    extension = reply.json()["baton"]
+    return {"run": extension["run"], "digest": extension["approval"]["digest"]}
 
 
 @pytest.mark.parametrize("path", posts())
@@ -304,7 +307,7 @@ async def test_no_post_route_ignores_the_key(stub: ProviderStub, runtime: Runtim
         background = EXAMPLES["/v1/responses"] | {"background": True}
         run = (await client.post("/v1/responses", json=background)).json()["id"].removeprefix("resp_")
         await client.get(f"/v1/runs/{run}/stream")  # which ends when the run does
-        planned = (await client.post("/v1/plans", json=body())).json()["id"] if "{plan}" in path else ""
+        planned = (await client.post("/v1/plans", json=chat_body())).json()["id"] if "{plan}" in path else ""
         if "{approval}" in path:
             asked = await waiting(runtime, asker)
             path, example = path.replace("{approval}", asked["run"]), example | {"digest": asked["digest"]}
@@ -325,6 +328,6 @@ async def test_no_post_route_ignores_the_key(stub: ProviderStub, runtime: Runtim
 
 async def test_a_key_of_one_route_is_no_key_of_another(runtime: Runtime) -> None:
     async with client_over_socket(runtime, await add_key(runtime)) as client:
-        run = (await post_chat(client, body(), "one")).headers["x-baton-run"]
+        run = (await post_chat(client, chat_body(), "one")).headers["x-baton-run"]
         reply = await client.post(f"/v1/runs/{run}/cancel", headers={"idempotency-key": "one"})
     assert (reply.status_code, reply.json()["error"]["code"]) == (409, "idempotency_key_reuse")

@@ -10,10 +10,10 @@ import pytest
 
 from app.core.run.events import Kind
 from app.process.wiring import Runtime
-from tests.harness import callers
 from tests.harness.callers import ReceivedStream, add_key, client_over_socket, open_stream, post_chat, stream_chat
 from tests.harness.conversations import look_call, tool_call_reply
 from tests.harness.in_process import ended_row, events, kinds, pool_text, running_service
+from tests.harness.stand_ins import chat_body
 from tests.stubs import ProviderStub, Reply, Stall
 
 TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
@@ -26,7 +26,7 @@ async def client(runtime: Runtime) -> AsyncIterator[httpx.AsyncClient]:
 
 
 def asked(**more: Any) -> dict[str, Any]:
-    return callers.body("What is it?", tools=TOOLS, **more)
+    return chat_body("What is it?", tools=TOOLS, **more)
 
 
 def answered(body: dict[str, Any], message: dict[str, Any], *results: str) -> dict[str, Any]:

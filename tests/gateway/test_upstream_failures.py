@@ -22,8 +22,8 @@ from app.errors import (
 )
 from app.gateway.http.fault import headers_of
 from tests.conformance.upstream_failures import INBOUND, KINDS, received
-from tests.harness.callers import body
 from tests.harness.in_process import client_of, pool_text, running_service
+from tests.harness.stand_ins import chat_body
 from tests.harness.waiting import until
 from tests.stubs import Fail, ProviderStub, Reply, Truncate
 
@@ -48,7 +48,7 @@ async def test_the_smallest_wait_of_all_workers_counts(stub: ProviderStub, tmp_p
     for model, wait in (("alpha", 50), ("beta", 40), ("gamma", 45)):
         stub.always(model, Fail(status=429, retry_after=wait))
     async with running_service(tmp_path, pool_text(stub)) as runtime, client_of(runtime) as client:
-        reply = await client.post("/v1/chat/completions", json=body())
+        reply = await client.post("/v1/chat/completions", json=chat_body())
     assert (reply.status_code, reply.json()["error"]["code"]) == (429, "rate_limit_exceeded")
     assert reply.headers["retry-after"] == "40"
     assert len(stub.requests) == 3
@@ -57,7 +57,7 @@ async def test_the_smallest_wait_of_all_workers_counts(stub: ProviderStub, tmp_p
 async def test_the_wait_is_taken_where_the_deadline_allows_it(stub: ProviderStub, tmp_path: Path) -> None:
     stub.script("alpha", *[Fail(status=429, retry_after=0.1)] * 3)
     async with running_service(tmp_path, pool_text(stub)) as runtime, client_of(runtime) as client:
-        reply = await client.post("/v1/chat/completions", json=body(baton={"pool": {"pin": "alpha"}}))
+        reply = await client.post("/v1/chat/completions", json=chat_body(baton={"pool": {"pin": "alpha"}}))
     assert reply.status_code == 200, reply.text
     assert reply.json()["choices"][0]["message"]["content"] == "Hello there."
 
@@ -67,9 +67,9 @@ async def test_one_worker_that_may_answer_later_decides(stub: ProviderStub, tmp_
     stub.always("beta", Fail(status=500))
     stub.always("gamma", Fail(status=401))
     async with running_service(tmp_path, pool_text(stub)) as runtime, client_of(runtime) as client:
-        mixed = await client.post("/v1/chat/completions", json=body())
+        mixed = await client.post("/v1/chat/completions", json=chat_body())
         stub.always("beta", Fail(status=400, message="No."))
-        refused = await client.post("/v1/chat/completions", json=body())
+        refused = await client.post("/v1/chat/completions", json=chat_body())
     assert (mixed.status_code, mixed.json()["error"]["code"]) == (502, "worker_unavailable")
     assert (refused.status_code, refused.json()["error"]["code"]) == (400, "context_length_exceeded")
 
@@ -78,15 +78,15 @@ async def test_an_empty_answer_is_tried_once_more_with_another_worker(stub: Prov
     stub.always("alpha", Reply(chunks=()))
     async with running_service(tmp_path, pool_text(stub)) as runtime, client_of(runtime) as client:
         for streams in (False, True):
-            reply = await client.post("/v1/chat/completions", json=body(stream=streams))
+            reply = await client.post("/v1/chat/completions", json=chat_body(stream=streams))
             assert "there" in reply.text
         stub.always("beta", Reply(chunks=()))
-        empty = await client.post("/v1/chat/completions", json=body())
+        empty = await client.post("/v1/chat/completions", json=chat_body())
         assert (empty.status_code, empty.json()["choices"][0]["message"]["content"]) == (200, "")
         assert [request.model for request in stub.requests[-2:]] == ["alpha", "beta"]
         for model in ("beta", "gamma"):
             stub.always(model, Fail(status=401))
-        second_reply = await client.post("/v1/chat/completions", json=body())
+        second_reply = await client.post("/v1/chat/completions", json=chat_body())
     assert (second_reply.status_code, second_reply.json()["choices"][0]["message"]["content"]) == (200, "")
 
 
@@ -98,13 +98,13 @@ async def test_a_cut_answer_is_continued_where_nobody_has_received_any_of_it(
 ) -> None:
     stub.script("alpha", CUT, CUT, CUT)
     async with running_service(tmp_path, pool_text(stub)) as runtime, client_of(runtime) as client:
-        buffered = await client.post("/v1/chat/completions", json=body())
+        buffered = await client.post("/v1/chat/completions", json=chat_body())
         request_body = {"model": "baton-mini", "input": "What is 2 + 2?", "background": True}
         began = (await client.post("/v1/responses", json=request_body)).json()
         ended = await _ended(client, began["id"])
         streamed = await client.get(f"/v1/responses/{began['id']}", params={"stream": "true"})
         stub.script("alpha", CUT)
-        cut = await client.post("/v1/chat/completions", json=body(stream=True))
+        cut = await client.post("/v1/chat/completions", json=chat_body(stream=True))
     assert buffered.json()["choices"][0]["message"]["content"] == "Hello there."
     assert ended["status"] == "completed"
     assert ended["output"][0]["content"][0]["text"] == "Hello there."

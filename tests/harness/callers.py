@@ -37,11 +37,6 @@ async def client_over_socket(runtime: Runtime, key: str) -> AsyncIterator[httpx.
             yield client
 
 
-def body(text: str = "What is 2 + 2?", **more: Any) -> dict[str, Any]:
-    """Return the body of a request for a chat completion."""
-    return {"model": "baton-mini", "messages": [{"role": "user", "content": text}]} | more
-
-
 async def post_chat(
     client: httpx.AsyncClient, request_body: dict[str, Any], idempotency_key: str | None = None, **headers: str
 ) -> httpx.Response:

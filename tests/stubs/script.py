@@ -278,7 +278,7 @@ def from_json(data: Any) -> Any:
 
 
 class Script:
-    """The behaviours of each model: a queue for its next requests, and one for all others, a plain `Reply` unless set."""
+    """The behaviours of each model: a queue for its next requests, and one for all others (by default a `Reply`)."""
 
     def __init__(self) -> None:
         self._queues: dict[str, deque[Choice]] = defaultdict(deque)

@@ -73,7 +73,7 @@ class ProviderStub:
 
     @property
     def vllm_url(self) -> str:
-        """The `base_url` of a compatible server: it needs no key and accepts unknown fields; `/vllm/health` answers 200."""
+        """The `base_url` of a compatible server, which needs no key, accepts unknown fields and has `/vllm/health`."""
         return f"{self.url}/vllm/v1"
 
     @property
