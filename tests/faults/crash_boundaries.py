@@ -152,13 +152,13 @@ def crashing_call(crashes: CrashPoints) -> type[http.Call]:
     class DoomedCall(http.Call):
         async def __aenter__(self) -> "DoomedCall":
             await super().__aenter__()
-            crashes.pass_by("stream.headers", f"worker={self._who.split()[0]}")
+            crashes.pass_by("stream.headers", f"worker={self._sender.split()[0]}")
             return self
 
         async def read(self, *, answered: bool = False) -> bytes:
             data = await super().read(answered=answered)
             if data:
-                crashes.pass_by("stream.read", f"worker={self._who.split()[0]}")
+                crashes.pass_by("stream.read", f"worker={self._sender.split()[0]}")
             return data
 
     return DoomedCall
