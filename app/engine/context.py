@@ -33,8 +33,8 @@ async def _unversioned(_conductor: str, _run: str) -> str:
 class EngineContext:
     """The dependencies of drivers, dispatchers and gateways; made in `wiring.py`, never changed.
 
-    `now` gives seconds since 1970, `tick` a monotonic time, `name` a fresh id with a prefix, `chance` a number in
-    [0, 1).
+    `now` gives seconds since 1970, `monotonic` seconds of a clock that never goes back, `name` a fresh id with
+    a prefix, and `random` a number in [0, 1).
     """
 
     store: Store
@@ -45,14 +45,14 @@ class EngineContext:
     health: Health
     telemetry: Telemetry
     now: Callable[[], float]
-    tick: Callable[[], float]
+    monotonic: Callable[[], float]
     name: Callable[[str], str]
-    chance: Callable[[], float]
+    random: Callable[[], float]
     salt: Callable[[], bytes]
     lease: float
     code: str
     """Version of this code, kept with each run."""
-    timed: Callable[[], bool] = lambda: True
+    clock_is_set: Callable[[], bool] = lambda: True
     """True once `now` is the time that all processes agree on. Until then nothing is begun, and no lease or claim of
     others is judged by it."""
     version: Callable[[str, str], Awaitable[str]] = _unversioned
@@ -84,7 +84,7 @@ class Leadership:
         self._seconds = seconds
         self._mine = context.name("turns").encode()
 
-    async def held(self) -> bool:
+    async def acquire(self) -> bool:
         """Take the leadership, or keep it for longer. False while another engine has it.
 
         It is an idempotency record under the name of the work; those of requests have hashes as ids.
@@ -96,7 +96,7 @@ class Leadership:
 
 T = TypeVar("T")
 
-BYTES = 16 * 2**20
+DEFAULT_BYTES = 16 * 2**20
 EVENT_BYTES = 250
 """The size that an event leaves in a run's state, roughly, in bytes."""
 
@@ -104,9 +104,9 @@ EVENT_BYTES = 250
 class WaitingRuns(Generic[T]):
     """A bounded memory by run; the one that waits longest goes first."""
 
-    def __init__(self, size: int = BYTES) -> None:
+    def __init__(self, size: int = DEFAULT_BYTES) -> None:
         """`size` is what all of it may take, in bytes."""
-        self._most = size
+        self._byte_bound = size
         self._bytes = 0
         self._runs: OrderedDict[str, tuple[T, int]] = OrderedDict()
 
@@ -117,7 +117,7 @@ class WaitingRuns(Generic[T]):
         size = EVENT_BYTES * events + text
         self._runs[run] = known, size
         self._bytes += size
-        while self._bytes > self._most:
+        while self._bytes > self._byte_bound:
             self.take(next(iter(self._runs)))
 
     def take(self, run: str) -> T | None:

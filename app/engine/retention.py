@@ -35,13 +35,13 @@ from app.store.journal_file import CompressedJournals
 from app.store.protocol import ContentQuery, Contents, Holds, PrunedRun, PruneQuery, Retention, RunJournal, RunRow
 from app.store.protocol.journal import ErasedBy
 
-PAGE = 200
+PAGE_RUNS = 200
 """Runs that are looked through at a time."""
-GROUP = 20
+GROUP_RUNS = 20
 """Runs whose texts are read at a time, when one text is looked for."""
 LOOK_SECONDS = 60.0
 """Time between two looks for what is too old."""
-ERASING, PRUNING = "retention", "retention-events"
+ERASING_CLAIM, PRUNING_CLAIM = "retention", "retention-events"
 """Ids of the claims by which one engine at a time does this work. The claims of requests have hashes as ids."""
 FILE_BYTES = 8 * 2**20
 """Size from which on a compressed file of the archive is ended. It is made in memory."""
@@ -53,13 +53,13 @@ PUT_SECONDS = 300.0
 """Longest time for writing one file to the archive and reading it back."""
 MARGIN_SECONDS = 60.0
 """Time by which an idempotency claim may outlast the last deadline of its run and the hours that it is remembered."""
-End = Callable[[Sequence[RunRow]], Awaitable[None]]
+EndRuns = Callable[[Sequence[RunRow]], Awaitable[None]]
 """Asks open runs to end, and waits a little for that."""
-Find = Callable[[], AsyncIterator[Sequence[RunRow]]]
+FindRuns = Callable[[], AsyncIterator[Sequence[RunRow]]]
 """Looks for runs that have content, and yields them page by page."""
-Rest = Callable[[], Awaitable[bool]]
+Pause = Callable[[], Awaitable[bool]]
 """Called between two pieces of work. Waits as long as it likes, and returns False to stop."""
-Journals = Callable[[], AbstractAsyncContextManager[Archive]]
+OpenArchive = Callable[[], AbstractAsyncContextManager[Archive]]
 """Opens the database for reading whole runs."""
 
 
@@ -67,7 +67,7 @@ Journals = Callable[[], AbstractAsyncContextManager[Archive]]
 
 
 @record(frozen=True, slots=True)
-class Erased:
+class EraseResult:
     """The result of an erasure."""
 
     runs: int
@@ -89,7 +89,7 @@ async def runs_with_content(store: Retention, query: ContentQuery) -> AsyncItera
     """Yield all runs that a query selects, page by page, the oldest first."""
     following: tuple[float, str] | None = None
     while True:
-        page = await store.runs_with_content(query, following, PAGE)
+        page = await store.runs_with_content(query, following, PAGE_RUNS)
         if page.runs:
             yield page.runs
         if page.following is None:
@@ -119,14 +119,14 @@ async def runs_with_text(store: Retention, tenant: str, text: bytes) -> AsyncIte
     The texts of all runs of the tenant are read, in small groups.
     """
     async for page in runs_with_content(store, ContentQuery(tenant=tenant)):
-        for start in range(0, len(page), GROUP):
-            group = page[start : start + GROUP]
+        for start in range(0, len(page), GROUP_RUNS):
+            group = page[start : start + GROUP_RUNS]
             holding = set(await store.runs_that_hold([run.id for run in group], text))
             if holding:
                 yield [run for run in group if run.id in holding]
 
 
-async def erase_all(store: Erasable, find: Find, end: End, by: ErasedBy = "operator") -> Erased:
+async def erase_all(store: Erasable, find: FindRuns, end: EndRuns, by: ErasedBy = "operator") -> EraseResult:
     """Erase the content of all runs that are found, but those under a legal hold. Those that are open are ended first,
     as far as possible.
 
@@ -136,18 +136,22 @@ async def erase_all(store: Erasable, find: Find, end: End, by: ErasedBy = "opera
     """
     erased = 0
     held: dict[str, str] = {}
-    while found := await _erase_found(store, find, end, held, by):
-        erased += found
-    return Erased(erased, await store.overwrite_erased(), held)
+    while True:
+        newly_erased = await _erase_found(store, find, end, held, by)
+        if not newly_erased:
+            break
+        erased += newly_erased
+    return EraseResult(erased, await store.overwrite_erased(), held)
 
 
-async def _erase_found(store: Erasable, find: Find, end: End, held: dict[str, str], by: ErasedBy) -> int:
+async def _erase_found(store: Erasable, find: FindRuns, end: EndRuns, held: dict[str, str], by: ErasedBy) -> int:
     """Erase what is found now, and add to `held` what legal holds keep. Returns the number of runs."""
     erased = 0
     async for rows in find():
         names = [row.id for row in rows]
         held_now = await store.held(names)
-        if open_rows := [row for row in rows if row.ended_at is None and row.id not in held_now]:
+        open_rows = [row for row in rows if row.ended_at is None and row.id not in held_now]
+        if open_rows:
             await end(open_rows)
         erased += await store.erase_contents(names, by)
         held |= await store.held(names)
@@ -174,7 +178,7 @@ def archiving(address: str, endpoint: str | None, *, contents: bool) -> Archivin
 
 
 @dataclass(slots=True)
-class Pruned:
+class PruneResult:
     """The result of pruning."""
 
     runs: int = 0
@@ -211,7 +215,7 @@ class Pruning:
         *,
         now: Callable[[], float],
         name: Callable[[str], str],
-        rest: Rest,
+        pause: Pause,
     ) -> None:
         """`now` gives seconds since 1970, and `name` a fresh id with a prefix."""
         self._store = store
@@ -219,26 +223,33 @@ class Pruning:
         self._archiving = archiving
         self._now = now
         self._name = name
-        self._rest = rest
+        self._pause = pause
         self._after: tuple[float, str] | None = None
-        self.done = Pruned()
+        self.done = PruneResult()
 
-    async def prune(self, query: PruneQuery) -> Pruned:
-        """Prune until no run is left that the query selects, or until `rest` says to stop.
+    async def prune(self, query: PruneQuery) -> PruneResult:
+        """Prune until no run is left that the query selects, or until `pause` says to stop.
 
         Raises `ArchiveUnavailable` and `StoreUnavailable`; `done` has what was pruned before.
         """
         while (batch := await self._read(query)) is not None:
-            location = await self._archived(batch)
-            for start in range(0, len(batch.runs), PAGE):
-                chosen = batch.runs[start : start + PAGE]
-                runs = [(copy_with(left, archive=location, pruned_at=self._now()), rev) for left, rev in chosen]
-                gone = set(await self._store.prune(runs))
-                self.done.runs += len(gone)
-                self.done.events += sum(left.events for left, _ in runs if left.id in gone)
-                if not await self._rest():
+            location = await self._write_to_archive(batch)
+            for start in range(0, len(batch.runs), PAGE_RUNS):
+                await self._delete(batch.runs[start : start + PAGE_RUNS], location)
+                if not await self._pause():
                     return self.done
         return self.done
+
+    async def _delete(self, chosen: Sequence[tuple[PrunedRun, int]], location: str) -> None:
+        """Delete runs that are archived at this location, each unless its row has another revision by now."""
+        runs = []
+        for run, revision in chosen:
+            runs.append((copy_with(run, archive=location, pruned_at=self._now()), revision))
+        deleted = set(await self._store.prune(runs))
+        self.done.runs += len(deleted)
+        for run, _ in runs:
+            if run.id in deleted:
+                self.done.events += run.events
 
     async def _read(self, query: PruneQuery) -> _Batch | None:
         """Return the next batch: a page, or as many pages as fill a file. None after the last one, and if it is to
@@ -252,23 +263,25 @@ class Pruning:
             read_any = True
             self._after = place(page[-1])
             whole: list[Record] = []
-            held = await self._store.held([str(record.row["id"]) for record in page])
+            held = await self._store.held([str(journal.row["id"]) for journal in page])
             self.done.held |= held
             for journal in page:
                 if journal.row["id"] in held:
                     continue
-                if _is_whole(journal):
-                    whole.append(journal)
-                else:
+                if not _is_whole(journal):
                     self.done.damaged.append(str(journal.row["id"]))
-            batch.runs += [(_left_of(record), int(record.row["revision"])) for record in whole]
+                    continue
+                whole.append(journal)
+                batch.runs.append((_pruned_run(journal), int(journal.row["revision"])))
             if batch.file is not None:
                 await asyncio.to_thread(batch.file.add, whole)
             if batch.full:
                 break
-            if not await self._rest():
+            if not await self._pause():
                 return None
-        return batch if read_any else None
+        if not read_any:
+            return None
+        return batch
 
     async def _page(self, query: PruneQuery) -> Sequence[Record]:
         contents = self._archiving is not None and self._archiving.contents
@@ -278,8 +291,8 @@ class Pruning:
         except TimeoutError:
             raise StoreUnavailable() from None
 
-    async def _archived(self, batch: _Batch) -> str:
-        """Write a batch to the archive. Returns the file's place; empty where there is no archive."""
+    async def _write_to_archive(self, batch: _Batch) -> str:
+        """Write a batch to the archive. Returns the file's location; empty where there is no archive."""
         if self._archiving is None or batch.file is None or not batch.runs:
             return ""
         body = await asyncio.to_thread(batch.file.whole)
@@ -310,9 +323,10 @@ def _is_object(body: bytes) -> bool:
         return False
 
 
-def _left_of(record: Record) -> PrunedRun:
-    """Return the row that is to be left of a run, without the archive's place and the time."""
+def _pruned_run(record: Record) -> PrunedRun:
+    """Return the row that stays of a run that is pruned, still without the archive's location and the time."""
     row: Any = record.row
+    events = [(event.seq, event.kind, event.at, event.body) for event in record.events]
     return PrunedRun(
         id=row["id"],
         tenant=row["tenant"],
@@ -321,7 +335,7 @@ def _left_of(record: Record) -> PrunedRun:
         ended_at=row["ended_at"],
         pruned_at=0.0,
         events=row["seq"],
-        root=root(row["id"], [(event.seq, event.kind, event.at, event.body) for event in record.events]),
+        root=root(row["id"], events),
         archive="",
     )
 
@@ -353,7 +367,7 @@ class ContentRetention:
         the classes of the run say."""
         self._context = context
         self._selections = content_selections(seconds, classes)
-        self._leadership = Leadership(context, ERASING, 2 * LOOK_SECONDS)
+        self._leadership = Leadership(context, ERASING_CLAIM, 2 * LOOK_SECONDS)
         self._places: dict[Selection, tuple[float, str]] = {}
         """The run at which the next pass begins: all runs before it are erased, but those that a legal hold covered."""
         self._released = 0
@@ -367,7 +381,9 @@ class ContentRetention:
     async def look(self, stopping: asyncio.Event) -> None:
         """Erase all content whose time is over, unless another engine does. Pauses as long as it works, so that the
         database has half of its time for runs."""
-        if not self._selections or not self._context.timed() or not await self._leadership.held():
+        if not self._selections or not self._context.clock_is_set():
+            return
+        if not await self._leadership.acquire():
             return
         await self._begin_again_after_a_release()
         erased = 0
@@ -382,19 +398,21 @@ class ContentRetention:
         """Erase the content of a selection whose time is over. Returns the number of runs."""
         before = self._context.now() - chosen.seconds
         query = ContentQuery(before=before, within=chosen.within, without=chosen.without)
-        following, all_ended, erased = self._places.get(chosen), True, 0
+        following = self._places.get(chosen)
+        all_ended = True
+        erased = 0
         while not stopping.is_set():
-            began = self._context.tick()
-            page = await self._context.store.runs_with_content(query, following, PAGE)
+            began = self._context.monotonic()
+            page = await self._context.store.runs_with_content(query, following, PAGE_RUNS)
             all_ended = all_ended and page.settled
             ended = [run.id for run in page.runs if run.ended_at is not None]
             erased += await self._context.store.erase_contents(ended, "retention")
             following = page.following
-            if following is None or not await self._leadership.held():
+            if following is None or not await self._leadership.acquire():
                 break
             if all_ended:
                 self._places[chosen] = following
-            await asyncio.sleep(self._context.tick() - began)
+            await asyncio.sleep(self._context.monotonic() - began)
         return erased
 
     async def _begin_again_after_a_release(self) -> None:
@@ -417,22 +435,22 @@ class RunRetention:
     def __init__(
         self,
         context: EngineContext,
-        journals: Journals,
+        open_journals: OpenArchive,
         archiving: Archiving | None,
         *,
         seconds: float | None,
-        remembered: float,
+        claim_seconds: float,
         classes: Sequence[RetentionClass] = (),
     ) -> None:
         """A run is pruned when it ended longer ago than `seconds` (None: never), or than its classes say, and its last
-        deadline is longer ago than `remembered`, for which idempotency claims last."""
+        deadline is longer ago than `claim_seconds`, which is how long idempotency claims last."""
         self._context = context
-        self._journals = journals
+        self._open_journals = open_journals
         self._archiving = archiving
         self._seconds = seconds
         self._selections = event_selections(seconds, classes)
-        self._remembered = remembered
-        self._leadership = Leadership(context, PRUNING, 2 * LOOK_SECONDS)
+        self._claim_seconds = claim_seconds
+        self._leadership = Leadership(context, PRUNING_CLAIM, 2 * LOOK_SECONDS)
 
     async def run(self, stopping: asyncio.Event) -> None:
         """Look again and again, until the process stops."""
@@ -442,7 +460,9 @@ class RunRetention:
     async def look(self, stopping: asyncio.Event) -> None:
         """Prune all runs whose time is over, unless another engine does. Pauses as long as it works. The windows of
         budgets that ended so long ago are summed up."""
-        if not self._selections or not self._context.timed() or not await self._leadership.held():
+        if not self._selections or not self._context.clock_is_set():
+            return
+        if not await self._leadership.acquire():
             return
         if self._seconds is not None:
             await self._context.store.sum_up_budget_use(self._context.now() - self._seconds)
@@ -452,26 +472,27 @@ class RunRetention:
 
     async def _prune(self, chosen: Selection, stopping: asyncio.Event) -> None:
         """Prune the runs of a selection whose time is over."""
-        query = prune_query(self._context.now(), chosen.seconds, self._remembered)
+        query = prune_query(self._context.now(), chosen.seconds, self._claim_seconds)
         query = replace(query, within=chosen.within, without=chosen.without)
-        if not (await self._context.store.count_prunable(query))[0]:
+        prunable, *_ = await self._context.store.count_prunable(query)
+        if not prunable:
             return
-        began = self._context.tick()
+        began = self._context.monotonic()
 
-        async def rest() -> bool:
+        async def pause() -> bool:
             nonlocal began
-            await asyncio.sleep(self._context.tick() - began)
-            began = self._context.tick()
-            return not stopping.is_set() and await self._leadership.held()
+            await asyncio.sleep(self._context.monotonic() - began)
+            began = self._context.monotonic()
+            return not stopping.is_set() and await self._leadership.acquire()
 
-        async with self._journals() as journals:
+        async with self._open_journals() as journals:
             pruning = Pruning(
                 self._context.store,
                 journals,
                 self._archiving,
                 now=self._context.now,
                 name=self._context.name,
-                rest=rest,
+                pause=pause,
             )
             try:
                 await pruning.prune(query)
@@ -479,7 +500,7 @@ class RunRetention:
                 self._report(pruning.done)
         await self._context.store.overwrite_erased()
 
-    def _report(self, done: Pruned) -> None:
+    def _report(self, done: PruneResult) -> None:
         telemetry = self._context.telemetry
         for run in done.damaged:
             telemetry.log(logging.ERROR, "The journal of a run is damaged, so the run is not pruned.", run=run)
@@ -497,6 +518,6 @@ class RunRetention:
         telemetry.log(logging.WARNING, "Runs whose time is over wait for the database.", error=error.public_code)
 
 
-def prune_query(now: float, seconds: float, remembered: float) -> PruneQuery:
-    """Selects the runs that ended longer than `seconds` ago and on which no idempotency claim lasts."""
-    return PruneQuery(ended_before=now - seconds, deadline_before=now - remembered - MARGIN_SECONDS)
+def prune_query(now: float, seconds: float, claim_seconds: float) -> PruneQuery:
+    """Select the runs that ended longer than `seconds` ago and on which no idempotency claim lasts."""
+    return PruneQuery(ended_before=now - seconds, deadline_before=now - claim_seconds - MARGIN_SECONDS)

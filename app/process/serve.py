@@ -176,7 +176,7 @@ def _run_retention(opened: Runtime, settings: Settings) -> RunRetention:
         partial(open_archive, settings.database_url),
         archiving(settings.archive, settings.archive_endpoint, contents=settings.archive_content),
         seconds=settings.retention_events_seconds,
-        remembered=settings.idempotency_hours * 3600,
+        claim_seconds=settings.idempotency_hours * 3600,
         classes=settings.classes_of_retention,
     )
 

@@ -120,7 +120,7 @@ class Pool:
         rekeyed = _providers_with_new_secrets(self.loaded, loaded)
         self._set_catalog(loaded)
         self._watch_endpoints()
-        self.health.forget(rekeyed)
+        self.health.forget_providers(rekeyed)
 
     def apply_trials(self, trials: tuple[Trial, ...]) -> None:
         """Put measured results on the workers' cards; adapters and conductors stay."""
@@ -130,16 +130,16 @@ class Pool:
 
     def _set_catalog(self, loaded: Loaded) -> None:
         self.loaded = replace(loaded, catalog=measured(loaded.catalog, self._trials))
-        self.health.follow(self.loaded.catalog)
+        self.health.use_catalog(self.loaded.catalog)
 
     def _watch_endpoints(self) -> None:
         """Have the health of this process know the endpoints of all providers that have several."""
         states: dict[tuple[str, str], Callable[[], State]] = {}
         for name, made in self._adapters.items():
             if isinstance(made, Endpoints):
-                made.on_ejection = partial(self.health.endpoint_ejected, name)
+                made.on_ejection = partial(self.health.note_ejected_endpoint, name)
                 states |= {(name, endpoint): state for endpoint, state in made.states().items()}
-        self.health.follow_endpoints(states)
+        self.health.watch_endpoints(states)
 
     def catalog(self) -> Catalog:
         """Return the workers and tiers in force."""
@@ -178,7 +178,7 @@ class Pool:
         found = [worker for worker in self.catalog().workers.values() if worker.name in names]
         if not found:
             return None
-        return not self.health.ejected(found)
+        return not self.health.ejected_workers(found)
 
     def _make_conductor(self, tier: str, spec: ConductorSpec) -> Policy:
         model = self._model_conductor(spec, spec.worker) if spec.worker is not None else None
@@ -264,9 +264,9 @@ async def open_runtime(loaded: Loaded, *, now: Callable[[], float] = time.time) 
     telemetry.gauge("baton_build_info", 1, version("baton"), settings.revision, platform.python_version())
     telemetry.gauge("baton_rehearsal", loaded.catalog.rehearsal)
     ids = RandomIds()
-    chance = random.Random(ids.bytes(16)).random
+    uniform = random.Random(ids.bytes(16)).random
     beliefs = SelectorBeliefs()
-    pool = Pool(loaded, Health(telemetry, tick=time.monotonic, chance=chance), beliefs)
+    pool = Pool(loaded, Health(telemetry, monotonic=time.monotonic, random=uniform), beliefs)
     opening = open_store(settings.database_url, grace=settings.lease_seconds, content_keys=content_keys(settings))
     seals = pool.peppers.seals
     async with opening as store, _queue(loaded, seals, telemetry) as queue, _tracing(home) as tracing:
@@ -283,13 +283,13 @@ async def open_runtime(loaded: Loaded, *, now: Callable[[], float] = time.time) 
             health=pool.health,
             telemetry=telemetry,
             now=clock.now,
-            tick=time.monotonic,
+            monotonic=time.monotonic,
             name=ids.name,
-            chance=chance,
+            random=uniform,
             salt=lambda: ids.bytes(16),
             lease=settings.lease_seconds,
             code=version("baton"),
-            timed=lambda: clock.is_set,
+            clock_is_set=lambda: clock.is_set,
             version=versions.version,
             tracing=tracing,
             notifies=settings.webhook_url is not None,
@@ -301,7 +301,7 @@ async def open_runtime(loaded: Loaded, *, now: Callable[[], float] = time.time) 
             _gateway(context, settings, pool, runs, lambda: pool.breakers() if drivers.is_open else None),
             serves=versions.live,
         )
-        conductor_probe = ConductorProbe(context, out=drivers.give_up_plans)
+        conductor_probe = ConductorProbe(context, on_out=drivers.give_up_plans)
         try:
             webhooks = Webhooks(context, _webhook_target(settings))
             ratings = RatingReader(context, beliefs)
@@ -336,7 +336,7 @@ def _gateway(
         tracing=context.tracing,
         peppers=pool.peppers.accepted,
         now=context.now,
-        tick=context.tick,
+        tick=context.monotonic,
         name=context.name,
         bounds=Bounds(body=settings.max_body_bytes),
         rates=Rates(
@@ -355,8 +355,8 @@ def _gateway(
 
 def _run_client(context: EngineContext, settings: Settings, home: str, engine: Drivers) -> RunClient:
     """Return the gateway's side of runs; its address differs from that of the engine in the same process."""
-    bound, untaken = settings.concurrent_runs, settings.waiting_runs
-    return RunClient(context, home=f"{home}-gateway", bound=bound, untaken=untaken, engine=engine)
+    bound, waiting_bound = settings.concurrent_runs, settings.waiting_runs
+    return RunClient(context, home=f"{home}-gateway", bound=bound, waiting_bound=waiting_bound, engine=engine)
 
 
 def _engine(context: EngineContext, settings: Settings, home: str) -> tuple[Drivers, Dispatcher]:
@@ -367,7 +367,7 @@ def _engine(context: EngineContext, settings: Settings, home: str) -> tuple[Driv
         name=home,
         slots=settings.concurrent_steps,
         grace=DRAIN_SECONDS,
-        local=drivers.known,
+        local=drivers.driver_of,
         take_run=drivers.take_soon,
         runs_being_taken=lambda: drivers.runs_being_taken,
         plans_in_progress=lambda: drivers.plans_in_progress,

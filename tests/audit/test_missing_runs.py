@@ -12,7 +12,7 @@ from app.__main__ import main
 from app.audit import missing_runs
 from app.cli.terminal import count
 from app.core.run import journal_hash
-from app.engine.retention import Pruned, Pruning, archiving
+from app.engine.retention import PruneResult, Pruning, archiving
 from app.store.archive import Stored, open_archive
 from app.store.protocol import PruneQuery
 from app.store.sql import open_store
@@ -51,17 +51,17 @@ class Desk:
             assert database.execute(statement, values).rowcount > 0
         database.close()
 
-    def prune(self, archive: str = "") -> Pruned:
+    def prune(self, archive: str = "") -> PruneResult:
         """Prune every run that has ended."""
         return asyncio.run(self._prune(archive))
 
-    async def _prune(self, archive: str) -> Pruned:
+    async def _prune(self, archive: str) -> PruneResult:
         async def rest() -> bool:
             return True
 
         kept = archiving(archive, None, contents=False)
         async with open_store(self.url) as store, open_archive(self.url) as journals:
-            return await Pruning(store, journals, kept, now=lambda: 1.0, name=str, rest=rest).prune(EVERYTHING)
+            return await Pruning(store, journals, kept, now=lambda: 1.0, name=str, pause=rest).prune(EVERYTHING)
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ from app.audit.log.tree import read_checkpoint
 from app.core.run.kinds import Kind
 from app.core.transparency.merkle import includes, leaf_hash
 from app.core.transparency.notes import parse_checkpoint, split_note
-from app.engine.retention import Erased, erase_all, runs_with_content
+from app.engine.retention import EraseResult, erase_all, runs_with_content
 from app.store.archive import open_archive
 from app.store.protocol import REQUEST_TAG, USER_TAG, ContentQuery, Entry, RunRow
 from app.store.protocol.transparency_log import Proof, ProvenLeaf
@@ -81,7 +81,7 @@ async def erase(store: SqlStore, users: int) -> int:
     return erased
 
 
-async def _erased(store: SqlStore, name: str) -> Erased:
+async def _erased(store: SqlStore, name: str) -> EraseResult:
     return await erase_all(store, lambda: runs_with_content(store, ContentQuery(user=name)), _ended)
 
 

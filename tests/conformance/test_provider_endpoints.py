@@ -151,7 +151,7 @@ async def test_a_run_goes_on_at_the_other_endpoint_and_the_journal_names_both(tm
             assert answer["choices"][0]["message"]["content"] == "Hello there."
             run = (await client.get("/v1/runs")).json()["data"][0]["id"]
             attempts = (await client.get(f"/v1/runs/{run}")).json()["steps"][0]["attempts"]
-            assert runtime.pool.health.ejected(list(runtime.pool.catalog().workers.values())) == {}
+            assert runtime.pool.health.ejected_workers(list(runtime.pool.catalog().workers.values())) == {}
             assert figures(runtime, "state") == {"east": 2, "west": 0}
             assert figures(runtime, "ejections_total", reason="rate_limited") == {"east": 1, "west": None}
             runtime.pool.install(runtime.pool.loaded)

@@ -40,7 +40,7 @@ class Subscriber:
 
     def __init__(self, audience: Audience, at: Position = Position(), *, notes: bool = False, room: int = 100) -> None:
         self.line: Mailbox[CallerMessage] = Mailbox(room)
-        audience.admit(self.line, at, notes=notes)
+        audience.admit(self.line, at, wants_steps=notes)
 
     def told(self) -> list[CallerMessage]:
         """Everything since the last look."""

@@ -38,7 +38,7 @@ def later(runtime: Runtime, monkeypatch: pytest.MonkeyPatch, seconds: float) -> 
     """Let so much time pass for the breakers, and then none. On a slow machine an ejection would be over before a test
     is, and a probe that fails is the next ejection."""
     now = time.monotonic() + seconds
-    monkeypatch.setattr(runtime.context.health, "_tick", lambda: now)
+    monkeypatch.setattr(runtime.context.health, "_monotonic", lambda: now)
 
 
 @pytest.fixture

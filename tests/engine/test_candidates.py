@@ -24,12 +24,12 @@ ADA, BOB = Worker("ada", "near", "ada-1"), Worker("bob", "far", "bob-1")
 
 @pytest.fixture
 def health() -> Health:
-    return Health(Telemetry(), tick=lambda: 1_000.0, chance=Random(1).random)
+    return Health(Telemetry(), monotonic=lambda: 1_000.0, random=Random(1).random)
 
 
 def failed(candidates: Candidates, worker: Worker, error: WorkerError, left: float) -> None:
     """An attempt of that worker has failed."""
-    candidates.failed(worker, error, streamed=False, chance=1.0, seconds_left=left)
+    candidates.note_failure(worker, error, streamed=False, jitter=1.0, seconds_left=left)
 
 
 def limited(seconds: float | None) -> WorkerRateLimited:
@@ -72,7 +72,7 @@ def test_a_rate_limit_that_outlasts_the_run_is_told_to_the_caller(health: Health
 def test_a_worker_that_could_not_be_paid_is_considered_again_after_a_failure(health: Health) -> None:
     """By then the money that others held may be there again."""
     candidates = Candidates(health, [ADA, BOB], 4, 0)
-    candidates.unaffordable(ADA)
+    candidates.leave_out_unpaid(ADA)
     first = candidates.choose(100.0)
     assert (first.worker, first.passed_over) == (BOB, (("ada", "over_budget"),))
     failed(candidates, BOB, WorkerRefused(), 99.0)
@@ -82,7 +82,7 @@ def test_a_worker_that_could_not_be_paid_is_considered_again_after_a_failure(hea
 
 def test_a_rate_limit_is_waited_for_although_another_worker_cannot_be_paid(health: Health) -> None:
     candidates = Candidates(health, [ADA, BOB], 4, 0)
-    candidates.unaffordable(ADA)
+    candidates.leave_out_unpaid(ADA)
     failed(candidates, BOB, limited(40.0), 100.0)
     assert candidates.pause(100.0) == pytest.approx(40.0 + BACKOFF_SECONDS)
     assert candidates.choose(59.0).worker == BOB
@@ -90,15 +90,15 @@ def test_a_rate_limit_is_waited_for_although_another_worker_cannot_be_paid(healt
 
 def test_an_answer_that_breaks_off_is_no_lack_of_money(health: Health) -> None:
     candidates = Candidates(health, [ADA, BOB], 4, 0)
-    candidates.unaffordable(ADA)
-    candidates.failed(BOB, WorkerUnavailable(), streamed=True, chance=1.0, seconds_left=99.0)
+    candidates.leave_out_unpaid(ADA)
+    candidates.note_failure(BOB, WorkerUnavailable(), streamed=True, jitter=1.0, seconds_left=99.0)
     assert candidates.error(candidates.choose(99.0)) != "run_over_budget"
 
 
 def test_a_worker_gets_all_of_the_time_if_no_other_could_answer_in_the_rest_of_it(health: Health) -> None:
     assert Candidates(health, [ADA, BOB], 4, 0).can_replace(ADA, 9.0), "bob's pace is not known"
     for number in range(ENOUGH_SUCCESSES):
-        health.settle(f"call {number}", BOB, "good", 1_000.0 - 5.0, None)
+        health.note_own_call(f"call {number}", BOB, "good", 1_000.0 - 5.0, None)
     candidates = Candidates(health, [ADA, BOB], 4, 0)
     assert not candidates.can_replace(ADA, 9.0), "5 s are more than the share that ada leaves"
     assert candidates.can_replace(ADA, 5.1 / (1 - SPARED))

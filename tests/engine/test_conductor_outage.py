@@ -42,7 +42,7 @@ async def test_an_open_breaker_leads_to_the_fallback_without_a_call(
     stub.always("planner", Hang())
     quick = "[workers.planner]\ndeadlines = { first = 0.3 }\n"
     async with running_service(tmp_path, pool_text(stub).replace("[workers.planner]\n", quick)) as runtime:
-        monkeypatch.setattr(runtime.context.health, "_tick", lambda: 1_000.0)  # no ejection is ever over
+        monkeypatch.setattr(runtime.context.health, "_monotonic", lambda: 1_000.0)  # no ejection is ever over
         await asyncio.gather(*(run(runtime) for _ in range(FAILURES_IN_A_ROW)))
         request_count = len(stub.requests_for("planner"))
         outcome = await run(runtime)
@@ -66,7 +66,7 @@ async def test_one_run_probes_the_conductor_and_brings_it_back(
         await run(runtime)
     stub.clear()
     stub.always("planner", Reply(chunks=PLAN.chunks, header_delay=0.5))
-    monkeypatch.setattr(runtime.context.health, "_tick", lambda: time.monotonic() + 10.0)
+    monkeypatch.setattr(runtime.context.health, "_monotonic", lambda: time.monotonic() + 10.0)
     outcomes = await asyncio.gather(*(run(runtime) for _ in range(5)))
     assert {outcome.ended.answer for outcome in outcomes} == {"Hello there."}
     assert len(stub.requests_for("planner")) == 1
@@ -81,7 +81,7 @@ async def test_a_plan_that_was_not_paid_for_keeps_nobody_from_probing(
     for _ in range(FAILURES_IN_A_ROW):
         await run(runtime)
     stub.always("planner", PLAN)
-    monkeypatch.setattr(runtime.context.health, "_tick", lambda: time.monotonic() + 10.0)
+    monkeypatch.setattr(runtime.context.health, "_monotonic", lambda: time.monotonic() + 10.0)
     poor = order(runtime, "baton-ultra", limits=limits_with(runtime, "baton-ultra", usd=1))
     await finish(await runtime.runs.start(poor))
     assert not (await run(runtime)).ended.state.degraded
@@ -100,7 +100,7 @@ async def test_a_conductor_that_could_not_plan_in_time_is_not_asked(
     stub: ProviderStub, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        runtime.context.health, "_tick", lambda: time.monotonic() + 100.0
+        runtime.context.health, "_monotonic", lambda: time.monotonic() + 100.0
     )  # all calls seem to last so long
     for _ in range(ENOUGH_SUCCESSES):
         await run(runtime)

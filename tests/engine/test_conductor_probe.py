@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -11,10 +11,10 @@ import httpx
 import pytest
 
 from app.core.pool.breaker import REPORT_SECONDS, UNREACHABLE, Breaker, after_call, after_probe
-from app.core.pool.catalog import ConductorSpec
+from app.core.pool.catalog import Catalog, ConductorSpec, Worker
 from app.core.run.events import Kind
 from app.engine.conductors import probe
-from app.engine.conductors.probe import EVERY
+from app.engine.conductors.probe import LOOK_SECONDS, conductors
 from app.gateway.app import create_app
 from app.process.wiring import Runtime
 from tests.harness.in_process import Outcome, events, finish, limits_with, order, plan_text, pool_text, running_service
@@ -23,14 +23,13 @@ from tests.stubs import Drop, Fail, Hang, ProviderStub, Received, Reply, Stall, 
 
 PLAN = plan_text((0, "Solve it", ["user"]))
 PROBE = 1.0
-PAUSE = 0.2
 OFTEN = 0.5
-"""Instead of `EVERY`, for the tests' sake."""
+"""Instead of `LOOK_SECONDS`, for the tests' sake."""
 
 
 @pytest.fixture(autouse=True)
 def _often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probe, "EVERY", OFTEN)
+    monkeypatch.setattr(probe, "LOOK_SECONDS", OFTEN)
 
 
 @pytest.fixture
@@ -79,9 +78,9 @@ async def readiness(runtime: Runtime) -> tuple[int, dict[str, Any]]:
 
 
 def test_ten_seconds_are_enough_at_the_default() -> None:
-    assert 2 * EVERY + 2 * ConductorSpec("model", "planner").probe <= 10
+    assert 2 * LOOK_SECONDS + 2 * ConductorSpec("model", "planner").probe <= 10
     probe = ConductorSpec("model", "planner").probe
-    assert 2 * EVERY + probe < REPORT_SECONDS, "what was found holds until it is found anew"
+    assert 2 * LOOK_SECONDS + probe < REPORT_SECONDS, "what was found holds until it is found anew"
 
 
 @pytest.mark.parametrize(
@@ -134,16 +133,26 @@ async def test_a_plan_that_waits_for_a_dead_engine_is_given_up(stub: ProviderStu
         assert sorted(str(call.outcome) for call in state.calls.values()) == ["cancelled", "ok"]
 
 
-async def test_who_works_is_not_asked(stub: ProviderStub, tmp_path: Path) -> None:
+async def test_who_works_is_not_asked(stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[Catalog] = []
+
+    def counted(catalog: Catalog) -> Iterator[tuple[Worker, float]]:
+        looks.append(catalog)
+        return conductors(catalog)
+
+    monkeypatch.setattr(probe, "conductors", counted)
     async with watched(stub, tmp_path) as runtime:
+        await until(lambda: bool(probes(stub)), what="at the start nothing is known of it")
+        seconds = time.monotonic()
+        monkeypatch.setattr(runtime.context.health, "_monotonic", lambda: seconds)
         await run(runtime)
-        probes_before = len(probes(stub))
-        until_then = time.monotonic() + 2 * OFTEN
-        while time.monotonic() < until_then:
-            await run(runtime)
-            await asyncio.sleep(PAUSE)
-        assert len(probes(stub)) == probes_before
+        await until(lambda: not runtime.conductor_probe._being_probed)
+        looks_before, probes_before = len(looks), len(probes(stub))
+        await until(lambda: len(looks) >= looks_before + 3)
+        assert len(probes(stub)) == probes_before, "it has just answered, by a clock that stands still"
         assert not is_out(runtime)
+        seconds += OFTEN
+        await until(lambda: len(probes(stub)) > probes_before, what="it has been silent")
 
 
 async def test_who_costs_money_is_asked_only_after_it_failed(stub: ProviderStub, tmp_path: Path) -> None:

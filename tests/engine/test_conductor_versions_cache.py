@@ -6,7 +6,7 @@ import pytest
 
 from app.core.pool.catalog import Catalog
 from app.core.pool.conductor_versions import Change
-from app.engine.conductors.versions import FRESH, VersionReader
+from app.engine.conductors.versions import MOST_AGE_SECONDS, VersionReader
 from app.errors import StoreUnavailable
 from app.telemetry import Telemetry
 
@@ -68,10 +68,10 @@ async def test_the_first_to_ask_reads_if_nobody_could_before(store: Changes, ver
 async def test_what_was_read_long_ago_is_read_again(store: Changes, watch: Watch, versions: VersionReader) -> None:
     await versions.look()
     store.promote("planner@1")
-    watch.now += FRESH
+    watch.now += MOST_AGE_SECONDS
     assert await versions.version("planner", "run") == ""
     watch.now += 0.1
     assert await versions.version("planner", "run") == "planner@1"
     store.away = True
-    watch.now += 2 * FRESH
+    watch.now += 2 * MOST_AGE_SECONDS
     assert await versions.version("planner", "run") == "planner@1"

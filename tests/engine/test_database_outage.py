@@ -262,7 +262,7 @@ def kept(shelf: Shelf, **bounds: int) -> Iterator[tuple[PendingOutcomes, list[in
     depths: list[int] = []
     telemetry = Telemetry()
     made = PendingOutcomes(
-        cast(Store, shelf), telemetry, tick=time.monotonic, freed=lambda: depths.append(len(made)), **bounds
+        cast(Store, shelf), telemetry, monotonic=time.monotonic, freed=lambda: depths.append(len(made)), **bounds
     )
     yield made, depths
 

@@ -127,7 +127,7 @@ async def test_the_claim_comes_before_what_could_kill_again(
     async def fatal(*_: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("app.engine.steps.execution.look", fatal)
+    monkeypatch.setattr("app.engine.steps.execution.view_of_step", fatal)
     async with silent_house(stub, tmp_path) as runtime:
         followed_run = await runtime.runs.start(order(runtime, "baton-mini", limits=limits_with(runtime, "baton-mini")))
         assert await ended(runtime, followed_run) == "failed dead_letter"
@@ -139,7 +139,7 @@ async def test_erased_content_fails_the_step_at_once(
     async def erased(*_: object) -> None:
         raise NotFound
 
-    monkeypatch.setattr("app.engine.steps.execution.look", erased)
+    monkeypatch.setattr("app.engine.steps.execution.view_of_step", erased)
     async with silent_house(stub, tmp_path) as runtime:
         followed_run = await runtime.runs.start(order(runtime, "baton-mini"))
         assert await ended(runtime, followed_run) == "failed content_erased"

@@ -149,10 +149,10 @@ async def test_a_worker_that_has_been_quick_is_asked_for_whole_replies_until_one
         return bool(stub.requests[before].json.get("stream", False))
 
     alpha, health = runtime.context.catalog().workers["alpha"], runtime.context.health
-    health.took(alpha, 0.1, 20.0)
+    health.note_reply_time(alpha, 0.1, 20.0)
     assert await ask() is False
-    health.took(alpha, 6.0, 20.0)
-    health.took(alpha, 0.1, 20.0)
+    health.note_reply_time(alpha, 6.0, 20.0)
+    health.note_reply_time(alpha, 0.1, 20.0)
     assert await ask() is True
 
 
@@ -161,7 +161,7 @@ async def test_after_a_silent_worker_the_next_one_is_asked_for_a_stream(stub: Pr
     quick = "[workers.alpha]\ndeadlines = { first = 0.3 }\n"
     async with running_service(tmp_path, pool_text(stub).replace("[workers.alpha]\n", quick)) as runtime:
         for worker in runtime.context.catalog().workers.values():
-            runtime.context.health.took(worker, 0.1, 20.0)
+            runtime.context.health.note_reply_time(worker, 0.1, 20.0)
         outcome = await finish(await runtime.runs.start(order(runtime, "baton-mini")))
     assert outcome.ended.error is None
     assert [request.json.get("stream", False) for request in stub.requests] == [False, True]

@@ -160,7 +160,7 @@ class Gateway:
         return self.followers.follow(fold(self.store.committed), SALT, Audience(RUN))
 
     async def join(self, at: Position = Position()) -> Caller:
-        return Caller((await self.client.attach(RUN, at, tenant=None)).line)
+        return Caller((await self.client.attach(RUN, at, tenant=None)).mailbox)
 
     async def receive(self, message: Live) -> None:
         await self.queue.publish(HOME, [message])
@@ -189,8 +189,8 @@ class Gateway:
 @asynccontextmanager
 async def gateway() -> AsyncIterator[Gateway]:
     store, queue = ListStore(), MemoryQueue(["mini"])
-    parts = {"store": store, "queue": queue, "telemetry": Telemetry(), "tick": lambda: 0.0}
-    client = RunClient(cast(EngineContext, SimpleNamespace(**parts)), home=HOME, bound=9, untaken=9)
+    parts = {"store": store, "queue": queue, "telemetry": Telemetry(), "monotonic": lambda: 0.0}
+    client = RunClient(cast(EngineContext, SimpleNamespace(**parts)), home=HOME, bound=9, waiting_bound=9)
     here = Gateway(client, store, queue)
     async with queue.subscribe(HOME, here.followers.receive), asyncio.TaskGroup() as group:
         here.followers.open(group)
@@ -202,7 +202,7 @@ async def engine(here: Gateway) -> AsyncIterator[tuple[Drivers, Driver]]:
     """An engine that the run's row names, and a driver that it may use."""
     health = SimpleNamespace(note_journaled=lambda *_seen: None)
     parts = {"store": here.store, "queue": here.queue, "telemetry": Telemetry(), "health": health}
-    context = cast(EngineContext, SimpleNamespace(**parts, tick=lambda: 0.0, now=lambda: 1e9))
+    context = cast(EngineContext, SimpleNamespace(**parts, monotonic=lambda: 0.0, now=lambda: 1e9))
     drivers = Drivers(context, home="heir", bound=9)
     driver = Driver(
         context,
@@ -299,7 +299,7 @@ async def test_who_asks_an_engine_that_is_up_to_date_reads_nothing() -> None:
         await driver._folded(BEFORE[-1:])
         del here.store.committed  # from here on nothing can be read
         await driver.listen(Listen(RUN, HOME))
-        follower = here.followers.of(RUN)
+        follower = here.followers.follower_of(RUN)
         assert follower is not None
         assert follower.engine_answers
         assert not here.followers._catching_up
@@ -336,9 +336,9 @@ async def test_a_turn_that_begins_while_somebody_joins_the_one_before_is_followe
 
         present: list[Caller] = []
         here.store.meanwhile["the journal is read"] = begin
-        first = Caller((await here.client.attach(RUN, tenant=None, turn=0)).line)
+        first = Caller((await here.client.attach(RUN, tenant=None, turn=0)).mailbox)
         assert (first.words, first.error) == ("Mal sehen.", None)
-        follower = here.followers.of(RUN)
+        follower = here.followers.follower_of(RUN)
         assert follower is not None
         assert follower.state.turn.number == 1
         assert len(follower.audience) == 1
@@ -428,7 +428,7 @@ async def test_what_is_sent_again_has_all_that_was_sent_meanwhile() -> None:
         relay = Relay(RUN, 1, "call_1", reply, lambda _place: "")
         relay._chars, reply.text = 5, "Fünf "  # type: ignore[misc]
         sent: list[Live] = []
-        context = SimpleNamespace(store=here.store, queue=here.queue, telemetry=Telemetry(), tick=lambda: 0.0)
+        context = SimpleNamespace(store=here.store, queue=here.queue, telemetry=Telemetry(), monotonic=lambda: 0.0)
         dispatcher = Dispatcher(cast(EngineContext, context), name="heir", slots=1, grace=0.0)
         work = ClaimedStep(Ticket(RUN, 1, "mini", "heir", 1), relay=relay)
         dispatcher._claimed[RUN, 1] = work

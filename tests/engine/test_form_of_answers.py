@@ -130,7 +130,7 @@ async def test_a_bad_schema_of_the_callers_ejects_no_worker(stub: ProviderStub, 
     """Nothing satisfies it, which says nothing of the workers."""
     for _ in range(6):
         await finish(await runtime.runs.start(asked(runtime, Form({"not": {}}))))
-    assert runtime.context.health.ejected(list(runtime.pool.catalog().workers.values())) == {}
+    assert runtime.context.health.ejected_workers(list(runtime.pool.catalog().workers.values())) == {}
 
 
 @pytest.mark.parametrize("words", [False, True], ids=["as the caller asked for it", "after an answer off form"])

@@ -394,6 +394,6 @@ async def test_a_late_ticket_takes_no_run_from_an_engine_that_drives_it(stub: Pr
         other.drivers.take_soon(Ticket(followed_run.run, WHOLE_RUN, "baton-mini", "", 1, AGAIN), forget)
         await taken.wait()
         row = await other.context.store.run(followed_run.run)
-        assert (row.epoch, other.drivers.known(followed_run.run)) == (1, None)
+        assert (row.epoch, other.drivers.driver_of(followed_run.run)) == (1, None)
         engine.runs.cancel(followed_run.run, "caller")
         assert (await finish(followed_run)).ended.state.state == "cancelled"

@@ -25,7 +25,7 @@ def uncollected() -> Iterator[None]:
 async def freed(runtime: Runtime, **asked: object) -> bool:
     """Whether the driver of such a run is gone soon after its end."""
     followed_run = await runtime.runs.start(order(runtime, "baton-ultra", **asked))
-    driver: ref[Driver] = ref(runtime.drivers.known(followed_run.run))  # type: ignore[arg-type]
+    driver: ref[Driver] = ref(runtime.drivers.driver_of(followed_run.run))  # type: ignore[arg-type]
     assert driver() is not None
     await finish(followed_run)
     del followed_run

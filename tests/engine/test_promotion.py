@@ -117,17 +117,17 @@ async def test_no_version_is_promoted_without_evidence(tmp_path: Path) -> None:
             wanted = RequestedChange("planner", "promoted", "planner@1")
             context = runtime.context
             found = await watch.gate(context.store, context.catalog(), wanted, context.now())
-            assert not watch.held(found)
+            assert not watch.may_be_promoted(found)
             assert watch.refusals(found) == [
                 "baton-ultra: min_pairs is 2, and there are 0",
                 "baton-ultra: max_degraded is 0.05, and nothing is known of it",
             ]
-            assert json.loads(watch.note(found, forced="why"))["forced"] == "why"
+            assert json.loads(watch.evidence_note(found, forced="why"))["forced"] == "why"
         async with running_service(tmp_path, pool_text(stub)) as runtime:
             context = runtime.context
             found = await watch.gate(context.store, context.catalog(), wanted, context.now())
-            assert watch.held(found)
-            assert watch.note(found, forced=None) == ""
+            assert watch.may_be_promoted(found)
+            assert watch.evidence_note(found, forced=None) == ""
 
 
 @pytest.mark.parametrize("kind", ["canary", "promoted"])

@@ -50,7 +50,7 @@ class Service:
     def retention(self, kept: Archiving | None = None, remembered: float = FORGOTTEN) -> RunRetention:
         """The task of another engine."""
         journals = partial(open_archive, self.url)
-        return RunRetention(self.runtime.context, journals, kept, seconds=MOMENT_SECONDS, remembered=remembered)
+        return RunRetention(self.runtime.context, journals, kept, seconds=MOMENT_SECONDS, claim_seconds=remembered)
 
     async def exists(self, run: str) -> bool:
         """True if the run's row is there."""

@@ -59,7 +59,7 @@ async def until_relieved(runtime: Runtime, run: str) -> None:
     """Until the driver that admitted a run is not its driver any more."""
 
     def is_relieved() -> bool:
-        driver = runtime.drivers.known(run)
+        driver = runtime.drivers.driver_of(run)
         return driver is None or driver.writer.epoch != 1
 
     await until(is_relieved)
@@ -213,7 +213,7 @@ async def test_the_loss_of_a_lease_does_not_strike_the_driver_that_has_just_take
     monkeypatch.setattr(Drivers, "_sweep_for_ever", nothing)  # it renews too
     async with running_service(tmp_path, pool_text(stub), SETTINGS) as runtime:
         followed_run = await runtime.runs.start(order(runtime, "baton-mini"))
-        first = runtime.drivers.known(followed_run.run)
+        first = runtime.drivers.driver_of(followed_run.run)
 
         async def lapsing(store: SqlStore, driver: str, epochs: Mapping[str, int], until: float) -> Mapping[str, int]:
             """The first driver's lease is lost, and this process takes the run over as the second look finds that."""
@@ -233,7 +233,7 @@ async def test_the_loss_of_a_lease_does_not_strike_the_driver_that_has_just_take
         assert (outcome.ended.error, asked) == (None, 2)
         row = await runtime.context.store.run(followed_run.run)
         assert (row.state, row.epoch > 1) == ("succeeded", True)
-        assert first is not runtime.drivers.known(followed_run.run)
+        assert first is not runtime.drivers.driver_of(followed_run.run)
         await until(lambda: len(runtime.drivers) == 0)
 
 
@@ -242,7 +242,7 @@ async def test_a_run_that_was_lost_and_comes_back_is_driven_once(stub: ProviderS
     async with running_service(tmp_path, pool_text(stub), SETTINGS) as runtime:
         followed_run = await runtime.runs.start(order(runtime, "baton-mini"))
         await stub.wait_for(1, "alpha")
-        old = runtime.drivers.known(followed_run.run)
+        old = runtime.drivers.driver_of(followed_run.run)
         # Another one took it over, and died.
         with sqlite3.connect(tmp_path / "baton.db", timeout=PATIENCE_SECONDS) as database:
             database.execute(
@@ -250,7 +250,7 @@ async def test_a_run_that_was_lost_and_comes_back_is_driven_once(stub: ProviderS
             )
         database.close()
         await runtime.drivers._recovery.sweep(5, runtime.drivers._renew)
-        again = runtime.drivers.known(followed_run.run)
+        again = runtime.drivers.driver_of(followed_run.run)
         assert again is not None
         assert again is not old
         assert (await finish(followed_run)).ended.error is None, "its caller hears the new driver"

@@ -18,7 +18,7 @@ from app.core.pool.serving import TIER
 from app.core.rating.shadows import notes_from_json, policy_of
 from app.core.run.events import RunAdmitted, facts
 from app.core.run.kinds import Kind
-from app.engine.conductors.versions import RequestedChange, checked_service, make_change
+from app.engine.conductors.versions import RequestedChange, check_service, make_change
 from app.engine.conductors.watch import PromotionWatch
 from app.engine.runs.shadows import Shadows
 from app.errors import ConfigInvalid
@@ -65,7 +65,7 @@ async def put(runtime: Runtime, kind: ChangeKind, subject: str = "", share: floa
     """Make a change of what serves `baton-mini`, as a command does, and let the gateway look."""
     context = runtime.context
     wanted = RequestedChange(f"{TIER}baton-mini", kind, subject, share)
-    possible = await checked_service(context.store, context.catalog(), wanted)
+    possible = await check_service(context.store, context.catalog(), wanted)
     await make_change(context.store, possible, name=context.name("change"), by=PROCESS)
     await runtime.versions.look()
 

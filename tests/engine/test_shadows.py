@@ -18,7 +18,7 @@ from app.core.rating.feedback import Feedback
 from app.core.rating.shadows import notes_from_json, policy_of, shadow_id
 from app.core.run.kinds import Kind
 from app.engine.runs.approvals import Decision
-from app.engine.runs.shadows import AT_ONCE, Shadows
+from app.engine.runs.shadows import MOST_AT_ONCE, Shadows
 from app.gateway.openapi.report_replies import ShadowReport
 from app.gateway.runs import reports
 from app.process.wiring import Runtime
@@ -111,16 +111,16 @@ async def test_a_shadow_that_hangs_or_fails_changes_nothing_for_callers(tmp_path
         script_answers(stub)
         stub.always("gamma", Hang())
         async with served(tmp_path, tried(stub)) as (runtime, shadows):
-            first = [await answered(runtime) for _ in range(AT_ONCE + 1)]
+            first = [await answered(runtime) for _ in range(MOST_AT_ONCE + 1)]
             await shadows.look()
-            await until(lambda: len(stub.requests_for("gamma")) == AT_ONCE)
-            assert [said for _, said in [*first, await answered(runtime)]] == [ANSWERS["alpha"]] * (AT_ONCE + 2)
+            await until(lambda: len(stub.requests_for("gamma")) == MOST_AT_ONCE)
+            assert [said for _, said in [*first, await answered(runtime)]] == [ANSWERS["alpha"]] * (MOST_AT_ONCE + 2)
             await shadows.look()
-            assert len(stub.requests_for("gamma")) == AT_ONCE
+            assert len(stub.requests_for("gamma")) == MOST_AT_ONCE
             journal = await events(runtime, first[0][0])
             assert not [event for event in journal if "gamma" in str(event.body.get("worker"))]
-            assert await counts(runtime) == {"started": AT_ONCE}
-            for run, _ in first[:AT_ONCE]:
+            assert await counts(runtime) == {"started": MOST_AT_ONCE}
+            for run, _ in first[:MOST_AT_ONCE]:
                 runtime.runs.cancel(shadow_id(run), "operator")
                 assert (await shadow_of(runtime, run)).state == "cancelled"
 

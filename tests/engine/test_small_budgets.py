@@ -292,4 +292,4 @@ def slow(runtime: Runtime, **seconds: float) -> None:
     """Let this process have seen that these workers take so many seconds."""
     known = runtime.pool.catalog().workers
     for name, took in [*seconds.items()] * 5:
-        runtime.context.health.took(known[name], took, patience=60.0)
+        runtime.context.health.note_reply_time(known[name], took, patience=60.0)

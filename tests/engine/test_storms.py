@@ -164,7 +164,7 @@ async def test_a_wait_ends_with_its_run_and_hides_no_outcome(stub: ProviderStub,
 
 async def calls_seem_slow(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the service learn that its first worker takes more than a hundred seconds for an answer."""
-    monkeypatch.setattr(runtime.context.health, "_tick", lambda: time.monotonic() + 100.0)
+    monkeypatch.setattr(runtime.context.health, "_monotonic", lambda: time.monotonic() + 100.0)
     for _ in range(ENOUGH_SUCCESSES):
         await run(runtime)
 

@@ -64,7 +64,7 @@ async def test_whoever_loses_the_race_to_a_turn_leaves_its_driver_alone(
 ) -> None:
     """Three bring the same at once, and each looks at the run before any of the others has begun, if it may."""
     stub.script("alpha", tool_call_reply(look_call("a")), tool_call_reply(look_call("b")), DONE)
-    conversation, looking, find = Conversation(runtime), 0, tool_results.find
+    conversation, looking, find = Conversation(runtime), 0, tool_results.find_resumption
 
     async def find_together(*given: Any) -> Any:
         nonlocal looking
@@ -74,7 +74,7 @@ async def test_whoever_loses_the_race_to_a_turn_leaves_its_driver_alone(
         return found
 
     conversation.add_results(await conversation.take_turn(), "A")
-    monkeypatch.setattr(tool_results, "find", find_together)
+    monkeypatch.setattr(tool_results, "find_resumption", find_together)
     replies = await asyncio.gather(*(conversation.take_turn() for _ in range(3)))
     assert len({outcome.ended.calls for outcome in replies}) == 1
     assert len(stub.requests_for("alpha")) == 2

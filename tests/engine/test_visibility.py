@@ -177,7 +177,7 @@ async def test_an_ignored_access_list_would_be_noticed(
     runtime: tuple[Runtime, Table], monkeypatch: pytest.MonkeyPatch, leak: str
 ) -> None:
     """The check is shown a dispatcher that grants too much."""
-    honest = execution.look
+    honest = execution.view_of_step
 
     async def leaky(store: Store, state: RunState, n: int, fresh: Mapping[str, bytes]) -> View:
         step = state.steps[n]
@@ -185,7 +185,7 @@ async def test_an_ignored_access_list_would_be_noticed(
         wide = Access(step.access.user or leak != "steps", done if leak != "user" else step.access.steps)
         return await honest(store, replace(state, steps={**state.steps, n: replace(step, access=wide)}), n, fresh)
 
-    monkeypatch.setattr(execution, "look", leaky)
+    monkeypatch.setattr(execution, "view_of_step", leaky)
     running, table = runtime
     await asyncio.gather(*(table.play(running) for _ in range(AT_ONCE)))
     assert table.wrong

@@ -11,7 +11,7 @@ from app.core.message.chat import Usage
 from app.core.pool.breaker import ENOUGH_SUCCESSES, FAILURES_IN_A_ROW, FREE_RETRIES, Place, Verdict
 from app.core.pool.catalog import Catalog, ConductorSpec, Limits, ProviderSpec, Tier, Worker
 from app.core.run.events import CallFinished
-from app.engine.worker_health import REMEMBERED, Health, WorkerChoice
+from app.engine.worker_health import MOST_COUNTED_CALLS, Health, WorkerChoice
 from app.telemetry import Telemetry
 
 NAMES = ("ada", "bob", "cyd")
@@ -48,15 +48,15 @@ def telemetry() -> Telemetry:
 @pytest.fixture
 def health(clock: Clock, telemetry: Telemetry) -> Health:
     """A process that has heard nothing yet."""
-    made = Health(telemetry, tick=clock, chance=Random(1).random)
-    made.follow(CATALOG)
+    made = Health(telemetry, monotonic=clock, random=Random(1).random)
+    made.use_catalog(CATALOG)
     return made
 
 
 def settle(health: Health, name: str, verdict: Verdict, times: int = 1, asked: float | None = None) -> None:
     """Calls of our own end."""
     for number in range(times):
-        health.settle(f"call-{name}-{number}", WORKERS[name], verdict, 1_000.0, asked)
+        health.note_own_call(f"call-{name}-{number}", WORKERS[name], verdict, 1_000.0, asked)
 
 
 def finished(call: str, outcome: str = "error", **more: Any) -> CallFinished:
@@ -75,26 +75,26 @@ def test_the_first_worker_that_is_well_is_chosen(health: Health) -> None:
 def test_nobody_is_chosen_without_time(health: Health) -> None:
     nobody = health.choose(FIRST, 0.01)
     assert nobody.worker is None
-    assert nobody.hopeless
-    assert not health.choose([], 60.0).hopeless
+    assert nobody.lacks_time
+    assert not health.choose([], 60.0).lacks_time
 
 
 def test_the_worst_of_the_ejected_come_first(health: Health) -> None:
     settle(health, "ada", "misconfigured")
     settle(health, "bob", "rate_limited", asked=2.0)
     settle(health, "cyd", "rate_limited", asked=99.0)
-    assert list(health.ejected(list(WORKERS.values())).items()) == [
+    assert list(health.ejected_workers(list(WORKERS.values())).items()) == [
         ("ada", "misconfigured"),
         ("cyd", "rate_limited"),
         ("bob", "rate_limited"),
     ]
-    assert health.ejected([]) == {}
+    assert health.ejected_workers([]) == {}
 
 
 def test_a_worker_that_may_be_probed_is_not_ejected(health: Health, clock: Clock) -> None:
     settle(health, "ada", "rate_limited", asked=2.0)
     clock.seconds += 2.0
-    assert health.ejected([WORKERS["ada"]]) == {}
+    assert health.ejected_workers([WORKERS["ada"]]) == {}
 
 
 def test_a_call_with_an_alternative_is_refused_but_for_the_probe(health: Health, clock: Clock) -> None:
@@ -120,12 +120,12 @@ def test_retries_and_refused_retries_are_counted(health: Health, telemetry: Tele
 
 def test_a_step_may_wait_for_news_of_scouts(health: Health) -> None:
     offers: list[tuple[Worker, Place]] = [(WORKERS["bob"], "replacement")]
-    assert not health.worth_waiting(offers, 60.0)
+    assert not health.is_worth_waiting(offers, 60.0)
     for _ in range(FREE_RETRIES):
         health.choose(offers, 60.0)
-    assert health.worth_waiting(offers, 60.0)
+    assert health.is_worth_waiting(offers, 60.0)
     settle(health, "bob", "good")
-    assert not health.worth_waiting(offers, 60.0)
+    assert not health.is_worth_waiting(offers, 60.0)
 
 
 def test_ejections_and_returns_are_counted_shown_and_logged(
@@ -137,7 +137,7 @@ def test_ejections_and_returns_are_counted_shown_and_logged(
         assert telemetry.registry.get_sample_value("baton_breaker_state", level) == 2
         clock.seconds += 10.0
         assert telemetry.registry.get_sample_value("baton_breaker_state", level) == 1, "nobody has to call for that"
-        health.settle("probe", WORKERS["ada"], "good", clock.seconds, None)
+        health.note_own_call("probe", WORKERS["ada"], "good", clock.seconds, None)
     assert telemetry.registry.get_sample_value("baton_breaker_state", level) == 0
     counted = telemetry.registry.get_sample_value("baton_ejections_total", {"worker": "ada", "reason": "failing"})
     assert counted == 1
@@ -159,8 +159,10 @@ def test_another_pool_keeps_what_is_known_of_unchanged_workers(health: Health, t
     moved = {**SPECS, "far": replace(SPECS["far"], base_url="http://elsewhere")}
     priced = {**WORKERS, "ada": replace(WORKERS["ada"], name="adele"), "bob": replace(WORKERS["bob"], model="bob-2")}
     workers = {worker.name: worker for worker in priced.values()}
-    health.follow(replace(CATALOG, providers=moved, workers=workers))
-    assert health.ejected(list(workers.values())) == {"adele": "misconfigured"}, "the same model, under another name"
+    health.use_catalog(replace(CATALOG, providers=moved, workers=workers))
+    assert health.ejected_workers(list(workers.values())) == {"adele": "misconfigured"}, (
+        "the same model, under another name"
+    )
     shown = telemetry.registry.get_sample_value
     assert shown("baton_breaker_state", {"worker": "adele"}) == 2
     assert shown("baton_breaker_state", {"worker": "ada"}) is None
@@ -169,18 +171,18 @@ def test_another_pool_keeps_what_is_known_of_unchanged_workers(health: Health, t
 
 def test_a_worker_that_was_gone_comes_back_unknown(health: Health) -> None:
     settle(health, "cyd", "misconfigured")
-    health.follow(replace(CATALOG, workers={"ada": WORKERS["ada"]}))
-    health.follow(CATALOG)
-    assert health.ejected(list(WORKERS.values())) == {}
+    health.use_catalog(replace(CATALOG, workers={"ada": WORKERS["ada"]}))
+    health.use_catalog(CATALOG)
+    assert health.ejected_workers(list(WORKERS.values())) == {}
 
 
 def test_a_new_key_of_a_provider_ends_the_ejection_of_its_workers(health: Health) -> None:
     for name in NAMES:
         settle(health, name, "misconfigured")
-    health.forget({"far"})
+    health.forget_providers({"far"})
     near = {name: "misconfigured" for name, worker in WORKERS.items() if worker.provider != "far"}
     assert 0 < len(near) < len(WORKERS)
-    assert health.ejected(list(WORKERS.values())) == near
+    assert health.ejected_workers(list(WORKERS.values())) == near
 
 
 # -- other processes
@@ -188,11 +190,11 @@ def test_a_new_key_of_a_provider_ends_the_ejection_of_its_workers(health: Health
 
 def test_calls_of_other_processes_are_as_good_as_our_own(health: Health) -> None:
     for number in range(FAILURES_IN_A_ROW):
-        assert health.ejected([WORKERS["ada"]]) == {}
+        assert health.ejected_workers([WORKERS["ada"]]) == {}
         health.note_journaled("ada", finished(f"their-{number}", blamed="failing"))
-    assert health.ejected([WORKERS["ada"]]) == {"ada": "failing"}
+    assert health.ejected_workers([WORKERS["ada"]]) == {"ada": "failing"}
     health.note_journaled("bob", finished("last", blamed="rate_limited", retry_after=60.0))
-    assert health.ejected([WORKERS["bob"]]) == {"bob": "rate_limited"}
+    assert health.ejected_workers([WORKERS["bob"]]) == {"bob": "rate_limited"}
 
 
 def test_what_says_nothing_there_says_nothing_here(health: Health) -> None:
@@ -200,23 +202,23 @@ def test_what_says_nothing_there_says_nothing_here(health: Health) -> None:
         health.note_journaled("ada", finished(f"their-{number}", "cancelled"))
         health.note_journaled("ada", finished(f"lost-{number}", "unknown", seconds=0.0))
         health.note_journaled("nobody", finished(f"gone-{number}", blamed="failing"))
-    assert health.ejected(list(WORKERS.values())) == {}
+    assert health.ejected_workers(list(WORKERS.values())) == {}
     settle(health, "ada", "failing", FAILURES_IN_A_ROW - 1)
     health.note_journaled("ada", finished("good", "ok", seconds=0.0))
     settle(health, "ada", "failing", FAILURES_IN_A_ROW - 1)
-    assert health.ejected(list(WORKERS.values())) == {}
+    assert health.ejected_workers(list(WORKERS.values())) == {}
 
 
 def test_a_call_is_counted_once_however_often_its_outcome_is_received(health: Health) -> None:
     """Our own comes back from the journal, and each driver of a run that changes hands in this process reads it."""
     for number in range(FAILURES_IN_A_ROW - 1):
-        health.settle(f"call-{number}", WORKERS["ada"], "failing", 1_000.0, None)
+        health.note_own_call(f"call-{number}", WORKERS["ada"], "failing", 1_000.0, None)
         for _ in range(2):
             health.note_journaled("ada", finished(f"call-{number}", blamed="failing"))
             health.note_journaled("bob", finished(f"their-{number}", blamed="failing"))
-    assert health.ejected(list(WORKERS.values())) == {}
+    assert health.ejected_workers(list(WORKERS.values())) == {}
     health.note_journaled("ada", finished("last", blamed="failing"))
-    assert health.ejected(list(WORKERS.values())) == {"ada": "failing"}
+    assert health.ejected_workers(list(WORKERS.values())) == {"ada": "failing"}
 
 
 def test_what_is_received_late_says_nothing_of_a_worker_that_has_answered_since(
@@ -229,15 +231,15 @@ def test_what_is_received_late_says_nothing_of_a_worker_that_has_answered_since(
     for number in range(FAILURES_IN_A_ROW):
         health.note_journaled("ada", finished(f"during-{number}", blamed="failing"), age=5.5)
     assert counted("baton_ejections_total", {"worker": "ada", "reason": "failing"}) == 1
-    health.settle("probe", ada, "good", clock.seconds, None)
+    health.note_own_call("probe", ada, "good", clock.seconds, None)
     for number in range(FAILURES_IN_A_ROW):
         health.note_journaled("ada", finished(f"late-{number}", blamed="failing"), age=1.0)
         health.note_journaled("ada", finished(f"limited-{number}", blamed="rate_limited", retry_after=2.0), age=3.0)
-    assert health.ejected([ada]) == {}
+    assert health.ejected_workers([ada]) == {}
     health.note_journaled("ada", finished("limited", blamed="rate_limited", retry_after=5.0), age=3.0)
-    assert health.ejected([ada]) == {"ada": "rate_limited"}
+    assert health.ejected_workers([ada]) == {"ada": "rate_limited"}
     clock.seconds += 2.0
-    assert health.ejected([ada]) == {}, "it asked for five seconds, of which three were over"
+    assert health.ejected_workers([ada]) == {}, "it asked for five seconds, of which three were over"
 
 
 def test_the_time_for_which_an_outcome_was_on_its_way_is_no_time_of_the_worker(health: Health) -> None:
@@ -248,8 +250,8 @@ def test_the_time_for_which_an_outcome_was_on_its_way_is_no_time_of_the_worker(h
 
 
 def test_what_is_remembered_of_calls_is_bounded(health: Health) -> None:
-    for number in range(REMEMBERED + 100):
-        health.settle(f"call-{number}", WORKERS["ada"], "good", 1_000.0, None)
+    for number in range(MOST_COUNTED_CALLS + 100):
+        health.note_own_call(f"call-{number}", WORKERS["ada"], "good", 1_000.0, None)
         health.note_journaled("ada", finished(f"their-{number}", "ok"))
-    assert len(health._counted) == REMEMBERED
-    assert f"call-{REMEMBERED + 99}" in health._counted
+    assert len(health._counted_calls) == MOST_COUNTED_CALLS
+    assert f"call-{MOST_COUNTED_CALLS + 99}" in health._counted_calls

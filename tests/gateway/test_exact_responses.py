@@ -8,7 +8,7 @@ import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from openai.types.responses.response_item_list import ResponseItemList
 
-from app.engine.delivery.messages import without
+from app.engine.delivery.messages import end_with_error
 from app.errors import LeaseLost
 from app.gateway.responses.reply import Events, Subject
 from tests.harness.exact_replies import OURS, exactly, published
@@ -218,7 +218,7 @@ def test_a_stream_that_breaks_says_so_in_openais_event() -> None:
     of = Subject(state_of("run_1"), TASK, TASK)
     events = Events(of)
     head = events.opening()
-    last = events.failure(LeaseLost("Let go."), without(state_of("run_1"), LeaseLost()))
+    last = events.failure(LeaseLost("Let go."), end_with_error(state_of("run_1"), LeaseLost()))
     broken = exact_events((head + last).decode(), broken=True)
     assert broken[-1] == {
         "type": "error",

@@ -196,7 +196,7 @@ async def finish(followed_run: FollowedRun, within: float = PATIENCE_SECONDS) ->
     tool_deltas: list[ToolDelta] = []
     async with asyncio.timeout(within):
         while True:
-            for message in await followed_run.line.take(1.0):
+            for message in await followed_run.mailbox.take(1.0):
                 if isinstance(message, AnswerPart):
                     if message.text or not message.calls:
                         texts.append(message.text)

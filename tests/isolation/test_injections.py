@@ -46,7 +46,7 @@ async def judged(folder: Path, topology: str) -> Findings:
 
 async def test_words_beyond_an_access_list_would_be_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def messages(view: View, worker: str) -> tuple[Message, ...]:
-        return compose(view.task, view.subtask, view.seen, view.used, worker)
+        return compose(view.task, view.subtask, view.earlier_steps, view.tool_uses, worker)
 
     monkeypatch.setattr(View, "messages", messages)
     found = await judged(tmp_path, "caller")

@@ -64,12 +64,12 @@ class Hearing:
         try:
             async with asyncio.timeout(seconds):
                 while not self.ended:
-                    self._hear(await followed_run.line.take(10.0))
+                    self._hear(await followed_run.mailbox.take(10.0))
                     if pause:
                         await asyncio.sleep(pause)
         except TimeoutError:
             self.gave_up = True
-        self._hear(await followed_run.line.take(0.0))  # after the end there must be nothing
+        self._hear(await followed_run.mailbox.take(0.0))  # after the end there must be nothing
 
     def _hear(self, batch: list[CallerMessage]) -> None:
         for told in batch:

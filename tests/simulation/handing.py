@@ -107,10 +107,10 @@ def drain_in_silence(patch: Patch) -> None:
 
 
 def go_on_from_memory(patch: Patch) -> None:
-    begin = tool_results.begin
+    begin = tool_results.begin_turn
 
     def unseen(*given: Any) -> Any:
         begun = begin(*given)
         return replace(begun, entry=replace(begun.entry, seq=None))
 
-    patch.setattr(tool_results, "begin", unseen)
+    patch.setattr(tool_results, "begin_turn", unseen)

@@ -136,16 +136,16 @@ def context(
         catalog=lambda: setting.catalog,
         provider=lambda _name: provider,
         conductor=conductor,
-        health=Health(setting.telemetry, tick=watch.tick, chance=setting.chance.random),
+        health=Health(setting.telemetry, monotonic=watch.tick, random=setting.chance.random),
         telemetry=setting.telemetry,
         now=clock.now,
-        tick=watch.tick,
+        monotonic=watch.tick,
         name=setting.name,
-        chance=setting.chance.random,
+        random=setting.chance.random,
         salt=lambda: setting.chance.randbytes(16),
         lease=setting.lease,
         code="simulated",
-        timed=lambda: clock.is_set,
+        clock_is_set=lambda: clock.is_set,
         notifies=setting.notifies,
     )
 
@@ -212,7 +212,7 @@ class Process:
             given,
             home=f"{self.name}-gateway",
             bound=50,
-            untaken=50,
+            waiting_bound=50,
             engine=drivers if self.dispatcher else None,
         )
         dispatcher = Dispatcher(
@@ -220,7 +220,7 @@ class Process:
             name=self.name,
             slots=self.slots,
             grace=self.grace,
-            local=drivers.known,
+            local=drivers.driver_of,
             take_run=drivers.take_soon,
             runs_being_taken=lambda: drivers.runs_being_taken,
         )

@@ -279,13 +279,13 @@ def bury_a_dead_letter_in_silence(patch: Patch) -> None:
 
 
 def _seeing(patch: Patch, wider: Callable[[RunState, int, Access], Access]) -> None:
-    look = execution.look
+    view_of_step = execution.view_of_step
 
     async def peeping(store: Any, state: RunState, n: int, *given: Any) -> Any:
         step = replace(state.steps[n], access=wider(state, n, state.steps[n].access))
-        return await look(store, replace(state, steps={**state.steps, n: step}), n, *given)
+        return await view_of_step(store, replace(state, steps={**state.steps, n: step}), n, *given)
 
-    patch.setattr(execution, "look", peeping)
+    patch.setattr(execution, "view_of_step", peeping)
 
 
 def see_a_step_that_is_not_listed(patch: Patch) -> None:
@@ -339,7 +339,7 @@ def wait_for_the_bell_alone(patch: Patch) -> None:
 
 
 def drop_the_last_words(patch: Patch) -> None:
-    patch.setattr(Audience, "_end", lambda _self, listener, ended: listener.line.push(ended))
+    patch.setattr(Audience, "_end", lambda _self, listener, ended: listener.mailbox.push(ended))
 
 
 def tell_a_reply_twice(patch: Patch) -> None:

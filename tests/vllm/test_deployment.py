@@ -16,7 +16,7 @@ import pytest
 
 from app.__main__ import main
 from app.core.plan.workflow import by_ordinal, read_plan
-from app.engine.conductors.versions import EVERY as LOOK_SECONDS
+from app.engine.conductors.versions import LOOK_SECONDS
 from app.lab import manifest
 from app.lab.evaluate import draw_exam
 from app.lab.plans import STEPS

@@ -51,7 +51,7 @@ async def run_to_end(opened: Runtime, order: Order) -> TurnEnd:
     try:
         async with asyncio.timeout(order.limits.seconds + START_SECONDS):
             while True:
-                for message in await driven.line.take(1.0):
+                for message in await driven.mailbox.take(1.0):
                     if isinstance(message, TurnEnd):
                         return message
     except TimeoutError:

@@ -281,14 +281,14 @@ async def _check_generation(name: str, worker: Worker, opened: Runtime) -> Verdi
     spec = opened.pool.catalog().providers[worker.provider]
 
     async def check() -> Verdict:
-        began = opened.context.tick()
+        began = opened.context.monotonic()
         limited = await _is_rate_limited(worker, opened)
         if limited:
             return Verdict(name, "ok", "accepts the key, but limits requests at the moment")
         words = f"{worker.name} answers"
         if spec.format == "rehearsal":
             words += " (simulated)"
-        return Verdict(name, "ok", f"{words}, {duration(opened.context.tick() - began)}")
+        return Verdict(name, "ok", f"{words}, {duration(opened.context.monotonic() - began)}")
 
     remedy = f"check that {spec.base_url or 'it'} can be reached from here"
     return await _with_deadline(name, check, remedy, spec, worker)

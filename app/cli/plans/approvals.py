@@ -11,7 +11,7 @@ from app.cli.arguments import Arguments
 from app.cli.audit import content_reads
 from app.cli.runs import run_words
 from app.core.pool.catalog import MILLION, Catalog
-from app.engine.runs.approvals import Decision, settle
+from app.engine.runs.approvals import Decision, write_decision
 from app.errors import NotFound
 from app.gateway.runs.approvals import WAITING, approval_of, estimate, mark
 from app.gateway.runs.forecasts import read_history
@@ -102,7 +102,7 @@ async def _decide(
             replacements=replacements,
             max_usd=max_usd,
         )
-        await settle(store, catalog, now, approval["run"], None, decision, 0.0)
+        await write_decision(store, catalog, now, approval["run"], None, decision, 0.0)
         return await _read(store, approval["run"])
 
 

@@ -19,7 +19,7 @@ from app.cli.arguments import Arguments
 from app.cli.learning import train
 from app.cli.promotion import deployment, shadow_plans, version_changes
 from app.core.pool.conductor_versions import Change, ChangeKind, VersionsInForce, refusal, versions_in_force
-from app.engine.conductors.versions import RequestedChange, checked_change, conducted, make_change
+from app.engine.conductors.versions import RequestedChange, check_change, conductor_names, make_change
 from app.errors import ConfigInvalid
 from app.lab import manifest
 from app.process.conductor_server import conductor_servers, served_by_all
@@ -189,7 +189,7 @@ async def _compare(
 
 def _change(loaded: Loaded, args: Arguments, now: Callable[[], float]) -> int:
     kind, version = KINDS[args.verb], getattr(args, "version", "")
-    if args.conductor not in conducted(loaded.catalog):
+    if args.conductor not in conductor_names(loaded.catalog):
         raise ConfigInvalid([f"{args.conductor}: conducts no tier of the pool file"])
     wanted = RequestedChange(args.conductor, kind, version, getattr(args, "share", 0.0))
 
@@ -198,7 +198,7 @@ def _change(loaded: Loaded, args: Arguments, now: Callable[[], float]) -> int:
             return served_by_all(servers)
 
     async def check(store: Store) -> RequestedChange:
-        return await checked_change(store, wanted, served, trusted_signers(loaded.settings), terminal.warn)
+        return await check_change(store, wanted, served, trusted_signers(loaded.settings), terminal.warn)
 
     refused = event_loop.run(version_changes.change(loaded, args, check, now()))
     if refused:

@@ -19,7 +19,7 @@ from app.conductor.styles import STYLES, Style
 from app.core.plan import workflow as core_plan
 from app.core.plan.workflow import Step
 from app.core.pool.catalog import Tier
-from app.engine.conductors.versions import accept
+from app.engine.conductors.versions import refuse_or_warn
 from app.errors import ConfigInvalid, PlanRejected
 from app.lab import manifest
 from app.lab.manifest import Golden, Manifest
@@ -181,7 +181,7 @@ def check_signature(folder: Path, card: Manifest, settings: Settings) -> None:
     """Raise `ConfigInvalid` for a version that no key in `BATON_CONDUCTOR_SIGNERS` has signed, or warn of it, as
     `BATON_CONDUCTOR_UNSIGNED` says."""
     trusted = trusted_signers(settings)
-    accept(trusted, manifest.objection(folder, card.name, trusted), terminal.warn)
+    refuse_or_warn(trusted, manifest.objection(folder, card.name, trusted), terminal.warn)
 
 
 def deploy(servers: Sequence[Management], folder: Path, card: Manifest, golden: Sequence[Golden], path: str) -> str:

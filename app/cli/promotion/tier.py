@@ -12,7 +12,7 @@ from app.cli.promotion import version_changes
 from app.core.pool.catalog import Catalog
 from app.core.pool.conductor_versions import ChangeKind, VersionsInForce
 from app.core.pool.serving import TIER, objection, subject_named, tier_in
-from app.engine.conductors.versions import RequestedChange, checked_service
+from app.engine.conductors.versions import RequestedChange, check_service
 from app.errors import ConfigInvalid
 from app.process.config import Loaded, configure
 from app.store.protocol import Store
@@ -40,7 +40,7 @@ def _change(loaded: Loaded, args: Arguments, now: Callable[[], float]) -> int:
     wanted = RequestedChange(f"{TIER}{tier.name}", kind, subject, getattr(args, "share", 0.0))
 
     async def check(store: Store) -> RequestedChange:
-        return await checked_service(store, catalog, wanted)
+        return await check_service(store, catalog, wanted)
 
     refused = event_loop.run(version_changes.change(loaded, args, check, now()))
     if refused:

@@ -16,7 +16,7 @@ from app.core.pool.conductor_versions import Change, VersionsInForce, versions_i
 from app.core.pool.serving import tier_in
 from app.core.transparency.notes import split_note
 from app.engine.conductors import watch
-from app.engine.conductors.trials import Judged
+from app.engine.conductors.trials import Judgement
 from app.engine.conductors.versions import RequestedChange, make_change
 from app.process.config import Loaded, Settings
 from app.store.protocol import Actor, Store
@@ -24,20 +24,20 @@ from app.store.protocol import Actor, Store
 
 async def change(
     loaded: Loaded, args: Arguments, check: Callable[[Store], Awaitable[RequestedChange]], now: float
-) -> tuple[Judged, ...]:
+) -> tuple[Judgement, ...]:
     """Make the change that `check` finds possible. Returns the evidence against a promotion that was not made."""
     async with storage.open_configured_store(loaded.settings) as store:
         possible = await check(store)
         forced = getattr(args, "force", None)
         evidence = await watch.gate(store, loaded.catalog, possible, now)
-        if not watch.held(evidence) and not forced:
+        if not watch.may_be_promoted(evidence) and not forced:
             return evidence
-        note = watch.note(evidence, forced=forced)
+        note = watch.evidence_note(evidence, forced=forced)
         await make_change(store, possible, name=new_change_id(), by=author(args), note=note)
         return ()
 
 
-def refuse(evidence: tuple[Judged, ...], *, as_json: bool) -> int:
+def refuse(evidence: tuple[Judgement, ...], *, as_json: bool) -> int:
     """Print the conditions of a promotion that was not made."""
     if as_json:
         terminal.print_json({"promoted": False, "tiers": [judged.to_json() for judged in evidence]})

@@ -6,7 +6,7 @@ from functools import partial
 
 from app.cli import event_loop, storage, terminal
 from app.cli.arguments import Arguments
-from app.engine.retention import Erased, erase_all, runs_with_content, runs_with_text, texts_with_ref
+from app.engine.retention import EraseResult, erase_all, runs_with_content, runs_with_text, texts_with_ref
 from app.errors import ConfigInvalid, LegalHold
 from app.gateway.runs import cancel
 from app.process.config import Settings, read
@@ -71,7 +71,7 @@ async def _count_runs(store: Store, args: Arguments, query: ContentQuery) -> int
     return sum([len(rows) async for rows in runs_with_content(store, query)])
 
 
-async def _erase_text(store: Store, ref: str, patience: float, now: Callable[[], float]) -> Erased:
+async def _erase_text(store: Store, ref: str, patience: float, now: Callable[[], float]) -> EraseResult:
     """Erase the content of every run that has the text of this ref. The salt of a run goes with its content: as long as
     it stays, a text can be guessed back from its hash."""
     texts = await texts_with_ref(store, store, ref)
@@ -84,7 +84,7 @@ async def _with_texts(store: Store, texts: Sequence[tuple[str, bytes]]) -> Async
             yield rows
 
 
-async def _erase_all(store: Store, query: ContentQuery, patience: float, now: Callable[[], float]) -> Erased:
+async def _erase_all(store: Store, query: ContentQuery, patience: float, now: Callable[[], float]) -> EraseResult:
     """Erase what the query selects. Of a whole tenant, the keys under which its contents are encrypted are destroyed,
     too: first they are taken out of use, so that no process writes under them any more."""
     by: ErasedBy = "operator"
@@ -109,7 +109,7 @@ async def _destroy_keys(store: Store, tenant: str) -> None:
         terminal.stderr().print(f"The tenant's content keys are kept: {error.message}", markup=False, soft_wrap=True)
 
 
-async def _erase_one(store: Store, name: str, patience: float, now: Callable[[], float]) -> Erased:
+async def _erase_one(store: Store, name: str, patience: float, now: Callable[[], float]) -> EraseResult:
     row = await storage.find_run(store, name)
     if hold := (await store.held([row.id])).get(row.id):
         raise LegalHold(f"The legal hold {hold} covers the run, so it is not erased; `baton holds ls` shows it.")
@@ -128,7 +128,7 @@ async def _end(store: Store, rows: Sequence[RunRow], patience: float, now: float
     await asyncio.gather(*[cancel.wait_until_ended(store, row, patience) for row in rows])
 
 
-def _report(settings: Settings, erased: Erased) -> str:
+def _report(settings: Settings, erased: EraseResult) -> str:
     said = f"The content of {terminal.count(erased.runs, 'run')} is erased; every journal remains."
     if erased.held:
         names = ", ".join(sorted(set(erased.held.values())))

@@ -5,7 +5,7 @@ from secrets import token_hex
 
 from app.cli import event_loop, storage, terminal
 from app.cli.arguments import Arguments
-from app.engine.retention import Pruned, Pruning, archiving, prune_query
+from app.engine.retention import PruneResult, Pruning, archiving, prune_query
 from app.process.config import Settings, read
 from app.store.protocol import PruneQuery
 
@@ -37,13 +37,13 @@ async def _count(settings: Settings, query: PruneQuery) -> tuple[int, int]:
         return await store.count_prunable(query)
 
 
-async def _prune(settings: Settings, query: PruneQuery, now: Callable[[], float]) -> Pruned:
+async def _prune(settings: Settings, query: PruneQuery, now: Callable[[], float]) -> PruneResult:
     async def rest() -> bool:
         return True
 
     kept = archiving(settings.archive, settings.archive_endpoint, contents=settings.archive_content)
     async with storage.open_configured_store(settings) as store, storage.open_journals(settings) as journals:
-        done = await Pruning(store, journals, kept, now=now, name=_name, rest=rest).prune(query)
+        done = await Pruning(store, journals, kept, now=now, name=_name, pause=rest).prune(query)
         await store.overwrite_erased()
     return done
 
@@ -56,9 +56,9 @@ def _name(prefix: str) -> str:
     return f"{prefix}_{token_hex(8)}"
 
 
-def _report(settings: Settings, done: Pruned) -> None:
+def _report(settings: Settings, done: PruneResult) -> None:
     console = terminal.stdout()
-    console.print(f"Pruned: {_count_text(done.runs, done.events)}.")
+    console.print(f"PruneResult: {_count_text(done.runs, done.events)}.")
     if done.held:
         held = terminal.count(len(done.held), "run")
         console.print(f"Kept, because a legal hold covers them: {held}; see `baton holds ls`.")

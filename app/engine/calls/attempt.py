@@ -221,21 +221,25 @@ class Reply:
     @property
     def written(self) -> str:
         """Return all that it has written, tool calls included."""
-        return self.text + "".join(call.name + call.arguments for call in self._gathering.calls)
+        written = [self.text]
+        for call in self._gathering.calls:
+            written += [call.name, call.arguments]
+        return "".join(written)
 
     @property
     def finish(self) -> str:
         """Return the finish reason, or empty."""
-        return self.end.finish if self.end else ""
+        if self.end is None:
+            return ""
+        return self.end.finish
 
     @property
     def stop_sequence(self) -> int | None:
         """Return the place, among those of the request, of the stop sequence at which it ended, if the provider names
         one."""
-        named = self.end.stop_sequence if self.end is not None else ""
-        if named not in self._stops:
+        if self.end is None or self.end.stop_sequence not in self._stops:
             return None
-        return self._stops.index(named)
+        return self._stops.index(self.end.stop_sequence)
 
     @property
     def calls(self) -> tuple[ToolCall, ...]:
@@ -252,8 +256,12 @@ class Reply:
         own_ids = [call.id for call in calls]
         if not all(own_ids) or len(set(own_ids)) != len(own_ids):
             calls = tuple([replace(call, id=id_) for call, id_ in zip(calls, ids, strict=True)])
-        parts = (Text(self.text),) if self._texts else ()
-        keepsake = self._keepsake.data if self._keepsake else None
+        parts: tuple[Text, ...] = ()
+        if self._texts:
+            parts = (Text(self.text),)
+        keepsake = None
+        if self._keepsake is not None:
+            keepsake = self._keepsake.data
         return Message("assistant", parts, calls=calls, keepsake=keepsake)
 
     def decoded(self, since: int) -> tuple[Decoded, ...]:
@@ -332,19 +340,22 @@ class Attempt:
         self._request = planned.request
         self._purpose = planned.purpose
         self._out_of_time = False
-        self._given: Deadlines | None = None
+        self._deadlines_given: Deadlines | None = None
         """None: nothing was sent."""
         self.catalog = catalog
         self._provider = context.provider(self.worker.provider)
         self._endpoint: str = getattr(self._provider, "endpoint", "")  # empty where the provider has only one
         self._body = trim_capacity(self._provider.render(self._request))
-        schema_bytes = len(self._body) if self._request.form or self._request.toolbox.tools else 0
+        schema_bytes = 0
+        if self._request.form or self._request.toolbox.tools:
+            schema_bytes = len(self._body)
         self._input_bound = policy.input_bound(self._request.messages, schema_bytes)
         self._max_output = self._request.sampling.max_tokens or self.worker.card.max_output
         self.hold = Ledger(*policy.worst_case(self.worker, self._input_bound, self._max_output))
         decodes = self._request.logprobs is not None and self.step is not None
-        # A plan has a reader of its own, which reports every fault, so that the conductor can correct them.
-        judged = self._request if self.step is not None else replace(self._request, form=None)
+        judged = self._request
+        if self.step is None:  # a plan has a reader of its own, which reports every fault for the conductor to correct
+            judged = replace(judged, form=None)
         self.reply = Reply(judged, self._max_output, decodes=decodes)
         self._times = Times()
         self.verdict: Verdict = "silent"
@@ -390,7 +401,9 @@ class Attempt:
 
     def intended(self) -> CallIntended:
         """The intent: worker, access list, hash of the exact bytes, what is reserved, and what cannot be honoured."""
-        unsupported, disclosed = sorted(self._provider.unsupported | self.worker.drops), self._purpose.disclosed
+        unsupported = sorted(self._provider.unsupported | self.worker.drops)
+        ignored = tuple([name for name in unsupported if getattr(self._request.sampling, name)])
+        disclosed = self._purpose.disclosed
         return CallIntended(
             call=self.call,
             n=self.step,
@@ -414,7 +427,7 @@ class Attempt:
             passed_over=self._purpose.passed_over,
             despite=self._purpose.despite,
             repairs=self._purpose.repairs,
-            ignored=tuple(name for name in unsupported if getattr(self._request.sampling, name)),
+            ignored=ignored,
             endpoint=self._endpoint,
             wanted_tokens=self._purpose.wanted_tokens,
             watched=self._purpose.watched,
@@ -444,7 +457,7 @@ class Attempt:
         """Make the call and pass on its pieces. Raises the `WorkerError` that ended it, after noting it, also
         where that is a bug of ours."""
         times = self._times
-        times.began = times.last_piece_at = self._context.tick()
+        times.began = times.last_piece_at = self._context.monotonic()
         spec = self.catalog.providers[self.worker.provider]
         span = CallSpan(
             self._context.tracing,
@@ -455,11 +468,13 @@ class Attempt:
             sampling=self._request.sampling,
             live=self._request.live,
         )
-        request = copy_with(self._request, headers=span.headers) if span.headers else self._request
+        request = self._request
+        if span.headers:
+            request = copy_with(request, headers=span.headers)
         try:
             deadlines = self._deadlines()
             async for pieces in self._provider.stream(request, self._body, deadlines):
-                times.last_piece_at = self._context.tick()
+                times.last_piece_at = self._context.monotonic()
                 began = self.reply.began
                 self.reply.take(pieces)
                 if self.reply.began and not began:
@@ -474,13 +489,13 @@ class Attempt:
             if self._is_cut(error):
                 return
             self.error = error
-            self.outcome = "truncated" if isinstance(error, WorkerTruncated) else "error"
+            self.outcome = _outcome_of(error)
             raise
         except Exception as bug:
             self._note_bug(bug)
             raise self.error or asyncio.CancelledError from bug
         finally:
-            times.seconds = self._context.tick() - times.began
+            times.seconds = self._context.monotonic() - times.began
             self._judge()
             if span.is_wanted:
                 span.end(self.finished(), self._planned.number, self.reply.end)
@@ -488,10 +503,10 @@ class Attempt:
     def _is_cut(self, error: BatonError) -> bool:
         """End the reply with what has come, if the run's time is over and that may be the answer; return whether it
         is."""
-        if not self._time.cuts or self._given is None or not isinstance(error, WorkerTimeout):
+        if not self._time.cuts or self._deadlines_given is None or not isinstance(error, WorkerTimeout):
             return False
-        seconds = self._context.tick() - self._times.began
-        if seconds < self._given.total - CUT_TOLERANCE_SECONDS or not self.reply.can_be_cut:
+        seconds = self._context.monotonic() - self._times.began
+        if seconds < self._deadlines_given.total - CUT_TOLERANCE_SECONDS or not self.reply.can_be_cut:
             return False
         self.reply.cut()
         self.outcome, self._out_of_time = "ok", True
@@ -516,45 +531,64 @@ class Attempt:
             )
 
     def _deadlines(self) -> Deadlines:
-        left = self._time.deadline - self._context.now()
-        if left <= 0:
+        seconds_left = self._time.deadline - self._context.now()
+        if seconds_left <= 0:
             raise WorkerTimeout()
         if self._time.cuts:
-            left -= min(CUT_SECONDS, left * CUT_SHARE)
-        own, live = self.worker.deadlines, self._request.live
-        self._given = own.within(left, live=live, spare=self._time.spare, patience=self._patience)
-        return self._given
+            seconds_left -= min(CUT_SECONDS, seconds_left * CUT_SHARE)
+        self._deadlines_given = self.worker.deadlines.within(
+            seconds_left, live=self._request.live, spare=self._time.spare, patience=self._patience
+        )
+        return self._deadlines_given
 
     @property
     def _patience(self) -> float:
         """Return the seconds of silence after which another worker is asked, if there is one."""
         if self._time.tier_seconds == inf:
             return inf
-        streams = self.catalog.providers[self.worker.provider].streams  # or its reply is expected to be brief
-        writing = 0.0 if streams else self.worker.writing_seconds(self._max_output)
-        return self.worker.deadlines.patience(self._time.tier_seconds, writing)
+        writing_seconds = 0.0
+        if not self.catalog.providers[self.worker.provider].streams:  # it is silent until its whole reply is written
+            writing_seconds = self.worker.writing_seconds(self._max_output)
+        return self.worker.deadlines.patience(self._time.tier_seconds, writing_seconds)
 
     def _judge(self) -> None:
         """Report the verdict of this call to the worker's breaker."""
-        self.verdict = "good" if self.outcome == "ok" else VERDICTS.get(type(self.error), "silent")
-        code = self.error.public_code if self.error is not None else None
-        if code in (TOOL_FAULT, FORM_FAULT):  # an answer came; that it lacks the form says nothing bad of its health
-            self.verdict = "silent" if code == TOOL_FAULT else "good"
-        if isinstance(self.error, WorkerTimeout):
-            given, own = self._given, self.worker.deadlines
-            if given is None or not own.fair(given, self._times.seconds, self._times.silence, self._patience):
-                self.verdict = "silent"
+        self.verdict = self._verdict()
         if self.outcome == "ok" or isinstance(self.error, WorkerTimeout):
             whole = self.outcome == "ok" and not self._out_of_time
-            self._context.health.took(self.worker, self._times.seconds, self._patience, whole=whole)
-        if self._elsewhere:  # the worker has another endpoint, which is healthy
-            self.verdict = "silent"
-        self._context.health.settle(
+            self._context.health.note_reply_time(self.worker, self._times.seconds, self._patience, whole=whole)
+        self._context.health.note_own_call(
             self.call, self.worker, self.verdict, self._times.began, self._retry_after, extra=self._planned.extra
         )
 
+    def _verdict(self) -> Verdict:
+        """Return what the end of the call says of the worker's health; `silent` for nothing."""
+        if self.outcome == "ok":
+            return "good"
+        if self._elsewhere:  # the worker has another endpoint, which is healthy
+            return "silent"
+        if self._has_code(TOOL_FAULT):
+            return "silent"
+        if self._has_code(FORM_FAULT):  # an answer came; that it lacks the form says nothing bad of its health
+            return "good"
+        if isinstance(self.error, WorkerTimeout) and not self._had_fair_time:
+            return "silent"
+        return VERDICTS.get(type(self.error), "silent")
+
+    @property
+    def _had_fair_time(self) -> bool:
+        """Return True if the worker had as much time as its deadlines promise."""
+        given = self._deadlines_given
+        if given is None:
+            return False
+        return self.worker.deadlines.fair(given, self._times.seconds, self._times.silence, self._patience)
+
+    def _has_code(self, code: str) -> bool:
+        return self.error is not None and self.error.public_code == code
+
     @property
     def _elsewhere(self) -> bool:
+        """Return True if only one of the worker's endpoints has failed, and another one takes the call."""
         return isinstance(self.error, WorkerError) and self.error.elsewhere
 
     @property
@@ -581,8 +615,12 @@ class Attempt:
     @property
     def contents(self) -> tuple[tuple[str, bytes], ...]:
         """Return the (ref, body) pairs to store with the outcome."""
-        contents = ((self.output, self.reply.text.encode()), (self.logprobs, self.reply.logprobs))
-        return tuple((ref, body) for ref, body in contents if ref)
+        contents = []
+        if self.output:
+            contents.append((self.output, self.reply.text.encode()))
+        if self.logprobs:
+            contents.append((self.logprobs, self.reply.logprobs))
+        return tuple(contents)
 
     @property
     def usage(self) -> Usage:
@@ -597,14 +635,18 @@ class Attempt:
         written = self.reply.written
         if self.outcome == "ok" and not self._out_of_time:
             return policy.estimated_usage(self._request.messages, written)
-        stopped = self._out_of_time or self.outcome == "cancelled"
-        if stopped and self._given is not None and self._request.live:
-            return policy.usage_of_cancelled(self._request.messages, self._max_output, written)
-        broke = self.error is not None and self.error.public_code == ADAPTER_BROKE
-        given_up = broke or isinstance(self.error, WorkerTimeout)
-        if self._given is None or (self.outcome == "error" and not written and not given_up):
+        if self._deadlines_given is None:
             return Usage()
-        unreceived = self._max_output if broke or not self._request.live else 0
+        was_stopped = self._out_of_time or self.outcome == "cancelled"
+        if was_stopped and self._request.live:
+            return policy.usage_of_cancelled(self._request.messages, self._max_output, written)
+        adapter_broke = self._has_code(ADAPTER_BROKE)
+        was_given_up = adapter_broke or isinstance(self.error, WorkerTimeout)
+        if self.outcome == "error" and not written and not was_given_up:
+            return Usage()
+        unreceived = 0
+        if adapter_broke or not self._request.live:
+            unreceived = self._max_output
         return policy.usage_of_broken(self._input_bound, self._max_output, written, unreceived)
 
     @property
@@ -626,7 +668,10 @@ class Attempt:
         self._count(usage, spent)
         if failure is not None:
             self._report(failure)
-        return CallFinished(
+        blamed: Verdict = "silent"
+        if error is not None and self.verdict != "good":
+            blamed = self.verdict
+        finished = CallFinished(
             call=self.call,
             n=self.step,
             outcome=self.outcome,
@@ -640,13 +685,18 @@ class Attempt:
             logprobs=self.logprobs,
             refused=self.reply.end is not None and self.reply.end.refused,
             error=error.public_code if error is not None else None,
-            blamed=self.verdict if error is not None and self.verdict != "good" else "silent",
+            blamed=blamed,
             retry_after=self._retry_after,
-            reason=failure.reason if failure is not None else "",
-            http_status=failure.status if failure is not None else None,
-            provider_code=failure.code if failure is not None else "",
-            request_id=failure.request_id if failure is not None else "",
-            excerpt=failure.excerpt if failure is not None else "",
+        )
+        if failure is None:
+            return finished
+        return copy_with(
+            finished,
+            reason=failure.reason,
+            http_status=failure.status,
+            provider_code=failure.code,
+            request_id=failure.request_id,
+            excerpt=failure.excerpt,
         )
 
     @property
@@ -690,6 +740,13 @@ class Attempt:
         else:
             telemetry.spend(self._purpose.tenant, spent.usd)
         telemetry.observe("baton_call_seconds", self._times.seconds, name)
+
+
+def _outcome_of(error: BatonError) -> str:
+    """Return the outcome of a call that ended with this error."""
+    if isinstance(error, WorkerTruncated):
+        return "truncated"
+    return "error"
 
 
 def tier_seconds(catalog: Catalog, state: RunState) -> float:

@@ -2,9 +2,9 @@
 
 This is the only way from the store into a provider request.
 
-`look` reads what the step's access list grants, and its own transcript with the caller's tools; `View.request` composes
-it for one worker. How to decode and which tools there are is what the caller said last: in its first request, or in the
-one that brought tool results.
+`view_of_step` reads what the step's access list grants, and its own transcript with the caller's tools; `View.request`
+composes it for one worker. How to decode, and which tools there are, is what the caller said last: in its first
+request, or in the one that brought tool results.
 
 *Which worker* is called next: the planned one, once more after a passing fault, then the others in order. Workers that
 are ejected, or have no retry budget left, are passed over (`worker_health.py`); the journal says why. After a failure
@@ -21,7 +21,7 @@ from typing import Any
 
 import orjson
 
-from app.core.message.chat import NO_TOOLS, Message, Sampling, Task, Toolbox, message_from_json, task_from_json
+from app.core.message.chat import NO_TOOLS, Form, Message, Sampling, Task, Toolbox, message_from_json, task_from_json
 from app.core.message.response_format import Flaw, constrains, keeps, shown, suffices
 from app.core.pool.breaker import NO_TIME, SHORTEST_ANSWER_SECONDS, Place
 from app.core.pool.catalog import SPARED, Limits, ProviderSpec, Worker
@@ -53,44 +53,57 @@ NOTHING: Mapping[str, bytes] = MappingProxyType({})
 
 @record(frozen=True, slots=True)
 class View:
-    """One step as it stands. `task` has the caller's conversation; `asked` is the latest request, without one."""
+    """One step and what it may see. `task` has the caller's conversation; `latest_request` says how to answer now, and
+    has no conversation."""
 
     step: StepState
     task: Task
-    asked: Task
+    latest_request: Task
     subtask: str
-    seen: tuple[EarlierStep, ...]
-    used: tuple[ToolUse, ...]
-    last: bool
+    earlier_steps: tuple[EarlierStep, ...]
+    tool_uses: tuple[ToolUse, ...]
+    in_last_round: bool
     """True if its round is the run's last one, so that its answer is streamed as it comes; else another answer may take
-    its place. The answer of a nested workflow is sent with its end."""
-    speaks: bool
+    its place. False for the steps of a nested workflow, whose answer is sent with its end."""
+    answers: bool
     """True if its output is the round's answer."""
+
+    @property
+    def form(self) -> Form | None:
+        """Return the form that the step's answer is to have; None if its output is not the answer, or has no form."""
+        if not self.answers:
+            return None
+        return self.latest_request.form
 
     def template(self, worker: Worker, *, provider: ProviderSpec, flaw: Flaw | None = None) -> str:
         """Return the name of what the messages of `request` are made with."""
         if self.step.inherits:
             return NESTED
-        form = self.asked.form if self.speaks else None
+        form = self.form
         if form is None or flaw is not None:
             return TEMPLATE
-        bare = suffices(form, self.messages(worker.name), json_mode=provider.json_mode)
-        return JSON_MODE if bare else TEMPLATE
+        if suffices(form, self.messages(worker.name), json_mode=provider.json_mode):
+            return JSON_MODE
+        return TEMPLATE
 
     def messages(self, worker: str) -> tuple[Message, ...]:
-        """Exactly what this worker sees: what is granted, nothing else."""
-        task = self.task if self.step.access.user or self.step.inherits else None
-        return compose(task, self.subtask, self.seen, self.used, worker, opens=self.step.opens_workflow)
+        """Return exactly what this worker sees: what is granted, nothing else."""
+        task = None
+        if self.step.access.user or self.step.inherits:
+            task = self.task
+        return compose(task, self.subtask, self.earlier_steps, self.tool_uses, worker, opens=self.step.opens_workflow)
 
     @property
     def toolbox(self) -> Toolbox:
         """Return the tools that the step may call. A choice that the caller demands binds the answering step alone."""
-        box = self.asked.toolbox
-        if self.speaks:
-            return box
+        toolbox = self.latest_request.toolbox
+        if self.answers:
+            return toolbox
         if not self.step.tools:
             return NO_TOOLS
-        return copy_with(box, choice="none" if box.choice == "none" else "auto")
+        if toolbox.choice == "none":
+            return toolbox
+        return copy_with(toolbox, choice="auto")
 
     def request(
         self, worker: Worker, limits: Limits, *, streams: bool, provider: ProviderSpec, flaw: Flaw | None = None
@@ -100,98 +113,116 @@ class View:
         `provider` is the worker's, `flaw` what was wrong with its answer before. An answer whose form has yet to be
         checked comes whole.
         """
-        asked, answers = self.asked.sampling, self.speaks
-        cap = min(limits.output_tokens, worker.card.max_output)
-        sampling = Sampling(asked.temperature, asked.top_p, max_tokens=cap, seed=asked.seed)
-        if answers:
-            sampling = copy_with(asked, max_tokens=min(asked.max_tokens or cap, cap))
-        form, messages = self.asked.form if answers else None, self.messages(worker.name)
-        live = streams and answers and self.last
+        form = self.form
+        messages = self.messages(worker.name)
+        live = streams and self.answers and self.in_last_round
         if form is not None:
-            structured, opened = provider.structured, provider.keeps_open
-            bare = self.template(worker, provider=provider, flaw=flaw) == JSON_MODE
-            messages = shown(form, messages, constrained=bare or constrains(form, structured), flaw=flaw)
-            live = live and keeps(form, structured=structured, keeps_open=opened)
+            structured = provider.structured
+            is_json_mode = self.template(worker, provider=provider, flaw=flaw) == JSON_MODE
+            is_constrained = is_json_mode or constrains(form, structured)
+            messages = shown(form, messages, constrained=is_constrained, flaw=flaw)
+            live = live and keeps(form, structured=structured, keeps_open=provider.keeps_open)
+        logprobs = None
+        if self.answers:
+            logprobs = self.latest_request.logprobs
         return Request(
             worker,
             messages,
-            sampling,
+            self._sampling(worker, limits),
             form=form,
-            logprobs=self.asked.logprobs if answers else None,
+            logprobs=logprobs,
             toolbox=self.toolbox,
             live=live,
         )
 
+    def _sampling(self, worker: Worker, limits: Limits) -> Sampling:
+        """Return how the worker is to decode. Stop sequences and a shorter answer are for the answering step alone."""
+        requested = self.latest_request.sampling
+        most_tokens = min(limits.output_tokens, worker.card.max_output)
+        if not self.answers:
+            return Sampling(requested.temperature, requested.top_p, max_tokens=most_tokens, seed=requested.seed)
+        if requested.max_tokens:
+            most_tokens = min(requested.max_tokens, most_tokens)
+        return copy_with(requested, max_tokens=most_tokens)
+
 
 def is_long(request: Request, provider: ProviderSpec) -> bool:
-    """Return whether a reply that nobody receives as it comes had better be asked for as a stream, where another worker
+    """Return True if a reply that nobody receives as it comes had better be asked for as a stream, where another worker
     could take over.
 
     A reply that comes whole says nothing until it is complete, so that a worker that hangs looks like one that
     writes. A stream costs half as much CPU again, so a reply that is written in `BRIEF_SECONDS` comes whole, and those
     of workers that have been quick as well.
     """
+    if request.live or not provider.streams:
+        return False
     tokens = request.sampling.max_tokens or request.worker.card.max_output
-    return not request.live and provider.streams and request.worker.writing_seconds(tokens) > BRIEF_SECONDS
+    return request.worker.writing_seconds(tokens) > BRIEF_SECONDS
 
 
-async def see(store: ContentReads, state: RunState, n: int) -> tuple[Message, ...]:
+async def messages_of_step(store: ContentReads, state: RunState, n: int) -> tuple[Message, ...]:
     """Return the exact messages of step `n` for its present worker. `NotFound` if content was erased."""
-    return (await look(store, state, n)).messages(state.steps[n].worker)
+    view = await view_of_step(store, state, n)
+    return view.messages(state.steps[n].worker)
 
 
-async def look(store: ContentReads, state: RunState, n: int, at_hand: Mapping[str, bytes] = NOTHING) -> View:
+async def view_of_step(store: ContentReads, state: RunState, n: int, at_hand: Mapping[str, bytes] = NOTHING) -> View:
     """Read what step `n` may see. `at_hand` are contents, by ref, that need not be read. `NotFound` if one was erased.
 
     Of what a nested step inherits, its task is made: the messages of the step that it is nested in.
     """
     step = state.steps[n]
     parent = parent_of(state, step)
-    inherited = parent.access.steps if parent is not None and step.inherits else ()
     own = step.access
-    if inherited:
-        own = copy_with(own, steps=tuple(m for m in own.steps if m not in inherited))
+    if parent is not None and step.inherits:
+        own = copy_with(own, steps=tuple([m for m in own.steps if m not in parent.access.steps]))
     earlier = [state.steps[m] for m in own.steps if state.steps[m].state == "done"]
     answered = [exchange for exchange in step.exchanges if exchange.results]
-    wanted: set[tuple[str, Reader]] = {(ref, _task) for ref in (state.admitted.task, state.turn.request) if ref}
-    wanted.add((step.subtask, _text))
-    for needed in earlier:
-        wanted |= {(needed.subtask, _text), (needed.output, _text)}
-    for use in answered:
-        wanted |= {(use.said, _message), (use.results, _messages)}
-    found = await _records(store, state.run, wanted, at_hand)
-    done = {step.n: EarlierStep(step.n, found[step.subtask, _text], found[step.output, _text]) for step in earlier}
-    task = found[state.admitted.task, _task]
-    asked = found[state.turn.request, _task] if state.turn.request else task
-    used = []
-    for use in answered:
-        used.append(ToolUse(use.worker, found[use.said, _message], use.ids, found[use.results, _messages]))
+    wanted: set[tuple[str, Reader]] = {(state.admitted.task, _task), (step.subtask, _text)}
+    if state.turn.request:
+        wanted.add((state.turn.request, _task))
+    for done in earlier:
+        wanted |= {(done.subtask, _text), (done.output, _text)}
+    for exchange in answered:
+        wanted |= {(exchange.said, _message), (exchange.results, _messages)}
+    records = await _read_records(store, state.run, wanted, at_hand)
+    outputs = {}
+    for done in earlier:
+        outputs[done.n] = EarlierStep(done.n, records[done.subtask, _text], records[done.output, _text])
+    tool_uses = []
+    for exchange in answered:
+        said, results = records[exchange.said, _message], records[exchange.results, _messages]
+        tool_uses.append(ToolUse(exchange.worker, said, exchange.ids, results))
+    task = records[state.admitted.task, _task]
+    latest_request = task
+    if state.turn.request:
+        latest_request = records[state.turn.request, _task]
     if parent is not None and step.inherits:
-        task = copy_with(task, messages=(await look(store, state, parent.n, at_hand)).messages(""))
-    last = state.is_last_round and parent is None
+        outer = await view_of_step(store, state, parent.n, at_hand)
+        task = copy_with(task, messages=outer.messages(""))
     return View(
         step,
         task,
-        asked,
-        found[step.subtask, _text],
-        visible_steps(own, done),
-        tuple(used),
-        last,
-        gives_answer(state, step),
+        latest_request,
+        records[step.subtask, _text],
+        visible_steps(own, outputs),
+        tuple(tool_uses),
+        in_last_round=state.is_last_round and parent is None,
+        answers=gives_answer(state, step),
     )
 
 
 async def task_of(store: ContentReads, run: str, ref: str, at_hand: Mapping[str, bytes] = NOTHING) -> Task:
     """Return a task by its ref; `at_hand` are contents that need not be read. `NotFound` if it was erased."""
-    task: Task = (await _records(store, run, {(ref, _task)}, at_hand))[ref, _task]
+    task: Task = (await _read_records(store, run, {(ref, _task)}, at_hand))[ref, _task]
     return task
 
 
 async def bodies_of(
     store: ContentReads, run: str, refs: Sequence[str], at_hand: Mapping[str, bytes] = NOTHING
 ) -> Mapping[str, bytes]:
-    """Contents by ref; `at_hand` are some that need not be read. `NotFound` if one was erased."""
-    found = await _records(store, run, {(ref, bytes) for ref in refs}, at_hand)
+    """Return contents by ref; `at_hand` are some that need not be read. `NotFound` if one was erased."""
+    found = await _read_records(store, run, {(ref, bytes) for ref in refs}, at_hand)
     return {ref: found[ref, bytes] for ref in refs}
 
 
@@ -211,23 +242,26 @@ def _messages(body: bytes) -> tuple[Message, ...]:
     return tuple([message_from_json(message) for message in orjson.loads(body)])
 
 
-async def _records(
+async def _read_records(
     store: ContentReads, run: str, wanted: set[tuple[str, Reader]], at_hand: Mapping[str, bytes] = NOTHING
 ) -> Mapping[tuple[str, Reader], Any]:
-    """Records that are read from contents, stored or at hand; the empty ref is the empty text. `NotFound` if one was
+    """Return what is read from contents, stored or at hand; the empty ref is the empty text. `NotFound` if one was
     erased."""
-    found: dict[tuple[str, Reader], Any] = {("", _text): ""}
-    found |= {(ref, read): read(at_hand[ref]) for ref, read in wanted if ref in at_hand}
-    if stored := wanted - found.keys():
-        found |= await store.records(run, stored)
-    if wanted - found.keys():
+    records: dict[tuple[str, Reader], Any] = {("", _text): ""}
+    for ref, read in wanted:
+        if ref in at_hand:
+            records[ref, read] = read(at_hand[ref])
+    stored = wanted - records.keys()
+    if stored:
+        records |= await store.records(run, stored)
+    if wanted - records.keys():
         raise NotFound("The content of this run was erased; its journal remains.", code="content_erased")
-    return found
+    return records
 
 
 async def texts_of(store: ContentReads, run: str, refs: Iterable[str]) -> Mapping[str, str]:
-    """Texts by ref; the empty ref is the empty text. `NotFound` if one was erased."""
-    found = await _records(store, run, {(ref, _text) for ref in refs})
+    """Return texts by ref; the empty ref is the empty text. `NotFound` if one was erased."""
+    found = await _read_records(store, run, {(ref, _text) for ref in refs})
     return {ref: text for (ref, _), text in found.items()}
 
 
@@ -249,11 +283,13 @@ class Candidates:
         attempts if a rate limit refuses them."""
         self._health = health
         self._workers = workers
-        self._left = attempts
-        self._free = free
+        self._attempts_left = attempts
+        self._free_refusals = free
         self._tries: dict[str, int] = {}
-        self._wait = 0.0
-        self._wait_for_others = WAIT_FOR_OTHERS_SECONDS
+        self._backoff_seconds = 0.0
+        """The seconds to wait before the next call, because of the latest failure."""
+        self._seconds_for_others = WAIT_FOR_OTHERS_SECONDS
+        """The seconds that may still be waited for workers that are ejected now."""
         self._errors: list[BatonError | None] = []
         """The error of each attempt that failed."""
         self._limited: dict[str, tuple[Worker, float]] = {}
@@ -267,56 +303,68 @@ class Candidates:
     @property
     def spare(self) -> bool:
         """Return True if another worker could take over from the current one."""
-        return len(self._workers) > 1 and self._left > 1
+        return len(self._workers) > 1 and self._attempts_left > 1
 
     def can_replace(self, worker: Worker, seconds_left: float) -> bool:
         """Return True if another worker could take over from this one after its share of the seconds that the run has
         left, and answer in the rest of them."""
-        rest = seconds_left * (1 - SPARED)
-        others = [other for other in self._workers if other.name != worker.name]
-        return self.spare and any(self._health.hopeless(other) <= rest for other in others)
+        if not self.spare:
+            return False
+        rest_seconds = seconds_left * (1 - SPARED)
+        for other in self._workers:
+            if other.name != worker.name and self._health.least_answer_seconds(other) <= rest_seconds:
+                return True
+        return False
 
     def pause(self, seconds_left: float) -> float:
         """Return the seconds to wait before asking again; 0: `choose` now. `seconds_left` are the run's seconds."""
-        wait, self._wait = self._wait, 0.0
-        if not self._workers and self._left > 0:
-            return self._until_callable(seconds_left)
-        # A first call never lacks the retry budget.
-        again = bool(self._tries) and self._left > 0 and self._wait_for_others > 0
-        if not wait and again and self._health.worth_waiting(self._offers(), seconds_left):
-            wait = min(LOOK_SECONDS, self._wait_for_others)
-            self._wait_for_others -= wait
-        return wait
+        backoff, self._backoff_seconds = self._backoff_seconds, 0.0
+        if not self._workers and self._attempts_left > 0:
+            return self._wait_for_rate_limit(seconds_left)
+        is_first_call = not self._tries  # which never lacks the retry budget
+        if backoff or is_first_call or self._attempts_left <= 0 or self._seconds_for_others <= 0:
+            return backoff
+        if not self._health.is_worth_waiting(self._offers(), seconds_left):
+            return 0.0
+        seconds = min(LOOK_SECONDS, self._seconds_for_others)
+        self._seconds_for_others -= seconds
+        return seconds
 
     def choose(self, seconds_left: float) -> WorkerChoice:
         """Choose the worker to call now; none when all means are exhausted."""
-        choice = self._health.choose(self._offers() if self._left > 0 else [], seconds_left)
+        offers: list[tuple[Worker, Place]] = []
+        if self._attempts_left > 0:
+            offers = self._offers()
+        choice = self._health.choose(offers, seconds_left)
         if not self._unpaid:
             return choice
         unpaid = tuple((name, UNPAID) for name in self._unpaid)
         return copy_with(choice, passed_over=(*unpaid, *choice.passed_over))
 
-    def unaffordable(self, worker: Worker) -> None:
+    def leave_out_unpaid(self, worker: Worker) -> None:
         """Leave out a worker for whose answer the run's money does not suffice: a cheaper one is asked in its stead."""
         self._unpaid[worker.name] = worker
         self._workers = [other for other in self._workers if other is not worker]
 
-    def _until_callable(self, seconds_left: float) -> float:
+    def _wait_for_rate_limit(self, seconds_left: float) -> float:
         """Return the seconds until the first rate limit is over, if that leaves time for an answer; its worker is
         called then."""
-        fitting = [limited for limited in self._limited.values() if limited[1] > self._health.hopeless(limited[0])]
-        if not fitting:
+        next_worker = None
+        most_left = 0.0
+        for worker, left_then in self._limited.values():
+            if left_then > max(self._health.least_answer_seconds(worker), most_left):
+                next_worker, most_left = worker, left_then
+        if next_worker is None:
             return 0.0
-        worker, then = max(fitting, key=lambda limited: limited[1])
-        del self._limited[worker.name]
-        self._workers = [worker]
-        return max(seconds_left - then, 0.0)
+        del self._limited[next_worker.name]
+        self._workers = [next_worker]
+        return max(seconds_left - most_left, 0.0)
 
     def error(self, choice: WorkerChoice) -> str:
         """Return the code of the error with which the step fails when that choice is none."""
-        if self._unpaid and self._left > 0:
+        if self._unpaid and self._attempts_left > 0:
             return RunOverBudget.code
-        if choice.hopeless:
+        if choice.lacks_time:
             return NO_TIME
         return _summary(self._errors)
 
@@ -325,36 +373,39 @@ class Candidates:
         rate limits; None if no provider said so. `seconds_left` are the run's seconds."""
         if error != WorkerRateLimited.code:
             return None
-        return min((round(max(seconds_left - then, 0.0), 3) for then in self._rate_limited.values()), default=None)
+        if not self._rate_limited:
+            return None
+        most_left = max(self._rate_limited.values())
+        return round(max(seconds_left - most_left, 0.0), 3)
 
-    def failed(
-        self, worker: Worker, error: BatonError | None, *, streamed: bool, chance: float, seconds_left: float
+    def note_failure(
+        self, worker: Worker, error: BatonError | None, *, streamed: bool, jitter: float, seconds_left: float
     ) -> None:
         """Note a failed attempt; `streamed` says that the answer has begun to reach the caller, so that no other may
         follow."""
-        if isinstance(error, WorkerRateLimited) and self._free > 0:
-            self._free -= 1
+        if isinstance(error, WorkerRateLimited) and self._free_refusals > 0:
+            self._free_refusals -= 1
         else:
-            self._left -= 1
+            self._attempts_left -= 1
         self._tries[worker.name] = self._tries.get(worker.name, 0) + 1
         self._errors.append(error)
         self._rate_limited.pop(worker.name, None)
         if isinstance(error, WorkerRateLimited) and error.retry_after is not None:
             self._rate_limited[worker.name] = seconds_left - error.retry_after
-        wait = self._patience(worker, error, chance, seconds_left)
+        wait = self._retry_wait(worker, error, jitter, seconds_left)
         if streamed:
             self._workers, self._unpaid = [], {}
         elif wait is None:
             self._workers = [other for other in self._workers if other is not worker]
             if worker.name in self._rate_limited:
-                self._limited[worker.name] = worker, self._rate_limited[worker.name] - chance * BACKOFF_SECONDS
-        elif self._health.affords(worker, "retry"):
-            self._wait = wait
+                self._limited[worker.name] = worker, self._rate_limited[worker.name] - jitter * BACKOFF_SECONDS
+        elif self._health.has_retry_budget(worker, "retry"):
+            self._backoff_seconds = wait
         self._consider_unpaid()
 
-    def answered_nothing(self, worker: Worker) -> None:
+    def note_empty_answer(self, worker: Worker) -> None:
         """Note an attempt whose answer is empty: another worker is asked in its stead."""
-        self._left -= 1
+        self._attempts_left -= 1
         self._tries[worker.name] = self._tries.get(worker.name, 0) + 1
         self._workers = [other for other in self._workers if other is not worker]
         self._consider_unpaid()
@@ -365,19 +416,22 @@ class Candidates:
         if self._workers or not self._limited:
             self._workers, self._unpaid = [*self._unpaid.values(), *self._workers], {}
 
-    def _patience(self, worker: Worker, error: BatonError | None, chance: float, seconds_left: float) -> float | None:
+    def _retry_wait(self, worker: Worker, error: BatonError | None, jitter: float, seconds_left: float) -> float | None:
         """Return the seconds to wait for the worker that has just failed; None if it is not called again."""
-        alone = len(self._workers) == 1 and not self._limited
+        is_only_one = len(self._workers) == 1 and not self._limited
         if isinstance(error, WorkerError) and error.elsewhere:  # another endpoint of it takes the call at once
             return 0.0
         if error is None or not error.retryable or self._tries[worker.name] > 1:
             return None
-        if isinstance(error, WorkerTimeout) and not alone:  # it has had its share of the run's time
+        if isinstance(error, WorkerTimeout) and not is_only_one:  # it has had its share of the run's time
             return None
-        backoff = chance * min(BACKOFF_SECONDS * 2 ** (sum(self._tries.values()) - 1), MOST_BACKOFF_SECONDS)
+        doublings = sum(self._tries.values()) - 1
+        backoff = jitter * min(BACKOFF_SECONDS * 2**doublings, MOST_BACKOFF_SECONDS)
         wait: float = max(error.retry_after or 0.0, backoff)
-        longest = ONLY_WORKER_BACKOFF_SECONDS if alone else MOST_BACKOFF_SECONDS
-        if wait > min(longest, seconds_left - SHORTEST_ANSWER_SECONDS):
+        longest_wait = MOST_BACKOFF_SECONDS
+        if is_only_one:
+            longest_wait = ONLY_WORKER_BACKOFF_SECONDS
+        if wait > min(longest_wait, seconds_left - SHORTEST_ANSWER_SECONDS):
             return None
         return wait
 
@@ -404,8 +458,9 @@ def _summary(errors: Sequence[BatonError | None]) -> str:
     limited = [error for error in errors if isinstance(error, WorkerRateLimited)]
     misconfigured = [error for error in errors if isinstance(error, WorkerMisconfigured)]
     failed = [error for error in errors if error not in (*refused, *limited, *misconfigured)]
-    if failed or limited:
-        last = (failed or limited)[-1]
+    passing = failed or limited
+    if passing:
+        last = passing[-1]
         if last is None or not last.public_code:
             return "worker_failed"
         return last.public_code

@@ -17,43 +17,50 @@ from app.engine.context import EngineContext
 from app.errors import BatonError, WorkerRateLimited, WorkerRefused, WorkerTruncated
 from app.providers.protocol import Request
 
-EVERY = 2.0
-"""Seconds between two looks, and of silence after which a conductor is in doubt."""
+LOOK_SECONDS = 2.0
+"""Time between two looks, and the silence after which it is in doubt whether a conductor still answers."""
 
 
 class ConductorProbe:
     """Probes all conductors in force, for the process that conducts."""
 
-    def __init__(self, context: EngineContext, *, out: Callable[[str], None]) -> None:
-        """`out` is called with the worker's name of a conductor that has just been found dead."""
+    def __init__(self, context: EngineContext, *, on_out: Callable[[str], None]) -> None:
+        """`on_out` is called with the worker's name of a conductor that has just been found not to answer."""
         self._context = context
-        self._out = out
-        self._asking: set[str] = set()
+        self._on_out = on_out
+        self._being_probed: set[str] = set()
+        """The names of the conductors that were asked for a token and have not answered yet."""
 
     async def run(self, stopping: asyncio.Event) -> None:
         """Look until `stopping` is set. Each conductor is asked on its own: a slow one keeps nobody waiting."""
         async with asyncio.TaskGroup() as group:
             while not stopping.is_set():
                 for worker, seconds in conductors(self._context.catalog()):
-                    if worker.name not in self._asking and self._in_doubt(worker):
-                        self._asking.add(worker.name)
-                        group.create_task(self._ask(worker, seconds))
+                    if worker.name not in self._being_probed and self._is_in_doubt(worker):
+                        self._being_probed.add(worker.name)
+                        group.create_task(self._probe(worker, seconds))
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(EVERY):
+                    async with asyncio.timeout(LOOK_SECONDS):
                         await stopping.wait()
 
-    def _in_doubt(self, worker: Worker) -> bool:
+    def _is_in_doubt(self, worker: Worker) -> bool:
         health = self._context.health
-        return health.silence(worker) >= EVERY and (worker.price == Price() or health.suspects(worker))
+        if health.seconds_silent(worker) < LOOK_SECONDS:
+            return False
+        is_free = worker.price == Price()
+        return is_free or health.is_suspect(worker)
 
-    async def _ask(self, worker: Worker, seconds: float) -> None:
+    async def _probe(self, worker: Worker, seconds: float) -> None:
+        """Ask a conductor for one token, and a second time before it is ejected; note in its breaker what came."""
         health = self._context.health
         try:
             was_out = health.is_out(worker)
-            alive = await self._answers(worker, seconds) or (not was_out and await self._answers(worker, seconds))
-            health.probed(worker, alive=alive)
+            alive = await self._answers(worker, seconds)
             if not alive and not was_out:
-                self._out(worker.name)
+                alive = await self._answers(worker, seconds)
+            health.note_probe(worker, alive=alive)
+            if not alive and not was_out:
+                self._on_out(worker.name)
         except Exception as bug:  # it must not end the watch over the others
             self._context.telemetry.log(
                 logging.ERROR,
@@ -62,7 +69,7 @@ class ConductorProbe:
                 worker=worker.name,
             )
         finally:
-            self._asking.discard(worker.name)
+            self._being_probed.discard(worker.name)
 
     async def _answers(self, worker: Worker, seconds: float) -> bool:
         """Ask for one token; True if it comes. A refusal in good form is a sign of life as well."""

@@ -39,7 +39,7 @@ LOOK_SECONDS = 1.0
 """Seconds between two looks for ratings."""
 LATE_SECONDS = 5.0
 """Seconds for which ratings may arrive out of order: clocks differ, and commits take their time."""
-PAGE = 100
+PAGE_RATINGS = 100
 RATINGS_AT_ONCE = 25
 """Ratings that are learned between two looks at other work."""
 MOST_TENANTS = 64
@@ -81,8 +81,8 @@ class LearningState:
         return orjson.dumps(kept | {"posterior": self.posterior.to_json().decode()})
 
 
-def read(body: bytes) -> LearningState:
-    """The inverse of `LearningState.to_json`."""
+def state_from_json(body: bytes) -> LearningState:
+    """Return the state that `LearningState.to_json` has written."""
     value: dict[str, Any] = orjson.loads(body)
     return LearningState(
         posterior=from_json(value["posterior"].encode()),
@@ -104,10 +104,12 @@ def row_of(tier: str, tenant: str) -> str:
 async def posterior_of(store: Learning, tier: str, tenant: str) -> Posterior:
     """The posterior by which a tenant's requests are decided, as it stands in the database."""
     shared, own = await store.learned(policy(tier), 0), await store.learned(row_of(tier, tenant), 0)
-    before = read(shared.body).posterior if shared is not None else Posterior()
-    if own is not None:
-        return joined(before, from_json(own.body))
-    return before
+    posterior = Posterior()
+    if shared is not None:
+        posterior = state_from_json(shared.body).posterior
+    if own is None:
+        return posterior
+    return joined(posterior, from_json(own.body))
 
 
 class SelectorBeliefs:
@@ -127,12 +129,17 @@ class SelectorBeliefs:
 
     def put(self, tier: str, shared: PublishedPosterior, own: Mapping[str, tuple[PublishedPosterior, int]]) -> None:
         """Set the posteriors of a tier: the shared one, and each tenant's with the number of its ratings."""
-        rated = {tenant: published for tenant, (published, ratings) in own.items() if ratings >= LEAST_RATINGS}
-        found = {}
+        experienced = {}
         for tenant, (published, ratings) in own.items():
-            peers = tuple([beliefs for name, beliefs in rated.items() if name != tenant])
-            found[tenant] = Beliefs(published, ratings, peers)
-        self._shared[tier], self._own[tier], self._peers[tier] = shared, found, tuple(rated.values())
+            if ratings >= LEAST_RATINGS:
+                experienced[tenant] = published
+        beliefs = {}
+        for tenant, (published, ratings) in own.items():
+            peers = tuple([theirs for name, theirs in experienced.items() if name != tenant])
+            beliefs[tenant] = Beliefs(published, ratings, peers)
+        self._shared[tier] = shared
+        self._own[tier] = beliefs
+        self._peers[tier] = tuple(experienced.values())
 
 
 @record(frozen=True, slots=True)
@@ -159,7 +166,7 @@ class RatingReader:
     def __init__(self, context: EngineContext, beliefs: SelectorBeliefs) -> None:
         self._context = context
         self._beliefs = beliefs
-        self._known: dict[str, LoadedRows] = {}
+        self._loaded: dict[str, LoadedRows] = {}
 
     async def run(self, stopping: asyncio.Event) -> None:
         """Look until `stopping` is set. A failure with one tier is logged and tried again."""
@@ -186,38 +193,38 @@ class RatingReader:
             loaded = await self._follow(tier.name)
             state = loaded.state
             ratings = await self._new_ratings(state)
-            stale = bool(state.posterior.at) and self._context.now() - state.posterior.at >= FADE_SECONDS
+            must_fade = bool(state.posterior.at) and self._context.now() - state.posterior.at >= FADE_SECONDS
             trials = self._trials(tier, state, await self._context.store.trials(state.tried))
-            if not ratings and not trials and not stale:
+            if not ratings and not trials and not must_fade:
                 return
             number = loaded.number + 1
-            shared = _calibrated(state, spec, self._workers(tier), trials)
-            if trials or stale:
+            shared = _learn_trials(state, spec, self._workers(tier), trials)
+            if trials or must_fade:
                 shared = replace(shared, shared=number)
             after, parts = await self._learn_from(tier, spec, number, shared, ratings)
-            if stale:
-                parts = {**_faded(loaded, spec, self._context.now()), **parts}
-                after = _indexed(after, number, parts)
+            if must_fade:
+                parts = {**_faded_parts(loaded, spec, self._context.now()), **parts}
+                after = _with_tenants(after, number, parts)
             rows = {row_of(tier.name, tenant): part.to_json() for tenant, part in parts.items()}
-            learned_ = Learned(number, after.to_json())
-            if await self._context.store.learn(policy(tier.name), learned_, self._context.now(), rows):
+            next_row = Learned(number, after.to_json())
+            if await self._context.store.learn(policy(tier.name), next_row, self._context.now(), rows):
                 self._log_changes(tier.name, loaded, parts)
                 self._publish(tier.name, number, after, parts)
 
     async def _follow(self, tier: str) -> LoadedRows:
         """Follow what any process has learned for a tier."""
-        loaded = self._known.get(tier, LoadedRows())
+        loaded = self._loaded.get(tier, LoadedRows())
         stored = await self._context.store.learned(policy(tier), loaded.number)
         if stored is None:
             return loaded
-        state = read(stored.body)
+        state = state_from_json(stored.body)
         parts = {}
         for tenant, (number, _) in state.tenants.items():
             own = loaded.owns.get(tenant)
             if own is None or own.number < number:
                 parts[tenant] = await self._part(tier, tenant)
         self._publish(tier, stored.number, state, parts)
-        return self._known[tier]
+        return self._loaded[tier]
 
     async def _part(self, tier: str, tenant: str) -> Posterior:
         """The own part of a tenant as it stands in the database."""
@@ -228,25 +235,29 @@ class RatingReader:
 
     def _publish(self, tier: str, number: int, state: LearningState, parts: Mapping[str, Posterior]) -> None:
         """Choose by these posteriors from now on; `parts` are the own parts that are new."""
-        before = self._known.get(tier, LoadedRows())
+        before = self._loaded.get(tier, LoadedRows())
         body = state.posterior.to_json()
         owns = {}
         for tenant, (row, _) in state.tenants.items():
             own = before.owns.get(tenant)
-            part = parts.get(tenant, own.part if own is not None else Posterior())
+            part = Posterior()
+            if tenant in parts:
+                part = parts[tenant]
+            elif own is not None:
+                part = own.part
             if own is None or tenant in parts or before.state.shared != state.shared:
                 whole = joined(state.posterior, part)
                 own = TenantPart(row, part, PublishedPosterior(whole, row, digest(body + part.to_json())))
             owns[tenant] = own
-        self._known[tier] = LoadedRows(number, state, owns)
+        self._loaded[tier] = LoadedRows(number, state, owns)
         beliefs = {tenant: (own.published, state.tenants[tenant][1]) for tenant, own in owns.items()}
         self._beliefs.put(tier, PublishedPosterior(state.posterior, state.shared, digest(body)), beliefs)
         total = state.posterior.ratings + sum([ratings for _, ratings in state.tenants.values()])
         self._context.telemetry.gauge("baton_selector_ratings", total, tier)
 
-    def _log_changes(self, tier: str, known: LoadedRows, parts: Mapping[str, Posterior]) -> None:
+    def _log_changes(self, tier: str, loaded: LoadedRows, parts: Mapping[str, Posterior]) -> None:
         for tenant, part in parts.items():
-            own = known.owns.get(tenant)
+            own = loaded.owns.get(tenant)
             if own is not None and part.changes > own.part.changes:
                 self._context.telemetry.log(
                     logging.WARNING,
@@ -258,7 +269,7 @@ class RatingReader:
     async def _new_ratings(self, state: LearningState) -> Sequence[Feedback]:
         """The next ratings that were not seen yet; none if there are none."""
         last = (state.mark - LATE_SECONDS, "")
-        while page := await self._context.store.feedback_after(last, PAGE):
+        while page := await self._context.store.feedback_after(last, PAGE_RATINGS):
             new = [rating for rating in page if (rating.at, rating.id) not in state.recent]
             if new:
                 return new
@@ -270,13 +281,17 @@ class RatingReader:
     ) -> tuple[LearningState, Mapping[str, Posterior]]:
         """The state with these ratings worked in, and the own parts of the tenants that gave them."""
         state, rated = _within_daily_limit(state, spec, await self._rated(tier, new_ratings))
-        workers, raters, posterior = self._workers(tier), dict(spec.raters), state.posterior
+        workers, raters = self._workers(tier), dict(spec.raters)
+        posterior = state.posterior
         ratings: dict[str, list[Rating]] = {}
         for rated_run in rated:
             rating = evidence.rating(rated_run, raters)
-            if rating is not None and rated_run.rating.tenant in spec.trusted:
-                posterior, state = learned(posterior, spec, workers, rating), replace(state, shared=number)
-            elif rating is not None:
+            if rating is None:
+                continue
+            if rated_run.rating.tenant in spec.trusted:
+                posterior = learned(posterior, spec, workers, rating)
+                state = replace(state, shared=number)
+            else:
                 ratings.setdefault(rated_run.rating.tenant, []).append(rating)
         parts = {}
         for tenant, own in ratings.items():
@@ -285,66 +300,65 @@ class RatingReader:
                 part = taught(posterior, part, spec, workers, own[first : first + RATINGS_AT_ONCE])
                 await asyncio.sleep(0)  # a page takes some ten milliseconds, and callers wait for none of it
             parts[tenant] = part
-        mark = max([state.mark, *(rating.at for rating in new_ratings)])
-        recent = {key for key in state.recent if key[0] >= mark - LATE_SECONDS} | {
-            (rating.at, rating.id) for rating in new_ratings
-        }
+        mark = max([state.mark, *(given.at for given in new_ratings)])
+        recent = {(at, name) for at, name in state.recent if at >= mark - LATE_SECONDS}
+        recent.update([(given.at, given.id) for given in new_ratings])
         if state.shared == number or not posterior.at:
             posterior = faded(posterior, spec.decay, self._context.now())
         after = replace(state, posterior=posterior, mark=mark, recent=frozenset(recent))
-        return _indexed(after, number, parts), parts
+        return _with_tenants(after, number, parts), parts
 
     async def _rated(self, tier: Tier, ratings: Sequence[Feedback]) -> list[Rated]:
         """The runs of the tier that these ratings are about."""
         if not ratings:
             return []
         rated = await self._context.store.rated(ratings, evidence.TOLD, evidence.looked_at)
-        return [rated_run for rated_run in rated if _learner(rated_run) == tier.name]
+        return [rated_run for rated_run in rated if _learning_tier(rated_run) == tier.name]
 
     async def _own_part(self, tier: str, tenant: str) -> Posterior:
         """The own part of a tenant, whether it is held here or not."""
-        own = self._known.get(tier, LoadedRows()).owns.get(tenant)
+        own = self._loaded.get(tier, LoadedRows()).owns.get(tenant)
         if own is not None:
             return own.part
         return await self._part(tier, tenant)
 
     def _workers(self, tier: Tier) -> list[Worker]:
-        known = self._context.catalog().workers
-        return [known[name] for name in tier.pool]
+        workers = self._context.catalog().workers
+        return [workers[name] for name in tier.pool]
 
     def _trials(self, tier: Tier, state: LearningState, trials: Sequence[Trial]) -> list[Trial]:
         """The trials of the tier's workers that were not worked in yet, in the order of their times."""
-        own = [trial for worker in self._workers(tier) for trial in of_worker(trials, worker) if trial.at > state.tried]
-        return sorted(own, key=lambda trial: (trial.at, trial.worker, trial.task))
+        new_trials: list[Trial] = []
+        for worker in self._workers(tier):
+            new_trials += [trial for trial in of_worker(trials, worker) if trial.at > state.tried]
+        return sorted(new_trials, key=lambda trial: (trial.at, trial.worker, trial.task))
 
 
-def _calibrated(
+def _learn_trials(
     state: LearningState, spec: SelectorSpec, workers: Sequence[Worker], trials: Sequence[Trial]
 ) -> LearningState:
     """The state with trials worked in: each is a rating of the worker alone at that question."""
     posterior = state.posterior
-    for measured in trials:
-        trial = Rating(
-            arm_of_workers("answer", [measured.worker]),
-            features(measured.question),
-            measured.score,
-            measured.usd,
-            measured.at,
-        )
-        posterior = learned(posterior, spec, workers, trial)
-    return replace(state, posterior=posterior, tried=max([state.tried, *(trial.at for trial in trials)]))
+    for trial in trials:
+        plan = arm_of_workers("answer", [trial.worker])
+        rating = Rating(plan, features(trial.question), trial.score, trial.usd, trial.at)
+        posterior = learned(posterior, spec, workers, rating)
+    tried = max([state.tried, *(trial.at for trial in trials)])
+    return replace(state, posterior=posterior, tried=tried)
 
 
-def _indexed(state: LearningState, number: int, parts: Mapping[str, Posterior]) -> LearningState:
+def _with_tenants(state: LearningState, number: int, parts: Mapping[str, Posterior]) -> LearningState:
     """The state with the tenants whose own parts are written under this number; those with the latest ratings stay."""
-    tenants = {**state.tenants, **{tenant: (number, part.ratings) for tenant, part in parts.items()}}
+    tenants = dict(state.tenants)
+    for tenant, part in parts.items():
+        tenants[tenant] = (number, part.ratings)
     latest = sorted(tenants, key=lambda tenant: tenants[tenant], reverse=True)[:MOST_TENANTS]
     return replace(state, tenants={tenant: tenants[tenant] for tenant in latest})
 
 
-def _faded(known: LoadedRows, spec: SelectorSpec, now: float) -> Mapping[str, Posterior]:
+def _faded_parts(loaded: LoadedRows, spec: SelectorSpec, now: float) -> Mapping[str, Posterior]:
     """The own parts of the tenants that are held, faded until now."""
-    return {tenant: faded_part(own.part, spec.decay, now) for tenant, own in known.owns.items()}
+    return {tenant: faded_part(own.part, spec.decay, now) for tenant, own in loaded.owns.items()}
 
 
 def _within_daily_limit(
@@ -353,18 +367,20 @@ def _within_daily_limit(
     """The ratings that are not beyond the most of their API key on one day, and the state in which they are counted."""
     if not spec.daily:
         return state, list(rated)
-    day, counted, found = state.day, dict(state.counted), []
+    day, counted = state.day, dict(state.counted)
+    within_limit = []
     for rated_run in rated:
-        today = int(rated_run.rating.at // DAY_SECONDS)
-        if today > day:
-            day, counted = today, {}
-        counted[rated_run.rating.key] = counted.get(rated_run.rating.key, 0) + 1
-        if not rated_run.rating.key or counted[rated_run.rating.key] <= spec.daily:
-            found.append(rated_run)
-    return replace(state, day=day, counted=counted), found
+        key = rated_run.rating.key
+        day_of_rating = int(rated_run.rating.at // DAY_SECONDS)
+        if day_of_rating > day:
+            day, counted = day_of_rating, {}
+        counted[key] = counted.get(key, 0) + 1
+        if not key or counted[key] <= spec.daily:
+            within_limit.append(rated_run)
+    return replace(state, day=day, counted=counted), within_limit
 
 
-def _learner(rated: Rated) -> str:
+def _learning_tier(rated: Rated) -> str:
     """Return the tier whose selector has decided the run, which may be another one that serves the run's own."""
     decided = evidence.decision(rated.events)
     if decided is None:
@@ -373,5 +389,5 @@ def _learner(rated: Rated) -> str:
 
 
 def selectors(tiers: Sequence[Tier]) -> list[tuple[Tier, SelectorSpec]]:
-    """The tiers that learn."""
-    return [(tier, spec) for tier in tiers if (spec := tier.conductor.selector) is not None]
+    """Return the tiers that learn, each with the settings of its selector."""
+    return [(tier, tier.conductor.selector) for tier in tiers if tier.conductor.selector is not None]

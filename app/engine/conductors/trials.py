@@ -62,7 +62,7 @@ class SubjectShadows:
     """Shadows that were only planned; they are in no pair."""
     valid_plans: int = 0
     unfinished: int = 0
-    """Shadows that go on, or that the budget of shadows has ended."""
+    """Shadows that have not ended, or that the budget of shadows has ended."""
 
 
 async def shadows_of(runs: Runs, tier: str, since: float, until: float, *, answers: bool) -> tuple[SubjectShadows, ...]:
@@ -75,17 +75,23 @@ async def shadows_of(runs: Runs, tier: str, since: float, until: float, *, answe
     by_subject: dict[str, SubjectShadows] = {}
     pairs = 0
     async for page in _pages(runs, query):
-        shadows = [run for run in page if account in _admitted(run).budgets]
+        shadows = [run for run in page if account in _admission(run).budgets]
         origins = await _origins(runs, shadows)
         for shadow in shadows:
-            subject = _subject(tier, _admitted(shadow))
+            admitted = _admission(shadow)
+            subject = _subject(tier, admitted)
             before = by_subject.get(subject, SubjectShadows(subject))
-            by_subject[subject] = _with(before, shadow, origins.get(_admitted(shadow).origin_run))
-            pairs += len(by_subject[subject].pairs) - len(before.pairs)
+            after = _add_shadow(before, shadow, origins.get(admitted.origin_run))
+            by_subject[subject] = after
+            pairs += len(after.pairs) - len(before.pairs)
         if pairs >= MOST_PAIRS:
             break
-    compared = [await _compared(runs, shadow) if answers else shadow for shadow in by_subject.values()]
-    return tuple([replace(shadow, pairs=shadow.pairs[::-1]) for shadow in compared])
+    subjects = []
+    for shadows_of_subject in by_subject.values():
+        if answers:
+            shadows_of_subject = await _compare_answers(runs, shadows_of_subject)
+        subjects.append(replace(shadows_of_subject, pairs=shadows_of_subject.pairs[::-1]))
+    return tuple(subjects)
 
 
 async def _pages(runs: Runs, query: RunQuery) -> AsyncIterator[tuple[JournaledRun, ...]]:
@@ -99,16 +105,14 @@ async def _pages(runs: Runs, query: RunQuery) -> AsyncIterator[tuple[JournaledRu
 
 
 async def _origins(runs: Runs, shadows: Sequence[JournaledRun]) -> Mapping[str, JournaledRun]:
-    names = tuple([_admitted(shadow).origin_run for shadow in shadows])
+    names = tuple([_admission(shadow).origin_run for shadow in shadows])
     if not names:
         return {}
-    return {
-        journaled_run.id: journaled_run
-        for journaled_run in await runs.journaled_runs(RunQuery(ids=names, limit=len(names)))
-    }
+    origins = await runs.journaled_runs(RunQuery(ids=names, limit=len(names)))
+    return {run.id: run for run in origins}
 
 
-def _admitted(run: JournaledRun) -> RunAdmitted:
+def _admission(run: JournaledRun) -> RunAdmitted:
     return next(facts(run.events, RunAdmitted))
 
 
@@ -120,29 +124,35 @@ def _subject(tier: str, admitted: RunAdmitted) -> str:
     return f"worker {admitted.pool[0]}"
 
 
-def _with(shadows: SubjectShadows, shadow: JournaledRun, origin: JournaledRun | None) -> SubjectShadows:
-    """One more shadow. One that ran out of the budget of shadows says nothing about the candidate."""
-    if not shadow.ended or shadow.state in ("over_budget", "cancelled") or origin is None or not origin.ended:
+def _add_shadow(shadows: SubjectShadows, shadow: JournaledRun, origin: JournaledRun | None) -> SubjectShadows:
+    """Return the shadows with one more. A shadow that ran out of the budget of shadows says nothing about the
+    candidate."""
+    is_finished = shadow.ended and shadow.state not in ("over_budget", "cancelled")
+    if not is_finished or origin is None or not origin.ended:
         return replace(shadows, unfinished=shadows.unfinished + 1)
-    if _admitted(shadow).preview:
-        valid = shadow.state == "succeeded" and any(facts(shadow.events, PlanAccepted)) and not shadow.degraded
-        return replace(shadows, plans=shadows.plans + 1, valid_plans=shadows.valid_plans + valid)
+    if _admission(shadow).preview:
+        has_plan = any(facts(shadow.events, PlanAccepted))
+        is_valid = shadow.state == "succeeded" and has_plan and not shadow.degraded
+        return replace(shadows, plans=shadows.plans + 1, valid_plans=shadows.valid_plans + is_valid)
     return replace(shadows, pairs=(*shadows.pairs, ShadowedRun(seen(origin), seen(shadow))))
 
 
-async def _compared(runs: Runs, shadows: SubjectShadows) -> SubjectShadows:
+async def _compare_answers(runs: Runs, shadows: SubjectShadows) -> SubjectShadows:
     """Compare the answers of pairs without verdicts."""
-    pairs, left = [], MOST_ANSWERS
+    pairs = []
+    comparisons_left = MOST_ANSWERS
     for pair in shadows.pairs:
-        if pair.verdicts is None and left and pair.live.answer and pair.shadow.answer:
-            left -= 1
-            pair = replace(pair, same_answer=await _same(runs, pair))
+        has_answers = bool(pair.live.answer and pair.shadow.answer)
+        if pair.verdicts is None and has_answers and comparisons_left:
+            comparisons_left -= 1
+            pair = replace(pair, same_answer=await _has_same_answers(runs, pair))
         pairs.append(pair)
     return replace(shadows, pairs=tuple(pairs))
 
 
-async def _same(runs: Runs, pair: ShadowedRun) -> bool | None:
-    """True if both answers are the same text but for case, spaces and the last full stop; None if one was erased."""
+async def _has_same_answers(runs: Runs, pair: ShadowedRun) -> bool | None:
+    """Return True if both answers are the same text but for case, spaces and the last full stop; None if one was
+    erased."""
     texts = []
     for run in (pair.live, pair.shadow):
         body = (await runs.contents(run.run, [run.answer])).get(run.answer)
@@ -181,10 +191,10 @@ class Candidate:
         """Return True once it conducts all runs."""
         return not self.share
 
-    def counts(self, run: JournaledRun) -> bool:
-        """Return True for a run that it could have conducted: one of the tier's own conductor, if that is a model; or
-        any that does not say itself what is to plan."""
-        admitted = _admitted(run)
+    def could_conduct(self, run: JournaledRun) -> bool:
+        """Return True for a run that has ended and that the candidate could have conducted. A version could conduct the
+        runs that the tier's own model conducts, a subject any run whose request does not say what is to plan."""
+        admitted = _admission(run)
         if not run.ended or run.state == "cancelled" or admitted.preview:
             return False
         if tier_in(self.conductor):
@@ -192,62 +202,86 @@ class Candidate:
         return admitted.conductor == "model" and not admitted.served_by
 
     def has_conducted(self, run: ComparedRun) -> bool:
-        """Return True if the journal says that it has planned this run, or served it."""
-        return self.version == (run.served_by if tier_in(self.conductor) else run.version)
+        """Return True if the journal says that the candidate has planned this run, or served it."""
+        if tier_in(self.conductor):
+            return run.served_by == self.version
+        return run.version == self.version
 
-    def conducts(self, run: str) -> bool:
-        """True if the version is, or was, to conduct this run, whether or not it could be asked."""
-        now = VersionsInForce(live=self.live, canary=self.version, share=self.share)
-        return self.promoted or chosen({self.conductor: now}, self.conductor, run) == self.version
+    def was_to_conduct(self, run: str) -> bool:
+        """Return True if the candidate was chosen for this run, whether or not it could be asked."""
+        if self.promoted:
+            return True
+        in_force = VersionsInForce(live=self.live, canary=self.version, share=self.share)
+        return chosen({self.conductor: in_force}, self.conductor, run) == self.version
 
 
 def subject_of(conductor: str, version: str) -> str:
     """Return the name under which shadows try a version, or what is to serve a tier."""
-    return version if tier_in(conductor) else f"conductor {version}"
+    if tier_in(conductor):
+        return version
+    return f"conductor {version}"
 
 
 def candidate_of(changes: Sequence[Change], conductor: str, in_force: VersionsInForce) -> Candidate | None:
-    """The version that is a canary, or was promoted last and is still live; None if there is none."""
+    """Return the version that is a canary, or was promoted last and is still live; None if there is none."""
     own = [change for change in changes if change.conductor == conductor]
     if in_force.canary:
-        begun = next(
-            change.at for change in reversed(own) if change.kind == "canary" and change.version == in_force.canary
-        )
-        return Candidate(conductor, in_force.canary, begun, in_force.live, in_force.share)
-    decided = [change for change in own if change.kind in ("promoted", "rolled_back")]
-    if not decided or decided[-1].kind != "promoted" or decided[-1].version != in_force.live:
+        canaries = [change for change in own if change.kind == "canary" and change.version == in_force.canary]
+        return Candidate(conductor, in_force.canary, canaries[-1].at, in_force.live, in_force.share)
+    decisions = [change for change in own if change.kind in ("promoted", "rolled_back")]
+    if not decisions:
         return None
-    before = in_force.before[-1] if in_force.before else ""
-    return Candidate(conductor, in_force.live, decided[-1].at, before)
+    latest = decisions[-1]
+    if latest.kind != "promoted" or latest.version != in_force.live:
+        return None
+    before = ""
+    if in_force.before:
+        before = in_force.before[-1]
+    return Candidate(conductor, in_force.live, latest.at, before)
 
 
-async def versions_apart(runs: Runs, tier: Tier, candidate: Candidate, now: float) -> Evidence:
+async def compare_versions(runs: Runs, tier: Tier, candidate: Candidate, now: float) -> Evidence:
     """Compare a tier's runs that a version was to conduct with those of the version before: of the same time while it
     is a canary, of the time before once it was promoted. A run that a fallback planned because the version could not be
-    asked is the version's, too."""
-    planned = await _planned(runs, RunQuery(tier=tier.name, since=candidate.since, until=now), candidate)
-    mine = [run for run in planned if candidate.conducts(run.run)]
-    live = [run for run in planned if not candidate.conducts(run.run)]
+    asked counts as the version's, too."""
+    query = RunQuery(tier=tier.name, since=candidate.since, until=now)
+    own: list[ComparedRun] = []
+    others: list[ComparedRun] = []
+    for run in await _comparable_runs(runs, query, candidate):
+        if candidate.was_to_conduct(run.run):
+            own.append(run)
+        else:
+            others.append(run)
     if candidate.promoted:
-        length = tier.promotion.watch_hours * 3_600 if tier.promotion is not None else 0.0
-        query = RunQuery(tier=tier.name, since=candidate.since - length, until=candidate.since)
-        live = [run for run in await _planned(runs, query, candidate) if not candidate.has_conducted(run)]
-    return apart(live, mine)
+        others = await _runs_before(runs, tier, candidate)
+    return apart(others, own)
 
 
-async def _planned(runs: Runs, query: RunQuery, candidate: Candidate) -> list[ComparedRun]:
+async def _runs_before(runs: Runs, tier: Tier, candidate: Candidate) -> list[ComparedRun]:
+    """Return the runs of a tier that others conducted in the hours before the candidate was promoted."""
+    seconds = 0.0
+    if tier.promotion is not None:
+        seconds = tier.promotion.watch_hours * 3_600
+    query = RunQuery(tier=tier.name, since=candidate.since - seconds, until=candidate.since)
+    comparable = await _comparable_runs(runs, query, candidate)
+    return [run for run in comparable if not candidate.has_conducted(run)]
+
+
+async def _comparable_runs(runs: Runs, query: RunQuery, candidate: Candidate) -> list[ComparedRun]:
     """Return the runs of a query that the candidate could have conducted, that were executed and have ended; the oldest
     first."""
-    planned: list[ComparedRun] = []
+    comparable: list[ComparedRun] = []
     async for page in _pages(runs, replace(query, origin_kind="", limit=PAGE)):
-        planned += [seen(run) for run in page if candidate.counts(run)]
-        if len(planned) >= MOST_RUNS:
+        for run in page:
+            if candidate.could_conduct(run):
+                comparable.append(seen(run))
+        if len(comparable) >= MOST_RUNS:
             break
-    return planned[::-1]
+    return comparable[::-1]
 
 
 @record(frozen=True, slots=True)
-class Judged:
+class Judgement:
     """The conditions of one tier with their evidence."""
 
     tier: str
@@ -266,9 +300,9 @@ class Judged:
         return self.decision() | {"evidence": self.evidence.to_json()}
 
 
-async def judged(
+async def judge(
     runs: Runs, tier: Tier, subject: str, canary: Candidate | None, since: float, now: float
-) -> Judged | None:
+) -> Judgement | None:
     """Judge a candidate by the conditions of a tier; None where there are none. `subject` is its name among shadows.
 
     Shadows are the better evidence, since they are paired; a canary's runs count where there are more of them.
@@ -280,10 +314,13 @@ async def judged(
         if shadow.subject == subject and shadow.pairs:
             source, evidence = "shadow", paired(shadow.pairs)
     if canary is not None and canary.subject == subject and evidence.count < tier.promotion.min_pairs:
-        of_versions = await versions_apart(runs, tier, canary, now)
+        of_versions = await compare_versions(runs, tier, canary, now)
         if of_versions.count > evidence.count:
-            source, evidence = "promotion" if canary.promoted else "canary", of_versions
-    return Judged(tier.name, source, evidence, conditions(tier.promotion, evidence))
+            evidence = of_versions
+            source = "canary"
+            if canary.promoted:
+                source = "promotion"
+    return Judgement(tier.name, source, evidence, conditions(tier.promotion, evidence))
 
 
 # -- the report
@@ -302,23 +339,30 @@ DEFINITIONS: Final[Mapping[str, str]] = {
 async def report(runs: Runs, tier: Tier, since: float, until: float, drawn: Mapping[str, int] | None) -> dict[str, Any]:
     """The report on a tier's shadows as JSON values. `drawn` counts what became of the runs that were drawn."""
     by_subject = {shadow.subject: shadow for shadow in await shadows_of(runs, tier.name, since, until, answers=True)}
+    subject: str | None = None
     if tier.shadow is not None:
-        by_subject.setdefault(tier.shadow.subject, SubjectShadows(tier.shadow.subject))
+        subject = tier.shadow.subject
+        by_subject.setdefault(subject, SubjectShadows(subject))
+    counts: dict[str, int] | None = None
+    if drawn is not None:
+        counts = dict(sorted(drawn.items()))
     return {
         "object": "shadow_report",
         "tier": tier.name,
         "since": since,
         "until": until,
-        "shadow": tier.shadow.subject if tier.shadow is not None else None,
-        "drawn": dict(sorted(drawn.items())) if drawn is not None else None,
+        "shadow": subject,
+        "drawn": counts,
         "definitions": dict(DEFINITIONS),
-        "candidates": [_reported(tier, by_subject[subject]) for subject in sorted(by_subject)],
+        "candidates": [_report_on_candidate(tier, by_subject[name]) for name in sorted(by_subject)],
     }
 
 
-def _reported(tier: Tier, shadows: SubjectShadows) -> dict[str, Any]:
+def _report_on_candidate(tier: Tier, shadows: SubjectShadows) -> dict[str, Any]:
     evidence = paired(shadows.pairs)
-    decided = conditions(tier.promotion, evidence) if tier.promotion is not None else ()
+    judged: tuple[Condition, ...] = ()
+    if tier.promotion is not None:
+        judged = conditions(tier.promotion, evidence)
     return {
         "subject": shadows.subject,
         "pairs": len(shadows.pairs),
@@ -327,13 +371,15 @@ def _reported(tier: Tier, shadows: SubjectShadows) -> dict[str, Any]:
         "unfinished": shadows.unfinished,
         "figures": evidence.to_json()["figures"],
         "new_recipients": _new_recipients(shadows.pairs),
-        "conditions": [judged.to_json() for judged in decided],
-        "promotable": promotable(decided) if decided else None,
-        "pairs_needed": pairs_needed(decided),
+        "conditions": [condition.to_json() for condition in judged],
+        "promotable": promotable(judged) if judged else None,
+        "pairs_needed": pairs_needed(judged),
     }
 
 
 def _new_recipients(pairs: Sequence[ShadowedRun]) -> dict[str, int]:
     """The recipients of the caller's words in a shadow and not in its run, each with the number of such pairs."""
-    counts = Counter(name for pair in pairs for name in pair.shadow.recipients - pair.live.recipients)
+    counts: Counter[str] = Counter()
+    for pair in pairs:
+        counts.update(pair.shadow.recipients - pair.live.recipients)
     return dict(sorted(counts.items()))

@@ -1,11 +1,11 @@
 """The versions of conductors, and what serves tiers: which one is in force, and how that is changed.
 
 `VersionReader` reads the changes from the database again and again, so that a process follows an operator's change
-within `EVERY` seconds. Nobody is asked on the strength of what is older than `FRESH` seconds, unless the database
-cannot be read just then: what was read last stays in force.
+within `LOOK_SECONDS` seconds. What was read longer than `MOST_AGE_SECONDS` ago is read again before it is used. If the
+database cannot be read just then, what was read last stays in force.
 
-`checked_change` refuses a change that does not fit what stands, or a version that the conductor's server no longer
-serves or that no trusted key has signed; `checked_service` does so for what serves a tier. `make_change` stores the
+`check_change` refuses a change that does not fit what stands, or a version that the conductor's server no longer
+serves or that no trusted key has signed; `check_service` does so for what serves a tier. `make_change` stores the
 change with its author. They serve commands and the admin API.
 """
 
@@ -33,60 +33,60 @@ from app.errors import ConfigInvalid, StoreUnavailable
 from app.store.protocol import Actor, ConductorVersions, Store
 from app.telemetry import Telemetry
 
-EVERY = 2.0
-"""Seconds between two looks."""
-FRESH = 10.0
-"""Seconds after which what was read is read again before it is used: after an outage, or where nobody else looks."""
+LOOK_SECONDS = 2.0
+"""Time between two looks at the database."""
+MOST_AGE_SECONDS = 10.0
+"""Time after which the versions are read again before they are used: after an outage, or where no task reads them."""
 
 
 class VersionReader:
-    """The versions in force, for a process that conducts or admits runs. `tick` is a clock in seconds that never goes
-    back."""
+    """The versions in force, for a process that conducts or admits runs. `monotonic` gives the seconds of a clock that
+    never goes back."""
 
     def __init__(
         self,
         store: ConductorVersions,
         telemetry: Telemetry,
-        tick: Callable[[], float],
+        monotonic: Callable[[], float],
         catalog: Callable[[], Catalog],
     ) -> None:
         self._store = store
         self._telemetry = telemetry
-        self._tick = tick
+        self._monotonic = monotonic
         self._catalog = catalog
         self._missing: Sequence[str] = ()
-        self._known: Mapping[str, VersionsInForce] = {}
+        self._in_force: Mapping[str, VersionsInForce] = {}
         self._read_at = -math.inf
 
     async def version(self, conductor: str, run: str) -> str:
-        """The model that conducts this run in the conductor's name, or the subject that serves it in the place of
-        `tier NAME`; empty for what the pool file says."""
-        if self._tick() - self._read_at > FRESH:
+        """Return the model that conducts this run in the conductor's name, or the subject that serves it in the place
+        of `tier NAME`; empty for what the pool file says."""
+        if self._monotonic() - self._read_at > MOST_AGE_SECONDS:
             await self.look()
-        return chosen(self._known, conductor, run)
+        return chosen(self._in_force, conductor, run)
 
     def live(self, tier: str) -> str:
         """Return the subject that serves a tier's runs, except for those of a canary; empty for its own definition."""
-        return self._known.get(f"{TIER}{tier}", VersionsInForce()).live
+        return self._in_force.get(f"{TIER}{tier}", VersionsInForce()).live
 
     async def look(self) -> None:
-        """Read them once."""
+        """Read the versions once."""
         with suppress(StoreUnavailable):
-            asked_at = self._tick()
+            asked_at = self._monotonic()
             in_force = versions_in_force(await self._store.changes())
             self._read_at = asked_at
-            if in_force != self._known:
-                self._known = in_force
+            if in_force != self._in_force:
+                self._in_force = in_force
                 live = {name: version.canary or version.live for name, version in in_force.items()}
                 self._telemetry.log(
                     logging.INFO,
                     "The versions of conductors, or what serves tiers, have changed; new runs use these.",
                     versions=live,
                 )
-        self._tell_missing()
+        self._log_missing()
 
-    def _tell_missing(self) -> None:
-        missing = missing_subjects(self._catalog(), self._known)
+    def _log_missing(self) -> None:
+        missing = missing_subjects(self._catalog(), self._in_force)
         if missing and missing != self._missing:
             self._telemetry.log(
                 logging.ERROR,
@@ -100,7 +100,7 @@ class VersionReader:
         while not stopping.is_set():
             await self.look()
             with suppress(TimeoutError):
-                async with asyncio.timeout(EVERY):
+                async with asyncio.timeout(LOOK_SECONDS):
                     await stopping.wait()
 
 
@@ -115,19 +115,19 @@ class RequestedChange:
     share: float = 0.0
 
 
-def conducted(catalog: Catalog) -> frozenset[str]:
+def conductor_names(catalog: Catalog) -> frozenset[str]:
     """Return the workers that plan for a tier, alone or as one of a selector's choices."""
     return frozenset(tier.conductor.worker for tier in catalog.tiers.values() if tier.conductor.worker is not None)
 
 
-async def checked_change(
+async def check_change(
     store: Store,
     wanted: RequestedChange,
     served: Callable[[], Collection[str]],
     trusted: TrustedSigners | None = None,
     warn: Callable[[str], object] | None = None,
 ) -> RequestedChange:
-    """The change with its version, if it is possible; else raises `ConfigInvalid` with the reason.
+    """Return the change with its version, if it is possible; else raise `ConfigInvalid` with the reason.
 
     A version that is to conduct must have been signed by one of the `trusted` keys when it was deployed. Where other
     versions are only warned of, the reason is given to `warn`.
@@ -142,14 +142,14 @@ async def checked_change(
         raise ConfigInvalid([reason])
     if wanted.kind in ("canary", "promoted") and trusted is not None:
         note = signature_of(changes, wanted.conductor, wanted.version)
-        accept(trusted, trusted.objection(wanted.version, note), warn)
+        refuse_or_warn(trusted, trusted.objection(wanted.version, note), warn)
     if wanted.kind in ("canary", "promoted") and wanted.version not in await asyncio.to_thread(served):
         raise ConfigInvalid([f"the server no longer answers to {wanted.version}; deploy it again"])
     return copy_with(wanted, version=wanted.version or in_force.canary or in_force.live)
 
 
-async def checked_service(store: Store, catalog: Catalog, wanted: RequestedChange) -> RequestedChange:
-    """Check a change of what serves a tier of the pool file, as `checked_change` does."""
+async def check_service(store: Store, catalog: Catalog, wanted: RequestedChange) -> RequestedChange:
+    """Check a change of what serves a tier of the pool file, as `check_change` does."""
     in_force = versions_in_force(await store.changes()).get(wanted.conductor, VersionsInForce())
     reason = refusal_in_place(in_force, wanted.kind, wanted.version)
     if not reason and wanted.kind in ("canary", "promoted"):
@@ -160,20 +160,22 @@ async def checked_service(store: Store, catalog: Catalog, wanted: RequestedChang
 
 
 def missing_subjects(catalog: Catalog, in_force: Mapping[str, VersionsInForce]) -> list[str]:
-    """Return in words what is to serve a tier of the pool file and does not stand in it."""
+    """Return a sentence for each subject that is to serve a tier of the pool file and is missing from the file."""
     missing = []
     for name, now in sorted(in_force.items()):
         tier = tier_in(name)
         if tier not in catalog.tiers:
             continue
         for subject in (now.live, now.canary):
-            reason = objection(catalog, tier, subject) if subject else ""
+            if not subject:
+                continue
+            reason = objection(catalog, tier, subject)
             if reason:
                 missing.append(f"{subject} is to serve {tier}, and {reason}")
     return missing
 
 
-def accept(trusted: TrustedSigners, objection: str, warn: Callable[[str], object] | None = None) -> None:
+def refuse_or_warn(trusted: TrustedSigners, objection: str, warn: Callable[[str], object] | None = None) -> None:
     """Refuse a version for an objection to its signature (`ConfigInvalid`), or only warn of it, as the keys' setting
     says; an empty objection is none."""
     if objection and trusted.refuses:
@@ -183,15 +185,13 @@ def accept(trusted: TrustedSigners, objection: str, warn: Callable[[str], object
 
 
 def signature_of(changes: Sequence[Change], conductor: str, version: str) -> str:
-    """The signature with which a version was deployed last; empty if it had none, or was deployed by an older Baton."""
-    notes = [
-        change.note
-        for change in changes
-        if (change.conductor, change.kind, change.version) == (conductor, "loaded", version)
-    ]
-    if not notes:
-        return ""
-    return str(json.loads(notes[-1] or "{}").get("signature", ""))
+    """Return the signature with which a version was deployed last; empty if it had none, as in older releases."""
+    wanted = (conductor, "loaded", version)
+    for change in reversed(changes):
+        if (change.conductor, change.kind, change.version) == wanted:
+            note = json.loads(change.note or "{}")
+            return str(note.get("signature", ""))
+    return ""
 
 
 async def make_change(store: Store, wanted: RequestedChange, *, name: str, by: Actor, note: str = "") -> None:

@@ -18,7 +18,7 @@ from app.core.pool.conductor_versions import VersionsInForce, versions_in_force
 from app.core.pool.serving import TIER, tier_in
 from app.core.rating.promotion import Condition, breaches, conditions, promotable
 from app.engine.conductors import versions
-from app.engine.conductors.trials import Candidate, Judged, candidate_of, judged, subject_of, versions_apart
+from app.engine.conductors.trials import Candidate, Judgement, candidate_of, compare_versions, judge, subject_of
 from app.engine.conductors.versions import RequestedChange
 from app.engine.context import EngineContext, Leadership
 from app.errors import OursError
@@ -32,19 +32,25 @@ EVIDENCE_SECONDS: Final = 30 * 86_400.0
 """The age up to which shadows count as evidence for a promotion."""
 
 
-def watched(catalog: Catalog, conductor: str) -> list[Tier]:
-    """The tiers that this model conducts, or the one tier whose service is meant, as far as they state conditions."""
-    tiers = [tier for tier in catalog.tiers.values() if tier.promotion is not None]
-    if own := tier_in(conductor):
-        return [tier for tier in tiers if tier.name == own]
-    return [tier for tier in tiers if tier.conductor.kind == "model" and tier.conductor.worker == conductor]
+def tiers_with_conditions(catalog: Catalog, conductor: str) -> list[Tier]:
+    """Return the tiers that state conditions, of those that this model conducts; for `tier NAME` only that tier."""
+    named = tier_in(conductor)
+    found = []
+    for tier in catalog.tiers.values():
+        if named:
+            is_meant = tier.name == named
+        else:
+            is_meant = tier.conductor.kind == "model" and tier.conductor.worker == conductor
+        if is_meant and tier.promotion is not None:
+            found.append(tier)
+    return found
 
 
-async def gate(store: Store, catalog: Catalog, wanted: RequestedChange, now: float) -> tuple[Judged, ...]:
+async def gate(store: Store, catalog: Catalog, wanted: RequestedChange, now: float) -> tuple[Judgement, ...]:
     """Judge a promotion by the conditions of each tier that it concerns; nothing for another change."""
     if wanted.kind != "promoted":
         return ()
-    tiers = watched(catalog, wanted.conductor)
+    tiers = tiers_with_conditions(catalog, wanted.conductor)
     if not tiers:
         return ()
     changes = await store.changes()
@@ -52,21 +58,25 @@ async def gate(store: Store, catalog: Catalog, wanted: RequestedChange, now: flo
     canary = candidate_of(changes, wanted.conductor, in_force)
     since = now - EVIDENCE_SECONDS
     subject = subject_of(wanted.conductor, wanted.version)
-    results = [await judged(store, tier, subject, canary, since, now) for tier in tiers]
-    return tuple([judged for judged in results if judged is not None])
+    judgements = []
+    for tier in tiers:
+        judgement = await judge(store, tier, subject, canary, since, now)
+        if judgement is not None:
+            judgements.append(judgement)
+    return tuple(judgements)
 
 
-def refusals(found: Sequence[Judged]) -> list[str]:
-    """The conditions that do not hold, in words."""
+def refusals(judgements: Sequence[Judgement]) -> list[str]:
+    """Return the conditions that do not hold, each as a sentence."""
     reasons = []
-    for result in found:
-        for condition in result.conditions:
+    for judgement in judgements:
+        for condition in judgement.conditions:
             if condition.outcome != "holds":
-                reasons.append(f"{result.tier}: {condition.name} {_words(condition)}")
+                reasons.append(f"{judgement.tier}: {condition.name} {_explanation(condition)}")
     return reasons
 
 
-def _words(condition: Condition) -> str:
+def _explanation(condition: Condition) -> str:
     if condition.name == "min_pairs":
         return f"is {condition.limit:.0f}, and there are {condition.count}"
     if condition.found is None:
@@ -75,17 +85,19 @@ def _words(condition: Condition) -> str:
     return f"is {condition.limit:g}, and {found.value:.4f} was found, between {found.low:.4f} and {found.high:.4f}"
 
 
-def held(found: Sequence[Judged]) -> bool:
-    """True if a promotion may be made."""
-    return all(promotable(judged.conditions) for judged in found)
+def may_be_promoted(judgements: Sequence[Judgement]) -> bool:
+    """Return True if a promotion may be made."""
+    return all(promotable(judgement.conditions) for judgement in judgements)
 
 
-def note(found: Sequence[Judged], **more: Any) -> str:
-    """The evidence of a decision as it is stored with the change; empty where there are no conditions."""
-    if not found and not any(more.values()):
+def evidence_note(judgements: Sequence[Judgement], **more: Any) -> str:
+    """Return the evidence of a decision, with those of the further fields that are not empty, as JSON that is stored
+    with the change; empty where there is nothing to store."""
+    note: dict[str, Any] = {name: value for name, value in more.items() if value}
+    if not judgements and not note:
         return ""
-    tiers = [judged.decision() for judged in found]
-    return orjson.dumps({name: value for name, value in more.items() if value} | {"tiers": tiers}).decode()
+    note["tiers"] = [judgement.decision() for judgement in judgements]
+    return orjson.dumps(note).decode()
 
 
 class PromotionWatch:
@@ -113,9 +125,12 @@ class PromotionWatch:
     async def look(self) -> None:
         """Judge each canary, and each recent promotion, once, unless another engine does."""
         catalog = self._context.catalog()
-        names = sorted([*versions.conducted(catalog), *[f"{TIER}{name}" for name in catalog.tiers]])
-        tiers_of = {name: watched(catalog, name) for name in names}
-        if not any(tiers_of.values()) or not self._context.timed() or not await self._leadership.held():
+        tier_subjects = [f"{TIER}{name}" for name in catalog.tiers]
+        names = sorted([*versions.conductor_names(catalog), *tier_subjects])
+        tiers_of = {name: tiers_with_conditions(catalog, name) for name in names}
+        if not any(tiers_of.values()) or not self._context.clock_is_set():
+            return
+        if not await self._leadership.acquire():
             return
         changes = await self._context.store.changes()
         in_force = versions_in_force(changes)
@@ -130,28 +145,30 @@ class PromotionWatch:
         now = self._context.now()
         for tier in tiers:
             spec = tier.promotion
-            if spec is None or (candidate.promoted and now - candidate.since > spec.watch_hours * 3_600):
+            if spec is None:
                 continue
-            evidence = await versions_apart(self._context.store, tier, candidate, now)
-            source = "promotion" if candidate.promoted else "canary"
-            found = Judged(tier.name, source, evidence, conditions(spec, evidence))
-            broken = breaches(found.conditions)
-            if broken:
-                return await self._roll_back(candidate, found, broken)
+            source = "canary"
+            if candidate.promoted:
+                source = "promotion"
+                if now - candidate.since > spec.watch_hours * 3_600:
+                    continue
+            evidence = await compare_versions(self._context.store, tier, candidate, now)
+            judgement = Judgement(tier.name, source, evidence, conditions(spec, evidence))
+            breached = breaches(judgement.conditions)
+            if breached:
+                return await self._roll_back(candidate, judgement, breached)
 
-    async def _roll_back(self, candidate: Candidate, found: Judged, broken: Sequence[Condition]) -> None:
+    async def _roll_back(self, candidate: Candidate, judgement: Judgement, breached: Sequence[Condition]) -> None:
         """Undo what the candidate was given. The id of the change follows from the candidate, so that it is undone once
         at most, whatever several engines find."""
         context = self._context
         identity = f"{candidate.conductor}|{candidate.version}|{candidate.since!r}|{candidate.share!r}"
         name = f"change_{hashlib.sha256(identity.encode()).hexdigest()[:24]}"
-        wanted = await versions.checked_change(
-            context.store, RequestedChange(candidate.conductor, "rolled_back"), tuple
-        )
+        wanted = await versions.check_change(context.store, RequestedChange(candidate.conductor, "rolled_back"), tuple)
         if wanted.version != candidate.version:  # somebody has changed it meanwhile
             return
-        names = [condition.name for condition in broken]
-        evidence = note([found], breached=names)
+        names = [condition.name for condition in breached]
+        evidence = evidence_note([judgement], breached=names)
         await versions.make_change(context.store, wanted, name=name, by=PROCESS, note=evidence)
         for name in names:
             context.telemetry.count("baton_rollbacks_total", candidate.conductor, name)
@@ -160,6 +177,6 @@ class PromotionWatch:
             "What was promoted, or is a canary, breached the conditions of its promotion and was rolled back.",
             worker=candidate.conductor,
             versions=candidate.version,
-            tier=found.tier,
+            tier=judgement.tier,
             reason=", ".join(names),
         )

@@ -67,17 +67,17 @@ class Listener:
     """One caller, and how much it was sent: characters, tokens where they are sent too (None: to be counted), and
     pieces of tool calls.
 
-    `received` is the text that it was sent of an attempt which was replaced, None where that is not known.
+    `replaced_text` is the text that it was sent of an attempt which was replaced, None where that is not known.
     """
 
-    line: Mailbox[CallerMessage]
-    notes: bool
+    mailbox: Mailbox[CallerMessage]
+    wants_steps: bool
     attempt: int
     chars: int
     tokens: int | None = None
-    called: int = 0
-    received: str | None = None
-    gone: bool = False
+    call_pieces: int = 0
+    replaced_text: str | None = None
+    has_left: bool = False
 
     def tokens_sent(self, tokens: Sequence[Decoded]) -> int:
         """The number of the answer's tokens that it was sent."""
@@ -105,7 +105,7 @@ class Audience:
 
     def __len__(self) -> int:
         """The number of callers of this process that still listen."""
-        return sum(not listener.gone for listener in self._listeners)
+        return sum(not listener.has_left for listener in self._listeners)
 
     @property
     def ended(self) -> bool:
@@ -121,28 +121,28 @@ class Audience:
 
     # -- callers
 
-    def admit(self, line: Mailbox[CallerMessage], at: Position = Position(), *, notes: bool = False) -> None:
+    def admit(self, mailbox: Mailbox[CallerMessage], at: Position = Position(), *, wants_steps: bool = False) -> None:
         """Add a caller, who has what is before `at` already. It is sent at once what can be sent."""
-        listener = Listener(line, notes, at.attempt, at.chars)
+        listener = Listener(mailbox, wants_steps, at.attempt, at.chars)
         if self._ended is not None:
             return self._end(listener, self._ended)
         self._listeners.append(listener)
         self._send(listener)
 
-    def remove(self, line: Mailbox[CallerMessage]) -> None:
+    def remove(self, mailbox: Mailbox[CallerMessage]) -> None:
         """Forget a caller who is gone and holds nothing that is to be given back with the end."""
-        self._listeners = [listener for listener in self._listeners if listener.line is not line]
+        self._listeners = [listener for listener in self._listeners if listener.mailbox is not mailbox]
 
     @property
     def empty(self) -> bool:
         """Return True if nobody here waits for the end, not even on behalf of a caller who is gone."""
         return not self._listeners
 
-    def leave(self, line: Mailbox[CallerMessage]) -> None:
+    def leave(self, mailbox: Mailbox[CallerMessage]) -> None:
         """Note that a caller is gone. It is still sent the end, because places are given back with it, but no more
         text."""
         for listener in self._listeners:
-            listener.gone = listener.gone or listener.line is line
+            listener.has_left = listener.has_left or listener.mailbox is mailbox
 
     # -- the answer
 
@@ -191,17 +191,17 @@ class Audience:
 
     def _clear(self, call: str, attempt: int) -> None:
         for listener in self._listeners:
-            if listener.attempt == self._attempt and listener.received is None and listener.chars <= self.chars:
-                listener.received = self.text[: listener.chars]
+            if listener.attempt == self._attempt and listener.replaced_text is None and listener.chars <= self.chars:
+                listener.replaced_text = self.text[: listener.chars]
         self._attempt, self.call = attempt, call
         self._pieces, self._tokens, self._calls, self.chars = [], [], [], 0
 
     def _send(self, listener: Listener, part: AnswerPart | None = None) -> None:
         """Send a listener what it lacks: the latest `part`, or more if it is behind."""
-        if listener.attempt != self._attempt and not listener.chars and not listener.called:
-            listener.attempt, listener.tokens, listener.received = self._attempt, None, None
-        chars, calls = self.chars - listener.chars, len(self._calls) - listener.called
-        if listener.gone or listener.attempt != self._attempt or (chars <= 0 and calls <= 0):
+        if listener.attempt != self._attempt and not listener.chars and not listener.call_pieces:
+            listener.attempt, listener.tokens, listener.replaced_text = self._attempt, None, None
+        chars, calls = self.chars - listener.chars, len(self._calls) - listener.call_pieces
+        if listener.has_left or listener.attempt != self._attempt or (chars <= 0 and calls <= 0):
             return
         sent = listener.tokens_sent(self._tokens)
         if part is None or (chars, calls) != (len(part.text), len(part.calls)):
@@ -209,11 +209,11 @@ class Audience:
                 self.text[listener.chars :],
                 tuple(self._tokens[sent:]),
                 Position(self._attempt, self.chars).number,
-                tuple(self._calls[listener.called :]),
+                tuple(self._calls[listener.call_pieces :]),
             )
-        if listener.line.put(part):
+        if listener.mailbox.put(part):
             listener.chars, listener.tokens = max(self.chars, listener.chars), sent + len(part.logprobs)
-            listener.called = len(self._calls)
+            listener.call_pieces = len(self._calls)
 
     def note(self, events: Sequence[Event]) -> None:
         """Send folded events to those who asked for steps. One that was sent before is not sent again."""
@@ -221,14 +221,14 @@ class Audience:
         if not new_events:
             return
         self._last_noted = new_events[-1].seq
-        listeners = [listener for listener in self._listeners if listener.notes and not listener.gone]
+        listeners = [listener for listener in self._listeners if listener.wants_steps and not listener.has_left]
         if not listeners:
             return
         for event in new_events:
             message = step_event(event)
             if message is not None:
                 for listener in listeners:
-                    listener.line.put(message)
+                    listener.mailbox.put(message)
 
     # -- the end
 
@@ -244,20 +244,20 @@ class Audience:
         error = ended.error or self._objection(listener, at, answer)
         tokens = ended.logprobs or ()
         rest = tokens[listener.tokens_sent(tokens) :]
-        calls = unsent_deltas(ended.calls, self._calls[: listener.called])
+        calls = unsent_deltas(ended.calls, self._calls[: listener.call_pieces])
         if error is None and (len(answer) > listener.chars or rest or calls):
-            listener.line.push(AnswerPart(answer[listener.chars :], rest, at.number, calls, ended.refusal))
+            listener.mailbox.push(AnswerPart(answer[listener.chars :], rest, at.number, calls, ended.refusal))
         if error is not ended.error:
             ended = TurnEnd(ended.state, "", "stop", ended.bill, error)
-        listener.line.push(ended)
+        listener.mailbox.push(ended)
 
     def _objection(self, listener: Listener, at: Position, answer: str) -> BatonError | None:
         """The error of a listener whose text cannot be continued to the answer; None if it can."""
-        if listener.called and listener.attempt != at.attempt:
+        if listener.call_pieces and listener.attempt != at.attempt:
             return answer_changed(self._run)
         if not listener.chars:
             return None
-        received = listener.received
+        received = listener.replaced_text
         if received is None and listener.attempt == self._attempt and listener.chars <= self.chars:
             received = self.text[: listener.chars]
         if listener.attempt == at.attempt:
@@ -321,8 +321,9 @@ class Follower:
         """Deltas of a call whose intent is not folded yet."""
         self._contents: dict[str, bytes] = {}
         """Contents that were sent with events, by ref."""
-        self._admitted_at: float | None = context.tick() if is_new else None
-        """The tick of the admission, until the first delta has come; None where this process did not admit the run."""
+        self._admitted_at: float | None = context.monotonic() if is_new else None
+        """The monotonic time of the admission, until the first delta has come; None where another process admitted
+        the run."""
 
     def receive(self, message: Committed | Delta) -> bool:
         """Take what an engine has sent; False if the journal has to be read before it can be used.
@@ -381,7 +382,7 @@ class Follower:
     def _pass_on(self, delta: Delta) -> None:
         is_new_text = self.audience.receive(self.state, delta)
         if is_new_text and self._admitted_at is not None:
-            seconds, self._admitted_at = self._context.tick() - self._admitted_at, None
+            seconds, self._admitted_at = self._context.monotonic() - self._admitted_at, None
             self._context.telemetry.observe("baton_first_delta_seconds", seconds, self.state.admitted.tier)
         self.has_missed_text = self.audience.has_missed(delta)
 
@@ -400,7 +401,7 @@ class Follower:
             journal = await self._context.store.journal(self.state.run)
         except NotFound:
             raise RunLost from None
-        state = messages.until_end(journal.events, self.state.turn.number)
+        state = messages.fold_until_reply(journal.events, self.state.turn.number)
         if state.turn.number != self.state.turn.number:
             raise RunLost
         self.state = state
@@ -417,7 +418,7 @@ class Follower:
             journal = await self._context.store.journal(self.state.run, after=self.state.seq)
             self.fold(journal.events)
         if self.state.replied and not self.finish():
-            self.audience.end(await messages.read(self._context.store, self.state))
+            self.audience.end(await messages.read_turn_end(self._context.store, self.state))
 
 
 class Followers:
@@ -463,7 +464,7 @@ class Followers:
         for follower in [*self._followers.values(), *self._former]:
             self._drop(follower, LeaseLost(PROCESS_STOPS))
 
-    def of(self, run: str) -> Follower | None:
+    def follower_of(self, run: str) -> Follower | None:
         """The follower of a run."""
         return self._followers.get(run)
 
@@ -537,11 +538,11 @@ class Followers:
     def _end(self, follower: Follower) -> None:
         """End the turn: at once if the reply was sent with the events, else as soon as it is read."""
         if follower.finish():
-            self._over(follower)
+            self._stop_following(follower)
         else:
             self.catch_up(follower)
 
-    def _over(self, follower: Follower) -> None:
+    def _stop_following(self, follower: Follower) -> None:
         """Stop following a run whose callers here have been sent an end."""
         is_latest = self._followers.get(follower.state.run) is follower
         self.forget(follower)
@@ -573,13 +574,13 @@ class Followers:
             self._read_again.discard(follower)
             self._catching_up.discard(follower)
         if follower.audience.ended:
-            self._over(follower)
+            self._stop_following(follower)
         elif is_again:
             self.catch_up(follower)
 
     def _drop(self, follower: Follower, error: BatonError) -> None:
-        follower.audience.end(messages.without(follower.state, error))
-        self._over(follower)
+        follower.audience.end(messages.end_with_error(follower.state, error))
+        self._stop_following(follower)
 
     async def _look(self, *, healthy: bool) -> None:
         """Find out in one query which journals have moved, and ask engines again for what was not sent here."""

@@ -135,14 +135,14 @@ CallerMessage = AnswerPart | StepEvent | TurnEnd
 
 @record(frozen=True, slots=True)
 class FollowedRun:
-    """A run as one caller receives it, whichever engine drives it. Take batches from `line` until `TurnEnd` comes.
+    """A run as one caller receives it, whichever engine drives it. Take batches from `mailbox` until `TurnEnd` comes.
 
     `state` is the run's state when the caller began to follow it; `replayed` says that it was not begun by this
     request.
     """
 
     run: str
-    line: Mailbox[CallerMessage]
+    mailbox: Mailbox[CallerMessage]
     state: RunState
     replayed: bool = False
 
@@ -170,9 +170,9 @@ ERRORS_OF_FAILED_RUNS: Mapping[str | None, type[errors.RunEnded]] = {
 """The errors of failed runs by the code of their end; a run that ended with any other code has a `RunFailed`."""
 
 
-def until_end(events: Sequence[Event], turn: int | None = None) -> RunState:
-    """Return the fold of a journal up to its terminal event, or of all of it if it has none yet; up to the reply of one
-    turn, if it has been given."""
+def fold_until_reply(events: Sequence[Event], turn: int | None = None) -> RunState:
+    """Return the state of a run when the reply of this turn was given, or when the run ended; the fold of the whole
+    journal if neither has happened yet."""
     for place, event in enumerate(events):
         if event.kind in TERMINAL or _is_reply(event, turn):
             return fold(tuple(events[: place + 1]))
@@ -183,43 +183,51 @@ def _is_reply(event: Event, turn: int | None) -> bool:
     return isinstance(event.fact, RunAwaitingTool) and event.fact.turn == turn
 
 
-def of_turn(events: Sequence[Event], turn: int) -> Sequence[Event]:
+def events_of_turn(events: Sequence[Event], turn: int) -> Sequence[Event]:
     """Return the events from a turn's beginning on."""
-    begins = [
-        place for place, event in enumerate(events) if isinstance(event.fact, RunResumed) and event.fact.turn == turn
-    ]
-    return events[begins[0] :] if begins else events
+    for place, event in enumerate(events):
+        if isinstance(event.fact, RunResumed) and event.fact.turn == turn:
+            return events[place:]
+    return events
 
 
-async def read(store: ContentReads, state: RunState) -> TurnEnd:
+async def read_turn_end(store: ContentReads, state: RunState) -> TurnEnd:
     """Return a turn's end from the state; `NotFound` if its answer was erased."""
-    wanted = refs(state)
-    return turn_end(state, await store.contents(state.run, wanted) if wanted else {})
+    refs = reply_refs(state)
+    contents: Mapping[str, bytes] = {}
+    if refs:
+        contents = await store.contents(state.run, refs)
+    return turn_end(state, contents)
 
 
-def refs(state: RunState) -> list[str]:
+def reply_refs(state: RunState) -> list[str]:
     """Return the refs of a reply's contents: text, tokens with their log-probabilities, messages with tool calls."""
     step = caller_view.answering_step_of(state)
     if step is not None:
-        return of_step(step)
-    return [step.exchanges[-1].said for step in _callers(state)]
+        return answer_refs(step)
+    return [step.exchanges[-1].said for step in _steps_awaiting_tools(state)]
 
 
-def of_step(step: StepState) -> list[str]:
+def answer_refs(step: StepState) -> list[str]:
     """Return the refs of a step's answer."""
     return [ref for ref in (step.output, step.logprobs) if ref]
 
 
 def turn_end(state: RunState, contents: Mapping[str, bytes]) -> TurnEnd:
     """Return the end of a turn whose reply is at hand, by the refs of its parts."""
-    if not contents.keys() >= set(refs(state)):
+    if not contents.keys() >= set(reply_refs(state)):
         raise NotFound("The content of this run was erased; its journal remains.", code="content_erased")
-    step, finish = caller_view.answering_step_of(state), (state.end.finish if state.end is not None else None) or "stop"
     if state.state == "awaiting_tool":
-        return _calling(state, contents)
+        return _end_with_tool_calls(state, contents)
+    finish = "stop"
+    if state.end is not None and state.end.finish:
+        finish = state.end.finish
+    step = caller_view.answering_step_of(state)
     if step is None:
         return TurnEnd(state, "", finish, bill(state), ending_error(state))
-    answer = contents[step.output].decode() if step.output else ""
+    answer = ""
+    if step.output:
+        answer = contents[step.output].decode()
     logprobs = None
     if step.logprobs:
         logprobs = tuple(orjson.loads(contents[step.logprobs]))
@@ -235,49 +243,68 @@ def turn_end(state: RunState, contents: Mapping[str, bytes]) -> TurnEnd:
     )
 
 
-def _calling(state: RunState, contents: Mapping[str, bytes]) -> TurnEnd:
+def _end_with_tool_calls(state: RunState, contents: Mapping[str, bytes]) -> TurnEnd:
     """Return all tool calls of a turn in one reply, and the words of the answering step, if it is among those that
     call."""
-    words, calls = "", []
-    for step in _callers(state):
+    text = ""
+    calls = []
+    for step in _steps_awaiting_tools(state):
         exchange = step.exchanges[-1]
         said = message_from_json(orjson.loads(contents[exchange.said]))
-        words = said.text if step.answers else words
-        calls += [replace(call, id=id_) for call, id_ in zip(said.calls, exchange.ids, strict=True)]
-    return TurnEnd(state, words, "tool_calls", bill(state), None, calls=tuple(calls))
+        if step.answers:
+            text = said.text
+        for call, id_ in zip(said.calls, exchange.ids, strict=True):
+            calls.append(replace(call, id=id_))
+    return TurnEnd(state, text, "tool_calls", bill(state), None, calls=tuple(calls))
 
 
-def _callers(state: RunState) -> list[StepState]:
+def _steps_awaiting_tools(state: RunState) -> list[StepState]:
     """Return the steps that wait for results; the answering one first, because its calls are sent as they stream."""
-    waiting = [step for step in state.steps.values() if step.state == "awaiting_tool"]
     if state.state != "awaiting_tool":
         return []
+    waiting = [step for step in state.steps.values() if step.state == "awaiting_tool"]
     return sorted(waiting, key=lambda step: (not step.answers, step.n))
 
 
-def outcome(state: str, error: str | None) -> str:
+def outcome_label(state: str, error: str | None) -> str:
     """Return the label under which a run's end is counted: its state, or `abandoned` if its caller never sent tool
     results."""
-    return "abandoned" if error == NO_RESULTS else state
+    if error == NO_RESULTS:
+        return "abandoned"
+    return state
 
 
-def count(telemetry: Telemetry, state: RunState, seconds: float) -> None:
+def count_run_end(telemetry: Telemetry, state: RunState, seconds: float) -> None:
     """Note the end of a run; `seconds` is how long it was driven here."""
-    tier = state.admitted.tier
-    telemetry.count("baton_runs_total", tier, outcome(state.state, state.end.error if state.end is not None else ""))
+    tier, end = state.admitted.tier, state.end
+    error = ""
+    if end is not None:
+        error = end.error
+    telemetry.count("baton_runs_total", tier, outcome_label(state.state, error))
     telemetry.observe("baton_run_seconds", seconds, tier)
-    if state.end is not None and state.end.budget:
-        telemetry.count("baton_budget_refusals_total", scope_of(state.end.budget))
+    if end is not None and end.budget:
+        telemetry.count("baton_budget_refusals_total", scope_of(end.budget))
     if state.degraded:
         telemetry.count("baton_degraded_total", tier)
+    _count_further_rounds(telemetry, state)
+
+
+def _count_further_rounds(telemetry: Telemetry, state: RunState) -> None:
+    """Count what became of each round after the first: a workflow was opened, the answer before was accepted, or the
+    round stopped without an answer of its own."""
+    tier = state.admitted.tier
     for proposal in state.proposals[1:]:
-        if proposal.round > 1 and proposal.state == "accepted":
-            telemetry.count("baton_rounds_total", tier, "opened" if proposal.topology else "accepted")
+        if proposal.round == 1 or proposal.state != "accepted":
+            continue
+        if proposal.topology:
+            telemetry.count("baton_rounds_total", tier, "opened")
+        else:
+            telemetry.count("baton_rounds_total", tier, "accepted")
     if state.end is not None and state.end.stopped and state.round > 1:
         telemetry.count("baton_rounds_total", tier, "stopped")
 
 
-def without(state: RunState, error: BatonError) -> TurnEnd:
+def end_with_error(state: RunState, error: BatonError) -> TurnEnd:
     """Return the end of a stream whose run this process cannot follow any longer; the run itself goes on elsewhere."""
     return TurnEnd(state, "", "stop", bill(state), error)
 
@@ -294,15 +321,12 @@ def ending_error(state: RunState) -> BatonError | None:
     if end is None or ending is None:
         return None
     if end.error == RATE_LIMITED and state.state == "failed":
-        wait = ""
-        if end.retry_after is not None:
-            wait = f"Try again in {max(1, ceil(end.retry_after))} seconds."
         error = errors.RunRateLimited(retry_after=end.retry_after, run=state.run)
-        error.message = f"{error.message} {wait}".strip()
+        if end.retry_after is not None:
+            error.message += f" Try again in {max(1, ceil(end.retry_after))} seconds."
         return error
     if end.budget_until is not None and state.state == "over_budget":
         return errors.BudgetExhausted(end.budget, end.budget_until, run=state.run)
-    named = None
     if state.state == "failed":
-        named = ERRORS_OF_FAILED_RUNS.get(end.error)
-    return (named or ending)(code=end.error or None, run=state.run)
+        ending = ERRORS_OF_FAILED_RUNS.get(end.error, ending)
+    return ending(code=end.error or None, run=state.run)

@@ -108,21 +108,21 @@ class Webhooks:
         room, now = SLOTS - len(self._deliveries), self._context.now()
         try:
             await self._count()
-            if room <= 0 or not self._context.timed():
+            if room <= 0 or not self._context.clock_is_set():
                 return ()
             return await self._context.store.take_notices(now, now + CLAIM_SECONDS, room)
         except StoreUnavailable:  # the drivers of this process log it already
             return ()
 
     async def _count(self) -> None:
-        if self._context.tick() - self._counted_at >= COUNT_SECONDS:
-            self._counted_at = self._context.tick()
+        if self._context.monotonic() - self._counted_at >= COUNT_SECONDS:
+            self._counted_at = self._context.monotonic()
             pending = await self._context.store.pending_notices(MOST_COUNTED)
             self._context.telemetry.gauge("baton_webhooks_pending", pending)
 
     async def _pause(self, stopping: asyncio.Event) -> None:
         """Wait for the next poll; if all slots are in use, only until one of them is free."""
-        pause = POLL_SECONDS * (0.5 + self._context.chance())
+        pause = POLL_SECONDS * (0.5 + self._context.random())
         if len(self._deliveries) >= SLOTS:
             await asyncio.wait(self._deliveries, timeout=pause, return_when=asyncio.FIRST_COMPLETED)
         else:
@@ -133,8 +133,8 @@ class Webhooks:
 
         The result is written as often as it takes while the claim lasts: a lost result means a second delivery.
         """
-        until = self._context.tick() + CLAIM_SECONDS
-        policy = partial(retries.database, left=lambda: until - self._context.tick())
+        until = self._context.monotonic() + CLAIM_SECONDS
+        policy = partial(retries.database, left=lambda: until - self._context.monotonic())
         try:
             result = await self._post(client, target, notice)
             await retried(partial(self._settle, notice, result), policy)
@@ -170,7 +170,7 @@ class Webhooks:
         if result.delivered:
             await store.close_notice(notice)
             return self._context.telemetry.count("baton_webhooks_total", "delivered")
-        again = notices.next_try(notice, now, self._context.chance(), result.wait)
+        again = notices.next_try(notice, now, self._context.random(), result.wait)
         if result.status == GONE or again is None:
             reason = result.reason or f"HTTP {result.status}"
             if await store.fail_notice(notice, now, reason):
@@ -193,7 +193,7 @@ class Webhooks:
         while not stopping.is_set():
             with suppress(StoreUnavailable):
                 await self._context.store.forget_notices(self._context.now() - notices.KEEP, MOST_FORGOTTEN)
-            await _until(stopping, FORGET_SECONDS * (0.5 + self._context.chance()))
+            await _until(stopping, FORGET_SECONDS * (0.5 + self._context.random()))
 
 
 def _client() -> httpx.AsyncClient:

@@ -229,7 +229,7 @@ def eligible_workers(context: EngineContext, catalog: Catalog, order: Order) -> 
         )
     if order.has_plan:  # a caller that names workers gets them, or the next best when a step is executed
         return choice
-    return healthy(choice, context.health.ejected(choice.workers))
+    return healthy(choice, context.health.ejected_workers(choice.workers))
 
 
 @record(frozen=True, slots=True)

@@ -60,7 +60,7 @@ class Decided:
     repeated: bool = False
 
 
-async def settle(
+async def write_decision(
     store: Store,
     catalog: Catalog,
     now: Callable[[], float],
@@ -78,21 +78,26 @@ async def settle(
     own = store.of_tenant(tenant)
     for _ in range(MOST_TRIES):
         row, journal = await own.run(run), await own.journal(run)
-        state, at = fold(journal.events), now()
-        earlier = _earlier(journal.events, decision, state)
+        state = fold(journal.events)
+        at = now()
+        earlier = _earlier_decision(journal.events, decision, state)
         if earlier is not None:
             return earlier
-        question = _asked(journal.events, state, decision.digest, at)
+        question = _open_question(journal.events, state, decision.digest, at)
         terms = state.admitted.approval
         if terms is not None and terms.four_eyes and decision.key:
-            await _check_eyes(own, row, decision.key)
-        body = decision.reason.encode()
-        reason = content_ref(journal.salt, body) if body else ""
+            await _check_second_person(own, row, decision.key)
+        reason = ""
+        contents: tuple[tuple[str, bytes], ...] = ()
+        if decision.reason:
+            body = decision.reason.encode()
+            reason = content_ref(journal.salt, body)
+            contents = ((reason, body),)
         try:
             answer = _Answer(catalog, state, question, decision, now=at, reason=reason)
             fact = answer.fact()
             entry, after = _entry(row, state, fact, now=at, wait=wait)
-            await store.append(copy_with(entry, contents=((reason, body),) if body else ()))
+            await store.append(copy_with(entry, contents=contents))
             return Decided(fact, at, after)
         except (LeaseLost, RunEnded):
             continue  # somebody else has written: what they wrote is read first
@@ -102,7 +107,7 @@ async def settle(
     raise Overloaded(retry_after=1.0)
 
 
-async def _check_eyes(store: TenantStore, row: RunRow, key: str) -> None:
+async def _check_second_person(store: TenantStore, row: RunRow, key: str) -> None:
     """Raise `Forbidden` if the key began the run, or wrote the plan that it carries out or an earlier revision of it.
     A revision that was pruned has no author any more, nor have those before it."""
     if key == row.key:
@@ -116,7 +121,7 @@ async def _check_eyes(store: TenantStore, row: RunRow, key: str) -> None:
             raise Forbidden("The key that wrote a plan must not decide on it.", code="own_run")
 
 
-def _earlier(events: Sequence[Event], decision: Decision, state: RunState) -> Decided | None:
+def _earlier_decision(events: Sequence[Event], decision: Decision, state: RunState) -> Decided | None:
     """Return the decision that was made on this digest. Raises `Conflict` if it was another one."""
     decisions: list[tuple[float, RunApproved | RunRefused]] = [
         *timed_facts(events, RunApproved),
@@ -126,44 +131,50 @@ def _earlier(events: Sequence[Event], decision: Decision, state: RunState) -> De
     if not on_digest:
         return None
     at, fact = on_digest[0]
-    verdict = "approve" if isinstance(fact, RunApproved) else "refuse"
-    if verdict != decision.verdict:
-        word = {"approve": "approved", "refuse": "refused"}[verdict]
-        raise Conflict(f"This plan was {word} by {fact.by} already.", code="approval_decided")
-    if isinstance(fact, RunApproved) and not _same_bounds(fact, decision):
+    if isinstance(fact, RunRefused) and decision.verdict != "refuse":
+        raise Conflict(f"This plan was refused by {fact.by} already.", code="approval_decided")
+    if isinstance(fact, RunApproved) and decision.verdict != "approve":
+        raise Conflict(f"This plan was approved by {fact.by} already.", code="approval_decided")
+    if isinstance(fact, RunApproved) and not _has_same_bounds(fact, decision):
         raise Conflict(f"This plan was approved by {fact.by} already, within other bounds.", code="approval_decided")
     return Decided(fact, at, state, repeated=True)
 
 
-def _same_bounds(fact: RunApproved, decision: Decision) -> bool:
+def _has_same_bounds(fact: RunApproved, decision: Decision) -> bool:
     """Return True if a repeated approval asks for nothing that the first one has not."""
     return set(decision.replacements) <= fact.workers.keys() and decision.max_usd in (None, fact.max_usd)
 
 
-def _asked(events: Sequence[Event], state: RunState, digest: str, now: float) -> RunAwaitingApproval:
+def _open_question(events: Sequence[Event], state: RunState, digest: str, now: float) -> RunAwaitingApproval:
     """Return the present question, if it is the one that was decided on and still open. Raises `Conflict` if not."""
     question = state.asked
     if question is None:
         raise Conflict("No plan of this run has needed an approval.", code="approval_not_requested")
     if digest != question.digest:
-        earlier_questions = [fact for _, fact in timed_facts(events, RunAwaitingApproval) if fact.digest == digest]
-        if not earlier_questions:
-            raise Conflict(
-                f"That is not the digest of what this run asks for; GET /v1/approvals/{state.run} shows it.",
-                code="approval_digest_mismatch",
-            )
-        earlier = earlier_questions[0]
-        changes = [words for name, words in CHANGED.items() if getattr(earlier, name) != getattr(question, name)]
-        raise Conflict(
-            f"Something else waits for an approval by now; changed since then: {', '.join(changes) or 'the round'}. "
-            f"GET /v1/approvals/{state.run} shows it.",
-            code="approval_digest_mismatch",
-        )
+        raise _digest_mismatch(events, state, question, digest)
     if state.state in ENDED:
         raise Conflict(f"The decision came too late: the run has ended as {state.state}.", code="approval_late")
     if state.state != "awaiting_approval" or now >= question.until:
         raise Conflict("The decision came too late: the wait for it is over.", code="approval_late")
     return question
+
+
+def _digest_mismatch(events: Sequence[Event], state: RunState, question: RunAwaitingApproval, digest: str) -> Conflict:
+    """Return the error of a decision on another digest than the present question's: it names what has changed since an
+    earlier question with that digest, if there was one."""
+    earlier_questions = [fact for _, fact in timed_facts(events, RunAwaitingApproval) if fact.digest == digest]
+    if not earlier_questions:
+        return Conflict(
+            f"That is not the digest of what this run asks for; GET /v1/approvals/{state.run} shows it.",
+            code="approval_digest_mismatch",
+        )
+    earlier = earlier_questions[0]
+    changes = [words for name, words in CHANGED.items() if getattr(earlier, name) != getattr(question, name)]
+    return Conflict(
+        f"Something else waits for an approval by now; changed since then: {', '.join(changes) or 'the round'}. "
+        f"GET /v1/approvals/{state.run} shows it.",
+        code="approval_digest_mismatch",
+    )
 
 
 @record(frozen=True, slots=True)
@@ -172,7 +183,7 @@ class _Answer:
 
     catalog: Catalog
     state: RunState
-    asked: RunAwaitingApproval
+    question: RunAwaitingApproval
     decision: Decision
     now: float
     reason: str
@@ -181,29 +192,29 @@ class _Answer:
     def fact(self) -> RunApproved | RunRefused:
         """Return the event of the decision. Raises as `_approved` does."""
         if self.decision.verdict == "refuse":
-            return RunRefused(self.asked.proposal, self.asked.digest, self.decision.by, self.reason)
+            return RunRefused(self.question.proposal, self.question.digest, self.decision.by, self.reason)
         return self._approved()
 
     def _approved(self) -> RunApproved:
         """Return the approval within the bounds of the decision. Raises `InvalidRequest` for bounds that the run cannot
         have, and `Conflict` if no worker is left in the place of one that has changed."""
-        asked, decision = self.asked, self.decision
+        question, decision = self.question, self.decision
         workers = self._workers()
         self._check_prices(workers)
         limit = self.state.admitted.limits.usd
         max_usd = decision.max_usd
         if max_usd is None:
             max_usd = limit
-            if asked.price is not None:
-                max_usd = min(asked.usd + asked.price, limit)
+            if question.price is not None:
+                max_usd = min(question.usd + question.price, limit)
         if not 0 <= max_usd <= limit:
             raise InvalidRequest("The price is above the run's own limit.", param="max_usd", code="invalid_value")
         return RunApproved(
-            proposal=asked.proposal,
-            digest=asked.digest,
-            binding=approvals.binding_digest(asked.digest, decision.by, workers, max_usd),
+            proposal=question.proposal,
+            digest=question.digest,
+            binding=approvals.binding_digest(question.digest, decision.by, workers, max_usd),
             by=decision.by,
-            deadline=self.now + asked.seconds,
+            deadline=self.now + question.seconds,
             workers=workers,
             max_usd=max_usd,
             reason=self.reason,
@@ -212,19 +223,18 @@ class _Answer:
     def _workers(self) -> Mapping[str, str]:
         """Return the fingerprints of the workers that may be called: those of the plan and the replacements. One that
         is another worker by now is left out, if the decision names a replacement."""
-        asked, replacements = self.asked, self.decision.replacements
-        proposal = next(proposal for proposal in self.state.all_proposals if proposal.number == asked.proposal)
-        planned = [step.worker for step in self.state.steps_of(proposal) if step.worker != CONDUCTOR]
-        unknown = sorted(set(replacements) - asked.workers.keys())
+        question, replacements = self.question, self.decision.replacements
+        planned = self._planned_workers()
+        unknown = sorted(set(replacements) - question.workers.keys())
         if unknown:
             raise InvalidRequest(
                 f"No worker of this run's pool has the name {unknown[0][:128]}; 'workers' of the question lists them.",
                 param="replacements",
                 code="invalid_value",
             )
-        named = list(dict.fromkeys([*planned, *replacements]))
+        named = list(dict.fromkeys([*planned, *replacements]))  # each once, in this order
         present = approvals.fingerprints(self.catalog, named)
-        changed_workers = sorted(name for name in named if present.get(name) != asked.workers.get(name))
+        changed_workers = sorted([name for name in named if present.get(name) != question.workers.get(name)])
         if changed_workers and not (replacements and set(changed_workers).isdisjoint(replacements)):
             raise Conflict(
                 f"The pool file has another {', '.join(changed_workers)} than when the plan was made: its model, "
@@ -234,16 +244,25 @@ class _Answer:
             )
         return {name: present[name] for name in named if name not in changed_workers}
 
+    def _planned_workers(self) -> list[str]:
+        """Return the workers of the plan's steps; a step that opens another workflow has none."""
+        proposals = {proposal.number: proposal for proposal in self.state.all_proposals}
+        steps = self.state.steps_of(proposals[self.question.proposal])
+        return [step.worker for step in steps if step.worker != CONDUCTOR]
+
     def _check_prices(self, workers: Mapping[str, str]) -> None:
         """A worker of unknown price is allowed only where the plan's own price is not known, and the decision names
         none: raise `InvalidRequest` otherwise."""
         unpriced = [name for name in workers if not self.catalog.workers[name].priced]
-        is_bounded = self.asked.price is not None or self.decision.max_usd is not None
+        is_bounded = self.question.price is not None or self.decision.max_usd is not None
+        param = "max_usd"
+        if self.decision.max_usd is None:
+            param = "replacements"
         if unpriced and is_bounded:
             raise InvalidRequest(
                 f"The price of {unpriced[0]} is not known, so that no price can bound this approval: name other "
                 "replacements, or send no max_usd where the worker is a planned one.",
-                param="replacements" if self.decision.max_usd is None else "max_usd",
+                param=param,
                 code="invalid_value",
             )
 

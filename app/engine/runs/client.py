@@ -145,15 +145,15 @@ class RunClient:
     """The runs of one gateway's callers."""
 
     def __init__(
-        self, context: EngineContext, *, home: str, bound: int, untaken: int, engine: Drivers | None = None
+        self, context: EngineContext, *, home: str, bound: int, waiting_bound: int, engine: Drivers | None = None
     ) -> None:
-        """`home` is the address of this process; at most `bound` runs are followed at once. While `untaken` runs or
-        more wait for an engine, a run is admitted only if its tenant has less than its share of them. `engine` is that
-        of this process, if it has one."""
+        """`home` is the address of this process; at most `bound` runs are followed at once. While
+        `waiting_bound` runs or more wait for an engine, a run is admitted only if its tenant has less than its share of
+        them. `engine` is that of this process, if it has one."""
         self._context = context
         self._home = home
         self._bound = bound
-        self._untaken_bound = untaken
+        self._waiting_bound = waiting_bound
         self.engine = engine
         self.cancellations = Cancellations(context)
         self._followers = Followers(context, home=home, ended=self._turn_over)
@@ -198,7 +198,7 @@ class RunClient:
         """
         if not self._open or len(self._followers) >= self._bound:
             raise Overloaded(retry_after=1.0)
-        if not self._context.timed():  # the time of the database is not known yet
+        if not self._context.clock_is_set():  # the time of the database is not known yet
             raise StoreUnavailable(retry_after=1.0)
         followed = await self._continue_run(order)
         if followed is None:
@@ -227,7 +227,7 @@ class RunClient:
         entry, salt = admission.entry(self._context, catalog, admitted, gateway=self._home if order.followed else "")
         (event,) = entry.events
         state = state_of_admission(entry.run, event, entry.at, 1)
-        line, follower = self._follow(order, state, salt)
+        mailbox, follower = self._follow(order, state, salt)
         try:
             with self.cancellations.undecided(entry.run, state.turn):
                 if self.engine is not None and self._can_take_now:
@@ -239,7 +239,7 @@ class RunClient:
             self._forget(follower)
             raise
         follower.is_recorded = True
-        return FollowedRun(entry.run, line, follower.state)
+        return FollowedRun(entry.run, mailbox, follower.state)
 
     @property
     def _can_take_now(self) -> bool:
@@ -252,8 +252,8 @@ class RunClient:
         if self._can_take_now:
             return
         waiting = await self._untaken.get()
-        share = self._untaken_bound // len({*waiting, tenant})
-        if sum(waiting.values()) >= self._untaken_bound and waiting.get(tenant, 0) >= share:
+        share = self._waiting_bound // len({*waiting, tenant})
+        if sum(waiting.values()) >= self._waiting_bound and waiting.get(tenant, 0) >= share:
             raise OverQuota(
                 "More runs wait for an engine than can be begun soon. Send the request again.",
                 limit="waiting_runs",
@@ -275,8 +275,8 @@ class RunClient:
         lock = self._turn_locks.setdefault(results.run, asyncio.Lock())
         for _ in range(MOST_TURN_TRIES):
             async with lock:  # a request with the same results follows the turn that the first one has begun
-                resumption = await tool_results.find(self._context, order, results, self._waiting)
-                if resumption is not None and resumption.standing == "go_on":
+                resumption = await tool_results.find_resumption(self._context, order, results, self._waiting)
+                if resumption is not None and resumption.kind == "go_on":
                     try:
                         return await self._resume(order, resumption)
                     except NotFound:  # erased since
@@ -294,12 +294,12 @@ class RunClient:
 
     async def _resume(self, order: Order, resumption: Resumption) -> FollowedRun:
         """Begin the run's next turn, with the results of its caller, in one entry."""
-        run, waiting_run = resumption.state.run, resumption.known
-        next_turn = tool_results.begin(self._context, order, resumption, self._home if order.followed else "")
+        run, waiting_run = resumption.state.run, resumption.waiting_run
+        next_turn = tool_results.begin_turn(self._context, order, resumption, self._home if order.followed else "")
         state = resumption.state
         for fact in next_turn.entry.events:
             state = apply_fact(state, fact, next_turn.entry.at)
-        line, follower = self._follow(order, state, waiting_run.salt)
+        mailbox, follower = self._follow(order, state, waiting_run.salt)
         try:
             await self._context.pin(self._context.catalog())
             with self.cancellations.undecided(run):
@@ -311,15 +311,15 @@ class RunClient:
             self._forget(follower)
             raise
         follower.is_recorded = True
-        return FollowedRun(run, line, follower.state)
+        return FollowedRun(run, mailbox, follower.state)
 
     async def _commit_turn(self, next_turn: NextTurn, resumption: Resumption, follower: Follower) -> None:
         """Write the turn, and offer it first to the engine that still holds the run's state."""
         appended = await self._context.store.append(next_turn.entry)
-        if resumption.known.engine:
+        if resumption.waiting_run.engine:
             with suppress(QueueUnavailable):
                 message = Committed(resumption.state.run, appended.events)
-                return await self._context.queue.publish(resumption.known.engine, [message])
+                return await self._context.queue.publish(resumption.waiting_run.engine, [message])
         await offer_run(self._context, follower.state)
 
     # -- following
@@ -344,8 +344,8 @@ class RunClient:
         store = self._context.store.of_tenant(tenant)
         journal = await store.journal(run)
         wanted = tool_results.turn_of(journal.events, once) if once is not None else turn
-        state = messages.until_end(journal.events, wanted)
-        present = self._followers.of(run)
+        state = messages.fold_until_reply(journal.events, wanted)
+        present = self._followers.follower_of(run)
         if present is not None and not state.replied and present.state.turn.number > state.turn.number:
             # The turn has ended while its journal was read.
             return await self.attach(run, at, tenant=tenant, turn=turn, once=once)
@@ -355,40 +355,42 @@ class RunClient:
             self._followers.fold(present, journal.events)
             state = present.state
         caller_view.check_position(state, at)
-        line: Mailbox[CallerMessage] = Mailbox(MOST_UNREAD_MESSAGES)
-        notes = bool(state.turn.wire.get("steps"))
-        if notes and not at.chars:
-            _push_step_events(line, messages.of_turn(journal.events, state.turn.number), up_to=state.seq)
+        mailbox: Mailbox[CallerMessage] = Mailbox(MOST_UNREAD_MESSAGES)
+        wants_steps = bool(state.turn.wire.get("steps"))
+        if wants_steps and not at.chars:
+            _push_step_events(mailbox, messages.events_of_turn(journal.events, state.turn.number), up_to=state.seq)
         audience = present.audience if present is not None else Audience(run)
-        audience.admit(line, at, notes=notes)
+        audience.admit(mailbox, at, wants_steps=wants_steps)
         if present is None and state.replied:
-            audience.end(await messages.read(store, state))
+            audience.end(await messages.read_turn_end(store, state))
         elif present is None:
             if len(self._followers) >= self._bound:
                 raise Overloaded(retry_after=1.0)
             await self._followers.ask(self._followers.follow(state, journal.salt, audience))
-        return FollowedRun(run, line, state, replayed=True)
+        return FollowedRun(run, mailbox, state, replayed=True)
 
     def leave(self, followed: FollowedRun) -> None:
         """Note that a caller is gone. If it was the last one, the run goes on or stops as its admission says."""
-        follower = self._followers.of(followed.run)
+        follower = self._followers.follower_of(followed.run)
         if followed.replayed:  # it holds no place that is to be kept until the run has ended
-            followed.line.push(messages.without(followed.state, RunEnded()))
+            followed.mailbox.push(messages.end_with_error(followed.state, RunEnded()))
         if follower is None:
             return
-        follower.audience.leave(followed.line)
+        follower.audience.leave(followed.mailbox)
         if followed.replayed or not follower.state.turn.gateway:
-            follower.audience.remove(followed.line)
+            follower.audience.remove(followed.mailbox)
         if not len(follower.audience) and follower.state.turn.on_disconnect == "cancel":
             self.cancellations.ask(followed.run, "client")
         if follower.audience.empty:
             self._forget(follower)
 
     async def decide(self, run: str, tenant: str | None, decision: Decision) -> Decided:
-        """Write a decision on a plan that waits for an approval (see `approvals.settle`), and offer the run to the
-        engines if it goes on."""
+        """Write a decision on a plan that waits for an approval (see `approvals.write_decision`), and offer the run
+        to the engines if it goes on."""
         context, wait = self._context, admission.untaken_seconds(self._context)
-        decided = await approvals.settle(context.store, context.catalog(), context.now, run, tenant, decision, wait)
+        decided = await approvals.write_decision(
+            context.store, context.catalog(), context.now, run, tenant, decision, wait
+        )
         if not decided.repeated:
             outcome = "approved" if decision.verdict == "approve" else "refused"
             context.telemetry.count("baton_approvals_total", decided.state.admitted.tier, outcome)
@@ -407,13 +409,13 @@ class RunClient:
 
     def _follow(self, order: Order, state: RunState, salt: bytes) -> tuple[Mailbox[CallerMessage], Follower]:
         """Follow a turn that is about to be begun: an engine may be done with it before its commit has returned."""
-        line: Mailbox[CallerMessage] = Mailbox(MOST_UNREAD_MESSAGES)
+        mailbox: Mailbox[CallerMessage] = Mailbox(MOST_UNREAD_MESSAGES)
         audience = Audience(state.run)
-        audience.admit(line, notes=order.stream_steps)
+        audience.admit(mailbox, wants_steps=order.stream_steps)
         follower = self._followers.follow(state, salt, audience, is_new=True)
         follower.is_recorded = False
         self._owners[state.run] = order.owner
-        return line, follower
+        return mailbox, follower
 
     def _forget(self, follower: Follower) -> None:
         self._followers.forget(follower)
@@ -428,9 +430,9 @@ class RunClient:
             self._waiting.keep(state.run, waiting_run, state.seq)
 
 
-def _push_step_events(line: Mailbox[CallerMessage], events: Iterable[Event], *, up_to: int) -> None:
+def _push_step_events(mailbox: Mailbox[CallerMessage], events: Iterable[Event], *, up_to: int) -> None:
     """Send a caller the public events of a run's steps, up to the event with that number."""
     for event in events:
         message = step_event(event)
         if event.seq <= up_to and message is not None:
-            line.push(message)
+            mailbox.push(message)

@@ -108,10 +108,10 @@ class Driver:
         self.planning: Propose | None = None
         """A proposal that was opened with the run's lease, and waits for `drive` to begin."""
         self._listening: dict[str, float] = {}
-        """Further gateways that follow the run, with the tick until which they do."""
+        """Further gateways that follow the run, with the time on the monotonic clock until which they do."""
         self._latest: tuple[Event, ...] = ()
         """The last event that was sent to the run's followers; () if none was."""
-        self._began_at = context.tick()
+        self._began_at = context.monotonic()
 
     @property
     def state(self) -> RunState:
@@ -194,7 +194,7 @@ class Driver:
     def followers(self) -> Sequence[str]:
         """The addresses of the gateways that follow the run now."""
         if self._listening:
-            now = self._context.tick()
+            now = self._context.monotonic()
             self._listening = {address: until for address, until in self._listening.items() if until > now}
         gateway = self.state.turn.gateway
         if gateway:
@@ -225,7 +225,7 @@ class Driver:
         the engines that execute the run's steps send it what it lacks of the answer."""
         is_known = message.address in self.followers()
         if message.address != self.state.turn.gateway and (is_known or len(self._listening) < FOLLOWERS):
-            self._listening[message.address] = self._context.tick() + LISTEN_SECONDS
+            self._listening[message.address] = self._context.monotonic() + LISTEN_SECONDS
         latest = Committed(self.state.run, self._latest, engine=self._home, epoch=self.writer.row_epoch)
         await self._send(message.address, [latest])
         if self._steps is None or not self._steps.listen(message):
@@ -251,7 +251,7 @@ class Driver:
             return ()
         contents = self.writer.answer
         reply = []
-        for ref in messages.refs(self.state):
+        for ref in messages.reply_refs(self.state):
             body = contents.get(ref)
             if body is not None and len(body) <= BRIEF:
                 reply.append((ref, body.decode()))
@@ -325,7 +325,7 @@ class Driver:
             state = self.state
             command = decide_end_again(command, state, decided_at)
             if command.step is not None:
-                await self.writer.read_answer(messages.of_step(state.steps[command.step]))
+                await self.writer.read_answer(messages.answer_refs(state.steps[command.step]))
             outcomes, held = lost_outcomes(state.open_planning_calls)
             events = (*outcomes, *ending(apply_facts(state, outcomes), command))
             try:
@@ -334,8 +334,8 @@ class Driver:
                 await self.writer.catch_up()
 
     async def _quiesce(self) -> None:
-        until = self._context.tick() + QUIESCE_SECONDS
-        while self.state.open_calls and (left := until - self._context.tick()) > 0:
+        until = self._context.monotonic() + QUIESCE_SECONDS
+        while self.state.open_calls and (left := until - self._context.monotonic()) > 0:
             for message in await self.inbox.take(left):
                 if isinstance(message, Committed | Moved):
                     await self._receive([message])
@@ -344,7 +344,7 @@ class Driver:
         """Note the end of the turn."""
         state, telemetry = self.state, self._context.telemetry
         if state.ended:
-            messages.count(telemetry, state, self._context.tick() - self._began_at)
+            messages.count_run_end(telemetry, state, self._context.monotonic() - self._began_at)
         elif state.state == "awaiting_approval":
             telemetry.count("baton_approvals_total", state.admitted.tier, "asked")
         else:

@@ -35,51 +35,52 @@ class Means:
         self._task = task
 
     @cached_property
-    def question(self) -> int:
-        """Input tokens of the caller's conversation, at the most."""
+    def question_tokens(self) -> int:
+        """Return the input tokens of the caller's conversation, at the most."""
         return question_tokens(self._task)
 
     def seconds_left(self, state: RunState) -> float:
-        """Seconds until the run's deadline. They are no more than the run was given: the clock of this process is late
-        until it is corrected, if the machine stood still."""
+        """Return the seconds until the run's deadline, and no more than the run was given: the clock of this process is
+        late until it is corrected, if the machine stood still."""
         return min(state.turn.deadline - self._context.now(), state.admitted.limits.seconds)
 
     def workers(self, state: RunState) -> Sequence[Worker]:
-        """The workers of the run's pool that the pool file still has."""
+        """Return the workers of the run's pool that the pool file still has."""
         catalog = self._context.catalog().workers
         return [catalog[name] for name in state.admitted.pool if name in catalog]
 
     def paces(self, workers: Sequence[Worker]) -> Mapping[str, float]:
-        """The seconds that a call of each of these workers is likely to take, by name; 0 where that is not known."""
+        """Return the seconds that a call of each of these workers is likely to take, by name; 0 where that is not
+        known."""
         return {worker.name: self._context.health.usual_seconds(worker) for worker in workers}
 
     # -- the call for a plan
 
     def planner(self, state: RunState) -> Worker | None:
-        """The model that plans for the run's tier; None if none does."""
+        """Return the model that plans for the run's tier; None if none does."""
         tier = self._context.tier_of(state.admitted)
         if tier is None or tier.conductor.worker is None:
             return None
         return self._context.catalog().workers.get(tier.conductor.worker)
 
-    def planning(self, state: RunState, workers: Sequence[Worker]) -> Amount:
-        """The amount that a call of that model for a plan needs; nothing if no model plans for the tier."""
+    def planning_amount(self, state: RunState, workers: Sequence[Worker]) -> Amount:
+        """Return the amount that a call of that model for a plan needs; nothing if no model plans for the tier."""
         worker = self.planner(state)
         if worker is None:
             return Amount()
-        prompt = self.question - self._left_out(state) + PROMPT_BYTES + CARD_BYTES * len(workers)
+        prompt = self.question_tokens - self._left_out(state) + PROMPT_BYTES + CARD_BYTES * len(workers)
         size = 2 * prompt  # a request with a schema counts with all of its bytes once more: see `Attempt`
         return least_price(worker, size, max(PLAN_TOKENS, state.admitted.limits.floor))
 
     def _left_out(self, state: RunState) -> int:
-        """The characters of the conversation that the model is not shown."""
+        """Return the number of characters of the conversation that the model is not shown."""
         tier = self._context.tier_of(state.admitted)
         if tier is None:
             return 0
         return left_out(self._task.messages, tier.conductor.message_chars)
 
     def planning_seconds(self, state: RunState) -> float:
-        """The seconds that such a call is likely to take."""
+        """Return the seconds that a call for a plan is likely to take; 0 if no model plans for the tier."""
         worker = self.planner(state)
         if worker is None:
             return 0.0
@@ -95,22 +96,25 @@ class Means:
     def are_short(self, state: RunState, workers: Sequence[Worker], steps: int) -> bool:
         """Return True if a plan of so many steps over these workers could cost more, or take longer, than what is
         left."""
-        floor, left = state.admitted.limits.floor, unspent_amount(state)
-        slowest = self.planning_seconds(state) + steps * max(self.paces(workers).values(), default=0.0)
-        return slowest > self.seconds_left(state) or not every_plan_fits(workers, steps, self.question, floor, left)
+        slowest_worker = max(self.paces(workers).values(), default=0.0)
+        if self.planning_seconds(state) + steps * slowest_worker > self.seconds_left(state):
+            return True
+        floor = state.admitted.limits.floor
+        return not every_plan_fits(workers, steps, self.question_tokens, floor, unspent_amount(state))
 
     def objections(self, state: RunState, steps: Sequence[Step]) -> list[str]:
-        """The reasons why a plan does not fit; none if it does."""
+        """Return the reasons why a plan does not fit; none if it does."""
         catalog = self._context.catalog().workers
         workers = [catalog[step.worker] for step in steps if step.worker in catalog]
-        price = plan_price(steps, workers, self.question, state.admitted.limits.floor)
+        price = plan_price(steps, workers, self.question_tokens, state.admitted.limits.floor)
         shape = [(step.worker, step.access.steps) for step in steps]
         return self._objections(state, workers, price, shape)
 
     def objections_to(self, state: RunState, steps: Sequence[StepState]) -> list[str]:
-        """The reasons why a plan whose steps are journaled does not fit; none if it does."""
+        """Return the reasons why a plan whose steps are journaled does not fit; none if it does."""
         catalog = self._context.catalog().workers
-        price = needed_by_steps(state, [step for step in steps if not step.settled], catalog, self.question)
+        unsettled = [step for step in steps if not step.settled]
+        price = needed_by_steps(state, unsettled, catalog, self.question_tokens)
         places = {step.n: place for place, step in enumerate(steps)}
         steps_with_inputs = []
         for step in steps:
@@ -119,12 +123,14 @@ class Means:
         return self._objections(state, self.workers(state), price, steps_with_inputs)
 
     def worst_case(self, state: RunState, steps: Sequence[Step]) -> int | None:
-        """The price of a plan in micro-dollars if each step makes one call and writes as much as it may; None if the
-        price of one of its workers is not known."""
+        """Return the price of a plan in micro-dollars if each step makes one call and writes as much as it may; None if
+        the price of one of its workers is not known."""
         catalog = self._context.catalog().workers
-        if any(step.worker in catalog and not catalog[step.worker].priced for step in steps):
-            return None
-        return plan_price(steps, self.workers(state), self.question, state.admitted.limits.output_tokens).usd
+        for step in steps:
+            if step.worker in catalog and not catalog[step.worker].priced:
+                return None
+        most_tokens = state.admitted.limits.output_tokens
+        return plan_price(steps, self.workers(state), self.question_tokens, most_tokens).usd
 
     def _objections(
         self, state: RunState, workers: Sequence[Worker], price: Amount, shape: Sequence[tuple[str, Sequence[int]]]
@@ -146,24 +152,35 @@ class Means:
             )
         return reasons
 
-    def alone(self, state: RunState) -> str:
-        """The worker that answers alone where nothing else was planned: the tier's fallback, or the best one that may
-        read the conversation and that the money and the time bear."""
-        callable_workers, pool = self._without_approval(state), state.admitted.pool
-        workers = [
-            worker for worker in callable_workers if permits(worker, conversation_reading(state))
-        ] or callable_workers
-        tier = self._context.tier_of(state.admitted)
-        usual = tier.fallback if tier is not None and tier.fallback in pool else pool[0]
+    def lone_worker(self, state: RunState) -> str:
+        """Return the worker that answers alone where nothing else was planned: the tier's fallback, or the best worker
+        that may read the conversation and for which the run has money and time."""
+        usual = self._usual_fallback(state)
+        workers = self._readers(state)
         if not workers:
             return usual
-        paces, left = self.paces(workers), self.seconds_left(state)
-        quick = [worker for worker in workers if paces[worker.name] <= left]
-        quickest = min(workers, key=lambda worker: paces[worker.name])
-        return best_alone(quick or [quickest], usual, self.question, state.admitted.limits, unspent_amount(state))
+        paces, seconds_left = self.paces(workers), self.seconds_left(state)
+        quick = [worker for worker in workers if paces[worker.name] <= seconds_left]
+        if not quick:
+            quick = [min(workers, key=lambda worker: paces[worker.name])]
+        return best_alone(quick, usual, self.question_tokens, state.admitted.limits, unspent_amount(state))
+
+    def _usual_fallback(self, state: RunState) -> str:
+        """Return the tier's fallback if the run's pool has it, else the first worker of that pool."""
+        tier, pool = self._context.tier_of(state.admitted), state.admitted.pool
+        if tier is not None and tier.fallback in pool:
+            return tier.fallback
+        return pool[0]
+
+    def _readers(self, state: RunState) -> Sequence[Worker]:
+        """Return the workers that may be called without an approval and may read the conversation; all that need no
+        approval if none of them may read it."""
+        workers = self._without_approval(state)
+        reading = conversation_reading(state)
+        return [worker for worker in workers if permits(worker, reading)] or workers
 
     def _without_approval(self, state: RunState) -> Sequence[Worker]:
-        """The workers that may be called without an approval; all of them if each one needs one."""
+        """Return the workers that may be called without an approval; all of them if each one needs one."""
         workers, terms = self.workers(state), state.admitted.approval
         if terms is None:
             return workers

@@ -52,7 +52,7 @@ from app.core.run.recording import RecordedPlan, places
 from app.core.run.state import CALLER, FALLBACK, REPLAY, Proposal, RunState, StepState
 from app.core.run.visibility import LabelFlow, conversation_reading, label_refusals, labels_matter
 from app.engine.calls.attempt import Attempt, CallTime, PlannedCall, Purpose, tier_seconds
-from app.engine.calls.step_request import look, texts_of
+from app.engine.calls.step_request import texts_of, view_of_step
 from app.engine.commit.run_writer import Append, Contents, retry_until_deadline
 from app.engine.context import EngineContext
 from app.engine.runs.means import PLAN_TOKENS, Means
@@ -112,7 +112,7 @@ class Planner:
         self._task = task
         self._salt = salt
         self._policy = conductor
-        self._conductor = conductor if not isinstance(conductor, Chooser) else conductor.model or Given(())
+        self._conductor = _first_conductor(conductor)
         """The conductor that proposes: for a chooser the one that it chose last, and at first the one that repairs."""
         self._send = send
         self._running: asyncio.Task[None] | None = None
@@ -152,12 +152,21 @@ class Planner:
         names = [worker.name for worker in brief.workers]
         if brief.nests:
             names.append(CONDUCTOR)
+        planned_by = state.admitted.conductor
+        if command.mode == "fallback":
+            planned_by = "fallback"
+        is_instant = conductor.instant
+        if recorded is not None:
+            is_instant = recorded.instant
+        decided = None
+        if decision is not None:
+            decided = decision.body()
         opened = drafts.plan_opened(
             command,
-            "fallback" if command.mode == "fallback" else state.admitted.conductor,
+            planned_by,
             names,
-            conductor.instant if recorded is None else recorded.instant,
-            decision=decision.body() if decision is not None else None,
+            is_instant,
+            decision=decided,
             ejected=self._ejected.get(command.number),
             waits=not conductor.instant and self._has_to_wait(state, brief),
             reasons=brief.reasons,
@@ -254,7 +263,7 @@ class Planner:
         seconds_left = self._means.seconds_left(state)
         brief = replace(
             brief,
-            planning=self._means.planning(state, brief.workers),
+            planning=self._means.planning_amount(state, brief.workers),
             planning_seconds=self._means.planning_seconds(state),
             seconds_left=seconds_left,
             paces=self._means.paces(brief.workers),
@@ -277,8 +286,9 @@ class Planner:
 
     def _sight(self, state: RunState, command: Propose) -> Sight:
         """The embedding of the request. A further round uses that of the first one, if this process has made it."""
-        number = command.number if command.round == 1 else state.proposals[0].number
-        return self._sights.get(number, Sight(blind=NOT_CLEARED if command.round == 1 else NOT_HERE))
+        if command.round == 1:
+            return self._sights.get(command.number, Sight(blind=NOT_CLEARED))
+        return self._sights.get(state.proposals[0].number, Sight(blind=NOT_HERE))
 
     def _may_model_plan(self, state: RunState) -> bool:
         """True if the tier's model may plan for this run: it reads the whole task (D6), and should be healthy."""
@@ -302,15 +312,16 @@ class Planner:
             if ref:
                 contents.append((ref, text.encode()))
         subtask, why, withheld = refs
-        before, parent = state.answer_of_round(proposal.round - 1), proposal.parent
-        planned = drafts.plan_step(
-            proposal,
-            place,
-            drafts.WrittenStep(step, subtask, why, withheld, declassified=self._lowered(state, proposal)),
-            before.step.n if before is not None else None,
-            state.steps[parent] if parent is not None else None,
-            may_stand_in=not _is_bound(self._task),
-        )
+        written = drafts.WrittenStep(step, subtask, why, withheld, declassified=self._lowered(state, proposal))
+        answer_before = state.answer_of_round(proposal.round - 1)
+        previous_step = None
+        if answer_before is not None:
+            previous_step = answer_before.step.n
+        parent = None
+        if proposal.parent is not None:
+            parent = state.steps[proposal.parent]
+        may_stand_in = not _is_bound(self._task)
+        planned = drafts.plan_step(proposal, place, written, previous_step, parent, may_stand_in=may_stand_in)
         return planned, tuple(contents)
 
     def accepted(
@@ -318,7 +329,9 @@ class Planner:
     ) -> tuple[Fact, Contents]:
         """`plan.accepted` with the content of the conductor's reason for the plan's shape."""
         ref, price = self._ref(why), self.price(state, proposal.number, len(inputs))
-        contents = ((ref, why.encode()),) if ref else ()
+        contents: Contents = ()
+        if ref:
+            contents = ((ref, why.encode()),)
         return drafts.plan_accepted(proposal.number, self.call, inputs, ref, price), contents
 
     def _lowered(self, state: RunState, proposal: Propose | Proposal) -> frozenset[str]:
@@ -347,14 +360,17 @@ class Planner:
         """Let a conductor that takes its time propose; its steps arrive through `send`. Or get the embedding, or the
         answer of the round before, that a chooser waits for; when there is nothing more to wait for, the driver is sent
         the end of a proposal that was never opened."""
-        waits = self._has_to_prepare(state, command)
-        if waits and not self.idle:
+        has_to_prepare = self._has_to_prepare(state, command)
+        if has_to_prepare and not self.idle:
             return
         self._state = state
         self._until = self._deadline(state, command)
         self._stopped = False
-        job = self._prepare_choice(state, command, append) if waits else self._propose(state, command, append)
-        self._running = group.create_task(job)
+        if has_to_prepare:
+            work = self._prepare_choice(state, command, append)
+        else:
+            work = self._propose(state, command, append)
+        self._running = group.create_task(work)
 
     @property
     def idle(self) -> bool:
@@ -403,7 +419,10 @@ class Planner:
             error = caught
         finally:
             self._span = self.trace
-            span.end((error.public_code or "error") if error is not None else "")
+            error_code = ""
+            if error is not None:
+                error_code = error.public_code or "error"
+            span.end(error_code)
         self._send(PlannerMessage(command.number, error=error, why=why))
 
     def _has_to_prepare(self, state: RunState, command: Propose) -> bool:
@@ -457,7 +476,9 @@ class Planner:
         self, state: RunState, command: Propose, append: Append, worker: Worker, text: str
     ) -> Sequence[float]:
         ask = partial(self._ask, append, self._brief(state, command, Given(())))
-        patience = self._policy.patience if isinstance(self._policy, Chooser) else 0.0
+        patience = 0.0
+        if isinstance(self._policy, Chooser):
+            patience = self._policy.patience
         question = Question(worker.name, (Message("user", (Text(text),)),), max_tokens=1, template=EMBEDDING_TEMPLATE)
         answer = ""
         async for pieces in ask(question, within=patience):
@@ -471,7 +492,7 @@ class Planner:
         """The tier's conductor, or the plan of the run that is replayed; for the fallback, one worker that simply
         answers and that the run can pay."""
         if command.mode == "fallback":
-            return Given((Step(self._means.alone(state), answers=True),))
+            return Given((Step(self._means.lone_worker(state), answers=True),))
         recorded = self._recorded_for(state, command)
         if recorded is None:
             return self._conductor
@@ -481,7 +502,9 @@ class Planner:
         """The plan of the run that is replayed; None where this run is none, or the fallback decides."""
         if not isinstance(self._policy, RecordedConductor) or command.mode == "fallback":
             return None
-        key = str(command.round) if command.parent is None else places(state)[command.parent]
+        key = str(command.round)
+        if command.parent is not None:
+            key = places(state)[command.parent]
         return self._policy.plan(key)
 
     def _brief(self, state: RunState, command: Propose, conductor: Conductor) -> Brief:
@@ -489,13 +512,12 @@ class Planner:
         brief = brief_of(catalog, self._task, state, command, instant=conductor.instant, rejected=self._text)
         ejected = self._ejected_for(state, command, brief.workers)
         tier = self._context.tier_of(state.admitted)
-        spec = tier.conductor if tier is not None else None
-        return copy_with(
-            brief,
-            workers=tuple(worker for worker in brief.workers if worker.name not in ejected),
-            reasons=not conductor.instant and spec is not None and spec.reasons,
-            message_chars=spec.message_chars if spec is not None else 0,
-        )
+        workers = tuple([worker for worker in brief.workers if worker.name not in ejected])
+        if tier is None:
+            return copy_with(brief, workers=workers, reasons=False, message_chars=0)
+        spec = tier.conductor
+        gives_reasons = spec.reasons and not conductor.instant
+        return copy_with(brief, workers=workers, reasons=gives_reasons, message_chars=spec.message_chars)
 
     def _ejected_for(self, state: RunState, command: Propose, workers: Sequence[Worker]) -> Mapping[str, str]:
         """The workers that are left out because they fail, with the reasons: decided once for each proposal.
@@ -506,16 +528,19 @@ class Planner:
         if state.admitted.conductor in (CALLER, FALLBACK, REPLAY) or command.mode == "fallback":
             return {}
         if command.number not in self._ejected:
-            self._ejected[command.number] = spared(workers, self._context.health.ejected(workers))
+            self._ejected[command.number] = spared(workers, self._context.health.ejected_workers(workers))
         return self._ejected[command.number]
 
     def _deadline(self, state: RunState, command: Propose) -> float:
         """The time until which plans may be made: a slow conductor must leave the steps their time."""
         tier = self._context.tier_of(state.admitted)
-        share = tier.conductor.share if tier is not None else 1.0
+        share = 1.0
+        if tier is not None:
+            share = tier.conductor.share
+        seconds = state.admitted.limits.seconds
         if command.round > 1 or command.parent is not None:
-            return state.turn.deadline - (1 - share) * max(state.turn.deadline - self._context.now(), 0.0)
-        return state.turn.deadline - (1 - share) * state.admitted.limits.seconds
+            seconds = max(self._seconds_left(state), 0.0)
+        return state.turn.deadline - (1 - share) * seconds
 
     def _seconds_left(self, state: RunState) -> float:
         return state.turn.deadline - self._context.now()
@@ -557,7 +582,7 @@ class Planner:
         self.call, self._text = attempt.call, ""
         try:
             async for pieces in attempt.stream():
-                self._context.health.sign(served)
+                self._context.health.note_sign_of_life(served)
                 yield pieces
         finally:
             self._text = attempt.reply.text
@@ -589,7 +614,10 @@ class Planner:
         floor, question = brief.limits.floor, question_tokens(brief.task)
         answers = [least_price(worker, question, floor) for worker in brief.workers]
         cheapest = min(answers, key=lambda amount: amount.usd, default=Amount())
-        attempt = whole.within(unspent_amount(state).minus(cheapest), 1 if embeds else max(PLAN_TOKENS, floor))
+        least_tokens = max(PLAN_TOKENS, floor)
+        if embeds:
+            least_tokens = 1
+        attempt = whole.within(unspent_amount(state).minus(cheapest), least_tokens)
         if attempt is None:
             raise RunOverBudget
         return attempt
@@ -602,12 +630,18 @@ class Planner:
         return permits(model, LabelFlow(state).planner_reading(proposal.round, proposal.parent))
 
     def _purpose(self, state: RunState, brief: Brief, template: str, version: str) -> Purpose:
+        seconds_left = None
+        if brief.seconds_left is not None:
+            seconds_left = int(brief.seconds_left)
+        omitted_chars = 0
+        if template in PARTLY.values():
+            omitted_chars = left_out(brief.task.messages, brief.message_chars)
         return Purpose(
             template=template,
             usd_left=brief.usd_left,
-            seconds_left=int(brief.seconds_left) if brief.seconds_left is not None else None,
+            seconds_left=seconds_left,
             rejected=self._ref(brief.rejected),
-            left_out=left_out(brief.task.messages, brief.message_chars) if template in PARTLY.values() else 0,
+            left_out=omitted_chars,
             version=version or "",
             tenant=state.admitted.tenant,
             shadow=state.admitted.origin_kind == "shadow",
@@ -622,7 +656,18 @@ class Planner:
         for which it plans."""
         if state.open_proposal is not None and state.open_proposal.parent is not None:
             return state.steps[state.open_proposal.parent].access
-        return Access(True, (state.previous_answer.step.n,) if state.previous_answer is not None else ())
+        if state.previous_answer is None:
+            return Access(True, ())
+        return Access(True, (state.previous_answer.step.n,))
+
+
+def _first_conductor(policy: Policy) -> Conductor:
+    """Return the conductor that proposes before a choice was made."""
+    if not isinstance(policy, Chooser):
+        return policy
+    if policy.model is None:
+        return Given(())
+    return policy.model
 
 
 def _is_bound(task: Task) -> bool:
@@ -648,19 +693,23 @@ def _decision(chosen: Chosen, features: str, left: Mapping[str, float], sight: M
 
 def _request(worker: Worker, question: Question) -> Request:
     """The request by which a worker is asked."""
-    temperature = question.temperature
-    top_p = 1.0 if temperature else None
-    sampling = Sampling(temperature=temperature, top_p=top_p, max_tokens=question.max_tokens)
-    form = Form(question.schema, strict=True) if question.schema else None
+    top_p = None
+    if question.temperature:
+        top_p = 1.0
+    sampling = Sampling(temperature=question.temperature, top_p=top_p, max_tokens=question.max_tokens)
+    form = None
+    if question.schema:
+        form = Form(question.schema, strict=True)
     return Request(worker, question.messages, sampling, form, question.logprobs or None)
 
 
 def _served(worker: Worker, version: str, within: float) -> Worker:
     """A worker that serves another version of its model, or has less time than it usually has."""
-    served = replace(worker, model=version) if version else worker
+    if version:
+        worker = replace(worker, model=version)
     if within == inf:
-        return served
-    return replace(served, deadlines=worker.deadlines.within(within, live=False, spare=False))
+        return worker
+    return replace(worker, deadlines=worker.deadlines.within(within, live=False, spare=False))
 
 
 def _embedder_facts(embedder: str | None, sight: Sight) -> Mapping[str, str]:
@@ -714,29 +763,43 @@ def brief_of(catalog: Catalog, task: Task, state: RunState, command: Propose, *,
     """The brief for a proposal, without what has to be read from the store. `instant` is for a conductor that needs no
     model; `rejected` is the text of the last proposal."""
     workers = [catalog.workers[name] for name in state.admitted.pool if name in catalog.workers]
-    earlier = state.proposals if command.parent is None else state.nested.get(command.parent, ())
-    last = next((proposal for proposal in reversed(earlier) if proposal.number < command.number), None)
-    repairs = last is not None and command.mode == "repair"
+    if not instant:
+        workers = _shuffled(workers, state.run)
     limits = state.admitted.limits
-    return Brief(
+    if command.room:
+        limits = replace(limits, steps=command.room)
+    brief = Brief(
         task=task,
-        workers=tuple(workers if instant else _shuffled(workers, state.run)),
-        limits=replace(limits, steps=command.room) if command.room else limits,
+        workers=tuple(workers),
+        limits=limits,
         usd_left=max(limits.usd - state.usd, 0),
         tokens_left=unspent_amount(state).tokens,
-        objections=last.reasons if last and repairs else (),
-        rejected=rejected if repairs else "",
         run=state.run,
         round=command.round if command.parent is None else 1,
         nests=not instant and may_nest(state, command.parent),
     )
+    last = _last_proposal(state, command)
+    if last is None or command.mode != "repair":
+        return brief
+    return replace(brief, objections=last.reasons, rejected=rejected)
+
+
+def _last_proposal(state: RunState, command: Propose) -> Proposal | None:
+    """Return the proposal before this one, of the run or of the step that it is for; None if there is none."""
+    proposals = state.proposals
+    if command.parent is not None:
+        proposals = state.nested.get(command.parent, ())
+    for proposal in reversed(proposals):
+        if proposal.number < command.number:
+            return proposal
+    return None
 
 
 async def with_inputs(store: Store, state: RunState, command: Propose, brief: Brief, seconds_left: Left) -> Brief:
     """The brief with the round before, if there was one, or with the view of the step that it is for. `NotFound` if
     that was erased, `StoreUnavailable` if the database is away for longer than `seconds_left`."""
     if command.parent is not None:
-        view = await retry_until_deadline(store, partial(look, store, state, command.parent), seconds_left)
+        view = await retry_until_deadline(store, partial(view_of_step, store, state, command.parent), seconds_left)
         return replace(brief, task=replace(brief.task, messages=view.messages("")))
     answer = state.answer_of_round(command.round - 1)
     if answer is None:

@@ -22,7 +22,7 @@ from app.core.run.state import RunState
 from app.engine.calls.attempt import lost_outcomes
 from app.engine.commit.run_writer import due_ticket, ending, projection, run_ticket
 from app.engine.context import EngineContext
-from app.engine.delivery.messages import outcome
+from app.engine.delivery.messages import outcome_label
 from app.engine.runs.driver import Driver, has_begun
 from app.errors import NotFound, QueueUnavailable, StoreUnavailable
 from app.store.protocol import Entry, Lapsed, Ledger, Projection, RunRow, Store
@@ -73,8 +73,8 @@ class Recovery:
         more = False
         if room > 0 and self._context.store.seconds_since_recovery >= self._context.lease:
             more = await self._take_over(room, renew)
-        if self._context.tick() - self._maintained_at >= self._context.lease:
-            self._maintained_at = self._context.tick()
+        if self._context.monotonic() - self._maintained_at >= self._context.lease:
+            self._maintained_at = self._context.monotonic()
             await self._maintain()
         return more
 
@@ -193,7 +193,7 @@ class Recovery:
         now = self._context.now()
         entry = Entry(row.id, now, events, epoch=row.epoch, release=held, spent=held, row=columns, seq=seq)
         await self._context.store.append(entry)
-        self._context.telemetry.count("baton_runs_total", row.tier, outcome(str(columns.state), columns.error))
+        self._context.telemetry.count("baton_runs_total", row.tier, outcome_label(str(columns.state), columns.error))
         self._context.telemetry.log(
             logging.WARNING, "A run that no engine could drive was ended.", run=row.id, error=columns.error
         )

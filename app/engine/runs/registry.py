@@ -5,9 +5,9 @@ queue, because a gateway in the same process asks it to, because it still holds 
 back with tool results, or because it found the run in the database (`recovery.py`). The entry that takes the lease
 carries all that follows, and only one engine's entry fits the run's epoch.
 
-A lease stands in the database for `Means.lease` seconds and is renewed every third of that. A driver whose lease is
-gone is stopped; the engine that finds the run takes it over with a higher epoch, folds its journal and goes on. The
-renewal also returns which journals have moved, so that a driver that missed a message looks again.
+A lease lasts `EngineContext.lease` seconds and is renewed every third of that. A driver whose lease is gone is stopped;
+the engine that finds the run takes it over with a higher epoch, folds its journal and goes on. The renewal also returns
+which journals have moved, so that a driver that missed a message reads its journal again.
 """
 
 import asyncio
@@ -70,8 +70,6 @@ class Drivers:
         """True if runs that nobody drives are looked for and taken; commands, which have runs of their own, set it to
         False."""
         self._drivers: dict[str, Driver] = {}
-        self.known = self._drivers.get
-        """Finds the driver of a run that is driven here."""
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._being_taken: set[str] = set()
         """Runs that are just being taken; each holds one of the slots."""
@@ -103,6 +101,10 @@ class Drivers:
     def __len__(self) -> int:
         return len(self._drivers)
 
+    def driver_of(self, run: str) -> Driver | None:
+        """Return the driver of a run; None if it is not driven here."""
+        return self._drivers.get(run)
+
     @property
     def is_open(self) -> bool:
         """Return True while runs can be driven."""
@@ -111,7 +113,7 @@ class Drivers:
     @property
     def room(self) -> int:
         """Return the number of runs that may be taken now."""
-        if self._group is None or not self._context.timed():
+        if self._group is None or not self._context.clock_is_set():
             return 0
         room = self._bound - len(self._drivers) - len(self._being_taken)
         if self.dispatcher is not None:
@@ -144,7 +146,7 @@ class Drivers:
 
     async def resume(self, next_turn: NextTurn, resumption: Resumption) -> None:
         """Commit a run's next turn and drive it from there; raises what `Store.append` raises."""
-        waiting_run = resumption.known
+        waiting_run = resumption.waiting_run
         driver = await take_over(self._context, self._driver, waiting_run.state, waiting_run.salt, waiting_run.epoch)
         lease = Lease(self._home, self._context.now() + self._context.lease, next_turn.deadline)
         tier = waiting_run.state.admitted.tier
@@ -255,14 +257,14 @@ class Drivers:
         While others write to the run it is tried again for as long as the row is sure to be ours; then the next sweep
         of any engine finds the run.
         """
-        lapses = self._context.tick() + self._context.lease
+        lapses = self._context.monotonic() + self._context.lease
         while True:
             driver = await take_over(self._context, self._driver, state, salt, epoch)
             try:
                 await self._lease(driver, epoch)
                 break
             except Conflict as conflict:
-                if conflict.public_code != MOVED or self._context.tick() >= lapses:
+                if conflict.public_code != MOVED or self._context.monotonic() >= lapses:
                     raise
             # Another process has written meanwhile, for example a wish to cancel the run.
             journal = await self._context.store.journal(state.run, after=state.seq)
@@ -380,7 +382,7 @@ class Drivers:
             recorded = await replays.results(self._context, waiting)
             if recorded is not None:
                 order, resumption = recorded
-                next_turn = tool_results.begin(self._context, order, resumption, "")
+                next_turn = tool_results.begin_turn(self._context, order, resumption, "")
                 await self._context.pin(self._context.catalog())
                 await self.resume(next_turn, resumption)
         except (LeaseLost, Conflict, RunEnded, NotFound):
@@ -465,10 +467,10 @@ class Drivers:
     async def _sweep_for_ever(self) -> None:
         while self._group is not None:
             with suppress(TimeoutError):
-                async with asyncio.timeout(self._pause() * (0.5 + self._context.chance())):
+                async with asyncio.timeout(self._pause() * (0.5 + self._context.random())):
                     await self._sweep_now.wait()
             self._sweep_now.clear()
-            if not (self.recovers and self._context.timed()):
+            if not (self.recovers and self._context.clock_is_set()):
                 continue
             try:
                 if await self._recovery.sweep(self.room, self._renew):

@@ -55,9 +55,9 @@ LOOK_BACK_SECONDS = 3_600.0
 """Runs that were admitted longer ago when they are first looked at get no shadow: their tier had none."""
 REMEMBERED_SECONDS = 7 * 86_400.0
 """Seconds for which a shadow's id is remembered; long after its origin is last looked at."""
-AT_ONCE = 8
+MOST_AT_ONCE = 8
 """Shadows that one engine drives at a time."""
-NARROWED: Final = ("steps", "rounds", "usd", "seconds", "tokens", "output_tokens")
+NARROWED_LIMITS: Final = ("steps", "rounds", "usd", "seconds", "tokens", "output_tokens")
 """The limits that a request may have narrowed: they bind its shadow, too."""
 
 
@@ -72,7 +72,7 @@ class Shadows:
         """The notes of each tier, with their number."""
         self._budgets: dict[str, int] = {}
         """The amounts of the budgets that were set."""
-        self._begun: set[str] = set()
+        self._driven_here: set[str] = set()
         """Shadows that were admitted here, and may be driven here still."""
 
     async def run(self, stopping: asyncio.Event) -> None:
@@ -94,33 +94,35 @@ class Shadows:
         """Look once at every tier that has a shadow, unless another engine does."""
         catalog = self._context.catalog()
         tiers = [(tier, tier.shadow) for tier in catalog.tiers.values() if tier.shadow is not None]
-        if not tiers or not self._context.timed() or not await self._leadership.held():
+        if not tiers or not self._context.clock_is_set():
+            return
+        if not await self._leadership.acquire():
             return
         for tier, spec in tiers:
             await self._look_at(catalog, tier, spec)
 
-    # -- what waits
+    # -- runs that wait for their shadows
 
     async def _look_at(self, catalog: Catalog, tier: Tier, spec: ShadowSpec) -> None:
-        number, before = await self._known(tier.name)
-        notes = await self._with_new(tier.name, spec, before)
+        number, before = await self._read_notes(tier.name)
+        notes = await self._add_drawn_runs(tier.name, spec, before)
         waiting: list[str] = []
         for place, run in enumerate(notes.waiting):
             if not self._has_room:
                 waiting += notes.waiting[place:]
                 break
-            outcome = await self._shadow(catalog, tier, spec, run)
+            outcome = await self._start_shadow(catalog, tier, spec, run)
             if not outcome:
                 waiting.append(run)
                 continue
-            notes = self._counted(tier.name, notes, outcome)
+            notes = self._count(tier.name, notes, outcome)
         notes = replace(notes, waiting=tuple(waiting))
         self._context.telemetry.gauge("baton_shadows_waiting", len(waiting), tier.name)
         if notes != before and _is_worth_storing(before, notes):
             await self._store(tier.name, number, notes)
 
-    async def _known(self, tier: str) -> tuple[int, ShadowNotes]:
-        """The notes of a tier with their number; new ones begin now."""
+    async def _read_notes(self, tier: str) -> tuple[int, ShadowNotes]:
+        """Return the notes of a tier with their number; new ones begin now."""
         number, notes = self._notes.get(tier, (0, ShadowNotes()))
         stored = await self._context.store.learned(policy_of(tier), number)
         if stored is not None:
@@ -138,21 +140,22 @@ class Shadows:
         if await self._context.store.learn(policy_of(tier), learned, self._context.now()):
             self._notes[tier] = (number + 1, notes)
 
-    async def _with_new(self, tier: str, spec: ShadowSpec, notes: ShadowNotes) -> ShadowNotes:
-        """The notes with the runs that were drawn since the last look."""
-        since, seen, waiting, mark = notes.mark - LATE_SECONDS, set(notes.seen), list(notes.waiting), notes.mark
+    async def _add_drawn_runs(self, tier: str, spec: ShadowSpec, notes: ShadowNotes) -> ShadowNotes:
+        """Return the notes with the runs that were drawn since the last look."""
+        waiting = list(notes.waiting)
+        mark = notes.mark
         recent: set[str] = set()
-        query = RunQuery(tier=tier, origin_kind="", since=since, ascending=True, limit=PAGE)
+        query = RunQuery(tier=tier, origin_kind="", since=mark - LATE_SECONDS, ascending=True, limit=PAGE)
         while rows := await self._context.store.runs(query):
             for row in rows:
                 mark = max(mark, row.created_at)
                 if not sampled(row.id, spec.share):
                     continue
                 recent.add(row.id)
-                if row.id in seen:
+                if row.id in notes.seen:
                     continue
                 if len(waiting) >= spec.max_waiting:
-                    notes = self._counted(tier, notes, "queue_full")
+                    notes = self._count(tier, notes, "queue_full")
                 else:
                     waiting.append(row.id)
             if len(rows) < PAGE:
@@ -160,35 +163,39 @@ class Shadows:
             query = replace(query, before=(rows[-1].created_at, rows[-1].id))
         return replace(notes, mark=mark, seen=frozenset(recent), waiting=tuple(waiting))
 
-    def _counted(self, tier: str, notes: ShadowNotes, outcome: str) -> ShadowNotes:
+    def _count(self, tier: str, notes: ShadowNotes, outcome: str) -> ShadowNotes:
+        """Return the notes with one more run that came out so, and count it in the metrics."""
         self._context.telemetry.count("baton_shadows_total", tier, outcome)
         return replace(notes, counts=notes.counted(outcome, self._context.now()))
 
     @property
     def _has_room(self) -> bool:
         """Return True while this engine may begin a shadow without delaying a caller."""
-        self._begun = {run for run in self._begun if self._drivers.known(run) is not None}
-        return len(self._begun) < AT_ONCE and self._drivers.is_quiet and not self._context.queue.crowded
+        self._driven_here = {run for run in self._driven_here if self._drivers.driver_of(run) is not None}
+        if len(self._driven_here) >= MOST_AT_ONCE:
+            return False
+        return self._drivers.is_quiet and not self._context.queue.crowded
 
     # -- one shadow
 
-    async def _shadow(self, catalog: Catalog, tier: Tier, spec: ShadowSpec, run: str) -> str:
-        """Start the shadow of a run. Returns what became of it, or nothing while the run has not ended."""
+    async def _start_shadow(self, catalog: Catalog, tier: Tier, spec: ShadowSpec, run: str) -> str:
+        """Start the shadow of a run. Returns what became of it; empty while the run has not ended."""
         try:
             row = await self._context.store.run(run)
             if row.ended_at is None:
                 return ""
             events = (await self._context.store.journal(run)).events
             admitted = next(facts(events, RunAdmitted))
-            if reason := _refusal(spec, row, admitted):
+            reason = _refusal(spec, row, admitted)
+            if reason:
                 return reason
             task = await task_of(self._context.store, run, admitted.task)
-            order = ordered(catalog, tier, spec, row, admitted, task)
-            if reason := _unreadable(catalog, order):
-                return reason
-            if not await self._affords(tier.name, spec):
+            order = shadow_order(catalog, tier, spec, row, admitted, task)
+            if not _has_reader(catalog, order):
+                return "labels"
+            if not await self._has_budget(tier.name, spec):
                 return "budget"
-            return await self._start(catalog, order)
+            return await self._admit(catalog, order)
         except NotFound:
             return "content_erased"
         except InvalidRequest:
@@ -199,7 +206,8 @@ class Shadows:
             self._context.telemetry.log(logging.ERROR, "The shadow of a run could not be started.", bug, run=run)
             return "failed"
 
-    async def _start(self, catalog: Catalog, order: Order) -> str:
+    async def _admit(self, catalog: Catalog, order: Order) -> str:
+        """Admit a shadow and drive it here. Returns what became of it."""
         admitted = admission.decide_as_ordered(self._context, catalog, order)
         if admitted.conductor == FALLBACK:  # the conductor may not read the conversation, or has no price
             return "labels"
@@ -211,15 +219,15 @@ class Shadows:
             await self._drivers.admit(entry, state, salt, order.task, admitted.policy)
         except Conflict:  # the run, or the record of its id, is there: an engine was stopped before it could note it
             return STARTED
-        self._begun.add(entry.run)
+        self._driven_here.add(entry.run)
         return STARTED
 
-    async def _affords(self, tier: str, spec: ShadowSpec) -> bool:
+    async def _has_budget(self, tier: str, spec: ShadowSpec) -> bool:
         """Set the budget of a tier's shadows as the pool file says. False if nothing is left of it today."""
         store, budget = self._context.store, of_shadows(tier, spec.usd_per_day)
         if self._budgets.get(tier) != spec.usd_per_day:
-            known = {known.id: known.usd for known in await store.budgets(budget.tenant)}
-            if known.get(budget.id) != budget.usd:
+            amounts = {stored.id: stored.usd for stored in await store.budgets(budget.tenant)}
+            if amounts.get(budget.id) != budget.usd:
                 await store.set_budget(replace(budget, created_at=self._context.now()))
             self._budgets[tier] = spec.usd_per_day
         windows = await store.budget_use(budget.id, 1)
@@ -229,15 +237,16 @@ class Shadows:
 
 
 def _is_worth_storing(before: ShadowNotes, after: ShadowNotes) -> bool:
-    """False where only runs passed that were not drawn, and the mark need not be moved yet."""
-    changed = (before.waiting, before.counts, before.seen) != (after.waiting, after.counts, after.seen)
-    return changed or after.mark - before.mark > LATE_SECONDS
+    """Return False if no run was drawn or came out, and the mark need not be moved yet."""
+    if (before.waiting, before.counts, before.seen) != (after.waiting, after.counts, after.seen):
+        return True
+    return after.mark - before.mark > LATE_SECONDS
 
 
 def _refusal(spec: ShadowSpec, row: RunRow, admitted: RunAdmitted) -> str:
     """Return the reason why a run gets no shadow; empty if it gets one."""
-    excepted = row.tenant in spec.except_tenants or row.key in spec.except_keys
-    if excepted or not admitted.shadow or admitted.preview:
+    is_excepted = row.tenant in spec.except_tenants or row.key in spec.except_keys
+    if is_excepted or not admitted.shadow or admitted.preview:
         return "opted_out"
     if admitted.served_by == spec.subject:
         return "served"
@@ -248,11 +257,20 @@ def _refusal(spec: ShadowSpec, row: RunRow, admitted: RunAdmitted) -> str:
     return ""
 
 
-def ordered(catalog: Catalog, tier: Tier, spec: ShadowSpec, row: RunRow, admitted: RunAdmitted, task: Task) -> Order:
-    """The order of the shadow of a run of this tier."""
+def shadow_order(
+    catalog: Catalog, tier: Tier, spec: ShadowSpec, row: RunRow, admitted: RunAdmitted, task: Task
+) -> Order:
+    """Return the order of the shadow of a run of this tier."""
     shadow_tier = definition(catalog, tier, spec.subject) or tier
-    plan = {"steps": [{"worker": spec.worker, "subtask": "", "access": ["user"]}]} if spec.worker else None
-    effort = admitted.effort if admitted.effort in shadow_tier.efforts else shadow_tier.effort
+    plan = None
+    if spec.worker:
+        plan = {"steps": [{"worker": spec.worker, "subtask": "", "access": ["user"]}]}
+    effort = shadow_tier.effort
+    if admitted.effort in shadow_tier.efforts:
+        effort = admitted.effort
+    wire = {}
+    if spec.conductor:
+        wire["conductor"] = spec.conductor
     once = hashlib.sha256(f"shadow\0{row.id}".encode()).hexdigest()
     return Order(
         task=task,
@@ -269,7 +287,7 @@ def ordered(catalog: Catalog, tier: Tier, spec: ShadowSpec, row: RunRow, admitte
         preview=spec.mode == "plan" or bool(task.toolbox.tools),
         explore=admitted.explore,
         on_disconnect="finish",
-        wire={"conductor": spec.conductor} if spec.conductor else {},
+        wire=wire,
         once=IdempotencyRecord(once, row.id.encode(), row.created_at + REMEMBERED_SECONDS, tenant=row.tenant),
         key_name=admitted.key_name,
         budgets=(of_shadows(tier.name, spec.usd_per_day).id,),
@@ -280,31 +298,29 @@ def ordered(catalog: Catalog, tier: Tier, spec: ShadowSpec, row: RunRow, admitte
     )
 
 
-def _limits(own: Limits, usual: Limits | None, asked: Limits) -> Limits:
-    """The limits of a shadow: its tier's, and no more than what the request of its origin has narrowed."""
+def _limits(own: Limits, usual: Limits | None, requested: Limits) -> Limits:
+    """Return the limits of a shadow: its tier's own, lowered to those that the request of its origin has narrowed below
+    the `usual` ones of the origin's tier."""
     if usual is None:
         return own
-    lower = {
-        name: min(getattr(own, name), getattr(asked, name))
-        for name in NARROWED
-        if getattr(asked, name) < getattr(usual, name)
-    }
-    return replace(own, **lower)
+    narrowed = {}
+    for name in NARROWED_LIMITS:
+        limit = getattr(requested, name)
+        if limit < getattr(usual, name):
+            narrowed[name] = min(getattr(own, name), limit)
+    return replace(own, **narrowed)
 
 
-def _overrides(shown: Tier, admitted: RunAdmitted) -> Overrides:
-    """The workers that the request of the origin has denied, or did not allow."""
-    pool = frozenset(shown.pool)
+def _overrides(shadow_tier: Tier, admitted: RunAdmitted) -> Overrides:
+    """Return the overrides that deny the workers which the request of the origin has denied, or did not allow."""
+    pool = frozenset(shadow_tier.pool)
     if {PINNED, NOT_ALLOWED}.isdisjoint(admitted.excluded.values()):
         denied = {name for name, reason in admitted.excluded.items() if reason == DENIED}
         return Overrides(deny=pool & denied)
     return Overrides(deny=pool.difference(admitted.pool))
 
 
-def _unreadable(catalog: Catalog, order: Order) -> str:
-    """Return `labels` if none of the shadow's workers may read what the run's may; empty if one may."""
+def _has_reader(catalog: Catalog, order: Order) -> bool:
+    """Return True if one of the shadow's workers may read what the workers of its origin may."""
     reading = Reading(order.labels, frozenset({CALLERS_WORDS}))
-    workers = [catalog.workers[name] for name in order.tier.pool]
-    if any(permits(worker, reading) for worker in workers):
-        return ""
-    return "labels"
+    return any(permits(catalog.workers[name], reading) for name in order.tier.pool)

@@ -7,7 +7,7 @@ the run has ended .................... the conversation is the history of a new 
 anything else ........................ 400 (run/caller_view.py)
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 
 import orjson
@@ -50,8 +50,8 @@ class WaitingRun:
 class Resumption:
     """The run that results belong to, and what they are to it."""
 
-    known: WaitingRun
-    standing: ResultsKind
+    waiting_run: WaitingRun
+    kind: ResultsKind
     shares: Mapping[int, tuple[str, bytes]]
     """The results for each step, as content with its ref, by step."""
     labels: Mapping[int, frozenset[str]] = field(default_factory=dict)
@@ -60,7 +60,7 @@ class Resumption:
     @property
     def state(self) -> RunState:
         """Return the state of the run."""
-        return self.known.state
+        return self.waiting_run.state
 
 
 @record(frozen=True, slots=True)
@@ -73,10 +73,10 @@ class NextTurn:
     steps: tuple[int, ...]
 
 
-async def find(
+async def find_resumption(
     context: EngineContext, order: Order, results: ReturnedResults, waiting_runs: WaitingRuns[WaitingRun]
 ) -> Resumption | None:
-    """The run that these results go on with, or None where the conversation makes a new one.
+    """Return the run that these results continue, or None where the conversation makes a new one.
 
     A run that waited here for just these results is not looked up: whether it still does, and nobody has asked for its
     end, is for the commit to say, which is fenced by the epoch that it waited under and by its last event.
@@ -87,28 +87,30 @@ async def find(
     if waiting_run is None or waiting_run.state.unanswered_tool_calls.keys() != results.results.keys():
         waiting_run = await _look_up(context, order.tenant, results.run, waiting_run)
     state, tier = waiting_run.state, waiting_run.state.admitted.tier
-    if waiting_run.owner.tenant != order.tenant or (tier != order.tier.name and waiting_run.owner.key != order.key):
+    is_same_tier_or_key = tier == order.tier.name or waiting_run.owner.key == order.key
+    if waiting_run.owner.tenant != order.tenant or not is_same_tier_or_key:
         raise caller_view.unknown_call_error()
-    standing = caller_view.classify_results(state, results)
-    if standing == "history" or not waiting_run.salt or tier not in context.catalog().tiers:
+    kind = caller_view.classify_results(state, results)
+    if kind == "history" or not waiting_run.salt or tier not in context.catalog().tiers:
         return None
     portions = caller_view.messages_by_step(state, results)
     shares = {}
     for n, messages in portions.items():
         body = orjson.dumps([message_to_json(message) for message in messages])
         shares[n] = (content_ref(waiting_run.salt, body), body)
-    if standing == "repeat":
+    if kind == "repeat":
         _check_same(state, shares)
     else:
         _check_authority(context, order, state, results, portions)
     labels = {}
     if order.labels:
         labels = {n: labels_of(messages) for n, messages in portions.items()}
-    return Resumption(waiting_run, standing, shares, labels)
+    return Resumption(waiting_run, kind, shares, labels)
 
 
 async def _look_up(context: EngineContext, tenant: str, run: str, kept: WaitingRun | None) -> WaitingRun:
-    """A tenant's run as it is now, at least as far as its row has got. Raises `InvalidRequest` if there is none."""
+    """Return a tenant's run as it is now, at least up to the last event that its row knows. `kept` is the run as it was
+    when it began to wait, if this process has it. Raises `InvalidRequest` if there is no such run."""
     try:
         store = context.store.of_tenant(tenant)
         row = await store.run(run)
@@ -120,8 +122,12 @@ async def _look_up(context: EngineContext, tenant: str, run: str, kept: WaitingR
     else:
         journal = await store.journal(run, upto=row.seq, after=kept.state.seq)
         salt, state = kept.salt, fold(journal.events, kept.state)
-    epoch = 0 if row.driver else row.epoch  # an engine that has taken it over is about to end it or to let go of it
-    return WaitingRun(Owner(row.tenant, row.key), b"" if row.erased else salt, state, epoch)
+    epoch = row.epoch
+    if row.driver:  # an engine that has taken it over is about to end it or to let go of it
+        epoch = 0
+    if row.erased:
+        salt = b""
+    return WaitingRun(Owner(row.tenant, row.key), salt, state, epoch)
 
 
 def _check_same(state: RunState, shares: Mapping[int, tuple[str, bytes]]) -> None:
@@ -141,10 +147,10 @@ def _check_labels(
     """The conversation has no other labels than it had. Results may have some, as long as a worker of the run may read
     them: what others make of them carries these labels too."""
     earlier = len(order.task.messages) - len(results.results) - len(results.tail)
-    labels_of_results = {label for step in state.steps.values() for use in step.exchanges for label in use.labels}
-    before = labels_of(order.task.messages[:earlier])
-    on_all = order.labels - order.on_messages
-    if not (on_all <= state.admitted.labels and before <= state.admitted.labels | labels_of_results):
+    labels_before = labels_of(order.task.messages[:earlier])
+    labels_of_request = order.labels - order.on_messages
+    known_labels = state.admitted.labels | _labels_of_results(state)
+    if not labels_of_request <= state.admitted.labels or not labels_before <= known_labels:
         raise InvalidRequest(
             "The run that these results belong to was begun without some of the labels of this request; send the "
             "conversation without the last tool calls to begin another one.",
@@ -157,12 +163,21 @@ def _check_labels(
         read = reading_of(state, n, pool) | Reading(labels_of(messages), frozenset({TOOL}))
         reasons = {worker.name: exclusion(worker, read) for worker in pool}
         if all(reasons.values()):
-            listed = "; ".join(f"{name}: {reason}" for name, reason in sorted(reasons.items()))
+            listed = "; ".join([f"{name}: {reason}" for name, reason in sorted(reasons.items())])
             raise InvalidRequest(
                 f"No worker of this run may read these tool results. {listed[:2000]}",
                 param="messages",
                 code="no_eligible_worker",
             )
+
+
+def _labels_of_results(state: RunState) -> set[str]:
+    """Return the labels of all tool results that the run was sent before."""
+    labels: set[str] = set()
+    for step in state.steps.values():
+        for exchange in step.exchanges:
+            labels.update(exchange.labels)
+    return labels
 
 
 def _check_authority(
@@ -174,14 +189,14 @@ def _check_authority(
 ) -> None:
     """Workers were chosen for the run's labels and for what it showed them; neither may grow without their having been
     chosen for it."""
-    pool = [worker for worker in context.catalog().workers.values() if worker.bars]
-    if order.labels or pool:
-        _check_labels(context, order, state, results, portions)
     workers = context.catalog().workers
+    if order.labels or any(worker.bars for worker in workers.values()):
+        _check_labels(context, order, state, results, portions)
     for n, messages in portions.items():
         worker = workers.get(state.steps[n].worker)
-        needed = {NEEDED[type(part)] for message in messages for part in message.parts if type(part) in NEEDED}
-        lacking = needed - (worker.card.modalities if worker is not None else needed)
+        if worker is None:
+            continue
+        lacking = _needed_modalities(messages) - worker.card.modalities
         if lacking:
             raise InvalidRequest(
                 f"The worker that called this tool cannot read {PLURALS[min(lacking)]}; send the result as text.",
@@ -190,50 +205,66 @@ def _check_authority(
             )
 
 
-def begin(context: EngineContext, order: Order, found: Resumption, gateway: str) -> NextTurn:
-    """The turn that the request begins, and that `gateway` follows. How to decode, and the tools, are as it says now.
+def _needed_modalities(messages: Sequence[Message]) -> set[str]:
+    """Return the modalities that a worker needs to read these messages."""
+    needed = set()
+    for message in messages:
+        for part in message.parts:
+            if type(part) in NEEDED:
+                needed.add(NEEDED[type(part)])
+    return needed
 
-    Nobody drives the run yet.
-    """
-    state, now = found.state, context.now()
+
+def begin_turn(context: EngineContext, order: Order, resumption: Resumption, gateway: str) -> NextTurn:
+    """Return the turn that the request begins, and that `gateway` follows. How to decode, and the tools, are as the
+    request says. No engine drives the run yet."""
+    state, now = resumption.state, context.now()
     parts = task_parts(replace(order.task, messages=(), user=None, metadata={}))
-    request = (content_ref(found.known.salt, parts.whole), parts.whole)
+    request = (content_ref(resumption.waiting_run.salt, parts.whole), parts.whole)
+    once = ""
+    on_disconnect = order.on_disconnect or "cancel"
+    if order.once is not None:
+        once = order.once.id
+        on_disconnect = order.on_disconnect or "finish"
+    stored_once = None
+    if len(parts.whole) > BRIEF:
+        stored_once = shared(context, order, request[0], parts)
     turn = Turn(
         number=state.turn.number + 1,
         deadline=now + min(order.limits.seconds, state.admitted.limits.seconds),
         streams=order.streams,
         request=request[0],
         at=now,
-        on_disconnect=order.on_disconnect or ("finish" if order.once is not None else "cancel"),
+        on_disconnect=on_disconnect,
         wire=order.wire,
         gateway=gateway,
         request_id=order.request_id,
         trace=order.trace,
     )
-    resumed = drafts.run_resumed(turn, order.once.id if order.once is not None else "")
+    resumed = drafts.run_resumed(turn, once)
     results = []
-    for n, (ref, _) in found.shares.items():
-        ids, labels = state.steps[n].exchanges[-1].ids, found.labels.get(n, frozenset())
+    for n, (ref, _) in resumption.shares.items():
+        ids, labels = state.steps[n].exchanges[-1].ids, resumption.labels.get(n, frozenset())
         results.append(StepToolResults(n, ref, ids, labels, order.origin_run))
     entry = Entry(
         run=state.run,
         at=now,
         events=(resumed, *results),
-        epoch=found.known.epoch,
-        contents=(request, *found.shares.values()),
+        epoch=resumption.waiting_run.epoch,
+        contents=(request, *resumption.shares.values()),
         tags=request_tags(order),
-        shared=shared(context, order, request[0], parts) if len(parts.whole) > BRIEF else None,
+        shared=stored_once,
         once=order.once,
         notify=context.notifies and notices.wanted(order.wire),
         lease=Lease("", now + untaken_seconds(context), turn.deadline),
         tenant=order.tenant,
         seq=state.seq,
     )
-    return NextTurn(turn.number, turn.deadline, entry, tuple(found.shares))
+    return NextTurn(turn.number, turn.deadline, entry, tuple(resumption.shares))
 
 
 def turn_of(events: tuple[Event, ...], once: str) -> int:
-    """The turn that a claim was made for: the admission's, unless a later one names it."""
+    """Return the number of the turn that a claim was made for: that of the admission, unless a later turn names it."""
     for fact in facts(events, RunResumed):
         if fact.once == once:
             return fact.turn

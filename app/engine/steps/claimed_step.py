@@ -158,7 +158,7 @@ class StepLog:
 
     def __init__(self, context: EngineContext) -> None:
         self._context = context
-        self._began = context.tick()
+        self._began = context.monotonic()
         self._state: RunState | None = None
         self._step = 0
         self._worker = ""
@@ -208,7 +208,7 @@ class StepLog:
             "attempt": self._attempt,
             "outcome": outcome,
             "tokens": self._tokens,
-            "ms": round((self._context.tick() - self._began) * 1000, 3),
+            "ms": round((self._context.monotonic() - self._began) * 1000, 3),
             "cost_usd": self._usd / MILLION,
             "tier": admitted.tier,
         }
@@ -242,7 +242,7 @@ class PendingOutcomes:
         store: Store,
         telemetry: Telemetry,
         *,
-        tick: Callable[[], float],
+        monotonic: Callable[[], float],
         freed: Callable[[], None],
         entries: int = MOST_ENTRIES,
         size: int = MOST_BYTES,
@@ -250,7 +250,7 @@ class PendingOutcomes:
         """`freed` is called whenever a step gives up its slot or there is room again."""
         self._store = store
         self._telemetry = telemetry
-        self._tick = tick
+        self._monotonic = monotonic
         self._freed = freed
         self._most, self._most_bytes = entries, size
         self._sizes: dict[int, int] = {}
@@ -276,9 +276,9 @@ class PendingOutcomes:
         Raises `StoreUnavailable` when that took too long.
         """
         number = self._add(ENTRY_BYTES + sum(len(body) for _, body in entry.contents))
-        give_up_at = self._tick() + OUTCOME_WAIT_SECONDS
+        give_up_at = self._monotonic() + OUTCOME_WAIT_SECONDS
         try:
-            while not self._closed and (seconds_left := give_up_at - self._tick()) > 0:
+            while not self._closed and (seconds_left := give_up_at - self._monotonic()) > 0:
                 if await self._wait_for_turn(number, seconds_left):
                     with suppress(StoreUnavailable):
                         return await append()

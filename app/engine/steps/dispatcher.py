@@ -80,7 +80,7 @@ class Dispatcher:
         self._ended = False
         self._slot_freed = asyncio.Event()
         self._outcomes = PendingOutcomes(
-            context.store, context.telemetry, tick=context.tick, freed=self._slot_freed.set
+            context.store, context.telemetry, monotonic=context.monotonic, freed=self._slot_freed.set
         )
         self._drained = asyncio.Event()
         context.telemetry.watch("baton_steps_running", self.__len__)
@@ -158,8 +158,8 @@ class Dispatcher:
         while (free := self._free() - self._runs_being_taken()) <= 0:
             self._slot_freed.clear()
             await self._slot_freed.wait()
-        queue, pause = self._context.queue, POLL_SECONDS * (0.5 + self._context.chance())
-        if not self._context.timed():
+        queue, pause = self._context.queue, POLL_SECONDS * (0.5 + self._context.random())
+        if not self._context.clock_is_set():
             await asyncio.sleep(pause)
             return []
         try:

@@ -3,7 +3,7 @@
     take a ticket (a notice; any number of them may be lost, repeated or forged)
      └ fold the run's journal; nothing to do if the run has ended, or is asked to, or the step is settled
      └ delivered again: claim first; a step that several dispatchers took and none finished is a dead letter
-     └ compose what the access list grants             view.look(): the only way from the store into a provider request
+     └ compose what the access list grants             view_of_step(): the only way from the store to a provider
      └ one entry: claim + call.intended + reservation  before the socket is opened; fenced by the row's version
      └ stream; deltas of the answering step go to the gateways that follow the run
      └ one entry: call.finished + step.done            fenced by the claim; then it is sent to the driver. A
@@ -38,7 +38,7 @@ from app.core.run.share import share
 from app.core.run.state import Call, RunState, StepState
 from app.core.run.visibility import permitted_readers
 from app.engine.calls.attempt import Attempt, CallTime, PlannedCall, Purpose, lost_outcomes, tier_seconds
-from app.engine.calls.step_request import NOTHING, Candidates, is_long, look
+from app.engine.calls.step_request import NOTHING, Candidates, is_long, view_of_step
 from app.engine.commit.colocation import LocalRuns
 from app.engine.context import EngineContext
 from app.engine.steps.claimed_step import ClaimedStep, PendingOutcomes, Relay, StepBasis, StepLog
@@ -256,7 +256,7 @@ class Execution:
             await self._call_until_done(basis, attempt)
 
     async def _read_basis(self, state: RunState, contents: Mapping[str, bytes] = NOTHING) -> StepBasis:
-        view = await look(self._context.store, state, self._ticket.step, contents)
+        view = await view_of_step(self._context.store, state, self._ticket.step, contents)
         calls = [call for call in state.calls.values() if call.step == view.step.n]
         self._number = len(calls)
         catalog = self._context.catalog()
@@ -291,11 +291,11 @@ class Execution:
                 next_attempt = await self._next_attempt(basis)
                 continue
             self._flawed = attempt if attempt.reply.flaw is not None else None
-            basis.candidates.failed(
+            basis.candidates.note_failure(
                 attempt.worker,
                 attempt.error,
                 streamed=self._was_streamed,
-                chance=self._context.chance(),
+                jitter=self._context.random(),
                 seconds_left=self._seconds_left(basis.state),
             )
             next_attempt = await self._next_attempt(basis)
@@ -362,7 +362,7 @@ class Execution:
                 self._number += 1
                 return attempt
             self._context.health.cancel_call(choice.worker, extra=choice.extra)
-            candidates.unaffordable(choice.worker)
+            candidates.leave_out_unpaid(choice.worker)
         return choice
 
     def _within_means(self, basis: StepBasis, choice: WorkerChoice, seconds_left: float) -> Attempt | None:
@@ -421,7 +421,7 @@ class Execution:
     def _attempt(self, basis: StepBasis, choice: WorkerChoice, seconds_left: float) -> Attempt:
         """The attempt that calls the chosen worker."""
         self._ids = []
-        state, view, worker = basis.state, basis.view, choice.called
+        state, view, worker = basis.state, basis.view, choice.chosen
         catalog = self._context.catalog()
         provider = catalog.providers[worker.provider]
         repaired, flaw = "", None
@@ -486,7 +486,7 @@ class Execution:
         if self._empty is not None or not attempt.reply.is_empty or not candidates.spare:
             return False
         self._empty = attempt
-        candidates.answered_nothing(attempt.worker)
+        candidates.note_empty_answer(attempt.worker)
         return True
 
     async def _fail(self, failed: StepFailed, lost_outcomes: tuple[Fact, ...]) -> None:

@@ -107,7 +107,7 @@ def _add_conductor_routes(router: APIRouter, context: AdminContext, keys: Keys) 
     async def list_conductors(caller: Annotated[Caller, keys.needs("conductors:read")]) -> Any:
         """For each conductor of the pool file the version in force, the canary, and the versions that are loaded."""
         in_force = versions_in_force(await context.gateway.store.changes())
-        names = sorted(versions.conducted(context.gateway.catalog()))
+        names = sorted(versions.conductor_names(context.gateway.catalog()))
         return page(
             [_conductor_to_json(name, in_force.get(name, VersionsInForce())) for name in names], "name", has_more=False
         )
@@ -127,7 +127,7 @@ def _add_conductor_routes(router: APIRouter, context: AdminContext, keys: Keys) 
         """The conditions of each tier that the conductor plans for, and whether they hold for a version now. The runs
         of all tenants are the evidence, so it is for callers of all tenants, as a promotion is."""
         gateway = context.gateway
-        if conductor not in versions.conducted(gateway.catalog()):
+        if conductor not in versions.conductor_names(gateway.catalog()):
             raise NotFound("No tier of the pool file has this conductor.")
         tiers = await _judge_tiers(gateway, versions.RequestedChange(conductor, "promoted", filters.version))
         return as_json({"object": "conductor.evidence", "name": conductor, "version": filters.version, "tiers": tiers})
@@ -135,7 +135,7 @@ def _add_conductor_routes(router: APIRouter, context: AdminContext, keys: Keys) 
 
 async def _judge_tiers(gateway: GatewayContext, change: versions.RequestedChange) -> list[dict[str, Any]]:
     evidence = await watch.gate(gateway.store, gateway.catalog(), change, gateway.now())
-    return [tier.decision() | {"promotable": watch.held((tier,))} for tier in evidence]
+    return [tier.decision() | {"promotable": watch.may_be_promoted((tier,))} for tier in evidence]
 
 
 def _add_tier_routes(router: APIRouter, context: AdminContext, keys: Keys) -> None:
@@ -209,14 +209,14 @@ def _add_conductor_change(
         """Engines follow within two seconds. The same rules hold as for `baton conductor`. With an `Idempotency-Key`
         the same request changes it once."""
         change_request = read(model, body)
-        if conductor not in versions.conducted(context.gateway.catalog()):
+        if conductor not in versions.conductor_names(context.gateway.catalog()):
             raise NotFound("No tier of the pool file has this conductor.")
         store = context.gateway.store
         requested = versions.RequestedChange(
             conductor, kind, getattr(change_request, "version", ""), getattr(change_request, "share", 0.0)
         )
         check = partial(
-            versions.checked_change,
+            versions.check_change,
             store,
             requested,
             lambda: context.versions(conductor),
@@ -258,7 +258,7 @@ def _add_tier_change(
         _check_tier(catalog, tier)
         subject = subject_named(catalog, change_request.subject) if isinstance(change_request, SubjectRequest) else ""
         requested = versions.RequestedChange(f"{TIER}{tier}", kind, subject, getattr(change_request, "share", 0.0))
-        check = partial(versions.checked_service, store, catalog, requested)
+        check = partial(versions.check_service, store, catalog, requested)
 
         async def change() -> Response:
             await _make_change(context, check, "tier", getattr(change_request, "force", None), caller)
@@ -294,9 +294,9 @@ async def _note_of_change(context: AdminContext, change: versions.RequestedChang
     """Return the note of a change. Raises `ConfigInvalid` for a promotion whose conditions do not hold."""
     gateway = context.gateway
     evidence = await watch.gate(gateway.store, gateway.catalog(), change, gateway.now())
-    if not watch.held(evidence) and not force_reason:
+    if not watch.may_be_promoted(evidence) and not force_reason:
         raise ConfigInvalid(watch.refusals(evidence))
-    return watch.note(evidence, forced=force_reason)
+    return watch.evidence_note(evidence, forced=force_reason)
 
 
 def _tier_to_json(catalog: Catalog, tier: str, in_force: Mapping[str, VersionsInForce]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from app.engine.delivery.messages import AnswerPart, CallerMessage, FollowedRun, StepEvent, TurnEnd, without
+from app.engine.delivery.messages import AnswerPart, CallerMessage, FollowedRun, StepEvent, TurnEnd, end_with_error
 from app.errors import BatonError, RunExpired
 from app.gateway.http.admission import OpenTurn, Permit
 from app.gateway.http.connection import RequestLog, route_of
@@ -50,7 +50,7 @@ async def _end(context: GatewayContext, turn: OpenTurn, receive: Receive) -> Tur
     end: TurnEnd | None = None
     run, seconds = turn.run, turn.seconds + context.grace
     try:
-        end = _end_in(await run.line.take(UNWATCHED_SECONDS))
+        end = _end_in(await run.mailbox.take(UNWATCHED_SECONDS))
         if end is None:
             watcher = _watch(context, run, receive, turn.log)
             end = await _watching(run, watcher, lambda: _until_end(run, seconds))
@@ -64,7 +64,7 @@ async def _until_end(run: FollowedRun, seconds: float) -> TurnEnd | None:
     try:
         async with asyncio.timeout(seconds):
             while True:
-                end = _end_in(await run.line.take(seconds))
+                end = _end_in(await run.mailbox.take(seconds))
                 if end is not None:
                     return end
     except TimeoutError:
@@ -161,7 +161,7 @@ class EventStream(Response):
             await _watching(self._run, watch, lambda: self._relay(send))
         except RunExpired as error:
             self._log.fail(error)
-            last = self._wire.failure(error, without(self._run.state, error))
+            last = self._wire.failure(error, end_with_error(self._run.state, error))
         finally:
             if self._turn_end is None:
                 self._context.runs.leave(self._run)
@@ -175,7 +175,7 @@ class EventStream(Response):
         try:
             async with asyncio.timeout(self._seconds + self._context.grace):
                 while self._turn_end is None:
-                    batch = await self._run.line.take(self._context.ping)
+                    batch = await self._run.mailbox.take(self._context.ping)
                     frames = self._frames(batch) if batch else self._wire.ping
                     await _write(send, frames, more=self._turn_end is None)
             self._is_complete = True

@@ -93,7 +93,7 @@ async def _response_of_call(store: TenantStore, call: str) -> str:
     run = run_of(call)
     if run is None:
         raise NotFound()
-    state = endings.until_end((await store.journal(run)).events)
+    state = endings.fold_until_reply((await store.journal(run)).events)
     for step in state.steps.values():
         for exchange in step.exchanges:
             if call in exchange.ids:

@@ -391,13 +391,13 @@ async def _of_tenant(context: GatewayContext, response: str, caller: Caller) -> 
         store = context.store.of_tenant(caller.tenant)
         row = await store.run(run)
         journal = await store.journal(run)
-        state = turn_ends.until_end(journal.events, turn)
+        state = turn_ends.fold_until_reply(journal.events, turn)
         wire = state.turn.wire
         if not caller.sees(row.tenant) or wire.get("format") != "responses" or not wire.get("store"):
             raise NotFound(NOT_FOUND_MESSAGE)
         if turn > state.turn.number:
             raise NotFound(NOT_FOUND_MESSAGE)
-        end = await turn_ends.read(store, state) if state.replied else None
+        end = await turn_ends.read_turn_end(store, state) if state.replied else None
         return StoredResponse(await subject(store, state), end), row
     except NotFound:
         raise NotFound(NOT_FOUND_MESSAGE) from None

@@ -29,7 +29,7 @@ from app.core.run.fold import fold
 from app.core.run.identifiers import trace_of_turn
 from app.core.run.state import Call, Proposal, RunState
 from app.core.run.visibility import LabelFlow
-from app.engine.calls.step_request import see
+from app.engine.calls.step_request import messages_of_step
 from app.errors import NotFound
 from app.gateway.runs import exchanges
 from app.store.protocol import ContentReads, Journal, Ledger, RunRow
@@ -295,7 +295,7 @@ async def step_in_full(store: ContentReads, state: RunState, events: Sequence[Ev
         texts[ref] = body.decode("utf-8", "replace")
     messages: list[dict[str, Any]] | None
     try:
-        messages = [exchanges.message(message) for message in await see(store, state, n)]
+        messages = [exchanges.message(message) for message in await messages_of_step(store, state, n)]
     except NotFound:
         messages = None
     fields = _step(_facts_of(state, events), n)
