@@ -57,25 +57,30 @@ class _StepFacts(NamedTuple):
 @lru_cache(20_000)
 def _layout(shape: tuple[tuple[str, bool, tuple[int, ...]], ...]) -> tuple[tuple[_StepFacts, ...], bool]:
     """Return the parts of all plans of this shape, and whether they answer at all."""
-    plan = tuple(PlanStep(0, role, user, sees) for role, user, sees in shape)
-    yields = results_of_steps(plan)
-    used = [steps_used(plan, place, yields) for place in range(len(plan))]
-    written = [OUTPUT["nothing" if what == "nothing" else step.role] for step, what in zip(plan, yields, strict=True)]
-    parts = []
+    plan = tuple([PlanStep(0, role, user, sees) for role, user, sees in shape])
+    results = results_of_steps(plan)
+    used = [steps_used(plan, place, results) for place in range(len(plan))]
+    written: list[int] = []
+    parts: list[_StepFacts] = []
     for place, step in enumerate(plan):
+        works = results[place] != "nothing"
+        written.append(OUTPUT[step.role] if works else OUTPUT["nothing"])
+        hands: tuple[int, ...] = ()
+        if step.role == "check" and used[place]:
+            hands = tuple(contributing_steps(used, results, used[place][0]))
         part = _StepFacts(
-            step.role,
-            yields[place] != "nothing",
-            len(step.sees) - len(used[place]),
-            tuple(contributing_steps(used, yields, used[place][0])) if step.role == "check" and used[place] else (),
-            tuple(bits_at(used[place], bits) for bits in range(1 << place)),
-            written[place],
-            sum(written[n] for n in step.sees),
-            step.user,
-            step.sees,
+            role=step.role,
+            works=works,
+            crowd=len(step.sees) - len(used[place]),
+            hands=hands,
+            seen=tuple([bits_at(used[place], bits) for bits in range(1 << place)]),
+            written=written[place],
+            read=sum([written[n] for n in step.sees]),
+            user=step.user,
+            sees=step.sees,
         )
         parts.append(part)
-    return tuple(parts), yields[-1] == "answer"
+    return tuple(parts), results[-1] == "answer"
 
 
 def bits_at(places: Sequence[int], bits: int) -> tuple[int, ...]:
@@ -118,9 +123,12 @@ def _right_given_trait(
         worker = pool[step.worker]
         if step.text:
             worker = world.shift_skills(worker, shift(step.text, kind[0]))
-        known = {seen: step_chance(worker, kind, trait, part.role, seen, own, part.crowd) for seen in set(part.seen)}
-        good = [p * known[seen] for p, seen in zip(odds, part.seen, strict=True)]
-        odds = [p - g for p, g in zip(odds, good, strict=True)] + good
+        chances = {}
+        for seen in set(part.seen):
+            chances[seen] = step_chance(worker, kind, trait, part.role, seen, own, part.crowd)
+        good = [p * chances[seen] for p, seen in zip(odds, part.seen, strict=True)]
+        bad = [p - g for p, g in zip(odds, good, strict=True)]
+        odds = bad + good
     return sum(odds[len(odds) // 2 :])
 
 
@@ -134,7 +142,10 @@ def step_chance(
         return world.check_chance(worker, kind, trait, seen[0], own, crowd)
     if role == "combine":
         return world.combine_chance(worker, kind, trait, sum(seen), len(seen), crowd)
-    return world.solve_chance(worker, kind, trait, role, seen[0] if seen else None, crowd)
+    plan_is_good = None
+    if seen:
+        plan_is_good = seen[0]
+    return world.solve_chance(worker, kind, trait, role, plan_is_good, crowd)
 
 
 def bill(plan: Plan, level: int, pool: tuple[Profile, ...], *, finished: int = 0) -> tuple[float, float]:
@@ -146,7 +157,10 @@ def bill(plan: Plan, level: int, pool: tuple[Profile, ...], *, finished: int = 0
     dollars = 0.0
     for step, part in zip(plan[finished:], parts_of(plan)[0][finished:], strict=True):
         worker = pool[step.worker]
-        read = part.read + (QUESTION + PER_LEVEL * level if part.user else 0)
+        read = part.read
+        if part.user:
+            read += QUESTION + PER_LEVEL * level
         dollars += world.usd(worker, read, part.written)
-        ends.append(max([ends[n] for n in part.sees], default=0.0) + world.seconds(worker, part.written))
+        begins = max([ends[n] for n in part.sees], default=0.0)
+        ends.append(begins + world.seconds(worker, part.written))
     return dollars, max(ends)

@@ -24,6 +24,8 @@ SUBTASKS: Mapping[str, str] = {
     "combine": "Weigh the answers against each other and give one final answer.",
 }
 ROLES = tuple(SUBTASKS)
+ANSWERS_NEEDED: Mapping[str, int] = {"check": 1, "combine": 2}
+"""The answers that a step of this role must see."""
 START = '{"steps":['
 NEXT, END = ",", "]}"
 
@@ -55,13 +57,17 @@ def accesses() -> tuple[tuple[bool, tuple[int, ...]], ...]:
     """Return every access list, those that hold no later step first: the last step's choices are all of them."""
     lists = []
     for bits in range(1, 1 << STEPS):
-        lists.append((bool(bits & 1), tuple(n for n in range(STEPS - 1) if bits >> n + 1 & 1)))
+        user = bool(bits & 1)
+        sees = tuple([n for n in range(STEPS - 1) if bits >> n + 1 & 1])
+        lists.append((user, sees))
     return tuple(lists)
 
 
 def access_text(user: bool, sees: Sequence[int]) -> str:
     """Return an access list as it ends a step."""
-    entries = [*(['"user"'] if user else []), *map(str, sees)]
+    entries = [str(n) for n in sees]
+    if user:
+        entries.insert(0, '"user"')
     return f'"access":[{",".join(entries)}]}}'
 
 
@@ -87,7 +93,9 @@ def legal(place: int, workers: int) -> tuple[int, int] | tuple[int, ...]:
         return tuple(range(FIRST_ROLE, FIRST_ROLE + len(ROLES)))
     if part == 2:
         return tuple(range(FIRST_ACCESS, FIRST_ACCESS + (1 << step + 1) - 1))
-    return (1, 2) if step + 1 < STEPS else (2,)
+    if step + 1 < STEPS:
+        return (1, 2)
+    return (2,)
 
 
 FURTHER = STEPS - 1
@@ -102,7 +110,9 @@ def legal_again(place: int, workers: int) -> tuple[int, ...]:
     if place > 4 * FURTHER:
         return (2,)
     part = (place - 1) % 4
-    return legal(place if part < 2 else place + 4, workers)  # what it sees and whether it ends, a step further on
+    if part < 2:
+        return legal(place, workers)
+    return legal(place + 4, workers)  # what the step sees, and whether the plan ends: as of one step further on
 
 
 def to_tokens(plan: Plan) -> list[int]:
@@ -137,21 +147,26 @@ def to_text(tokens: Sequence[int]) -> str:
 
 def to_workflow(plan: Plan, names: Sequence[str]) -> Workflow:
     """Return the plan as the executor knows it, over workers of these names."""
-    steps = [Step(names[step.worker], step.text or SUBTASKS[step.role], Access(step.user, step.sees)) for step in plan]
+    steps = []
+    for step in plan:
+        subtask = step.text or SUBTASKS[step.role]
+        steps.append(Step(names[step.worker], subtask, Access(step.user, step.sees)))
     return Workflow((*steps[:-1], replace(steps[-1], answers=True)))
 
 
 def results_of_steps(plan: Plan) -> list[str]:
     """Return the result of each step: `plan`, `answer`, or `nothing` where it lacks the question or something to work
     on: an answer to check, two to combine."""
-    found: list[str] = []
+    results: list[str] = []
     for step in plan:
-        answers = sum(found[n] == "answer" for n in step.sees)
-        if not step.user or answers < {"check": 1, "combine": 2}.get(step.role, 0):
-            found.append("nothing")
+        answers = sum([results[n] == "answer" for n in step.sees])
+        if not step.user or answers < ANSWERS_NEEDED.get(step.role, 0):
+            results.append("nothing")
+        elif step.role == "plan":
+            results.append("plan")
         else:
-            found.append("plan" if step.role == "plan" else "answer")
-    return found
+            results.append("answer")
+    return results
 
 
 def steps_used(plan: Plan, place: int, yields: Sequence[str]) -> tuple[int, ...]:
@@ -159,17 +174,22 @@ def steps_used(plan: Plan, place: int, yields: Sequence[str]) -> tuple[int, ...]
     step = plan[place]
     if yields[place] == "nothing" or step.role == "plan":
         return ()
-    wanted = "plan" if step.role in ("solve", "reason") else "answer"
-    found = tuple(n for n in step.sees if yields[n] == wanted)
+    wanted = "answer"
+    if step.role in ("solve", "reason"):
+        wanted = "plan"
+    usable = tuple([n for n in step.sees if yields[n] == wanted])
     if step.role == "combine":
-        return found
-    return found[-1:]
+        return usable
+    return usable[-1:]
 
 
 def contributing_steps(used: Sequence[tuple[int, ...]], yields: Sequence[str], place: int) -> frozenset[int]:
     """Return the steps that have had a hand in the answer of step `place`, itself included; plans are not answers."""
-    earlier = (contributing_steps(used, yields, n) for n in used[place] if yields[n] == "answer")
-    return frozenset({place}).union(*earlier)
+    steps = frozenset({place})
+    for n in used[place]:
+        if yields[n] == "answer":
+            steps |= contributing_steps(used, yields, n)
+    return steps
 
 
 def shift_by_one_step(step: PlanStep) -> PlanStep:
@@ -188,7 +208,8 @@ def without_needless_steps(plan: Plan) -> Plan | None:
     used = [steps_used(plan, place, yields) for place in range(len(plan))]
     kept = {len(plan) - 1}
     for place in reversed(range(len(plan))):
-        kept |= set(used[place]) if place in kept else set()
+        if place in kept:
+            kept |= set(used[place])
     order = sorted(kept)
     moved = {old: new for new, old in enumerate(order)}
     steps = []
