@@ -58,7 +58,7 @@ def _name(prefix: str) -> str:
 
 def _report(settings: Settings, done: PruneResult) -> None:
     console = terminal.stdout()
-    console.print(f"PruneResult: {_count_text(done.runs, done.events)}.")
+    console.print(f"Pruned: {_count_text(done.runs, done.events)}.")
     if done.held:
         held = terminal.count(len(done.held), "run")
         console.print(f"Kept, because a legal hold covers them: {held}; see `baton holds ls`.")
