@@ -197,7 +197,7 @@ def check_step(caller: Caller, run: dict[str, Any], n: int, question: str) -> st
 
 def test_every_plan_of_a_real_model_is_executed_and_explained(by_file: Caller) -> None:
     def one(place: int) -> tuple[dict[str, Any], int]:
-        question, streams = EASY[place][0], bool(place % 2)
+        question, streams = EASY[place][0], bool(place % 4)
         said, reply = ask(by_file, "baton-ultra", question, streams)
         run, events = by_file.run(reply["baton"]["run"]), by_file.events(reply["baton"]["run"])
         check_journal(events)
@@ -213,6 +213,7 @@ def test_every_plan_of_a_real_model_is_executed_and_explained(by_file: Caller) -
     runs = [run for run, _ in found]
     assert len({step["worker"] for run in runs for step in run["steps"]}) > 1
     assert max(len(run["steps"]) for run in runs) > 1
+    # An answer that was there before its plan was accepted comes at once, so not every stream has several deltas.
     assert max(deltas for _, deltas in found) > 1
     assert by_file.read("/v1/runs", tier="baton-ultra", degraded="true")["data"] == []
 
