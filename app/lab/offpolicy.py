@@ -140,7 +140,7 @@ class Report:
 
 
 class _DoublyRobust(NamedTuple):
-    """What the doubly robust estimator makes of each row of a log; every list has one value for each row."""
+    """The terms of the doubly robust estimator. Every list has one value for each row of the log."""
 
     direct: list[float]
     """The reward that the model expects of the other policy's choice."""

@@ -60,8 +60,9 @@ TEMPLATES: Mapping[str, int] = {name: len(plan) for name, plan in _PLANS.items()
 _AIDS = frozenset({"plan", "check", "weigh"})
 """The roles of workers that help the one who answers."""
 PLANNING = ("plan",)
+"""A worker is good at planning if one of its card's strengths contains one of these words."""
 CHECKING = ("check", "judg", "review")
-"""What a strength on a worker's card has in it if the worker is good at planning, or at checking."""
+"""A worker is good at checking if one of its card's strengths contains one of these words."""
 
 
 @record(frozen=True, slots=True)

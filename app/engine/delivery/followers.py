@@ -436,7 +436,7 @@ class Followers:
         self._catching_up: set[Follower] = set()
         """Followers that read their journal just now."""
         self._read_again: set[Follower] = set()
-        """Those of them that are to read it once more after that."""
+        """Followers that read their journal once more after that, because there was news of it meanwhile."""
         self._behind: dict[str, int] = {}
         """By run, how far those followers had come that were behind their journal at the latest look."""
         self._server_changes = 0

@@ -57,7 +57,7 @@ class Subject:
     state: RunState
     task: Task
     turn_task: Task
-    """What the turn's own request said of sampling and tools."""
+    """The sampling parameters and tools of the request that began this turn."""
 
     @property
     def id(self) -> str:

@@ -548,7 +548,7 @@ class RequestOptions:
 
     model: str
     wire: Mapping[str, Any]
-    """What the reply depends on besides the run: its format, and options of that format."""
+    """The wire format of the reply, and its options of that format, such as `stream_options`."""
     effort: str | None = None
     extension: BatonOptions | None = None
     """The `baton` field."""

@@ -23,7 +23,7 @@ CALLS = (Kind.CALL_INTENDED.value, Kind.CALL_FINISHED.value)
 Ended = tuple[str, int, int]
 """The outcome of a call, its input tokens and its output tokens."""
 NO_OUTCOME: Row = (None, None, None)
-"""The same columns of a row as long as its call has no outcome."""
+"""The values of `OUTCOME_COLUMNS` in the row of a call that has not ended."""
 
 
 def recipient_kind(fact: CallIntended) -> RecipientKind:
