@@ -84,8 +84,8 @@ class Administration(ABC):
         return await self._write(partial(budgets.remove, id_=id_, by=by))
 
     async def budget(self, id_: str) -> Budget | None:
-        found = await self._read(partial(budgets.named, ids=[id_]))
-        return found[0] if found else None
+        budgets_of_id = await self._read(partial(budgets.of_ids, ids=[id_]))
+        return budgets_of_id[0] if budgets_of_id else None
 
     async def budgets(
         self, tenant: str | None = None, *, after: str | None = None, limit: int | None = None
@@ -101,10 +101,10 @@ class Administration(ABC):
     async def spending(self, query: SpendQuery) -> tuple[SpendRow, ...]:
         return await self._read(partial(spending.sums, query=query))
 
-    async def note_read(self, run: str, tenant: str, what: str, *, by: Actor, shown: str = "") -> None:
-        entry = partial(admin_events.note_read, run=run, tenant=tenant, what=what, by=by, shown=shown)
-        if not shown or not await self._read(partial(admin_events.has_read, run=run, what=what, by=by, shown=shown)):
-            await self._write(entry)
+    async def note_read(self, run: str, tenant: str, what: str, *, by: Actor, digest: str = "") -> None:
+        write = partial(admin_events.note_read, run=run, tenant=tenant, what=what, by=by, digest=digest)
+        if not digest or not await self._read(partial(admin_events.has_read, run=run, what=what, by=by, digest=digest)):
+            await self._write(write)
 
     async def admin_events(self, query: AdminEventQuery) -> tuple[AdminEvent, ...]:
         return await self._read(partial(admin_events.page, query=query))

@@ -394,10 +394,10 @@ def orphans(conn: Connection, limit: int) -> list[tuple[str, bool]]:
     pruned: set[str] = set()
     if runs:
         pruned.update(conn.execute(_PRUNED_AMONG, {"runs": runs}).scalars())
-    found = [(run, run in pruned) for run in runs]
+    runs_and_states = [(run, run in pruned) for run in runs]
     for run in conn.execute(_PRUNED_WITH_ROW, most).scalars():
-        found.append((run, True))
-    return found
+        runs_and_states.append((run, True))
+    return runs_and_states
 
 
 def read_administration(conn: Connection) -> Administration:
@@ -421,13 +421,13 @@ def _all_rows(conn: Connection, query: Select[Any]) -> tuple[Mapping[str, Any], 
 
 def read_accounts(conn: Connection) -> dict[str, AccountSums]:
     """The sums of each account, to which those of its slices are added."""
-    found: dict[str, AccountSums] = {}
+    sums: dict[str, AccountSums] = {}
     for name, *figures in conn.execute(_SUMS_OF_ACCOUNTS):
         account = whole_account(name)
-        before = found.get(account, AccountSums(0, 0, 0, 0))
-        added = [int(old) + int(new) for old, new in zip(astuple(before), figures, strict=True)]
-        found[account] = AccountSums(*added)
-    return found
+        earlier = sums.get(account, AccountSums(0, 0, 0, 0))
+        totals = [int(total) + int(figure) for total, figure in zip(astuple(earlier), figures, strict=True)]
+        sums[account] = AccountSums(*totals)
+    return sums
 
 
 def _fitting(conn: Connection, names: Sequence[str]) -> list[str]:
@@ -480,10 +480,10 @@ def _records(
 
 def _by_run(conn: Connection, query: Select[Any], runs: Sequence[str]) -> defaultdict[str, list[dict[str, Any]]]:
     """The rows that a query has for these runs, by run and in its order."""
-    found: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
+    rows_by_run: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
     for row in conn.execute(query, {"runs": runs}).mappings():
-        found[row["run"]].append(named_columns(row))
-    return found
+        rows_by_run[row["run"]].append(named_columns(row))
+    return rows_by_run
 
 
 def named_columns(row: Mapping[Any, Any]) -> dict[str, Any]:

@@ -86,12 +86,12 @@ class Folder:
             part.replace(path)
             _sync_folder(path.parent)
             self._clean(path.parent, path.stat().st_mtime)
-            found = path.read_bytes()
+            copy = path.read_bytes()
         except OSError as error:
             with suppress(OSError):
                 part.unlink(missing_ok=True)
             raise ArchiveUnavailable(f"{path} cannot be written: {error.strerror or type(error).__name__}.") from None
-        return _checked(str(path), body, found)
+        return _checked(str(path), body, copy)
 
     def _clean(self, folder: Path, now: float) -> None:
         """Delete the parts of files that a crash left in a folder; another process may be writing younger ones."""
@@ -127,8 +127,8 @@ class Folder:
     def names(self, after: str) -> list[str]:
         """Implements `ArchiveFiles`."""
         try:
-            found = [path.name for path in self._folder.iterdir()]
-            return sorted([name for name in found if name > after and not name.endswith(PART)])
+            file_names = [path.name for path in self._folder.iterdir()]
+            return sorted([name for name in file_names if name > after and not name.endswith(PART)])
         except FileNotFoundError:
             return []
         except OSError as error:
@@ -181,10 +181,10 @@ class Bucket:
         try:
             client = self._connected()
             client.put_object(Bucket=self._bucket, Key=key, Body=body, ContentType=_content_type(name))
-            found = client.get_object(Bucket=self._bucket, Key=key)["Body"].read()
+            copy = client.get_object(Bucket=self._bucket, Key=key)["Body"].read()
         except (self._failures.BotoCoreError, self._failures.ClientError, OSError) as error:
             raise ArchiveUnavailable(f"{location} cannot be written: {_reason(error)}.") from None
-        return _checked(location, body, found)
+        return _checked(location, body, copy)
 
     def read(self, name: str) -> bytes | None:
         """Implements `ArchiveFiles`."""
@@ -210,15 +210,15 @@ class Bucket:
 
     def names(self, after: str) -> list[str]:
         """Implements `ArchiveFiles`."""
-        before = f"{self._prefix}/" if self._prefix else ""
-        found: list[str] = []
+        prefix = f"{self._prefix}/" if self._prefix else ""
+        file_names: list[str] = []
         try:
             pages = self._connected().get_paginator("list_objects_v2")
-            for page in pages.paginate(Bucket=self._bucket, Prefix=before, StartAfter=before + after):
-                found += [entry["Key"].removeprefix(before) for entry in page.get("Contents", [])]
+            for page in pages.paginate(Bucket=self._bucket, Prefix=prefix, StartAfter=prefix + after):
+                file_names += [entry["Key"].removeprefix(prefix) for entry in page.get("Contents", [])]
         except (self._failures.BotoCoreError, self._failures.ClientError, OSError) as error:
             raise self._unreadable(error) from None
-        return found
+        return file_names
 
     def _unreadable(self, error: Exception) -> ArchiveUnavailable:
         return ArchiveUnavailable(f"{SCHEME}://{self._bucket}/{self._prefix} cannot be read: {_reason(error)}.")
@@ -241,7 +241,7 @@ def _reason(error: Exception) -> str:
     return str(code or type(error).__name__)
 
 
-def _checked(location: str, written: bytes, found: bytes) -> str:
-    if sha256(written).digest() != sha256(found).digest():
+def _checked(location: str, body: bytes, copy: bytes) -> str:
+    if sha256(body).digest() != sha256(copy).digest():
         raise ArchiveUnavailable(f"{location} does not hold what was written to it.")
     return location

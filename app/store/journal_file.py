@@ -83,8 +83,8 @@ async def write(source: Source, path: Path, *, now: float, run: str | None = Non
     try:
         with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
             file.writelines(_head(now, await source.catalogs(), await source.changes() or ()))
-            async for left in source.pruned(run=run, since=since):
-                file.write(_line({"pruned": _columns(asdict(left))}))
+            async for pruned_run in source.pruned(run=run, since=since):
+                file.write(_line({"pruned": _columns(asdict(pruned_run))}))
             async for record in source.records(run=run, since=since):
                 runs += 1
                 file.writelines(_lines(record))

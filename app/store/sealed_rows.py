@@ -158,8 +158,8 @@ class SealedRows:
         if self._conn.dialect.name != "postgresql":
             return None
         query = text("SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint")
-        found: int = self._conn.execute(query).scalar_one()
-        return found
+        number: int = self._conn.execute(query).scalar_one()
+        return number
 
     def passed_over(self, xid: int) -> int:
         """Return the number of changes that wait and are of a transaction before this one, so that no pass takes
@@ -214,9 +214,9 @@ class SealedRows:
 
     def tile(self, level: int, number: int) -> bytes:
         """Return the hashes of a tile; empty if there is none."""
-        its_own = LOG_TILES.c.level == level, LOG_TILES.c.number == number
-        found = self._conn.execute(select(LOG_TILES.c.body).where(*its_own)).scalar_one_or_none()
-        return bytes(found or b"")
+        conditions = LOG_TILES.c.level == level, LOG_TILES.c.number == number
+        body = self._conn.execute(select(LOG_TILES.c.body).where(*conditions)).scalar_one_or_none()
+        return bytes(body or b"")
 
     def count_tiles(self) -> int:
         """Return the number of all tiles."""
@@ -271,10 +271,10 @@ class SealedRows:
     def _threads(self, ends: Ends) -> Mapping[str, Sequence[tuple[int, str]]]:
         shared = SHARED_CONTENTS.c
         query = select(shared.run, shared.owner, shared.head).where(shared.run.between(*ends), shared.head.is_not(None))
-        found: defaultdict[str, list[tuple[int, str]]] = defaultdict(list)
+        threads: defaultdict[str, list[tuple[int, str]]] = defaultdict(list)
         for run, owner, head in self._conn.execute(query):
-            found[run].append((owner, head))
-        return found
+            threads[run].append((owner, head))
+        return threads
 
     def _claims(self, runs: Sequence[str]) -> Mapping[str, int]:
         ticket = TICKETS.c
@@ -287,51 +287,51 @@ class SealedRows:
         by_subject = row.subject if kind != "feedback" else row.id
         return self._entries_of(by_subject.in_(ids), kind)
 
-    def _entries_of(self, chosen: ColumnElement[bool], *kinds: str) -> Mapping[str, Sequence[LogRow]]:
+    def _entries_of(self, condition: ColumnElement[bool], *kinds: str) -> Mapping[str, Sequence[LogRow]]:
         row = LOG_LEAVES.c
-        query = select(LOG_LEAVES).where(chosen, row.kind.in_(kinds)).order_by(row.place)
-        found: defaultdict[str, list[LogRow]] = defaultdict(list)
+        query = select(LOG_LEAVES).where(condition, row.kind.in_(kinds)).order_by(row.place)
+        entries: defaultdict[str, list[LogRow]] = defaultdict(list)
         for entry_row in self._conn.execute(query):
-            found[entry_row.id].append(_log_row(entry_row._mapping))
-        return found
+            entries[entry_row.id].append(_log_row(entry_row._mapping))
+        return entries
 
     def _private(self, ends: Ends) -> Mapping[str, Sequence[Row]]:
         of_callers = TAGS.c.name.in_(bindparam("of_callers", ERASED_TAGS, expanding=True, literal_execute=True))
         query = select(TAGS).where(TAGS.c.run.between(*ends), of_callers)
-        found: defaultdict[str, list[Row]] = defaultdict(list)
+        tags: defaultdict[str, list[Row]] = defaultdict(list)
         for name, value, run in sorted([tuple(row) for row in self._conn.execute(query)]):
-            found[run].append({"name": name, "value": value})
-        return found
+            tags[run].append({"name": name, "value": value})
+        return tags
 
     def _disclosures(self, ends: Ends) -> Mapping[str, Sequence[Row]]:
         row = DISCLOSURES.c
         query = select(DISCLOSURES).where(row.run.between(*ends)).order_by(row.run, row.call)
-        found: defaultdict[str, list[Row]] = defaultdict(list)
+        rows: defaultdict[str, list[Row]] = defaultdict(list)
         for disclosure in self._conn.execute(query).mappings():
-            found[disclosure["run"]].append(named_columns(disclosure))
-        return found
+            rows[disclosure["run"]].append(named_columns(disclosure))
+        return rows
 
-    def tags(self, wanted: Sequence[Tag]) -> set[Tag]:
+    def tags(self, tags: Sequence[Tag]) -> set[Tag]:
         """Return the tags among these that are stored."""
         if self._conn.dialect.name == "postgresql":  # a join with arrays costs it a tenth of a long list
             rows, names = unnested({str(column.name): column.type for column in TAGS.columns}, "")
-            its_own = [column == rows.c[column.name] for column in TAGS.columns]
-            arrays = dict(zip(names, columns_of(wanted, len(names)), strict=True))
-            query = select(TAGS).join(rows, and_(*its_own))
+            conditions = [column == rows.c[column.name] for column in TAGS.columns]
+            arrays = dict(zip(names, columns_of(tags, len(names)), strict=True))
+            query = select(TAGS).join(rows, and_(*conditions))
             return {(name, value, run) for name, value, run in self._conn.execute(query, arrays)}
-        found: set[Tag] = set()
+        stored_tags: set[Tag] = set()
         key = tuple_(TAGS.c.name, TAGS.c.value, TAGS.c.run)
-        for start in range(0, len(wanted), PAGE):
-            query = select(TAGS).where(key.in_(wanted[start : start + PAGE]))
-            found |= {(name, value, run) for name, value, run in self._conn.execute(query)}
-        return found
+        for start in range(0, len(tags), PAGE):
+            query = select(TAGS).where(key.in_(tags[start : start + PAGE]))
+            stored_tags |= {(name, value, run) for name, value, run in self._conn.execute(query)}
+        return stored_tags
 
     def unforgotten(self) -> Iterator[LogRow]:
         """Yield the entries of pruned runs that have what is deleted with a run: their salt, or a frontier."""
         row = LOG_LEAVES.c
-        pruned = row.subject.in_(select(PRUNED_RUNS.c.id)), row.kind != "pruned"
-        kept = or_(row.salt.is_not(None), row.frontier.is_not(None))
-        for leaf in self._conn.execute(select(LOG_LEAVES).where(*pruned, kept).order_by(row.place)):
+        is_pruned = row.subject.in_(select(PRUNED_RUNS.c.id)), row.kind != "pruned"
+        has_secrets = or_(row.salt.is_not(None), row.frontier.is_not(None))
+        for leaf in self._conn.execute(select(LOG_LEAVES).where(*is_pruned, has_secrets).order_by(row.place)):
             yield _log_row(leaf._mapping)
 
     def count_tags(self) -> int:
@@ -382,19 +382,19 @@ class SealedRows:
 
     def pruned(self, runs: Sequence[str]) -> Mapping[str, Row]:
         """Return the rows that are left of those of these runs that were pruned."""
-        found: dict[str, Row] = {}
+        rows: dict[str, Row] = {}
         for start in range(0, len(runs), PAGE):
             query = select(PRUNED_RUNS).where(PRUNED_RUNS.c.id.in_(runs[start : start + PAGE]))
-            found |= {row["id"]: named_columns(row) for row in self._conn.execute(query).mappings()}
-        return found
+            rows |= {row["id"]: named_columns(row) for row in self._conn.execute(query).mappings()}
+        return rows
 
     def salts(self, runs: Sequence[str]) -> Mapping[str, bytes | None]:
         """Return the salts of those of these runs that are stored; None where the content was erased."""
-        found: dict[str, bytes | None] = {}
+        rows: dict[str, bytes | None] = {}
         for start in range(0, len(runs), PAGE):
             query = select(RUNS.c.id, RUNS.c.salt).where(RUNS.c.id.in_(runs[start : start + PAGE]))
-            found |= {run: salt for run, salt in self._conn.execute(query)}
-        return found
+            rows |= {run: salt for run, salt in self._conn.execute(query)}
+        return rows
 
     def orphans(self) -> Sequence[tuple[str, bool]]:
         """Runs that other rows name though their own row is gone, and for each True if it was pruned."""
@@ -438,10 +438,10 @@ def _has_id(table: Table, id_: Any) -> Any:
     """Return the condition that a row has this id of an entry."""
     keys = list(table.primary_key.columns)
     first, *others = keys
-    joined: ColumnElement[str] = first if first.type.python_type is str else cast(first, Text)
+    identity: ColumnElement[str] = first if first.type.python_type is str else cast(first, Text)
     for key in others:
-        joined = joined + "\n" + key
-    return joined == id_
+        identity = identity + "\n" + key
+    return identity == id_
 
 
 def _behind(query: Any, keys: Sequence[Any], last: tuple[Any, ...] | None) -> Any:

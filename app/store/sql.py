@@ -167,8 +167,8 @@ class SqlStore(Administration):
         self._server_changes = 0
         self.on_signal: Callable[[Signal], None] = lambda _signal: None
         """Is called with what is to be counted of budgets: soft limits that were reached, and overruns."""
-        given = (runner, statements, self._add_committed, patience, availability, row_cache, self._signalled)
-        self.writers = tuple(GroupCommit(*given) for _ in range(writers))
+        arguments = (runner, statements, self._add_committed, patience, availability, row_cache, self._signalled)
+        self.writers = tuple(GroupCommit(*arguments) for _ in range(writers))
 
     @property
     def healthy(self) -> bool:
@@ -222,30 +222,30 @@ class SqlStore(Administration):
         if tenant is not None and self._runner.isolates_tenants:
             return await self.read_for(tenant, runs.journal(self._statements, run, after))
         changes = self._forget_former_server()
-        kept, known = self._journals.journal(run, after)
-        if known and upto is not None and known >= upto:
-            return kept
+        cached, cached_seq = self._journals.journal(run, after)
+        if cached_seq and upto is not None and cached_seq >= upto:
+            return cached
         # A cached journal is a prefix of the stored one, so only the later events are read.
-        read = await self._read(runs.journal(self._statements, run, max(after, known)))
+        later = await self._read(runs.journal(self._statements, run, max(after, cached_seq)))
         if self.server_changes != changes:  # the cached part may never have reached this server
             return await self.journal_of(None, run, upto, after)
-        if not read.salt:  # another process has erased the content: this one must not show what it has cached
+        if not later.salt:  # another process has erased the content: this one must not show what it has cached
             self._journals.forget(run)
-        self._journals.extend(run, read.events)
-        return Journal(read.salt, (*kept.events, *read.events))
+        self._journals.extend(run, later.events)
+        return Journal(later.salt, (*cached.events, *later.events))
 
     async def step_input(self, run: str, after: int = 0) -> StepInput:
         changes = self._forget_former_server()
-        kept, known = self._journals.journal(run, after)
-        read, rows = await self._read(runs.step_input(self._statements, run, max(after, known), self._decrypt))
+        cached, cached_seq = self._journals.journal(run, after)
+        later, rows = await self._read(runs.step_input(self._statements, run, max(after, cached_seq), self._decrypt))
         if self.server_changes != changes:
             return await self.step_input(run, after)
         if rows is not None and self._row_cache is not None:
             self._row_cache.update({run: rows})
-        if not read.salt:
+        if not later.salt:
             self._journals.forget(run)
-        self._journals.extend(run, read.events)
-        return copy_with(read, events=(*kept.events, *read.events))
+        self._journals.extend(run, later.events)
+        return copy_with(later, events=(*cached.events, *later.events))
 
     def _add_committed(self, encoded: EncodedEntry, appended: Appended) -> None:
         self._forget_former_server()
@@ -267,21 +267,21 @@ class SqlStore(Administration):
     async def contents_of(self, tenant: str | None, run: str, refs: Sequence[str]) -> Mapping[str, bytes]:
         """The contents of a run, read for a tenant if there is one, as `journal_of` reads the journal."""
         if tenant is not None and self._runner.isolates_tenants:
-            read = content.read(self._statements, run, refs, self._decrypt)
+            statement = content.read(self._statements, run, refs, self._decrypt)
             if not refs:
                 return {}
-            return await self.read_for(tenant, read)
-        found = self._journals.contents(run, refs)
-        missing = [ref for ref in refs if ref not in found]
-        if missing:
-            found |= await self._read(content.read(self._statements, run, missing, self._decrypt))
-        return found
+            return await self.read_for(tenant, statement)
+        bodies = self._journals.contents(run, refs)
+        missing_refs = [ref for ref in refs if ref not in bodies]
+        if missing_refs:
+            bodies |= await self._read(content.read(self._statements, run, missing_refs, self._decrypt))
+        return bodies
 
-    async def records(self, run: str, wanted: Collection[tuple[str, Reader]]) -> Mapping[tuple[str, Reader], Any]:
-        found = self._journals.records(run, wanted)
-        missing = [digest for digest in wanted if digest not in found]
+    async def records(self, run: str, keys: Collection[tuple[str, Reader]]) -> Mapping[tuple[str, Reader], Any]:
+        values = self._journals.records(run, keys)
+        missing = [digest for digest in keys if digest not in values]
         bodies = await self.contents(run, sorted({ref for ref, _ in missing})) if missing else {}
-        return found | {(ref, read): read(bodies[ref]) for ref, read in missing if ref in bodies}
+        return values | {(ref, read): read(bodies[ref]) for ref, read in missing if ref in bodies}
 
     async def keep_catalog(self, digest: str, snapshot: Callable[[], bytes]) -> None:
         if digest not in self._catalogs:
@@ -293,12 +293,12 @@ class SqlStore(Administration):
 
     async def erase_of(self, run: str, tenant: str | None) -> bool:
         """Erase the content of a run, if it is this tenant's (None: any tenant's)."""
-        erased = partial(content.erase_one, statements=self._statements, run=run, tenant=tenant, decrypt=self._decrypt)
-        known = await self._write(erased)
+        erasure = partial(content.erase_one, statements=self._statements, run=run, tenant=tenant, decrypt=self._decrypt)
+        exists = await self._write(erasure)
         for name in (run, *await self._read(partial(content.copies, run=run))):
             self._journals.forget(name)
         await self._runner.empty_log()
-        return known
+        return exists
 
     def of_tenant(self, tenant: str | None) -> TenantStore:
         if tenant is None:
@@ -350,19 +350,19 @@ class SqlStore(Administration):
         return await self._read(partial(retention.count_prunable, query=query))
 
     async def prune(self, runs: Sequence[tuple[PrunedRun, int]]) -> Sequence[str]:
-        pruned: list[str] = []
+        pruned_runs: list[str] = []
         most = retention.PRUNED_EVENTS_POSTGRES if self._statements.arrays else retention.PRUNED_EVENTS
         time = asyncio.get_running_loop().time
         for group in retention.pruning_groups(runs, most):
             began = time()
             work = partial(retention.prune, statements=self._statements, runs=group, decrypt=self._decrypt)
-            gone = await self._write(work)
-            for run in gone:
+            names = await self._write(work)
+            for run in names:
                 self._journals.forget(run)
-            pruned += gone
+            pruned_runs += names
             # SQLite does not queue its writers: those of other processes get the lock while nobody has it.
             await asyncio.sleep(0.0 if self._statements.arrays else time() - began)
-        return pruned
+        return pruned_runs
 
     async def pruned_run(self, run: str) -> PrunedRun:
         return await self.pruned_run_of(None, run)
@@ -385,20 +385,20 @@ class SqlStore(Administration):
         return await self._read(partial(runs.page, query=query))
 
     async def renew_leases(self, driver: str, epochs: Mapping[str, int], until: float) -> Mapping[str, int]:
-        ours: dict[str, int] = {}
+        renewed: dict[str, int] = {}
         names = sorted(epochs)
         for start in range(0, len(names), CHUNK):
             chunk = {name: epochs[name] for name in names[start : start + CHUNK]}
             work = partial(runs.renew_leases, statements=self._statements, driver=driver, epochs=chunk, until=until)
-            ours |= await self._write(work)
+            renewed |= await self._write(work)
             await asyncio.sleep(0)  # an SQLite transaction runs in the event loop: let other tasks in
-        return ours
+        return renewed
 
     async def last_seqs(self, names: Sequence[str]) -> Mapping[str, int]:
-        found: dict[str, int] = {}
+        seqs: dict[str, int] = {}
         for start in range(0, len(names), CHUNK):
-            found |= await self._read(partial(runs.seqs, names=names[start : start + CHUNK]))
-        return found
+            seqs |= await self._read(partial(runs.seqs, names=names[start : start + CHUNK]))
+        return seqs
 
     async def begin_generation(self, now: float) -> float | None:
         self._journals.clear()
@@ -418,13 +418,15 @@ class SqlStore(Administration):
     ) -> tuple[RunRow, ...]:
         return await self._write(partial(runs.take_over, driver=driver, now=now, until=until, limit=limit, kinds=kinds))
 
-    async def renew_claims(self, held: Sequence[Held], until: float) -> frozenset[Held]:
-        ours: set[Held] = set()
-        for start in range(0, len(held), CHUNK):
-            chunk = held[start : start + CHUNK]
-            ours |= await self._write(partial(runs.renew_claims, statements=self._statements, held=chunk, until=until))
+    async def renew_claims(self, claims: Sequence[Held], until: float) -> frozenset[Held]:
+        renewed: set[Held] = set()
+        for start in range(0, len(claims), CHUNK):
+            chunk = claims[start : start + CHUNK]
+            renewed |= await self._write(
+                partial(runs.renew_claims, statements=self._statements, claims=chunk, until=until)
+            )
             await asyncio.sleep(0)
-        return frozenset(ours)
+        return frozenset(renewed)
 
     async def due(self, run: str, step: int) -> Due | None:
         return await self._read(partial(runs.due, name=run, step=step))
@@ -479,8 +481,8 @@ class SqlStore(Administration):
             return 0
         return await self._write(partial(notices.forget, before=before, limit=limit))
 
-    async def rate(self, given: Feedback) -> Feedback:
-        return await self._write(partial(feedback.add, given=given))
+    async def rate(self, rating: Feedback) -> Feedback:
+        return await self._write(partial(feedback.add, rating=rating))
 
     async def feedback(self, run: str) -> tuple[Feedback, ...]:
         return await self._read(partial(feedback.of, run=run))
@@ -495,9 +497,9 @@ class SqlStore(Administration):
         return await self._read(partial(trials.every, news=news))
 
     async def rated(
-        self, given: Sequence[Feedback], kinds: Sequence[Kind], looked_at: Callable[[Sequence[Event]], str]
+        self, ratings: Sequence[Feedback], kinds: Sequence[Kind], find_ref: Callable[[Sequence[Event]], str]
     ) -> tuple[Rated, ...]:
-        work = partial(rated_runs.of, given=given, kinds=kinds, looked_at=looked_at, decrypt=self._decrypt)
+        work = partial(rated_runs.of, ratings=ratings, kinds=kinds, find_ref=find_ref, decrypt=self._decrypt)
         return await self._read(work)
 
     async def journaled_runs(self, query: RunQuery) -> tuple[JournaledRun, ...]:
@@ -513,15 +515,15 @@ class SqlStore(Administration):
         return await self._read(partial(reports.catalogs, digests=digests))
 
     async def learned(self, policy: str, after: int) -> Learned | None:
-        return await self._read(partial(rated_runs.known, policy=policy, after=after))
+        return await self._read(partial(rated_runs.latest, policy=policy, after=after))
 
     async def learn(
         self, policy: str, learned: Learned, at: float, parts: Mapping[str, bytes] = MappingProxyType({})
     ) -> bool:
         return await self._write(partial(rated_runs.learn, policy=policy, learned=learned, at=at, parts=parts))
 
-    async def change(self, made: Change, *, by: Actor | None = None) -> None:
-        await self._write(partial(conductor_changes.add, change=made, by=by))
+    async def change(self, change: Change, *, by: Actor | None = None) -> None:
+        await self._write(partial(conductor_changes.add, change=change, by=by))
 
     async def changes(self) -> tuple[Change, ...]:
         return await self._read(conductor_changes.every)
@@ -546,21 +548,21 @@ class SqlStore(Administration):
         self._tenants_with_budgets.forget()
 
     async def sum_up_budget_use(self, before: float) -> int:
-        windows = 0
-        while gone := await self._write(partial(budgets.sum_up, before=before)):
-            windows += gone
-        return windows
+        total = 0
+        while window_count := await self._write(partial(budgets.sum_up, before=before)):
+            total += window_count
+        return total
 
     async def budget_accounts(self, tenant: str, names: Mapping[Scope, str]) -> tuple[str, ...]:
         if tenant not in await self._tenants_with_budgets.get():
             return ()
         return await self._read(partial(budgets.accounts_of, tenant=tenant, names=names))
 
-    async def count_requests(self, asked: Sequence[RateRequest], now: float) -> tuple[RateReply, ...]:
-        return await self._write(partial(rates.count, asked=asked, now=now))
+    async def count_requests(self, requests: Sequence[RateRequest], now: float) -> tuple[RateReply, ...]:
+        return await self._write(partial(rates.count, requests=requests, now=now))
 
-    async def give_back(self, asked: RateRequest) -> None:
-        await self._write(partial(rates.give_back, asked=asked))
+    async def give_back(self, request: RateRequest) -> None:
+        await self._write(partial(rates.give_back, request=request))
 
     async def forget_windows(self, now: float, limit: int) -> int:
         if not await self._read(partial(rates.any_lapsed, now=now)):
@@ -606,9 +608,9 @@ class SqlStore(Administration):
     async def write_for(self, tenant: str | None, work: Callable[[Connection], T]) -> T:
         """Run work that may be done twice without harm: a COMMIT without an answer is reported as a failure. It is done
         for a caller of this tenant; None: for one of all tenants, or for the service itself."""
-        found = await self._with_retry(partial(self._runner.write, work, tenant=tenant))
+        result = await self._with_retry(partial(self._runner.write, work, tenant=tenant))
         self.availability.report_reached()  # a read proves nothing: a standby and a full disk can be read
-        return found
+        return result
 
     async def _with_retry(self, call: Callable[[], Coroutine[object, object, T]]) -> T:
         """Call once more if a pooled connection was dead, another transaction in the way, or a new connection not to be
@@ -670,9 +672,9 @@ class SqlTenantStore:
     async def contents(self, run: str, refs: Sequence[str]) -> Mapping[str, bytes]:
         return await self._store.contents_of(self._tenant, run, refs)
 
-    async def records(self, run: str, wanted: Collection[tuple[str, Reader]]) -> Mapping[tuple[str, Reader], Any]:
-        bodies = await self.contents(run, sorted({ref for ref, _ in wanted}))
-        return {(ref, read): read(bodies[ref]) for ref, read in wanted if ref in bodies}
+    async def records(self, run: str, keys: Collection[tuple[str, Reader]]) -> Mapping[tuple[str, Reader], Any]:
+        bodies = await self.contents(run, sorted({ref for ref, _ in keys}))
+        return {(ref, read): read(bodies[ref]) for ref, read in keys if ref in bodies}
 
     async def erase(self, run: str) -> bool:
         return await self._store.erase_of(run, self._tenant)
@@ -680,8 +682,8 @@ class SqlTenantStore:
     async def pruned_run(self, run: str) -> PrunedRun:
         return await self._store.pruned_run_of(self._tenant, run)
 
-    async def rate(self, given: Feedback) -> Feedback:
-        return await self._store.rate(copy_with(given, tenant=self._tenant))
+    async def rate(self, rating: Feedback) -> Feedback:
+        return await self._store.rate(copy_with(rating, tenant=self._tenant))
 
     async def feedback(self, run: str) -> tuple[Feedback, ...]:
         return await self._store.read_for(self._tenant, partial(feedback.of, run=run))

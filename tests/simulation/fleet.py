@@ -59,10 +59,12 @@ class CountingRunner(SimRunner):
         self.asked["reads"] += 1
         return await super().read(work, brief=brief, tenant=tenant)
 
-    async def write(self, work: Callable[[Connection], T], *, meant: object = None, tenant: str | None = None) -> T:
+    async def write(
+        self, work: Callable[[Connection], T], *, expected_result: object = None, tenant: str | None = None
+    ) -> T:
         """One writing transaction."""
         self.asked["writes"] += 1
-        return await super().write(work, meant=meant, tenant=tenant)
+        return await super().write(work, expected_result=expected_result, tenant=tenant)
 
 
 class Fleet(World):

@@ -131,7 +131,7 @@ async def test_a_connection_that_the_server_has_closed_is_not_used_again(
             ending = aside.submit(end, migrated_postgres_url, before)
             ending.result() if busy else await asyncio.wrap_future(ending)
         assert kept.connection.raw.is_closed() != busy
-        assert await runner.write(ask(runner, PID), meant=before) != before
+        assert await runner.write(ask(runner, PID), expected_result=before) != before
 
 
 async def test_a_statement_that_a_closed_connection_did_not_send_is_not_in_doubt(
@@ -143,8 +143,8 @@ async def test_a_statement_that_a_closed_connection_did_not_send_is_not_in_doubt
         (kept,) = runner._connections._at_hand
         await kept.connection.raw.close()
         with pytest.raises(Fault, match="lost"):
-            await runner.write(ask(runner, PID), meant=before)
-        assert await runner.write(ask(runner, PID), meant=before) != before
+            await runner.write(ask(runner, PID), expected_result=before)
+        assert await runner.write(ask(runner, PID), expected_result=before) != before
 
 
 @pytest.mark.parametrize("error", [TimeoutError(), asyncpg.TooManyConnectionsError("made up")])

@@ -15,7 +15,7 @@ from app.errors import LeaseLost
 from app.store.protocol import Entry, Held, Lease, Move, Outbox, RunQuery
 from app.store.sql import SqlStore, open_store
 from app.store.sqlkit.postgres import RawConnection
-from app.store.sqlkit.statements import Row, Rows, WriteStatements
+from app.store.sqlkit.statements import Row, TableWrite, WriteStatements
 from tests.conformance.conversations import answer, turn
 from tests.conformance.entries import admitted, note, queued, take
 from tests.harness.raw_facts import Raw
@@ -75,7 +75,7 @@ async def test_a_turn_that_shares_texts_is_one_round_trip_and_so_is_its_answer(
 
 
 CROWD = 20_000
-"""Rows that other processes add to each table at once."""
+"""TableWrite that other processes add to each table at once."""
 
 
 async def _crowd(url: str) -> None:
@@ -251,7 +251,7 @@ async def test_a_renewal_does_not_wait_for_the_disk(store: SqlStore, monkeypatch
     found: list[str] = []
     write = WriteStatements.__call__
 
-    def noted(self: WriteStatements, conn: Connection, *wanted: tuple[Rows, Sequence[Row]]) -> None:
+    def noted(self: WriteStatements, conn: Connection, *wanted: tuple[TableWrite, Sequence[Row]]) -> None:
         write(self, conn, *wanted)
         found.append(str(conn.exec_driver_sql("SHOW synchronous_commit").scalar_one()))
 

@@ -45,6 +45,6 @@ def what_of(event: AdminEvent) -> str:
 async def record_read(store: Store, run: str, tenant: str, what: str, shown: str = "") -> None:
     """Log that the user of this command reads content. On a read replica, which cannot be written, it says so."""
     try:
-        await store.note_read(run, tenant, what, by=storage.operator(), shown=shown)
+        await store.note_read(run, tenant, what, by=storage.operator(), digest=shown)
     except StoreUnavailable:
         print("baton: this reading could not be logged: the database takes no writes", file=sys.stderr)

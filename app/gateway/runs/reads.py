@@ -13,7 +13,7 @@ from app.store.protocol import RunRow
 async def note(context: GatewayContext, caller: Caller, row: RunRow, what: str, shown: str = "") -> None:
     """Log that a caller reads a part of a run: once only for what is `shown`, if that is given."""
     administration = context.store.administration_of(caller.tenant)
-    await administration.note_read(row.id, row.tenant, what, by=caller.actor, shown=shown)
+    await administration.note_read(row.id, row.tenant, what, by=caller.actor, digest=shown)
 
 
 async def note_foreign(context: GatewayContext, caller: Caller, row: RunRow, what: str, shown: str = "") -> None:

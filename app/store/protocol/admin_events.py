@@ -64,8 +64,8 @@ CONTENT_READ = "content.read"
 class AdminEvents(Protocol):
     """Changes are written by the verbs that make them, in the same transaction, and never altered or deleted."""
 
-    async def note_read(self, run: str, tenant: str, what: str, *, by: Actor, shown: str = "") -> None:
-        """Log that texts of a run (empty: of several) are read; `what` names the part. With `shown`, which stands for
+    async def note_read(self, run: str, tenant: str, what: str, *, by: Actor, digest: str = "") -> None:
+        """Log that texts of a run (empty: of several) are read; `what` names the part. With `digest`, which stands for
         exactly these texts, nothing is logged if the log has it of this actor already. Raises `StoreUnavailable`."""
         ...
 

@@ -9,7 +9,7 @@ from app.store.protocol.admin_events import Actor
 class ConductorVersions(Protocol):
     """Changes are only ever added. Both verbs raise `StoreUnavailable`."""
 
-    async def change(self, made: Change, *, by: Actor | None = None) -> None:
+    async def change(self, change: Change, *, by: Actor | None = None) -> None:
         """Store a change, and log it in the same transaction. `by` is its author; None: the user `made.who` of a
         command."""
         ...

@@ -14,7 +14,7 @@ class ContentReads(Protocol):
         """Return the bodies that are still stored. A ref that is missing was erased."""
         ...
 
-    async def records(self, run: str, wanted: Collection[tuple[str, Reader]]) -> Mapping[tuple[str, Reader], Any]:
+    async def records(self, run: str, keys: Collection[tuple[str, Reader]]) -> Mapping[tuple[str, Reader], Any]:
         """Return the values that these readers make of these bodies, by ref and reader.
 
         A value that was made of a cached body is cached with it, and evicted with it.

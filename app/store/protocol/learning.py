@@ -13,7 +13,7 @@ from app.core.run.events import Event, Kind
 class Learning(Protocol):
     """All verbs raise `StoreUnavailable`."""
 
-    async def rate(self, given: Feedback) -> Feedback:
+    async def rate(self, rating: Feedback) -> Feedback:
         """Store a rating of a run. Of two ratings with one id the first is kept, and returned.
 
         Raises `NotFound`, and `Conflict` for a run that was rated too often.
@@ -32,9 +32,9 @@ class Learning(Protocol):
         ...
 
     async def rated(
-        self, given: Sequence[Feedback], kinds: Sequence[Kind], looked_at: Callable[[Sequence[Event]], str]
+        self, ratings: Sequence[Feedback], kinds: Sequence[Kind], find_ref: Callable[[Sequence[Event]], str]
     ) -> tuple[Rated, ...]:
-        """Return the runs of these ratings, each with its events of these kinds and the content whose ref `looked_at`
+        """Return the runs of these ratings, each with its events of these kinds and the content whose ref `find_ref`
         finds in them."""
         ...
 

@@ -93,7 +93,7 @@ class LeasesAndOutbox(Protocol):
         """
         ...
 
-    async def renew_claims(self, held: Sequence[Held], until: float) -> frozenset[Held]:
+    async def renew_claims(self, claims: Sequence[Held], until: float) -> frozenset[Held]:
         """Prolong claims on tickets. Returns the claims that are still valid."""
         ...
 

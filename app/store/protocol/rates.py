@@ -10,11 +10,11 @@ class RateWindows(Protocol):
     """All verbs raise `StoreUnavailable`. A commit without an answer may be repeated: a request then counts twice, and
     a run once."""
 
-    async def count_requests(self, asked: Sequence[RateRequest], now: float) -> tuple[RateReply, ...]:
+    async def count_requests(self, requests: Sequence[RateRequest], now: float) -> tuple[RateReply, ...]:
         """Count requests in their windows, in this order, as far as the limits allow; in one transaction."""
         ...
 
-    async def give_back(self, asked: RateRequest) -> None:
+    async def give_back(self, request: RateRequest) -> None:
         """Forget the run of a request that was counted, because it was not begun."""
         ...
 

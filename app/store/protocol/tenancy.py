@@ -63,7 +63,7 @@ class TenantStore(ContentReads, Protocol):
         """Behave as `Retention.pruned_run` does."""
         ...
 
-    async def rate(self, given: Feedback) -> Feedback:
+    async def rate(self, rating: Feedback) -> Feedback:
         """Behave as `Learning.rate` does. `NotFound` if the run is not the tenant's."""
         ...
 

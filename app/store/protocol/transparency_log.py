@@ -66,11 +66,11 @@ class Proof:
 class TransparencyLog(Protocol):
     """All verbs raise `StoreUnavailable`."""
 
-    async def seal(self, signers: Sequence[Signer], fresh: Callable[[], bytes]) -> Sealed | None:
+    async def seal(self, signers: Sequence[Signer], random_bytes: Callable[[], bytes]) -> Sealed | None:
         """Append what was committed and is not in the log yet, in one bounded transaction, and sign a checkpoint.
 
         None if another process does so at this moment. Without `signers`, the key that is stored in the database
-        signs, which is made with the first entry. `fresh` returns 16 unpredictable bytes (`SALT_BYTES`).
+        signs, which is made with the first entry. `random_bytes` returns 16 unpredictable bytes (`SALT_BYTES`).
         """
         ...
 

@@ -28,40 +28,40 @@ def note(conn: Connection, by: Actor, action: str, target: str, *, tenant: str, 
     conn.execute(insert(ADMIN_EVENTS).values(values))
 
 
-def note_read(conn: Connection, run: str, tenant: str, what: str, by: Actor, shown: str) -> None:
+def note_read(conn: Connection, run: str, tenant: str, what: str, by: Actor, digest: str) -> None:
     """Add a reading of content to the log."""
-    note(conn, by, CONTENT_READ, run, tenant=tenant, before=None, after=_reading(what, shown))
+    note(conn, by, CONTENT_READ, run, tenant=tenant, before=None, after=_reading(what, digest))
 
 
-def has_read(conn: Connection, run: str, what: str, by: Actor, shown: str) -> bool:
+def has_read(conn: Connection, run: str, what: str, by: Actor, digest: str) -> bool:
     """Return True if the log has this very reading of the actor's."""
     table = ADMIN_EVENTS.c
-    its_own = (table.target == run, table.action == CONTENT_READ, table.actor == by.id, table.via == by.via)
-    found = select(table.seq).where(*its_own, table.after == _body(_reading(what, shown))).limit(1)
-    return conn.execute(found).first() is not None
+    conditions = (table.target == run, table.action == CONTENT_READ, table.actor == by.id, table.via == by.via)
+    query = select(table.seq).where(*conditions, table.after == _body(_reading(what, digest))).limit(1)
+    return conn.execute(query).first() is not None
 
 
-def _reading(what: str, shown: str) -> Mapping[str, Any]:
-    if shown:
-        return {"what": what, "shown": shown}
+def _reading(what: str, digest: str) -> Mapping[str, Any]:
+    if digest:
+        return {"what": what, "shown": digest}
     return {"what": what}
 
 
 def page(conn: Connection, query: AdminEventQuery) -> tuple[AdminEvent, ...]:
     """Return the changes that a query chooses, the newest first."""
     table = ADMIN_EVENTS.c
-    chosen = select(ADMIN_EVENTS).order_by(table.seq.desc()).limit(query.limit)
+    statement = select(ADMIN_EVENTS).order_by(table.seq.desc()).limit(query.limit)
     if query.before is not None:
-        chosen = chosen.where(table.seq < query.before)
+        statement = statement.where(table.seq < query.before)
     if query.since is not None:
-        chosen = chosen.where(table.at >= query.since)
+        statement = statement.where(table.at >= query.since)
     if query.action is None:
-        chosen = chosen.where(table.action != CONTENT_READ)
+        statement = statement.where(table.action != CONTENT_READ)
     for name in ("tenant", "target", "actor", "action"):
         value = getattr(query, name)
         if value is not None:
-            chosen = chosen.where(table[name] == value)
-    return tuple(event(row._mapping) for row in conn.execute(chosen))
+            statement = statement.where(table[name] == value)
+    return tuple(event(row._mapping) for row in conn.execute(statement))
 
 
 def event(row: Mapping[Any, Any]) -> AdminEvent:

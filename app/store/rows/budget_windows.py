@@ -45,7 +45,7 @@ class WindowRow:
 
 
 _COLUMNS = tuple([BUDGET_WINDOWS.c[name] for name in WindowRow.__dataclass_fields__])
-_FRESH = {"held": 0, "spent": 0, "overrun": 0, "warned_at": None, "escrow": 0}
+_INITIAL_AMOUNTS = {"held": 0, "spent": 0, "overrun": 0, "warned_at": None, "escrow": 0}
 
 
 def lock(conn: Connection, places: Collection[Place], ends: Mapping[Place, int]) -> list[WindowRow]:
@@ -56,12 +56,12 @@ def lock(conn: Connection, places: Collection[Place], ends: Mapping[Place, int])
     for account, start in sorted(places):
         whole = whole_account(account) if SLICE in account else None
         end = ends.get((account, start), start)
-        made = {"account": account, "start": start, "budget": budget_id(account), "end": end, "whole": whole}
-        values.append(made | _FRESH)
+        place = {"account": account, "start": start, "budget": budget_id(account), "end": end, "whole": whole}
+        values.append(place | _INITIAL_AMOUNTS)
     row = BUDGET_WINDOWS.c
-    kept = insert_into(conn, BUDGET_WINDOWS).values(values)
-    locked = kept.on_conflict_do_update(index_elements=[row.account, row.start], set_={"held": row.held})
-    return [WindowRow(*found) for found in conn.execute(locked.returning(*_COLUMNS))]
+    insertion = insert_into(conn, BUDGET_WINDOWS).values(values)
+    upsert = insertion.on_conflict_do_update(index_elements=[row.account, row.start], set_={"held": row.held})
+    return [WindowRow(*columns) for columns in conn.execute(upsert.returning(*_COLUMNS))]
 
 
 _MINE = (BUDGET_WINDOWS.c.account == bindparam("its_account"), BUDGET_WINDOWS.c.start == bindparam("its_start"))
@@ -84,8 +84,8 @@ def slices_of(conn: Connection, places: Collection[Place]) -> list[Place]:
     row = BUDGET_WINDOWS.c
     names = [slice_of(account, number) for account, _ in places for number in range(MOST_SLICES)]
     starts = {start for _, start in places}
-    found = conn.execute(select(row.account, row.start).where(row.account.in_(names), row.start.in_(starts)))
-    return [(account, start) for account, start in found if (whole_account(account), start) in places]
+    rows = conn.execute(select(row.account, row.start).where(row.account.in_(names), row.start.in_(starts)))
+    return [(account, start) for account, start in rows if (whole_account(account), start) in places]
 
 
 def bring_home(own: WindowRow, slices: Collection[WindowRow]) -> None:
@@ -108,32 +108,32 @@ def divide(own: WindowRow, slices: Collection[WindowRow], usd: int) -> None:
         own.escrow += share
 
 
-def bring_all_home(conn: Connection, *chosen: ColumnElement[bool]) -> None:
+def bring_all_home(conn: Connection, *conditions: ColumnElement[bool]) -> None:
     """Bring the slices home in each of the chosen windows that has something in escrow.
 
     The rows are changed and not made, which is all that a caller's role may do (see `sqlkit/row_security.py`).
     """
     row = BUDGET_WINDOWS.c
-    query = select(row.account, row.start).where(row.whole.is_(None), row.escrow > 0, *chosen)
+    query = select(row.account, row.start).where(row.whole.is_(None), row.escrow > 0, *conditions)
     places = {(account, start) for account, start in conn.execute(query)}
     if not places:
         return
     places |= set(slices_of(conn, places))
     order = (collate(row.account, "C") if conn.dialect.name == "postgresql" else row.account, row.start)
-    locking = select(*_COLUMNS).where(tuple_(row.account, row.start).in_(places)).order_by(*order).with_for_update()
-    locked = [WindowRow(*found) for found in conn.execute(locking)]
-    slices = windows(locked)
-    for own in locked:
+    present = select(*_COLUMNS).where(tuple_(row.account, row.start).in_(places)).order_by(*order).with_for_update()
+    rows = [WindowRow(*columns) for columns in conn.execute(present)]
+    slices = windows(rows)
+    for own in rows:
         if own.whole is None:
             bring_home(own, slices[own.account, own.start])
-    write(conn, locked)
+    write(conn, rows)
 
 
 def windows(rows: Collection[WindowRow]) -> dict[Place, list[WindowRow]]:
     """Return the slices among these rows, by the window of their account; an empty list for a window without any."""
-    found: dict[Place, list[WindowRow]] = {}
+    slices: dict[Place, list[WindowRow]] = {}
     for row in rows:
-        its = found.setdefault((row.whole or row.account, row.start), [])
+        slices_of_window = slices.setdefault((row.whole or row.account, row.start), [])
         if row.whole is not None:
-            its.append(row)
-    return found
+            slices_of_window.append(row)
+    return slices

@@ -27,14 +27,14 @@ def put(conn: Connection, budget: Budget, by: Actor) -> int:
     Accounts that have spent enough for its soft limit already are warned of at once; returns how many they are.
     """
     fields = asdict(budget)
-    fresh = insert_into(conn, BUDGETS).values(fields | {"id": budget.id}).on_conflict_do_nothing()
-    if conn.execute(fresh).rowcount == 1:
+    insertion = insert_into(conn, BUDGETS).values(fields | {"id": budget.id}).on_conflict_do_nothing()
+    if conn.execute(insertion).rowcount == 1:
         note(conn, by, "budget.set", budget.id, tenant=budget.tenant, before=None, after=_logged(fields))
         return _warn_of_present_windows(conn, budget)
     before = _locked(conn, budget.id)
-    replaced = {name: fields[name] for name in _REPLACED}
-    conn.execute(update(BUDGETS).where(BUDGETS.c.id == budget.id).values(replaced))
-    after = _logged((before or {}) | replaced)
+    changes = {name: fields[name] for name in _REPLACED}
+    conn.execute(update(BUDGETS).where(BUDGETS.c.id == budget.id).values(changes))
+    after = _logged((before or {}) | changes)
     note(conn, by, "budget.set", budget.id, tenant=budget.tenant, before=before, after=after)
     return _warn_of_present_windows(conn, budget)
 
@@ -49,15 +49,15 @@ def _warn_of_present_windows(conn: Connection, budget: Budget) -> int:
     bring_all_home(conn, row.budget == budget.id, row.end > now)
     if budget.soft is None:
         return 0
-    present = (row.budget == budget.id, row.end > now, row.whole.is_(None))
-    reached = (*present, row.warned_at.is_(None), row.spent >= budget.soft * budget.usd)
-    query = select(row.account, row.start, row.end, row.spent).where(*reached).order_by(row.account, row.start)
-    found = conn.execute(query.with_for_update()).all()
-    for account, start, end, spent in found:
+    is_present = (row.budget == budget.id, row.end > now, row.whole.is_(None))
+    needs_warning = (*is_present, row.warned_at.is_(None), row.spent >= budget.soft * budget.usd)
+    query = select(row.account, row.start, row.end, row.spent).where(*needs_warning).order_by(row.account, row.start)
+    rows = conn.execute(query.with_for_update()).all()
+    for account, start, end, spent in rows:
         warn(conn, budget, account, Window(start, end), spent, now)
         mine = (row.account == account, row.start == start)
         conn.execute(update(BUDGET_WINDOWS).where(*mine).values(warned_at=now))
-    return len(found)
+    return len(rows)
 
 
 def warn(conn: Connection, budget: Budget, account: str, of: Window, spent: int, now: float) -> None:
@@ -105,7 +105,7 @@ def page(conn: Connection, tenant: str | None, after: str | None, limit: int | N
     return tuple([Budget(**row._mapping) for row in conn.execute(query)])
 
 
-def named(conn: Connection, ids: Sequence[str]) -> tuple[Budget, ...]:
+def of_ids(conn: Connection, ids: Sequence[str]) -> tuple[Budget, ...]:
     """The budgets that exist of these ids."""
     return tuple([Budget(**row._mapping) for row in conn.execute(select(*_COLUMNS).where(BUDGETS.c.id.in_(ids)))])
 
@@ -121,13 +121,13 @@ def standing(
     now: ColumnElement[float] = literal_column(runs.clock_of(conn))
     query = select(now, newest.c.account, newest.c.latest, *_COLUMNS)
     query = query.select_from(BUDGETS.outerjoin(newest, newest.c.budget == BUDGETS.c.id))
-    time, known, latest = 0.0, dict[str, Budget](), dict[str, int]()
+    time, budgets, latest = 0.0, dict[str, Budget](), dict[str, int]()
     for at, account, start, *fields in conn.execute(query.where(BUDGETS.c.id.in_(ids))):
         budget = Budget(*fields)
-        time, known[budget.id] = float(at), budget
+        time, budgets[budget.id] = float(at), budget
         if account is not None:
             latest[account] = start
-    return time, known, latest
+    return time, budgets, latest
 
 
 def tenants(conn: Connection) -> frozenset[str]:
@@ -137,10 +137,12 @@ def tenants(conn: Connection) -> frozenset[str]:
 
 def accounts_of(conn: Connection, tenant: str, names: Mapping[Scope, str]) -> tuple[str, ...]:
     """The accounts of a request with these names."""
-    row = BUDGETS.c
-    theirs = [and_(row.scope == scope, row.name.in_((name, EVERYBODY))) for scope, name in names.items()]
-    query = select(*_COLUMNS).where(row.tenant == tenant, or_(row.scope == "tenant", *theirs))
-    return accounts([Budget(**found._mapping) for found in conn.execute(query)], names)
+    budget = BUDGETS.c
+    is_concerned = [budget.scope == "tenant"]
+    for scope, name in names.items():
+        is_concerned.append(and_(budget.scope == scope, budget.name.in_((name, EVERYBODY))))
+    query = select(*_COLUMNS).where(budget.tenant == tenant, or_(*is_concerned))
+    return accounts([Budget(**row._mapping) for row in conn.execute(query)], names)
 
 
 def use(conn: Connection, id_: str, limit: int, account: str | None) -> tuple[BudgetUse, ...]:
@@ -149,13 +151,13 @@ def use(conn: Connection, id_: str, limit: int, account: str | None) -> tuple[Bu
     Slices are added to their accounts.
     """
     row = BUDGET_WINDOWS.c
-    held = row.held - row.escrow + _of_slices("held")
-    spent = row.spent + _of_slices("spent")
-    columns = (row.account, row.start, row.end, held, spent, row.overrun + _of_slices("overrun"), row.warned_at)
+    held_sum = row.held - row.escrow + _of_slices("held")
+    spent_sum = row.spent + _of_slices("spent")
+    columns = (row.account, row.start, row.end, held_sum, spent_sum, row.overrun + _of_slices("overrun"), row.warned_at)
     query = select(*columns).where(row.budget == id_, row.start > EARLIER, row.whole.is_(None))
     if account is not None:
         query = query.where(row.account == account)
-    query = query.order_by(row.start.desc(), (spent + held).desc(), row.account).limit(limit)
+    query = query.order_by(row.start.desc(), (spent_sum + held_sum).desc(), row.account).limit(limit)
     uses = []
     for of, start, end, held_now, spent_now, overrun, warned_at in conn.execute(query):
         uses.append(BudgetUse(of, start, end, int(held_now), int(spent_now), int(overrun), warned_at))
@@ -164,10 +166,10 @@ def use(conn: Connection, id_: str, limit: int, account: str | None) -> tuple[Bu
 
 def _of_slices(name: str) -> ColumnElement[int]:
     """Return the sum of a column over the slices of a window. Those of a window without escrow are not looked for."""
-    row, its = BUDGET_WINDOWS.c, BUDGET_WINDOWS.alias().c
-    mine = (its.budget == row.budget, its.start == row.start, its.whole == row.account)
-    found = select(func.coalesce(func.sum(its[name]), 0)).where(*mine).scalar_subquery()
-    return case((row.escrow > 0, found), else_=0)
+    row, part = BUDGET_WINDOWS.c, BUDGET_WINDOWS.alias().c
+    mine = (part.budget == row.budget, part.start == row.start, part.whole == row.account)
+    total = select(func.coalesce(func.sum(part[name]), 0)).where(*mine).scalar_subquery()
+    return case((row.escrow > 0, total), else_=0)
 
 
 def sum_up(conn: Connection, before: float) -> int:
@@ -178,22 +180,23 @@ def sum_up(conn: Connection, before: float) -> int:
     bring_all_home(conn, *over)
     is_done = (*over, row.held == 0)
     columns = (row.account, row.start, row.budget, row.spent, row.overrun, row.whole)
-    found = select(*columns).where(*is_done).limit(AT_ONCE)
-    gone = conn.execute(found.order_by(row.account, row.start).with_for_update(skip_locked=True)).all()
-    if not gone:
+    query = select(*columns).where(*is_done).limit(AT_ONCE)
+    windows = conn.execute(query.order_by(row.account, row.start).with_for_update(skip_locked=True)).all()
+    if not windows:
         return 0
     sums: dict[str, dict[str, Any]] = {}
-    for account_row in gone:
+    for account_row in windows:
         account = account_row.whole or account_row.account
-        new = {"account": account, "start": EARLIER, "budget": account_row.budget, "end": EARLIER, "held": 0}
-        total = sums.setdefault(account, new | {"spent": 0, "overrun": 0})
+        empty = {"account": account, "start": EARLIER, "budget": account_row.budget, "end": EARLIER, "held": 0}
+        total = sums.setdefault(account, empty | {"spent": 0, "overrun": 0})
         total["spent"] += account_row.spent
         total["overrun"] += account_row.overrun
-    conn.execute(delete(BUDGET_WINDOWS).where(tuple_(row.account, row.start).in_([(row[0], row[1]) for row in gone])))
-    made = insert_into(conn, BUDGET_WINDOWS).values(list(sums.values()))
-    added = {name: row[name] + made.excluded[name] for name in ("spent", "overrun")}
-    conn.execute(made.on_conflict_do_update(index_elements=[row.account, row.start], set_=added))
-    return len(gone)
+    places = [(window.account, window.start) for window in windows]
+    conn.execute(delete(BUDGET_WINDOWS).where(tuple_(row.account, row.start).in_(places)))
+    insertion = insert_into(conn, BUDGET_WINDOWS).values(list(sums.values()))
+    increments = {name: row[name] + insertion.excluded[name] for name in ("spent", "overrun")}
+    conn.execute(insertion.on_conflict_do_update(index_elements=[row.account, row.start], set_=increments))
+    return len(windows)
 
 
 _COLUMNS = tuple([BUDGETS.c[name] for name in Budget.__dataclass_fields__])

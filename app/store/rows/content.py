@@ -36,8 +36,8 @@ _WHOLE_CONTENTS = select(CONTENTS).where(CONTENTS.c.run.in_(RUN_IDS))
 
 def read(statements: Statements, run: str, refs: Sequence[str], decrypt: Decrypt) -> SingleStatement[dict[str, bytes]]:
     """Return the bodies that are still stored, by ref. Raises `UnknownKeys`."""
-    wanted = (run, statements.values(refs))
-    return SingleStatement(statements.contents, (*wanted, *wanted), partial(_bodies, run, decrypt))
+    parameters = (run, statements.values(refs))
+    return SingleStatement(statements.contents, (*parameters, *parameters), partial(_bodies, run, decrypt))
 
 
 def _bodies(run: str, decrypt: Decrypt, rows: Sequence[Row]) -> dict[str, bytes]:
@@ -47,25 +47,28 @@ def _bodies(run: str, decrypt: Decrypt, rows: Sequence[Row]) -> dict[str, bytes]
 def of_runs(conn: Connection, runs: Sequence[str], decrypt: Decrypt) -> Mapping[str, Mapping[str, bytes]]:
     """Return all contents of these runs that are still stored, by run and ref. Raises `UnknownKeys`."""
     shared = texts.of_runs(conn, runs, decrypt)
-    found: dict[str, dict[str, bytes]] = {run: dict(bodies) for run, bodies in shared.items()}
-    for run, ref, stored in conn.execute(_WHOLE_CONTENTS, {"runs": runs}):
-        body = decrypt(place_of(run, ref), bytes(stored))
+    contents: dict[str, dict[str, bytes]] = {run: dict(bodies) for run, bodies in shared.items()}
+    for run, ref, stored_body in conn.execute(_WHOLE_CONTENTS, {"runs": runs}):
+        body = decrypt(place_of(run, ref), bytes(stored_body))
         if body is not None:
-            found.setdefault(run, {})[ref] = body
-    return found
+            contents.setdefault(run, {})[ref] = body
+    return contents
 
 
-def some(conn: Connection, wanted: Sequence[tuple[str, str]], decrypt: Decrypt) -> Mapping[str, bytes]:
+def some(conn: Connection, pairs: Sequence[tuple[str, str]], decrypt: Decrypt) -> Mapping[str, bytes]:
     """Return the content with this ref of each of these runs, if it is still stored. Raises `UnknownKeys`."""
     whole, part = CONTENTS.c, SHARED_CONTENTS.c
-    rows = conn.execute(select(whole.run, whole.ref, whole.body).where(tuple_(whole.run, whole.ref).in_(wanted)))
-    bodies_of = {run: decrypt(place_of(run, ref), bytes(body)) for run, ref, body in rows}
-    found = {run: body for run, body in bodies_of.items() if body is not None}
-    rest = [pair for pair in wanted if pair[0] not in found]
-    parts = conn.execute(shared_parts(tuple_(part.run, part.ref).in_(rest)))
-    for run, bodies in texts.composed(parts, decrypt).items():
-        found[run] = next(iter(bodies.values()))
-    return found
+    rows = conn.execute(select(whole.run, whole.ref, whole.body).where(tuple_(whole.run, whole.ref).in_(pairs)))
+    bodies: dict[str, bytes] = {}
+    for run, ref, stored_body in rows:
+        body = decrypt(place_of(run, ref), bytes(stored_body))
+        if body is not None:
+            bodies[run] = body
+    shared_pairs = [pair for pair in pairs if pair[0] not in bodies]
+    parts = conn.execute(shared_parts(tuple_(part.run, part.ref).in_(shared_pairs)))
+    for run, body_of_ref in texts.composed(parts, decrypt).items():
+        bodies[run] = next(iter(body_of_ref.values()))
+    return bodies
 
 
 def sizes(conn: Connection, runs: Sequence[str]) -> Mapping[str, int]:
@@ -81,18 +84,18 @@ def erase(conn: Connection, statements: Statements, runs: Sequence[str], decrypt
     """
     holds.lock(conn)
     statements.plan_by_key(conn)
-    held = holds.on(conn, runs, decrypt)
-    runs = [run for run in runs if run not in held]
+    hold_of_run = holds.on(conn, runs, decrypt)
+    runs = [run for run in runs if run not in hold_of_run]
     owners = texts.lock_owners(conn, runs)
     salted = select(RUNS.c.id).where(RUNS.c.id.in_(runs), RUNS.c.salt.is_not(None)).order_by(RUNS.c.id)
-    known = conn.execute(salted.with_for_update()).scalars().all()
-    erased = update(RUNS).where(RUNS.c.id.in_(known))
-    noted = {"erased_at": clock(conn), "erased_by": by}
-    conn.execute(erased.values(salt=None, thread=None, revision=RUNS.c.revision + 1, **noted))
-    queue_runs(conn, known, ERASURE)
+    ids = conn.execute(salted.with_for_update()).scalars().all()
+    erasure = update(RUNS).where(RUNS.c.id.in_(ids))
+    changes = {"erased_at": clock(conn), "erased_by": by, "revision": RUNS.c.revision + 1}
+    conn.execute(erasure.values(salt=None, thread=None, **changes))
+    queue_runs(conn, ids, ERASURE)
     delete_bodies(conn, runs, owners)
     feedback.erase_comments(conn, runs)
-    return len(known)
+    return len(ids)
 
 
 def delete_bodies(conn: Connection, runs: Sequence[str], owners: frozenset[int]) -> None:
@@ -115,27 +118,27 @@ def erase_one(conn: Connection, statements: Statements, run: str, tenant: str | 
     Raises `LegalHold` if a hold covers one of them.
     """
     holds.lock(conn)
-    theirs = (RUNS.c.id == run,) if tenant is None else (RUNS.c.id == run, RUNS.c.tenant == tenant)
-    if conn.execute(select(RUNS.c.id).where(*theirs)).first() is None:
+    is_theirs = (RUNS.c.id == run,) if tenant is None else (RUNS.c.id == run, RUNS.c.tenant == tenant)
+    if conn.execute(select(RUNS.c.id).where(*is_theirs)).first() is None:
         return False
-    erased: set[str] = set()
+    erased_runs: set[str] = set()
     # A copy that was being admitted meanwhile is there at the second look; later ones are refused (`writing/batch.py`).
-    while names := [name for name in (run, *copies(conn, run)) if name not in erased]:
+    while names := [name for name in (run, *copies(conn, run)) if name not in erased_runs]:
         holds.refuse(conn, names, decrypt)
         erase(conn, statements, names, decrypt, "request")
-        erased.update(names)
+        erased_runs.update(names)
     return True
 
 
 def copies(conn: Connection, run: str) -> tuple[str, ...]:
     """Return the runs that repeat a run, or a run that repeats it, and have stored its request once more."""
-    found: list[str] = []
+    names: list[str] = []
     origins = [run]
     while origins:
         repeating = RUNS.c.origin_run.in_(origins), RUNS.c.origin_kind.in_(COPIES)
         origins = list(conn.execute(select(RUNS.c.id).where(*repeating).order_by(RUNS.c.id)).scalars())
-        found += origins
-    return tuple(found)
+        names += origins
+    return tuple(names)
 
 
 def keep_catalog(conn: Connection, digest: str, snapshot: bytes) -> None:

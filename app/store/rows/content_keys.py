@@ -32,17 +32,17 @@ def every(conn: Connection) -> tuple[StoredKey, ...]:
 
 def add(conn: Connection, key: StoredKey) -> StoredKey:
     """Store a tenant's key, unless it has one in use by now; the key that is in use then."""
-    kept = present(conn, key.tenant)
-    if kept is None:
+    key_in_use = present(conn, key.tenant)
+    if key_in_use is None:
         conn.execute(insert(CONTENT_KEYS).values(asdict(key)))
-    return kept or key
+    return key_in_use or key
 
 
 def replace_wrapping(conn: Connection, key: StoredKey, was: str) -> bool:
     """Store a key encrypted under another master key than `was`. False if it has changed meanwhile."""
     same = KEY.id == key.id, KEY.master == was
-    changed = update(CONTENT_KEYS).where(*same).values(master=key.master, wrapped=key.wrapped)
-    return conn.execute(changed).rowcount == 1
+    statement = update(CONTENT_KEYS).where(*same).values(master=key.master, wrapped=key.wrapped)
+    return conn.execute(statement).rowcount == 1
 
 
 def retire(conn: Connection, tenant: str, at: float) -> int:

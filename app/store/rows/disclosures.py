@@ -20,7 +20,7 @@ from app.store.sqlkit.tables import CATALOGS, DISCLOSURES, EVENTS, RUNS, TAGS
 LEDGER = DISCLOSURES.c
 OUTCOME_COLUMNS = ("outcome", "input_tokens", "output_tokens")
 CALLS = (Kind.CALL_INTENDED.value, Kind.CALL_FINISHED.value)
-Ended = tuple[str, int, int]
+CallOutcome = tuple[str, int, int]
 """The outcome of a call, its input tokens and its output tokens."""
 NO_OUTCOME: Row = (None, None, None)
 """The values of `OUTCOME_COLUMNS` in the row of a call that has not ended."""
@@ -37,7 +37,7 @@ def recipient_kind(fact: CallIntended) -> RecipientKind:
     return "conductor"
 
 
-def intended(run: str, tenant: str, key: str, fact: CallIntended, at: float) -> Row:
+def intent_row(run: str, tenant: str, key: str, fact: CallIntended, at: float) -> Row:
     """All columns of a row, in table order, but for the outcome."""
     labels = orjson.dumps(sorted(fact.labels)).decode() if fact.labels else None
     saw_steps = numbers(seen_steps(fact)) if fact.access.steps else ""
@@ -66,7 +66,7 @@ def intended(run: str, tenant: str, key: str, fact: CallIntended, at: float) -> 
     )
 
 
-def ended(fact: CallFinished) -> Ended:
+def outcome_values(fact: CallFinished) -> CallOutcome:
     """The columns that the outcome of a call gives a row."""
     return fact.outcome, fact.usage.input, fact.usage.output
 
@@ -89,25 +89,25 @@ class DisclosureRows:
     """
 
     def __init__(self) -> None:
-        self._intended: dict[tuple[str, str], Row] = {}
-        self._ended: dict[tuple[str, str], Ended] = {}
+        self._intents: dict[tuple[str, str], Row] = {}
+        self._outcomes: dict[tuple[str, str], CallOutcome] = {}
 
     def note(self, run: str, tenant: str, key: str, facts: Sequence[Fact], at: float) -> None:
         """Note those of a run's new events that are the intent or the outcome of a call."""
         for fact in facts:
             if isinstance(fact, CallIntended) and fact.planned_by:
-                self._intended[run, fact.call] = intended(run, tenant, key, fact, at)
+                self._intents[run, fact.call] = intent_row(run, tenant, key, fact, at)
             elif isinstance(fact, CallFinished):
-                self._ended[run, fact.call] = ended(fact)
+                self._outcomes[run, fact.call] = outcome_values(fact)
 
     def writes(self, statements: Statements) -> tuple[RowWrites, ...]:
         """Return the rows to be written. No row is both added and completed: Postgres does both in one statement."""
         added: list[Row] = []
-        for place, row in self._intended.items():
-            added.append(row + self._ended.get(place, NO_OUTCOME))
+        for place, row in self._intents.items():
+            added.append(row + self._outcomes.get(place, NO_OUTCOME))
         completed: list[Row] = []
-        for place, outcome in self._ended.items():
-            if place not in self._intended:
+        for place, outcome in self._outcomes.items():
+            if place not in self._intents:
                 completed.append((*outcome, *place))
         return (statements.insert_disclosure, added), (statements.complete_disclosure, completed)
 
@@ -122,8 +122,8 @@ def page(conn: Connection, query: DisclosureQuery, tenant: str | None = None) ->
     order: tuple[ColumnElement[Any], ...] = (LEDGER.at.desc(), LEDGER.call.desc())
     if query.ascending:
         order = (LEDGER.at, LEDGER.call)
-    chosen = select(DISCLOSURES).where(*_filters(conn, query)).order_by(*order).limit(query.limit)
-    rows = conn.execute(chosen).all()
+    statement = select(DISCLOSURES).where(*_filters(conn, query)).order_by(*order).limit(query.limit)
+    rows = conn.execute(statement).all()
     users = _users(conn, sorted({row.run for row in rows}))
     return tuple([_disclosure(row, users.get(row.run)) for row in rows])
 
@@ -138,41 +138,41 @@ def _filters(conn: Connection, query: DisclosureQuery) -> list[ColumnElement[boo
         (LEDGER.run, query.runs),
         (LEDGER.key, query.keys),
     )
-    found: list[ColumnElement[bool]] = []
+    conditions: list[ColumnElement[bool]] = []
     for column, values in among:
         if len(values) == 1:  # compared by `=`, so that the rows of an index are in the order of the list
-            found.append(column == values[0])
+            conditions.append(column == values[0])
         elif values:
-            found.append(column.in_(values))
+            conditions.append(column.in_(values))
     if query.users:
-        theirs = select(TAGS.c.run).where(TAGS.c.name == USER_TAG, TAGS.c.value.in_(query.users))
-        found.append(LEDGER.run.in_(theirs))
+        runs_of_users = select(TAGS.c.run).where(TAGS.c.name == USER_TAG, TAGS.c.value.in_(query.users))
+        conditions.append(LEDGER.run.in_(runs_of_users))
     if query.since is not None:
-        found.append(LEDGER.at >= query.since)
+        conditions.append(LEDGER.at >= query.since)
     if query.until is not None:
-        found.append(LEDGER.at < query.until)
+        conditions.append(LEDGER.at < query.until)
     if not query.saw.is_any:
-        found.append(_saw(conn, query.saw))
+        conditions.append(_saw(conn, query.saw))
     if query.before is not None:
         place, last_place = tuple_(LEDGER.at, LEDGER.call), tuple_(*query.before)
-        found.append(place > last_place if query.ascending else place < last_place)
-    return found
+        conditions.append(place > last_place if query.ascending else place < last_place)
+    return conditions
 
 
 def _saw(conn: Connection, saw: Saw) -> ColumnElement[bool]:
     """The condition for a row of a recipient that saw any of these."""
     search = func.strpos if conn.dialect.name == "postgresql" else func.instr
-    found: list[ColumnElement[bool]] = []
+    conditions: list[ColumnElement[bool]] = []
     if saw.user:
-        found.append(LEDGER.saw_user)
+        conditions.append(LEDGER.saw_user)
     if saw.results:
-        found.append(LEDGER.saw_results)
+        conditions.append(LEDGER.saw_results)
     for n in saw.steps:
-        found.append(search(LEDGER.saw_steps, f",{n},") > 0)
+        conditions.append(search(LEDGER.saw_steps, f",{n},") > 0)
     has_label = [search(LEDGER.labels, orjson.dumps(label).decode()) > 0 for label in saw.labels]
     if has_label:
-        found.append(LEDGER.labels.is_not(None) & or_(*has_label))
-    return or_(*found)
+        conditions.append(LEDGER.labels.is_not(None) & or_(*has_label))
+    return or_(*conditions)
 
 
 def _users(conn: Connection, runs: Sequence[str]) -> Mapping[str, str]:
@@ -214,14 +214,14 @@ def _disclosure(row: Any, user: str | None) -> Disclosure:
     )
 
 
-def _steps(written: str) -> tuple[int, ...]:
-    return tuple([int(n) for n in written.split(",") if n])
+def _steps(column: str) -> tuple[int, ...]:
+    return tuple([int(n) for n in column.split(",") if n])
 
 
-def _passed_over(written: str | None) -> tuple[tuple[str, str], ...]:
-    if written is None:
+def _passed_over(column: str | None) -> tuple[tuple[str, str], ...]:
+    if column is None:
         return ()
-    return tuple([(message["worker"], message["reason"]) for message in orjson.loads(written)])
+    return tuple([(message["worker"], message["reason"]) for message in orjson.loads(column)])
 
 
 # -- runs from before the ledger
@@ -246,14 +246,14 @@ def rebuild(conn: Connection, after: Place | None, limit: int, complete: Complet
 
 def _lacking(conn: Connection, runs: Sequence[str]) -> set[str]:
     """The runs of which not each event of a call is in the ledger."""
-    lacking: defaultdict[str, int] = defaultdict(int)
+    missing_counts: defaultdict[str, int] = defaultdict(int)
     journaled = select(EVENTS.c.run, func.count()).where(EVENTS.c.run.in_(runs), EVENTS.c.kind.in_(CALLS))
     for run, count in conn.execute(journaled.group_by(EVENTS.c.run)):
-        lacking[run] = count
+        missing_counts[run] = count
     recorded = select(LEDGER.run, func.count() + func.count(LEDGER.outcome)).where(LEDGER.run.in_(runs))
     for run, count in conn.execute(recorded.group_by(LEDGER.run)):
-        lacking[run] -= count
-    return {run for run, count in lacking.items() if count}
+        missing_counts[run] -= count
+    return {run for run, count in missing_counts.items() if count}
 
 
 def _derive(conn: Connection, run: str, tenant: str, key: str, complete: Completed) -> int:
@@ -268,10 +268,10 @@ def _derive(conn: Connection, run: str, tenant: str, key: str, complete: Complet
     for event in complete(events, _snapshots(conn, events)):
         fact = event.fact
         if isinstance(fact, CallIntended) and fact.call not in stored_outcomes:
-            row = intended(run, tenant, key, fact, event.at)
+            row = intent_row(run, tenant, key, fact, event.at)
             new_rows[fact.call] = dict(zip(names, (*row, *NO_OUTCOME), strict=True))
         elif isinstance(fact, CallFinished):
-            outcome = dict(zip(OUTCOME_COLUMNS, ended(fact), strict=True))
+            outcome = dict(zip(OUTCOME_COLUMNS, outcome_values(fact), strict=True))
             if fact.call in new_rows:
                 new_rows[fact.call] |= outcome
             elif fact.call in stored_outcomes and stored_outcomes[fact.call] is None:

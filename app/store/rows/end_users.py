@@ -35,15 +35,15 @@ def of_runs(conn: Connection, users: Collection[str], runs: Sequence[str], decry
     likely = select(whole.run, whole.ref, whole.body, false(), false()).where(whole.run.in_(runs), mentions(whole.body))
     has_parts = part.head.is_not(None), part.tail.is_not(None)
     in_parts = select(part.run, part.ref, part.body, *has_parts).where(part.run.in_(runs), mentions(part.body))
-    found: dict[str, set[str]] = {}
+    users_by_run: dict[str, set[str]] = {}
     for run, ref, stored, *has in conn.execute(union_all(likely, in_parts)):
         body = decrypt(place_of(run, ref), bytes(stored))
         if body is None:
             continue
         named_users = _named(_without_texts(body, *has)) & set(users)
         if named_users:
-            found[run] = named_users
-    return found
+            users_by_run[run] = named_users
+    return users_by_run
 
 
 def _patterns(users: Collection[str]) -> list[bytes]:
@@ -77,5 +77,5 @@ def _named(body: bytes) -> set[str]:
         return set()
     if not isinstance(value, dict) or "messages" not in value:
         return set()
-    given = (value.get("user"), value.get("echoed", {}).get(IDENTIFIER))
-    return {user for user in given if isinstance(user, str)}
+    names = (value.get("user"), value.get("echoed", {}).get(IDENTIFIER))
+    return {user for user in names if isinstance(user, str)}

@@ -14,32 +14,32 @@ MOST = 200
 """Most ratings of one run. A client that sends more is in a loop."""
 
 
-def add(conn: Connection, given: Feedback) -> Feedback:
+def add(conn: Connection, rating: Feedback) -> Feedback:
     """Store a rating. If one of that id is stored already, it stays, and is returned.
 
     Raises `NotFound` if the rating's tenant has no such run, and `Conflict` for a comment on a run whose content was
     erased, where nothing would erase the comment any more.
     """
-    theirs = RUNS.c.id == given.run, RUNS.c.tenant == given.tenant
-    run = conn.execute(select(RUNS.c.salt).where(*theirs).with_for_update()).one_or_none()
+    is_theirs = RUNS.c.id == rating.run, RUNS.c.tenant == rating.tenant
+    run = conn.execute(select(RUNS.c.salt).where(*is_theirs).with_for_update()).one_or_none()
     if run is None:
         raise NotFound()
     row = FEEDBACK.c
-    kept = conn.execute(select(FEEDBACK).where(row.id == given.id)).one_or_none()
-    if kept is not None:
-        return _feedback(kept)
-    if run.salt is None and given.comment:
+    earlier_rating = conn.execute(select(FEEDBACK).where(row.id == rating.id)).one_or_none()
+    if earlier_rating is not None:
+        return _feedback(earlier_rating)
+    if run.salt is None and rating.comment:
         raise Conflict(
             "The content of the run was erased, so no comment on it is kept; send the rating without one.",
             param="comment",
             code="content_erased",
         )
-    if conn.execute(select(func.count()).select_from(FEEDBACK).where(row.run == given.run)).scalar_one() >= MOST:
+    if conn.execute(select(func.count()).select_from(FEEDBACK).where(row.run == rating.run)).scalar_one() >= MOST:
         raise Conflict(
             f"The run has {MOST} ratings already, which is the most that are kept.", code="too_much_feedback"
         )
-    conn.execute(insert_into(conn, FEEDBACK).values(asdict(given)).on_conflict_do_nothing())
-    return given
+    conn.execute(insert_into(conn, FEEDBACK).values(asdict(rating)).on_conflict_do_nothing())
+    return rating
 
 
 def of(conn: Connection, run: str) -> tuple[Feedback, ...]:

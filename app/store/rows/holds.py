@@ -38,13 +38,13 @@ def place(conn: Connection, hold: Hold, by: Actor) -> Hold:
     """Store a hold, after all erasures that are under way, and log it with its author. Raises `NotFound`."""
     if conn.dialect.name == "postgresql":
         conn.execute(select(func.pg_advisory_xact_lock(literal(LOCK))))
-    known = conn.execute(select(HOLDS).where(HOLD.id == hold.id)).one_or_none()
-    if known is not None:
-        return Hold(**known._mapping)
-    placed = copy_with(hold, tenant=_tenant(conn, hold), placed_by=by.id)
-    conn.execute(insert(HOLDS).values(_fields(placed) | {"id": placed.id}))
-    note(conn, by, "hold.placed", placed.id, tenant=placed.tenant, before=None, after=_fields(placed))
-    return placed
+    earlier_hold = conn.execute(select(HOLDS).where(HOLD.id == hold.id)).one_or_none()
+    if earlier_hold is not None:
+        return Hold(**earlier_hold._mapping)
+    stored_hold = copy_with(hold, tenant=_tenant(conn, hold), placed_by=by.id)
+    conn.execute(insert(HOLDS).values(_fields(stored_hold) | {"id": stored_hold.id}))
+    note(conn, by, "hold.placed", stored_hold.id, tenant=stored_hold.tenant, before=None, after=_fields(stored_hold))
+    return stored_hold
 
 
 def _tenant(conn: Connection, hold: Hold) -> str:
@@ -52,8 +52,8 @@ def _tenant(conn: Connection, hold: Hold) -> str:
     if hold.scope == "user":
         return hold.tenant
     if hold.scope == "tenant":
-        named = (select(TENANTS.c.name), TENANTS.c.name), (select(KEYS.c.id), KEYS.c.tenant)
-        for query, column in (*named, (select(RUNS.c.id), RUNS.c.tenant)):
+        tables = (select(TENANTS.c.name), TENANTS.c.name), (select(KEYS.c.id), KEYS.c.tenant)
+        for query, column in (*tables, (select(RUNS.c.id), RUNS.c.tenant)):
             if conn.execute(query.where(column == hold.name).limit(1)).first() is not None:
                 return hold.name
         raise NotFound("There is no tenant of this name.")
@@ -72,10 +72,10 @@ def release(conn: Connection, id_: str, at: float, by: Actor) -> Hold:
     hold = Hold(**row._mapping)
     if hold.released_at is not None:
         return hold
-    released = copy_with(hold, released_at=at, released_by=by.id)
+    released_hold = copy_with(hold, released_at=at, released_by=by.id)
     conn.execute(update(HOLDS).where(HOLD.id == id_).values(released_at=at, released_by=by.id))
-    note(conn, by, "hold.released", id_, tenant=hold.tenant, before=_fields(hold), after=_fields(released))
-    return released
+    note(conn, by, "hold.released", id_, tenant=hold.tenant, before=_fields(hold), after=_fields(released_hold))
+    return released_hold
 
 
 def _fields(hold: Hold) -> dict[str, Any]:
@@ -84,15 +84,15 @@ def _fields(hold: Hold) -> dict[str, Any]:
 
 def page(conn: Connection, query: HoldQuery) -> tuple[Hold, ...]:
     """The holds that a query chooses, the newest first. Raises `NotFound` if it chooses no hold `after`."""
-    chosen: list[ColumnElement[bool]] = []
+    conditions: list[ColumnElement[bool]] = []
     if query.tenant is not None:
-        chosen.append(HOLD.tenant == query.tenant)
+        conditions.append(HOLD.tenant == query.tenant)
     if query.in_force is not None:
-        chosen.append(HOLD.released_at.is_(None) if query.in_force else HOLD.released_at.is_not(None))
-    wanted = select(HOLDS).where(*chosen).order_by(HOLD.placed_at.desc(), HOLD.id.desc()).limit(query.limit)
+        conditions.append(HOLD.released_at.is_(None) if query.in_force else HOLD.released_at.is_not(None))
+    statement = select(HOLDS).where(*conditions).order_by(HOLD.placed_at.desc(), HOLD.id.desc()).limit(query.limit)
     if query.after is not None:
-        wanted = wanted.where(follows(conn, HOLD.placed_at, HOLD.id, query.after, chosen))
-    return tuple([Hold(**row._mapping) for row in conn.execute(wanted)])
+        statement = statement.where(follows(conn, HOLD.placed_at, HOLD.id, query.after, conditions))
+    return tuple([Hold(**row._mapping) for row in conn.execute(statement)])
 
 
 def released(conn: Connection) -> int:
@@ -122,11 +122,11 @@ def on(conn: Connection, runs: Sequence[str], decrypt: Decrypt) -> Mapping[str, 
     """Return the runs among these that a hold covers, each with the id of one that does. Raises `UnknownKeys`."""
     if not runs or conn.execute(select(HOLD.id).where(IN_FORCE).limit(1)).first() is None:
         return {}
-    covering = select(RUNS.c.id, func.min(HOLD.id)).select_from(RUNS).join(HOLDS, covers())
-    query = covering.where(RUNS.c.id.in_(runs)).group_by(RUNS.c.id)
-    found = {run: hold for run, hold in conn.execute(query)}
-    rest = [run for run in runs if run not in found]
-    return found | _of_users(conn, rest, decrypt)
+    join = select(RUNS.c.id, func.min(HOLD.id)).select_from(RUNS).join(HOLDS, covers())
+    query = join.where(RUNS.c.id.in_(runs)).group_by(RUNS.c.id)
+    holds = {run: hold for run, hold in conn.execute(query)}
+    other_runs = [run for run in runs if run not in holds]
+    return holds | _of_users(conn, other_runs, decrypt)
 
 
 def _of_users(conn: Connection, runs: Sequence[str], decrypt: Decrypt) -> dict[str, str]:
@@ -135,15 +135,15 @@ def _of_users(conn: Connection, runs: Sequence[str], decrypt: Decrypt) -> dict[s
     query = select(HOLD.id, HOLD.name, HOLD.tenant).where(IN_FORCE, HOLD.scope == "user")
     for id_, user, tenant in conn.execute(query):
         of_users[user][tenant] = id_
-    named = end_users.of_runs(conn, of_users, runs, decrypt)
-    found: dict[str, str] = {}
-    tenants = select(RUNS.c.id, RUNS.c.tenant).where(RUNS.c.id.in_(named))
-    for run, tenant in conn.execute(tenants) if named else ():
-        for user in named[run]:
+    users_by_run = end_users.of_runs(conn, of_users, runs, decrypt)
+    holds: dict[str, str] = {}
+    tenants = select(RUNS.c.id, RUNS.c.tenant).where(RUNS.c.id.in_(users_by_run))
+    for run, tenant in conn.execute(tenants) if users_by_run else ():
+        for user in users_by_run[run]:
             hold = of_users[user].get(tenant, of_users[user].get(""))
             if hold is not None:
-                found[run] = hold
-    return found
+                holds[run] = hold
+    return holds
 
 
 def refuse(conn: Connection, runs: Sequence[str], decrypt: Decrypt) -> None:
@@ -154,8 +154,8 @@ def refuse(conn: Connection, runs: Sequence[str], decrypt: Decrypt) -> None:
 
 def refuse_tenant(conn: Connection, tenant: str) -> None:
     """Raise `LegalHold` if a hold may cover any run of this tenant."""
-    theirs = select(HOLD.id).where(IN_FORCE, HOLD.tenant.in_(("", tenant))).order_by(HOLD.id).limit(1)
-    hold = conn.execute(theirs).scalar_one_or_none()
+    statement = select(HOLD.id).where(IN_FORCE, HOLD.tenant.in_(("", tenant))).order_by(HOLD.id).limit(1)
+    hold = conn.execute(statement).scalar_one_or_none()
     if hold is not None:
         raise refusal(hold)
 

@@ -44,10 +44,10 @@ def lapsed(conn: Connection, now: float) -> bool:
 def forget(conn: Connection, now: float, limit: int) -> int:
     """Delete at most `limit` records that have run out, but none that another sweep is deleting at the moment."""
     oldest = select(ONCE.c.id).where(ONCE.c.until <= now).order_by(ONCE.c.until).limit(limit)
-    gone = conn.execute(oldest.with_for_update(skip_locked=True)).scalars().all()
-    if gone:
-        conn.execute(delete(ONCE).where(ONCE.c.id.in_(gone)))
-    return len(gone)
+    ids = conn.execute(oldest.with_for_update(skip_locked=True)).scalars().all()
+    if ids:
+        conn.execute(delete(ONCE).where(ONCE.c.id.in_(ids)))
+    return len(ids)
 
 
 def record_row(once: IdempotencyRecord) -> tuple[str, bytes, float, str, int, bytes, str | None]:

@@ -20,28 +20,28 @@ _DIGESTS = ("digest", "previous_digest")
 def find(conn: Connection, public_id: str) -> KeyRow | None:
     """A key by its public id."""
     of_tenant = KEYS.outerjoin(TENANTS, TENANTS.c.name == KEYS.c.tenant)
-    wanted = select(KEYS, TENANTS.c.disabled_at.label("tenant_disabled_at")).select_from(of_tenant)
-    row = conn.execute(wanted.where(KEYS.c.id == public_id)).one_or_none()
+    query = select(KEYS, TENANTS.c.disabled_at.label("tenant_disabled_at")).select_from(of_tenant)
+    row = conn.execute(query.where(KEYS.c.id == public_id)).one_or_none()
     return _key(row._mapping) if row else None
 
 
 def page(conn: Connection, query: KeyQuery) -> tuple[KeyRow, ...]:
     """The keys that a query chooses, the newest first. Raises `NotFound` if it chooses no key `after`."""
     key = KEYS.c
-    chosen: list[ColumnElement[bool]] = []
+    conditions: list[ColumnElement[bool]] = []
     if query.tenant is not None:
-        chosen.append(key.tenant == query.tenant)
+        conditions.append(key.tenant == query.tenant)
     if query.name is not None:
-        chosen.append(key.name == query.name)
+        conditions.append(key.name == query.name)
     if query.ids is not None:
-        chosen.append(key.id.in_(query.ids))
+        conditions.append(key.id.in_(query.ids))
     if query.in_force is not None:
         is_accepted = and_(key.revoked_at.is_(None), or_(key.expires_at.is_(None), key.expires_at > query.now))
-        chosen.append(is_accepted if query.in_force else not_(is_accepted))
-    wanted = select(KEYS).where(*chosen).order_by(key.created_at.desc(), key.id.desc()).limit(query.limit)
+        conditions.append(is_accepted if query.in_force else not_(is_accepted))
+    statement = select(KEYS).where(*conditions).order_by(key.created_at.desc(), key.id.desc()).limit(query.limit)
     if query.after is not None:
-        wanted = wanted.where(follows(conn, key.created_at, key.id, query.after, chosen))
-    return tuple([_key(row._mapping) for row in conn.execute(wanted)])
+        statement = statement.where(follows(conn, key.created_at, key.id, query.after, conditions))
+    return tuple([_key(row._mapping) for row in conn.execute(statement)])
 
 
 def add(conn: Connection, key: KeyRow, by: Actor) -> bool:
@@ -86,12 +86,12 @@ def rehash(conn: Connection, public_id: str, was: bytes, digest: bytes, pepper: 
 
 def public(key: KeyRow) -> dict[str, Any]:
     """A key's fields as the log has them: in place of each digest a hash of it, which tells digests apart."""
-    shown: dict[str, Any] = {field.name: getattr(key, field.name) for field in fields(key) if field.name in KEYS.c}
+    values: dict[str, Any] = {field.name: getattr(key, field.name) for field in fields(key) if field.name in KEYS.c}
     for name in _SETS:
-        shown[name] = sorted(shown[name])
+        values[name] = sorted(values[name])
     for name in _DIGESTS:
-        shown[name] = None if shown[name] is None else hashlib.sha256(shown[name]).hexdigest()
-    return shown
+        values[name] = None if values[name] is None else hashlib.sha256(values[name]).hexdigest()
+    return values
 
 
 def _locked(conn: Connection, public_id: str) -> KeyRow | None:

@@ -58,7 +58,7 @@ class Source:
     """Columns that are erased with the content of the run."""
     run: str | None = None
     columns: tuple[str, ...] = ()
-    shown: tuple[str, str] | None = None
+    version: tuple[str, str] | None = None
     """A column that grows with each change, and the field with its value in the entry."""
 
     @property
@@ -70,10 +70,10 @@ class Source:
     def identity(self) -> ColumnElement[str]:
         """Return the id of a row's entry."""
         first, *others = [self.table.c[name] for name in self.key]
-        found: ColumnElement[str] = first if isinstance(first.type, Text) else cast(first, Text)
+        identity: ColumnElement[str] = first if isinstance(first.type, Text) else cast(first, Text)
         for column in others:
-            found = found + literal("\n") + column
-        return found
+            identity = identity + literal("\n") + column
+        return identity
 
 
 _OF_BUDGET = ("id", "tenant", "scope", "name", "period", "usd", "zone", "soft", "created_at")
@@ -86,8 +86,8 @@ SOURCES: Final[Mapping[str, Source]] = {
     "tenant": Source(TENANTS, ("name",)),
     "budget": Source(BUDGETS, ("id",), columns=_OF_BUDGET),
     "hold": Source(HOLDS, ("id",)),
-    "policy": Source(POLICIES, ("policy",), shown=("number", "number")),
-    "trial": Source(TRIALS, ("worker", "model", "version", "task"), shown=("at", "written")),
+    "policy": Source(POLICIES, ("policy",), version=("number", "number")),
+    "trial": Source(TRIALS, ("worker", "model", "version", "task"), version=("at", "written")),
     "catalog": Source(CATALOGS, ("digest",)),
     "conductor_change": Source(CONDUCTOR_CHANGES, ("id",)),
     "admin_event": Source(ADMIN_EVENTS, ("seq",)),
@@ -98,16 +98,16 @@ def rows_of(conn: Connection, source: Source, ids: Sequence[str]) -> dict[str, R
     """The rows of these ids."""
     names = source.names
     columns = [source.table.c[name] for name in names]
-    chosen = select(*columns, source.identity.label("identity")).where(source.identity.in_(ids))
-    return {row[-1]: dict(zip(names, row, strict=False)) for row in conn.execute(chosen).all()}
+    query = select(*columns, source.identity.label("identity")).where(source.identity.in_(ids))
+    return {row[-1]: dict(zip(names, row, strict=False)) for row in conn.execute(query).all()}
 
 
 def row_parts(source: Source, row: Row, salt: bytes, run_salt: bytes | None) -> dict[str, Any]:
     """The parts of the entry about a row."""
     values = {name: value for name, value in row.items() if name not in source.erased}
     parts: dict[str, Any] = {ROW: commitment(salt, ROW, values)}
-    if source.shown is not None:
-        column, name = source.shown
+    if source.version is not None:
+        column, name = source.version
         parts[name] = row[column]
     if source.run is not None and source.run != "id":
         parts["run"] = row[source.run]
@@ -119,49 +119,49 @@ def row_parts(source: Source, row: Row, salt: bytes, run_salt: bytes | None) -> 
 
 def run_rows(conn: Connection, statements: LogStatements, runs: Sequence[str]) -> dict[str, Row]:
     """The columns `OF_RUN` of these runs."""
-    found: dict[str, Row] = {}
+    rows: dict[str, Row] = {}
     for values in statements.runs.fetch(conn, statements.common.values(runs)):
         row = dict(zip(OF_RUN, values, strict=True))
         row["degraded"] = bool(row["degraded"])  # SQLite has no truth values
-        found[row["id"]] = row
-    return found
+        rows[row["id"]] = row
+    return rows
 
 
 def private_tags(conn: Connection, statements: LogStatements, runs: Sequence[str]) -> dict[str, list[Row]]:
     """The tags of each of these runs that are erased with its content, sorted by code points whatever the order of the
     database is: that may change when it is restored elsewhere."""
-    found: dict[str, list[Row]] = {}
+    tags_by_run: dict[str, list[Row]] = {}
     rows = statements.private_tags.fetch(conn, statements.common.values(runs))
     for run, name, value in sorted([tuple(row) for row in rows]):
-        found.setdefault(run, []).append({"name": name, "value": value})
-    return found
+        tags_by_run.setdefault(run, []).append({"name": name, "value": value})
+    return tags_by_run
 
 
 def disclosures(conn: Connection, statements: LogStatements, runs: Sequence[str]) -> dict[str, list[Row]]:
     """The rows of the ledger of disclosures about these runs, in the order of their calls."""
-    found: dict[str, list[Row]] = {}
+    rows_by_run: dict[str, list[Row]] = {}
     names = tables.DISCLOSURES.columns.keys()
     for values in statements.disclosures.fetch(conn, statements.common.values(runs)):
         row = dict(zip(names, values, strict=True))
         row["saw_user"], row["saw_results"] = bool(row["saw_user"]), bool(row["saw_results"])
-        found.setdefault(row["run"], []).append(row)
-    return found
+        rows_by_run.setdefault(row["run"], []).append(row)
+    return rows_by_run
 
 
-def run_parts(row: Row, salt: bytes, private: Sequence[Row], disclosed: Sequence[Row]) -> dict[str, Any]:
+def run_parts(row: Row, salt: bytes, tags: Sequence[Row], ledger_rows: Sequence[Row]) -> dict[str, Any]:
     """The parts of the entry about a run, without those that stand for its events."""
     parts = {ROW: commitment(salt, ROW, {name: row[name] for name in ADMITTED})}
     if row["ended_at"] is not None:
         parts[END] = commitment(salt, END, {name: row[name] for name in ENDED})
-    if disclosed:
-        parts[DISCLOSURES] = commitment(salt, DISCLOSURES, disclosed)
-    if private and row["salt"]:
-        parts[PRIVATE] = commitment(row["salt"], PRIVATE, private)
+    if ledger_rows:
+        parts[DISCLOSURES] = commitment(salt, DISCLOSURES, ledger_rows)
+    if tags and row["salt"]:
+        parts[PRIVATE] = commitment(row["salt"], PRIVATE, tags)
     return parts
 
 
-def events_beyond(conn: Connection, statements: LogStatements, sealed: Mapping[str, int]) -> Sequence[Any]:
+def events_beyond(conn: Connection, statements: LogStatements, last_seqs: Mapping[str, int]) -> Sequence[Any]:
     """The events of these runs after the last one that is sealed, each as (run, seq, kind, at, body), in order."""
     if not statements.common.arrays:
-        return statements.events.fetch(conn, orjson.dumps(list(sealed.items())).decode())
-    return statements.events.fetch(conn, list(sealed), list(sealed.values()))
+        return statements.events.fetch(conn, orjson.dumps(list(last_seqs.items())).decode())
+    return statements.events.fetch(conn, list(last_seqs), list(last_seqs.values()))

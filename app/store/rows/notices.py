@@ -22,8 +22,8 @@ def take(conn: Connection, now: float, until: float, limit: int) -> tuple[Notice
     """Claim notices until then, but none that another process is claiming at the moment."""
     rows = conn.execute(due(now, limit).with_for_update(skip_locked=True)).all()
     if rows:
-        taken = tuple_(NOTICES.c.run, NOTICES.c.turn).in_([(row.run, row.turn) for row in rows])
-        conn.execute(update(NOTICES).where(taken).values(due=until, tries=NOTICES.c.tries + 1))
+        is_among = tuple_(NOTICES.c.run, NOTICES.c.turn).in_([(row.run, row.turn) for row in rows])
+        conn.execute(update(NOTICES).where(is_among).values(due=until, tries=NOTICES.c.tries + 1))
     return tuple([Notice(row.run, row.turn, row.word, row.at, row.tries + 1, row.about) for row in rows])
 
 
@@ -47,21 +47,21 @@ def failed(conn: Connection, limit: int) -> tuple[FailedNotice, ...]:
     """Return the notices that were given up, the latest first."""
     row = NOTICES.c
     query = select(NOTICES).where(row.failed_at.is_not(None)).order_by(row.failed_at.desc(), row.run, row.turn)
-    found = []
-    for found_row in conn.execute(query.limit(limit)):
-        notice = Notice(found_row.run, found_row.turn, found_row.word, found_row.at, found_row.tries, found_row.about)
-        found.append(FailedNotice(notice, found_row.failed_at, found_row.reason))
-    return tuple(found)
+    failed_notices = []
+    for record in conn.execute(query.limit(limit)):
+        notice = Notice(record.run, record.turn, record.word, record.at, record.tries, record.about)
+        failed_notices.append(FailedNotice(notice, record.failed_at, record.reason))
+    return tuple(failed_notices)
 
 
 def resend(conn: Connection, given_up: Sequence[Notice], now: float) -> int:
     """Have notices that were given up tried again. Returns their number."""
     changes = {"failed_at": None, "reason": None, "due": now, "tries": 0}
-    chosen = NOTICES.c.failed_at.is_not(None)
-    again = [
-        conn.execute(update(NOTICES).where(*_same(notice), chosen).values(changes)).rowcount for notice in given_up
-    ]
-    return sum(again)
+    has_failed = NOTICES.c.failed_at.is_not(None)
+    count = 0
+    for notice in given_up:
+        count += conn.execute(update(NOTICES).where(*_same(notice), has_failed).values(changes)).rowcount
+    return count
 
 
 def _same(notice: Notice) -> tuple[ColumnElement[bool], ...]:
@@ -84,8 +84,8 @@ def count(conn: Connection, most: int) -> int:
 def forget(conn: Connection, before: float, limit: int) -> int:
     """Delete at most `limit` notices of turns that ended before then. Returns their number."""
     row = NOTICES.c
-    old = select(row.run, row.turn).where(row.due < before, row.at < before).limit(limit)
-    names = [tuple(found) for found in conn.execute(old.with_for_update(skip_locked=True))]
-    if names:
-        conn.execute(delete(NOTICES).where(tuple_(row.run, row.turn).in_(names)))
-    return len(names)
+    query = select(row.run, row.turn).where(row.due < before, row.at < before).limit(limit)
+    keys = [tuple(key) for key in conn.execute(query.with_for_update(skip_locked=True))]
+    if keys:
+        conn.execute(delete(NOTICES).where(tuple_(row.run, row.turn).in_(keys)))
+    return len(keys)

@@ -8,14 +8,14 @@ from app.errors import NotFound
 
 
 def follows(
-    conn: Connection, time: Column[float], id_: Column[str], after: str, chosen: Sequence[ColumnElement[bool]]
+    conn: Connection, time: Column[float], id_: Column[str], after: str, conditions: Sequence[ColumnElement[bool]]
 ) -> ColumnElement[bool]:
     """Return the condition that an entry comes after the one with the id `after`, in the order of falling times and
     ids.
 
-    Raises `NotFound` if there is none of this id for which the conditions `chosen` hold.
+    Raises `NotFound` if there is none of this id for which the conditions `conditions` hold.
     """
-    place = conn.execute(select(time, id_).where(id_ == after, *chosen)).one_or_none()
+    place = conn.execute(select(time, id_).where(id_ == after, *conditions)).one_or_none()
     if place is None:
         raise NotFound("The list has no entry of this id.")
     return tuple_(time, id_) < tuple_(*place)

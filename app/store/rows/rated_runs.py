@@ -13,49 +13,49 @@ from app.store.rows import content, feedback
 from app.store.sqlkit.sealing import Decrypt
 from app.store.sqlkit.tables import EVENTS, POLICIES, RUNS, insert_into
 
-LookedAt = Callable[[Sequence[Event]], str]
+FindRef = Callable[[Sequence[Event]], str]
 
 
 def of(
-    conn: Connection, given: Sequence[Feedback], kinds: Sequence[Kind], looked_at: LookedAt, decrypt: Decrypt
+    conn: Connection, ratings: Sequence[Feedback], kinds: Sequence[Kind], find_ref: FindRef, decrypt: Decrypt
 ) -> tuple[Rated, ...]:
-    """Return the runs of these ratings, each with its events of these kinds and the content whose ref `looked_at`
+    """Return the runs of these ratings, each with its events of these kinds and the content whose ref `find_ref`
     returns.
 
     Shadows and replays are left out: they repeat the task of another run, from which the tier learns already.
     """
-    names = sorted({rating.run for rating in given})
+    names = sorted({rating.run for rating in ratings})
     counts = func.coalesce(RUNS.c.origin_kind, "").not_in(COPIES)
     columns = (RUNS.c.id, RUNS.c.tier, RUNS.c.state, RUNS.c.degraded, RUNS.c.spent_usd)
     rows = {row.id: row for row in conn.execute(select(*columns).where(RUNS.c.id.in_(names), counts))}
     events: dict[str, list[Event]] = {name: [] for name in names}
-    wanted = [kind.value for kind in kinds]
-    query = select(EVENTS).where(EVENTS.c.run.in_(names), EVENTS.c.kind.in_(wanted))
+    kind_names = [kind.value for kind in kinds]
+    query = select(EVENTS).where(EVENTS.c.run.in_(names), EVENTS.c.kind.in_(kind_names))
     for run, seq, kind, at, body in conn.execute(query.order_by(EVENTS.c.run, EVENTS.c.seq)):
         events[run].append(Event(run, seq, Kind(kind), at, orjson.loads(body)))
-    all_given: dict[str, list[Feedback]] = {name: [] for name in names}
+    ratings_by_run: dict[str, list[Feedback]] = {name: [] for name in names}
     for rating in feedback.of_all(conn, names):
-        all_given[rating.run].append(rating)
-    bodies = content.some(conn, [(run, looked_at(found)) for run, found in events.items()], decrypt)
+        ratings_by_run[rating.run].append(rating)
+    bodies = content.some(conn, [(run, find_ref(run_events)) for run, run_events in events.items()], decrypt)
     rated = []
-    for rating in given:
+    for rating in ratings:
         run = rating.run
         row = rows.get(run)
         if row is None:
             continue
         succeeded = row.state == "succeeded" and not row.degraded
-        facts = (tuple(all_given[run]), tuple(events[run]), bodies.get(run))
+        facts = (tuple(ratings_by_run[run]), tuple(events[run]), bodies.get(run))
         rated.append(Rated(rating, row.tier, succeeded, row.spent_usd, *facts))
     return tuple(rated)
 
 
-def known(conn: Connection, policy: str, after: int) -> Learned | None:
+def latest(conn: Connection, policy: str, after: int) -> Learned | None:
     """Return the latest posterior of a policy, if its number is higher than `after`; else None."""
     row = POLICIES.c
-    found = conn.execute(select(row.number, row.body).where(row.policy == policy, row.number > after)).one_or_none()
-    if found is None:
+    latest = conn.execute(select(row.number, row.body).where(row.policy == policy, row.number > after)).one_or_none()
+    if latest is None:
         return None
-    return Learned(*found)
+    return Learned(*latest)
 
 
 def learn(conn: Connection, policy: str, learned: Learned, at: float, parts: Mapping[str, bytes]) -> bool:
@@ -64,9 +64,9 @@ def learn(conn: Connection, policy: str, learned: Learned, at: float, parts: Map
     if not _replaced(conn, policy, learned, at):
         return False
     for name, body in parts.items():
-        fresh = {"number": learned.number, "body": body, "at": at}
-        written = insert_into(conn, POLICIES).values(policy=name, **fresh)
-        conn.execute(written.on_conflict_do_update(index_elements=[POLICIES.c.policy], set_=fresh))
+        values = {"number": learned.number, "body": body, "at": at}
+        insertion = insert_into(conn, POLICIES).values(policy=name, **values)
+        conn.execute(insertion.on_conflict_do_update(index_elements=[POLICIES.c.policy], set_=values))
     return True
 
 
@@ -74,7 +74,7 @@ def _replaced(conn: Connection, policy: str, learned: Learned, at: float) -> boo
     row = POLICIES.c
     if learned.number > 1:
         before = (row.policy == policy, row.number == learned.number - 1)
-        changed = update(POLICIES).where(*before).values(number=learned.number, body=learned.body, at=at)
-        return bool(conn.execute(changed).rowcount)
-    fresh = insert_into(conn, POLICIES).values(policy=policy, number=1, body=learned.body, at=at)
-    return bool(conn.execute(fresh.on_conflict_do_nothing()).rowcount)
+        statement = update(POLICIES).where(*before).values(number=learned.number, body=learned.body, at=at)
+        return bool(conn.execute(statement).rowcount)
+    insertion = insert_into(conn, POLICIES).values(policy=policy, number=1, body=learned.body, at=at)
+    return bool(conn.execute(insertion.on_conflict_do_nothing()).rowcount)

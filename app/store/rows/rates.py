@@ -15,32 +15,32 @@ from app.store.sqlkit.tables import RATE_WINDOWS, RUNS, insert_into
 _EMPTY = Window().written()
 _WRITE = (
     update(RATE_WINDOWS)
-    .where(RATE_WINDOWS.c.name == bindparam("named"))
-    .values(body=bindparam("written"), until=bindparam("lasting"))
+    .where(RATE_WINDOWS.c.name == bindparam("its_name"))
+    .values(body=bindparam("new_body"), until=bindparam("new_until"))
 )
 
 
-def count(conn: Connection, asked: Sequence[RateRequest], now: float) -> tuple[RateReply, ...]:
+def count(conn: Connection, requests: Sequence[RateRequest], now: float) -> tuple[RateReply, ...]:
     """Count requests in their windows, as far as the limits allow."""
     names: set[str] = set()
     runs: set[str] = set()
-    for request in asked:
+    for request in requests:
         names.update([name for name, _ in request.limits])
         if request.resumes:
             runs.add(request.resumes)
     windows = _locked(conn, sorted(names))
     for window in windows.values():
         runs.update(window.runs)
-    replies = decide(windows, asked, _uses(conn, runs), now)
+    replies = decide(windows, requests, _uses(conn, runs), now)
     _write(conn, windows)
     return replies
 
 
-def give_back(conn: Connection, asked: RateRequest) -> None:
+def give_back(conn: Connection, request: RateRequest) -> None:
     """Forget the run of a request that was not begun."""
-    windows = _locked(conn, sorted(name for name, _ in asked.limits))
+    windows = _locked(conn, sorted(name for name, _ in request.limits))
     for window in windows.values():
-        window.give_back(asked.run)
+        window.give_back(request.run)
     _write(conn, windows)
 
 
@@ -51,21 +51,21 @@ def any_lapsed(conn: Connection, now: float) -> bool:
 
 def forget(conn: Connection, now: float, limit: int) -> int:
     """Delete at most `limit` windows in which nothing counts, but none that a request is changing at the moment."""
-    found = select(RATE_WINDOWS.c.name).where(RATE_WINDOWS.c.until <= now).limit(limit)
-    gone = conn.execute(found.with_for_update(skip_locked=True)).scalars().all()
-    if gone:
-        conn.execute(delete(RATE_WINDOWS).where(RATE_WINDOWS.c.name.in_(gone)))
-    return len(gone)
+    query = select(RATE_WINDOWS.c.name).where(RATE_WINDOWS.c.until <= now).limit(limit)
+    names = conn.execute(query.with_for_update(skip_locked=True)).scalars().all()
+    if names:
+        conn.execute(delete(RATE_WINDOWS).where(RATE_WINDOWS.c.name.in_(names)))
+    return len(names)
 
 
 def _locked(conn: Connection, names: Sequence[str]) -> dict[str, Window]:
     """Return the windows of these names, locked; new ones are made where there are none."""
-    found = _read(conn, names)
-    while missing := [name for name in names if name not in found]:
-        rows = [{"name": name, "body": _EMPTY, "until": 0.0} for name in missing]
+    windows = _read(conn, names)
+    while missing_names := [name for name in names if name not in windows]:
+        rows = [{"name": name, "body": _EMPTY, "until": 0.0} for name in missing_names]
         conn.execute(insert_into(conn, RATE_WINDOWS).on_conflict_do_nothing(), rows)
-        found |= _read(conn, missing)  # a sweep may just have deleted a row that was there
-    return found
+        windows |= _read(conn, missing_names)  # a sweep may just have deleted a row that was there
+    return windows
 
 
 def _read(conn: Connection, names: Sequence[str]) -> dict[str, Window]:
@@ -75,16 +75,18 @@ def _read(conn: Connection, names: Sequence[str]) -> dict[str, Window]:
 
 
 def _write(conn: Connection, windows: Mapping[str, Window]) -> None:
-    rows = [{"named": name, "written": window.written(), "lasting": window.until} for name, window in windows.items()]
+    rows = [
+        {"its_name": name, "new_body": window.written(), "new_until": window.until} for name, window in windows.items()
+    ]
     conn.execute(_WRITE, rows)
 
 
 def _uses(conn: Connection, names: Iterable[str]) -> dict[str, RunUse]:
     """Return the use of these runs, as their rows have it."""
-    wanted = sorted(names)
-    if not wanted:
+    ids = sorted(names)
+    if not ids:
         return {}
-    spent = RUNS.c.spent_tokens + RUNS.c.held_tokens
-    columns = (RUNS.c.id, RUNS.c.seq, spent, RUNS.c.state.in_(WAITING), RUNS.c.ended_at)
-    rows = conn.execute(select(*columns).where(RUNS.c.id.in_(wanted)))
+    total_tokens = RUNS.c.spent_tokens + RUNS.c.held_tokens
+    columns = (RUNS.c.id, RUNS.c.seq, total_tokens, RUNS.c.state.in_(WAITING), RUNS.c.ended_at)
+    rows = conn.execute(select(*columns).where(RUNS.c.id.in_(ids)))
     return {run: RunUse(seq, tokens, bool(waits), ended_at) for run, seq, tokens, waits, ended_at in rows}

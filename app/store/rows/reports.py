@@ -44,30 +44,32 @@ def journaled_runs(conn: Connection, query: RunQuery) -> tuple[JournaledRun, ...
 
 
 def _events(conn: Connection, names: Sequence[str]) -> Mapping[str, list[Event]]:
-    found: defaultdict[str, list[Event]] = defaultdict(list)
-    wanted = (EVENTS.c.run.in_(names), EVENTS.c.kind.in_(sorted(kind.value for kind in READ)))
+    events_by_run: defaultdict[str, list[Event]] = defaultdict(list)
+    conditions = (EVENTS.c.run.in_(names), EVENTS.c.kind.in_(sorted(kind.value for kind in READ)))
     columns = (EVENTS.c.run, EVENTS.c.seq, EVENTS.c.kind, EVENTS.c.at, EVENTS.c.body)
-    for run, seq, kind, at, body in conn.execute(select(*columns).where(*wanted).order_by(EVENTS.c.run, EVENTS.c.seq)):
-        found[run].append(Event(run, seq, Kind(kind), at, orjson.loads(body)))
-    return found
+    for run, seq, kind, at, body in conn.execute(
+        select(*columns).where(*conditions).order_by(EVENTS.c.run, EVENTS.c.seq)
+    ):
+        events_by_run[run].append(Event(run, seq, Kind(kind), at, orjson.loads(body)))
+    return events_by_run
 
 
 def _ratings(conn: Connection, names: Sequence[str]) -> Mapping[str, list[Feedback]]:
-    found: defaultdict[str, list[Feedback]] = defaultdict(list)
+    ratings_by_run: defaultdict[str, list[Feedback]] = defaultdict(list)
     for rating in feedback.of_all(conn, names):
-        found[rating.run].append(copy_with(rating, comment=""))
-    return found
+        ratings_by_run[rating.run].append(copy_with(rating, comment=""))
+    return ratings_by_run
 
 
 def _tags(conn: Connection, names: Sequence[str]) -> Mapping[tuple[str, str], list[str]]:
     """Return the values of the tags with callers' words, by run and name. They are found by a partial index, for which
     the planner must see the names."""
-    found: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
+    values_by_run: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
     of_callers = TAGS.c.name.in_(bindparam("of_callers", ERASED_TAGS, expanding=True, literal_execute=True))
     query = select(TAGS.c.run, TAGS.c.name, TAGS.c.value).where(TAGS.c.run.in_(names), of_callers)
     for run, name, value in conn.execute(query.order_by(TAGS.c.run, TAGS.c.name, TAGS.c.value)):
-        found[run, name].append(value)
-    return found
+        values_by_run[run, name].append(value)
+    return values_by_run
 
 
 def catalogs(conn: Connection, digests: Sequence[str]) -> dict[str, bytes]:

@@ -122,18 +122,18 @@ def _matches(run_class: RunClass) -> ColumnElement[bool]:
 
 def with_ref(conn: Connection, ref: str) -> list[str]:
     """Return the runs that have a content of this ref. No index leads to it, so the index of all contents is read."""
-    found = [select(table.c.run).where(table.c.ref == ref) for table in (CONTENTS, SHARED_CONTENTS)]
-    return sorted(conn.execute(union(*found)).scalars())
+    queries = [select(table.c.run).where(table.c.ref == ref) for table in (CONTENTS, SHARED_CONTENTS)]
+    return sorted(conn.execute(union(*queries)).scalars())
 
 
 def that_hold(conn: Connection, runs: Sequence[str], text: bytes, decrypt: Decrypt) -> list[str]:
     """Return the runs among these that have this text. Raises `UnknownKeys`."""
     quoted = orjson.dumps(text.decode("utf-8", "replace"))
-    found = []
+    matches = []
     for run, bodies in content.of_runs(conn, runs, decrypt).items():
         if any(body == text or quoted in body for body in bodies.values()):
-            found.append(run)
-    return found
+            matches.append(run)
+    return matches
 
 
 def groups(conn: Connection, runs: Sequence[str]) -> list[list[str]]:
@@ -143,14 +143,14 @@ def groups(conn: Connection, runs: Sequence[str]) -> list[list[str]]:
 
 def _grouped(runs: Sequence[str], sizes: Mapping[str, int]) -> Iterator[list[str]]:
     group: list[str] = []
-    taken = 0
+    group_bytes = 0
     for run in sorted(runs):
         size = sizes.get(run, 0)
-        if group and (len(group) >= ERASED_RUNS or taken + size > ERASED_BYTES):
+        if group and (len(group) >= ERASED_RUNS or group_bytes + size > ERASED_BYTES):
             yield group
-            group, taken = [], 0
+            group, group_bytes = [], 0
         group.append(run)
-        taken += size
+        group_bytes += size
     if group:
         yield group
 
@@ -158,9 +158,9 @@ def _grouped(runs: Sequence[str], sizes: Mapping[str, int]) -> Iterator[list[str
 def prunable(query: PruneQuery) -> tuple[ColumnElement[bool], ...]:
     """Return the conditions for a run that may be pruned. The first one has it found along the index of times."""
     row = RUNS.c
-    over = (row.ended_at < query.ended_before, row.deadline < query.deadline_before)
-    held = exists(select(HOLDS.c.id).where(holds.covers()).correlate(RUNS))
-    return row.created_at < query.ended_before, *over, ~held, *_of_class(query)
+    has_ended = (row.ended_at < query.ended_before, row.deadline < query.deadline_before)
+    is_on_hold = exists(select(HOLDS.c.id).where(holds.covers()).correlate(RUNS))
+    return row.created_at < query.ended_before, *has_ended, ~is_on_hold, *_of_class(query)
 
 
 def count_prunable(conn: Connection, query: PruneQuery) -> tuple[int, int]:
@@ -193,16 +193,21 @@ def prune(
     """
     holds.lock(conn)
     statements.plan_by_key(conn)
-    held = holds.on(conn, [left.id for left, _ in runs], decrypt)
-    given = {left.id: (left, revision) for left, revision in runs if left.id not in held}
-    owners = texts.lock_owners(conn, list(given))
-    ended = select(RUNS.c.id, RUNS.c.revision).where(statements.among(RUNS.c.id), RUNS.c.ended_at.is_not(None))
-    rows = conn.execute(ended.order_by(RUNS.c.id).with_for_update(), {"ids": statements.values(list(given))}).all()
-    names = [row.id for row in rows if row.revision == given[row.id][1]]
+    hold_of_run = holds.on(conn, [run.id for run, _ in runs], decrypt)
+    pruned_rows = {}
+    revisions = {}
+    for run, revision in runs:
+        if run.id not in hold_of_run:
+            pruned_rows[run.id] = run
+            revisions[run.id] = revision
+    owners = texts.lock_owners(conn, list(revisions))
+    query = select(RUNS.c.id, RUNS.c.revision).where(statements.among(RUNS.c.id), RUNS.c.ended_at.is_not(None))
+    rows = conn.execute(query.order_by(RUNS.c.id).with_for_update(), {"ids": statements.values(list(revisions))}).all()
+    names = [row.id for row in rows if row.revision == revisions[row.id]]
     if not names:
         return []
     ids = {"ids": statements.values(names)}
-    conn.execute(insert(PRUNED_RUNS), [_row(given[name][0]) for name in names])
+    conn.execute(insert(PRUNED_RUNS), [_row(pruned_rows[name]) for name in names])
     _delete_tags(conn, statements, ids)
     content.delete_bodies(conn, names, owners)
     # Their entries in the transparency log stay, and prove nothing about the rows any more.
@@ -213,8 +218,8 @@ def prune(
     return names
 
 
-def _row(left: PrunedRun) -> dict[str, object]:
-    return {column.name: getattr(left, column.name) for column in PRUNED_RUNS.columns}
+def _row(run: PrunedRun) -> dict[str, object]:
+    return {column.name: getattr(run, column.name) for column in PRUNED_RUNS.columns}
 
 
 def _delete_tags(conn: Connection, statements: Statements, ids: Mapping[str, object]) -> None:

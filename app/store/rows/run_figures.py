@@ -48,10 +48,10 @@ def _begin(conn: Connection, period: Period, tenant: Column[Any], at: Column[Any
 
 
 def _within(period: Period, tenant: Column[Any], at: Column[Any], since: float) -> list[ColumnElement[bool]]:
-    found: list[ColumnElement[bool]] = [at >= since, at < period.until]
+    conditions: list[ColumnElement[bool]] = [at >= since, at < period.until]
     if period.tenant is None:
-        return found
-    return [tenant == period.tenant, *found]
+        return conditions
+    return [tenant == period.tenant, *conditions]
 
 
 def _bucket(conn: Connection, period: Period) -> ColumnElement[int]:
@@ -66,12 +66,12 @@ def _groups(conn: Connection, ours: Conditions, bucket: ColumnElement[int]) -> t
     run = RUNS.c
     alike = (bucket, run.tier, run.state, run.topology, run.degraded, run.origin_kind, run.error)
     sums = (func.count(), func.sum(run.spent_usd), func.sum(run.spent_tokens))
-    found = []
+    groups = []
     for row in conn.execute(select(*alike, *sums).where(*ours).group_by(*alike)):
         number, tier, state, topology, degraded, origin, error, runs, usd, tokens = row
         kind = (number, tier, state, topology, bool(degraded), origin or "", error)
-        found.append(RunGroup(*kind, int(runs), int(usd), int(tokens)))
-    return tuple(found)
+        groups.append(RunGroup(*kind, int(runs), int(usd), int(tokens)))
+    return tuple(groups)
 
 
 def _seconds(conn: Connection, ours: Conditions, bucket: ColumnElement[int]) -> tuple[tuple[int, str, float], ...]:
@@ -85,17 +85,17 @@ def _calls(conn: Connection, ours: Conditions) -> tuple[CallGroup, ...]:
     alike = (sent.recipient, sent.kind, sent.outcome)
     tokens = [func.coalesce(func.sum(column), 0) for column in (sent.input_tokens, sent.output_tokens)]
     rows = conn.execute(select(*alike, func.count(), *tokens).where(*ours).group_by(*alike))
-    found = []
-    for recipient, kind, outcome, number, read, written in rows:
-        found.append(CallGroup(recipient, kind, outcome, number, int(read), int(written)))
-    return tuple(found)
+    groups = []
+    for recipient, kind, outcome, number, input_tokens, output_tokens in rows:
+        groups.append(CallGroup(recipient, kind, outcome, number, int(input_tokens), int(output_tokens)))
+    return tuple(groups)
 
 
 def _ratings(conn: Connection, period: Period) -> tuple[tuple[str, int, int], ...]:
     """Return the mean scores of the runs that were rated last in the period, by the workers of each."""
-    rated = select(FEEDBACK.c.run, FEEDBACK.c.score, FEEDBACK.c.at).where(FEEDBACK.c.score.is_not(None))
-    rated = rated.where(*_within(period, FEEDBACK.c.tenant, FEEDBACK.c.at, period.since))
-    latest = rated.order_by(FEEDBACK.c.at.desc()).limit(period.most_calls).subquery()
+    ratings = select(FEEDBACK.c.run, FEEDBACK.c.score, FEEDBACK.c.at).where(FEEDBACK.c.score.is_not(None))
+    ratings = ratings.where(*_within(period, FEEDBACK.c.tenant, FEEDBACK.c.at, period.since))
+    latest = ratings.order_by(FEEDBACK.c.at.desc()).limit(period.most_calls).subquery()
     scores = select(latest.c.run, func.avg(latest.c.score).label("score")).group_by(latest.c.run).subquery()
     sent = select(DISCLOSURES.c.run, DISCLOSURES.c.recipient).where(DISCLOSURES.c.kind == "worker")
     workers = sent.where(DISCLOSURES.c.run.in_(select(scores.c.run))).distinct().subquery()
@@ -111,10 +111,10 @@ def _newest(conn: Connection, ours: Conditions) -> Sequence[str]:
 
 
 def _first_seconds(conn: Connection, runs: Sequence[str]) -> tuple[float, ...]:
-    ended = (EVENTS.c.run.in_(runs), EVENTS.c.kind == Kind.CALL_FINISHED.value)
-    bodies = conn.execute(select(EVENTS.c.body).where(*ended)).scalars()
-    found = [float(orjson.loads(body).get("first") or 0.0) for body in bodies]
-    return tuple([seconds for seconds in found if seconds > 0])
+    is_outcome = (EVENTS.c.run.in_(runs), EVENTS.c.kind == Kind.CALL_FINISHED.value)
+    bodies = conn.execute(select(EVENTS.c.body).where(*is_outcome)).scalars()
+    seconds_of_calls = [float(orjson.loads(body).get("first") or 0.0) for body in bodies]
+    return tuple([duration for duration in seconds_of_calls if duration > 0])
 
 
 def _ejected(conn: Connection, runs: Sequence[str]) -> tuple[Ejected, ...]:

@@ -26,22 +26,22 @@ class DatabaseRunLists:
         self._read = read
 
     async def count(self, query: RunQuery, most: int) -> int:
-        found: int = await self._read(partial(_count, query=query, most=most))
-        return found
+        number: int = await self._read(partial(_count, query=query, most=most))
+        return number
 
     async def details(self, runs: Sequence[str]) -> Mapping[str, RunDetails]:
         if not runs:
             return {}
-        found: dict[str, RunDetails] = await self._read(partial(_details, names=runs))
-        return found
+        details: dict[str, RunDetails] = await self._read(partial(_details, names=runs))
+        return details
 
     async def figures(self, period: Period) -> RunFigures:
-        found: RunFigures = await self._read(partial(figures, period=period))
-        return found
+        run_figures: RunFigures = await self._read(partial(figures, period=period))
+        return run_figures
 
     async def mark(self) -> tuple[object, ...]:
-        found: tuple[object, ...] = await self._read(_mark)
-        return found
+        position: tuple[object, ...] = await self._read(_mark)
+        return position
 
 
 def _count(conn: Connection, query: RunQuery, most: int) -> int:
@@ -55,11 +55,11 @@ def _details(conn: Connection, names: Sequence[str]) -> dict[str, RunDetails]:
     workers: defaultdict[str, list[str]] = defaultdict(list)
     for run, worker in conn.execute(sent.order_by(DISCLOSURES.c.run, DISCLOSURES.c.recipient)):
         workers[run].append(worker)
-    admitted = select(EVENTS.c.run, EVENTS.c.body).where(EVENTS.c.run.in_(names), EVENTS.c.seq == 1)
-    found: dict[str, RunDetails] = {}
-    for run, body in conn.execute(admitted):
-        found[run] = RunDetails(tuple(workers[run]), is_preview=bool(orjson.loads(body).get("preview")))
-    return found
+    admissions = select(EVENTS.c.run, EVENTS.c.body).where(EVENTS.c.run.in_(names), EVENTS.c.seq == 1)
+    details: dict[str, RunDetails] = {}
+    for run, body in conn.execute(admissions):
+        details[run] = RunDetails(tuple(workers[run]), is_preview=bool(orjson.loads(body).get("preview")))
+    return details
 
 
 def _mark(conn: Connection) -> tuple[Any, ...]:

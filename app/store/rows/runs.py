@@ -149,12 +149,12 @@ def _gathered(
 
 def _decrypted(name: str, rows: Iterable[Any], decrypt: Decrypt) -> dict[str, bytes]:
     """The contents of a run by ref, without those whose key was destroyed."""
-    found: dict[str, bytes] = {}
+    bodies: dict[str, bytes] = {}
     for ref, stored in rows:
         body = decrypt(place_of(name, ref), stored)
         if body is not None:
-            found[ref] = body
-    return found
+            bodies[ref] = body
+    return bodies
 
 
 def _step_input(name: str, decrypt: Decrypt, rows: Sequence[Row]) -> tuple[StepInput, CachedRows | None]:
@@ -272,19 +272,19 @@ def take_over(
     former = select(RUNS.c.driver).where(RUNS.c.id == TICKETS.c.run).scalar_subquery()
     until_then = case((TICKETS.c.holder == former, now), else_=TICKETS.c.until)
     conn.execute(update(TICKETS).where(TICKETS.c.run.in_(names)).values(driver=driver, until=until_then))
-    theirs = RUNS.c.id.in_(names)
-    changed = {"epoch": RUNS.c.epoch + 1, "revision": RUNS.c.revision + 1}
-    conn.execute(update(RUNS).where(theirs).values(driver=driver, lease_until=until, **changed))
-    return tuple([run_row(row) for row in conn.execute(select(RUNS).where(theirs).order_by(RUNS.c.id))])
+    is_taken = RUNS.c.id.in_(names)
+    increments = {"epoch": RUNS.c.epoch + 1, "revision": RUNS.c.revision + 1}
+    conn.execute(update(RUNS).where(is_taken).values(driver=driver, lease_until=until, **increments))
+    return tuple([run_row(row) for row in conn.execute(select(RUNS).where(is_taken).order_by(RUNS.c.id))])
 
 
-def renew_claims(conn: Connection, statements: Statements, held: Sequence[Held], until: float) -> frozenset[Held]:
+def renew_claims(conn: Connection, statements: Statements, claims: Sequence[Held], until: float) -> frozenset[Held]:
     """Renew the claims that the tickets' rows still have."""
     statements.plan_by_key(conn)
-    runs = sorted({claim.run for claim in held})
+    runs = sorted({claim.run for claim in claims})
     rows = statements.lock_claims.fetch(conn, statements.values(runs))
-    stored = [Held(run, step, claim) for run, step, claim, *_ in rows]
-    renewed = frozenset(held).intersection(stored)
+    stored_claims = [Held(run, step, claim) for run, step, claim, *_ in rows]
+    renewed = frozenset(claims).intersection(stored_claims)
     statements.write(conn, (statements.update_claim, [(until, *claim) for claim in sorted(renewed)]))
     return renewed
 
@@ -306,19 +306,19 @@ def overdue(now: float, grace: float, limit: int) -> Select[Any]:
 def backlog(conn: Connection, now: float, most: int) -> Backlog:
     """The tickets without a valid claim, and the open runs without a valid lease."""
     tickets = select(TICKETS.c.until).where(TICKETS.c.until <= now).limit(most)
-    untaken = select(RUNS.c.lease_until.label("until")).where(*_lapsed(now)).limit(most)
-    both = union_all(select(tickets.subquery()), select(untaken.subquery())).subquery()
-    waiting, oldest = conn.execute(select(func.count(), func.min(both.c.until))).one()
-    return Backlog(waiting, oldest)
+    runs = select(RUNS.c.lease_until.label("until")).where(*_lapsed(now)).limit(most)
+    both = union_all(select(tickets.subquery()), select(runs.subquery())).subquery()
+    count, oldest = conn.execute(select(func.count(), func.min(both.c.until))).one()
+    return Backlog(count, oldest)
 
 
 def announce(conn: Connection, now: float, grace: float, limit: int) -> tuple[Due, ...]:
     """Overdue tickets, marked as announced now, so that no other sweep, here or elsewhere, announces them again."""
-    found = conn.execute(overdue(now, grace, limit).with_for_update(skip_locked=True, of=TICKETS))
-    tickets = tuple([Due(*row) for row in found])
+    rows = conn.execute(overdue(now, grace, limit).with_for_update(skip_locked=True, of=TICKETS))
+    tickets = tuple([Due(*row) for row in rows])
     if tickets:
-        notified = tuple_(TICKETS.c.run, TICKETS.c.step).in_([(ticket.run, ticket.step) for ticket in tickets])
-        conn.execute(update(TICKETS).where(notified).values(rung_at=now))
+        is_announced = tuple_(TICKETS.c.run, TICKETS.c.step).in_([(ticket.run, ticket.step) for ticket in tickets])
+        conn.execute(update(TICKETS).where(is_announced).values(rung_at=now))
     return tickets
 
 
@@ -347,21 +347,21 @@ def _tickets() -> Select[Any]:
 def selected(query: RunQuery) -> list[ColumnElement[bool]]:
     """The conditions on the rows that a query selects."""
     column = RUNS.c
-    found = _equalities(query)
+    conditions = _equalities(query)
     if query.state is not None:  # as a literal: a partial index is used only for a value that the planner can see
-        found.append(column.state == bindparam("state", query.state, literal_execute=True))
+        conditions.append(column.state == bindparam("state", query.state, literal_execute=True))
         if query.state in UNHAPPY:  # SQLite uses that index only where the query repeats its condition
-            found.append(column.state.in_(bindparam("unhappy", UNHAPPY, expanding=True, literal_execute=True)))
+            conditions.append(column.state.in_(bindparam("unhappy", UNHAPPY, expanding=True, literal_execute=True)))
     if query.origin_kind == "":
-        found.append(column.origin_kind.is_(None))
+        conditions.append(column.origin_kind.is_(None))
     if query.ids:
-        found.append(column.id.in_(query.ids))
-    found += _bounds(query)
+        conditions.append(column.id.in_(query.ids))
+    conditions += _bounds(query)
     if query.sort == "cost":
-        found.append(column.ended_at.is_not(None))
+        conditions.append(column.ended_at.is_not(None))
     if query.before is not None:
-        found.append(_behind(query, query.before))
-    return [*found, *_tagged(query), *_of_other_tables(query)]
+        conditions.append(_behind(query, query.before))
+    return [*conditions, *_tagged(query), *_of_other_tables(query)]
 
 
 def _equalities(query: RunQuery) -> list[ColumnElement[bool]]:
@@ -370,7 +370,7 @@ def _equalities(query: RunQuery) -> list[ColumnElement[bool]]:
     tenant: ColumnElement[str] = column.tenant
     if _rare_tags(query):  # such runs are looked up by their ids, not by the index of the tenant's runs
         tenant = column.tenant + ""
-    wanted = (
+    pairs = (
         (tenant, query.tenant),
         (column.tier, query.tier),
         (column.key, query.key),
@@ -381,56 +381,56 @@ def _equalities(query: RunQuery) -> list[ColumnElement[bool]]:
         (column.origin_kind, query.origin_kind or None),
         (column.origin_run, query.origin_run),
     )
-    return [compared == value for compared, value in wanted if value is not None]
+    return [column_or_expression == value for column_or_expression, value in pairs if value is not None]
 
 
 def _tagged(query: RunQuery) -> list[ColumnElement[bool]]:
     """The conditions on the tags of a run."""
     run, tag = RUNS.c.id, TAGS.c
-    found: list[ColumnElement[bool]] = []
+    conditions: list[ColumnElement[bool]] = []
     for name, value in _rare_tags(query):
-        found.append(run.in_(select(tag.run).where(tag.name == name, tag.value == value)))
+        conditions.append(run.in_(select(tag.run).where(tag.name == name, tag.value == value)))
     for name, value in query.tags:
         has_tag = exists().where(tag.name == name, tag.value == value, tag.run == run)
         if name == WORKER_TAG:
-            found.append(_called(value, has_tag))
+            conditions.append(_called(value, has_tag))
         else:
-            found.append(has_tag)
-    return found
+            conditions.append(has_tag)
+    return conditions
 
 
 def _rare_tags(query: RunQuery) -> list[tuple[str, str]]:
     """The names and values of tags for which a query asks and that few runs have."""
-    wanted = ((REQUEST_TAG, query.request_id), (TRACE_TAG, query.trace_id), (USER_TAG, query.user))
-    return [(name, value) for name, value in wanted if value is not None]
+    tags = ((REQUEST_TAG, query.request_id), (TRACE_TAG, query.trace_id), (USER_TAG, query.user))
+    return [(name, value) for name, value in tags if value is not None]
 
 
 def _of_other_tables(query: RunQuery) -> list[ColumnElement[bool]]:
     """The conditions on what other tables have of a run."""
     column = RUNS.c
-    found: list[ColumnElement[bool]] = []
+    conditions: list[ColumnElement[bool]] = []
     if query.preview is not None:
         is_plan = exists().where(TAGS.c.name == PLAN_TAG, TAGS.c.run == column.id)
-        found.append(is_plan if query.preview else ~is_plan)
+        conditions.append(is_plan if query.preview else ~is_plan)
     if query.outcome is not None:
-        found.append(_has_call(query.outcome, dict(query.tags).get(WORKER_TAG)))
+        conditions.append(_has_call(query.outcome, dict(query.tags).get(WORKER_TAG)))
     if query.rated is not None:
-        found.append(column.id.in_(_rated(query.rated)))
+        conditions.append(column.id.in_(_rated(query.rated)))
     if query.untaken_at is not None:
         queued = column.id.in_(select(TICKETS.c.run).where(TICKETS.c.until <= query.untaken_at))
-        found.append(or_(queued, and_(*_lapsed(query.untaken_at))))
-    return found
+        conditions.append(or_(queued, and_(*_lapsed(query.untaken_at))))
+    return conditions
 
 
-def _rated(wanted: Rated) -> Select[tuple[str]]:
+def _rated(rated: Rated) -> Select[tuple[str]]:
     """The query for the runs whose ratings have such a mean score."""
     rating, mean = FEEDBACK.c, func.avg(FEEDBACK.c.score)
     query = select(rating.run).where(rating.score.is_not(None)).group_by(rating.run)
-    if wanted.since is not None:
-        query = query.where(rating.at >= wanted.since)
-    if wanted.until is not None:
-        query = query.where(rating.at < wanted.until)
-    if wanted.good:
+    if rated.since is not None:
+        query = query.where(rating.at >= rated.since)
+    if rated.until is not None:
+        query = query.where(rating.at < rated.until)
+    if rated.good:
         return query.having(mean >= GOOD)
     return query.having(mean < GOOD)
 
@@ -448,28 +448,28 @@ def _has_call(outcome: str, worker: str | None) -> ColumnElement[bool]:
     return exists().where(*conditions)
 
 
-def _called(worker: str, planned: ColumnElement[bool]) -> ColumnElement[bool]:
+def _called(worker: str, has_tag: ColumnElement[bool]) -> ColumnElement[bool]:
     """The condition for runs in which a worker was sent something. Of runs with calls that are not in the ledger of
-    disclosures yet, those whose plans have `planned` it."""
+    disclosures yet, those whose plans have `has_tag` it."""
     of_run = DISCLOSURES.c.run == RUNS.c.id
     calls = exists().where(EVENTS.c.run == RUNS.c.id, EVENTS.c.kind == Kind.CALL_INTENDED.value)
     sent = exists().where(of_run, DISCLOSURES.c.recipient == worker)
-    return or_(sent, and_(planned, ~exists().where(of_run), calls))
+    return or_(sent, and_(has_tag, ~exists().where(of_run), calls))
 
 
 def _bounds(query: RunQuery) -> list[ColumnElement[bool]]:
     """The conditions on the time of the admission and on the cost."""
     column = RUNS.c
-    found: list[ColumnElement[bool]] = []
+    conditions: list[ColumnElement[bool]] = []
     if query.since is not None:
-        found.append(column.created_at >= query.since)
+        conditions.append(column.created_at >= query.since)
     if query.until is not None:
-        found.append(column.created_at < query.until)
+        conditions.append(column.created_at < query.until)
     if query.min_usd is not None:
-        found.append(column.spent_usd >= query.min_usd)
+        conditions.append(column.spent_usd >= query.min_usd)
     if query.max_usd is not None:
-        found.append(column.spent_usd <= query.max_usd)
-    return found
+        conditions.append(column.spent_usd <= query.max_usd)
+    return conditions
 
 
 def _sorted_by(query: RunQuery) -> ColumnElement[Any]:

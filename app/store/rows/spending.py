@@ -13,13 +13,15 @@ def sums(conn: Connection, query: SpendQuery) -> tuple[SpendRow, ...]:
     own."""
     run = RUNS.c
     groups = [run.tenant, run.key] if query.by == "key" else [run.tenant]
-    spent = func.sum(run.spent_usd)
-    theirs = run.origin_kind.is_distinct_from("shadow")
-    figures = (func.count(), spent, func.sum(run.held_usd), func.sum(run.spent_tokens))
-    chosen = select(*groups, *figures).where(run.created_at >= query.since, run.created_at < query.until, theirs)
+    spent_usd = func.sum(run.spent_usd)
+    is_no_shadow = run.origin_kind.is_distinct_from("shadow")
+    figures = (func.count(), spent_usd, func.sum(run.held_usd), func.sum(run.spent_tokens))
+    statement = select(*groups, *figures).where(
+        run.created_at >= query.since, run.created_at < query.until, is_no_shadow
+    )
     if query.tenant is not None:
-        chosen = chosen.where(run.tenant == query.tenant)
-    rows = conn.execute(chosen.group_by(*groups).order_by(spent.desc(), *groups).limit(query.limit))
+        statement = statement.where(run.tenant == query.tenant)
+    rows = conn.execute(statement.group_by(*groups).order_by(spent_usd.desc(), *groups).limit(query.limit))
     return tuple(_row(list(row), by_key=query.by == "key") for row in rows)
 
 

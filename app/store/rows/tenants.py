@@ -18,9 +18,9 @@ def page(conn: Connection, name: str | None, after: str | None, limit: int | Non
         created, of_keys = created.where(TENANTS.c.name > after), of_keys.where(KEYS.c.tenant > after)
     names = union(created, of_keys).order_by("name").limit(limit).subquery()
     keys = select(func.count()).where(KEYS.c.tenant == names.c.name).scalar_subquery()
-    joined = names.outerjoin(TENANTS, TENANTS.c.name == names.c.name)
-    wanted = select(names.c.name, TENANTS.c.created_at, TENANTS.c.disabled_at, keys).select_from(joined)
-    return tuple([TenantRow(*row) for row in conn.execute(wanted.order_by(names.c.name))])
+    tables = names.outerjoin(TENANTS, TENANTS.c.name == names.c.name)
+    query = select(names.c.name, TENANTS.c.created_at, TENANTS.c.disabled_at, keys).select_from(tables)
+    return tuple([TenantRow(*row) for row in conn.execute(query.order_by(names.c.name))])
 
 
 def add(conn: Connection, name: str, at: float, by: Actor) -> bool:

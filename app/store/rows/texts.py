@@ -18,6 +18,7 @@ lock a run's row. In SQLite writers exclude each other anyway.
 import hashlib
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from sqlalchemy import (
@@ -101,11 +102,11 @@ def _id(before: str, part: bytes) -> str:
 def composed(rows: Iterable[Sequence[Any]], decrypt: Decrypt) -> dict[str, dict[str, bytes]]:
     """The contents whose parts are in these rows of `shared_parts`, by run and ref. One without all its texts is left
     out, and so is one whose key was destroyed."""
-    found: defaultdict[tuple[str, str], list[Row]] = defaultdict(list)
+    parts_by_content: defaultdict[tuple[str, str], list[Row]] = defaultdict(list)
     for run, ref, *part in map(tuple, rows):
-        found[run, ref].append(tuple(part))
+        parts_by_content[run, ref].append(tuple(part))
     bodies: defaultdict[str, dict[str, bytes]] = defaultdict(dict)
-    for (run, ref), parts in found.items():
+    for (run, ref), parts in parts_by_content.items():
         body = _composed(_decrypted(parts, place_of(run, ref), decrypt))
         if body is not None:
             bodies[run][ref] = body
@@ -119,12 +120,12 @@ def _place(part: Row) -> int:
 
 def _decrypted(parts: Iterable[Row], its_own: str, decrypt: Decrypt) -> list[Row]:
     """The parts of a content in the order of their places, decrypted, without those whose key was destroyed."""
-    found = []
+    decrypted_parts = []
     for place, body, spoken, size in sorted(parts, key=_place):
         plain = decrypt(its_own if place in (WHOLE, OWN) else TEXT, bytes(body))
         if plain is not None:
-            found.append((place, plain, spoken, size))
-    return found
+            decrypted_parts.append((place, plain, spoken, size))
+    return decrypted_parts
 
 
 def _composed(parts: Sequence[Row]) -> bytes | None:
@@ -156,18 +157,18 @@ def of_runs(conn: Connection, runs: Sequence[str], decrypt: Decrypt) -> Mapping[
     return composed(conn.execute(_PARTS, {"runs": runs}), decrypt)
 
 
-def lock_owners(conn: Connection, runs: Sequence[str], locked: frozenset[int] = frozenset()) -> frozenset[int]:
+def lock_owners(conn: Connection, runs: Sequence[str], held_locks: frozenset[int] = frozenset()) -> frozenset[int]:
     """Have nobody else write or erase texts of the owners of these runs until the end of the transaction.
 
-    `locked` are the locks that it holds already. Returns all that it holds then.
+    `held_locks` are the locks that it holds already. Returns all that it holds then.
     """
     if conn.dialect.name != "postgresql":
-        return locked
+        return held_locks
     query = select(SHARED_CONTENTS.c.owner).where(SHARED_CONTENTS.c.run.in_(runs)).distinct()
     owners = frozenset(conn.execute(query).scalars())
-    for owner in sorted(owners - locked):
+    for owner in sorted(owners - held_locks):
         conn.execute(select(func.pg_advisory_xact_lock(bindparam("owner", owner, BigInteger))))
-    return owners | locked
+    return owners | held_locks
 
 
 def erase(conn: Connection, runs: Sequence[str]) -> None:
@@ -176,38 +177,39 @@ def erase(conn: Connection, runs: Sequence[str]) -> None:
     The owners of the runs must be locked.
     """
     theirs = SHARED_CONTENTS.c.run.in_(runs)
-    gone = conn.execute(delete(SHARED_CONTENTS).where(theirs).returning(SHARED_CONTENTS.c.head, SHARED_CONTENTS.c.tail))
-    named = {name for row in gone for name in row if name is not None}
-    while named:
-        rows = conn.execute(
-            delete(TEXTS).where(TEXTS.c.id.in_(_chains_to_erase(sorted(named)))).returning(*_LINK)
-        ).all()
-        named = {before for _, before in rows if before is not None} - {name for name, _ in rows}
+    deletion = delete(SHARED_CONTENTS).where(theirs)
+    ends = conn.execute(deletion.returning(SHARED_CONTENTS.c.head, SHARED_CONTENTS.c.tail)).all()
+    candidates = set(chain.from_iterable(ends)) - {None}
+    while candidates:
+        deletion_of_texts = delete(TEXTS).where(TEXTS.c.id.in_(_chains_to_erase(sorted(candidates))))
+        rows = conn.execute(deletion_of_texts.returning(*_LINK)).all()
+        erased_ids = {name for name, _ in rows}
+        candidates = {before for _, before in rows} - {None} - erased_ids
 
 
-def _chains_to_erase(named: Sequence[str]) -> Select[Any]:
+def _chains_to_erase(ids: Sequence[str]) -> Select[Any]:
     """Select from these texts those that nothing names and no text follows, each with the texts before it that only it
     needs.
 
     A text that two erased ones follow is left for the next statement.
     """
-    ends = select(*_LINK).where(TEXTS.c.id.in_(named), *_unnamed(TEXTS), ~_followed(TEXTS)).cte("chain", recursive=True)
+    ends = select(*_LINK).where(TEXTS.c.id.in_(ids), *_unnamed(TEXTS), ~_followed(TEXTS)).cte("chain", recursive=True)
     earlier = TEXTS.alias("earlier")
     above = select(earlier.c.id, earlier.c.before).join(ends, ends.c.before == earlier.c.id)
-    chain = ends.union_all(above.where(*_unnamed(earlier), ~_followed(earlier, by_others_than=ends.c.id)))
-    return select(chain.c.id)
+    whole = ends.union_all(above.where(*_unnamed(earlier), ~_followed(earlier, by_others_than=ends.c.id)))
+    return select(whole.c.id)
 
 
 def _unnamed(text: FromClause) -> Sequence[ColumnElement[bool]]:
     """No content names the text."""
-    named = (SHARED_CONTENTS.c.head, SHARED_CONTENTS.c.tail)
-    return tuple(~exists(select(column).where(column == text.c.id)) for column in named)
+    columns = (SHARED_CONTENTS.c.head, SHARED_CONTENTS.c.tail)
+    return tuple(~exists(select(column).where(column == text.c.id)) for column in columns)
 
 
 def _followed(text: FromClause, by_others_than: ColumnElement[str] | None = None) -> ColumnElement[bool]:
     following = TEXTS.alias("following")
-    found = select(following.c.id).where(following.c.before == text.c.id)
-    return exists(found if by_others_than is None else found.where(following.c.id != by_others_than))
+    followers = select(following.c.id).where(following.c.before == text.c.id)
+    return exists(followers if by_others_than is None else followers.where(following.c.id != by_others_than))
 
 
 _COUNT_OF_UNUSED = select(func.count()).select_from(TEXTS).where(*_unnamed(TEXTS), ~_followed(TEXTS))
@@ -221,13 +223,13 @@ def unused(conn: Connection) -> int:
 def lacking(conn: Connection) -> int:
     """The number of texts and contents that name a text which is not stored. There are none unless something is
     wrong."""
-    named = (TEXTS.c.before, SHARED_CONTENTS.c.head, SHARED_CONTENTS.c.tail)
+    columns = (TEXTS.c.before, SHARED_CONTENTS.c.head, SHARED_CONTENTS.c.tail)
     stored = TEXTS.alias("stored")
-    found = 0
-    for column in named:
-        gone = ~exists(select(stored.c.id).where(stored.c.id == column))
-        found += conn.execute(select(func.count()).where(column.is_not(None), gone)).scalar_one()
-    return found
+    count = 0
+    for column in columns:
+        is_missing = ~exists(select(stored.c.id).where(stored.c.id == column))
+        count += conn.execute(select(func.count()).where(column.is_not(None), is_missing)).scalar_one()
+    return count
 
 
 def misplaced(conn: Connection) -> int:
@@ -237,9 +239,9 @@ def misplaced(conn: Connection) -> int:
     after = select(TEXTS.c.id).join(earlier, earlier.c.id == TEXTS.c.before).where(earlier.c.tenant != TEXTS.c.tenant)
     wrong = set(conn.execute(after).scalars())
     for column in (SHARED_CONTENTS.c.head, SHARED_CONTENTS.c.tail):
-        joined = TEXTS.join(SHARED_CONTENTS, column == TEXTS.c.id).join(RUNS, RUNS.c.id == SHARED_CONTENTS.c.run)
-        others = select(TEXTS.c.id).select_from(joined).where(RUNS.c.tenant != TEXTS.c.tenant)
-        wrong.update(conn.execute(others).scalars())
+        tables = TEXTS.join(SHARED_CONTENTS, column == TEXTS.c.id).join(RUNS, RUNS.c.id == SHARED_CONTENTS.c.run)
+        query = select(TEXTS.c.id).select_from(tables).where(RUNS.c.tenant != TEXTS.c.tenant)
+        wrong.update(conn.execute(query).scalars())
     return len(wrong)
 
 

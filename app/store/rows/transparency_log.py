@@ -24,7 +24,7 @@ Place = tuple[int, int]
 
 
 @record(frozen=True, slots=True)
-class Waiting:
+class QueuedChange:
     """A row of the queue: something of this kind and id was changed at this time."""
 
     n: int
@@ -35,7 +35,7 @@ class Waiting:
 
 
 @record(frozen=True, slots=True)
-class Last:
+class LastEntry:
     """The last entry about something."""
 
     entry: bytes
@@ -49,10 +49,10 @@ class Last:
 
 def lock(conn: Connection, statements: LogStatements) -> dict[str, Any] | None:
     """Return the row of the log's state, locked; None if another process has it."""
-    found = statements.lock.fetch(conn)
-    if not found:
+    rows = statements.lock.fetch(conn)
+    if not rows:
         return None
-    return dict(zip(STATE, found[0], strict=True))
+    return dict(zip(STATE, rows[0], strict=True))
 
 
 @record(frozen=True, slots=True)
@@ -65,46 +65,46 @@ class Window:
     """The time of the database."""
 
 
-def window(conn: Connection, statements: LogStatements, known: int) -> Window:
-    """Return the window that begins with the transaction `known`, up to which everything is sealed.
+def window(conn: Connection, statements: LogStatements, sealed_up_to: int) -> Window:
+    """Return the window that begins with the transaction `sealed_up_to`, up to which everything is sealed.
 
     Everything before the horizon is committed or was rolled back, and is seen by the statements that follow. A database
-    that was restored elsewhere counts transactions anew, from less than the `known` one: whatever waits there is
+    that was restored elsewhere counts transactions anew, from less than the `sealed_up_to` one: whatever waits there is
     committed, and gets the number 0. SQLite has one writer, and the number 0 for all of its transactions.
     """
     lowest, following, now = statements.moment.fetch(conn)[0]
-    if following < known:
+    if following < sealed_up_to:
         conn.execute(update(LOG_QUEUE).values(xid=0))
-        known = 0
-    return Window(known, lowest, now)
+        sealed_up_to = 0
+    return Window(sealed_up_to, lowest, now)
 
 
-def waiting(conn: Connection, statements: LogStatements, since: int, most: int) -> list[Waiting]:
+def queued_changes(conn: Connection, statements: LogStatements, since: int, most: int) -> list[QueuedChange]:
     """Return the first rows of the queue, from this transaction on."""
-    return [Waiting(*found) for found in statements.waiting.fetch(conn, since, most)]
+    return [QueuedChange(*row) for row in statements.queued_changes.fetch(conn, since, most)]
 
 
-def taken(conn: Connection, statements: LogStatements, numbers: Sequence[int]) -> None:
+def dequeue(conn: Connection, statements: LogStatements, numbers: Sequence[int]) -> None:
     """Remove rows from the queue."""
     if numbers:
-        statements.taken.each(conn, [(statements.common.values(numbers),)])
+        statements.dequeue.each(conn, [(statements.common.values(numbers),)])
 
 
 def queue_runs(conn: Connection, runs: Iterable[str], kind: str = LEDGER) -> None:
     """Have something of these runs sealed that was changed without an event: their ledger, or their erasure."""
     postgres = conn.dialect.name == "postgresql"
     xid = "pg_current_xact_id()::text::bigint" if postgres else "0"
-    queued = text(f"INSERT INTO log_queue (kind, id, xid, at) VALUES (:kind, :run, {xid}, :at)")
+    insertion = text(f"INSERT INTO log_queue (kind, id, xid, at) VALUES (:kind, :run, {xid}, :at)")
     now = clock(conn)
     rows = [{"kind": kind, "run": run, "at": now} for run in runs]
     if rows:
-        conn.execute(queued, rows)
+        conn.execute(insertion, rows)
 
 
 def oldest(conn: Connection, statements: LogStatements) -> float | None:
     """When the first change that still waits was made; None if none does."""
-    found = statements.oldest.fetch(conn)
-    return found[0][0] if found else None
+    rows = statements.oldest.fetch(conn)
+    return rows[0][0] if rows else None
 
 
 _QUEUE_RUNS = """
@@ -123,16 +123,16 @@ def queue_older_runs(conn: Connection, after: str, xid: int, at: float, most: in
     return last
 
 
-def change_state(conn: Connection, statements: LogStatements, changed: Mapping[str, Any]) -> None:
+def change_state(conn: Connection, statements: LogStatements, values: Mapping[str, Any]) -> None:
     """Store the state of the log, all columns of it."""
-    row = tuple([changed[name] for name in (*STATE[1:], STATE[0])])
+    row = tuple([values[name] for name in (*STATE[1:], STATE[0])])
     statements.common.write(conn, (statements.change_state, [row]))
 
 
 def state(conn: Connection, statements: LogStatements) -> LogState:
     """Return the state of the log."""
     row = conn.execute(select(LOG_STATE)).one()
-    counted = select(LOG_QUEUE.c.n).limit(MOST_COUNTED).subquery()
+    changes = select(LOG_QUEUE.c.n).limit(MOST_COUNTED).subquery()
     since = oldest(conn, statements)
     return LogState(
         size=row.size,
@@ -140,7 +140,7 @@ def state(conn: Connection, statements: LogStatements) -> LogState:
         sealed_at=row.sealed_at,
         verifiers=(row.verifiers or "").split(),
         stored_key=row.signer is not None and _signs(row.signer, row.verifiers),
-        waiting=conn.execute(select(func.count()).select_from(counted)).scalar_one(),
+        waiting=conn.execute(select(func.count()).select_from(changes)).scalar_one(),
         lag=max(clock(conn) - since, 0.0) if since is not None else 0.0,
         catching_up=row.catch_up is not None,
     )
@@ -155,16 +155,18 @@ def _signs(signer: str, verifiers: str | None) -> bool:
 # -- entries and tiles
 
 
-def last_entries(conn: Connection, statements: LogStatements, subjects: Sequence[str]) -> dict[tuple[str, str], Last]:
+def last_entries(
+    conn: Connection, statements: LogStatements, subjects: Sequence[str]
+) -> dict[tuple[str, str], LastEntry]:
     """Return the last entry about each thing of these subjects, by its kind and id."""
-    found = statements.last_entries.fetch(conn, statements.common.values(subjects))
-    return {(kind, name): Last(*others) for kind, name, *others in found}
+    rows = statements.last_entries.fetch(conn, statements.common.values(subjects))
+    return {(kind, name): LastEntry(*others) for kind, name, *others in rows}
 
 
 def tiles(conn: Connection, statements: LogStatements, places: Iterable[Place]) -> dict[Place, bytes]:
     """Return the bodies of these tiles, of those that there are."""
-    found = {place: statements.tile.fetch(conn, *place) for place in places}
-    return {place: rows[0][0] for place, rows in found.items() if rows}
+    rows_by_place = {place: statements.tile.fetch(conn, *place) for place in places}
+    return {place: rows[0][0] for place, rows in rows_by_place.items() if rows}
 
 
 def write_tiles(conn: Connection, statements: LogStatements, bodies: Mapping[Place, bytes]) -> None:
@@ -175,8 +177,8 @@ def write_tiles(conn: Connection, statements: LogStatements, bodies: Mapping[Pla
 def tile(conn: Connection, level: int, number: int) -> bytes:
     """Return the hashes of a tile; empty if there is none."""
     row = LOG_TILES.c
-    found = conn.execute(select(row.body).where(row.level == level, row.number == number)).scalar_one_or_none()
-    return bytes(found) if found is not None else b""
+    body = conn.execute(select(row.body).where(row.level == level, row.number == number)).scalar_one_or_none()
+    return bytes(body) if body is not None else b""
 
 
 def entries(conn: Connection, number: int) -> tuple[bytes, ...]:
@@ -199,22 +201,22 @@ def proof(conn: Connection, run: str) -> Proof:
         return Proof(None, ())
     size = parse_checkpoint(split_note(note)[0]).size
     row = LOG_LEAVES.c
-    chosen = select(row.place, row.entry, row.salt).where(row.subject == run, row.kind != ERASURE, row.place < size)
+    query = select(row.place, row.entry, row.salt).where(row.subject == run, row.kind != ERASURE, row.place < size)
     node = node_reader(_tile_reader(conn))
-    found = [
+    leaves = [
         ProvenLeaf(place, bytes(entry), salt, inclusion_proof(place, size, node))
-        for place, entry, salt in conn.execute(chosen.order_by(row.place)).all()
+        for place, entry, salt in conn.execute(query.order_by(row.place)).all()
     ]
-    return Proof(note, found)
+    return Proof(note, leaves)
 
 
 def _tile_reader(conn: Connection) -> Callable[[int, int], Sequence[bytes]]:
     """Reads each tile once."""
-    known: dict[Place, Sequence[bytes]] = {}
+    hashes_by_place: dict[Place, Sequence[bytes]] = {}
 
     def hashes(level: int, number: int) -> Sequence[bytes]:
-        if (level, number) not in known:
-            known[level, number] = hashes_of(tile(conn, level, number))
-        return known[level, number]
+        if (level, number) not in hashes_by_place:
+            hashes_by_place[level, number] = hashes_of(tile(conn, level, number))
+        return hashes_by_place[level, number]
 
     return hashes

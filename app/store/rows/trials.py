@@ -11,9 +11,9 @@ from app.store.sqlkit.tables import TRIALS, insert_into
 def note(conn: Connection, trial: Trial) -> None:
     """Store a trial. It replaces an earlier one of the same worker, model, version and task."""
     row = asdict(trial)
-    named = [column.name for column in TRIALS.primary_key]
+    key_columns = [column.name for column in TRIALS.primary_key]
     statement = insert_into(conn, TRIALS).values(row)
-    conn.execute(statement.on_conflict_do_update(index_elements=named, set_=row))
+    conn.execute(statement.on_conflict_do_update(index_elements=key_columns, set_=row))
 
 
 def every(conn: Connection, news: float | None) -> tuple[Trial, ...]:

@@ -6,7 +6,7 @@ from sqlalchemy import Dialect, func, select, text
 from sqlalchemy.dialects import postgresql, sqlite
 
 from app.store.protocol import ERASED_TAGS
-from app.store.sqlkit.statements import Prepared, Rows, Statements
+from app.store.sqlkit.statements import Prepared, Statements, TableWrite
 from app.store.sqlkit.tables import DISCLOSURES, LOG_LEAVES, LOG_STATE, LOG_TILES, RUNS
 
 STATE = tuple([str(column.name) for column in LOG_STATE.columns])
@@ -30,7 +30,7 @@ FROM json_each(:pairs) AS given JOIN events ON events.run = json_extract(given.v
 AND events.seq > json_extract(given.value, '$[1]') ORDER BY events.run, events.seq
 """
 _TILE = "SELECT body FROM log_tiles WHERE level = :level AND number = :number"
-_WAITING = "SELECT n, kind, id, xid, at FROM log_queue WHERE xid >= :since ORDER BY xid, n LIMIT :most"
+_QUEUED_CHANGES = "SELECT n, kind, id, xid, at FROM log_queue WHERE xid >= :since ORDER BY xid, n LIMIT :most"
 
 
 class LogStatements:
@@ -46,7 +46,7 @@ class LogStatements:
 
         self.lock = Prepared(select(LOG_STATE).with_for_update(skip_locked=True), dialect, [])
         self.moment = prepared(_MOMENT[arrays])
-        self.waiting = prepared(_WAITING, "since", "most")
+        self.queued_changes = prepared(_QUEUED_CHANGES, "since", "most")
         self.oldest = prepared("SELECT at FROM log_queue ORDER BY xid, n LIMIT 1")
         its_columns = [RUNS.c[name] for name in of_run]
         self.runs = Prepared(select(*its_columns).where(common.among(RUNS.c.id)), dialect, ["ids"])
@@ -55,14 +55,14 @@ class LogStatements:
         self.last_entries = Prepared(last, dialect, ["ids"])
         tags = f"SELECT run, name, value FROM tags WHERE name IN ({_NAMES}) AND run {_TEXTS[arrays]}"
         self.private_tags = prepared(f"{tags} ORDER BY run, name, value", "ids")
-        disclosed = select(DISCLOSURES).where(common.among(ledger.run)).order_by(ledger.run, ledger.call)
-        self.disclosures = Prepared(disclosed, dialect, ["ids"])
+        ledger_rows = select(DISCLOSURES).where(common.among(ledger.run)).order_by(ledger.run, ledger.call)
+        self.disclosures = Prepared(ledger_rows, dialect, ["ids"])
         self.events = prepared(_POSTGRES_EVENTS, "runs", "sealed") if arrays else prepared(_SQLITE_EVENTS, "pairs")
         self.tile = prepared(_TILE, "level", "number")
-        made = postgresql.insert(LOG_TILES) if arrays else sqlite.insert(LOG_TILES)
+        insertion = postgresql.insert(LOG_TILES) if arrays else sqlite.insert(LOG_TILES)
         key = [LOG_TILES.c.level, LOG_TILES.c.number]
-        upsert = made.on_conflict_do_update(index_elements=key, set_={"body": made.excluded.body})
+        upsert = insertion.on_conflict_do_update(index_elements=key, set_={"body": insertion.excluded.body})
         self.write_tiles = Prepared(upsert, dialect, ["level", "number", "body"])
-        self.insert_entry = Rows(LOG_LEAVES, "insert")
-        self.taken = prepared(f"DELETE FROM log_queue WHERE n {_NUMBERS[arrays]}", "ids")
-        self.change_state = Rows(LOG_STATE, "update", STATE[1:], ["id"])
+        self.insert_entry = TableWrite(LOG_LEAVES, "insert")
+        self.dequeue = prepared(f"DELETE FROM log_queue WHERE n {_NUMBERS[arrays]}", "ids")
+        self.change_state = TableWrite(LOG_STATE, "update", STATE[1:], ["id"])

@@ -70,8 +70,8 @@ def revision(conn: Connection) -> str | None:
     """Return the revision of a database's schema; None without tables."""
     if not inspect(conn).has_table("alembic_version"):
         return None
-    found: str | None = conn.execute(text("SELECT version_num FROM alembic_version")).scalar_one_or_none()
-    return found
+    number: str | None = conn.execute(text("SELECT version_num FROM alembic_version")).scalar_one_or_none()
+    return number
 
 
 def is_current(url: str) -> bool:
@@ -95,19 +95,19 @@ def _make_folder(url: URL) -> None:
 @contextmanager
 def _faults_as_unavailable(url: URL) -> Iterator[None]:
     """Raise `StoreUnavailable` with the reason for a fault of the driver or of Alembic."""
-    refused: type[Exception] = resolve_name("alembic.util.exc:CommandError")
+    command_error: type[Exception] = resolve_name("alembic.util.exc:CommandError")
     try:
         yield
-    except (OSError, SQLAlchemyError, asyncpg.PostgresError, asyncpg.InterfaceError, refused) as error:
+    except (OSError, SQLAlchemyError, asyncpg.PostgresError, asyncpg.InterfaceError, command_error) as error:
         raise StoreUnavailable(f"The database cannot be used: {reason(error, url)}.") from error
 
 
 def reason(error: BaseException, url: URL) -> str:
     """Return the reason of a fault in words, without a password and without the text of a statement."""
     cause = getattr(error, "orig", None) or error
-    for raised in (cause, cause.__cause__, error):
+    for exception in (cause, cause.__cause__, error):
         for kind, words in REASONS.items():
-            if isinstance(raised, kind):
+            if isinstance(exception, kind):
                 return words.format(database=url.database, user=url.username, host=url.host, place=_place(url))
     if "Can't locate revision" in str(error):
         return "the database is newer than this program; use the version of Baton that has migrated it"

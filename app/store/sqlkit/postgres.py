@@ -110,9 +110,9 @@ class RawConnection:
 
     async def prepared(self, text: str, seconds: float) -> Any:
         """The driver's prepared statement. Raises `TimeoutError` if it takes longer to prepare it."""
-        known = self._prepared.get(text)
-        if known is not None:
-            return known
+        earlier = self._prepared.get(text)
+        if earlier is not None:
+            return earlier
         if not self.keeps_statements:
             return await self.raw.prepare(text, name=UNNAMED, timeout=seconds)
         while len(self._prepared) >= STATEMENTS:
@@ -167,7 +167,7 @@ class Connections:
     @property
     def losses(self) -> int:
         """Return the number of losses so far, after a look at the connections at hand."""
-        current = [kept.connection for kept in self._at_hand if kept.connection.losses == self._losses]
+        current = [checkout.connection for checkout in self._at_hand if checkout.connection.losses == self._losses]
         if not all(connection.lives for connection in current):
             self.lost()
         return self._losses
@@ -186,11 +186,11 @@ class Connections:
     async def take(self, limit: float) -> Checkout:
         """A connection for a single statement. Raises `TimeoutError` when the loop's clock passes `limit`."""
         if self._at_hand:
-            kept = self._at_hand.pop()
-            if kept.connection.losses == self._losses and kept.connection.lives:
-                return kept
+            idle = self._at_hand.pop()
+            if idle.connection.losses == self._losses and idle.connection.lives:
+                return idle
             async with asyncio.timeout_at(limit):
-                await self.discard(kept)
+                await self.discard(idle)
         stack = AsyncExitStack()
         with self._one_waits():
             async with asyncio.timeout_at(limit):
@@ -250,8 +250,8 @@ class Connections:
     def _opened(self, connection: Any, record: ConnectionPoolEntry) -> None:
         record.info["baton"] = RawConnection(connection.driver_connection, self._losses, self._keeps_statements)
         if self._keeps_statements and self._settings:
-            made = "; ".join([f"SET {name} = '{value}'" for name, value in self._settings.items()])
-            connection.run_async(lambda driver: driver.execute(made, timeout=SETTINGS_SECONDS))
+            statement = "; ".join([f"SET {name} = '{value}'" for name, value in self._settings.items()])
+            connection.run_async(lambda driver: driver.execute(statement, timeout=SETTINGS_SECONDS))
         self._reached(connection.run_async(generation.look))
 
     def _reached(self, server: str | None) -> None:
@@ -374,12 +374,12 @@ class Postgres:
         return self._read(work)
 
     def write(
-        self, work: Callable[[Connection], T], *, meant: object = None, tenant: str | None = None
+        self, work: Callable[[Connection], T], *, expected_result: object = None, tenant: str | None = None
     ) -> Coroutine[Any, Any, T]:
         if tenant is not None:
             return self._write_for(tenant, work)
         if isinstance(work, SingleStatement):
-            return self._send(work, meant)
+            return self._send(work, expected_result)
         return self._transact(work)
 
     async def _read(self, work: Callable[[Connection], T]) -> T:
@@ -430,7 +430,7 @@ class Postgres:
                 raise self._fault(error) from error
             raise
         await self._connections.give(checkout)
-        return statement.made(rows)
+        return statement.to_result(rows)
 
     async def _reader(self) -> str | None:
         """The role of reads for callers. That there is none is looked up again after some time."""
@@ -467,8 +467,11 @@ class Postgres:
     async def close(self) -> None:
         await self._connections.close()
 
-    async def _send(self, statement: SingleStatement[T], meant: object = None) -> T:
-        """Carry out a statement that is its own transaction. `meant` is its result, if the answer is missing."""
+    async def _send(self, statement: SingleStatement[T], expected_result: object = None) -> T:
+        """Carry out a statement that is its own transaction.
+
+        `expected_result` is what it returns, which the fault carries if the server's answer is missing.
+        """
         time = asyncio.get_running_loop().time
         limit = time() + self._seconds
         try:
@@ -481,10 +484,10 @@ class Postgres:
         except BaseException as error:
             await self._connections.drop(checkout, error)
             if isinstance(error, self._faults):
-                raise self._fault(error, None if self._undid(error) else meant) from error
+                raise self._fault(error, None if self._undid(error) else expected_result) from error
             raise
         await self._connections.give(checkout)
-        return statement.made(rows)
+        return statement.to_result(rows)
 
     def _undid(self, error: Exception) -> bool:
         """True if a single statement is known not to have been carried out.
@@ -526,7 +529,7 @@ class _Transaction:
         self.phase = "done"
 
 
-def _whole(work: Callable[Concatenate[Connection, P], T], conn: Connection, *args: P.args, **named: P.kwargs) -> T:
+def _whole(work: Callable[Concatenate[Connection, P], T], conn: Connection, *args: P.args, **kwargs: P.kwargs) -> T:
     """Run work on a connection, and close the connection if the work is cancelled.
 
     A BEGIN that was cancelled may still be on its way. The next user's transaction would then be a savepoint inside of
@@ -534,7 +537,7 @@ def _whole(work: Callable[Concatenate[Connection, P], T], conn: Connection, *arg
     statements, but ours run on the driver's cursor.
     """
     try:
-        return work(conn, *args, **named)
+        return work(conn, *args, **kwargs)
     except asyncio.CancelledError:
         conn.invalidate()
         raise

@@ -65,13 +65,13 @@ def status(url: str) -> Status:
         current = _current(url)
     except (OSError, SQLAlchemyError, asyncpg.PostgresError, asyncpg.InterfaceError, sqlite3.Error) as error:
         raise StoreUnavailable(f"The database cannot be used: {reason(error, _parsed(url))}.") from error
-    known = _known(url)
-    names = [revision.id for revision in known]
+    revisions = _known(url)
+    names = [revision.id for revision in revisions]
     if current is None:
-        return Status(None, names[-1], tuple(known))
+        return Status(None, names[-1], tuple(revisions))
     if current not in names:
         return Status(current, names[-1], (), newer=True)
-    return Status(current, names[-1], tuple(known[names.index(current) + 1 :]))
+    return Status(current, names[-1], tuple(revisions[names.index(current) + 1 :]))
 
 
 def connected(url: str) -> int:
@@ -141,47 +141,47 @@ def cause(url: str) -> str | None:
     if not exists(url):
         return "the file does not exist; `baton serve` or `baton migrate` makes it"
     try:
-        found = status(url)
+        schema = status(url)
     except StoreUnavailable as error:
         return error.message.partition(": ")[2].rstrip(".")
-    if found.newer:
-        return f"the database is newer than this program: it has revision {found.current}, this program {found.head}"
-    if found.current is None:
+    if schema.newer:
+        return f"the database is newer than this program: it has revision {schema.current}, this program {schema.head}"
+    if schema.current is None:
         return "it has no tables; run `baton migrate`"
-    if found.is_current:
+    if schema.is_current:
         return None
-    return f"it has the tables of revision {found.current}; run `baton migrate`"
+    return f"it has the tables of revision {schema.current}; run `baton migrate`"
 
 
 def statements(url: str, start: str | None, to: str, *, down: bool = False) -> str:
     """Return the SQL that takes a database from one revision to another, without running it."""
     config, command = alembic_config(url), resolve_name("alembic.command")
-    config.output_buffer = found = io.StringIO()
+    config.output_buffer = output = io.StringIO()
     with ONE_AT_A_TIME:
         if down:
             command.downgrade(config, f"{start}:{to}", sql=True)
         else:
             command.upgrade(config, to if start is None else f"{start}:{to}", sql=True)
-    return found.getvalue().strip()
+    return output.getvalue().strip()
 
 
-def is_earlier(url: str, current: str | None, wanted: str) -> bool:
+def is_earlier(url: str, current: str | None, target: str) -> bool:
     """Return True if a revision comes before the current one. Raises `ConfigInvalid` for a revision that does not
     exist."""
     names = [revision.id for revision in _known(url)]
-    if wanted == "head":
+    if target == "head":
         return False
-    if wanted not in names and wanted != "base":
-        raise ConfigInvalid([f"--to: there is no revision {wanted}; there are {names[0]} to {names[-1]}, and base"])
+    if target not in names and target != "base":
+        raise ConfigInvalid([f"--to: there is no revision {target}; there are {names[0]} to {names[-1]}, and base"])
     order = ["base", *names]
-    return current in order and order.index(wanted) < order.index(current)
+    return current in order and order.index(target) < order.index(current)
 
 
 def _known(url: str) -> Sequence[Revision]:
     """Return every revision that this program knows, the oldest first."""
     scripts: Any = resolve_name("alembic.script:ScriptDirectory").from_config(alembic_config(url))
-    found = [Revision(revision.revision, revision.doc.partition("\n")[0]) for revision in scripts.walk_revisions()]
-    return found[::-1]
+    revisions = [Revision(revision.revision, revision.doc.partition("\n")[0]) for revision in scripts.walk_revisions()]
+    return revisions[::-1]
 
 
 def _current(url: str) -> str | None:
@@ -206,8 +206,8 @@ async def _current_on_postgres(url: URL) -> str | None:
 
 def _revision(connection: Connection) -> str | None:
     context: Any = resolve_name("alembic.migration:MigrationContext").configure(connection)
-    found: str | None = context.get_current_revision()
-    return found
+    number: str | None = context.get_current_revision()
+    return number
 
 
 def _parsed(url: str) -> URL:

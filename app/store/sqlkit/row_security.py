@@ -129,8 +129,8 @@ def reader_of(conn: Connection) -> str | None:
 
 
 def _role_of_readers(conn: Connection) -> str | None:
-    found: str | None = conn.execute(text(ROLE)).scalar_one_or_none()
-    return found
+    role: str | None = conn.execute(text(ROLE)).scalar_one_or_none()
+    return role
 
 
 def enforce(conn: Connection) -> RowSecurity:
@@ -142,10 +142,10 @@ def enforce(conn: Connection) -> RowSecurity:
         _grant(conn, f'"{reader}"')
         return state(conn)
     name: str = conn.execute(text(f"SELECT quote_ident(({NAME}))")).scalar_one()
-    known = conn.execute(text(f"SELECT 1 FROM pg_roles WHERE rolname = ({NAME})")).first()
+    role = conn.execute(text(f"SELECT 1 FROM pg_roles WHERE rolname = ({NAME})")).first()
     try:
         with conn.begin_nested():
-            if known is None:
+            if role is None:
                 conn.execute(text(f"CREATE ROLE {name} NOLOGIN"))
             conn.execute(text(f"GRANT {name} TO CURRENT_USER"))
             _grant(conn, name)

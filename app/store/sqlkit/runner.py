@@ -95,10 +95,15 @@ class Runner(Protocol):
         """
         ...
 
-    async def write(self, work: Callable[[Connection], T], *, meant: object = None, tenant: str | None = None) -> T:
-        """Run work in one transaction and commit it. `meant` is the result that a `SingleStatement` will have: a
-        `Fault` carries it if the answer to COMMIT is missing. With a `tenant` the work, which is no `SingleStatement`,
-        sees and changes only the rows of that tenant where the database can see to it (`row_security.py`)."""
+    async def write(
+        self, work: Callable[[Connection], T], *, expected_result: object = None, tenant: str | None = None
+    ) -> T:
+        """Run work in one transaction and commit it.
+
+        `expected_result` is the result that a `SingleStatement` will have: a `Fault` carries it if the answer to COMMIT
+        is missing. With a `tenant` the work, which is no `SingleStatement`, sees and changes only the rows of that
+        tenant where the database can see to it (`row_security.py`).
+        """
         ...
 
     async def empty_log(self) -> bool:
@@ -155,15 +160,15 @@ def reason_of(error: Exception, dialect: Dialect) -> Reason:
         return "contended"
     if state == NO_RIGHT and "row-level security" in str(cause):
         return "foreign"
-    closed = isinstance(cause, asyncpg.InterfaceError) and CLOSED in str(cause)
+    is_closed = isinstance(cause, asyncpg.InterfaceError) and CLOSED in str(cause)
     if (
         state.startswith(LOST)
-        or closed
+        or is_closed
         or (isinstance(cause, driver.Error) and dialect.is_disconnect(cause, connection=None, cursor=None))
     ):
         return "lost"
-    refused = state.startswith(REFUSED) or isinstance(cause, driver.IntegrityError)
-    if refused or isinstance(cause.__cause__, asyncpg.DataError):
+    is_refused = state.startswith(REFUSED) or isinstance(cause, driver.IntegrityError)
+    if is_refused or isinstance(cause.__cause__, asyncpg.DataError):
         return "refused"
     return "down"
 

@@ -123,15 +123,15 @@ class Keyring:
         self._loaded[name] = ContentKey(name, key)
         return StoredKey(name, tenant, now, self.present, self._wrapped(name, tenant, key))
 
-    def load(self, rows: Iterable[StoredKey], wanted: Collection[str] = ()) -> None:
-        """Take content keys into use. Those of the `wanted` that have no row were destroyed.
+    def load(self, rows: Iterable[StoredKey], ids: Collection[str] = ()) -> None:
+        """Take content keys into use. Those of the `ids` that have no row were destroyed.
 
         Raises `StoreUnavailable` for a key whose master key is not there.
         """
         for row in rows:
             if self._loaded.get(row.id) is None:
                 self._loaded[row.id] = ContentKey(row.id, self._unwrapped(row))
-        for name in wanted:
+        for name in ids:
             self._loaded.setdefault(name, None)
 
     def rewrapped(self, row: StoredKey) -> StoredKey:

@@ -75,7 +75,9 @@ class Sqlite:
     def pool_use(self) -> PoolUse:
         return PoolUse(min(self._reads, READERS), READERS, max(self._reads - READERS, 0), self._waits)
 
-    async def write(self, work: Callable[[Connection], T], *, meant: object = None, tenant: str | None = None) -> T:
+    async def write(
+        self, work: Callable[[Connection], T], *, expected_result: object = None, tenant: str | None = None
+    ) -> T:
         loop = asyncio.get_running_loop()
         self._unchecked += 1
         if self._unchecked >= CHECKPOINT_EVERY:

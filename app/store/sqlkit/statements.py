@@ -67,7 +67,7 @@ from app.store.sqlkit.tables import (
 
 Row = tuple[Any, ...]
 T = TypeVar("T")
-KnownRun = tuple[str, int]
+ExpectedRevision = tuple[str, int]
 """The id of a run, and the revision that its row is expected to have."""
 OwnedRun = tuple[str, str]
 """The id of a run, and the tenant to which it is expected to belong."""
@@ -151,17 +151,17 @@ class Prepared:
 
 @record(frozen=True, slots=True)
 class SingleStatement(Generic[T]):
-    """Work that is one statement. `made` turns its rows into the result."""
+    """Work that is one statement. `to_result` turns its rows into the result."""
 
     statement: Prepared
     values: Sequence[object]
-    made: Callable[[Sequence[Row]], T]
+    to_result: Callable[[Sequence[Row]], T]
 
     def __call__(self, conn: Connection) -> T:
-        return self.made(self.statement.fetch(conn, *self.values))
+        return self.to_result(self.statement.fetch(conn, *self.values))
 
 
-class Rows:
+class TableWrite:
     """One way of writing rows of a table.
 
     The verbs are `insert`, `once` (insert, unless the key exists), `update` of the named columns, and `delete`. The
@@ -233,7 +233,7 @@ class Rows:
         return statement.cte(f"part_{number}"), names
 
 
-RowWrites = tuple[Rows, Sequence[Row]]
+RowWrites = tuple[TableWrite, Sequence[Row]]
 """One way of writing rows of a table, and the rows to be written in that way."""
 
 
@@ -273,7 +273,7 @@ class _Conditions:
     several_runs_and_tickets: Condition
 
 
-_Parts = tuple[tuple[Rows, bool], ...]
+_Parts = tuple[tuple[TableWrite, bool], ...]
 """The parts of a joint write, and for each of them whether it writes a single row."""
 
 
@@ -285,9 +285,9 @@ class WriteStatements:
         self._together = dialect.name == "postgresql"
         self._prepared: dict[tuple[Condition | None, _Parts], Prepared] = {}
 
-    def __call__(self, conn: Connection, *wanted: RowWrites) -> None:
+    def __call__(self, conn: Connection, *writes: RowWrites) -> None:
         """Write all of these rows. No two of them may be the same row of a table."""
-        parts = [(way, rows) for way, rows in wanted if rows]
+        parts = [(way, rows) for way, rows in writes if rows]
         if not self._together:
             for way, rows in parts:
                 self._single(way).each(conn, rows)
@@ -296,16 +296,16 @@ class WriteStatements:
             statement.each(conn, [values])
 
     def only_if(
-        self, condition: Condition | None, given: Sequence[object], done: T, *wanted: RowWrites
+        self, condition: Condition | None, parameters: Sequence[object], result: T, *writes: RowWrites
     ) -> SingleStatement[T | None]:
         """Return the write as a single statement of Postgres, which checks a condition first, if there is one.
 
-        Its result is `done`, or None if the condition does not hold. `given` are the parameters of the condition.
+        It returns `result`, or None if the condition does not hold. `parameters` are those of the condition.
         """
-        statement, values = self._joint([(way, rows) for way, rows in wanted if rows], condition)
-        return SingleStatement(statement, (*given, *values), lambda rows: done if rows[0][0] else None)
+        statement, values = self._joint([(way, rows) for way, rows in writes if rows], condition)
+        return SingleStatement(statement, (*parameters, *values), lambda rows: result if rows[0][0] else None)
 
-    def _single(self, way: Rows) -> Prepared:
+    def _single(self, way: TableWrite) -> Prepared:
         key = (None, ((way, True),))
         if key not in self._prepared:
             self._prepared[key] = way.single(self._dialect)
@@ -390,12 +390,16 @@ class Statements:
             self._prepare_for_postgres(dialect)
         one_of_theirs = RUNS.c.id == bindparam("its_id"), RUNS.c.tenant == bindparam("its_tenant")
         self._owner = Prepared(select(RUNS.c.id).where(*one_of_theirs), dialect, ["its_id", "its_tenant"])
-        self.insert_run = Rows(RUNS, "insert")
-        self.update_open_run = Rows(RUNS, "update", OPEN_RUN_COLUMNS, ["id", "epoch"])
-        self.update_ended_run = Rows(RUNS, "update", MUTABLE_COLUMNS, ["id", "epoch"])
+        self.insert_run = TableWrite(RUNS, "insert")
+        self.update_open_run = TableWrite(RUNS, "update", OPEN_RUN_COLUMNS, ["id", "epoch"])
+        self.update_ended_run = TableWrite(RUNS, "update", MUTABLE_COLUMNS, ["id", "epoch"])
         lease_and_cap = (*LEASE_COLUMNS, "cap_usd")
-        self.update_open_run_and_lease = Rows(RUNS, "update", (*lease_and_cap, *OPEN_RUN_COLUMNS), ["id", "epoch"])
-        self.update_ended_run_and_lease = Rows(RUNS, "update", (*lease_and_cap, *MUTABLE_COLUMNS), ["id", "epoch"])
+        self.update_open_run_and_lease = TableWrite(
+            RUNS, "update", (*lease_and_cap, *OPEN_RUN_COLUMNS), ["id", "epoch"]
+        )
+        self.update_ended_run_and_lease = TableWrite(
+            RUNS, "update", (*lease_and_cap, *MUTABLE_COLUMNS), ["id", "epoch"]
+        )
         self.make_due = Prepared(
             update(RUNS)
             .where(RUNS.c.id == bindparam("its_id"), RUNS.c.driver == literal_column("''"))
@@ -403,29 +407,29 @@ class Statements:
             dialect,
             ["lease_until", "its_id"],
         )
-        self.insert_event = Rows(EVENTS, "insert")
-        self.insert_disclosure = Rows(DISCLOSURES, "insert")
+        self.insert_event = TableWrite(EVENTS, "insert")
+        self.insert_disclosure = TableWrite(DISCLOSURES, "insert")
         outcome = ["outcome", "input_tokens", "output_tokens"]
-        self.complete_disclosure = Rows(DISCLOSURES, "update", outcome, ["run", "call"])
-        self.insert_content = Rows(CONTENTS, "once")
-        self.insert_shared_content = Rows(SHARED_CONTENTS, "once")
-        self.insert_text = Rows(TEXTS, "once")
-        self.insert_tag = Rows(TAGS, "once")
-        self.insert_notice = Rows(NOTICES, "once")
-        self.insert_ticket = Rows(TICKETS, "insert")
-        self.update_ticket = Rows(TICKETS, "update", TICKET_COLUMNS[2:], ["run", "step"])
-        self.update_ticket_except_until = Rows(TICKETS, "update", TICKET_COLUMNS_EXCEPT_UNTIL, ["run", "step"])
-        self.delete_ticket = Rows(TICKETS, "delete", keys=["run", "step"])
-        self.update_window = Rows(BUDGET_WINDOWS, "update", WINDOW_AMOUNTS, ["account", "start"])
-        self.insert_hold = Rows(BUDGET_HOLDS, "insert")
+        self.complete_disclosure = TableWrite(DISCLOSURES, "update", outcome, ["run", "call"])
+        self.insert_content = TableWrite(CONTENTS, "once")
+        self.insert_shared_content = TableWrite(SHARED_CONTENTS, "once")
+        self.insert_text = TableWrite(TEXTS, "once")
+        self.insert_tag = TableWrite(TAGS, "once")
+        self.insert_notice = TableWrite(NOTICES, "once")
+        self.insert_ticket = TableWrite(TICKETS, "insert")
+        self.update_ticket = TableWrite(TICKETS, "update", TICKET_COLUMNS[2:], ["run", "step"])
+        self.update_ticket_except_until = TableWrite(TICKETS, "update", TICKET_COLUMNS_EXCEPT_UNTIL, ["run", "step"])
+        self.delete_ticket = TableWrite(TICKETS, "delete", keys=["run", "step"])
+        self.update_window = TableWrite(BUDGET_WINDOWS, "update", WINDOW_AMOUNTS, ["account", "start"])
+        self.insert_hold = TableWrite(BUDGET_HOLDS, "insert")
         self.idempotency = Lookup(self, dialect, ONCE, ["id"])
-        self.insert_idempotency = Rows(ONCE, "insert")
-        self.update_idempotency = Rows(ONCE, "update", IDEMPOTENCY_COLUMNS[1:], ["id"])
+        self.insert_idempotency = TableWrite(ONCE, "insert")
+        self.update_idempotency = TableWrite(ONCE, "update", IDEMPOTENCY_COLUMNS[1:], ["id"])
 
     def _prepare_for_postgres(self, dialect: Dialect) -> None:
         """Prepare what only Postgres has: reads of two tables in one round trip, locks, settings and conditions."""
-        self.rows = Prepared(self._runs_and_tickets(locks=False), dialect, ["ids", "moving"])
-        self._locked_rows = Prepared(self._runs_and_tickets(locks=True), dialect, ["ids", "moving"])
+        self.rows = Prepared(self._runs_and_tickets(locks=False), dialect, ["ids", "ticket_runs"])
+        self._locked_rows = Prepared(self._runs_and_tickets(locks=True), dialect, ["ids", "ticket_runs"])
         self._lock_texts = Prepared(select(_text_locks()), dialect, ["locks"])
         settings = [func.set_config(*_literals(name, value, "true")) for name, value in BY_KEY.items()]
         self._by_key = Prepared(select(*settings), dialect, [])
@@ -435,8 +439,8 @@ class Statements:
                 self._conditions[locks, owned] = _Conditions(
                     only_new_runs=_nothing_but_locks() if locks else None,
                     one_run=_one_is_current(locks=locks, owned=owned),
-                    several_runs=self._all_are_current(moving=False, locks=locks, owned=owned),
-                    several_runs_and_tickets=self._all_are_current(moving=True, locks=locks, owned=owned),
+                    several_runs=self._all_are_current(with_tickets=False, locks=locks, owned=owned),
+                    several_runs_and_tickets=self._all_are_current(with_tickets=True, locks=locks, owned=owned),
                 )
         self._all_are_owned = Condition(select(_owned().label("holds")).cte("unchanged"), _OWNED)
 
@@ -454,7 +458,7 @@ class Statements:
             dialect,
             ["ids", "its_driver"],
         )
-        self.update_lease = Rows(RUNS, "update", ["lease_until"], ["id"])
+        self.update_lease = TableWrite(RUNS, "update", ["lease_until"], ["id"])
         self.lock_claims = Prepared(
             select(ticket.run, ticket.step, ticket.claim, *without_waiting)
             .where(self.among(ticket.run), ticket.holder.is_not(None))
@@ -463,7 +467,7 @@ class Statements:
             dialect,
             ["ids"],
         )
-        self.update_claim = Rows(TICKETS, "update", ["until"], ["run", "step", "claim"])
+        self.update_claim = TableWrite(TICKETS, "update", ["until"], ["run", "step", "claim"])
 
     def plan_by_key(self, conn: Connection) -> None:
         """Have Postgres plan all further statements of this transaction by key (see `BY_KEY`)."""
@@ -475,23 +479,25 @@ class Statements:
         if self._lock_texts is not None and locks:
             self._lock_texts.fetch(conn, locks)
 
-    def under_lock(
-        self, conn: Connection, ids: Sequence[str], moving: Sequence[str]
+    def lock_runs_and_tickets(
+        self, conn: Connection, runs: Sequence[str], ticket_runs: Sequence[str]
     ) -> tuple[Sequence[Row], Sequence[Row]]:
-        """Return the rows of these runs, and the tickets of those that are `moving`; on Postgres in one round trip.
+        """Return the rows of these runs, and the tickets of those in `ticket_runs`; on Postgres in one round trip.
 
         On Postgres, if another transaction had the lock, a ticket that it inserted is not among them (what it changed
         or deleted is). No entry misses it: only the driver makes tickets, and a dispatcher takes one after its commit.
         """
-        if self._locked_rows is None or not moving:
-            return self.runs.fetch(conn, ids), self.tickets.fetch(conn, moving)
-        return runs_and_tickets(self._locked_rows.fetch(conn, ids, moving))
+        if self._locked_rows is None or not ticket_runs:
+            return self.runs.fetch(conn, runs), self.tickets.fetch(conn, ticket_runs)
+        return runs_and_tickets(self._locked_rows.fetch(conn, runs, ticket_runs))
 
     def _runs_and_tickets(self, *, locks: bool) -> Executable:
-        """Runs, and the tickets of those that are `moving`. With `locks` both are locked, in the order of their keys,
+        """Runs, and the tickets of those in `ticket_runs`. With `locks` both are locked, in the order of their keys,
         so that no two transactions wait for each other in a circle."""
         runs = select(*[RUNS.c[name] for name in CHECKED_COLUMNS]).where(self.among(RUNS.c.id)).order_by(RUNS.c.id)
-        tickets = select(TICKETS).where(self.among(TICKETS.c.run, "moving")).order_by(TICKETS.c.run, TICKETS.c.step)
+        tickets = (
+            select(TICKETS).where(self.among(TICKETS.c.run, "ticket_runs")).order_by(TICKETS.c.run, TICKETS.c.step)
+        )
         if locks:
             runs, tickets = runs.with_for_update(), tickets.with_for_update()
         first, second = runs.subquery(), tickets.subquery()
@@ -500,36 +506,36 @@ class Statements:
             select(*[cast(null(), column.type) for column in first.c], *second.c),
         )
 
-    def write_if_current(self, conn: Connection, known: Sequence[KnownRun], *wanted: RowWrites) -> bool:
-        """Write if the rows of all these runs have the known revisions. If one has not, write nothing: False."""
-        expected = dict(known)
-        revisions = {row[_ID]: row[_REVISION] for row in self.runs.fetch(conn, list(expected))}
-        if revisions != expected:
+    def write_if_current(self, conn: Connection, expected: Sequence[ExpectedRevision], *writes: RowWrites) -> bool:
+        """Write if the rows of all these runs have the expected revisions. If one has not, write nothing: False."""
+        expected_revisions = dict(expected)
+        revisions = {row[_ID]: row[_REVISION] for row in self.runs.fetch(conn, list(expected_revisions))}
+        if revisions != expected_revisions:
             return False
-        self.write(conn, *wanted)
+        self.write(conn, *writes)
         return True
 
-    def write_if_owned(self, conn: Connection, owned: Sequence[OwnedRun], *wanted: RowWrites) -> bool:
+    def write_if_owned(self, conn: Connection, owned: Sequence[OwnedRun], *writes: RowWrites) -> bool:
         """Write if each of these runs belongs to the tenant that is given with it. If one does not, or is not there,
         write nothing: False."""
         if not owned:
-            self.write(conn, *wanted)
+            self.write(conn, *writes)
             return True
         if self.arrays:
-            written = self.write.only_if(self._all_are_owned, columns_of(owned, 2), True, *wanted)(conn)
-            return written is not None
+            statement = self.write.only_if(self._all_are_owned, columns_of(owned, 2), True, *writes)
+            return statement(conn) is not None
         for run, tenant in owned:
             if not self._owner.fetch(conn, run, tenant):
                 return False
-        self.write(conn, *wanted)
+        self.write(conn, *writes)
         return True
 
     def current_or_nothing(
         self,
-        known: Sequence[KnownRun],
-        moving: Sequence[str],
+        expected: Sequence[ExpectedRevision],
+        ticket_runs: Sequence[str],
         result: T,
-        *wanted: RowWrites,
+        *writes: RowWrites,
         locks: Sequence[int],
         owned: Sequence[OwnedRun] = (),
     ) -> SingleStatement[T | None]:
@@ -537,39 +543,39 @@ class Statements:
         written.
 
         It takes the `locks` of owners of texts, as `lock_texts` does, then locks the rows of the runs, and then the
-        tickets of those that are `moving`, as `under_lock` does. The tickets of a single run need no lock of their own:
-        entries change them under the lock of the run's row. Nothing is written either unless each `owned` run belongs
-        to its tenant.
+        tickets of the `ticket_runs`, as `lock_runs_and_tickets` does. The tickets of a single run need no lock of
+        their own: entries change them under the lock of the run's row. Nothing is written either unless each `owned`
+        run belongs to its tenant.
         """
         conditions = self._conditions[bool(locks), bool(owned)]
         lock_values = [locks] if locks else []
         owners = columns_of(owned, 2) if owned else []
-        if not known:
-            return self.write.only_if(conditions.only_new_runs, lock_values, result, *wanted)
-        if len(known) == 1:
-            values = [*lock_values, *known[0], *owners]
-            return self.write.only_if(conditions.one_run, values, result, *wanted)
-        values = [*columns_of(known, 2), *lock_values]
-        if moving:
-            values += [list(moving), *owners]
-            return self.write.only_if(conditions.several_runs_and_tickets, values, result, *wanted)
-        return self.write.only_if(conditions.several_runs, [*values, *owners], result, *wanted)
+        if not expected:
+            return self.write.only_if(conditions.only_new_runs, lock_values, result, *writes)
+        if len(expected) == 1:
+            values = [*lock_values, *expected[0], *owners]
+            return self.write.only_if(conditions.one_run, values, result, *writes)
+        values = [*columns_of(expected, 2), *lock_values]
+        if ticket_runs:
+            values += [list(ticket_runs), *owners]
+            return self.write.only_if(conditions.several_runs_and_tickets, values, result, *writes)
+        return self.write.only_if(conditions.several_runs, [*values, *owners], result, *writes)
 
-    def _all_are_current(self, *, moving: bool, locks: bool, owned: bool) -> Condition:
+    def _all_are_current(self, *, with_tickets: bool, locks: bool, owned: bool) -> Condition:
         """Any number of runs have the revisions that are given, and their rows and tickets are locked."""
-        given, names = unnested({"id": Text(), "revision": BigInteger()}, "_known")
+        expected, names = unnested({"id": Text(), "revision": BigInteger()}, "_known")
         names += _LOCKS[:locks]
-        same = (RUNS.c.id == given.c.id) & (RUNS.c.revision == given.c.revision)
-        rows = select(RUNS.c.id).select_from(RUNS.join(given, same)).where(*_after_locks(locks)).order_by(RUNS.c.id)
+        same = (RUNS.c.id == expected.c.id) & (RUNS.c.revision == expected.c.revision)
+        rows = select(RUNS.c.id).select_from(RUNS.join(expected, same)).where(*_after_locks(locks)).order_by(RUNS.c.id)
         current = rows.with_for_update(of=RUNS).cte("current_runs")
         count = select(func.count()).select_from(current).scalar_subquery()
         holds: ColumnElement[bool] = count == func.cardinality(bindparam("id_known", type_=ARRAY(Text)))
-        if moving:
+        if with_tickets:
             ticket = TICKETS.c
-            theirs = select(ticket.run).where(self.among(ticket.run, "moving")).order_by(ticket.run, ticket.step)
+            theirs = select(ticket.run).where(self.among(ticket.run, "ticket_runs")).order_by(ticket.run, ticket.step)
             locked = theirs.with_for_update().cte("locked_tickets")
             holds = and_(holds, select(func.count()).select_from(locked).scalar_subquery() >= literal_column("0"))
-            names = [*names, "moving"]
+            names = [*names, "ticket_runs"]
         if owned:
             holds, names = and_(holds, _owned()), [*names, *_OWNED]
         return Condition(select(holds.label("holds")).cte("unchanged"), names)
@@ -627,8 +633,8 @@ def _after_locks(locks: bool) -> tuple[ColumnElement[bool], ...]:
     """Return a condition that always holds, and that is checked before any row is read. The locks are taken by then."""
     if not locks:
         return ()
-    taken = select(_text_locks().label("count")).cte("text_locks")
-    return (select(taken.c.count).scalar_subquery() >= literal_column("0"),)
+    text_locks = select(_text_locks().label("count")).cte("text_locks")
+    return (select(text_locks.c.count).scalar_subquery() >= literal_column("0"),)
 
 
 def _nothing_but_locks() -> Condition:
@@ -642,16 +648,20 @@ _OWNED = ("id_owned", "tenant_owned")
 
 def _owned() -> ColumnElement[bool]:
     """Each of these runs belongs to the tenant that is given with it."""
-    given, _ = unnested({"id": Text(), "tenant": Text()}, "_owned")
-    theirs = RUNS.join(given, (RUNS.c.id == given.c.id) & (RUNS.c.tenant == given.c.tenant))
-    count = select(func.count()).select_from(theirs).scalar_subquery()
+    owners, _ = unnested({"id": Text(), "tenant": Text()}, "_owned")
+    owned_runs = RUNS.join(owners, (RUNS.c.id == owners.c.id) & (RUNS.c.tenant == owners.c.tenant))
+    count = select(func.count()).select_from(owned_runs).scalar_subquery()
     return count == func.cardinality(bindparam("id_owned", type_=ARRAY(Text)))
 
 
 def _one_is_current(*, locks: bool, owned: bool) -> Condition:
     """The row of one run has the revision that is given, and is locked."""
-    known = (*_after_locks(locks), RUNS.c.id == bindparam("id_known"), RUNS.c.revision == bindparam("revision_known"))
-    current = select(RUNS.c.id).where(*known).with_for_update().cte("current_run")
+    conditions = (
+        *_after_locks(locks),
+        RUNS.c.id == bindparam("id_known"),
+        RUNS.c.revision == bindparam("revision_known"),
+    )
+    current = select(RUNS.c.id).where(*conditions).with_for_update().cte("current_run")
     count = select(func.count()).select_from(current).scalar_subquery()
     names = [*_LOCKS[:locks], "id_known", "revision_known"]
     holds: ColumnElement[bool] = count == literal_column("1")
@@ -668,15 +678,15 @@ def shared_parts(*chosen: ColumnElement[bool]) -> CompoundSelect[Any]:
 
 def _shared_parts(*chosen: ColumnElement[bool]) -> tuple[Select[Any], ...]:
     columns = [SHARED_CONTENTS.c[name] for name in ("run", "ref", "head", "tail", "size", "body")]
-    asked = select(*columns).where(*chosen).cte("asked")
-    first = select(asked.c.run, asked.c.ref, TEXTS.c.id, TEXTS.c.before, *_place(1))
-    chain = first.join(TEXTS, TEXTS.c.id == asked.c.head).cte("chain", recursive=True)
+    contents = select(*columns).where(*chosen).cte("asked")
+    first = select(contents.c.run, contents.c.ref, TEXTS.c.id, TEXTS.c.before, *_place(1))
+    chain = first.join(TEXTS, TEXTS.c.id == contents.c.head).cte("chain", recursive=True)
     earlier = select(chain.c.run, chain.c.ref, TEXTS.c.id, TEXTS.c.before, chain.c.place + literal_column("1"))
     chain = chain.union_all(earlier.join(TEXTS, TEXTS.c.id == chain.c.before))
-    own = select(asked.c.run, asked.c.ref, *_place(OWN), asked.c.body, false(), asked.c.size)
+    own = select(contents.c.run, contents.c.ref, *_place(OWN), contents.c.body, false(), contents.c.size)
     head = select(chain.c.run, chain.c.ref, chain.c.place, TEXTS.c.body, TEXTS.c.spoken, *_place(0))
-    tail = select(asked.c.run, asked.c.ref, *_place(TAIL), TEXTS.c.body, false(), *_place(0))
-    return own, head.join(TEXTS, TEXTS.c.id == chain.c.id), tail.join(TEXTS, TEXTS.c.id == asked.c.tail)
+    tail = select(contents.c.run, contents.c.ref, *_place(TAIL), TEXTS.c.body, false(), *_place(0))
+    return own, head.join(TEXTS, TEXTS.c.id == chain.c.id), tail.join(TEXTS, TEXTS.c.id == contents.c.tail)
 
 
 def _place(number: int) -> list[ColumnElement[int]]:
@@ -700,12 +710,14 @@ def _step_input() -> Executable:
     run = RUNS.c
     its_id: ColumnElement[str] = bindparam("its_id")
     later = EVENTS.c.seq > bindparam("its_seq")
-    named = select(literal_column(_NAMED, Text())).where(EVENTS.c.run == its_id, later)
-    wanted = or_(bindparam("its_seq") == literal_column("0"), CONTENTS.c.ref.in_(named))
+    refs_in_events = select(literal_column(_NAMED, Text())).where(EVENTS.c.run == its_id, later)
+    is_needed = or_(bindparam("its_seq") == literal_column("0"), CONTENTS.c.ref.in_(refs_in_events))
     small = func.octet_length(CONTENTS.c.body) <= bindparam("most")
     events = _rows_of(EVENTS, ("seq", "kind", "at", "body"), "seq").where(later)
     tickets = _rows_of(TICKETS, TICKET_COLUMNS, "step")
-    contents = _rows_of(CONTENTS, ("ref", "body"), "ref").where(small, wanted).limit(literal_column(str(MOST_CONTENTS)))
+    contents = (
+        _rows_of(CONTENTS, ("ref", "body"), "ref").where(small, is_needed).limit(literal_column(str(MOST_CONTENTS)))
+    )
     arrays = [func.array(part.scalar_subquery()) for part in (events, tickets, contents)]
     return select(*[run[name] for name in CACHED_COLUMNS], run.salt, run.driver, *arrays).where(run.id == its_id)
 

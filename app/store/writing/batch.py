@@ -185,18 +185,18 @@ class RowCache:
         self._runs: OrderedDict[str, CachedRows] = OrderedDict()
         self._most = most
 
-    def find(self, runs: Iterable[str], moving: Iterable[str]) -> dict[str, CachedRows] | None:
-        """Return the rows of all these runs, with the tickets of those that are `moving`; None if any of them is
+    def find(self, runs: Iterable[str], ticket_runs: Iterable[str]) -> dict[str, CachedRows] | None:
+        """Return the rows of all these runs, with the tickets of those in `ticket_runs`; None if any of them is
         missing."""
-        found = {}
+        rows = {}
         for run in runs:
             cached = self._runs.get(run)
             if cached is None:
                 return None
-            found[run] = cached
-        if any(found[run].tickets is None for run in moving):
+            rows[run] = cached
+        if any(rows[run].tickets is None for run in ticket_runs):
             return None
-        return found
+        return rows
 
     def update(self, rows: Mapping[str, CachedRows | None]) -> None:
         """Cache the rows that a commit has written or that were read; forget the runs that have None."""
@@ -219,17 +219,20 @@ class RowBatch:
         self,
         runs: Iterable[Row],
         tickets: Iterable[Row],
-        moving: Collection[str],
+        ticket_runs: Collection[str],
         idempotency: IdempotencyRows,
-        locked: Collection[int] | None = None,
+        held_locks: Collection[int] | None = None,
         budgets: BudgetLedger | None = None,
     ) -> None:
-        """`tickets` are all tickets of the runs in `moving`. Only texts of owners whose lock is in `locked` are shared;
-        None: those of all, and `locks` are to be taken before the write. Without `budgets` no entry holds or settles
-        anything for a run that has accounts."""
+        """`tickets` are all tickets of the `ticket_runs`.
+
+        Only texts of owners whose lock is in `held_locks` are shared; if that is None, those of all owners are, and
+        `locks` are to be taken before the write. Without `budgets` no entry holds or settles anything for a run that
+        has accounts.
+        """
         self._runs = {row[0]: _Run(*row) for row in runs}
         self._tickets = {(row[0], row[1]): _stored_ticket(row) for row in tickets}
-        self._runs_with_tickets = set(moving)
+        self._runs_with_tickets = set(ticket_runs)
         """Runs whose tickets are all known."""
         self._idempotency = idempotency
         self._new_runs: dict[str, tuple[NewRun, float]] = {}
@@ -240,7 +243,7 @@ class RowBatch:
         self._disclosures = DisclosureRows()
         self._shared: list[Row] = []
         self._texts: dict[str, Row] = {}
-        self._locked = locked
+        self._held_locks = held_locks
         self.locks: set[int] = set()
         """The locks of the owners whose texts are written."""
         self._key: ContentKey | None = None
@@ -285,11 +288,11 @@ class RowBatch:
             run.wished_at = entry.at
         events = self._append_events(run, encoded)
         self._key = encoded.key
-        taken = self._apply_rows(run, entry)
+        claims = self._apply_rows(run, entry)
         self._idempotency.add(entry.once, run.id)
         if entry.tenant is not None and run.id not in self._new_runs:
             self.owned.add((run.id, entry.tenant))
-        return Appended(events, ticket.claim if ticket and entry.move and entry.move.verb == "take" else 0, taken)
+        return Appended(events, ticket.claim if ticket and entry.move and entry.move.verb == "take" else 0, claims)
 
     def writes(self, statements: Statements) -> list[RowWrites]:
         """Return all changed rows, each with the way in which it is written. Most of the lists are empty."""
@@ -335,25 +338,25 @@ class RowBatch:
     def _writes_of_tickets(self, statements: Statements) -> list[RowWrites]:
         """Return the rows of new tickets, the keys of those that are gone, and of others the columns that may have
         changed: without `until` where the end of the claim is what is stored."""
-        deleted: list[Row] = []
-        changed: list[Row] = []
-        changed_except_until: list[Row] = []
+        deletions: list[Row] = []
+        updates: list[Row] = []
+        updates_except_until: list[Row] = []
         new_tickets: list[Row] = []
         for place in sorted(self._changed_tickets):
             ticket = self._tickets[place]
             if ticket.gone:
                 if ticket.stored:
-                    deleted.append(place)
+                    deletions.append(place)
             elif not ticket.stored:
                 new_tickets.append(_TICKET_VALUES(ticket))
             elif ticket.until != ticket.stored_until:
-                changed.append(_TICKET_CHANGE(ticket))
+                updates.append(_TICKET_CHANGE(ticket))
             else:
-                changed_except_until.append(_TICKET_CHANGE_EXCEPT_UNTIL(ticket))
+                updates_except_until.append(_TICKET_CHANGE_EXCEPT_UNTIL(ticket))
         return [
-            (statements.delete_ticket, deleted),
-            (statements.update_ticket, changed),
-            (statements.update_ticket_except_until, changed_except_until),
+            (statements.delete_ticket, deletions),
+            (statements.update_ticket, updates),
+            (statements.update_ticket_except_until, updates_except_until),
             (statements.insert_ticket, new_tickets),
         ]
 
@@ -363,24 +366,24 @@ class RowBatch:
         for ticket in self._tickets.values():
             if not ticket.gone and ticket.run in tickets:
                 tickets[ticket.run].append(_TICKET_VALUES(ticket))
-        found: dict[str, CachedRows | None] = {}
+        rows: dict[str, CachedRows | None] = {}
         for name, run in self._runs.items():
             if run.ended_at is not None or run.salt is None:
-                found[name] = None
+                rows[name] = None
             elif name in tickets:
-                found[name] = CachedRows(_CACHED_VALUES(run), tuple(tickets[name]))
+                rows[name] = CachedRows(_CACHED_VALUES(run), tuple(tickets[name]))
             else:
-                found[name] = CachedRows(_CACHED_VALUES(run), None)
-        return found
+                rows[name] = CachedRows(_CACHED_VALUES(run), None)
+        return rows
 
     def make_wishes_due(self, conn: Connection, statements: Statements) -> None:
         """Write again to runs that got a wish and have no driver, after a change of hands: they are due at once."""
-        due: list[Row] = []
+        rows: list[Row] = []
         for name in sorted(self._changed_runs):
             run = self._runs[name]
             if run.wished_at is not None:
-                due.append((run.wished_at, run.id))
-        statements.make_due.each(conn, due)
+                rows.append((run.wished_at, run.id))
+        statements.make_due.each(conn, rows)
 
     def _run(self, entry: Entry) -> _Run:
         if entry.run in self._postponed_runs:
@@ -503,10 +506,10 @@ class RowBatch:
             *row, own = parts.content
             self._shared.append((*row, self._encrypted(run.id, ref, own)))
             for name, before, spoken, text in parts.texts:
-                stored = text
+                stored_text = text
                 if self._key is not None:
-                    stored = self._key.seal(TEXT, text)
-                self._texts[name] = (name, before, spoken, stored, run.tenant)
+                    stored_text = self._key.seal(TEXT, text)
+                self._texts[name] = (name, before, spoken, stored_text, run.tenant)
 
     def _content(self, run: str, ref: str, body: bytes) -> Row:
         """The row of a content that is stored as a whole."""
@@ -521,7 +524,7 @@ class RowBatch:
     def _may_share(self, owner: str) -> bool:
         """True if texts of an owner may be written, whose lock is noted then."""
         lock = texts.lock_of(owner)
-        if self._locked is not None and lock not in self._locked:
+        if self._held_locks is not None and lock not in self._held_locks:
             return False
         self.locks.add(lock)
         return True
@@ -629,13 +632,13 @@ def _balance(run: _Run, entry: Entry) -> tuple[int, int, int, int]:
 
 def _new_run_row(run: _Run, new: NewRun, at: float) -> tuple[Any, ...]:
     """All columns of a new run, in table order. A later entry of the batch may have changed its lease."""
-    described = (run.id, new.tenant, new.key, new.tier, new.model, new.code, new.salt, run.thread, run.budgets)
+    admission_columns = (run.id, new.tenant, new.key, new.tier, new.model, new.code, new.salt, run.thread, run.budgets)
     origin = (new.origin_kind or None, new.origin_run or None)
     erasure = (None, None)  # when, and by what
     lease: Row = (new.deadline, run.epoch, new.driver, new.lease_until)
     if run.lease is not None:
         lease = _lease(run)
-    return (*described, *origin, *erasure, at, *lease, run.cap_usd, run.cap_tokens, *_MUTABLE_VALUES(run))
+    return (*admission_columns, *origin, *erasure, at, *lease, run.cap_usd, run.cap_tokens, *_MUTABLE_VALUES(run))
 
 
 def _lease(run: _Run) -> tuple[Any, ...]:
@@ -691,19 +694,19 @@ def commit(
     its outcome is `NeedsAllSlices`, of which there is none with `all_slices`.
     Raises `NotFound` if an entry is written in the name of a tenant to which its run does not belong.
     """
-    runs, moving = runs_to_lock(batch)
+    runs, ticket_runs = runs_to_lock(batch)
     if len(runs) > 1:
         statements.plan_by_key(conn)
     locks = _locks_of_owners(batch)
     statements.lock_texts(conn, locks)  # before any run's row, as an erasure does
-    found, tickets = statements.under_lock(conn, runs, moving)
+    run_rows, ticket_rows = statements.lock_runs_and_tickets(conn, runs, ticket_runs)
     idempotency = IdempotencyRows(statements.idempotency.fetch(conn, _idempotency_ids(batch)))
-    columns = _columns(found, batch)
+    account_columns = _columns(run_rows, batch)
     budgets = None
-    if columns:
+    if account_columns:
         entries = [encoded.entry for encoded in batch]
-        budgets = budget_ledger.load(conn, columns, entries, number, all_slices=all_slices)
-    rows = RowBatch(found, tickets, moving, idempotency, locks if statements.arrays else None, budgets)
+        budgets = budget_ledger.load(conn, account_columns, entries, number, all_slices=all_slices)
+    rows = RowBatch(run_rows, ticket_rows, ticket_runs, idempotency, locks if statements.arrays else None, budgets)
     outcomes = [rows.apply(encoded) for encoded in batch]
     writes = rows.writes(statements)
     signals: Sequence[Signal] = ()
@@ -734,10 +737,10 @@ def _idempotency_ids(batch: Sequence[EncodedEntry]) -> list[str]:
     return sorted(ids)
 
 
-def _columns(found: Iterable[Row], batch: Sequence[EncodedEntry]) -> dict[str, str | None]:
+def _columns(run_rows: Iterable[Row], batch: Sequence[EncodedEntry]) -> dict[str, str | None]:
     """The accounts of the runs of a batch that have any, as their rows name them."""
     columns: dict[str, str | None] = {}
-    for row in found:
+    for row in run_rows:
         if row[_BUDGETS] is not None:
             columns[row[_ID]] = row[_BUDGETS]
     for encoded in batch:
@@ -750,15 +753,15 @@ def _columns(found: Iterable[Row], batch: Sequence[EncodedEntry]) -> dict[str, s
 def runs_to_lock(batch: Sequence[EncodedEntry]) -> tuple[list[str], list[str]]:
     """The runs of a batch with those of which it makes copies, and those of them whose tickets may change."""
     runs: set[str] = set()
-    moving: set[str] = set()
+    ticket_runs: set[str] = set()
     for encoded in batch:
         entry = encoded.entry
         runs.add(entry.run)
         if encoded.moves_tickets:
-            moving.add(entry.run)
+            ticket_runs.add(entry.run)
         if entry.new is not None and _copies(entry.new):
             runs.add(entry.new.origin_run)
-    return list(runs), list(moving)
+    return list(runs), list(ticket_runs)
 
 
 def _copies(new: NewRun) -> bool:
@@ -773,7 +776,7 @@ class Speculative:
 
     rows: RowBatch
     cached: Sequence[CachedRows]
-    moving: Sequence[str]
+    ticket_runs: Sequence[str]
     applied: Applied
 
     @property
@@ -787,40 +790,40 @@ def apply_to_cached_rows(batch: Sequence[EncodedEntry], row_cache: RowCache) -> 
 
     A claim on a ticket may have been renewed since it was cached, so only the row tells whether it has lapsed.
     """
-    runs, moving = runs_to_lock([encoded for encoded in batch if encoded.entry.new is None])
-    known = row_cache.find(runs, moving)
-    if known is None or any(_needs_rows(encoded.entry, known) for encoded in batch):
+    runs, ticket_runs = runs_to_lock([encoded for encoded in batch if encoded.entry.new is None])
+    cached_rows = row_cache.find(runs, ticket_runs)
+    if cached_rows is None or any(_needs_rows(encoded.entry, cached_rows) for encoded in batch):
         return None
     tickets: list[Row] = []
     runs_with_tickets: list[str] = []
-    for run, cached in known.items():
+    for run, cached in cached_rows.items():
         if cached.tickets is not None:
             tickets += cached.tickets
             runs_with_tickets.append(run)
-    rows = RowBatch([cached.run for cached in known.values()], tickets, runs_with_tickets, IdempotencyRows(()))
+    rows = RowBatch([cached.run for cached in cached_rows.values()], tickets, runs_with_tickets, IdempotencyRows(()))
     outcomes = [rows.apply(encoded) for encoded in batch]
-    return Speculative(rows, list(known.values()), moving, Applied(outcomes, rows))
+    return Speculative(rows, list(cached_rows.values()), ticket_runs, Applied(outcomes, rows))
 
 
-def _needs_rows(entry: Entry, known: Mapping[str, CachedRows]) -> bool:
+def _needs_rows(entry: Entry, cached_rows: Mapping[str, CachedRows]) -> bool:
     """True if an entry can only be checked on rows of the database, and not on these cached ones."""
     if entry.once is not None or not fenced(entry):
         return True
     if entry.new is not None and _copies(entry.new):
         return True
     changes_holds = entry.hold != NOTHING or entry.release != NOTHING
-    if changes_holds and _has_accounts(entry, known):
+    if changes_holds and _has_accounts(entry, cached_rows):
         return True
     if entry.move is None or entry.move.verb != "take":
         return False
-    tickets = known[entry.run].tickets or ()
+    tickets = cached_rows[entry.run].tickets or ()
     return any(ticket[_STEP] == entry.move.step and ticket[_HOLDER] is not None for ticket in tickets)
 
 
-def _has_accounts(entry: Entry, known: Mapping[str, CachedRows]) -> bool:
+def _has_accounts(entry: Entry, cached_rows: Mapping[str, CachedRows]) -> bool:
     if entry.new is not None:
         return bool(entry.new.budgets)
-    return known[entry.run].run[_BUDGETS] is not None
+    return cached_rows[entry.run].run[_BUDGETS] is not None
 
 
 def conditional_write(
@@ -828,15 +831,17 @@ def conditional_write(
 ) -> Callable[[Connection], Applied | None] | SingleStatement[Applied | None]:
     """Work that writes the batch, or writes nothing and returns None if a run's row has another revision than was
     cached. On Postgres it is one statement."""
-    known = [(cached.run[_ID], cached.run[_REVISION]) for cached in speculative.cached]
+    expected = [(cached.run[_ID], cached.run[_REVISION]) for cached in speculative.cached]
     applied, writes = speculative.applied, speculative.rows.writes(statements)
     if statements.arrays:
         locks = sorted(speculative.rows.locks)
         owned = sorted(speculative.rows.owned)
-        return statements.current_or_nothing(known, speculative.moving, applied, *writes, locks=locks, owned=owned)
+        return statements.current_or_nothing(
+            expected, speculative.ticket_runs, applied, *writes, locks=locks, owned=owned
+        )
 
     def write_if_current(conn: Connection) -> Applied | None:
-        if statements.write_if_current(conn, known, *writes):
+        if statements.write_if_current(conn, expected, *writes):
             return applied
         return None
 
@@ -861,7 +866,7 @@ def was_committed(conn: Connection, outcomes: Sequence[Outcome]) -> bool | None:
     query = select(EVENTS.c.kind, EVENTS.c.at, EVENTS.c.body).where(
         EVENTS.c.run == event.run, EVENTS.c.seq == event.seq
     )
-    found = conn.execute(query).one_or_none()
-    if found is None:
+    row = conn.execute(query).one_or_none()
+    if row is None:
         return False
-    return (found.kind, found.at, orjson.loads(found.body)) == (event.kind, event.at, event.body)
+    return (row.kind, row.at, orjson.loads(row.body)) == (event.kind, event.at, event.body)

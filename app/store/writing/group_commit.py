@@ -152,7 +152,7 @@ class DatabaseAvailability:
 
 
 @dataclass(slots=True)
-class _Waiting:
+class _QueuedEntry:
     encoded: EncodedEntry
     future: asyncio.Future[Appended]
     since: float
@@ -184,7 +184,7 @@ class GroupCommit:
         self._patience = patience
         self.slice = random.randrange(MOST_SLICES)
         """The number of the slice in which it holds the money of calls, in budgets that have slices."""
-        self._waiting: deque[_Waiting] = deque()
+        self._queue: deque[_QueuedEntry] = deque()
         self._bytes = 0
         self._arrived = asyncio.Event()
         self._closed = False
@@ -192,14 +192,14 @@ class GroupCommit:
 
     def put(self, encoded: EncodedEntry) -> asyncio.Future[Appended]:
         """Queue an entry. Raises `StoreUnavailable` at once if the queue is full."""
-        if self._closed or len(self._waiting) >= MOST_WAITING or self._bytes >= MOST_WAITING_BYTES:
+        if self._closed or len(self._queue) >= MOST_WAITING or self._bytes >= MOST_WAITING_BYTES:
             raise StoreUnavailable(retry_after=1.0)
-        accepts_new_runs = self._availability.healthy and len(self._waiting) < MOST_WAITING_FOR_NEW
+        accepts_new_runs = self._availability.healthy and len(self._queue) < MOST_WAITING_FOR_NEW
         if encoded.entry.new is not None and not accepts_new_runs:
             raise StoreUnavailable(retry_after=1.0)
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Appended] = loop.create_future()
-        self._waiting.append(_Waiting(encoded, future, loop.time()))
+        self._queue.append(_QueuedEntry(encoded, future, loop.time()))
         self._bytes += encoded.size
         self._arrived.set()
         return future
@@ -212,12 +212,12 @@ class GroupCommit:
     async def run(self) -> None:
         """Write batches until `close`."""
         try:
-            while self._waiting or not self._closed:
+            while self._queue or not self._closed:
                 await self._arrived.wait()
                 self._arrived.clear()
                 limit = -inf  # no commit was in the way: what has waited so far, has waited for this process alone
                 while batch := self._gather(limit):
-                    outcomes = await self._outcomes([waiting.encoded for waiting in batch])
+                    outcomes = await self._outcomes([queued_entry.encoded for queued_entry in batch])
                     self._answer(batch, outcomes)
                     limit = asyncio.get_running_loop().time() - self._patience
         finally:
@@ -232,20 +232,20 @@ class GroupCommit:
         except Exception as error:
             return self._failed(error, batch)
 
-    def _gather(self, limit: float) -> list[_Waiting]:
+    def _gather(self, limit: float) -> list[_QueuedEntry]:
         """The entries of the next batch. Those that arrived before the loop's time `limit` are refused."""
-        batch: list[_Waiting] = []
+        batch: list[_QueuedEntry] = []
         size = 0
-        while self._waiting and len(batch) < BATCH and size < BATCH_BYTES:
-            waiting = self._waiting.popleft()
-            self._bytes -= waiting.encoded.size
-            if waiting.future.done():  # the caller went away before anything was written
+        while self._queue and len(batch) < BATCH and size < BATCH_BYTES:
+            queued_entry = self._queue.popleft()
+            self._bytes -= queued_entry.encoded.size
+            if queued_entry.future.done():  # the caller went away before anything was written
                 continue
-            if waiting.since < limit:
-                waiting.future.set_exception(StoreUnavailable(retry_after=1.0))
+            if queued_entry.since < limit:
+                queued_entry.future.set_exception(StoreUnavailable(retry_after=1.0))
                 continue
-            batch.append(waiting)
-            size += waiting.encoded.size
+            batch.append(queued_entry)
+            size += queued_entry.encoded.size
         return batch
 
     def _failed(self, error: Exception, batch: Sequence[object]) -> list[Outcome]:
@@ -254,30 +254,30 @@ class GroupCommit:
             self._availability.report_away()
         return [_refusal(error) for _ in batch]
 
-    def _answer(self, batch: list[_Waiting], outcomes: list[Outcome]) -> None:
+    def _answer(self, batch: list[_QueuedEntry], outcomes: list[Outcome]) -> None:
         """Give each caller of `put` its outcome."""
-        for waiting, outcome in zip(batch, outcomes, strict=True):
+        for queued_entry, outcome in zip(batch, outcomes, strict=True):
             if isinstance(outcome, Appended):
-                self._committed(waiting.encoded, outcome)
-                if not waiting.future.done():
-                    waiting.future.set_result(outcome)
-            elif not waiting.future.done():
-                waiting.future.set_exception(outcome)
+                self._committed(queued_entry.encoded, outcome)
+                if not queued_entry.future.done():
+                    queued_entry.future.set_result(outcome)
+            elif not queued_entry.future.done():
+                queued_entry.future.set_exception(outcome)
 
     async def _with_all_slices(self, batch: list[EncodedEntry], outcomes: list[Outcome]) -> list[Outcome]:
         """Write the entries that were put off, in a transaction of their own; return the outcomes of all."""
         places = [place for place, outcome in enumerate(outcomes) if isinstance(outcome, NeedsAllSlices)]
         if not places:
             return outcomes
-        put_off = [batch[place] for place in places]
+        postponed_entries = [batch[place] for place in places]
         try:
-            decided = await self._commit(put_off, all_slices=True)
+            later_outcomes = await self._commit(postponed_entries, all_slices=True)
         except Exception as error:  # the others are committed
-            decided = self._failed(error, put_off)
-        final = list(outcomes)
-        for place, outcome in zip(places, decided, strict=True):
-            final[place] = outcome
-        return final
+            later_outcomes = self._failed(error, postponed_entries)
+        all_outcomes = list(outcomes)
+        for place, outcome in zip(places, later_outcomes, strict=True):
+            all_outcomes[place] = outcome
+        return all_outcomes
 
     async def _commit(self, batch: list[EncodedEntry], *, all_slices: bool = False) -> list[Outcome]:
         """Write a batch, with retries where another attempt may succeed.
@@ -346,7 +346,7 @@ class GroupCommit:
         return await self._write_if_current(speculative)
 
     def _write_if_current(self, speculative: Speculative) -> Awaitable[Applied | None]:
-        return self._runner.write(conditional_write(self._statements, speculative), meant=speculative.applied)
+        return self._runner.write(conditional_write(self._statements, speculative), expected_result=speculative.applied)
 
     def _apply_to_cached_rows(self, batch: list[EncodedEntry], cache: RowCache) -> Speculative | None:
         """None if the entries need locked rows, or rows that are not cached."""
@@ -372,18 +372,20 @@ class GroupCommit:
         async def look() -> bool | None:
             try:
                 return await self._runner.write(partial(was_committed, outcomes=outcomes))
-            except Fault as again:
-                if again.reason in AWAY:
+            except Fault as error:
+                if error.reason in AWAY:
                     self._availability.report_away()
                 raise
 
         try:
-            decided = await retried(look, partial(retries.database, left=lambda: limit - loop.time(), faults=(Fault,)))
+            is_committed = await retried(
+                look, partial(retries.database, left=lambda: limit - loop.time(), faults=(Fault,))
+            )
         except Fault:
-            decided = None
-        if decided is None:
+            is_committed = None
+        if is_committed is None:
             raise fault
-        return decided
+        return is_committed
 
 
 def _came_late(unanswered: list[Outcome], outcomes: list[Outcome]) -> bool:
@@ -500,20 +502,20 @@ class JournalCache:
             return {}
         return {ref: cached.contents[ref] for ref in refs if ref in cached.contents}
 
-    def records(self, run: str, wanted: Iterable[tuple[str, Reader]]) -> dict[tuple[str, Reader], Any]:
+    def records(self, run: str, keys: Iterable[tuple[str, Reader]]) -> dict[tuple[str, Reader], Any]:
         """Return the values that readers make of cached bodies. Each reader reads each body once."""
-        found: dict[tuple[str, Reader], Any] = {}
+        values: dict[tuple[str, Reader], Any] = {}
         cached = self._runs.get(run)
         if cached is None:
-            return found
-        for content in wanted:
+            return values
+        for content in keys:
             ref, read = content
             if content not in cached.records and ref in cached.contents:
                 cached.records[content] = read(cached.contents[ref])
                 self._grow(run, cached, len(cached.contents[ref]))
             if content in cached.records:
-                found[content] = cached.records[content]
-        return found
+                values[content] = cached.records[content]
+        return values
 
     def clear(self) -> None:
         """Evict all runs."""

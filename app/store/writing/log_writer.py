@@ -24,7 +24,7 @@ from app.core.transparency.tiles import HEIGHT, WIDTH, hashes_of, node_reader
 from app.store.protocol.transparency_log import LogState, Proof, Sealed
 from app.store.rows import log_sources, transparency_log
 from app.store.rows.log_sources import SOURCES, Row
-from app.store.rows.transparency_log import LEDGER, Last, Place, Waiting
+from app.store.rows.transparency_log import LEDGER, LastEntry, Place, QueuedChange
 from app.store.sqlkit.log_statements import LogStatements
 from app.store.sqlkit.statements import Statements
 from app.store.sqlkit.tables import LOG_LEAVES
@@ -46,7 +46,7 @@ BETWEEN_AWAITS = PassLimits(changes=400, events=2_000)
 a quarter less CPU than in passes as on SQLite (`python -m tests.bench.sealing`)."""
 ENTRY = LOG_LEAVES.columns.keys().index("entry") - 1
 """The place of an entry's bytes among its columns behind `place`."""
-Fresh = Callable[[], bytes]
+RandomBytes = Callable[[], bytes]
 T = TypeVar("T")
 
 
@@ -67,23 +67,23 @@ class Tree:
     @staticmethod
     def edge(size: int) -> list[Place]:
         """Return the partial tiles of a tree of this size."""
-        found, level = [], 0
+        places, level = [], 0
         while size >> HEIGHT * level:
             number, width = divmod(size >> HEIGHT * level, WIDTH)
             if width:
-                found.append((level, number))
+                places.append((level, number))
             level += 1
-        return found
+        return places
 
     def append(self, entry: bytes) -> None:
         self._add(0, self.size, leaf_hash(entry))
         self.size += 1
 
-    def _add(self, level: int, index: int, found: bytes) -> None:
+    def _add(self, level: int, index: int, hash_: bytes) -> None:
         """Add a hash to the last tile of a level; a tile that is full then counts as one hash above."""
         place = (level, index // WIDTH)
         hashes = self._tiles.setdefault(place, [])
-        hashes.append(found)
+        hashes.append(hash_)
         self.changed.add(place)
         if len(hashes) == WIDTH:
             self._add(level + 1, place[1], tree_root(hashes))
@@ -99,10 +99,10 @@ class Tree:
 class Pass:
     """The entries that one pass makes."""
 
-    def __init__(self, conn: Connection, statements: LogStatements, now: float, fresh: Fresh) -> None:
+    def __init__(self, conn: Connection, statements: LogStatements, now: float, random_bytes: RandomBytes) -> None:
         self._conn = conn
         self._statements = statements
-        self._fresh = fresh
+        self._random_bytes = random_bytes
         self.limits = BETWEEN_AWAITS if statements.common.arrays else IN_LOOP
         self.at = round(now, 3)
         self.entries: list[tuple[Any, ...]] = []
@@ -123,55 +123,58 @@ class Pass:
         entry = leaf(kind, name, self.at, parts)
         self.entries.append((kind, name, subject or name, events, entry, salt, frontier))
 
-    def seal(self, queued: Sequence[Waiting]) -> list[Waiting]:
+    def seal(self, changes: Sequence[QueuedChange]) -> list[QueuedChange]:
         """Make the entries of these changes. Returns the changes that are sealed now."""
         by_kind: dict[str, dict[str, None]] = {}
-        for change in queued:
+        for change in changes:
             by_kind.setdefault(change.kind, {})[change.id] = None
-        again = by_kind.pop(LEDGER, {})
-        done = self._runs(list({**by_kind.pop(RUN, {}), **again}), again)
+        completed_ledgers = by_kind.pop(LEDGER, {})
+        sealed_runs = self._runs(list({**by_kind.pop(RUN, {}), **completed_ledgers}), completed_ledgers)
         for kind, ids in by_kind.items():
             if kind in SOURCES:
                 self._rows(kind, list(ids))
-        return [change for change in queued if change.kind not in (RUN, LEDGER) or change.id in done]
+        return [change for change in changes if change.kind not in (RUN, LEDGER) or change.id in sealed_runs]
 
-    def _runs(self, runs: list[str], again: Container[str]) -> set[str]:
-        """Seal the events of these runs, as many as one pass may, and `again` those whose ledger was completed without
-        an event. Returns the runs that are done."""
+    def _runs(self, runs: list[str], completed_ledgers: Container[str]) -> set[str]:
+        """Seal the events of these runs, as many as one pass may. The runs in `completed_ledgers` are sealed again even
+        without a new event, because their ledger of disclosures was completed. Returns the runs that are done."""
         conn, statements = self._conn, self._statements
         if not runs:
             return set()
         rows = log_sources.run_rows(conn, statements, runs)
         last = transparency_log.last_entries(conn, statements, runs)
-        before = {run: last[RUN, run] for run in runs if (RUN, run) in last}
-        sealed = {run: before[run].events if run in before else 0 for run in runs}
-        chosen = _bounded(rows, sealed, runs, self.limits.events)
-        there = [run for run in chosen if run in rows and (run in again or rows[run]["seq"] > sealed[run])]
-        if there:
-            private = log_sources.private_tags(conn, statements, there)
-            disclosed = log_sources.disclosures(conn, statements, there)
-            events: dict[str, list[Any]] = {run: [] for run in there}
-            for event in log_sources.events_beyond(conn, statements, {run: sealed[run] for run in there}):
+        last_by_run = {run: last[RUN, run] for run in runs if (RUN, run) in last}
+        last_seqs = {run: last_by_run[run].events if run in last_by_run else 0 for run in runs}
+        runs_of_pass = _bounded(rows, last_seqs, runs, self.limits.events)
+        due_runs = []
+        for run in runs_of_pass:
+            if run in rows and (run in completed_ledgers or rows[run]["seq"] > last_seqs[run]):
+                due_runs.append(run)
+        if due_runs:
+            tags = log_sources.private_tags(conn, statements, due_runs)
+            ledger_rows = log_sources.disclosures(conn, statements, due_runs)
+            events: dict[str, list[Any]] = {run: [] for run in due_runs}
+            for event in log_sources.events_beyond(conn, statements, {run: last_seqs[run] for run in due_runs}):
                 if event[1] <= rows[event[0]]["seq"]:  # a later one was committed after the row was read: next pass
                     events[event[0]].append(event)
-            for run in there:
-                self._run(rows[run], events[run], before.get(run), private.get(run, ()), disclosed.get(run, ()))
-        return set(chosen)
+            for run in due_runs:
+                self._run(rows[run], events[run], last_by_run.get(run), tags.get(run, ()), ledger_rows.get(run, ()))
+        return set(runs_of_pass)
 
     def _run(
-        self, row: Row, events: Sequence[Any], last: Last | None, private: Sequence[Row], disclosed: Sequence[Row]
+        self, row: Row, events: Sequence[Any], last: LastEntry | None, tags: Sequence[Row], ledger_rows: Sequence[Row]
     ) -> None:
         """Seal the next events of a run, and the state of its rows; nothing, if both are as they were sealed."""
         if not events and (last is None or last.salt is None):
             return
         if not events and last is not None and last.salt is not None:
-            parts = log_sources.run_parts(row, last.salt, private, disclosed)
+            parts = log_sources.run_parts(row, last.salt, tags, ledger_rows)
             if parts == parse_leaf(last.entry).parts:
                 return
         frontier = Frontier.parsed(last.events, last.frontier or b"") if last is not None else Frontier()
         frontier.extend([event_hash(*event) for event in events])
-        salt = self._fresh()
-        parts = log_sources.run_parts(row, salt, private, disclosed) | events_part(frontier.size, frontier.root())
+        salt = self._random_bytes()
+        parts = log_sources.run_parts(row, salt, tags, ledger_rows) | events_part(frontier.size, frontier.root())
         self.add(RUN, row["id"], parts, salt=salt, events=frontier.size, frontier=frontier.stored())
 
     def _rows(self, kind: str, ids: list[str]) -> None:
@@ -183,45 +186,45 @@ class Pass:
         last = transparency_log.last_entries(self._conn, self._statements, subjects)
         salts = self._salts_of(runs.values()) if source.erased else {}
         for name in ids:
-            before, row = last.get((kind, name)), rows.get(name)
+            last_entry, row = last.get((kind, name)), rows.get(name)
             if row is None:
-                if source.run is None and before is not None and not parse_leaf(before.entry).gone:
+                if source.run is None and last_entry is not None and not parse_leaf(last_entry.entry).gone:
                     self.add(kind, name, {"gone": True})
                 continue
             run_salt = salts.get(runs.get(name, ""))
-            if before is not None and _is_sealed(before, source, row):
+            if last_entry is not None and _is_sealed(last_entry, source, row):
                 continue
-            salt = self._fresh()
+            salt = self._random_bytes()
             parts = log_sources.row_parts(source, row, salt, run_salt)
-            if before is not None and before.salt is not None:
-                parts |= before_part(before.salt)
+            if last_entry is not None and last_entry.salt is not None:
+                parts |= before_part(last_entry.salt)
             self.add(kind, name, parts, salt=salt, subject=runs.get(name, name))
 
     def _salts_of(self, runs: Iterable[str]) -> dict[str, bytes | None]:
-        wanted = sorted(set(runs))
-        rows = log_sources.run_rows(self._conn, self._statements, wanted) if wanted else {}
+        ids = sorted(set(runs))
+        rows = log_sources.run_rows(self._conn, self._statements, ids) if ids else {}
         return {run: row["salt"] for run, row in rows.items()}
 
 
-def _bounded(rows: Mapping[str, Row], sealed: Mapping[str, int], runs: Sequence[str], most: int) -> list[str]:
+def _bounded(rows: Mapping[str, Row], last_seqs: Mapping[str, int], runs: Sequence[str], most: int) -> list[str]:
     """Return the first of these runs, that have at most `most` events to seal; at least one."""
     chosen: list[str] = []
     events = 0
     for run in runs:
-        more = rows[run]["seq"] - sealed[run] if run in rows else 0
-        if chosen and events + more > most:
+        event_count = rows[run]["seq"] - last_seqs[run] if run in rows else 0
+        if chosen and events + event_count > most:
             break
         chosen.append(run)
-        events += more
+        events += event_count
     return chosen
 
 
-def _is_sealed(before: Last, source: log_sources.Source, row: Row) -> bool:
+def _is_sealed(last_entry: LastEntry, source: log_sources.Source, row: Row) -> bool:
     """Return True if the last entry about a row has its present state."""
-    if before.salt is None:
+    if last_entry.salt is None:
         return False
-    found = log_sources.row_parts(source, row, before.salt, None)
-    return bool(parse_leaf(before.entry).parts.get(ROW) == found[ROW])
+    parts = log_sources.row_parts(source, row, last_entry.salt, None)
+    return bool(parse_leaf(last_entry.entry).parts.get(ROW) == parts[ROW])
 
 
 class StoredSigner:
@@ -239,7 +242,11 @@ class StoredSigner:
 
 
 def seal(
-    conn: Connection, statements: LogStatements, stored: StoredSigner, signers: Sequence[Signer], fresh: Fresh
+    conn: Connection,
+    statements: LogStatements,
+    stored_signer: StoredSigner,
+    signers: Sequence[Signer],
+    random_bytes: RandomBytes,
 ) -> Sealed | None:
     """Carry out one pass. None if another process does so; see the module docstring."""
     state = transparency_log.lock(conn, statements)
@@ -247,70 +254,76 @@ def seal(
         return None
     statements.common.plan_by_key(conn)
     window = transparency_log.window(conn, statements, state["xid"])
-    made = Pass(conn, statements, window.now, fresh)
-    most = made.limits.changes
-    queued = transparency_log.waiting(conn, statements, window.since, most)
-    changes: dict[str, Any] = {}
+    log_pass = Pass(conn, statements, window.now, random_bytes)
+    most = log_pass.limits.changes
+    queued_changes = transparency_log.queued_changes(conn, statements, window.since, most)
+    state_changes: dict[str, Any] = {}
     if not signers:
         if state["signer"] is None:
-            changes["signer"] = Signer(f"baton-{fresh()[:6].hex()}", fresh() + fresh()).secret()
-        signers = stored.read(changes.get("signer", state["signer"]))
-    changes |= _keys_in_force(made, state, signers)
-    done = made.seal(queued)
-    transparency_log.taken(conn, statements, [change.n for change in done])
-    whole = len(done) == len(queued) < most
-    place = window.horizon
-    if not whole:
-        place = min(window.horizon, _first_left(queued, done))
-    if whole and state["catch_up"] is not None:
-        changes["catch_up"] = transparency_log.queue_older_runs(conn, state["catch_up"], place, made.at, most)
-        whole = changes["catch_up"] is None
-    if place != state["xid"]:
-        changes["xid"] = place
-    if made.entries:
-        changes |= _append(conn, statements, made, state["size"], signers)
-    if changes:
-        state |= changes
+            state_changes["signer"] = Signer(
+                f"baton-{random_bytes()[:6].hex()}", random_bytes() + random_bytes()
+            ).secret()
+        signers = stored_signer.read(state_changes.get("signer", state["signer"]))
+    state_changes |= _keys_in_force(log_pass, state, signers)
+    sealed_changes = log_pass.seal(queued_changes)
+    transparency_log.dequeue(conn, statements, [change.n for change in sealed_changes])
+    is_complete = len(sealed_changes) == len(queued_changes) < most
+    next_xid = window.horizon
+    if not is_complete:
+        next_xid = min(window.horizon, _first_left(queued_changes, sealed_changes))
+    if is_complete and state["catch_up"] is not None:
+        state_changes["catch_up"] = transparency_log.queue_older_runs(
+            conn, state["catch_up"], next_xid, log_pass.at, most
+        )
+        is_complete = state_changes["catch_up"] is None
+    if next_xid != state["xid"]:
+        state_changes["xid"] = next_xid
+    if log_pass.entries:
+        state_changes |= _append(conn, statements, log_pass, state["size"], signers)
+    if state_changes:
+        state |= state_changes
         transparency_log.change_state(conn, statements, state)
-    return Sealed(len(made.entries), state["size"], _lag(conn, statements, made.at, done), not whole)
+    return Sealed(
+        len(log_pass.entries), state["size"], _lag(conn, statements, log_pass.at, sealed_changes), not is_complete
+    )
 
 
-def _first_left(queued: Sequence[Waiting], done: Sequence[Waiting]) -> int:
+def _first_left(queued_changes: Sequence[QueuedChange], sealed_changes: Sequence[QueuedChange]) -> int:
     """Return the first transaction of which changes may be left in the queue, where a pass could not take all."""
-    left = {change.n for change in queued} - {change.n for change in done}
-    return min([change.xid for change in queued if change.n in left], default=queued[-1].xid)
+    numbers_left = {change.n for change in queued_changes} - {change.n for change in sealed_changes}
+    return min([change.xid for change in queued_changes if change.n in numbers_left], default=queued_changes[-1].xid)
 
 
-def _keys_in_force(made: Pass, state: Mapping[str, Any], signers: Sequence[Signer]) -> dict[str, Any]:
+def _keys_in_force(log_pass: Pass, state: Mapping[str, Any], signers: Sequence[Signer]) -> dict[str, Any]:
     """Return the changes of the state that name the keys by which checkpoints are signed from now on. An entry names
     them."""
     verifiers = " ".join([str(signer.verifier) for signer in signers])
     if verifiers == state["verifiers"]:
         return {}
-    made.add(LOG_KEY, verifiers, {})
+    log_pass.add(LOG_KEY, verifiers, {})
     return {"verifiers": verifiers}
 
 
 def _append(
-    conn: Connection, statements: LogStatements, made: Pass, size: int, signers: Sequence[Signer]
+    conn: Connection, statements: LogStatements, log_pass: Pass, size: int, signers: Sequence[Signer]
 ) -> dict[str, Any]:
     """Append the entries of a pass to the tree and sign it. Returns the changes of the state."""
     tree = Tree(size, transparency_log.tiles(conn, statements, Tree.edge(size)))
     rows = []
-    for entry in made.entries:
+    for entry in log_pass.entries:
         rows.append((tree.size, *entry))
         tree.append(entry[ENTRY])
     statements.common.write(conn, (statements.insert_entry, rows))
     transparency_log.write_tiles(conn, statements, tree.bodies())
     checkpoint = Checkpoint(signers[0].name, tree.size, tree.root())
-    return {"size": tree.size, "checkpoint": sign(checkpoint.text, signers), "sealed_at": made.at}
+    return {"size": tree.size, "checkpoint": sign(checkpoint.text, signers), "sealed_at": log_pass.at}
 
 
-def _lag(conn: Connection, statements: LogStatements, now: float, done: Sequence[Waiting]) -> float:
+def _lag(conn: Connection, statements: LogStatements, now: float, sealed_changes: Sequence[QueuedChange]) -> float:
     """Return the lag after a pass: see `Sealed`."""
     since = transparency_log.oldest(conn, statements)
     if since is None:
-        since = min([change.at for change in done], default=now)
+        since = min([change.at for change in sealed_changes], default=now)
     return max(now - since, 0.0)
 
 
@@ -321,10 +334,16 @@ class DatabaseLog:
         self._statements = LogStatements(statements, dialect, log_sources.OF_RUN)
         self._read = read
         self._write = write
-        self._stored = StoredSigner()
+        self._stored_signer = StoredSigner()
 
-    async def seal(self, signers: Sequence[Signer], fresh: Fresh) -> Sealed | None:
-        work = partial(seal, statements=self._statements, stored=self._stored, signers=signers, fresh=fresh)
+    async def seal(self, signers: Sequence[Signer], random_bytes: RandomBytes) -> Sealed | None:
+        work = partial(
+            seal,
+            statements=self._statements,
+            stored_signer=self._stored_signer,
+            signers=signers,
+            random_bytes=random_bytes,
+        )
         return await self._write(work)
 
     async def state(self) -> LogState:

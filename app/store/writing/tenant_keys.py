@@ -66,11 +66,11 @@ class TenantKeys:
     async def rewrap(self) -> tuple[int, int]:
         """Encrypt all content keys under the present master key; their number, and that of those which were not."""
         rows = await self._read(content_keys.every)
-        others = [row for row in rows if row.master != self.keyring.present]
-        for row in others:
-            changed = await asyncio.to_thread(self.keyring.rewrapped, row)
-            await self._write(partial(content_keys.replace_wrapping, key=changed, was=row.master))
-        return len(rows), len(others)
+        outdated_rows = [row for row in rows if row.master != self.keyring.present]
+        for row in outdated_rows:
+            rewrapped_key = await asyncio.to_thread(self.keyring.rewrapped, row)
+            await self._write(partial(content_keys.replace_wrapping, key=rewrapped_key, was=row.master))
+        return len(rows), len(outdated_rows)
 
     async def retire(self, tenant: str, at: float) -> float:
         """Take a tenant's keys out of use; the seconds until every process has followed, 0 if it has no keys.
@@ -86,16 +86,16 @@ class TenantKeys:
 
     async def destroy(self, tenant: str) -> int:
         """Destroy a tenant's keys that are out of use; their number."""
-        gone = await self._write(partial(content_keys.destroy, tenant=tenant))
-        self.keyring.forget(gone)
-        return len(gone)
+        ids = await self._write(partial(content_keys.destroy, tenant=tenant))
+        self.keyring.forget(ids)
+        return len(ids)
 
     async def _in_use(self, tenant: str, at: float) -> ContentKey:
         """The tenant's key in use, which is made if there is none."""
         row = await self._read(partial(content_keys.present, tenant=tenant))
         if row is None:
-            made = await asyncio.to_thread(self.keyring.make, tenant, at)
-            row = await self._write(partial(content_keys.add, key=made))
+            new_key = await asyncio.to_thread(self.keyring.make, tenant, at)
+            row = await self._write(partial(content_keys.add, key=new_key))
         await asyncio.to_thread(self.keyring.load, [row])
         key = self.keyring.key(row.id)
         assert key is not None
@@ -103,9 +103,9 @@ class TenantKeys:
         return key
 
     async def _tenant_of(self, run: str) -> str:
-        known = self._tenants.get(run)
-        if known is not None:
-            return known
+        cached_tenant = self._tenants.get(run)
+        if cached_tenant is not None:
+            return cached_tenant
         query = select(RUNS.c.tenant).where(RUNS.c.id == run)
         tenant: str | None = await self._read(lambda conn: conn.execute(query).scalar_one_or_none())
         if tenant is None:
