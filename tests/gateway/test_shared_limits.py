@@ -116,10 +116,10 @@ class Held:
         self.opened = asyncio.Event()
         self.asked = 0
 
-    async def count_requests(self, asked: Sequence[RateRequest], now: float) -> Sequence[RateReply]:
+    async def count_requests(self, requests: Sequence[RateRequest], now: float) -> Sequence[RateReply]:
         self.asked += 1
         await self.opened.wait()
-        replies: Sequence[RateReply] = await self._store.count_requests(asked, now)
+        replies: Sequence[RateReply] = await self._store.count_requests(requests, now)
         return replies
 
 

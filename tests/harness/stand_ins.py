@@ -375,7 +375,7 @@ class ShelfStore:
         rows = [row for row in rows if query.before is None or (row.created_at, row.id) < query.before]
         return tuple(rows[: query.limit])
 
-    async def note_read(self, run: str, tenant: str, what: str, *, by: Actor, shown: str = "") -> None:
+    async def note_read(self, run: str, tenant: str, what: str, *, by: Actor, digest: str = "") -> None:
         self._check()
 
     async def disclosures(self, query: DisclosureQuery) -> tuple[Disclosure, ...]:
@@ -396,9 +396,9 @@ class ShelfStore:
         self._check()
         return {}
 
-    async def records(self, run: str, wanted: Collection[tuple[str, Reader]]) -> Mapping[tuple[str, Reader], Any]:
-        bodies = await self.contents(run, [ref for ref, _ in wanted])
-        return {(ref, read): read(bodies[ref]) for ref, read in wanted if ref in bodies}
+    async def records(self, run: str, keys: Collection[tuple[str, Reader]]) -> Mapping[tuple[str, Reader], Any]:
+        bodies = await self.contents(run, [ref for ref, _ in keys])
+        return {(ref, read): read(bodies[ref]) for ref, read in keys if ref in bodies}
 
     async def contents(self, run: str, refs: Sequence[str]) -> Mapping[str, bytes]:
         self._check()
@@ -412,21 +412,21 @@ class ShelfStore:
         self._check()
         return self.claims.setdefault(once.id, once)
 
-    async def count_requests(self, asked: Sequence[RateRequest], now: float) -> tuple[RateReply, ...]:
+    async def count_requests(self, requests: Sequence[RateRequest], now: float) -> tuple[RateReply, ...]:
         self._check()
-        self.counted += len(asked)
-        for name in [name for rate_request in asked for name, _ in rate_request.limits]:
+        self.counted += len(requests)
+        for name in [name for rate_request in requests for name, _ in rate_request.limits]:
             self.windows.setdefault(name, Window())
-        return decide(self.windows, asked, self.uses, now)
+        return decide(self.windows, requests, self.uses, now)
 
-    async def give_back(self, asked: RateRequest) -> None:
+    async def give_back(self, request: RateRequest) -> None:
         self._check()
-        for name, _ in asked.limits:
-            self.windows[name].give_back(asked.run)
+        for name, _ in request.limits:
+            self.windows[name].give_back(request.run)
 
-    async def rate(self, given: Feedback) -> Feedback:
+    async def rate(self, rating: Feedback) -> Feedback:
         self._check()
-        return self.ratings.setdefault(given.id, given)
+        return self.ratings.setdefault(rating.id, rating)
 
     async def feedback(self, run: str) -> tuple[Feedback, ...]:
         self._check()

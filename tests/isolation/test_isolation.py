@@ -73,8 +73,8 @@ def with_writes_of_the_service(patch: pytest.MonkeyPatch) -> None:
     async def erase(store: Any, run: str) -> bool:
         return bool(await store._store.erase(run))
 
-    async def rate(store: Any, given: Any) -> Any:
-        return await store._store.rate(given)
+    async def rate(store: Any, rating: Any) -> Any:
+        return await store._store.rate(rating)
 
     patch.setattr(SqlTenantStore, "append", append)
     patch.setattr(SqlTenantStore, "erase", erase)

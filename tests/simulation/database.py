@@ -112,7 +112,9 @@ class SimRunner:
         await self._seam.lag(0.001)
         return result
 
-    async def write(self, work: Callable[[Connection], T], *, meant: object = None, tenant: str | None = None) -> T:
+    async def write(
+        self, work: Callable[[Connection], T], *, expected_result: object = None, tenant: str | None = None
+    ) -> T:
         """Run work in one transaction and commit it, or not; and answer, or not."""
         seam = self._seam
         await self._arrive("store.write")
@@ -124,7 +126,7 @@ class SimRunner:
         if seam.hit("store.write.refused"):
             raise Fault("refused")
         if seam.hit("store.commit.unanswered_not_written"):
-            raise Fault("undecided", self._run(work, keep=False) if meant is None else meant)
+            raise Fault("undecided", self._run(work, keep=False) if expected_result is None else expected_result)
         result = self._run(work)
         self._witness.committed(seam.name, self._database.rows)
         await seam.strike("store.committed")
@@ -132,7 +134,7 @@ class SimRunner:
         if seam.hit("store.answer.slow"):
             await asyncio.sleep(3.0 * seam.chance())
         if seam.hit("store.commit.unanswered_written"):
-            raise Fault("undecided", result if meant is None else meant)
+            raise Fault("undecided", result if expected_result is None else expected_result)
         return result
 
     async def empty_log(self) -> bool:

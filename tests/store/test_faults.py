@@ -368,10 +368,10 @@ async def test_a_deadlock_is_tried_again(postgres_url: str, monkeypatch: pytest.
         await store.append(admitted("run"))
         write, faults = store._runner.write, [Fault("contended"), Fault("lost")]
 
-        async def unlucky(work: object, **meant: object) -> object:
+        async def unlucky(work: object, **arguments: object) -> object:
             if faults:
                 raise faults.pop()
-            return await write(work, **meant)  # type: ignore[arg-type]
+            return await write(work, **arguments)  # type: ignore[arg-type]
 
         monkeypatch.setattr(store._runner, "write", unlucky)
         assert (await store.append(note("run"))).events[0].seq == 2
