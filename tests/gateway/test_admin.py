@@ -61,7 +61,7 @@ async def admin(tmp_path: Path) -> AsyncIterator[AdminStandIn]:
         yield opened
 
 
-async def asked(client: httpx.AsyncClient, method: str, path: str, **more: Any) -> dict[str, Any]:
+async def call_admin(client: httpx.AsyncClient, method: str, path: str, **more: Any) -> dict[str, Any]:
     """Send a request that must succeed, and return the reply."""
     reply = await client.request(method, f"/admin/v1{path}", **more)
     assert reply.status_code == 200, reply.text
@@ -77,27 +77,29 @@ async def refused(client: httpx.AsyncClient, method: str, path: str, **more: Any
 
 async def statuses(admin: AdminStandIn, *keys: str) -> list[int]:
     """Return the status that a new gateway gives each key."""
-    found = []
+    codes = []
     for key in keys:
         async with admin.client(key, admin.gateway_app()) as client:
-            found.append((await client.get("/v1/models")).status_code)
-    return found
+            codes.append((await client.get("/v1/models")).status_code)
+    return codes
 
 
 async def test_a_key_is_made_rotated_and_revoked_and_the_log_says_by_whom(admin: AdminStandIn) -> None:
     async with admin.client(await admin.add_key("boss")) as client:
-        made = await asked(client, "POST", "/keys", json={"name": "ci", "roles": ["caller"], "usd": 0.25, "rpm": 60})
-        first = made.pop("key")
+        key = await call_admin(
+            client, "POST", "/keys", json={"name": "ci", "roles": ["caller"], "usd": 0.25, "rpm": 60}
+        )
+        first = key.pop("key")
         assert KEY_FORMAT.fullmatch(first)
-        assert (made["role"], made["tenant"], made["usd"], made["in_force"]) == ("caller", "acme", 0.25, True)
-        assert await asked(client, "GET", f"/keys/{made['id']}") == made
-        rotated = await asked(client, "POST", f"/keys/{made['id']}/rotate", json={"overlap_seconds": 60})
+        assert (key["role"], key["tenant"], key["usd"], key["in_force"]) == ("caller", "acme", 0.25, True)
+        assert await call_admin(client, "GET", f"/keys/{key['id']}") == key
+        rotated = await call_admin(client, "POST", f"/keys/{key['id']}/rotate", json={"overlap_seconds": 60})
         assert await statuses(admin, first, rotated["key"]) == [200, 200]
-        ended = await asked(client, "POST", f"/keys/{made['id']}/revoke")
+        ended = await call_admin(client, "POST", f"/keys/{key['id']}/revoke")
         assert (ended["in_force"], ended["revoked_at"]) == (False, admin.gateway.now())
         assert await statuses(admin, first, rotated["key"]) == [401, 401]
-        assert await refused(client, "POST", f"/keys/{made['id']}/rotate") == (409, "key_not_in_force")
-        logged = (await asked(client, "GET", f"/changes?target={made['id']}"))["data"]
+        assert await refused(client, "POST", f"/keys/{key['id']}/rotate") == (409, "key_not_in_force")
+        logged = (await call_admin(client, "GET", f"/changes?target={key['id']}"))["data"]
     assert [(entry["action"], entry["actor"], entry["via"]) for entry in logged] == [
         ("key.revoked", "boss", "key"),
         ("key.rotated", "boss", "key"),
@@ -109,28 +111,28 @@ async def test_a_key_is_made_rotated_and_revoked_and_the_log_says_by_whom(admin:
 async def test_a_key_that_is_asked_for_again_is_made_once(admin: AdminStandIn) -> None:
     again = {"idempotency-key": "one"}
     async with admin.client(await admin.add_key("boss")) as client:
-        made = await asked(client, "POST", "/keys", json={"name": "ci"}, headers=again)
-        repeated = await asked(client, "POST", "/keys", json={"name": "ci"}, headers=again)
-        assert repeated == made | {"key": None}
+        key = await call_admin(client, "POST", "/keys", json={"name": "ci"}, headers=again)
+        repeated = await call_admin(client, "POST", "/keys", json={"name": "ci"}, headers=again)
+        assert repeated == key | {"key": None}
         other = {"name": "ci", "roles": ["owner"]}
         assert await refused(client, "POST", "/keys", json=other, headers=again) == (409, "conflict")
         assert await refused(client, "POST", "/keys", json={"name": "ci"}) == (409, "name_taken")
-        assert len((await asked(client, "GET", "/keys"))["data"]) == 2
+        assert len((await call_admin(client, "GET", "/keys"))["data"]) == 2
 
 
 async def test_a_rotation_that_is_sent_again_ends_no_secret_in_use(admin: AdminStandIn) -> None:
     again = {"idempotency-key": "one"}
     async with admin.client(await admin.add_key("boss")) as client:
-        made = await asked(client, "POST", "/keys", json={"name": "ci"})
-        path = f"/keys/{made['id']}/rotate"
-        replies = [asked(client, "POST", path, json={"overlap_seconds": 60}, headers=again) for _ in range(2)]
+        key = await call_admin(client, "POST", "/keys", json={"name": "ci"})
+        path = f"/keys/{key['id']}/rotate"
+        replies = [call_admin(client, "POST", path, json={"overlap_seconds": 60}, headers=again) for _ in range(2)]
         secrets = [reply["key"] for reply in await asyncio.gather(*replies)]
         [rotated] = [secret for secret in secrets if secret is not None]
-        assert await statuses(admin, made["key"], rotated) == [200, 200]
+        assert await statuses(admin, key["key"], rotated) == [200, 200]
         other = await refused(client, "POST", path, json={"overlap_seconds": 0}, headers=again)
         assert other == (409, "idempotency_key_reuse")
         admin.stand_in.seconds += 61
-        later = await asked(client, "POST", path, json={"overlap_seconds": 60}, headers=again)
+        later = await call_admin(client, "POST", path, json={"overlap_seconds": 60}, headers=again)
         assert later["key"] not in (None, rotated)
 
 
@@ -174,8 +176,8 @@ async def test_nobody_gains_rights_by_making_or_rotating_keys(admin: AdminStandI
         assert await refused(client, "POST", "/keys/theirs/rotate") == (404, "not_found")
         assert await refused(client, "POST", "/keys/theirs/revoke") == (404, "not_found")
         assert await refused(client, "GET", "/keys/theirs") == (404, "not_found")
-        await asked(client, "POST", "/keys", json=fitting)
-        assert [row["tenant"] for row in (await asked(client, "GET", "/keys"))["data"]] == ["acme"] * 3
+        await call_admin(client, "POST", "/keys", json=fitting)
+        assert [row["tenant"] for row in (await call_admin(client, "GET", "/keys"))["data"]] == ["acme"] * 3
 
 
 async def test_a_key_that_is_made_has_no_higher_rates_than_its_maker(admin: AdminStandIn) -> None:
@@ -184,7 +186,7 @@ async def test_a_key_that_is_made_has_no_higher_rates_than_its_maker(admin: Admi
     async with admin.client(key) as client:
         for one in ({"rpm": 11}, {"rpm": None}, {"tpm": None}, {"concurrency": 3}):
             assert (await refused(client, "POST", "/keys", json=fitting | one))[0] == 403, one
-        await asked(client, "POST", "/keys", json=fitting)
+        await call_admin(client, "POST", "/keys", json=fitting)
 
 
 async def test_only_keys_with_no_more_rights_are_revoked(admin: AdminStandIn) -> None:
@@ -196,27 +198,27 @@ async def test_only_keys_with_no_more_rights_are_revoked(admin: AdminStandIn) ->
     async with admin.client(key) as client:
         for mightier in ("boss", "root"):
             assert await refused(client, "POST", f"/keys/{mightier}/revoke") == (403, "insufficient_scope")
-            assert (await asked(client, "GET", f"/keys/{mightier}"))["in_force"] is True
-        assert (await asked(client, "POST", "/keys/leaked/revoke"))["in_force"] is False
+            assert (await call_admin(client, "GET", f"/keys/{mightier}"))["in_force"] is True
+        assert (await call_admin(client, "POST", "/keys/leaked/revoke"))["in_force"] is False
 
 
 async def test_a_tenant_is_created_disabled_and_enabled(admin: AdminStandIn) -> None:
     theirs = await admin.add_key("theirs", "caller", tenant="new")
     async with admin.client(await admin.add_key("root", tenant="ops", all_tenants=True)) as client:
-        made = await asked(client, "POST", "/tenants", json={"name": "new"})
-        assert await asked(client, "POST", "/tenants", json={"name": "new"}) == made
-        assert (made["keys"], made["disabled_at"]) == (1, None)
-        await asked(client, "POST", "/tenants/new/disable")
+        tenant = await call_admin(client, "POST", "/tenants", json={"name": "new"})
+        assert await call_admin(client, "POST", "/tenants", json={"name": "new"}) == tenant
+        assert (tenant["keys"], tenant["disabled_at"]) == (1, None)
+        await call_admin(client, "POST", "/tenants/new/disable")
         assert await statuses(admin, theirs) == [401]
-        await asked(client, "POST", "/tenants/new/enable")
+        await call_admin(client, "POST", "/tenants/new/enable")
         assert await statuses(admin, theirs) == [200]
         assert await refused(client, "POST", "/tenants/ops/disable") == (409, "own_tenant")
         assert await refused(client, "POST", "/tenants/none/disable") == (404, "not_found")
-        names = [row["name"] for row in (await asked(client, "GET", "/tenants"))["data"]]
+        names = [row["name"] for row in (await call_admin(client, "GET", "/tenants"))["data"]]
     assert names == ["new", "ops"]
     async with admin.client(await admin.add_key("boss")) as client:  # an owner of one tenant
         assert await refused(client, "POST", "/tenants", json={"name": "x"}) == (403, "insufficient_scope")
-        assert [row["name"] for row in (await asked(client, "GET", "/tenants"))["data"]] == ["acme"]
+        assert [row["name"] for row in (await call_admin(client, "GET", "/tenants"))["data"]] == ["acme"]
 
 
 async def test_lists_go_on_behind_what_was_seen(admin: AdminStandIn) -> None:
@@ -226,43 +228,56 @@ async def test_lists_go_on_behind_what_was_seen(admin: AdminStandIn) -> None:
         await admin.add_key(f"theirs{number}", "caller", tenant="other")
     async with admin.client(key) as client:
         for path, field in (("/keys", "id"), ("/changes", "seq")):
-            whole = [row[field] for row in (await asked(client, "GET", path))["data"]]
-            first = await asked(client, "GET", f"{path}?limit=3")
-            rest = await asked(client, "GET", f"{path}?limit=3&after={first['next']}")
+            whole = [row[field] for row in (await call_admin(client, "GET", path))["data"]]
+            first = await call_admin(client, "GET", f"{path}?limit=3")
+            rest = await call_admin(client, "GET", f"{path}?limit=3&after={first['next']}")
             assert [row[field] for row in (*first["data"], *rest["data"])] == whole
             assert (first["has_more"], rest["has_more"], rest["next"]) == (True, False, None)
             assert len(whole) == 5
         assert await refused(client, "GET", "/keys?after=none") == (400, "invalid_value")
-        assert (await asked(client, "GET", "/changes?tenant=other"))["data"] == []
+        assert (await call_admin(client, "GET", "/changes?tenant=other"))["data"] == []
 
 
 async def test_what_was_spent_is_the_callers_tenants(admin: AdminStandIn) -> None:
     async with admin.client(await admin.add_key("boss")) as client:
-        found = await asked(client, "GET", "/spend?by=key")
-        assert (found["data"], found["until"] - found["since"]) == ([], 86_400)
+        spending = await call_admin(client, "GET", "/spend?by=key")
+        assert (spending["data"], spending["until"] - spending["since"]) == ([], 86_400)
         assert await refused(client, "GET", "/spend?tenant=other") == (404, "not_found")
         assert await refused(client, "GET", "/spend?since=0") == (400, "invalid_value")
 
 
 async def test_budgets_are_set_shown_and_removed(admin: AdminStandIn) -> None:
-    wanted: dict[str, Any] = {"scope": "key", "name": "robot", "period": "day", "usd": 2.5, "soft": 0.8, "slices": 4}
+    budget_fields: dict[str, Any] = {
+        "scope": "key",
+        "name": "robot",
+        "period": "day",
+        "usd": 2.5,
+        "soft": 0.8,
+        "slices": 4,
+    }
     whole = {"scope": "tenant", "period": "month", "usd": 500}
     await admin.add_key("robot")
     async with admin.client(await admin.add_key("boss")) as client:
-        made = await asked(client, "POST", "/budgets", json=wanted)
-        assert made["id"] == "acme/key/robot/day"
-        assert await asked(client, "POST", "/budgets", json=wanted | {"usd": 3}) == made | {"usd": 3.0}
-        assert (await asked(client, "GET", "/budgets/acme/key/robot/day"))["windows"] == []
-        assert [row["usd"] for row in (await asked(client, "GET", "/budgets"))["data"]] == [3.0]
+        budget = await call_admin(client, "POST", "/budgets", json=budget_fields)
+        assert budget["id"] == "acme/key/robot/day"
+        assert await call_admin(client, "POST", "/budgets", json=budget_fields | {"usd": 3}) == budget | {"usd": 3.0}
+        assert (await call_admin(client, "GET", "/budgets/acme/key/robot/day"))["windows"] == []
+        assert [row["usd"] for row in (await call_admin(client, "GET", "/budgets"))["data"]] == [3.0]
         assert await refused(client, "POST", "/budgets", json=whole) == (403, "insufficient_scope")
-        assert await refused(client, "POST", "/budgets", json=wanted | {"zone": "Mars"}) == (400, "invalid_value")
-        assert await refused(client, "POST", "/budgets", json=wanted | {"tenant": "other"}) == (404, "not_found")
-        assert await asked(client, "DELETE", "/budgets/acme/key/robot/day") == {"id": made["id"], "removed": True}
+        assert await refused(client, "POST", "/budgets", json=budget_fields | {"zone": "Mars"}) == (
+            400,
+            "invalid_value",
+        )
+        assert await refused(client, "POST", "/budgets", json=budget_fields | {"tenant": "other"}) == (404, "not_found")
+        assert await call_admin(client, "DELETE", "/budgets/acme/key/robot/day") == {
+            "id": budget["id"],
+            "removed": True,
+        }
         assert await refused(client, "GET", "/budgets/acme/key/robot/day") == (404, "not_found")
-        logged = (await asked(client, "GET", "/changes?target=acme/key/robot/day"))["data"]
+        logged = (await call_admin(client, "GET", "/changes?target=acme/key/robot/day"))["data"]
         assert [entry["action"] for entry in logged] == ["budget.removed", "budget.set", "budget.set"]
     async with admin.client(await admin.add_key("root", tenant="ops", all_tenants=True)) as client:
-        await asked(client, "POST", "/budgets", json=whole | {"tenant": "acme"})
+        await call_admin(client, "POST", "/budgets", json=whole | {"tenant": "acme"})
         unknown = await refused(client, "POST", "/budgets", json=whole | {"tenant": "acmee"})
         assert unknown == (404, "not_found"), "a budget of nobody would bound nothing"
 
@@ -272,14 +287,17 @@ async def test_the_key_of_a_budget_is_one_of_the_tenants_by_id_or_name(admin: Ad
     key, row = mint(PEPPER, tenant="acme", name="shop", scopes=["runs:write"], now=0.0)
     assert await admin.store.add_key(row)
     await admin.add_key("theirs", tenant="other")
-    wanted: dict[str, Any] = {"scope": "key", "period": "day", "usd": 2.5}
+    budget_fields: dict[str, Any] = {"scope": "key", "period": "day", "usd": 2.5}
     async with admin.client(await admin.add_key("boss")) as client:
         for name, id_ in (("shop", row.id), (row.id, row.id), ("*", "*")):
-            made = await asked(client, "POST", "/budgets", json=wanted | {"name": name})
-            assert made["name"] == id_
+            budget = await call_admin(client, "POST", "/budgets", json=budget_fields | {"name": name})
+            assert budget["name"] == id_
         for unknown in ("theirs", "shops", key):
-            assert await refused(client, "POST", "/budgets", json=wanted | {"name": unknown}) == (400, "invalid_value")
-        assert len((await asked(client, "GET", "/budgets"))["data"]) == 2
+            assert await refused(client, "POST", "/budgets", json=budget_fields | {"name": unknown}) == (
+                400,
+                "invalid_value",
+            )
+        assert len((await call_admin(client, "GET", "/budgets"))["data"]) == 2
 
 
 async def test_the_account_of_one_user_is_found_by_the_users_name(admin: AdminStandIn) -> None:
@@ -287,33 +305,33 @@ async def test_the_account_of_one_user_is_found_by_the_users_name(admin: AdminSt
         await begin(admin.store, f"run of {user}", user=user)
         await admin.store.append(intend(f"run of {user}", "a", usd))
     async with admin.client(await admin.add_key("boss")) as client:
-        for query, held in (("", [0.0002, 0.0001]), ("?of=bob", [0.0002]), ("?of=nobody", [])):
-            shown = await asked(client, "GET", f"/budgets/acme/user/*/day{query}")
-            assert [window["held"] for window in shown["windows"]] == held
+        for query, reserved_usd in (("", [0.0002, 0.0001]), ("?of=bob", [0.0002]), ("?of=nobody", [])):
+            account = await call_admin(client, "GET", f"/budgets/acme/user/*/day{query}")
+            assert [window["held"] for window in account["windows"]] == reserved_usd
 
 
 async def test_the_pool_and_its_rules_are_shown_and_a_file_is_compared(admin: AdminStandIn) -> None:
     async with admin.client(await admin.add_key("devel", "developer")) as client:
-        workers = (await asked(client, "GET", "/workers"))["data"]
+        workers = (await call_admin(client, "GET", "/workers"))["data"]
         assert [(worker["name"], worker["state"], worker["tiers"]) for worker in workers] == [
             ("alpha", "closed", ["baton-mini"]),
             ("beta", "open", ["baton-mini", "baton-ultra"]),
         ]
-        policy = await asked(client, "GET", "/policy")
+        policy = await call_admin(client, "GET", "/policy")
         assert (policy["catalog"], policy["rules"]) == (CATALOG.digest, [])
-        found = await asked(client, "POST", "/policy/diff", json={"pool": POOL})
-        assert found["widens"]
-        assert {witness["worker"] for witness in found["witnesses"]} == {"alpha"}
-        table = await asked(client, "POST", "/policy/check", json={"pool": POOL})
+        comparison = await call_admin(client, "POST", "/policy/diff", json={"pool": POOL})
+        assert comparison["widens"]
+        assert {witness["worker"] for witness in comparison["witnesses"]} == {"alpha"}
+        table = await call_admin(client, "POST", "/policy/check", json={"pool": POOL})
         (secret,) = [row for row in table["shown"] if row["labels"] == ["secret"]]
         assert (secret["tier"], secret["recipients"]) == ("baton-mini", ["alpha"])
         assert await refused(client, "POST", "/policy/diff", json={"pool": "["}) == (400, "invalid_pool")
 
 
 async def test_a_file_that_would_take_long_to_compare_is_refused(admin: AdminStandIn) -> None:
-    named = [f"label{place}" for place in range(16)]
+    labels = [f"label{place}" for place in range(16)]
     tiers = "".join([f'[tiers.t{place}]\npool = ["alpha"]\n' for place in range(100)])
-    pool = POOL.replace('["secret"]', orjson.dumps(named).decode()) + tiers
+    pool = POOL.replace('["secret"]', orjson.dumps(labels).decode()) + tiers
     async with admin.client(await admin.add_key("devel", "developer")) as client:
         reply = await client.post("/admin/v1/policy/diff", json={"pool": pool})
     assert (reply.status_code, reply.json()["error"]["code"]) == (400, "invalid_pool")
@@ -321,9 +339,9 @@ async def test_a_file_that_would_take_long_to_compare_is_refused(admin: AdminSta
 
 
 async def test_a_file_whose_table_would_be_large_is_refused(admin: AdminStandIn) -> None:
-    named = [f"label{place}" for place in range(2_000)]
+    labels = [f"label{place}" for place in range(2_000)]
     tiers = "".join([f'[tiers.t{place}]\npool = ["alpha"]\n' for place in range(100)])
-    pool = POOL.replace('["secret"]', orjson.dumps(named).decode()) + tiers
+    pool = POOL.replace('["secret"]', orjson.dumps(labels).decode()) + tiers
     async with admin.client(await admin.add_key("devel", "developer")) as client:
         reply = await client.post("/admin/v1/policy/check", json={"pool": pool})
     assert (reply.status_code, reply.json()["error"]["code"]) == (400, "invalid_pool")
@@ -343,9 +361,9 @@ async def test_a_pool_file_is_tried_on_past_runs_of_the_tenant(admin: AdminStand
         new = new_run(tenant=tenant)
         await admin.store.append(Entry(run, admin.gateway.now(), tuple(facts), new=new, row=Projection()))
     async with admin.client(await admin.add_key("devel", "developer")) as client:
-        found = await asked(client, "POST", "/policy/try", json={"pool": POOL})
-    assert (found["runs"], found["all"]) == (1, True)
-    assert found["refused"] == [
+        trial = await call_admin(client, "POST", "/policy/try", json={"pool": POOL})
+    assert (trial["runs"], trial["all"]) == (1, True)
+    assert trial["refused"] == [
         {"run": "run_a", "tier": "baton-mini", "labels": [], "refused": {"gone": "is not in the pool file"}}
     ]
 
@@ -356,42 +374,42 @@ async def test_a_version_is_promoted_and_rolled_back_by_its_author(admin: AdminS
         promote = {"json": {"version": "v1"}}
         assert await refused(client, "POST", "/conductors/alpha/promote", **promote) == (409, "change_refused")
         admin.served.append("v1")
-        canary = await asked(client, "POST", "/conductors/alpha/canary", json={"version": "v1", "share": 0.25})
+        canary = await call_admin(client, "POST", "/conductors/alpha/canary", json={"version": "v1", "share": 0.25})
         assert (canary["canary"], canary["share"], canary["live"]) == ("v1", 0.25, "")
         careful = create_admin(replace(admin.context, trusted=TrustedSigners((SIGNER.verifier,))))
         async with admin.client(await admin.add_key("chief", tenant="ops", all_tenants=True), careful) as other:
             assert await refused(other, "POST", "/conductors/alpha/promote", **promote) == (409, "change_refused")
-        assert (await asked(client, "POST", "/conductors/alpha/promote", **promote))["live"] == "v1"
+        assert (await call_admin(client, "POST", "/conductors/alpha/promote", **promote))["live"] == "v1"
         assert await refused(client, "POST", "/conductors/beta/promote", **promote) == (404, "not_found")
         admin.served.clear()  # rolling back must be possible while the server is away
-        assert (await asked(client, "POST", "/conductors/alpha/rollback"))["live"] == ""
-        assert [row["name"] for row in (await asked(client, "GET", "/conductors"))["data"]] == ["alpha"]
-        logged = (await asked(client, "GET", "/changes?target=alpha"))["data"]
+        assert (await call_admin(client, "POST", "/conductors/alpha/rollback"))["live"] == ""
+        assert [row["name"] for row in (await call_admin(client, "GET", "/conductors"))["data"]] == ["alpha"]
+        logged = (await call_admin(client, "GET", "/changes?target=alpha"))["data"]
     assert [(entry["action"], entry["actor"]) for entry in logged][:2] == [
         ("conductor.rolled_back", "root"),
         ("conductor.promoted", "root"),
     ]
     async with admin.client(await admin.add_key("boss")) as client:  # conductors are shared by all tenants
         assert await refused(client, "POST", "/conductors/alpha/rollback") == (403, "insufficient_scope")
-        assert (await asked(client, "GET", "/changes?target=alpha"))["data"] == []
+        assert (await call_admin(client, "GET", "/changes?target=alpha"))["data"] == []
 
 
 async def test_a_subject_is_put_in_a_tiers_place_and_rolled_back_by_its_author(admin: AdminStandIn) -> None:
     async with admin.client(await admin.add_key("root", tenant="ops", all_tenants=True)) as client:
         promote = {"json": {"subject": "worker beta"}}
-        canary = await asked(client, "POST", "/tiers/baton-mini/canary", json={"subject": "beta", "share": 0.25})
+        canary = await call_admin(client, "POST", "/tiers/baton-mini/canary", json={"subject": "beta", "share": 0.25})
         assert (canary["canary"], canary["share"], canary["live"]) == ("worker beta", 0.25, "")
-        assert (await asked(client, "POST", "/tiers/baton-mini/promote", **promote))["live"] == "worker beta"
+        assert (await call_admin(client, "POST", "/tiers/baton-mini/promote", **promote))["live"] == "worker beta"
         assert await refused(client, "POST", "/tiers/baton-mini/promote", **promote) == (409, "change_refused")
         gone = {"json": {"subject": "tier baton-gone"}}
         assert await refused(client, "POST", "/tiers/baton-mini/promote", **gone) == (409, "change_refused")
         assert await refused(client, "POST", "/tiers/baton-none/promote", **promote) == (404, "not_found")
-        found = await asked(client, "GET", "/tiers/baton-mini/evidence?subject=beta")
-        assert (found["subject"], found["tiers"]) == ("worker beta", [])
-        listed = {row["name"]: row for row in (await asked(client, "GET", "/tiers"))["data"]}
+        evidence = await call_admin(client, "GET", "/tiers/baton-mini/evidence?subject=beta")
+        assert (evidence["subject"], evidence["tiers"]) == ("worker beta", [])
+        listed = {row["name"]: row for row in (await call_admin(client, "GET", "/tiers"))["data"]}
         assert (listed["baton-mini"]["live"], listed["baton-mini"]["missing"]) == ("worker beta", [])
-        assert (await asked(client, "POST", "/tiers/baton-mini/rollback"))["live"] == ""
-        logged = (await asked(client, "GET", "/changes?target=baton-mini"))["data"]
+        assert (await call_admin(client, "POST", "/tiers/baton-mini/rollback"))["live"] == ""
+        logged = (await call_admin(client, "GET", "/changes?target=baton-mini"))["data"]
     assert [(entry["action"], entry["actor"]) for entry in logged] == [
         ("tier.rolled_back", "root"),
         ("tier.promoted", "root"),
@@ -417,18 +435,18 @@ async def test_two_gateways_follow_within_five_seconds(admin: AdminStandIn) -> N
     apps = [admin.gateway_app(), admin.gateway_app()]
 
     async def accepted() -> list[list[str]]:
-        found = []
+        codes = []
         for app in apps:
             async with admin.client(app=app) as client:
                 headers = {name: {"x-api-key": key} for name, key in keys.items()}
-                found.append([n for n in names if (await client.get("/v1/models", headers=headers[n])).is_success])
-        return found
+                codes.append([n for n in names if (await client.get("/v1/models", headers=headers[n])).is_success])
+        return codes
 
     assert await accepted() == [list(names)] * 2
     async with admin.client(await admin.add_key("root", tenant="home", all_tenants=True)) as client:
-        await asked(client, "POST", "/keys/revoked/revoke")
-        await asked(client, "POST", "/keys/rotated/rotate", json={"overlap_seconds": 0})
-        await asked(client, "POST", "/tenants/leaving/disable")
+        await call_admin(client, "POST", "/keys/revoked/revoke")
+        await call_admin(client, "POST", "/keys/rotated/rotate", json={"overlap_seconds": 0})
+        await call_admin(client, "POST", "/tenants/leaving/disable")
     admin.stand_in.seconds += 5.0
     admin.stand_in.ticks += 5.0
     assert await accepted() == [["kept"]] * 2
@@ -444,8 +462,8 @@ async def test_the_api_describes_itself(admin: AdminStandIn) -> None:
     assert ("POST", "/admin/v1/keys/{key}/rotate") in described
     assert not [path for _, path in described if path.startswith("/v1/")]
     schemas = document["components"]["schemas"]
-    named = set(re.findall(r'"#/components/schemas/([^"]+)"', json.dumps(document)))
-    assert named <= set(schemas)
+    references = set(re.findall(r'"#/components/schemas/([^"]+)"', json.dumps(document)))
+    assert references <= set(schemas)
     assert {"KeyRequest", "CanaryRequest", "KeyList", "Error"} <= set(schemas)
 
 

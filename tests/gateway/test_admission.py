@@ -108,8 +108,8 @@ async def test_a_tenant_has_its_limits_over_all_of_its_keys() -> None:
 async def test_an_end_user_has_limits_within_a_tenant() -> None:
     gateway = GatewayStandIn(rates=Rates(user=RateLimits(rpm=1)))
     acme, other = gateway.add_key("one1"), gateway.add_key("two2", tenant="other")
-    asked = ((acme, "ann"), (acme, "bob"), (acme, "ann"), (other, "ann"), (acme, None), (acme, None))
-    statuses = [(await post(gateway, key, **({"user": user} if user else {}))).status_code for key, user in asked]
+    requests = ((acme, "ann"), (acme, "bob"), (acme, "ann"), (other, "ann"), (acme, None), (acme, None))
+    statuses = [(await post(gateway, key, **({"user": user} if user else {}))).status_code for key, user in requests]
     assert statuses == [200, 200, 429, 200, 200, 200]
 
 
@@ -120,9 +120,9 @@ def test_a_setting_of_limits_that_cannot_be_read_is_refused(text: str) -> None:
 
 
 def test_a_setting_names_any_of_the_limits() -> None:
-    found = read({"BATON_KEY_LIMITS": "rpm=60, concurrency = 8", "BATON_USER_LIMITS": ""})
-    assert rate_limits(found.key_limits) == RateLimits(rpm=60, concurrency=8)
-    assert not rate_limits(found.user_limits)
+    limits = read({"BATON_KEY_LIMITS": "rpm=60, concurrency = 8", "BATON_USER_LIMITS": ""})
+    assert rate_limits(limits.key_limits) == RateLimits(rpm=60, concurrency=8)
+    assert not rate_limits(limits.user_limits)
 
 
 async def test_every_reply_of_a_limited_key_says_its_rates() -> None:
@@ -171,12 +171,12 @@ async def test_whoever_knows_the_end_may_ask_again(gateway: GatewayStandIn, stre
     again: list[int] = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
-        async def heard(message: Any) -> None:
+        async def send_and_ask_again(message: Any) -> None:
             if message["type"] == "http.response.body" and not message.get("more_body"):
                 again.append((await post(gateway, key)).status_code)
             await send(message)
 
-        await gateway.app(scope, receive, heard)
+        await gateway.app(scope, receive, send_and_ask_again)
 
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
         headers = {"authorization": f"Bearer {key}"}

@@ -104,18 +104,18 @@ async def test_a_plan_is_executed_once_it_is_approved_and_not_before(
 ) -> None:
     stub.always("alpha", Reply(chunks=("It is ", "4.")))
     body = await waiting(caller)
-    run, asked = body["baton"]["run"], body["baton"]["approval"]
+    run, approval = body["baton"]["run"], body["baton"]["approval"]
     assert body["choices"][0]["finish_reason"] == "stop"
     assert run in body["choices"][0]["message"]["content"]
     await until(lambda: not len(runtime.drivers))
     row = await runtime.context.store.run(run)
     assert (row.state, row.driver, row.held.usd, stub.requests) == ("awaiting_approval", "", 0, [])
     (listed,) = (await boss.get("/v1/approvals")).json()["data"]
-    assert (listed["run"], listed["digest"], listed["status"]) == (run, asked["digest"], "waiting")
+    assert (listed["run"], listed["digest"], listed["status"]) == (run, approval["digest"], "waiting")
     assert listed["discloses"] == {"alpha": ["user"]}
     assert listed["worst_case_usd"] > 0
-    made = (await decide(boss, run, reason="It is cheap.")).json()
-    assert (made["status"], made["decision"]["reason"]) == ("approved", "It is cheap.")
+    decision = (await decide(boss, run, reason="It is cheap.")).json()
+    assert (decision["status"], decision["decision"]["reason"]) == ("approved", "It is cheap.")
     assert (await ended_row(runtime.context.store, run)).state == "succeeded"
     reply = await caller.get(f"/v1/runs/{run}/stream")
     assert '"It is 4."' in reply.text
@@ -132,8 +132,8 @@ async def test_a_decision_and_its_reason_are_explained_to_those_who_may_read_the
     caller: httpx.AsyncClient, boss: httpx.AsyncClient
 ) -> None:
     run = (await waiting(caller))["baton"]["run"]
-    [asked] = (await caller.get(f"/v1/runs/{run}/explain")).json()["approvals"]
-    assert (asked["decision"], asked["by"]) == (None, None)
+    [approval] = (await caller.get(f"/v1/runs/{run}/explain")).json()["approvals"]
+    assert (approval["decision"], approval["by"]) == (None, None)
     await decide(boss, run, "refuse", reason="Not on a Monday.")
     explained = (await caller.get(f"/v1/runs/{run}/explain")).json()
     [decided] = explained["approvals"]
@@ -152,9 +152,9 @@ async def test_texts_of_a_plan_are_shown_to_those_who_may_read_them_and_every_re
     (listed,) = (await boss.get("/v1/approvals")).json()["data"]
     assert listed["plan"]["steps"][0]["instruction"] == "Add."
     reading = AdminEventQuery(action=CONTENT_READ)
-    found = await runtime.context.store.admin_events(reading)
+    admin_events = await runtime.context.store.admin_events(reading)
     once = {"what": "approval", "shown": f"{listed['digest']} waiting"}
-    assert [(event.target, event.after) for event in found] == [(run, once)]
+    assert [(event.target, event.after) for event in admin_events] == [(run, once)]
     for path in ("/v1/approvals", "/v1/approvals", f"/v1/approvals/{run}"):
         assert (await boss.get(path)).status_code == 200
     assert len(await runtime.context.store.admin_events(reading)) == 1, "nothing new was shown"
@@ -186,9 +186,9 @@ async def test_decided_plans_are_listed_page_by_page_and_without_content_if_none
     page = await listed(status="decided", limit=2, after=page["next"])
     assert ([approval["run"] for approval in page["data"]], page["has_more"]) == ([first], False)
     assert (await boss.get("/v1/approvals", params={"after": "x"})).json()["error"]["param"] == "after"
-    read = await notes(runtime)
+    read_count = await notes(runtime)
     [plain, *_rest] = (await listed(status="all", words=False))["data"]
-    assert await notes(runtime) == read
+    assert await notes(runtime) == read_count
     first_step, second_step = plain["plan"]["steps"]
     assert (first_step["instruction"], plain["decision"]["reason"]) == (None, None)
     assert first_step["withheld"] == {"user": True, "steps": [], "by": "caller"}
@@ -197,8 +197,8 @@ async def test_decided_plans_are_listed_page_by_page_and_without_content_if_none
 
 async def notes(runtime: Runtime) -> int:
     """The number of readings of content in the log."""
-    found = await runtime.context.store.admin_events(AdminEventQuery(limit=100, action=CONTENT_READ))
-    return len(found)
+    admin_events = await runtime.context.store.admin_events(AdminEventQuery(limit=100, action=CONTENT_READ))
+    return len(admin_events)
 
 
 async def test_the_reply_to_a_decision_does_not_outlive_an_erasure(
@@ -206,12 +206,12 @@ async def test_the_reply_to_a_decision_does_not_outlive_an_erasure(
 ) -> None:
     run = (await waiting(caller))["baton"]["run"]
     digest = (await boss.get(f"/v1/approvals/{run}")).json()["digest"]
-    sent = {"decision": "refuse", "digest": digest, "reason": "It names Ada."}
+    decision = {"decision": "refuse", "digest": digest, "reason": "It names Ada."}
     headers = {"Idempotency-Key": "once"}
-    first = await boss.post(f"/v1/approvals/{run}", json=sent, headers=headers)
+    first = await boss.post(f"/v1/approvals/{run}", json=decision, headers=headers)
     assert first.json()["decision"]["reason"] == "It names Ada."
     assert (await caller.delete(f"/v1/runs/{run}")).status_code == 200
-    second_reply = await boss.post(f"/v1/approvals/{run}", json=sent, headers=headers)
+    second_reply = await boss.post(f"/v1/approvals/{run}", json=decision, headers=headers)
     assert (second_reply.status_code, second_reply.json()["decision"]["reason"]) == (200, None)
 
 
@@ -244,8 +244,8 @@ async def test_whoever_wrote_a_plan_does_not_approve_it_for_a_run_that_somebody_
         first = (await author.post("/v1/plans", json=QUESTION)).json()
         edit = {"revision": 1, "edits": [{"op": "change", "step": 0, "subtask": "Add them."}]}
         plan = (await editor.patch(f"/v1/plans/{first['id']}", json=edit)).json()
-        begun = await beginner.post(f"/v1/plans/{plan['id']}/run")
-        run = begun.json()["baton"]["run"]
+        execution = await beginner.post(f"/v1/plans/{plan['id']}/run")
+        run = execution.json()["baton"]["run"]
         refused = [await decide(person, run) for person in (author, editor, beginner)]
         assert [(reply.status_code, reply.json()["error"]["code"]) for reply in refused] == [(403, "own_run")] * 3
         assert (await decide(boss, run)).json()["status"] == "approved"
@@ -365,13 +365,13 @@ async def test_a_webhook_asks_and_is_kept_until_it_was_accepted(stub: ProviderSt
     secret = "whsec_" + base64.b64encode(b"s" * 32).decode()
     nowhere = {"BATON_WEBHOOK_URL": "http://127.0.0.1:9/hook", "BATON_WEBHOOK_SECRET": secret}
     async with running_service(tmp_path, pool(stub), nowhere) as runtime, client_of(runtime) as caller:
-        asked = (await waiting(caller))["baton"]
+        baton = (await waiting(caller))["baton"]
         store, later = runtime.context.store, runtime.context.now() + 10_000.0
         (notice,) = await until(lambda: store.take_notices(later, later + 1.0, 5))
-        sent = json.loads(notices.payload(notice))
-    assert sent["type"] == "approval.requested"
-    assert (sent["data"]["run"], sent["data"]["digest"]) == (asked["run"], asked["approval"]["digest"])
-    assert sent["data"]["discloses"] == {"alpha": ["user"]}
+        notice_body = json.loads(notices.payload(notice))
+    assert notice_body["type"] == "approval.requested"
+    assert (notice_body["data"]["run"], notice_body["data"]["digest"]) == (baton["run"], baton["approval"]["digest"])
+    assert notice_body["data"]["discloses"] == {"alpha": ["user"]}
 
 
 async def test_an_approval_is_void_for_a_worker_that_has_changed(
@@ -380,8 +380,8 @@ async def test_an_approval_is_void_for_a_worker_that_has_changed(
     """The pool file gives alpha another model between the question and the decision; another worker may take over."""
     run = (await waiting(caller))["baton"]["run"]
     loaded = runtime.pool.loaded
-    known = loaded.catalog.workers
-    moved = replace(loaded.catalog, workers={**known, "alpha": replace(known["alpha"], model="other")})
+    workers = loaded.catalog.workers
+    moved = replace(loaded.catalog, workers={**workers, "alpha": replace(workers["alpha"], model="other")})
     runtime.pool.install(replace(loaded, catalog=sealed(moved)))
     outdated = await decide(boss, run)
     assert (outdated.status_code, outdated.json()["error"]["code"]) == (409, "approval_outdated")

@@ -41,17 +41,17 @@ def shape(run: dict[str, Any]) -> list[tuple[str, list[str | int]]]:
 
 
 async def test_each_arm_runs_its_own_shape_under_its_own_name(client: httpx.AsyncClient) -> None:
-    wanted: dict[str, list[tuple[str, list[str | int]]]] = {
+    expected_calls: dict[str, list[tuple[str, list[str | int]]]] = {
         "baton-ultra:single:gamma": [("gamma", ["user"])],
         "baton-ultra:sc:2:gamma": [("gamma", ["user"]), ("gamma", ["user"]), ("gamma", ["user", 0, 1])],
         "baton-ultra:moa:2:gamma+alpha": [("gamma", ["user"]), ("alpha", ["user"]), ("gamma", ["user", 0, 1])],
         "baton-ultra:static:pev": [("alpha", ["user"]), ("beta", ["user", 0]), ("gamma", ["user", 0, 1])],
     }
-    for model, steps in wanted.items():
+    for model, steps in expected_calls.items():
         run = await ask(client, model)
         assert shape(run) == steps
-        told = run["model"], run["tier"], run["state"], run["degraded"]
-        assert told == (model, "baton-ultra", "succeeded", False)
+        facts = run["model"], run["tier"], run["state"], run["degraded"]
+        assert facts == (model, "baton-ultra", "succeeded", False)
 
 
 async def test_another_model_conducts(client: httpx.AsyncClient, stub: ProviderStub) -> None:

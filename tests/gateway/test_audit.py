@@ -21,16 +21,16 @@ async def get(gateway: GatewayStandIn, key: str, path: str, status: int = 200) -
 async def test_pages_give_every_run_once(gateway: GatewayStandIn, key: str) -> None:
     gateway.store.rows = [row_of(f"run_{n:02}", "acme", 1e9 + n // 3) for n in range(25)]
     gateway.store.rows += [row_of("run_x", "other")]
-    seen: list[str] = []
+    run_ids: list[str] = []
     path = "/v1/runs?limit=7"
     while path:
         page = await get(gateway, key, path)
         assert page["object"] == "list"
         assert page["has_more"] == (page["next"] is not None)
-        seen += [run["id"] for run in page["data"]]
-        gateway.store.rows.append(row_of(f"run_new_{len(seen)}", "acme", 2e9))
+        run_ids += [run["id"] for run in page["data"]]
+        gateway.store.rows.append(row_of(f"run_new_{len(run_ids)}", "acme", 2e9))
         path = f"/v1/runs?limit=7&after={page['next']}" if page["has_more"] else ""
-    assert seen == [f"run_{n:02}" for n in reversed(range(25))]
+    assert run_ids == [f"run_{n:02}" for n in reversed(range(25))]
 
 
 async def test_a_page_names_its_ends_and_the_last_one_is_a_place_to_go_on_from(
@@ -160,14 +160,14 @@ async def test_the_id_of_a_completion_names_its_run(gateway: GatewayStandIn, key
 
 
 async def test_events_come_in_pages(gateway: GatewayStandIn, key: str) -> None:
-    seen: list[int] = []
+    event_numbers: list[int] = []
     path = "/v1/runs/run_mine/events?limit=5"
     while path:
         page = await get(gateway, key, path)
-        seen += [event["seq"] for event in page["data"]]
-        assert (page["first_id"], page["last_id"]) == (str(page["data"][0]["seq"]), str(seen[-1]))
+        event_numbers += [event["seq"] for event in page["data"]]
+        assert (page["first_id"], page["last_id"]) == (str(page["data"][0]["seq"]), str(event_numbers[-1]))
         path = f"/v1/runs/run_mine/events?limit=5&after={page['next']}" if page["has_more"] else ""
-    assert seen == list(range(1, 15))
+    assert event_numbers == list(range(1, 15))
     every = await get(gateway, key, "/v1/runs/run_mine/events")
     assert every["data"][0]["kind"] == "run.admitted"
     assert every["data"][-1]["kind"] == "run.succeeded"

@@ -35,10 +35,12 @@ async def test_a_planned_run_is_explained_step_by_step(stub: ProviderStub, clien
     assert run["cost_usd"] == body["baton"]["cost_usd"] == run["spent"]["usd"] > 0
     assert run["usage"] == body["usage"]
     last = (await client.get(f"{body['baton']['audit']}/steps/1")).json()
-    sent = [received.json["messages"] for received in stub.requests][1]
-    shown = [{"role": message["role"], "content": message["content"][0]["text"]} for message in last["messages"]]
-    assert shown == sent
-    assert "What is 2 + 2?" not in str(sent)
+    sent_messages = [received.json["messages"] for received in stub.requests][1]
+    recorded_messages = [
+        {"role": message["role"], "content": message["content"][0]["text"]} for message in last["messages"]
+    ]
+    assert recorded_messages == sent_messages
+    assert "What is 2 + 2?" not in str(sent_messages)
     assert (last["output"], last["erased"]) == ("Four.", False)
     for attempt in last["attempts"]:
         assert attempt.keys() <= Attempt.model_fields.keys(), "OpenAPI describes every field of an attempt"
@@ -79,14 +81,14 @@ async def test_a_huge_bad_plan_gets_a_small_answer(client: httpx.AsyncClient) ->
 
 
 async def test_pages_of_real_runs_hold_each_once(client: httpx.AsyncClient) -> None:
-    made = [(await ask(client)).json()["baton"]["run"] for _ in range(5)]
-    seen: list[str] = []
+    run_ids = [(await ask(client)).json()["baton"]["run"] for _ in range(5)]
+    listed_ids: list[str] = []
     path = "/v1/runs?limit=2"
     while path:
         page = (await client.get(path)).json()
-        seen += [entry["id"] for entry in page["data"]]
+        listed_ids += [entry["id"] for entry in page["data"]]
         path = f"/v1/runs?limit=2&after={page['next']}" if page["has_more"] else ""
-    assert seen == made[::-1]
+    assert listed_ids == run_ids[::-1]
 
 
 async def test_a_caller_learns_why_the_planned_worker_was_passed_over(
@@ -153,8 +155,8 @@ async def test_a_run_that_follows_from_another_one_names_it(
     run = (await client.get(f"/v1/runs/{ended.state.run}")).json()
     assert run["origin"] == {"kind": "replay", "run": first}
     queries = {"origin_kind=replay": run["id"], f"origin_run={first}": run["id"], "origin_kind=none": first}
-    for query, found in queries.items():
+    for query, expected_run in queries.items():
         listed = (await client.get(f"/v1/runs?{query}")).json()["data"]
-        assert [entry["id"] for entry in listed] == [found]
+        assert [entry["id"] for entry in listed] == [expected_run]
     events = (await client.get(f"/v1/runs/{ended.state.run}/events")).json()["data"]
     assert (events[0]["body"]["origin_kind"], events[0]["body"]["origin_run"]) == ("replay", first)

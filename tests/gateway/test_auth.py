@@ -146,7 +146,7 @@ def gateway(gateway: GatewayStandIn) -> GatewayStandIn:
 CODES = {"authentication_error": "invalid_api_key", "permission_error": "insufficient_scope"}
 
 
-def said(reply: httpx.Response) -> str:
+def code_of(reply: httpx.Response) -> str:
     """The error's code; Anthropic's shape has a type alone, which means as much."""
     error: dict[str, str] = reply.json()["error"]
     return error["code"] if "code" in error else CODES[error["type"]]
@@ -160,11 +160,11 @@ QUERIES = {
 
 
 async def knock(gateway: GatewayStandIn, method: str, path: str, headers: dict[str, str]) -> httpx.Response:
-    url = re.sub(r"\{(\w+)(?::path)?\}", lambda found: EXAMPLES[found[1]], path) + QUERIES.get(path, "")
-    sent = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
+    url = re.sub(r"\{(\w+)(?::path)?\}", lambda match: EXAMPLES[match[1]], path) + QUERIES.get(path, "")
+    raw_headers = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
     async with gateway.client() as client:
         return await client.request(
-            method, url, headers=sent, json=BODIES.get(path, chat_body()) if method in TAKES_BODY else None
+            method, url, headers=raw_headers, json=BODIES.get(path, chat_body()) if method in TAKES_BODY else None
         )
 
 
@@ -178,7 +178,7 @@ async def test_strangers_are_all_alike(gateway: GatewayStandIn, method: str, pat
         reply = await knock(gateway, method, path, header(key))
         assert reply.status_code == 401, (stranger, spelling)
         assert reply.json()["error"]["message"] == (Unauthorized().message if key else NO_KEY)
-        assert said(reply) == "invalid_api_key"
+        assert code_of(reply) == "invalid_api_key"
         assert reply.headers["www-authenticate"] == "Bearer"
     nobody = await knock(gateway, method, path, {})
     assert (nobody.status_code, nobody.json()["error"]["message"]) == (401, NO_KEY)
@@ -199,7 +199,7 @@ async def test_each_scope_is_needed(gateway: GatewayStandIn, method: str, path: 
         key = gateway.add_key(f"no{missing.replace(':', '')}", scopes=sorted(set(CALLER) - {missing}))
         reply = await knock(gateway, method, path, {"x-api-key": key})
         assert reply.status_code == 403
-        assert said(reply) == "insufficient_scope"
+        assert code_of(reply) == "insufficient_scope"
 
 
 @pytest.mark.parametrize(("method", "path"), sorted(OTHERS))
@@ -231,9 +231,9 @@ async def test_another_tenants_run_is_not_there(gateway: GatewayStandIn, method:
 )
 async def test_headers_that_disagree_are_nobody(gateway: GatewayStandIn, headers: list[tuple[str, str]]) -> None:
     good = f"bt_caller_{SECRET}"
-    sent = [(name, value.replace("good", good)) for name, value in headers]
+    raw_headers = [(name, value.replace("good", good)) for name, value in headers]
     async with gateway.client() as client:
-        assert (await client.get("/v1/models", headers=sent)).status_code == 401
+        assert (await client.get("/v1/models", headers=raw_headers)).status_code == 401
 
 
 @pytest.mark.parametrize("fault", [StoreUnavailable(), OSError("no route"), TimeoutError()])
@@ -292,10 +292,10 @@ async def test_the_secret_from_before_a_rotation_works_until_its_time(gateway: G
 async def test_a_revocation_takes_effect_within_five_seconds_however_slow_the_database_is(
     gateway: GatewayStandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    key, known = gateway.add_key("slow"), gateway.store.key
+    key, find_key = gateway.add_key("slow"), gateway.store.key
 
     async def slow(public_id: str) -> object:
-        row = await known(public_id)
+        row = await find_key(public_id)
         gateway.ticks += 2.0
         return row
 

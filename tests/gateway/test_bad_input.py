@@ -205,8 +205,8 @@ FIELDS: dict[str, tuple[dict[str, Any], str | None]] = {
 
 async def send(gateway: GatewayStandIn, key: str, body: bytes, **headers: str) -> httpx.Response:
     async with gateway.client(key) as client:
-        sent = {"content-type": "application/json"} | headers
-        return await client.post("/v1/chat/completions", content=body, headers=sent)
+        headers_sent = {"content-type": "application/json"} | headers
+        return await client.post("/v1/chat/completions", content=body, headers=headers_sent)
 
 
 def check(reply: httpx.Response, status: int) -> dict[str, Any]:
@@ -272,9 +272,9 @@ async def test_bytes_that_are_no_request(gateway: GatewayStandIn, key: str, name
 async def test_others_get_turns_while_a_large_body_is_read(gateway: GatewayStandIn, key: str) -> None:
     turns = []
     for body in (b'{"user":5}', RAW["many mixed escapes"]):
-        async with watched() as seen:
+        async with watched() as turns_taken:
             await send(gateway, key, body)
-        turns.append(seen[1])
+        turns.append(turns_taken[1])
     assert turns[1] >= turns[0] + 5
 
 
@@ -298,8 +298,8 @@ async def test_colons_in_strings_hide_no_key_and_make_none(
     gateway: GatewayStandIn, key: str, colon: bytes, length: int
 ) -> None:
     """Whether a body is short enough for its colons to be counted where they stand, or not."""
-    asked = chat_body("?" * length, metadata={"~": "~~"})
-    body = json.dumps(asked).encode().replace(b"~", colon)
+    request_body = chat_body("?" * length, metadata={"~": "~~"})
+    body = json.dumps(request_body).encode().replace(b"~", colon)
     assert (await send(gateway, key, body)).status_code == 200
     for twice in (b'"user":"~","user":"x"}', b'"user":"x","user":"~"}'):
         check(await send(gateway, key, body[:-1] + b"," + twice.replace(b"~", colon)), 400)
@@ -317,7 +317,7 @@ async def test_fields_that_are_wrong(gateway: GatewayStandIn, key: str, name: st
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
         ("messages is a string", "'messages': it must be a list, not a string."),
         ("content is a number", "'messages[0].content': it must be a string or a list, not a number."),
@@ -330,16 +330,16 @@ async def test_fields_that_are_wrong(gateway: GatewayStandIn, key: str, name: st
         ("a bias of words", "'logit_bias': each of its keys must match the regular expression ^[0-9]{1,9}$."),
     ],
 )
-async def test_a_fault_is_told_in_a_plain_sentence(gateway: GatewayStandIn, key: str, name: str, said: str) -> None:
+async def test_a_fault_is_told_in_a_plain_sentence(gateway: GatewayStandIn, key: str, name: str, message: str) -> None:
     reply = await send(gateway, key, json.dumps(FIELDS[name][0]).encode())
-    assert check(reply, 400)["message"] == f"Invalid value for {said}"
+    assert check(reply, 400)["message"] == f"Invalid value for {message}"
 
 
-@pytest.mark.parametrize("asked", ["limit=0", "limit=x", "state=x", "degraded=x", "since=x", "after=x", "limit=101"])
-async def test_a_fault_of_the_query_is_told_in_a_plain_sentence(gateway: GatewayStandIn, key: str, asked: str) -> None:
+@pytest.mark.parametrize("query", ["limit=0", "limit=x", "state=x", "degraded=x", "since=x", "after=x", "limit=101"])
+async def test_a_fault_of_the_query_is_told_in_a_plain_sentence(gateway: GatewayStandIn, key: str, query: str) -> None:
     async with gateway.client(key) as client:
-        message = check(await client.get(f"/v1/runs?{asked}"), 400)["message"]
-    assert message.startswith(f"Invalid value for '{asked.split('=')[0]}': it must be ")
+        message = check(await client.get(f"/v1/runs?{query}"), 400)["message"]
+    assert message.startswith(f"Invalid value for '{query.split('=')[0]}': it must be ")
     assert not RAW_WORDS.search(message)
 
 
@@ -357,18 +357,18 @@ async def test_a_large_body_is_refused_unread(gateway: GatewayStandIn, key: str,
 
 
 async def test_a_large_body_of_unknown_length_is_refused_while_it_comes(gateway: GatewayStandIn, key: str) -> None:
-    sent = 0
+    sent_bytes = 0
 
     async def endless() -> Any:
-        nonlocal sent
-        while sent < 64 << 20:
-            sent += 1 << 16
+        nonlocal sent_bytes
+        while sent_bytes < 64 << 20:
+            sent_bytes += 1 << 16
             yield b"a" * (1 << 16)
 
     async with gateway.client(key) as client:
         reply = await client.post("/v1/chat/completions", content=endless())
     check(reply, 413)
-    assert sent <= LIMIT + (1 << 17)
+    assert sent_bytes <= LIMIT + (1 << 17)
 
 
 async def test_a_body_that_does_not_come_is_given_up_on() -> None:
@@ -419,11 +419,11 @@ ZIPPED = {
 
 @pytest.mark.parametrize("encoding", ZIPPED)
 async def test_compressed_bodies_are_read(gateway: GatewayStandIn, key: str, encoding: str) -> None:
-    asked = chat_body("What is 2 + 2? " + "é" * 300_000)
-    body = ZIPPED[encoding](json.dumps(asked).encode())
+    request_body = chat_body("What is 2 + 2? " + "é" * 300_000)
+    body = ZIPPED[encoding](json.dumps(request_body).encode())
     assert (await send(gateway, key, body, **{"content-encoding": encoding})).status_code == 200
     [order] = gateway.runs.orders
-    assert order.task.messages[0].text == asked["messages"][0]["content"]
+    assert order.task.messages[0].text == request_body["messages"][0]["content"]
 
 
 async def test_a_body_that_is_not_compressed_as_it_says_is_a_400(gateway: GatewayStandIn, key: str) -> None:
@@ -451,8 +451,8 @@ async def test_a_bomb_is_refused_before_it_is_unpacked() -> None:
 async def test_one_string_may_have_half_as_many_characters_as_a_body() -> None:
     gateway = GatewayStandIn(bounds=Bounds(body=4_096))
     key = gateway.add_key()
-    for length, said in ((2_048, "Missing required parameter"), (2_049, "more than 2,048 characters")):
-        assert said in check(await send(gateway, key, json.dumps({"user": "x" * length}).encode()), 400)["message"]
+    for length, message in ((2_048, "Missing required parameter"), (2_049, "more than 2,048 characters")):
+        assert message in check(await send(gateway, key, json.dumps({"user": "x" * length}).encode()), 400)["message"]
 
 
 async def test_unpacked_bytes_count_with_those_that_arrive() -> None:
@@ -479,9 +479,11 @@ async def test_json_by_any_of_its_names_is_read(gateway: GatewayStandIn, key: st
 
 async def test_a_body_without_a_media_type_is_read(gateway: GatewayStandIn, key: str) -> None:
     async with gateway.client(key) as client:
-        asked = client.build_request("POST", "/v1/chat/completions", content=b"  \n" + json.dumps(chat_body()).encode())
-        assert "content-type" not in asked.headers
-        assert (await client.send(asked)).status_code == 200
+        request = client.build_request(
+            "POST", "/v1/chat/completions", content=b"  \n" + json.dumps(chat_body()).encode()
+        )
+        assert "content-type" not in request.headers
+        assert (await client.send(request)).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -522,8 +524,8 @@ async def test_a_bug_is_a_500_that_tells_nothing(
     assert CANARY not in str(record.__dict__)
 
 
-@pytest.mark.parametrize("given", ["a b", "x" * 129, "-", "a\tb"])
-async def test_a_strange_request_id_is_replaced(gateway: GatewayStandIn, given: str) -> None:
+@pytest.mark.parametrize("request_id", ["a b", "x" * 129, "-", "a\tb"])
+async def test_a_strange_request_id_is_replaced(gateway: GatewayStandIn, request_id: str) -> None:
     async with gateway.client() as client:
-        reply = await client.get("/healthz", headers={"x-request-id": given})
+        reply = await client.get("/healthz", headers={"x-request-id": request_id})
     assert reply.headers["x-request-id"].startswith("req_")

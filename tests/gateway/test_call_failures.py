@@ -26,8 +26,8 @@ async def test_the_cause_is_in_the_run_the_metrics_and_the_log(
         run = (await client.get(f"/v1/runs/{listed['id']}")).json()
         failed, ok = run["steps"][0]["attempts"]
         metrics = runtime.context.telemetry.exposition().decode()
-    found = {name: failed[name] for name in ("reason", "http_status", "provider_code", "error", "excerpt")}
-    assert found == {
+    cause = {name: failed[name] for name in ("reason", "http_status", "provider_code", "error", "excerpt")}
+    assert cause == {
         "reason": "authentication",
         "http_status": 401,
         "provider_code": "invalid_api_key",
@@ -36,9 +36,9 @@ async def test_the_cause_is_in_the_run_the_metrics_and_the_log(
     }
     assert failed["provider_request_id"]
     assert (ok["outcome"], ok["reason"], ok["excerpt"]) == ("ok", None, None)
-    shown = run_words.attempt(failed)
-    assert "worker_misconfigured: authentication, HTTP 401; invalid_api_key; request " in shown
-    assert found["excerpt"] in shown
+    text = run_words.attempt(failed)
+    assert "worker_misconfigured: authentication, HTTP 401; invalid_api_key; request " in text
+    assert cause["excerpt"] in text
     assert 'baton_call_failures_total{reason="authentication",worker="alpha"} 1.0' in metrics
     [line] = [record for record in caplog.records if record.getMessage() == "A provider call failed."]
     fields = line.__dict__["fields"]

@@ -79,15 +79,17 @@ async def test_a_stream_is_exactly_these_frames(gateway: GatewayStandIn, key: st
         '"service_tier":"default","system_fingerprint":null,"choices":[{"index":0,"delta":'
     )
     tail = ',"logprobs":null,"finish_reason":null}]}'
-    found = frames(reply)
-    assert found[:4] == [
+    stream_frames = frames(reply)
+    assert stream_frames[:4] == [
         "id: 0" + head + '{"role":"assistant","content":"","refusal":null}' + tail,
         "id: 2" + head + '{"content":"Fo"}' + tail,
         "id: 4" + head + '{"content":"ur"}' + tail,
         "id: 5" + head + '{"content":"."}' + tail,
     ]
-    assert found[4].startswith("id: 6" + head + '{},"logprobs":null,"finish_reason":"stop"}],"baton":{"run":"run_0",')
-    assert found[5:] == ["id: 8\ndata: [DONE]"]
+    assert stream_frames[4].startswith(
+        "id: 6" + head + '{},"logprobs":null,"finish_reason":"stop"}],"baton":{"run":"run_0",'
+    )
+    assert stream_frames[5:] == ["id: 8\ndata: [DONE]"]
     for chunk in chunks(reply):
         ChatCompletionChunk.model_validate(chunk, strict=True)
         assert "usage" not in chunk
@@ -177,7 +179,7 @@ async def test_a_silent_stream_is_kept_alive_by_comments() -> None:
         line.put(turn_end(run))
 
     gateway.runs.script = script
-    found: list[str] = []
+    lines: list[str] = []
     async with (
         gateway.served() as url,
         httpx.AsyncClient(base_url=url, headers={"x-api-key": key}) as client,
@@ -185,14 +187,14 @@ async def test_a_silent_stream_is_kept_alive_by_comments() -> None:
     ):
         async for line in reply.aiter_lines():
             if line:
-                found.append(line)
-            if found.count(": ping") == 2:
+                lines.append(line)
+            if lines.count(": ping") == 2:
                 speaks.set()
-            if '"Four."' in "".join(found[-2:-1]) and line == ": ping":
+            if '"Four."' in "".join(lines[-2:-1]) and line == ": ping":
                 ends.set()
-    [said] = [place for place, line in enumerate(found) if '"Four."' in line]
-    assert found[:said].count(": ping") == 2
-    assert found[said + 1] == ": ping"
+    [answer_line] = [place for place, line in enumerate(lines) if '"Four."' in line]
+    assert lines[:answer_line].count(": ping") == 2
+    assert lines[answer_line + 1] == ": ping"
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -303,10 +305,12 @@ async def test_a_key_narrows_what_its_requests_may_do(gateway: GatewayStandIn) -
 
 
 @pytest.mark.parametrize(
-    ("asked", "got"), [(None, "medium"), ("none", "low"), ("minimal", "low"), ("high", "high"), ("max", "high")]
+    ("effort", "got"), [(None, "medium"), ("none", "low"), ("minimal", "low"), ("high", "high"), ("max", "high")]
 )
-async def test_effort_goes_to_the_nearest_level(gateway: GatewayStandIn, key: str, asked: str | None, got: str) -> None:
-    await post(gateway, key, chat_body(reasoning_effort=asked))
+async def test_effort_goes_to_the_nearest_level(
+    gateway: GatewayStandIn, key: str, effort: str | None, got: str
+) -> None:
+    await post(gateway, key, chat_body(reasoning_effort=effort))
     assert gateway.runs.orders[0].effort == got
 
 

@@ -9,7 +9,7 @@ from openai.types.responses import CompactedResponse, input_token_count_params, 
 
 from app.gateway.responses.compaction_item import PREFACE
 from app.gateway.wire.parameters import COMPACTION, INPUT_TOKENS
-from tests.gateway.test_response_tools import SPAWN, asked, calling
+from tests.gateway.test_response_tools import SPAWN, calling, respond
 from tests.harness.exact_replies import published
 from tests.stubs import ProviderStub, Reply
 
@@ -17,11 +17,11 @@ MINI = {"model": "baton-mini"}
 NOTES = Reply(chunks=("It was ", "begun."))
 
 
-def user(said: str) -> dict[str, Any]:
-    return {"role": "user", "content": said}
+def user(content: str) -> dict[str, Any]:
+    return {"role": "user", "content": content}
 
 
-def seen(stub: ProviderStub) -> list[tuple[str, str]]:
+def messages_of(stub: ProviderStub) -> list[tuple[str, str]]:
     """The messages of the last request to a worker."""
     return [(message["role"], message["content"]) for message in stub.requests[-1].json["messages"]]
 
@@ -46,15 +46,15 @@ def test_every_parameter_of_the_official_client_has_a_row() -> None:
 async def test_a_conversation_goes_on_from_its_notes(stub: ProviderStub, client: httpx.AsyncClient) -> None:
     """Twice, since notes are themselves compacted; and the worker of the notes sees everything, tools included."""
     stub.script("alpha", Reply(chunks=("Hello.",)), NOTES)
-    first = await asked(client, input="Hi.")
+    first = await respond(client, input="Hi.")
     items = [
         user("Go."),
         {"type": "function_call", "call_id": "x", "name": "spawn", "arguments": "{}"},
         {"type": "function_call_output", "call_id": "x", "output": "begun"},
     ]
     body = await compacted(client, previous_response_id=first["id"], input=items, instructions="Be brief.")
-    told = [role for role, _ in seen(stub)]
-    assert told == ["system", "user", "assistant", "user", "assistant", "tool", "user"]
+    roles = [role for role, _ in messages_of(stub)]
+    assert roles == ["system", "user", "assistant", "user", "assistant", "tool", "user"]
     assert [item["type"] for item in body["output"]] == ["message", "message", "compaction"]
     assert [item["content"][0]["text"] for item in body["output"][:2]] == ["Hi.", "Go."]
     assert body["usage"]["output_tokens"] > 0
@@ -62,11 +62,11 @@ async def test_a_conversation_goes_on_from_its_notes(stub: ProviderStub, client:
     assert (run["id"], run["state"]) == (body["baton"]["run"], "succeeded")
 
     stub.always("alpha", Reply(chunks=("Then.",)))
-    await asked(client, input=[*body["output"], user("And now?")])
+    await respond(client, input=[*body["output"], user("And now?")])
     notes = ("user", f"{PREFACE}It was begun.")
-    assert seen(stub) == [("user", "Hi."), ("user", "Go."), notes, ("user", "And now?")]
+    assert messages_of(stub) == [("user", "Hi."), ("user", "Go."), notes, ("user", "And now?")]
     again = await compacted(client, input=[*body["output"], user("And now?")])
-    assert seen(stub)[:4] == [("user", "Hi."), ("user", "Go."), notes, ("user", "And now?")]
+    assert messages_of(stub)[:4] == [("user", "Hi."), ("user", "Go."), notes, ("user", "And now?")]
     assert [item["content"][0]["text"] for item in again["output"][:-1]] == ["Hi.", "Go.", "And now?"]
 
 
@@ -74,7 +74,7 @@ async def test_a_run_that_waits_for_results_does_not_go_on_by_being_compacted(
     stub: ProviderStub, client: httpx.AsyncClient
 ) -> None:
     stub.script("alpha", calling("spawn", "{}"), NOTES)
-    first = await asked(client, tools=[SPAWN])
+    first = await respond(client, tools=[SPAWN])
     [call] = first["output"]
     result = {"type": "function_call_output", "call_id": call["call_id"], "output": "begun"}
     body = await compacted(client, input=[user("Go."), call, result])
@@ -115,7 +115,7 @@ async def test_the_tokens_of_input_are_counted_with_what_stands_before_it(
         assert (reply.status_code, reply.json()["object"]) == (200, "response.input_tokens")
         return int(reply.json()["input_tokens"])
 
-    first = await asked(client, input="What is 2 + 2?")
+    first = await respond(client, input="What is 2 + 2?")
     calls = len(stub.requests)
     alone = await counted(input="Hi")
     after = await counted(input="Hi", previous_response_id=first["id"])

@@ -136,11 +136,11 @@ async def test_what_is_not_offered_is_refused_in_openais_shape(gateway: GatewayS
 
 def test_every_family_of_the_official_client_is_served_or_told_of() -> None:
     """What its client has properties for, those under `beta` included."""
-    found = {name for name, value in vars(openai.OpenAI).items() if isinstance(value, functools.cached_property)}
-    found |= {name for name, value in vars(Beta).items() if isinstance(value, functools.cached_property)}
+    families = {name for name, value in vars(openai.OpenAI).items() if isinstance(value, functools.cached_property)}
+    families |= {name for name, value in vars(Beta).items() if isinstance(value, functools.cached_property)}
     apart = {"with_raw_response", "with_streaming_response", "beta", "webhooks", "admin"}
-    assert len(found) > 15
-    assert found - apart - {"chat", "completions", "models", "responses"} <= set(NOT_OFFERED)
+    assert len(families) > 15
+    assert families - apart - {"chat", "completions", "models", "responses"} <= set(NOT_OFFERED)
 
 
 async def test_embeddings_are_not_offered_and_the_reply_says_so(gateway: GatewayStandIn, key: str) -> None:

@@ -69,8 +69,8 @@ async def line(port: int) -> AsyncIterator[Line]:
 
 
 def check(reply: tuple[int, dict[str, str], bytes], status: int) -> dict[str, Any]:
-    found, headers, body = reply
-    assert found == status
+    code, headers, body = reply
+    assert code == status
     assert headers["content-type"] == "application/json"
     assert headers["x-request-id"]
     assert len(body) <= 4_096
@@ -169,7 +169,7 @@ async def test_a_head_in_pieces_and_a_connection_that_is_kept(line: Line) -> Non
 
 
 async def test_a_slow_run_is_not_a_slow_head(gateway: GatewayStandIn, key: str, line: Line) -> None:
-    async def script(order: Any, run: str, told: Any) -> None:
+    async def script(order: Any, run: str, received: Any) -> None:
         await asyncio.sleep(1.5 * HEAD_SECONDS)
         gateway.runs.cancel(run, "test")
 

@@ -33,7 +33,7 @@ def chosen(name: str, kind: str = "custom") -> dict[str, Any]:
     return {"type": kind, kind: {"name": name}}
 
 
-def asked(**more: Any) -> dict[str, Any]:
+def request_body(**more: Any) -> dict[str, Any]:
     return chat_body("Go.", tools=[PATCH, LOOK], **more)
 
 
@@ -64,15 +64,15 @@ async def streamed(client: httpx.AsyncClient, body: dict[str, Any]) -> tuple[dic
     for piece in pieces:
         if "id" in piece:
             calls.append({"id": piece["id"], "type": piece["type"], piece["type"]: {}})
-        said = calls[piece["index"]][calls[piece["index"]]["type"]]
+        call = calls[piece["index"]][calls[piece["index"]]["type"]]
         for name, more in piece[calls[piece["index"]]["type"]].items():
-            said[name] = said.get(name, "") + more
+            call[name] = call.get(name, "") + more
     return {"role": "assistant", "content": None, "tool_calls": calls, "usage": chunks[-1]["usage"]}, pieces
 
 
 async def test_a_tool_of_free_text_whole_and_streamed(stub: ProviderStub, client: httpx.AsyncClient) -> None:
     stub.always("alpha", tool_call_reply(written(), Wanted("look", '{"q": "x"}', "c2")))
-    reply = (await post_chat(client, asked())).json()
+    reply = (await post_chat(client, request_body())).json()
     exactly(ChatCompletion, reply)
     published("CreateChatCompletionResponse", reply)
     calls = reply["choices"][0]["message"]["tool_calls"]
@@ -81,7 +81,7 @@ async def test_a_tool_of_free_text_whole_and_streamed(stub: ProviderStub, client
         {"id": "", "type": "custom", "custom": {"name": "patch", "input": TEXT}},
         {"id": "", "type": "function", "function": {"name": "look", "arguments": '{"q": "x"}'}},
     ]
-    message, pieces = await streamed(client, asked())
+    message, pieces = await streamed(client, request_body())
     assert [call | {"id": ""} for call in message["tool_calls"]] == [call | {"id": ""} for call in calls]
     assert message["usage"] == reply["usage"]
     id_ = message["tool_calls"][0]["id"]
@@ -96,18 +96,21 @@ async def test_a_tool_of_free_text_whole_and_streamed(stub: ProviderStub, client
 
 async def test_results_go_on_with_the_run(stub: ProviderStub, client: httpx.AsyncClient) -> None:
     stub.script("alpha", tool_call_reply(written("one")), tool_call_reply(written("two")), Reply(chunks=("Done.",)))
-    first = await post_chat(client, asked(tool_choice=chosen("patch")))
-    again = answered(asked(), first.json()["choices"][0]["message"], "patched")
+    first = await post_chat(client, request_body(tool_choice=chosen("patch")))
+    again = answered(request_body(), first.json()["choices"][0]["message"], "patched")
     second, _ = await streamed(client, again)
     second.pop("usage")
     last = await post_chat(client, answered(again, second, "patched again"))
     assert last.json()["choices"][0]["message"]["content"] == "Done."
     assert last.headers["x-baton-run"] == first.headers["x-baton-run"]
-    sent = [received.json for received in stub.requests_for("alpha")]
-    assert sent[0]["tool_choice"] == chosen("patch", "function")
-    said = sent[2]["messages"][1]["tool_calls"][0]["function"], sent[2]["messages"][3]["tool_calls"][0]["function"]
-    assert [json.loads(call["arguments"]) for call in said] == [{"input": "one"}, {"input": "two"}]
-    assert [message["content"] for message in sent[2]["messages"] if message["role"] == "tool"] == [
+    bodies = [received.json for received in stub.requests_for("alpha")]
+    assert bodies[0]["tool_choice"] == chosen("patch", "function")
+    call_and_result = (
+        bodies[2]["messages"][1]["tool_calls"][0]["function"],
+        bodies[2]["messages"][3]["tool_calls"][0]["function"],
+    )
+    assert [json.loads(call["arguments"]) for call in call_and_result] == [{"input": "one"}, {"input": "two"}]
+    assert [message["content"] for message in bodies[2]["messages"] if message["role"] == "tool"] == [
         "patched",
         "patched again",
     ]
@@ -117,9 +120,9 @@ async def test_results_go_on_with_the_run(stub: ProviderStub, client: httpx.Asyn
 
 async def test_results_of_somebody_elses_call_are_refused(stub: ProviderStub, client: httpx.AsyncClient) -> None:
     stub.always("alpha", tool_call_reply(written()))
-    message = (await post_chat(client, asked())).json()["choices"][0]["message"]
+    message = (await post_chat(client, request_body())).json()["choices"][0]["message"]
     message["tool_calls"][0]["id"] = mint("run_" + "7" * 31, bytes(TOKEN_BYTES))
-    reply = await post_chat(client, answered(asked(), message, "x"))
+    reply = await post_chat(client, answered(request_body(), message, "x"))
     assert (reply.status_code, reply.json()["error"]["code"]) == (400, "unknown_tool_call")
 
 
@@ -131,17 +134,17 @@ async def test_what_a_worker_writes_is_told_the_same_on_both_ways(
 ) -> None:
     for arguments in WRITTEN:
         stub.always("alpha", tool_call_reply(Wanted("patch", arguments, "c1")))
-        (whole,) = (await post_chat(client, asked())).json()["choices"][0]["message"]["tool_calls"]
-        message, _ = await streamed(client, asked())
+        (whole,) = (await post_chat(client, request_body())).json()["choices"][0]["message"]["tool_calls"]
+        message, _ = await streamed(client, request_body())
         text = custom_tools.text_of(arguments)
         assert whole["custom"] == message["tool_calls"][0]["custom"] == {"name": "patch", "input": text}
 
 
 async def test_a_call_that_is_cut_off_is_none(stub: ProviderStub, client: httpx.AsyncClient) -> None:
     stub.always("alpha", Reply(chunks=("Hm.",), tool_calls=(Wanted("patch", '{"input": "wor', "c1"),), finish="length"))
-    reply = (await post_chat(client, asked())).json()["choices"][0]
+    reply = (await post_chat(client, request_body())).json()["choices"][0]
     assert (reply["finish_reason"], "tool_calls" in reply["message"]) == ("length", False)
-    chunks = events(await post_chat(client, asked(stream=True)))
+    chunks = events(await post_chat(client, request_body(stream=True)))
     assert chunks[-1]["choices"][0]["finish_reason"] == "length"
 
 
@@ -149,13 +152,13 @@ async def test_a_stream_broken_within_a_text_goes_on_with_all_of_it(
     stub: ProviderStub, client: httpx.AsyncClient
 ) -> None:
     stub.script("alpha", tool_call_reply(written(), words="Hm. ", fault=Stall(after=2, seconds=0.5)))
-    request = {"json": asked(stream=True), "headers": {"idempotency-key": "one"}}
-    async with open_stream(client, "POST", "/v1/chat/completions", **request) as (heard, told):
-        async for _ in told:
-            if "tool_calls" in heard.chunks[-1]["choices"][0]["delta"]:
+    request = {"json": request_body(stream=True), "headers": {"idempotency-key": "one"}}
+    async with open_stream(client, "POST", "/v1/chat/completions", **request) as (received, events):
+        async for _ in events:
+            if "tool_calls" in received.chunks[-1]["choices"][0]["delta"]:
                 break
     for _ in ("while it speaks", "afterwards"):
-        rest = await stream_chat(client, asked(), "one", last_event_id=str(heard.numbers[-1]))
+        rest = await stream_chat(client, request_body(), "one", last_event_id=str(received.numbers[-1]))
         pieces = [call for chunk in rest.chunks for c in chunk["choices"] for call in c["delta"].get("tool_calls", ())]
         assert (rest.text, rest.done) == ("", True)
         assert [piece["custom"]["input"] for piece in pieces] == ["", TEXT]
@@ -189,10 +192,10 @@ async def test_choices(gateway: GatewayStandIn, key: str, choice: Any, toolbox: 
 async def test_a_history_with_calls_of_free_text(gateway: GatewayStandIn, key: str) -> None:
     """Of whichever server; without tools, workers are told of them all the same."""
     call = {"id": "1", "type": "custom", "custom": {"name": "note", "input": "x"}, "index": 0}
-    said = [{"role": "assistant", "content": None, "tool_calls": [call]}]
+    history = [{"role": "assistant", "content": None, "tool_calls": [call]}]
     came = [{"role": "tool", "tool_call_id": "1", "content": "noted"}]
     async with gateway.client(key) as client:
-        reply = await client.post("/v1/chat/completions", json=chat_body() | {"messages": said + came})
+        reply = await client.post("/v1/chat/completions", json=chat_body() | {"messages": history + came})
     assert reply.status_code == 200, reply.text
     first, second = gateway.runs.orders[0].task.messages
     assert first == Message("assistant", (), calls=(ToolCall("1", "note", '{"input": "x"}'),))

@@ -19,18 +19,18 @@ ASK: dict[str, Any] = {"model": "baton-mini", "messages": [{"role": "user", "con
 
 def test_every_public_route_is_described(gateway: GatewayStandIn, document: dict[str, Any]) -> None:
     assert document["openapi"] == "3.1.0"
-    found = {(method.upper(), path) for path, methods in document["paths"].items() for method in methods}
+    described_routes = {(method.upper(), path) for path, methods in document["paths"].items() for method in methods}
     routes = [route for route in api_routes(list(gateway.app.routes)) if route.include_in_schema]
     served = {(m, r.path.replace(":path}", "}")) for r in routes for m in r.methods or ()}
-    assert served == found
-    assert len(found) > 20
+    assert served == described_routes
+    assert len(described_routes) > 20
     assert not [path for path in document["paths"] if "admin" in path]
 
 
 def test_every_operation_is_named_explained_and_typed(document: dict[str, Any]) -> None:
-    named = [*operations(document)]
-    assert len({operation["operationId"] for _, operation in named}) == len(named)
-    for path, operation in named:
+    operations_of_document = [*operations(document)]
+    assert len({operation["operationId"] for _, operation in operations_of_document}) == len(operations_of_document)
+    for path, operation in operations_of_document:
         assert operation["tags"], path
         assert operation["summary"].endswith("."), path
         assert operation["description"].endswith("."), path
@@ -79,8 +79,8 @@ def test_requests_are_described_by_the_tables_of_parameters(document: dict[str, 
 async def test_real_replies_are_as_described(
     stub: ProviderStub, client: httpx.AsyncClient, document: dict[str, Any]
 ) -> None:
-    asked = {"logprobs": True, "top_logprobs": 1, "baton": {"plan": CHAIN}}
-    reply = await client.post("/v1/chat/completions", json=ASK | asked)
+    options = {"logprobs": True, "top_logprobs": 1, "baton": {"plan": CHAIN}}
+    reply = await client.post("/v1/chat/completions", json=ASK | options)
     check(document, reply, "/v1/chat/completions", "post")
     run = reply.json()["baton"]["run"]
     stub.script("alpha", Reply(chunks=("4",), usage=None))
@@ -123,8 +123,8 @@ async def test_real_replies_are_as_described(
 async def test_real_responses_are_as_described(
     stub: ProviderStub, client: httpx.AsyncClient, document: dict[str, Any]
 ) -> None:
-    path, asked = "/v1/responses", {"model": "baton-mini", "baton": {"plan": CHAIN}}
-    reply = await client.post(path, json=asked | {"input": "What is 2 + 2?"})
+    path, request_body = "/v1/responses", {"model": "baton-mini", "baton": {"plan": CHAIN}}
+    reply = await client.post(path, json=request_body | {"input": "What is 2 + 2?"})
     check(document, reply, path, "post")
     response = reply.json()["id"]
     follow = {"model": "baton-mini", "input": "And 3 + 3?", "previous_response_id": response}
@@ -182,8 +182,8 @@ async def test_the_events_of_streamed_tool_calls_are_as_described(
     stub: ProviderStub, client: httpx.AsyncClient, document: dict[str, Any], path: str
 ) -> None:
     stub.script("alpha", Reply(chunks=(), tool_calls=(ToolCall("look", '{"place": "here"}'),)))
-    asked = INPUTS[path] | {"stream": True, "tools": [TOOLS[path]], "baton": {"pool": {"pin": "alpha"}}}
-    reply = await client.post(path, json=asked)
+    request_body = INPUTS[path] | {"stream": True, "tools": [TOOLS[path]], "baton": {"pool": {"pin": "alpha"}}}
+    reply = await client.post(path, json=request_body)
     assert "look" in reply.text
     check_events(document, reply, path)
 
@@ -202,10 +202,10 @@ def check_events(document: dict[str, Any], reply: httpx.Response, path: str) -> 
 
 def check(document: dict[str, Any], reply: httpx.Response, path: str, method: str = "get") -> None:
     """Fails unless the reply's status, medium and body are described."""
-    found = document["paths"][path][method]["responses"].get(str(reply.status_code))
-    assert found is not None, (path, reply.status_code, reply.text[:300])
+    response_schema = document["paths"][path][method]["responses"].get(str(reply.status_code))
+    assert response_schema is not None, (path, reply.status_code, reply.text[:300])
     medium = reply.headers["content-type"].partition(";")[0]
-    schema = found["content"][medium].get("schema", {})
+    schema = response_schema["content"][medium].get("schema", {})
     if medium == "application/json":
         whole = {"components": document["components"], **schema}
         faults = [

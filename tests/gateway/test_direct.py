@@ -20,8 +20,8 @@ async def asking(number: int) -> int:
     return number
 
 
-async def nested(found: Annotated[str, Depends(plain)]) -> str:
-    return found
+async def nested(value: Annotated[str, Depends(plain)]) -> str:
+    return value
 
 
 async def of_path(request: Request, name: str) -> Response:
@@ -34,7 +34,7 @@ async def without_request() -> Response:
 
 @pytest.mark.parametrize("dependency", [asking, nested])
 def test_what_a_dependency_would_have_to_be_given_is_refused_at_start_up(dependency: object) -> None:
-    async def endpoint(request: Request, found: Annotated[object, Depends(dependency)]) -> Response:  # type: ignore[arg-type]
+    async def endpoint(request: Request, value: Annotated[object, Depends(dependency)]) -> Response:  # type: ignore[arg-type]
         return Response()
 
     with pytest.raises(TypeError, match="dependency"):
@@ -55,8 +55,8 @@ async def test_a_dependency_gets_the_scopes_that_its_route_declares() -> None:
     ) -> tuple[str, ...]:
         return request.method, *scopes.scopes, str(key)
 
-    async def endpoint(request: Request, found: Annotated[tuple[str], Security(caller, scopes=["write"])]) -> Response:
-        return Response(" ".join(found))
+    async def endpoint(request: Request, value: Annotated[tuple[str], Security(caller, scopes=["write"])]) -> Response:
+        return Response(" ".join(value))
 
     router = APIRouter(route_class=Direct)
     router.add_api_route("/x", endpoint)

@@ -42,12 +42,12 @@ async def test_replies_and_chunks_are_openais(
     stub: ProviderStub, client: httpx.AsyncClient, name: str, logprobs: bool
 ) -> None:
     stub.always("beta", REPLIES[name])
-    asked: dict[str, Any] = {"logprobs": True, "top_logprobs": 2} if logprobs else {}
-    whole = (await ask(client, **asked)).json()
+    options: dict[str, Any] = {"logprobs": True, "top_logprobs": 2} if logprobs else {}
+    whole = (await ask(client, **options)).json()
     exactly(ChatCompletion, whole)
     published("CreateChatCompletionResponse", whole)
     extension = {"plan": CHAIN, "stream_steps": True}
-    reply = await ask(client, stream=True, stream_options={"include_usage": True}, baton=extension, **asked)
+    reply = await ask(client, stream=True, stream_options={"include_usage": True}, baton=extension, **options)
     chunks = events(reply)
     for chunk in chunks:
         exactly(ChatCompletionChunk, chunk)
@@ -71,11 +71,11 @@ async def test_a_refusal_is_no_content(stub: ProviderStub, client: httpx.AsyncCl
         "additionalProperties": False,
     }
     form = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema, "strict": True}}
-    asked = {"response_format": form} if formed else {}
-    whole = (await ask(client, **asked)).json()
+    options = {"response_format": form} if formed else {}
+    whole = (await ask(client, **options)).json()
     assert whole["choices"][0]["message"] == {"role": "assistant", "content": None, "refusal": "I will not say."}
     deltas = [
-        choice["delta"] for chunk in events(await ask(client, stream=True, **asked)) for choice in chunk["choices"]
+        choice["delta"] for chunk in events(await ask(client, stream=True, **options)) for choice in chunk["choices"]
     ]
     assert "".join(delta.get("refusal") or "" for delta in deltas) == "I will not say."
     assert not any(delta.get("content") for delta in deltas)

@@ -48,7 +48,7 @@ REPLIES: dict[str, tuple[Reply, list[str], str]] = {
 
 def exact_events(text: str) -> list[dict[str, Any]]:
     """The events of a stream but the pings, each Anthropic's and named in its `event:`."""
-    found = []
+    events_of_text = []
     for frame in text.removesuffix("\n\n").split("\n\n"):
         lines = dict(line.partition(": ")[::2] for line in frame.split("\n"))
         event = json.loads(lines["data"])
@@ -56,8 +56,8 @@ def exact_events(text: str) -> list[dict[str, Any]]:
         if event["type"] == "ping":
             continue
         exactly(ErrorResponse if event["type"] == "error" else RawMessageStreamEvent, event, OURS)
-        found.append(event)
-    return found
+        events_of_text.append(event)
+    return events_of_text
 
 
 def gathered(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -72,14 +72,14 @@ def gathered(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
         elif event["type"] == "content_block_delta":
             delta = event["delta"]
             pieces[event["index"]] += delta["text"] if delta["type"] == "text_delta" else delta["partial_json"]
-    for block, told in zip(blocks, pieces, strict=True):
-        block |= {"text": told} if block["type"] == "text" else {"input": json.loads(told)}
+    for block, piece in zip(blocks, pieces, strict=True):
+        block |= {"text": piece} if block["type"] == "text" else {"input": json.loads(piece)}
     return blocks
 
 
 def kinds(events: list[dict[str, Any]]) -> list[str]:
-    found = [event["type"] for event in events]
-    return [kind for place, kind in enumerate(found) if place == 0 or kind != found[place - 1]]
+    types = [event["type"] for event in events]
+    return [kind for place, kind in enumerate(types) if place == 0 or kind != types[place - 1]]
 
 
 @pytest.mark.parametrize("name", REPLIES)
@@ -171,8 +171,8 @@ async def test_a_bug_is_reported_in_anthropics_shape(gateway: GatewayStandIn, ke
 
 
 async def test_counts_and_models_are_anthropics(client: httpx.AsyncClient) -> None:
-    asked = {name: ASKED[name] for name in ("model", "messages", "tools")}
-    exactly(MessageTokensCount, (await client.post("/v1/messages/count_tokens?beta=true", json=asked)).json())
+    request_body = {name: ASKED[name] for name in ("model", "messages", "tools")}
+    exactly(MessageTokensCount, (await client.post("/v1/messages/count_tokens?beta=true", json=request_body)).json())
     old = {"anthropic-version": "2023-06-01"}
     listed = (await client.get("/v1/models?limit=1000", headers=old)).json()
     retrieved = (await client.get("/v1/models/baton-mini", headers=old)).json()

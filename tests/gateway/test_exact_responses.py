@@ -56,7 +56,7 @@ def exact_events(text: str, *, broken: bool = False) -> list[dict[str, Any]]:
 
     What says that the stream is `broken` has the number of the event before, which is where it can be taken up.
     """
-    found = []
+    events_of_text = []
     for frame in text.removesuffix("\n\n").split("\n\n"):
         lines = dict(line.partition(": ")[::2] for line in frame.split("\n"))
         if "data" not in lines:
@@ -66,29 +66,29 @@ def exact_events(text: str, *, broken: bool = False) -> list[dict[str, Any]]:
         published("ResponseStreamEvent", event)
         assert lines["event"] == event["type"]
         assert int(lines.get("id", event["sequence_number"])) == event["sequence_number"]
-        found.append(event)
-    numbers = [event["sequence_number"] for event in found]
+        events_of_text.append(event)
+    numbers = [event["sequence_number"] for event in events_of_text]
     assert numbers[: -1 if broken else None] == sorted(set(numbers)), numbers
-    return found
+    return events_of_text
 
 
 def kinds(events: list[dict[str, Any]]) -> list[str]:
     """Their types, those that follow each other once."""
-    found = [event["type"].removeprefix("response.") for event in events]
-    return [kind for place, kind in enumerate(found) if place == 0 or kind != found[place - 1]]
+    types = [event["type"].removeprefix("response.") for event in events]
+    return [kind for place, kind in enumerate(types) if place == 0 or kind != types[place - 1]]
 
 
 def check_told(events: list[dict[str, Any]], output: list[dict[str, Any]]) -> None:
     """What the events say of each item is the item."""
-    done = [event for event in events if event["type"] == "response.output_item.done"]
-    assert [event["item"] for event in done] == output
-    assert [event["output_index"] for event in done] == list(range(len(output)))
+    done_events = [event for event in events if event["type"] == "response.output_item.done"]
+    assert [event["item"] for event in done_events] == output
+    assert [event["output_index"] for event in done_events] == list(range(len(output)))
     for place, item in enumerate(output):
         own = [event for event in events if event.get("output_index") == place]
         assert {event["item_id"] for event in own if "item_id" in event} <= {item["id"]}
-        told = "".join(event["delta"] for event in own if event["type"].endswith(".delta"))
+        text = "".join(event["delta"] for event in own if event["type"].endswith(".delta"))
         part = item["content"][0] if item["type"] == "message" else item
-        assert told == part.get("text", part.get("refusal", part.get("arguments")))
+        assert text == part.get("text", part.get("refusal", part.get("arguments")))
 
 
 @pytest.mark.parametrize("logprobs", [False, True])
@@ -98,12 +98,12 @@ async def test_replies_and_events_are_openais(
 ) -> None:
     reply, order = REPLIES[name]
     stub.always("*", reply)
-    asked = ASKED | {"tools": [ADD], "instructions": "Be brief.", "metadata": {"a": "b"}}
-    asked |= {"top_logprobs": 2} if logprobs else {}
-    whole = (await client.post("/v1/responses", json=asked)).json()
+    request_body = ASKED | {"tools": [ADD], "instructions": "Be brief.", "metadata": {"a": "b"}}
+    request_body |= {"top_logprobs": 2} if logprobs else {}
+    whole = (await client.post("/v1/responses", json=request_body)).json()
     exactly(Response, whole)
     published("Response", whole)
-    events = exact_events((await client.post("/v1/responses", json=asked | {"stream": True})).text)
+    events = exact_events((await client.post("/v1/responses", json=request_body | {"stream": True})).text)
     assert kinds(events) == [*BEGIN, *order]
     last = events[-1]["response"]
     check_told(events, last["output"])
@@ -119,7 +119,7 @@ async def test_replies_and_events_are_openais(
         assert all(event["sequence_number"] > after for event in rest)
         missed = [event for event in events if event["sequence_number"] > after]
         assert kinds(rest) == kinds(missed)
-        assert heard(rest) == heard(missed)
+        assert text_of(rest) == text_of(missed)
 
 
 async def test_the_phase_of_a_message_says_whether_calls_follow(stub: ProviderStub, client: httpx.AsyncClient) -> None:
@@ -132,8 +132,8 @@ async def test_the_phase_of_a_message_says_whether_calls_follow(stub: ProviderSt
         stub.always("alpha", reply)
         whole = (await client.post("/v1/responses", json=ASKED | {"tools": tools})).json()
         events = exact_events((await client.post("/v1/responses", json=ASKED | {"tools": tools, "stream": True})).text)
-        told = [event["item"]["phase"] for event in events if event.get("item", {}).get("type") == "message"]
-        assert (told, whole["output"][0]["phase"]) == (phases, phases[-1])
+        item_phases = [event["item"]["phase"] for event in events if event.get("item", {}).get("type") == "message"]
+        assert (item_phases, whole["output"][0]["phase"]) == (phases, phases[-1])
         again = [item | {"phase": "final_answer"} for item in whole["output"] if item["type"] == "message"]
         assert (await client.post("/v1/responses", json=ASKED | {"input": again})).status_code == 200
     odd = [{"role": "assistant", "content": "Hm.", "phase": "thinking"}]
@@ -143,7 +143,7 @@ async def test_the_phase_of_a_message_says_whether_calls_follow(stub: ProviderSt
     assert "'commentary' or 'final_answer'" in error["message"]
 
 
-def heard(events: list[dict[str, Any]]) -> str:
+def text_of(events: list[dict[str, Any]]) -> str:
     return "".join(event.get("delta", "") for event in events)
 
 
@@ -160,15 +160,24 @@ async def test_the_words_of_a_second_attempt_are_numbered_above_the_first(
         query = {"stream": "true", "starting_after": str(events[place]["sequence_number"])}
         rest = exact_events((await client.get(f"/v1/responses/{last['id']}", params=query)).text)
         assert rest[-1] == events[-1]
-        assert heard(rest) == heard(events[place + 1 :])
+        assert text_of(rest) == text_of(events[place + 1 :])
 
 
 async def test_every_option_is_told_back_in_its_form(stub: ProviderStub, client: httpx.AsyncClient) -> None:
     stub.always("alpha", Reply(chunks=(), tool_calls=CALLS[:1], finish="tool"))
-    asked = ASKED | {"tools": [ADD], "text": {"format": FORM, "verbosity": "low"}, "reasoning": {"effort": "low"}}
-    asked |= {"tool_choice": {"type": "function", "name": "add"}, "temperature": 0.5, "top_p": 0.5, "user": "ann"}
-    asked |= {"max_output_tokens": 64, "parallel_tool_calls": False, "background": True, "top_logprobs": 1}
-    under_way = (await client.post("/v1/responses", json=asked)).json()
+    request_body = ASKED | {
+        "tools": [ADD],
+        "text": {"format": FORM, "verbosity": "low"},
+        "reasoning": {"effort": "low"},
+    }
+    request_body |= {
+        "tool_choice": {"type": "function", "name": "add"},
+        "temperature": 0.5,
+        "top_p": 0.5,
+        "user": "ann",
+    }
+    request_body |= {"max_output_tokens": 64, "parallel_tool_calls": False, "background": True, "top_logprobs": 1}
+    under_way = (await client.post("/v1/responses", json=request_body)).json()
     exactly(Response, under_way)
     published("Response", under_way)
     query = {"stream": "true"}

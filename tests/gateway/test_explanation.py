@@ -110,43 +110,43 @@ def values(data: Any) -> Iterator[Any]:
         yield data
 
 
-def invented(data: dict[str, Any], known: set[str]) -> list[str]:
+def invented(data: dict[str, Any], vocabulary: set[str]) -> list[str]:
     """The words and figures of an explanation that are neither in its data nor in the module's phrases."""
-    found = list(values(data))
+    data_values = list(values(data))
     left = data["text"]
-    for text in sorted({value for value in found if isinstance(value, str) and value}, key=len, reverse=True):
+    for text in sorted({value for value in data_values if isinstance(value, str) and value}, key=len, reverse=True):
         left = re.sub(rf"(?<!\w){re.escape(text)}(?!\w)", " ", left)
-    figures = [value for value in found if not isinstance(value, str)]
+    figures = [value for value in data_values if not isinstance(value, str)]
     numbers = []
     for number in NUMBER.findall(left):
-        if not any(abs(float(number) - known) < 1e-9 for known in figures):
+        if not any(abs(float(number) - figure) < 1e-9 for figure in figures):
             numbers.append(number)
-    return numbers + [word for word in WORD.findall(left) if word not in known]
+    return numbers + [word for word in WORD.findall(left) if word not in vocabulary]
 
 
 def test_the_words_of_many_runs_have_no_figure_and_no_name_that_is_not_in_the_data() -> None:
-    known, seen = literals(), set()
+    vocabulary, covered = literals(), set()
     texts = {"why": "Because Ada is\x1b[31m good at 90 proofs.", "shape": 'Two of 3 "steps" check.'}
     for seed in range(RUNS):
         state, events = played(seed)
         row = row_of("run", "acme", state=state.state)
         rating = Feedback("f", "run", "acme", "", 1.0, "explicit", "caller", "", 1 / 3, "fine")
-        given = [rating] if seed % 2 else []
+        ratings = [rating] if seed % 2 else []
         pool = WORKERS if seed % 3 else None
         journal = Journal(b"salt", tuple(events))
         folded = fold(journal.events)
-        whole = audit.whole(row, journal, given, folded)
+        whole = audit.whole(row, journal, ratings, folded)
         data = explanation_of(ReadRun(row, journal, folded, whole), pool, texts if seed % 5 else None)
         data |= {"approvals": APPROVALS[: seed % 5], "origin": {"kind": "replay", "run": "run_other"}}
         data["text"] = explanation_words.text(data)
         clean = {name: " ".join(text.replace("\x1b", " ").split()) for name, text in texts.items()}
         assert "\x1b" not in data["text"]
-        assert invented(data | {"quoted": list(clean.values())}, known) == [], data["text"]
-        seen |= {gap["cause"] for gap in data["unknown"]}
-        seen |= {part["reason"]["state"] for step in data["steps"] for part in (step, step["withheld"])}
-        seen |= {data["shape"]["decided_by"]}
+        assert invented(data | {"quoted": list(clean.values())}, vocabulary) == [], data["text"]
+        covered |= {gap["cause"] for gap in data["unknown"]}
+        covered |= {part["reason"]["state"] for step in data["steps"] for part in (step, step["withheld"])}
+        covered |= {data["shape"]["decided_by"]}
     expected = {"not_asked", "none", "given", "erased", "not_shown", "not_reported", "no_prices", "outcome_lost"}
-    assert seen >= expected | {"conductor", "caller", "fixed_plan", "random_plan", "selector", "not_rated"}
+    assert covered >= expected | {"conductor", "caller", "fixed_plan", "random_plan", "selector", "not_rated"}
 
 
 def test_an_invented_figure_or_name_would_be_found() -> None:
@@ -204,10 +204,12 @@ async def test_only_who_may_read_an_answer_reads_the_reasons_of_its_plan(
     gateway.store.shelf["why"] = b"Beta is good at sums."
     _, events = played(1)
     written = [replace(event.fact, why="why") if isinstance(event.fact, PlanStep) else event.fact for event in events]
-    told = Journal(b"salt", tuple([Event.of("run_mine", seq, 1.0, fact) for seq, fact in enumerate(written, 1)]))
+    whole_journal = Journal(
+        b"salt", tuple([Event.of("run_mine", seq, 1.0, fact) for seq, fact in enumerate(written, 1)])
+    )
 
     async def journal(_run: str) -> Journal:
-        return told
+        return whole_journal
 
     monkeypatch.setattr(gateway.store, "journal", journal)
     states = {}

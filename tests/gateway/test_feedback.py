@@ -58,10 +58,10 @@ async def test_a_score_a_thumb_or_a_label(
         True,
     )
     assert "Hm." not in reply.text
-    shown = (await client.get(f"/v1/runs/{run}")).json()["feedback"]
-    assert shown == {"explicit": [{k: reply_body[k] for k in shown["explicit"][0]}], "grader": [], "implicit": []}
-    [kept] = await runtime.context.store.feedback(run)
-    assert (kept.tenant, kept.comment) == ("acme", "Hm.")
+    feedback = (await client.get(f"/v1/runs/{run}")).json()["feedback"]
+    assert feedback == {"explicit": [{k: reply_body[k] for k in feedback["explicit"][0]}], "grader": [], "implicit": []}
+    [rating] = await runtime.context.store.feedback(run)
+    assert (rating.tenant, rating.comment) == ("acme", "Hm.")
     assert (
         'baton_feedback_total{kind="explicit",tier="baton-mini"} 1.0' in runtime.context.telemetry.exposition().decode()
     )

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.gateway.test_admin import asked, refused
+from tests.gateway.test_admin import call_admin, refused
 from tests.harness.administration import AdminStandIn, administration
 
 CASE: dict[str, Any] = {"scope": "tenant", "name": "acme", "reason": "case 12"}
@@ -21,14 +21,16 @@ async def admin(tmp_path: Path) -> AsyncIterator[AdminStandIn]:
 async def test_a_hold_is_placed_listed_and_released_by_an_owner_of_all_tenants(admin: AdminStandIn) -> None:
     await admin.add_key("mine")
     async with admin.client(await admin.add_key("root", tenant="ops", all_tenants=True)) as client:
-        placed = await asked(client, "POST", "/holds", json=CASE)
+        placed = await call_admin(client, "POST", "/holds", json=CASE)
         assert (placed["tenant"], placed["placed_by"], placed["in_force"]) == ("acme", "root", True)
-        user = await asked(client, "POST", "/holds", json=CASE | {"scope": "user", "name": "ann"})
+        user = await call_admin(client, "POST", "/holds", json=CASE | {"scope": "user", "name": "ann"})
         assert user["tenant"] == ""
-        released = await asked(client, "POST", f"/holds/{placed['id']}/release")
+        released = await call_admin(client, "POST", f"/holds/{placed['id']}/release")
         assert (released["released_by"], released["in_force"]) == ("root", False)
-        assert [hold["id"] for hold in (await asked(client, "GET", "/holds?in_force=true"))["data"]] == [user["id"]]
-        changes = (await asked(client, "GET", f"/changes?target={placed['id']}"))["data"]
+        assert [hold["id"] for hold in (await call_admin(client, "GET", "/holds?in_force=true"))["data"]] == [
+            user["id"]
+        ]
+        changes = (await call_admin(client, "GET", f"/changes?target={placed['id']}"))["data"]
         assert [(change["action"], change["actor"]) for change in changes] == [
             ("hold.released", "root"),
             ("hold.placed", "root"),
@@ -43,9 +45,9 @@ async def test_a_hold_is_placed_listed_and_released_by_an_owner_of_all_tenants(a
 async def test_an_owner_of_one_tenant_sees_its_holds_and_changes_none(admin: AdminStandIn) -> None:
     await admin.add_key("theirs", tenant="other")
     async with admin.client(await admin.add_key("root", tenant="ops", all_tenants=True)) as client:
-        mine = await asked(client, "POST", "/holds", json={"scope": "tenant", "name": "other", "reason": "x"})
-        await asked(client, "POST", "/holds", json={"scope": "tenant", "name": "ops", "reason": "y"})
+        mine = await call_admin(client, "POST", "/holds", json={"scope": "tenant", "name": "other", "reason": "x"})
+        await call_admin(client, "POST", "/holds", json={"scope": "tenant", "name": "ops", "reason": "y"})
     async with admin.client(await admin.add_key("boss", tenant="other")) as client:
-        assert [hold["id"] for hold in (await asked(client, "GET", "/holds"))["data"]] == [mine["id"]]
+        assert [hold["id"] for hold in (await call_admin(client, "GET", "/holds"))["data"]] == [mine["id"]]
         assert await refused(client, "POST", f"/holds/{mine['id']}/release") == (403, "insufficient_scope")
         assert await refused(client, "POST", "/holds", json=CASE) == (403, "insufficient_scope")

@@ -27,11 +27,11 @@ async def ended(runtime: Runtime, run: str) -> RunRow:
 
 async def leave(stub: ProviderStub, asking: Coroutine[Any, Any, Any]) -> None:
     """Ask, and leave as soon as a worker has been called."""
-    asked = asyncio.create_task(asking)
+    request = asyncio.create_task(asking)
     await stub.wait_for(1)
-    asked.cancel()
+    request.cancel()
     with suppress(asyncio.CancelledError):
-        await asked
+        await request
 
 
 async def runs(runtime: Runtime) -> list[str]:
@@ -98,7 +98,7 @@ async def test_another_request_under_the_same_key_is_a_conflict(stub: ProviderSt
             chat_body(temperature=0.5),
             chat_body() | {"model": "baton-ultra"},
         ]
-        replies = [await post_chat(client, asked, "one") for asked in different]
+        replies = [await post_chat(client, body, "one") for body in different]
         spelled = dict(reversed(chat_body().items()))
         same = await client.post(
             "/v1/chat/completions",
@@ -215,8 +215,8 @@ async def test_erased_content_is_not_replayed(stub: ProviderStub, runtime: Runti
 async def test_a_run_is_heard_by_all_who_ask(stub: ProviderStub, runtime: Runtime) -> None:
     stub.always("alpha", Reply(first_delay=0.4))
     async with client_over_socket(runtime, await add_key(runtime)) as client:
-        heard = await asyncio.gather(*(stream_chat(client, chat_body(), "one") for _ in range(5)))
-    assert {stream.text for stream in heard} == {"Hello there."}
+        streams = await asyncio.gather(*(stream_chat(client, chat_body(), "one") for _ in range(5)))
+    assert {stream.text for stream in streams} == {"Hello there."}
     assert len(stub.requests) == 1
 
 
@@ -237,10 +237,10 @@ async def test_keys_are_forgotten_after_their_time_and_not_before(
             await until(forgotten)
             again = await post_chat(client, chat_body(), "one")
         assert again.headers["x-baton-run"] == run
-        held = await store.find_idempotency_record(hashlib.sha256(b"acme\0one").hexdigest(), now)
-        assert held is not None
-        assert (held.run, held.reply) == (run, b"")
-        assert held.until >= (await store.run(run)).deadline + 24 * 3600 - 1
+        record = await store.find_idempotency_record(hashlib.sha256(b"acme\0one").hexdigest(), now)
+        assert record is not None
+        assert (record.run, record.reply) == (run, b"")
+        assert record.until >= (await store.run(run)).deadline + 24 * 3600 - 1
 
 
 async def test_a_lookup_that_fails_starts_nothing() -> None:
@@ -309,8 +309,8 @@ async def test_no_post_route_ignores_the_key(stub: ProviderStub, runtime: Runtim
         await client.get(f"/v1/runs/{run}/stream")  # which ends when the run does
         planned = (await client.post("/v1/plans", json=chat_body())).json()["id"] if "{plan}" in path else ""
         if "{approval}" in path:
-            asked = await waiting(runtime, asker)
-            path, example = path.replace("{approval}", asked["run"]), example | {"digest": asked["digest"]}
+            approval = await waiting(runtime, asker)
+            path, example = path.replace("{approval}", approval["run"]), example | {"digest": approval["digest"]}
         path = path.replace("{run}", run).replace("{response}", f"resp_{run}").replace("{plan}", planned)
         calls, headers = len(stub.requests), {"idempotency-key": "one"}
         first, again = [await client.post(path, json=example, headers=headers) for _ in range(2)]

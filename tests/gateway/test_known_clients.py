@@ -25,14 +25,14 @@ async def stub() -> AsyncIterator[ProviderStub]:
 
 async def test_what_works(stub: ProviderStub, client: httpx.AsyncClient) -> None:
     """One service for all of them; the worker is asked once for each."""
-    known = {**WORK, **CODEX}
-    for name, (path, body) in known.items():
+    clients = {**WORK, **CODEX}
+    for name, (path, body) in clients.items():
         reply = await client.post(path, json={"model": "baton-mini"} | body, headers=HEADERS)
         assert reply.status_code == 200, (name, reply.text)
         ended = "[DONE]" in reply.text or "message_stop" in reply.text or "response.completed" in reply.text
         assert ended if body.get("stream") else reply.json()["usage"], name
         assert "error" not in reply.text.replace('"error":null', "").replace("is_error", ""), (name, reply.text)
-    assert len(stub.requests_for("alpha")) == len(known)
+    assert len(stub.requests_for("alpha")) == len(clients)
 
 
 async def test_what_is_refused(stub: ProviderStub, client: httpx.AsyncClient) -> None:
@@ -82,35 +82,35 @@ async def test_vercels_second_turn_refers_to_the_first(stub: ProviderStub, clien
     stub.script(
         "alpha", Reply(chunks=("Let me look.",), tool_calls=calls, finish="tool"), Reply(chunks=("Found.",)), Reply()
     )
-    asked: list[Any] = [{"role": "user", "content": [text("Hi", "input_text")]}]
-    first = (await client.post(RESPONSES, json={"model": "baton-mini", "input": asked, "tools": tools})).json()
+    conversation: list[Any] = [{"role": "user", "content": [text("Hi", "input_text")]}]
+    first = (await client.post(RESPONSES, json={"model": "baton-mini", "input": conversation, "tools": tools})).json()
     assert "output" in first, first
     message, call = first["output"]
-    asked += [{"type": "item_reference", "id": message["id"]}, {"type": "item_reference", "id": call["id"]}]
-    asked += [{"type": "function_call_output", "call_id": call["call_id"], "output": "x"}]
-    second = (await client.post(RESPONSES, json={"model": "baton-mini", "input": asked, "tools": tools})).json()
+    conversation += [{"type": "item_reference", "id": message["id"]}, {"type": "item_reference", "id": call["id"]}]
+    conversation += [{"type": "function_call_output", "call_id": call["call_id"], "output": "x"}]
+    second = (await client.post(RESPONSES, json={"model": "baton-mini", "input": conversation, "tools": tools})).json()
     assert second["output"][0]["content"][0]["text"] == "Found."
     assert second["id"].startswith(first["id"])  # the same run goes on
-    asked += [{"id": second["output"][0]["id"]}, {"role": "user", "content": "Thanks."}]
-    third = await client.post(RESPONSES, json={"model": "baton-mini", "input": asked, "tools": tools})
+    conversation += [{"id": second["output"][0]["id"]}, {"role": "user", "content": "Thanks."}]
+    third = await client.post(RESPONSES, json={"model": "baton-mini", "input": conversation, "tools": tools})
     assert third.status_code == 200, third.text
-    sent = stub.requests_for("alpha")[-1].json["messages"]
-    assert [(message["role"], message.get("content") or "") for message in sent] == [
+    messages_sent = stub.requests_for("alpha")[-1].json["messages"]
+    assert [(message["role"], message.get("content") or "") for message in messages_sent] == [
         ("user", "Hi"),
         ("assistant", "Let me look."),
         ("tool", "x"),
         ("assistant", "Found."),
         ("user", "Thanks."),
     ]
-    assert sent[1]["tool_calls"][0]["function"] == {"name": "look", "arguments": '{"q": "x"}'}
+    assert messages_sent[1]["tool_calls"][0]["function"] == {"name": "look", "arguments": '{"q": "x"}'}
 
 
 async def test_deferred_tools_are_offered_once_they_are_found(stub: ProviderStub, client: httpx.AsyncClient) -> None:
     """Claude Code's search is a tool of its own; what it finds, and nothing else, is offered with the next request."""
     path, body = WORK["claude code, deferred tools"]
     for messages, offered in ((body["messages"][:1], ["ToolSearch"]), (body["messages"], ["ToolSearch", "look"])):
-        asked = {"model": "baton-mini"} | body | {"messages": messages}
-        assert (await client.post(path, json=asked)).status_code == 200
+        full_body = {"model": "baton-mini"} | body | {"messages": messages}
+        assert (await client.post(path, json=full_body)).status_code == 200
         request_body = stub.requests_for("alpha")[-1].json
         assert [tool["function"]["name"] for tool in request_body["tools"]] == offered
     assert request_body["messages"][-1]["content"] == "The tool look can be called now."

@@ -37,9 +37,11 @@ def test_a_request_may_narrow_it_if_the_table_says_so_and_never_widens_it(limit:
             Budget.model_validate({limit.name: 1})
         return
     unit = MILLION if limit.unit == "usd" else 1
-    given = Limits(**{limit.name: 4 * unit})
-    for asked, left in ((2, 2), (9, 4)):
-        assert getattr(narrowed(given, Budget.model_validate({limit.name: asked}), None), limit.name) == left * unit
+    limits = Limits(**{limit.name: 4 * unit})
+    for requested, left in ((2, 2), (9, 4)):
+        assert (
+            getattr(narrowed(limits, Budget.model_validate({limit.name: requested}), None), limit.name) == left * unit
+        )
     with pytest.raises(ValueError, match=limit.name):
         Budget.model_validate({limit.name: limit.budget + 1})
 

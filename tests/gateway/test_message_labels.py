@@ -81,10 +81,10 @@ async def test_openais_client_sends_labels(runtime: Runtime) -> None:
 
 
 async def test_anthropics_client_sends_labels() -> None:
-    sent: list[Any] = []
+    bodies: list[Any] = []
 
     def received(request: httpx2.Request) -> httpx2.Response:
-        sent.append(json.loads(request.content))
+        bodies.append(json.loads(request.content))
         return httpx2.Response(400)
 
     marked: Any = {"role": "user", "content": "Hi", "baton": MARK}
@@ -92,10 +92,10 @@ async def test_anthropics_client_sends_labels() -> None:
     async with AsyncAnthropic(base_url="http://baton", api_key="none", http_client=transport, max_retries=0) as client:
         with pytest.raises(BadRequestError):
             await client.messages.create(model="baton-mini", messages=[marked], max_tokens=9)
-    assert sent[0]["messages"] == [marked]
+    assert bodies[0]["messages"] == [marked]
 
 
-async def asked(client: httpx.AsyncClient, **body: Any) -> dict[str, Any]:
+async def respond(client: httpx.AsyncClient, **body: Any) -> dict[str, Any]:
     reply = await client.post("/v1/responses", json={"model": "baton-mini"} | body)
     assert reply.status_code == 200, reply.text
     run = (await client.get(f"/v1/runs/{reply.headers['x-baton-run']}")).json()
@@ -105,14 +105,14 @@ async def asked(client: httpx.AsyncClient, **body: Any) -> dict[str, Any]:
 async def test_labels_of_earlier_turns_persist(runtime: Runtime) -> None:
     """With the response before, with an item of it, and with what a compaction leaves of it."""
     async with client_of(runtime) as client:
-        first = await asked(client, input=[{"role": "user", "content": "Hi", "baton": MARK}])
-        second = await asked(client, input="And?", previous_response_id=first["id"])
-        third = await asked(client, input=[{"id": second["output"][0]["id"]}, {"role": "user", "content": "And?"}])
+        first = await respond(client, input=[{"role": "user", "content": "Hi", "baton": MARK}])
+        second = await respond(client, input="And?", previous_response_id=first["id"])
+        third = await respond(client, input=[{"id": second["output"][0]["id"]}, {"role": "user", "content": "And?"}])
         assert (first["labels"], second["labels"], third["labels"]) == (["phi"], ["phi"], ["phi"])
         compacted = await client.post(
             "/v1/responses/compact", json={"model": "baton-mini", "previous_response_id": first["id"]}
         )
-        again = await asked(client, input=[*compacted.json()["output"], {"role": "user", "content": "And?"}])
+        again = await respond(client, input=[*compacted.json()["output"], {"role": "user", "content": "And?"}])
         assert again["labels"] == ["phi"]
 
 

@@ -39,29 +39,34 @@ HONOURED: Mapping[str, tuple[dict[str, Any], Reply, Seen, object]] = {
     "messages": (
         {"messages": [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}]},
         Reply(),
-        lambda _, sent: sent["messages"],
+        lambda _, worker_body: worker_body["messages"],
         [{"role": "user", "content": "Hi"}],
     ),
     "max_tokens": (
         {"max_tokens": 7},
         Reply(),
-        lambda _, sent: sent.get("max_completion_tokens", sent.get("max_tokens")),
+        lambda _, worker_body: worker_body.get("max_completion_tokens", worker_body.get("max_tokens")),
         7,
     ),
     "system": (
         {"system": [{"type": "text", "text": "Be brief."}]},
         Reply(),
-        lambda _, sent: sent["messages"][0],
+        lambda _, worker_body: worker_body["messages"][0],
         {"role": "system", "content": "Be brief."},
     ),
-    "stop_sequences": ({"stop_sequences": ["END"]}, Reply(), lambda _, sent: sent["stop"], ["END"]),
-    "temperature": ({"temperature": 0.5}, Reply(), lambda _, sent: sent["temperature"], 0.5),
-    "top_p": ({"top_p": 0.25}, Reply(), lambda _, sent: sent["top_p"], 0.25),
-    "tools": ({"tools": [ADD]}, Reply(), lambda _, sent: [tool["function"]["name"] for tool in sent["tools"]], ["add"]),
+    "stop_sequences": ({"stop_sequences": ["END"]}, Reply(), lambda _, worker_body: worker_body["stop"], ["END"]),
+    "temperature": ({"temperature": 0.5}, Reply(), lambda _, worker_body: worker_body["temperature"], 0.5),
+    "top_p": ({"top_p": 0.25}, Reply(), lambda _, worker_body: worker_body["top_p"], 0.25),
+    "tools": (
+        {"tools": [ADD]},
+        Reply(),
+        lambda _, worker_body: [tool["function"]["name"] for tool in worker_body["tools"]],
+        ["add"],
+    ),
     "tool_choice": (
         {"tools": [ADD], "tool_choice": {"type": "tool", "name": "add", "disable_parallel_tool_use": True}},
         CALL,
-        lambda _, sent: (sent["tool_choice"], sent["parallel_tool_calls"]),
+        lambda _, worker_body: (worker_body["tool_choice"], worker_body["parallel_tool_calls"]),
         ({"type": "function", "function": {"name": "add"}}, False),
     ),
     "stream": (
@@ -111,12 +116,12 @@ async def asked_of(client: httpx.AsyncClient, **more: Any) -> httpx.Response:
 
 
 def test_every_field_of_the_official_client_is_decided() -> None:
-    known = set(typing.get_type_hints(message_create_params.MessageCreateParamsStreaming))
-    known |= set(typing.get_type_hints(message_create_params.MessageCreateParamsNonStreaming))
-    read = set(ours.MessagesRequest.model_fields)
-    assert len(known) > 15
-    assert known <= read | set(ours.REFUSED)
-    assert read - known == BEYOND
+    parameters = set(typing.get_type_hints(message_create_params.MessageCreateParamsStreaming))
+    parameters |= set(typing.get_type_hints(message_create_params.MessageCreateParamsNonStreaming))
+    model_fields = set(ours.MessagesRequest.model_fields)
+    assert len(parameters) > 15
+    assert parameters <= model_fields | set(ours.REFUSED)
+    assert model_fields - parameters == BEYOND
     assert set(typing.get_type_hints(message_count_tokens_params.MessageCountTokensParams)) <= set(
         ours.TokenCountRequest.model_fields
     )
@@ -128,7 +133,7 @@ def test_every_field_is_driven_by_a_test() -> None:
 
 
 @pytest.mark.parametrize(
-    ("read", "theirs", "beyond"),
+    ("model", "theirs", "beyond"),
     [
         (blocks.TextBlock, sdk.TextBlockParam, {"baton"}),
         (blocks.ImageBlock, sdk.ImageBlockParam, {"baton"}),
@@ -145,8 +150,8 @@ def test_every_field_is_driven_by_a_test() -> None:
         (tools.CacheMark, sdk.CacheControlEphemeralParam, {"scope"}),
     ],
 )
-def test_what_is_nested_has_every_field(read: type[BaseModel], theirs: type, beyond: set[str]) -> None:
-    names = {field.alias or name for name, field in read.model_fields.items()}
+def test_what_is_nested_has_every_field(model: type[BaseModel], theirs: type, beyond: set[str]) -> None:
+    names = {field.alias or name for name, field in model.model_fields.items()}
     assert names == set(typing.get_type_hints(theirs)) | beyond
 
 
@@ -154,16 +159,16 @@ async def test_what_is_honoured_is_seen_at_the_worker_or_in_the_reply(
     stub: ProviderStub, client: httpx.AsyncClient
 ) -> None:
     """One service for all fields: each is sent alone."""
-    seen, expected = {}, {}
+    actual, expected = {}, {}
     for name, (more, reply, see, value) in HONOURED.items():
         for worker in ("alpha", "beta"):
             stub.always(worker, reply)
         answer = await asked_of(client, **more)
         assert answer.status_code == 200, (name, answer.text)
-        sent = [request.json for worker in ("alpha", "beta") for request in stub.requests_for(worker)]
-        seen[name], expected[name] = see(answer, sent[-1]), value
+        bodies = [request.json for worker in ("alpha", "beta") for request in stub.requests_for(worker)]
+        actual[name], expected[name] = see(answer, bodies[-1]), value
         stub.requests.clear()
-    assert seen == expected
+    assert actual == expected
 
 
 @pytest.mark.parametrize(
@@ -292,10 +297,10 @@ async def test_tools_that_anthropic_describes_are_functions_to_workers(
 
 def test_they_have_the_arguments_that_the_official_client_reads() -> None:
     for command in typing.get_args(typing.get_args(beta.BetaMemoryTool20250818Command)[0]):
-        wanted = set(command.model_fields)
-        assert wanted <= set(tools.KNOWN["memory_20250818"].schema["properties"])
-    known = {kind for tool in typing.get_args(sdk.ToolUnionParam) for kind in kinds_of(tool)}
-    assert set(tools.KNOWN) <= known
+        field_names = set(command.model_fields)
+        assert field_names <= set(tools.KNOWN["memory_20250818"].schema["properties"])
+    kinds = {kind for tool in typing.get_args(sdk.ToolUnionParam) for kind in kinds_of(tool)}
+    assert set(tools.KNOWN) <= kinds
 
 
 def kinds_of(tool: type) -> tuple[str, ...]:

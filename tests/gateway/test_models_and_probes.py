@@ -25,8 +25,8 @@ async def test_tiers_and_aliases_are_models(gateway: GatewayStandIn, key: str) -
 async def test_models_come_in_pages_in_both_shapes(gateway: GatewayStandIn, key: str) -> None:
     async with gateway.client(key) as client:
 
-        async def page(asked: str, **headers: str) -> tuple[list[str], object, object, object]:
-            body = (await client.get(f"/v1/models{asked}", headers=headers)).json()
+        async def page(path: str, **headers: str) -> tuple[list[str], object, object, object]:
+            body = (await client.get(f"/v1/models{path}", headers=headers)).json()
             return [model["id"] for model in body["data"]], body["first_id"], body["last_id"], body["has_more"]
 
         for headers in ({}, {"anthropic-version": "2023-06-01"}):
@@ -47,9 +47,9 @@ async def test_models_come_in_pages_in_both_shapes(gateway: GatewayStandIn, key:
 async def test_anthropics_clients_are_told_what_a_tier_can_do(gateway: GatewayStandIn, key: str) -> None:
     async with gateway.client(key) as client:
         model = (await client.get("/v1/models/mini", headers={"anthropic-version": "2023-06-01"})).json()
-    read = ModelInfo.model_validate_json(json.dumps(model), strict=True)
-    assert (read.max_input_tokens, read.max_tokens) == (128_000, 4_096)
-    can = read.capabilities
+    info = ModelInfo.model_validate_json(json.dumps(model), strict=True)
+    assert (info.max_input_tokens, info.max_tokens) == (128_000, 4_096)
+    can = info.capabilities
     assert can is not None
     assert can.effort.low.supported
     assert can.structured_outputs.supported

@@ -112,15 +112,15 @@ async def test_an_error_in_a_stream_is_raised(gateway: GatewayStandIn, client: A
 
     gateway.runs.script = script
     stream = await client.chat.completions.create(model="mini", messages=MESSAGES, stream=True)  # type: ignore[call-overload]
-    heard: list[str] = []
+    pieces: list[str] = []
 
     async def listen() -> None:
         async for chunk in stream:
-            heard.append(chunk.choices[0].delta.content or "")
+            pieces.append(chunk.choices[0].delta.content or "")
 
     with pytest.raises(openai.APIError) as broken:
         await listen()
-    assert "".join(heard) == "Fo"
+    assert "".join(pieces) == "Fo"
     assert broken.value.code == "run_failed"
 
 

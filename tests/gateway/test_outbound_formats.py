@@ -50,13 +50,13 @@ TOLD = ("stop_sequence", "END")
 NOT_TOLD = ("end_turn", None)
 
 
-@pytest.mark.parametrize(("name", "told"), [("anthropic", TOLD), ("openai", TOLD), ("gemini", NOT_TOLD)])
+@pytest.mark.parametrize(("name", "stop"), [("anthropic", TOLD), ("openai", TOLD), ("gemini", NOT_TOLD)])
 async def test_the_stop_sequence_that_ended_the_answer_is_named_where_the_worker_names_it(
-    stub: ProviderStub, tmp_path: Path, name: str, told: tuple[str, str | None]
+    stub: ProviderStub, tmp_path: Path, name: str, stop: tuple[str, str | None]
 ) -> None:
     """OpenAI's format as vLLM extends it; of Gemini's no model says which it was."""
     cases = [
-        (STOPPED, ["STOP", "END"], told),
+        (STOPPED, ["STOP", "END"], stop),
         (STOPPED, ["STOP"], NOT_TOLD),
         (Reply(), ["END"], NOT_TOLD),
         (Reply(finish="length"), ["END"], ("max_tokens", None)),
@@ -72,8 +72,8 @@ async def test_the_stop_sequence_that_ended_the_answer_is_named_where_the_worker
             assert (whole["stop_reason"], whole["stop_sequence"]) == expected, (reply, whole)
             assert second_body == whole
             reason, sequence = expected
-            shown = "null" if sequence is None else f'"{sequence}"'
-            assert f'"stop_reason":"{reason}","stop_sequence":{shown}' in streamed
+            sequence_json = "null" if sequence is None else f'"{sequence}"'
+            assert f'"stop_reason":"{reason}","stop_sequence":{sequence_json}' in streamed
 
 
 async def test_the_journal_has_no_text_of_a_stop_sequence(stub: ProviderStub, tmp_path: Path) -> None:
@@ -81,8 +81,8 @@ async def test_the_journal_has_no_text_of_a_stop_sequence(stub: ProviderStub, tm
     async with serving(stub, tmp_path, "anthropic") as client:
         body = (await client.post("/v1/messages", json=ASKED | {"stop_sequences": ["STOP", "END"]})).json()
         events = (await client.get(f"/v1/runs/{body['baton']['run']}/events")).json()["data"]
-    [done] = [event["body"] for event in events if event["kind"] == "step.done"]
-    assert done["stop_sequence"] == 1
+    [step_done] = [event["body"] for event in events if event["kind"] == "step.done"]
+    assert step_done["stop_sequence"] == 1
     assert "END" not in str(events)
 
 
@@ -115,8 +115,8 @@ def plain(text: str, **more: Any) -> dict[str, Any]:
 
 
 def saying(*blocks: dict[str, Any]) -> dict[str, Any]:
-    asked = {"type": "text", "text": "Sum it up."}
-    return ASKED | {"messages": [{"role": "user", "content": [*blocks, asked]}]}
+    question = {"type": "text", "text": "Sum it up."}
+    return ASKED | {"messages": [{"role": "user", "content": [*blocks, question]}]}
 
 
 @pytest.mark.parametrize("name", SHOWN)
@@ -127,23 +127,23 @@ async def test_pdfs_reach_workers_that_read_them(stub: ProviderStub, tmp_path: P
     looked = saying(pdf(context="Of last year.")) | {"tools": [{"name": "look", "input_schema": {"type": "object"}}]}
     async with serving(stub, tmp_path, name, READS) as client:
         for turns, times in (([], 1), ([called, result], 2)):
-            asked = looked | {"messages": [*looked["messages"], *turns], "stream": bool(turns)}
-            assert (await client.post("/v1/messages", json=asked)).status_code == 200
+            full_body = looked | {"messages": [*looked["messages"], *turns], "stream": bool(turns)}
+            assert (await client.post("/v1/messages", json=full_body)).status_code == 200
             request_body = stub.requests_for("alpha")[-1].json
-            assert list(found(request_body, SHOWN[name])) == [SHOWN[name]] * times
+            assert list(occurrences(request_body, SHOWN[name])) == [SHOWN[name]] * times
             assert "Of last year." in str(request_body)
         run = (await client.get("/v1/runs")).json()["data"][-1]["id"]
         step = (await client.get(f"/v1/runs/{run}/steps/0")).json()
     assert {"type": "file", "file": {"filename": "Report", "file_data": URL}} in step["messages"][0]["content"]
 
 
-def found(value: Any, wanted: Any) -> Any:
+def occurrences(value: Any, value_to_find: Any) -> Any:
     """The places of a value in JSON."""
-    if value == wanted:
+    if value == value_to_find:
         yield value
     elif isinstance(value, dict | list):
         for inner in value.values() if isinstance(value, dict) else value:
-            yield from found(inner, wanted)
+            yield from occurrences(inner, value_to_find)
 
 
 async def test_a_pdf_that_no_worker_reads_is_a_400_that_says_so(stub: ProviderStub, tmp_path: Path) -> None:
@@ -214,27 +214,27 @@ def response(file: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     return "/v1/responses", {"model": "baton-mini", "input": [{"role": "user", "content": parts}]}
 
 
-@pytest.mark.parametrize("made", [chat, response])
+@pytest.mark.parametrize("request_of", [chat, response])
 async def test_files_of_openais_formats_reach_workers_in_theirs(
-    stub: ProviderStub, tmp_path: Path, made: Callable[[dict[str, Any]], tuple[str, dict[str, Any]]]
+    stub: ProviderStub, tmp_path: Path, request_of: Callable[[dict[str, Any]], tuple[str, dict[str, Any]]]
 ) -> None:
     async with serving(stub, tmp_path, "anthropic", READS) as client:
         for streams in (False, True):
             for file in ({"file_data": URL, "filename": "Report"}, {"file_data": TEXT, "filename": "sums.csv"}):
-                path, asked = made(file)
-                reply = await client.post(path, json=asked | {"stream": streams})
+                path, request_body = request_of(file)
+                reply = await client.post(path, json=request_body | {"stream": streams})
                 assert reply.status_code == 200, reply.text
-        if made is response:
+        if request_of is response:
             whole = (await client.post(path, json=response({"file_data": URL, "filename": "Report"})[1])).json()
             items = (await client.get(f"/v1/responses/{whole['id']}/input_items")).json()["data"]
             assert items[0]["content"][0]["file_data"] == URL
-    sent = [request.json["messages"][0]["content"][0] for request in stub.requests_for("alpha")]
-    assert sent[:2] == sent[2:4] == [SHOWN["anthropic"], {"type": "text", "text": MADE}]
+    contents = [request.json["messages"][0]["content"][0] for request in stub.requests_for("alpha")]
+    assert contents[:2] == contents[2:4] == [SHOWN["anthropic"], {"type": "text", "text": MADE}]
 
 
-@pytest.mark.parametrize("made", [chat, response])
+@pytest.mark.parametrize("request_of", [chat, response])
 async def test_files_that_cannot_be_had_are_refused_by_name(
-    gateway: GatewayStandIn, key: str, made: Callable[[dict[str, Any]], tuple[str, dict[str, Any]]]
+    gateway: GatewayStandIn, key: str, request_of: Callable[[dict[str, Any]], tuple[str, dict[str, Any]]]
 ) -> None:
     binary = "data:application/zip;base64,UEsDBA=="
     broken = "data:text/plain;base64,/w=="
@@ -245,8 +245,8 @@ async def test_files_that_cannot_be_had_are_refused_by_name(
             ({"file_data": broken}, "UTF-8"),
             ({"file_data": "YWJj"}, "file_data"),
         ):
-            path, asked = made(file)
-            error = (await client.post(path, json=asked)).json()["error"]
+            path, request_body = request_of(file)
+            error = (await client.post(path, json=request_body)).json()["error"]
             assert says in error["message"], error
             assert error["param"].startswith(("messages[0].content[0]", "input[0].content[0]"))
     assert gateway.runs.orders == []

@@ -154,14 +154,14 @@ async def test_who_waits_for_a_lookup_outlives_whoever_began_it() -> None:
 
 async def test_a_flood_of_keys_is_bounded_and_known_ones_get_in() -> None:
     gateway = GatewayStandIn()
-    known = gateway.add_key()
-    assert (await models(gateway, known)).status_code == 200
+    existing_key = gateway.add_key()
+    assert (await models(gateway, existing_key)).status_code == 200
     slow = SlowStore(gateway)
     async with asyncio.TaskGroup() as group:
         flood = [group.create_task(models(gateway, f"bt_stranger{n:03}_{SECRET}")) for n in range(MOST_LOOKUPS + 20)]
         await until(lambda: slow.lookups == MOST_LOOKUPS)
         await until(lambda: sum(call.done() for call in flood) >= 20)
         assert [call.result().status_code for call in flood if call.done()] == [503] * 20
-        assert (await models(gateway, known)).status_code == 200
+        assert (await models(gateway, existing_key)).status_code == 200
         slow.answers.set()
     assert [call.result().status_code for call in flood].count(401) == MOST_LOOKUPS

@@ -86,12 +86,12 @@ async def test_many_overviews_of_a_tenant_leave_room_for_another_one(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(overview_route, "MOST_WAITING", 4)
-    held, made = asyncio.Event(), stored_overview.figures
+    release, make_figures = asyncio.Event(), stored_overview.figures
 
-    async def slow(lists: Any, asked: Any, *more: Any) -> Any:
-        if asked.tenant == "acme":
-            await held.wait()
-        return await made(lists, asked, *more)
+    async def slow(lists: Any, arguments: Any, *more: Any) -> Any:
+        if arguments.tenant == "acme":
+            await release.wait()
+        return await make_figures(lists, arguments, *more)
 
     monkeypatch.setattr(stored_overview, "figures", slow)
     async with (
@@ -102,7 +102,7 @@ async def test_many_overviews_of_a_tenant_leave_room_for_another_one(
         flood = [group.create_task(client.get("/v1/overview?period=month")) for _ in range(6)]
         assert (await got(another)).total.runs == 0, "it waits for the month of another tenant"
         refused, _ = await asyncio.wait(flood, return_when=asyncio.FIRST_COMPLETED)
-        held.set()
+        release.set()
         await asyncio.wait(flood)
     assert refused.pop().result().json()["error"]["code"] == "overloaded"
     assert sorted(call.result().status_code for call in flood) == [200] * 4 + [503] * 2
@@ -110,10 +110,10 @@ async def test_many_overviews_of_a_tenant_leave_room_for_another_one(
 
 async def test_streams_of_the_same_overview_share_its_making(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(overview_route, "REFRESH_SECONDS", 0.0)
-    made, figures = [0], stored_overview.figures
+    count, figures = [0], stored_overview.figures
 
     async def counted(*more: Any) -> Any:
-        made[0] += 1
+        count[0] += 1
         return await figures(*more)
 
     monkeypatch.setattr(stored_overview, "figures", counted)
@@ -122,12 +122,12 @@ async def test_streams_of_the_same_overview_share_its_making(runtime: Runtime, m
         api = Api(stack.enter_context(app_over(runtime.gateway)))
         streams = [await stack.enter_async_context(api.events(session, "/v1/overview/live")) for _ in range(8)]
         assert {json.loads((await anext(stream)).data)["total"]["runs"] for stream in streams} == {0}
-        assert made == [1]
+        assert count == [1]
         await ask(client)
         for stream in streams:
             while json.loads((await anext(stream)).data or "{}").get("total", {}).get("ended") != 1:
                 pass
-        assert made[0] < 8
+        assert count[0] < 8
 
 
 async def test_a_new_stream_of_an_overview_does_not_wait_for_the_next_making(
@@ -137,8 +137,8 @@ async def test_a_new_stream_of_an_overview_does_not_wait_for_the_next_making(
     week, shared = {"period": "week"}, list[Any]()
 
     class Noted(overview_route._SharedOverview):
-        def __init__(self, *given: Any) -> None:
-            super().__init__(*given)
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
             shared.append(self)
 
     monkeypatch.setattr(overview_route, "_SharedOverview", Noted)

@@ -75,10 +75,10 @@ REFUSED: Mapping[str, object] = {
 
 
 def test_every_parameter_of_the_official_client_has_a_row() -> None:
-    known = set(typing.get_type_hints(sdk.CompletionCreateParamsStreaming))
-    assert len(known) > 30
-    assert known <= set(PARAMETERS)
-    assert set(PARAMETERS) - known == OURS
+    parameters = set(typing.get_type_hints(sdk.CompletionCreateParamsStreaming))
+    assert len(parameters) > 30
+    assert parameters <= set(PARAMETERS)
+    assert set(PARAMETERS) - parameters == OURS
 
 
 @pytest.mark.skipif(not CUT.exists(), reason="the published API description is not beside this checkout")
@@ -124,10 +124,10 @@ async def post(gateway: GatewayStandIn, key: str, body: dict[str, Any]) -> Any:
 
 @pytest.mark.parametrize("name", HONOURED)
 async def test_an_honoured_parameter_reaches_the_order(gateway: GatewayStandIn, key: str, name: str) -> None:
-    value, read, expected = HONOURED[name]
+    value, read_value, expected = HONOURED[name]
     assert (await post(gateway, key, chat_body() | {name: value})).status_code == 200
     [order] = gateway.runs.orders
-    assert read(order) == expected
+    assert read_value(order) == expected
     assert order.ignored == ()
 
 

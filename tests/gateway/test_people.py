@@ -54,7 +54,9 @@ def app_with(admin: AdminStandIn, people: People) -> FastAPI:
     return create_admin(replace(admin.context, people=people))
 
 
-async def begun(browser: httpx.AsyncClient, person: str, login: str = "/admin/login", **form: str) -> dict[str, str]:
+async def log_in_at_provider(
+    browser: httpx.AsyncClient, person: str, login: str = "/admin/login", **form: str
+) -> dict[str, str]:
     """Log in as a person at the provider; return what it sends back to Baton."""
     reply = await browser.get(login)
     assert reply.status_code == 303
@@ -65,7 +67,7 @@ async def begun(browser: httpx.AsyncClient, person: str, login: str = "/admin/lo
 
 
 async def logged_in(browser: httpx.AsyncClient, person: str) -> httpx.Response:
-    return await browser.get("/admin/callback", params=await begun(browser, person))
+    return await browser.get("/admin/callback", params=await log_in_at_provider(browser, person))
 
 
 def code_of(reply: httpx.Response) -> tuple[int, str]:
@@ -100,12 +102,12 @@ async def test_a_person_logs_in_changes_something_and_logs_out(admin: AdminStand
 async def test_the_console_knows_whoever_has_logged_in_until_they_sign_out(admin: AdminStandIn, people: People) -> None:
     app = app_with(admin, people)
     async with console_client(app, admin.gateway.now, is_admin=True, has_people=True) as browser:
-        wanted = await browser.get("/console/admin/keys")
-        assert wanted.headers["location"] == "/console/sign-in?next=/console/admin/keys"
-        form = await browser.get(wanted.headers["location"])
+        refused_page = await browser.get("/console/admin/keys")
+        assert refused_page.headers["location"] == "/console/sign-in?next=/console/admin/keys"
+        form = await browser.get(refused_page.headers["location"])
         assert 'href="/admin/login?next=/console/admin/keys"' in form.text
-        found = await begun(browser, "ann", login="/admin/login?next=/console/admin/keys")
-        reply = await browser.get("/admin/callback", params=found)
+        login = await log_in_at_provider(browser, "ann", login="/admin/login?next=/console/admin/keys")
+        reply = await browser.get("/admin/callback", params=login)
         assert (reply.status_code, reply.headers["location"]) == (303, "/console/admin/keys")
         assert "You are ann, logged in at the OpenID provider, as owner of acme" in page_text(
             (await browser.get("/console/admin")).text
@@ -129,26 +131,26 @@ async def test_a_login_leads_to_the_console_only(admin: AdminStandIn, people: Pe
     async with admin.client(app=app_with(admin, people)) as browser:
         for following in ("//evil.example", "https://evil.example/console", "/console/\\evil", "/docs"):
             await browser.get("/admin/login", params={"next": following})
-            kept = access.unseal(browser.cookies["baton_login"], "login")
-            assert kept is not None
-            assert kept["next"] == "/console"
+            login_state = access.unseal(browser.cookies["baton_login"], "login")
+            assert login_state is not None
+            assert login_state["next"] == "/console"
 
 
 async def test_a_session_ends_with_its_time_its_rule_and_its_signature(admin: AdminStandIn, people: People) -> None:
     async with admin.client(app=app_with(admin, people)) as browser:
         await logged_in(browser, "ann")
-        kept = browser.cookies[SESSION]
-    session = {"cookie": f"{SESSION}={kept}"}
+        first_session = browser.cookies[SESSION]
+    session = {"cookie": f"{SESSION}={first_session}"}
     demoted = replace(people, grants=(replace(GRANTS[0], role="auditor"),))
     nobody = replace(people, grants=())
-    found = []
+    statuses = []
     for rules in (people, demoted, nobody):
         async with admin.client(app=app_with(admin, rules)) as browser:
             reply = await browser.get("/admin/v1/me", headers=session)
-            found.append((reply.status_code, reply.json().get("role")))
-    assert found == [(200, "owner"), (200, "auditor"), (401, None)]
+            statuses.append((reply.status_code, reply.json().get("role")))
+    assert statuses == [(200, "owner"), (200, "auditor"), (401, None)]
     async with admin.client(app=app_with(admin, people)) as browser:
-        for forged in (kept[:-2] + "AA", kept[2:], "", "é"):
+        for forged in (first_session[:-2] + "AA", first_session[2:], "", "é"):
             forgery = {"cookie": f"{SESSION}={forged}".encode()}
             assert (await browser.get("/admin/v1/me", headers=forgery)).status_code == 401, forged
         admin.stand_in.seconds += 899
@@ -162,13 +164,15 @@ async def test_a_session_ends_with_its_time_its_rule_and_its_signature(admin: Ad
 async def test_a_login_is_bound_to_its_browser_and_its_code(admin: AdminStandIn, people: People) -> None:
     app = app_with(admin, people)
     async with admin.client(app=app) as browser, admin.client(app=app) as thief:
-        stolen = await begun(browser, "ann")
+        stolen = await log_in_at_provider(browser, "ann")
         assert code_of(await thief.get("/admin/callback", params=stolen)) == (400, "login_not_begun")
-        own = await begun(thief, "ben")
+        own = await log_in_at_provider(thief, "ben")
         mixed = {"code": stolen["code"], "state": own["state"]}  # another login's verifier
         assert code_of(await thief.get("/admin/callback", params=mixed)) == (403, "login_refused")
-        assert (await browser.get("/admin/callback", params=await begun(browser, "ann"))).status_code == 303
-        denied = await begun(browser, "ann", action="deny")
+        assert (
+            await browser.get("/admin/callback", params=await log_in_at_provider(browser, "ann"))
+        ).status_code == 303
+        denied = await log_in_at_provider(browser, "ann", action="deny")
         assert (await browser.get("/admin/callback", params=denied)).status_code in (400, 403)
 
 
@@ -196,13 +200,13 @@ async def test_a_browser_is_shown_a_refused_login_as_a_page(admin: AdminStandIn,
     app = app_with(admin, people)
     async with console_client(app, admin.gateway.now, is_admin=True, has_people=True) as browser:
         html = {"accept": "text/html,*/*"}
-        found = await begun(browser, "ben")
-        page = await browser.get("/admin/callback", params=found, headers=html)
+        login = await log_in_at_provider(browser, "ben")
+        page = await browser.get("/admin/callback", params=login, headers=html)
         assert (page.status_code, page.headers["content-type"]) == (403, "text/html; charset=utf-8")
         assert "No rule in BATON_OIDC_ROLES gives you a role." in page_text(page.text)
         assert 'href="/admin/login?next=/console"' in page.text
         assert "style-src 'self'" in page.headers["content-security-policy"]
-        led = await browser.get("/admin/callback", params=await begun(browser, "ann"), headers=html)
+        led = await browser.get("/admin/callback", params=await log_in_at_provider(browser, "ann"), headers=html)
         assert (led.status_code, led.headers["location"]) == (303, "/console")
 
 
@@ -235,10 +239,10 @@ def signed(key: ECKey, kid: str | None = "one", **changes: Any) -> str:
 
 def serving(**replies: Any) -> httpx.AsyncClient:
     """A client for which the provider answers with these objects, by the last part of the path."""
-    known = {"openid-configuration": DISCOVERED} | replies
+    documents = {"openid-configuration": DISCOVERED} | replies
 
-    def answer(asked: httpx.Request) -> httpx.Response:
-        return httpx.Response(200, json=known[asked.url.path.rpartition("/")[2]])
+    def answer(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, json=documents[request.url.path.rpartition("/")[2]])
 
     return httpx.AsyncClient(transport=httpx.MockTransport(answer))
 
@@ -306,17 +310,17 @@ async def test_a_new_key_of_the_provider_is_believed_at_once(kid: str | None) ->
     ("methods", "basic"), [(None, True), (["client_secret_basic"], True), (["client_secret_post"], False)]
 )
 async def test_the_secret_is_sent_as_the_provider_wants_it(methods: list[str] | None, basic: bool) -> None:
-    found = DISCOVERED | ({"token_endpoint_auth_methods_supported": methods} if methods is not None else {})
-    asked: list[httpx.Request] = []
+    discovery = DISCOVERED | ({"token_endpoint_auth_methods_supported": methods} if methods is not None else {})
+    requests: list[httpx.Request] = []
 
     def answer(request: httpx.Request) -> httpx.Response:
-        asked.append(request)
-        return httpx.Response(200, json=found if request.method == "GET" else {"id_token": "x"})
+        requests.append(request)
+        return httpx.Response(200, json=discovery if request.method == "GET" else {"id_token": "x"})
 
     async with httpx.AsyncClient(transport=httpx.MockTransport(answer)) as client:
         assert await provider_at()._exchanged(client, "code", "verifier") == "x"
-    body = asked[-1].content.decode()
-    assert ("authorization" in asked[-1].headers, "client_secret=secret" in body) == (basic, not basic)
+    body = requests[-1].content.decode()
+    assert ("authorization" in requests[-1].headers, "client_secret=secret" in body) == (basic, not basic)
     assert "code_verifier=verifier" in body
 
 
@@ -324,8 +328,8 @@ async def test_a_key_that_the_provider_has_given_up_is_not_believed_for_long() -
     times, offered = [1_000.0], [KeySet([KEY])]
     provider = OpenIdProvider("https://id", "baton", "secret", BACK, now=lambda: times[0])
 
-    def answer(asked: httpx.Request) -> httpx.Response:
-        return httpx.Response(200, json=offered[0].as_dict() if asked.url.path == "/keys" else DISCOVERED)
+    def answer(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, json=offered[0].as_dict() if request.url.path == "/keys" else DISCOVERED)
 
     async def believed() -> bool:
         claims = RIGHT | {"exp": times[0] + 60, "iat": times[0]}

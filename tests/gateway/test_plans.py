@@ -28,7 +28,7 @@ ASK: dict[str, Any] = {"model": "baton-ultra", "messages": [{"role": "user", "co
 CHAIN = plan(("alpha", "Think.", ["user"]), ("beta", "Answer.", ["user", 0]))
 
 
-async def made(client: httpx.AsyncClient, **more: Any) -> dict[str, Any]:
+async def make_plan(client: httpx.AsyncClient, **more: Any) -> dict[str, Any]:
     """A plan of two steps, which the caller sent itself."""
     reply = await client.post("/v1/plans", json=ASK | {"baton": {"plan": CHAIN}} | more)
     assert reply.status_code == 200, reply.text
@@ -53,33 +53,33 @@ async def test_a_plan_is_made_and_nothing_of_it_is_executed(stub: ProviderStub, 
 
 async def test_what_runs_is_what_was_shown(stub: ProviderStub, client: httpx.AsyncClient, runtime: Runtime) -> None:
     script_answers(stub)
-    shown = await made(client)
-    run = await client.post(f"/v1/plans/{shown['id']}/run", json={"digest": shown["digest"]})
+    plan_body = await make_plan(client)
+    run = await client.post(f"/v1/plans/{plan_body['id']}/run", json={"digest": plan_body["digest"]})
     assert run.json()["choices"][0]["message"]["content"] == "The first answer."
     whole = (await client.get(f"/v1/runs/{run.json()['baton']['run']}")).json()
-    assert (whole["origin"], whole["preview"]) == ({"kind": "plan", "run": shown["run"]}, False)
-    assert (await client.get(f"/v1/runs/{shown['run']}")).json()["preview"] is True
-    for given, names in (("true", [shown["run"]]), ("false", [whole["id"]])):
-        listed = (await client.get("/v1/runs", params={"preview": given, "include": "preview"})).json()["data"]
-        assert [(plan["id"], plan["preview"]) for plan in listed] == [(name, given == "true") for name in names]
-    for outcome, found in (("ok", 1), ("error", 0), ("open", 0)):
+    assert (whole["origin"], whole["preview"]) == ({"kind": "plan", "run": plan_body["run"]}, False)
+    assert (await client.get(f"/v1/runs/{plan_body['run']}")).json()["preview"] is True
+    for execute, names in (("true", [plan_body["run"]]), ("false", [whole["id"]])):
+        listed = (await client.get("/v1/runs", params={"preview": execute, "include": "preview"})).json()["data"]
+        assert [(plan["id"], plan["preview"]) for plan in listed] == [(name, execute == "true") for name in names]
+    for outcome, count in (("ok", 1), ("error", 0), ("open", 0)):
         listed = (await client.get("/v1/runs", params={"worker": "beta", "outcome": outcome})).json()["data"]
-        assert len(listed) == found
+        assert len(listed) == count
     state = await runtime.gateway.store.journal(whole["id"])
     steps = [
         Step(step["worker"], text, Access("user" in step["access"], tuple(step["access"][1:])), answers=bool(step["n"]))
         for step, text in zip(whole["steps"], ("Think.", "Answer."), strict=True)
     ]
-    assert plan_digest(steps, state.events[0].fact.limits) == shown["digest"]  # type: ignore[attr-defined]
+    assert plan_digest(steps, state.events[0].fact.limits) == plan_body["digest"]  # type: ignore[attr-defined]
 
 
 async def test_an_executed_plan_streams_and_is_carried_out_once_for_a_key(
     stub: ProviderStub, client: httpx.AsyncClient
 ) -> None:
     script_answers(stub)
-    shown = await made(client)
-    sent = {"json": {"stream": True}, "headers": {"Idempotency-Key": "once"}}
-    first, again = [await client.post(f"/v1/plans/{shown['id']}/run", **sent) for _ in range(2)]  # type: ignore[arg-type]
+    plan_body = await make_plan(client)
+    request = {"json": {"stream": True}, "headers": {"Idempotency-Key": "once"}}
+    first, again = [await client.post(f"/v1/plans/{plan_body['id']}/run", **request) for _ in range(2)]  # type: ignore[arg-type]
     assert first.text.endswith("data: [DONE]\n\n")
     assert again.headers["x-baton-run"] == first.headers["x-baton-run"]
     assert len(stub.requests_for("beta")) == 1
@@ -87,12 +87,12 @@ async def test_an_executed_plan_streams_and_is_carried_out_once_for_a_key(
 
 async def test_an_edit_makes_a_revision_that_is_executed(stub: ProviderStub, client: httpx.AsyncClient) -> None:
     script_answers(stub)
-    shown = await made(client)
+    plan_body = await make_plan(client)
     edits = [
         {"op": "change", "step": 1, "worker": "gamma", "subtask": "Decide."},
         {"op": "add", "step": 0, "worker": "alpha", "subtask": "Guess.", "access": ["user"]},
     ]
-    path = f"/v1/plans/{shown['id']}"
+    path = f"/v1/plans/{plan_body['id']}"
     second = (await client.patch(path, json={"revision": 1, "edits": edits})).json()
     assert second["revision"] == 2
     assert [step["worker"] for step in second["plan"]["steps"]] == ["alpha", "alpha", "gamma"]
@@ -102,14 +102,14 @@ async def test_an_edit_makes_a_revision_that_is_executed(stub: ProviderStub, cli
     assert body["choices"][0]["message"]["content"] == "The better answer."
     assert [step["worker"] for step in body["baton"]["steps"]] == ["alpha", "alpha", "gamma"]
     first = (await client.get(path, params={"revision": 1})).json()
-    assert first["digest"] == shown["digest"] != second["digest"]
+    assert first["digest"] == plan_body["digest"] != second["digest"]
     body = (await client.post(f"{path}/run", json={"revision": 1})).json()
     assert [step["worker"] for step in body["baton"]["steps"]] == ["alpha", "beta"]
 
 
 async def test_of_two_authors_who_have_seen_the_same_revision_one_is_refused(client: httpx.AsyncClient) -> None:
-    shown = await made(client)
-    path, edit = f"/v1/plans/{shown['id']}", [{"op": "change", "step": 0, "subtask": "Think twice."}]
+    plan_body = await make_plan(client)
+    path, edit = f"/v1/plans/{plan_body['id']}", [{"op": "change", "step": 0, "subtask": "Think twice."}]
     assert (await client.patch(path, json={"revision": 1, "edits": edit})).status_code == 200
     late = await client.patch(path, json={"revision": 1, "edits": [{"op": "remove", "step": 0}]})
     assert (late.status_code, late.json()["error"]["code"]) == (409, "revision_conflict")
@@ -120,8 +120,8 @@ async def test_of_two_authors_who_have_seen_the_same_revision_one_is_refused(cli
 
 
 async def test_a_step_is_moved_and_one_that_reads_it_cannot_come_before_it(client: httpx.AsyncClient) -> None:
-    shown = await made(client)
-    path = f"/v1/plans/{shown['id']}"
+    plan_body = await make_plan(client)
+    path = f"/v1/plans/{plan_body['id']}"
     free = {"op": "change", "step": 1, "access": ["user"]}
     move = {"op": "move", "step": 1, "to": 0}
     refused = await client.patch(path, json={"revision": 1, "edits": [move]})
@@ -134,7 +134,7 @@ async def test_an_executed_plan_streams_its_steps_where_that_is_asked_for(
     stub: ProviderStub, client: httpx.AsyncClient
 ) -> None:
     script_answers(stub)
-    path = f"/v1/plans/{(await made(client))['id']}/run"
+    path = f"/v1/plans/{(await make_plan(client))['id']}/run"
     assert '"event":"step.done"' in (await client.post(path, json={"stream": True, "stream_steps": True})).text
     assert '"event"' not in (await client.post(path, json={"stream": True})).text
 
@@ -151,13 +151,13 @@ BAD_EDITS: list[tuple[dict[str, Any], str, str]] = [
 
 
 async def test_an_edit_that_makes_no_plan_is_refused_by_its_field(client: httpx.AsyncClient) -> None:
-    shown = await made(client)
-    for edit, param, said in BAD_EDITS:
-        refused = await client.patch(f"/v1/plans/{shown['id']}", json={"revision": 1, "edits": [edit]})
+    plan_body = await make_plan(client)
+    for edit, param, message in BAD_EDITS:
+        refused = await client.patch(f"/v1/plans/{plan_body['id']}", json={"revision": 1, "edits": [edit]})
         error = refused.json()["error"]
         assert (refused.status_code, error["param"]) == (400, param)
-        assert said in error["message"]
-    assert (await client.get(f"/v1/plans/{shown['id']}")).json()["revision"] == 1
+        assert message in error["message"]
+    assert (await client.get(f"/v1/plans/{plan_body['id']}")).json()["revision"] == 1
 
 
 def facts_of(disclosure: dict[str, Any]) -> dict[str, Any]:
@@ -180,19 +180,19 @@ async def test_it_says_who_would_see_what_and_why(stub: ProviderStub, client: ht
     assert set(last["replacements"]) == {"alpha", "beta", "gamma"} - {last["recipient"]}
     run = (await client.post(f"/v1/plans/{body['id']}/run")).headers["x-baton-run"]
     ledger = (await client.get("/v1/disclosures", params={"run": run, "order": "asc"})).json()["data"]
-    said = [facts_of(disclosure) for disclosure in body["disclosures"]]
-    assert sorted(map(facts_of, ledger), key=str) == sorted(said, key=str), "what was announced is what was disclosed"
+    facts = [facts_of(disclosure) for disclosure in body["disclosures"]]
+    assert sorted(map(facts_of, ledger), key=str) == sorted(facts, key=str), "what was announced is what was disclosed"
 
 
 async def test_estimates_rest_on_prices_until_there_is_a_history(stub: ProviderStub, client: httpx.AsyncClient) -> None:
     script_answers(stub)
-    estimate = (await made(client))["estimate"]
+    estimate = (await make_plan(client))["estimate"]
     assert (estimate["basis"], estimate["runs"]) == ("prices", 0)
     for figures in (estimate, *estimate["steps"]):
         cost = figures["cost_usd"]
         assert 0 < cost["p10"] <= cost["p50"] <= cost["p90"] <= cost["worst"]
-    known = History([])
-    assert of_plan(CATALOG, Task(()), (Step("gone", "Think."),), Limits(), known) is None
+    history = History([])
+    assert of_plan(CATALOG, Task(()), (Step("gone", "Think."),), Limits(), history) is None
 
 
 async def install(runtime: Runtime, changes: Mapping[str, str]) -> None:
@@ -230,20 +230,20 @@ async def test_what_has_changed_since_is_a_refusal_that_says_so(
     letter = {"role": "user", "content": "Dear Ann.", "baton": {"labels": ["letter"]}}
     cleared = {f'model = "{name}"': f'model = "{name}"\nclearance = ["letter"]' for name in ("alpha", "beta", "gamma")}
     await install(runtime, cleared)
-    shown = await made(client, messages=[letter])
-    for changes, said in CHANGES:
+    plan_body = await make_plan(client, messages=[letter])
+    for changes, message in CHANGES:
         await install(runtime, cleared | changes)
-        refused = await client.post(f"/v1/plans/{shown['id']}/run")
+        refused = await client.post(f"/v1/plans/{plan_body['id']}/run")
         error = refused.json()["error"]
         assert (refused.status_code, error["code"]) == (409, "plan_outdated"), error
-        assert said in error["message"]
-        assert (await client.get(f"/v1/plans/{shown['id']}")).status_code == 200
+        assert message in error["message"]
+        assert (await client.get(f"/v1/plans/{plan_body['id']}")).status_code == 200
     assert stub.requests == []
 
 
 async def test_what_would_not_be_what_was_shown_is_refused(client: httpx.AsyncClient, runtime: Runtime) -> None:
-    shown = await made(client)
-    path = f"/v1/plans/{shown['id']}/run"
+    plan_body = await make_plan(client)
+    path = f"/v1/plans/{plan_body['id']}/run"
     refused = await client.post(path, json={"digest": "0" * 64})
     assert (refused.status_code, refused.json()["error"]["code"]) == (409, "digest_mismatch")
     keys = []
@@ -256,11 +256,11 @@ async def test_what_would_not_be_what_was_shown_is_refused(client: httpx.AsyncCl
         assert (refused.status_code, refused.json()["error"]["code"]) == expected
     minted = mint_call("run_1a20a33c6053a3985b4acf8748fe802", bytes(9))
     call = {"id": minted, "type": "function", "function": {"name": "look", "arguments": "{}"}}
-    said = [
+    turns = [
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": minted, "content": "Found."},
     ]
-    refused = await client.post("/v1/plans", json=ASK | {"messages": [*ASK["messages"], *said]})
+    refused = await client.post("/v1/plans", json=ASK | {"messages": [*ASK["messages"], *turns]})
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "messages")
 
 
@@ -299,9 +299,9 @@ async def test_the_published_three_lists_are_read_and_written(stub: ProviderStub
 async def test_a_plan_that_needs_an_approval_waits_for_it_when_it_is_executed(
     stub: ProviderStub, client: httpx.AsyncClient
 ) -> None:
-    shown = await made(client, baton={"plan": CHAIN, "approval": "required"})
-    assert shown["approval_needed"] == ["requested"]
-    path = f"/v1/plans/{shown['id']}"
+    plan_body = await make_plan(client, baton={"plan": CHAIN, "approval": "required"})
+    assert plan_body["approval_needed"] == ["requested"]
+    path = f"/v1/plans/{plan_body['id']}"
     edit = [{"op": "change", "step": 0, "subtask": "Think twice."}]
     assert (await client.patch(path, json={"revision": 1, "edits": edit})).json()["approval_needed"] == ["requested"]
     waiting = await client.post(f"{path}/run")
@@ -338,13 +338,13 @@ async def test_a_plan_for_a_response_is_answered_as_one(stub: ProviderStub, clie
 
 
 async def test_a_deleted_plan_has_no_text_left(client: httpx.AsyncClient, runtime: Runtime) -> None:
-    shown = await made(client)
-    path = f"/v1/plans/{shown['id']}"
+    plan_body = await make_plan(client)
+    path = f"/v1/plans/{plan_body['id']}"
     edit = [{"op": "change", "step": 0, "subtask": "Think twice."}]
     await client.patch(path, json={"revision": 1, "edits": edit})
-    assert (await client.delete(path)).json() == {"id": shown["id"], "object": "plan", "deleted": True}
-    for sent in (client.get(path), client.post(f"{path}/run")):
-        refused = await sent
+    assert (await client.delete(path)).json() == {"id": plan_body["id"], "object": "plan", "deleted": True}
+    for request in (client.get(path), client.post(f"{path}/run")):
+        refused = await request
         assert (refused.status_code, refused.json()["error"]["code"]) == (404, "plan_deleted")
     assert (await client.get("/v1/plans")).json()["data"] == []
     assert [row.erased for row in await runtime.gateway.store.runs(RunQuery())] == [True, True]
@@ -359,14 +359,16 @@ async def other_key(runtime: Runtime, *labels: str) -> tuple[str, dict[str, str]
 
 
 async def test_whoever_reads_a_plan_of_another_key_is_logged(client: httpx.AsyncClient, runtime: Runtime) -> None:
-    shown = await made(client)
-    assert (await client.get(f"/v1/plans/{shown['id']}")).status_code == 200
+    plan_body = await make_plan(client)
+    assert (await client.get(f"/v1/plans/{plan_body['id']}")).status_code == 200
     reading = AdminEventQuery(action=CONTENT_READ)
     assert await runtime.gateway.store.admin_events(reading) == ()
     reader, headers = await other_key(runtime)
-    assert (await client.get(f"/v1/plans/{shown['id']}", headers=headers)).status_code == 200
-    found = await runtime.gateway.store.admin_events(reading)
-    assert [(event.actor, event.target, event.after) for event in found] == [(reader, shown["run"], {"what": "plan"})]
+    assert (await client.get(f"/v1/plans/{plan_body['id']}", headers=headers)).status_code == 200
+    admin_events = await runtime.gateway.store.admin_events(reading)
+    assert [(event.actor, event.target, event.after) for event in admin_events] == [
+        (reader, plan_body["run"], {"what": "plan"})
+    ]
 
 
 async def test_the_labels_of_an_edits_author_stay_on_what_is_executed(
@@ -375,9 +377,9 @@ async def test_the_labels_of_an_edits_author_stay_on_what_is_executed(
     script_answers(stub)
     names = ("alpha", "beta", "gamma")
     await install(runtime, {f'model = "{name}"': f'model = "{name}"\nclearance = ["secret"]' for name in names})
-    shown = await made(client)
+    plan_body = await make_plan(client)
     _, headers = await other_key(runtime, "secret")
-    path, edit = f"/v1/plans/{shown['id']}", [{"op": "change", "step": 0, "subtask": "Ask for the code."}]
+    path, edit = f"/v1/plans/{plan_body['id']}", [{"op": "change", "step": 0, "subtask": "Ask for the code."}]
     edited = await client.patch(path, json={"revision": 1, "edits": edit}, headers=headers)
     assert edited.json()["labels"] == ["secret"]
     second_reply = await client.patch(
@@ -391,9 +393,9 @@ async def test_the_labels_of_an_edits_author_stay_on_what_is_executed(
 
 
 async def test_the_tags_of_plans_are_no_tampering(client: httpx.AsyncClient, runtime: Runtime) -> None:
-    shown = await made(client)
+    plan_body = await make_plan(client)
     edit = [{"op": "change", "step": 0, "subtask": "Think twice."}]
-    assert (await client.patch(f"/v1/plans/{shown['id']}", json={"revision": 1, "edits": edit})).status_code == 200
+    assert (await client.patch(f"/v1/plans/{plan_body['id']}", json={"revision": 1, "edits": edit})).status_code == 200
     store = runtime.gateway.store
     await seal(store)
     report = await store._read(lambda conn: verify(conn, ()))  # type: ignore[attr-defined]

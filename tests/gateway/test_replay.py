@@ -34,7 +34,7 @@ SECONDS = 20
 
 
 @pytest.fixture(autouse=True)
-def said(stub: ProviderStub) -> None:
+def scripted_answers(stub: ProviderStub) -> None:
     script_answers(stub)
 
 
@@ -85,15 +85,15 @@ async def test_without_changes_the_same_workers_see_the_same_and_no_conductor_is
     again = await replayed(client, run)
     assert called(stub) == before[1:], "the workers as planned"
     assert again["conductor"] == "replay"
-    found = await compared(client, run, again["id"])
-    assert found["same_answer"] is True
-    assert [(step["step"], step["same_subtask"], step["same_output"]) for step in found["steps"]] == [
+    comparison = await compared(client, run, again["id"])
+    assert comparison["same_answer"] is True
+    assert [(step["step"], step["same_subtask"], step["same_output"]) for step in comparison["steps"]] == [
         ("1.0", True, True),
         ("1.1", True, True),
     ]
-    assert found["disclosures"]["both"] == 2
-    assert found["disclosures"]["only_second"] == []
-    assert [recipient["role"] for recipient in found["disclosures"]["only_first"]] == ["conductor"]
+    assert comparison["disclosures"]["both"] == 2
+    assert comparison["disclosures"]["only_second"] == []
+    assert [recipient["role"] for recipient in comparison["disclosures"]["only_first"]] == ["conductor"]
 
 
 async def test_rounds_and_nested_workflows_are_repeated_as_they_were_accepted(
@@ -115,9 +115,9 @@ async def test_rounds_and_nested_workflows_are_repeated_as_they_were_accepted(
     stub.requests.clear()
     again = await replayed(client, run)
     assert called(stub) == before
-    found = await compared(client, run, again["id"])
-    assert [step["step"] for step in found["steps"]] == ["1.0", "1.1", "1.1.0", "1.1.1", "1.2"]
-    assert found["disclosures"]["only_second"] == []
+    comparison = await compared(client, run, again["id"])
+    assert [step["step"] for step in comparison["steps"]] == ["1.0", "1.1", "1.1.0", "1.1.1", "1.2"]
+    assert comparison["disclosures"]["only_second"] == []
 
 
 async def test_from_a_step_on_the_outputs_before_are_kept_and_the_journal_names_their_source(
@@ -126,16 +126,18 @@ async def test_from_a_step_on_the_outputs_before_are_kept_and_the_journal_names_
     script_plans(stub, CHAIN)
     run = await answered(client)
     [first, *_] = (await client.get(f"/v1/runs/{run}")).json()["steps"]
-    done = (await client.get(f"/v1/runs/{run}/events")).json()["data"]
-    [ref] = [event["body"]["output"] for event in done if event["kind"] == "step.done" and event["body"]["n"] == 0]
+    source_events = (await client.get(f"/v1/runs/{run}/events")).json()["data"]
+    [ref] = [
+        event["body"]["output"] for event in source_events if event["kind"] == "step.done" and event["body"]["n"] == 0
+    ]
     stub.requests.clear()
     again = await replayed(client, run, from_step=1, worker="gamma")
     assert called(stub) == ["gamma"]
     assert ANSWERS[first["worker"]] in json.dumps(stub.requests[0].json), "it reads the output that was kept"
     events = (await client.get(f"/v1/runs/{again['id']}/events")).json()["data"]
-    [kept] = [event["body"] for event in events if event["kind"] == "step.done" and event["body"]["n"] == 0]
-    assert (kept["origin_run"], kept["origin_step"], kept["origin_output"]) == (run, 0, ref)
-    assert kept["output"] != ref, "every run has its own salt"
+    [kept_step] = [event["body"] for event in events if event["kind"] == "step.done" and event["body"]["n"] == 0]
+    assert (kept_step["origin_run"], kept_step["origin_step"], kept_step["origin_output"]) == (run, 0, ref)
+    assert kept_step["output"] != ref, "every run has its own salt"
     assert again["steps"][0]["attempts"] == []
     assert [step["kept_from"] for step in again["steps"]] == [{"run": run, "step": 0}, None]
     body = (await client.get(f"/v1/runs/{again['id']}/explain")).json()
@@ -166,8 +168,8 @@ async def test_recorded_tool_results_are_given_again_for_equal_calls_only(
     messages: list[dict[str, Any]] = [{"role": "user", "content": "What is 2 + 2?"}]
     request_body = {"model": "baton-mini", "tools": [LOOK]}
     first = await client.post("/v1/chat/completions", json=request_body | {"messages": messages})
-    said = first.json()["choices"][0]["message"]
-    messages += [said, {"role": "tool", "tool_call_id": said["tool_calls"][0]["id"], "content": "The result."}]
+    message = first.json()["choices"][0]["message"]
+    messages += [message, {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "The result."}]
     await client.post("/v1/chat/completions", json=request_body | {"messages": messages})
     run = str(first.headers["x-baton-run"])
     stub.requests.clear()
@@ -239,8 +241,8 @@ async def test_a_replay_of_anothers_run_is_logged_as_reading_it(runtime: Runtime
     headers = {"authorization": f"Bearer {key}"}
     second_reply = await client.post(f"/v1/runs/{run}/replay", json={"wait": SECONDS}, headers=headers)
     await client.get(f"/v1/runs/{second_reply.json()['id']}/compare/{run}", headers=headers)
-    found = await runtime.gateway.store.admin_events(reading)
-    assert [(event.actor, event.target, event.after) for event in found] == [
+    admin_events = await runtime.gateway.store.admin_events(reading)
+    assert [(event.actor, event.target, event.after) for event in admin_events] == [
         (row.id, run, {"what": "comparison"}),
         (row.id, run, {"what": "replay"}),
     ]
@@ -313,8 +315,10 @@ async def test_labels_stay_on_what_is_kept_and_on_what_a_model_wrote(stub: Provi
         assert called(stub) == ["alpha"]
         assert [step["labels"] for step in again["steps"]] == [["phi"], ["phi"]], "the subtask was a model's"
         events = (await client.get(f"/v1/runs/{again['id']}/events")).json()["data"]
-        [kept] = [event["body"] for event in events if event["body"].get("origin_run") and event["kind"] == "step.done"]
-        assert kept["labels"] == ["phi"]
+        [kept_step] = [
+            event["body"] for event in events if event["body"].get("origin_run") and event["kind"] == "step.done"
+        ]
+        assert kept_step["labels"] == ["phi"]
 
 
 async def test_an_engine_that_has_the_journal_alone_carries_a_replay_out(stub: ProviderStub, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ async def complete(client: httpx.AsyncClient, id_: str, **more: Any) -> httpx.Re
     return await client.post("/v1/chat/completions", json=body, headers={"x-request-id": id_})
 
 
-async def found(client: httpx.AsyncClient, id_: str) -> list[str]:
+async def run_ids_of(client: httpx.AsyncClient, id_: str) -> list[str]:
     reply = await client.get("/v1/runs", params={"request_id": id_})
     return [run["id"] for run in reply.json()["data"]]
 
@@ -28,8 +28,8 @@ async def test_a_run_is_found_by_the_id_of_its_request(client: httpx.AsyncClient
     run = reply.headers["x-baton-run"]
     assert (reply.status_code, reply.headers["x-request-id"]) == (200, "edge-7:a.b")
     await complete(client, "edge-8")
-    assert await found(client, "edge-7:a.b") == [run]
-    assert await found(client, "edge-9") == []
+    assert await run_ids_of(client, "edge-7:a.b") == [run]
+    assert await run_ids_of(client, "edge-9") == []
     body = (await client.get(f"/v1/runs/{run}")).json()
     assert body["request_id"] == "edge-7:a.b"
 
@@ -41,7 +41,7 @@ async def test_a_turn_with_tool_results_is_found_too(client: httpx.AsyncClient, 
     result = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "4"}
     reply = await complete(client, "second", tools=TOOLS, messages=[ASK, message, result])
     run = reply.headers["x-baton-run"]
-    assert await found(client, "first") == await found(client, "second") == [run]
+    assert await run_ids_of(client, "first") == await run_ids_of(client, "second") == [run]
     body = (await client.get(f"/v1/runs/{run}")).json()
     assert [turn["request_id"] for turn in body["turns"]] == ["first", "second"]
 
@@ -73,9 +73,9 @@ async def test_each_turn_has_the_id_of_its_own_reply(client: httpx.AsyncClient, 
     assert [turn["reply_id"] for turn in body["turns"]] == [first["id"], second["id"]]
 
 
-@pytest.mark.parametrize("given", ["", "two words", 'quoted"name', "x" * 129, "-leading"])
-async def test_an_id_that_is_none_is_replaced(client: httpx.AsyncClient, given: str) -> None:
-    reply = await client.get("/healthz", headers={"x-request-id": given})
+@pytest.mark.parametrize("request_id", ["", "two words", 'quoted"name', "x" * 129, "-leading"])
+async def test_an_id_that_is_none_is_replaced(client: httpx.AsyncClient, request_id: str) -> None:
+    reply = await client.get("/healthz", headers={"x-request-id": request_id})
     assert reply.headers["x-request-id"].startswith("req_")
 
 

@@ -44,12 +44,12 @@ class Lines(logging.Handler):
 
 @pytest.fixture
 def lines() -> Iterator[Lines]:
-    log, found = logging.getLogger("baton"), Lines()
-    log.addHandler(found)
+    log, records = logging.getLogger("baton"), Lines()
+    log.addHandler(records)
     before = log.level
     log.setLevel(logging.INFO)
-    yield found
-    log.removeHandler(found)
+    yield records
+    log.removeHandler(records)
     log.setLevel(before)
 
 
@@ -126,8 +126,8 @@ async def test_each_turn_of_a_step_has_a_line(stub: ProviderStub, caller: httpx.
     result = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "4"}
     history = [{"role": "user", "content": QUESTION}, message, result]
     reply = await complete(caller, "r2", tools=TOOLS, messages=history)
-    found = [(line["request"], line["outcome"], line["attempt"]) for line in lines.of(STEP)]
-    assert found == [("r1", "awaiting_tool", 1), ("r2", "done", 1)]
+    facts = [(line["request"], line["outcome"], line["attempt"]) for line in lines.of(STEP)]
+    assert facts == [("r1", "awaiting_tool", 1), ("r2", "done", 1)]
     costs = [line["cost_usd"] for line in lines.of(STEP)]
     assert costs == [line["cost_usd"] for line in lines.of(REQUEST)]
     whole = (await caller.get(f"/v1/runs/{reply.headers['x-baton-run']}")).json()["cost_usd"]
@@ -147,8 +147,8 @@ async def test_a_client_that_leaves_has_its_line(
                 await asyncio.wait([asking])
                 await until(lambda: len(service.dispatcher) == 0)
         await until(lambda: len(lines.of(REQUEST)) == 2)
-    found = {line["request"]: (line["status"], line["outcome"]) for line in lines.of(REQUEST)}
-    assert found == {"stream-True": (200, "disconnected"), "stream-False": (499, "disconnected")}
+    outcomes = {line["request"]: (line["status"], line["outcome"]) for line in lines.of(REQUEST)}
+    assert outcomes == {"stream-True": (200, "disconnected"), "stream-False": (499, "disconnected")}
     assert [line["outcome"] for line in lines.of(STEP)] == ["cancelled", "cancelled"]
 
 
@@ -158,8 +158,8 @@ async def test_a_request_without_a_caller_has_its_line(gateway: GatewayStandIn, 
         await client.get("/no/such/%1b[31mroute?text=canary")
         await client.get("/healthz")
         await client.get("/v1/runs", headers={"x-request-id": "two\nlines", "user-agent": "canary"})
-    found = [(line["route"], line["status"], line.get("code")) for line in lines.of(REQUEST)]
-    assert found == [
+    facts = [(line["route"], line["status"], line.get("code")) for line in lines.of(REQUEST)]
+    assert facts == [
         ("/v1/chat/completions", 401, "invalid_api_key"),
         ("unmatched", 404, "unknown_url"),
         ("/healthz", 200, None),
@@ -181,16 +181,16 @@ async def test_bytes_that_are_no_request_have_a_line(gateway: GatewayStandIn, li
     assert "canary" not in str(lines.texts)
 
 
-@pytest.mark.parametrize(("kept", "paths"), [("api", ["/v1/models"]), ("off", [])])
+@pytest.mark.parametrize(("setting", "paths"), [("api", ["/v1/models"]), ("off", [])])
 async def test_lines_can_be_switched_off(
-    stub: ProviderStub, tmp_path: Path, lines: Lines, kept: str, paths: list[str]
+    stub: ProviderStub, tmp_path: Path, lines: Lines, setting: str, paths: list[str]
 ) -> None:
-    settings = {"BATON_LOG_REQUESTS": kept, "BATON_LOG_STEPS": "off"}
+    settings = {"BATON_LOG_REQUESTS": setting, "BATON_LOG_STEPS": "off"}
     stub.always("alpha", Reply(chunks=("Fine.",)))
     async with running_service(tmp_path, pool_text(stub), settings) as runtime, client_of(runtime) as client:
         for path in ("/healthz", "/readyz", "/metrics", "/v1/models"):
             await client.get(path)
-        asked = [line["route"] for line in lines.of(REQUEST)]
+        routes = [line["route"] for line in lines.of(REQUEST)]
         await complete(client)
-    assert asked == paths
+    assert routes == paths
     assert lines.of(STEP) == []

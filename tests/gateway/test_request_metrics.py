@@ -12,12 +12,12 @@ def value(gateway: GatewayStandIn, name: str, **labels: str) -> float:
 
 
 def refusals(gateway: GatewayStandIn) -> dict[tuple[str, str], float]:
-    found = {}
+    counts = {}
     for family in gateway.telemetry.registry.collect():
         for sample in family.samples:
             if sample.name == "baton_refusals_total":
-                found[sample.labels["status"], sample.labels["reason"]] = sample.value
-    return found
+                counts[sample.labels["status"], sample.labels["reason"]] = sample.value
+    return counts
 
 
 async def test_refusals_are_counted_by_reason(gateway: GatewayStandIn, key: str) -> None:
@@ -54,8 +54,8 @@ async def test_there_are_only_so_many_reasons(gateway: GatewayStandIn, key: str)
         for number in range(MOST_REASONS + 5):
             gateway.runs.refusal = InvalidRequest("No.", code=f"code_{number}")
             await client.post("/v1/chat/completions", json=chat_body())
-    found = refusals(gateway)
-    assert (len(found), found["400", "other"]) == (MOST_REASONS + 1, 5.0)
+    counts = refusals(gateway)
+    assert (len(counts), counts["400", "other"]) == (MOST_REASONS + 1, 5.0)
 
 
 async def test_durations_are_told_apart_by_route_method_and_status(gateway: GatewayStandIn, key: str) -> None:

@@ -42,67 +42,88 @@ Seen = Callable[[httpx.Response, Any, Any], object]
 """From the reply, its JSON and what the worker was sent last."""
 HONOURED: Mapping[str, tuple[dict[str, Any], Reply, Seen, object]] = {
     "model": ({"model": "baton-ultra"}, Reply(), lambda _, body, __: body["model"], "baton-ultra"),
-    "input": ({"input": "Hi"}, Reply(), lambda _, __, sent: sent["messages"], [{"role": "user", "content": "Hi"}]),
+    "input": (
+        {"input": "Hi"},
+        Reply(),
+        lambda _, __, worker_body: worker_body["messages"],
+        [{"role": "user", "content": "Hi"}],
+    ),
     "instructions": (
         {"instructions": "Be brief."},
         Reply(),
-        lambda _, body, sent: (body["instructions"], sent["messages"][0]["content"], len(sent["messages"])),
+        lambda _, body, worker_body: (
+            body["instructions"],
+            worker_body["messages"][0]["content"],
+            len(worker_body["messages"]),
+        ),
         ("Be brief.", "Be brief.", 2),
     ),
     "tools": (
         {"tools": [ADD, LOOK]},
         Reply(),
-        lambda _, body, sent: (
+        lambda _, body, worker_body: (
             [tool["name"] for tool in body["tools"]],
-            [t["function"]["name"] for t in sent["tools"]],
+            [t["function"]["name"] for t in worker_body["tools"]],
         ),
         (["add", "look"], ["add", "look"]),
     ),
     "tool_choice": (
         {"tools": [ADD, LOOK], "tool_choice": {"type": "function", "name": "add"}},
         CALL,
-        lambda _, body, sent: (body["tool_choice"], sent["tool_choice"]),
+        lambda _, body, worker_body: (body["tool_choice"], worker_body["tool_choice"]),
         ({"type": "function", "name": "add"}, {"type": "function", "function": {"name": "add"}}),
     ),
     "parallel_tool_calls": (
         {"tools": [ADD], "parallel_tool_calls": False},
         CALL,
-        lambda _, body, sent: (body["parallel_tool_calls"], sent["parallel_tool_calls"]),
+        lambda _, body, worker_body: (body["parallel_tool_calls"], worker_body["parallel_tool_calls"]),
         (False, False),
     ),
     "text": (
         {"text": {"format": FORM, "verbosity": "low"}},
         JSON,
-        lambda _, body, sent: (
+        lambda _, body, worker_body: (
             body["text"]["format"]["schema"],
             body["text"]["verbosity"],
-            sent["response_format"]["json_schema"]["schema"],
+            worker_body["response_format"]["json_schema"]["schema"],
         ),
         (SCHEMA, "low", SCHEMA),
     ),
     "max_output_tokens": (
         {"max_output_tokens": 7},
         Reply(),
-        lambda _, body, sent: (body["max_output_tokens"], sent.get("max_completion_tokens", sent.get("max_tokens"))),
+        lambda _, body, worker_body: (
+            body["max_output_tokens"],
+            worker_body.get("max_completion_tokens", worker_body.get("max_tokens")),
+        ),
         (7, 7),
     ),
     "temperature": (
         {"temperature": 0.5},
         Reply(),
-        lambda _, body, sent: (body["temperature"], sent["temperature"]),
+        lambda _, body, worker_body: (body["temperature"], worker_body["temperature"]),
         (0.5, 0.5),
     ),
-    "top_p": ({"top_p": 0.25}, Reply(), lambda _, body, sent: (body["top_p"], sent["top_p"]), (0.25, 0.25)),
+    "top_p": (
+        {"top_p": 0.25},
+        Reply(),
+        lambda _, body, worker_body: (body["top_p"], worker_body["top_p"]),
+        (0.25, 0.25),
+    ),
     "top_logprobs": (
         {"top_logprobs": 2},
         Reply(),
-        lambda _, body, sent: (body["top_logprobs"], sent["top_logprobs"], len(logprobs_of(body)[0]["top_logprobs"])),
+        lambda _, body, worker_body: (
+            body["top_logprobs"],
+            worker_body["top_logprobs"],
+            len(logprobs_of(body)[0]["top_logprobs"]),
+        ),
         (2, 2, 2),
     ),
     "include": (
         {"include": ["message.output_text.logprobs", "reasoning.encrypted_content"]},
         Reply(),
-        lambda _, body, sent: (sent["logprobs"], [token["token"] for token in logprobs_of(body)]),
+        lambda _, body, worker_body: (worker_body["logprobs"], [token["token"] for token in logprobs_of(body)]),
         (True, ["Hello", " there", "."]),
     ),
     "metadata": ({"metadata": {"a": "b"}}, Reply(), lambda _, body, __: body["metadata"], {"a": "b"}),
@@ -168,20 +189,20 @@ async def runtime(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[Runtime]:
 
 
 def test_every_parameter_of_the_official_client_has_a_row() -> None:
-    known = set(typing.get_type_hints(response_create_params.ResponseCreateParamsStreaming))
-    known |= set(typing.get_type_hints(response_create_params.ResponseCreateParamsNonStreaming))
-    assert len(known) > 30
-    assert known <= set(RESPONSES)
-    assert set(RESPONSES) - known == BEYOND
+    parameters = set(typing.get_type_hints(response_create_params.ResponseCreateParamsStreaming))
+    parameters |= set(typing.get_type_hints(response_create_params.ResponseCreateParamsNonStreaming))
+    assert len(parameters) > 30
+    assert parameters <= set(RESPONSES)
+    assert set(RESPONSES) - parameters == BEYOND
 
 
 @pytest.mark.skipif(not CUT.exists(), reason="the published API description is not beside this checkout")
 def test_every_parameter_that_the_published_reply_repeats_has_a_row() -> None:
     definitions = json.loads(CUT.read_text())["$defs"]
     parts = ("ModelResponseProperties", "ResponseProperties", "CreateResponse", "CreateModelResponseProperties")
-    found = {name for part in parts for name in definitions.get(part, {}).get("properties", ())}
-    assert len(found) > 10
-    assert found <= set(RESPONSES)
+    properties = {name for part in parts for name in definitions.get(part, {}).get("properties", ())}
+    assert len(properties) > 10
+    assert properties <= set(RESPONSES)
 
 
 def test_every_row_is_driven_by_a_test() -> None:
@@ -191,12 +212,12 @@ def test_every_row_is_driven_by_a_test() -> None:
 
 
 def test_what_is_read_is_what_is_not_refused() -> None:
-    read = {name for name, row in RESPONSES.items() if row.decision != "refused"}
-    assert set(ours.ResponsesRequest.model_fields) == read
+    accepted = {name for name, row in RESPONSES.items() if row.decision != "refused"}
+    assert set(ours.ResponsesRequest.model_fields) == accepted
 
 
 @pytest.mark.parametrize(
-    ("read", "theirs"),
+    ("model", "theirs"),
     [
         (ours.TextOptions, sdk.ResponseTextConfigParam),
         (ours.JsonSchemaFormat, sdk.ResponseFormatTextJSONSchemaConfigParam),
@@ -224,10 +245,10 @@ def test_what_is_read_is_what_is_not_refused() -> None:
         (items.ItemReference, response_input_param.ItemReference),
     ],
 )
-def test_what_is_nested_has_every_field(read: type[BaseModel], theirs: type) -> None:
-    names = {field.alias or name for name, field in read.model_fields.items()}
-    beyond = {"status"} if read is items.CustomCallItem else set()  # replies have it, and Codex sends it back
-    beyond |= {"created_by"} if read in (items.SearchCallItem, items.SearchOutputItem) else set()  # replies have it
+def test_what_is_nested_has_every_field(model: type[BaseModel], theirs: type) -> None:
+    names = {field.alias or name for name, field in model.model_fields.items()}
+    beyond = {"status"} if model is items.CustomCallItem else set()  # replies have it, and Codex sends it back
+    beyond |= {"created_by"} if model in (items.SearchCallItem, items.SearchOutputItem) else set()  # replies have it
     assert names - {"baton"} == set(typing.get_type_hints(theirs)) | beyond
 
 
@@ -239,17 +260,17 @@ async def test_what_is_honoured_is_seen_at_the_worker_or_in_the_reply(
     stub: ProviderStub, client: httpx.AsyncClient
 ) -> None:
     """One service for all rows: each is sent alone."""
-    seen, expected = {}, {}
+    actual, expected = {}, {}
     for name, (more, reply, see, value) in HONOURED.items():
         for worker in ("alpha", "beta"):
             stub.always(worker, reply)
         answer = await asked_of(client, **more)
         assert answer.status_code == 200, (name, answer.text)
         body = {} if more.get("stream") else answer.json()
-        sent = [request.json for worker in ("alpha", "beta") for request in stub.requests_for(worker)]
-        seen[name], expected[name] = see(answer, body, sent[-1]), value
+        bodies = [request.json for worker in ("alpha", "beta") for request in stub.requests_for(worker)]
+        actual[name], expected[name] = see(answer, body, bodies[-1]), value
         stub.requests.clear()
-    assert seen == expected
+    assert actual == expected
 
 
 async def test_previous_response_id_brings_its_conversation(stub: ProviderStub, client: httpx.AsyncClient) -> None:
@@ -258,8 +279,8 @@ async def test_previous_response_id_brings_its_conversation(stub: ProviderStub, 
     second = (await asked_of(client, input="Plus one?", previous_response_id=first["id"])).json()
     assert second["previous_response_id"] == first["id"]
     assert second["instructions"] is None
-    told = [(message["role"], message["content"]) for message in stub.requests_for("alpha")[-1].json["messages"]]
-    assert told == [("user", "What is 2 + 2?"), ("assistant", "Four."), ("user", "Plus one?")]
+    messages = [(message["role"], message["content"]) for message in stub.requests_for("alpha")[-1].json["messages"]]
+    assert messages == [("user", "What is 2 + 2?"), ("assistant", "Four."), ("user", "Plus one?")]
 
 
 async def test_reasoning_chooses_the_tiers_limits(stub: ProviderStub, client: httpx.AsyncClient) -> None:
@@ -275,8 +296,8 @@ async def test_reasoning_chooses_the_tiers_limits(stub: ProviderStub, client: ht
 
 
 async def test_a_response_that_is_not_stored_cannot_be_had_again(client: httpx.AsyncClient) -> None:
-    kept, gone = (await asked_of(client)).json(), (await asked_of(client, store=False)).json()
-    statuses = [(await client.get(f"/v1/responses/{stored['id']}")).status_code for stored in (kept, gone)]
+    stored, gone = (await asked_of(client)).json(), (await asked_of(client, store=False)).json()
+    statuses = [(await client.get(f"/v1/responses/{stored['id']}")).status_code for stored in (stored, gone)]
     assert statuses == [200, 404]
 
 
@@ -312,17 +333,17 @@ async def test_what_is_ignored_is_checked_noted_and_changes_nothing(
 async def test_what_the_reply_repeats_comes_back_in_the_foreground_as_a_stream_and_later(
     client: httpx.AsyncClient,
 ) -> None:
-    sent: dict[str, Any] = {name: IGNORED[name][0] for name in ours.ECHOED}
-    whole = (await asked_of(client, **sent)).json()
-    streamed = await asked_of(client, stream=True, **sent)
+    options: dict[str, Any] = {name: IGNORED[name][0] for name in ours.ECHOED}
+    whole = (await asked_of(client, **options)).json()
+    streamed = await asked_of(client, stream=True, **options)
     events = [json.loads(line[6:]) for line in streamed.text.splitlines() if line.startswith("data: ")]
     later = (await client.get(f"/v1/responses/{whole['id']}")).json()
     for body in (whole, later, *(event["response"] for event in events if "response" in event)):
-        assert {name: body[name] for name in sent} == sent
+        assert {name: body[name] for name in options} == options
     assert (await client.delete(f"/v1/responses/{whole['id']}")).status_code == 200
     for path in ("", "/events"):
-        kept = (await client.get(f"/v1/runs/{whole['baton']['run']}{path}")).text
-        assert '"hash"' not in kept, "an identifier of an end user is content, which is erased"
+        events_text = (await client.get(f"/v1/runs/{whole['baton']['run']}{path}")).text
+        assert '"hash"' not in events_text, "an identifier of an end user is content, which is erased"
 
 
 async def test_a_value_that_includes_nothing_known_is_refused_with_those_that_there_are(
@@ -331,9 +352,9 @@ async def test_a_value_that_includes_nothing_known_is_refused_with_those_that_th
     reply = await asked_of(client, include=["reasoning.encrypted_content", "usage"])
     error = reply.json()["error"]
     assert (reply.status_code, error["param"], error["code"]) == (400, "include[1]", "invalid_value")
-    for known in typing.get_args(ResponseIncludable):
-        assert f"'{known}'" in error["message"]
-        assert (await asked_of(client, include=[known])).status_code == 200
+    for value in typing.get_args(ResponseIncludable):
+        assert f"'{value}'" in error["message"]
+        assert (await asked_of(client, include=[value])).status_code == 200
 
 
 async def test_nothing_is_asked_by_zero_likeliest_tokens(stub: ProviderStub, client: httpx.AsyncClient) -> None:
@@ -383,7 +404,7 @@ CLOSED = {"type": "object", "properties": {"a": SCHEMA}, "required": ["a"], "add
 
 
 @pytest.mark.parametrize(
-    ("schema", "said", "strict"),
+    ("schema", "strict_given", "strict"),
     [
         (SCHEMA, None, True),
         (CLOSED, None, True),
@@ -400,9 +421,9 @@ CLOSED = {"type": "object", "properties": {"a": SCHEMA}, "required": ["a"], "add
     ],
 )
 def test_a_function_is_strict_where_its_schema_allows_it(
-    schema: dict[str, Any] | None, said: bool | None, strict: bool
+    schema: dict[str, Any] | None, strict_given: bool | None, strict: bool
 ) -> None:
-    tool = {"type": "function", "name": "f", "parameters": schema, "strict": said}
+    tool = {"type": "function", "name": "f", "parameters": schema, "strict": strict_given}
     request, _ = ours.read_request(ASKED | {"tools": [tool]})
     assert ours.task_of(request, ()).toolbox.tools[0].strict is strict
 

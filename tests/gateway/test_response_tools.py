@@ -37,7 +37,7 @@ def calling(name: str, arguments: str) -> Reply:
     return Reply(chunks=(), tool_calls=[ToolCall(name, arguments, "c1")], finish="tool")
 
 
-async def asked(client: httpx.AsyncClient, way: str = "whole", **more: Any) -> dict[str, Any]:
+async def respond(client: httpx.AsyncClient, way: str = "whole", **more: Any) -> dict[str, Any]:
     """The response, exactly OpenAI's on either way; a stream's items are told as they are in its end."""
     reply = await client.post("/v1/responses", json=ASKED | more | {"stream": way == "streamed"})
     assert reply.status_code == 200, reply.text
@@ -46,8 +46,8 @@ async def asked(client: httpx.AsyncClient, way: str = "whole", **more: Any) -> d
     else:
         events = exact_events(reply.text)
         response = events[-1]["response"]
-        done = [event["item"] for event in events if event["type"] == "response.output_item.done"]
-        assert done == response["output"]
+        items = [event["item"] for event in events if event["type"] == "response.output_item.done"]
+        assert items == response["output"]
     exactly(Response, response)
     return response
 
@@ -55,7 +55,7 @@ async def asked(client: httpx.AsyncClient, way: str = "whole", **more: Any) -> d
 @pytest.mark.parametrize("way", WAYS)
 async def test_functions_of_a_namespace(stub: ProviderStub, client: httpx.AsyncClient, way: str) -> None:
     stub.script("alpha", calling("agents__spawn", "{}"), Reply(chunks=("Done.",)))
-    first = await asked(client, way, tools=[AGENTS])
+    first = await respond(client, way, tools=[AGENTS])
     offered = {tool["function"]["name"]: tool["function"] for tool in stub.requests_for("alpha")[0].json["tools"]}
     assert (list(offered), offered["agents__spawn"]["description"]) == (
         ["agents__spawn", "agents__note"],
@@ -68,7 +68,7 @@ async def test_functions_of_a_namespace(stub: ProviderStub, client: httpx.AsyncC
     )
     assert first["tools"] == [AGENTS]
     result = {"type": "function_call_output", "call_id": call["call_id"], "output": "begun"}
-    second = await asked(client, way, tools=[AGENTS], input=[{"role": "user", "content": "Go."}, call, result])
+    second = await respond(client, way, tools=[AGENTS], input=[{"role": "user", "content": "Go."}, call, result])
     assert second["output"][0]["content"][0]["text"] == "Done."
     assert second["id"].startswith(first["id"])  # the same run goes on
 
@@ -77,19 +77,19 @@ async def test_functions_of_a_namespace(stub: ProviderStub, client: httpx.AsyncC
 async def test_tools_of_free_text(stub: ProviderStub, client: httpx.AsyncClient, way: str) -> None:
     text = 'a "word"\n\u00e9'
     stub.script("alpha", calling("patch", json.dumps({"input": text})), Reply(chunks=("Done.",)))
-    first = await asked(client, way, tools=[PATCH], tool_choice={"type": "custom", "name": "patch"})
+    first = await respond(client, way, tools=[PATCH], tool_choice={"type": "custom", "name": "patch"})
     offered = stub.requests_for("alpha")[0].json["tools"][0]["function"]
     assert (list(offered["parameters"]["properties"]), "start: WORD" in offered["description"]) == (["input"], True)
     (call,) = first["output"]
     assert (call["type"], call["name"], call["input"]) == ("custom_tool_call", "patch", text)
     assert (first["tools"], first["tool_choice"]) == ([PATCH], {"type": "custom", "name": "patch"})
     result = {"type": "custom_tool_call_output", "call_id": call["call_id"], "output": "patched"}
-    second = await asked(client, way, tools=[PATCH], input=[{"role": "user", "content": "Go."}, call, result])
+    second = await respond(client, way, tools=[PATCH], input=[{"role": "user", "content": "Go."}, call, result])
     assert second["output"][0]["content"][0]["text"] == "Done."
     assert second["id"].startswith(first["id"])
-    sent = stub.requests_for("alpha")[1].json["messages"]
-    assert json.loads(sent[1]["tool_calls"][0]["function"]["arguments"]) == {"input": text}
-    assert sent[2]["content"] == "patched"
+    messages_sent = stub.requests_for("alpha")[1].json["messages"]
+    assert json.loads(messages_sent[1]["tool_calls"][0]["function"]["arguments"]) == {"input": text}
+    assert messages_sent[2]["content"] == "patched"
     (listed,) = (await client.get(f"/v1/responses/{second['id']}/input_items")).json()["data"]
     assert (listed["type"], listed["call_id"]) == ("custom_tool_call_output", call["call_id"])
 
@@ -116,7 +116,7 @@ async def test_a_history_of_other_tools(stub: ProviderStub, client: httpx.AsyncC
         {"type": "function_call_output", "call_id": "1", "output": "begun"},
         {"type": "custom_tool_call_output", "call_id": "2", "output": "patched"},
     ]
-    response = await asked(client, input=items, tools=[AGENTS, PATCH])
+    response = await respond(client, input=items, tools=[AGENTS, PATCH])
     listed = (await client.get(f"/v1/responses/{response['id']}/input_items?order=asc")).json()["data"]
     assert [item["type"] for item in listed[1:]] == [item["type"] for item in items[1:]]
     calls = stub.requests_for("alpha")[0].json["messages"][1]["tool_calls"]
@@ -132,7 +132,7 @@ async def test_the_web_search_that_codex_offers_is_left_out_and_noted(
 ) -> None:
     """Codex offers it unasked; any other tool that somebody else would run is refused, with what to do."""
     search = {"type": "web_search", "external_web_access": live}
-    response = await asked(client, tools=[SPAWN, search])
+    response = await respond(client, tools=[SPAWN, search])
     assert [tool["function"]["name"] for tool in stub.requests_for("alpha")[0].json["tools"]] == ["spawn"]
     run = (await client.get(f"/v1/runs/{response['baton']['run']}")).json()
     assert run["ignored"] == ["tools.web_search"]

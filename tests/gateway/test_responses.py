@@ -31,7 +31,7 @@ async def stub() -> AsyncIterator[ProviderStub]:
         yield running
 
 
-async def made(client: httpx.AsyncClient, **more: Any) -> dict[str, Any]:
+async def create_response(client: httpx.AsyncClient, **more: Any) -> dict[str, Any]:
     """A response."""
     reply = await client.post("/v1/responses", json=ASKED | more)
     assert reply.status_code == 200, reply.text
@@ -46,19 +46,19 @@ async def refused(client: httpx.AsyncClient, **more: Any) -> tuple[int, str | No
     return reply.status_code, error["param"], error["code"]
 
 
-async def status(client: httpx.AsyncClient, response: str, wanted: str) -> dict[str, Any]:
+async def status(client: httpx.AsyncClient, response: str, expected_status: str) -> dict[str, Any]:
     """The response, once it has that status."""
 
     async def reached() -> dict[str, Any] | None:
         body: dict[str, Any] = (await client.get(f"/v1/responses/{response}")).json()
-        if body["status"] == wanted:
+        if body["status"] == expected_status:
             return body
         assert body["status"] in ("queued", "in_progress")
         return None
 
-    found = await until(reached, what=f"the response is {wanted}")
-    assert found is not None
-    return found
+    body = await until(reached, what=f"the response is {expected_status}")
+    assert body is not None
+    return body
 
 
 async def events(client: httpx.AsyncClient, response: str, **query: Any) -> list[dict[str, Any]]:
@@ -68,7 +68,7 @@ async def events(client: httpx.AsyncClient, response: str, **query: Any) -> list
     return [json.loads(line.removeprefix("data: ")) for line in reply.text.split("\n") if line.startswith("data: ")]
 
 
-def said(body: Mapping[str, Any]) -> str:
+def text_of(body: Mapping[str, Any]) -> str:
     """The text of a response."""
     return "".join(part["text"] for item in body["output"] if item["type"] == "message" for part in item["content"])
 
@@ -79,7 +79,7 @@ async def foreigner(runtime: Runtime) -> dict[str, str]:
 
 
 async def test_it_is_kept_until_it_is_deleted(client: httpx.AsyncClient) -> None:
-    first = await made(client, instructions="Be brief.", metadata={"a": "b"}, user="ann")
+    first = await create_response(client, instructions="Be brief.", metadata={"a": "b"}, user="ann")
     path = f"/v1/responses/{first['id']}"
     assert (await client.get(path)).json() == first
     assert (await client.delete(path)).json() == {"id": first["id"], "object": "response", "deleted": True}
@@ -91,7 +91,7 @@ async def test_it_is_kept_until_it_is_deleted(client: httpx.AsyncClient) -> None
 
 
 async def test_nobody_else_sees_it(client: httpx.AsyncClient, runtime: Runtime) -> None:
-    first = await made(client)
+    first = await create_response(client)
     path, theirs = f"/v1/responses/{first['id']}", await foreigner(runtime)
     admin = {"authorization": f"Bearer {await add_key(runtime, 'other', ('admin',))}"}
     for method, where in (("GET", path), ("DELETE", path), ("POST", f"{path}/cancel"), ("GET", f"{path}/input_items")):
@@ -103,8 +103,8 @@ async def test_nobody_else_sees_it(client: httpx.AsyncClient, runtime: Runtime) 
 async def test_another_key_of_the_tenant_reads_it_with_audit_read_only(
     stub: ProviderStub, client: httpx.AsyncClient, runtime: Runtime
 ) -> None:
-    first = await made(client)
-    path, sent = f"/v1/responses/{first['id']}", len(stub.requests)
+    first = await create_response(client)
+    path, count_before = f"/v1/responses/{first['id']}", len(stub.requests)
     operator = {"authorization": f"Bearer {await add_key(runtime, scopes=tuple(ROLES['operator']))}"}
     for method, where in (("GET", path), ("POST", f"{path}/cancel"), ("GET", f"{path}/input_items")):
         assert (await client.request(method, where, headers=operator)).status_code == 404, where
@@ -112,7 +112,7 @@ async def test_another_key_of_the_tenant_reads_it_with_audit_read_only(
     for more in ({"previous_response_id": first["id"]}, {"input": [reference]}):
         reply = await client.post("/v1/responses", json=ASKED | more, headers=operator)
         assert reply.status_code in (400, 404), more
-    assert len(stub.requests) == sent
+    assert len(stub.requests) == count_before
     auditor = {"authorization": f"Bearer {await add_key(runtime, scopes=('runs:read', 'audit:read'))}"}
     assert (await client.get(path, headers=auditor)).json() == first
     assert (await client.delete(path, headers=operator)).json()["deleted"] is True
@@ -121,15 +121,15 @@ async def test_another_key_of_the_tenant_reads_it_with_audit_read_only(
 async def test_nobody_else_refers_to_its_items(stub: ProviderStub, client: httpx.AsyncClient, runtime: Runtime) -> None:
     calls = Reply(chunks=("Let me add.",), tool_calls=CALLS.tool_calls, finish="tool")
     stub.script("alpha", calls)
-    response = await made(client, tools=[ADD])
-    secret = await made(client, store=False)
-    theirs, sent = await foreigner(runtime), len(stub.requests)
+    response = await create_response(client, tools=[ADD])
+    secret = await create_response(client, store=False)
+    theirs, count_before = await foreigner(runtime), len(stub.requests)
     for item, headers in (*((item, theirs) for item in response["output"]), (secret["output"][0], {})):
         request_body = {"input": [{"type": "item_reference", "id": item["id"]}, {"role": "user", "content": "Hi"}]}
         reply = await client.post("/v1/responses", json=ASKED | request_body, headers=headers)
         error = reply.json()["error"]
         assert (reply.status_code, error["param"], error["code"]) == (404, "input[0].id", "item_not_found")
-    assert len(stub.requests) == sent
+    assert len(stub.requests) == count_before
 
 
 async def test_a_reply_of_another_format_is_no_response(client: httpx.AsyncClient) -> None:
@@ -146,29 +146,29 @@ async def test_a_reply_of_another_format_is_no_response(client: httpx.AsyncClien
 async def test_what_cannot_be_followed_up(client: httpx.AsyncClient, runtime: Runtime) -> None:
     """Never there, another tenant's, not stored, deleted, of no such form."""
     theirs = await client.post("/v1/responses", json=ASKED, headers=await foreigner(runtime))
-    deleted = (await made(client))["id"]
+    deleted = (await create_response(client))["id"]
     await client.delete(f"/v1/responses/{deleted}")
-    secret = (await made(client, store=False))["id"]
-    for name in (UNKNOWN, theirs.json()["id"], secret, deleted, f"{(await made(client))['id']}_7"):
-        found = await refused(client, previous_response_id=name)
-        assert found == (400, "previous_response_id", "previous_response_not_found")
+    secret = (await create_response(client, store=False))["id"]
+    for name in (UNKNOWN, theirs.json()["id"], secret, deleted, f"{(await create_response(client))['id']}_7"):
+        refusal = await refused(client, previous_response_id=name)
+        assert refusal == (400, "previous_response_id", "previous_response_not_found")
     assert (await refused(client, previous_response_id="resp-1"))[:2] == (400, "previous_response_id")
 
 
 async def test_a_chain_carries_everything_but_instructions(stub: ProviderStub, client: httpx.AsyncClient) -> None:
-    first = await made(client, instructions="Be brief.")
-    second = await made(client, input="And 3?", instructions="Be long.", previous_response_id=first["id"])
-    third = await made(client, input="And 4?", previous_response_id=second["id"])
+    first = await create_response(client, instructions="Be brief.")
+    second = await create_response(client, input="And 3?", instructions="Be long.", previous_response_id=first["id"])
+    third = await create_response(client, input="And 4?", previous_response_id=second["id"])
     assert (second["instructions"], third["instructions"]) == ("Be long.", None)
-    branch = await made(client, input="No, 5?", previous_response_id=first["id"])
-    told = []
+    branch = await create_response(client, input="No, 5?", previous_response_id=first["id"])
+    bodies = []
     for request in stub.requests_for("alpha")[1:]:
-        told.append([(message["role"], message["content"]) for message in request.json["messages"]])
+        bodies.append([(message["role"], message["content"]) for message in request.json["messages"]])
     begin = [("user", "What is 2 + 2?"), ("assistant", "Four.")]
     second_turn = [*begin, ("user", "And 3?")]
-    assert [message[1] for message in told[0]] == ["Be long.", *(message[1] for message in second_turn)]
-    assert told[1] == [*second_turn, ("assistant", "Four."), ("user", "And 4?")]
-    assert told[2] == [*begin, ("user", "No, 5?")]
+    assert [message[1] for message in bodies[0]] == ["Be long.", *(message[1] for message in second_turn)]
+    assert bodies[1] == [*second_turn, ("assistant", "Four."), ("user", "And 4?")]
+    assert bodies[2] == [*begin, ("user", "No, 5?")]
     assert branch["previous_response_id"] == first["id"]
 
 
@@ -176,10 +176,10 @@ async def test_a_chain_goes_on_from_what_failed_with_what_was_asked(
     stub: ProviderStub, client: httpx.AsyncClient
 ) -> None:
     stub.always("gamma", Fail(status=400))
-    failed = await made(client, background=True, baton={"pool": {"pin": "gamma"}})
+    failed = await create_response(client, background=True, baton={"pool": {"pin": "gamma"}})
     body = await status(client, failed["id"], "failed")
     assert (body["error"]["code"], body["output"], body["completed_at"]) == ("invalid_prompt", [], None)
-    await made(client, input="Again.", previous_response_id=failed["id"])
+    await create_response(client, input="Again.", previous_response_id=failed["id"])
     assert [message["content"] for message in stub.requests_for("alpha")[-1].json["messages"]] == [
         ASKED["input"],
         "Again.",
@@ -188,11 +188,11 @@ async def test_a_chain_goes_on_from_what_failed_with_what_was_asked(
 
 async def test_a_waiting_run_goes_on_with_its_results(stub: ProviderStub, client: httpx.AsyncClient) -> None:
     stub.script("alpha", CALLS, Reply(chunks=("Four.",)))
-    first = await made(client, tools=[ADD], instructions="Be brief.")
+    first = await create_response(client, tools=[ADD], instructions="Be brief.")
     [call] = first["output"]
     result = [{"type": "function_call_output", "call_id": call["call_id"], "output": "4"}]
-    second = await made(client, input=result, previous_response_id=first["id"], tools=[ADD])
-    assert (said(second), second["id"], second["previous_response_id"]) == ("Four.", f"{first['id']}_1", first["id"])
+    second = await create_response(client, input=result, previous_response_id=first["id"], tools=[ADD])
+    assert (text_of(second), second["id"], second["previous_response_id"]) == ("Four.", f"{first['id']}_1", first["id"])
     assert (await client.get(f"/v1/responses/{first['id']}")).json() == first
     assert (await client.get(f"/v1/responses/{second['id']}")).json() == second
     [item] = (await client.get(f"/v1/responses/{second['id']}/input_items")).json()["data"]
@@ -200,15 +200,15 @@ async def test_a_waiting_run_goes_on_with_its_results(stub: ProviderStub, client
 
 
 async def test_input_items_come_in_pages(client: httpx.AsyncClient) -> None:
-    asked = [{"role": "user", "content": f"Word {number}."} for number in range(5)]
-    response = (await made(client, input=asked))["id"]
+    items = [{"role": "user", "content": f"Word {number}."} for number in range(5)]
+    response = (await create_response(client, input=items))["id"]
     path = f"/v1/responses/{response}/input_items"
 
     async def page(**query: Any) -> tuple[list[str], bool, dict[str, Any]]:
         body = (await client.get(path, params=query)).json()
         return [item["content"][0]["text"] for item in body["data"]], body["has_more"], body
 
-    words = [message["content"] for message in asked]
+    words = [message["content"] for message in items]
     assert (await page())[:2] == (words[::-1], False)
     first, more, body = await page(order="asc", limit=2)
     assert (first, more) == (words[:2], True)
@@ -223,13 +223,17 @@ async def test_a_background_response_is_there_at_once_and_done_later(
     stub: ProviderStub, client: httpx.AsyncClient
 ) -> None:
     stub.script("alpha", Reply(chunks=("Fo", "ur", "."), header_delay=1.0))
-    begun = await made(client, background=True, metadata={"a": "b"})
-    assert (begun["background"], begun["output"], begun["usage"], begun["error"]) == (True, [], None, None)
-    await status(client, begun["id"], "in_progress")
-    assert await refused(client, previous_response_id=begun["id"]) == (409, "previous_response_id", "conflict")
-    done = await status(client, begun["id"], "completed")
-    assert (said(done), done["metadata"], done["usage"]["output_tokens"] > 0) == ("Four.", {"a": "b"}, True)
-    assert said(await made(client, previous_response_id=begun["id"])) == "Four."
+    queued = await create_response(client, background=True, metadata={"a": "b"})
+    assert (queued["background"], queued["output"], queued["usage"], queued["error"]) == (True, [], None, None)
+    await status(client, queued["id"], "in_progress")
+    assert await refused(client, previous_response_id=queued["id"]) == (409, "previous_response_id", "conflict")
+    completed = await status(client, queued["id"], "completed")
+    assert (text_of(completed), completed["metadata"], completed["usage"]["output_tokens"] > 0) == (
+        "Four.",
+        {"a": "b"},
+        True,
+    )
+    assert text_of(await create_response(client, previous_response_id=queued["id"])) == "Four."
 
 
 async def test_a_background_stream_is_left_and_taken_up(stub: ProviderStub, runtime: Runtime) -> None:
@@ -240,32 +244,32 @@ async def test_a_background_stream_is_left_and_taken_up(stub: ProviderStub, runt
             async for line in reply.aiter_lines():
                 if line.startswith("data: ") and "output_text.delta" in line:
                     break
-        heard = json.loads(line.removeprefix("data: "))
-        response = heard["item_id"].replace("msg_", "resp_")
-        rest = await events(client, response, starting_after=heard["sequence_number"])
-        text = heard["delta"] + "".join(event["delta"] for event in rest if event["type"].endswith("_text.delta"))
+        event = json.loads(line.removeprefix("data: "))
+        response = event["item_id"].replace("msg_", "resp_")
+        rest = await events(client, response, starting_after=event["sequence_number"])
+        text = event["delta"] + "".join(event["delta"] for event in rest if event["type"].endswith("_text.delta"))
         assert text == "Four."
         assert [event["type"] for event in rest][-1] == "response.completed"
-        header = {"last-event-id": str(heard["sequence_number"])}
+        header = {"last-event-id": str(event["sequence_number"])}
         second_reply = await client.get(f"/v1/responses/{response}?stream=true", headers=header)
         assert (
             json.loads(second_reply.text.split("data: ")[1].split("\n")[0])["sequence_number"]
-            > heard["sequence_number"]
+            > event["sequence_number"]
         )
     assert len(stub.requests_for("alpha")) == 1
 
 
 async def test_a_background_response_can_be_heard_as_it_comes(stub: ProviderStub, client: httpx.AsyncClient) -> None:
     stub.script("alpha", Reply(chunks=("Fo", "ur", "."), header_delay=0.3, gap=0.2))
-    begun = await made(client, background=True)
-    told = await events(client, begun["id"])
-    deltas = [event["delta"] for event in told if event["type"] == "response.output_text.delta"]
+    queued = await create_response(client, background=True)
+    stream_events = await events(client, queued["id"])
+    deltas = [event["delta"] for event in stream_events if event["type"] == "response.output_text.delta"]
     assert ("".join(deltas), len(deltas) > 1) == ("Four.", True)
 
 
-def numbered(told: list[dict[str, Any]]) -> list[tuple[int, str]]:
+def numbered(stream_events: list[dict[str, Any]]) -> list[tuple[int, str]]:
     """Each character of text and arguments with its number: that of its event less those behind it."""
-    deltas = [(event["sequence_number"], event["delta"]) for event in told if event["type"].endswith(".delta")]
+    deltas = [(event["sequence_number"], event["delta"]) for event in stream_events if event["type"].endswith(".delta")]
     return [(number - len(text) + place + 1, char) for number, text in deltas for place, char in enumerate(text)]
 
 
@@ -276,42 +280,44 @@ async def test_a_stream_goes_on_behind_any_character_of_a_calls_arguments(
     calls = [ToolCall("add", '{"a": 2, "b": 3}', "c1"), ToolCall("add", '{"a": 40}', "c2")]
     script = Reply(chunks=("Hm.",), tool_calls=calls, finish="tool", gap=0.1, fault=Stall(after=3, seconds=1.0))
     stub.script("alpha", script)
-    begun = await made(client, background=True, tools=[ADD])
-    whole = asyncio.create_task(events(client, begun["id"]))
+    queued = await create_response(client, background=True, tools=[ADD])
+    whole = asyncio.create_task(events(client, queued["id"]))
     [received] = await stub.wait_for(1)
     await until(lambda: received.deltas_sent >= script.fault.after, what="the worker is in the middle of its answer")
-    assert (await client.get(f"/v1/responses/{begun['id']}")).json()["status"] == "in_progress"
-    early = {n: asyncio.create_task(events(client, begun["id"], starting_after=n)) for n in range(5, 24, 6)}
-    heard = numbered(await whole)
-    assert "".join(char for _, char in heard) == 'Hm.{"a": 2, "b": 3}{"a": 40}'
-    assert [number for number, _ in heard] == sorted({number for number, _ in heard}), "each has one of its own"
-    late = {n: events(client, begun["id"], starting_after=n) for n in range(3, heard[-1][0] + 1, 5)}
+    assert (await client.get(f"/v1/responses/{queued['id']}")).json()["status"] == "in_progress"
+    early = {n: asyncio.create_task(events(client, queued["id"], starting_after=n)) for n in range(5, 24, 6)}
+    text_by_number = numbered(await whole)
+    assert "".join(char for _, char in text_by_number) == 'Hm.{"a": 2, "b": 3}{"a": 40}'
+    assert [number for number, _ in text_by_number] == sorted({number for number, _ in text_by_number}), (
+        "each has one of its own"
+    )
+    late = {n: events(client, queued["id"], starting_after=n) for n in range(3, text_by_number[-1][0] + 1, 5)}
     for after, rest in [*early.items(), *late.items()]:
-        assert numbered(await rest) == [(number, char) for number, char in heard if number > after]
+        assert numbered(await rest) == [(number, char) for number, char in text_by_number if number > after]
 
 
 async def test_a_stream_that_broke_off_in_the_middle_is_taken_up_to_its_failure(
     stub: ProviderStub, client: httpx.AsyncClient
 ) -> None:
     stub.always("alpha", Reply(chunks=("Fo", "ur", "."), fault=Reset(after=2), gap=0.1))
-    begun = await made(client, background=True)
-    numbers = {event["sequence_number"]: event["type"] for event in await events(client, begun["id"])}
+    queued = await create_response(client, background=True)
+    numbers = {event["sequence_number"]: event["type"] for event in await events(client, queued["id"])}
     assert list(numbers.values())[-2:] == ["response.output_text.delta", "response.failed"]
     for number in numbers:
-        assert (await events(client, begun["id"], starting_after=number))[-1]["type"] == "response.failed"
+        assert (await events(client, queued["id"], starting_after=number))[-1]["type"] == "response.failed"
 
 
 async def test_a_background_response_is_cancelled_at_work_and_after(
     stub: ProviderStub, client: httpx.AsyncClient
 ) -> None:
     stub.script("alpha", SLOW)
-    begun = await made(client, background=True)
-    await status(client, begun["id"], "in_progress")
+    queued = await create_response(client, background=True)
+    await status(client, queued["id"], "in_progress")
     for _ in range(2):
-        body = (await client.post(f"/v1/responses/{begun['id']}/cancel")).json()
-        assert (body["id"], body["status"], body["output"]) == (begun["id"], "cancelled", [])
-    assert [event["type"] for event in await events(client, begun["id"])][-1] == "response.failed"
-    over = await made(client, background=True)
+        body = (await client.post(f"/v1/responses/{queued['id']}/cancel")).json()
+        assert (body["id"], body["status"], body["output"]) == (queued["id"], "cancelled", [])
+    assert [event["type"] for event in await events(client, queued["id"])][-1] == "response.failed"
+    over = await create_response(client, background=True)
     await status(client, over["id"], "completed")
     reply = await client.post(f"/v1/responses/{over['id']}/cancel")
     assert reply.json() == (await client.get(f"/v1/responses/{over['id']}")).json()
@@ -322,7 +328,7 @@ async def test_a_response_in_the_foreground_is_not_cancelled_by_its_id(
 ) -> None:
     """Neither one that is over nor one that is streamed; the error names the way to stop the run."""
     stub.script("alpha", Reply(), SLOW)
-    over = await made(client)
+    over = await create_response(client)
     request_body = {"model": "baton-mini", "input": "Hi", "stream": True}
     streamed = asyncio.create_task(client.post("/v1/responses", json=request_body))
     await until(lambda: len(stub.requests) == 2)
@@ -342,25 +348,25 @@ async def test_a_response_that_nobody_works_on_is_queued_and_can_be_cancelled(
     stub: ProviderStub, tmp_path: Path
 ) -> None:
     async with running_service(tmp_path, pool_text(stub), dispatches=False) as runtime, client_of(runtime) as client:
-        begun = await made(client, background=True)
-        assert begun["status"] == "queued"
-        assert (await client.get(f"/v1/responses/{begun['id']}")).json()["status"] == "queued"
-        body = (await client.post(f"/v1/responses/{begun['id']}/cancel")).json()
+        queued = await create_response(client, background=True)
+        assert queued["status"] == "queued"
+        assert (await client.get(f"/v1/responses/{queued['id']}")).json()["status"] == "queued"
+        body = (await client.post(f"/v1/responses/{queued['id']}/cancel")).json()
         assert body["status"] == "cancelled"
     assert not stub.requests
 
 
 async def test_deleting_stops_what_is_under_way(stub: ProviderStub, client: httpx.AsyncClient) -> None:
     stub.script("alpha", SLOW)
-    begun = await made(client, background=True)
-    assert (await client.delete(f"/v1/responses/{begun['id']}")).json()["deleted"] is True
-    assert (await client.get(f"/v1/responses/{begun['id']}")).status_code == 404
-    run = begun["id"].removeprefix("resp_")
+    queued = await create_response(client, background=True)
+    assert (await client.delete(f"/v1/responses/{queued['id']}")).json()["deleted"] is True
+    assert (await client.get(f"/v1/responses/{queued['id']}")).status_code == 404
+    run = queued["id"].removeprefix("resp_")
     assert (await client.get(f"/v1/runs/{run}")).json()["state"] == "cancelled"
 
 
 async def test_a_stream_is_taken_up_only_where_it_was(client: httpx.AsyncClient) -> None:
-    response = (await made(client))["id"]
+    response = (await create_response(client))["id"]
     last = (await events(client, response))[-1]["sequence_number"]
     assert await events(client, response, starting_after=last) == []
     [beyond] = await events(client, response, starting_after=last + 1)
@@ -376,7 +382,7 @@ async def test_a_stream_is_taken_up_only_where_it_was(client: httpx.AsyncClient)
 
 
 @pytest.mark.parametrize(
-    ("more", "found"),
+    ("more", "status_and_param"),
     [
         ({"metadata": {f"k{n}": "v" for n in range(17)}}, (400, "metadata")),
         ({"metadata": {"k" * 65: "v"}}, (400, "metadata")),
@@ -399,31 +405,33 @@ async def test_a_stream_is_taken_up_only_where_it_was(client: httpx.AsyncClient)
         ({"model": "nothing"}, (404, "model")),
     ],
 )
-async def test_what_is_wrong_is_named(client: httpx.AsyncClient, more: dict[str, Any], found: tuple[int, str]) -> None:
+async def test_what_is_wrong_is_named(
+    client: httpx.AsyncClient, more: dict[str, Any], status_and_param: tuple[int, str]
+) -> None:
     code, param, _ = await refused(client, **more)
-    assert (code, (param or "").split(".k")[0]) == found
+    assert (code, (param or "").split(".k")[0]) == status_and_param
 
 
 async def test_most_metadata_is_kept(client: httpx.AsyncClient) -> None:
     metadata = {f"{n:02}".ljust(64, "k"): "v" * 512 for n in range(16)}
-    assert (await made(client, metadata=metadata))["metadata"] == metadata
+    assert (await create_response(client, metadata=metadata))["metadata"] == metadata
 
 
 async def test_a_form_is_held_to(stub: ProviderStub, client: httpx.AsyncClient) -> None:
     schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
     form = {"type": "json_schema", "name": "number", "schema": schema, "strict": False}
     stub.script("alpha", Reply(chunks=("four",)), Reply(chunks=('{"n": 4}',)))
-    body = await made(client, text={"format": form})
-    assert json.loads(said(body)) == {"n": 4}
+    body = await create_response(client, text={"format": form})
+    assert json.loads(text_of(body)) == {"n": 4}
     assert body["text"]["format"] == form | {"description": None}
 
 
 async def test_what_is_cut_off_is_incomplete(stub: ProviderStub, client: httpx.AsyncClient) -> None:
     stub.script("alpha", Reply(chunks=("Fo",), finish="length"))
-    cut = await made(client, max_output_tokens=1)
+    cut = await create_response(client, max_output_tokens=1)
     details = {"reason": "max_output_tokens"}
     assert (cut["status"], cut["incomplete_details"], cut["completed_at"]) == ("incomplete", details, None)
-    assert (cut["output"][0]["status"], said(cut)) == ("incomplete", "Fo")
+    assert (cut["output"][0]["status"], text_of(cut)) == ("incomplete", "Fo")
 
 
 async def test_a_failure_of_the_run_is_an_error_of_the_request(stub: ProviderStub, client: httpx.AsyncClient) -> None:

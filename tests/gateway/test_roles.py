@@ -43,23 +43,23 @@ WITHOUT_KEY |= {"/docs/swagger-ui-bundle.js", "/docs/swagger-ui.css", "/docs/sta
 
 def needs(route: APIRoute) -> frozenset[str] | None:
     """Return the scopes that a route declares; None if it asks for no key."""
-    found: set[str] | None = None
+    scopes: set[str] | None = None
     pending: list[Dependant] = [route.dependant]
     while pending:
         dependant = pending.pop()
         pending += dependant.dependencies
         if isinstance(getattr(dependant.call, "__self__", None), Keys):
-            found = (found or set()) | set(dependant.own_oauth_scopes or ())
-    return None if found is None else frozenset(found)
+            scopes = (scopes or set()) | set(dependant.own_oauth_scopes or ())
+    return None if scopes is None else frozenset(scopes)
 
 
 def declared(routes: Iterable[Any]) -> dict[tuple[str, str], frozenset[str] | None]:
     """Return every method and path of a route table with the scopes that it declares."""
-    found = {}
+    scopes_by_route = {}
     for route in api_routes(list(routes)):
         for method in sorted((route.methods or set()) - {"HEAD"}):  # a GET without its body
-            found[method, route.path] = needs(route)
-    return found
+            scopes_by_route[method, route.path] = needs(route)
+    return scopes_by_route
 
 
 def matrix(routes: Iterable[Any]) -> Iterator[str]:
@@ -97,25 +97,25 @@ def every_route() -> list[Any]:
 def test_every_route_stands_in_the_matrix() -> None:
     page = PAGE.read_text()
     lines = [*scope_table(), *matrix(every_route())]
-    known = {line for line in page.splitlines() if re.match(r"\| `([A-Z]+ /|[a-z]+:)", line)}
-    assert known <= set(lines), "deploy/docs/security.md has routes or scopes that there are not"
+    rows = {line for line in page.splitlines() if re.match(r"\| `([A-Z]+ /|[a-z]+:)", line)}
+    assert rows <= set(lines), "deploy/docs/security.md has routes or scopes that there are not"
     for line in lines:
         assert line in page, f"deploy/docs/security.md lacks {line!r}; see python -m tests.gateway.test_roles"
 
 
 def test_every_route_declares_who_may_use_it() -> None:
-    found = declared(every_route())
-    assert {path for (_, path), scopes in found.items() if scopes is None} == WITHOUT_KEY
-    assert {path for (_, path), scopes in found.items() if scopes is not None and not scopes} == WITHOUT_SCOPE
-    assert not [scopes for scopes in found.values() if scopes and scopes - set(SCOPES)]
+    scopes_by_route = declared(every_route())
+    assert {path for (_, path), scopes in scopes_by_route.items() if scopes is None} == WITHOUT_KEY
+    assert {path for (_, path), scopes in scopes_by_route.items() if scopes is not None and not scopes} == WITHOUT_SCOPE
+    assert not [scopes for scopes in scopes_by_route.values() if scopes and scopes - set(SCOPES)]
 
 
 def documented(page: str) -> dict[tuple[str, str], dict[str, bool]]:
     """Return the matrix as the page has it: whether each role may use each method and path."""
-    found = {}
+    rows = {}
     for method, path, marks in re.findall(r"^\| `([A-Z]+) (/\S*)` \| [^|]* \| (.*) \|$", page, re.MULTILINE):
-        found[method, path] = dict(zip(ROLES, [mark == "yes" for mark in marks.split(" | ")], strict=True))
-    return found
+        rows[method, path] = dict(zip(ROLES, [mark == "yes" for mark in marks.split(" | ")], strict=True))
+    return rows
 
 
 @pytest.mark.parametrize("role", [*ROLES, "nobody", "else"])
@@ -132,14 +132,16 @@ async def test_each_role_gets_what_the_matrix_says(gateway: GatewayStandIn, role
         for (method, path), allowed in documented(PAGE.read_text()).items():
             if path.startswith(ADMIN):
                 continue
-            url = re.sub(r"\{(\w+)(?::path)?\}", lambda found: EXAMPLES[found[1]], path) + QUERIES.get(path, "")
+            url = re.sub(r"\{(\w+)(?::path)?\}", lambda match: EXAMPLES[match[1]], path) + QUERIES.get(path, "")
             body = BODIES.get(path, chat_body()) if method in TAKES_BODY else None
             status = (await client.request(method, url, json=body)).status_code
             if role == "nobody":
                 expected = status == 401
             elif role == "else":
-                named = re.search("{(run|response|plan|approval)}", path) or EXAMPLES["run"] in QUERIES.get(path, "")
-                expected = status == (404 if named else 200)
+                names_a_resource = re.search("{(run|response|plan|approval)}", path) or EXAMPLES["run"] in QUERIES.get(
+                    path, ""
+                )
+                expected = status == (404 if names_a_resource else 200)
             else:
                 expected = status == (200 if allowed[role] else 403)
             if not expected:
@@ -184,7 +186,7 @@ async def admin(tmp_path: Path) -> AsyncIterator[AdminStandIn]:
 
 async def knock(client: httpx.AsyncClient, method: str, path: str) -> httpx.Response:
     """Send a request to a route of the admin API."""
-    url = re.sub(r"\{(\w+)(?::path)?\}", lambda found: ADMIN_EXAMPLES[found[1]], path)
+    url = re.sub(r"\{(\w+)(?::path)?\}", lambda match: ADMIN_EXAMPLES[match[1]], path)
     return await client.request(method, url, json=ADMIN_BODIES.get(path, {}) if method == "POST" else None)
 
 

@@ -32,7 +32,7 @@ def chunks(reply: httpx.Response) -> list[dict[str, Any]]:
     return [json.loads(line) for line in data if line.startswith("{")]
 
 
-def sent(stub: ProviderStub) -> Mapping[str, dict[str, Any]]:
+def bodies_of(stub: ProviderStub) -> Mapping[str, dict[str, Any]]:
     """The bodies of the requests by worker."""
     return {request.model: request.json for request in stub.requests}
 
@@ -40,11 +40,11 @@ def sent(stub: ProviderStub) -> Mapping[str, dict[str, Any]]:
 async def test_the_answering_step_is_sent_all_of_it_and_the_others_what_is_theirs(
     stub: ProviderStub, client: httpx.AsyncClient
 ) -> None:
-    asked = {"temperature": 0.5, "top_p": 0.75, "seed": 3, "stop": ["\n\n"], "presence_penalty": 0.5}
-    asked |= {"frequency_penalty": -0.5, "logit_bias": {"50256": -100}, "max_tokens": 77}
-    assert (await ask(client, **asked)).status_code == 200
-    answering, thinking = sent(stub)["beta"], sent(stub)["alpha"]
-    assert {name: answering.get(name) for name in asked} == asked
+    sampling = {"temperature": 0.5, "top_p": 0.75, "seed": 3, "stop": ["\n\n"], "presence_penalty": 0.5}
+    sampling |= {"frequency_penalty": -0.5, "logit_bias": {"50256": -100}, "max_tokens": 77}
+    assert (await ask(client, **sampling)).status_code == 200
+    answering, thinking = bodies_of(stub)["beta"], bodies_of(stub)["alpha"]
+    assert {name: answering.get(name) for name in sampling} == sampling
     assert {name: thinking.get(name) for name in ("temperature", "top_p", "seed")} == {
         "temperature": 0.5,
         "top_p": 0.75,
@@ -57,8 +57,8 @@ async def test_the_answering_step_is_sent_all_of_it_and_the_others_what_is_their
 async def test_log_probabilities_of_the_answer(
     stub: ProviderStub, client: httpx.AsyncClient, likeliest: int | None
 ) -> None:
-    asked = {"logprobs": True} | ({} if likeliest is None else {"top_logprobs": likeliest})
-    whole = (await ask(client, **asked)).json()
+    options = {"logprobs": True} | ({} if likeliest is None else {"top_logprobs": likeliest})
+    whole = (await ask(client, **options)).json()
     ChatCompletion.model_validate(whole, strict=True)
     content = whole["choices"][0]["logprobs"]["content"]
     assert [entry["token"] for entry in content] == list(WORDS)
@@ -66,12 +66,12 @@ async def test_log_probabilities_of_the_answer(
     assert {len(entry["top_logprobs"]) for entry in content} == {likeliest or 0}
     if likeliest:
         assert content[0]["top_logprobs"][0] == {"token": "Two", "logprob": -0.125, "bytes": list(b"Two")}
-    streamed = chunks(await ask(client, stream=True, **asked))
+    streamed = chunks(await ask(client, stream=True, **options))
     for chunk in streamed:
         ChatCompletionChunk.model_validate(chunk, strict=True)
-    told = [choice for chunk in streamed for choice in chunk["choices"]]
-    assert [entry for choice in told for entry in (choice["logprobs"] or {}).get("content", [])] == content
-    assert "logprobs" not in sent(stub)["alpha"]
+    choices = [choice for chunk in streamed for choice in chunk["choices"]]
+    assert [entry for choice in choices for entry in (choice["logprobs"] or {}).get("content", [])] == content
+    assert "logprobs" not in bodies_of(stub)["alpha"]
 
 
 async def test_the_probability_of_a_last_token_without_text_comes_too(
@@ -86,11 +86,13 @@ async def test_the_probability_of_a_last_token_without_text_comes_too(
     body = event({"content": "Four."}, "Four.", None) + apart + event({}, "<end>", "stop") + "data: [DONE]\n\n"
     stub.always("beta", Raw(body=body))
     streamed = chunks(await ask(client, stream=True, logprobs=True))
-    told = [choice["logprobs"]["content"] for chunk in streamed for choice in chunk["choices"] if choice["logprobs"]]
-    found = []
-    for entries in told:
-        found.append([entry["token"] for entry in entries])
-    assert found == [["Four."], ["<end>"]]
+    contents = [
+        choice["logprobs"]["content"] for chunk in streamed for choice in chunk["choices"] if choice["logprobs"]
+    ]
+    tokens = []
+    for entries in contents:
+        tokens.append([entry["token"] for entry in entries])
+    assert tokens == [["Four."], ["<end>"]]
 
 
 async def test_nobody_asked_for_log_probabilities(client: httpx.AsyncClient) -> None:
@@ -115,4 +117,4 @@ async def test_what_a_format_cannot_take_is_noted_with_the_call(stub: ProviderSt
     intents = {event["body"]["worker"]: event["body"] for event in events if event["kind"] == "call.intended"}
     assert intents["beta"]["ignored"] == ["logit_bias", "seed"]
     assert intents["alpha"]["ignored"] == ["seed"]
-    assert not {"logit_bias", "seed"} & set(sent(stub)["beta"])
+    assert not {"logit_bias", "seed"} & set(bodies_of(stub)["beta"])

@@ -31,9 +31,9 @@ async def gateways(
         scopes = ["runs:write", "runs:read"]
         key, row = mint(first.gateway.pepper, tenant="acme", name="limited", scopes=scopes, now=0.0)
         assert await first.gateway.store.add_key(replace(row, **limits))
-        made = [_client(runtime, key) for runtime in (first, second)]
-        async with made[0], made[1]:
-            yield (first, second), made
+        clients = [_client(runtime, key) for runtime in (first, second)]
+        async with clients[0], clients[1]:
+            yield (first, second), clients
 
 
 def _client(runtime: Runtime, key: str) -> httpx.AsyncClient:
@@ -103,8 +103,8 @@ async def test_a_user_is_limited_by_either_of_the_names_that_requests_have_for_o
         limited = copy_with(user.gateway, rates=Rates(user=RateLimits(rpm=1)))
         transport = httpx.ASGITransport(create_app(limited), raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://b", headers=clients[0].headers) as client:
-            named = [{"safety_identifier": "ann"}, {"safety_identifier": "ann"}, {"user": "ann"}, {"user": "bob"}]
-            replies = [await ask(client, **user) for user in named]
+            user_fields = [{"safety_identifier": "ann"}, {"safety_identifier": "ann"}, {"user": "ann"}, {"user": "bob"}]
+            replies = [await ask(client, **user) for user in user_fields]
     assert [reply.status_code for reply in replies] == [200, 429, 429, 200]
 
 
@@ -129,10 +129,10 @@ async def test_requests_whose_callers_leave_before_they_are_counted_use_nothing(
     async with gateways(tmp_path, stub) as ((first, _), _):
         store = Held(first.gateway.store)
         limiter = RateLimiter(copy_with(first.gateway, store=store))
-        asked = RateRequest((("key:k", RateLimits(rpm=900)),))
+        rate_request = RateRequest((("key:k", RateLimits(rpm=900)),))
         headers: Headers = []
-        counts = [asyncio.create_task(limiter.count(asked, [])) for _ in range(2 * MOST_COUNTED_TOGETHER)]
-        last = asyncio.create_task(limiter.count(asked, headers))
+        counts = [asyncio.create_task(limiter.count(rate_request, [])) for _ in range(2 * MOST_COUNTED_TOGETHER)]
+        last = asyncio.create_task(limiter.count(rate_request, headers))
         await until(lambda: store.asked)
         for waiting in counts[MOST_COUNTED_TOGETHER:]:
             waiting.cancel()

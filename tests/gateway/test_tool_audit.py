@@ -30,9 +30,9 @@ async def runtime(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[Runtime]:
 
 async def whole(runtime: Runtime, run: str) -> dict[str, Any]:
     store = runtime.context.store
-    shown = audit.whole(await store.run(run), await store.journal(run))
-    run_replies.Turn.model_validate(shown["turns"][-1])
-    return json.loads(json.dumps(shown))
+    record = audit.whole(await store.run(run), await store.journal(run))
+    run_replies.Turn.model_validate(record["turns"][-1])
+    return json.loads(json.dumps(record))
 
 
 async def in_full(runtime: Runtime, run: str, n: int = 0) -> dict[str, Any]:
@@ -40,10 +40,10 @@ async def in_full(runtime: Runtime, run: str, n: int = 0) -> dict[str, Any]:
     return await audit.step_in_full(runtime.context.store, fold(journal.events), journal.events, n)
 
 
-async def drawn(runtime: Runtime, run: str, *, full: bool = False) -> str:
-    shown, question = await run_tree.read_run(runtime.context.store, await runtime.context.store.run(run))
+async def tree_of(runtime: Runtime, run: str, *, full: bool = False) -> str:
+    run_record, question = await run_tree.read_run(runtime.context.store, await runtime.context.store.run(run))
     console = Console(file=io.StringIO(), width=200)
-    console.print(run_tree.draw(shown, question, full=full))
+    console.print(run_tree.draw(run_record, question, full=full))
     file = console.file
     assert isinstance(file, io.StringIO)
     return file.getvalue()
@@ -53,23 +53,23 @@ async def test_a_waiting_run_shows_what_it_waits_for(stub: ProviderStub, runtime
     stub.script("alpha", tool_call_reply(look_call("a", "x"), words="Let me see."))
     ended = (await Conversation(runtime).take_turn()).ended
     (call,) = ended.calls
-    shown = await whole(runtime, ended.state.run)
-    assert shown["state"] == shown["steps"][0]["state"] == "awaiting_tool"
-    (turn,) = shown["turns"]
+    record = await whole(runtime, ended.state.run)
+    assert record["state"] == record["steps"][0]["state"] == "awaiting_tool"
+    (turn,) = record["turns"]
     assert (turn["number"], turn["finish"], turn["ended_at"] < turn["results_until"]) == (0, "tool_calls", True)
-    (exchange,) = shown["steps"][0]["exchanges"]
+    (exchange,) = record["steps"][0]["exchanges"]
     assert (exchange["calls"], exchange["answered_at"]) == ([{"id": call.id, "name": "look"}], None)
-    assert exchange["attempt"] == shown["steps"][0]["attempts"][0]["id"]
-    assert "Let me see." not in str(shown), "what was said is content"
-    assert '"a"' not in str(shown), "what a tool was called with is content"
+    assert exchange["attempt"] == record["steps"][0]["attempts"][0]["id"]
+    assert "Let me see." not in str(record), "what was said is content"
+    assert '"a"' not in str(record), "what a tool was called with is content"
     step = await in_full(runtime, ended.state.run)
     (exchange,) = step["exchanges"]
     assert exchange["said"]["content"] == [{"type": "text", "text": "Let me see."}]
     assert exchange["said"]["tool_calls"][0]["function"] == {"name": "look", "arguments": '{"q": "a"}'}
     assert exchange["results"] is None
-    told = await drawn(runtime, ended.state.run)
-    assert "1 turn, waits for tool results until" in told
-    assert 'tools: look({"q": "a"}) → waits for the caller' in told
+    tree = await tree_of(runtime, ended.state.run)
+    assert "1 turn, waits for tool results until" in tree
+    assert 'tools: look({"q": "a"}) → waits for the caller' in tree
 
 
 async def test_a_step_shows_the_exact_messages_with_its_transcript(stub: ProviderStub, runtime: Runtime) -> None:
@@ -81,23 +81,23 @@ async def test_a_step_shows_the_exact_messages_with_its_transcript(stub: Provide
         conversation.add_results(await conversation.take_turn(), *results)
     run = (await conversation.take_turn()).ended.state.run
     step = await in_full(runtime, run)
-    sent = stub.requests_for("alpha")[-1].json["messages"]
-    assert [message["role"] for message in step["messages"]] == [message["role"] for message in sent]
+    messages_sent = stub.requests_for("alpha")[-1].json["messages"]
+    assert [message["role"] for message in step["messages"]] == [message["role"] for message in messages_sent]
     assert [message.get("tool_call_id") for message in step["messages"]] == [
-        sent_message.get("tool_call_id") for sent_message in sent
+        sent_message.get("tool_call_id") for sent_message in messages_sent
     ]
     assert [message.get("tool_calls") for message in step["messages"]] == [
-        sent_message.get("tool_calls") for sent_message in sent
+        sent_message.get("tool_calls") for sent_message in messages_sent
     ]
     assert [result["content"][0]["text"] for result in step["exchanges"][0]["results"]] == ["A", "B"]
     assert step["exchanges"][0]["answered_at"] > step["exchanges"][0]["at"]
-    shown = await whole(runtime, run)
-    assert [turn["finish"] for turn in shown["turns"]] == ["tool_calls", "tool_calls", "stop"]
-    assert sum(turn["usage"]["input"] for turn in shown["turns"]) == shown["total_usage"]["input"]
-    assert sum(turn["cost_usd"] for turn in shown["turns"]) == pytest.approx(shown["cost_usd"])
-    told = await drawn(runtime, run, full=True)
-    assert "turns: 3 turns" in told
-    assert 'look({"q": "a"}), look({"q": "b"}) → A, B (after ' in told
+    record = await whole(runtime, run)
+    assert [turn["finish"] for turn in record["turns"]] == ["tool_calls", "tool_calls", "stop"]
+    assert sum(turn["usage"]["input"] for turn in record["turns"]) == record["total_usage"]["input"]
+    assert sum(turn["cost_usd"] for turn in record["turns"]) == pytest.approx(record["cost_usd"])
+    tree = await tree_of(runtime, run, full=True)
+    assert "turns: 3 turns" in tree
+    assert 'look({"q": "a"}), look({"q": "b"}) → A, B (after ' in tree
 
 
 async def test_what_was_erased_is_null(stub: ProviderStub, runtime: Runtime) -> None:
@@ -109,7 +109,7 @@ async def test_what_was_erased_is_null(stub: ProviderStub, runtime: Runtime) -> 
     step = await in_full(runtime, run)
     assert (step["erased"], step["messages"]) == (True, None)
     assert (step["exchanges"][0]["said"], step["exchanges"][0]["results"]) == (None, None)
-    assert "look(erased) → erased" in await drawn(runtime, run)
+    assert "look(erased) → erased" in await tree_of(runtime, run)
 
 
 async def test_only_who_began_a_run_or_may_read_it_is_shown_the_ids_that_its_tool_calls_wait_under(
@@ -138,9 +138,9 @@ async def test_only_who_began_a_run_or_may_read_it_is_shown_the_ids_that_its_too
         assert [call["id"] in text for text in texts] == [False, True]
         for view in ("graph", "timeline", "state"):
             assert call["id"] not in (await own.get(f"/v1/runs/{run}/{view}")).text
-        said = {"role": "assistant", "content": None, "tool_calls": [call]}
+        assistant_turn = {"role": "assistant", "content": None, "tool_calls": [call]}
         result = {"role": "tool", "tool_call_id": call["id"], "content": "A"}
-        further = request_body | {"messages": [*request_body["messages"], said, result]}
+        further = request_body | {"messages": [*request_body["messages"], assistant_turn, result]}
         other = {"authorization": f"Bearer {keys['other']}"}
         ended = await own.post("/v1/chat/completions", json=further, headers=other)
         assert ended.json()["choices"][0]["message"]["content"] == "It is 42."

@@ -71,31 +71,31 @@ async def test_a_conversation_with_calls_and_results(gateway: GatewayStandIn, ke
         {"role": "user", "content": "And?"},
     ]
     task = (await ordered(gateway, key, messages=messages)).task
-    asked = tuple(ToolCall(id_, "look", "{") for id_ in "ab")
-    assert task.messages[1] == Message("assistant", (), calls=asked)
+    calls_of_caller = tuple(ToolCall(id_, "look", "{") for id_ in "ab")
+    assert task.messages[1] == Message("assistant", (), calls=calls_of_caller)
     assert task.messages[2] == Message("tool", (Text("B"),), call_id="b")
-    seen = (Text("A"), Image("https://example.org/a.png"))
-    assert task.messages[3] == Message("tool", seen, name="look", call_id="a")
+    parts = (Text("A"), Image("https://example.org/a.png"))
+    assert task.messages[3] == Message("tool", parts, name="look", call_id="a")
     assert task.messages[4] == Message("assistant", (Text("Again."),), calls=(ToolCall("c", "look", "{}"),))
     assert task.messages[5] == Message("tool", (Text(""),), call_id="c")
     assert task.needs_tools
 
 
 def test_messages_are_made_when_somebody_looks_at_them() -> None:
-    made: list[str] = []
+    texts: list[str] = []
 
     def make(text: str) -> Message:
-        made.append(text)
+        texts.append(text)
         return Message("user" if text > "a" else "assistant", (Text(text),))
 
     conversation = LazyConversation(["b", "a", "c", "d"], make)
     assert returned_results(conversation) is None
-    assert made == ["d", "c", "a"]
+    assert texts == ["d", "c", "a"]
     whole = tuple(conversation)
     assert [message.text for message in whole] == ["b", "a", "c", "d"]
     assert (conversation[1], conversation[2:], len(conversation)) == (whole[1], whole[2:], 4)
     assert conversation == whole
-    assert len(made) == 7
+    assert len(texts) == 7
 
 
 async def test_missing_results_of_our_own_calls_are_named(gateway: GatewayStandIn, key: str) -> None:

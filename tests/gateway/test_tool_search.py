@@ -11,7 +11,7 @@ from app.core.message.chat import Tool
 from app.gateway.responses import tool_search
 from app.gateway.responses.tools import flat
 from tests.gateway.test_exact_responses import exact_events
-from tests.gateway.test_response_tools import AGENTS, ASKED, SPAWN, WAYS, asked, calling
+from tests.gateway.test_response_tools import AGENTS, ASKED, SPAWN, WAYS, calling, respond
 from tests.harness.exact_replies import exactly, published
 from tests.stubs import ProviderStub, Reply
 from tests.stubs.script import ToolCall
@@ -42,7 +42,7 @@ def offered(stub: ProviderStub, at: int = -1) -> dict[str, dict[str, Any]]:
     return {tool["function"]["name"]: tool["function"] for tool in stub.requests_for("alpha")[at].json["tools"]}
 
 
-def found(call: dict[str, Any], *tools: dict[str, Any]) -> dict[str, Any]:
+def search_output(call: dict[str, Any], *tools: dict[str, Any]) -> dict[str, Any]:
     """The output of a search by the caller's side."""
     ids = {"call_id": call["call_id"], "execution": "client", "status": "completed"}
     return {"type": "tool_search_output", **ids, "tools": list(tools)}
@@ -56,7 +56,7 @@ async def test_a_search_of_the_callers_side(stub: ProviderStub, client: httpx.As
         "alpha", calling("tool_search", goal), calling("weather", "{}"), calling("crm__orders", '{"input": "all"}')
     )
     tools = [SPAWN, OURS | {"description": "Finds tools.", "parameters": GOAL}]
-    first = await asked(client, way, tools=tools)
+    first = await respond(client, way, tools=tools)
     assert first["tools"] == tools
     search = offered(stub)["tool_search"]
     assert (list(offered(stub)), search["description"], search["parameters"]) == (
@@ -68,18 +68,18 @@ async def test_a_search_of_the_callers_side(stub: ProviderStub, client: httpx.As
     exactly(ResponseToolSearchCall, call)
     published("ToolSearchCall", call)
     assert (call["execution"], call["arguments"], call["status"]) == ("client", {"goal": "weather"}, "completed")
-    talk = [GO, call, found(call, WEATHER, CRM)]
-    second = await asked(client, way, tools=tools, input=talk)
+    talk = [GO, call, search_output(call, WEATHER, CRM)]
+    second = await respond(client, way, tools=tools, input=talk)
     assert second["id"].startswith(first["id"]), "the same run goes on"
     assert list(offered(stub)) == ["spawn", "tool_search", "weather", "crm__orders"]
     assert second["tools"] == tools, "what was loaded is no part of the request"
-    sent = stub.requests_for("alpha")[1].json["messages"]
-    assert json.loads(sent[1]["tool_calls"][0]["function"]["arguments"]) == {"goal": "weather"}
-    assert sent[2]["content"] == "These tools are on offer now: weather, crm__orders."
+    messages_sent = stub.requests_for("alpha")[1].json["messages"]
+    assert json.loads(messages_sent[1]["tool_calls"][0]["function"]["arguments"]) == {"goal": "weather"}
+    assert messages_sent[2]["content"] == "These tools are on offer now: weather, crm__orders."
     (weather,) = second["output"]
     assert [weather[name] for name in ("type", "namespace", "name")] == ["function_call", "weather", "weather"]
     result = {"type": "function_call_output", "call_id": weather["call_id"], "output": "fine"}
-    third = await asked(client, way, tools=tools, input=[*talk, weather, result])
+    third = await respond(client, way, tools=tools, input=[*talk, weather, result])
     (orders,) = third["output"]
     assert [orders[name] for name in ("type", "namespace", "name", "input")] == [
         "custom_tool_call",
@@ -92,17 +92,17 @@ async def test_a_search_of_the_callers_side(stub: ProviderStub, client: httpx.As
 async def test_what_was_found_stays_on_offer(stub: ProviderStub, client: httpx.AsyncClient) -> None:
     """Over previous_response_id: while the run waits, after its end, and in the list of its input."""
     stub.script("alpha", calling("tool_search", "{}"), calling("weather", "{}"), Reply(), Reply(chunks=("Bye.",)))
-    first = await asked(client, tools=[OURS])
-    output = found(first["output"][0], WEATHER)
-    second = await asked(client, tools=[OURS], previous_response_id=first["id"], input=[output])
+    first = await respond(client, tools=[OURS])
+    output = search_output(first["output"][0], WEATHER)
+    second = await respond(client, tools=[OURS], previous_response_id=first["id"], input=[output])
     assert (second["id"].startswith(first["id"]), second["output"][0]["name"]) == (True, "weather")
     (listed,) = (await client.get(f"/v1/responses/{second['id']}/input_items")).json()["data"]
     exactly(ResponseToolSearchOutputItem, listed)
     published("ToolSearchOutput", listed)
     assert listed | {"id": ""} == output | {"id": "", "tools": [WEATHER]}
     result = {"type": "function_call_output", "call_id": second["output"][0]["call_id"], "output": "fine"}
-    third = await asked(client, tools=[OURS], previous_response_id=second["id"], input=[result])
-    await asked(client, previous_response_id=third["id"], input="And now?")
+    third = await respond(client, tools=[OURS], previous_response_id=second["id"], input=[result])
+    await respond(client, previous_response_id=third["id"], input="And now?")
     assert [list(offered(stub, at)) for at in range(4)] == [
         ["tool_search"],
         ["tool_search", "weather"],
@@ -115,17 +115,17 @@ async def test_deferred_tools_are_held_back_until_they_are_found(stub: ProviderS
     """The search is told what there is, and takes its names where the request does not say what it takes."""
     stub.always("alpha", calling("tool_search", '{"paths": ["crm"]}'))
     tools = [OURS, WEATHER, SPAWN, CRM]
-    first = await asked(client, tools=tools)
+    first = await respond(client, tools=tools)
     search = offered(stub)["tool_search"]
     assert list(offered(stub)) == ["spawn", "tool_search"]
     assert search["description"].endswith("It can find:\n- weather: Tells the weather.\n- crm: Of customers.")
     assert search["parameters"]["properties"]["paths"]["items"]["enum"] == ["weather", "crm"]
     (call,) = first["output"]
     stub.always("alpha", Reply(chunks=("Done.",)))
-    second = await asked(client, tools=tools, input=[GO, call, found(call, CRM)])
+    second = await respond(client, tools=tools, input=[GO, call, search_output(call, CRM)])
     assert list(offered(stub)) == ["spawn", "crm__orders", "tool_search"]
     assert CRM in second["tools"]
-    await asked(client, tools=tools, input=[GO, call, found(call)])
+    await respond(client, tools=tools, input=[GO, call, search_output(call)])
     assert stub.requests_for("alpha")[-1].json["messages"][2]["content"] == "No tool was found."
     assert list(offered(stub)) == ["spawn", "tool_search"]
 
@@ -139,7 +139,7 @@ async def test_a_hosted_search_has_found_what_is_called(
     calls.append(ToolCall("crm__orders", '{"input": "all"}', "4"))
     stub.script("alpha", Reply(chunks=("Let me see.",), tool_calls=calls, finish="tool"), Reply(chunks=("Fine.",)))
     tools = [SPAWN, WEATHER, CRM]
-    response = await asked(client, way, tools=[*tools, HOSTED])
+    response = await respond(client, way, tools=[*tools, HOSTED])
     assert list(offered(stub)) == ["spawn", "weather", "crm__orders"]
     assert response["tools"] == tools
     items = response["output"]
@@ -154,7 +154,7 @@ async def test_a_hosted_search_has_found_what_is_called(
         assert [(item["execution"], item["call_id"]) for item in items[at : at + 2]] == [("server", None)] * 2
     called = [item for item in items if item.get("call_id")]
     results = [{"type": f"{item['type']}_output", "call_id": item["call_id"], "output": "x"} for item in called]
-    last = await asked(client, way, tools=tools, input=[GO, *items, *results])
+    last = await respond(client, way, tools=tools, input=[GO, *items, *results])
     assert (last["id"].startswith(response["id"]), last["output"][0]["content"][0]["text"]) == (True, "Fine.")
 
 
@@ -163,22 +163,22 @@ async def test_a_hosted_search_is_told_once(stub: ProviderStub, client: httpx.As
     """However the client goes on; unless it leaves the search out."""
     stub.always("alpha", calling("weather", "{}"))
     tools = [WEATHER, HOSTED]
-    first = await asked(client, tools=tools)
+    first = await respond(client, tools=tools)
     items = first["output"]
     result = {"type": "function_call_output", "call_id": items[2]["call_id"], "output": "fine"}
-    said: dict[str, list[dict[str, Any]]] = {
+    inputs: dict[str, list[dict[str, Any]]] = {
         "items": items,
         "references": [{"type": "item_reference", "id": item["id"]} for item in items],
         "call": items[2:],
     }
     before = {"previous_response_id": first["id"]} if by == "response" else {}
-    again = await asked(client, tools=tools, input=[*([GO, *said[by]] if by in said else ()), result], **before)
+    again = await respond(client, tools=tools, input=[*([GO, *inputs[by]] if by in inputs else ()), result], **before)
     assert again["id"].startswith(first["id"])
     assert len(again["output"]) == (3 if by == "call" else 1)
     assert len(stub.requests_for("alpha")[1].json["messages"]) == 3
     if by == "response":
         result |= {"call_id": again["output"][0]["call_id"]}
-        third = await asked(client, tools=tools, input=[result], previous_response_id=again["id"])
+        third = await respond(client, tools=tools, input=[result], previous_response_id=again["id"])
         assert len(third["output"]) == 1
 
 
@@ -192,8 +192,8 @@ async def test_a_hosted_search_keeps_its_place_in_a_stream(stub: ProviderStub, c
     body = ASKED | {"tools": [HOSTED, WEATHER], "stream": True}
     events = apart(exact_events((await client.post("/v1/responses", json=body)).text))
     parts = [event for event in events if "search" in event.get("item", {}).get("type", "")]
-    told = [(part["item"]["status"], part["item"].get("arguments", part["item"].get("tools"))) for part in parts]
-    assert told == [
+    items = [(part["item"]["status"], part["item"].get("arguments", part["item"].get("tools"))) for part in parts]
+    assert items == [
         *(("in_progress", {}), ("completed", {"paths": ["weather"]})),
         *(("in_progress", []), ("completed", [WEATHER])),
     ]
@@ -217,22 +217,22 @@ async def test_a_history_of_a_hosted_search(stub: ProviderStub, client: httpx.As
         {"type": "function_call_output", "call_id": "1", "output": "fine"},
         {"type": "additional_tools", "role": "developer", "tools": [other]},
     ]
-    await asked(client, tools=[SPAWN], input=items)
+    await respond(client, tools=[SPAWN], input=items)
     assert list(offered(stub)) == ["spawn", "weather", "other"]
-    sent = stub.requests_for("alpha")[0].json["messages"]
-    assert [message["role"] for message in sent] == ["user", "assistant", "tool"]
-    assert sent[1]["tool_calls"][0]["function"]["name"] == flat("weather", "weather") == "weather"
+    messages_sent = stub.requests_for("alpha")[0].json["messages"]
+    assert [message["role"] for message in messages_sent] == ["user", "assistant", "tool"]
+    assert messages_sent[1]["tool_calls"][0]["function"]["name"] == flat("weather", "weather") == "weather"
 
 
 async def test_tools_in_the_conversation(stub: ProviderStub, client: httpx.AsyncClient) -> None:
     """A search among them is the caller's, too; all of them stay on offer, and none is told as the request's."""
     stub.script("alpha", calling("tool_search", "{}"), Reply(chunks=("Bye.",)))
     item = {"type": "additional_tools", "role": "developer", "tools": [AGENTS, OURS | {"parameters": GOAL}, CACHED]}
-    first = await asked(client, input=[item, GO])
+    first = await respond(client, input=[item, GO])
     assert list(offered(stub)) == ["agents__spawn", "agents__note", "tool_search"]
     assert ([call["type"] for call in first["output"]], first["tools"]) == (["tool_search_call"], [])
-    output = found(first["output"][0], WEATHER)
-    await asked(client, tools=[OURS], input=[output], previous_response_id=first["id"])
+    output = search_output(first["output"][0], WEATHER)
+    await respond(client, tools=[OURS], input=[output], previous_response_id=first["id"])
     assert list(offered(stub)) == ["tool_search", "agents__spawn", "agents__note", "weather"]
 
 
@@ -240,16 +240,16 @@ async def test_a_search_has_no_events_of_its_own(stub: ProviderStub, client: htt
     """Its arguments are told when they are whole, and a stream can be taken up before that."""
     stub.always("alpha", calling("tool_search", '{"paths": ["x"]}'))
     events = exact_events((await client.post("/v1/responses", json=ASKED | {"tools": [OURS], "stream": True})).text)
-    (begun, ended) = (event for event in events if "item" in event)
-    assert (begun["type"], begun["item"]["arguments"]) == ("response.output_item.added", {})
+    (added, ended) = (event for event in events if "item" in event)
+    assert (added["type"], added["item"]["arguments"]) == ("response.output_item.added", {})
     assert (ended["type"], ended["item"]["arguments"]) == ("response.output_item.done", {"paths": ["x"]})
-    assert ended["item"]["id"] == begun["item"]["id"] == f"tsc_{begun['item']['call_id']}"
-    name, after = events[0]["response"]["id"], begun["sequence_number"]
+    assert ended["item"]["id"] == added["item"]["id"] == f"tsc_{added['item']['call_id']}"
+    name, after = events[0]["response"]["id"], added["sequence_number"]
     rest = await client.get(f"/v1/responses/{name}", params={"stream": "true", "starting_after": after})
     assert exact_events(rest.text) == events[events.index(ended) :]
-    again = [GO, {"type": "item_reference", "id": ended["item"]["id"]}, found(ended["item"], WEATHER)]
+    again = [GO, {"type": "item_reference", "id": ended["item"]["id"]}, search_output(ended["item"], WEATHER)]
     stub.always("alpha", Reply(chunks=("Done.",)))
-    assert (await asked(client, tools=[OURS], input=again))["id"].startswith(name)
+    assert (await respond(client, tools=[OURS], input=again))["id"].startswith(name)
 
 
 REFUSED: list[tuple[Any, str, str]] = [
@@ -291,9 +291,9 @@ async def test_what_is_refused(client: httpx.AsyncClient) -> None:
 
 @pytest.mark.parametrize("text", ["", "{}", '{"a": 1}', '{"a": "\\ud800"}'])
 def test_arguments_can_be_told(text: str) -> None:
-    told = tool_search.arguments_in(text)
-    json.dumps(told).encode()
-    assert told == ({"arguments": text} if "ud800" in text else json.loads(text or "{}"))
+    arguments = tool_search.arguments_in(text)
+    json.dumps(arguments).encode()
+    assert arguments == ({"arguments": text} if "ud800" in text else json.loads(text or "{}"))
 
 
 SEARCH = tool_search.ToolSearch(type="tool_search", execution="client")
@@ -307,8 +307,8 @@ def test_the_schema_without_names() -> None:
 
 def test_what_was_found_first_gives_way() -> None:
     """Deferred tools of the request and others alike; what is found once more is the latest."""
-    held = Tool("a", spelling={"deferred": True})
-    tools = (Tool("own"), held)
+    deferred_tool = Tool("a", spelling={"deferred": True})
+    tools = (Tool("own"), deferred_tool)
     loaded = [tool_search.load(Tool(name), "") for name in "abcdb"]
     offered = []
     for most in (6, 5, 4, 3, 2, 1):

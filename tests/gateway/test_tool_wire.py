@@ -25,31 +25,31 @@ async def client(runtime: Runtime) -> AsyncIterator[httpx.AsyncClient]:
         yield client
 
 
-def asked(**more: Any) -> dict[str, Any]:
+def request_body(**more: Any) -> dict[str, Any]:
     return chat_body("What is it?", tools=TOOLS, **more)
 
 
 def answered(body: dict[str, Any], message: dict[str, Any], *results: str) -> dict[str, Any]:
     """The next request: the reply's message, and a result for each of its calls."""
-    said = {"role": "assistant", "content": message["content"], "tool_calls": message["tool_calls"]}
+    assistant_turn = {"role": "assistant", "content": message["content"], "tool_calls": message["tool_calls"]}
     came = [
         {"role": "tool", "tool_call_id": call["id"], "content": result}
         for call, result in zip(message["tool_calls"], results, strict=True)
     ]
-    return body | {"messages": [*body["messages"], said, *came]}
+    return body | {"messages": [*body["messages"], assistant_turn, *came]}
 
 
 def message_of(reply: httpx.Response) -> dict[str, Any]:
     assert reply.status_code == 200, reply.text
-    found: dict[str, Any] = reply.json()["choices"][0]["message"]
-    return found
+    message: dict[str, Any] = reply.json()["choices"][0]["message"]
+    return message
 
 
 async def waiting(stub: ProviderStub, client: httpx.AsyncClient) -> tuple[dict[str, Any], str]:
     """The next request of a run that waits, and the run."""
     stub.script("alpha", tool_call_reply(look_call("a")))
-    first = await post_chat(client, asked())
-    return answered(asked(), message_of(first), "A"), first.headers["x-baton-run"]
+    first = await post_chat(client, request_body())
+    return answered(request_body(), message_of(first), "A"), first.headers["x-baton-run"]
 
 
 async def test_a_run_that_waits_can_be_stopped_at_once(stub: ProviderStub, tmp_path: Path) -> None:
@@ -116,16 +116,16 @@ async def test_a_streamed_turn_can_be_taken_up_again(stub: ProviderStub, client:
     ]
     assert "".join(chunk["function"]["arguments"] for chunk in called) == '{"q": "b"}'
     assert rest.chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
-    async with open_stream(client, "GET", f"/v1/runs/{run}/stream") as (heard, its):
+    async with open_stream(client, "GET", f"/v1/runs/{run}/stream") as (stream, its):
         async for _ in its:
             pass
-    assert (heard.text, heard.done) == ("".join(words), True)
+    assert (stream.text, stream.done) == ("".join(words), True)
     assert len(stub.requests) == 2
 
 
-def pieces(heard: ReceivedStream) -> list[dict[str, Any]]:
+def pieces(stream: ReceivedStream) -> list[dict[str, Any]]:
     """What was heard of tool calls."""
-    choices = [choice for chunk in heard.chunks for choice in chunk["choices"]]
+    choices = [choice for chunk in stream.chunks for choice in chunk["choices"]]
     return [piece for choice in choices for piece in choice["delta"].get("tool_calls", ())]
 
 
@@ -138,17 +138,17 @@ async def test_a_stream_broken_within_a_call_goes_on_with_the_whole_of_it(
     script = tool_call_reply(look_call("b"), words="Hm. ", fault=Stall(after=2, seconds=1.0))
     stub.script("alpha", script)
     request = {"json": following | {"stream": True}, "headers": {"idempotency-key": "second"}}
-    async with open_stream(client, "POST", "/v1/chat/completions", **request) as (heard, events):
+    async with open_stream(client, "POST", "/v1/chat/completions", **request) as (stream, events):
         async for _ in events:
-            if len(pieces(heard)) == 2:
+            if len(pieces(stream)) == 2:
                 break
-    begun = pieces(heard)
-    behind = str(heard.numbers[-1])
-    assert (heard.text, int(behind) % 2**32, len(begun[1]["function"]["arguments"])) == ("Hm. ", 4, 5)
+    first_pieces = pieces(stream)
+    behind = str(stream.numbers[-1])
+    assert (stream.text, int(behind) % 2**32, len(first_pieces[1]["function"]["arguments"])) == ("Hm. ", 4, 5)
     for _ in ("while it speaks", "afterwards"):
         rest = await stream_chat(client, following, "second", last_event_id=behind)
         head, *more = pieces(rest)
-        assert (rest.text, head["id"], head["function"]["name"]) == ("", begun[0]["id"], "look")
+        assert (rest.text, head["id"], head["function"]["name"]) == ("", first_pieces[0]["id"], "look")
         arguments = "".join(piece["function"]["arguments"] for piece in (head, *more))
         assert (arguments, rest.done) == ('{"q": "b"}', True)
         assert rest.chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"

@@ -40,8 +40,8 @@ async def test_a_caller_receives_what_it_can_act_upon(stub: ProviderStub, tmp_pa
                 stub.always(model, kind.act)
             for inbound in INBOUND:
                 for streams in (False, True):
-                    seen, _ = await received(client, inbound, streams=streams)
-                    assert seen == kind.seen_by(inbound, streams=streams), (kind.name, inbound, streams)
+                    outcome, _ = await received(client, inbound, streams=streams)
+                    assert outcome == kind.seen_by(inbound, streams=streams), (kind.name, inbound, streams)
 
 
 async def test_the_smallest_wait_of_all_workers_counts(stub: ProviderStub, tmp_path: Path) -> None:
@@ -114,14 +114,14 @@ async def test_a_cut_answer_is_continued_where_nobody_has_received_any_of_it(
 
 async def _ended(client: httpx.AsyncClient, response: str) -> dict[str, Any]:
     """A response in the background, once it is over."""
-    found: dict[str, Any] = {}
+    body: dict[str, Any] = {}
 
     async def over() -> bool:
-        found.update((await client.get(f"/v1/responses/{response}")).json())
-        return found["status"] not in ("queued", "in_progress")
+        body.update((await client.get(f"/v1/responses/{response}")).json())
+        return body["status"] not in ("queued", "in_progress")
 
     await until(over)
-    return found
+    return body
 
 
 @pytest.mark.parametrize("error", [RunOverBudget, RunExpired, WorkerTimeout, RunOutOfQuota])

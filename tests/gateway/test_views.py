@@ -17,7 +17,7 @@ ASK = {"model": "baton-mini", "messages": [{"role": "user", "content": "What is 
 STEPS = plan(("alpha", "Think about it", ["user"]), ("beta", "Draft it", ["user"]), ("gamma", "Answer it", [1]))
 
 
-async def asked(client: httpx.AsyncClient, steps: Any) -> str:
+async def execute(client: httpx.AsyncClient, steps: Any) -> str:
     reply = await client.post("/v1/chat/completions", json=ASK | {"baton": {"plan": steps}})
     assert reply.status_code == 200, reply.text
     return str(reply.json()["baton"]["run"])
@@ -34,10 +34,10 @@ async def test_a_run_is_drawn_with_what_its_workers_saw_and_what_was_withheld(
 ) -> None:
     script_answers(stub)
     stub.script("alpha", Fail(status=401))
-    run = await asked(client, STEPS)
+    run = await execute(client, STEPS)
     whole = (await client.get(f"/v1/runs/{run}")).json()
-    drawn = await read(client, run, "graph")
-    nodes = {node["id"]: node for node in drawn["nodes"]}
+    graph = await read(client, run, "graph")
+    nodes = {node["id"]: node for node in graph["nodes"]}
     assert list(nodes) == ["caller", "plan:0", "step:0", "step:1", "step:2"]
     first, last = nodes["step:0"], nodes["step:2"]
     assert (first["planned_worker"], [attempt["outcome"] for attempt in first["attempts"]]) == (
@@ -47,13 +47,15 @@ async def test_a_run_is_drawn_with_what_its_workers_saw_and_what_was_withheld(
     assert first["worker"] == first["attempts"][1]["worker"] != "alpha"
     assert last["subtask"] == {"state": "given", "text": "Answer it"}
     assert last["answers"]
-    assert sum(node["cost_usd"] for node in drawn["nodes"]) == pytest.approx(whole["cost_usd"])
+    assert sum(node["cost_usd"] for node in graph["nodes"]) == pytest.approx(whole["cost_usd"])
     withheld = {
-        (edge["source"], edge["by"]) for edge in drawn["edges"] if edge["target"] == "step:2" and edge["reason"]
+        (edge["source"], edge["by"]) for edge in graph["edges"] if edge["target"] == "step:2" and edge["reason"]
     }
     assert withheld == {("caller", "caller"), ("step:0", "caller")}
-    sent = {(edge["source"], edge["what"]) for edge in drawn["edges"] if edge["target"] == "step:2" and edge["sent"]}
-    assert sent == {("plan:0", "subtask"), ("step:1", "output")}
+    shown_texts = {
+        (edge["source"], edge["what"]) for edge in graph["edges"] if edge["target"] == "step:2" and edge["sent"]
+    }
+    assert shown_texts == {("plan:0", "subtask"), ("step:1", "output")}
 
     spans = (await read(client, run, "timeline"))["spans"]
     money = [span["cost_usd"] for span in spans if span["kind"] == "attempt"]
@@ -63,7 +65,7 @@ async def test_a_run_is_drawn_with_what_its_workers_saw_and_what_was_withheld(
 
 async def test_every_view_shows_the_run_as_it_was_at_an_event(stub: ProviderStub, client: httpx.AsyncClient) -> None:
     script_answers(stub)
-    run = await asked(client, STEPS)
+    run = await execute(client, STEPS)
     events = (await client.get(f"/v1/runs/{run}/events")).json()["data"]
     ended = [event["seq"] for event in events if event["kind"] == "step.done" and event["body"]["n"] == 1]
     for at in ({"at": ended[0]}, {"t": events[ended[0] - 1]["at"] - events[0]["at"]}):
@@ -72,15 +74,15 @@ async def test_every_view_shows_the_run_as_it_was_at_an_event(stub: ProviderStub
         assert steps[1] == "done"
         assert steps[2] in ("waiting", "queued", "running"), "by the time `t` the same commit has begun the next step"
         assert state["answer_step"] is None
-        drawn = await read(client, run, "graph", **at)
-        assert {node["id"]: node["state"] for node in drawn["nodes"]}["step:1"] == "done"
+        graph = await read(client, run, "graph", **at)
+        assert {node["id"]: node["state"] for node in graph["nodes"]}["step:1"] == "done"
         assert (await read(client, run, "timeline", **at))["spans"][0]["end"] is None
-        shown = await read(client, run, "views", **at, step=1)
+        view = await read(client, run, "views", **at, step=1)
         views = {name: await read(client, run, name, **at) for name in ("state", "graph", "timeline")}
-        assert {name: shown[name] for name in views} == views
-        assert shown["run"] == (await client.get(f"/v1/runs/{run}")).json()
-        assert shown["step"] == await read(client, run, "steps/1")
-        assert shown["explanation"] == await read(client, run, "explain")
+        assert {name: view[name] for name in views} == views
+        assert view["run"] == (await client.get(f"/v1/runs/{run}")).json()
+        assert view["step"] == await read(client, run, "steps/1")
+        assert view["explanation"] == await read(client, run, "explain")
         assert (await read(client, run, "views", at=1, step=1))["step"] is None, "there was no such step then"
     before = await read(client, run, "graph", at=ended[0])
     assert not any(edge["sent"] for edge in before["edges"] if edge["target"] == "step:2")
@@ -93,7 +95,7 @@ async def test_first_words_are_shown_to_who_may_read_the_run_and_the_reading_is_
     runtime: Runtime, stub: ProviderStub, client: httpx.AsyncClient
 ) -> None:
     script_answers(stub)
-    run = await asked(client, STEPS)
+    run = await execute(client, STEPS)
     async with client_of(runtime, "auditor") as auditor:
         await read(auditor, run, "graph", words="false")
         await read(auditor, run, "timeline")
@@ -123,8 +125,8 @@ async def test_a_key_without_the_scope_sees_no_words_and_another_tenant_sees_no_
 
     monkeypatch.setattr(gateway.store, "journal", journal)
     async with gateway.client(gateway.add_key("other", scopes=["runs:read"])) as client:
-        drawn = await read(client, "run_mine", "graph")
-        assert {node["subtask"]["state"] for node in drawn["nodes"] if node["kind"] == "step"} <= {"not_shown", "none"}
+        graph = await read(client, "run_mine", "graph")
+        assert {node["subtask"]["state"] for node in graph["nodes"] if node["kind"] == "step"} <= {"not_shown", "none"}
     async with gateway.client(gateway.add_key("foreign", scopes=["runs:read"], tenant="globex")) as client:
         for view in ("graph", "timeline", "state"):
             assert (await client.get(f"/v1/runs/run_mine/{view}")).status_code == 404
@@ -137,14 +139,14 @@ async def test_steps_of_two_runs_are_aligned_by_their_subtasks_wherever_they_sta
     stub: ProviderStub, client: httpx.AsyncClient
 ) -> None:
     script_answers(stub)
-    first_run = await asked(client, STEPS)
+    first_run = await execute(client, STEPS)
     moved = plan(
         ("gamma", "Draft it", ["user"]),
         ("alpha", "Think about it", ["user"]),
         ("beta", "Look it up", []),
         ("gamma", "Answer it", ["user", 0]),
     )
-    other = await asked(client, moved)
+    other = await execute(client, moved)
     body = (await client.get("/v1/runs/compare", params={"a": first_run, "b": other})).json()
     pairs = [
         (
