@@ -41,10 +41,10 @@ def copy_with(original: Record, /, **changes: Any) -> Record:
     """`dataclasses.replace` in a seventh of its time (0.6 us instead of 4.0 for a step): for records with nothing to do
     after their initialisation, which a test looks for. An unknown field is an AttributeError."""
     cls: Any = type(original)
-    made: Record = cls(*cls.__values__(original))
+    copy: Record = cls(*cls.__values__(original))
     for name, value in changes.items():
-        setattr(made, name, value)
-    return made
+        setattr(copy, name, value)
+    return copy
 
 
 def trim_capacity(body: bytes) -> bytes:

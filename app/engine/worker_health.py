@@ -293,7 +293,7 @@ class Health:
         if verdict == "good":
             self.note_sign_of_life(worker)
         after = breaker.after_call(
-            before, verdict, began=began, now=now, chance=self._random(), asked=retry_after, extra=extra, age=age
+            before, verdict, began=began, now=now, chance=self._random(), retry_after=retry_after, extra=extra, age=age
         )
         self._keep(worker, before, after, now)
 

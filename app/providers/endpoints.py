@@ -97,7 +97,7 @@ class Endpoints:
             began=began,
             now=now,
             chance=self._chance(),
-            asked=error.retry_after if error is not None else None,
+            retry_after=error.retry_after if error is not None else None,
             tolerated=TOLERATED,
         )
         if self.on_ejection and member.breaker.reason and member.breaker.since != before.since:

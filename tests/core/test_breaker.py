@@ -95,21 +95,21 @@ def test_a_rate_limit_without_a_time_counts_like_any_failure(verdict: Verdict) -
 
 @pytest.mark.parametrize(("asked", "seconds"), [(0.5, 0.5), (20.0, 20.0), (86_400.0, LONGEST_RATE_LIMIT_SECONDS)])
 def test_a_rate_limit_ejects_at_once_for_as_long_as_it_says(asked: float, seconds: float) -> None:
-    known = after_call(Breaker(), "rate_limited", began=0.0, now=1.0, chance=0.9, asked=asked)
+    known = after_call(Breaker(), "rate_limited", began=0.0, now=1.0, chance=0.9, retry_after=asked)
     assert known.objection(1.0) == "rate_limited"
     assert known.until == 1.0 + seconds
     assert known.ejections == 0, "the next outlier's ejection is a first one"
 
 
 def test_a_rate_limit_of_no_time_at_all_is_a_failure() -> None:
-    assert after_call(Breaker(), "rate_limited", began=0.0, now=1.0, chance=0.9, asked=0.0).state(1.0) == "closed"
+    assert after_call(Breaker(), "rate_limited", began=0.0, now=1.0, chance=0.9, retry_after=0.0).state(1.0) == "closed"
 
 
 def test_a_late_rate_limit_makes_an_ejection_longer_and_never_shorter() -> None:
     known = open_for(10.0)
-    longer = after_call(known, "rate_limited", began=-5.0, now=1.0, chance=0.0, asked=60.0)
+    longer = after_call(known, "rate_limited", began=-5.0, now=1.0, chance=0.0, retry_after=60.0)
     assert (longer.reason, longer.until) == ("failing", 61.0)
-    assert after_call(longer, "rate_limited", began=-5.0, now=2.0, chance=0.0, asked=1.0).until == 61.0
+    assert after_call(longer, "rate_limited", began=-5.0, now=2.0, chance=0.0, retry_after=1.0).until == 61.0
 
 
 def test_a_wrong_key_ejects_at_once_and_for_longer() -> None:
@@ -202,7 +202,7 @@ def test_a_probe_that_fails_opens_it_again() -> None:
 
 def test_a_rate_limited_probe_opens_it_for_as_long_as_it_says() -> None:
     probing = before_call(open_for(10.0), "first", 10.0)
-    again = after_call(probing, "rate_limited", began=10.0, now=11.0, chance=0.0, asked=7.0)
+    again = after_call(probing, "rate_limited", began=10.0, now=11.0, chance=0.0, retry_after=7.0)
     assert (again.reason, again.until) == ("rate_limited", 18.0)
 
 
@@ -435,7 +435,7 @@ def test_every_history_keeps_to_the_arrows(
         before = known.state(now)
         asked = 9.0 if asks else None
         known = before_call(known, "first", now) if pause else known
-        known = after_call(known, verdict, began=now - took, now=now, chance=chance, asked=asked)
+        known = after_call(known, verdict, began=now - took, now=now, chance=chance, retry_after=asked)
         after = known.state(now)
         assert after in ARROWS[before]
         assert before == "closed" or after != "closed" or verdict == "good"

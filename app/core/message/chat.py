@@ -563,10 +563,10 @@ MOST_CALLS = 128
 def mint(run: str, token: bytes) -> str:
     """Return an id for a tool call of this run; `token` is `TOKEN_BYTES` of randomness. ValueError for a run id of
     another form."""
-    named = RUN.fullmatch(run)
-    if named is None:
+    match = RUN.fullmatch(run)
+    if match is None:
         raise ValueError("this is no run id")
-    return f"call_bt{_spell(int(named[1], 16), 21)}{_spell(int.from_bytes(token) >> 1, 12)}"
+    return f"call_bt{_spell(int(match[1], 16), 21)}{_spell(int.from_bytes(token) >> 1, 12)}"
 
 
 def run_of(call_id: str) -> str | None:
@@ -626,18 +626,18 @@ class ToolCallCollector:
         return tuple(calls)
 
 
-def unsent_deltas(calls: Iterable[ToolCall], sent: Iterable[ToolDelta]) -> tuple[ToolDelta, ...]:
+def unsent_deltas(calls: Iterable[ToolCall], received_deltas: Iterable[ToolDelta]) -> tuple[ToolDelta, ...]:
     """Return the pieces of these calls that a caller has not received yet, given what it has."""
     chars: dict[int, int] = {}
-    for delta in sent:
+    for delta in received_deltas:
         chars[delta.index] = chars.get(delta.index, 0) + len(delta.arguments)
-    rest = []
+    pieces = []
     for index, call in enumerate(calls):
         if index not in chars:
-            rest.append(ToolDelta(index, call.id, call.name, call.arguments))
+            pieces.append(ToolDelta(index, call.id, call.name, call.arguments))
         elif len(call.arguments) > chars[index]:
-            rest.append(ToolDelta(index, arguments=call.arguments[chars[index] :]))
-    return tuple(rest)
+            pieces.append(ToolDelta(index, arguments=call.arguments[chars[index] :]))
+    return tuple(pieces)
 
 
 def calls_that_count(calls: tuple[ToolCall, ...], toolbox: Toolbox) -> tuple[ToolCall, ...]:

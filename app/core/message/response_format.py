@@ -52,14 +52,14 @@ def is_closed(schema: object) -> bool:
     """
     if not isinstance(schema, Mapping) or schema.keys() & OPEN:
         return False
-    named = schema.get("properties", {})
-    if schema.get("type") == "object" or named:
+    properties = schema.get("properties", {})
+    if schema.get("type") == "object" or properties:
         required = schema.get("required")
-        if schema.get("additionalProperties") is not False or not isinstance(named, Mapping):
+        if schema.get("additionalProperties") is not False or not isinstance(properties, Mapping):
             return False
-        if not isinstance(required, list | tuple) or set(map(str, required)) != set(named):
+        if not isinstance(required, list | tuple) or set(map(str, required)) != set(properties):
             return False
-    inner = [*named.values(), *(schema.get("$defs") or {}).values(), *(schema.get("anyOf") or ())]
+    inner = [*properties.values(), *(schema.get("$defs") or {}).values(), *(schema.get("anyOf") or ())]
     return all(map(is_closed, inner + ([schema["items"]] if "items" in schema else [])))
 
 
@@ -73,12 +73,12 @@ def faults(form: Form, text: str) -> tuple[str, ...]:
         if isinstance(value, dict):
             return ()
         return ("it is not a JSON object",)
-    found = []
+    reasons = []
     for error in _validator(form.schema).iter_errors(value):
-        found.append(f"at {_place(error.instance_path)}: {error.message}"[:FAULT_CHARS])
-        if len(found) == FAULTS:
+        reasons.append(f"at {_place(error.instance_path)}: {error.message}"[:FAULT_CHARS])
+        if len(reasons) == FAULTS:
             break
-    return tuple(found)
+    return tuple(reasons)
 
 
 def constrains(form: Form, structured: bool) -> bool:
@@ -123,12 +123,12 @@ def shown(form: Form, messages: tuple[Message, ...], *, constrained: bool, flaw:
     """
     if constrained and flaw is None:
         return messages
-    asked = (*messages, Message("user", (Text(_instruction(form)),)))
+    instructed = (*messages, Message("user", (Text(_instruction(form)),)))
     if flaw is None:
-        return asked
+        return instructed
     listed = "\n".join(f"- {fault}" for fault in flaw.faults)
     objection = f"This does not have the form that was asked for:\n{listed}\n\nAnswer again: the corrected JSON alone."
-    return (*asked, Message("assistant", (Text(flaw.answer),)), Message("user", (Text(objection),)))
+    return (*instructed, Message("assistant", (Text(flaw.answer),)), Message("user", (Text(objection),)))
 
 
 def without_instruction(messages: tuple[Message, ...]) -> tuple[Message, ...]:
@@ -143,9 +143,9 @@ def _instruction(form: Form) -> str:
     alone = f"{INSTRUCTION}object and nothing else: no code fence, no comment."
     if form.schema is None:
         return alone
-    said = f"{form.description}\n\n" if form.description else ""
+    description = f"{form.description}\n\n" if form.description else ""
     schema = json.dumps(form.schema, ensure_ascii=False, sort_keys=True)
-    return f"{alone.replace('object', 'value')}\n\n{said}It must validate against this JSON schema:\n{schema}"
+    return f"{alone.replace('object', 'value')}\n\n{description}It must validate against this JSON schema:\n{schema}"
 
 
 def _validator(schema: Mapping[str, Any]) -> Draft202012Validator:

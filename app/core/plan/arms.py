@@ -25,9 +25,9 @@ ORACLE = "oracle"
 
 def tier_for(catalog: Catalog, model: str) -> Tier | None:
     """The tier that a model id means: one of the file's, by name or alias, or an arm of one, where arms are served."""
-    named = catalog.tier(model)
-    if named is not None or not catalog.evaluation.arms:
-        return named
+    file_tier = catalog.tier(model)
+    if file_tier is not None or not catalog.evaluation.arms:
+        return file_tier
     for name in sorted((*catalog.tiers, *catalog.aliases), key=len, reverse=True):
         tier = catalog.tier(name)
         if tier is not None and model.startswith(f"{name}:"):
@@ -41,9 +41,9 @@ def tier_of(catalog: Catalog, tier: str, model: str, served_by: str = "") -> Tie
     own = catalog.tiers.get(tier)
     if own is not None and served_by:
         return served(catalog, own, served_by) or own
-    meant = tier_for(catalog, model) if model not in (tier, "") else None
-    if meant is not None and meant.name == tier:
-        return meant
+    arm_tier = tier_for(catalog, model) if model not in (tier, "") else None
+    if arm_tier is not None and arm_tier.name == tier:
+        return arm_tier
     return own
 
 
@@ -63,8 +63,8 @@ def listed(catalog: Catalog, tier: Tier) -> Iterator[str]:
         yield f"{tier.name}:moa:{min(3, steps - 1)}"
         yield f"{tier.name}:static:pev"
     own = tier.conductor
-    named = {name: None for name in (own.worker, *catalog.evaluation.conductors) if name is not None}
-    yield from (f"{tier.name}:conductor:{name}" for name in named if (own.kind, own.worker) != ("model", name))
+    conductors = {name: None for name in (own.worker, *catalog.evaluation.conductors) if name is not None}
+    yield from (f"{tier.name}:conductor:{name}" for name in conductors if (own.kind, own.worker) != ("model", name))
     yield f"{tier.name}:random"
 
 
@@ -76,15 +76,15 @@ def steps_needed(spec: ConductorSpec) -> int:
 
 
 def _arm(catalog: Catalog, tier: Tier, arm: str) -> Tier | None:
-    kind, _, rest = arm.partition(":")
+    kind, _, argument = arm.partition(":")
     if kind == "random" and arm == kind:
         return _fixed(tier, ConductorSpec("random"), tier.pool)
     if kind == "single":
-        return _over(tier, [rest], "single")
+        return _over(tier, [argument], "single")
     if kind == "conductor":
-        return _conducted(catalog, tier, rest)
-    count, _, named = rest.partition(":")
-    workers = named.split("+") if named else tier.pool
+        return _conducted(catalog, tier, argument)
+    count, _, names = argument.partition(":")
+    workers = names.split("+") if names else tier.pool
     if kind == "static" and count == "pev":
         return _over(tier, workers, "chain")
     if not (
@@ -92,7 +92,7 @@ def _arm(catalog: Catalog, tier: Tier, arm: str) -> Tier | None:
     ):
         return None
     if kind == "sc":
-        return _over(tier, [named or tier.fallback], "self_consistency", int(count))
+        return _over(tier, [names or tier.fallback], "self_consistency", int(count))
     if kind != "moa":
         return None
     return _over(tier, workers, "fan_out", int(count))

@@ -60,12 +60,12 @@ def _inputs(step: Step, base: int) -> list[int]:
 
 def _access(access: Access, base: int) -> list[str | int]:
     """Sorted and without repetitions, because neither changes what a step sees."""
-    seen = sorted(set(access.steps))
-    named: list[str | int] = ["user"] if access.user else []
+    numbers = sorted(set(access.steps))
+    entries: list[str | int] = ["user"] if access.user else []
     if access.previous:
-        named.append(PREVIOUS)
-    named += [f"run:{n}" for n in seen if n < base]
-    return [*named, *[n - base for n in seen if n >= base]]
+        entries.append(PREVIOUS)
+    entries += [f"run:{n}" for n in numbers if n < base]
+    return [*entries, *[n - base for n in numbers if n >= base]]
 
 
 def digest(form: Mapping[str, Any]) -> str:

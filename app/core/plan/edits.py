@@ -32,17 +32,17 @@ def edited(steps: Sequence[Mapping[str, Any]], edits: Sequence[Edit]) -> list[di
 
     Raises `PlanRejected`, whose reason begins with the place of the edit, for a step that does not exist.
     """
-    found = [dict(step) for step in steps]
+    plan = [dict(step) for step in steps]
     for place, edit in enumerate(edits):
-        last = len(found) - (edit.op != "add")
+        last = len(plan) - (edit.op != "add")
         if not 0 <= edit.step <= last:
-            raise PlanRejected([f"edits[{place}].step: the plan has {len(found)} steps, counted from 0"])
+            raise PlanRejected([f"edits[{place}].step: the plan has {len(plan)} steps, counted from 0"])
         if edit.op != "move" and edit.to is not None:
             raise PlanRejected([f"edits[{place}].to: only a step that is moved has a new place"])
         if edit.op == "move" and (edit.to is None or not 0 <= edit.to <= last):
-            raise PlanRejected([f"edits[{place}].to: give the step's new place, of {len(found)} counted from 0"])
-        found = _applied(found, edit)
-    return found
+            raise PlanRejected([f"edits[{place}].to: give the step's new place, of {len(plan)} counted from 0"])
+        plan = _applied(plan, edit)
+    return plan
 
 
 def _applied(steps: list[dict[str, Any]], edit: Edit) -> list[dict[str, Any]]:
@@ -53,8 +53,8 @@ def _applied(steps: list[dict[str, Any]], edit: Edit) -> list[dict[str, Any]]:
         return [step | dict(edit.fields) if n == edit.step else step for n, step in enumerate(steps)]
     if edit.op == "add":
         moved = {n: n + (n >= edit.step) for n in places}
-        found = [_renumbered(step, moved) for step in steps]
-        return [*found[: edit.step], dict(edit.fields), *found[edit.step :]]
+        renumbered = [_renumbered(step, moved) for step in steps]
+        return [*renumbered[: edit.step], dict(edit.fields), *renumbered[edit.step :]]
     del places[edit.step]
     if edit.op == "move" and edit.to is not None:
         places.insert(edit.to, edit.step)
@@ -67,8 +67,8 @@ def _renumbered(step: Mapping[str, Any], numbers: Mapping[int, int]) -> dict[str
     access = step.get("access")
     if not isinstance(access, list):
         return dict(step)
-    kept = [entry for entry in access if not _is_number(entry) or entry in numbers]
-    return {**step, "access": [numbers[entry] if _is_number(entry) else entry for entry in kept]}
+    entries = [entry for entry in access if not _is_number(entry) or entry in numbers]
+    return {**step, "access": [numbers[entry] if _is_number(entry) else entry for entry in entries]}
 
 
 def _is_number(entry: object) -> bool:

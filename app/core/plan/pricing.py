@@ -54,7 +54,7 @@ def plan_price(steps: Sequence[Step], workers: Iterable[Worker], question: int, 
     A step that the conductor takes itself costs as much as one by the cheapest worker; so does one by a worker that
     is not there, which another one will replace.
     """
-    known = {worker.name: worker for worker in workers}
+    workers_by_name = {worker.name: worker for worker in workers}
     total = Amount()
     for step in steps:
         size = len(step.subtask.encode())
@@ -63,41 +63,41 @@ def plan_price(steps: Sequence[Step], workers: Iterable[Worker], question: int, 
         size += seen_bytes(floor) * (len(step.access.steps) + step.access.previous)
         if step.subtask or step.access.steps:
             size += FRAME_BYTES
-        total += _step_price(step.worker, known, size, floor)
+        total += _step_price(step.worker, workers_by_name, size, floor)
     return total
 
 
-def _step_price(name: str, known: Mapping[str, Worker], size: int, floor: int) -> Amount:
-    if name != CONDUCTOR and name in known:
-        return least_price(known[name], size, floor)
-    prices = [least_price(worker, size, floor) for worker in known.values()]
+def _step_price(name: str, workers_by_name: Mapping[str, Worker], size: int, floor: int) -> Amount:
+    if name != CONDUCTOR and name in workers_by_name:
+        return least_price(workers_by_name[name], size, floor)
+    prices = [least_price(worker, size, floor) for worker in workers_by_name.values()]
     return min(prices, key=lambda price: price.usd, default=Amount())
 
 
-def every_plan_fits(workers: Sequence[Worker], steps: int, question: int, floor: int, left: Amount) -> bool:
+def every_plan_fits(workers: Sequence[Worker], steps: int, question: int, floor: int, remaining: Amount) -> bool:
     """Return True if any plan of so many steps over these workers fits, so that none needs to be priced."""
     size = question + SUBTASK_BYTES + FRAME_BYTES + seen_bytes(floor) * (steps - 1)
     prices = [least_price(worker, size, floor) for worker in workers]
     usd = max([price.usd for price in prices], default=0)
     tokens = max([price.tokens for price in prices], default=0)
-    return left.covers(Amount(steps * usd, steps * tokens))
+    return remaining.covers(Amount(steps * usd, steps * tokens))
 
 
-def best_alone(workers: Sequence[Worker], preferred: str, question: int, limits: Limits, left: Amount) -> str:
+def best_alone(workers: Sequence[Worker], preferred: str, question: int, limits: Limits, remaining: Amount) -> str:
     """Return the worker that is to answer alone, by name: the preferred one if the run can pay it at the floor.
 
     Else the dearest one that the run can pay at its full length, else the cheapest at the floor. The preferred one, or
     the first, if nobody can be paid.
     """
     floor = limits.floor
-    known = {worker.name: worker for worker in workers}
-    usual = known.get(preferred, workers[0])
-    if left.covers(least_price(usual, question, floor)):
+    workers_by_name = {worker.name: worker for worker in workers}
+    usual = workers_by_name.get(preferred, workers[0])
+    if remaining.covers(least_price(usual, question, floor)):
         return usual.name
-    whole = [worker for worker in workers if left.covers(least_price(worker, question, limits.output_tokens))]
+    whole = [worker for worker in workers if remaining.covers(least_price(worker, question, limits.output_tokens))]
     if whole:
         return max(whole, key=lambda worker: worker.price.output).name
-    short = [worker for worker in workers if left.covers(least_price(worker, question, floor))]
+    short = [worker for worker in workers if remaining.covers(least_price(worker, question, floor))]
     return min(short, key=lambda worker: worker.price.output, default=usual).name
 
 

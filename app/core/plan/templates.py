@@ -92,14 +92,14 @@ PLANNED = Arm(MODEL, MODEL, MODEL, (), ())
 def arms(spec: SelectorSpec, workers: Sequence[Worker], most_steps: int, *, model: bool = False) -> tuple[Arm, ...]:
     """Return all arms over these workers whose steps are not too many; `model` says whether the tier's model may be
     asked."""
-    found: dict[str, Arm] = {}
+    arms_by_name: dict[str, Arm] = {}
     for template in spec.templates:
         for arm in _arms_of_template(template, spec, workers, most_steps):
-            found[arm.name] = arm
+            arms_by_name[arm.name] = arm
     planned = (PLANNED,) if model else ()
-    if not found and not planned:  # the caller has left fewer steps than any template has
-        found = {arm.name: arm for arm in _arms_of_template("answer", spec, workers, most_steps)}
-    return (*found.values(), *planned)[:MOST]
+    if not arms_by_name and not planned:  # the caller has left fewer steps than any template has
+        arms_by_name = {arm.name: arm for arm in _arms_of_template("answer", spec, workers, most_steps)}
+    return (*arms_by_name.values(), *planned)[:MOST]
 
 
 def _arms_of_template(template: str, spec: SelectorSpec, workers: Sequence[Worker], most_steps: int) -> Iterator[Arm]:
@@ -184,20 +184,20 @@ def further_arms(spec: SelectorSpec, workers: Sequence[Worker], first: Arm) -> t
 def further_arm(name: str, first: Arm) -> Arm:
     """Return one of these arms by its name. The chance that an answer is right that is accepted or checked depends on
     whom it is from, and on what it looks like."""
-    done, _, worker = name.partition(" ")
-    if done == ACCEPT:
+    template, _, worker = name.partition(" ")
+    if template == ACCEPT:
         return replace(first, name=ACCEPT, steps=(), further=(ANSWERED,))
-    if done == RECHECK:
+    if template == RECHECK:
         step = Step(worker, CHECK, Access(True, (), previous=True), answers=True)
         return Arm(name, RECHECK, first.main, (*first.aids, f"check:{worker}"), (step,), (ANSWERED,))
     return Arm(name, "answer", worker, (), (Step(worker, "", Access(True), answers=True),))
 
 
-def suited_workers(workers: Sequence[Worker], named: Sequence[str], marks: Sequence[str]) -> list[str]:
-    """Return the names of the workers that may plan, or check: those that are `named`, else those with a strength that
-    has one of the marks in it, else the dearest."""
+def suited_workers(workers: Sequence[Worker], preferred_names: Sequence[str], marks: Sequence[str]) -> list[str]:
+    """Return the names of the workers that may plan, or check: those of `preferred_names` that are there, else those
+    with a strength that has one of the marks in it, else the dearest."""
     names = [worker.name for worker in workers]
-    chosen = [name for name in named if name in names]
+    chosen = [name for name in preferred_names if name in names]
     if chosen:
         return chosen
     suited = [worker.name for worker in workers if _mentions(worker.card.strengths, marks)]

@@ -95,10 +95,10 @@ def asks_for_answer(subtask: str) -> bool:
     subtask is the task itself."""
     if not subtask:
         return True
-    found = FINAL.search(subtask)
-    if found is None:
+    match = FINAL.search(subtask)
+    if match is None:
         return False
-    denial = DENIAL.search(subtask, found.start("sentence"), found.end())
+    denial = DENIAL.search(subtask, match.start("sentence"), match.end())
     return denial is None
 
 
@@ -124,7 +124,7 @@ def topology(inputs: Sequence[Sequence[int]]) -> Topology:
     if len(inputs) == 1:
         return "single"
     last = len(inputs) - 1
-    if all(not seen for seen in inputs[:last]) and len(inputs[last]) == last and last > 1:
+    if all(not step_inputs for step_inputs in inputs[:last]) and len(inputs[last]) == last and last > 1:
         return "fan-out"
     depths = _depths(inputs)
     if max(depths) == last:
@@ -141,9 +141,9 @@ def topology(inputs: Sequence[Sequence[int]]) -> Topology:
 
 def _depths(inputs: Sequence[Sequence[int]]) -> list[int]:
     depths: list[int] = []
-    for seen in inputs:
-        if seen:
-            depths.append(1 + max(depths[n] for n in seen))
+    for step_inputs in inputs:
+        if step_inputs:
+            depths.append(1 + max(depths[n] for n in step_inputs))
         else:
             depths.append(0)
     return depths
@@ -255,10 +255,10 @@ def by_ordinal(names: Sequence[str]) -> Resolve:
 
 def by_name(names: Sequence[str]) -> Resolve:
     """Workers as a caller names them."""
-    known = frozenset(names)
+    allowed_names = frozenset(names)
 
     def resolve(value: object) -> str | None:
-        if isinstance(value, str) and value in known:
+        if isinstance(value, str) and value in allowed_names:
             return value
         return None
 
@@ -272,8 +272,8 @@ def check_step(
     it may see the previous answer; a `reasoned` one may give the conductor's reasons."""
     if not isinstance(value, Mapping):
         return None, [f"step {place}: must be an object with worker, subtask and access"]
-    known = FIELDS | OPTIONAL | ({WHY, WITHHELD} if reasoned else frozenset())
-    reasons = [f"step {place}: unknown field" for _ in set(value) - known]
+    allowed_fields = FIELDS | OPTIONAL | ({WHY, WITHHELD} if reasoned else frozenset())
+    reasons = [f"step {place}: unknown field" for _ in set(value) - allowed_fields]
     reasons += [f"step {place}: {field} is missing" for field in sorted(FIELDS - set(value))]
     worker = resolve(value.get("worker"))
     if "worker" in value and worker is None:
@@ -430,22 +430,22 @@ class PlanReader:
         """Return whether the plan ends rightly behind its list of steps, and keep the reason for its shape."""
         if tail.startswith("}"):
             return True
-        found = self._SHAPE.match(tail) if self._reasoned else None
-        if found is None:
+        match = self._SHAPE.match(tail) if self._reasoned else None
+        if match is None:
             return False
         try:
-            self.why = reason(json.JSONDecoder(strict=False).raw_decode(tail, found.end())[0])
+            self.why = reason(json.JSONDecoder(strict=False).raw_decode(tail, match.end())[0])
         except (ValueError, RecursionError):  # the text breaks off in the reason, behind all that is carried out
             self.why = ""
         return True
 
     def _find_start(self) -> bool:
         """Return whether the plan has begun: at its first opening outside of a thinking block."""
-        while found := self._START.search(self._text, max(self._after, self._sought)):
-            thought = self._text.find("<think>", self._after, found.start())
+        while opening := self._START.search(self._text, max(self._after, self._sought)):
+            thought = self._text.find("<think>", self._after, opening.start())
             if thought < 0:
                 self._started = True
-                self._at = found.end()
+                self._at = opening.end()
                 return True
             ends = self._text.find("</think>", thought)
             if ends < 0:
@@ -541,33 +541,33 @@ def read_lists(text: str, resolve: Resolve, max_steps: int, further: bool = Fals
     """
     body = text[:MAX_PLAN_CHARS].rpartition("</think>")[2].replace("“", '"').replace("”", '"')
     lists = {label: _list_after(pattern, body) for label, pattern in _LABELS.items()}
-    missing = [label for label, found in lists.items() if found is None]
+    missing = [label for label, values in lists.items() if values is None]
     if missing:
         raise PlanRejected([f"no plan found: neither a steps object nor the list {', '.join(missing)}"])
     models, subtasks, access = (lists[label] or [] for label in _LABELS)
     if not len(models) == len(subtasks) == len(access):
         raise PlanRejected([f"the lists differ in length: {len(models)}, {len(subtasks)}, {len(access)}"])
     entries = [
-        {"worker": worker, "subtask": subtask, "access": published_access(seen, place, further)}
-        for place, (worker, subtask, seen) in enumerate(zip(models, subtasks, access, strict=True))
+        {"worker": worker, "subtask": subtask, "access": published_access(access_value, place, further)}
+        for place, (worker, subtask, access_value) in enumerate(zip(models, subtasks, access, strict=True))
     ]
     return read_plan({"steps": entries}, resolve, max_steps, further)
 
 
-def published_access(seen: object, place: int, further: bool) -> object:
+def published_access(access_value: object, place: int, further: bool) -> object:
     """The access list of the step at this place in Baton's own form, as the published one writes it."""
-    if seen in ("all", ["all"]):
+    if access_value in ("all", ["all"]):
         return Access(True, tuple(range(place)), previous=further).as_list()
-    if isinstance(seen, list):
-        return ["user", *seen]
-    return seen
+    if isinstance(access_value, list):
+        return ["user", *access_value]
+    return access_value
 
 
 def _list_after(label: re.Pattern[str], text: str) -> list[Any] | None:
-    found = label.search(text)
-    if found is None:
+    match = label.search(text)
+    if match is None:
         return None
-    start = text.find("[", found.end())
+    start = text.find("[", match.end())
     if start < 0:
         return None
     end = _closing(text, start)
@@ -636,12 +636,12 @@ def from_lists(value: Mapping[str, Any], pool: Sequence[str]) -> dict[str, Any]:
     if not len(ids) == len(subtasks) == len(access):
         raise PlanRejected([f"the lists differ in length: {len(ids)}, {len(subtasks)}, {len(access)}"])
     steps = []
-    for place, (model, subtask, seen) in enumerate(zip(ids, subtasks, access, strict=True)):
+    for place, (model, subtask, access_value) in enumerate(zip(ids, subtasks, access, strict=True)):
         steps.append(
             {
                 "worker": _named(model, models, place, reasons),
                 "subtask": subtask,
-                "access": published_access(seen, place, further=False),
+                "access": published_access(access_value, place, further=False),
             }
         )
     if reasons:
@@ -679,7 +679,7 @@ def to_lists(steps: Sequence[Step], pool: Sequence[str]) -> dict[str, Any]:
 
 
 def _listed(step: Step, place: int) -> list[str | int]:
-    seen = list(step.access.steps)
-    if seen and seen == list(range(place)):
+    earlier_steps = list(step.access.steps)
+    if earlier_steps and earlier_steps == list(range(place)):
         return ["all"]
-    return [*seen]
+    return [*earlier_steps]

@@ -172,21 +172,24 @@ def after_call(
     began: float,
     now: float,
     chance: float,
-    asked: float | None = None,
+    retry_after: float | None = None,
     extra: bool = False,
     age: float = 0.0,
     tolerated: int = FAILURES_IN_A_ROW,
 ) -> Breaker:
-    """Return the breaker after a call that began at `began` and ended `age` seconds ago. `asked` is the provider's
-    Retry-After in seconds; `extra` says that the call was not its step's first; `tolerated` failures in a row eject."""
+    """Return the breaker after a call that began at `began` and ended `age` seconds ago.
+
+    `retry_after` is the provider's Retry-After in seconds; `extra` says that the call was not its step's first;
+    `tolerated` failures in a row eject.
+    """
     if extra:
         breaker = _without_scout(breaker)
     if breaker.reason and began >= breaker.until:
         breaker = call_not_made(breaker)
-    if verdict == "rate_limited" and asked:
-        left = min(asked, LONGEST_RATE_LIMIT_SECONDS) - age
-        if left > 0:
-            return _limited(breaker, now, left)
+    if verdict == "rate_limited" and retry_after:
+        remaining_seconds = min(retry_after, LONGEST_RATE_LIMIT_SECONDS) - age
+        if remaining_seconds > 0:
+            return _limited(breaker, now, remaining_seconds)
         return breaker
     if verdict == "silent" or began < breaker.since:
         return breaker
@@ -235,9 +238,9 @@ def _is_outlier(breaker: Breaker, now: float) -> bool:
     return whole >= OUTLIER_CALLS and bad >= OUTLIER_SHARE * whole
 
 
-def _limited(breaker: Breaker, now: float, asked: float) -> Breaker:
+def _limited(breaker: Breaker, now: float, seconds: float) -> Breaker:
     """Eject for as long as the provider asked to wait, or longer if a later time was set already."""
-    until = now + asked
+    until = now + seconds
     if breaker.state(now) == "open":
         return replace(breaker, until=max(breaker.until, until))
     return _eject(breaker, "rate_limited", now, until, breaker.ejections)

@@ -163,8 +163,8 @@ def accounts(budgets: Iterable[Budget], names: Mapping[Scope, str]) -> tuple[str
         if budget.scope == "shadow":  # of no request
             continue
         place = (budget.scope, budget.period)
-        wanted = names.get(budget.scope, "")
-        if budget.scope == "tenant" or (budget.name == wanted and wanted != EVERYBODY):
+        subject_name = names.get(budget.scope, "")
+        if budget.scope == "tenant" or (budget.name == subject_name and subject_name != EVERYBODY):
             chosen[place] = budget
         elif budget.name == EVERYBODY:
             chosen.setdefault(place, budget)
@@ -173,22 +173,22 @@ def accounts(budgets: Iterable[Budget], names: Mapping[Scope, str]) -> tuple[str
 
 def faults(budget: Budget) -> list[str]:
     """Return what is wrong with a budget, in words; empty if nothing is."""
-    found = []
+    reasons = []
     if not budget.tenant:
-        found.append("the tenant is empty")
+        reasons.append("the tenant is empty")
     if (budget.scope == "tenant") != (not budget.name):
-        found.append("a budget of a key, a user or a team needs a name, and that of a tenant has none")
+        reasons.append("a budget of a key, a user or a team needs a name, and that of a tenant has none")
     if len(budget.name) > LONGEST_NAME:
-        found.append(f"the name has more than {LONGEST_NAME} characters")
+        reasons.append(f"the name has more than {LONGEST_NAME} characters")
     if budget.usd < 0:
-        found.append("the amount is negative")
+        reasons.append("the amount is negative")
     if budget.soft is not None and not 0 < budget.soft < 1:
-        found.append("the soft limit is a share above 0 and below 1")
+        reasons.append("the soft limit is a share above 0 and below 1")
     if budget.slices is not None and not 2 <= budget.slices <= MOST_SLICES:
-        found.append(f"the number of slices is from 2 to {MOST_SLICES}")
+        reasons.append(f"the number of slices is from 2 to {MOST_SLICES}")
     if not _is_zone(budget.zone):
-        found.append("the time zone is not in the IANA database; write one such as Europe/Berlin")
-    return found
+        reasons.append("the time zone is not in the IANA database; write one such as Europe/Berlin")
+    return reasons
 
 
 def _is_zone(name: str) -> bool:

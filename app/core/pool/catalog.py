@@ -76,10 +76,10 @@ class Price:
         """Return the cost of `usage` in micro-dollars, rounded up so that a sum is never below the bill."""
         if self.long is not None and usage.input > self.long_after:
             return self.long.cost(usage)
-        fresh = max(usage.input - usage.cached, 0)
-        exact = fresh * self.input + usage.cached * self.cached + usage.output * self.output
+        uncached_tokens = max(usage.input - usage.cached, 0)
+        exact = uncached_tokens * self.input + usage.cached * self.cached + usage.output * self.output
         if usage.written and self.written is not None:
-            exact += min(usage.written, fresh) * (self.written - self.input)
+            exact += min(usage.written, uncached_tokens) * (self.written - self.input)
         if self.reasoning is not None:
             exact += usage.reasoning * (self.reasoning - self.output)
         return -(-exact // MILLION)
@@ -152,30 +152,36 @@ class Deadlines:
         first = self.first if self.first != FIRST else min(max(seconds * PATIENCE_SHARE, PATIENCE_SECONDS), FIRST)
         return first + writing
 
-    def within(self, left: float, *, live: bool, spare: bool, patience: float = inf) -> "Deadlines":
-        """These, cut to the `left` seconds of a run. `spare`: another worker could take over from one that hangs, and
-        does so after `patience` seconds of silence.
+    def within(self, remaining_seconds: float, *, live: bool, spare: bool, patience: float = inf) -> "Deadlines":
+        """Return these deadlines, cut to the `remaining_seconds` of a run. `spare` says that another worker could take
+        over from one that hangs, and does so after `patience` seconds of silence.
 
         A reply that is not `live` says nothing until it is complete, so its first byte may take as long as all of it.
         """
         own = self.first if live else self.total
-        first = min(own, left * SPARED) if spare else min(own, left)
+        first = min(own, remaining_seconds * SPARED) if spare else min(own, remaining_seconds)
         exact = spare and patience < first
         if exact:
             first = patience
-        return Deadlines(min(self.connect, left), first, min(self.gap, left), min(self.total, left), exact)
+        return Deadlines(
+            min(self.connect, remaining_seconds),
+            first,
+            min(self.gap, remaining_seconds),
+            min(self.total, remaining_seconds),
+            exact,
+        )
 
-    def fair(self, given: "Deadlines", seconds: float, silence: float, patience: float = inf) -> bool:
-        """Return whether a call that exceeded the deadlines `given` counts against the worker, whose own deadlines
-        these are.
+    def fair(self, call_deadlines: "Deadlines", seconds: float, silence: float, patience: float = inf) -> bool:
+        """Return whether a call that exceeded `call_deadlines` counts against the worker, whose own deadlines these
+        are.
 
         It does not if a run had so little time left that hardly any was granted, or ended while the worker was still
         talking. `seconds` is what the call took, `silence` how long nothing had come at its end, `patience` as in
         `within`.
         """
-        if given.first < min(FAIR * self.first, patience):
+        if call_deadlines.first < min(FAIR * self.first, patience):
             return False
-        return not (given.total <= seconds and given.total < self.total and silence < FAIR * self.gap)
+        return not (call_deadlines.total <= seconds and call_deadlines.total < self.total and silence < FAIR * self.gap)
 
 
 @record(frozen=True, slots=True)

@@ -53,10 +53,10 @@ class VersionsInForce:
 
 def versions_in_force(changes: Iterable[Change]) -> dict[str, VersionsInForce]:
     """The versions of each conductor that are in force, from changes in the order of (at, id)."""
-    found: dict[str, VersionsInForce] = {}
+    versions: dict[str, VersionsInForce] = {}
     for change in changes:
-        found[change.conductor] = _after(found.get(change.conductor, VersionsInForce()), change)
-    return found
+        versions[change.conductor] = _after(versions.get(change.conductor, VersionsInForce()), change)
+    return versions
 
 
 def _after(now: VersionsInForce, change: Change) -> VersionsInForce:
@@ -65,8 +65,8 @@ def _after(now: VersionsInForce, change: Change) -> VersionsInForce:
         case "loaded":
             return replace(now, loaded=(*(loaded for loaded in now.loaded if loaded != version), version))
         case "unloaded":
-            left = tuple(loaded for loaded in now.loaded if loaded != version)
-            return replace(now, loaded=left, before=tuple(earlier for earlier in now.before if earlier != version))
+            remaining = tuple(loaded for loaded in now.loaded if loaded != version)
+            return replace(now, loaded=remaining, before=tuple(earlier for earlier in now.before if earlier != version))
         case "canary":
             return replace(now, canary=version, share=change.share)
         case "promoted":
@@ -98,12 +98,12 @@ def refusal_in_place(now: VersionsInForce, kind: ChangeKind, version: str) -> st
     return ""
 
 
-def chosen(known: Mapping[str, VersionsInForce], conductor: str, run: str) -> str:
+def chosen(versions: Mapping[str, VersionsInForce], conductor: str, run: str) -> str:
     """Return the version that conducts a run, or the subject that serves it; empty for what the pool file says.
 
     Every process finds the same one for all of a run's plans, unless a change comes between.
     """
-    now = known.get(conductor)
+    now = versions.get(conductor)
     if now is None:
         return ""
     if now.canary and _place(f"{now.canary}|{run}") < now.share:

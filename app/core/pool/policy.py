@@ -89,7 +89,7 @@ def eligible(catalog: Catalog, tier: Tier, task: Task, least: Reading, overrides
     """
     size = input_bound(task.messages, tool_bytes(task.toolbox)) // 4
     needs = Needs(images=task.has_images, documents=task.has_documents, tools=task.needs_tools, context=size)
-    kept: list[Worker] = []
+    workers: list[Worker] = []
     excluded: dict[str, str] = {}
     for name in tier.pool:
         worker = catalog.workers[name]
@@ -101,24 +101,24 @@ def eligible(catalog: Catalog, tier: Tier, task: Task, least: Reading, overrides
         if reason:
             excluded[name] = reason
         else:
-            kept.append(worker)
-    return Eligible(tuple(kept), excluded)
+            workers.append(worker)
+    return Eligible(tuple(workers), excluded)
 
 
 def priced(choice: Eligible) -> Eligible:
     """Without the workers of unknown price, for a run that has a budget: what they cost could not be held."""
     unknown = {worker.name: NO_PRICE for worker in choice.workers if not worker.priced}
-    kept = tuple(worker for worker in choice.workers if worker.name not in unknown)
+    workers = tuple(worker for worker in choice.workers if worker.name not in unknown)
     if unknown:
-        return Eligible(kept, {**choice.excluded, **unknown})
+        return Eligible(workers, {**choice.excluded, **unknown})
     return choice
 
 
 def healthy(choice: Eligible, ejected: Mapping[str, str]) -> Eligible:
     """Without the ejected ones, as long as `ENOUGH` remain; `ejected` gives their reasons, the worst of them first."""
     out = spared(choice.workers, ejected)
-    kept = tuple(worker for worker in choice.workers if worker.name not in out)
-    return Eligible(kept, {**choice.excluded, **{name: f"ejected: {reason}" for name, reason in out.items()}})
+    workers = tuple(worker for worker in choice.workers if worker.name not in out)
+    return Eligible(workers, {**choice.excluded, **{name: f"ejected: {reason}" for name, reason in out.items()}})
 
 
 def spared(workers: Sequence[Worker], ejected: Mapping[str, str]) -> Mapping[str, str]:
@@ -129,8 +129,8 @@ def spared(workers: Sequence[Worker], ejected: Mapping[str, str]) -> Mapping[str
 
 def unknown_names(tier: Tier, overrides: Overrides) -> tuple[str, ...]:
     """Names in the overrides that the tier's pool does not hold, sorted."""
-    named = overrides.allow | overrides.deny | ({overrides.pin} if overrides.pin else set())
-    return tuple(sorted(named - set(tier.pool)))
+    names = overrides.allow | overrides.deny | ({overrides.pin} if overrides.pin else set())
+    return tuple(sorted(names - set(tier.pool)))
 
 
 def overridden(tier: Tier, other: Tier, overrides: Overrides) -> Overrides | None:
@@ -265,13 +265,13 @@ def worst_case(worker: Worker, input_tokens: int, output_tokens: int) -> tuple[i
     return worker.price.worst(input_tokens, output_tokens), input_tokens + output_tokens
 
 
-def affordable_output(worker: Worker, input_tokens: int, wanted: int, *, floor: int, usd: int, tokens: int) -> int:
-    """Return the largest number of output tokens, of at most `wanted`, whose worst case fits `usd` micro-dollars and
-    `tokens`.
+def affordable_output(worker: Worker, input_tokens: int, max_tokens: int, *, floor: int, usd: int, tokens: int) -> int:
+    """Return the largest number of output tokens, of at most `max_tokens`, whose worst case fits `usd` micro-dollars
+    and `tokens`.
 
     0 if even `floor` tokens do not fit. A call that wants less than the floor is never cut.
     """
-    low, high = min(floor, wanted), wanted
+    low, high = min(floor, max_tokens), max_tokens
     if not _fits(worker, input_tokens, low, usd, tokens):
         return 0
     while low < high:
@@ -315,24 +315,24 @@ def usage_of_broken(input_tokens: int, output_tokens: int, text: str, unheard: i
 
 def terms_of(catalog: Catalog, tier: Tier, labels: frozenset[str], *, requested: bool) -> ApprovalTerms | None:
     """Return the terms of a run of this tier with these labels; None if no plan of it can need an approval."""
-    ruled = _ruled(catalog, tier, labels)
+    rule_workers = _ruled(catalog, tier, labels)
     rule = tier.approval
     if rule is None:
-        if not (requested or ruled):
+        if not (requested or rule_workers):
             return None
-        return ApprovalTerms(reasons=(REQUESTED,) if requested else (), workers=ruled)
+        return ApprovalTerms(reasons=(REQUESTED,) if requested else (), workers=rule_workers)
     reasons = [REQUESTED] if requested else []
     if rule.always:
         reasons.append(TIER)
     reasons += [f"label:{label}" for label in sorted(rule.labels & labels)]
-    asked = {*rule.workers, *ruled}
-    named = [name for name in tier.pool if name in asked or _provider(catalog, name) in rule.providers]
-    if not (reasons or named or rule.above_usd is not None):
+    listed_names = {*rule.workers, *rule_workers}
+    gated_workers = [name for name in tier.pool if name in listed_names or _provider(catalog, name) in rule.providers]
+    if not (reasons or gated_workers or rule.above_usd is not None):
         return None
     return ApprovalTerms(
         reasons=tuple(reasons),
         above_usd=rule.above_usd,
-        workers=tuple(named),
+        workers=tuple(gated_workers),
         seconds=rule.seconds,
         on_expiry=rule.on_expiry,
         four_eyes=rule.four_eyes,
@@ -346,11 +346,11 @@ def _provider(catalog: Catalog, name: str) -> str:
 
 def _ruled(catalog: Catalog, tier: Tier, labels: frozenset[str]) -> tuple[str, ...]:
     """Return the workers of a tier before which a rule asks for an approval of a run with these labels."""
-    wanted = [rule.approve for rule in catalog.rules if rule.approve is not None and rule.labels - SOURCES <= labels]
-    if not wanted:
+    matches = [rule.approve for rule in catalog.rules if rule.approve is not None and rule.labels - SOURCES <= labels]
+    if not matches:
         return ()
-    known: Iterable[Worker] = [catalog.workers[name] for name in tier.pool if name in catalog.workers]
-    return tuple([worker.name for worker in known if _is_named(worker, wanted)])
+    workers: Iterable[Worker] = [catalog.workers[name] for name in tier.pool if name in catalog.workers]
+    return tuple([worker.name for worker in workers if _is_named(worker, matches)])
 
 
 def _is_named(worker: Worker, matches: Sequence[Match]) -> bool:

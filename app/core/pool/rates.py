@@ -140,8 +140,8 @@ class Window:
     def read(cls, body: bytes) -> "Window":
         """Return the inverse of `written`."""
         requests, tokens, claims = orjson.loads(body)
-        known = {claim[0]: Claim(*claim) for claim in claims}
-        return cls([Slot(*request) for request in requests], [Slot(*token) for token in tokens], known)
+        claims_by_run = {claim[0]: Claim(*claim) for claim in claims}
+        return cls([Slot(*request) for request in requests], [Slot(*token) for token in tokens], claims_by_run)
 
     def written(self) -> bytes:
         """Return the window as JSON, which other processes read."""
@@ -167,17 +167,17 @@ class Window:
                 _count(self.tokens, at, used - claim.tokens, limits.tpm)
         self.tokens = _current(self.tokens, now)
 
-    def refusal(self, name: str, limits: RateLimits, asked: RateRequest, now: float) -> Refusal | None:
+    def refusal(self, name: str, limits: RateLimits, request: RateRequest, now: float) -> Refusal | None:
         """Return the limit beyond which this request would be, if any."""
-        if asked.run and limits.concurrency is not None and len(self.claims) >= limits.concurrency:
+        if request.run and limits.concurrency is not None and len(self.claims) >= limits.concurrency:
             return Refusal(name, "concurrency", BUSY_SECONDS)
         if limits.rpm is not None and (wait := _wait(self.requests, 1, limits.rpm, now)):
             return Refusal(name, "requests", wait)
-        if asked.run and limits.tpm is not None:
+        if request.run and limits.tpm is not None:
             # A run that is larger than the limit is let in alone.
-            wanted = min(max(asked.tokens, 1), max(limits.tpm, 1))
-            if _wait(self.tokens, wanted, limits.tpm, now):
-                wait = _wait(self._used_tokens(), wanted, limits.tpm, now)
+            tokens = min(max(request.tokens, 1), max(limits.tpm, 1))
+            if _wait(self.tokens, tokens, limits.tpm, now):
+                wait = _wait(self._used_tokens(), tokens, limits.tpm, now)
                 return Refusal(name, "tokens", max(wait, BUSY_SECONDS))
         return None
 
@@ -190,19 +190,19 @@ class Window:
             Slot(token.opened, token.expires, token.amount - reserved.get(token.opened, 0)) for token in self.tokens
         ]
 
-    def count(self, limits: RateLimits, asked: RateRequest, runs: Mapping[str, RunUse], now: float) -> None:
+    def count(self, limits: RateLimits, request: RateRequest, runs: Mapping[str, RunUse], now: float) -> None:
         """Count a request that was not refused."""
         if limits.rpm is not None:
             _count(self.requests, now, 1, limits.rpm)
-        if not asked.run or (limits.tpm is None and limits.concurrency is None):
+        if not request.run or (limits.tpm is None and limits.concurrency is None):
             return
         tokens, slot = 0, now
         if limits.tpm is not None:
-            tokens = min(asked.tokens, limits.tpm)
+            tokens = min(request.tokens, limits.tpm)
             slot = _count(self.tokens, now, tokens, limits.tpm)
-        former = runs.get(asked.resumes, RunUse(seq=0, tokens=0, waits=False))
+        former = runs.get(request.resumes, RunUse(seq=0, tokens=0, waits=False))
         until = now + CLAIM_SECONDS
-        self.claims[asked.run] = Claim(asked.run, asked.resumes, former.seq, former.tokens, tokens, slot, until)
+        self.claims[request.run] = Claim(request.run, request.resumes, former.seq, former.tokens, tokens, slot, until)
 
     @property
     def until(self) -> float:
@@ -218,7 +218,7 @@ class Window:
 
     def figures(self, limits: RateLimits, now: float) -> tuple[Figures, ...]:
         """Return the figures of the limits that the window has."""
-        found: list[Figures] = []
+        figures: list[Figures] = []
         parts: tuple[tuple[Unit, int | None, list[Slot]], ...] = (
             ("requests", limits.rpm, self.requests),
             ("tokens", limits.tpm, self.tokens),
@@ -227,8 +227,8 @@ class Window:
             if most is not None:
                 remaining = max(0, most - _total(slots))
                 reset = max([slot.expires for slot in slots if slot.amount], default=now) - now
-                found.append(Figures(unit, most, remaining, reset))
-        return tuple(found)
+                figures.append(Figures(unit, most, remaining, reset))
+        return tuple(figures)
 
     def _take_off(self, claim: Claim, used: int) -> None:
         """Reduce a reservation to what was used of it, while it still counts."""
@@ -263,11 +263,11 @@ def decide(
 
 def _tightest(figures: Iterable[Figures]) -> tuple[Figures, ...]:
     """Return, for each unit, the figures of the window that has least left."""
-    found: dict[Unit, Figures] = {}
+    tightest: dict[Unit, Figures] = {}
     for figure in figures:
-        if figure.unit not in found or figure.remaining < found[figure.unit].remaining:
-            found[figure.unit] = figure
-    return tuple(found.values())
+        if figure.unit not in tightest or figure.remaining < tightest[figure.unit].remaining:
+            tightest[figure.unit] = figure
+    return tuple(tightest.values())
 
 
 def _over(claim: Claim, runs: Mapping[str, RunUse], now: float) -> tuple[int, float] | None:
@@ -289,11 +289,11 @@ def _over(claim: Claim, runs: Mapping[str, RunUse], now: float) -> tuple[int, fl
 def _current(slots: list[Slot], now: float) -> list[Slot]:
     """Return the slots that still count. A clock that was ahead once must not make them count for longer than they
     would."""
-    kept = [slot for slot in slots if slot.expires > now and slot.amount > 0]
-    for slot in kept:
+    current = [slot for slot in slots if slot.expires > now and slot.amount > 0]
+    for slot in current:
         if slot.opened > now:
             slot.opened, slot.expires = now, slot.expires - (slot.opened - now)
-    return kept
+    return current
 
 
 def _count(slots: list[Slot], now: float, amount: int, limit: int) -> float:
@@ -328,5 +328,5 @@ def _figures(slots: Iterable[Slot]) -> list[tuple[float, float, int]]:
 
 
 def _fields(claim: Claim) -> list[str | int | float]:
-    known: list[str | int | float] = [claim.run, claim.resumes, claim.seq, claim.before]
-    return [*known, claim.tokens, claim.slot, claim.until]
+    journal_fields: list[str | int | float] = [claim.run, claim.resumes, claim.seq, claim.before]
+    return [*journal_fields, claim.tokens, claim.slot, claim.until]

@@ -42,8 +42,8 @@ def objection(catalog: Catalog, tier: str, subject: str) -> str:
     if worker is not None and catalog.providers[worker.provider].format == "embeddings":
         return f"the worker {name} makes embeddings and cannot answer; name another one"
     if definition(catalog, catalog.tiers[tier], subject) is None:
-        known = ", ".join(name for name in catalog.tiers if name != tier)
-        return f"the pool file has no {subject}; its other tiers are: {known or 'none'}"
+        others = ", ".join(name for name in catalog.tiers if name != tier)
+        return f"the pool file has no {subject}; its other tiers are: {others or 'none'}"
     return ""
 
 

@@ -55,8 +55,8 @@ def _plain(value: Any) -> Any:
 
 def _record(kind: Any, value: Mapping[str, Any]) -> Any:
     hints = _hints(kind)
-    known = [field.name for field in fields(kind) if field.name in value]
-    return kind(**{name: _made(hints[name], value[name]) for name in known})
+    names = [field.name for field in fields(kind) if field.name in value]
+    return kind(**{name: _made(hints[name], value[name]) for name in names})
 
 
 @cache

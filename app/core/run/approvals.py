@@ -47,14 +47,14 @@ def approval_reasons(
     `price` is the worst case of its steps and `spent` the cost of the run so far, in micro-dollars. A price that is not
     known counts as too high. `further` says that an earlier plan of the run needed an approval.
     """
-    found = list(terms.reasons)
-    named = [name for name in dict.fromkeys(workers) if name in terms.workers]
-    found += [f"worker:{name}" for name in named]
+    reasons = list(terms.reasons)
+    worker_names = [name for name in dict.fromkeys(workers) if name in terms.workers]
+    reasons += [f"worker:{name}" for name in worker_names]
     if terms.above_usd is not None and (price is None or spent + price > terms.above_usd):
-        found.append(PRICE)
+        reasons.append(PRICE)
     if further:
-        found.append(FURTHER)
-    return tuple(found)
+        reasons.append(FURTHER)
+    return tuple(reasons)
 
 
 def fingerprint(catalog: Catalog, worker: Worker) -> str:
@@ -62,14 +62,14 @@ def fingerprint(catalog: Catalog, worker: Worker) -> str:
     provider = catalog.providers.get(worker.provider)
     places = [] if provider is None else [provider.base_url, *[endpoint.base_url for endpoint in provider.endpoints]]
     price = [worker.price.input, worker.price.output, worker.price.cached, worker.price.written, worker.price.reasoning]
-    said = [worker.provider, worker.model, places, worker.card.region, worker.card.retention, price]
-    return sha256(json.dumps(said).encode()).hexdigest()[:32]
+    identity = [worker.provider, worker.model, places, worker.card.region, worker.card.retention, price]
+    return sha256(json.dumps(identity).encode()).hexdigest()[:32]
 
 
 def fingerprints(catalog: Catalog, names: Iterable[str]) -> dict[str, str]:
     """The fingerprint of each of these workers that the catalog has, by name."""
-    known = catalog.workers
-    return {name: fingerprint(catalog, known[name]) for name in names if name in known}
+    workers = catalog.workers
+    return {name: fingerprint(catalog, workers[name]) for name in names if name in workers}
 
 
 def subject_digest(
@@ -108,7 +108,9 @@ def permitted_workers(
     if approval is None:
         barred = [worker for worker in workers if needs_approval(worker, terms)]
     else:
-        known = approval.workers
-        barred = [worker for worker in workers if known.get(worker.name) != fingerprint(catalog, worker)]
-    left = [worker for worker in workers if worker not in barred]
-    return left, tuple([(worker.name, NOT_APPROVED) for worker in barred])
+        approved_fingerprints = approval.workers
+        barred = [
+            worker for worker in workers if approved_fingerprints.get(worker.name) != fingerprint(catalog, worker)
+        ]
+    permitted = [worker for worker in workers if worker not in barred]
+    return permitted, tuple([(worker.name, NOT_APPROVED) for worker in barred])

@@ -65,16 +65,16 @@ def bill(state: RunState) -> Bill:
     fine = [call for call in calls if call.outcome == "ok"]
     seers = [call for call in fine if call.step is not None and call.sees_user] or fine
     first = seers[0].usage if seers else Usage()
-    said = _answer_usage(state)
-    visible = Usage(first.input, first.cached, said.output, said.reasoning, turn.estimated)
-    rest = Usage(
+    answer = _answer_usage(state)
+    visible = Usage(first.input, first.cached, answer.output, answer.reasoning, turn.estimated)
+    orchestration = Usage(
         turn.input - first.input,
         turn.cached - first.cached,
-        turn.output - said.output,
-        turn.reasoning - said.reasoning,
+        turn.output - answer.output,
+        turn.reasoning - answer.reasoning,
         turn.estimated,
     )
-    return Bill(visible, rest, turn, sum(call.usd for call in calls), total, state.usd)
+    return Bill(visible, orchestration, turn, sum(call.usd for call in calls), total, state.usd)
 
 
 def unspent_amount(state: RunState) -> Amount:
@@ -90,15 +90,15 @@ def unspent_amount(state: RunState) -> Amount:
 def spendable_by_steps(state: RunState) -> Amount:
     """Return the amount that calls of steps may still hold: what is unspent, within what was approved, or within what
     needs no approval."""
-    left, terms = unspent_amount(state), state.admitted.approval
+    unspent, terms = unspent_amount(state), state.admitted.approval
     if terms is None:
-        return left
+        return unspent
     cap = terms.above_usd
     if state.approvals:
         cap = list(state.approvals.values())[-1].max_usd
     if cap is None:
-        return left
-    return Amount(max(min(left.usd, cap - state.admitted.limits.usd + left.usd), 0), left.tokens)
+        return unspent
+    return Amount(max(min(unspent.usd, cap - state.admitted.limits.usd + unspent.usd), 0), unspent.tokens)
 
 
 def _answer_usage(state: RunState) -> Usage:
@@ -143,14 +143,14 @@ def read_position(number: int) -> Position:
 def attempt_of(state: RunState, call: str) -> int:
     """Return which attempt of its step a call is, from 1, counted on over the answering steps of earlier rounds; 0 if
     the state knows no such call."""
-    known = state.calls.get(call)
-    if known is None or known.step is None:
+    call_state = state.calls.get(call)
+    if call_state is None or call_state.step is None:
         return 0
-    step = state.steps[known.step]
+    step = state.steps[call_state.step]
     while state.nested and (parent := parent_of(state, step)) is not None:
         step = parent
-    made = [attempt.id for attempt in _answering_calls(state, step.n)]
-    return made.index(call) + 1 if call in made else 0
+    attempts = [attempt.id for attempt in _answering_calls(state, step.n)]
+    return attempts.index(call) + 1 if call in attempts else 0
 
 
 def _answering_calls(state: RunState, n: int) -> list[Call]:
@@ -363,19 +363,19 @@ def dollars(micro: int) -> float:
 
 def usage_of(bill: Bill) -> dict[str, Any]:
     """Return OpenAI's `usage`: total = prompt + completion, and visible + orchestration = the journal's sum."""
-    visible, rest = bill.visible, bill.orchestration
+    visible, orchestration = bill.visible, bill.orchestration
     return {
         "prompt_tokens": visible.input,
         "completion_tokens": visible.output,
         "total_tokens": visible.input + visible.output,
         "prompt_tokens_details": {
             "cached_tokens": visible.cached,
-            "orchestration_input_tokens": rest.input,
-            "orchestration_input_cached_tokens": rest.cached,
+            "orchestration_input_tokens": orchestration.input,
+            "orchestration_input_cached_tokens": orchestration.cached,
         },
         "completion_tokens_details": {
             "reasoning_tokens": visible.reasoning,
-            "orchestration_output_tokens": rest.output,
+            "orchestration_output_tokens": orchestration.output,
         },
     }
 

@@ -165,19 +165,19 @@ def steps_settled(state: RunState, command: Skip | Conclude) -> tuple[Fact, ...]
     if command.answer is None:
         error = command.error or "run_failed"
         return (StepFailed(command.step, error, retry_after=_retry_after(state, error)),)
-    said = command.answer.step
-    done = StepDone(
+    answer = command.answer.step
+    completion = StepDone(
         n=command.step,
-        call=said.call,
-        output=said.output,
-        chars=said.chars,
-        finish=said.finish,
-        from_step=said.n,
-        logprobs=said.logprobs,
-        refusal=said.refusal,
-        stop_sequence=said.stop_sequence,
+        call=answer.call,
+        output=answer.output,
+        chars=answer.chars,
+        finish=answer.finish,
+        from_step=answer.n,
+        logprobs=answer.logprobs,
+        refusal=answer.refusal,
+        stop_sequence=answer.stop_sequence,
     )
-    return (done,)
+    return (completion,)
 
 
 def run_awaiting_tool(state: RunState, command: Await, until: float) -> RunAwaitingTool:
@@ -222,10 +222,10 @@ def run_awaiting_approval(
 
 def _access_by_worker(steps: Iterable[StepState]) -> dict[str, list[str | int]]:
     """Return the access of each worker of a plan, over all of its steps."""
-    shown: dict[str, dict[str | int, None]] = {}
+    access_by_worker: dict[str, dict[str | int, None]] = {}
     for step in steps:
-        shown.setdefault(step.worker, {}).update(dict.fromkeys(step.access.as_list()))
-    return {worker: list(seen) for worker, seen in shown.items()}
+        access_by_worker.setdefault(step.worker, {}).update(dict.fromkeys(step.access.as_list()))
+    return {worker: list(entries) for worker, entries in access_by_worker.items()}
 
 
 def digest_of(state: RunState, proposal: Proposal) -> str:
@@ -241,9 +241,9 @@ def plan_dropped(state: RunState, command: DropPlan, now: float) -> tuple[*tuple
     """Return the end of a wait for an approval that goes on with another plan: the steps of this one are skipped, and
     the turn has the time again that it had left."""
     dropped = [step for step in state.steps.values() if step.proposal == command.proposal]
-    left = state.asked.seconds if state.asked is not None else 0.0
+    remaining_seconds = state.asked.seconds if state.asked is not None else 0.0
     skips = [StepSkipped(step.n, approvals.EXPIRED) for step in dropped if not step.settled]
-    return (*skips, RunApprovalExpired(command.proposal, now + left))
+    return (*skips, RunApprovalExpired(command.proposal, now + remaining_seconds))
 
 
 def run_resumed(turn: Turn, once: str) -> RunResumed:

@@ -301,12 +301,12 @@ def _call_intended(state: RunState, fact: CallIntended) -> Changes:
 
 
 def _call_finished(state: RunState, fact: CallFinished) -> Changes:
-    known = state.calls[fact.call]
-    if known.outcome is not None:
-        raise ValueError(f"{known.id} has its outcome already")
+    open_call = state.calls[fact.call]
+    if open_call.outcome is not None:
+        raise ValueError(f"{open_call.id} has its outcome already")
     limited = fact.error == RATE_LIMITED
     empty = fact.outcome == "ok" and not fact.output
-    settled = copy_with(known, outcome=fact.outcome, usage=fact.usage, usd=fact.usd, seconds=fact.seconds)
+    settled = copy_with(open_call, outcome=fact.outcome, usage=fact.usage, usd=fact.usd, seconds=fact.seconds)
     unusual = limited or empty or fact.out_of_time
     call = copy_with(settled, limited=limited, empty=empty, out_of_time=fact.out_of_time) if unusual else settled
     return {"calls": {**state.calls, call.id: call}}
@@ -350,8 +350,8 @@ def _resumed(state: RunState, fact: RunResumed) -> Changes:
 
 
 def _awaiting_approval(state: RunState, fact: RunAwaitingApproval) -> Changes:
-    wanted = state.awaits_approval
-    if wanted is None or wanted.number != fact.proposal:
+    proposal = state.awaits_approval
+    if proposal is None or proposal.number != fact.proposal:
         raise ValueError(f"plan {fact.proposal} waits for no approval")
     turn = copy_with(state.turn, until=fact.until)
     return {"state": _check_run_arrow(state, "awaiting_approval"), "turn": turn, "asked": fact}
@@ -360,9 +360,9 @@ def _awaiting_approval(state: RunState, fact: RunAwaitingApproval) -> Changes:
 def _approved(state: RunState, fact: RunApproved) -> Changes:
     """Let the turn go on, with the time that it had left."""
     _check_approval_question(state, fact.proposal, fact.digest)
-    given = Approval(fact.digest, fact.workers, fact.max_usd)
+    approval = Approval(fact.digest, fact.workers, fact.max_usd)
     turn = copy_with(state.turn, deadline=fact.deadline)
-    approved = {**state.approvals, fact.proposal: given}
+    approved = {**state.approvals, fact.proposal: approval}
     return {"state": _check_run_arrow(state, "running"), "turn": turn, "approvals": approved}
 
 
@@ -374,8 +374,8 @@ def _refused(state: RunState, fact: RunRefused) -> Changes:
 
 def _approval_expired(state: RunState, fact: RunApprovalExpired) -> Changes:
     """Drop the plan. A first round begins anew; what has answered or runs already stays as it is."""
-    asked = _check_approval_question(state, fact.proposal, None)
-    dropped = next(proposal for proposal in state.all_proposals if proposal.number == asked.proposal)
+    question = _check_approval_question(state, fact.proposal, None)
+    dropped = next(proposal for proposal in state.all_proposals if proposal.number == question.proposal)
     dropped = copy_with(dropped, state="rejected", reasons=(approvals.EXPIRED,), topology="")
     first = dropped.round == 1 and dropped.parent is None
     after = _check_run_arrow(state, "admitted" if first else "running")
@@ -387,21 +387,23 @@ def _approval_expired(state: RunState, fact: RunApprovalExpired) -> Changes:
 
 def _check_approval_question(state: RunState, proposal: int, digest: str | None) -> RunAwaitingApproval:
     """Return the present question for an approval. Raises ValueError if there is none, or another one."""
-    asked = state.asked
-    if state.state != "awaiting_approval" or asked is None or state.refused:
+    question = state.asked
+    if state.state != "awaiting_approval" or question is None or state.refused:
         raise ValueError("the run waits for no approval")
-    if asked.proposal != proposal or digest not in (None, asked.digest):
+    if question.proposal != proposal or digest not in (None, question.digest):
         raise ValueError("another plan waits for an approval")
-    return asked
+    return question
 
 
 def _step_done(state: RunState, fact: StepDone) -> Changes:
     if state.steps[fact.n].state == "waiting" and not fact.origin_run:
         raise ValueError(f"step {fact.n} was not called, and its output is of no earlier run")
-    said = {"output": fact.output, "chars": fact.chars, "logprobs": fact.logprobs, "refusal": fact.refusal}
+    output = {"output": fact.output, "chars": fact.chars, "logprobs": fact.logprobs, "refusal": fact.refusal}
     ended = {"call": fact.call, "finish": fact.finish, "stop_sequence": fact.stop_sequence}
     labels = fact.labels if fact.origin_run else None
-    return _set_step(state, fact.n, state="done", **said, **ended, output_lost=fact.declassified, origin_labels=labels)
+    return _set_step(
+        state, fact.n, state="done", **output, **ended, output_lost=fact.declassified, origin_labels=labels
+    )
 
 
 def _step_failed(state: RunState, fact: StepFailed) -> Changes:

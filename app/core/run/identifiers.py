@@ -33,8 +33,8 @@ class Trace:
 
     def headers(self) -> dict[str, str]:
         """Return the headers that continue the trace elsewhere; none where there is no trace."""
-        found = {"traceparent": self.parent, "tracestate": self.state}
-        return {name: value for name, value in found.items() if value}
+        headers = {"traceparent": self.parent, "tracestate": self.state}
+        return {name: value for name, value in headers.items() if value}
 
 
 NO_TRACE = Trace()

@@ -58,15 +58,15 @@ def instant(
     """
     if seq is not None and not 1 <= seq <= len(events):
         raise ValueError(f"the journal has {len(events)} events")
-    begun, last = events[0].at, len(events)
+    admitted_at, last = events[0].at, len(events)
     end = now = _end(events, present)
     if seq is not None:
         events = events[:seq]
         now = max(event.at for event in events)
     elif seconds is not None:
-        now = min(begun + seconds, end)
+        now = min(admitted_at + seconds, end)
         events = events[: _until(events, now)]
-    return Instant(events, fold(events), max(now, begun), last, max(end - begun, 0.0))
+    return Instant(events, fold(events), max(now, admitted_at), last, max(end - admitted_at, 0.0))
 
 
 def _end(events: Sequence[Event], present: float) -> float:

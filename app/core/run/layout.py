@@ -24,16 +24,16 @@ def layout(nodes: Iterable[tuple[str, Sequence[str]]]) -> Mapping[str, Place]:
     The column is one more than the greatest of those that the node follows from. The row is the free one in that column
     which is nearest to the mean of their rows; of two that are equally near it is the lower one on the page.
     """
-    found: dict[str, Place] = {}
-    taken: dict[int, set[int]] = {}
+    places: dict[str, Place] = {}
+    rows_by_column: dict[int, set[int]] = {}
     for name, sources in nodes:
-        before = [found[source] for source in sources]
+        before = [places[source] for source in sources]
         column = 1 + max([node.x for node in before], default=-1)
-        rows = taken.setdefault(column, set())
+        rows = rows_by_column.setdefault(column, set())
         row = _nearest(_mean([node.y for node in before]), rows)
         rows.add(row)
-        found[name] = Place(column, row)
-    return found
+        places[name] = Place(column, row)
+    return places
 
 
 def _mean(rows: Sequence[int]) -> int:
@@ -43,11 +43,11 @@ def _mean(rows: Sequence[int]) -> int:
     return (2 * sum(rows) + len(rows)) // (2 * len(rows))
 
 
-def _nearest(target: int, taken: set[int]) -> int:
+def _nearest(target: int, occupied_rows: set[int]) -> int:
     """Return the free row that is nearest to the wanted one."""
     distance = 0
     while True:
         for row in (target + distance, target - distance):
-            if row >= 0 and row not in taken:
+            if row >= 0 and row not in occupied_rows:
                 return row
         distance += 1

@@ -129,18 +129,18 @@ def soft_limit(budget: Budget, account: str, window: Window, spent: int) -> str:
     return json.dumps(data, separators=(",", ":"))
 
 
-def approval_requested(run: str, asked: RunAwaitingApproval) -> str:
+def approval_requested(run: str, question: RunAwaitingApproval) -> str:
     """Return the JSON that the notice of a plan which waits for an approval sends as `data`. Money is in dollars; `url`
     is a path of this service, under which the plan is shown and decided on."""
     data = {
         "run": run,
-        "digest": asked.digest,
-        "plan": asked.plan,
-        "reasons": list(asked.reasons),
-        "worst_case_usd": asked.price / MILLION if asked.price is not None else None,
-        "spent_usd": asked.usd / MILLION,
-        "discloses": asked.discloses,
-        "expires_at": asked.until,
+        "digest": question.digest,
+        "plan": question.plan,
+        "reasons": list(question.reasons),
+        "worst_case_usd": question.price / MILLION if question.price is not None else None,
+        "spent_usd": question.usd / MILLION,
+        "discloses": question.discloses,
+        "expires_at": question.until,
         "url": f"/v1/approvals/{run}",
     }
     return json.dumps(data, separators=(",", ":"))
@@ -181,14 +181,14 @@ def headers(secrets: Iterable[bytes], name: str, body: bytes, now: int) -> dict[
     }
 
 
-def next_try(notice: Notice, now: float, chance: float, asked: float = 0.0) -> float | None:
+def next_try(notice: Notice, now: float, chance: float, retry_after: float = 0.0) -> float | None:
     """Return the time at which a delivery that has failed is tried again, or None if that would be too late.
 
     The pause doubles from 5 s to 4 h, half of it more or less by `chance` (in [0, 1)), so that tries do not come in
-    step; `asked` is the receiver's Retry-After in seconds, of which at most the longest pause is granted.
+    step; `retry_after` is the receiver's Retry-After in seconds, of which at most the longest pause is granted.
     """
     pause = min(SHORTEST * 2.0 ** min(notice.tries - 1, 30), LONGEST) * (0.5 + chance)
-    again = now + max(pause, min(asked, LONGEST))
+    again = now + max(pause, min(retry_after, LONGEST))
     if again <= notice.at + KEEP:
         return again
     return None

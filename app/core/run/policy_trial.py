@@ -49,13 +49,13 @@ def refused_calls(events: Sequence[Event], catalog: Catalog) -> RefusedRun | Non
 
 def _reason(catalog: Catalog, state: RunState, call: CallIntended) -> str:
     """Return the reason why the pool file would not have allowed a call, from the labels of what was read in it."""
-    known = catalog.workers.get(call.worker)
-    if known is None:
+    worker = catalog.workers.get(call.worker)
+    if worker is None:
         return "is not in the pool file"
-    found = LabelFlow(state, catalog, lowered_now=True)
+    flow = LabelFlow(state, catalog, lowered_now=True)
     if call.n is not None:
-        return exclusion(known, found.readings[call.n])
+        return exclusion(worker, flow.readings[call.n])
     open_proposal = state.open_proposal
     if open_proposal is None:
-        return exclusion(known, conversation_reading(state))
-    return exclusion(known, found.planner_reading(open_proposal.round, open_proposal.parent))
+        return exclusion(worker, conversation_reading(state))
+    return exclusion(worker, flow.planner_reading(open_proposal.round, open_proposal.parent))

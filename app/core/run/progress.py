@@ -158,36 +158,36 @@ def _end_of_approval_wait(state: RunState, now: float) -> tuple[Command, ...]:
     """The end of a wait for an approval: nothing before there is a decision, or the time for it is over."""
     if state.refused:
         return (give_up(state, Kind.FAILED, approvals.REFUSED),)
-    terms, asked = state.admitted.approval, state.asked
-    if now < state.turn.until or terms is None or asked is None:
+    terms, question = state.admitted.approval, state.asked
+    if now < state.turn.until or terms is None or question is None:
         return ()
-    if _may_fall_back(state, terms, asked.proposal):
-        return (DropPlan(asked.proposal),)
+    if _may_fall_back(state, terms, question.proposal):
+        return (DropPlan(question.proposal),)
     return (give_up(state, Kind.EXPIRED, approvals.EXPIRED),)
 
 
-def _may_fall_back(state: RunState, terms: ApprovalTerms, asked: int) -> bool:
+def _may_fall_back(state: RunState, terms: ApprovalTerms, proposal: int) -> bool:
     """True if a plan that nobody has approved in time may be replaced: by one worker's answer, which needs no
     approval."""
     last = state.proposal
     if terms.on_expiry != "fallback-plan" or terms.reasons or last is None:
         return False
     free = any(name not in terms.workers for name in state.admitted.pool)
-    return free and last.number == asked and last.round == 1 and last.mode != "fallback"
+    return free and last.number == proposal and last.round == 1 and last.mode != "fallback"
 
 
 def _await_approval(state: RunState) -> tuple[Command, ...]:
     """Once nothing else goes on, so that no process is needed while the run waits."""
     if state.admitted.approval is None:
         return ()
-    wanted = state.awaits_approval
-    if wanted is None or state.open_calls or state.open_proposal is not None:
+    pending = state.awaits_approval
+    if pending is None or state.open_calls or state.open_proposal is not None:
         return ()
     if any(step.state in ("queued", "running") and not step.opens_workflow for step in state.active_steps):
         return ()
-    if wanted.mode == "fallback" and any(approvals.EXPIRED in proposal.reasons for proposal in state.proposals):
+    if pending.mode == "fallback" and any(approvals.EXPIRED in proposal.reasons for proposal in state.proposals):
         return (give_up(state, Kind.EXPIRED, approvals.EXPIRED),)  # nobody has decided on the plan before it either
-    return (AwaitApproval(wanted.number),)
+    return (AwaitApproval(pending.number),)
 
 
 def _shortage(live: Sequence[StepState]) -> tuple[Kind, str] | None:
@@ -450,9 +450,9 @@ def nested_step_limit(state: RunState, parent: int) -> int:
     A step that the conductor takes counts until its workflow is accepted; then that workflow's steps do.
     """
     accepted = {tries[-1].number for tries in state.nested.values() if tries[-1].state == "accepted"}
-    taken = {n for n, tries in state.nested.items() if tries[-1].number in accepted} | {parent}
-    known = accepted | {proposal.number for proposal in state.proposals}
-    others = sum(step.n not in taken and step.proposal in known for step in state.active_steps)
+    conductor_steps = {n for n, tries in state.nested.items() if tries[-1].number in accepted} | {parent}
+    current_proposals = accepted | {proposal.number for proposal in state.proposals}
+    others = sum(step.n not in conductor_steps and step.proposal in current_proposals for step in state.active_steps)
     return state.admitted.limits.steps - others
 
 

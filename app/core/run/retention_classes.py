@@ -56,10 +56,10 @@ def event_selections(seconds: float | None, classes: Sequence[RetentionClass]) -
     """
     stating = [(run_class.of, run_class.events) for run_class in classes if run_class.events is not None]
     chosen = []
-    for of, kept in stating:
-        longer = tuple([other for other, its_own in stating if its_own > kept])
-        if kept < inf:
-            chosen.append(Selection(kept, of, longer))
+    for of, duration in stating:
+        longer = tuple([other for other, other_duration in stating if other_duration > duration])
+        if duration < inf:
+            chosen.append(Selection(duration, of, longer))
     if seconds is not None:
         chosen.append(Selection(seconds, without=tuple([of for of, _ in stating])))
     return chosen

@@ -14,8 +14,10 @@ WIDE = 2
 """Bytes that are reckoned for each character of an answer that is there."""
 
 
-def share(state: RunState, n: int, left: Amount, own: Amount, workers: Mapping[str, Worker], question: int) -> Amount:
-    """Return the amount that the next call of step `n` may hold of what is `left`; `own` is its need at the floor.
+def share(
+    state: RunState, n: int, remaining: Amount, own: Amount, workers: Mapping[str, Worker], question: int
+) -> Amount:
+    """Return the amount that the next call of step `n` may hold of what is `remaining`; `own` is its need at the floor.
 
     `question` is the number of input tokens of the caller's conversation.
     """
@@ -23,11 +25,13 @@ def share(state: RunState, n: int, left: Amount, own: Amount, workers: Mapping[s
     calling = {call.step for call in state.open_calls}
     waiting = [step for step in others if step.n not in calling]
     if not waiting:
-        return left
-    kept = needed_by_steps(state, waiting, workers, question)
-    spare = left.minus(kept + own)
+        return remaining
+    reserved = needed_by_steps(state, waiting, workers, question)
+    spare = remaining.minus(reserved + own)
     ready = 1 + sum(step.state in ("queued", "running") for step in waiting)
-    return Amount(min(own.usd + spare.usd // ready, left.usd), min(own.tokens + spare.tokens // ready, left.tokens))
+    return Amount(
+        min(own.usd + spare.usd // ready, remaining.usd), min(own.tokens + spare.tokens // ready, remaining.tokens)
+    )
 
 
 def needed_by_steps(

@@ -351,11 +351,11 @@ class RunState:
         """Return the steps of all rounds, and of what is nested in them; not those of proposals that were replaced."""
         if self.round == 1 and not self.nested:
             return self.current_steps
-        kept: set[int] = {tries[-1].number for tries in self.nested.values()}
+        numbers: set[int] = {tries[-1].number for tries in self.nested.values()}
         for proposal in self.proposals:
             if proposal.state == "accepted" or proposal is self.proposals[-1]:
-                kept.add(proposal.number)
-        return tuple(step for step in self.steps.values() if step.proposal in kept)
+                numbers.add(proposal.number)
+        return tuple(step for step in self.steps.values() if step.proposal in numbers)
 
     @property
     def open_calls(self) -> tuple[Call, ...]:

@@ -85,7 +85,7 @@ class Span:
 
     def to_json(self) -> dict[str, Any]:
         """Return the span in plain JSON values. Money is in dollars, and null where it is not known of the kind."""
-        shown: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "id": self.id,
             "kind": self.kind,
             "parent": self.parent,
@@ -105,9 +105,9 @@ class Span:
             "tokens": None,
         }
         if self.kind not in WITHOUT_MONEY:
-            shown |= {"cost_usd": self.usd / MILLION, "cost_start_usd": self.usd_before / MILLION}
-            shown["tokens"] = usage_to_json(self.usage)
-        return shown
+            fields |= {"cost_usd": self.usd / MILLION, "cost_start_usd": self.usd_before / MILLION}
+            fields["tokens"] = usage_to_json(self.usage)
+        return fields
 
 
 @record(frozen=True, slots=True)
@@ -120,9 +120,9 @@ class Timeline:
     def totals(self) -> Mapping[str, Mapping[str, Any]]:
         """Return the number, the seconds and the money of the spans of each kind. Spans that overlap count each by
         itself."""
-        found: dict[str, dict[str, Any]] = {}
+        totals_by_kind: dict[str, dict[str, Any]] = {}
         for span in self.spans:
-            total = found.setdefault(span.kind, {"count": 0, "seconds": 0.0, "usd": 0})
+            total = totals_by_kind.setdefault(span.kind, {"count": 0, "seconds": 0.0, "usd": 0})
             total["count"] += 1
             total["seconds"] += span.seconds
             total["usd"] += span.usd
@@ -132,7 +132,7 @@ class Timeline:
                 "seconds": round_seconds(total["seconds"]),
                 "cost_usd": total["usd"] / MILLION if kind not in WITHOUT_MONEY else None,
             }
-            for kind, total in found.items()
+            for kind, total in totals_by_kind.items()
         }
 
     def to_json(self) -> dict[str, Any]:
@@ -179,9 +179,9 @@ class _OpenSpan:
 class _SpanReader:
     """Reads events one after the other into spans."""
 
-    def __init__(self, begun: float) -> None:
+    def __init__(self, admitted_at: float) -> None:
         self.spans: list[_OpenSpan] = []
-        self._begun = begun
+        self._begun = admitted_at
         self._now = 0.0
         self._named: dict[str, _OpenSpan] = {}
         """The spans of rounds, plans, steps and calls by their ids."""

@@ -81,9 +81,9 @@ class ToolUse:
     came: tuple[Message, ...]
 
 
-def visible_steps(access: Access, done: Mapping[int, EarlierStep]) -> tuple[EarlierStep, ...]:
+def visible_steps(access: Access, earlier_steps: Mapping[int, EarlierStep]) -> tuple[EarlierStep, ...]:
     """Return the listed steps that have a non-empty answer, in order. A step that failed leaves no trace."""
-    return tuple(done[n] for n in sorted(set(access.steps)) if n in done and done[n].answer)
+    return tuple(earlier_steps[n] for n in sorted(set(access.steps)) if n in earlier_steps and earlier_steps[n].answer)
 
 
 def compose(
@@ -190,12 +190,12 @@ class LabelFlow:
         """Return what a model reads that plans the round of this number, or that plans for the step `parent`."""
         if parent is not None:
             return self.readings[parent]
-        read, before = conversation_reading(self._state), self._state.answer_of_round(number - 1)
+        reading, before = conversation_reading(self._state), self._state.answer_of_round(number - 1)
         if before is None:
-            return read
+            return reading
         for step in self._state.steps_of_round(number - 1):
-            read |= self._subtasks[step.n]
-        return read | Reading(self.outputs[before.step.n], frozenset({STEP}))
+            reading |= self._subtasks[step.n]
+        return reading | Reading(self.outputs[before.step.n], frozenset({STEP}))
 
     def _subtask(self, step: StepState, proposal: Proposal) -> Reading:
         if proposal.instant:
@@ -217,19 +217,19 @@ class LabelFlow:
         return NOTHING
 
     def _reading(self, step: StepState, proposal: Proposal) -> Reading:
-        read = self._subtasks[step.n]
+        reading = self._subtasks[step.n]
         if step.access.user:
-            read |= conversation_reading(self._state)
+            reading |= conversation_reading(self._state)
         if step.inherits and proposal.parent is not None:
-            read |= self.readings[proposal.parent]
+            reading |= self.readings[proposal.parent]
         for m in step.access.steps:
             earlier = self._state.steps[m]
             if not earlier.settled or earlier.chars:  # a step that has no answer leaves no trace
-                read |= self._subtasks[m] | Reading(self.outputs[m], frozenset({STEP}))
+                reading |= self._subtasks[m] | Reading(self.outputs[m], frozenset({STEP}))
         for use in step.exchanges:
             if use.results:
-                read |= Reading(use.labels, frozenset({TOOL}))
-        return read
+                reading |= Reading(use.labels, frozenset({TOOL}))
+        return reading
 
     def _lowered(self, step: StepState) -> frozenset[str]:
         if self._catalog is None or (step.settled and not self._lowered_now):
@@ -248,12 +248,12 @@ def conversation_reading(state: RunState) -> Reading:
 def labels_in_run(state: RunState) -> frozenset[str]:
     """Return all labels that anything in the run carries: the conversation, the result of a tool, or an output that was
     taken over."""
-    found = state.admitted.labels
+    labels = state.admitted.labels
     for step in state.steps.values():
-        found |= step.origin_labels or NOTHING
+        labels |= step.origin_labels or NOTHING
         for use in step.exchanges:
-            found |= use.labels
-    return found
+            labels |= use.labels
+    return labels
 
 
 def labels_matter(state: RunState, workers: Iterable[Worker]) -> bool:
@@ -294,15 +294,15 @@ def label_refusals(catalog: Catalog, state: RunState, steps: Sequence[Fact]) -> 
     if not labelled and not labels_matter(state, [workers[name] for name in state.admitted.pool if name in workers]):
         return []
     planned = apply_facts(state, steps)
-    found, readings = [], LabelFlow(planned, catalog).readings
+    refusals, readings = [], LabelFlow(planned, catalog).readings
     open_steps = planned.steps_of(planned.open_proposal) if planned.open_proposal is not None else ()
     for place, step in enumerate(open_steps):
         if step.n in state.steps or step.settled or step.worker not in workers:
             continue
         reason = exclusion(workers[step.worker], readings[step.n])
         if reason:
-            found.append(f"step {place}: its worker may not read what the step reads: {reason}")
-    return found
+            refusals.append(f"step {place}: its worker may not read what the step reads: {reason}")
+    return refusals
 
 
 def label_refusals_of_plan(
@@ -335,8 +335,8 @@ def label_refusals_of_plan(
     command = Propose(0, 0, "first", 1)
     opened = drafts.plan_opened(command, CALLERS_PLAN, pool, instant=instant)
     planned = [drafts.plan_step(command, n, drafts.WrittenStep(step, step.subtask)) for n, step in enumerate(steps)]
-    taken = [StepDone(n, "", "", 1, "", origin_run="earlier", labels=carried) for n, carried in kept.items()]
-    return label_refusals(catalog, state, [opened, *planned, *taken])
+    reused_steps = [StepDone(n, "", "", 1, "", origin_run="earlier", labels=carried) for n, carried in kept.items()]
+    return label_refusals(catalog, state, [opened, *planned, *reused_steps])
 
 
 # -- the ledger of disclosures
@@ -412,19 +412,19 @@ def complete_disclosures(events: Sequence[Event], snapshots: Mapping[str, bytes]
 
 def _with_disclosure(state: RunState, fact: CallIntended, catalogs: Mapping[str, Catalog]) -> CallIntended:
     if fact.n is None:
-        found = disclosure_to_planner(state, fact.access, embeds=fact.template == EMBEDDING_TEMPLATE)
+        disclosure = disclosure_to_planner(state, fact.access, embeds=fact.template == EMBEDDING_TEMPLATE)
     else:
         step = state.steps[fact.n]
-        found = disclosure_to_step(state, step, LabelFlow(state).readings[fact.n].labels)
+        disclosure = disclosure_to_step(state, step, LabelFlow(state).readings[fact.n].labels)
     catalog = catalogs.get(fact.catalog)
     worker = catalog.workers.get(fact.worker) if catalog is not None else None
     return copy_with(
         fact,
-        planned_by=found.planned_by,
-        labels=found.labels,
-        unseen=found.unseen,
-        results=found.results,
-        origin=found.origin,
+        planned_by=disclosure.planned_by,
+        labels=disclosure.labels,
+        unseen=disclosure.unseen,
+        results=disclosure.results,
+        origin=disclosure.origin,
         region=worker.card.region or "" if worker is not None else "",
     )
 

@@ -104,16 +104,16 @@ def events_part(events: int, root: bytes) -> dict[str, Any]:
 
 def parse_leaf(entry: bytes) -> Leaf:
     """Return the entry of these bytes. Raises ValueError for bytes that are none."""
-    found = orjson.loads(entry)
-    if not isinstance(found, dict) or not isinstance(found.get("v"), int):
+    fields = orjson.loads(entry)
+    if not isinstance(fields, dict) or not isinstance(fields.get("v"), int):
         raise ValueError("The entry is not JSON of a log of Baton.")
     return Leaf(
-        kind=str(found["t"]),
-        id=str(found["id"]),
-        at=float(found["at"]),
-        events=int(found.get("events", 0)),
-        root=b64decode(found.get("root", "")),
-        gone=bool(found.get("gone", False)),
-        parts={name: value for name, value in found.items() if name not in _NAMES and isinstance(value, str)},
-        version=found["v"],
+        kind=str(fields["t"]),
+        id=str(fields["id"]),
+        at=float(fields["at"]),
+        events=int(fields.get("events", 0)),
+        root=b64decode(fields.get("root", "")),
+        gone=bool(fields.get("gone", False)),
+        parts={name: value for name, value in fields.items() if name not in _NAMES and isinstance(value, str)},
+        version=fields["v"],
     )

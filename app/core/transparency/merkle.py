@@ -52,21 +52,21 @@ class Frontier:
         """Append the hashes of entries."""
         hashes, size = self.hashes, self.size
         for leaf in leaves:
-            found, full = leaf, size
+            digest, full = leaf, size
             while full & 1:
-                found = sha256(NODE + hashes.pop() + found).digest()
+                digest = sha256(NODE + hashes.pop() + digest).digest()
                 full >>= 1
-            hashes.append(found)
+            hashes.append(digest)
             size += 1
         self.size = size
 
     def root(self) -> bytes:
         if not self.hashes:
             return EMPTY_ROOT
-        found = self.hashes[-1]
-        for left in reversed(self.hashes[:-1]):
-            found = node_hash(left, found)
-        return found
+        digest = self.hashes[-1]
+        for peak in reversed(self.hashes[:-1]):
+            digest = node_hash(peak, digest)
+        return digest
 
 
 def tree_root(leaves: Iterable[bytes]) -> bytes:
@@ -147,18 +147,18 @@ def includes(index: int, size: int, leaf: bytes, proof: Sequence[bytes], root: b
     root."""
     if not 0 <= index < size:
         return False
-    place, last, found = index, size - 1, leaf
+    place, last, digest = index, size - 1, leaf
     for step in proof:
         if last == 0:
             return False
         if place & 1 or place == last:
-            found = node_hash(step, found)
+            digest = node_hash(step, digest)
             while not place & 1 and place:
                 place, last = place >> 1, last >> 1
         else:
-            found = node_hash(found, step)
+            digest = node_hash(digest, step)
         place, last = place >> 1, last >> 1
-    return last == 0 and found == root
+    return last == 0 and digest == root
 
 
 def consistent(old: int, new: int, roots: tuple[bytes, bytes], proof: Sequence[bytes]) -> bool:

@@ -70,10 +70,10 @@ class Verifier:
     def parsed(cls, text: str) -> Self:
         """Return the verifier key that is written so. Raises `NoteInvalid`."""
         name, public = _parts(text, cls.kind)
-        found = cls(name, public)
-        if str(found) != text:
+        key = cls(name, public)
+        if str(key) != text:
             raise NoteInvalid("The id of the key does not fit its name and its bytes.")
-        return found
+        return key
 
     def __str__(self) -> str:
         return f"{self.name}+{self.id.hex()}+{b64encode(self.kind + self._public).decode()}"
@@ -104,10 +104,10 @@ class Signer:
         if not text.startswith(SIGNER):
             raise NoteInvalid("A signer key begins with PRIVATE+KEY+.")
         name, seed = _parts(text.removeprefix(SIGNER))
-        found = cls(name, seed)
-        if found.secret() != text:
+        signer = cls(name, seed)
+        if signer.secret() != text:
             raise NoteInvalid("The id of the key does not fit its name and its bytes.")
-        return found
+        return signer
 
     def secret(self) -> str:
         """Return the signer key in text form."""
@@ -158,10 +158,10 @@ def open_note(note: str, verifiers: Sequence[Verifier]) -> tuple[str, list[Verif
     Signatures by other keys are ignored. Raises `NoteInvalid`, also if one by a known key is wrong.
     """
     text, signatures = split_note(note)
-    known = {(verifier.name, verifier.id): verifier for verifier in verifiers}
+    verifiers_by_id = {(verifier.name, verifier.id): verifier for verifier in verifiers}
     signed = []
     for name, number, signature in signatures:
-        verifier = known.get((name, number))
+        verifier = verifiers_by_id.get((name, number))
         if verifier is None or verifier in signed:
             continue
         if not verifier.verifies(text, signature):
@@ -202,7 +202,7 @@ def open_checkpoint(note: str, verifiers: Sequence[Verifier]) -> Checkpoint:
     Its origin is the name of a key that has signed it: a log signs in its own name.
     """
     text, signed = open_note(note, verifiers)
-    found = parse_checkpoint(text)
-    if found.origin not in {verifier.name for verifier in signed}:
+    checkpoint = parse_checkpoint(text)
+    if checkpoint.origin not in {verifier.name for verifier in signed}:
         raise NoteInvalid("The checkpoint is not signed by the log that it names.")
-    return found
+    return checkpoint

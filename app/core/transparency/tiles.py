@@ -44,10 +44,10 @@ class Tile:
 
 def parse_tile(path: str) -> Tile | None:
     """Return the tile of a path, which begins with `tile/`; None if no tile has this path."""
-    found = _PATH.fullmatch(path)
-    if found is None:
+    match = _PATH.fullmatch(path)
+    if match is None:
         return None
-    level, upper, last, width = found.groups()
+    level, upper, last, width = match.groups()
     groups = [group[1:] for group in upper.split("/") if group] + [last]
     if len(groups) > MOST_GROUPS or (len(groups) > 1 and groups[0] == "000"):
         return None
@@ -61,11 +61,11 @@ def tiles_of(size: int) -> Iterator[Tile]:
     level: int | None = None
     count = size
     while count:
-        full, rest = divmod(count, WIDTH)
+        full, remainder = divmod(count, WIDTH)
         for number in range(full):
             yield Tile(level, number)
-        if rest:
-            yield Tile(level, full, rest)
+        if remainder:
+            yield Tile(level, full, remainder)
         if level is None:
             level = 0
         else:
@@ -118,13 +118,13 @@ async def reader_for(work: Callable[[Node], object], tile: Callable[[int, int], 
     `work` is carried out once here, over hashes of zeros, to learn which tiles it needs. Raises ValueError, when a node
     is read, if the log does not have its tile.
     """
-    read: dict[tuple[int, int], Sequence[bytes]] = {}
+    hashes: dict[tuple[int, int], Sequence[bytes]] = {}
 
     def note_needed(level: int, number: int) -> Sequence[bytes]:
-        read[level, number] = ()
+        hashes[level, number] = ()
         return [bytes(HASH_BYTES)] * WIDTH
 
     work(node_reader(note_needed))
-    for level, number in read:
-        read[level, number] = hashes_of(await tile(level, number))
-    return node_reader(lambda level, number: read[level, number])
+    for level, number in hashes:
+        hashes[level, number] = hashes_of(await tile(level, number))
+    return node_reader(lambda level, number: hashes[level, number])

@@ -49,12 +49,12 @@ def read_witnesses(text: str) -> tuple[Witness, ...]:
     words = text.split()
     if len(words) % 2:
         raise NoteInvalid("A witness has a URL and a verifier key.")
-    found = []
+    witnesses = []
     for at in range(0, len(words), 2):
-        found.append(Witness(words[at].rstrip("/"), WitnessKey.parsed(words[at + 1])))
-    if len({witness.name for witness in found}) < len(found):
+        witnesses.append(Witness(words[at].rstrip("/"), WitnessKey.parsed(words[at + 1])))
+    if len({witness.name for witness in witnesses}) < len(witnesses):
         raise NoteInvalid("Two witnesses have the same name.")
-    return tuple(found)
+    return tuple(witnesses)
 
 
 def cosigned_at(signature: bytes) -> int:
@@ -84,8 +84,8 @@ def accepted(note: str, reply: str, key: WitnessKey) -> str:
     """Return the line of the reply with the witness's cosignature. Raises `NoteInvalid` if there is no valid one."""
     text, _ = split_note(note)
     for line in reply.split("\n"):
-        named = line.startswith(f"{MARK}{key.name} ")
-        if named and cosignature_time(f"{text}\n{line}\n", key) is not None:
+        has_name = line.startswith(f"{MARK}{key.name} ")
+        if has_name and cosignature_time(f"{text}\n{line}\n", key) is not None:
             return f"{line}\n"
     raise NoteInvalid("No known key has signed the note.")
 
