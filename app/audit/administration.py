@@ -25,26 +25,26 @@ LISTS = ("scopes", "tiers", "labels")
 DIGESTS = ("digest", "previous_digest")
 
 
-def check_administration(found: Administration, report: Report) -> Iterator[Violation]:
+def check_administration(administration: Administration, report: Report) -> Iterator[Violation]:
     """Check every key, tenant, budget, legal hold and change of a conductor against the log."""
     histories: defaultdict[tuple[str, str], list[Mapping[str, Any]]] = defaultdict(list)
-    for event in found.events:
+    for event in administration.events:
         histories[event["action"].partition(".")[0], event["target"]].append(event)
     for (kind, name), history in histories.items():
         if kind not in UNSTORED:
             yield from _check_chain(f"{kind} {name}", history)
-    for row in found.keys:
-        yield from _check_key(row, histories.pop(("key", row["id"]), []), found.since, report)
-    for row in found.tenants:
+    for row in administration.keys:
+        yield from _check_key(row, histories.pop(("key", row["id"]), []), administration.since, report)
+    for row in administration.tenants:
         record = {"created_at": row["created_at"], "disabled_at": row["disabled_at"]}
         yield from _check_record(f"tenant {row['name']}", record, histories.pop(("tenant", row["name"]), []))
-    for row in found.budgets:
+    for row in administration.budgets:
         record = {name: value for name, value in row.items() if name != "id"}
         yield from _check_record(f"budget {row['id']}", record, histories.pop(("budget", row["id"]), []))
-    for row in found.holds:
+    for row in administration.holds:
         record = {name: value for name, value in row.items() if name != "id"}
         yield from _check_record(f"hold {row['id']}", record, histories.pop(("hold", row["id"]), []))
-    yield from _check_changes(found, histories)
+    yield from _check_changes(administration, histories)
     for (kind, name), history in histories.items():
         if kind not in UNSTORED and history[-1]["after"] is not None:
             yield Violation(f"{kind} {name}", 0, UNLOGGED, f"the log has the {kind}, and it is not stored")
@@ -83,7 +83,7 @@ def _check_record(name: str, record: Mapping[str, Any], history: Sequence[Mappin
 
 
 def _check_changes(
-    found: Administration, histories: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]
+    administration: Administration, histories: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]
 ) -> Iterator[Violation]:
     """Each change of a conductor's version, or of what serves a tier, since the log began stands in it."""
     logged: dict[str, tuple[str, str, str]] = {}
@@ -91,12 +91,12 @@ def _check_changes(
         for event in history if kind in ("conductor", "tier") else ():
             after = _read(event["after"]) or {}
             logged[str(after.get("change"))] = (target, event["action"], str(after.get("version")))
-    for change in found.changes:
+    for change in administration.changes:
         kind, target = "conductor", change.conductor
         if tier := tier_in(change.conductor):
             kind, target = "tier", tier
         expected = (target, f"{kind}.{change.kind}", change.version)
-        if change.at >= found.since and logged.get(change.id) != expected:
+        if change.at >= administration.since and logged.get(change.id) != expected:
             words = f"the change {change.id} of what is in force is not in the log"
             yield Violation(f"{kind} {target}", 0, UNLOGGED, words)
 

@@ -28,9 +28,9 @@ def check_approvals(run: AuditedRun) -> Iterator[Violation]:
     needing = plans_needing_approval(run, terms)
     yield from _check_decisions(run, needing)
     for proposal in run.proposals:
-        given = approval_of(run, proposal) if proposal.number in needing else None
+        approval = approval_of(run, proposal) if proposal.number in needing else None
         for step in proposal.steps:
-            yield from _check_execution(run, proposal, step, given, needed=proposal.number in needing)
+            yield from _check_execution(run, proposal, step, approval, needed=proposal.number in needing)
     for call in run.calls.values():
         yield from _check_call(run, call, terms, needing)
 
@@ -81,19 +81,19 @@ def approval_of(run: AuditedRun, proposal: Proposal) -> Event | None:
 
 def _check_decisions(run: AuditedRun, needing: Mapping[int, Event]) -> Iterator[Violation]:
     """Each question is about its plan, and each decision is one on the question before it, made in time."""
-    asked: Event | None = None
+    latest_question: Event | None = None
     if run.approvals and run.admission["preview"]:
         yield run.violation("approval-wrong", run.approvals[0].seq, "a preview asks for an approval")
     for event in run.approvals:
         body = event.body
         if event.kind is Kind.AWAITING_APPROVAL:
-            asked = event
+            latest_question = event
             if body["proposal"] not in needing:
                 yield run.violation("approval-wrong", event.seq, f"plan {body['proposal']} needs no approval")
             else:
                 yield from _check_question(run, event, needing[body["proposal"]])
             continue
-        question = asked.body if asked is not None else {}
+        question = latest_question.body if latest_question is not None else {}
         has_other_digest = "digest" in body and body["digest"] != question.get("digest")
         if body["proposal"] != question.get("proposal") or has_other_digest:
             yield run.violation("approval-wrong", event.seq, "the decision is not about what was asked last")
@@ -106,15 +106,15 @@ def _check_question(run: AuditedRun, event: Event, accepted: Event) -> Iterator[
     body, proposal = event.body, run.proposals[event.body["proposal"]]
     if (body["plan"], body["digest"]) != _digests(run, event):
         yield run.violation("approval-wrong", event.seq, "the digest is not that of what is to be approved")
-    shown: dict[str, list[Any]] = {}
+    entries_by_worker: dict[str, list[Any]] = {}
     for step in proposal.steps:
-        seen = shown.setdefault(step.plan.body["worker"], [])
-        seen += [entry for entry in step.plan.body["access"] if entry not in seen]
+        entries = entries_by_worker.setdefault(step.plan.body["worker"], [])
+        entries += [entry for entry in step.plan.body["access"] if entry not in entries]
     stated = {
         "price": accepted.body.get("price"),
         "usd": _spent_before(run, event.seq),
         "turn": run.turn_at(event.seq).number,
-        "discloses": shown,
+        "discloses": entries_by_worker,
     }
     for name, value in stated.items():
         if body[name] != value:
@@ -148,7 +148,7 @@ def _check_approval(run: AuditedRun, event: Event, question: Mapping[str, Any]) 
 
 
 def _check_execution(
-    run: AuditedRun, proposal: Proposal, step: Step, given: Event | None, *, needed: bool
+    run: AuditedRun, proposal: Proposal, step: Step, approval: Event | None, *, needed: bool
 ) -> Iterator[Violation]:
     """No step of a plan begins before the plan is accepted, and approved if it needs that."""
     accepted = proposal.verdicts[0].seq if proposal.verdicts else None
@@ -158,7 +158,7 @@ def _check_execution(
             continue
         if accepted is None or event.seq < accepted:
             yield run.violation("unapproved", event.seq, f"step {step.n} begins before its plan can be approved")
-        elif needed and (given is None or event.seq < given.seq):
+        elif needed and (approval is None or event.seq < approval.seq):
             yield run.violation("unapproved", event.seq, f"step {step.n} begins without an approval of its plan")
 
 
@@ -170,16 +170,16 @@ def _check_call(
     if step is None:
         return
     proposal, worker = run.proposals[step.plan.body["proposal"]], call.intent.body["worker"]
-    given = approval_of(run, proposal) if proposal.number in needing else None
-    if given is not None and worker not in given.body["workers"]:
+    approval = approval_of(run, proposal) if proposal.number in needing else None
+    if approval is not None and worker not in approval.body["workers"]:
         yield run.violation("unapproved", call.intent.seq, f"{call.id} calls a worker that the approval does not name")
     elif proposal.number not in needing and worker in terms.get("workers", ()):
         yield run.violation("unapproved", call.intent.seq, f"{call.id} calls a worker that needs an approval")
 
 
-def _digests(run: AuditedRun, asked: Event) -> tuple[str, str]:
+def _digests(run: AuditedRun, question: Event) -> tuple[str, str]:
     """Return the digests of the plan, and of all that is to be approved."""
-    body, proposal = asked.body, run.proposals[asked.body["proposal"]]
+    body, proposal = question.body, run.proposals[question.body["proposal"]]
     base = int(proposal.opening.body["base"])
     limits = {name: run.limits.get(name, 0) for name in DIGEST_LIMITS}
     limits |= {"milliseconds": round(run.limits["seconds"] * 1000), "usd_micros": run.limits["usd"]}
@@ -204,14 +204,14 @@ def _digests(run: AuditedRun, asked: Event) -> tuple[str, str]:
 
 def _step(step: Step, base: int) -> Mapping[str, Any]:
     body = step.plan.body
-    seen = sorted(set(step.inputs))
-    named: list[Any] = ["user"] if "user" in body["access"] else []
-    named += [f"run:{n}" for n in seen if n < base]
-    named += [n - base for n in seen if n >= base]
+    inputs = sorted(set(step.inputs))
+    access: list[Any] = ["user"] if "user" in body["access"] else []
+    access += [f"run:{n}" for n in inputs if n < base]
+    access += [n - base for n in inputs if n >= base]
     return {
         "worker": body["worker"],
         "instruction": body["subtask"],
-        "access": named,
+        "access": access,
         "answers": body["answers"],
         "tools": bool(body.get("tools")),
     }

@@ -376,10 +376,10 @@ def read_run(record: Record, now: float, allows_pending: bool = True) -> Audited
 
 def _read_events(run: AuditedRun) -> None:
     """Read the events in the order of their numbers, each number once, and note faults of the numbers."""
-    seen: dict[int, Event] = {}
+    events_by_seq: dict[int, Event] = {}
     last = 0
     for stored in run.record.events:
-        if stored.seq in seen or stored.seq < last:
+        if stored.seq in events_by_seq or stored.seq < last:
             run.flaws.append(run.violation("seq-order", stored.seq, f"event {stored.seq} stands after event {last}"))
         elif stored.seq != last + 1:
             run.flaws.append(run.violation("seq-gap", stored.seq, f"event {stored.seq} follows event {last}"))
@@ -395,8 +395,8 @@ def _read_events(run: AuditedRun) -> None:
         if name := wrong_field(kind, body):
             run.flaws.append(run.violation("body-malformed", stored.seq, f"{kind.value}: {name}"))
             continue
-        seen.setdefault(stored.seq, Event(stored.seq, kind, stored.at, body))
-    run.events = [seen[seq] for seq in sorted(seen)]
+        events_by_seq.setdefault(stored.seq, Event(stored.seq, kind, stored.at, body))
+    run.events = [events_by_seq[seq] for seq in sorted(events_by_seq)]
 
 
 def _place(run: AuditedRun, event: Event) -> None:

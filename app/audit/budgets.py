@@ -24,9 +24,9 @@ EARLIER = 0
 
 def check_budgets(run: AuditedRun) -> Iterator[Violation]:
     """Each call is held in the accounts that the run was admitted with."""
-    named = run.admission.get("budgets") or []
+    accounts = run.admission.get("budgets") or []
     for call in run.calls.values():
-        if (call.intent.body.get("budgets") or []) != named:
+        if (call.intent.body.get("budgets") or []) != accounts:
             yield run.violation(RULE, call.intent.seq, f"{call.id} is not held in the accounts of its run")
 
 
@@ -75,13 +75,13 @@ class JournalSums:
                 yield Violation(f"account {name}", 0, RULE, f"{most.held} is held, its calls hold {most.holds}")
 
 
-def check_windows(rows: Sequence[Mapping[str, Any]], found: Administration) -> Iterator[Violation]:
+def check_windows(rows: Sequence[Mapping[str, Any]], administration: Administration) -> Iterator[Violation]:
     """Each window of an account names the account's budget, and has the bounds of a period in one of the time zones
     that the budget has had. The bounds are not compared where the log of changes does not know the budget."""
     zones: defaultdict[str, set[str]] = defaultdict(set)
-    for row in found.budgets:
+    for row in administration.budgets:
         zones[row["id"]].add(row["zone"])
-    for event in found.events:
+    for event in administration.events:
         if event["action"] == "budget.set":
             zones[event["target"]].add(orjson.loads(event["after"])["zone"])
     yield from _check_slices(rows)

@@ -36,8 +36,8 @@ def count_pending(run: AuditedRun) -> int:
 def _is_pending(run: AuditedRun, call: Call) -> bool:
     if run.end is None or not run.allows_pending:
         return False
-    held = any(ticket["step"] == call.step for ticket in run.record.tickets)
-    return held or (call.step is None and run.now - run.end.at <= OUTCOME_DELAY_SECONDS)
+    has_ticket = any(ticket["step"] == call.step for ticket in run.record.tickets)
+    return has_ticket or (call.step is None and run.now - run.end.at <= OUTCOME_DELAY_SECONDS)
 
 
 def _check_outcomes(run: AuditedRun, call: Call) -> Iterator[Violation]:

@@ -82,15 +82,17 @@ class Auditor:
         self, source: Source, report: Report, journal_sums: JournalSums, before: Mapping[str, AccountSums]
     ) -> None:
         """Check what belongs to no single run."""
-        if left := await source.unnamed_texts():
-            report.add(Violation("all runs", 0, "text-left", f"{left:,} texts are stored and belong to no run"))
-        found = await source.administration()
-        for violation in check_administration(found, report) if found is not None else ():
+        if unnamed_texts := await source.unnamed_texts():
+            report.add(
+                Violation("all runs", 0, "text-left", f"{unnamed_texts:,} texts are stored and belong to no run")
+            )
+        administration = await source.administration()
+        for violation in check_administration(administration, report) if administration is not None else ():
             report.add(violation)
         after = await source.accounts()
-        if found is None or after is None:
+        if administration is None or after is None:
             return
-        removed = {event["target"] for event in found.events if event["action"] == "budget.removed"}
+        removed = {event["target"] for event in administration.events if event["action"] == "budget.removed"}
         for violation in journal_sums.compare(before, after, removed=removed, pruned=report.pruned > 0):
             report.add(violation)
 

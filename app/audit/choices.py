@@ -75,18 +75,18 @@ def _fault_of_plan(run: AuditedRun, proposal: Proposal, decision: Mapping[str, A
 
 def _fault_of_mask(run: AuditedRun, proposal: Proposal, decision: Mapping[str, Any]) -> str:
     """Return the fault of the arms that were left out before the draw; empty if there is none."""
-    masked, left = decision.get("masked", {}), decision.get("left", {})
-    if not isinstance(masked, dict) or not isinstance(left, dict):
+    masked, remaining = decision.get("masked", {}), decision.get("left", {})
+    if not isinstance(masked, dict) or not isinstance(remaining, dict):
         return "the arms that were left out are not an object"
     if not masked:
         return ""
     spent = sum(event.body["usd"] for event in run.events_of(Kind.CALL_FINISHED) if event.seq < proposal.opening.seq)
-    if left.get("usd") != max(run.limits["usd"] - spent, 0):
-        return f"{left.get('usd')} micro-dollars are said to be left, {run.limits['usd'] - spent} were"
+    if remaining.get("usd") != max(run.limits["usd"] - spent, 0):
+        return f"{remaining.get('usd')} micro-dollars are said to be left, {run.limits['usd'] - spent} were"
     for arm, price in masked.items():
         if arm in decision["candidates"]:
             return f"{arm[:80]} is left out, and a candidate"
-        if not isinstance(price, dict) or not any(price[name] > left.get(name, price[name]) for name in price):
+        if not isinstance(price, dict) or not any(price[name] > remaining.get(name, price[name]) for name in price):
             return f"{arm[:80]} is left out although it could be paid"
     return ""
 
@@ -101,8 +101,8 @@ def check_masked_prices(run: AuditedRun, catalog: Catalog) -> Iterator[Violation
             continue  # the latter is reported elsewhere
         if not decision.get("masked"):
             continue
-        left, candidates = decision["left"]["usd"], decision["candidates"]
-        dear = [arm for arm in candidates if len(candidates) > 1 and _output_price(arm, catalog, floor) > left]
+        remaining, candidates = decision["left"]["usd"], decision["candidates"]
+        dear = [arm for arm in candidates if len(candidates) > 1 and _output_price(arm, catalog, floor) > remaining]
         for arm, price in decision["masked"].items():
             if "usd" in price and price["usd"] < _output_price(arm, catalog, floor):
                 dear.append(arm)
@@ -112,5 +112,5 @@ def check_masked_prices(run: AuditedRun, catalog: Catalog) -> Iterator[Violation
 
 def _output_price(arm: str, catalog: Catalog, floor: int) -> float:
     """Return the micro-dollars of an arm's outputs at the floor, without its inputs."""
-    known = [catalog.workers[name] for name in arm.split(" ")[1:] if name in catalog.workers]
-    return sum(worker.price.output * min(floor, worker.card.max_output) for worker in known) / MILLION
+    workers = [catalog.workers[name] for name in arm.split(" ")[1:] if name in catalog.workers]
+    return sum(worker.price.output * min(floor, worker.card.max_output) for worker in workers) / MILLION

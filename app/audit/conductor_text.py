@@ -28,52 +28,52 @@ JSON = json.JSONDecoder(strict=False)
 def check_conductor_text(run: AuditedRun, report: Report) -> Iterator[Violation]:
     """Apply all rules of this module. Texts that were erased are counted in the report."""
     for proposal in run.proposals:
-        asked = [call for call in run.calls.values() if call.step is None and call.proposal == proposal.number]
-        if not asked or not asked[-1].outcomes or not proposal.verdicts:
+        planning_calls = [call for call in run.calls.values() if call.step is None and call.proposal == proposal.number]
+        if not planning_calls or not planning_calls[-1].outcomes or not proposal.verdicts:
             continue
-        if asked[-1].outcome_kind == "unknown":  # its text was lost with the process that received it
+        if planning_calls[-1].outcome_kind == "unknown":  # its text was lost with the process that received it
             report.unverifiable["plan: unknown"] += 1
             continue
         try:
             further = proposal.round > 1 and proposal.parent is None
-            found, whole = read_plan(text_of(run, asked[-1].outcomes[0].body["output"]), further)
-            yield from _compare_steps(run, proposal, asked[-1], found, whole)
+            entries, whole = read_plan(text_of(run, planning_calls[-1].outcomes[0].body["output"]), further)
+            yield from _compare_steps(run, proposal, planning_calls[-1], entries, whole)
         except Unverifiable as reason:
             report.unverifiable[f"plan: {reason}"] += 1
 
 
 def _compare_steps(
-    run: AuditedRun, proposal: Proposal, call: Call, found: Sequence[Any], whole: bool
+    run: AuditedRun, proposal: Proposal, call: Call, entries: Sequence[Any], whole: bool
 ) -> Iterator[Violation]:
     accepted = proposal.acceptance
-    if accepted is not None and (not whole or len(found) != len(proposal.steps)):
-        fault = f"{call.id} said {len(found)} steps, {len(proposal.steps)} are journaled"
+    if accepted is not None and (not whole or len(entries) != len(proposal.steps)):
+        fault = f"{call.id} said {len(entries)} steps, {len(proposal.steps)} are journaled"
         yield run.violation("plan-not-what-was-said", accepted.seq, fault)
     for place, step in enumerate(proposal.steps):
-        said = found[place] if place < len(found) else None
-        problem = _difference(run, proposal, step, said)
+        entry = entries[place] if place < len(entries) else None
+        problem = _difference(run, proposal, step, entry)
         if problem:
             yield run.violation(
                 "plan-not-what-was-said", step.plan.seq, f"step {step.n}: {problem} is not what was said"
             )
 
 
-def _difference(run: AuditedRun, proposal: Proposal, step: Step, said: Any) -> str:
+def _difference(run: AuditedRun, proposal: Proposal, step: Step, entry: Any) -> str:
     """Return the first field in which a journaled step differs from the text; empty if none does."""
     order, body = proposal.opening.body["order"], step.plan.body
-    if not isinstance(said, dict):
+    if not isinstance(entry, dict):
         return "the step"
-    ordinal = said.get("worker")
+    ordinal = entry.get("worker")
     if type(ordinal) is not int or not 0 <= ordinal < len(order) or order[ordinal] != body["worker"]:
         return "the worker"
-    if text_of(run, body["subtask"]) != said.get("subtask"):
+    if text_of(run, body["subtask"]) != entry.get("subtask"):
         return "the subtask"
     for field, written in (("why", "why"), ("withheld", "why_withheld")):
-        if body.get(written) and text_of(run, body[written]) != str(said.get(field))[:MAX_REASON_CHARS]:
+        if body.get(written) and text_of(run, body[written]) != str(entry.get(field))[:MAX_REASON_CHARS]:
             return "a reason"
-    if said.get("tools", False) is not body.get("tools", False):
+    if entry.get("tools", False) is not body.get("tools", False):
         return "its permission to call tools"
-    return _access_difference(run, proposal, step, said.get("access"))
+    return _access_difference(run, proposal, step, entry.get("access"))
 
 
 def _access_difference(run: AuditedRun, proposal: Proposal, step: Step, stated: Any) -> str:
@@ -105,28 +105,28 @@ def read_plan(text: str, further: bool = False) -> tuple[list[Any], bool]:
     """Return the entries of the plan in a text, and True if its list was closed. `further` is for rounds after the
     first."""
     at = 0
-    while found := START.search(text, at):
+    while opening := START.search(text, at):
         thought = THOUGHT.search(text, at)
-        if thought is None or thought.start() > found.start():
-            return _read_entries(text, found.end())
+        if thought is None or thought.start() > opening.start():
+            return _read_entries(text, opening.end())
         at = thought.end()
     return _read_three_lists(text, further)
 
 
 def _read_entries(text: str, at: int) -> tuple[list[Any], bool]:
-    found: list[Any] = []
+    entries: list[Any] = []
     while at < len(text):
         if text[at] in " \t\r\n,":
             at += 1
         elif text[at] == "]":
-            return found, True
+            return entries, True
         else:
             try:
                 entry, at = JSON.raw_decode(text, at)
             except (ValueError, RecursionError):
                 break
-            found.append(entry)
-    return found, False
+            entries.append(entry)
+    return entries, False
 
 
 def _read_three_lists(text: str, further: bool) -> tuple[list[Any], bool]:
@@ -137,22 +137,22 @@ def _read_three_lists(text: str, further: bool) -> tuple[list[Any], bool]:
         return [], False
     workers, subtasks, access = (entries or [] for entries in lists)
     entries = [
-        {"worker": worker, "subtask": subtask, "access": _access_entries(seen, place, further)}
-        for place, (worker, subtask, seen) in enumerate(zip(workers, subtasks, access, strict=True))
+        {"worker": worker, "subtask": subtask, "access": _access_entries(access_value, place, further)}
+        for place, (worker, subtask, access_value) in enumerate(zip(workers, subtasks, access, strict=True))
     ]
     return entries, True
 
 
-def _access_entries(seen: Any, place: int, further: bool) -> Any:
-    if seen == "all" or seen == ["all"]:
+def _access_entries(access_value: Any, place: int, further: bool) -> Any:
+    if access_value == "all" or access_value == ["all"]:
         return ["user", *(["previous"] if further else []), *range(place)]
-    return ["user", *seen] if isinstance(seen, list) else seen
+    return ["user", *access_value] if isinstance(access_value, list) else access_value
 
 
 def _first_list(text: str, label: str) -> list[Any] | None:
     """Return the first list after a label: up to the first bracket that makes it valid."""
-    found = re.search(label, text, re.IGNORECASE)
-    start = text.find("[", found.end()) if found else -1
+    label_match = re.search(label, text, re.IGNORECASE)
+    start = text.find("[", label_match.end()) if label_match else -1
     ends = [match.end() for match in re.finditer(r"\]", text[start:])] if start >= 0 else []
     for end in ends[:MAX_BRACKETS]:
         try:

@@ -16,9 +16,9 @@ OTHER_REFS = frozenset({("run.admitted", "plan"), ("run.approved", "reason"), ("
 
 def check_contents(run: AuditedRun) -> Iterator[Violation]:
     """Apply all rules of this module."""
-    named = b"".join(stored.body for stored in run.record.events)
+    bodies = b"".join(stored.body for stored in run.record.events)
     for ref in run.record.contents:
-        if ref.encode() not in named:
+        if ref.encode() not in bodies:
             yield run.violation("content-foreign", 0, f"content {ref[:12]} is named by no event")
     if run.is_erased:
         if run.record.contents:

@@ -87,8 +87,8 @@ def _planner(run: AuditedRun, step: Step | None) -> str:
 
 def _had_output(run: AuditedRun, n: int, seq: int) -> bool:
     """Return True if a step had an output with words before this event."""
-    done = run.steps[n].completion if n in run.steps else None
-    return done is not None and done.seq < seq and done.body["chars"] > 0
+    completion = run.steps[n].completion if n in run.steps else None
+    return completion is not None and completion.seq < seq and completion.body["chars"] > 0
 
 
 def _has_results(step: Step, seq: int) -> bool:
@@ -98,8 +98,8 @@ def _has_results(step: Step, seq: int) -> bool:
 def _check_intent(run: AuditedRun, call: Call, expected: Mapping[str, Any]) -> Iterator[Violation]:
     """The intent says what the journal before it makes of the call."""
     for name, value in expected.items():
-        said = call.intent.body.get(name) or type(value)()
-        if said != value:
+        stated = call.intent.body.get(name) or type(value)()
+        if stated != value:
             yield run.violation(
                 "disclosed-wrong", call.intent.seq, f"{call.id} says another {name} than the journal before it"
             )
@@ -116,7 +116,7 @@ def _expected_columns(run: AuditedRun, call: Call, expected: Mapping[str, Any]) 
     """Return the columns that a row must have."""
     body = call.intent.body
     passed_over = body.get("passed_over")
-    seen = [n for n in _listed_steps(call) if n not in expected["unseen"]]
+    visible_steps = [n for n in _listed_steps(call) if n not in expected["unseen"]]
     columns: dict[str, Any] = {
         "at": call.intent.at,
         "step": call.step,
@@ -128,7 +128,7 @@ def _expected_columns(run: AuditedRun, call: Call, expected: Mapping[str, Any]) 
         "key": run.record.row["key"],
         "labels": orjson.dumps(expected["labels"]).decode() if expected["labels"] else None,
         "saw_user": "user" in body["access"],
-        "saw_steps": _numbers(seen),
+        "saw_steps": _numbers(visible_steps),
         "saw_results": expected["results"],
         "unseen": _numbers(expected["unseen"]),
         "planned_by": expected["planned_by"],

@@ -87,29 +87,29 @@ class Export:
 
     def _head(self) -> dict[str, Any]:
         number, head = next(self._lines(), (1, {}))
-        known = head.get("baton") == "journal" and head.get("version") in (*WITHOUT_LEDGER, VERSION)
-        if not known or not isinstance(head.get("at"), float):
+        is_export = head.get("baton") == "journal" and head.get("version") in (*WITHOUT_LEDGER, VERSION)
+        if not is_export or not isinstance(head.get("at"), float):
             raise self._fault(number, "is no export of this version's; write one with `baton audit export`")
         return head
 
     async def catalogs(self) -> Mapping[str, bytes]:
         """Implements `journal_file.Source`."""
-        found: dict[str, bytes] = {}
+        snapshots: dict[str, bytes] = {}
         for number, line in self._preamble("catalog"):
-            found[line["catalog"]] = self._bytes(number, line)
-        return found
+            snapshots[line["catalog"]] = self._bytes(number, line)
+        return snapshots
 
     async def changes(self) -> Sequence[Change] | None:
         """Implements `journal_file.Source`."""
         if self._head()["version"] == UNCHANGED:
             return None
-        found: list[Change] = []
+        changes: list[Change] = []
         for number, line in self._preamble("change"):
             try:
-                found.append(Change(**line["change"]))
+                changes.append(Change(**line["change"]))
             except TypeError:
                 raise self._fault(number, "is no line of an export") from None
-        return found
+        return changes
 
     async def unnamed_texts(self) -> int:
         """Implements `journal_file.Source`: an export has every content as a whole."""
@@ -131,11 +131,11 @@ class Export:
         """Implements `journal_file.Source`."""
         for number, line in self._preamble("pruned"):
             try:
-                left = PrunedRun(**_decode_columns(line["pruned"]))
+                pruned_run = PrunedRun(**_decode_columns(line["pruned"]))
             except (TypeError, ValueError):
                 raise self._fault(number, "is no line of an export") from None
-            if _is_selected(left.id, left.created_at, run, since):
-                yield left
+            if _is_selected(pruned_run.id, pruned_run.created_at, run, since):
+                yield pruned_run
 
     async def records(self, *, run: str | None = None, since: float | None = None) -> AsyncIterator[Record]:
         """Implements `journal_file.Source`."""

@@ -58,29 +58,29 @@ class Labels:
         """Return what the model reads that writes a proposal."""
         if proposal.parent is not None:
             return self.inputs.get(proposal.parent, self.conversation)
-        read = self.conversation
+        provenance = self.conversation
         answering_step = self.run.previous_answer(proposal)
         if answering_step is None:
-            return read
+            return provenance
         for earlier in self.run.proposals_for():
             if earlier.round == proposal.round - 1 and earlier.acceptance is not None:
                 for step in earlier.steps:
-                    read = read.union(self.subtasks.get(step.n, Provenance()))
+                    provenance = provenance.union(self.subtasks.get(step.n, Provenance()))
         answer = Provenance(self.outputs.get(answering_step.n, frozenset()), frozenset({FROM_STEP}))
-        return read.union(answer)
+        return provenance.union(answer)
 
     def add(self, step: Step, proposal: Proposal) -> None:
         """Derive the labels of a step from those of earlier ones."""
-        self.subtasks[step.n] = read = self._of_subtask(step, proposal)
+        self.subtasks[step.n] = provenance = self._of_subtask(step, proposal)
         if "user" in step.plan.body["access"]:
-            read = read.union(self.conversation)
+            provenance = provenance.union(self.conversation)
         if step.inherits_view and proposal.parent in self.inputs:
-            read = read.union(self.inputs[proposal.parent])
+            provenance = provenance.union(self.inputs[proposal.parent])
         for n in step.inputs:
             if n in self.outputs and self._is_shown(n):
                 output = Provenance(self.outputs[n], frozenset({FROM_STEP}))
-                read = read.union(self.subtasks[n]).union(output)
-        self.inputs[step.n] = read
+                provenance = provenance.union(self.subtasks[n]).union(output)
+        self.inputs[step.n] = provenance
         self.outputs[step.n] = self._output_labels(step)
 
     def _of_subtask(self, step: Step, proposal: Proposal) -> Provenance:
@@ -109,11 +109,11 @@ class Labels:
         return step.settlement is None or (step.completion is not None and step.completion.body["chars"] > 0)
 
     def _with_results(self, step: Step, seq: int | None) -> Provenance:
-        read = self.inputs[step.n]
+        provenance = self.inputs[step.n]
         for use in step.tool_uses:
             if use.results is not None and (seq is None or use.results.seq < seq):
-                read = read.union(Provenance(_string_set(use.results, "labels"), frozenset({FROM_TOOL})))
-        return read
+                provenance = provenance.union(Provenance(_string_set(use.results, "labels"), frozenset({FROM_TOOL})))
+        return provenance
 
 
 def labels_of(run: AuditedRun) -> Labels:
@@ -131,12 +131,12 @@ def check_declassification(run: AuditedRun, labels: Labels, call: Call, catalog:
     may = worker.declassifies if worker is not None else frozenset()
     if call.step is not None:
         step = run.step_of(call)
-        done = step.completion if step is not None else None
-        if done is None or done.body["call"] != call.id:
+        completion = step.completion if step is not None else None
+        if completion is None or completion.body["call"] != call.id:
             return
-        if _declassified(done) - (may & labels.of_call(call).labels):
+        if _declassified(completion) - (may & labels.of_call(call).labels):
             fault = f"step {call.step} lost labels that {call.id} could not take away"
-            yield run.violation("declassified", done.seq, fault)
+            yield run.violation("declassified", completion.seq, fault)
         return
     proposal = run.proposal(call.proposal)
     if proposal is None:
@@ -151,8 +151,8 @@ def check_losses_without_call(run: AuditedRun) -> Iterator[Violation]:
     """No text loses labels that no call was made for: nobody wrote it who could take them away."""
     for step in run.steps.values():
         proposal = step.plan.body["proposal"]
-        asked = any(call.step is None and call.proposal == proposal for call in run.calls.values())
-        if _declassified(step.plan) and not asked:
+        has_writer = any(call.step is None and call.proposal == proposal for call in run.calls.values())
+        if _declassified(step.plan) and not has_writer:
             yield run.violation(
                 "declassified", step.plan.seq, f"the subtask of step {step.n} lost labels without a writer"
             )

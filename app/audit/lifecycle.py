@@ -187,8 +187,8 @@ def _fault_of_lost_answer(run: AuditedRun, end: Event) -> str:
 
 
 def _fault_of_cancellation(run: AuditedRun, end: Event) -> str:
-    asked = any(event.seq < end.seq for event in run.events_of(Kind.CANCEL_ASKED))
-    if asked:
+    has_request = any(event.seq < end.seq for event in run.events_of(Kind.CANCEL_ASKED))
+    if has_request:
         return ""
     return "cancelled though nobody asked for it"
 

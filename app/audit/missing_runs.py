@@ -26,32 +26,32 @@ class EarlierExport:
     @staticmethod
     async def read(source: Source | None, *, run: str | None, since: float | None) -> "EarlierExport":
         """Read an earlier export; without one there are no runs to look for."""
-        found = EarlierExport()
+        export = EarlierExport()
         if source is not None:
             async for record in source.records(run=run, since=since):
                 name = str(record.row["id"])
-                found.runs[name] = (len(record.events), merkle_root(name, record.events))
-        return found
+                export.runs[name] = (len(record.events), merkle_root(name, record.events))
+        return export
 
     def compare(self, record: Record) -> Iterator[Violation]:
         """Compare a run that is still stored: it has the events of the export, and perhaps later ones."""
         name = str(record.row["id"])
-        if (known := self.runs.pop(name, None)) is None:
+        if (exported := self.runs.pop(name, None)) is None:
             return
-        count, wanted = known
-        if merkle_root(name, record.events[:count]) != wanted:
+        count, root = exported
+        if merkle_root(name, record.events[:count]) != root:
             yield Violation(name, 0, "journal-rewritten", f"its first {count} events are not those of the export")
 
-    def compare_pruned(self, left: PrunedRun, report: Report) -> None:
+    def compare_pruned(self, pruned_run: PrunedRun, report: Report) -> None:
         """Compare a run that was pruned. Of one that had later events by then, nothing can be said."""
-        if (known := self.runs.pop(left.id, None)) is None:
+        if (exported := self.runs.pop(pruned_run.id, None)) is None:
             return
-        count, wanted = known
-        if count < left.events:
+        count, root = exported
+        if count < pruned_run.events:
             report.unverifiable["pruned later"] += 1
-        elif (count, wanted) != (left.events, left.root):
+        elif (count, root) != (pruned_run.events, pruned_run.root):
             report.add(
-                Violation(left.id, 0, "journal-rewritten", "it was pruned with other events than the export has")
+                Violation(pruned_run.id, 0, "journal-rewritten", "it was pruned with other events than the export has")
             )
 
 
@@ -59,9 +59,9 @@ async def check_missing_runs(
     source: Source, earlier: EarlierExport, report: Report, *, run: str | None, since: float | None
 ) -> None:
     """Apply all rules of this module, after all stored runs were compared."""
-    async for left in source.pruned(run=run, since=since):
+    async for pruned_run in source.pruned(run=run, since=since):
         report.pruned += 1
-        earlier.compare_pruned(left, report)
+        earlier.compare_pruned(pruned_run, report)
     for name in sorted(earlier.runs):
         report.add(Violation(name, 0, "run-lost", "the export has the run; it is not stored and was not pruned"))
     if run is not None or since is not None:

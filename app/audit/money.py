@@ -27,21 +27,24 @@ def _check_reservation(run: AuditedRun, call: Call) -> Iterator[Violation]:
     body = call.intent.body
     if body["tokens_held"] < body["max_tokens"]:
         yield run.violation("reservation-low", call.intent.seq, f"{call.id} may write more than is held for it")
-    wanted = body.get("wanted_tokens", 0)
-    if wanted and not min(run.limits["floor_tokens"], wanted) <= body["max_tokens"] < wanted:
+    wanted_tokens = body.get("wanted_tokens", 0)
+    if wanted_tokens and not min(run.limits["floor_tokens"], wanted_tokens) <= body["max_tokens"] < wanted_tokens:
         yield run.violation(
-            "cut-wrong", call.intent.seq, f"{call.id} is cut from {wanted} tokens to {body['max_tokens']}"
+            "cut-wrong", call.intent.seq, f"{call.id} is cut from {wanted_tokens} tokens to {body['max_tokens']}"
         )
 
 
 def _check_cost(run: AuditedRun, call: Call) -> Iterator[Violation]:
     if call.outcome is None:
         return
-    body, held = call.outcome.body, call.intent.body
+    body, intent = call.outcome.body, call.intent.body
     usage = body["usage"]
     if usage["cached"] > usage["input"] or usage["reasoning"] > usage["output"]:
         yield run.violation("usage-wrong", call.outcome.seq, f"{call.id}: a part is larger than the whole")
-    if call.outcome_kind == "unknown" and (body["usd"], token_sum(usage)) != (held["usd_held"], held["tokens_held"]):
+    if call.outcome_kind == "unknown" and (body["usd"], token_sum(usage)) != (
+        intent["usd_held"],
+        intent["tokens_held"],
+    ):
         yield run.violation("cost-wrong", call.outcome.seq, f"{call.id} is unknown, so what was held counts as spent")
 
 
@@ -54,7 +57,7 @@ def _check_caps(run: AuditedRun) -> Iterator[Violation]:
     """Held and spent stay within the caps along the journal. Only an intent may be refused, so only an intent can
     exceed a cap (I-7)."""
     caps = (run.limits["usd"], run.limits["tokens"])
-    held, spent = [0, 0], [0, 0]
+    reserved_totals, spent_totals = [0, 0], [0, 0]
     open_calls: dict[str, tuple[int, int]] = {}
     for event in run.events_of(Kind.CALL_INTENDED, Kind.CALL_FINISHED, Kind.APPROVED):
         body = event.body
@@ -62,15 +65,17 @@ def _check_caps(run: AuditedRun) -> Iterator[Violation]:
             caps = (body["max_usd"], caps[1])
             continue
         if event.kind is Kind.CALL_FINISHED:
-            given = open_calls.pop(body["call"], None)
-            if given is not None:
-                held = [held[0] - given[0], held[1] - given[1]]
-                spent = [spent[0] + body["usd"], spent[1] + token_sum(body["usage"])]
+            reservation = open_calls.pop(body["call"], None)
+            if reservation is not None:
+                reserved_totals = [reserved_totals[0] - reservation[0], reserved_totals[1] - reservation[1]]
+                spent_totals = [spent_totals[0] + body["usd"], spent_totals[1] + token_sum(body["usage"])]
             continue
-        reserved = (body["usd_held"], body["tokens_held"])
-        open_calls[body["call"]] = reserved
-        held = [held[0] + reserved[0], held[1] + reserved[1]]
-        for unit, cap, now_held, now_spent in zip(("micro-dollars", "tokens"), caps, held, spent, strict=True):
+        reservation = (body["usd_held"], body["tokens_held"])
+        open_calls[body["call"]] = reservation
+        reserved_totals = [reserved_totals[0] + reservation[0], reserved_totals[1] + reservation[1]]
+        for unit, cap, now_held, now_spent in zip(
+            ("micro-dollars", "tokens"), caps, reserved_totals, spent_totals, strict=True
+        ):
             if now_held + now_spent > cap:
                 fault = f"{now_spent} {unit} spent and {now_held} held, the cap is {cap}"
                 yield run.violation("over-cap", event.seq, fault)
@@ -117,15 +122,15 @@ def _check_bills_of_turns(run: AuditedRun) -> Iterator[Violation]:
     for turn in run.turns:
         if turn.tool_calls is None:
             continue
-        made = [call for call in _settled_calls(run, turn.tool_calls) if run.turn_at(call.intent.seq) is turn]
-        asked: set[str] = set()
+        calls = [call for call in _settled_calls(run, turn.tool_calls) if run.turn_at(call.intent.seq) is turn]
+        speakers: set[str] = set()
         for n in turn.tool_calls.body["steps"]:
             tool_uses = run.steps[n].tool_uses if n in run.steps else []
             times = [
                 tool_use.calls for tool_use in tool_uses if turn.start.seq < tool_use.calls.seq < turn.tool_calls.seq
             ]
-            asked |= {str(awaiting.body["call"]) for awaiting in times}
-        yield from _check_bill(run, turn.tool_calls, made, _visible_usage(made, asked))
+            speakers |= {str(awaiting.body["call"]) for awaiting in times}
+        yield from _check_bill(run, turn.tool_calls, calls, _visible_usage(calls, speakers))
 
 
 def _settled_calls(run: AuditedRun, end: Event) -> list[Call]:
@@ -157,21 +162,21 @@ def _sum_of_usages(usages: list[Mapping[str, Any]]) -> Mapping[str, Any]:
     return whole
 
 
-def _visible_usage(made: list[Call], speakers: set[str]) -> Mapping[str, Any]:
+def _visible_usage(calls: list[Call], speakers: set[str]) -> Mapping[str, Any]:
     """Return the visible usage of one turn: the input of the first successful call that saw the conversation, and the
     output of the calls whose text or tool calls the caller gets."""
-    successful = [call for call in made if call.outcome_kind == "ok"]
+    successful = [call for call in calls if call.outcome_kind == "ok"]
     readers = [call for call in successful if call.step is not None and "user" in call.intent.body["access"]]
     first: Mapping[str, Any] = NO_USAGE
     if successful:
         first_call = readers[0] if readers else successful[0]
         first = first_call.outcomes[0].body["usage"]
-    said = _sum_of_usages([call.outcomes[0].body["usage"] for call in made if call.id in speakers])
-    whole = _sum_of_usages([call.outcomes[0].body["usage"] for call in made])
+    answer = _sum_of_usages([call.outcomes[0].body["usage"] for call in calls if call.id in speakers])
+    whole = _sum_of_usages([call.outcomes[0].body["usage"] for call in calls])
     return {
         "input": first["input"],
         "cached": first["cached"],
-        "output": said["output"],
-        "reasoning": said["reasoning"],
+        "output": answer["output"],
+        "reasoning": answer["reasoning"],
         "estimated": whole["estimated"],
     }

@@ -164,8 +164,8 @@ def _may_stand_in(run: AuditedRun, proposal: Proposal, step: Step) -> bool:
     if not text:
         return True
     for sentence in re.split(r"[.;:!?]", text.decode(errors="replace").lower()):
-        before, asked, _ = sentence.partition("final answer")
-        if asked and not DENIALS & set(re.findall(r"[a-z']+", before)):
+        before, phrase, _ = sentence.partition("final answer")
+        if phrase and not DENIALS & set(re.findall(r"[a-z']+", before)):
             return True
     return False
 
@@ -220,8 +220,8 @@ def _check_planning_call(run: AuditedRun, proposal: Proposal, verdict: Event) ->
     """A verdict names a planning call of its own proposal, which succeeded if the plan was accepted, or no call."""
     name, accepted = verdict.body["call"], verdict.kind is Kind.PLAN_ACCEPTED
     if not name:
-        asked = [call for call in run.calls.values() if call.step is None and call.proposal == proposal.number]
-        if any(call.outcome_kind == "ok" and call.intent.seq < verdict.seq for call in asked):
+        planning_calls = [call for call in run.calls.values() if call.step is None and call.proposal == proposal.number]
+        if any(call.outcome_kind == "ok" and call.intent.seq < verdict.seq for call in planning_calls):
             yield run.violation(
                 "plan-call", verdict.seq, "a planning call succeeded, and the plan is not said to be its"
             )

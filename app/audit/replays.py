@@ -35,17 +35,17 @@ def check_replays(run: AuditedRun) -> Iterator[Violation]:
 
 
 def _check_reused_step(run: AuditedRun, step: Step) -> Iterator[Violation]:
-    done = step.completion
-    if done is None or not done.body.get("origin_run"):
+    completion = step.completion
+    if completion is None or not completion.body.get("origin_run"):
         return
     called = [call for call in run.calls.values() if call.step == step.n]
-    if called or done.body["call"] or len(step.events) > 1:
+    if called or completion.body["call"] or len(step.events) > 1:
         yield run.violation(
-            "kept-wrong", done.seq, f"step {step.n} was executed, and its output is said to be taken over"
+            "kept-wrong", completion.seq, f"step {step.n} was executed, and its output is said to be taken over"
         )
     accepted = run.proposals[step.plan.body["proposal"]].acceptance
-    if accepted is None or accepted.seq > done.seq:
-        yield run.violation("kept-wrong", done.seq, f"step {step.n} is done before its plan is accepted")
+    if accepted is None or accepted.seq > completion.seq:
+        yield run.violation("kept-wrong", completion.seq, f"step {step.n} is done before its plan is accepted")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +74,14 @@ class ReusedOutputs:
 
     async def compare(self, source: Source, report: Report, now: float) -> Iterator[Violation]:
         """Compare every claim with the run that it is about."""
-        found: list[Violation] = []
+        violations: list[Violation] = []
         for name in sorted(self.by_origin):
             records = [record async for record in source.records(run=name)]
             if not records:
                 report.unverifiable[ORIGIN_NOT_STORED] += len(self.by_origin[name])
                 continue
-            found += _compare_with_origin(records[0], self.by_origin[name], report, now)
-        return iter(found)
+            violations += _compare_with_origin(records[0], self.by_origin[name], report, now)
+        return iter(violations)
 
 
 def _compare_with_origin(record: Record, claims: list[ReusedOutput], report: Report, now: float) -> Iterator[Violation]:

@@ -100,32 +100,37 @@ def _step_request(run: AuditedRun, call: Call, catalog: Catalog, worker: Worker)
         raise Unverifiable("no such step")
     turn, task = run.turn_at(call.intent.seq), _task(run, run.admission["task"])
     latest = _task(run, turn.start.body["request"]) if turn.number else task
-    asked, answers = latest.sampling, run.answers_round(step)
+    caller_sampling, answers = latest.sampling, run.answers_round(step)
     cap = min(run.limits["output_tokens"], worker.card.max_output)
-    sampling = Sampling(temperature=asked.temperature, top_p=asked.top_p, max_tokens=cap, seed=asked.seed)
+    sampling = Sampling(
+        temperature=caller_sampling.temperature, top_p=caller_sampling.top_p, max_tokens=cap, seed=caller_sampling.seed
+    )
     if answers:
-        sampling = replace(asked, max_tokens=cap if asked.max_tokens is None else min(asked.max_tokens or cap, cap))
+        sampling = replace(
+            caller_sampling,
+            max_tokens=cap if caller_sampling.max_tokens is None else min(caller_sampling.max_tokens or cap, cap),
+        )
     sampling = _cut(call, sampling)
     if step.inherits_view is not (call.intent.body["template"] == "nested-1"):
         raise UnknownTemplate
-    said: tuple[Message, ...] = (*_shown(run, step, call.intent.seq, task), *_transcript(run, step, call))
+    messages: tuple[Message, ...] = (*_shown(run, step, call.intent.seq, task), *_transcript(run, step, call))
     form = latest.form if answers else None
     live = bool(turn.start.body["streams"]) and answers and _is_last(run, step)
     if form is not None:
         provider = catalog.providers[worker.provider]
         constrained = call.intent.body["template"] == "json-1" or constrains(form, provider.structured)
-        said = shown(form, said, constrained=constrained, flaw=_flaw(run, call, form))
+        messages = shown(form, messages, constrained=constrained, flaw=_flaw(run, call, form))
         live = live and keeps(form, structured=provider.structured, keeps_open=provider.keeps_open)
     logprobs = latest.logprobs if answers else None
     if call.intent.body.get("watched"):  # a stream, although nobody received it; so it cannot be if somebody did
         live = not live
-    return Request(worker, said, sampling, form, logprobs, _toolbox(step, latest.toolbox), live)
+    return Request(worker, messages, sampling, form, logprobs, _toolbox(step, latest.toolbox), live)
 
 
 def _cut(call: Call, sampling: Sampling) -> Sampling:
     """Return the sampling with its output cut to what the run could pay, if the intent says that it was."""
-    wanted = call.intent.body.get("wanted_tokens")
-    if wanted == sampling.max_tokens:
+    wanted_tokens = call.intent.body.get("wanted_tokens")
+    if wanted_tokens == sampling.max_tokens:
         return replace(sampling, max_tokens=call.intent.body["max_tokens"])
     return sampling
 
@@ -177,10 +182,14 @@ def _shown(run: AuditedRun, step: Step, seq: int, task: Task) -> tuple[Message, 
     ]
     if earlier:
         texts = [subtask]
-        for _, asked, said in earlier:
-            texts += (asked, said)
+        for _, earlier_subtask, answer in earlier:
+            texts += (earlier_subtask, answer)
         fence = _fence(texts)
-        words = [INTRODUCTION, *(_fenced(n, asked, said, fence) for n, asked, said in earlier), *words]
+        words = [
+            INTRODUCTION,
+            *(_fenced(n, earlier_subtask, answer, fence) for n, earlier_subtask, answer in earlier),
+            *words,
+        ]
     return (*conversation, Message("user", (Text("\n\n".join(words)),)))
 
 
@@ -189,11 +198,11 @@ def _transcript(run: AuditedRun, step: Step, call: Call) -> Iterator[Message]:
     for tool_use in step.tool_uses:
         if tool_use.results is None or tool_use.results.seq > call.intent.seq:
             continue
-        said = message_from_json(_stored(run, tool_use.calls.body["said"]))
+        message = message_from_json(_stored(run, tool_use.calls.body["said"]))
         asker = run.calls.get(tool_use.calls.body["call"])
         same = asker is not None and asker.intent.body["worker"] == call.intent.body["worker"]
-        yield said if same else replace(said, keepsake=None)
-        theirs = dict(zip(tool_use.call_ids, (tool_call.id for tool_call in said.calls), strict=False))
+        yield message if same else replace(message, keepsake=None)
+        theirs = dict(zip(tool_use.call_ids, (tool_call.id for tool_call in message.calls), strict=False))
         for came in map(message_from_json, _stored(run, tool_use.results.body["results"])):
             if came.call_id:
                 yield replace(came, call_id=theirs.get(came.call_id, ""))
@@ -203,21 +212,21 @@ def _transcript(run: AuditedRun, step: Step, call: Call) -> Iterator[Message]:
 
 def _earlier(run: AuditedRun, step: Step, seq: int) -> list[tuple[int, str, str]]:
     """Return number, subtask and answer of the granted steps that had an answer when the call was intended."""
-    found = []
+    answers = []
     around = run.parent_of(step) if step.inherits_view else None
     for n in sorted(n for n in step.inputs if around is None or n not in around.inputs):
-        done = run.steps[n].completion if n in run.steps else None
-        if done is None or done.seq > seq:
+        completion = run.steps[n].completion if n in run.steps else None
+        if completion is None or completion.seq > seq:
             continue
-        answer = text_of(run, done.body["output"])
+        answer = text_of(run, completion.body["output"])
         if answer:
-            found.append((n, text_of(run, run.steps[n].plan.body["subtask"]), answer))
-    return found
+            answers.append((n, text_of(run, run.steps[n].plan.body["subtask"]), answer))
+    return answers
 
 
 def _fenced(n: int, subtask: str, answer: str, fence: str) -> str:
-    asked = f"<subtask>{subtask}</subtask>\n" if subtask else ""
-    return f'<step index="{n}" id="{fence}">\n{asked}<answer>{answer}</answer>\n</step id="{fence}">'
+    subtask_element = f"<subtask>{subtask}</subtask>\n" if subtask else ""
+    return f'<step index="{n}" id="{fence}">\n{subtask_element}<answer>{answer}</answer>\n</step id="{fence}">'
 
 
 def _fence(texts: list[str]) -> str:
@@ -301,7 +310,7 @@ def _previous(run: AuditedRun, proposal: Proposal) -> Previous:
     entries: dict[int, str | int] = {step.n: place for place, step in enumerate(former.steps)}
     if earlier is not None:
         entries[earlier.n] = "previous"
-    past = []
+    steps = []
     for step in former.steps:
         worker = step.plan.body["worker"]
         for call in run.calls.values():
@@ -311,16 +320,16 @@ def _previous(run: AuditedRun, proposal: Proposal) -> Previous:
         if "user" in step.plan.body["access"]:
             access.insert(0, "user")
         subtask = text_of(run, step.plan.body["subtask"])
-        past.append(PastStep(worker, subtask, tuple(access), step.completion is not None))
-    return Previous(tuple(past), text_of(run, answer.completion.body["output"]))
+        steps.append(PastStep(worker, subtask, tuple(access), step.completion is not None))
+    return Previous(tuple(steps), text_of(run, answer.completion.body["output"]))
 
 
 # -- a call for an embedding
 
 
 def _features_request(run: AuditedRun, call: Call, catalog: Catalog, worker: Worker) -> Request:
-    said = [message.text for message in _task(run, run.admission["task"]).messages if message.role == "user"]
-    text = said[-1] if said else ""
+    texts = [message.text for message in _task(run, run.admission["task"]).messages if message.role == "user"]
+    text = texts[-1] if texts else ""
     if len(text) > 2 * SEEN:
         text = f"{text[:SEEN]} {text[-SEEN:]}"
     return Request(worker, (Message("user", (Text(text),)),), Sampling(max_tokens=1))

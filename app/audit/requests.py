@@ -74,7 +74,7 @@ def check_requests(run: AuditedRun, pools: Pools, report: Report) -> Iterator[Vi
             rule = "catalog-altered" if digest in pools.snapshots else "catalog-missing"
             yield run.violation(rule, 1, f"there is no snapshot of the pool {digest[:12]} with this digest")
     yield from _check_admission(run, pools)
-    found = labels_of(run)
+    labels = labels_of(run)
     yield from check_losses_without_call(run)
     for call in run.calls.values():
         catalog = pools.catalog(call.intent.body["catalog"])
@@ -87,8 +87,8 @@ def check_requests(run: AuditedRun, pools: Pools, report: Report) -> Iterator[Vi
             continue
         worker = _as_served(call, worker)
         yield from _check_passed_over(run, call, catalog)
-        yield from check_declassification(run, found, call, catalog)
-        yield from _check_worker(run, call, catalog, worker, found.of_call(call))
+        yield from check_declassification(run, labels, call, catalog)
+        yield from _check_worker(run, call, catalog, worker, labels.of_call(call))
         yield from _check_price(run, call, worker)
         yield from _check_request_bytes(run, call, catalog, worker, pools, report)
 
@@ -149,9 +149,9 @@ def _check_limits(run: AuditedRun, tier: Tier) -> Iterator[Violation]:
             )
 
 
-def _count_uncleared_labels(read: Provenance, worker: Worker) -> int:
+def _count_uncleared_labels(provenance: Provenance, worker: Worker) -> int:
     """Return the number of labels for which a worker is not cleared, by name or by its card's region and retention."""
-    card, missing = worker.card, set(read.labels) - worker.card.clearance
+    card, missing = worker.card, set(provenance.labels) - worker.card.clearance
     if card.region:
         missing.discard("region:" + card.region)
     if card.retention:
@@ -159,17 +159,17 @@ def _count_uncleared_labels(read: Provenance, worker: Worker) -> int:
     return len(missing)
 
 
-def _excluding_rules(read: Provenance, catalog: Catalog, worker: Worker) -> list[str]:
+def _excluding_rules(provenance: Provenance, catalog: Catalog, worker: Worker) -> list[str]:
     """Return the names of the pool file's rules that keep this worker from what was read, from the rules alone."""
-    labels = set(read.labels | read.sources)
-    found = []
+    labels = set(provenance.labels | provenance.sources)
+    names = []
     for rule in catalog.rules:
         if not set(rule.labels) <= labels:
             continue
         refused = rule.allow is not None and not _matches(worker, rule.allow)
         if refused or (rule.deny is not None and _matches(worker, rule.deny)):
-            found.append(rule.name)
-    return found
+            names.append(rule.name)
+    return names
 
 
 def _matches(worker: Worker, match: Match) -> bool:
@@ -182,7 +182,7 @@ def _matches(worker: Worker, match: Match) -> bool:
         (match.retention, {card.retention}),
         (match.clearance, set(card.clearance)),
     )
-    return all(not wanted or wanted & values for wanted, values in pairs)
+    return all(not required or required & values for required, values in pairs)
 
 
 # -- the worker
@@ -197,14 +197,14 @@ def _as_served(call: Call, worker: Worker) -> Worker:
 
 
 def _check_worker(
-    run: AuditedRun, call: Call, catalog: Catalog, worker: Worker, read: Provenance
+    run: AuditedRun, call: Call, catalog: Catalog, worker: Worker, provenance: Provenance
 ) -> Iterator[Violation]:
     body, seq = call.intent.body, call.intent.seq
     if (body["provider"], body["model"]) != (worker.provider, worker.model):
         yield run.violation("worker-changed", seq, f"{call.id}: provider or model is not that of {worker.name}")
-    if missing := _count_uncleared_labels(read, worker):
+    if missing := _count_uncleared_labels(provenance, worker):
         yield run.violation("clearance", seq, f"{worker.name} is not cleared for {missing} labels")
-    for rule in _excluding_rules(read, catalog, worker):
+    for rule in _excluding_rules(provenance, catalog, worker):
         yield run.violation("rule", seq, f"the rule {rule} keeps {worker.name} from the labels of what it reads")
     if call.step is not None and body["max_tokens"] > worker.card.max_output:
         yield run.violation("output-over-limit", seq, f"{worker.name} writes at most {worker.card.max_output} tokens")
@@ -239,13 +239,13 @@ def _possible_remainders(run: AuditedRun, call: Call) -> set[int]:
     """Return the budgets that were left at some time between the proposal's opening and the call."""
     proposal = run.proposal(call.proposal)
     opening_seq = proposal.opening.seq if proposal is not None else 0
-    left = run.limits["usd"]
-    left_by_seq = {opening_seq: left}
+    remaining = run.limits["usd"]
+    remaining_by_seq = {opening_seq: remaining}
     for event in run.events_of(Kind.CALL_FINISHED):
         if event.seq < call.intent.seq:
-            left -= event.body["usd"]
-            left_by_seq[max(event.seq, opening_seq)] = left
-    return {max(limit, 0) for limit in left_by_seq.values()}
+            remaining -= event.body["usd"]
+            remaining_by_seq[max(event.seq, opening_seq)] = remaining
+    return {max(limit, 0) for limit in remaining_by_seq.values()}
 
 
 def _earlier_planning_outputs(run: AuditedRun, call: Call) -> set[str]:
@@ -278,11 +278,11 @@ def _check_passed_over(run: AuditedRun, call: Call, catalog: Catalog) -> Iterato
 
 
 def _check_price(run: AuditedRun, call: Call, worker: Worker) -> Iterator[Violation]:
-    held, price = call.intent.body, worker.price
-    most_input = max(held["tokens_held"] - held["max_tokens"], 0)
-    worst = _max_cost(price, most_input, held["max_tokens"])
-    if held["usd_held"] < worst:
-        yield run.violation("reservation-low", call.intent.seq, f"{held['usd_held']} held, {worst} is the worst case")
+    intent, price = call.intent.body, worker.price
+    most_input = max(intent["tokens_held"] - intent["max_tokens"], 0)
+    worst = _max_cost(price, most_input, intent["max_tokens"])
+    if intent["usd_held"] < worst:
+        yield run.violation("reservation-low", call.intent.seq, f"{intent['usd_held']} held, {worst} is the worst case")
     if call.outcome is not None and call.outcome_kind != "unknown":
         yield from _check_settled_cost(run, call.outcome, price)
 
@@ -290,31 +290,31 @@ def _check_price(run: AuditedRun, call: Call, worker: Worker) -> Iterator[Violat
 def _check_settled_cost(run: AuditedRun, outcome: Event, price: Price) -> Iterator[Violation]:
     usage: Mapping[str, Any] = outcome.body["usage"]
     tier = price.long if price.long is not None and usage["input"] > price.long_after else price
-    due = _cost_at_rates(tier, usage)
-    if outcome.body["usd"] != due:
-        yield run.violation("cost-wrong", outcome.seq, f"{outcome.body['usd']} micro-dollars, its usage costs {due}")
+    cost = _cost_at_rates(tier, usage)
+    if outcome.body["usd"] != cost:
+        yield run.violation("cost-wrong", outcome.seq, f"{outcome.body['usd']} micro-dollars, its usage costs {cost}")
 
 
-def _max_cost(price: Price, read: int, said: int) -> int:
+def _max_cost(price: Price, input_tokens: int, output_tokens: int) -> int:
     """Return the most that a call of at most so many tokens can cost, in micro-dollars."""
-    tiers = [price] if price.long is None or read <= price.long_after else [price, price.long]
-    return max([_max_cost_at_rates(tier, read, said) for tier in tiers])
+    tiers = [price] if price.long is None or input_tokens <= price.long_after else [price, price.long]
+    return max([_max_cost_at_rates(tier, input_tokens, output_tokens) for tier in tiers])
 
 
-def _max_cost_at_rates(price: Price, read: int, said: int) -> int:
+def _max_cost_at_rates(price: Price, input_tokens: int, output_tokens: int) -> int:
     """Return the most that so many tokens can cost at the rates of one tier, in micro-dollars, rounded up."""
-    dearest = max(price.input, price.cached, price.input if price.written is None else price.written)
-    spoken = max(price.output, price.output if price.reasoning is None else price.reasoning)
-    return (read * dearest + said * spoken + MILLION - 1) // MILLION
+    input_rate = max(price.input, price.cached, price.input if price.written is None else price.written)
+    output_rate = max(price.output, price.output if price.reasoning is None else price.reasoning)
+    return (input_tokens * input_rate + output_tokens * output_rate + MILLION - 1) // MILLION
 
 
 def _cost_at_rates(price: Price, usage: Mapping[str, Any]) -> int:
     """Return the cost of a usage at the rates of one tier, in micro-dollars, rounded up."""
-    fresh = max(usage["input"] - usage["cached"], 0)
-    stored = min(usage.get("written", 0), fresh)
+    uncached = max(usage["input"] - usage["cached"], 0)
+    stored = min(usage.get("written", 0), uncached)
     thought = usage["reasoning"]
     parts = [
-        ((fresh - stored), price.input),
+        ((uncached - stored), price.input),
         (stored, price.input if price.written is None else price.written),
         (usage["cached"], price.cached),
         (usage["output"] - thought, price.output),
@@ -346,11 +346,11 @@ def _check_request_bytes(
     except Unverifiable as reason:
         report.unverifiable[str(reason)] += 1
         return
-    sent = _render(pools, catalog, request)
+    request_bytes = _render(pools, catalog, request)
     report.rebuilt_requests += 1
-    if (content_ref(salt, sent), len(sent)) != (body["request"], body["bytes"]):
+    if (content_ref(salt, request_bytes), len(request_bytes)) != (body["request"], body["bytes"]):
         yield run.violation(
-            "request-altered", call.intent.seq, f"{call.id}: {body['bytes']} bytes sent, {len(sent)} now"
+            "request-altered", call.intent.seq, f"{call.id}: {body['bytes']} bytes sent, {len(request_bytes)} now"
         )
     if body["max_tokens"] != request.sampling.max_tokens:
         yield run.violation("request-altered", call.intent.seq, f"{call.id}: max_tokens is {body['max_tokens']}")

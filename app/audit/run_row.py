@@ -20,8 +20,8 @@ def check_run_row(run: AuditedRun) -> Iterator[Violation]:
 
 def check_columns(run: AuditedRun) -> Iterator[Violation]:
     """The columns of the row that follow from the events are as these make them."""
-    for column, wanted in _expected_columns(run).items():
-        if run.record.row.get(column) != wanted:
+    for column, expected in _expected_columns(run).items():
+        if run.record.row.get(column) != expected:
             yield run.violation("row-projection", 0, f"{column} is not what the events make it")
     if run.record.row["degraded"] and True not in possible_degraded_values(
         run

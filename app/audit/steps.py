@@ -97,9 +97,9 @@ def _check_completion(run: AuditedRun, step: Step) -> Iterator[Violation]:
                 "done-without-call", event.seq, f"step {step.n} is done by no successful call of its own"
             )
             continue
-        said = call.outcomes[0].body
+        outcome = call.outcomes[0].body
         for name in ("output", "finish"):
-            if event.body[name] != said[name]:
+            if event.body[name] != outcome[name]:
                 yield run.violation("done-without-call", event.seq, f"step {step.n}: {name} is not that of {call.id}")
 
 

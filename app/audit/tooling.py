@@ -43,11 +43,13 @@ def _check_results(run: AuditedRun, step: Step, tool_use: ToolUse) -> Iterator[V
         yield run.violation("tool-results-wrong", event.seq, f"step {step.n} has results and no turn began with them")
 
 
-def _check_end_of_turn(run: AuditedRun, seq: int, named: set[int]) -> Iterator[Violation]:
+def _check_end_of_turn(run: AuditedRun, seq: int, step_numbers: set[int]) -> Iterator[Violation]:
     """The end of a turn names the steps that wait."""
     waiting = {step.n for step in run.steps.values() if _is_waiting(step, seq)}
-    if waiting != named:
-        yield run.violation("turn-out-of-order", seq, f"{len(waiting)} steps wait for tools, {len(named)} are named")
+    if waiting != step_numbers:
+        yield run.violation(
+            "turn-out-of-order", seq, f"{len(waiting)} steps wait for tools, {len(step_numbers)} are named"
+        )
 
 
 def _is_waiting(step: Step, seq: int) -> bool:

@@ -37,8 +37,8 @@ class VersionsInForce:
 
     def version(self, run: str) -> str:
         """Return the version that conducts this run."""
-        drawn = int.from_bytes(hashlib.sha256(f"{self.canary}|{run}".encode()).digest()[:7], "big") / (1 << 56)
-        if self.canary and drawn < self.share:
+        draw = int.from_bytes(hashlib.sha256(f"{self.canary}|{run}".encode()).digest()[:7], "big") / (1 << 56)
+        if self.canary and draw < self.share:
             return self.canary
         return self.live
 
@@ -71,11 +71,11 @@ class VersionHistory:
     @classmethod
     def from_changes(cls, changes: Iterable[Change] | None) -> "VersionHistory":
         """Return the history that these changes, in any order, have made."""
-        made = cls(changes is not None)
+        versions = cls(changes is not None)
         for change in sorted(changes or (), key=lambda row: (row.at, row.id)):
-            history = made.by_conductor[change.conductor]
+            history = versions.by_conductor[change.conductor]
             history.append(history[-1].after(change))
-        return made
+        return versions
 
     def versions(self, conductor: str, run: str, since: float, until: float) -> set[str]:
         """Return all versions that were to conduct a run at some time of this span."""
@@ -96,8 +96,8 @@ def check_versions(run: AuditedRun, history: VersionHistory, report: Report) -> 
         elif call.step is None and not history.is_known:
             report.unverifiable[UNKNOWN] += bool(version)
         elif call.step is None and version not in _allowed_versions(run, call, history):
-            named = f"version {str(version)[:80]}" if version else "the pool file's own model"
-            yield run.violation("version-not-in-force", call.intent.seq, f"{call.id} asks {named}")
+            model = f"version {str(version)[:80]}" if version else "the pool file's own model"
+            yield run.violation("version-not-in-force", call.intent.seq, f"{call.id} asks {model}")
 
 
 def _check_served_subject(run: AuditedRun, history: VersionHistory, report: Report) -> Iterator[Violation]:

@@ -60,8 +60,8 @@ def commits_to(
     """Return True if the part of the entry is the commitment to these values."""
     plain = _without_nulls(values) if isinstance(values, Mapping) else [_without_nulls(value) for value in values]
     body = orjson.dumps(plain, option=orjson.OPT_SORT_KEYS)
-    made = hmac.digest(salt, part.encode() + b"\n" + body, "sha256")
-    return base64.b64encode(made).decode() == entry.fields.get(part)
+    commitment = hmac.digest(salt, part.encode() + b"\n" + body, "sha256")
+    return base64.b64encode(commitment).decode() == entry.fields.get(part)
 
 
 def has_salt_before(entry: LogEntry, salt: bytes | None) -> bool:
@@ -71,8 +71,8 @@ def has_salt_before(entry: LogEntry, salt: bytes | None) -> bool:
 
 def _without_nulls(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the columns that are not NULL, bytes as base64."""
-    found = {}
+    columns = {}
     for name, value in values.items():
         if value is not None:
-            found[str(name)] = base64.b64encode(value).decode() if isinstance(value, bytes | memoryview) else value
-    return found
+            columns[str(name)] = base64.b64encode(value).decode() if isinstance(value, bytes | memoryview) else value
+    return columns

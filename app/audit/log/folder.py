@@ -58,15 +58,15 @@ class TilesFolder:
     def bundle(self, number: int) -> Sequence[bytes]:
         """Return the entries of a bundle, as many as there are. Raises `ConfigInvalid` for a malformed one."""
         body = self._widest("entries", number)
-        found: list[bytes] = []
+        entries: list[bytes] = []
         at = 0
         while at < len(body):
             end = at + LENGTH_BYTES + int.from_bytes(body[at : at + LENGTH_BYTES], "big")
             if end > len(body):
                 raise ConfigInvalid([f"{self._path / tile_path('entries', number)}: the bundle is cut off"])
-            found.append(body[at + LENGTH_BYTES : end])
+            entries.append(body[at + LENGTH_BYTES : end])
             at = end
-        return found
+        return entries
 
     def tile(self, level: int, number: int) -> bytes:
         """Return the hashes of a tile, one behind the other; empty if it was not saved."""

@@ -28,12 +28,12 @@ async def check_journal(source: Source, entries: Sequence[StoredEntry], report: 
         report.runs += 1
         report.events += len(record.events)
         _check_run(record, sealed_entries.pop(str(record.row["id"]), []), report)
-    async for left in source.pruned():
+    async for pruned_run in source.pruned():
         report.pruned += 1
-        last = sealed_entries.pop(left.id, None)
-        if last and (last[-1].events, last[-1].root) != (left.events, base64.b64encode(left.root).decode()):
+        last = sealed_entries.pop(pruned_run.id, None)
+        if last and (last[-1].events, last[-1].root) != (pruned_run.events, base64.b64encode(pruned_run.root).decode()):
             words = "it was pruned with other events than were sealed"
-            report.add(Finding("altered", f"run {left.id}", words, last[-1].place))
+            report.add(Finding("altered", f"run {pruned_run.id}", words, last[-1].place))
     if sealed_entries:
         report.notes.append(f"{len(sealed_entries):,} runs of the log are not in the file, which may be a part.")
 

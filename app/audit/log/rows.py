@@ -146,10 +146,10 @@ class RowCheck:
                 f"{self._undated_erasures:,} runs were erased by release 0.2 or older, without a date."
             )
         if self._changing:
-            named = ", ".join(self._changing[:MAX_NAMED_CHANGES]) + (
+            names = ", ".join(self._changing[:MAX_NAMED_CHANGES]) + (
                 ", ..." if len(self._changing) > MAX_NAMED_CHANGES else ""
             )
-            self.report.notes.append(f"Changed since it was sealed, and not sealed again yet: {named}.")
+            self.report.notes.append(f"Changed since it was sealed, and not sealed again yet: {names}.")
 
     def _add(self, rule: str, thing: str, words: str, place: int | None = None) -> None:
         self.report.add(Finding(rule, thing, words, place))
@@ -165,21 +165,21 @@ class RowCheck:
 
         Whatever is sealed again is compared with its new entry from then on.
         """
-        found = (kind, id_) in self._waiting
-        self.report.pending += found
-        if found:
+        is_waiting = (kind, id_) in self._waiting
+        self.report.pending += is_waiting
+        if is_waiting:
             self._changing.append(f"{kind} {id_}".replace("\n", " "))
-        return found
+        return is_waiting
 
     def _entries(self, rows: Sequence[LogRow]) -> list[LogEntry]:
         """Return the entries of these rows that can be read; the others are findings of the log's own check."""
-        found = []
+        entries = []
         for row in rows:
             try:
-                found.append(read_entry(row.place, row.entry, row.salt))
+                entries.append(read_entry(row.place, row.entry, row.salt))
             except Unreadable:
                 continue
-        return found
+        return entries
 
     # -- runs
 
@@ -189,7 +189,7 @@ class RowCheck:
         self.report.events += len(run.events)
         self.report.erased += run.row["salt"] is None
         entries = self._entries(run.entries)
-        held = self._settle_calls(run)
+        expected_amounts = self._settle_calls(run)
         if not entries:
             if self._is_new(run.row["created_at"]):
                 self.report.pending += 1
@@ -199,8 +199,8 @@ class RowCheck:
         self._check_events(name, run, entries)
         self._check_row(name, run, entries)
         self._check_erasure(f"run {name}", run, entries[-1])
-        for column, wanted in held.items() if run.row["ended_at"] is not None else ():
-            if run.row[column] != wanted:
+        for column, amount in expected_amounts.items() if run.row["ended_at"] is not None else ():
+            if run.row[column] != amount:
                 self._add("altered", f"run {name}", f"its row has another `{column}` than its calls", entries[-1].place)
         self._expect_tags(name, run)
         is_ledger_proven = self._is_ledger_as_sealed(f"run {name}", run, _of_last_events(entries))
@@ -227,8 +227,8 @@ class RowCheck:
             self._add("missing", thing, words, entries[-1].place)
 
     def _report_gap(self, thing: str, numbers: Sequence[int], entries: Sequence[LogEntry]) -> None:
-        known = set(numbers)
-        first = next(seq for seq in range(1, entries[-1].events + 2) if seq not in known)
+        stored_numbers = set(numbers)
+        first = next(seq for seq in range(1, entries[-1].events + 2) if seq not in stored_numbers)
         batch = next((entry for entry in entries if entry.events >= first), entries[-1])
         self._add("missing", thing, f"event {first} was sealed and is not stored", batch.place)
 
@@ -271,11 +271,11 @@ class RowCheck:
         compared with the log."""
         try:
             admitted: dict[str, Any] = orjson.loads(run.events[0][3])
-            named = {column: admitted.get(column) or None for column in ORIGIN_COLUMNS}
-            named["budgets"] = orjson.dumps(admitted["budgets"]).decode() if admitted.get("budgets") else None
+            expected = {column: admitted.get(column) or None for column in ORIGIN_COLUMNS}
+            expected["budgets"] = orjson.dumps(admitted["budgets"]).decode() if admitted.get("budgets") else None
         except (IndexError, AttributeError, orjson.JSONDecodeError):
             return  # it is missing or altered, and a finding already
-        for column, value in named.items():
+        for column, value in expected.items():
             if run.row[column] != value:
                 self._add("altered", thing, f"its row has another `{column}` than its first event", last.place)
 
@@ -297,10 +297,10 @@ class RowCheck:
             return
         try:
             body = next(orjson.loads(event[3]) for event in reversed(run.events) if event[1] in DEADLINE_KINDS)
-            wanted = body["until"] if "until" in body else body["deadline"]
+            deadline = body["until"] if "until" in body else body["deadline"]
         except (StopIteration, KeyError, TypeError, orjson.JSONDecodeError):
             return  # the event is missing or altered, and a finding already
-        if run.row["deadline"] != wanted:
+        if run.row["deadline"] != deadline:
             self._add("altered", thing, "its row has another `deadline` than its events", last.place)
 
     def _check_erasure(self, thing: str, run: SealedRun, last: LogEntry) -> None:
@@ -341,11 +341,11 @@ class RowCheck:
                 elif kind == OUTCOME:
                     body = orjson.loads(raw)
                     self._sums.settle(calls.pop(body["call"]), body)
-            held = dict.fromkeys(HELD_COLUMNS, 0)
+            amounts = dict.fromkeys(HELD_COLUMNS, 0)
             for body in calls.values():
                 for column, name in HELD_COLUMNS.items():
-                    held[column] += body[name]
-            return held
+                    amounts[column] += body[name]
+            return amounts
         except (KeyError, TypeError, ValueError):
             return {}
 
@@ -375,8 +375,8 @@ class RowCheck:
         """Shared texts belong to a run, follow each other, and have one tenant."""
         if not self.contents:
             return
-        if left := self.stored.unnamed_texts():
-            self._add("content", "texts", f"{left:,} texts are stored that belong to no run")
+        if unnamed := self.stored.unnamed_texts():
+            self._add("content", "texts", f"{unnamed:,} texts are stored that belong to no run")
         if lacking := self.stored.lacking_texts():
             self._add("content", "texts", f"{lacking:,} texts or contents name a text that is not stored")
         if misplaced := self.stored.misplaced_texts():
@@ -386,9 +386,9 @@ class RowCheck:
         """Each stored text has the hash that an event names, and each that is named is stored or was erased."""
         thing, salt = f"run {name}", run.row["salt"]
         self.report.contents += len(run.contents)
-        named = b"".join([event[3] for event in run.events])
+        bodies = b"".join([event[3] for event in run.events])
         for ref, body in run.contents.items():
-            if salt is None or ref.encode() not in named:
+            if salt is None or ref.encode() not in bodies:
                 self._add("content", thing, f"the text {ref[:12]} is stored and should not be", place)
             elif hashlib.sha256(salt + body).hexdigest() != ref:
                 self._add("content", thing, f"the text {ref[:12]} does not have its hash", place)
@@ -421,12 +421,14 @@ class RowCheck:
         record = Record(row=run.row, events=events, contents={}, tickets=(), disclosures=tuple(run.disclosures))
         try:
             rebuilt = read_run(record, self.sealed_at)
-            found = list(self._derived_violations(rebuilt)) if rebuilt.has_admission and not rebuilt.flaws else None
+            violations = (
+                list(self._derived_violations(rebuilt)) if rebuilt.has_admission and not rebuilt.flaws else None
+            )
         except (ValueError, KeyError, TypeError):
-            found = None  # an event is no JSON any more, or lacks a field: it differs from the sealed one
-        if found is None and run.disclosures:
+            violations = None  # an event is no JSON any more, or lacks a field: it differs from the sealed one
+        if violations is None and run.disclosures:
             self._add("surplus", thing, "its rows of the ledger of disclosures do not follow from its events", place)
-        for violation in found or ():
+        for violation in violations or ():
             self._add("altered", thing, violation.what, place)
 
     def _derived_violations(self, rebuilt: AuditedRun) -> Iterator[Violation]:
@@ -443,14 +445,14 @@ class RowCheck:
     # -- tags
 
     def _expect_tags(self, name: str, run: SealedRun) -> None:
-        found: set[tuple[str, str, str]] = set()
+        tags: set[tuple[str, str, str]] = set()
         for _, kind, _, body in run.events:
             if kind in TAGGING_KINDS:
-                found |= {(tag, value, name) for tag, value in _tags_of_event(kind, body)}
+                tags |= {(tag, value, name) for tag, value in _tags_of_event(kind, body)}
         if str(run.row["code"]).startswith(RELEASES_WITHOUT_DATES):
-            found.discard((*PREVIEW_TAG, name))
-        self._expected_tag_count += len(found)
-        self._expected_tags += sorted(found)
+            tags.discard((*PREVIEW_TAG, name))
+        self._expected_tag_count += len(tags)
+        self._expected_tags += sorted(tags)
         if len(self._expected_tags) >= 2_000:
             self._flush_tags()
 
@@ -470,16 +472,16 @@ class RowCheck:
         """Look for tags that no event demands, if there are any more than those that were found."""
         if self.stored.count_tags() <= self._expected_tag_count:
             return
-        known: dict[str, set[tuple[str, str]]] = {}
+        tags_by_run: dict[str, set[tuple[str, str]]] = {}
         for run in self.stored.runs(contents=False):
             if not run.entries:
                 continue
-            theirs = known.setdefault(str(run.row["id"]), set())
+            theirs = tags_by_run.setdefault(str(run.row["id"]), set())
             for _, kind, _, body in run.events:
                 if kind in TAGGING_KINDS:
                     theirs |= set(_tags_of_event(kind, body))
         for name, value, of in self.stored.all_tags():
-            if of in known and (name, value) not in known[of]:
+            if of in tags_by_run and (name, value) not in tags_by_run[of]:
                 self._add("surplus", f"run {of}", f"a tag `{name}` is stored that no event gave it", self._place_of(of))
 
     # -- all other rows
@@ -574,15 +576,15 @@ class RowCheck:
 
     def _check_forgotten_salts(self) -> None:
         """The entries of pruned runs have lost their salts. Those of runs that 0.2 pruned have them, all of them."""
-        kept = 0
+        count = 0
         for entry in self.stored.unforgotten():
-            kept += 1
+            count += 1
             if entry.kind == RUN and None in (entry.salt, entry.frontier):
                 self._add(
                     "altered", f"run {entry.subject}", "it was pruned, and an entry has a salt again", entry.place
                 )
-        if kept:
-            self.report.notes.append(f"{kept:,} entries about pruned runs have salts, as release 0.2 leaves them.")
+        if count:
+            self.report.notes.append(f"{count:,} entries about pruned runs have salts, as release 0.2 leaves them.")
 
     def _check_absent_runs(self) -> None:
         absent = list(self.stored.absent(RUN))
@@ -596,13 +598,16 @@ class RowCheck:
     def _check_administration(self) -> None:
         """Keys, tenants, budgets, holds and conductors are as the log of changes says, whose entries are sealed, and
         the accounts of budgets as the outcomes of calls say."""
-        found = self.stored.administration()
-        removed = {event["target"] for event in found.events if event["action"] == "budget.removed"}
+        administration = self.stored.administration()
+        removed = {event["target"] for event in administration.events if event["action"] == "budget.removed"}
         sums = self.stored.accounts()
         for violation in self._sums.compare(sums, sums, removed=removed, pruned=self.report.pruned > 0):
             self._add("altered", violation.run, violation.what)
         try:
-            violations = [*check_administration(found, Report()), *check_windows(self.stored.windows(), found)]
+            violations = [
+                *check_administration(administration, Report()),
+                *check_windows(self.stored.windows(), administration),
+            ]
         except (ValueError, KeyError, TypeError):
             self._add("altered", "the log of changes", "an entry, or a list of a key, is not JSON any more", 0)
             return
@@ -617,8 +622,8 @@ class RowCheck:
 def check_database(check: LogCheck, stored: SealedRows, *, contents: bool = True, settled: bool = False) -> None:
     """Check the log of a database, and everything that is stored in it against the log. See `RowCheck`."""
     report = check.report
-    for table, key, column, found in stored.mistyped():
-        report.add(Finding("type", f"{table} {key}", f"its column `{column}` has a value of the type {found}"))
+    for table, key, column, type_name in stored.mistyped():
+        report.add(Finding("type", f"{table} {key}", f"its column `{column}` has a value of the type {type_name}"))
     if not report.is_clean:
         report.notes.append("Nothing else was checked, because values of other types cannot be read.")
         return
@@ -691,8 +696,8 @@ def _named_refs(events: Sequence[Event]) -> Iterator[str]:
 
 def _is_higher(value: Any, kind: str, before: LogEntry) -> bool:
     """Return True if what grows with each change is higher than in an entry before, as far as entries name it."""
-    known = before.fields.get(GROWING_COLUMNS[kind][1])
-    return known is None or value is None or value > known
+    earlier = before.fields.get(GROWING_COLUMNS[kind][1])
+    return earlier is None or value is None or value > earlier
 
 
 def _is_of_later(row: Row, before: LogEntry) -> bool:
@@ -712,7 +717,7 @@ def _is_frontier(stored: bytes | None, last: LogEntry) -> bool:
     peaks = [stored[at : at + 32] for at in range(0, len(stored), 32)]
     if not peaks:
         return last.events == 0
-    found = peaks[-1]
-    for left in reversed(peaks[:-1]):
-        found = hashlib.sha256(b"\1" + left + found).digest()
-    return base64.b64encode(found).decode() == last.root
+    digest = peaks[-1]
+    for peak in reversed(peaks[:-1]):
+        digest = hashlib.sha256(b"\1" + peak + digest).digest()
+    return base64.b64encode(digest).decode() == last.root

@@ -59,10 +59,10 @@ class GrowingTree:
         """Return the root over all that was added."""
         if not self._peaks:
             return hashlib.sha256().digest()
-        found = self._peaks[-1][1]
-        for _, left in reversed(self._peaks[:-1]):
-            found = node_hash(left, found)
-        return found
+        digest = self._peaks[-1][1]
+        for _, peak in reversed(self._peaks[:-1]):
+            digest = node_hash(peak, digest)
+        return digest
 
 
 def root_of(hashes: Iterable[bytes]) -> bytes:
@@ -96,14 +96,14 @@ class Key:
 
 def read_key(text: str) -> Key:
     """Return the key of this text. Raises `Unreadable`."""
-    name, _, rest = text.strip().partition("+")
-    hexed, _, encoded = rest.partition("+")
+    name, _, remainder = text.strip().partition("+")
+    hexed, _, encoded = remainder.partition("+")
     body = _decoded(encoded, "The key")
     kind, public = body[:1], body[1:]
-    made = hashlib.sha256(f"{name}\n".encode() + body).digest()[:4]
-    if kind not in (ED25519, COSIGNATURE) or len(public) != HASH_BYTES or made.hex() != hexed or not name:
+    key_id = hashlib.sha256(f"{name}\n".encode() + body).digest()[:4]
+    if kind not in (ED25519, COSIGNATURE) or len(public) != HASH_BYTES or key_id.hex() != hexed or not name:
         raise Unreadable(f"The key {name!r} is no Ed25519 key in the form NAME+HEX+BASE64.")
-    return Key(name, made, public, kind)
+    return Key(name, key_id, public, kind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,28 +119,28 @@ class Checkpoint:
 
     def signers(self, keys: Sequence[Key]) -> list[str]:
         """Return the names of the keys among these that have signed it. Raises `Unreadable` for a wrong signature."""
-        found = []
+        names = []
         for name, number, signature in self.signatures:
             for key in keys:
                 if (key.name, key.id) != (name, number):
                     continue
                 if not _is_signed(key, self.text, signature):
                     raise Unreadable(f"The signature of {name} is wrong.")
-                found.append(name)
-        return found
+                names.append(name)
+        return names
 
 
 def key_of(signer: str) -> Key:
     """Return the public key of a key that signs, PRIVATE+KEY+NAME+HEX+BASE64. Raises `Unreadable`."""
-    name, _, rest = signer.removeprefix(SIGNER).partition("+")
-    seed = _decoded(rest.partition("+")[2], "The signing key")
+    name, _, remainder = signer.removeprefix(SIGNER).partition("+")
+    seed = _decoded(remainder.partition("+")[2], "The signing key")
     if not signer.startswith(SIGNER) or len(seed) != 1 + HASH_BYTES:
         raise Unreadable("The signing key is malformed.")
     public = Ed25519PrivateKey.from_private_bytes(seed[1:]).public_key().public_bytes_raw()
-    made = hashlib.sha256(f"{name}\n".encode() + ED25519 + public).digest()[:4]
-    if rest.partition("+")[0] != made.hex():
+    key_id = hashlib.sha256(f"{name}\n".encode() + ED25519 + public).digest()[:4]
+    if remainder.partition("+")[0] != key_id.hex():
         raise Unreadable("The id of the signing key does not fit its name and its bytes.")
-    return Key(name, made, public)
+    return Key(name, key_id, public)
 
 
 def _is_signed(key: Key, text: str, signature: bytes) -> bool:

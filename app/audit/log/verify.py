@@ -52,11 +52,11 @@ Saved = Callable[[int], Sequence[bytes]]
 
 def tiles_of(size: int) -> int:
     """Return the number of tiles of hashes of a log with so many entries, partial ones included."""
-    found = 0
+    count = 0
     while size:
-        found += -(-size // WIDTH)
+        count += -(-size // WIDTH)
         size //= WIDTH
-    return found
+    return count
 
 
 @dataclass(slots=True)
@@ -96,8 +96,8 @@ class LogCheck:
     def check_state(self, state: Mapping[str, Any]) -> None:
         """Compare the state from which sealing goes on, after `check`: it follows from the last entries."""
         last = {"verifiers": self.last_keys or None, "sealed_at": self.last_at or None}
-        wanted = {"size": self.report.entries, **last}
-        for name, value in wanted.items():
+        expected = {"size": self.report.entries, **last}
+        for name, value in expected.items():
             if state[name] != value:
                 self._add("state", f"its state has another `{name}` than its entries", self.report.entries)
         if state["catch_up"] is not None and self.report.entries:
@@ -113,13 +113,13 @@ class LogCheck:
         except Unreadable:
             return False
 
-    def check_transactions(self, known: int, latest: int | None, passed_over: int) -> None:
-        """Check the number `known` of the transaction from which sealing goes on. `latest` is the next one of the
+    def check_transactions(self, transaction: int, latest: int | None, passed_over: int) -> None:
+        """Check the number of the transaction from which sealing goes on. `latest` is the next one of the
         database, None where transactions have no numbers; `passed_over` changes are of earlier ones, and wait."""
         words = "its state has another `xid` than where sealing has to go on"
-        if latest is None and known:
+        if latest is None and transaction:
             self._add("state", words, self.report.entries)
-        elif latest is not None and known > latest:
+        elif latest is not None and transaction > latest:
             self.report.notes.append("The database was restored on another server, and nothing was sealed since.")
         elif passed_over:
             self._add("state", f"{words}: {passed_over:,} changes would never be sealed", self.report.entries)
@@ -208,14 +208,14 @@ class LogCheck:
             return []
         stored = self.tiles(0, first // WIDTH)
         hashes = [stored[at : at + HASH_BYTES] for at in range(0, len(stored), HASH_BYTES)]
-        found = [first + at for at, digest in enumerate(level) if at >= len(hashes) or hashes[at] != digest]
+        places = [first + at for at, digest in enumerate(level) if at >= len(hashes) or hashes[at] != digest]
         above = b""
         if len(level) == WIDTH:
             above = self.tiles(1, first // WIDTH // WIDTH)
         at = first // WIDTH % WIDTH * HASH_BYTES
-        if len(level) == WIDTH and above[at : at + HASH_BYTES] != root_of(hashes) and not found:
+        if len(level) == WIDTH and above[at : at + HASH_BYTES] != root_of(hashes) and not places:
             self._add("tile", f"the hash over the entries {first:,} to {first + WIDTH - 1:,} is another one", first)
-        return found
+        return places
 
     def _compare_saved(self, first: int, level: Sequence[bytes]) -> None:
         """Compare with the entries that were saved elsewhere."""
@@ -257,12 +257,12 @@ class LogCheck:
         signed: set[str] = set()
         for name, held in self.held:
             try:
-                found = held.signers(self.witnesses)
+                signers = held.signers(self.witnesses)
             except Unreadable as error:
                 self._add("checkpoint", f"{name}: {error}", held.size)
                 continue
             if held.size == newest:
-                signed |= set(found)
+                signed |= set(signers)
         for witness in self.witnesses:
             if witness.name not in signed:
                 self._add("checkpoint", f"the newest held checkpoint is not cosigned by {witness.name}", newest)
