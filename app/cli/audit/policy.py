@@ -50,7 +50,7 @@ def _check(catalog: Catalog, *, as_json: bool) -> int:
     table = terminal.table("tier", "labels", "may see it", "may not")
     for row in policy_table.rows(catalog):
         excluded = "; ".join([f"{name}: {reason}" for name, reason in row.excluded.items()])
-        cells = (row.tier, ", ".join(row.labels) or "none", ", ".join(row.shown) or "nobody", excluded)
+        cells = (row.tier, ", ".join(row.labels) or "none", ", ".join(row.recipients) or "nobody", excluded)
         table.add_row(*[Text(cell, overflow="fold") for cell in cells])
     console = terminal.stdout()
     console.print(table)

@@ -50,25 +50,28 @@ class Widening:
 def labels_of(*catalogs: Catalog) -> tuple[str, ...]:
     """Return the labels that the catalogs name, sorted: in rules, in clearances, and by regions and retentions; and the
     sources that rules name."""
-    named: set[str] = set()
+    names: set[str] = set()
     for catalog in catalogs:
         for rule in catalog.rules:
-            named |= rule.labels
+            names |= rule.labels
         for worker in catalog.workers.values():
-            named |= worker.card.cleared
-    return tuple(sorted(named))
+            names |= worker.card.cleared
+    return tuple(sorted(names))
 
 
 def recipients(catalog: Catalog, tier: Tier) -> Mapping[Recipient, Worker]:
     """Return everybody who may be shown the tier's requests, each in its role."""
     conductor = tier.conductor
-    embedder = None
-    if conductor.selector is not None:
-        embedder = conductor.selector.embedder
-    roles = [("worker", name) for name in dict.fromkeys((*tier.pool, tier.fallback))]
-    roles += [("conductor", name) for name in (conductor.worker, *_conductors(catalog)) if name is not None]
-    roles += [("embedder", name) for name in (embedder,) if name is not None]
-    return {_recipient(catalog, role, name): catalog.workers[name] for role, name in roles}
+    roles = [("worker", name) for name in (*tier.pool, tier.fallback)]
+    if conductor.worker is not None:
+        roles.append(("conductor", conductor.worker))
+    roles += [("conductor", name) for name in _conductors(catalog)]
+    if conductor.selector is not None and conductor.selector.embedder is not None:
+        roles.append(("embedder", conductor.selector.embedder))
+    workers: dict[Recipient, Worker] = {}
+    for role, name in roles:
+        workers[_recipient(catalog, role, name)] = catalog.workers[name]
+    return workers
 
 
 def _conductors(catalog: Catalog) -> tuple[str, ...]:
@@ -80,32 +83,39 @@ def _conductors(catalog: Catalog) -> tuple[str, ...]:
 
 def _recipient(catalog: Catalog, role: str, name: str) -> Recipient:
     provider = catalog.providers[catalog.workers[name].provider]
-    addresses = tuple(endpoint.base_url for endpoint in provider.endpoints) or (provider.base_url,)
+    addresses = tuple([endpoint.base_url for endpoint in provider.endpoints])
+    if not addresses:
+        addresses = (provider.base_url,)
     return Recipient(role, name, provider.name, addresses)
 
 
 def widenings(old: Catalog, new: Catalog) -> Iterator[Widening]:
     """Yield one witness, with as few labels as possible, for each tier and recipient that is shown more.
 
-    No witness is a proof that nothing is. A tier that the old file does not have is compared with all of its tiers
-    together. Raises `ConfigInvalid` for more than `MOST_LABELS` labels.
+    If nothing is yielded, it is proved that nobody is shown more. A tier that the old file does not have is compared
+    with all of the old file's tiers together. Raises `ConfigInvalid` for more than `MOST_LABELS` labels.
     """
     bits = Bits(labels_of(old, new))
-    before = {name: _compiled(bits, old, tier) for name, tier in old.tiers.items()}
+    readers_by_old_tier = {name: _readers(bits, old, tier) for name, tier in old.tiers.items()}
     derives = _derives(old) or _derives(new)
     for name, tier in new.tiers.items():
-        compared = [before[name]] if name in before else list(before.values())
-        now, left = _compiled(bits, new, tier), list[Recipient]()
-        if any(_same(now, before) for before in compared):
+        old_readers = list(readers_by_old_tier.values())
+        if name in readers_by_old_tier:
+            old_readers = [readers_by_old_tier[name]]
+        readers = _readers(bits, new, tier)
+        if any(_same(readers, earlier) for earlier in old_readers):
             continue
-        for recipient, reader in now.items():
-            earlier = [known[recipient] for known in compared if recipient in known]
-            witness = _witness(bits, recipient.role, reader, earlier)
+        unwitnessed: list[Recipient] = []
+        for recipient, permissions in readers.items():
+            earlier_permissions = _permissions_of(recipient, old_readers)
+            witness = _witness(bits, recipient.role, permissions, earlier_permissions)
             if witness is not None:
-                yield Widening(name, recipient, bits.names(witness), _reason(earlier, bits.reading(witness)))
+                reason = _reason(earlier_permissions, bits.reading(witness))
+                yield Widening(name, recipient, bits.names(witness), reason)
             elif recipient.role == "worker" and derives:
-                left.append(recipient)
-        yield from _derived(bits, name, left, now, compared)
+                unwitnessed.append(recipient)
+        if unwitnessed:
+            yield from _derived_widenings(bits, name, unwitnessed, readers, old_readers)
 
 
 class Bits:
@@ -114,10 +124,10 @@ class Bits:
     def __init__(self, labels: Sequence[str]) -> None:
         """`labels` are all labels, and the sources that rules name. Raises `ConfigInvalid` if they are too many."""
         if len(labels) > MOST_LABELS:
-            named = f"the two files name {len(labels)} labels"
-            raise ConfigInvalid([f"{named}, and the sets of at most {MOST_LABELS} can be enumerated; name fewer"])
-        every = dict.fromkeys((*labels, *sorted(SOURCES)))
-        self._bit = {name: 1 << place for place, name in enumerate(every)}
+            count = f"the two files name {len(labels)} labels"
+            raise ConfigInvalid([f"{count}, and the sets of at most {MOST_LABELS} can be enumerated; name fewer"])
+        names = dict.fromkeys((*labels, *sorted(SOURCES)))
+        self._bit = {name: 1 << place for place, name in enumerate(names)}
         self.enumerated = self.of(labels)
         self.labels = self.of(set(labels) - SOURCES)
 
@@ -125,50 +135,67 @@ class Bits:
         """Return the set of those names that are known."""
         return sum(self._bit[name] for name in set(names) if name in self._bit)
 
-    def names(self, chosen: int) -> tuple[str, ...]:
+    def names(self, bit_set: int) -> tuple[str, ...]:
         """Return the names of a set, labels first."""
-        return tuple(name for name, bit in self._bit.items() if chosen & bit)
+        return tuple(name for name, bit in self._bit.items() if bit_set & bit)
 
-    def reading(self, chosen: int) -> Reading:
+    def reading(self, bit_set: int) -> Reading:
         """Return a set as what is read."""
-        named = frozenset(self.names(chosen))
-        return Reading(named - SOURCES, named & SOURCES)
+        names = frozenset(self.names(bit_set))
+        return Reading(names - SOURCES, names & SOURCES)
 
 
 @record(frozen=True, slots=True)
 class Permissions:
-    """A recipient's permissions: the labels that it is not cleared for, the sets that rules keep from it, and those
-    labels of what it reads that its output keeps."""
+    """A recipient's permissions, as sets of bits."""
 
     worker: Worker
     uncleared: int
-    barred: tuple[int, ...]
-    kept: int
+    """The labels that it is not cleared for."""
+    bars: tuple[int, ...]
+    """The sets of labels and sources that rules keep from it."""
+    inherited: int
+    """The labels that its output has if what it read had them: all but those that it declassifies."""
 
-    def may(self, read: int) -> bool:
-        """Return whether it may read this set."""
-        return not read & self.uncleared and (not self.barred or all(bar & read != bar for bar in self.barred))
+    def may_read(self, bit_set: int) -> bool:
+        """Return whether it may read words with these labels and sources."""
+        if bit_set & self.uncleared:
+            return False
+        for bar in self.bars:
+            if bar & bit_set == bar:
+                return False
+        return True
 
 
 Readers = Mapping[Recipient, Permissions]
 
 
-def _compiled(bits: Bits, catalog: Catalog, tier: Tier) -> Readers:
-    found = {}
+def _readers(bits: Bits, catalog: Catalog, tier: Tier) -> Readers:
+    readers: dict[Recipient, Permissions] = {}
     for recipient, worker in recipients(catalog, tier).items():
         uncleared = bits.labels & ~bits.of(worker.card.cleared)
-        barred = tuple(bits.of(bar.labels) for bar in worker.bars)
-        found[recipient] = Permissions(worker, uncleared, barred, bits.labels & ~bits.of(worker.declassifies))
-    return found
+        bars = tuple([bits.of(bar.labels) for bar in worker.bars])
+        inherited = bits.labels & ~bits.of(worker.declassifies)
+        readers[recipient] = Permissions(worker, uncleared, bars, inherited)
+    return readers
+
+
+def _permissions_of(recipient: Recipient, tiers: Sequence[Readers]) -> list[Permissions]:
+    """Return the permissions that a recipient has in each of these tiers; none for a tier that does not have it."""
+    return [readers[recipient] for readers in tiers if recipient in readers]
 
 
 def _same(new: Readers, old: Readers) -> bool:
     """Return True if the same recipients have the same permissions."""
-    return _permissions(new) == _permissions(old)
+    return _sets_of_bits(new) == _sets_of_bits(old)
 
 
-def _permissions(readers: Readers) -> Mapping[Recipient, tuple[int, tuple[int, ...], int]]:
-    return {who: (reader.uncleared, reader.barred, reader.kept) for who, reader in readers.items()}
+def _sets_of_bits(readers: Readers) -> Mapping[Recipient, tuple[int, tuple[int, ...], int]]:
+    """Return the permissions without the workers, whose prices or strengths may differ."""
+    sets: dict[Recipient, tuple[int, tuple[int, ...], int]] = {}
+    for recipient, permissions in readers.items():
+        sets[recipient] = (permissions.uncleared, permissions.bars, permissions.inherited)
+    return sets
 
 
 def _derives(catalog: Catalog) -> bool:
@@ -178,62 +205,75 @@ def _derives(catalog: Catalog) -> bool:
     return any(not rule.labels.isdisjoint(SOURCES) for rule in catalog.rules)
 
 
-def _witness(bits: Bits, role: str, reader: Permissions, earlier: Sequence[Permissions]) -> int | None:
-    """Return the smallest set of labels and sources that a recipient may read, and none of its earlier forms might, if
-    there is one. Conductors and embedders always read the conversation."""
-    always = bits.of({CALLER}) if role != "worker" else 0
-    for chosen in _subsets(bits.enumerated & ~reader.uncleared):
-        read = chosen | always
-        if reader.may(read) and not any(known.may(read) for known in earlier):
-            return chosen
+def _witness(bits: Bits, role: str, permissions: Permissions, earlier_permissions: Sequence[Permissions]) -> int | None:
+    """Return the smallest set of labels and sources that a recipient may read now and might not read before; None if
+    there is none. Conductors and embedders always read the conversation."""
+    conversation = bits.of({CALLER}) if role != "worker" else 0
+    for bit_set in _subsets(bits.enumerated & ~permissions.uncleared):
+        reading = bit_set | conversation
+        if permissions.may_read(reading) and not any(earlier.may_read(reading) for earlier in earlier_permissions):
+            return bit_set
     return None
 
 
-def _derived(
-    bits: Bits, name: str, left: Sequence[Recipient], now: Readers, compared: Sequence[Readers]
+def _derived_widenings(
+    bits: Bits, tier: str, recipients: Sequence[Recipient], readers: Readers, old_readers: Sequence[Readers]
 ) -> Iterator[Widening]:
-    """Yield a witness for each recipient that is shown more of what others make of a conversation."""
-    waiting = list(left)
-    for chosen in _subsets(bits.labels) if waiting else ():
-        made = words(bits, now, chosen)
-        made_before = [known for reader in compared for known in words(bits, reader, chosen)]
-        for recipient in tuple(waiting):
-            earlier = [known[recipient] for known in compared if recipient in known]
-            shown = next((read for read in made if now[recipient].may(read)), None)
-            if shown is None or any(reader.may(read) for reader in earlier for read in made_before):
+    """Yield a witness for each of these recipients that is shown more of what others make of a conversation."""
+    remaining = list(recipients)
+    for labels in _subsets(bits.labels):
+        derivations = _derivations(bits, readers, labels)
+        old_derivations: set[int] = set()
+        for earlier_readers in old_readers:
+            old_derivations.update(_derivations(bits, earlier_readers, labels))
+        for recipient in tuple(remaining):
+            earlier_permissions = _permissions_of(recipient, old_readers)
+            readable = _first_readable(derivations, [readers[recipient]])
+            if readable is None or _first_readable(old_derivations, earlier_permissions) is not None:
                 continue
-            waiting.remove(recipient)
-            reason = _reason(earlier, bits.reading(chosen | bits.of({CALLER})))
-            through = tuple(reader.worker.name for reader in made[shown])
-            yield Widening(name, recipient, bits.names(chosen), reason or "nothing of it was shown to it", through)
+            remaining.remove(recipient)
+            reason = _reason(earlier_permissions, bits.reading(labels | bits.of({CALLER})))
+            through = tuple([author.worker.name for author in derivations[readable]])
+            yield Widening(tier, recipient, bits.names(labels), reason or "nothing of it was shown to it", through)
 
 
-def words(bits: Bits, readers: Readers, labels: int) -> Mapping[int, tuple[Permissions, ...]]:
-    """Return all that can be made of a conversation with these labels, as it is read, each with those who made it."""
-    start, step, planned = labels | bits.of({CALLER}), bits.of({STEP}), bits.of({CONDUCTOR})
-    found: dict[int, tuple[Permissions, ...]] = {start: ()}
+def _first_readable(bit_sets: Iterable[int], permissions: Sequence[Permissions]) -> int | None:
+    """Return the first of these sets that any of the permissions lets its holder read; None if there is none."""
+    for bit_set in bit_sets:
+        if any(holder.may_read(bit_set) for holder in permissions):
+            return bit_set
+    return None
+
+
+def _derivations(bits: Bits, readers: Readers, labels: int) -> Mapping[int, tuple[Permissions, ...]]:
+    """Return all that can be made of a conversation with these labels: the set that each text carries, with those who
+    made it, in their order. The conversation itself is among them, made by nobody."""
+    conversation = labels | bits.of({CALLER})
+    step, conductor = bits.of({STEP}), bits.of({CONDUCTOR})
+    authors: dict[int, tuple[Permissions, ...]] = {conversation: ()}
     for recipient, reader in readers.items():
-        if recipient.role == "conductor" and reader.may(start):
-            found.setdefault(start & reader.kept | planned, (reader,))
+        if recipient.role == "conductor" and reader.may_read(conversation):
+            authors.setdefault(conversation & reader.inherited | conductor, (reader,))
     workers = [reader for recipient, reader in readers.items() if recipient.role == "worker"]
-    queue = list(found)
-    for read in queue:
-        for reader in workers:
-            made = read & reader.kept | step
-            if made not in found and reader.may(read):
-                found[made] = (*found[read], reader)
-                queue.append(made)
-    return found
+    queue = list(authors)
+    for bit_set in queue:
+        for worker in workers:
+            output = bit_set & worker.inherited | step
+            if output not in authors and worker.may_read(bit_set):
+                authors[output] = (*authors[bit_set], worker)
+                queue.append(output)
+    return authors
 
 
-def _subsets(whole: int) -> Iterator[int]:
+def _subsets(bit_set: int) -> Iterator[int]:
     """Yield all subsets, small ones first."""
-    places = [1 << place for place in range(whole.bit_length()) if whole >> place & 1]
-    for size in range(len(places) + 1):
-        yield from map(sum, combinations(places, size))
+    bits = [1 << place for place in range(bit_set.bit_length()) if bit_set >> place & 1]
+    for size in range(len(bits) + 1):
+        yield from map(sum, combinations(bits, size))
 
 
-def _reason(earlier: Sequence[Permissions], read: Reading) -> str:
-    if not earlier:
+def _reason(earlier_permissions: Sequence[Permissions], reading: Reading) -> str:
+    """Return the reason why the old file did not show these words to a recipient."""
+    if not earlier_permissions:
         return "it was not a recipient of this tier"
-    return exclusion(earlier[0].worker, read)
+    return exclusion(earlier_permissions[0].worker, reading)

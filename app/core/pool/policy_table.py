@@ -15,36 +15,38 @@ from app.core.records import record
 
 
 @record(frozen=True, slots=True)
-class Shown:
+class Row:
     """The recipients that may be shown a tier's requests with exactly these labels, and why the others may not."""
 
     tier: str
     labels: tuple[str, ...]
-    shown: tuple[str, ...]
+    recipients: tuple[str, ...]
     excluded: Mapping[str, str]
 
 
-def rows(catalog: Catalog) -> list[Shown]:
+def rows(catalog: Catalog) -> list[Row]:
     """Return a row for each tier and each set of labels that matters: none, each alone, and those of each rule."""
     alone = [(label,) for label in labels_of(catalog)]
     of_rules = [tuple(sorted(rule.labels)) for rule in catalog.rules]
     sets = dict.fromkeys(chain([()], alone, of_rules))
-    return [_shown(catalog, name, labels) for name in catalog.tiers for labels in sets]
+    return [_row(catalog, name, labels) for name in catalog.tiers for labels in sets]
 
 
-def _shown(catalog: Catalog, tier: str, labels: tuple[str, ...]) -> Shown:
-    shown, excluded = [], {}
+def _row(catalog: Catalog, tier: str, labels: tuple[str, ...]) -> Row:
+    names = frozenset(labels)
+    reading = Reading(names - SOURCES, names & SOURCES | {CALLER})
+    readers: list[str] = []
+    excluded: dict[str, str] = {}
     for recipient, worker in recipients(catalog, catalog.tiers[tier]).items():
         name = worker.name
         if recipient.role != "worker":
             name = f"{worker.name} ({recipient.role})"
-        named = frozenset(labels)
-        reason = exclusion(worker, Reading(named - SOURCES, named & SOURCES | {CALLER}))
+        reason = exclusion(worker, reading)
         if reason:
             excluded[name] = reason
         else:
-            shown.append(name)
-    return Shown(tier, labels, tuple(shown), excluded)
+            readers.append(name)
+    return Row(tier, labels, tuple(readers), excluded)
 
 
 def lowering(catalog: Catalog) -> list[Worker]:
@@ -67,16 +69,16 @@ def _words(rule: Rule) -> str:
 
 def table(catalog: Catalog) -> dict[str, Any]:
     """Return the whole table as a JSON value."""
-    shown = [
-        {"tier": row.tier, "labels": row.labels, "recipients": row.shown, "excluded": dict(row.excluded)}
-        for row in rows(catalog)
-    ]
     return {
         "rules": [rule.name for rule in catalog.rules],
-        "shown": shown,
+        "shown": [_row_to_json(row) for row in rows(catalog)],
         "declassifies": {worker.name: sorted(worker.declassifies) for worker in lowering(catalog)},
         "without_effect": without_effect(catalog),
     }
+
+
+def _row_to_json(row: Row) -> dict[str, Any]:
+    return {"tier": row.tier, "labels": row.labels, "recipients": row.recipients, "excluded": dict(row.excluded)}
 
 
 def witness(widening: Widening) -> dict[str, Any]:

@@ -49,7 +49,9 @@ class Attributes:
         value = getattr(self, attribute)
         if isinstance(value, frozenset):
             return value
-        return frozenset({value} if value else ())
+        if not value:
+            return frozenset()
+        return frozenset({value})
 
 
 @record(frozen=True, slots=True)
@@ -64,8 +66,11 @@ class Match:
 
     def fits(self, worker: Attributes) -> bool:
         """Return True if the worker matches."""
-        asked = ((attribute, getattr(self, attribute)) for attribute in ATTRIBUTES)
-        return all(values & worker.of(attribute) for attribute, values in asked if values)
+        for attribute in ATTRIBUTES:
+            values = getattr(self, attribute)
+            if values and values.isdisjoint(worker.of(attribute)):
+                return False
+        return True
 
 
 @record(frozen=True, slots=True)
@@ -95,5 +100,5 @@ class Bar:
 
 
 def bars(rules: Iterable[Rule], worker: Attributes) -> tuple[Bar, ...]:
-    """Compile the rules for one worker: what is left of them are the rules that it does not satisfy."""
+    """Return the rules that keep one worker from requests: those that it does not satisfy."""
     return tuple(Bar(rule.name, rule.labels) for rule in rules if not rule.permits(worker))
