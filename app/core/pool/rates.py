@@ -151,7 +151,10 @@ class Window:
     @property
     def runs(self) -> set[str]:
         """Return the runs that have to be looked up before a request is counted."""
-        return {run for claim in self.claims.values() for run in (claim.run, claim.resumes) if run}
+        runs: set[str] = set()
+        for claim in self.claims.values():
+            runs |= {claim.run, claim.resumes}
+        return runs - {""}
 
     def settle(self, runs: Mapping[str, RunUse], limits: RateLimits, now: float) -> None:
         """Forget what is more than a minute old, and the runs that are over; count what these have used."""
@@ -186,9 +189,10 @@ class Window:
         reserved: dict[float, int] = {}
         for claim in self.claims.values():
             reserved[claim.slot] = reserved.get(claim.slot, 0) + claim.tokens
-        return [
-            Slot(token.opened, token.expires, token.amount - reserved.get(token.opened, 0)) for token in self.tokens
-        ]
+        slots: list[Slot] = []
+        for slot in self.tokens:
+            slots.append(Slot(slot.opened, slot.expires, slot.amount - reserved.get(slot.opened, 0)))
+        return slots
 
     def count(self, limits: RateLimits, request: RateRequest, runs: Mapping[str, RunUse], now: float) -> None:
         """Count a request that was not refused."""
@@ -207,8 +211,9 @@ class Window:
     @property
     def until(self) -> float:
         """Return the time from which nothing in the window counts any more; runs may be open for a day."""
-        slots = [slot.expires for slot in (*self.requests, *self.tokens)]
-        return max([*slots, *[claim.until + DAY_SECONDS for claim in self.claims.values()]], default=0.0)
+        times = [slot.expires for slot in (*self.requests, *self.tokens)]
+        times += [claim.until + DAY_SECONDS for claim in self.claims.values()]
+        return max(times, default=0.0)
 
     def give_back(self, run: str) -> None:
         """Forget a run that was not begun after all; the request still counts."""
@@ -238,7 +243,7 @@ class Window:
 
 
 def decide(
-    windows: Mapping[str, Window], asked: Sequence[RateRequest], runs: Mapping[str, RunUse], now: float
+    windows: Mapping[str, Window], requests: Sequence[RateRequest], runs: Mapping[str, RunUse], now: float
 ) -> tuple[RateReply, ...]:
     """Count these requests in the windows, in their order, as far as the limits allow.
 
@@ -246,19 +251,30 @@ def decide(
     """
     settled: set[str] = set()
     replies = []
-    for request in asked:
-        named = [(name, windows[name], limits) for name, limits in request.limits]
-        for name, window, limits in named:
+    for request in requests:
+        for name, limits in request.limits:
             if name not in settled:
-                window.settle(runs, limits, now)
+                windows[name].settle(runs, limits, now)
                 settled.add(name)
-        found = [window.refusal(name, limits, request, now) for name, window, limits in named]
-        refusal = next((each for each in found if each is not None), None)
-        for _, window, limits in named if refusal is None else ():
-            window.count(limits, request, runs, now)
-        figures = [each for _, window, limits in named for each in window.figures(limits, now)]
-        replies.append(RateReply(_tightest(figures), refusal))
+        replies.append(_count_request(windows, request, runs, now))
     return tuple(replies)
+
+
+def _count_request(
+    windows: Mapping[str, Window], request: RateRequest, runs: Mapping[str, RunUse], now: float
+) -> RateReply:
+    """Count one request in all of its windows, or in none if a limit of one of them is reached."""
+    refusal = None
+    for name, limits in request.limits:
+        refusal = windows[name].refusal(name, limits, request, now)
+        if refusal is not None:
+            break
+    figures: list[Figures] = []
+    for name, limits in request.limits:
+        if refusal is None:
+            windows[name].count(limits, request, runs, now)
+        figures += windows[name].figures(limits, now)
+    return RateReply(_tightest(figures), refusal)
 
 
 def _tightest(figures: Iterable[Figures]) -> tuple[Figures, ...]:
