@@ -21,7 +21,7 @@ from app.core.records import copy_with, record
 from app.core.run.events import CallFinished, CallIntended, Event, PlanOpened, PlanStep, StepFailed, facts, timed_facts
 from app.core.run.instant import Instant, instant_to_json, round_seconds
 from app.core.run.layout import Place, layout
-from app.core.run.recipients import EMBEDDING_TEMPLATE, seen_steps
+from app.core.run.recipients import seen_steps
 from app.core.run.state import Proposal, RunState, StepState
 from app.core.run.withheld import decided_by, withheld_from_step
 
@@ -51,7 +51,7 @@ class Attempt:
 
     call: str
     worker: str
-    begun: float
+    start: float
     ended: float | None = None
     outcome: str | None = None
     error: str = ""
@@ -63,7 +63,7 @@ class Attempt:
         return {
             "id": self.call,
             "worker": self.worker,
-            "start": round_seconds(self.begun),
+            "start": round_seconds(self.start),
             "end": round_seconds(self.ended) if self.ended is not None else None,
             "outcome": self.outcome,
             "error": self.error or None,
@@ -109,7 +109,7 @@ class Node:
     @property
     def seconds(self) -> float:
         """Return the seconds of its finished calls."""
-        return sum(attempt.ended - attempt.begun for attempt in self.attempts if attempt.ended is not None)
+        return sum(attempt.ended - attempt.start for attempt in self.attempts if attempt.ended is not None)
 
     def to_json(self) -> dict[str, Any]:
         """Return the node in plain JSON values, without any text."""
@@ -205,13 +205,13 @@ class Graph:
 def graph(at: Instant) -> Graph:
     """Return the graph of a run at an instant."""
     index = _index(at)
-    drawn = [
-        _caller(index),
-        *(_node(index, event) for event in at.events if isinstance(event.fact, PlanOpened | PlanStep)),
-    ]
-    places = layout([(node.id, _follows(index, node)) for node in drawn])
-    nodes = tuple([copy_with(node, place=places[node.id]) for node in drawn])
-    return Graph(at, nodes, tuple(_edges(index)))
+    nodes = [_caller(index)]
+    for event in at.events:
+        if isinstance(event.fact, PlanOpened | PlanStep):
+            nodes.append(_node(index, event))
+    places = layout([(node.id, _predecessors(index, node)) for node in nodes])
+    nodes_with_places = tuple([copy_with(node, place=places[node.id]) for node in nodes])
+    return Graph(at, nodes_with_places, tuple(_edges(index)))
 
 
 @record(frozen=True, slots=True)
@@ -228,8 +228,8 @@ class _Index:
     intents: Mapping[str, Sequence[CallIntended]]
     """The calls for each node."""
     attempts: Mapping[str, Sequence[Attempt]]
-    failed: Mapping[int, StepFailed]
-    """The steps that failed, with the workers that were passed over for them."""
+    failures: Mapping[int, StepFailed]
+    """The failures of steps, with the workers that were passed over for them."""
 
 
 def _index(at: Instant) -> _Index:
@@ -239,13 +239,12 @@ def _index(at: Instant) -> _Index:
         steps_of.setdefault(step.proposal, []).append(step)
     intents: dict[str, list[CallIntended]] = {}
     attempts: dict[str, list[Attempt]] = {}
-    finished = {fact.call: (when, fact) for when, fact in timed_facts(at.events, CallFinished)}
-    for when, intent in timed_facts(at.events, CallIntended):
+    outcomes = {outcome.call: (time, outcome) for time, outcome in timed_facts(at.events, CallFinished)}
+    for time, intent in timed_facts(at.events, CallIntended):
         node = step_node(intent.n) if intent.n is not None else plan_node(intent.attempt - 1)
         intents.setdefault(node, []).append(intent)
-        attempts.setdefault(node, []).append(
-            _attempt(when - at.admitted_at, intent, finished.get(intent.call), at.admitted_at)
-        )
+        attempt = _attempt(at.admitted_at, time, intent, outcomes.get(intent.call))
+        attempts.setdefault(node, []).append(attempt)
     return _Index(
         at=at,
         state=state,
@@ -254,16 +253,28 @@ def _index(at: Instant) -> _Index:
         steps_of=steps_of,
         intents=intents,
         attempts=attempts,
-        failed={fact.n: fact for fact in facts(at.events, StepFailed)},
+        failures={fact.n: fact for fact in facts(at.events, StepFailed)},
     )
 
 
-def _attempt(when: float, intent: CallIntended, end: tuple[float, CallFinished] | None, begun: float) -> Attempt:
+def _attempt(
+    admitted_at: float, intended_at: float, intent: CallIntended, end: tuple[float, CallFinished] | None
+) -> Attempt:
+    """Return the attempt of a call; `end` is when its outcome was written, and the outcome."""
+    start = intended_at - admitted_at
     if end is None:
-        return Attempt(intent.call, intent.worker, when)
-    fact = end[1]
-    ended = max(end[0] - begun, when)
-    return Attempt(intent.call, intent.worker, when, ended, fact.outcome, fact.error or "", fact.usd, fact.usage)
+        return Attempt(intent.call, intent.worker, start)
+    ended_at, outcome = end
+    return Attempt(
+        call=intent.call,
+        worker=intent.worker,
+        start=start,
+        ended=max(ended_at - admitted_at, start),
+        outcome=outcome.outcome,
+        error=outcome.error or "",
+        usd=outcome.usd,
+        usage=outcome.usage,
+    )
 
 
 # -- nodes
@@ -313,16 +324,18 @@ def _node(index: _Index, event: Event) -> Node:
 def _plan(index: _Index, fact: PlanOpened, seq: int) -> Node:
     proposal = index.proposals[fact.proposal]
     calls = index.attempts.get(plan_node(fact.proposal), ())
-    asked = None
-    if index.state.state == "awaiting_approval":
-        asked = index.state.awaits_approval
-    waits = asked is not None and asked.number == fact.proposal
+    state: str = proposal.state
+    if _awaits_approval(index.state, fact.proposal):
+        state = "awaiting_approval"
+    worker = ""
+    if calls:
+        worker = calls[-1].worker
     return Node(
         id=plan_node(fact.proposal),
         kind="plan",
         number=fact.proposal,
-        state="awaiting_approval" if waits else proposal.state,
-        worker=calls[-1].worker if calls else "",
+        state=state,
+        worker=worker,
         planned_worker="",
         round=proposal.round,
         parent=proposal.parent,
@@ -335,28 +348,34 @@ def _plan(index: _Index, fact: PlanOpened, seq: int) -> Node:
     )
 
 
-def _follows(index: _Index, node: Node) -> Sequence[str]:
+def _awaits_approval(state: RunState, proposal: int) -> bool:
+    """Return True if the run waits for an approval of this proposal."""
+    if state.state != "awaiting_approval" or state.awaits_approval is None:
+        return False
+    return state.awaits_approval.number == proposal
+
+
+def _predecessors(index: _Index, node: Node) -> Sequence[str]:
     """Return the nodes by which a node is placed; each of them appeared before it."""
     if node.kind == "caller":
         return ()
     if node.kind == "plan":
-        return _before(index, node)
+        return _predecessors_of_plan(index, node)
     assert node.number is not None
     assert node.proposal is not None
-    read = index.state.steps[node.number].access.steps
-    plan = plan_node(node.proposal)
-    if read:
-        return [plan, *map(step_node, read)]
-    return [plan]
+    inputs = index.state.steps[node.number].access.steps
+    return [plan_node(node.proposal), *[step_node(n) for n in inputs]]
 
 
-def _before(index: _Index, node: Node) -> Sequence[str]:
+def _predecessors_of_plan(index: _Index, node: Node) -> Sequence[str]:
     """Return the nodes by which a plan is placed: the step around it, or the steps of the round before, else the
     caller."""
     if node.parent is not None:
         return [step_node(node.parent)]
-    earlier = [step_node(step.n) for step in index.state.steps_of_round(node.round - 1)]
-    return earlier or [CALLER]
+    round_before = [step_node(step.n) for step in index.state.steps_of_round(node.round - 1)]
+    if round_before:
+        return round_before
+    return [CALLER]
 
 
 # -- edges
@@ -379,9 +398,16 @@ def _shown_to_conductor(index: _Index, proposal: Proposal) -> Iterator[Edge]:
         yield Edge(step_node(proposal.parent), node, "granted", "task", sent=bool(calls))
     if any(call.access.user for call in calls):
         yield Edge(CALLER, node, "granted", "conversation", sent=True)
-    seen = {n: None for call in calls if call.template != EMBEDDING_TEMPLATE for n in seen_steps(call)}
-    for n in seen:
+    for n in _steps_in_calls(calls):
         yield Edge(step_node(n), node, "granted", "answer", sent=True)
+
+
+def _steps_in_calls(calls: Sequence[CallIntended]) -> Mapping[int, None]:
+    """Return the steps whose outputs stood in these calls, each once, in their order."""
+    steps: dict[int, None] = {}
+    for call in calls:
+        steps |= dict.fromkeys(seen_steps(call))
+    return steps
 
 
 def _granted(index: _Index, proposal: Proposal, step: StepState) -> Iterator[Edge]:
@@ -392,25 +418,25 @@ def _granted(index: _Index, proposal: Proposal, step: StepState) -> Iterator[Edg
         yield Edge(CALLER, node, "granted", "conversation", sent=bool(calls))
     if step.inherits and proposal.parent is not None:
         yield Edge(step_node(proposal.parent), node, "granted", "task", sent=bool(calls))
-    shown = {n for call in calls for n in seen_steps(call)}
+    steps_in_calls = _steps_in_calls(calls)
     for n in step.access.steps:
         source = index.state.steps[n]
-        if source.settled and not source.chars and n not in shown:
+        if source.settled and not source.chars and n not in steps_in_calls:
             detail = source.error if source.state != "done" else ""
             yield Edge(step_node(n), node, "withheld", "output", reason="no_output", by=source.state, detail=detail)
         else:
-            yield Edge(step_node(n), node, "granted", "output", sent=n in shown)
+            yield Edge(step_node(n), node, "granted", "output", sent=n in steps_in_calls)
     if any(use.results for use in step.exchanges):
         yield Edge(CALLER, node, "granted", "tool_results", sent=any(call.results for call in calls))
 
 
 def _withheld(index: _Index, proposal: Proposal, step: StepState, by: str) -> Iterator[Edge]:
     """Yield the edges of what the access list leaves out."""
-    kept = withheld_from_step(index.state, step, proposal, by, index.steps_of[proposal.number])
+    withheld = withheld_from_step(index.state, step, proposal, by, index.steps_of[proposal.number])
     node = step_node(step.n)
-    if kept.user:
-        yield Edge(CALLER, node, "withheld", "conversation", reason="not_listed", by=kept.by)
-    for n in kept.steps:
+    if withheld.user:
+        yield Edge(CALLER, node, "withheld", "conversation", reason="not_listed", by=withheld.by)
+    for n in withheld.steps:
         yield Edge(step_node(n), node, "withheld", "output", reason="not_listed", by=by)
 
 
@@ -418,9 +444,11 @@ def _by_policy(index: _Index, step: StepState) -> Iterator[Edge]:
     """Yield the edges of what was not shown to workers that may not read it: the step went to another worker, or
     failed."""
     node = step_node(step.n)
-    passed_over = [pair for intent in index.intents.get(node, ()) for pair in intent.passed_over]
-    if step.n in index.failed:
-        passed_over += index.failed[step.n].passed_over
+    passed_over: list[tuple[str, str]] = []
+    for intent in index.intents.get(node, ()):
+        passed_over += intent.passed_over
+    if step.n in index.failures:
+        passed_over += index.failures[step.n].passed_over
     sources: list[tuple[str, What]] = [(step_node(n), "output") for n in step.access.steps]
     if step.access.user:
         sources.insert(0, (CALLER, "conversation"))

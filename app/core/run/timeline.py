@@ -126,14 +126,11 @@ class Timeline:
             total["count"] += 1
             total["seconds"] += span.seconds
             total["usd"] += span.usd
-        return {
-            kind: {
-                "count": total["count"],
-                "seconds": round_seconds(total["seconds"]),
-                "cost_usd": total["usd"] / MILLION if kind not in WITHOUT_MONEY else None,
-            }
-            for kind, total in totals_by_kind.items()
-        }
+        for kind, total in totals_by_kind.items():
+            usd = total.pop("usd")
+            total["seconds"] = round_seconds(total["seconds"])
+            total["cost_usd"] = usd / MILLION if kind not in WITHOUT_MONEY else None
+        return totals_by_kind
 
     def to_json(self) -> dict[str, Any]:
         """Return the timeline in plain JSON values."""
@@ -153,7 +150,7 @@ def timeline(at: Instant) -> Timeline:
     reader = _SpanReader(at.admitted_at)
     for event in at.events:
         reader.take(event)
-    return Timeline(at, tuple(_summed_up(reader.spans, at)))
+    return Timeline(at, tuple(_with_sums(reader.spans, at)))
 
 
 @dataclass(slots=True)
@@ -181,33 +178,33 @@ class _SpanReader:
 
     def __init__(self, admitted_at: float) -> None:
         self.spans: list[_OpenSpan] = []
-        self._begun = admitted_at
+        self._admitted_at = admitted_at
         self._now = 0.0
-        self._named: dict[str, _OpenSpan] = {}
+        self._spans_by_id: dict[str, _OpenSpan] = {}
         """The spans of rounds, plans, steps and calls by their ids."""
         self._waits: dict[int, _OpenSpan] = {}
         """The wait of each step that waits."""
-        self._called: dict[int, float] = {}
+        self._call_ends: dict[int, float] = {}
         """When the latest call of each step ended."""
-        self._planned: dict[int, tuple[PlanStep, _OpenSpan]] = {}
+        self._planned_steps: dict[int, tuple[PlanStep, _OpenSpan]] = {}
         """Each planned step, with the span that it is in."""
         self._counts: dict[str, int] = {}
         self._run = self._open("run", "run", None)
         self._queue: _OpenSpan | None = self._open("queue", "queue", self._run)
         self._round = self._run
-        self._people: _OpenSpan | None = None
+        self._approval_wait: _OpenSpan | None = None
 
     def take(self, event: Event) -> None:
         """Read the next event."""
-        self._now = max(event.at - self._begun, 0.0)
+        self._now = max(event.at - self._admitted_at, 0.0)
         fact = event.fact
         match fact:
             case PlanOpened() | PlanAccepted() | PlanRejected() | PlanStep():
                 self._take_plan(fact)
             case CallIntended():
-                self._intended(fact)
+                self._take_intent(fact)
             case CallFinished():
-                self._finished(fact)
+                self._take_outcome(fact)
             case RunAwaitingApproval() | RunApproved() | RunRefused() | RunApprovalExpired():
                 self._take_approval(fact)
             case RunEnd():
@@ -216,7 +213,9 @@ class _SpanReader:
                 self._take_step(fact)
 
     def _open(self, name: str, kind: SpanKind, parent: _OpenSpan | None, start: float | None = None) -> _OpenSpan:
-        span = _OpenSpan(name, kind, parent, self._now if start is None else start)
+        if start is None:
+            start = self._now
+        span = _OpenSpan(name, kind, parent, start)
         if parent is not None:
             span.round, span.step, span.proposal = parent.round, parent.step, parent.proposal
         self.spans.append(span)
@@ -231,112 +230,118 @@ class _SpanReader:
 
     def _take_plan(self, fact: PlanOpened | PlanAccepted | PlanRejected | PlanStep) -> None:
         if isinstance(fact, PlanOpened):
-            self._plan_opened(fact)
+            self._open_plan(fact)
         elif isinstance(fact, PlanStep):
-            around = self._named[f"plan:{fact.proposal}"].parent
-            self._planned[fact.n] = fact, around or self._run
+            parent = self._spans_by_id[f"plan:{fact.proposal}"].parent
+            self._planned_steps[fact.n] = fact, parent or self._run
         else:
-            accepted = isinstance(fact, PlanAccepted)
-            error = ""
+            plan = self._spans_by_id[f"plan:{fact.proposal}"]
             if isinstance(fact, PlanRejected):
-                error = "; ".join(fact.reasons)
-            self._close(self._named[f"plan:{fact.proposal}"], "accepted" if accepted else "rejected", error)
+                self._close(plan, "rejected", "; ".join(fact.reasons))
+            else:
+                self._close(plan, "accepted")
 
-    def _plan_opened(self, fact: PlanOpened) -> None:
+    def _open_plan(self, fact: PlanOpened) -> None:
         self._close(self._queue)
-        if fact.parent is None and f"round:{fact.round}" not in self._named:
-            self._close(self._round if self._round is not self._run else None)
-            self._round = self._named[f"round:{fact.round}"] = self._open(f"round:{fact.round}", "round", self._run)
+        if fact.parent is None and f"round:{fact.round}" not in self._spans_by_id:
+            if self._round is not self._run:
+                self._close(self._round)
+            self._round = self._spans_by_id[f"round:{fact.round}"] = self._open(
+                f"round:{fact.round}", "round", self._run
+            )
             self._round.round = fact.round
-        around = self._step(fact.parent) if fact.parent is not None else self._round
-        plan = self._named[f"plan:{fact.proposal}"] = self._open(f"plan:{fact.proposal}", "planning", around)
+        parent = self._step_span(fact.parent) if fact.parent is not None else self._round
+        plan = self._spans_by_id[f"plan:{fact.proposal}"] = self._open(f"plan:{fact.proposal}", "planning", parent)
         plan.proposal, plan.state = fact.proposal, "open"
 
     def _take_approval(self, fact: Fact) -> None:
         if isinstance(fact, RunAwaitingApproval):
-            plan = self._named.get(f"plan:{fact.proposal}")
-            self._people = self._open(self._numbered("people"), "people", (plan and plan.parent) or self._run)
-            self._people.proposal = fact.proposal
+            plan = self._spans_by_id.get(f"plan:{fact.proposal}")
+            parent = self._run
+            if plan is not None and plan.parent is not None:
+                parent = plan.parent
+            self._approval_wait = self._open(self._next_id("people"), "people", parent)
+            self._approval_wait.proposal = fact.proposal
         else:
-            self._close(self._people, fact.kind.value.removeprefix("run."))
+            self._close(self._approval_wait, fact.kind.value.removeprefix("run."))
 
     # -- steps
 
     def _take_step(self, fact: Fact) -> None:
         match fact:
             case StepQueued():
-                step = self._step(fact.n)
-                self._waits[fact.n] = self._open(self._numbered(f"{step.id}/queue"), "queue", step)
+                step = self._step_span(fact.n)
+                self._waits[fact.n] = self._open(self._next_id(f"{step.id}/queue"), "queue", step)
             case StepAwaitingTool():
-                self._wait_over(fact.n)
-                step = self._step(fact.n)
+                self._close_wait(fact.n)
+                step = self._step_span(fact.n)
                 step.state = "awaiting_tool"
-                self._waits[fact.n] = self._open(self._numbered(f"{step.id}/tools"), "tools", step)
+                self._waits[fact.n] = self._open(self._next_id(f"{step.id}/tools"), "tools", step)
             case StepToolResults():
-                self._wait_over(fact.n)
-                step = self._step(fact.n)
+                self._close_wait(fact.n)
+                step = self._step_span(fact.n)
                 step.state = "running"
-                self._waits[fact.n] = self._open(self._numbered(f"{step.id}/queue"), "queue", step)
+                self._waits[fact.n] = self._open(self._next_id(f"{step.id}/queue"), "queue", step)
             case StepDone():
-                self._settled(fact.n, "done")
+                self._close_step(fact.n, "done")
             case StepFailed():
-                self._settled(fact.n, "failed", fact.error)
+                self._close_step(fact.n, "failed", fact.error)
             case StepSkipped():
-                self._settled(fact.n, "skipped", fact.reason)
+                self._close_step(fact.n, "skipped", fact.reason)
             case _:
                 pass
 
-    def _step(self, n: int) -> _OpenSpan:
+    def _step_span(self, n: int) -> _OpenSpan:
         """Return the span of a step, which begins when it is first needed."""
         name = f"step:{n}"
-        if name not in self._named:
-            fact, around = self._planned[n]
-            step = self._named[name] = self._open(name, "step", around)
+        if name not in self._spans_by_id:
+            fact, parent = self._planned_steps[n]
+            step = self._spans_by_id[name] = self._open(name, "step", parent)
             step.step, step.proposal, step.worker, step.state = n, fact.proposal, fact.worker, "running"
-        return self._named[name]
+        return self._spans_by_id[name]
 
-    def _settled(self, n: int, state: str, error: str = "") -> None:
-        self._wait_over(n)
-        if f"step:{n}" in self._named or state == "done":
-            self._close(self._step(n), state, error)
+    def _close_step(self, n: int, state: str, error: str = "") -> None:
+        self._close_wait(n)
+        if f"step:{n}" in self._spans_by_id or state == "done":
+            self._close(self._step_span(n), state, error)
 
-    def _wait_over(self, n: int) -> None:
+    def _close_wait(self, n: int) -> None:
         self._close(self._waits.pop(n, None))
 
     # -- calls
 
-    def _intended(self, fact: CallIntended) -> None:
+    def _take_intent(self, fact: CallIntended) -> None:
         if fact.n is None:
-            around = self._named.get(f"plan:{fact.attempt - 1}", self._round)
+            parent = self._spans_by_id.get(f"plan:{fact.attempt - 1}", self._round)
         else:
-            around = self._step(fact.n)
-            around.worker = fact.worker
-            self._waited(fact.n, around)
-        call = self._named[fact.call] = self._open(f"call:{fact.call}", "attempt", around)
+            parent = self._step_span(fact.n)
+            parent.worker = fact.worker
+            self._end_wait_for_call(fact.n, parent)
+        call = self._spans_by_id[fact.call] = self._open(f"call:{fact.call}", "attempt", parent)
         call.call, call.worker = fact.call, fact.worker
 
-    def _waited(self, n: int, step: _OpenSpan) -> None:
+    def _end_wait_for_call(self, n: int, step: _OpenSpan) -> None:
         """End the wait of a step for its next call, or note the pause after the call before it."""
         if n in self._waits:
-            self._wait_over(n)
-        elif n in self._called and self._called[n] < self._now:
-            pause = self._open(self._numbered(f"{step.id}/retry"), "retry", step, self._called[n])
+            self._close_wait(n)
+        elif n in self._call_ends and self._call_ends[n] < self._now:
+            pause = self._open(self._next_id(f"{step.id}/retry"), "retry", step, self._call_ends[n])
             self._close(pause)
-        self._called.pop(n, None)
+        self._call_ends.pop(n, None)
 
-    def _finished(self, fact: CallFinished) -> None:
-        call = self._named[fact.call]
+    def _take_outcome(self, fact: CallFinished) -> None:
+        call = self._spans_by_id[fact.call]
         call.usd, call.usage = fact.usd, fact.usage
         self._close(call, fact.outcome, fact.error or "")
         end = call.end or call.start
         words = min(call.start + fact.first, end) if fact.first else end
-        self._phase(call, "first_word", call.start, words)
+        self._add_phase(call, "first_word", call.start, words)
         if fact.first:
-            self._phase(call, "stream", words, end)
+            self._add_phase(call, "stream", words, end)
         if fact.n is not None:
-            self._called[fact.n] = end
+            self._call_ends[fact.n] = end
 
-    def _phase(self, call: _OpenSpan, kind: SpanKind, start: float, end: float) -> None:
+    def _add_phase(self, call: _OpenSpan, kind: SpanKind, start: float, end: float) -> None:
         phase = self._open(f"{call.id}/{kind}", kind, call, start)
         phase.call, phase.worker, phase.end = call.call, call.worker, end
 
@@ -347,53 +352,53 @@ class _SpanReader:
                 self._close(span)
         self._run.state, self._run.error = TERMINAL[fact.kind], fact.error
 
-    def _numbered(self, name: str) -> str:
+    def _next_id(self, name: str) -> str:
         """Return an id for one of several spans of the same name."""
         self._counts[name] = self._counts.get(name, -1) + 1
         return f"{name}:{self._counts[name]}"
 
 
-def _summed_up(spans: Sequence[_OpenSpan], at: Instant) -> Iterator[Span]:
+def _with_sums(spans: Sequence[_OpenSpan], at: Instant) -> Iterator[Span]:
     """Yield the spans with the money and the tokens of the attempts in them, and with their places among each other."""
-    inside: dict[str, list[_OpenSpan]] = {}
+    parts_by_span: dict[str, list[_OpenSpan]] = {}
     for span in spans:
         if span.parent is not None:
-            inside.setdefault(span.parent.id, []).append(span)
+            parts_by_span.setdefault(span.parent.id, []).append(span)
     for span in reversed(spans):  # a span comes after the one that it is in
         _cover(span)
         if span.kind not in ("attempt", *WITHOUT_MONEY):
-            parts = inside.get(span.id, ())
+            parts = parts_by_span.get(span.id, ())
             span.usd, span.usage = sum(part.usd for part in parts), summed(part.usage for part in parts)
     before: dict[str, tuple[int, int]] = {}
     spent: dict[str, int] = {}
-    for span in _tree(spans[0], inside):
+    for span in _tree(spans[0], parts_by_span):
         depth, offset = 0, 0
         if span.parent is not None:
-            around = span.parent.id
-            depth = before[around][0] + 1
-            offset = before[around][1] + spent.get(around, 0)
-            spent[around] = spent.get(around, 0) + span.usd
+            parent = span.parent.id
+            depth = before[parent][0] + 1
+            offset = before[parent][1] + spent.get(parent, 0)
+            spent[parent] = spent.get(parent, 0) + span.usd
         before[span.id] = depth, offset
-        yield _closed(span, at, depth, offset)
+        yield _span(span, at, depth, offset)
 
 
-def _tree(span: _OpenSpan, inside: Mapping[str, Sequence[_OpenSpan]]) -> Iterator[_OpenSpan]:
+def _tree(span: _OpenSpan, parts_by_span: Mapping[str, Sequence[_OpenSpan]]) -> Iterator[_OpenSpan]:
     """Yield a span and all that are in it, each behind the one that it is in, and the earliest first."""
     yield span
-    for part in inside.get(span.id, ()):
-        yield from _tree(part, inside)
+    for part in parts_by_span.get(span.id, ()):
+        yield from _tree(part, parts_by_span)
 
 
 def _cover(span: _OpenSpan) -> None:
     """Let the span around this one last as long as it does; but a call may have its outcome after the end of all."""
-    around = span.parent
-    if around is None or around.end is None or span.kind == "attempt" or around.kind == "attempt":
+    parent = span.parent
+    if parent is None or parent.end is None or span.kind == "attempt" or parent.kind == "attempt":
         return
     if span.end is not None:
-        around.end = max(around.end, span.end)
+        parent.end = max(parent.end, span.end)
 
 
-def _closed(span: _OpenSpan, at: Instant, depth: int, offset: int) -> Span:
+def _span(span: _OpenSpan, at: Instant, depth: int, offset: int) -> Span:
     end = span.end if span.end is not None else max(at.seconds, span.start)
     state = at.state.state if span.kind == "run" and not span.state else span.state
     return Span(
