@@ -19,7 +19,7 @@ class Arguments(SimpleNamespace):
 
 def arguments(module: str, verb: str, options: Mapping[str, Any]) -> Arguments:
     """Return the arguments of one command. An option whose parameter is called `baton_...` replaces that setting."""
-    settings = {name: value for name, value in options.items() if name.startswith("baton_")}
-    own = {name: value for name, value in options.items() if name not in settings}
-    given = {name.upper(): str(value) for name, value in settings.items() if value is not None}
-    return Arguments(module=module, verb=verb, settings=given, **own)
+    setting_options = {name: value for name, value in options.items() if name.startswith("baton_")}
+    own = {name: value for name, value in options.items() if name not in setting_options}
+    variables = {name.upper(): str(value) for name, value in setting_options.items() if value is not None}
+    return Arguments(module=module, verb=verb, settings=variables, **own)

@@ -67,21 +67,21 @@ class Group(click.Group):
     def add(self, name: str, module: str, *examples: str) -> Callable[[Callable[..., None]], Command]:
         """Define a command that `module` of the package `app.cli` runs. Its description is the function's docstring."""
 
-        def made(function: Callable[..., None]) -> Command:
+        def define(function: Callable[..., None]) -> Command:
             command = click.command(
                 name, cls=Command, module=module, examples=examples, context_settings={"show_default": True}
             )(function)
             self.add_command(command)
             return command
 
-        return made
+        return define
 
 
 def group(parent: Group, name: str, words: str) -> Group:
     """Define a group of commands inside another group."""
-    made = Group(name, help=words)
-    parent.add_command(made)
-    return made
+    child = Group(name, help=words)
+    parent.add_command(child)
+    return child
 
 
 def argument(name: str, words: str, **attributes: Any) -> Decorator[Any]:
@@ -107,12 +107,12 @@ def repeatable(*names: str, help: str, section: str = "", **attributes: Any) -> 
 def in_order(*decorators: Decorator[Any]) -> Decorator[Any]:
     """Join decorators of options into one that keeps their order."""
 
-    def decorated(function: Any) -> Any:
+    def decorate(function: Any) -> Any:
         for decorator in reversed(decorators):
             function = decorator(function)
         return function
 
-    return decorated
+    return decorate
 
 
 # -- types of values

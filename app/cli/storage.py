@@ -76,13 +76,13 @@ async def existing_database(settings: Settings) -> AsyncIterator[None]:
 
 
 def open_journals(settings: Settings) -> AbstractAsyncContextManager[Archive]:
-    """Open the configured database for reading its journal, within `used`."""
+    """Open the configured database for reading its journal, within `existing_database`."""
     return open_archive(settings.database_url, content_keys(settings))
 
 
 @asynccontextmanager
 async def open_configured_store(settings: Settings) -> AsyncIterator[Store]:
-    """Open the store of the configured database, as `used` does."""
+    """Open the store of the configured database, as `existing_database` does."""
     opening = open_store(settings.database_url, connections=2, content_keys=content_keys(settings))
     async with existing_database(settings), opening as store:
         yield store
@@ -108,31 +108,31 @@ async def find_run(store: Store, name: str) -> RunRow:
 async def _raise_if_pruned(store: Store, run: str) -> None:
     """Raise `RunPruned` with the place of its archive for a run that was pruned."""
     try:
-        left = await store.pruned_run(run)
+        record = await store.pruned_run(run)
     except NotFound:
         return
-    day = datetime.fromtimestamp(left.pruned_at, UTC).date()
-    kept = "it was not archived"
-    if left.archive:
-        kept = f"its journal is in {left.archive}; read it with `baton audit check FILE --run {run}`"
-    raise RunPruned(f"The run ended as {left.state} and was pruned on {day}; {kept}.")
+    day = datetime.fromtimestamp(record.pruned_at, UTC).date()
+    archive_text = "it was not archived"
+    if record.archive:
+        archive_text = f"its journal is in {record.archive}; read it with `baton audit check FILE --run {run}`"
+    raise RunPruned(f"The run ended as {record.state} and was pruned on {day}; {archive_text}.")
 
 
 async def _find_by_prefix(store: Store, prefix: str) -> RunRow:
-    found: list[RunRow] = []
+    matches: list[RunRow] = []
     before: tuple[float, str] | None = None
     since, until = _times_of_prefix(prefix)
     for _ in range(MAX_SEARCHED_RUNS // PAGE_RUNS):
         rows = await store.runs(RunQuery(since=since, until=until, before=before, limit=PAGE_RUNS))
-        found += [row for row in rows if row.id.startswith(prefix)]
+        matches += [row for row in rows if row.id.startswith(prefix)]
         if len(rows) < PAGE_RUNS:
             break
         before = (rows[-1].created_at, rows[-1].id)
-    if not found:
+    if not matches:
         raise NotFound("There is no such run; `baton runs ls` lists the newest.")
-    if len(found) > 1:
-        raise NotFound(f"{len(found)} runs begin like that; give more of the id.")
-    return found[0]
+    if len(matches) > 1:
+        raise NotFound(f"{len(matches)} runs begin like that; give more of the id.")
+    return matches[0]
 
 
 def _times_of_prefix(prefix: str) -> tuple[float | None, float | None]:

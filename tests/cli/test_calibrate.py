@@ -63,7 +63,7 @@ def test_each_worker_gets_each_task_once_and_is_known_for_what_it_can(
     for words in ("birch", "delta", "neighbours", "level 3", "72 trials, $"):
         assert words in output.out
     loaded = configure(environ)
-    trials = event_loop.run(calibrate._known(loaded))
+    trials = event_loop.run(calibrate._read_trials(loaded))
     assert {(trial.worker, trial.task) for trial in trials} == {
         (worker, task.name) for worker in ("birch", "delta") for task in built_in(1)
     }

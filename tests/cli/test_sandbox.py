@@ -52,7 +52,7 @@ def walls() -> tuple[str, ...]:
     ],
 )
 def test_the_verdict(walls: tuple[str, ...], code: str, tests: str, said: str) -> None:
-    assert Sandbox().execute(code, tests, 0.4).said == said
+    assert Sandbox().execute(code, tests, 0.4).text == said
 
 
 def test_the_network_other_processes_and_files_are_out_of_reach(walls: tuple[str, ...], tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ except OSError:
     seen = False
 """
     tests = "assert not seen" if "files" in walls else "assert seen"
-    assert Sandbox().execute(code, tests, 5.0).said == "passed"
+    assert Sandbox().execute(code, tests, 5.0).text == "passed"
 
 
 def test_nothing_is_run_where_the_network_cannot_be_cut_off() -> None:

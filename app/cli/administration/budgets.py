@@ -62,17 +62,17 @@ async def _set(settings: Settings, args: Arguments, now: float) -> None:
 
 async def _chosen_scope(store: Store, args: Arguments, now: float) -> tuple[Scope, str]:
     """Return the scope and the name that the command names. Raises `ConfigInvalid` if it names several."""
-    given: list[tuple[Scope, str | None]] = [("key", args.key), ("user", args.user), ("team", args.team)]
-    chosen = [(scope, name) for scope, name in given if name is not None]
-    if len(chosen) > 1:
+    options: list[tuple[Scope, str | None]] = [("key", args.key), ("user", args.user), ("team", args.team)]
+    scopes = [(scope, name) for scope, name in options if name is not None]
+    if len(scopes) > 1:
         raise ConfigInvalid(["name one of --key, --user and --team"])
-    if not chosen:
+    if not scopes:
         return "tenant", ""
-    scope, name = chosen[0]
+    scope, name = scopes[0]
     if scope != "key" or name == EVERYBODY:
         return scope, name
-    theirs = [row for row in await store.keys() if row.tenant == args.tenant]
-    return scope, find_key(theirs, name, now).id
+    keys_of_tenant = [row for row in await store.keys() if row.tenant == args.tenant]
+    return scope, find_key(keys_of_tenant, name, now).id
 
 
 async def _remove(settings: Settings, args: Arguments, _now: float) -> None:
@@ -85,8 +85,8 @@ async def _remove(settings: Settings, args: Arguments, _now: float) -> None:
     terminal.stdout().print(f"The budget {budget.id} is removed.", markup=False, soft_wrap=True)
 
 
-async def _find_budget(store: Store, wanted: str) -> Budget:
-    budget = await store.budget(wanted)
+async def _find_budget(store: Store, budget_id: str) -> Budget:
+    budget = await store.budget(budget_id)
     if budget is None:
         raise NotFound("There is no budget of that id; `baton budgets ls` lists them.")
     return budget
@@ -98,18 +98,18 @@ async def _find_budget(store: Store, wanted: str) -> Budget:
 async def _list(settings: Settings, args: Arguments, _now: float) -> None:
     async with storage.open_configured_store(settings) as store:
         clock = await store.clock()
-        found = []
+        rows = []
         for budget in await store.budgets(args.tenant):
-            found.append((budget, await _current_windows(store, budget, clock)))
+            rows.append((budget, await _current_windows(store, budget, clock)))
     if args.json:
-        terminal.print_json([budget_record(budget, uses) for budget, uses in found])
+        terminal.print_json([budget_record(budget, uses) for budget, uses in rows])
         return
     table = terminal.table()
     for column in ("id", "limit", "spent", "held", "accounts", "warns at", "window ends"):
         table.add_column(column, overflow="fold")
-    for budget, uses in found:
+    for budget, uses in rows:
         terminal.add_row(table, _cells(budget, uses, clock))
-    terminal.stdout().print(table if found else "There are no budgets; `baton budgets set USD` makes one.")
+    terminal.stdout().print(table if rows else "There are no budgets; `baton budgets set USD` makes one.")
 
 
 async def _current_windows(store: Store, budget: Budget, clock: float) -> list[BudgetUse]:
@@ -125,13 +125,13 @@ def _cells(budget: Budget, uses: Sequence[BudgetUse], clock: float) -> tuple[str
         limit += " each"
     if budget.soft is not None:
         soft = f"{budget.soft:.0%}"
-    spent = sum([use.spent for use in uses])
-    held = sum([use.held for use in uses])
+    total_spent = sum([use.spent for use in uses])
+    total_held = sum([use.held for use in uses])
     return (
         budget.id,
         limit,
-        terminal.dollars(spent),
-        terminal.dollars(held),
+        terminal.dollars(total_spent),
+        terminal.dollars(total_held),
         str(len(uses)),
         soft,
         _local_minute(end, budget.zone),
@@ -163,18 +163,18 @@ async def _show(settings: Settings, args: Arguments, _now: float) -> None:
 
 
 def _window_cells(budget: Budget, use: BudgetUse) -> tuple[str, ...]:
-    overrun, warned = "-", "-"
+    overrun, warning = "-", "-"
     if use.overrun:
         overrun = terminal.dollars(use.overrun)
     if use.warned_at is not None:
-        warned = _local_minute(use.warned_at, budget.zone)
+        warning = _local_minute(use.warned_at, budget.zone)
     return (
         use.account.removeprefix(budget.id) or "-",
         _local_minute(use.start, budget.zone),
         terminal.dollars(use.spent),
         terminal.dollars(use.held),
         overrun,
-        warned,
+        warning,
     )
 
 

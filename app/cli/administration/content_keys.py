@@ -21,10 +21,10 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
 
 async def _rewrap(settings: Settings, args: Arguments) -> None:
     async with storage.open_configured_store(settings) as store:
-        keys, rewrapped = await store.rewrap_content_keys()
+        key_count, rewrap_count = await store.rewrap_content_keys()
     if args.json:
-        terminal.print_json({"keys": keys, "rewrapped": rewrapped})
+        terminal.print_json({"keys": key_count, "rewrapped": rewrap_count})
         return
     terminal.stdout().print(
-        f"{rewrapped:,} of {keys:,} content keys were encrypted anew; all are under the present key."
+        f"{rewrap_count:,} of {key_count:,} content keys were encrypted anew; all are under the present key."
     )

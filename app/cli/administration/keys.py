@@ -51,21 +51,21 @@ def find_key(rows: Sequence[KeyRow], name: str, now: float) -> KeyRow:
     for row in rows:
         if row.id == public_id:
             return row
-    same = [row for row in rows if row.name == name]
-    found = [row for row in same if is_in_force(row, now)] or same
-    if not found:
+    namesakes = [row for row in rows if row.name == name]
+    matches = [row for row in namesakes if is_in_force(row, now)] or namesakes
+    if not matches:
         raise NotFound("There is no key of that id or name; `baton keys ls` lists them.")
-    if len(found) > 1:
-        ids = ", ".join([row.id for row in found])
-        raise NotFound(f"{len(found)} keys are called {name}; give the id of one: {ids}.")
-    return found[0]
+    if len(matches) > 1:
+        ids = ", ".join([row.id for row in matches])
+        raise NotFound(f"{len(matches)} keys are called {name}; give the id of one: {ids}.")
+    return matches[0]
 
 
 def _check_tiers(loaded: Loaded, tiers: Sequence[str]) -> None:
     unknown = sorted(set(tiers) - set(loaded.catalog.tiers))
     if unknown:
-        known = ", ".join(loaded.catalog.tiers)
-        raise ConfigInvalid([f"--tier {name}: there is no such tier; there are {known}" for name in unknown])
+        tier_names = ", ".join(loaded.catalog.tiers)
+        raise ConfigInvalid([f"--tier {name}: there is no such tier; there are {tier_names}" for name in unknown])
 
 
 # -- add and rotate

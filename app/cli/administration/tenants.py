@@ -34,10 +34,10 @@ def _cells(row: TenantRow) -> tuple[str, ...]:
     state = "in force"
     if row.disabled_at is not None:
         state = f"disabled {terminal.minute(row.disabled_at)}"
-    created = "-"
+    creation = "-"
     if row.created_at is not None:
-        created = terminal.minute(row.created_at)
-    return row.name, created, str(row.keys), state
+        creation = terminal.minute(row.created_at)
+    return row.name, creation, str(row.keys), state
 
 
 async def _change(settings: Settings, args: Arguments, now: float) -> None:

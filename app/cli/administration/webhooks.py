@@ -28,16 +28,16 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
 
 async def _failed(settings: Settings, args: Arguments) -> None:
     async with storage.open_configured_store(settings) as store:
-        found = await store.failed_notices(args.limit)
+        messages = await store.failed_notices(args.limit)
     if args.json:
-        terminal.print_json([_record(message) for message in found])
+        terminal.print_json([_record(message) for message in messages])
         return
     table = terminal.table()
     for column in ("id", "type", "about", "made", "given up", "reason"):
         table.add_column(column, overflow="fold")
-    for message in found:
+    for message in messages:
         terminal.add_row(table, _cells(message))
-    terminal.stdout().print(table if found else "No message was given up.")
+    terminal.stdout().print(table if messages else "No message was given up.")
 
 
 def _record(message: FailedNotice) -> dict[str, Any]:
@@ -69,23 +69,23 @@ async def _resend(settings: Settings, args: Arguments, now: float) -> None:
     if bool(args.ids) == args.all:
         raise ConfigInvalid(["give the ids of messages, or --all"])
     async with storage.open_configured_store(settings) as store:
-        chosen = _select_messages(await store.failed_notices(MAX_FAILED_MESSAGES), args.ids)
-        sent = await store.resend_notices([message.notice for message in chosen], now)
+        messages = _select_messages(await store.failed_notices(MAX_FAILED_MESSAGES), args.ids)
+        count = await store.resend_notices([message.notice for message in messages], now)
     if args.json:
-        terminal.print_json({"resent": sent})
+        terminal.print_json({"resent": count})
         return
-    words = f"{sent} messages are due again."
-    if sent == 1:
+    words = f"{count} messages are due again."
+    if count == 1:
         words = "1 message is due again."
     terminal.stdout().print(words, markup=False)
 
 
-def _select_messages(found: Sequence[FailedNotice], ids: Sequence[str]) -> Sequence[FailedNotice]:
+def _select_messages(messages: Sequence[FailedNotice], ids: Sequence[str]) -> Sequence[FailedNotice]:
     """Return the messages of these ids, or all. Raises `NotFound` for an id that no message has."""
-    by_id = {message.notice.id: message for message in found}
+    by_id = {message.notice.id: message for message in messages}
     unknown = sorted(set(ids) - set(by_id))
     if unknown:
         raise NotFound(f"No message of the id {unknown[0]} was given up; `baton webhooks failed` lists them.")
     if ids:
         return [by_id[name] for name in ids]
-    return found
+    return messages

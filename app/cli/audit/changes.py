@@ -11,16 +11,16 @@ from app.store.protocol import AdminEvent, AdminEventQuery
 
 def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -> int:
     """Carry out the command on the configured database. Returns the exit status."""
-    found = read_changes(args, environ, now, target=args.target)
+    changes = read_changes(args, environ, now, target=args.target)
     if args.json:
-        terminal.print_json([asdict(change) for change in found])
+        terminal.print_json([asdict(change) for change in changes])
         return 0
     table = terminal.table("at", "who", "via", "change", "target", "tenant", "fields")
-    for change in found:
+    for change in changes:
         at = terminal.second(change.at)
         cells = (at, change.actor, change.via, change.action, change.target, change.tenant, changed_fields(change))
         terminal.add_row(table, cells)
-    terminal.stdout().print(table if found else "Nothing was changed.")
+    terminal.stdout().print(table if changes else "Nothing was changed.")
     return 0
 
 
@@ -55,13 +55,13 @@ def changed_fields(event: AdminEvent) -> str:
     after = event.after or {}
     if event.before is None:
         return ", ".join(f"{name}: {value}" for name, value in after.items() if value and "digest" not in name)
-    altered: list[str] = []
+    texts: list[str] = []
     for name, value in after.items():
         earlier = event.before.get(name)
         if value == earlier:
             continue
         if "digest" in name:
-            altered.append(name)
+            texts.append(name)
         else:
-            altered.append(f"{name}: {earlier} -> {value}")
-    return ", ".join(altered)
+            texts.append(f"{name}: {earlier} -> {value}")
+    return ", ".join(texts)

@@ -90,21 +90,23 @@ async def _export(args: Arguments, environ: Mapping[str, str], now: float) -> in
 async def _save_tiles(args: Arguments, environ: Mapping[str, str]) -> int:
     """Save the transparency log in a folder."""
     settings = read(environ)
-    saved = 0
+    entry_count = 0
 
-    def whole(stored: SealedRows) -> None:
-        nonlocal saved
-        state = stored.state()
+    def save_rows(rows: SealedRows) -> None:
+        nonlocal entry_count
+        state = rows.state()
         if state is None or state["checkpoint"] is None:
             raise ConfigInvalid(["Nothing was sealed in this database yet; engines of 0.3.0 and later seal."])
-        saved = save(Path(args.folder), (entry.entry for entry in stored.entries()), state["checkpoint"])
+        entry_count = save(Path(args.folder), (entry.entry for entry in rows.entries()), state["checkpoint"])
 
     async with storage.existing_database(settings), storage.open_journals(settings) as archive:
-        await in_one_snapshot(archive, whole)
+        await in_one_snapshot(archive, save_rows)
     if args.json:
-        terminal.print_json({"folder": args.folder, "entries": saved})
+        terminal.print_json({"folder": args.folder, "entries": entry_count})
         return CLEAN
-    terminal.stderr().print(f"Wrote {count(saved, 'entry', 'entries')} of the log to {args.folder}.", markup=False)
+    terminal.stderr().print(
+        f"Wrote {count(entry_count, 'entry', 'entries')} of the log to {args.folder}.", markup=False
+    )
     return CLEAN
 
 

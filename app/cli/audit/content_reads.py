@@ -12,20 +12,20 @@ from app.store.protocol import CONTENT_READ, AdminEvent, Store
 
 def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -> int:
     """Carry out the command on the configured database. Returns the exit status."""
-    found = changes.read_changes(args, environ, now, target=args.run, action=CONTENT_READ)
+    readings = changes.read_changes(args, environ, now, target=args.run, action=CONTENT_READ)
     if args.json:
-        terminal.print_json([_shown(reading) for reading in found])
+        terminal.print_json([_record(reading) for reading in readings])
         return 0
     table = terminal.table("at", "who", "via", "run", "tenant", "what")
-    for reading in found:
+    for reading in readings:
         at = terminal.second(reading.at)
-        cells = (at, reading.actor, reading.via, reading.target or "several", reading.tenant, what_of(reading))
+        cells = (at, reading.actor, reading.via, reading.target or "several", reading.tenant, part_of(reading))
         terminal.add_row(table, cells)
-    terminal.stdout().print(table if found else "Nobody has read any content.")
+    terminal.stdout().print(table if readings else "Nobody has read any content.")
     return 0
 
 
-def _shown(reading: AdminEvent) -> dict[str, object]:
+def _record(reading: AdminEvent) -> dict[str, object]:
     run = reading.target or None
     return {
         "at": reading.at,
@@ -33,18 +33,18 @@ def _shown(reading: AdminEvent) -> dict[str, object]:
         "via": reading.via,
         "run": run,
         "tenant": reading.tenant,
-        "what": what_of(reading),
+        "what": part_of(reading),
     }
 
 
-def what_of(event: AdminEvent) -> str:
+def part_of(event: AdminEvent) -> str:
     """Return the part of a run that was read."""
     return str((event.after or {}).get("what", ""))
 
 
-async def record_read(store: Store, run: str, tenant: str, what: str, shown: str = "") -> None:
+async def record_read(store: Store, run: str, tenant: str, part: str, digest: str = "") -> None:
     """Log that the user of this command reads content. On a read replica, which cannot be written, it says so."""
     try:
-        await store.note_read(run, tenant, what, by=storage.operator(), digest=shown)
+        await store.note_read(run, tenant, part, by=storage.operator(), digest=digest)
     except StoreUnavailable:
         print("baton: this reading could not be logged: the database takes no writes", file=sys.stderr)

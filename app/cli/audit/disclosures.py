@@ -32,10 +32,10 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
     storage.print_database(settings)
     if args.action == "rebuild":
         return event_loop.run(_rebuild(settings, as_json=args.json))
-    wanted = query_of(args, now())
+    query = query_of(args, now())
     if args.json and args.csv:
         raise ConfigInvalid(["--json and --csv exclude each other"])
-    return event_loop.run(_list(settings, args, wanted))
+    return event_loop.run(_list(settings, args, query))
 
 
 def query_of(args: Arguments, now: float) -> DisclosureQuery:
@@ -77,36 +77,36 @@ def parse_moment(name: str, text: str | None, now: float) -> float | None:
 
 
 async def _list(settings: Settings, args: Arguments, query: DisclosureQuery) -> int:
-    found = 0
+    row_count = 0
     async with storage.open_configured_store(settings) as store:
         if not args.json and not args.csv:
-            rows = [row async for page in read_pages(store, query) for row in page]
-            terminal.stdout().print(_table(rows) if rows else "Nothing was disclosed.")
+            all_rows = [row async for page in read_pages(store, query) for row in page]
+            terminal.stdout().print(_table(all_rows) if all_rows else "Nothing was disclosed.")
             return 0
         async for page in read_pages(store, query):
             if args.json:
                 sys.stdout.write(b"".join(disclosures.as_lines(page)).decode())
-            elif not found:
+            elif not row_count:
                 sys.stdout.write(disclosures.as_csv(page))
             else:
                 _, _, rows_text = disclosures.as_csv(page).partition("\n")  # without the head
                 sys.stdout.write(rows_text)
-            found += len(page)
-    if args.csv and not found:
+            row_count += len(page)
+    if args.csv and not row_count:
         sys.stdout.write(disclosures.as_csv(()))
     return 0
 
 
 async def read_pages(store: Store, query: DisclosureQuery) -> AsyncIterator[Sequence[Disclosure]]:
     """Yield the rows that a query chooses, page by page, up to its limit."""
-    left = query.limit
-    while left > 0:
-        rows = await store.disclosures(replace(query, limit=min(left, PAGE_ROWS)))
+    remaining = query.limit
+    while remaining > 0:
+        rows = await store.disclosures(replace(query, limit=min(remaining, PAGE_ROWS)))
         if rows:
             yield rows
-        if len(rows) < min(left, PAGE_ROWS):
+        if len(rows) < min(remaining, PAGE_ROWS):
             return
-        left -= len(rows)
+        remaining -= len(rows)
         query = replace(query, before=(rows[-1].at, rows[-1].call))
 
 
@@ -148,17 +148,17 @@ def decision_text(row: Disclosure) -> str:
 
 
 async def _rebuild(settings: Settings, *, as_json: bool) -> int:
-    runs = added = 0
+    run_count = row_count = 0
     async with storage.open_configured_store(settings) as store:
         place: tuple[float, str] | None = None
         while True:
             batch = await store.rebuild_disclosures(place, BATCH_RUNS, complete_disclosures)
-            runs, added, place = runs + batch.runs, added + batch.added, batch.following
+            run_count, row_count, place = run_count + batch.runs, row_count + batch.added, batch.following
             if place is None:
                 break
     if as_json:
-        terminal.print_json({"runs": runs, "rows": added})
+        terminal.print_json({"runs": run_count, "rows": row_count})
     else:
-        looked_at, changed = terminal.count(runs, "run"), terminal.count(added, "row")
-        terminal.stdout().print(f"Looked at {looked_at}; added or completed {changed}.", markup=False)
+        run_text, row_text = terminal.count(run_count, "run"), terminal.count(row_count, "row")
+        terminal.stdout().print(f"Looked at {run_text}; added or completed {row_text}.", markup=False)
     return 0

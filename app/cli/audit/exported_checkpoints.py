@@ -45,58 +45,58 @@ class ExportedCheckpoints:
 
     def facts(self, *, stamps: bool) -> dict[str, object]:
         """Return the values by the names that are printed."""
-        found: dict[str, object] = {
+        values: dict[str, object] = {
             "export": self.place,
             "exported_size": self.size,
             "exported_at": self.written_at,
         }
         if self.problem:
-            found["export_problem"] = self.problem
+            values["export_problem"] = self.problem
         for name, last in self.witnesses.items():
-            found[f"witness {name}"] = {"size": last.size, "at": last.at}
+            values[f"witness {name}"] = {"size": last.size, "at": last.at}
         if stamps:
-            found["timestamped_size"] = self.stamped_size
-        return found
+            values["timestamped_size"] = self.stamped_size
+        return values
 
 
 async def read_exported(settings: Settings, size: int) -> ExportedCheckpoints | None:
     """Read the place; None if nothing is exported. `size` is the size of the log."""
     if not settings.log_export:
         return None
-    found = ExportedCheckpoints(settings.log_export)
+    checkpoints = ExportedCheckpoints(settings.log_export)
     try:
         async with asyncio.timeout(READ_SECONDS):
             files = open_archive_files(settings.log_export, settings.archive_endpoint)
-            await asyncio.to_thread(_read, files, found, size, log_witnesses(settings))
+            await asyncio.to_thread(_read, files, checkpoints, size, log_witnesses(settings))
     except (ArchiveUnavailable, ConfigInvalid, TimeoutError) as error:
-        found.problem = str(error) or "it did not answer in time"
-    return found
+        checkpoints.problem = str(error) or "it did not answer in time"
+    return checkpoints
 
 
-def _read(files: ArchiveFiles, found: ExportedCheckpoints, size: int, witnesses: tuple[Witness, ...]) -> None:
+def _read(files: ArchiveFiles, checkpoints: ExportedCheckpoints, size: int, witnesses: tuple[Witness, ...]) -> None:
     names = files.names(f"{max(0, size - LISTED):015d}") or files.names("")
-    held: dict[str, list[int]] = {"txt": [], "tsr": []}
+    sizes: dict[str, list[int]] = {"txt": [], "tsr": []}
     for name in names:
         match = NAME.fullmatch(name)
         if match is not None:
-            held[match[2]].append(int(match[1]))
-    if held["tsr"]:
-        found.stamped_size = held["tsr"][-1]
-    if held["txt"]:
-        found.size = held["txt"][-1]
-        written = files.written_at(f"{found.size:015d}.txt")
-        if written is not None:
-            found.written_at = moment(written)
-    found.witnesses = {witness.name: Cosigned(size=None, at=None) for witness in witnesses}
+            sizes[match[2]].append(int(match[1]))
+    if sizes["tsr"]:
+        checkpoints.stamped_size = sizes["tsr"][-1]
+    if sizes["txt"]:
+        checkpoints.size = sizes["txt"][-1]
+        written_at = files.written_at(f"{checkpoints.size:015d}.txt")
+        if written_at is not None:
+            checkpoints.written_at = moment(written_at)
+    checkpoints.witnesses = {witness.name: Cosigned(size=None, at=None) for witness in witnesses}
     missing = list(witnesses)
-    for checkpoint in held["txt"][: -READ - 1 : -1]:
+    for checkpoint in sizes["txt"][: -READ - 1 : -1]:
         if not missing:
             return
         body = files.read(f"{checkpoint:015d}.txt") or b""
         for witness in missing[:]:
             at = _cosigned_at(body, witness)
             if at is not None:
-                found.witnesses[witness.name] = Cosigned(checkpoint, moment(at))
+                checkpoints.witnesses[witness.name] = Cosigned(checkpoint, moment(at))
                 missing.remove(witness)
 
 

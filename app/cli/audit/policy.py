@@ -29,15 +29,15 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
             return _check(read_catalog(Path(args.file)), as_json=args.json)
         return _check(configure(environ).catalog, as_json=args.json)
     if args.verb == "diff":
-        found = list(widenings(read_catalog(Path(args.old)), read_catalog(Path(args.new))))
-        return _diff(found, as_json=args.json)
+        changes = list(widenings(read_catalog(Path(args.old)), read_catalog(Path(args.new))))
+        return _diff(changes, as_json=args.json)
     settings, catalog = read(environ), read_catalog(Path(args.file))
     storage.print_database(settings)
     since = None
     if args.since:
         since = now() - args.since
-    runs, refused = event_loop.run(_tried_policy(settings, catalog, since))
-    return _try(runs, refused, as_json=args.json)
+    run_count, refused_runs = event_loop.run(_try_policy(settings, catalog, since))
+    return _print_trial(run_count, refused_runs, as_json=args.json)
 
 
 # -- check
@@ -49,14 +49,16 @@ def _check(catalog: Catalog, *, as_json: bool) -> int:
         return FINE
     table = terminal.table("tier", "labels", "may see it", "may not")
     for row in policy_table.rows(catalog):
-        excluded = "; ".join([f"{name}: {reason}" for name, reason in row.excluded.items()])
-        cells = (row.tier, ", ".join(row.labels) or "none", ", ".join(row.recipients) or "nobody", excluded)
+        exclusions = "; ".join([f"{name}: {reason}" for name, reason in row.excluded.items()])
+        cells = (row.tier, ", ".join(row.labels) or "none", ", ".join(row.recipients) or "nobody", exclusions)
         table.add_row(*[Text(cell, overflow="fold") for cell in cells])
     console = terminal.stdout()
     console.print(table)
     for worker in policy_table.lowering(catalog):
-        lost = ", ".join(sorted(worker.declassifies))
-        console.print(f"note: {worker.name} declassifies {lost}: what it writes loses these labels", markup=False)
+        label_names = ", ".join(sorted(worker.declassifies))
+        console.print(
+            f"note: {worker.name} declassifies {label_names}: what it writes loses these labels", markup=False
+        )
     for words in policy_table.without_effect(catalog):
         console.print(f"note: {words}", markup=False, soft_wrap=True)
     return FINE
@@ -65,16 +67,16 @@ def _check(catalog: Catalog, *, as_json: bool) -> int:
 # -- diff
 
 
-def _diff(found: Sequence[Widening], *, as_json: bool) -> int:
+def _diff(changes: Sequence[Widening], *, as_json: bool) -> int:
     if as_json:
-        witnesses = [policy_table.witness(widening) for widening in found]
-        terminal.print_json({"widens": bool(found), "witnesses": witnesses})
+        witnesses = [policy_table.witness(widening) for widening in changes]
+        terminal.print_json({"widens": bool(changes), "witnesses": witnesses})
     else:
-        for widening in found:
+        for widening in changes:
             terminal.stdout().print(_widening_text(widening), markup=False, soft_wrap=True)
-        if not found:
+        if not changes:
             terminal.stdout().print("Nothing is shown to anybody who did not see it before.")
-    if found:
+    if changes:
         return REFUSED
     return FINE
 
@@ -92,17 +94,17 @@ def _widening_text(widening: Widening) -> str:
 # -- try
 
 
-async def _tried_policy(settings: Settings, catalog: Catalog, since: float | None) -> tuple[int, list[RefusedRun]]:
+async def _try_policy(settings: Settings, catalog: Catalog, since: float | None) -> tuple[int, list[RefusedRun]]:
     """Return the number of runs, and those with calls that would have been refused, oldest first."""
-    runs, refused = 0, []
+    run_count, refused_runs = 0, []
     async with storage.existing_database(settings), storage.open_journals(settings) as archive:
         records: AsyncIterator[Record] = archive.records(since=since)
         async for record in records:
-            runs += 1
-            found = policy_trial.refused_calls(_events(record), catalog)
-            if found is not None:
-                refused.append(found)
-    return runs, refused
+            run_count += 1
+            refused_run = policy_trial.refused_calls(_events(record), catalog)
+            if refused_run is not None:
+                refused_runs.append(refused_run)
+    return run_count, refused_runs
 
 
 def _events(record: Record) -> list[Event]:
@@ -110,21 +112,21 @@ def _events(record: Record) -> list[Event]:
     return [Event(run, event.seq, Kind(event.kind), event.at, orjson.loads(event.body)) for event in record.events]
 
 
-def _try(runs: int, refused: Sequence[RefusedRun], *, as_json: bool) -> int:
+def _print_trial(runs: int, refused_runs: Sequence[RefusedRun], *, as_json: bool) -> int:
     if as_json:
-        listed = [run.as_json() for run in refused]
-        terminal.print_json({"runs": runs, "refused": listed})
+        records = [run.as_json() for run in refused_runs]
+        terminal.print_json({"runs": runs, "refused": records})
     else:
-        _print_refused(runs, refused)
-    if refused:
+        _print_refused(runs, refused_runs)
+    if refused_runs:
         return REFUSED
     return FINE
 
 
-def _print_refused(runs: int, refused: Sequence[RefusedRun]) -> None:
+def _print_refused(runs: int, refused_runs: Sequence[RefusedRun]) -> None:
     console = terminal.stdout()
-    for run in refused:
+    for run in refused_runs:
         reasons = "; ".join([f"{name}: {reason}" for name, reason in run.reasons.items()])
         labels = ", ".join(run.labels) or "no label"
         console.print(f"{run.run}  {run.tier}  {labels}  {reasons}", markup=False, soft_wrap=True)
-    console.print(f"This pool file would have refused calls of {len(refused):,} of {terminal.count(runs, 'run')}.")
+    console.print(f"This pool file would have refused calls of {len(refused_runs):,} of {terminal.count(runs, 'run')}.")

@@ -101,9 +101,11 @@ async def _prove(settings: Settings, args: Arguments) -> int:
         raise NotFound("The log has nothing about this run.")
     faults = _faults(proof, state.verifiers)
     leaves = [parse_leaf(proved.entry) for proved in proof.leaves]
-    sealed = max([leaf.events for leaf in leaves], default=0)
+    sealed_events = max([leaf.events for leaf in leaves], default=0)
     if args.json:
-        terminal.print_json(proof_of_run(name, events or sealed, proof) | {"sealed": sealed, "faults": faults})
+        terminal.print_json(
+            proof_of_run(name, events or sealed_events, proof) | {"sealed": sealed_events, "faults": faults}
+        )
         return int(bool(faults))
     for proved, leaf in zip(proof.leaves, leaves, strict=True):
         about = leaf.kind
@@ -115,7 +117,7 @@ async def _prove(settings: Settings, args: Arguments) -> int:
     if events is None:
         print("The run was pruned.")
     else:
-        print(f"{sealed} of {events} events are sealed.")
+        print(f"{sealed_events} of {events} events are sealed.")
     for fault in faults:
         print(fault)
     return int(bool(faults))

@@ -61,25 +61,25 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
     return CLEAN if report.is_clean else ALTERED
 
 
-def _keys(given: tuple[str, ...], option: str) -> tuple[Key, ...]:
+def _keys(texts: tuple[str, ...], option: str) -> tuple[Key, ...]:
     """Return the keys of an option, each as its text or as a file with one on each line."""
-    found = []
-    for text in given:
+    keys = []
+    for text in texts:
         path = Path(text)
         try:
             lines = [text]
             if path.is_file():
                 lines = path.read_text().split()
-            found += [read_key(line) for line in lines]
+            keys += [read_key(line) for line in lines]
         except (OSError, UnicodeDecodeError, Unreadable) as error:
             raise ConfigInvalid([f"{option} {text}: {error}"]) from None
-    return tuple(found)
+    return tuple(keys)
 
 
-def _held_checkpoints(given: tuple[str, ...]) -> tuple[tuple[str, Checkpoint], ...]:
+def _held_checkpoints(places: tuple[str, ...]) -> tuple[tuple[str, Checkpoint], ...]:
     """Return the checkpoints of this command, each a file or a folder of files."""
-    found = []
-    for name in given:
+    checkpoints = []
+    for name in places:
         path = Path(name)
         files = [path]
         if path.is_dir():
@@ -87,12 +87,12 @@ def _held_checkpoints(given: tuple[str, ...]) -> tuple[tuple[str, Checkpoint], .
         for file in files:
             try:
                 if file.is_file() and file.stat().st_size <= HELD_BYTES:
-                    found.append((file.name, read_checkpoint(file.read_text())))
+                    checkpoints.append((file.name, read_checkpoint(file.read_text())))
             except (OSError, UnicodeDecodeError, Unreadable) as error:
                 raise ConfigInvalid([f"--checkpoint {file}: {error}"]) from None
         if not path.exists():
             raise ConfigInvalid([f"--checkpoint {name}: there is no such file"])
-    return tuple(found)
+    return tuple(checkpoints)
 
 
 async def _verify_folder(args: Arguments, check: LogCheck) -> None:
@@ -109,14 +109,14 @@ async def _verify_database(args: Arguments, environ: Mapping[str, str], check: L
     settings = read(environ)
     storage.print_database(settings)
 
-    def whole(stored: SealedRows) -> None:
-        state = stored.state()
-        if not stored.has_entries() and (state is None or not state["size"]):
+    def check_rows(rows: SealedRows) -> None:
+        state = rows.state()
+        if not rows.has_entries() and (state is None or not state["size"]):
             raise ConfigInvalid(["Nothing was sealed in this database yet; engines of 0.3.0 and later seal."])
-        check_database(check, stored, contents=not args.no_contents, settled=args.settled)
+        check_database(check, rows, contents=not args.no_contents, settled=args.settled)
 
     async with storage.existing_database(settings), storage.open_journals(settings) as archive:
-        await in_one_snapshot(archive, whole)
+        await in_one_snapshot(archive, check_rows)
 
 
 def _json(report: Verification, check: LogCheck) -> dict[str, object]:
@@ -149,14 +149,14 @@ def _print(report: Verification, seconds: float) -> None:
     for name, number in report.rules.most_common():
         console.print(f"{number:,} x {name}: {RULES[name]}", style="red", markup=False, soft_wrap=True)
     rate = report.events / max(seconds, 0.001)
-    counted = (
+    figures = (
         count(report.entries, "entry", "entries"),
         f"{count(report.runs, 'run')} with {count(report.events, 'event')} ({rate:,.0f} a second)",
         f"{count(report.rows, 'other row')}, {count(report.contents, 'text')}",
         f"{count(report.erased, 'run')} erased, {report.pruned:,} pruned",
         f"{report.pending:,} not sealed yet",
     )
-    console.print("; ".join(counted), markup=False, soft_wrap=True)
+    console.print("; ".join(figures), markup=False, soft_wrap=True)
     for note in report.notes:
         console.print(note, markup=False, soft_wrap=True)
     if report.first is not None:

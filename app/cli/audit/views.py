@@ -25,9 +25,9 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
     if args.json:
         terminal.print_json({"views": [] if args.drop else list(audit_views.VIEWS), "role": args.role})
         return 0
-    done = "dropped" if args.drop else "made"
-    granted = ""
+    outcome = "dropped" if args.drop else "made"
+    grant = ""
     if args.role and not args.drop:
-        granted = f" The role {args.role} may read them."
-    terminal.stdout().print(f"The views {names} are {done}.{granted}", markup=False, soft_wrap=True)
+        grant = f" The role {args.role} may read them."
+    terminal.stdout().print(f"The views {names} are {outcome}.{grant}", markup=False, soft_wrap=True)
     return 0

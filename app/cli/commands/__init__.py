@@ -39,12 +39,12 @@ def parse(argv: Sequence[str] | None = None) -> Arguments:
 
     Raises `SystemExit` with 2 for a faulty one, and with 0 after it has printed help, the version or a completion.
     """
-    given = None if argv is None else list(argv)
+    words = None if argv is None else list(argv)
     try:
-        found = command_line().main(given, prog_name="baton", standalone_mode=False)
+        outcome = command_line().main(words, prog_name="baton", standalone_mode=False)
     except click.ClickException as error:
         error.show()
         raise SystemExit(error.exit_code) from None
-    if not isinstance(found, Arguments):
-        raise SystemExit(found)
-    return found
+    if not isinstance(outcome, Arguments):
+        raise SystemExit(outcome)
+    return outcome

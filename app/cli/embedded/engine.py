@@ -15,54 +15,54 @@ START_SECONDS = 5.0
 
 
 @asynccontextmanager
-async def started_engine(loaded: Loaded, runs: int, *, dispatches: bool = False) -> AsyncIterator[Runtime]:
+async def start_engine(loaded: Loaded, runs: int, *, dispatches: bool = False) -> AsyncIterator[Runtime]:
     """Start an engine for so many runs of this command at once, and for no run of anybody else's.
 
     Without `dispatches` it plans runs and executes no steps.
     """
     settings = loaded.settings.model_copy(update={"concurrent_runs": runs})
-    async with open_runtime(replace(loaded, settings=settings)) as opened:
+    async with open_runtime(replace(loaded, settings=settings)) as runtime:
         runs_over, steps_over = asyncio.Event(), asyncio.Event()
-        opened.drivers.recovers = False
+        runtime.drivers.recovers = False
         if not dispatches:
-            opened.drivers.dispatcher = None
-        await opened.clock.read()
-        await opened.versions.look()
-        opened.pool.apply_trials(await opened.context.store.trials())
+            runtime.drivers.dispatcher = None
+        await runtime.clock.read()
+        await runtime.versions.look()
+        runtime.pool.apply_trials(await runtime.context.store.trials())
         async with asyncio.TaskGroup() as group:
-            group.create_task(opened.clock.keep_reading(runs_over))
-            group.create_task(opened.drivers.run(runs_over))
-            group.create_task(opened.runs.run(runs_over))
-            working = None
+            group.create_task(runtime.clock.keep_reading(runs_over))
+            group.create_task(runtime.drivers.run(runs_over))
+            group.create_task(runtime.runs.run(runs_over))
+            dispatching = None
             if dispatches:
-                working = group.create_task(opened.dispatcher.run(steps_over))
+                dispatching = group.create_task(runtime.dispatcher.run(steps_over))
             try:
-                yield opened
+                yield runtime
             finally:
                 steps_over.set()
-                if working is not None:
-                    await asyncio.wait([working])
+                if dispatching is not None:
+                    await asyncio.wait([dispatching])
                 runs_over.set()
 
 
-async def run_to_end(opened: Runtime, order: Order) -> TurnEnd:
+async def run_to_end(runtime: Runtime, order: Order) -> TurnEnd:
     """Carry out one run to its end, and return that. Raises `RunExpired` if it does not end in its time."""
-    driven = await _start(opened, order)
+    followed_run = await _start(runtime, order)
     try:
         async with asyncio.timeout(order.limits.seconds + START_SECONDS):
             while True:
-                for message in await driven.mailbox.take(1.0):
+                for message in await followed_run.mailbox.take(1.0):
                     if isinstance(message, TurnEnd):
                         return message
     except TimeoutError:
         raise RunExpired() from None
 
 
-async def _start(opened: Runtime, order: Order) -> FollowedRun:
+async def _start(runtime: Runtime, order: Order) -> FollowedRun:
     """Begin a run: the engine needs a moment until it is ready."""
     async with asyncio.timeout(START_SECONDS):
         while True:
             try:
-                return await opened.runs.start(order)
+                return await runtime.runs.start(order)
             except Overloaded:
                 await asyncio.sleep(0.02)

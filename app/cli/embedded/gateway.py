@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 
 from app.cli import storage
-from app.cli.embedded.engine import started_engine
+from app.cli.embedded.engine import start_engine
 from app.core.pool.snapshot import sealed
 from app.core.rating.calibration import Trial
 from app.gateway.app import create_app
@@ -19,7 +19,7 @@ from app.store.sqlkit import revisions
 TENANT = "evaluation"
 
 
-def moved_to_folder(loaded: Loaded, folder: Path) -> Loaded:
+def move_to_folder(loaded: Loaded, folder: Path) -> Loaded:
     """Return the pool with arms, for one process that shares nothing with a service that may be running."""
     settings = loaded.settings.model_copy(
         update={
@@ -41,14 +41,14 @@ async def embedded_service(loaded: Loaded, folder: Path, concurrency: int) -> As
     The cards of its workers have the calibration of the configured database.
     """
     trials = await _calibration_results(loaded.settings) if revisions.exists(loaded.settings.database_url) else ()
-    async with started_engine(moved_to_folder(loaded, folder), concurrency, dispatches=True) as opened:
+    async with start_engine(move_to_folder(loaded, folder), concurrency, dispatches=True) as runtime:
         for trial in trials:
-            await opened.gateway.store.note_trial(trial)
-        opened.pool.apply_trials(await opened.gateway.store.trials())
-        scopes, now = ["runs:write", "runs:read"], opened.gateway.now()
-        key, row = mint(opened.gateway.pepper, tenant=TENANT, name=TENANT, scopes=scopes, now=now)
-        await opened.gateway.store.add_key(row)
-        transport = httpx.ASGITransport(create_app(opened.gateway), raise_app_exceptions=False)
+            await runtime.gateway.store.note_trial(trial)
+        runtime.pool.apply_trials(await runtime.gateway.store.trials())
+        scopes, now = ["runs:write", "runs:read"], runtime.gateway.now()
+        key, row = mint(runtime.gateway.pepper, tenant=TENANT, name=TENANT, scopes=scopes, now=now)
+        await runtime.gateway.store.add_key(row)
+        transport = httpx.ASGITransport(create_app(runtime.gateway), raise_app_exceptions=False)
         headers = {"authorization": f"Bearer {key}"}
         async with httpx.AsyncClient(transport=transport, base_url="http://baton", headers=headers) as client:
             yield client

@@ -67,10 +67,10 @@ def _pool_variables(text: str, environ: Mapping[str, str], folder: Path) -> dict
     if text:
         (folder / "pool.toml").write_text(text)
         return {"BATON_POOL": str(folder / "pool.toml")}
-    named = environ.get("BATON_POOL")
-    if not named:
+    path = environ.get("BATON_POOL")
+    if not path:
         return {}
-    return {"BATON_POOL": str(Path(named).resolve())}
+    return {"BATON_POOL": str(Path(path).resolve())}
 
 
 def _wait_for_url(process: "subprocess.Popen[bytes]", log: Path) -> str:

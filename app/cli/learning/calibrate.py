@@ -24,7 +24,7 @@ from app.cli.arguments import Arguments
 from app.cli.embedded import engine
 from app.cli.learning import task_set
 from app.cli.learning.sandbox import Sandbox
-from app.cli.learning.task_set import Graded
+from app.cli.learning.task_set import GradedTask
 from app.core.message.chat import Message, Role, Text, Usage
 from app.core.pool.catalog import Catalog, Limits, Tier, Worker
 from app.core.pool.policy import Overrides, input_bound, worst_case
@@ -62,8 +62,8 @@ class Assignment:
     @property
     def likely(self) -> int:
         """Return the micro-dollars of a usual answer."""
-        read = input_bound(self.built_in.task.messages) // 4
-        return self.worker.price.cost(Usage(input=read, output=min(OUTPUT_TOKENS, self.limits.output_tokens)))
+        input_tokens = input_bound(self.built_in.task.messages) // 4
+        return self.worker.price.cost(Usage(input=input_tokens, output=min(OUTPUT_TOKENS, self.limits.output_tokens)))
 
     @property
     def key(self) -> tuple[str, str, str, str]:
@@ -92,25 +92,27 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
     terminal.log_to_stderr("error")
     storage.print_database(loaded.settings)
     tasks = _tasks(args)
-    known = event_loop.run(_known(loaded))
-    wanted = list(_assignments(loaded.catalog, args, tasks))
-    done = {trial.key for trial in known}
-    left: list[Assignment] = []
+    trials = event_loop.run(_read_trials(loaded))
+    assignments = list(_assignments(loaded.catalog, args, tasks))
+    trial_keys = {trial.key for trial in trials}
+    remaining: list[Assignment] = []
     if not args.show:
-        left = [task for task in wanted if args.again or task.key not in done]
-    found = CalibrationProgress()
-    if left and _ask_for_confirmation(args, left, len(wanted) - len(left), loaded.catalog.rehearsal):
-        with Progress(console=terminal.stderr(), transient=True) as progress:
-            step = progress.add_task("calibrating", total=len(left))
-            event_loop.run(_calibrate(loaded, args, left, found, now, lambda: progress.advance(step)))
-        known = event_loop.run(_known(loaded))
-    _print(args, loaded.catalog, known, found)
-    tried = {trial.key for trial in known}
-    missing = any(task.key not in tried for task in wanted)
+        remaining = [task for task in assignments if args.again or task.key not in trial_keys]
+    progress = CalibrationProgress()
+    if remaining and _ask_for_confirmation(
+        args, remaining, len(assignments) - len(remaining), loaded.catalog.rehearsal
+    ):
+        with Progress(console=terminal.stderr(), transient=True) as bar:
+            step = bar.add_task("calibrating", total=len(remaining))
+            event_loop.run(_calibrate(loaded, args, remaining, progress, now, lambda: bar.advance(step)))
+        trials = event_loop.run(_read_trials(loaded))
+    _print(args, loaded.catalog, trials, progress)
+    measured_keys = {trial.key for trial in trials}
+    missing = any(task.key not in measured_keys for task in assignments)
     return int(missing and not args.show)
 
 
-async def _known(loaded: Loaded) -> tuple[Trial, ...]:
+async def _read_trials(loaded: Loaded) -> tuple[Trial, ...]:
     async with storage.open_configured_store(loaded.settings) as store:
         return await store.trials()
 
@@ -124,16 +126,16 @@ def _tasks(args: Arguments) -> Sequence[BuiltIn]:
         return built_in(args.each)
     sandbox = Sandbox(args.trust_code)
 
-    def read(faults: list[str]) -> list[Graded]:
+    def read(faults: list[str]) -> list[GradedTask]:
         return task_set.read(Path(args.tasks), sandbox.run, faults)
 
-    found = task_set.checked(read)
-    sandbox.ready(task.grader for task in found)
-    version = f"file-{task_set.digest(found)[:16]}"
-    return [_of_file(task, version) for task in found]
+    tasks = task_set.checked(read)
+    sandbox.ready(task.grader for task in tasks)
+    version = f"file-{task_set.digest(tasks)[:16]}"
+    return [_of_file(task, version) for task in tasks]
 
 
-def _of_file(task: Graded, version: str) -> BuiltIn:
+def _of_file(task: GradedTask, version: str) -> BuiltIn:
     messages = [Message(cast(Role, message["role"]), (Text(message["content"]),)) for message in task.messages]
     family = task.family or "tasks"
     return BuiltIn(task.id, family, family, 0, task.question, task.grader, version, tuple(messages))
@@ -147,22 +149,28 @@ def _assignments(catalog: Catalog, args: Arguments, tasks: Sequence[BuiltIn]) ->
     unknown = sorted(set(args.worker) - set(tiers))
     if unknown:
         raise ConfigInvalid([f"--worker: no tier has {', '.join(unknown)}; there are {', '.join(sorted(tiers))}"])
-    chosen = [name for name in catalog.workers if name in tiers and (not args.worker or name in args.worker)]
+    worker_names = [name for name in catalog.workers if name in tiers and (not args.worker or name in args.worker)]
     for task in tasks:
-        for name in chosen:
+        for name in worker_names:
             worker = catalog.workers[name]
             yield Assignment(worker, tiers[name], task, _limits(worker, tiers[name], task, args.tokens))
 
 
 def _limits(worker: Worker, tier: Tier, task: BuiltIn, tokens: int) -> Limits:
     """Return limits within the tier's own, for one call and one retry."""
-    given = tier.efforts[tier.effort]
-    tokens = min(tokens, worker.card.max_output, given.output_tokens)
-    attempts = min(ATTEMPTS, given.attempts)
+    tier_limits = tier.efforts[tier.effort]
+    tokens = min(tokens, worker.card.max_output, tier_limits.output_tokens)
+    attempts = min(ATTEMPTS, tier_limits.attempts)
     most = attempts * worst_case(worker, input_bound(task.task.messages), tokens)[0]
-    seconds = min(SECONDS, given.seconds)
+    seconds = min(SECONDS, tier_limits.seconds)
     return replace(
-        given, steps=1, rounds=1, attempts=attempts, output_tokens=tokens, usd=min(most, given.usd), seconds=seconds
+        tier_limits,
+        steps=1,
+        rounds=1,
+        attempts=attempts,
+        output_tokens=tokens,
+        usd=min(most, tier_limits.usd),
+        seconds=seconds,
     )
 
 
@@ -199,12 +207,12 @@ async def _calibrate(
     advance: Callable[[], object],
 ) -> None:
     waiting = iter(remaining)
-    async with engine.started_engine(loaded, args.concurrency, dispatches=True) as opened:
+    async with engine.start_engine(loaded, args.concurrency, dispatches=True) as runtime:
 
         async def work() -> None:
             for task in waiting:
                 if progress.in_a_row[task.worker.name] < OUTAGES and _affordable(args.usd, task, progress):
-                    await _try(opened, task, progress, now)
+                    await _try(runtime, task, progress, now)
                 advance()
 
         async with asyncio.TaskGroup() as group:
@@ -219,27 +227,27 @@ def _affordable(cap: int | None, task: Assignment, progress: CalibrationProgress
     return True
 
 
-async def _try(opened: Runtime, task: Assignment, progress: CalibrationProgress, now: Callable[[], float]) -> None:
+async def _try(runtime: Runtime, task: Assignment, progress: CalibrationProgress, now: Callable[[], float]) -> None:
     progress.promised += task.limits.usd
     try:
-        ended = await engine.run_to_end(opened, _order(task))
+        end = await engine.run_to_end(runtime, _order(task))
     except BatonError:
         progress.outages[task.worker.name] += 1
         progress.in_a_row[task.worker.name] += 1
         return
     finally:
         progress.promised -= task.limits.usd
-    progress.spent += ended.bill.usd
-    if ended.error is not None:
+    progress.spent += end.bill.usd
+    if end.error is not None:
         progress.outages[task.worker.name] += 1
         progress.in_a_row[task.worker.name] += 1
         return
     progress.in_a_row[task.worker.name] = 0
-    grade = await asyncio.to_thread(task.built_in.grader.grade, ended.answer)
-    trial = _trial(task, ended, now(), grade.score)
-    await opened.context.store.note_trial(trial)
+    grade = await asyncio.to_thread(task.built_in.grader.grade, end.answer)
+    trial = _trial(task, end, now(), grade.score)
+    await runtime.context.store.note_trial(trial)
     rating = derived(trial.run, "default", trial.at, "grader", SOURCE, trial.version, score=trial.score, by=trial.task)
-    await opened.context.store.rate(rating)
+    await runtime.context.store.rate(rating)
     progress.trials.append(trial)
 
 
@@ -258,7 +266,7 @@ def _order(task: Assignment) -> Order:
     )
 
 
-def _trial(assignment: Assignment, ended: TurnEnd, at: float, score: float) -> Trial:
+def _trial(assignment: Assignment, end: TurnEnd, at: float, score: float) -> Trial:
     task = assignment.built_in
     return Trial(
         *assignment.key,
@@ -266,26 +274,26 @@ def _trial(assignment: Assignment, ended: TurnEnd, at: float, score: float) -> T
         family=task.family,
         level=task.level,
         question=task.question,
-        run=ended.state.run,
+        run=end.state.run,
         at=at,
         score=score,
-        usd=ended.bill.usd,
-        seconds=sum(call.seconds for call in ended.state.calls.values()),
+        usd=end.bill.usd,
+        seconds=sum(call.seconds for call in end.state.calls.values()),
     )
 
 
 # -- printing
 
 
-def _print(args: Arguments, catalog: Catalog, known: Sequence[Trial], progress: CalibrationProgress) -> None:
+def _print(args: Arguments, catalog: Catalog, trials: Sequence[Trial], progress: CalibrationProgress) -> None:
     if args.json:
-        print(orjson.dumps([asdict(trial) for trial in known], option=orjson.OPT_INDENT_2).decode())
+        print(orjson.dumps([asdict(trial) for trial in trials], option=orjson.OPT_INDENT_2).decode())
         return
     by_worker: dict[str, Sequence[Trial]] = {}
     for name, worker in catalog.workers.items():
-        trials = of_worker(known, worker)
-        if trials:
-            by_worker[name] = trials
+        own_trials = of_worker(trials, worker)
+        if own_trials:
+            by_worker[name] = own_trials
     console = terminal.stdout()
     console.print(_table(by_worker) if by_worker else "Nothing was measured yet.")
     if alike(by_worker):

@@ -30,19 +30,19 @@ def draw(table: Table) -> Group:
 
 
 def _columns(*names: str) -> Drawn:
-    made = terminal.table()
+    table = terminal.table()
     for name in names:
-        made.add_column(name, justify="left" if name in ("", "arm") else "right")
-    return made
+        table.add_column(name, justify="left" if name in ("", "arm") else "right")
+    return table
 
 
 def _head(table: Table) -> str:
-    left = ""
+    note = ""
     if table.missing:
-        left = f" ({table.missing} without a row of every arm left out)"
+        note = f" ({table.missing} without a row of every arm left out)"
     weights = " or ".join(f"{share:g}" for share in LAMBDAS)
     return (
-        f"{table.tasks} tasks{left}; 95 % intervals over tasks, paired, {table.resamples:,} resamples; "
+        f"{table.tasks} tasks{note}; 95 % intervals over tasks, paired, {table.resamples:,} resamples; "
         f"reference: {terminal.clean(table.reference)}\n"
         f"reward: a right answer, less {weights} of its cost in parts of {terminal.dollars(table.full_usd * MILLION)}; "
         "failures and outages are wrong; the oracle is a ceiling that cannot be served\n"
@@ -61,10 +61,10 @@ def _value_cells(arm: Standing, reference: str) -> tuple[str, ...]:
     )
 
 
-def _span(found: Interval | None, form: str) -> str:
-    if found is None:
+def _span(interval: Interval | None, form: str) -> str:
+    if interval is None:
         return ""
-    return f"{form} [{form}, {form}]".format(found.value, found.low, found.high)
+    return f"{form} [{form}, {form}]".format(interval.value, interval.low, interval.high)
 
 
 def _effort(arm: Standing) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ from app.cli.embedded.gateway import embedded_service
 from app.cli.learning import comparison_table, eval_requests, plot, sample_tasks, task_set
 from app.cli.learning.eval_requests import Bench, Experiment
 from app.cli.learning.sandbox import Sandbox
-from app.cli.learning.task_set import Graded
+from app.cli.learning.task_set import GradedTask
 from app.core.plan.arms import ORACLE
 from app.core.pool.catalog import MILLION
 from app.errors import ConfigInvalid, OursError
@@ -60,8 +60,8 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
     return 0
 
 
-def _tasks(args: Arguments, sandbox: Sandbox) -> list[Graded]:
-    def read(faults: list[str]) -> list[Graded]:
+def _tasks(args: Arguments, sandbox: Sandbox) -> list[GradedTask]:
+    def read(faults: list[str]) -> list[GradedTask]:
         if args.tasks is None:
             return task_set.parse(sample_tasks.lines(), "built-in tasks", sandbox.run, faults)
         return task_set.read(Path(args.tasks), sandbox.run, faults)
@@ -77,29 +77,29 @@ def _tasks(args: Arguments, sandbox: Sandbox) -> list[Graded]:
 
 
 async def _carry_out(
-    args: Arguments, environ: Mapping[str, str], now: Callable[[], float], tasks: Sequence[Graded], out: Path
+    args: Arguments, environ: Mapping[str, str], now: Callable[[], float], tasks: Sequence[GradedTask], out: Path
 ) -> None:
     async with _client(args, environ, out) as client:
-        served = await _served_tier(client, args.tier, args.effort)
-        experiment = _experiment(args, tasks, served, _evaluation_id(args, tasks, served, out))
+        tier = await _read_tier(client, args.tier, args.effort)
+        experiment = _experiment(args, tasks, tier, _evaluation_id(args, tasks, tier, out))
         rows = out / "rows.jsonl"
-        done = by_place(out)
+        measures = by_place(out)
         places = [(task.id, arm, repeat) for task, arm, repeat in experiment.places()]
-        wanted = len(places)
-        left = len([place for place in places if place not in done])
+        total = len(places)
+        remaining = len([place for place in places if place not in measures])
         is_cut_off = rows.exists() and rows.read_bytes()[-1:] not in (b"", b"\n")
         with rows.open("a", encoding="utf-8") as file, terminal.stderr().status("") as status:
             if is_cut_off:
                 file.write("\n")
 
             def take(measure: Measure) -> None:
-                nonlocal left
+                nonlocal remaining
                 file.write(json.dumps(asdict(measure)) + "\n")
                 file.flush()
-                left -= 1
-                status.update(f"{wanted - left} of {wanted} rows")
+                remaining -= 1
+                status.update(f"{total - remaining} of {total} rows")
 
-            await eval_requests.carry_out(Bench(client, time.monotonic, now), experiment, done, take)
+            await eval_requests.carry_out(Bench(client, time.monotonic, now), experiment, measures, take)
 
 
 @asynccontextmanager
@@ -119,7 +119,7 @@ async def _client(args: Arguments, environ: Mapping[str, str], out: Path) -> Asy
         yield client
 
 
-async def _served_tier(client: httpx.AsyncClient, tier: str, effort: str | None) -> ServedTier:
+async def _read_tier(client: httpx.AsyncClient, tier: str, effort: str | None) -> ServedTier:
     try:
         reply = await client.get("/v1/models", timeout=eval_requests.READ_SECONDS)
         models = {model["id"]: model["baton"] for model in reply.json()["data"]}
@@ -133,13 +133,13 @@ async def _served_tier(client: httpx.AsyncClient, tier: str, effort: str | None)
     return ServedTier((tier, *arms), models[tier]["catalog"], seconds, models[tier]["rehearsal"])
 
 
-def _arms(args: Arguments, served: ServedTier) -> tuple[str, ...]:
+def _arms(args: Arguments, tier: ServedTier) -> tuple[str, ...]:
     """Return the model ids of the arms. Without `--arms` all are taken, if they cost nothing."""
     if args.arms is None:
-        if not served.rehearsal:
-            names = ", ".join([_short(model) for model in served.models])
+        if not tier.rehearsal:
+            names = ", ".join([_short(model) for model in tier.models])
             raise ConfigInvalid([f"--arms: real models cost money; choose among {names}"])
-        return served.models
+        return tier.models
     return tuple([model_id(name, args.tier) for name in _arms_of_option(args.arms)])
 
 
@@ -161,16 +161,16 @@ def _short(model: str) -> str:
     return model.partition(":")[2] or OWN
 
 
-def _experiment(args: Arguments, tasks: Sequence[Graded], served: ServedTier, name: str) -> Experiment:
+def _experiment(args: Arguments, tasks: Sequence[GradedTask], tier: ServedTier, name: str) -> Experiment:
     return Experiment(
         id=name,
         tasks=tuple(tasks),
-        arms=_arms(args, served),
+        arms=_arms(args, tier),
         repeats=args.repeats,
         digest=task_set.digest(tasks),
-        catalog=served.catalog,
+        catalog=tier.catalog,
         concurrency=args.concurrency,
-        deadline=served.seconds + SPARE,
+        deadline=tier.seconds + SPARE,
         usd=args.usd / MILLION if args.usd is not None else None,
         options=_options(args),
     )
@@ -187,29 +187,29 @@ def _options(args: Arguments) -> dict[str, Any]:
     return options
 
 
-def _evaluation_id(args: Arguments, tasks: Sequence[Graded], served: ServedTier, out: Path) -> str:
+def _evaluation_id(args: Arguments, tasks: Sequence[GradedTask], tier: ServedTier, out: Path) -> str:
     """Return the evaluation's id. Raises `ConfigInvalid` if the folder has rows of another evaluation."""
     path = out / "evaluation.json"
-    wanted = {
+    description = {
         "tasks": task_set.digest(tasks),
-        "catalog": served.catalog,
+        "catalog": tier.catalog,
         "grading": VERSION,
         "options": _options(args),
     }
     if not path.exists():
-        made = {"id": secrets.token_hex(8), **wanted, "code": version("baton"), "url": args.url}
-        path.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
-    found = json.loads(path.read_text(encoding="utf-8"))
+        new_record = {"id": secrets.token_hex(8), **description, "code": version("baton"), "url": args.url}
+        path.write_text(json.dumps(new_record, indent=1) + "\n", encoding="utf-8")
+    record = json.loads(path.read_text(encoding="utf-8"))
     names = {
         "tasks": "another task set",
         "catalog": "another pool",
         "grading": "other graders",
         "options": "other options",
     }
-    other = [words for name, words in names.items() if found.get(name) != wanted[name]]
+    other = [words for name, words in names.items() if record.get(name) != description[name]]
     if other:
         raise ConfigInvalid([f"--out: {out} holds rows of {' and '.join(other)}; name another folder"])
-    return str(found["id"])
+    return str(record["id"])
 
 
 # -- reporting
@@ -229,17 +229,17 @@ def by_place(folder: Path) -> dict[tuple[str, str, int], Measure]:
 
 
 def _report(args: Arguments, out: Path) -> None:
-    made = _table(args, [Path(folder) for folder in (args.out, *args.beside)])
+    comparison = _table(args, [Path(folder) for folder in (args.out, *args.beside)])
     if args.json:
-        print(json.dumps(asdict(made), indent=1))
+        print(json.dumps(asdict(comparison), indent=1))
         return
     console = terminal.stdout()
-    console.print(comparison_table.draw(made))
-    console.print(plot.characters(made), markup=False)
-    drawn = plot.png(made, out / "cost-accuracy.png")
-    (out / "table.json").write_text(json.dumps(asdict(made), indent=1) + "\n", encoding="utf-8")
+    console.print(comparison_table.draw(comparison))
+    console.print(plot.characters(comparison), markup=False)
+    has_plot = plot.png(comparison, out / "cost-accuracy.png")
+    (out / "table.json").write_text(json.dumps(asdict(comparison), indent=1) + "\n", encoding="utf-8")
     places = f"\n{out}/rows.jsonl, {out}/table.json"
-    if drawn:
+    if has_plot:
         places += f", {out}/cost-accuracy.png"
     else:
         places += " (a PNG too, where matplotlib is installed)"
@@ -251,15 +251,15 @@ def _table(args: Arguments, folders: Sequence[Path]) -> Table:
     for folder in folders:
         rows += by_place(folder).values()
     faults = incompatibilities(rows)
-    doubled = len(rows) - len({row.place for row in rows})
-    if doubled:
-        faults.append(f"--with: {doubled} rows are of the same task, arm and repeat; compare folders of other arms")
+    duplicates = len(rows) - len({row.place for row in rows})
+    if duplicates:
+        faults.append(f"--with: {duplicates} rows are of the same task, arm and repeat; compare folders of other arms")
     if faults:
         raise ConfigInvalid(faults)
     arms = sorted({row.arm for row in rows})
     if args.arms is not None:
-        named = [model_id(name, args.tier) for name in _arms_of_option(args.arms)]
-        arms = [arm for arm in dict.fromkeys(named) if arm in arms]
+        models = [model_id(name, args.tier) for name in _arms_of_option(args.arms)]
+        arms = [arm for arm in dict.fromkeys(models) if arm in arms]
     reference = ""
     if args.against is not None:
         reference = model_id(args.against, args.tier)

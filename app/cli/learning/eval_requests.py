@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx
 
-from app.cli.learning.task_set import Graded
+from app.cli.learning.task_set import GradedTask
 from app.errors import OursError
 from app.lab.grading import VERSION
 from app.lab.measurements import OUTAGE_STATUS, Figures, Measure, Outcome, figures
@@ -31,7 +31,7 @@ class Experiment:
     seconds."""
 
     id: str
-    tasks: tuple[Graded, ...]
+    tasks: tuple[GradedTask, ...]
     arms: tuple[str, ...]
     repeats: int
     digest: str
@@ -42,7 +42,7 @@ class Experiment:
     """Dollars after which no request is begun; requests that are under way are still paid for."""
     options: Mapping[str, Any] = field(default_factory=dict)
 
-    def places(self) -> Iterator[tuple[Graded, str, int]]:
+    def places(self) -> Iterator[tuple[GradedTask, str, int]]:
         """Yield task, arm and repeat, with all arms of a task in turn, so that changes over time affect all arms
         alike."""
         for repeat in range(self.repeats):
@@ -63,21 +63,21 @@ class Bench:
 async def carry_out(
     bench: Bench,
     experiment: Experiment,
-    done: Mapping[tuple[str, str, int], Measure],
+    measures: Mapping[tuple[str, str, int], Measure],
     take: Callable[[Measure], None],
 ) -> None:
-    """Send all requests that are not `done`, several at a time. `take` gets each row. Raises `OursError`."""
-    spent, stopped = sum(row.usd for row in done.values()), False
-    left = iter([place for place in experiment.places() if (place[0].id, place[1], place[2]) not in done])
+    """Send the requests that `measures` has no row of, several at a time. `take` gets each row. Raises `OursError`."""
+    spent_usd, is_over_budget = sum(row.usd for row in measures.values()), False
+    places = iter([place for place in experiment.places() if (place[0].id, place[1], place[2]) not in measures])
 
     async def one_after_the_other() -> None:
-        nonlocal spent, stopped
-        for task, arm, repeat in left:
-            if experiment.usd is not None and spent >= experiment.usd:
-                stopped = True
+        nonlocal spent_usd, is_over_budget
+        for task, arm, repeat in places:
+            if experiment.usd is not None and spent_usd >= experiment.usd:
+                is_over_budget = True
                 return
-            row = await _measured(bench, experiment, task, arm, repeat)
-            spent += row.usd
+            row = await _measure(bench, experiment, task, arm, repeat)
+            spent_usd += row.usd
             take(row)
 
     try:
@@ -86,26 +86,26 @@ async def carry_out(
                 group.create_task(one_after_the_other())
     except BaseExceptionGroup as found:
         raise next((exception for exception in found.exceptions if isinstance(exception, OursError)), found) from None
-    if stopped:
+    if is_over_budget:
         raise OursError("The money of --usd is spent; the rows so far are kept, and a larger one goes on from them.")
 
 
-async def _measured(bench: Bench, experiment: Experiment, task: Graded, arm: str, repeat: int) -> Measure:
+async def _measure(bench: Bench, experiment: Experiment, task: GradedTask, arm: str, repeat: int) -> Measure:
     began = bench.tick()
     reply = await _final_reply(bench, experiment, task, arm, repeat)
     wall = bench.tick() - began
-    run, found, seconds = "", Figures(), wall
+    run, run_figures, seconds = "", Figures(), wall
     if reply is not None:
         run = reply.headers.get("x-baton-run", "")
     if run:
-        found, seconds = await _figures(bench, run)
+        run_figures, seconds = await _figures(bench, run)
     if reply is not None and "idempotent-replayed" in reply.headers:
         wall = seconds  # an earlier process sent it, and ended before it wrote the row
-    if run and found.catalog != experiment.catalog:
+    if run and run_figures.catalog != experiment.catalog:
         raise OursError("The pool was changed while it was being evaluated; start again in another folder.")
     right, outcome, reason = await _verdict(task, reply)
     return Measure(
-        **asdict(found),
+        **asdict(run_figures),
         task=task.id,
         arm=arm,
         repeat=repeat,
@@ -120,7 +120,7 @@ async def _measured(bench: Bench, experiment: Experiment, task: Graded, arm: str
     )
 
 
-async def _verdict(task: Graded, reply: httpx.Response | None) -> tuple[float, Outcome, str]:
+async def _verdict(task: GradedTask, reply: httpx.Response | None) -> tuple[float, Outcome, str]:
     """Return grade, outcome and reason. A reply without an answer counts as wrong."""
     if reply is None:
         return 0.0, "failed", "too_late"
@@ -134,7 +134,7 @@ async def _verdict(task: Graded, reply: httpx.Response | None) -> tuple[float, O
 
 
 async def _final_reply(
-    bench: Bench, experiment: Experiment, task: Graded, arm: str, repeat: int
+    bench: Bench, experiment: Experiment, task: GradedTask, arm: str, repeat: int
 ) -> httpx.Response | None:
     """Send a request until it gets a final reply, which is returned; None if it did not arrive in time."""
     name = hashlib.sha256(f"{task.id}\0{arm}\0{repeat}".encode()).hexdigest()[:32]

@@ -35,7 +35,7 @@ class Rule:
     """A grader with its text, and the question that it is for; None if it is for every run."""
 
     grader: Grader
-    written: str
+    grader_text: str
     question: str | None
 
 
@@ -44,7 +44,7 @@ class GradedRuns:
     """The ratings that were made, and the runs that were left out."""
 
     ratings: list[Feedback] = field(default_factory=list)
-    skipped: Counter[str] = field(default_factory=Counter)
+    skip_counts: Counter[str] = field(default_factory=Counter)
     """Runs that were not rated, by reason."""
 
 
@@ -75,11 +75,11 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
     if not rules and not args.signs:
         raise ConfigInvalid(["say what to look for: --tasks FILE, --grader JSON or --signs"])
     storage.print_database(settings)
-    found = event_loop.run(_rate(settings, args, rules, now()))
+    report = event_loop.run(_rate(settings, args, rules, now()))
     if args.json:
-        print(orjson.dumps([_shown(rating) for rating in found.ratings], option=orjson.OPT_INDENT_2).decode())
+        print(orjson.dumps([_record(rating) for rating in report.ratings], option=orjson.OPT_INDENT_2).decode())
     else:
-        _print(found, stored=not args.dry_run)
+        _print(report, is_stored=not args.dry_run)
     return 0
 
 
@@ -91,11 +91,11 @@ def _rules(args: Arguments, execute: Execute) -> list[Rule]:
     faults: list[str] = []
     rules: list[Rule] = []
     for text in args.grader:
-        found = task_set.rule(text, "--grader", execute, faults)
-        rules += [Rule(grader, written, question=None) for grader, written in found]
+        graders = task_set.rule(text, "--grader", execute, faults)
+        rules += [Rule(grader, grader_text, question=None) for grader, grader_text in graders]
     if args.tasks is not None:
         tasks = task_set.read(Path(args.tasks), execute, faults)
-        rules += [Rule(task.grader, task.written, _plain(task.question)) for task in tasks]
+        rules += [Rule(task.grader, task.grader_text, _plain(task.question)) for task in tasks]
     if faults:
         raise ConfigInvalid(faults)
     return rules
@@ -110,22 +110,22 @@ def _plain(text: str) -> str:
 
 
 async def _rate(settings: Settings, args: Arguments, rules: Sequence[Rule], now: float) -> GradedRuns:
-    found = GradedRuns()
+    report = GradedRuns()
     by_question: dict[str | None, list[Rule]] = {}
     for rule in rules:
         by_question.setdefault(rule.question, []).append(rule)
     async with storage.open_configured_store(settings) as store:
         later: dict[str, EndedRun] = {}
-        async for ended in _runs(store, args, now):
+        async for ended_run in _runs(store, args, now):
             if rules:
-                await _graded(store, ended, by_question, found, now)
-            if args.signs and ended.row.origin_kind not in COPIES:  # no caller did anything with those
-                found.ratings += _signs(ended, later.get(ended.row.key), now)
-                later[ended.row.key] = ended
+                await _grade(store, ended_run, by_question, report, now)
+            if args.signs and ended_run.row.origin_kind not in COPIES:  # no caller did anything with those
+                report.ratings += _signs(ended_run, later.get(ended_run.row.key), now)
+                later[ended_run.row.key] = ended_run
         if not args.dry_run:
-            for rating in found.ratings:
+            for rating in report.ratings:
                 await store.rate(rating)
-    return found
+    return report
 
 
 async def _runs(store: Store, args: Arguments, now: float) -> AsyncIterator[EndedRun]:
@@ -155,33 +155,33 @@ async def _read_run(store: Store, row: RunRow) -> EndedRun:
     return EndedRun(row, events, messages)
 
 
-async def _graded(
-    store: Store, ended: EndedRun, rules: Mapping[str | None, Sequence[Rule]], graded: GradedRuns, now: float
+async def _grade(
+    store: Store, ended_run: EndedRun, rules: Mapping[str | None, Sequence[Rule]], report: GradedRuns, now: float
 ) -> None:
     """Grade a run's answer by the rules for its question and by those for every run."""
-    row = ended.row
+    row = ended_run.row
     fitting = list(rules.get(None, ()))
-    if ended.question is not None:
-        fitting += rules.get(ended.question, ())
-    if not fitting and ended.messages is None:
-        graded.skipped["its content was erased"] += 1
+    if ended_run.question is not None:
+        fitting += rules.get(ended_run.question, ())
+    if not fitting and ended_run.messages is None:
+        report.skip_counts["its content was erased"] += 1
         return
     if not fitting:
-        graded.skipped["no rule is for its question"] += 1
+        report.skip_counts["no rule is for its question"] += 1
         return
-    succeeded = next(facts(ended.events, RunSucceeded), None)
-    if succeeded is None or any(fact.preview for fact in facts(ended.events, RunAdmitted)):
-        graded.skipped[f"it has no answer ({row.state})"] += 1
+    end = next(facts(ended_run.events, RunSucceeded), None)
+    if end is None or any(fact.preview for fact in facts(ended_run.events, RunAdmitted)):
+        report.skip_counts[f"it has no answer ({row.state})"] += 1
         return
-    answer = await _answer(store, row, succeeded)
+    answer = await _answer(store, row, end)
     if answer is None:
-        graded.skipped["its content was erased"] += 1
+        report.skip_counts["its content was erased"] += 1
         return
     for rule in fitting:
         grade = await asyncio.to_thread(rule.grader.grade, answer)
-        about = {"score": grade.score, "by": rule.written}
+        about = {"score": grade.score, "by": rule.grader_text}
         rating = derived(row.id, row.tenant, now, "grader", rule.grader.kind, grading.VERSION, **about)
-        graded.ratings.append(rating)
+        report.ratings.append(rating)
 
 
 async def _answer(store: Store, row: RunRow, end: RunSucceeded) -> str | None:
@@ -194,15 +194,15 @@ async def _answer(store: Store, row: RunRow, end: RunSucceeded) -> str | None:
     return bodies[end.answer].decode("utf-8", "replace")
 
 
-def _signs(ended: EndedRun, later: EndedRun | None, now: float) -> Iterator[Feedback]:
+def _signs(ended_run: EndedRun, later: EndedRun | None, now: float) -> Iterator[Feedback]:
     """Yield the signs in what the caller did with a run. `later` is the next run of the same key."""
-    row = ended.row
-    seen = [sign(ended.events)]
-    if later is not None and ended.messages is not None and later.messages is not None and row.ended_at is not None:
-        again = repeats(ended.messages, later.messages, later.row.created_at - row.ended_at)
+    row = ended_run.row
+    names = [sign(ended_run.events)]
+    if later is not None and ended_run.messages is not None and later.messages is not None and row.ended_at is not None:
+        again = repeats(ended_run.messages, later.messages, later.row.created_at - row.ended_at)
         if again and row.state == "succeeded":
-            seen.append("regenerated")
-    for name in seen:
+            names.append("regenerated")
+    for name in names:
         if name:
             yield derived(row.id, row.tenant, now, "implicit", name, SIGNS, label=name)
 
@@ -210,19 +210,19 @@ def _signs(ended: EndedRun, later: EndedRun | None, now: float) -> Iterator[Feed
 # -- printing
 
 
-def _shown(rating: Feedback) -> dict[str, Any]:
-    named = ("id", "run", "kind", "source", "version", "score", "label")
-    return {name: getattr(rating, name) for name in named}
+def _record(rating: Feedback) -> dict[str, Any]:
+    fields = ("id", "run", "kind", "source", "version", "score", "label")
+    return {name: getattr(rating, name) for name in fields}
 
 
-def _print(graded: GradedRuns, *, stored: bool) -> None:
+def _print(report: GradedRuns, *, is_stored: bool) -> None:
     table = terminal.table()
     for column in ("kind", "source", "version"):
         table.add_column(column)
     for column in ("runs", "mean score"):
         table.add_column(column, justify="right")
     groups: dict[tuple[str, str, str], list[Feedback]] = {}
-    for rating in graded.ratings:
+    for rating in report.ratings:
         groups.setdefault((rating.kind, rating.source, rating.version), []).append(rating)
     for names, ratings in sorted(groups.items()):
         scores = [rating.score for rating in ratings if rating.score is not None]
@@ -232,7 +232,7 @@ def _print(graded: GradedRuns, *, stored: bool) -> None:
         table.add_row(*names, str(len(ratings)), mean)
     console = terminal.stdout()
     console.print(table if groups else "Nothing was found.")
-    for reason, count in sorted(graded.skipped.items()):
+    for reason, count in sorted(report.skip_counts.items()):
         console.print(f"not graded: {count}, because {reason}", markup=False)
-    if not stored and groups:
+    if not is_stored and groups:
         console.print("Nothing was stored (--dry-run).")

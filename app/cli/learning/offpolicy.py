@@ -49,29 +49,29 @@ Group = tuple[str, str, str]
 
 @dataclass(frozen=True, slots=True)
 class RewardedDecision:
-    """A decision and its reward. `seen` is None if the request was erased; then only the arms are known."""
+    """A decision and its reward. `features` is None if the request was erased; then only the arms are known."""
 
-    decided: LoggedDecision
-    seen: Features | None
+    decision: LoggedDecision
+    features: Features | None
     reward: float
     beliefs: Beliefs | None = None
     """The beliefs of the tier's selector for the tenant of the run; None where the tier has no selector."""
     conversation: str = ""
     """The name of the conversation; empty if it was erased."""
-    seen_after: Features | None = None
+    further_features: Features | None = None
     """The features by which the selector decided about the answer in a second round; None if there was none."""
 
     @property
     def logged(self) -> Logged:
         """Return the row in the form that the estimators read."""
-        first = self._of(self.decided, self.seen)
-        if self.decided.further is None:
+        first = self._of(self.decision, self.features)
+        if self.decision.further is None:
             return first
-        return replace(first, further=self._of(self.decided.further, self.seen_after))
+        return replace(first, further=self._of(self.decision.further, self.further_features))
 
-    def _of(self, decision: LoggedDecision, seen: Features | None) -> Logged:
-        features = hashed_features(seen) if seen is not None else ()
-        return Logged(features, decision.action, decision.propensity, self.reward, self.conversation)
+    def _of(self, decision: LoggedDecision, request_features: Features | None) -> Logged:
+        hashes = hashed_features(request_features) if request_features is not None else ()
+        return Logged(hashes, decision.action, decision.propensity, self.reward, self.conversation)
 
 
 @dataclass(slots=True)
@@ -79,23 +79,23 @@ class JournaledDecisions:
     """The decisions that the journal has."""
 
     rows: dict[Group, list[RewardedDecision]] = field(default_factory=dict)
-    unrated: Counter[str] = field(default_factory=Counter)
+    unrated_runs: Counter[str] = field(default_factory=Counter)
     """Runs of each tier that have an answer and no score."""
-    skipped: Counter[str] = field(default_factory=Counter)
+    skip_counts: Counter[str] = field(default_factory=Counter)
     """Rated runs that say nothing about other policies, by reason."""
     beliefs: dict[tuple[str, str], Beliefs] = field(default_factory=dict)
     """The learned values of each tier that has a selector, for each tenant."""
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class Judgement:
     """The estimate of a policy from one group. `left_out` rows did not have its choice among their candidates."""
 
     group: Group
     policy: str
     left_out: int
     report: Report
-    unrated: int = 0
+    unrated_runs: int = 0
     """Runs of the tier that have an answer and no score."""
 
 
@@ -107,23 +107,23 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
         if policy not in (GREEDY, CURRENT, UNIFORM) and not policy.startswith(ALWAYS):
             raise ConfigInvalid([f"--policy: write {GREEDY}, {CURRENT}, {UNIFORM} or '{ALWAYS}ARM'"])
     storage.print_database(loaded.settings)
-    found = event_loop.run(_read(loaded, args, now()))
-    judged: list[Judged] = []
-    for group, rows in sorted(found.rows.items()):
-        of_group = _judged(group, rows, args.policy)
-        judged += [replace(estimate, unrated=found.unrated[group[0]]) for estimate in of_group]
+    decisions = event_loop.run(_read(loaded, args, now()))
+    judgements: list[Judgement] = []
+    for group, rows in sorted(decisions.rows.items()):
+        estimates = _judge(group, rows, args.policy)
+        judgements += [replace(estimate, unrated_runs=decisions.unrated_runs[group[0]]) for estimate in estimates]
     if args.json:
-        print(orjson.dumps([_shown(estimate) for estimate in judged], option=orjson.OPT_INDENT_2).decode())
+        print(orjson.dumps([_record(estimate) for estimate in judgements], option=orjson.OPT_INDENT_2).decode())
     else:
-        _print(found, judged)
-    return int(not judged)
+        _print(decisions, judgements)
+    return int(not judgements)
 
 
 # -- reading
 
 
 async def _read(loaded: Loaded, args: Arguments, now: float) -> JournaledDecisions:
-    found = JournaledDecisions()
+    decisions = JournaledDecisions()
     query = RunQuery(tenant=args.tenant, tier=args.tier, limit=PAGE)
     if args.since:
         query = replace(query, since=now - args.since)
@@ -132,52 +132,54 @@ async def _read(loaded: Loaded, args: Arguments, now: float) -> JournaledDecisio
         while rows:
             for row in rows:
                 if row.ended_at is not None and row.origin_kind != "shadow":
-                    await _note(store, loaded, row, found)
+                    await _note(store, loaded, row, decisions)
             query = replace(query, before=(rows[-1].created_at, rows[-1].id))
             rows = await store.runs(query)
-    return found
+    return decisions
 
 
-async def _note(store: Store, loaded: Loaded, row: RunRow, found: JournaledDecisions) -> None:
+async def _note(store: Store, loaded: Loaded, row: RunRow, decisions: JournaledDecisions) -> None:
     tier = loaded.catalog.tiers.get(row.tier)
     spec = None
     if tier is not None:
         spec = tier.conductor.selector
     reward = worth(await store.feedback(row.id), row.spent.usd, spec)
     if reward is None:
-        found.unrated[row.tier] += row.state == "succeeded"
+        decisions.unrated_runs[row.tier] += row.state == "succeeded"
         return
     events = (await store.journal(row.id)).events
     decision = logged_decision(events)
     reason = _reason_not_usable(tier, decision)
-    admitted = next(facts(events, RunAdmitted), None)
-    if admitted is not None and admitted.served_by:
+    admission = next(facts(events, RunAdmitted), None)
+    if admission is not None and admission.served_by:
         reason = "something else served it in the tier's place"
     if reason or decision is None:
-        found.skipped[reason] += 1
+        decisions.skip_counts[reason] += 1
         return
     task = ""
-    if admitted is not None:
-        task = admitted.task
-    seen, named = await _seen(store, row.id, decision, task)
-    after = None
+    if admission is not None:
+        task = admission.task
+    request_features, conversation_name = await _read_features(store, row.id, decision, task)
+    further_features = None
     if decision.further is not None:
-        after, _ = await _seen(store, row.id, decision.further, task)
-    beliefs = await _beliefs(store, loaded, row, found)
-    read = RewardedDecision(decision, seen, reward, beliefs, named, after)
-    found.rows.setdefault((row.tier, decision.layer, decision.shape), []).append(read)
+        further_features, _ = await _read_features(store, row.id, decision.further, task)
+    beliefs = await _beliefs(store, loaded, row, decisions)
+    rewarded_decision = RewardedDecision(
+        decision, request_features, reward, beliefs, conversation_name, further_features
+    )
+    decisions.rows.setdefault((row.tier, decision.layer, decision.shape), []).append(rewarded_decision)
 
 
-async def _beliefs(store: Store, loaded: Loaded, row: RunRow, found: JournaledDecisions) -> Beliefs | None:
+async def _beliefs(store: Store, loaded: Loaded, row: RunRow, decisions: JournaledDecisions) -> Beliefs | None:
     """Return the present beliefs of the selector of a run's tier for the run's tenant."""
     tier = loaded.catalog.tiers.get(row.tier)
     if tier is None or tier.conductor.selector is None:
         return None
     place = row.tier, row.tenant
-    if place not in found.beliefs:
+    if place not in decisions.beliefs:
         posterior = await posterior_of(store, row.tier, row.tenant)
-        found.beliefs[place] = Beliefs(posterior, tier.conductor.selector, loaded.catalog.workers)
-    return found.beliefs[place]
+        decisions.beliefs[place] = Beliefs(posterior, tier.conductor.selector, loaded.catalog.workers)
+    return decisions.beliefs[place]
 
 
 def _reason_not_usable(tier: Tier | None, decision: LoggedDecision | None) -> str:
@@ -190,111 +192,115 @@ def _reason_not_usable(tier: Tier | None, decision: LoggedDecision | None) -> st
     return "nothing was left to chance"
 
 
-async def _seen(store: Store, run: str, decision: LoggedDecision, task: str) -> tuple[Features | None, str]:
+async def _read_features(store: Store, run: str, decision: LoggedDecision, task: str) -> tuple[Features | None, str]:
     """Return the features of a decision, which are the journaled ones of a selector or those of the task for a model,
     and the name of the conversation. Both are missing where the content was erased."""
     bodies = await store.contents(run, [ref for ref in (decision.features, task) if ref])
-    seen, named = None, ""
+    request_features, conversation_name = None, ""
     if task in bodies:
         messages = task_from_json(orjson.loads(bodies[task])).messages
-        seen, named = features(words(messages)), conversation(messages)
+        request_features, conversation_name = features(words(messages)), conversation(messages)
     if decision.features:
-        seen = None
+        request_features = None
     if decision.features in bodies:
-        seen = from_json(orjson.loads(bodies[decision.features]))
-    return seen, named
+        request_features = from_json(orjson.loads(bodies[decision.features]))
+    return request_features, conversation_name
 
 
 # -- judging
 
 
-def _judged(group: Group, rows: Sequence[RewardedDecision], policies: Sequence[str]) -> list[Judged]:
-    taken = Counter(row.decided.action for row in rows).most_common(FREQUENT)
+def _judge(group: Group, rows: Sequence[RewardedDecision], policies: Sequence[str]) -> list[Judgement]:
+    frequent_actions = Counter(row.decision.action for row in rows).most_common(FREQUENT)
     logs: dict[tuple[int, ...], Log] = {}
-    found = []
-    usual = [GREEDY, CURRENT, UNIFORM, *[f"{ALWAYS}{arm}" for arm, _ in taken]]
+    judgements = []
+    usual = [GREEDY, CURRENT, UNIFORM, *[f"{ALWAYS}{arm}" for arm, _ in frequent_actions]]
     for policy in policies or usual:
         choices: dict[int, tuple[Policy, Policy | None]] = {}
         for place, row in enumerate(rows):
-            made = _choices(policy, row)
-            if made is not None:
-                choices[place] = made
+            pair = _choices(policy, row)
+            if pair is not None:
+                choices[place] = pair
         if not choices:
             continue
         places = tuple(choices)
         if places not in logs:
             logs[places] = Log([rows[place].logged for place in places])
         firsts, furthers = zip(*choices.values(), strict=True)
-        found.append(Judged(group, policy, len(rows) - len(places), logs[places].report(firsts, furthers)))
-    return found
+        judgements.append(Judgement(group, policy, len(rows) - len(places), logs[places].report(firsts, furthers)))
+    return judgements
 
 
 def _choices(policy: str, row: RewardedDecision) -> tuple[Policy, Policy | None] | None:
     """Return the choices of a policy in the places of a row's decision and of its further one; None if it has none
     there."""
-    decision, further = row.decided, row.decided.further
-    first = _choice(policy, row, decision, row.seen, None)
+    decision, further = row.decision, row.decision.further
+    first = _choice(policy, row, decision, row.features, None)
     if first is None:
         return None
     if further is None:
         return (first, None)
-    second = _choice(policy, row, further, row.seen_after, decision)
+    second = _choice(policy, row, further, row.further_features, decision)
     if second is None:
         return None
     return (first, second)
 
 
 def _choice(
-    policy: str, row: RewardedDecision, decision: LoggedDecision, seen: Features | None, first: LoggedDecision | None
+    policy: str,
+    row: RewardedDecision,
+    decision: LoggedDecision,
+    request_features: Features | None,
+    first: LoggedDecision | None,
 ) -> Policy | None:
     if policy != CURRENT:
         return choice(policy, decision)
-    if row.beliefs is None or seen is None or decision.shape:
+    if row.beliefs is None or request_features is None or decision.shape:
         return None
-    return row.beliefs.choice(decision, seen, first)
+    return row.beliefs.choice(decision, request_features, first)
 
 
 # -- printing
 
 
-def _shown(judgement: Judged) -> dict[str, Any]:
+def _record(judgement: Judgement) -> dict[str, Any]:
     tier, layer, shape = judgement.group
     about = {"tier": tier, "layer": layer, "shape": shape, "policy": judgement.policy, "left_out": judgement.left_out}
     report = {**asdict(judgement.report), "verdict": judgement.report.verdict, "refusal": judgement.report.refusal}
-    return {**about, **report, "unrated": judgement.unrated}
+    return {**about, **report, "unrated": judgement.unrated_runs}
 
 
-def _print(found: JournaledDecisions, judged: Sequence[Judged]) -> None:
+def _print(decisions: JournaledDecisions, judgements: Sequence[Judgement]) -> None:
     console = terminal.stdout()
-    for group in dict.fromkeys(judgement.group for judgement in judged):
+    for group in dict.fromkeys(judgement.group for judgement in judgements):
         tier, layer, shape = group
-        rows = found.rows[group]
-        earned = _in_words(mean([row.reward for row in rows]))
+        rows = decisions.rows[group]
+        reward = _in_words(mean([row.reward for row in rows]))
         about = ""
         if shape:
             about = f", plans of the shape {shape}"
-        console.print(f"{tier}, {layer}{about}: {len(rows)} decisions, which earned {earned}", markup=False)
-        console.print(_table([judgement for judgement in judged if judgement.group == group]))
-        for judgement in judged:
+        console.print(f"{tier}, {layer}{about}: {len(rows)} decisions, which earned {reward}", markup=False)
+        console.print(_table([judgement for judgement in judgements if judgement.group == group]))
+        for judgement in judgements:
             note = _note_on(judgement.report)
             if judgement.group == group and note:
                 console.print(f"{judgement.report.verdict}, {judgement.policy}: {note}", markup=False)
-        unrated = found.unrated[tier]
-        if unrated:
-            share = f"{len(rows) / (len(rows) + unrated):.0%}"
+        unrated_runs = decisions.unrated_runs[tier]
+        if unrated_runs:
+            share = f"{len(rows) / (len(rows) + unrated_runs):.0%}"
             console.print(
-                f"runs of {tier} with an answer and no score: {unrated}; these rows are at most {share} of all, "
+                f"runs of {tier} with an answer and no score: {unrated_runs}; these rows are at most {share} of all, "
                 "and the estimates are about runs that get a score",
                 markup=False,
             )
-    if found.rows and not judged:
+    if decisions.rows and not judgements:
         arms: set[str] = set()
-        for row in chain.from_iterable(found.rows.values()):
-            arms |= set(row.decided.candidates)
+        for row in chain.from_iterable(decisions.rows.values()):
+            arms |= set(row.decision.candidates)
         console.print(f"No decision had that choice. The arms are: {', '.join(sorted(arms))}", markup=False)
-    elif not judged:
+    elif not judgements:
         console.print("There are no rated runs whose plan was left to chance.")
-    for reason, count in sorted(found.skipped.items()):
+    for reason, count in sorted(decisions.skip_counts.items()):
         console.print(f"rated, but not usable: {count}, because {reason}", markup=False)
 
 
@@ -313,14 +319,14 @@ def _note_on(report: Report) -> str:
     )
 
 
-def _table(judged: Sequence[Judged]) -> Table:
+def _table(judgements: Sequence[Judgement]) -> Table:
     table = terminal.table()
     table.add_column("policy")
     for column in ("rows", "ESS", "covered"):
         table.add_column(column, justify="right")
     for column in ("IPS", "SNIPS", "doubly robust", "ahead of the log", "verdict"):
         table.add_column(column)
-    for judgement in judged:
+    for judgement in judgements:
         report = judgement.report
         figures = (f"{report.rows}", f"{report.ess:.0f}", f"{report.covered:.0%}")
         estimates = (report.ips, report.snips, report.dr, report.ahead)

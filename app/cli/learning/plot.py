@@ -24,11 +24,11 @@ def mark(place: int) -> str:
 
 def characters(table: Table) -> str:
     """Return the plot in characters: accuracy upwards, cost to the right, a letter for each arm, `*` for several."""
-    shown = table.standings
-    across, words = _scale([arm.usd for arm in shown])
-    low, high = min(arm.accuracy.value for arm in shown), max(arm.accuracy.value for arm in shown)
+    standings = table.standings
+    across, words = _scale([arm.usd for arm in standings])
+    low, high = min(arm.accuracy.value for arm in standings), max(arm.accuracy.value for arm in standings)
     rows = [[" "] * WIDTH for _ in range(HEIGHT)]
-    for place, arm in enumerate(shown):
+    for place, arm in enumerate(standings):
         x = round(across(arm.usd) * (WIDTH - 1))
         y = HEIGHT - 1 - round((arm.accuracy.value - low) / ((high - low) or 1.0) * (HEIGHT - 1))
         if rows[y][x] == " ":
@@ -62,8 +62,8 @@ def png(table: Table, path: Path) -> bool:
     figure, axes = pyplot.subplots(figsize=(7, 5))
     for place, arm in enumerate(table.standings):
         below, above = arm.accuracy.value - arm.accuracy.low, arm.accuracy.high - arm.accuracy.value
-        form, named = "o" if arm.front else "x", f"{mark(place)}  {arm.arm}"
-        axes.errorbar([arm.usd], [arm.accuracy.value], yerr=[[below], [above]], fmt=form, label=named)
+        form, label = "o" if arm.front else "x", f"{mark(place)}  {arm.arm}"
+        axes.errorbar([arm.usd], [arm.accuracy.value], yerr=[[below], [above]], fmt=form, label=label)
         axes.annotate(mark(place), (arm.usd, arm.accuracy.value), xytext=(4, 4), textcoords="offset points")
     if _wide([arm.usd for arm in table.standings]):
         axes.set_xscale("log")

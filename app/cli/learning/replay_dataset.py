@@ -60,27 +60,27 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
     return 0
 
 
-def _costs(given: Sequence[str]) -> Mapping[str, float]:
-    found = {}
-    for text in given:
+def _costs(texts: Sequence[str]) -> Mapping[str, float]:
+    costs = {}
+    for text in texts:
         model, _, amount = text.rpartition("=")
         try:
-            found[model] = float(amount)
+            costs[model] = float(amount)
         except ValueError:
-            found[model] = -1.0
-        if not model or not 0 <= found[model] <= 1e6:
+            costs[model] = -1.0
+        if not model or not 0 <= costs[model] <= 1e6:
             raise ConfigInvalid([f"--cost {text}: write MODEL=DOLLARS, the dollars of a usual call"])
-    return found
+    return costs
 
 
 # -- full information
 
 
 def _full(args: Arguments, data: Dataset, open_: Routes, plan: Plan) -> None:
-    found = replayed(data, plan)
+    figures_by_policy = replayed(data, plan)
     if args.json:
         policies: dict[str, Any] = {}
-        for name, figures in found.items():
+        for name, figures in figures_by_policy.items():
             policies[name] = {**_summary(figures), "seeds": [asdict(figure) for figure in figures]}
         terminal.print_json({**_about(data, open_, plan), "feedback": "full information", "policies": policies})
         return
@@ -89,7 +89,7 @@ def _full(args: Arguments, data: Dataset, open_: Routes, plan: Plan) -> None:
     table.add_column("policy")
     for title, _ in COLUMNS.values():
         table.add_column(f"{title}, mean (worst)")
-    for name, figures in found.items():
+    for name, figures in figures_by_policy.items():
         summary = _summary(figures)
         table.add_row(name, *(_in_words(summary["mean"][key], summary["worst"][key]) for key in COLUMNS))
     console = terminal.stdout()
@@ -106,11 +106,11 @@ def _summary(figures: Sequence[Figures]) -> dict[str, dict[str, float | None]]:
     worst: dict[str, float | None] = {}
     for key, (_, rising) in COLUMNS.items():
         values = [getattr(figure, key) for figure in figures]
-        known = [value for value in values if value is not None]
+        numbers = [value for value in values if value is not None]
         mean[key] = worst[key] = None
-        if known:
-            mean[key] = fmean(known)
-            worst[key] = min(known) if rising else max(known)
+        if numbers:
+            mean[key] = fmean(numbers)
+            worst[key] = min(numbers) if rising else max(numbers)
     return {"mean": mean, "worst": worst}
 
 
@@ -124,14 +124,14 @@ def _in_words(mean: float | None, worst: float | None) -> str:
 
 
 def _log(args: Arguments, data: Dataset, open_: Routes, plan: Plan) -> None:
-    found = estimated(data, plan)
+    reports_by_policy = estimated(data, plan)
     notes = [LOG]
     if any(row.propensity is None for row in data.rows):
         notes.append(ASSUMED)
     if args.json:
         policies: dict[str, Any] = {}
-        for name, reports in found.items():
-            policies[name] = {**_summarize_reports(reports), "seeds": [_shown(report) for report in reports]}
+        for name, reports in reports_by_policy.items():
+            policies[name] = {**_summarize_reports(reports), "seeds": [_record(report) for report in reports]}
         about = {**_about(data, open_, plan), "feedback": "one outcome for each prompt", "notes": notes}
         terminal.print_json({**about, "policies": policies})
         return
@@ -142,13 +142,13 @@ def _log(args: Arguments, data: Dataset, open_: Routes, plan: Plan) -> None:
     table = terminal.table()
     for title in ("policy", "doubly robust, mean (worst)", "ahead of the log", "least ESS", "verdicts"):
         table.add_column(title)
-    for name, reports in found.items():
+    for name, reports in reports_by_policy.items():
         judgement = _summarize_reports(reports)
         verdicts = ", ".join(f"{count} {verdict}" for verdict, count in judgement["verdicts"].items())
         reward = _in_words(judgement["mean"], judgement["worst"])
         table.add_row(name, reward, f"{judgement['ahead']:+.3f}", f"{judgement['least_ess']:.0f}", verdicts)
     console.print(table)
-    refusals = {report.refusal for reports in found.values() for report in reports if report.refusal}
+    refusals = {report.refusal for reports in reports_by_policy.values() for report in reports if report.refusal}
     for refusal in sorted(refusals)[:1]:
         console.print(f"refused, for example: {refusal}", markup=False)
 
@@ -168,7 +168,7 @@ def _summarize_reports(reports: Sequence[Report]) -> dict[str, Any]:
     }
 
 
-def _shown(report: Report) -> dict[str, Any]:
+def _record(report: Report) -> dict[str, Any]:
     return {**asdict(report), "verdict": report.verdict, "refusal": report.refusal}
 
 

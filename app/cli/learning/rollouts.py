@@ -21,29 +21,34 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
     since = None
     if args.since:
         since = now() - args.since
-    settings, chosen = read(environ), rollout_filter(args)
+    settings, selection = read(environ), rollout_filter(args)
     storage.print_database(settings)
-    found, skipped = event_loop.run(collect(settings, chosen, since))
+    rollouts, skip_counts = event_loop.run(collect(settings, selection, since))
     path = Path(args.file)
     path.touch(mode=0o600)
     path.chmod(0o600)
-    path.write_text("".join(f"{to_line(rollout)}\n" for rollout in found))
-    counts = Counter(rollout.split for rollout in found)
-    rated = sum(rollout.score is not None for rollout in found)
+    path.write_text("".join(f"{to_line(rollout)}\n" for rollout in rollouts))
+    counts = Counter(rollout.split for rollout in rollouts)
+    rated_count = sum(rollout.score is not None for rollout in rollouts)
     if args.json:
-        shown = {"file": str(path), "rollouts": len(found), "train": counts["train"], "held_out": counts["held-out"]}
-        terminal.print_json({**shown, "rated": rated, "left_out": dict(skipped.most_common())})
-        return 0 if found else 1
+        summary = {
+            "file": str(path),
+            "rollouts": len(rollouts),
+            "train": counts["train"],
+            "held_out": counts["held-out"],
+        }
+        terminal.print_json({**summary, "rated": rated_count, "left_out": dict(skip_counts.most_common())})
+        return 0 if rollouts else 1
     console = terminal.stdout()
     console.print(
-        f"Wrote {terminal.count(len(found), 'rollout')} to {path} ({counts['train']:,} to train, "
-        f"{counts['held-out']:,} held out; {rated:,} rated); it holds callers' texts.",
+        f"Wrote {terminal.count(len(rollouts), 'rollout')} to {path} ({counts['train']:,} to train, "
+        f"{counts['held-out']:,} held out; {rated_count:,} rated); it holds callers' texts.",
         markup=False,
         soft_wrap=True,
     )
-    for reason, count in skipped.most_common():
+    for reason, count in skip_counts.most_common():
         console.print(f"left out: {count:,}, because {reason}", markup=False, soft_wrap=True)
-    return 0 if found else 1
+    return 0 if rollouts else 1
 
 
 def rollout_filter(args: Arguments) -> RolloutFilter:
@@ -60,19 +65,21 @@ def rollout_filter(args: Arguments) -> RolloutFilter:
     )
 
 
-async def collect(settings: Settings, chosen: RolloutFilter, since: float | None) -> tuple[list[Rollout], Counter[str]]:
+async def collect(
+    settings: Settings, selection: RolloutFilter, since: float | None
+) -> tuple[list[Rollout], Counter[str]]:
     """Return the rollouts of the configured database, oldest first, and the number of runs left out, by reason."""
-    found: list[Rollout] = []
-    skipped: Counter[str] = Counter()
+    rollouts: list[Rollout] = []
+    skip_counts: Counter[str] = Counter()
     async with storage.open_configured_store(settings) as store, storage.open_journals(settings) as archive:
         catalogs: dict[str, Catalog] = {digest: restored(body) for digest, body in (await archive.catalogs()).items()}
         async for record in archive.records(since=since):
             try:
                 ratings = await store.feedback(str(record.row["id"]))
-                found.append(rollout(record, catalogs, ratings, chosen))
+                rollouts.append(rollout(record, catalogs, ratings, selection))
             except Skipped as reason:
-                skipped[str(reason)] += 1
+                skip_counts[str(reason)] += 1
         await content_reads.record_read(
-            store, "", chosen.tenant or "", f"rollouts of {terminal.count(len(found), 'run')}"
+            store, "", selection.tenant or "", f"rollouts of {terminal.count(len(rollouts), 'run')}"
         )
-    return found, skipped
+    return rollouts, skip_counts

@@ -23,16 +23,16 @@ MAX_OUTPUT_BYTES = 4_096
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The result: `said` is `passed` or a short reason; `walls` are the isolations in force (network, processes,
+    """The result: `text` is `passed` or a short reason; `walls` are the isolations in force (network, processes,
     files)."""
 
-    said: str
+    text: str
     walls: tuple[str, ...] = ()
 
     @property
     def passed(self) -> bool:
         """Return True if all tests passed."""
-        return self.said == "passed"
+        return self.text == "passed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +46,9 @@ class Sandbox:
         token = secrets.token_hex(16)
         request = {"code": code, "tests": tests, "seconds": seconds, "token": token, "walled": not self.trusts}
         with tempfile.TemporaryDirectory(prefix="baton-cell-") as folder:
-            printed = _output(json.dumps(request).encode(), folder, seconds + GRACE_SECONDS)
+            output = _output(json.dumps(request).encode(), folder, seconds + GRACE_SECONDS)
         try:
-            reply = json.loads(printed)
+            reply = json.loads(output)
             if reply.pop("token") == token:
                 return Verdict(str(reply["verdict"]), tuple(reply["walls"]))
         except (ValueError, KeyError, TypeError, AttributeError):
@@ -58,7 +58,7 @@ class Sandbox:
     def run(self, code: str, tests: str, seconds: float) -> str | None:
         """Run code and tests for a grader. Returns None if they passed, else the reason."""
         verdict = self.execute(code, tests, seconds)
-        return None if verdict.passed else verdict.said
+        return None if verdict.passed else verdict.text
 
     def ready(self, graders: Iterable[Grader]) -> tuple[str, ...]:
         """Return the isolations under which these graders run code, or nothing if none of them does.

@@ -43,8 +43,8 @@ def main() -> None:
         _child(request, writing)
     os.close(writing)
     verdict = _wait(child, reading, request["seconds"])
-    files, _, said = verdict.partition(":")
-    _say(out, request["token"], said, [*walls, *(["files"] if files == "files" else [])])
+    files, _, text = verdict.partition(":")
+    _say(out, request["token"], text, [*walls, *(["files"] if files == "files" else [])])
 
 
 def _say(out: int, token: str, verdict: str, walls: list[str]) -> None:
@@ -94,9 +94,9 @@ def _verdict(code: str, tests: str) -> str:
     space: dict[str, Any] = {"__name__": "answer"}
     try:
         exec(compile(code, "answer.py", "exec"), space)
-        known = set(space)
+        answer_names = set(space)
         exec(compile(tests, "tests.py", "exec"), space)
-        return _run_tests([space[name] for name in space if name not in known])
+        return _run_tests([space[name] for name in space if name not in answer_names])
     except AssertionError:
         return "a test fails"
     except BaseException as error:
@@ -106,9 +106,9 @@ def _verdict(code: str, tests: str) -> str:
         return f"raises {type(error).__name__}"
 
 
-def _run_tests(defined: list[Any]) -> str:
+def _run_tests(items: list[Any]) -> str:
     """Run functions named `test...` and test cases; bare assertions have run already."""
-    for item in defined:
+    for item in items:
         if isinstance(item, type) and issubclass(item, unittest.TestCase):
             result = unittest.TestResult()
             unittest.defaultTestLoader.loadTestsFromTestCase(item).run(result)
@@ -133,8 +133,8 @@ def _restrict_files(home: str) -> bool:
     rules = libc.syscall(444, attributes, ctypes.c_size_t(len(attributes)), ctypes.c_uint32(0))
     if rules < 0:
         return False
-    allowed = {os.path.dirname(os.__file__): READ, **dict.fromkeys(SHARED, READ), home: every}
-    for path, access in {**allowed, "/dev/null": WRITE_DEVICE, "/dev/urandom": 4}.items():
+    rights = {os.path.dirname(os.__file__): READ, **dict.fromkeys(SHARED, READ), home: every}
+    for path, access in {**rights, "/dev/null": WRITE_DEVICE, "/dev/urandom": 4}.items():
         _allow(libc, rules, path, access & every)
     libc.prctl(38, 1, 0, 0, 0)
     return bool(libc.syscall(446, rules, ctypes.c_uint32(0)) == 0)

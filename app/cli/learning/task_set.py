@@ -21,13 +21,13 @@ ROLES = ("system", "developer", "user", "assistant")
 
 
 @dataclass(frozen=True, slots=True)
-class Graded:
+class GradedTask:
     """A task: its id (by default its line number), its messages, and the grader of its answer."""
 
     id: str
     messages: tuple[Mapping[str, str], ...]
     grader: Grader
-    written: str
+    grader_text: str
     """The grader as JSON with sorted keys."""
     family: str = ""
     """The kind of task, where the line names one."""
@@ -38,7 +38,7 @@ class Graded:
         return next(message["content"] for message in reversed(self.messages) if message["role"] == "user")
 
 
-def read(path: Path, execute: Execute | None, faults: list[str]) -> list[Graded]:
+def read(path: Path, execute: Execute | None, faults: list[str]) -> list[GradedTask]:
     """Read the tasks of a file, and add its faults to `faults`."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -48,16 +48,16 @@ def read(path: Path, execute: Execute | None, faults: list[str]) -> list[Graded]
     return parse(lines, str(path), execute, faults)
 
 
-def parse(lines: Sequence[str], source: str, execute: Execute | None, faults: list[str]) -> list[Graded]:
+def parse(lines: Sequence[str], source: str, execute: Execute | None, faults: list[str]) -> list[GradedTask]:
     """Read the tasks of a file's lines, and add their faults to `faults`."""
-    found: list[Graded] = []
+    tasks: list[GradedTask] = []
     for number, line in enumerate(lines[:MOST_LINES], 1):
         if line.strip():
-            found += _task(line, f"{source}:{number}", str(number), execute, faults)
-    return found
+            tasks += _task(line, f"{source}:{number}", str(number), execute, faults)
+    return tasks
 
 
-def checked(make: Callable[[list[str]], list[Graded]]) -> list[Graded]:
+def checked(make: Callable[[list[str]], list[GradedTask]]) -> list[GradedTask]:
     """Return the tasks that `make` reads. Raises `ConfigInvalid` with every fault."""
     faults: list[str] = []
     tasks = make(faults)
@@ -72,9 +72,9 @@ def checked(make: Callable[[list[str]], list[Graded]]) -> list[Graded]:
     return tasks
 
 
-def digest(tasks: Sequence[Graded]) -> str:
+def digest(tasks: Sequence[GradedTask]) -> str:
     """Return the SHA-256 of tasks and graders, in the file's order. Rows with another digest are not comparable."""
-    whole = [[task.id, list(map(dict, task.messages)), task.written] for task in tasks]
+    whole = [[task.id, list(map(dict, task.messages)), task.grader_text] for task in tasks]
     return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()
 
 
@@ -89,7 +89,7 @@ def rule(text: str, place: str, execute: Execute | None, faults: list[str]) -> I
         faults.append(f"{place}: {error}")
 
 
-def _task(line: str, place: str, number: str, execute: Execute | None, faults: list[str]) -> Iterator[Graded]:
+def _task(line: str, place: str, number: str, execute: Execute | None, faults: list[str]) -> Iterator[GradedTask]:
     try:
         task = json.loads(line[:LINE_BYTES])
     except (ValueError, RecursionError):
@@ -98,23 +98,23 @@ def _task(line: str, place: str, number: str, execute: Execute | None, faults: l
     if messages is None or not isinstance(name := task.get("id", number), str | int):
         faults.append(f'{place}: is no task; write {{"question": "...", "grader": {{...}}}}')
         return
-    for grader, written in rule(json.dumps(task.get("grader")), place, execute, faults):
+    for grader, grader_text in rule(json.dumps(task.get("grader")), place, execute, faults):
         family = task.get("family", "")
-        yield Graded(str(name), messages, grader, written, family if isinstance(family, str) else "")
+        yield GradedTask(str(name), messages, grader, grader_text, family if isinstance(family, str) else "")
 
 
 def _messages(task: Mapping[str, Any]) -> tuple[Mapping[str, str], ...] | None:
     """Return `messages` in the API's form (texts only), or `question` as a user's message; None for neither."""
     if isinstance(task.get("question"), str) and "messages" not in task:
         return ({"role": "user", "content": task["question"]},)
-    given = task.get("messages")
-    if not isinstance(given, list) or "question" in task:
+    messages = task.get("messages")
+    if not isinstance(messages, list) or "question" in task:
         return None
-    for message in given:
+    for message in messages:
         if not isinstance(message, dict) or set(message) != {"role", "content"} or message["role"] not in ROLES:
             return None
         if not isinstance(message["content"], str):
             return None
-    if not any(message["role"] == "user" for message in given):
+    if not any(message["role"] == "user" for message in messages):
         return None
-    return tuple(given)
+    return tuple(messages)

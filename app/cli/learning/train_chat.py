@@ -40,19 +40,19 @@ def run(args: Arguments, environ: Mapping[str, str], trainer: Any, say: Say) -> 
         raise ConfigInvalid(["--model: name a chat model, as a folder or as Hugging Face knows it"])
     recipe, out = _recipe(args), Path(args.out)
     out.mkdir(parents=True, exist_ok=True)
-    found = imitation_rollouts(args, environ)
-    examples, held_out = _examples(found, args, recipe, say)
+    rollouts = imitation_rollouts(args, environ)
+    examples, held_out = _examples(rollouts, args, recipe, say)
     common = {"out": out, "recipe": recipe, "examples": examples, "held_out": held_out, "threads": args.threads}
     if args.backend == "awr":
         origin = {"imitated": args.warm_start}
-        trainer.train(trainer.Order(**common, reach=chat_export.of_rollouts(found), origin=origin), say)
+        trainer.train(trainer.Order(**common, reach=chat_export.of_rollouts(rollouts), origin=origin), say)
         return
     loaded, pool = _pool(args, environ, out)
     name = "baton-ultra"
     if pool:
         name = world_file.TIER
     tier = _tier(loaded, args.tier or name)
-    posed, held = _questions(args, loaded, tier, recipe)
+    questions, held_out_questions = _questions(args, loaded, tier, recipe)
     origin = {
         "imitated": args.warm_start,
         "questions": args.tasks or VERSION,
@@ -62,23 +62,30 @@ def run(args: Arguments, environ: Mapping[str, str], trainer: Any, say: Say) -> 
         "random_pools": args.random_pools,
     }
     with _place(args, environ, tier, pool) as place:
-        reach = chat_export.of_questions(posed)
+        reach = chat_export.of_questions(questions)
         cache = Path(args.cache) if args.cache is not None else None
-        more = {"reach": reach, "questions": posed, "asked": held, "place": place, "cache": cache, "origin": origin}
+        more = {
+            "reach": reach,
+            "questions": questions,
+            "asked": held_out_questions,
+            "place": place,
+            "cache": cache,
+            "origin": origin,
+        }
         trainer.train(trainer.Order(**common, **more), say)
 
 
 def _recipe(args: Arguments) -> Recipe:
     same = ("model", "seed", "lora", "questions", "group", "micro", "rate", "completion", "vllm", "vllm_url", "epochs")
-    chosen = {name: getattr(args, name) for name in (*same, "batch", "imitation_rate", "beta", "every", "patience")}
-    chosen["held_out"] = args.held_out_questions
+    options = {name: getattr(args, name) for name in (*same, "batch", "imitation_rate", "beta", "every", "patience")}
+    options["held_out"] = args.held_out_questions
     if args.vllm == "server" and not args.vllm_url:
         raise ConfigInvalid(["--vllm server: say where TRL's vLLM server is with --vllm-url"])
     cost, wait = 0.30, 0.10
     if args.dear:
         cost, wait = 0.60, 0.35
     weights = Weights(cost, wait, args.full_usd, args.full_seconds)
-    return Recipe(**chosen, steps=args.steps or Recipe(args.model).steps, weights=weights)
+    return Recipe(**options, steps=args.steps or Recipe(args.model).steps, weights=weights)
 
 
 # -- imitation
@@ -94,19 +101,19 @@ def imitation_rollouts(args: Arguments, environ: Mapping[str, str]) -> list[Roll
 
 
 def _examples(
-    found: Sequence[Rollout], args: Arguments, recipe: Recipe, say: Say
+    rollouts: Sequence[Rollout], args: Arguments, recipe: Recipe, say: Say
 ) -> tuple[Sequence[Example], Sequence[Example]]:
     """Return the examples to train with, and those that are held out."""
     if args.warm_start is None:
         return (), ()
     sides = []
     for side in ("train", "held-out"):
-        some = [rollout for rollout in found if rollout.split == side]
+        some = [rollout for rollout in rollouts if rollout.split == side]
         if args.backend == "awr":
             sides.append(advantage_weighted(some, recipe.weights, recipe.beta, recipe.cap))
         else:
             sides.append(right_examples(some))
-    say(f"{len(found)} rollouts; {len(sides[0])} plans to imitate, {len(sides[1])} held out")
+    say(f"{len(rollouts)} rollouts; {len(sides[0])} plans to imitate, {len(sides[1])} held out")
     if not sides[0]:
         raise ConfigInvalid(["there is nothing to imitate: no rollout of the training side is rated as it must be"])
     return sides[0], sides[1]
@@ -132,14 +139,14 @@ def _pool(args: Arguments, environ: Mapping[str, str], out: Path) -> tuple[Loade
     """Return the configuration in force, or for the rehearsal world its own one with the text of its pool file."""
     if args.tasks is not None:
         loaded = configure(environ)
-        return replace(loaded, catalog=event_loop.run(_as_shown(loaded))), ""
+        return replace(loaded, catalog=event_loop.run(_calibrated_catalog(loaded))), ""
     text = world_file.pool_file(tuple(profiles().values()))
     (out / "pool.toml").write_text(text)
     others = {name: value for name, value in environ.items() if not name.startswith("BATON_")}
     return configure({**others, "BATON_POOL": str(out / "pool.toml"), "BATON_DATA_DIR": str(out)}), text
 
 
-async def _as_shown(loaded: Loaded) -> Catalog:
+async def _calibrated_catalog(loaded: Loaded) -> Catalog:
     """Return the pool with the results of `baton calibrate` on its cards, as the service shows it to its conductor."""
     if not revisions.exists(loaded.settings.database_url):
         return loaded.catalog
@@ -160,10 +167,12 @@ def _questions(
     """Return a question for each group of each step, and those that are held out."""
     pool = [loaded.catalog.workers[name] for name in tier.pool]
     count = recipe.steps * recipe.questions
-    rules, held = training_questions.split_held_out(_rules(args, recipe.seed), recipe.held_out, recipe.seed)
+    rules, held_out_rules = training_questions.split_held_out(_rules(args, recipe.seed), recipe.held_out, recipe.seed)
     limits, pools = tier.efforts[tier.effort], {"random_pools": args.random_pools}
-    posed = training_questions.draw_questions(rules, pool, limits, count, recipe.seed, **pools)
-    return list(posed), list(training_questions.draw_questions(held, pool, limits, len(held), recipe.seed + 1, **pools))
+    questions = training_questions.draw_questions(rules, pool, limits, count, recipe.seed, **pools)
+    return list(questions), list(
+        training_questions.draw_questions(held_out_rules, pool, limits, len(held_out_rules), recipe.seed + 1, **pools)
+    )
 
 
 def _rules(args: Arguments, seed: int) -> list[training_questions.Rule]:
@@ -179,13 +188,13 @@ def _rules(args: Arguments, seed: int) -> list[training_questions.Rule]:
         and "network" not in sandbox.standing()
     ):
         raise ConfigInvalid(["--tasks: unit tests cannot be run safely here; see `baton eval`, or say --trust-code"])
-    rules = [training_questions.Rule(task.messages, task.grader, task.written) for task in tasks]
+    rules = [training_questions.Rule(task.messages, task.grader, task.grader_text) for task in tasks]
     if args.rollouts is None:
         return rules
-    found = training_questions.of_rollouts(_read(args.rollouts, "--rollouts"), rules)
-    if not found:
+    rollout_rules = training_questions.of_rollouts(_read(args.rollouts, "--rollouts"), rules)
+    if not rollout_rules:
         raise ConfigInvalid([f"--rollouts {args.rollouts}: no run of the training side asks what {args.tasks} rates"])
-    return found
+    return rollout_rules
 
 
 # -- the service that carries out plans
@@ -194,11 +203,11 @@ def _rules(args: Arguments, seed: int) -> list[training_questions.Rule]:
 @contextmanager
 def _place(args: Arguments, environ: Mapping[str, str], tier: Tier, pool: str) -> Iterator[Place]:
     limits = asdict(tier.efforts[tier.effort])
-    chosen = {"tier": tier.name, "concurrency": args.concurrency, "deadline": float(limits["seconds"]) + 10.0}
+    options = {"tier": tier.name, "concurrency": args.concurrency, "deadline": float(limits["seconds"]) + 10.0}
     if args.url is not None:
         if not environ.get(KEY):
             raise ConfigInvalid([f"--url: put a key of that Baton into {KEY}"])
-        yield Place(args.url.rstrip("/").removesuffix("/v1"), environ[KEY], **chosen)
+        yield Place(args.url.rstrip("/").removesuffix("/v1"), environ[KEY], **options)
         return
     with process.service_process(pool, environ, runs=args.concurrency) as (url, key):
-        yield Place(url, key, **chosen)
+        yield Place(url, key, **options)

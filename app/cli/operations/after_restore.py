@@ -90,11 +90,11 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
             [f"{others} connections of gateways or engines are open; stop them, and repeat this command"]
         )
     lines = list(_step_lines(args.logs))
-    found = event_loop.run(_carry_out(settings, args, lines, now()))
+    state = event_loop.run(_carry_out(settings, args, lines, now()))
     if args.json:
-        terminal.print_json(asdict(found))
+        terminal.print_json(asdict(state))
     else:
-        _print(found, args)
+        _print(state, args)
     return 0
 
 
@@ -128,16 +128,16 @@ async def _last_event(store: Store) -> float | None:
 
 async def _open_rows(store: Store) -> list[RunRow]:
     """Return every run that has not ended, the oldest first."""
-    found: list[RunRow] = []
+    rows: list[RunRow] = []
     for state in RUN_STATES:
         before: tuple[float, str] | None = None
         while state not in ENDED:
-            rows = await store.runs(RunQuery(state=state, before=before, limit=PAGE))
-            found += rows
-            if len(rows) < PAGE:
+            page = await store.runs(RunQuery(state=state, before=before, limit=PAGE))
+            rows += page
+            if len(page) < PAGE:
                 break
-            before = (rows[-1].created_at, rows[-1].id)
-    return sorted(found, key=lambda row: (row.created_at, row.id))
+            before = (page[-1].created_at, page[-1].id)
+    return sorted(rows, key=lambda row: (row.created_at, row.id))
 
 
 def _open_run(row: RunRow, state: RunState) -> OpenRun:
@@ -185,18 +185,18 @@ async def _missing(store: Store, lines: Sequence[Mapping[str, Any]]) -> tuple[Mi
         place = (fields["run"], fields["step"])
         costs[place] = costs.get(place, 0.0) + float(fields.get("cost_usd") or 0.0)
         last[place] = fields
-    found = []
+    missing_steps = []
     journals: dict[str, RunState | None] = {}
     for run, step in sorted(costs):
         if run not in journals:
             journals[run] = await _state(store, run)
         state, fields = journals[run], last[run, step]
-        rest = costs[run, step] - _known_usd(state, step)
-        done = state is not None and step in state.steps and state.steps[step].settled
-        if rest > 0 or not done:
+        surplus_usd = costs[run, step] - _known_usd(state, step)
+        is_settled = state is not None and step in state.steps and state.steps[step].settled
+        if surplus_usd > 0 or not is_settled:
             worker, tenant = str(fields.get("worker", "")), str(fields.get("tenant", ""))
-            found.append(Missing(run, step, worker, tenant, max(0.0, round(rest, 6)), state is not None))
-    return tuple(found)
+            missing_steps.append(Missing(run, step, worker, tenant, max(0.0, round(surplus_usd, 6)), state is not None))
+    return tuple(missing_steps)
 
 
 async def _state(store: Store, run: str) -> RunState | None:
@@ -210,56 +210,54 @@ def _known_usd(state: RunState | None, step: int) -> float:
     """Return the dollars that the journal knows of for a step: open calls with what is held for them."""
     if state is None:
         return 0.0
-    known = 0
+    micro_usd = 0
     for call in state.calls.values():
         if call.step != step:
             continue
         if call.outcome is None:
-            known += call.usd_held
+            micro_usd += call.usd_held
         else:
-            known += call.usd
-    return known / MILLION
+            micro_usd += call.usd
+    return micro_usd / MILLION
 
 
 async def _clear_queue(settings: Settings) -> int | None:
     if settings.redis_url is None:
         return None
     try:
-        cleared: int = await resolve_name(CLEAR)(settings.redis_url)
+        key_count: int = await resolve_name(CLEAR)(settings.redis_url)
     except QueueUnavailable:
         terminal.stderr().print("Redis does not answer; its tickets stay, and are ignored where they fit no row.")
         return None
-    return cleared
+    return key_count
 
 
 # -- words
 
 
-def _print(restored: RestoredState, args: Arguments) -> None:
+def _print(state: RestoredState, args: Arguments) -> None:
     since = "nothing"
-    if restored.ends:
-        since = moment(restored.ends)
+    if state.ends:
+        since = moment(state.ends)
     print(f"The journal ends at {since}.")
-    what = "ended as failed (restored)"
+    outcome = "ended as failed (restored)"
     if args.keep_open:
-        what = "left to the engines"
+        outcome = "left to the engines"
     if args.dry_run:
-        what = f"would be {what}"
-    calls = list(chain.from_iterable([run.calls for run in restored.open]))
+        outcome = f"would be {outcome}"
+    calls = list(chain.from_iterable([run.calls for run in state.open]))
     bound = sum([call.usd for call in calls])
-    runs = count(len(restored.open), "open run")
-    print(f"{runs} {what}, with {count(len(calls), 'open call')} of at most ${bound:.6f}.")
-    _list([f"{run.run}  {run.state}  spent ${run.spent:.6f}  {_calls(run)}" for run in restored.open])
-    usd = sum([step.usd for step in restored.missing])
-    print(
-        f"{count(len(restored.missing), 'step')} of {restored.logged} in the logs missing from the journal: ${usd:.6f}."
-    )
+    runs = count(len(state.open), "open run")
+    print(f"{runs} {outcome}, with {count(len(calls), 'open call')} of at most ${bound:.6f}.")
+    _list([f"{run.run}  {run.state}  spent ${run.spent:.6f}  {_calls(run)}" for run in state.open])
+    usd = sum([step.usd for step in state.missing])
+    print(f"{count(len(state.missing), 'step')} of {state.logged} in the logs missing from the journal: ${usd:.6f}.")
     missing = []
-    for step in restored.missing:
+    for step in state.missing:
         missing.append(f"{step.run}  step {step.step}  {step.worker}  ${step.usd:.6f}  {_known_text(step)}")
     _list(missing)
-    if restored.keys is not None:
-        print(f"{count(restored.keys, 'key')} of the queue deleted in Redis.")
+    if state.keys is not None:
+        print(f"{count(state.keys, 'key')} of the queue deleted in Redis.")
     print(f"What no log tells: compare the accounts of the providers since {since}.")
     print("Keys that were revoked and contents that were erased since then are back: revoke and erase them again.")
 

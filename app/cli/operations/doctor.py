@@ -43,18 +43,18 @@ async def _check(loaded: Loaded, *, every: bool) -> list[Verdict]:
     An SQLite file that nobody has made yet is not made: the parts are opened over a temporary folder instead.
     """
     if revisions.exists(loaded.settings.database_url):
-        return await _check_opened(loaded, loaded, every=every, exists=True)
+        return await _check_runtime(loaded, loaded, every=every, exists=True)
     with TemporaryDirectory(prefix="baton-doctor-") as folder:
         place = {"data_dir": Path(folder), "database_url": f"sqlite:///{folder}/baton.db"}
         elsewhere = replace(loaded, settings=loaded.settings.model_copy(update=place))
-        return await _check_opened(loaded, elsewhere, every=every, exists=False)
+        return await _check_runtime(loaded, elsewhere, every=every, exists=False)
 
 
-async def _check_opened(loaded: Loaded, used: Loaded, *, every: bool, exists: bool) -> list[Verdict]:
+async def _check_runtime(loaded: Loaded, effective: Loaded, *, every: bool, exists: bool) -> list[Verdict]:
     schema = await doctor_checks.check_schema(loaded)
     try:
-        async with open_runtime(used) as opened:
-            return [*schema, *await doctor_checks.check_parts(loaded, opened, every=every, exists=exists)]
+        async with open_runtime(effective) as runtime:
+            return [*schema, *await doctor_checks.check_parts(loaded, runtime, every=every, exists=exists)]
     except BatonError as error:
         return [*schema, Verdict("start", "fail", terminal.clean(error.message))]
 

@@ -57,24 +57,24 @@ def check_settings(loaded: Loaded) -> list[Verdict]:
     catalog = loaded.catalog
     workers, providers = count(len(catalog.workers), "worker"), count(len(catalog.providers), "provider")
     size = f"{workers} at {providers}, tiers {', '.join(catalog.tiers)}"
-    found = [
+    verdicts = [
         Verdict("settings", "ok", f"{len(loaded.settings.given)} set by the environment"),
         Verdict("pool", "ok", f"{loaded.origin}: {size}"),
     ]
     if loaded.settings.log_export:
-        confirmed = [witness.name for witness in log_witnesses(loaded.settings)]
+        confirmations = [witness.name for witness in log_witnesses(loaded.settings)]
         if loaded.settings.log_timestamp_url:
-            confirmed.append("a time-stamp authority")
+            confirmations.append("a time-stamp authority")
         words = f"checkpoints are written to {loaded.settings.log_export}"
-        if confirmed:
-            words += f", confirmed by {', '.join(confirmed)}"
-        found.append(Verdict("log export", "ok", words))
+        if confirmations:
+            words += f", confirmed by {', '.join(confirmations)}"
+        verdicts.append(Verdict("log export", "ok", words))
     else:
         words = "no checkpoint is held outside of the database, so a log that was made anew would pass"
-        found.append(Verdict("log export", "skip", words, "set BATON_LOG_EXPORT to a folder elsewhere, or a bucket"))
-    found.append(Verdict("retention", "ok", periods.retention_text(loaded.settings)))
+        verdicts.append(Verdict("log export", "skip", words, "set BATON_LOG_EXPORT to a folder elsewhere, or a bucket"))
+    verdicts.append(Verdict("retention", "ok", periods.retention_text(loaded.settings)))
     if catalog.rehearsal:
-        found.append(
+        verdicts.append(
             Verdict(
                 "pool",
                 "ok",
@@ -82,12 +82,12 @@ def check_settings(loaded: Loaded) -> list[Verdict]:
                 "for real answers set a provider key such as OPENAI_API_KEY or ANTHROPIC_API_KEY, or BATON_POOL",
             )
         )
-    unpriced = [worker.name for worker in catalog.workers.values() if not worker.priced]
-    if unpriced:
-        words = f"no price is known of {', '.join(unpriced)}: not called for a request, key or tenant that has a budget"
+    names = [worker.name for worker in catalog.workers.values() if not worker.priced]
+    if names:
+        words = f"no price is known of {', '.join(names)}: not called for a request, key or tenant that has a budget"
         remedy = "write `price` in the pool file; price = { input = 0, output = 0 } says that a worker is free"
-        found.append(Verdict("prices", "skip", words, remedy))
-    return found + [Verdict("pool", "ok", f"note: {note}") for note in loaded.notes]
+        verdicts.append(Verdict("prices", "skip", words, remedy))
+    return verdicts + [Verdict("pool", "ok", f"note: {note}") for note in loaded.notes]
 
 
 async def check_schema(loaded: Loaded) -> list[Verdict]:
@@ -106,20 +106,20 @@ async def check_schema(loaded: Loaded) -> list[Verdict]:
             return Verdict("schema", "fail", f"{where}: {cause}", "run `baton migrate`")
         return Verdict("schema", "fail", f"{where}: {cause}", remedy)
 
-    async def secured() -> Verdict:
-        found = await asyncio.to_thread(revisions.row_security, settings.database_url)
-        if found.reader:
-            return Verdict("row security", "ok", f"reads for callers are made by the role {found.reader}")
+    async def check_security() -> Verdict:
+        security = await asyncio.to_thread(revisions.row_security, settings.database_url)
+        if security.reader:
+            return Verdict("row security", "ok", f"reads for callers are made by the role {security.reader}")
         words = "not in force: reads for callers rely on the gateways' checks alone"
-        return Verdict("row security", "skip", words, found.reason)
+        return Verdict("row security", "skip", words, security.reason)
 
     schema = await _with_deadline("schema", check, remedy)
     if schema.status == "ok":
-        return [schema, await _with_deadline("row security", secured, remedy)]
+        return [schema, await _with_deadline("row security", check_security, remedy)]
     return [schema]
 
 
-async def check_parts(loaded: Loaded, opened: Runtime, *, every: bool, exists: bool) -> list[Verdict]:
+async def check_parts(loaded: Loaded, runtime: Runtime, *, every: bool, exists: bool) -> list[Verdict]:
     """Check database, queue, conductors and providers at the same time, and report them in this order.
 
     `every` asks all workers instead of the cheapest of each provider. Unless `exists`, the configured database is an
@@ -127,28 +127,28 @@ async def check_parts(loaded: Loaded, opened: Runtime, *, every: bool, exists: b
     """
     catalog = loaded.catalog
     conductors = _tiers_by_conductor(catalog)
-    database = _check_database(loaded, opened) if exists else _missing_database(loaded)
-    pending = [database, _check_queue(loaded, opened)]
+    database = _check_database(loaded, runtime) if exists else _missing_database(loaded)
+    pending = [database, _check_queue(loaded, runtime)]
     if exists:
-        pending += [_check_keys(opened), _check_log(opened), _check_tiers(opened)]
+        pending += [_check_keys(runtime), _check_log(runtime), _check_tiers(runtime)]
         if loaded.settings.log_export:
-            pending.append(_check_exported_checkpoints(loaded, opened))
+            pending.append(_check_exported_checkpoints(loaded, runtime))
     for name, tiers in conductors.items():
-        pending.append(_check_generation(f"conductor of {tiers}", catalog.workers[name], opened))
+        pending.append(_check_generation(f"conductor of {tiers}", catalog.workers[name], runtime))
     if every:
         others = [worker for worker in catalog.workers.values() if worker.name not in conductors]
-        pending += [_check_generation(f"worker {worker.name}", worker, opened) for worker in others]
+        pending += [_check_generation(f"worker {worker.name}", worker, runtime) for worker in others]
     else:
-        pending += [_check_provider(spec, catalog, conductors, opened) for spec in catalog.providers.values()]
+        pending += [_check_provider(spec, catalog, conductors, runtime) for spec in catalog.providers.values()]
     verdicts: list[Verdict] = list(await asyncio.gather(*pending))
     if not conductors:
         verdicts.insert(2, Verdict("conductor", "skip", "no tier is conducted by a model"))
     return verdicts
 
 
-async def _check_database(loaded: Loaded, opened: Runtime) -> Verdict:
+async def _check_database(loaded: Loaded, runtime: Runtime) -> Verdict:
     async def check() -> Verdict:
-        await opened.context.store.ready()
+        await runtime.context.store.ready()
         return Verdict("database", "ok", f"{_setting_text(loaded, 'BATON_DATABASE_URL')} takes writes")
 
     return await _with_deadline(
@@ -158,13 +158,13 @@ async def _check_database(loaded: Loaded, opened: Runtime) -> Verdict:
     )
 
 
-async def _check_keys(opened: Runtime) -> Verdict:
+async def _check_keys(runtime: Runtime) -> Verdict:
     async def check() -> Verdict:
-        gateway = opened.gateway
-        accepted = await any_accepted(gateway.store, gateway.peppers(), gateway.now())
-        if accepted is None:
+        gateway = runtime.gateway
+        has_accepted_key = await any_accepted(gateway.store, gateway.peppers(), gateway.now())
+        if has_accepted_key is None:
             return Verdict("keys", "skip", "none is in force", "make one by `baton keys add NAME`")
-        if accepted:
+        if has_accepted_key:
             return Verdict("keys", "ok", "hashed under the pepper that this command has")
         remedy = "restore the pepper from the back-up, or give each key a new secret by `baton keys rotate`"
         return Verdict("keys", "fail", "all are void: hashed under a pepper that this command does not have", remedy)
@@ -172,9 +172,9 @@ async def _check_keys(opened: Runtime) -> Verdict:
     return await _with_deadline("keys", check, "check BATON_DATABASE_URL and `baton migrate`")
 
 
-async def _check_log(opened: Runtime) -> Verdict:
+async def _check_log(runtime: Runtime) -> Verdict:
     async def check() -> Verdict:
-        state = await opened.context.store.log.state()
+        state = await runtime.context.store.log.state()
         if state.lag > UNSEALED_SECONDS:
             words = f"{count(state.waiting, 'change')} not sealed for {duration(state.lag)}"
             return Verdict("log", "skip", words, "engines seal what was committed; start one")
@@ -191,39 +191,41 @@ async def _check_log(opened: Runtime) -> Verdict:
     return await _with_deadline("log", check, "check BATON_DATABASE_URL and `baton migrate`")
 
 
-async def _check_tiers(opened: Runtime) -> Verdict:
+async def _check_tiers(runtime: Runtime) -> Verdict:
     """Check that what operators have put in the place of tiers stands in the pool file."""
 
     async def check() -> Verdict:
-        standing = versions_in_force(await opened.context.store.changes())
-        missing = missing_subjects(opened.pool.catalog(), standing)
+        in_force = versions_in_force(await runtime.context.store.changes())
+        missing = missing_subjects(runtime.pool.catalog(), in_force)
         if missing:
             remedy = "put it back into the pool file, or let the tier's own definition serve: `baton tier rollback`"
             return Verdict("tiers", "fail", "; ".join(missing), remedy)
-        served = []
-        for name, versions in standing.items():
+        services = []
+        for name, versions in in_force.items():
             tier = tier_in(name)
             if tier and versions.live:
-                served.append(f"{tier} by the {versions.live}")
-        return Verdict("tiers", "ok", f"served in place of their own: {', '.join(served) or 'none'}")
+                services.append(f"{tier} by the {versions.live}")
+        return Verdict("tiers", "ok", f"served in place of their own: {', '.join(services) or 'none'}")
 
     return await _with_deadline("tiers", check, "check BATON_DATABASE_URL and `baton migrate`")
 
 
-async def _check_exported_checkpoints(loaded: Loaded, opened: Runtime) -> Verdict:
+async def _check_exported_checkpoints(loaded: Loaded, runtime: Runtime) -> Verdict:
     async def check() -> Verdict:
-        size = (await opened.context.store.log.state()).size
-        held = await exported_checkpoints.read_exported(loaded.settings, size)
+        size = (await runtime.context.store.log.state()).size
+        checkpoints = await exported_checkpoints.read_exported(loaded.settings, size)
         remedy = "check BATON_LOG_EXPORT and its credentials"
-        if held is None:
+        if checkpoints is None:
             return Verdict("log held outside", "fail", "", remedy)
-        if held.problem:
-            return Verdict("log held outside", "fail", held.problem, remedy)
-        if held.size is None:
+        if checkpoints.problem:
+            return Verdict("log held outside", "fail", checkpoints.problem, remedy)
+        if checkpoints.size is None:
             return Verdict("log held outside", "skip", "no checkpoint is there yet; an engine writes one a minute")
-        words = f"the newest checkpoint counts {held.size} of {size} entries, written at {held.written_at}"
-        behind = [name for name, cosigned in held.witnesses.items() if cosigned.size != held.size]
-        if loaded.settings.log_timestamp_url and held.stamped_size != held.size:
+        words = (
+            f"the newest checkpoint counts {checkpoints.size} of {size} entries, written at {checkpoints.written_at}"
+        )
+        behind = [name for name, checkpoint in checkpoints.witnesses.items() if checkpoint.size != checkpoints.size]
+        if loaded.settings.log_timestamp_url and checkpoints.stamped_size != checkpoints.size:
             behind.append("the time-stamp authority")
         if behind:
             words += f"; not confirmed by {', '.join(behind)}"
@@ -239,14 +241,14 @@ async def _missing_database(loaded: Loaded) -> Verdict:
     return Verdict("database", "skip", f"{where} does not exist yet; `baton serve` or `baton migrate` makes it")
 
 
-async def _check_queue(loaded: Loaded, opened: Runtime) -> Verdict:
+async def _check_queue(loaded: Loaded, runtime: Runtime) -> Verdict:
     if loaded.settings.redis_url is None:
         return Verdict(
             "redis", "skip", "not configured: the queue is inside the process, which is enough for `baton serve`"
         )
 
     async def check() -> Verdict:
-        await opened.context.queue.ready()  # an error with its own code: reached, but not usable as it is configured
+        await runtime.context.queue.ready()  # an error with its own code: reached, but not usable as it is configured
         return Verdict("redis", "ok", f"{_setting_text(loaded, 'BATON_REDIS_URL')} answers")
 
     return await _with_deadline("redis", check, "check BATON_REDIS_URL, and that the server runs")
@@ -258,14 +260,14 @@ def _setting_text(loaded: Loaded, variable: str) -> str:
 
 def _tiers_by_conductor(catalog: Catalog) -> Mapping[str, str]:
     """Return the workers that conduct, with the tiers that they conduct."""
-    found: dict[str, list[str]] = {}
+    names: dict[str, list[str]] = {}
     for tier in catalog.tiers.values():
         if tier.conductor.worker is not None:
-            found.setdefault(tier.conductor.worker, []).append(tier.name)
-    return {name: ", ".join(tiers) for name, tiers in found.items()}
+            names.setdefault(tier.conductor.worker, []).append(tier.name)
+    return {name: ", ".join(tiers) for name, tiers in names.items()}
 
 
-async def _check_provider(spec: ProviderSpec, catalog: Catalog, conductors: Iterable[str], opened: Runtime) -> Verdict:
+async def _check_provider(spec: ProviderSpec, catalog: Catalog, conductors: Iterable[str], runtime: Runtime) -> Verdict:
     name = f"provider {spec.name}"
     workers = [worker for worker in catalog.workers.values() if worker.provider == spec.name]
     if not workers:
@@ -273,32 +275,32 @@ async def _check_provider(spec: ProviderSpec, catalog: Catalog, conductors: Iter
     if all(worker.name in conductors for worker in workers):
         return Verdict(name, "skip", "checked as a conductor")
     cheapest = min(workers, key=lambda worker: (3 * worker.price.input + worker.price.output, worker.name))
-    return await _check_generation(name, cheapest, opened)
+    return await _check_generation(name, cheapest, runtime)
 
 
-async def _check_generation(name: str, worker: Worker, opened: Runtime) -> Verdict:
+async def _check_generation(name: str, worker: Worker, runtime: Runtime) -> Verdict:
     """Ask a worker for one token."""
-    spec = opened.pool.catalog().providers[worker.provider]
+    spec = runtime.pool.catalog().providers[worker.provider]
 
     async def check() -> Verdict:
-        began = opened.context.monotonic()
-        limited = await _is_rate_limited(worker, opened)
-        if limited:
+        began = runtime.context.monotonic()
+        is_limited = await _is_rate_limited(worker, runtime)
+        if is_limited:
             return Verdict(name, "ok", "accepts the key, but limits requests at the moment")
         words = f"{worker.name} answers"
         if spec.format == "rehearsal":
             words += " (simulated)"
-        return Verdict(name, "ok", f"{words}, {duration(opened.context.monotonic() - began)}")
+        return Verdict(name, "ok", f"{words}, {duration(runtime.context.monotonic() - began)}")
 
     remedy = f"check that {spec.base_url or 'it'} can be reached from here"
     return await _with_deadline(name, check, remedy, spec, worker)
 
 
-async def _is_rate_limited(worker: Worker, opened: Runtime) -> bool:
+async def _is_rate_limited(worker: Worker, runtime: Runtime) -> bool:
     """Return True if the provider limits requests. Raises the reason if it gives no answer."""
     for tokens in OUTPUT_TOKEN_TRIES:
         try:
-            await _generate(worker, opened, tokens)
+            await _generate(worker, runtime, tokens)
             return False
         except WorkerRateLimited:
             return True
@@ -308,13 +310,13 @@ async def _is_rate_limited(worker: Worker, opened: Runtime) -> bool:
     return False
 
 
-async def _generate(worker: Worker, opened: Runtime, tokens: int) -> None:
+async def _generate(worker: Worker, runtime: Runtime, tokens: int) -> None:
     request = Request(worker, (Message("user", (Text("Say ok."),)),), Sampling(max_tokens=tokens))
-    adapter = opened.context.provider(worker.provider)
-    ended = False
+    adapter = runtime.context.provider(worker.provider)
+    has_ended = False
     async for pieces in adapter.stream(request, adapter.render(request), DEADLINES):
-        ended = ended or any(isinstance(piece, End) for piece in pieces)
-    if not ended:
+        has_ended = has_ended or any(isinstance(piece, End) for piece in pieces)
+    if not has_ended:
         raise WorkerTruncated()
 
 

@@ -18,21 +18,21 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
     terminal.log_to_stderr(settings.log_level)
     storage.print_database(settings)
     with storage.named_failures(settings):
-        found = revisions.status(settings.database_url)
+        status = revisions.status(settings.database_url)
     if args.status:
-        return _print_status(settings, found, as_json=args.json)
-    if found.newer:
+        return _print_status(settings, status, as_json=args.json)
+    if status.newer:
         raise StoreUnavailable(
-            f"The database is newer than this program: it has revision {found.current}, and this program knows "
-            f"revisions up to {found.head}. Use the version of Baton that has migrated it."
+            f"The database is newer than this program: it has revision {status.current}, and this program knows "
+            f"revisions up to {status.head}. Use the version of Baton that has migrated it."
         )
-    earlier = revisions.is_earlier(settings.database_url, found.current, args.to)
+    earlier = revisions.is_earlier(settings.database_url, status.current, args.to)
     if earlier and not args.down:
         raise ConfigInvalid(
-            [f"--to: {args.to} is earlier than {found.current}; add --down to drop what later revisions have added"]
+            [f"--to: {args.to} is earlier than {status.current}; add --down to drop what later revisions have added"]
         )
     if args.sql:
-        print(revisions.statements(settings.database_url, found.current, args.to, down=earlier))
+        print(revisions.statements(settings.database_url, status.current, args.to, down=earlier))
         return 0
     return _migrate(settings, args, up=not earlier)
 
@@ -40,15 +40,15 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
 def _migrate(settings: Settings, args: Arguments, *, up: bool) -> int:
     with terminal.stderr().status("migrating the database"), storage.named_failures(settings):
         migrate(settings.database_url, args.to, up=up)
-        found = revisions.status(settings.database_url)
+        status = revisions.status(settings.database_url)
     if args.json:
-        return _print_status(settings, found, as_json=True)
-    if found.is_current:
+        return _print_status(settings, status, as_json=True)
+    if status.is_current:
         terminal.stdout().print("The database has this version's schema.")
         if terms := _row_security(settings):
             terminal.stdout().print(terms, markup=False, soft_wrap=True)
     else:
-        terminal.stdout().print(f"The database has the schema of revision {found.current}.", markup=False)
+        terminal.stdout().print(f"The database has the schema of revision {status.current}.", markup=False)
     return 0
 
 
@@ -56,27 +56,27 @@ def _row_security(settings: Settings) -> str:
     """Return the state of row-level security in words; empty for SQLite, which has none."""
     if settings.database_url.startswith("sqlite"):
         return ""
-    found = revisions.row_security(settings.database_url)
-    if found.reader:
-        return f"Row-level security is in force: reads for callers are made by the role {found.reader}."
-    return f"Row-level security is not in force: {found.reason}."
+    security = revisions.row_security(settings.database_url)
+    if security.reader:
+        return f"Row-level security is in force: reads for callers are made by the role {security.reader}."
+    return f"Row-level security is not in force: {security.reason}."
 
 
-def _print_status(settings: Settings, found: Status, *, as_json: bool) -> int:
+def _print_status(settings: Settings, status: Status, *, as_json: bool) -> int:
     """Print the state of the schema. Returns 0 if it is this version's."""
     if as_json:
-        terminal.print_json({"database": storage.database_name(settings), **asdict(found)})
-        return int(not found.is_current)
-    print(f"current  {found.current or 'no tables'}")
-    print(f"head     {found.head}")
-    for revision in found.pending:
+        terminal.print_json({"database": storage.database_name(settings), **asdict(status)})
+        return int(not status.is_current)
+    print(f"current  {status.current or 'no tables'}")
+    print(f"head     {status.head}")
+    for revision in status.pending:
         print(f"pending  {revision.id}  {revision.title}")
-    if found.newer:
+    if status.newer:
         print("The database is newer than this program.")
-    elif found.pending:
-        print(f"{len(found.pending)} to apply: run `baton migrate`.")
+    elif status.pending:
+        print(f"{len(status.pending)} to apply: run `baton migrate`.")
     else:
         print("The database has this version's schema.")
         if terms := _row_security(settings):
             print(terms)
-    return int(not found.is_current)
+    return int(not status.is_current)

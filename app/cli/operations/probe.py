@@ -20,10 +20,10 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
         print(reply.read(4096).decode("utf-8", "replace"))
         return int(reply.status != 200)
     except (OSError, http.client.HTTPException) as error:
-        said = f"nothing answers on port {port} ({type(error).__name__})"
+        text = f"nothing answers on port {port} ({type(error).__name__})"
         if args.json:
-            said = json.dumps({"ready": False, "error": said})
-        print(said)
+            text = json.dumps({"ready": False, "error": text})
+        print(text)
         return 1
     finally:
         connection.close()

@@ -26,12 +26,14 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
         terminal.stderr().print(f"note: {note}", markup=False, soft_wrap=True)
     with terminal.stderr().status("starting") as status:
 
-        def announce(started: Announcement) -> None:
+        def announce(announcement: Announcement) -> None:
             status.stop()
             if args.json:
-                print(startup_message.announcement_json(args.verb, started), flush=True)
+                print(startup_message.announcement_json(args.verb, announcement), flush=True)
             else:
-                print(startup_message.announcement_text(args.verb, started, terminal.program_command()), flush=True)
+                print(
+                    startup_message.announcement_text(args.verb, announcement, terminal.program_command()), flush=True
+                )
 
         try:
             event_loop.run(serve(loaded, dict(environ), ROLES[args.verb], announce))
@@ -48,18 +50,18 @@ def _why_not_listening(settings: Settings, roles: Roles) -> str:
     if roles.gateway:
         places.append((settings.host, settings.port, "--port or BATON_PORT", "--host and --port"))
     if settings.metrics_port is not None:
-        named = "BATON_METRICS_PORT", "BATON_METRICS_HOST and BATON_METRICS_PORT"
-        places.append((settings.metrics_host or settings.host, settings.metrics_port, *named))
+        options = "BATON_METRICS_PORT", "BATON_METRICS_HOST and BATON_METRICS_PORT"
+        places.append((settings.metrics_host or settings.host, settings.metrics_port, *options))
     if roles.gateway and settings.admin_port is not None:
-        named = "BATON_ADMIN_PORT", "BATON_ADMIN_HOST and BATON_ADMIN_PORT"
-        places.append((settings.admin_host, settings.admin_port, *named))
+        options = "BATON_ADMIN_PORT", "BATON_ADMIN_HOST and BATON_ADMIN_PORT"
+        places.append((settings.admin_host, settings.admin_port, *options))
     for host, port, another, both in places:
         family = socket.AF_INET
         if ":" in host:
             family = socket.AF_INET6
         try:
-            with socket.socket(family) as tried:
-                tried.bind((host, port))
+            with socket.socket(family) as listener:
+                listener.bind((host, port))
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
                 return f"{host}:{port} is in use by another program; choose another port with {another}"

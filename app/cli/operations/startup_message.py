@@ -27,28 +27,30 @@ PYTHON = """\
   print(client.chat.completions.create(model="baton-ultra", messages=question).choices[0].message.content)"""
 
 
-def announcement_text(verb: str, started: Announcement, program: str) -> str:
+def announcement_text(verb: str, announcement: Announcement, program: str) -> str:
     """Return the announcement. `program` is the command by which the program can be called from here."""
-    where = f"is listening on {started.url}" if started.url else "is ready to take runs"
-    head = [f"\nBaton {where}  ({ROLE_TEXTS[verb]})", f"Pool: {started.origin}"]
-    if started.admin is not None:
-        head.append(f"Administration: {started.admin}/console  (its API: {started.admin}/docs)")
-    if started.rehearsal:
+    where = f"is listening on {announcement.url}" if announcement.url else "is ready to take runs"
+    head = [f"\nBaton {where}  ({ROLE_TEXTS[verb]})", f"Pool: {announcement.origin}"]
+    if announcement.admin is not None:
+        head.append(f"Administration: {announcement.admin}/console  (its API: {announcement.admin}/docs)")
+    if announcement.rehearsal:
         head.append(REHEARSAL)
-    if started.url is None:
+    if announcement.url is None:
         return "\n".join(head)
-    return "\n\n".join(["\n".join(head), *_key(started.key), *_requests(started.url, started.key), _after(program)])
+    return "\n\n".join(
+        ["\n".join(head), *_key(announcement.key), *_requests(announcement.url, announcement.key), _after(program)]
+    )
 
 
-def announcement_json(verb: str, started: Announcement) -> str:
+def announcement_json(verb: str, announcement: Announcement) -> str:
     """Return the announcement as one line of JSON. `key` is a key that was made now, or null."""
     record = {
         "process": verb,
-        "url": started.url,
-        "pool": started.origin,
-        "rehearsal": started.rehearsal,
-        "key": started.key,
-        "admin": started.admin,
+        "url": announcement.url,
+        "pool": announcement.origin,
+        "rehearsal": announcement.rehearsal,
+        "key": announcement.key,
+        "admin": announcement.admin,
     }
     return json.dumps(record)
 
@@ -61,14 +63,14 @@ def _key(key: str | None) -> list[str]:
 
 def _requests(url: str, key: str | None) -> list[str]:
     body = json.dumps({"model": "baton-mini", "messages": [{"role": "user", "content": QUESTION}]})
-    shown = f'"{key}"' if key else 'os.environ["BATON_API_KEY"]'
+    key_code = f'"{key}"' if key else 'os.environ["BATON_API_KEY"]'
     imports = "import os; from openai import OpenAI"
     if key:
         imports = "from openai import OpenAI"
     return [
         "Ask something:\n\n" + CURL.format(url=url, key=key or "$BATON_API_KEY", body=body),
         "Or in Python, by the official client (pip install openai):\n\n"
-        + PYTHON.format(imports=imports, url=url, key=shown, question=QUESTION),
+        + PYTHON.format(imports=imports, url=url, key=key_code, question=QUESTION),
         f"Or in a browser: {url}/console/playground, where you sign in with a key.",
     ]
 

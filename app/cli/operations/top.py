@@ -84,8 +84,8 @@ def _lines(overview: Json) -> Iterator[Text]:
     yield _line("cost", f"{cost}, {total['tokens']:,} tokens")
     if seconds["count"]:
         yield _line("time", f"median {terminal.duration(seconds['p50'])}, p95 {terminal.duration(seconds['p95'])}")
-    unsealed = f"{log['waiting']:,} to be sealed, {terminal.duration(log['lag_seconds'])} behind"
-    yield _line("log", f"{log['size']:,} entries, {unsealed}")
+    backlog = f"{log['waiting']:,} to be sealed, {terminal.duration(log['lag_seconds'])} behind"
+    yield _line("log", f"{log['size']:,} entries, {backlog}")
 
 
 def _line(name: str, value: str) -> Text:
@@ -101,9 +101,15 @@ def _workers(overview: Json) -> Table | None:
         table.add_column(column, justify="right", no_wrap=True)
     for worker in overview["workers"][:MAX_WORKERS]:
         outcomes = worker["outcomes"]
-        failed = worker["calls"] - sum(outcomes.get(outcome, 0) for outcome in ("ok", "open", "cancelled"))
+        failures = worker["calls"] - sum(outcomes.get(outcome, 0) for outcome in ("ok", "open", "cancelled"))
         tokens = worker["input_tokens"] + worker["output_tokens"]
-        cells = (worker["worker"], f"{worker['calls']:,}", f"{failed:,}", _share(worker["success_rate"]), f"{tokens:,}")
+        cells = (
+            worker["worker"],
+            f"{worker['calls']:,}",
+            f"{failures:,}",
+            _share(worker["success_rate"]),
+            f"{tokens:,}",
+        )
         terminal.add_row(table, cells)
     return table
 

@@ -25,11 +25,11 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
     terminal.log_to_stderr("warning")
     storage.print_database(settings)
     if args.verb == "ls":
-        found = event_loop.run(_list(settings, args.limit, decided=args.decided))
+        approvals = event_loop.run(_list(settings, args.limit, decided=args.decided))
         if args.json:
-            terminal.print_json(found)
+            terminal.print_json(approvals)
         else:
-            terminal.stdout().print(_table(found, decided=args.decided))
+            terminal.stdout().print(_table(approvals, decided=args.decided))
         return 0
     if args.verb == "show":
         approval = event_loop.run(_show(settings, configure(environ).catalog, args.run))
@@ -49,8 +49,8 @@ async def _list(settings: Settings, limit: int, *, decided: bool) -> list[dict[s
         query = RunQuery(tags=((APPROVAL_TAG, ASKED),), limit=limit)
     async with storage.open_configured_store(settings) as store:
         rows = [row for row in await store.runs(query) if decided == (row.state != WAITING)]
-        found = [await _with_texts(store, row) for row in rows]
-        return [approval for approval in found if approval is not None]
+        approvals = [await _with_texts(store, row) for row in rows]
+        return [approval for approval in approvals if approval is not None]
 
 
 async def _show(settings: Settings, catalog: Catalog, name: str) -> dict[str, Any]:
@@ -65,18 +65,18 @@ async def _show(settings: Settings, catalog: Catalog, name: str) -> dict[str, An
 
 
 async def _read(store: Store, name: str) -> dict[str, Any]:
-    found = await _with_texts(store, await storage.find_run(store, name))
-    if found is None:
+    approval = await _with_texts(store, await storage.find_run(store, name))
+    if approval is None:
         raise NotFound("No plan of this run has needed an approval.")
-    return found
+    return approval
 
 
 async def _with_texts(store: Store, row: RunRow) -> dict[str, Any] | None:
     """Return the approval that a run needs, with its texts, or None. The reading of the texts is logged."""
-    found = await approval_of(store.of_tenant(None), row, reads=True)
-    if found is not None:
-        await content_reads.record_read(store, row.id, row.tenant, "approval", mark(found))
-    return found
+    approval = await approval_of(store.of_tenant(None), row, reads=True)
+    if approval is not None:
+        await content_reads.record_read(store, row.id, row.tenant, "approval", mark(approval))
+    return approval
 
 
 async def _decide(
@@ -106,17 +106,17 @@ async def _decide(
         return await _read(store, approval["run"])
 
 
-def _table(found: list[dict[str, Any]], *, decided: bool) -> Table | str:
-    if not found:
+def _table(approvals: list[dict[str, Any]], *, decided: bool) -> Table | str:
+    if not approvals:
         if decided:
             return "No plan was decided."
         return "No plan waits for an approval."
     if decided:
-        return _decisions_table(found)
+        return _decisions_table(approvals)
     table = terminal.table()
     for column in ("run", "tier", "reasons", "workers", "worst case", "until"):
         table.add_column(column, overflow="fold")
-    for approval in found:
+    for approval in approvals:
         workers = ", ".join(approval["discloses"])
         cells = (
             approval["run"],
@@ -130,11 +130,11 @@ def _table(found: list[dict[str, Any]], *, decided: bool) -> Table | str:
     return table
 
 
-def _decisions_table(found: list[dict[str, Any]]) -> Table:
+def _decisions_table(approvals: list[dict[str, Any]]) -> Table:
     table = terminal.table()
     for column in ("run", "status", "by", "at", "reason", "workers"):
         table.add_column(column, overflow="fold")
-    for approval in found:
+    for approval in approvals:
         decision = approval["decision"] or {"by": "", "at": approval["expires_at"], "reason": ""}
         texts = (decision["by"], _minute(decision["at"]), decision["reason"] or "", ", ".join(approval["discloses"]))
         table.add_row(*[Text(terminal.clean(cell)) for cell in (approval["run"], approval["status"], *texts)])

@@ -41,28 +41,28 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
     terminal.log_to_stderr("warning")
     storage.print_database(loaded.settings)
     if args.verb == "make":
-        shown = event_loop.run(_make(loaded, args))
+        document = event_loop.run(_make(loaded, args))
     elif args.verb == "edit":
-        shown = event_loop.run(_edit(loaded, args))
+        document = event_loop.run(_edit(loaded, args))
     elif args.verb == "show":
-        shown = event_loop.run(_show(loaded, args))
+        document = event_loop.run(_show(loaded, args))
     else:
         return event_loop.run(_execute(loaded, args))
     if getattr(args, "lists", False):
-        terminal.print_json(shown["plan"])
+        terminal.print_json(document["plan"])
     elif args.json:
-        terminal.print_json(shown)
+        terminal.print_json(document)
     else:
-        terminal.stdout().print(_draw(shown))
+        terminal.stdout().print(_draw(document))
     return 0
 
 
 async def _make(loaded: Loaded, args: Arguments) -> dict[str, Any]:
     order = orders.to_preview(preview.order_of(loaded.catalog, args))
-    async with storage.existing_database(loaded.settings), engine.started_engine(loaded, 1) as opened:
-        ended = _successful_end(await engine.run_to_end(opened, order))
-        store = opened.context.store
-        plan = Plan((revisions.of_state(ended.state, PREVIEW_KEY),))
+    async with storage.existing_database(loaded.settings), engine.start_engine(loaded, 1) as runtime:
+        end = _successful_end(await engine.run_to_end(runtime, order))
+        store = runtime.context.store
+        plan = Plan((revisions.of_state(end.state, PREVIEW_KEY),))
         return await _document(store, loaded.catalog, plan, plan.first)
 
 
@@ -75,8 +75,8 @@ async def _show(loaded: Loaded, args: Arguments) -> dict[str, Any]:
 
 async def _edit(loaded: Loaded, args: Arguments) -> dict[str, Any]:
     change = requests.read_revision(_change(args))
-    async with storage.existing_database(loaded.settings), engine.started_engine(loaded, 1) as opened:
-        store = opened.context.store
+    async with storage.existing_database(loaded.settings), engine.start_engine(loaded, 1) as runtime:
+        store = runtime.context.store
         plan, row = await _find(store, args.plan)
         await content_reads.record_read(store, row.id, row.tenant, "plan")
         base = plan.revision(args.revision)
@@ -85,33 +85,33 @@ async def _edit(loaded: Loaded, args: Arguments) -> dict[str, Any]:
         value = requests.apply_revision(change, before, plan.first.state.admitted.pool)
         usual = await _repeated_order(store, loaded.catalog, plan, base, row.tenant, PREVIEW_KEY)
         order = orders.to_revision(usual, plan, value, number)
-        once = orders.record_of_revision(plan, number, row.tenant, {"command": opened.context.name("edit")})
-        until = opened.context.now() + order.limits.seconds + opened.gateway.remembered
+        record = orders.record_of_revision(plan, number, row.tenant, {"command": runtime.context.name("edit")})
+        until = runtime.context.now() + order.limits.seconds + runtime.gateway.remembered
         try:
-            ended = await engine.run_to_end(opened, copy_with(order, once=copy_with(once, until=until)))
+            end = await engine.run_to_end(runtime, copy_with(order, once=copy_with(record, until=until)))
         except InvalidRequest as refused:
             raise orders.of_edit(refused) from None
         except Conflict as conflict:
             if conflict.public_code == TAKEN:
                 raise orders.overtaken_error() from None
             raise conflict from None
-        made = revisions.of_state(_successful_end(ended).state, PREVIEW_KEY)
-        return await _document(store, loaded.catalog, Plan((*plan.revisions, made)), made)
+        new_revision = revisions.of_state(_successful_end(end).state, PREVIEW_KEY)
+        return await _document(store, loaded.catalog, Plan((*plan.revisions, new_revision)), new_revision)
 
 
 def _change(args: Arguments) -> dict[str, Any]:
     """Return the body that `PATCH /v1/plans/{id}` would be sent; its revision is looked up later."""
-    chosen = {name: getattr(args, name) for name in EDITS if getattr(args, name) is not None}
-    if len(chosen) + (args.file is not None) != 1:
+    edits = {name: getattr(args, name) for name in EDITS if getattr(args, name) is not None}
+    if len(edits) + (args.file is not None) != 1:
         raise ConfigInvalid(["give one of --change, --add, --remove, --move and --file"])
     if args.file is not None:
         return {"revision": 1, "plan": _read(args.file)}
-    ((op, step),) = chosen.items()
+    ((op, step),) = edits.items()
     fields = {"worker": args.worker, "subtask": args.subtask, "to": args.to}
     if args.access is not None:
         fields["access"] = [_entry(entry.strip()) for entry in args.access.split(",") if entry.strip()]
-    given = {name: value for name, value in fields.items() if value is not None}
-    return {"revision": 1, "edits": [{"op": op, "step": step, **given}]}
+    values = {name: value for name, value in fields.items() if value is not None}
+    return {"revision": 1, "edits": [{"op": op, "step": step, **values}]}
 
 
 def _entry(text: str) -> str | int:
@@ -130,34 +130,34 @@ def _read(name: str) -> Any:
 
 
 async def _execute(loaded: Loaded, args: Arguments) -> int:
-    async with storage.existing_database(loaded.settings), engine.started_engine(loaded, 1, dispatches=True) as opened:
-        store = opened.context.store
+    async with storage.existing_database(loaded.settings), engine.start_engine(loaded, 1, dispatches=True) as runtime:
+        store = runtime.context.store
         plan, row = await _find(store, args.plan)
         revision = plan.revision(args.revision)
         steps = await revisions.steps_of(store.of_tenant(None), revision)
         usual = await _repeated_order(store, loaded.catalog, plan, revision, row.tenant, RUN_KEY)
         order = orders.to_execution(usual, revision, steps, requests.read_run({}))
         try:
-            ended = await engine.run_to_end(opened, order)
+            end = await engine.run_to_end(runtime, order)
         except InvalidRequest as refused:
             raise orders.changed_conditions_error(refused) from None
-        _successful_end(ended)
-        await content_reads.record_read(store, ended.state.run, row.tenant, "answer")
-    said: dict[str, Any] = {"run": ended.state.run, "state": ended.state.state, "answer": ended.answer}
-    said |= {"cost_usd": ended.bill.usd / MILLION, "plan": plan.id, "revision": revision.number}
+        _successful_end(end)
+        await content_reads.record_read(store, end.state.run, row.tenant, "answer")
+    summary: dict[str, Any] = {"run": end.state.run, "state": end.state.state, "answer": end.answer}
+    summary |= {"cost_usd": end.bill.usd / MILLION, "plan": plan.id, "revision": revision.number}
     if args.json:
-        terminal.print_json(said)
+        terminal.print_json(summary)
     else:
-        terminal.stdout().print(Text(terminal.clean(ended.answer)))
-        terminal.stderr().print(Text(f"{ended.state.run}: {terminal.dollars(ended.bill.usd)}"))
+        terminal.stdout().print(Text(terminal.clean(end.answer)))
+        terminal.stderr().print(Text(f"{end.state.run}: {terminal.dollars(end.bill.usd)}"))
     return 0
 
 
-def _successful_end(ended: TurnEnd) -> TurnEnd:
+def _successful_end(end: TurnEnd) -> TurnEnd:
     """Return the end of a run; raises the error that it ended with."""
-    if ended.error is not None:
-        raise ended.error
-    return ended
+    if end.error is not None:
+        raise end.error
+    return end
 
 
 async def _find(store: Store, name: str) -> tuple[Plan, RunRow]:
@@ -194,40 +194,40 @@ async def _document(
 # -- what is shown
 
 
-def _draw(shown: Mapping[str, Any]) -> RenderableType:
-    number = f"revision {shown['revision']} of {len(shown['revisions'])}"
-    tree = Tree(Text(f"{shown['id']}  {number}  {shown['tier']}, {shown['topology']}", style="bold"))
-    estimates = (shown["estimate"] or {"steps": []})["steps"]
-    for n, step in enumerate(shown["plan"]["steps"]):
-        tree.add(_step(n, step, shown["disclosures"][n], estimates))
-    for recipient in shown["disclosed"]:
+def _draw(document: Mapping[str, Any]) -> RenderableType:
+    number = f"revision {document['revision']} of {len(document['revisions'])}"
+    tree = Tree(Text(f"{document['id']}  {number}  {document['tier']}, {document['topology']}", style="bold"))
+    estimates = (document["estimate"] or {"steps": []})["steps"]
+    for n, step in enumerate(document["plan"]["steps"]):
+        tree.add(_step(n, step, document["disclosures"][n], estimates))
+    for recipient in document["disclosed"]:
         who = f"{recipient['recipient']} ({recipient['provider']})"
         tree.add(Text(f"{who} has read the conversation, as {recipient['recipient_kind']}"))
-    tree.add(preview.estimate(shown["estimate"], shown["planning_cost_usd"]))
-    tree.add(Text(f"digest: {shown['digest']}"))
+    tree.add(preview.estimate(document["estimate"], document["planning_cost_usd"]))
+    tree.add(Text(f"digest: {document['digest']}"))
     return tree
 
 
 def _step(n: int, step: Mapping[str, Any], to: Mapping[str, Any], estimates: Any) -> RenderableType:
-    seen = []
+    sources = []
     for entry in step["access"]:
         if entry == "user":
-            seen.append("the conversation")
+            sources.append("the conversation")
         else:
-            seen.append(f"step {entry}")
-    title = f" ({to['provider']})  sees: {', '.join(seen) or 'nothing'}"
-    drawn = Tree(Text.assemble((f"{n} {step['worker']}", "bold"), title))
-    drawn.add(Text(terminal.clean(step["subtask"]) or "Answer the conversation."))
+            sources.append(f"step {entry}")
+    title = f" ({to['provider']})  sees: {', '.join(sources) or 'nothing'}"
+    tree = Tree(Text.assemble((f"{n} {step['worker']}", "bold"), title))
+    tree.add(Text(terminal.clean(step["subtask"]) or "Answer the conversation."))
     withheld = [item["what"] for item in to["why"]["withheld"]]
     if withheld:
-        drawn.add(Text(f"withheld: {', '.join(withheld)}"))
+        tree.add(Text(f"withheld: {', '.join(withheld)}"))
     if to["labels"]:
-        drawn.add(Text(f"labels: {', '.join(to['labels'])}"))
+        tree.add(Text(f"labels: {', '.join(to['labels'])}"))
     if n < len(estimates):
         of_step = estimates[n]
         likely = f"about {_cost(of_step)} and {terminal.duration(of_step['seconds']['p50'])}"
-        drawn.add(Text(f"{likely}, by {of_step['basis']}"))
-    return drawn
+        tree.add(Text(f"{likely}, by {of_step['basis']}"))
+    return tree
 
 
 def _cost(figures: Mapping[str, Any]) -> str:

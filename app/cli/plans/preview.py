@@ -34,12 +34,12 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
     order = order_of(loaded.catalog, args)
     storage.print_database(loaded.settings)
     with terminal.stderr().status("planning"):
-        ended, drawn, shown = event_loop.run(_preview(loaded, order))
+        end, tree, record = event_loop.run(_preview(loaded, order))
     if args.json:
-        terminal.print_json(shown)
+        terminal.print_json(record)
     else:
-        terminal.stdout().print(drawn)
-    return int(ended.error is not None)
+        terminal.stdout().print(tree)
+    return int(end.error is not None)
 
 
 def order_of(catalog: Catalog, args: Arguments) -> Order:
@@ -71,28 +71,28 @@ def _tier(catalog: Catalog, args: Arguments) -> tuple[Tier, str]:
 
 
 async def _preview(loaded: Loaded, order: Order) -> tuple[TurnEnd, Tree, dict[str, Any]]:
-    async with storage.existing_database(loaded.settings), engine.started_engine(loaded, 1) as opened:
-        ended = await engine.run_to_end(opened, order)
-        store = opened.context.store
-        shown, question = await run_tree.read_run(store, await store.run(ended.state.run))
-        drawn = run_tree.draw(shown, question, full=False)
-        if ended.error is None and ended.state.current_steps:
-            drawn.add(await _estimate(opened, ended, order))
-        return ended, drawn, shown
+    async with storage.existing_database(loaded.settings), engine.start_engine(loaded, 1) as runtime:
+        end = await engine.run_to_end(runtime, order)
+        store = runtime.context.store
+        record, question = await run_tree.read_run(store, await store.run(end.state.run))
+        tree = run_tree.draw(record, question, full=False)
+        if end.error is None and end.state.current_steps:
+            tree.add(await _estimate(runtime, end, order))
+        return end, tree, record
 
 
-async def _estimate(opened: Runtime, ended: TurnEnd, order: Order) -> Text:
-    store = opened.context.store.of_tenant(order.tenant)
-    steps = await revisions.steps_of(store, revisions.of_state(ended.state, order.key))
+async def _estimate(runtime: Runtime, end: TurnEnd, order: Order) -> Text:
+    store = runtime.context.store.of_tenant(order.tenant)
+    steps = await revisions.steps_of(store, revisions.of_state(end.state, order.key))
     history = await forecasts.read_history(store, order.tenant)
-    made = forecasts.of_plan(opened.pool.catalog(), order.task, steps, order.limits, history)
-    return estimate(forecasts.estimate(made), ended.bill.usd / MILLION)
+    forecast = forecasts.of_plan(runtime.pool.catalog(), order.task, steps, order.limits, history)
+    return estimate(forecasts.estimate(forecast), end.bill.usd / MILLION)
 
 
-def estimate(known: Mapping[str, Any] | None, planning_usd: float) -> Text:
+def estimate(forecast: Mapping[str, Any] | None, planning_usd: float) -> Text:
     """Return the forecast of a plan, as the API has it, in words; `planning_usd` are the dollars that making the plan
     cost."""
-    if known is None:
+    if forecast is None:
         return Text("estimate: none, because a worker of the plan is not in the pool file, or is the conductor")
     planning = f"Making the plan cost {run_words.cost(planning_usd)}."
-    return Text.assemble(("estimate: ", "bold"), f"{run_words.estimate(known)}. {planning}")
+    return Text.assemble(("estimate: ", "bold"), f"{run_words.estimate(forecast)}. {planning}")

@@ -64,30 +64,30 @@ def _export(args: Arguments) -> int:
     export = train.import_object("app.lab.export")
     source, out = export.read_training(Path(args.trained)), Path(args.out)
     if args.adapter_of is None:
-        made = export.export(source, out, args.title)
+        card = export.export(source, out, args.title)
     else:
-        made = export.export_adapter(source, Path(args.adapter_of), out, args.title, args.rank)
+        card = export.export_adapter(source, Path(args.adapter_of), out, args.title, args.rank)
     if args.json:
-        terminal.print_json({"version": made.name, "folder": args.out, "evaluation": dict(made.evaluation)})
+        terminal.print_json({"version": card.name, "folder": args.out, "evaluation": dict(card.evaluation)})
         return 0
     console = terminal.stdout()
-    console.print(f"{made.name} in {args.out}", markup=False)
-    for split, found in made.evaluation.items():
-        figures = f"reward {found['reward']:.3f}, right {found['right']:.3f}, ${found['usd']:.6f} a task"
-        console.print(f"  {split}, {found['tasks']} tasks: {figures}", markup=False)
+    console.print(f"{card.name} in {args.out}", markup=False)
+    for split, means in card.evaluation.items():
+        figures = f"reward {means['reward']:.3f}, right {means['right']:.3f}, ${means['usd']:.6f} a task"
+        console.print(f"  {split}, {means['tasks']} tasks: {figures}", markup=False)
     return 0
 
 
 def _describe(args: Arguments) -> int:
-    given = ("title", "prompt", "grammar", "steps", "workers", "reward", "commit")
-    facts = {name: getattr(args, name) for name in given}
+    fields = ("title", "prompt", "grammar", "steps", "workers", "reward", "commit")
+    facts = {name: getattr(args, name) for name in fields}
     base = Path(args.base) if args.base is not None else None
     golden = Path(args.golden) if args.golden is not None else None
-    made = manifest.describe(Path(args.folder), base, golden, **facts)
+    card = manifest.describe(Path(args.folder), base, golden, **facts)
     if args.json:
-        terminal.print_json({"version": made.name, "base": made.base, "folder": args.folder})
+        terminal.print_json({"version": card.name, "base": card.base, "folder": args.folder})
     else:
-        terminal.stdout().print(f"{made.name}, of the base {made.base}", markup=False)
+        terminal.stdout().print(f"{card.name}, of the base {card.base}", markup=False)
     return 0
 
 
@@ -95,11 +95,11 @@ def _sign(args: Arguments, environ: Mapping[str, str]) -> int:
     signer = conductor_signer(read_settings(environ))
     if signer is None:
         raise ConfigInvalid(["BATON_CONDUCTOR_SIGNING_KEY: is not set; `baton audit log --new-key NAME` makes a key"])
-    made = manifest.sign(Path(args.folder), signer)
+    card = manifest.sign(Path(args.folder), signer)
     if args.json:
-        terminal.print_json({"version": made.name, "folder": args.folder, "verifier": str(signer.verifier)})
+        terminal.print_json({"version": card.name, "folder": args.folder, "verifier": str(signer.verifier)})
     else:
-        message = f"{made.name} is signed; those who load it need BATON_CONDUCTOR_SIGNERS={signer.verifier}"
+        message = f"{card.name} is signed; those who load it need BATON_CONDUCTOR_SIGNERS={signer.verifier}"
         terminal.stdout().print(message, markup=False, soft_wrap=True)
     return 0
 
@@ -128,11 +128,11 @@ def _deploy(loaded: Loaded, args: Arguments) -> int:
 
 def _restore(loaded: Loaded, args: Arguments) -> int:
     """Load what was deployed into each server that lacks it, from the same folder, by the same checks."""
-    changes = event_loop.run(version_changes.changes(loaded.settings, of_tiers=False))
-    standing = versions_in_force(changes).get(args.conductor, VersionsInForce())
+    changes = event_loop.run(version_changes.read_changes(loaded.settings, of_tiers=False))
+    in_force = versions_in_force(changes).get(args.conductor, VersionsInForce())
     with conductor_servers(loaded, args.conductor) as servers:
         present = served_by_all(servers)
-        missing = [version for version in standing.loaded if version not in present]
+        missing = [version for version in in_force.loaded if version not in present]
         for version in missing:
             folder, path = _deployed_from(changes, args.conductor, version)
             card, golden = manifest.read(folder)
@@ -155,17 +155,17 @@ def _deployed_from(changes: Sequence[Change], conductor: str, version: str) -> t
         for change in changes
         if (change.conductor, change.kind, change.version) == (conductor, "loaded", version)
     ]
-    found = json.loads(notes[-1] or "{}")
-    if "folder" not in found:
+    record = json.loads(notes[-1] or "{}")
+    if "folder" not in record:
         raise ConfigInvalid([f"{version}: was deployed by an older Baton, which kept no folder; deploy it once more"])
-    return Path(found["folder"]), found["path"]
+    return Path(record["folder"]), record["path"]
 
 
 def _shadow(loaded: Loaded, args: Arguments, now: Callable[[], float]) -> int:
-    compared = shadow_plans.PlanComparison()
+    comparison = shadow_plans.PlanComparison()
     with conductor_servers(loaded, args.conductor) as servers:
-        event_loop.run(_compare(loaded.settings, servers[0], args, now(), compared))
-    note = compared.as_json()
+        event_loop.run(_compare(loaded.settings, servers[0], args, now(), comparison))
+    note = comparison.as_json()
     event_loop.run(_store(loaded.settings, args, "shadowed", args.version, note=note))
     if args.json:
         print(note, flush=True)
@@ -175,34 +175,34 @@ def _shadow(loaded: Loaded, args: Arguments, now: Callable[[], float]) -> int:
 
 
 async def _compare(
-    settings: Settings, server: Management, args: Arguments, now: float, compared: shadow_plans.PlanComparison
+    settings: Settings, server: Management, args: Arguments, now: float, comparison: shadow_plans.PlanComparison
 ) -> None:
-    known = await _in_force(settings, args.conductor)
-    if reason := refusal(known, "shadowed", args.version):
+    versions = await _in_force(settings, args.conductor)
+    if reason := refusal(versions, "shadowed", args.version):
         raise ConfigInvalid([reason])
     async with storage.existing_database(settings), storage.open_journals(settings) as archive:
-        async for case in shadow_plans.read_cases(archive, args.conductor, now - args.since, now, compared):
-            if compared.plans >= args.limit:
+        async for case in shadow_plans.read_cases(archive, args.conductor, now - args.since, now, comparison):
+            if comparison.plans >= args.limit:
                 break
-            shadow_plans.compare(server, args.version, case, compared)
+            shadow_plans.compare(server, args.version, case, comparison)
 
 
 def _change(loaded: Loaded, args: Arguments, now: Callable[[], float]) -> int:
     kind, version = KINDS[args.verb], getattr(args, "version", "")
     if args.conductor not in conductor_names(loaded.catalog):
         raise ConfigInvalid([f"{args.conductor}: conducts no tier of the pool file"])
-    wanted = RequestedChange(args.conductor, kind, version, getattr(args, "share", 0.0))
+    request = RequestedChange(args.conductor, kind, version, getattr(args, "share", 0.0))
 
-    def served() -> list[str]:
-        with conductor_servers(loaded, wanted.conductor) as servers:
+    def read_served() -> list[str]:
+        with conductor_servers(loaded, request.conductor) as servers:
             return served_by_all(servers)
 
     async def check(store: Store) -> RequestedChange:
-        return await check_change(store, wanted, served, trusted_signers(loaded.settings), terminal.warn)
+        return await check_change(store, request, read_served, trusted_signers(loaded.settings), terminal.warn)
 
-    refused = event_loop.run(version_changes.change(loaded, args, check, now()))
-    if refused:
-        return version_changes.refuse(refused, as_json=args.json)
+    evidence = event_loop.run(version_changes.change(loaded, args, check, now()))
+    if evidence:
+        return version_changes.refuse(evidence, as_json=args.json)
     if kind == "unloaded":
         with conductor_servers(loaded, args.conductor) as servers:
             for server in servers:
@@ -213,9 +213,9 @@ def _change(loaded: Loaded, args: Arguments, now: Callable[[], float]) -> int:
 async def _store(settings: Settings, args: Arguments, kind: ChangeKind, version: str, note: str) -> None:
     """Store what was found about a version."""
     async with storage.open_configured_store(settings) as store:
-        wanted = RequestedChange(args.conductor, kind, version)
+        request = RequestedChange(args.conductor, kind, version)
         await make_change(
-            store, wanted, name=version_changes.new_change_id(), by=version_changes.author(args), note=note
+            store, request, name=version_changes.new_change_id(), by=version_changes.author(args), note=note
         )
 
 
@@ -225,8 +225,8 @@ async def _in_force(settings: Settings, conductor: str) -> VersionsInForce:
 
 
 def _list(settings: Settings, limit: int, *, as_json: bool) -> int:
-    made = event_loop.run(version_changes.changes(settings, of_tiers=False))
-    version_changes.show(made, limit, as_json=as_json, words=_words)
+    changes = event_loop.run(version_changes.read_changes(settings, of_tiers=False))
+    version_changes.show(changes, limit, as_json=as_json, words=_words)
     return 0
 
 

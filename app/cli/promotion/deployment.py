@@ -51,12 +51,12 @@ class GoldenResult:
     @property
     def faults(self) -> list[str]:
         """Return the reasons why the version is refused."""
-        found = []
+        reasons = []
         if self.valid < self.prompts:
-            found.append(f"{self.prompts - self.valid} of {self.prompts} golden prompts led to no valid plan")
+            reasons.append(f"{self.prompts - self.valid} of {self.prompts} golden prompts led to no valid plan")
         if self.agreed < AGREEMENT * self.known:
-            found.append(f"{self.agreed} of {self.known} golden plans came out as they should; {AGREEMENT:.0%} must")
-        return found
+            reasons.append(f"{self.agreed} of {self.known} golden plans came out as they should; {AGREEMENT:.0%} must")
+        return reasons
 
 
 def command(args: Arguments, settings: Settings) -> tuple[list[str], dict[str, str]]:
@@ -91,9 +91,9 @@ def serve(args: Arguments, environ: Mapping[str, str]) -> int:
     """Replace this process by the server, or print the command that would start it."""
     words, variables = command(args, read_settings(environ))
     if args.dry_run:
-        shown = [f"{name}={value}" for name, value in variables.items()]
-        shown += [_quoted(word) for word in words]
-        print(" ".join(shown))
+        parts = [f"{name}={value}" for name, value in variables.items()]
+        parts += [_quoted(word) for word in words]
+        print(" ".join(parts))
         return 0
     sys.stdout.flush()
     try:
@@ -151,16 +151,16 @@ def check_server(server: Management, card: Manifest, golden: Sequence[Golden]) -
 def golden_result(server: Management, card: Manifest, golden: Sequence[Golden]) -> GoldenResult:
     """Ask every golden prompt at temperature 0, and count the results."""
     style = STYLES[card.prompt]
-    valid = known = agreed = 0
+    valid_plans = known_plans = equal_plans = 0
     for prompt in golden:
         steps = _plan_of(server, card.name, prompt, style)
         if steps is not None:
-            valid += 1
+            valid_plans += 1
         if prompt.plan is not None:
-            known += 1
+            known_plans += 1
             if steps is not None and steps == read(prompt.plan, prompt):
-                agreed += 1
-    return GoldenResult(len(golden), valid, known, agreed)
+                equal_plans += 1
+    return GoldenResult(len(golden), valid_plans, known_plans, equal_plans)
 
 
 def _plan_of(server: Management, model: str, prompt: Golden, style: Style) -> tuple[Step, ...] | None:
@@ -180,8 +180,8 @@ def read(text: str, prompt: Golden) -> tuple[Step, ...] | None:
 def check_signature(folder: Path, card: Manifest, settings: Settings) -> None:
     """Raise `ConfigInvalid` for a version that no key in `BATON_CONDUCTOR_SIGNERS` has signed, or warn of it, as
     `BATON_CONDUCTOR_UNSIGNED` says."""
-    trusted = trusted_signers(settings)
-    refuse_or_warn(trusted, manifest.objection(folder, card.name, trusted), terminal.warn)
+    signers = trusted_signers(settings)
+    refuse_or_warn(signers, manifest.objection(folder, card.name, signers), terminal.warn)
 
 
 def deploy(servers: Sequence[Management], folder: Path, card: Manifest, golden: Sequence[Golden], path: str) -> str:
@@ -189,22 +189,22 @@ def deploy(servers: Sequence[Management], folder: Path, card: Manifest, golden: 
     JSON, with the version's signature; where it fails, it is unloaded from each server that did not have it before."""
     if not golden:
         raise ConfigInvalid([f"{folder}: has no golden prompts, so that nothing could be checked"])
-    loaded: list[Management] = []
+    new_servers: list[Management] = []
     try:
         for server in servers:
             check_server(server, card, golden)
             if card.name not in server.models():
                 _load(server, card, path)
-                loaded.append(server)
-            found = golden_result(server, card, golden)
-            if found.faults:
-                raise ConfigInvalid([f"{card.name}: {fault}" for fault in found.faults])
+                new_servers.append(server)
+            result = golden_result(server, card, golden)
+            if result.faults:
+                raise ConfigInvalid([f"{card.name}: {fault}" for fault in result.faults])
     except BaseException:
-        for server in loaded:
+        for server in new_servers:
             server.unload(card.name)
         raise
     facts = {"base": card.base, "commit": card.commit, "folder": str(folder.resolve()), "path": path}
-    note = asdict(found) | facts
+    note = asdict(result) | facts
     signature = manifest.signature(folder)
     if signature:
         note["signature"] = signature

@@ -56,8 +56,8 @@ class Case:
 async def read_cases(
     source: Source, conductor: str, since: float, now: float, comparison: PlanComparison
 ) -> AsyncIterator[Case]:
-    """Yield the first plans of a conductor's runs since then, and count in `compared` those that cannot be repeated."""
-    kept = await source.catalogs()
+    """Yield the first plan of each of a conductor's runs since then. `comparison` counts those that are left out."""
+    catalogs = await source.catalogs()
     async for record in source.records(since=since):
         run = read_run(record, now, False)
         if not run.has_admission or not run.proposals:
@@ -71,36 +71,36 @@ async def read_cases(
             comparison.left_out["rejected"] += 1
             continue
         try:
-            yield _case(run, call, proposal, kept)
+            yield _case(run, call, proposal, catalogs)
         except (Unverifiable, UnknownTemplate, KeyError, TypeError, ValueError) as reason:
             comparison.left_out[str(reason) or "unknown template"] += 1
 
 
-def _case(run: AuditedRun, call: Call, proposal: Proposal, kept: Mapping[str, bytes]) -> Case:
-    catalog: Catalog = restored(kept[call.intent.body["catalog"]])
+def _case(run: AuditedRun, call: Call, proposal: Proposal, catalogs: Mapping[str, bytes]) -> Case:
+    catalog: Catalog = restored(catalogs[call.intent.body["catalog"]])
     request = rebuilt_request(run, call, catalog, catalog.workers[call.intent.body["worker"]])
     names = tuple(proposal.opening.body["order"])
     limit = int(run.limits["steps"])
-    said = ""
+    text = ""
     if call.outcome is not None:
-        said = text_of(run, call.outcome.body["output"])
-    return Case(request, names, limit, _plan(said, names, limit) or ())
+        text = text_of(run, call.outcome.body["output"])
+    return Case(request, names, limit, _plan(text, names, limit) or ())
 
 
 def compare(server: Management, version: str, case: Case, comparison: PlanComparison) -> None:
     """Ask the version for its plan, and note the differences."""
     comparison.plans += 1
     schema = case.request.form.schema if case.request.form is not None else None
-    said = [{"role": message.role, "content": message.text} for message in case.request.messages]
-    text = server.plan(version, said, schema or {}, case.request.sampling.max_tokens or 0)
-    found = _plan(text, case.names, case.steps)
+    messages = [{"role": message.role, "content": message.text} for message in case.request.messages]
+    text = server.plan(version, messages, schema or {}, case.request.sampling.max_tokens or 0)
+    plan = _plan(text, case.names, case.steps)
     comparison.steps_live += len(case.live)
-    if found is None:
+    if plan is None:
         return
     comparison.valid += 1
-    comparison.same += found == case.live
-    comparison.steps += len(found)
-    comparison.first_workers[found[0].worker] += 1
+    comparison.same += plan == case.live
+    comparison.steps += len(plan)
+    comparison.first_workers[plan[0].worker] += 1
 
 
 def _plan(text: str, names: tuple[str, ...], limit: int) -> tuple[Step, ...] | None:
@@ -113,5 +113,5 @@ def _plan(text: str, names: tuple[str, ...], limit: int) -> tuple[Step, ...] | N
 
 def summary(note: str) -> str:
     """Return a record of comparisons in one line."""
-    found = orjson.loads(note)
-    return f"{found['valid']} of {found['plans']} plans valid, {found['same']} the same as the live conductor's"
+    counts = orjson.loads(note)
+    return f"{counts['valid']} of {counts['plans']} plans valid, {counts['same']} the same as the live conductor's"

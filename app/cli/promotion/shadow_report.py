@@ -35,21 +35,21 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
 
 def _holds(figures: Mapping[str, Any]) -> bool:
     """Return True if there is a candidate, and the conditions hold for each."""
-    found = figures["candidates"]
-    return bool(found) and all(candidate["promotable"] for candidate in found)
+    candidates = figures["candidates"]
+    return bool(candidates) and all(candidate["promotable"] for candidate in candidates)
 
 
 async def _read(settings: Settings, tier: Tier, since: float, until: float) -> dict[str, Any]:
     async with storage.open_configured_store(settings) as store:
         notes = await store.learned(policy_of(tier.name), 0)
-        drawn = notes_from_json(notes.body).since(since) if notes is not None else {}
-        return await trials.report(store, tier, since, until, drawn)
+        draws = notes_from_json(notes.body).since(since) if notes is not None else {}
+        return await trials.report(store, tier, since, until, draws)
 
 
 def _print(figures: Mapping[str, Any]) -> None:
     console = terminal.stdout()
-    drawn = ", ".join(f"{name} {count:,}" for name, count in figures["drawn"].items()) or "none yet"
-    console.print(f"Runs of {figures['tier']} that were drawn: {drawn}.", markup=False, soft_wrap=True)
+    draws = ", ".join(f"{name} {count:,}" for name, count in figures["drawn"].items()) or "none yet"
+    console.print(f"Runs of {figures['tier']} that were drawn: {draws}.", markup=False, soft_wrap=True)
     for candidate in figures["candidates"]:
         _print_candidate(candidate)
     if not figures["candidates"]:
@@ -61,11 +61,11 @@ def _print_candidate(candidate: Mapping[str, Any]) -> None:
     plans = ""
     if candidate["plans"]:
         plans = f"; {candidate['valid_plans']:,} of {candidate['plans']:,} plans valid"
-    left = ""
+    unfinished = ""
     if candidate["unfinished"]:
-        left = f"; {candidate['unfinished']:,} unfinished"
+        unfinished = f"; {candidate['unfinished']:,} unfinished"
     console.print(
-        f"\n{terminal.clean(candidate['subject'])}: {terminal.count(candidate['pairs'], 'pair')}{plans}{left}",
+        f"\n{terminal.clean(candidate['subject'])}: {terminal.count(candidate['pairs'], 'pair')}{plans}{unfinished}",
         markup=False,
     )
     if not candidate["figures"]:
@@ -73,15 +73,17 @@ def _print_candidate(candidate: Mapping[str, Any]) -> None:
     else:
         console.print(_table(candidate["figures"]))
     if candidate["new_recipients"]:
-        named = ", ".join(f"{terminal.clean(name)} ({count:,})" for name, count in candidate["new_recipients"].items())
-        console.print(f"Shown callers' words in the shadow alone: {named}.", markup=False, soft_wrap=True)
+        recipients = ", ".join(
+            f"{terminal.clean(name)} ({count:,})" for name, count in candidate["new_recipients"].items()
+        )
+        console.print(f"Shown callers' words in the shadow alone: {recipients}.", markup=False, soft_wrap=True)
     if candidate["conditions"]:
         print_conditions(candidate["conditions"])
-        needed = ""
+        outlook = ""
         if candidate["pairs_needed"]:
-            needed = f"; about {candidate['pairs_needed']:,} pairs decide"
+            outlook = f"; about {candidate['pairs_needed']:,} pairs decide"
         verdict = "all hold" if candidate["promotable"] else "not promotable"
-        console.print(f"Conditions of promotion: {verdict}{needed}.", markup=False)
+        console.print(f"Conditions of promotion: {verdict}{outlook}.", markup=False)
 
 
 def _table(figures: Iterable[Mapping[str, Any]]) -> Table:
@@ -105,25 +107,25 @@ def _table(figures: Iterable[Mapping[str, Any]]) -> Table:
     return table
 
 
-def print_conditions(found: Iterable[Mapping[str, Any]]) -> None:
+def print_conditions(conditions: Iterable[Mapping[str, Any]]) -> None:
     """Print conditions of a promotion, each with its evidence."""
     table = terminal.table("condition", "limit", "found", "pairs", "needed", "outcome")
-    for condition in found:
+    for condition in conditions:
         limit, found_text = f"{condition['limit']:+.1%}", "nothing"
         if condition["found"] is not None:
             found_text = _interval("share", condition["found"])
         if condition["name"] == "min_pairs":
             limit, found_text = f"{condition['limit']:,.0f}", ""
-        needed = "-"
+        need = "-"
         if condition["needed"] is not None:
-            needed = f"{condition['needed']:,}"
-        table.add_row(condition["name"], limit, found_text, f"{condition['count']:,}", needed, condition["outcome"])
+            need = f"{condition['needed']:,}"
+        table.add_row(condition["name"], limit, found_text, f"{condition['count']:,}", need, condition["outcome"])
     terminal.stdout().print(table)
 
 
-def _interval(name: str, found: Mapping[str, float | None]) -> str:
-    ends = [_amount(name, found[end]) for end in ("low", "high")]
-    return f"{_amount(name, found['value'])} [{ends[0]}, {ends[1]}]"
+def _interval(name: str, interval: Mapping[str, float | None]) -> str:
+    ends = [_amount(name, interval[end]) for end in ("low", "high")]
+    return f"{_amount(name, interval['value'])} [{ends[0]}, {ends[1]}]"
 
 
 def _amount(name: str, value: float | None) -> str:

@@ -37,14 +37,14 @@ def _change(loaded: Loaded, args: Arguments, now: Callable[[], float]) -> int:
         raise ConfigInvalid([f"{args.tier}: there is no such tier; use one of {', '.join(catalog.tiers)}"])
     kind = KINDS[args.verb]
     subject = subject_named(catalog, args.to) if kind != "rolled_back" else ""
-    wanted = RequestedChange(f"{TIER}{tier.name}", kind, subject, getattr(args, "share", 0.0))
+    request = RequestedChange(f"{TIER}{tier.name}", kind, subject, getattr(args, "share", 0.0))
 
     async def check(store: Store) -> RequestedChange:
-        return await check_service(store, catalog, wanted)
+        return await check_service(store, catalog, request)
 
-    refused = event_loop.run(version_changes.change(loaded, args, check, now()))
-    if refused:
-        return version_changes.refuse(refused, as_json=args.json)
+    evidence = event_loop.run(version_changes.change(loaded, args, check, now()))
+    if evidence:
+        return version_changes.refuse(evidence, as_json=args.json)
     return _list(loaded, 1, as_json=args.json)
 
 
@@ -52,9 +52,9 @@ def _list(loaded: Loaded, limit: int, *, as_json: bool) -> int:
     def words(name: str, now: VersionsInForce) -> str:
         return _words(loaded.catalog, tier_in(name), now)
 
-    made = event_loop.run(version_changes.changes(loaded.settings, of_tiers=True))
+    changes = event_loop.run(version_changes.read_changes(loaded.settings, of_tiers=True))
     names = [f"{TIER}{name}" for name in loaded.catalog.tiers]
-    version_changes.show(made, limit, as_json=as_json, words=words, names=names)
+    version_changes.show(changes, limit, as_json=as_json, words=words, names=names)
     return 0
 
 

@@ -27,24 +27,24 @@ async def change(
 ) -> tuple[Judgement, ...]:
     """Make the change that `check` finds possible. Returns the evidence against a promotion that was not made."""
     async with storage.open_configured_store(loaded.settings) as store:
-        possible = await check(store)
-        forced = getattr(args, "force", None)
-        evidence = await watch.gate(store, loaded.catalog, possible, now)
-        if not watch.may_be_promoted(evidence) and not forced:
+        change_request = await check(store)
+        force_reason = getattr(args, "force", None)
+        evidence = await watch.gate(store, loaded.catalog, change_request, now)
+        if not watch.may_be_promoted(evidence) and not force_reason:
             return evidence
-        note = watch.evidence_note(evidence, forced=forced)
-        await make_change(store, possible, name=new_change_id(), by=author(args), note=note)
+        note = watch.evidence_note(evidence, forced=force_reason)
+        await make_change(store, change_request, name=new_change_id(), by=author(args), note=note)
         return ()
 
 
 def refuse(evidence: tuple[Judgement, ...], *, as_json: bool) -> int:
     """Print the conditions of a promotion that was not made."""
     if as_json:
-        terminal.print_json({"promoted": False, "tiers": [judged.to_json() for judged in evidence]})
+        terminal.print_json({"promoted": False, "tiers": [judgement.to_json() for judgement in evidence]})
         return 1
-    for judged in evidence:
-        terminal.stdout().print(f"{judged.tier}, by its {judged.source} runs:", markup=False)
-        print_conditions(judged.to_json()["conditions"])
+    for judgement in evidence:
+        terminal.stdout().print(f"{judgement.tier}, by its {judgement.source} runs:", markup=False)
+        print_conditions(judgement.to_json()["conditions"])
     terminal.stderr().print(
         "Not promoted: not all conditions hold. --force REASON promotes it all the same.", markup=False
     )
@@ -64,7 +64,7 @@ def author(args: Arguments) -> Actor:
 
 
 def show(
-    made: Sequence[Change],
+    history: Sequence[Change],
     limit: int,
     *,
     as_json: bool,
@@ -73,16 +73,16 @@ def show(
 ) -> None:
     """Print what is in force after these changes, a line of `words` for each name, and the latest changes; with a line
     for each of `names`, whether or not something of it was changed."""
-    standing = {name: VersionsInForce() for name in names} | versions_in_force(made)
+    in_force = {name: VersionsInForce() for name in names} | versions_in_force(history)
     if as_json:
-        now_in_force = {name: asdict(now) for name, now in standing.items()}
-        terminal.print_json({"in_force": now_in_force, "changes": [asdict(change) for change in made[-limit:]]})
+        now_in_force = {name: asdict(now) for name, now in in_force.items()}
+        terminal.print_json({"in_force": now_in_force, "changes": [asdict(change) for change in history[-limit:]]})
         return
     console = terminal.stdout()
-    for name, now in standing.items():
+    for name, now in in_force.items():
         console.print(words(name, now), markup=False, soft_wrap=True)
     table = terminal.table("at", "who", "of", "change", "version", "share", "found")
-    for change in made[-limit:]:
+    for change in history[-limit:]:
         at = terminal.second(change.at)
         share = f"{change.share:.0%}" if change.kind == "canary" else ""
         cells = (
@@ -115,7 +115,7 @@ def signed_findings(note: str) -> str:
     return json.dumps({**facts, "signed_by": [name for name, _, _ in signatures]})
 
 
-async def changes(settings: Settings, *, of_tiers: bool) -> tuple[Change, ...]:
+async def read_changes(settings: Settings, *, of_tiers: bool) -> tuple[Change, ...]:
     """Return the changes of what serves tiers, or those of conductors' versions."""
     async with storage.open_configured_store(settings) as store:
         return tuple([change for change in await store.changes() if bool(tier_in(change.conductor)) == of_tiers])

@@ -38,27 +38,27 @@ async def _erase(settings: Settings, args: Arguments, now: Callable[[], float]) 
     query = ContentQuery(tenant=args.tenant, user=args.user, before=before)
     async with storage.open_configured_store(settings) as store:
         if args.dry_run:
-            found = await _count_runs(store, args, query)
+            run_count = await _count_runs(store, args, query)
             if args.json:
-                terminal.print_json({"runs": found, "erased": False})
+                terminal.print_json({"runs": run_count, "erased": False})
             else:
-                terminal.stdout().print(f"The content of {terminal.count(found, 'run')} would be erased.")
+                terminal.stdout().print(f"The content of {terminal.count(run_count, 'run')} would be erased.")
             return 0
         patience = END_SECONDS + settings.lease_seconds
         if args.run:
-            erased = await _erase_one(store, args.run, patience, now)
+            result = await _erase_one(store, args.run, patience, now)
         elif args.ref:
-            erased = await _erase_text(store, args.ref, patience, now)
+            result = await _erase_text(store, args.ref, patience, now)
         else:
-            erased = await _erase_all(store, query, patience, now)
+            result = await _erase_all(store, query, patience, now)
     if args.json:
-        done: dict[str, object] = {"runs": erased.runs, "erased": True, "overwritten": erased.overwritten}
-        if erased.held:
-            done["held"] = dict(erased.held)
-        terminal.print_json(done)
+        record: dict[str, object] = {"runs": result.runs, "erased": True, "overwritten": result.overwritten}
+        if result.held:
+            record["held"] = dict(result.held)
+        terminal.print_json(record)
     else:
-        terminal.stdout().print(_report(settings, erased), soft_wrap=True)
-    return int(bool(erased.held))
+        terminal.stdout().print(_report(settings, result), soft_wrap=True)
+    return int(bool(result.held))
 
 
 async def _count_runs(store: Store, args: Arguments, query: ContentQuery) -> int:
@@ -95,10 +95,10 @@ async def _erase_all(store: Store, query: ContentQuery, patience: float, now: Ca
         by = "tenant"
         await asyncio.sleep(await store.retire_content_keys(tenant, now()))
     find = partial(runs_with_content, store, query)
-    erased = await erase_all(store, find, lambda rows: _end(store, rows, patience, now()), by)
+    result = await erase_all(store, find, lambda rows: _end(store, rows, patience, now()), by)
     if tenant is not None and by == "tenant":
         await _destroy_keys(store, tenant)
-    return erased
+    return result
 
 
 async def _destroy_keys(store: Store, tenant: str) -> None:
@@ -128,16 +128,16 @@ async def _end(store: Store, rows: Sequence[RunRow], patience: float, now: float
     await asyncio.gather(*[cancel.wait_until_ended(store, row, patience) for row in rows])
 
 
-def _report(settings: Settings, erased: EraseResult) -> str:
-    said = f"The content of {terminal.count(erased.runs, 'run')} is erased; every journal remains."
-    if erased.held:
-        names = ", ".join(sorted(set(erased.held.values())))
-        said = f"{said} Legal holds ({names}) cover {terminal.count(len(erased.held), 'run')}, left as before."
-    if erased.overwritten:
-        return f"{said} Nothing of it is left in the database's files."
+def _report(settings: Settings, result: EraseResult) -> str:
+    text = f"The content of {terminal.count(result.runs, 'run')} is erased; every journal remains."
+    if result.held:
+        names = ", ".join(sorted(set(result.held.values())))
+        text = f"{text} Legal holds ({names}) cover {terminal.count(len(result.held), 'run')}, left as before."
+    if result.overwritten:
+        return f"{text} Nothing of it is left in the database's files."
     if settings.database_url.startswith("sqlite"):
         return (
-            f"{said} Parts of it may be left in the database's files: a reader was in the way, or the file is too "
+            f"{text} Parts of it may be left in the database's files: a reader was in the way, or the file is too "
             "large to be written anew now. Run VACUUM on it while Baton is stopped."
         )
-    return f"{said} Its bytes remain in Postgres's files until VACUUM FULL, in its write-ahead log and in back-ups."
+    return f"{text} Its bytes remain in Postgres's files until VACUUM FULL, in its write-ahead log and in back-ups."

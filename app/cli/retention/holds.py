@@ -20,14 +20,14 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
     terminal.log_to_stderr("warning")
     storage.print_database(settings)
     verbs = {"add": _add, "ls": _list, "release": _release}
-    found = event_loop.run(verbs[args.verb](settings, args, now()))
+    holds = event_loop.run(verbs[args.verb](settings, args, now()))
     if args.json:
-        terminal.print_json([asdict(hold) for hold in found])
+        terminal.print_json([asdict(hold) for hold in holds])
         return 0
     table = terminal.table(*COLUMNS)
-    for hold in found:
+    for hold in holds:
         terminal.add_row(table, _cells(hold))
-    terminal.stdout().print(table if found else "No legal hold is in force.")
+    terminal.stdout().print(table if holds else "No legal hold is in force.")
     return 0
 
 
@@ -52,13 +52,13 @@ async def _add(settings: Settings, args: Arguments, now: float) -> list[Hold]:
 
 async def _chosen_scope(store: Store, args: Arguments, now: float) -> tuple[HoldScope, str]:
     """Return the scope and the name that the command names. Raises `ConfigInvalid` unless it names one."""
-    given: list[tuple[HoldScope, str | None]] = [("run", args.run), ("user", args.user), ("key", args.key)]
+    options: list[tuple[HoldScope, str | None]] = [("run", args.run), ("user", args.user), ("key", args.key)]
     if args.user is None:
-        given.append(("tenant", args.tenant))
-    chosen = [(scope, name) for scope, name in given if name]
-    if len(chosen) != 1:
+        options.append(("tenant", args.tenant))
+    scopes = [(scope, name) for scope, name in options if name]
+    if len(scopes) != 1:
         raise ConfigInvalid(["holds add: name one of --run, --user, --tenant and --key"])
-    scope, name = chosen[0]
+    scope, name = scopes[0]
     if scope == "run":
         return scope, (await storage.find_run(store, name)).id
     if scope == "key":
@@ -80,9 +80,9 @@ def _cells(hold: Hold) -> tuple[str, ...]:
     where = ""
     if hold.tenant and hold.scope != "tenant":
         where = f" of {hold.tenant}"
-    released = "-"
+    release_text = "-"
     if hold.released_at is not None:
-        released = terminal.minute(hold.released_at)
-    placed = terminal.minute(hold.placed_at)
+        release_text = terminal.minute(hold.released_at)
+    placement_text = terminal.minute(hold.placed_at)
     covers = f"{hold.scope} {hold.name}{where}"
-    return hold.id, covers, hold.reason, placed, hold.placed_by, released, hold.released_by or "-"
+    return hold.id, covers, hold.reason, placement_text, hold.placed_by, release_text, hold.released_by or "-"

@@ -23,13 +23,13 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
         else:
             terminal.stdout().print(f"{_count_text(runs, events)} would be pruned.")
         return 0
-    done = event_loop.run(_prune(settings, query, now))
+    result = event_loop.run(_prune(settings, query, now))
     if args.json:
-        counted = {"runs": done.runs, "events": done.events, "pruned": True}
-        terminal.print_json({**counted, "files": list(done.files), "damaged": list(done.damaged)})
+        record = {"runs": result.runs, "events": result.events, "pruned": True}
+        terminal.print_json({**record, "files": list(result.files), "damaged": list(result.damaged)})
     else:
-        _report(settings, done)
-    return 1 if done.damaged else 0
+        _report(settings, result)
+    return 1 if result.damaged else 0
 
 
 async def _count(settings: Settings, query: PruneQuery) -> tuple[int, int]:
@@ -41,11 +41,11 @@ async def _prune(settings: Settings, query: PruneQuery, now: Callable[[], float]
     async def rest() -> bool:
         return True
 
-    kept = archiving(settings.archive, settings.archive_endpoint, contents=settings.archive_content)
+    archive = archiving(settings.archive, settings.archive_endpoint, contents=settings.archive_content)
     async with storage.open_configured_store(settings) as store, storage.open_journals(settings) as journals:
-        done = await Pruning(store, journals, kept, now=now, name=_name, pause=rest).prune(query)
+        result = await Pruning(store, journals, archive, now=now, name=_name, pause=rest).prune(query)
         await store.overwrite_erased()
-    return done
+    return result
 
 
 def _count_text(runs: int, events: int) -> str:
@@ -56,14 +56,14 @@ def _name(prefix: str) -> str:
     return f"{prefix}_{token_hex(8)}"
 
 
-def _report(settings: Settings, done: PruneResult) -> None:
+def _report(settings: Settings, result: PruneResult) -> None:
     console = terminal.stdout()
-    console.print(f"Pruned: {_count_text(done.runs, done.events)}.")
-    if done.held:
-        held = terminal.count(len(done.held), "run")
-        console.print(f"Kept, because a legal hold covers them: {held}; see `baton holds ls`.")
+    console.print(f"Pruned: {_count_text(result.runs, result.events)}.")
+    if result.held:
+        held_runs = terminal.count(len(result.held), "run")
+        console.print(f"Kept, because a legal hold covers them: {held_runs}; see `baton holds ls`.")
     if settings.archive:
-        files = terminal.count(len(done.files), "file")
-        console.print(f"The journals are in {files}:", *done.files, sep="\n", soft_wrap=True)
-    for name in done.damaged:
+        files = terminal.count(len(result.files), "file")
+        console.print(f"The journals are in {files}:", *result.files, sep="\n", soft_wrap=True)
+    for name in result.damaged:
         console.print(f"{name} was kept: its journal is damaged. `baton audit check --run {name}` shows how.")

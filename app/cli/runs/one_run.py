@@ -76,16 +76,16 @@ async def _show(settings: Settings, args: Arguments, now: float) -> None:
         raise ConfigInvalid(["--at, --seconds: need --view graph, timeline or state"])
     async with storage.open_configured_store(settings) as store:
         row = await storage.find_run(store, args.run)
-        shown, question = await run_tree.read_run(store, row)
+        record, question = await run_tree.read_run(store, row)
         await content_reads.record_read(store, row.id, row.tenant, "show")
-        key = await store.key(shown["key"])
-    shown["key_name"] = None
+        key = await store.key(record["key"])
+    record["key_name"] = None
     if key is not None:
-        shown["key_name"] = key.name
+        record["key_name"] = key.name
     if args.json:
-        terminal.print_json(shown)
+        terminal.print_json(record)
     else:
-        terminal.stdout().print(run_tree.draw(shown, question, full=args.full))
+        terminal.stdout().print(run_tree.draw(record, question, full=args.full))
 
 
 async def _show_view(settings: Settings, args: Arguments, now: float) -> None:
@@ -125,11 +125,11 @@ def _draw(args: Arguments, document: Mapping[str, Any], width: int) -> Iterator[
 async def _explain(settings: Settings, args: Arguments) -> None:
     async with storage.open_configured_store(settings) as store:
         row = await storage.find_run(store, args.run)
-        found = await explanation.explain(store, store, row, content=True)
+        document = await explanation.explain(store, store, row, content=True)
     if args.json:
-        terminal.print_json(found)
+        terminal.print_json(document)
     else:
-        terminal.stdout().print(terminal.clean(found["text"]), markup=False, soft_wrap=True)
+        terminal.stdout().print(terminal.clean(document["text"]), markup=False, soft_wrap=True)
 
 
 # -- watch

@@ -67,12 +67,17 @@ class ReplayedRun:
     run: str
     replay: str = ""
     comparison: Comparison | None = None
-    refused: str = ""
+    refusal: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Return the pair as a line of the file of `--out`."""
-        found = self.comparison.to_json() if self.comparison is not None else None
-        return {"run": self.run, "replay": self.replay or None, "refused": self.refused or None, "comparison": found}
+        comparison = self.comparison.to_json() if self.comparison is not None else None
+        return {
+            "run": self.run,
+            "replay": self.replay or None,
+            "refused": self.refusal or None,
+            "comparison": comparison,
+        }
 
 
 @dataclass(slots=True)
@@ -82,23 +87,23 @@ class Money:
     most: int | None
     slots: int
     spent: int = 0
-    held: int = 0
+    reserved: int = 0
     dearest: int = 0
 
-    def part(self, wanted: int, usual: int) -> int | None:
+    def part(self, limit: int, usual: int) -> int | None:
         """Hold the most that one replay may cost; None if what is left does not suffice for a usual one."""
         if self.most is None:
-            return wanted
-        part = min(wanted, (self.most - self.spent - self.held) // max(self.slots, 1))
+            return limit
+        part = min(limit, (self.most - self.spent - self.reserved) // max(self.slots, 1))
         if part < max(usual, self.dearest, 1):
             return None
-        self.held += part
+        self.reserved += part
         return part
 
     def settle(self, part: int, cost: int) -> None:
         """Note what a replay has cost."""
         if self.most is not None:
-            self.held -= part
+            self.reserved -= part
         self.spent += cost
         self.dearest = max(self.dearest, cost)
 
@@ -107,7 +112,7 @@ class Money:
 class Batch:
     """The replays of one command."""
 
-    opened: Runtime
+    runtime: Runtime
     args: Arguments
     under: Mapping[str, str]
     money: Money
@@ -131,23 +136,23 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
         terminal.print_json(summed_up)
     else:
         _print(batch, differences)
-    if batch.pairs and not any(pair.refused for pair in batch.pairs):
+    if batch.pairs and not any(pair.refusal for pair in batch.pairs):
         return 0
     return 1
 
 
 def _parse_configuration(args: Arguments) -> Mapping[str, str]:
-    found: dict[str, str] = {}
+    configuration: dict[str, str] = {}
     for text in args.under:
         name, is_given, value = text.partition("=")
         if name not in CONFIGURATION_OPTIONS or not is_given or not value:
             raise ConfigInvalid([f"--under: must be NAME=VALUE, with one of {', '.join(CONFIGURATION_OPTIONS)}"])
-        found[name] = value
+        configuration[name] = value
     if args.from_step is not None and len(args.run) != 1:
         raise ConfigInvalid(["--from-step: replay one run, because steps of different runs have nothing in common"])
     if not args.run and args.since is None:
         raise ConfigInvalid(["say which runs: their ids, or --since 7d with other filters"])
-    return found
+    return configuration
 
 
 # -- replaying
@@ -156,11 +161,11 @@ def _parse_configuration(args: Arguments) -> Mapping[str, str]:
 async def _replay(loaded: Loaded, args: Arguments, under: Mapping[str, str], now: Callable[[], float]) -> Batch:
     async with storage.existing_database(loaded.settings):
         loaded = await _configuration(loaded, under)
-        async with engine.started_engine(loaded, args.concurrency, dispatches=True) as opened:
-            batch = Batch(opened, args, under, Money(args.max_usd, args.concurrency))
-            rows = await _rows(opened.context.store, args, now())
-            known = _replayed_before(args.out)
-            waiting = [row for row in rows if row.id not in known]
+        async with engine.start_engine(loaded, args.concurrency, dispatches=True) as runtime:
+            batch = Batch(runtime, args, under, Money(args.max_usd, args.concurrency))
+            rows = await _rows(runtime.context.store, args, now())
+            earlier_runs = _replayed_before(args.out)
+            waiting = [row for row in rows if row.id not in earlier_runs]
             batch.left_out["replayed before"] = len(rows) - len(waiting)
             waiting.reverse()
             with terminal.stderr().status(f"replaying {terminal.count(len(waiting), 'run')}"):
@@ -195,30 +200,30 @@ async def _rows(store: Store, args: Arguments, now: float) -> list[RunRow]:
     if args.run:
         return [await storage.find_run(store, name) for name in args.run]
     query = replace(query_of(args, await store.keys(), now), origin_kind="", limit=PAGE)
-    found: list[RunRow] = []
+    rows: list[RunRow] = []
     max_runs = args.limit
     if args.seed is not None:
         max_runs = DRAWN_FROM
-    while len(found) < max_runs:
+    while len(rows) < max_runs:
         page = await store.runs(query)
-        found += [row for row in page if row.ended_at is not None and row.topology and not row.erased]
+        rows += [row for row in page if row.ended_at is not None and row.topology and not row.erased]
         if len(page) < PAGE:
             break
         query = replace(query, before=(page[-1].created_at, page[-1].id))
-    if args.seed is not None and len(found) > args.limit:
-        return Random(args.seed).sample(found, args.limit)
-    return found[: args.limit]
+    if args.seed is not None and len(rows) > args.limit:
+        return Random(args.seed).sample(rows, args.limit)
+    return rows[: args.limit]
 
 
 def _replayed_before(out: str | None) -> set[str]:
     """Return the runs that an earlier command has replayed into this file. A line that was cut off does not count."""
-    found: set[str] = set()
+    runs: set[str] = set()
     if out is None or not Path(out).exists():
-        return found
+        return runs
     for line in Path(out).read_bytes().splitlines():
         with suppress(orjson.JSONDecodeError, KeyError, TypeError):
-            found.add(str(orjson.loads(line)["run"]))
-    return found
+            runs.add(str(orjson.loads(line)["run"]))
+    return runs
 
 
 async def _replay_until_empty(batch: Batch, waiting: list[RunRow]) -> None:
@@ -228,7 +233,7 @@ async def _replay_until_empty(batch: Batch, waiting: list[RunRow]) -> None:
         try:
             pair = await _replay_run(batch, row)
         except BatonError as error:
-            pair = ReplayedRun(row.id, refused=error.message)
+            pair = ReplayedRun(row.id, refusal=error.message)
         if pair is None:
             batch.left_out["no money left"] += 1
             continue
@@ -244,7 +249,7 @@ def _append(path: Path, pair: ReplayedRun) -> None:
 
 async def _replay_run(batch: Batch, row: RunRow) -> ReplayedRun | None:
     """Replay one run; None if no money is left for it."""
-    store = batch.opened.context.store
+    store = batch.runtime.context.store
     earlier = await replays.read(store, await store.journal(row.id))
     order = _order(batch, row, earlier)
     part = batch.money.part(order.limits.usd, row.spent.usd)
@@ -263,7 +268,7 @@ async def _replay_run(batch: Batch, row: RunRow) -> ReplayedRun | None:
 
 
 def _order(batch: Batch, row: RunRow, earlier: replays.Earlier) -> Order:
-    catalog, under = batch.opened.pool.catalog(), batch.under
+    catalog, under = batch.runtime.pool.catalog(), batch.under
     tier, model = _tier(catalog, row, earlier.state.admitted.served_by, under)
     effort = nearest_effort(tier, under.get("effort") or earlier.state.admitted.effort or None)
     plan = None
@@ -306,9 +311,9 @@ def _tier(catalog: Catalog, row: RunRow, served_by: str, under: Mapping[str, str
 
 async def _ended_replay(batch: Batch, order: Order) -> RunRow:
     """Return the row of a replay that has ended, or that waits for tools and has no recorded results for its calls."""
-    store = batch.opened.context.store
-    ended = await engine.run_to_end(batch.opened, order)
-    row = await store.run(ended.state.run)
+    store = batch.runtime.context.store
+    end = await engine.run_to_end(batch.runtime, order)
+    row = await store.run(end.state.run)
     waits = 0.0
     while row.ended_at is None and waits < WAITS_SECONDS:
         await asyncio.sleep(POLL_SECONDS)
@@ -326,15 +331,15 @@ async def _ended_replay(batch: Batch, order: Order) -> RunRow:
 def _compare_two(args: Arguments, environ: Mapping[str, str]) -> int:
     settings = read(environ)
     storage.print_database(settings)
-    found = event_loop.run(_compared(settings, args))
+    comparison = event_loop.run(_compare_runs(settings, args))
     if args.json:
-        terminal.print_json(found.to_json())
+        terminal.print_json(comparison.to_json())
     else:
-        _print_two(found)
+        _print_two(comparison)
     return 0
 
 
-async def _compared(settings: Any, args: Arguments) -> Comparison:
+async def _compare_runs(settings: Any, args: Arguments) -> Comparison:
     async with storage.open_configured_store(settings) as store:
         rows = [await storage.find_run(store, name) for name in (args.run, args.other)]
         journals = await store.journal(rows[0].id), await store.journal(rows[1].id)
@@ -344,14 +349,14 @@ async def _compared(settings: Any, args: Arguments) -> Comparison:
 
 def _intervals(batch: Batch, seed: int) -> list[tuple[Paired, Interval | None]]:
     """Return the paired differences with their 95 % intervals by the bootstrap over runs; None for a single pair."""
-    found: list[tuple[Paired, Interval | None]] = []
+    intervals: list[tuple[Paired, Interval | None]] = []
     for metric in paired([pair.comparison for pair in batch.pairs if pair.comparison is not None]):
         spread = None
         if metric.pairs > 1:
             means = paired_bootstrap({"difference": metric.differences}, Random(seed), RESAMPLES)
             spread = interval([mean["difference"] for mean in means])
-        found.append((metric, spread))
-    return found
+        intervals.append((metric, spread))
+    return intervals
 
 
 def _metric(metric: Paired, spread: Interval | None) -> dict[str, Any]:
@@ -373,8 +378,8 @@ def _print(batch: Batch, differences: Sequence[tuple[Paired, Interval | None]]) 
         table.add_row(*_cells(pair))
     console.print(table)
     for pair in batch.pairs:
-        if pair.refused:
-            console.print(f"{pair.run}: {terminal.clean(pair.refused)}", markup=False, soft_wrap=True)
+        if pair.refusal:
+            console.print(f"{pair.run}: {terminal.clean(pair.refusal)}", markup=False, soft_wrap=True)
     for reason, count in batch.left_out.most_common():
         console.print(f"left out: {count:,}, {reason}", markup=False)
     if len(batch.pairs) > 1:
@@ -382,18 +387,18 @@ def _print(batch: Batch, differences: Sequence[tuple[Paired, Interval | None]]) 
 
 
 def _cells(pair: ReplayedRun) -> tuple[str, ...]:
-    found = pair.comparison
-    if found is None:
+    comparison = pair.comparison
+    if comparison is None:
         return pair.run, "refused", "", "", "", "", ""
-    first, second = found.first, found.second
+    first, second = comparison.first, comparison.second
     return (
         pair.run,
         pair.replay,
         second.state,
-        SAME_ANSWER[found.same_answer],
+        SAME_ANSWER[comparison.same_answer],
         f"{terminal.dollars(first.usd)} -> {terminal.dollars(second.usd)}",
         f"{terminal.duration(first.seconds)} -> {terminal.duration(second.seconds)}",
-        f"{len(found.only_first)} fewer, {len(found.only_second)} more",
+        f"{len(comparison.only_first)} fewer, {len(comparison.only_second)} more",
     )
 
 
@@ -403,17 +408,17 @@ def _differences(differences: Sequence[tuple[Paired, Interval | None]]) -> Table
     for column in ("pairs", "run", "replay", "difference", "95 % interval", "lower", "higher"):
         table.add_column(column, justify="right", no_wrap=True)
     for metric, spread in differences:
-        shown = _metric(metric, spread)
-        ends = shown["interval_95"]
+        record = _metric(metric, spread)
+        ends = record["interval_95"]
         interval_text = ""
         if ends is not None:
             interval_text = f"{ends[0]:+g} to {ends[1]:+g}"
         table.add_row(
-            str(shown["metric"]),
+            str(record["metric"]),
             f"{metric.pairs:,}",
-            f"{shown['first']:g}",
-            f"{shown['second']:g}",
-            f"{shown['difference']:+g}",
+            f"{record['first']:g}",
+            f"{record['second']:g}",
+            f"{record['difference']:+g}",
             interval_text,
             f"{metric.lower:,}",
             f"{metric.higher:,}",
@@ -421,39 +426,39 @@ def _differences(differences: Sequence[tuple[Paired, Interval | None]]) -> Table
     return table
 
 
-def _print_two(found: Comparison) -> None:
-    console, shown = terminal.stdout(), found.to_json()
-    console.print(f"first: {found.first.run}\nsecond: {found.second.run}", markup=False, soft_wrap=True)
+def _print_two(comparison: Comparison) -> None:
+    console, record = terminal.stdout(), comparison.to_json()
+    console.print(f"first: {comparison.first.run}\nsecond: {comparison.second.run}", markup=False, soft_wrap=True)
     table = terminal.table("", "first", "second")
-    for name in shown["first"]:
+    for name in record["first"]:
         if name != "run":
-            table.add_row(name.replace("_", " "), str(shown["first"][name]), str(shown["second"][name]))
+            table.add_row(name.replace("_", " "), str(record["first"][name]), str(record["second"][name]))
     console.print(table)
-    console.print(SAME_ANSWER_SENTENCES[found.same_answer])
-    for step in found.steps:
+    console.print(SAME_ANSWER_SENTENCES[comparison.same_answer])
+    for step in comparison.steps:
         console.print(_step(step.to_json()), markup=False, soft_wrap=True)
-    for disclosure in found.only_first:
+    for disclosure in comparison.only_first:
         console.print(f"Only the first run: {_disclosure(disclosure)}", markup=False, soft_wrap=True)
-    for disclosure in found.only_second:
+    for disclosure in comparison.only_second:
         console.print(f"Only the second run: {_disclosure(disclosure)}", markup=False, soft_wrap=True)
 
 
 def _disclosure(disclosure: Recipient) -> str:
     """Return who saw what, in a sentence."""
-    saw = ", ".join(disclosure.saw) or "its subtask alone"
+    content = ", ".join(disclosure.saw) or "its subtask alone"
     recipient = f"{disclosure.recipient} ({disclosure.role})"
     if disclosure.place:
         recipient += f" in step {disclosure.place}"
-    return f"{recipient} saw {saw}."
+    return f"{recipient} saw {content}."
 
 
-def _step(shown: Mapping[str, Any]) -> str:
-    first, second = shown["first"], shown["second"]
+def _step(record: Mapping[str, Any]) -> str:
+    first, second = record["first"], record["second"]
     if second is None:
-        return f"step {shown['step']}: only in the first run, by {first['worker']}"
+        return f"step {record['step']}: only in the first run, by {first['worker']}"
     if first is None:
-        return f"step {shown['step']}: only in the second run, by {second['worker']}"
+        return f"step {record['step']}: only in the second run, by {second['worker']}"
     return (
-        f"step {shown['step']}: {first['worker']} -> {second['worker']}, {SAME_OUTPUT[shown['same_output']]}, "
+        f"step {record['step']}: {first['worker']} -> {second['worker']}, {SAME_OUTPUT[record['same_output']]}, "
         f"{first['cost_usd']:g} -> {second['cost_usd']:g} dollars"
     )

@@ -55,12 +55,12 @@ async def _read(settings: Settings, args: Arguments, now: float) -> tuple[dict[s
         zone = reports.zone_of(args.zone)
     except ValueError as error:
         raise ConfigInvalid([f"--zone: {error}"]) from None
-    wanted = ReportOptions(tuple(dict.fromkeys(args.by)) or ("tier",), args.success, args.threshold)
+    options = ReportOptions(tuple(dict.fromkeys(args.by)) or ("tier",), args.success, args.threshold)
     async with storage.open_configured_store(settings) as store:
         keys = await store.keys()
         query = query_of(args, keys, now)
         try:
-            figures = await reports.make(store, store, query, wanted, zone)
+            figures = await reports.make(store, store, query, options, zone)
         except TooManyGroups as error:
             raise ConfigInvalid([f"--by: {reports.too_many_groups(error)}"]) from None
     period = {"since": query.since, "until": query.until, "time_zone": args.zone}
@@ -83,8 +83,8 @@ def _print(figures: Mapping[str, Any], names: Mapping[str, str]) -> None:
     console.print(f"A success by {figures['success']}: {figures['definition']}", markup=False, soft_wrap=True)
     if figures["threshold"] is not None:
         console.print(f"The threshold is {figures['threshold']:g}.", markup=False)
-    named = ", ".join(f"{name} ({terminal.count(number, 'run')})" for name, number in figures["sources"].items())
-    console.print(f"It goes by: {terminal.clean(named) or 'nothing yet'}.", markup=False, soft_wrap=True)
+    sources = ", ".join(f"{name} ({terminal.count(number, 'run')})" for name, number in figures["sources"].items())
+    console.print(f"It goes by: {terminal.clean(sources) or 'nothing yet'}.", markup=False, soft_wrap=True)
     _print_rows(console, "Cost of a successful query", _group_rows(figures["groups"], names))
     _print_rows(console, "All of them", _group_rows([{"by": "all", "group": "", **total}], names))
     if total["runs"]:
@@ -156,10 +156,10 @@ def _print_dearest(console: Console, dearest: Mapping[str, Any]) -> None:
 
 
 def _print_alternatives(console: Console, figures: Mapping[str, Any]) -> None:
-    spared, cheapest = figures["access_lists"], figures["cheapest"]
+    lists, cheapest = figures["access_lists"], figures["cheapest"]
     console.print(
-        f"\nAccess lists spared {spared['spared_tokens']:,} tokens, {spared['share_spared']:.1%} of what the calls of "
-        f"steps would have read ({spared['calls_not_measured']:,} calls could not be measured).",
+        f"\nAccess lists spared {lists['spared_tokens']:,} tokens, {lists['share_spared']:.1%} of what the calls of "
+        f"steps would have read ({lists['calls_not_measured']:,} calls could not be measured).",
         markup=False,
         soft_wrap=True,
     )

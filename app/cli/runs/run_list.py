@@ -66,7 +66,7 @@ def _sorted_query(args: Arguments, keys: Sequence[KeyRow], now: float) -> RunQue
 
 async def _follow(settings: Settings, args: Arguments, now: Callable[[], float]) -> None:
     """Print a line for each run of the list, and again for each that is new on it or has changed, until interrupted."""
-    known: Mapping[str, Mapping[str, Any]] = {}
+    earlier: Mapping[str, Mapping[str, Any]] = {}
     mark: tuple[object, ...] | None = None
     async with storage.open_configured_store(settings) as store:
         keys = await store.keys()
@@ -76,20 +76,20 @@ async def _follow(settings: Settings, args: Arguments, now: Callable[[], float])
             if latest != mark:
                 mark, rows = latest, await store.runs(_sorted_query(args, keys, now()))
                 previews = await _previews(store, rows)
-                shown = {row.id: _summary(row, names, previews) for row in rows}
+                summaries = {row.id: _summary(row, names, previews) for row in rows}
                 for row in reversed(rows):
-                    if known.get(row.id) != shown[row.id]:
-                        _print_line(row, shown[row.id], args)
-                known = shown
+                    if earlier.get(row.id) != summaries[row.id]:
+                        _print_line(row, summaries[row.id], args)
+                earlier = summaries
             await asyncio.sleep(POLL_SECONDS)
 
 
-def _print_line(row: RunRow, shown: Mapping[str, Any], args: Arguments) -> None:
+def _print_line(row: RunRow, summary: Mapping[str, Any], args: Arguments) -> None:
     if args.json:
-        print(orjson.dumps(shown).decode(), flush=True)
+        print(orjson.dumps(summary).decode(), flush=True)
         return
-    key = terminal.clean(shown["key_name"] or row.key)
-    state = f"{row.state}{_note(row, is_preview=shown['preview'], wide=True)}"
+    key = terminal.clean(summary["key_name"] or row.key)
+    state = f"{row.state}{_note(row, is_preview=summary['preview'], wide=True)}"
     words = (terminal.moment(row.created_at), row.id, terminal.clean(row.tier), key, state)
     terminal.stdout().print("  ".join((*words, terminal.dollars(row.spent.usd))), markup=False, soft_wrap=True)
 
@@ -125,17 +125,17 @@ def query_of(args: Arguments, keys: Sequence[KeyRow], now: float) -> RunQuery:
     )
 
 
-def _key_id(rows: Sequence[KeyRow], wanted: str | None, now: float) -> str | None:
+def _key_id(rows: Sequence[KeyRow], key: str | None, now: float) -> str | None:
     """Return the id of the key of this name. A text that is no key's name is taken for an id."""
-    if wanted is None or wanted not in {row.name for row in rows}:
-        return wanted
-    return find_key(rows, wanted, now).id
+    if key is None or key not in {row.name for row in rows}:
+        return key
+    return find_key(rows, key, now).id
 
 
 async def _previews(store: Store, rows: Sequence[RunRow]) -> frozenset[str]:
     """Return the ids of those runs that were only planned, by `baton plan` or for a plan over HTTP."""
     details = await store.lists.details([row.id for row in rows])
-    return frozenset([run for run, known in details.items() if known.is_preview])
+    return frozenset([run for run, detail in details.items() if detail.is_preview])
 
 
 def _summary(row: RunRow, names: Mapping[str, str], previews: frozenset[str]) -> dict[str, Any]:

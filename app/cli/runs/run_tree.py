@@ -34,9 +34,9 @@ async def read_run(store: Store, row: RunRow) -> tuple[dict[str, Any], str | Non
     caller's last message, which is None if it was erased."""
     journal = await store.journal(row.id)
     state = fold(journal.events)
-    given = await store.feedback(row.id)
-    record = audit.whole(row, journal, given)
-    record["comments"] = {rating.id: rating.comment for rating in given if rating.comment}
+    ratings = await store.feedback(row.id)
+    record = audit.whole(row, journal, ratings)
+    record["comments"] = {rating.id: rating.comment for rating in ratings if rating.comment}
     record |= {"rehearsal": state.admitted.rehearsal, "preview": state.admitted.preview}
     record["steps"] = [await audit.step_in_full(store, state, journal.events, n) for n in state.steps]
     return record, await _question(store, state)
@@ -60,7 +60,7 @@ def draw(run: run_words.Record, question: str | None, *, full: bool) -> Tree:
     answer = run["end"].get("step")
     for step in run["steps"]:  # a step comes before the steps that are nested in it
         around = branches[step["parent"]]
-        branches[step["n"]] = _step(around, step, answers=step["n"] == answer, full=full, planned=run["preview"])
+        branches[step["n"]] = _step(around, step, answers=step["n"] == answer, full=full, is_preview=run["preview"])
         _proposals(branches[step["n"]], run, parent=step["n"])
     for rating in chain.from_iterable(run["feedback"].values()):
         branch = tree.add(_line("feedback", run_words.rating(rating)))
@@ -154,9 +154,9 @@ def _further_facts(run: run_words.Record) -> list[tuple[str, str]]:
     return facts
 
 
-def _step(tree: Tree, step: run_words.Record, *, answers: bool, full: bool, planned: bool) -> Tree:
+def _step(tree: Tree, step: run_words.Record, *, answers: bool, full: bool, is_preview: bool) -> Tree:
     state, error, output = step["state"], run_words.error(step["error"]), None
-    if planned:
+    if is_preview:
         state, error = "planned", None
     if state == "done":
         output = _shown_text(step["output"], full)

@@ -56,13 +56,13 @@ MIN_WAIT_SECONDS: Final = 0.001
 Document = Mapping[str, Any]
 
 
-def graph(shown: Document) -> Iterator[Text]:
+def graph(document: Document) -> Iterator[Text]:
     """Yield the nodes in their layers, each with what it was granted (`<==`) and what was withheld from it (`x..`)."""
-    yield heading(shown)
+    yield heading(document)
     edges: dict[str, list[Document]] = {}
-    for edge in shown["edges"]:
+    for edge in document["edges"]:
         edges.setdefault(edge["target"], []).append(edge)
-    for node in sorted(shown["nodes"], key=lambda node: (node["x"], node["y"])):
+    for node in sorted(document["nodes"], key=lambda node: (node["x"], node["y"])):
         yield _node(node)
         for edge in edges.get(node["id"], ()):
             yield _edge(edge)
@@ -88,13 +88,13 @@ def _node(node: Document) -> Text:
 
 def _edge(edge: Document) -> Text:
     indent, source = " " * 6, _name(edge["source"])
-    what = CONTENT_TEXTS[edge["what"]]
+    content = CONTENT_TEXTS[edge["what"]]
     if edge["kind"] == "granted":
-        line = f"{indent}<== {source}: {what}"
+        line = f"{indent}<== {source}: {content}"
         if not edge["sent"]:
             line += " (not sent yet)"
         return Text(line, style="dim")
-    line = f"{indent}x.. {source}: {what} withheld"
+    line = f"{indent}x.. {source}: {content} withheld"
     if edge["worker"]:
         line += f" from {clean(edge['worker'])}"
     reason = REASON_TEXTS[edge["reason"]]
@@ -103,15 +103,15 @@ def _edge(edge: Document) -> Text:
     return Text(f"{line} ({reason})", style="yellow")
 
 
-def timeline(shown: Document, width: int, *, by_money: bool) -> Iterator[Text]:
+def timeline(document: Document, width: int, *, by_money: bool) -> Iterator[Text]:
     """Yield the spans as bars on one axis of this many columns in all, by seconds or by money."""
-    yield heading(shown)
+    yield heading(document)
     columns = max(width - LABEL_COLUMNS - FIGURE_COLUMNS - 2, MIN_BAR_COLUMNS)
-    total = shown["length_seconds"]
+    total = document["length_seconds"]
     if by_money:
-        total = shown["cost_usd"]
-    phases = _phases(shown["spans"])
-    for span in shown["spans"]:
+        total = document["cost_usd"]
+    phases = _phases(document["spans"])
+    for span in document["spans"]:
         if _has_no_row(span, by_money=by_money):
             continue
         yield _row(span, phases.get(span["id"], (span,)), total, columns, by_money=by_money)
@@ -130,11 +130,11 @@ def _has_no_row(span: Document, *, by_money: bool) -> bool:
 
 def _phases(spans: Sequence[Document]) -> Mapping[str, Sequence[Document]]:
     """Return the phases of each attempt."""
-    found: dict[str, list[Document]] = {}
+    phases: dict[str, list[Document]] = {}
     for span in spans:
         if span["kind"] in ("first_word", "stream"):
-            found.setdefault(span["parent"], []).append(span)
-    return found
+            phases.setdefault(span["parent"], []).append(span)
+    return phases
 
 
 def _row(span: Document, parts: Sequence[Document], total: float, columns: int, *, by_money: bool) -> Text:
@@ -187,29 +187,29 @@ def _span_name(span: Document) -> str:
     return names.get(span["kind"]) or PHASE_TEXTS.get(span["kind"], span["kind"])
 
 
-def state(shown: Document) -> Iterator[Text]:
+def state(document: Document) -> Iterator[Text]:
     """Yield the exact state at the instant."""
-    yield heading(shown)
+    yield heading(document)
     waits = None
-    if shown["waits"]:
-        waits = f"{shown['waits']['kind']}, until {moment(shown['waits']['until'])}"
+    if document["waits"]:
+        waits = f"{document['waits']['kind']}, until {moment(document['waits']['until'])}"
     facts = {
-        "latest event": shown["event"],
+        "latest event": document["event"],
         "waits for": waits,
-        "topology": shown["topology"],
-        "cost": f"{_money(shown['cost_usd'])}, {_money(shown['held_usd'])} reserved",
-        "tokens": run_words.tokens(shown["usage"]),
-        "error": shown["error"],
+        "topology": document["topology"],
+        "cost": f"{_money(document['cost_usd'])}, {_money(document['held_usd'])} reserved",
+        "tokens": run_words.tokens(document["usage"]),
+        "error": document["error"],
     }
     for name, value in facts.items():
         if value is not None:
             yield Text.assemble((f"{name}: ", "dim"), clean(str(value)))
-    for proposal in shown["proposals"]:
+    for proposal in document["proposals"]:
         line = f"plan {proposal['number']}  {_words(proposal['state'])}"
         if proposal["reasons"]:
             line += f": {clean('; '.join(proposal['reasons']))}"
         yield Text(line)
-    for step in shown["steps"]:
+    for step in document["steps"]:
         calls = [f"{clean(call['worker'])} {call['outcome'] or 'goes on'}" for call in step["calls"]]
         line = f"step {step['n']}  {clean(step['worker'])}  {_words(step['state'])}  {', '.join(calls)}"
         if step["error"]:
@@ -217,14 +217,14 @@ def state(shown: Document) -> Iterator[Text]:
         yield Text(line.rstrip())
 
 
-def heading(shown: Document) -> Text:
+def heading(document: Document) -> Text:
     """Return the run, its state, and the instant that is shown."""
-    line = Text(shown["run"], style="bold")
-    line.append(f"  {_words(shown['state'])}")
-    if shown["seq"] == shown["last_seq"]:
-        return line.append(f"  after {duration(shown['length_seconds'])}")
-    when = duration(shown["seconds"])
-    return line.append(f"  at event {shown['seq']} of {shown['last_seq']}, {when} after its admission")
+    line = Text(document["run"], style="bold")
+    line.append(f"  {_words(document['state'])}")
+    if document["seq"] == document["last_seq"]:
+        return line.append(f"  after {duration(document['length_seconds'])}")
+    when = duration(document["seconds"])
+    return line.append(f"  at event {document['seq']} of {document['last_seq']}, {when} after its admission")
 
 
 def _name(node: str) -> str:

@@ -51,25 +51,25 @@ def cost(usd: float) -> str:
     return dollars(usd * MILLION)
 
 
-def estimate(known: Record) -> str:
+def estimate(forecast: Record) -> str:
     """Return the likely cost and time of a plan with their spread, from its estimate as the API has it."""
-    of_cost, of_time = known["cost_usd"], known["seconds"]
+    of_cost, of_time = forecast["cost_usd"], forecast["seconds"]
     low, middle, high = [cost(of_cost[name]) for name in ("p10", "p50", "p90")]
     shortest, likely, longest = [duration(of_time[name]) for name in ("p10", "p50", "p90")]
     return (
-        f"{middle} ({low} to {high}) and {likely} ({shortest} to {longest}) to execute, from {_basis(known)}; "
+        f"{middle} ({low} to {high}) and {likely} ({shortest} to {longest}) to execute, from {_basis(forecast)}; "
         f"at most {cost(of_cost['worst'])}"
     )
 
 
-def _basis(known: Record) -> str:
+def _basis(forecast: Record) -> str:
     """Return what an estimate rests on."""
-    if known["basis"] == "prices":
+    if forecast["basis"] == "prices":
         return "prices and usual sizes"
-    runs = f"{known['runs']} past runs"
-    if known["runs"] == 1:
+    runs = f"{forecast['runs']} past runs"
+    if forecast["runs"] == 1:
         runs = "1 past run"
-    unknown = [step["worker"] for step in known["steps"] if step["basis"] == "prices"]
+    unknown = [step["worker"] for step in forecast["steps"] if step["basis"] == "prices"]
     if not unknown:
         return runs
     return f"{runs}, for {', '.join(dict.fromkeys(unknown))} from prices and usual sizes"
@@ -154,19 +154,21 @@ def failure(record: Record) -> str:
 
 def exchange(record: Record, *, full: bool) -> str:
     """Return one use of the caller's tools in words: the calls and their results."""
-    said = record.get("said")
-    if said is None:
+    assistant_message = record.get("said")
+    if assistant_message is None:
         calls = [f"{call['name']}(erased)" for call in record["calls"]]
     else:
-        calls = [f"{call['function']['name']}({call['function']['arguments']})" for call in said["tool_calls"]]
+        calls = [
+            f"{call['function']['name']}({call['function']['arguments']})" for call in assistant_message["tool_calls"]
+        ]
     shown_calls = _cut(", ".join(calls), full)
     if record["answered_at"] is None:
         return f"{shown_calls} → waits for the caller"
     results = ERASED
     if record.get("results") is not None:
         results = ", ".join([_result(message) for message in record["results"] if message["role"] == "tool"])
-    waited = duration(record["answered_at"] - record["at"])
-    return f"{shown_calls} → {_cut(results, full)} (after {waited})"
+    wait = duration(record["answered_at"] - record["at"])
+    return f"{shown_calls} → {_cut(results, full)} (after {wait})"
 
 
 def _result(message: Record) -> str:
@@ -231,21 +233,21 @@ def choice(step: Record) -> str | None:
     parts = []
     if step["probability"] is not None:
         parts.append(f"the conductor chose {step['planned_worker']} with probability {step['probability']:.2f}")
-    planned = step["planned_worker"]
-    if step["worker"] != planned:
-        parts.append(f"{step['worker']} took over from {planned}{_replaced(step, planned)}")
+    planned_worker = step["planned_worker"]
+    if step["worker"] != planned_worker:
+        parts.append(f"{step['worker']} took over from {planned_worker}{_replaced(step, planned_worker)}")
     return "; ".join(parts) or None
 
 
-def _replaced(step: Record, planned: str) -> str:
+def _replaced(step: Record, planned_worker: str) -> str:
     """Return why the planned worker was replaced: its failures, or the reason why it was passed over."""
     failures: list[str] = []
     reasons: list[str] = []
     for call in step["attempts"]:
         failure = call["error"] or call["outcome"]
-        if call["worker"] == planned and failure:
+        if call["worker"] == planned_worker and failure:
             failures.append(failure)
-        reasons += [worker["reason"] for worker in call.get("passed_over", []) if worker["worker"] == planned]
+        reasons += [worker["reason"] for worker in call.get("passed_over", []) if worker["worker"] == planned_worker]
     if failures:
         return f" after {', '.join(failures)}"
     if not reasons:
@@ -285,23 +287,23 @@ def _planner(attempt: Record) -> str:
 def decision(record: Record) -> list[str]:
     """Return a selector's choice in words: its probability, its basis, and the likeliest alternatives."""
     others = sorted(record["candidates"].items(), key=lambda candidate: -candidate[1])
-    said = f"{record['action']}, with probability {record['propensity']:.3g} among {count(len(others), 'arm')}"
+    choice_text = f"{record['action']}, with probability {record['propensity']:.3g} among {count(len(others), 'arm')}"
     reason = "as the best"
     if record["explored"]:
         reason = "to explore"
     if not record["explore"]:
         reason += ", because exploring was not allowed"
-    learned = record["version"].partition("-")[0]
-    by = f"posterior {learned}"
-    if learned == "0":
+    version = record["version"].partition("-")[0]
+    by = f"posterior {version}"
+    if version == "0":
         by = "worker cards alone, before any rating"
     likely = [f"{name} {probability:.3g}" for name, probability in others if name != record["action"]][:3]
-    masked = record.get("masked", {})
-    sentences = [f"{said}, {reason}; by {by}"]
+    masked_arms = record.get("masked", {})
+    sentences = [f"{choice_text}, {reason}; by {by}"]
     if likely:
         sentences.append(f"next likely: {', '.join(likely)}")
-    if masked:
-        sentences.append(f"left out, because the budget does not bear them: {', '.join(masked)}")
+    if masked_arms:
+        sentences.append(f"left out, because the budget does not bear them: {', '.join(masked_arms)}")
     return sentences
 
 
@@ -317,16 +319,16 @@ def why(run: Record) -> list[str]:
         sentences += decision(decisions[-1])
     if run["rounds"] > 1:
         sentences.append(f"{run['rounds']} rounds: each was shown the previous answer")
-    nested = {proposal.get("parent") for proposal in run["proposals"]} - {None}
-    if nested:
-        steps = count(len(nested), "step")
+    parents = {proposal.get("parent") for proposal in run["proposals"]} - {None}
+    if parents:
+        steps = count(len(parents), "step")
         sentences.append(f"{steps} taken by the conductor itself, each with a workflow of its own")
-    stopped = run["end"].get("stopped")
-    if stopped:
+    stop_reason = run["end"].get("stopped")
+    if stop_reason:
         sentence = STOPPED
         if run["end"].get("fell_back") and run["rounds"] == 1:
             sentence = STOPPED_SHORT
-        sentences.append(sentence.format(stopped=stopped))
+        sentences.append(sentence.format(stopped=stop_reason))
     elif run["degraded"] and not run["preview"]:
         sentences.append("degraded: a fallback decided, or a step that others needed was lost")
     return sentences
@@ -334,23 +336,23 @@ def why(run: Record) -> list[str]:
 
 def _rejections(proposals: Sequence[Record]) -> str:
     """Return why earlier proposals were not used, each reason once; empty if there is none."""
-    rejected = [proposal for proposal in proposals if proposal["reasons"]]
-    if not rejected:
+    rejections = [proposal for proposal in proposals if proposal["reasons"]]
+    if not rejections:
         return ""
     reasons: dict[str, None] = {}
-    for proposal in rejected:
+    for proposal in rejections:
         reasons |= dict.fromkeys(proposal["reasons"])
-    return f", because {count(len(rejected), 'earlier proposal')} could not be used: {'; '.join(reasons)}"
+    return f", because {count(len(rejections), 'earlier proposal')} could not be used: {'; '.join(reasons)}"
 
 
 def limits(run: Record) -> str:
     """Return the run's limits in words."""
-    shown = []
+    texts = []
     for limit in LIMITS.values():
         value = run["limits"].get(limit.name, limit.unsaid)
         if value != limit.unsaid:
-            shown.append(_limit(limit, value))
-    return ", ".join(shown)
+            texts.append(_limit(limit, value))
+    return ", ".join(texts)
 
 
 def _limit(limit: Limit, value: float) -> str:
@@ -369,9 +371,9 @@ def rating(record: Record) -> str:
     by = record["source"]
     if record["version"]:
         by = f"{by} {record['version']}"
-    said = []
+    texts = []
     if record["score"] is not None:
-        said.append(f"{record['score']:g} of 1")
+        texts.append(f"{record['score']:g} of 1")
     if record["label"]:
-        said.append(record["label"])
-    return f"{record['kind']}, by {by}: {', '.join(said)} · {moment(record['at'])}"
+        texts.append(record["label"])
+    return f"{record['kind']}, by {by}: {', '.join(texts)} · {moment(record['at'])}"
