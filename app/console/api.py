@@ -234,10 +234,10 @@ class _Exchange:
 
     def refusal(self, body: bytes) -> ApiError:
         """Return the error for a reply of status 400 or more; its body may be no JSON object."""
-        found = _json(body)
-        if not isinstance(found, dict):
-            found = {}
-        return ApiError(self.status, found, self.retry_after)
+        reply = _json(body)
+        if not isinstance(reply, dict):
+            reply = {}
+        return ApiError(self.status, reply, self.retry_after)
 
     def disconnect(self) -> None:
         """Say that nobody reads any more."""
@@ -274,11 +274,11 @@ class _Exchange:
 
 def _event(block: bytes) -> Event:
     """Return one event of the text of a stream, by the standard's rules for the fields that Baton sends."""
-    found: dict[str, list[str]] = {"id": [], "event": [], "data": []}
+    fields: dict[str, list[str]] = {"id": [], "event": [], "data": []}
     for line in block.decode(errors="replace").split("\n"):
         name, _, value = line.partition(":")
-        found.get(name, []).append(value.removeprefix(" "))
-    return Event("".join(found["id"][-1:]), "".join(found["event"][-1:]), "\n".join(found["data"]))
+        fields.get(name, []).append(value.removeprefix(" "))
+    return Event("".join(fields["id"][-1:]), "".join(fields["event"][-1:]), "\n".join(fields["data"]))
 
 
 def _json(body: bytes) -> Any:

@@ -154,8 +154,8 @@ def _is_browser(scope: Scope) -> bool:
 
 def _accepts_html(accept: bytes) -> bool:
     """Return True if the header names HTML itself; `*/*` does not."""
-    for wanted in accept.lower().split(b","):
-        kind, *parameters = (part.strip().replace(b" ", b"") for part in wanted.split(b";"))
+    for media_range in accept.lower().split(b","):
+        kind, *parameters = (part.strip().replace(b" ", b"") for part in media_range.split(b";"))
         if kind == b"text/html":
             return REFUSING_WEIGHTS.isdisjoint(parameters)
     return False
@@ -202,8 +202,8 @@ def _sign_in_routes(pages: Pages) -> list[Route]:
             return pages.error_page(request, 403, "The request did not come from a page of this console.")
         following = PATH
         try:
-            given = await form(request, SMALL_FORM_BYTES)
-            following, key = _next_address(given.get("next", "")), given.get("key", "").strip()
+            fields = await form(request, SMALL_FORM_BYTES)
+            following, key = _next_address(fields.get("next", "")), fields.get("key", "").strip()
             await pages.api.get(Session((("authorization", f"Bearer {key}"),)), "/v1/me")
         except ApiError as error:
             return pages.show(request, "sign_in.html", error.status, next=following, fault=error.message)
@@ -220,14 +220,14 @@ def _sign_in_routes(pages: Pages) -> list[Route]:
         if not is_from_console(request):
             return pages.error_page(request, 403, "The request did not come from a page of this console.")
         try:
-            given = await form(request, SMALL_FORM_BYTES)
+            fields = await form(request, SMALL_FORM_BYTES)
         except ApiError as error:
             return pages.error_page(request, error.status, error.message)
-        reply = RedirectResponse(_next_address(given.get("next", "")), 303, HEADERS)
-        if given.get("theme") in THEMES:
+        reply = RedirectResponse(_next_address(fields.get("next", "")), 303, HEADERS)
+        if fields.get("theme") in THEMES:
             secure = is_https(request)
             reply.set_cookie(
-                THEME_COOKIE, given["theme"], THEME_SECONDS, path=PATH, secure=secure, httponly=True, samesite="lax"
+                THEME_COOKIE, fields["theme"], THEME_SECONDS, path=PATH, secure=secure, httponly=True, samesite="lax"
             )
         return reply
 

@@ -49,14 +49,14 @@ class Approvals:
         """Return the plans that wait, as a page or as they change, or those that were decided."""
         after = request.query_params.get("after")
         if request.query_params.get("status") == "decided":
-            found = await self._api.get(session, self._prefix, status="decided", limit=PAGE, after=after)
-            return self._pages.show(request, "approvals.html", status="decided", found=found, is_live=False)
+            page = await self._api.get(session, self._prefix, status="decided", limit=PAGE, after=after)
+            return self._pages.show(request, "approvals.html", status="decided", found=page, is_live=False)
         if "live" in request.query_params:
             waiting = {"state": "awaiting_approval", "limit": MAX_WATCHED_RUNS}
             source = self._api.events(session, "/v1/runs/live", query=waiting)
             return Live(source, partial(self._regions, session), is_finite=False)
-        found = await self._read_waiting(session, after)
-        return self._pages.show(request, "approvals.html", status="waiting", found=found, is_live=not after)
+        page = await self._read_waiting(session, after)
+        return self._pages.show(request, "approvals.html", status="waiting", found=page, is_live=not after)
 
     async def show(self, request: Request, session: Session) -> Response:
         """Return one plan, with the form of a decision for those who may decide."""
@@ -64,18 +64,18 @@ class Approvals:
 
     async def decide(self, request: Request, session: Session) -> Response:
         """Carry out a decision."""
-        given = await form_lists(request)
+        lists = await form_lists(request)
         path = f"{self._prefix}/{path_segment(request.path_params['run'])}"
-        body, faults = read_fields((MAX_USD, REPLACEMENTS), given)
+        body, faults = read_fields((MAX_USD, REPLACEMENTS), lists)
         status = 400
         if not faults:
-            decision = last_value(given, "decision")
+            decision = last_value(lists, "decision")
             if decision == "refuse":
                 body = {}
-            body |= {"decision": decision, "digest": last_value(given, "digest")}
-            body["reason"] = last_value(given, "reason").strip()
+            body |= {"decision": decision, "digest": last_value(lists, "digest")}
+            body["reason"] = last_value(lists, "reason").strip()
             headers = {}
-            key = last_value(given, "once")
+            key = last_value(lists, "once")
             if key:
                 headers["idempotency_key"] = key
             try:
@@ -85,17 +85,17 @@ class Approvals:
                 if error.status not in REFUSALS or error.code == "run_not_found":
                     raise
                 status, faults = error.status, {"": _refusal_text(error)}
-        return await self._page(request, session, status=status, faults=faults, given=given)
+        return await self._page(request, session, status=status, faults=faults, lists=lists)
 
     async def _read_waiting(self, session: Session, after: str | None = None) -> dict[str, Any]:
         """Return a page of the plans that wait, without their instructions: their content is read on the page of
         one."""
-        found: dict[str, Any] = await self._api.get(session, self._prefix, words="false", limit=PAGE, after=after)
-        return found
+        page: dict[str, Any] = await self._api.get(session, self._prefix, words="false", limit=PAGE, after=after)
+        return page
 
     async def _regions(self, session: Session, _event: Event) -> Regions:
-        found = await self._read_waiting(session)
-        return {REGION: self._pages.region("approvals_waiting.html", found=found)}
+        page = await self._read_waiting(session)
+        return {REGION: self._pages.region("approvals_waiting.html", found=page)}
 
     async def _page(
         self,
@@ -104,11 +104,11 @@ class Approvals:
         *,
         status: int = 200,
         faults: Mapping[str, str] | None = None,
-        given: Mapping[str, Sequence[str]] | None = None,
+        lists: Mapping[str, Sequence[str]] | None = None,
     ) -> Response:
         approval = await self._api.get(session, f"{self._prefix}/{path_segment(request.path_params['run'])}")
         me = await self._api.get(session, "/v1/me")
-        used = {step["worker"] for step in approval["plan"]["steps"]}
+        workers = {step["worker"] for step in approval["plan"]["steps"]}
         return self._pages.show(
             request,
             "approval.html",
@@ -116,9 +116,9 @@ class Approvals:
             approval=approval,
             may_decide=not {"approvals:decide", "admin"}.isdisjoint(me["scopes"]),
             is_own=approval["four_eyes"] and approval["key"] == me["id"],
-            others=[name for name in approval["workers"] if name not in used],
+            others=[name for name in approval["workers"] if name not in workers],
             faults=faults or {},
-            given=given or {},
+            given=lists or {},
             once=secrets.token_urlsafe(TOKEN_BYTES),
         )
 

@@ -29,25 +29,25 @@ def routes(pages: Pages) -> list[Route]:
     """Return the list of disclosures with its filters."""
 
     async def show_disclosures(request: Request, session: Session) -> Response:
-        asked = address_fields(request, [*[field.name for field in FIELDS], "after"])
-        fault, status, found = "", 200, None
+        filters = address_fields(request, [*[field.name for field in FIELDS], "after"])
+        fault, status, page = "", 200, None
         try:
-            found = await pages.api.get(session, "/v1/disclosures", **asked)
+            page = await pages.api.get(session, "/v1/disclosures", **filters)
         except ApiError as error:
             if error.status != 400:
                 raise
             fault, status = error.message, 400
         following = ""
-        if found is not None and found["has_more"]:
-            following = f"{LIST}?{urlencode({**asked, 'after': found['next']})}"
+        if page is not None and page["has_more"]:
+            following = f"{LIST}?{urlencode({**filters, 'after': page['next']})}"
         return pages.show(
             request,
             "disclosures.html",
             status,
             fields=FIELDS,
-            asked=asked,
+            asked=filters,
             fault=fault,
-            found=found,
+            found=page,
             following=following,
         )
 

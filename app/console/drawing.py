@@ -86,39 +86,39 @@ SPAN_TEXTS: Final[Mapping[str, str]] = {
 # -- the graph
 
 
-def draw_graph(found: Data, chosen: str, link: Link) -> dict[str, Any]:
-    """Return the nodes and edges in pixels. `chosen` is the id of the node in the pane, or empty."""
-    nodes = {node["id"]: node for node in found["nodes"]}
+def draw_graph(graph: Data, pane_id: str, link: Link) -> dict[str, Any]:
+    """Return the nodes and edges in pixels. `pane_id` is the id of the node in the pane, or empty."""
+    nodes = {node["id"]: node for node in graph["nodes"]}
     withheld: list[Data] = []
     near: list[Data] = []
     far: list[Data] = []
-    for edge in found["edges"]:
+    for edge in graph["edges"]:
         if edge["kind"] == "withheld":
             withheld.append(edge)
         elif _columns_between(edge, nodes) <= 1:
             near.append(edge)
         elif not _is_obvious_subtask(edge, nodes):
             far.append(edge)
-    drawn = withheld
+    visible_withheld = withheld
     if len(withheld) > MAX_WITHHELD_EDGES:
-        drawn = [edge for edge in withheld if edge["target"] == chosen]
-    drawn_far = far
+        visible_withheld = [edge for edge in withheld if edge["target"] == pane_id]
+    visible_far = far
     if len(far) > MAX_FAR_EDGES:
-        drawn_far = [edge for edge in far if chosen in (edge["source"], edge["target"])]
-    rows = [edge for edge in found["edges"] if edge["what"] != "subtask"]
-    listed = rows
+        visible_far = [edge for edge in far if pane_id in (edge["source"], edge["target"])]
+    rows = [edge for edge in graph["edges"] if edge["what"] != "subtask"]
+    table_edges = rows
     if len(rows) > MAX_LISTED_EDGES:
-        listed = [edge for edge in rows if edge["kind"] == "granted" or edge["target"] == chosen]
+        table_edges = [edge for edge in rows if edge["kind"] == "granted" or edge["target"] == pane_id]
     return {
-        "width": (found["columns"] - 1) * COLUMN_WIDTH + NODE_WIDTH + 2 * MARGIN,
-        "height": (found["rows"] - 1) * ROW_HEIGHT + NODE_HEIGHT + 2 * VERTICAL_MARGIN,
-        "nodes": [_node(node, chosen, link) for node in found["nodes"]],
-        "edges": [_edge(edge, nodes) for edge in (*near, *drawn_far, *drawn)],
-        "list": [_edge(edge, nodes) for edge in listed],
+        "width": (graph["columns"] - 1) * COLUMN_WIDTH + NODE_WIDTH + 2 * MARGIN,
+        "height": (graph["rows"] - 1) * ROW_HEIGHT + NODE_HEIGHT + 2 * VERTICAL_MARGIN,
+        "nodes": [_node(node, pane_id, link) for node in graph["nodes"]],
+        "edges": [_edge(edge, nodes) for edge in (*near, *visible_far, *visible_withheld)],
+        "list": [_edge(edge, nodes) for edge in table_edges],
         "rows": len(rows),
         "withheld": len(withheld),
-        "not_drawn": len(withheld) - len(drawn),
-        "far_not_drawn": len(far) - len(drawn_far),
+        "not_drawn": len(withheld) - len(visible_withheld),
+        "far_not_drawn": len(far) - len(visible_far),
     }
 
 
@@ -133,7 +133,7 @@ def _columns_between(edge: Data, nodes: Mapping[str, Data]) -> int:
     return columns
 
 
-def _node(node: Data, chosen: str, link: Link) -> dict[str, Any]:
+def _node(node: Data, pane_id: str, link: Link) -> dict[str, Any]:
     x, y = _corner(node)
     worker = worker_name(node["worker"] or node["planned_worker"] or "")
     name = name_of(node["id"])
@@ -155,7 +155,7 @@ def _node(node: Data, chosen: str, link: Link) -> dict[str, Any]:
         "figures": figures,
         "href": link(links.get(node["kind"])),
         "attempts": _marks(node["attempts"], x, y),
-        "chosen": node["id"] == chosen,
+        "chosen": node["id"] == pane_id,
         "replaced": node["replaced"],
         "answers": node["answers"],
         "kind": node["kind"],
@@ -172,10 +172,10 @@ def call_count(number: int) -> str:
 
 
 def _title(name: str, node: Data, worker: str) -> str:
-    planned = node["planned_worker"]
+    planned_worker = node["planned_worker"]
     instead = ""
-    if planned and planned not in (node["worker"], CONDUCTOR):
-        instead = f" in place of {planned}"
+    if planned_worker and planned_worker not in (node["worker"], CONDUCTOR):
+        instead = f" in place of {planned_worker}"
     if worker:
         return f"{name}, {worker}{instead}"
     return name
@@ -183,14 +183,14 @@ def _title(name: str, node: Data, worker: str) -> str:
 
 def _marks(attempts: Sequence[Data], x: int, y: int) -> list[dict[str, Any]]:
     """Return a mark for each of a node's latest calls, from the right; their number is among the figures."""
-    found = []
+    marks = []
     for place, attempt in enumerate(reversed(attempts[-MAX_CALL_MARKS:])):
         outcome = attempt["outcome"] or "goes on"
         title = f"{attempt['worker']}: {outcome}"
         if attempt["error"]:
             title += f" ({attempt['error']})"
-        found.append({"x": x + NODE_WIDTH - 12 - 11 * place, "y": y + 47, "outcome": outcome, "title": title})
-    return found
+        marks.append({"x": x + NODE_WIDTH - 12 - 11 * place, "y": y + 47, "outcome": outcome, "title": title})
+    return marks
 
 
 def _corner(node: Data) -> tuple[int, int]:
@@ -199,19 +199,19 @@ def _corner(node: Data) -> tuple[int, int]:
 
 def _edge(edge: Data, nodes: Mapping[str, Data]) -> dict[str, Any]:
     source, target = name_of(edge["source"]), name_of(edge["target"])
-    what, why = CONTENT_TEXTS[edge["what"]], reason(edge)
+    content, why = CONTENT_TEXTS[edge["what"]], reason(edge)
     css_class = f"edge {edge['kind']}"
     if edge["sent"]:
         css_class += " sent"
     return {
         "path": _path(nodes[edge["source"]], nodes[edge["target"]], is_withheld=edge["kind"] == "withheld"),
         "class": css_class,
-        "words": f"{source} to {target}, {what}: {edge['kind']}. {why}",
+        "words": f"{source} to {target}, {content}: {edge['kind']}. {why}",
         "kind": edge["kind"],
         "source": source,
         "target": target,
         "target_id": edge["target"],
-        "what": what,
+        "what": content,
         "why": why,
     }
 
@@ -297,26 +297,26 @@ def _cut(text: str) -> str:
 # -- the timeline
 
 
-def draw_timeline(found: Data, length: float, by: By, chosen: str, link: Link) -> dict[str, Any]:
+def draw_timeline(timeline: Data, length: float, by: By, pane_id: str, link: Link) -> dict[str, Any]:
     """Return a row for each plan, step and wait of the run, with bars in percent of the axis: of `length` seconds, or
     of the run's money."""
     whole = length
     if by == "money":
-        whole = found["cost_usd"]
-    spans = {span["id"]: span for span in found["spans"]}
+        whole = timeline["cost_usd"]
+    spans = {span["id"]: span for span in timeline["spans"]}
     rows: dict[str, dict[str, Any]] = {}
-    for span in found["spans"]:
+    for span in timeline["spans"]:
         home = _row_of(span, spans)
         if home["id"] not in rows:
-            rows[home["id"]] = _row(home, chosen, link)
+            rows[home["id"]] = _row(home, pane_id, link)
         bar = _bar(span, spans.get(span["parent"]), whole, by)
         if bar is not None:
             rows[home["id"]]["bars"].append(bar)
     now = None
     if length and by == "time":
-        now = round(min(100 * found["seconds"] / length, 100), 3)
+        now = round(min(100 * timeline["seconds"] / length, 100), 3)
     totals = []
-    for kind, total in found["totals"].items():
+    for kind, total in timeline["totals"].items():
         if kind != "run":
             totals.append({"name": SPAN_TEXTS[kind], **total})
     return {
@@ -349,7 +349,7 @@ def _row_of(span: Data, spans: Mapping[str, Data]) -> Data:
     return home
 
 
-def _row(span: Data, chosen: str, link: Link) -> dict[str, Any]:
+def _row(span: Data, pane_id: str, link: Link) -> dict[str, Any]:
     """Return the row of a span, still without bars. The rows of plans and of steps lead to their nodes."""
     kind = span["kind"]
     name = SPAN_TEXTS[kind]
@@ -374,7 +374,7 @@ def _row(span: Data, chosen: str, link: Link) -> dict[str, Any]:
         "state": span["state"],
         "depth": min(span["depth"], 4),
         "href": href,
-        "chosen": node == chosen,
+        "chosen": node == pane_id,
         "seconds": span["seconds"],
         "cost_usd": span["cost_usd"],
         "least": 0 if kind in ROW_KINDS else MIN_WAIT_SECONDS,
@@ -432,10 +432,10 @@ def _has_failed(span: Data) -> bool:
     return span["kind"] == "attempt" and span["state"] in ("error", "truncated", "unknown")
 
 
-def instants(found: Data) -> list[float]:
+def instants(timeline: Data) -> list[float]:
     """Return the seconds at which something changed, in order, each once."""
     times = {0.0}
-    for span in found["spans"]:
+    for span in timeline["spans"]:
         times.add(span["start"])
         if span["end"] is not None:
             times.add(span["end"])

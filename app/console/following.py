@@ -129,11 +129,11 @@ class FollowedRun:
             self._texts.append(text)
         self._chars += len(text)
         for call in delta.get("tool_calls", ()):
-            known = self._calls.setdefault(call["index"], {"id": "", "name": "", "arguments": ""})
-            known["id"] = call.get("id") or known["id"]
+            tool_call = self._calls.setdefault(call["index"], {"id": "", "name": "", "arguments": ""})
+            tool_call["id"] = call.get("id") or tool_call["id"]
             function = call.get("function") or {}
-            known["name"] = function.get("name") or known["name"]
-            known["arguments"] += function.get("arguments") or ""
+            tool_call["name"] = function.get("name") or tool_call["name"]
+            tool_call["arguments"] += function.get("arguments") or ""
 
     # -- the regions
 
@@ -141,10 +141,10 @@ class FollowedRun:
         """Return the page's regions as they are now, but for those that are as they were at the last call. Raises
         `ApiError` where the run cannot be read."""
         view = await self.view()
-        made = {f"run-{name}": self._pages.region(f"playground_{name}.html", view=view) for name in REGIONS}
-        changed = {name: html for name, html in made.items() if self._sent_regions.get(name) != html}
-        self._sent_regions = made
-        return changed
+        regions = {f"run-{name}": self._pages.region(f"playground_{name}.html", view=view) for name in REGIONS}
+        changes = {name: html for name, html in regions.items() if self._sent_regions.get(name) != html}
+        self._sent_regions = regions
+        return changes
 
     async def view(self) -> dict[str, Any]:
         """Return the values of the regions' templates. Raises `ApiError` where the run cannot be read."""
@@ -189,11 +189,11 @@ class FollowedRun:
 
 def _assistant_message(words: str, calls: list[dict[str, str]]) -> dict[str, Any]:
     """Return the assistant's message with its calls of tools, as the request with their results repeats it."""
-    made = [
+    tool_calls = [
         {"id": call["id"], "type": "function", "function": {"name": call["name"], "arguments": call["arguments"]}}
         for call in calls
     ]
-    return {"role": "assistant", "content": words or None, "tool_calls": made}
+    return {"role": "assistant", "content": words or None, "tool_calls": tool_calls}
 
 
 def _plans(graph: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -208,16 +208,16 @@ def _plans(graph: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def _step(node: Mapping[str, Any], edges: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return a step with the sources that it was shown, each once, and the edges of what was withheld from it."""
-    shown: list[str] = []
+    sources: list[str] = []
     withheld: list[Mapping[str, Any]] = []
     for edge in edges:
         if edge["target"] != node["id"] or edge["what"] == "subtask":
             continue
         if edge["kind"] == "withheld":
             withheld.append(edge)
-        elif edge["kind"] == "granted" and edge["source"] not in shown:
-            shown.append(edge["source"])
-    return {**node, "shown": shown, "withheld": withheld, "failures": _failures(node)}
+        elif edge["kind"] == "granted" and edge["source"] not in sources:
+            sources.append(edge["source"])
+    return {**node, "shown": sources, "withheld": withheld, "failures": _failures(node)}
 
 
 def _failures(node: Mapping[str, Any]) -> list[str]:

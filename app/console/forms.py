@@ -57,7 +57,7 @@ class Form:
     """Sentences above the fields: what will happen, and whether it can be undone."""
     is_final: bool = False
     """True for what cannot be undone."""
-    given: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
+    entries: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
     faults: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """The fault of each field by its name; under the empty name that of the whole."""
     once: str = dataclasses.field(default_factory=lambda: secrets.token_urlsafe(TOKEN_BYTES))
@@ -65,15 +65,15 @@ class Form:
 
     def values(self, field: Field) -> list[str]:
         """Return the values of a field: those that were sent, or that of a new form."""
-        if self.given:
-            return list(self.given.get(field.name, ()))
+        if self.entries:
+            return list(self.entries.get(field.name, ()))
         if field.value:
             return [field.value]
         return []
 
 
 @record(frozen=True, slots=True)
-class Sent:
+class Submission:
     """A form that was sent: the fields as the API takes them, without those that were left empty."""
 
     body: Mapping[str, Any]
@@ -81,7 +81,7 @@ class Sent:
 
 
 Ask = Callable[[Request, Session], Awaitable[Form]]
-Act = Callable[[Request, Session, Sent], Awaitable[Response | None]]
+Act = Callable[[Request, Session, Submission], Awaitable[Response | None]]
 """Carries a form out. None: the browser is led to `Form.back`."""
 Show = Callable[..., Awaitable[Response]]
 
@@ -94,13 +94,13 @@ def routes(pages: Pages, path: str, ask: Ask, act: Act, show: Show) -> list[Rout
 
     async def take_form(request: Request, session: Session) -> Response:
         form = await ask(request, session)
-        given = await form_lists(request)
-        form = copy_with(form, given=given, once=given.get("once", [form.once])[-1])
-        body, faults = read_fields(form.fields, given)
+        lists = await form_lists(request)
+        form = copy_with(form, entries=lists, once=lists.get("once", [form.once])[-1])
+        body, faults = read_fields(form.fields, lists)
         status = 400
         if not faults:
             try:
-                reply = await act(request, session, Sent(body, {"idempotency_key": form.once}))
+                reply = await act(request, session, Submission(body, {"idempotency_key": form.once}))
                 return reply or redirect_to(form.back.removeprefix(PATH))
             except ApiError as error:
                 if error.status not in REFUSALS:
@@ -121,12 +121,12 @@ def faults_of(error: ApiError, fields: Sequence[Field]) -> dict[str, str]:
     return {name: error.message}
 
 
-def read_fields(fields: Sequence[Field], given: Mapping[str, Sequence[str]]) -> tuple[dict[str, Any], dict[str, str]]:
+def read_fields(fields: Sequence[Field], lists: Mapping[str, Sequence[str]]) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the body for the API, and the faults of fields that cannot be read."""
     body: dict[str, Any] = {}
     faults: dict[str, str] = {}
     for field in fields:
-        texts = [text for text in given.get(field.name, ()) if text.strip()]
+        texts = [text for text in lists.get(field.name, ()) if text.strip()]
         if not texts:
             if field.required:
                 faults[field.name] = "This field must be filled in."

@@ -66,11 +66,11 @@ class Live:
             leaving = group.create_task(_wait_for_disconnect(receive))
             writing = group.create_task(self._write(send))
             tasks = (leaving, writing)
-            ended, _ = await asyncio.wait(tasks, timeout=self.seconds, return_when=asyncio.FIRST_COMPLETED)
+            finished, _ = await asyncio.wait(tasks, timeout=self.seconds, return_when=asyncio.FIRST_COMPLETED)
             for task in (reading, leaving, writing):
                 task.cancel()
         if leaving.cancelled():
-            if self._is_final or not ended:  # not ended: the session's time is over
+            if self._is_final or not finished:  # not ended: the session's time is over
                 await _send(send, END_EVENT)
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 

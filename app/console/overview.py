@@ -29,100 +29,102 @@ def routes(pages: Pages) -> list[Route]:
         return await _overview(pages, request, session)
 
     async def verify(request: Request, session: Session) -> Any:
-        given = await form(request)
+        fields = await form(request)
         try:
-            found = await pages.api.get(session, "/v1/log/verify", size=given.get("size"), root=given.get("root"))
+            verification = await pages.api.get(
+                session, "/v1/log/verify", size=fields.get("size"), root=fields.get("root")
+            )
         except ApiError as error:
             if error.status in (401, 403):
                 raise
-            found = {"valid": False, "faults": [error.message]}
-        return await _overview(pages, request, session, verified=found)
+            verification = {"valid": False, "faults": [error.message]}
+        return await _overview(pages, request, session, verification)
 
     return [pages.route("", show_overview), pages.route("/verify", verify, "POST")]
 
 
-async def _overview(pages: Pages, request: Request, session: Session, verified: Json | None = None) -> Any:
-    asked = address_fields(request, ("period", "until", "tenant"))
+async def _overview(pages: Pages, request: Request, session: Session, verification: Json | None = None) -> Any:
+    filters = address_fields(request, ("period", "until", "tenant"))
     if "live" in request.query_params:
-        return _live(pages, session, asked, request.query_params["live"])
+        return _live(pages, session, filters, request.query_params["live"])
     me = await pages.api.get(session, "/v1/me")
     fault, status = "", 200
     try:
-        found = await pages.api.get(session, "/v1/overview", **asked)
+        overview = await pages.api.get(session, "/v1/overview", **filters)
     except ApiError as error:
         if error.status != 400:
             raise
-        fault, status, asked = error.message, 400, {}
-        found = await pages.api.get(session, "/v1/overview")
+        fault, status, filters = error.message, 400, {}
+        overview = await pages.api.get(session, "/v1/overview")
     live = ""
-    if "until" not in asked:
-        live = f"{PATH}?{urlencode({**asked, 'live': found['until']})}"
+    if "until" not in filters:
+        live = f"{PATH}?{urlencode({**filters, 'live': overview['until']})}"
     return pages.show(
         request,
         "overview.html",
         status,
         fault=fault,
-        verified=verified,
-        asked=asked,
-        periods=[(name, _address(asked, name), name == found["period"]) for name in PERIODS],
+        verified=verification,
+        asked=filters,
+        periods=[(name, _address(filters, name), name == overview["period"]) for name in PERIODS],
         sees_tenants=me["all_tenants"],
         live=live,
-        **_values(pages, found, asked),
+        **_values(pages, overview, filters),
     )
 
 
-def _live(pages: Pages, session: Session, asked: Mapping[str, str], shown: str) -> Live:
-    """Return the overview as it changes. One that is older than the page's, whose `until` is `shown`, is not sent:
+def _live(pages: Pages, session: Session, filters: Mapping[str, str], page_until: str) -> Live:
+    """Return the overview as it changes. One that is older than the page's, whose `until` is `page_until`, is not sent:
     others who follow the same figures may have had it made before."""
     try:
-        since = parse_number(shown)
+        since = parse_number(page_until)
     except ValueError:
         since = 0
 
     async def render(event: Event) -> Regions:
-        found = orjson.loads(event.data)
-        if found["until"] <= since:
+        overview = orjson.loads(event.data)
+        if overview["until"] <= since:
             return {}
-        values = _values(pages, found, asked)
+        values = _values(pages, overview, filters)
         return {f"overview-{name}": pages.region(f"overview_{name}.html", **values) for name in REGIONS}
 
-    return Live(pages.api.events(session, "/v1/overview/live", query=asked), render, is_finite=False)
+    return Live(pages.api.events(session, "/v1/overview/live", query=filters), render, is_finite=False)
 
 
-def _values(pages: Pages, found: Json, asked: Json) -> dict[str, Any]:
+def _values(pages: Pages, overview: Json, filters: Json) -> dict[str, Any]:
     """Return the values of the templates of an overview's parts."""
     return {
-        "found": found,
+        "found": overview,
         "has_playground": pages.has_page(f"{PATH}/playground"),
-        "runs": _links(found, asked, found["runs_since"]),
-        "calls": _links(found, asked, found["calls_since"]),
-        "rated": lambda worker: _address_of_good_runs(found, asked, worker),
-        "spent": lambda budget: _address_of_spending(found, budget),
-        "by_state": {group["state"]: group for group in found["open"]},
-        "out": [breaker for breaker in found["breakers"] or () if breaker["state"] != "closed"],
+        "runs": _links(overview, filters, overview["runs_since"]),
+        "calls": _links(overview, filters, overview["calls_since"]),
+        "rated": lambda worker: _address_of_good_runs(overview, filters, worker),
+        "spent": lambda budget: _address_of_spending(overview, budget),
+        "by_state": {group["state"]: group for group in overview["open"]},
+        "out": [breaker for breaker in overview["breakers"] or () if breaker["state"] != "closed"],
     }
 
 
-def _address(asked: Json, period: str) -> str:
+def _address(filters: Json, period: str) -> str:
     """Return the address of the overview of another period."""
-    return f"{PATH}?{urlencode({**asked, 'period': period})}"
+    return f"{PATH}?{urlencode({**filters, 'period': period})}"
 
 
-def _links(found: Json, asked: Json, since: float) -> Callable[..., str]:
+def _links(overview: Json, filters: Json, since: float) -> Callable[..., str]:
     """Return the function that makes the address of the list of the runs behind a number; without a filter of its own,
     those of the period since this time. `since=""` leaves the period away."""
 
-    def link(**filters: object) -> str:
-        return _list({"since": since, "until": found["until"], "tenant": asked.get("tenant"), **filters})
+    def link(**own_filters: object) -> str:
+        return _list({"since": since, "until": overview["until"], "tenant": filters.get("tenant"), **own_filters})
 
     return link
 
 
-def _address_of_spending(found: Json, budget: Json) -> str:
+def _address_of_spending(overview: Json, budget: Json) -> str:
     """Return the address of the list of the runs that have spent of a budget in its present window, the dearest
     first."""
     scope, name = budget["scope"], budget["name"]
-    filters = {"since": budget["since"], "until": found["until"]}
+    filters = {"since": budget["since"], "until": overview["until"]}
     if budget["tenant"] != ALL_TENANTS:
         filters["tenant"] = budget["tenant"]
     filters["sort"] = "cost"
@@ -135,10 +137,10 @@ def _address_of_spending(found: Json, budget: Json) -> str:
     return _list(filters)
 
 
-def _address_of_good_runs(found: Json, asked: Json, worker: str) -> str:
+def _address_of_good_runs(overview: Json, filters: Json, worker: str) -> str:
     """Return the address of the list of a worker's runs that were rated good in the period, whenever they began."""
-    times = {"rated_since": found["since"], "rated_until": found["until"]}
-    return _list({"worker": worker, "rated": "good", **times, "tenant": asked.get("tenant")})
+    times = {"rated_since": overview["since"], "rated_until": overview["until"]}
+    return _list({"worker": worker, "rated": "good", **times, "tenant": filters.get("tenant")})
 
 
 def _moment(seconds: float) -> str:
@@ -148,8 +150,8 @@ def _moment(seconds: float) -> str:
 
 def _list(filters: Json) -> str:
     """Return the address of the list of runs with these filters; those that are empty are left out."""
-    chosen = {name: value for name, value in filters.items() if value not in (None, "")}
+    parameters = {name: value for name, value in filters.items() if value not in (None, "")}
     for name in ("since", "until", "rated_since", "rated_until"):
-        if name in chosen:
-            chosen[name] = _moment(chosen[name])
-    return f"{PATH}/runs?{urlencode(chosen)}"
+        if name in parameters:
+            parameters[name] = _moment(parameters[name])
+    return f"{PATH}/runs?{urlencode(parameters)}"

@@ -136,12 +136,12 @@ def address_of(request: Request) -> str:
 
 def address_fields(request: Request, names: Iterable[str]) -> dict[str, str]:
     """Return the parameters of these names that the address has, without those that are blank."""
-    found: dict[str, str] = {}
+    fields: dict[str, str] = {}
     for name in names:
         value = request.query_params.get(name, "").strip()
         if value:
-            found[name] = value
-    return found
+            fields[name] = value
+    return fields
 
 
 def _event_stream(text: str) -> Response:
@@ -166,10 +166,10 @@ async def form_lists(request: Request, most: int = FORM_BYTES) -> dict[str, list
         pairs = parse_qsl(body, keep_blank_values=True, max_num_fields=FORM_FIELDS)
     except ValueError:
         raise _too_large(f"The form has more than {FORM_FIELDS:,} fields.") from None
-    found: dict[str, list[str]] = {}
+    lists: dict[str, list[str]] = {}
     for name, value in pairs:
-        found.setdefault(name, []).append(value.replace("\r\n", "\n"))
-    return found
+        lists.setdefault(name, []).append(value.replace("\r\n", "\n"))
+    return lists
 
 
 def last_value(fields: Mapping[str, Sequence[str]], name: str) -> str:

@@ -25,7 +25,7 @@ COMPARED_WORDS: Final = 2_000
 
 
 @record(frozen=True, slots=True)
-class Pressed:
+class Button:
     """The button that was pressed: an action, and the step that it is about."""
 
     action: str
@@ -52,13 +52,13 @@ class StepDifference:
     instruction: tuple[Piece, ...] = ()
 
 
-def read_button(text: str) -> Pressed:
+def read_button(text: str) -> Button:
     """Return a button's value, such as `up:2`."""
     action, _, step = text.partition(":")
     place = _place(step)
     if place is None:
-        return Pressed(action)
-    return Pressed(action, place)
+        return Button(action)
+    return Button(action, place)
 
 
 def read(lists: Lists) -> list[dict[str, Any]]:
@@ -103,42 +103,42 @@ def _entry(text: str) -> int | str:
     return place
 
 
-def edits(before: Sequence[Step], written: Sequence[Step], button: Pressed, lists: Lists) -> list[dict[str, Any]]:
+def edits(before: Sequence[Step], form_steps: Sequence[Step], button: Button, lists: Lists) -> list[dict[str, Any]]:
     """Return the edits that make of the steps before what the form says, then what the button says. Raises
     `FormFault`."""
-    made: list[dict[str, Any]] = []
-    for place, (old, new) in enumerate(zip(before, written, strict=False)):
-        changed = _changes(old, new)
-        if changed:
-            made.append({"op": "change", "step": place, **changed})
+    changes: list[dict[str, Any]] = []
+    for place, (old, new) in enumerate(zip(before, form_steps, strict=False)):
+        fields = _changes(old, new)
+        if fields:
+            changes.append({"op": "change", "step": place, **fields})
     if button.action in ("up", "down"):
         earlier = button.step - (button.action == "up")
-        _check_swap(written, earlier)
-        made.append({"op": "move", "step": earlier + 1, "to": earlier})
+        _check_swap(form_steps, earlier)
+        changes.append({"op": "move", "step": earlier + 1, "to": earlier})
     elif button.action == "remove":
-        made.append({"op": "remove", "step": button.step})
+        changes.append({"op": "remove", "step": button.step})
     elif button.action == "add":
-        made.append(_added_step(lists, len(before)))
-    return made
+        changes.append(_added_step(lists, len(before)))
+    return changes
 
 
 def _changes(old: Step, new: Step) -> dict[str, Any]:
     """Return the fields of a step that the form has changed."""
-    found = {name: new[name] for name in ("worker", "subtask") if new[name] != old.get(name, "")}
+    fields = {name: new[name] for name in ("worker", "subtask") if new[name] != old.get(name, "")}
     if set(new["access"]) != set(old.get("access", ())):
-        found["access"] = new["access"]
+        fields["access"] = new["access"]
     if new["tools"] != bool(old.get("tools", False)):
-        found["tools"] = new["tools"]
-    return found
+        fields["tools"] = new["tools"]
+    return fields
 
 
-def _check_swap(written: Sequence[Step], earlier: int) -> None:
+def _check_swap(form_steps: Sequence[Step], earlier: int) -> None:
     """Raise `FormFault` if two neighbours cannot change places because the later one is shown the earlier one."""
-    if not 0 <= earlier < len(written) - 1:
+    if not 0 <= earlier < len(form_steps) - 1:
         raise FormFault({"plan": "There is no place to move this step to."})
-    if earlier in written[earlier + 1]["access"]:
-        said = f"Step {earlier + 1} is shown step {earlier}: take that away before they change places."
-        raise FormFault({f"access-{earlier + 1}": said})
+    if earlier in form_steps[earlier + 1]["access"]:
+        fault = f"Step {earlier + 1} is shown step {earlier}: take that away before they change places."
+        raise FormFault({f"access-{earlier + 1}": fault})
 
 
 def _added_step(lists: Lists, count: int) -> dict[str, Any]:
@@ -159,19 +159,19 @@ def _added_step(lists: Lists, count: int) -> dict[str, Any]:
     return edit
 
 
-def field_of_refusal(param: str, button: Pressed, count: int, added_at: int) -> str:
+def field_of_refusal(param: str, button: Button, count: int, added_at: int) -> str:
     """Return the field of the form that a refusal's `param` names, whose places are those after the edits; "" for
     none."""
-    found = PARAM.fullmatch(param)
-    if found is None:
+    match = PARAM.fullmatch(param)
+    if match is None:
         return ""
-    place: int | str = _place_before(int(found[1]), button, added_at)
+    place: int | str = _place_before(int(match[1]), button, added_at)
     if place == NEW or int(place) < count:
-        return f"{found[2]}-{place}"
+        return f"{match[2]}-{place}"
     return ""
 
 
-def _place_before(place: int, button: Pressed, added_at: int) -> int | str:
+def _place_before(place: int, button: Button, added_at: int) -> int | str:
     if button.action == "remove":
         return place + (place >= button.step)
     if button.action == "add":
@@ -194,56 +194,56 @@ def differences(before: Sequence[Step], after: Sequence[Step]) -> list[StepDiffe
     """
     pairs = _pair_steps(before, after)
     places = {old: new for old, new in pairs if old is not None and new is not None}
-    found: list[StepDifference] = []
+    step_differences: list[StepDifference] = []
     for old, new in pairs:
         if old is None and new is not None:
-            found.append(StepDifference(None, new, after[new]["worker"]))
+            step_differences.append(StepDifference(None, new, after[new]["worker"]))
         elif new is None and old is not None:
-            found.append(StepDifference(old, None, before[old]["worker"]))
+            step_differences.append(StepDifference(old, None, before[old]["worker"]))
         elif old is not None and new is not None:
-            found += _difference(old, new, before[old], after[new], places)
-    return found
+            step_differences += _difference(old, new, before[old], after[new], places)
+    return step_differences
 
 
 def _pair_steps(before: Sequence[Step], after: Sequence[Step]) -> list[tuple[int | None, int | None]]:
     """Return the places of each step in both revisions: those of the same instruction, then those that stand behind the
     same step or at the same place."""
-    left = list(range(len(before)))
+    remaining = list(range(len(before)))
     pairs: dict[int, int] = {}
     for new, step in enumerate(after):
-        same = next((old for old in left if before[old]["subtask"] == step["subtask"]), None)
+        same = next((old for old in remaining if before[old]["subtask"] == step["subtask"]), None)
         if same is not None:
-            left.remove(same)
+            remaining.remove(same)
             pairs[new] = same
-    behind = _last_known_before(len(before), set(pairs.values()))
-    matched = _last_known_before(len(after), set(pairs))
+    neighbours_before = _last_known_before(len(before), set(pairs.values()))
+    neighbours_after = _last_known_before(len(after), set(pairs))
     for new in range(len(after)):
         if new in pairs:
             continue
-        place = pairs.get(matched[new], -1)
-        found = next((old for old in left if behind[old] == place), None)
-        if found is None and new in left:
-            found = new
-        if found is not None:
-            left.remove(found)
-            pairs[new] = found
-    found_pairs: list[tuple[int | None, int | None]] = []
+        place = pairs.get(neighbours_after[new], -1)
+        match = next((old for old in remaining if neighbours_before[old] == place), None)
+        if match is None and new in remaining:
+            match = new
+        if match is not None:
+            remaining.remove(match)
+            pairs[new] = match
+    places: list[tuple[int | None, int | None]] = []
     for new in range(len(after)):
-        found_pairs.append((pairs.get(new), new))
-    for old in left:
-        found_pairs.append((old, None))
-    return found_pairs
+        places.append((pairs.get(new), new))
+    for old in remaining:
+        places.append((old, None))
+    return places
 
 
-def _last_known_before(count: int, known: Collection[int]) -> list[int]:
+def _last_known_before(count: int, paired_places: Collection[int]) -> list[int]:
     """Return for each place the last known one before it; -1 if there is none."""
-    found: list[int] = []
+    neighbours: list[int] = []
     last = -1
     for place in range(count):
-        found.append(last)
-        if place in known:
+        neighbours.append(last)
+        if place in paired_places:
             last = place
-    return found
+    return neighbours
 
 
 def _difference(old: int, new: int, first: Step, second: Step, places: Mapping[int, int]) -> list[StepDifference]:
@@ -262,13 +262,13 @@ def _difference(old: int, new: int, first: Step, second: Step, places: Mapping[i
 
 def _moved_access(access: Sequence[Any], places: Mapping[int, int]) -> set[Any]:
     """Return the entries of an access list with the places of the later revision, without steps that are gone."""
-    moved: set[Any] = set()
+    entries: set[Any] = set()
     for entry in access:
         if not isinstance(entry, int):
-            moved.add(entry)
+            entries.add(entry)
         elif entry in places:
-            moved.add(places[entry])
-    return moved
+            entries.add(places[entry])
+    return entries
 
 
 def _entries(access: Sequence[Any]) -> str:

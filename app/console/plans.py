@@ -15,7 +15,7 @@ from starlette.routing import Route
 from app.console import plan_form, request_form, samples
 from app.console.api import ApiError, ApiRequest, Session, path_segment
 from app.console.pages import Pages, form_lists, last_value, redirect_to
-from app.console.plan_form import Pressed
+from app.console.plan_form import Button
 from app.console.playground import TOKEN_BYTES, idempotency_key, origin_of
 from app.console.request_form import FormFault, Outcome
 from app.console.session import PATH
@@ -44,11 +44,11 @@ class Plans:
 
     async def show_list(self, request: Request, session: Session) -> Response:
         """Return the plans, the newest first."""
-        found = await self._api.get(session, "/v1/plans", after=request.query_params.get("after"))
+        page = await self._api.get(session, "/v1/plans", after=request.query_params.get("after"))
         following = None
-        if found["has_more"]:
-            following = found.get("next")
-        return self._pages.show(request, "plans.html", plans=found["data"], following=following)
+        if page["has_more"]:
+            following = page.get("next")
+        return self._pages.show(request, "plans.html", plans=page["data"], following=following)
 
     async def show(self, request: Request, session: Session) -> Response:
         """Return one revision of a plan, by default the latest."""
@@ -63,13 +63,13 @@ class Plans:
         lists = await form_lists(request)
         button = plan_form.read_button(last_value(lists, "action"))
         plan = await self._plan(request, session, last_value(lists, "revision"))
-        written = plan_form.read(lists)
-        made: list[dict[str, Any]] = []
+        form_steps = plan_form.read(lists)
+        edits: list[dict[str, Any]] = []
         try:
-            made = plan_form.edits(plan["plan"]["steps"], written, button, lists)
-            if not made:
+            edits = plan_form.edits(plan["plan"]["steps"], form_steps, button, lists)
+            if not edits:
                 return await self._without_edits(request, session, plan, lists, button)
-            body = {"revision": plan["revision"], "edits": made}
+            body = {"revision": plan["revision"], "edits": edits}
             path = f"/v1/plans/{path_segment(plan['id'])}"
             later = await self._api.request(session, ApiRequest("PATCH", path, body=body))
         except FormFault as fault:
@@ -78,10 +78,10 @@ class Plans:
             if error.status == 401:
                 raise
             added_at = -1
-            if button.action == "add" and made:
-                added_at = int(made[-1]["step"])
+            if button.action == "add" and edits:
+                added_at = int(edits[-1]["step"])
             faults = {}
-            field = plan_form.field_of_refusal(error.param, button, len(written), added_at)
+            field = plan_form.field_of_refusal(error.param, button, len(form_steps), added_at)
             if field:
                 faults[field] = error.message
             outcome = Outcome(faults, request_form.refusal(error))
@@ -92,7 +92,7 @@ class Plans:
         return redirect_to(address)
 
     async def _without_edits(
-        self, request: Request, session: Session, plan: Mapping[str, Any], lists: plan_form.Lists, button: Pressed
+        self, request: Request, session: Session, plan: Mapping[str, Any], lists: plan_form.Lists, button: Button
     ) -> Response:
         """Run the revision, or say that the form has changed nothing of it."""
         if button.action != "run":
@@ -118,9 +118,9 @@ class Plans:
         """Return the page of a revision. `lists` are the fields of a form that has to be corrected and is shown again;
         they are empty on a new page."""
         steps = shown_steps = plan["plan"]["steps"]
-        written = plan_form.read(lists)
-        if len(written) == len(steps):
-            shown_steps = written
+        form_steps = plan_form.read(lists)
+        if len(form_steps) == len(steps):
+            shown_steps = form_steps
         numbers = [revision["revision"] for revision in plan["revisions"]]
         against = _against(request, numbers, plan["revision"])
         differences: Sequence[plan_form.StepDifference] = ()
@@ -149,14 +149,14 @@ class Plans:
         )
 
 
-def _against(request: Request, numbers: Sequence[int], shown: int) -> int | None:
+def _against(request: Request, numbers: Sequence[int], current: int) -> int | None:
     """Return the revision with which the shown one is compared: the one that the address names, else the one before
     it."""
-    given = request.query_params.get("against", "")
+    text = request.query_params.get("against", "")
     before = None
     for number in numbers:
-        if str(number) == given:
+        if str(number) == text:
             return number
-        if number < shown:
+        if number < current:
             before = number
     return before

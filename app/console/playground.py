@@ -64,36 +64,36 @@ class Playground:
 
     async def show(self, request: Request, session: Session) -> Response:
         """Return the empty form; the address may bring fields of it."""
-        given = {name: value for name, value in request.query_params.items() if name in request_form.EMPTY}
-        return await self._page(request, session, request_form.read(given), ShownRun(), Outcome())
+        values = {name: value for name, value in request.query_params.items() if name in request_form.EMPTY}
+        return await self._page(request, session, request_form.read(values), ShownRun(), Outcome())
 
     async def show_run(self, request: Request, session: Session) -> Any:
         """Return the page of a run, or its live stream."""
         run = request.path_params["run"]
-        followed = FollowedRun(self._pages, session, run)
+        followed_run = FollowedRun(self._pages, session, run)
         if "live" in request.query_params:
-            return Live(followed.stream(), followed.regions)
-        found = await self._api.get(session, f"/v1/runs/{path_segment(run)}")
-        fields = request_form.read({"tier": str(found["model"])})
+            return Live(followed_run.stream(), followed_run.regions)
+        run_record = await self._api.get(session, f"/v1/runs/{path_segment(run)}")
+        fields = request_form.read({"tier": str(run_record["model"])})
         return await self._page(request, session, fields, ShownRun(run), Outcome())
 
     async def act(self, request: Request, session: Session) -> Any:
         """Do what the pressed button says."""
         lists = await form_lists(request)
-        given = {name: values[-1] for name, values in lists.items()}
-        fields = request_form.read(given)
-        action = given.get("action", "ask")
-        shown = ShownRun(given.get("run", ""), _parse_hidden_field(given.get("sent", "")))
-        if action in RATINGS and shown.id:
-            outcome = await self._rate(session, shown.id, action, given.get("comment", ""))
-            return await self._page(request, session, fields, shown, outcome)
+        form = {name: texts[-1] for name, texts in lists.items()}
+        fields = request_form.read(form)
+        action = form.get("action", "ask")
+        shown_run = ShownRun(form.get("run", ""), _parse_hidden_field(form.get("sent", "")))
+        if action in RATINGS and shown_run.id:
+            outcome = await self._rate(session, shown_run.id, action, form.get("comment", ""))
+            return await self._page(request, session, fields, shown_run, outcome)
         if action == "results":
-            fields["history"] = _with_results(fields["history"], given.get("turn", ""), lists.get("result", []))
+            fields["history"] = _with_results(fields["history"], form.get("turn", ""), lists.get("result", []))
         else:
             fields["history"] = ""
         try:
             body = request_form.to_body(fields)
-            key = idempotency_key(given.get("once", ""), action, body)
+            key = idempotency_key(form.get("once", ""), action, body)
             if action == "preview":
                 plan = await self._make_plan(session, body, key)
                 return redirect_to(f"/plans/{path_segment(plan)}")
@@ -110,8 +110,8 @@ class Playground:
     async def _make_plan(self, session: Session, body: Mapping[str, Any], key: str) -> str:
         """Let the conductor make a plan for a request, and return the plan's id."""
         planning = ApiRequest("POST", "/v1/plans", body=body, headers={"idempotency_key": key})
-        made = await self._api.request(session, planning, within=PLAN_SECONDS)
-        return str(made["id"])
+        plan = await self._api.request(session, planning, within=PLAN_SECONDS)
+        return str(plan["id"])
 
     async def _rate(self, session: Session, run: str, thumbs: str, comment: str) -> Outcome:
         """Store a rating of a run."""
@@ -127,7 +127,7 @@ class Playground:
         return Outcome(notice=f"Your rating of {run} is stored: {RATINGS[thumbs]}.")
 
     async def _page(
-        self, request: Request, session: Session, fields: dict[str, str], shown: ShownRun, outcome: Outcome
+        self, request: Request, session: Session, fields: dict[str, str], shown_run: ShownRun, outcome: Outcome
     ) -> Response:
         """Return the form with these fields, and below it the run."""
         models = await self._api.get(session, "/v1/models")
@@ -138,12 +138,12 @@ class Playground:
         if outcome.refusal is not None and outcome.refusal.field:
             faults[outcome.refusal.field] = outcome.refusal.message
         live, view = "", None
-        if shown.id:
-            followed = FollowedRun(self._pages, session, shown.id)
-            await followed.read()
-            view = await followed.view()
-            if not followed.is_over:
-                live = f"{PATH}/playground/{path_segment(shown.id)}?live"
+        if shown_run.id:
+            followed_run = FollowedRun(self._pages, session, shown_run.id)
+            await followed_run.read()
+            view = await followed_run.view()
+            if not followed_run.is_over:
+                live = f"{PATH}/playground/{path_segment(shown_run.id)}?live"
         return self._pages.show(
             request,
             "playground.html",
@@ -155,12 +155,12 @@ class Playground:
             refusal=outcome.refusal,
             notice=outcome.notice,
             open_options=_has_hidden_value(fields),
-            run=shown.id,
+            run=shown_run.id,
             live=live,
             view=view,
             once=secrets.token_urlsafe(TOKEN_BYTES),
-            sent=_hidden_field(shown.request),
-            samples=_samples(request, shown.request),
+            sent=_hidden_field(shown_run.request),
+            samples=_samples(request, shown_run.request),
         )
 
 
@@ -189,25 +189,25 @@ def _effort_levels(tiers: list[Any]) -> list[str]:
 def idempotency_key(token: str, action: str, body: Mapping[str, Any]) -> str:
     """Return the `Idempotency-Key` of a request: the same form sent twice is one request, another body is another
     one."""
-    sent = orjson.dumps([token, action, body], option=orjson.OPT_SORT_KEYS)
-    return f"console-{hashlib.sha256(sent).hexdigest()[:40]}"
+    text = orjson.dumps([token, action, body], option=orjson.OPT_SORT_KEYS)
+    return f"console-{hashlib.sha256(text).hexdigest()[:40]}"
 
 
-def _samples(request: Request, sent: Any) -> list[samples.Sample]:
+def _samples(request: Request, body: Any) -> list[samples.Sample]:
     """Return the request as code; nothing where the hidden field was changed into something that is no request."""
     try:
-        if not sent:
+        if not body:
             return []
-        return samples.samples(origin_of(request), sent)
+        return samples.samples(origin_of(request), body)
     except (AttributeError, LookupError, TypeError, ValueError, RecursionError):
         return []
 
 
-def _hidden_field(sent: Any) -> str:
+def _hidden_field(body: Any) -> str:
     """Return the request for a hidden field, by which a later page shows its code again; "" for a very large one."""
-    if not sent:
+    if not body:
         return ""
-    text = orjson.dumps(sent).decode()
+    text = orjson.dumps(body).decode()
     if len(text) > KEPT_CHARS:
         return ""
     return text

@@ -102,9 +102,9 @@ class Outcome:
         return 200
 
 
-def read(given: Mapping[str, str]) -> dict[str, str]:
+def read(form: Mapping[str, str]) -> dict[str, str]:
     """Return the fields of a form that was sent; what is missing has its first value."""
-    return {name: given.get(name, first) for name, first in EMPTY.items()}
+    return {name: form.get(name, first) for name, first in EMPTY.items()}
 
 
 def to_body(fields: Fields) -> dict[str, Any]:
@@ -181,12 +181,12 @@ def _field_of_param(param: str) -> str:
 
 def _budget(fields: Fields, faults: dict[str, str]) -> dict[str, float]:
     """Return the limits of the budget that are filled in."""
-    found: dict[str, float] = {}
+    limits: dict[str, float] = {}
     for name in ("usd", "seconds", "steps"):
         value = _number(fields, name, faults, whole=name == "steps")
         if value is not None:
-            found[name] = value
-    return found
+            limits[name] = value
+    return limits
 
 
 def _number(fields: Fields, name: str, faults: dict[str, str], *, whole: bool) -> float | None:
@@ -218,13 +218,13 @@ def _json(fields: Fields, name: str, faults: dict[str, str]) -> Any:
 
 def _tools(text: str, faults: dict[str, str]) -> list[Any]:
     """Return the tools: functions as OpenAI's API has them, with or without the object around each."""
-    found = _json({"tools": text}, "tools", faults)
-    if found is None:
+    value = _json({"tools": text}, "tools", faults)
+    if value is None:
         return []
-    if not isinstance(found, list):
-        found = [found]
+    if not isinstance(value, list):
+        value = [value]
     tools: list[Any] = []
-    for tool in found:
+    for tool in value:
         if not isinstance(tool, dict):
             faults["tools"] = "Write a list of functions, each a JSON object with a name and its parameters."
             return []
@@ -241,10 +241,10 @@ def _answer_format(fields: Fields, faults: dict[str, str]) -> dict[str, Any] | N
         return None
     if kind == "json_object":
         return {"type": kind}
-    found = _json(fields, "schema", faults)
-    if not isinstance(found, dict):
+    schema = _json(fields, "schema", faults)
+    if not isinstance(schema, dict):
         faults.setdefault("schema", "Write the JSON schema of the answer, as an object.")
         return None
-    if isinstance(found.get("schema"), dict) and "name" in found:
-        return {"type": kind, "json_schema": found}
-    return {"type": kind, "json_schema": {"name": "answer", "schema": found}}
+    if isinstance(schema.get("schema"), dict) and "name" in schema:
+        return {"type": kind, "json_schema": schema}
+    return {"type": kind, "json_schema": {"name": "answer", "schema": schema}}

@@ -57,16 +57,16 @@ class Cursor:
 
     def address(self, **changes: Any) -> str:
         """Return the address of the page with another cursor, at the part of the page that it changes."""
-        given: dict[str, Any] = {"step": self.step, "t": self.t, "by": self.by} | changes
-        kept = {name: value for name, value in given.items() if value not in (None, "", "time")}
-        shown = f"{PATH}/runs/{path_segment(self.run)}"
-        if kept:
-            shown += f"?{urlencode(kept)}"
+        fields: dict[str, Any] = {"step": self.step, "t": self.t, "by": self.by} | changes
+        parameters = {name: value for name, value in fields.items() if value not in (None, "", "time")}
+        address = f"{PATH}/runs/{path_segment(self.run)}"
+        if parameters:
+            address += f"?{urlencode(parameters)}"
         if changes.get("step") is not None:
-            return f"{shown}#run-pane"
+            return f"{address}#run-pane"
         if "by" in changes:
-            return f"{shown}#run-timeline"
-        return shown
+            return f"{address}#run-timeline"
+        return address
 
     @property
     def number(self) -> int | None:
@@ -89,22 +89,22 @@ def routes(pages: Pages) -> list[Route]:
 
     async def show_run(request: Request, session: Session) -> Response:
         cursor = _cursor(request)
-        shown = await reader.read(session, cursor)
-        live = not shown["has_ended"] and cursor.t is None
+        values = await reader.read(session, cursor)
+        live = not values["has_ended"] and cursor.t is None
         once = secrets.token_urlsafe(TOKEN_BYTES)
-        return pages.show(request, "run.html", live=live, once=once, addresses=_addresses(cursor, shown), **shown)
+        return pages.show(request, "run.html", live=live, once=once, addresses=_addresses(cursor, values), **values)
 
     async def show_views(request: Request, session: Session) -> Response:
-        shown = await reader.read(session, _cursor(request))
-        return HTMLResponse(pages.region("run_views.html", **shown), headers=PART_HEADERS)
+        values = await reader.read(session, _cursor(request))
+        return HTMLResponse(pages.region("run_views.html", **values), headers=PART_HEADERS)
 
     async def follow(request: Request, session: Session) -> Any:
         return _live(pages, reader, session, _cursor(request), request)
 
     async def rate(request: Request, session: Session) -> Response:
-        run, given = request.path_params["run"], await form(request)
-        body = {"thumbs": given.get("thumbs", ""), "source": "console"}
-        comment = given.get("comment", "").strip()
+        run, fields = request.path_params["run"], await form(request)
+        body = {"thumbs": fields.get("thumbs", ""), "source": "console"}
+        comment = fields.get("comment", "").strip()
         if comment:
             body["comment"] = comment
         await pages.api.post(session, f"/v1/runs/{path_segment(run)}/feedback", body)
@@ -116,10 +116,10 @@ def routes(pages: Pages) -> list[Route]:
         return redirect_to(f"/runs/{path_segment(run)}")
 
     async def replay(request: Request, session: Session) -> Response:
-        run, given = request.path_params["run"], await form(request)
-        path, key = f"/v1/runs/{path_segment(run)}/replay", given.get("once", "")
-        made = await pages.api.post(session, path, {}, idempotency_key=key)
-        return redirect_to(f"/runs/{path_segment(made['id'])}")
+        run, fields = request.path_params["run"], await form(request)
+        path, key = f"/v1/runs/{path_segment(run)}/replay", fields.get("once", "")
+        new_run = await pages.api.post(session, path, {}, idempotency_key=key)
+        return redirect_to(f"/runs/{path_segment(new_run['id'])}")
 
     async def explain(request: Request, session: Session) -> Response:
         return await _explanation(pages, request, session)
@@ -141,16 +141,16 @@ def routes(pages: Pages) -> list[Route]:
 
 def _cursor(request: Request) -> Cursor:
     """Return the cursor in the address. What cannot be read counts as if it were not there."""
-    given = request.query_params
-    step = given.get("step", "")
+    parameters = request.query_params
+    step = parameters.get("step", "")
     is_step = step.isascii() and step.isdecimal()
     is_plan = step.startswith("plan:") and step[5:].isdecimal()
     if len(step) >= MAX_STEP_CHARS or not (is_step or is_plan):
         step = ""
     by: drawing.By = "time"
-    if given.get("by") == "money":
+    if parameters.get("by") == "money":
         by = "money"
-    return Cursor(request.path_params["run"], step, _instant(given.get("t", "")), by)
+    return Cursor(request.path_params["run"], step, _instant(parameters.get("t", "")), by)
 
 
 def _instant(text: str) -> float | None:
@@ -164,13 +164,13 @@ def _instant(text: str) -> float | None:
     return None  # also what is not a number
 
 
-def _addresses(cursor: Cursor, shown: Mapping[str, Any]) -> dict[str, str]:
+def _addresses(cursor: Cursor, values: Mapping[str, Any]) -> dict[str, str]:
     """Return the addresses to which the page leads beside its own."""
-    run = shown["run"]
+    run = values["run"]
     other = ""
     if run["origin"]:
         other = run["origin"]["run"]
-    follow = {"after": shown["state"]["seq"], "step": cursor.step, "by": cursor.by}
+    follow = {"after": values["state"]["seq"], "step": cursor.step, "by": cursor.by}
     return {
         "compare": f"{PATH}/compare?{urlencode({'a': run['id'], 'b': other})}",
         "following": f"{PATH}/runs?{urlencode({'origin_run': run['id']})}",
@@ -185,16 +185,16 @@ class _Reader:
         self._api = pages.api
 
     async def read(
-        self, session: Session, cursor: Cursor, seq: int | None = None, kept: "_Kept | None" = None
+        self, session: Session, cursor: Cursor, seq: int | None = None, cache: "_Cache | None" = None
     ) -> dict[str, Any]:
         """Return the values of all templates: at the cursor's instant, or behind event `seq`; else behind the latest
-        event. `kept` is what a live page has read before."""
-        kept = kept or _Kept()
-        found = await self._views(session, cursor, seq, kept)
-        if kept.may_write is None:
+        event. `cache` is what a live page has read before."""
+        cache = cache or _Cache()
+        views = await self._views(session, cursor, seq, cache)
+        if cache.may_write is None:
             me = await self._api.get(session, "/v1/me")
-            kept.may_write = permits(me["scopes"], "runs:write", all_tenants=me["all_tenants"])
-        whole, state, timeline = found["run"], found["state"], found["timeline"]
+            cache.may_write = permits(me["scopes"], "runs:write", all_tenants=me["all_tenants"])
+        whole, state, timeline = views["run"], views["state"], views["timeline"]
         is_latest = state["seq"] == state["last_seq"]
         full = timeline
         if not is_latest:
@@ -213,13 +213,13 @@ class _Reader:
         return {
             "cursor": cursor,
             "run": whole,
-            "key_name": found["key_name"],
+            "key_name": views["key_name"],
             "state": state,
-            "graph": drawing.draw_graph(found["graph"], cursor.chosen, link),
+            "graph": drawing.draw_graph(views["graph"], cursor.chosen, link),
             "timeline": drawing.draw_timeline(timeline, length, cursor.by, cursor.chosen, link),
-            "pane": step_pane.pane(found, cursor.step),
+            "pane": step_pane.pane(views, cursor.step),
             "has_ended": whole["state"] in ENDED,
-            "may_write": kept.may_write,
+            "may_write": cache.may_write,
             "is_latest": is_latest,
             "now": now,
             "length": length,
@@ -228,36 +228,36 @@ class _Reader:
             "after": after,
         }
 
-    async def _views(self, session: Session, cursor: Cursor, seq: int | None, kept: "_Kept") -> Any:
+    async def _views(self, session: Session, cursor: Cursor, seq: int | None, cache: "_Cache") -> Any:
         """Return the run and its views, with the first words of subtasks and the content of the chosen step. Reading
         these is logged for others' runs, so a live page reads them again only where they have changed."""
         step = cursor.number
-        is_first = not kept.words
+        is_first = not cache.words
         query: dict[str, object] = {"t": cursor.t}
         if seq is not None:
             query = {"at": seq}
-        found = await self._get_views(session, cursor, query, words=is_first, content=is_first)
-        if found["run"]["erased"]:
-            kept.forget()
-        lacks_words = kept.lacks_words(found)
-        lacks_content = step is not None and kept.lacks_content(found, step)
+        views = await self._get_views(session, cursor, query, words=is_first, content=is_first)
+        if views["run"]["erased"]:
+            cache.forget()
+        lacks_words = cache.lacks_words(views)
+        lacks_content = step is not None and cache.lacks_content(views, step)
         if not is_first and (lacks_words or lacks_content):
-            found = await self._get_views(session, cursor, query, words=lacks_words, content=lacks_content)
-        kept.complete(found, step)
-        return found
+            views = await self._get_views(session, cursor, query, words=lacks_words, content=lacks_content)
+        cache.complete(views, step)
+        return views
 
     async def _get_views(
         self, session: Session, cursor: Cursor, query: Mapping[str, object], *, words: bool, content: bool
     ) -> Any:
         """Return the views as the API gives them. `words` asks for the first words of subtasks, and `content` for the
         content of the step in the pane."""
-        wanted = {**query, "words": str(words).lower()}
+        parameters = {**query, "words": str(words).lower()}
         if content:
-            wanted["step"] = cursor.number
-        return await self._api.get(session, f"/v1/runs/{path_segment(cursor.run)}/views", **wanted)
+            parameters["step"] = cursor.number
+        return await self._api.get(session, f"/v1/runs/{path_segment(cursor.run)}/views", **parameters)
 
 
-class _Kept:
+class _Cache:
     """Parts of a run that one live page has fetched from the API, kept so that no update fetches them again."""
 
     def __init__(self) -> None:
@@ -277,41 +277,41 @@ class _Kept:
             self.words.clear()
             self._content = None
 
-    def lacks_words(self, found: Mapping[str, Any]) -> bool:
+    def lacks_words(self, views: Mapping[str, Any]) -> bool:
         """Return True if the views have a step whose first words were not read yet."""
-        return any(node["id"] not in self.words for node in step_pane.steps(found))
+        return any(node["id"] not in self.words for node in step_pane.steps(views))
 
-    def lacks_content(self, found: Mapping[str, Any], step: int) -> bool:
+    def lacks_content(self, views: Mapping[str, Any], step: int) -> bool:
         """Return True if the views have this step, and its content has changed since it was read."""
-        version = step_pane.version(found, step)
+        version = step_pane.version(views, step)
         return version is not None and (self._content is None or version != self._version)
 
-    def complete(self, found: dict[str, Any], step: int | None) -> None:
+    def complete(self, views: dict[str, Any], step: int | None) -> None:
         """Keep what was read, and put what was read before into the views."""
-        for node in step_pane.steps(found):
+        for node in step_pane.steps(views):
             if node["id"] not in self.words:
                 self.words[node["id"]] = node["subtask"]
             node["subtask"] = self.words[node["id"]]
-        if step is not None and found["explanation"] is not None:
-            self._content, self._version = step_pane.content(found, step), step_pane.version(found, step) or []
-        found["content"] = self._content
+        if step is not None and views["explanation"] is not None:
+            self._content, self._version = step_pane.content(views, step), step_pane.version(views, step) or []
+        views["content"] = self._content
 
 
 def _live(pages: Pages, reader: _Reader, session: Session, cursor: Cursor, request: Request) -> Live:
     """Return the stream of patches of a run that goes on. The ids are the journal's numbers."""
-    kept = _Kept()
-    sent: dict[str, str] = {}
-    given = request.headers.get("last-event-id") or request.query_params.get("after", "")
+    cache = _Cache()
+    last_regions: dict[str, str] = {}
+    position = request.headers.get("last-event-id") or request.query_params.get("after", "")
     after = None
-    if given.isascii() and given.isdecimal() and len(given) <= 15:
-        after = given
+    if position.isascii() and position.isdecimal() and len(position) <= 15:
+        after = position
 
     async def render(event: Event) -> Regions:
-        shown = await reader.read(session, cursor, int(event.id), kept)
-        fresh = {name: pages.region(template, **shown) for name, template in REGIONS.items()}
-        changed = {name: html for name, html in fresh.items() if sent.get(name) != html}
-        sent.update(changed)
-        return changed
+        values = await reader.read(session, cursor, int(event.id), cache)
+        regions = {name: pages.region(template, **values) for name, template in REGIONS.items()}
+        changes = {name: html for name, html in regions.items() if last_regions.get(name) != html}
+        last_regions.update(changes)
+        return changes
 
     return Live(_journal(pages, session, cursor.run, after), render)
 
@@ -342,12 +342,12 @@ async def _journal(pages: Pages, session: Session, run: str, after: str | None) 
 async def _explanation(pages: Pages, request: Request, session: Session) -> Response:
     run = request.path_params["run"]
     path = f"/v1/runs/{path_segment(run)}"
-    explained = await pages.api.get(session, f"{path}/explain")
+    explanation = await pages.api.get(session, f"{path}/explain")
     return pages.show(
         request,
         "run_explain.html",
         run=run,
-        explained=explained,
+        explained=explanation,
         proof=await _or_refusal(pages, session, f"{path}/proof"),
         disclosures=await _or_refusal(pages, session, "/v1/disclosures", run=run, limit=200),
     )
@@ -365,14 +365,14 @@ async def _or_refusal(pages: Pages, session: Session, path: str, **query: Any) -
 
 
 async def _comparison(pages: Pages, request: Request, session: Session) -> Response:
-    given = request.query_params
-    first, second = given.get("a", "").strip(), given.get("b", "").strip()
-    found = None
+    parameters = request.query_params
+    first, second = parameters.get("a", "").strip(), parameters.get("b", "").strip()
+    comparison = None
     if first and second:
-        found = await pages.api.get(session, "/v1/runs/compare", a=first, b=second)
-        for pair in found["steps"]:
+        comparison = await pages.api.get(session, "/v1/runs/compare", a=first, b=second)
+        for pair in comparison["steps"]:
             for side in ("first", "second"):
                 step = pair[side]
                 if step is not None:
-                    step["href"] = Cursor(found[side]["run"]).address(step=step["n"])
-    return pages.show(request, "compare.html", a=first, b=second, found=found)
+                    step["href"] = Cursor(comparison[side]["run"]).address(step=step["n"])
+    return pages.show(request, "compare.html", a=first, b=second, found=comparison)

@@ -91,31 +91,31 @@ def routes(pages: Pages) -> list[Route]:
     """Return the list of runs with its filters."""
 
     async def show_runs(request: Request, session: Session) -> Any:
-        asked = _request_query(request)
+        filters = _request_query(request)
         me = await pages.api.get(session, "/v1/me")
         if "live" in request.query_params:
-            return _live(pages, session, asked, sees_tenants=me["all_tenants"])
-        fault, status, listed = "", 200, None
+            return _live(pages, session, filters, sees_tenants=me["all_tenants"])
+        fault, status, page = "", 200, None
         try:
-            listed = await _read_list(pages, session, asked)
+            page = await _read_list(pages, session, filters)
         except ApiError as error:
             if error.status != 400:
                 raise
             fault, status = error.message, 400
-        here = f"{LIST}?{urlencode(asked)}"
+        here = f"{LIST}?{urlencode(filters)}"
         return pages.show(
             request,
             "runs.html",
             status,
             usual=USUAL,
             further=[field for field in FURTHER if field.name not in OF_ALL_TENANTS or me["all_tenants"]],
-            asked=asked,
-            is_filtered_further=any(asked.get(field.name) for field in FURTHER),
+            asked=filters,
+            is_filtered_further=any(filters.get(field.name) for field in FURTHER),
             fault=fault,
             is_followed=request.query_params.get("follow") != "no",
             here_followed=here,
             live=f"{here}&live",
-            region=listed and _table_values(pages, listed, asked, sees_tenants=me["all_tenants"]),
+            region=page and _table_values(pages, page, filters, sees_tenants=me["all_tenants"]),
         )
 
     return [pages.route("/runs", show_runs)]
@@ -126,42 +126,42 @@ def _request_query(request: Request) -> dict[str, str]:
     return address_fields(request, (*FILTERS, "after", "before"))
 
 
-async def _read_list(pages: Pages, session: Session, asked: Mapping[str, str]) -> Any:
-    return await pages.api.get(session, "/v1/runs", **asked, include=list(INCLUDED))
+async def _read_list(pages: Pages, session: Session, filters: Mapping[str, str]) -> Any:
+    return await pages.api.get(session, "/v1/runs", **filters, include=list(INCLUDED))
 
 
-def _live(pages: Pages, session: Session, asked: Mapping[str, str], *, sees_tenants: bool) -> Live:
+def _live(pages: Pages, session: Session, filters: Mapping[str, str], *, sees_tenants: bool) -> Live:
     """Return the list as it changes. What is shown already is not sent again."""
-    shown = ""
+    last_html = ""
 
     async def render(_event: Event) -> Regions:
-        nonlocal shown
-        listed = await _read_list(pages, session, asked)
-        html = pages.region("runs_table.html", **_table_values(pages, listed, asked, sees_tenants=sees_tenants))
-        if html == shown:
+        nonlocal last_html
+        page = await _read_list(pages, session, filters)
+        html = pages.region("runs_table.html", **_table_values(pages, page, filters, sees_tenants=sees_tenants))
+        if html == last_html:
             return {}
-        shown = html
+        last_html = html
         return {"runs": html}
 
-    return Live(pages.api.events(session, "/v1/runs/live", query=asked), render, is_finite=False)
+    return Live(pages.api.events(session, "/v1/runs/live", query=filters), render, is_finite=False)
 
 
 def _table_values(
-    pages: Pages, listed: Mapping[str, Any], asked: Mapping[str, str], *, sees_tenants: bool
+    pages: Pages, page: Mapping[str, Any], filters: Mapping[str, str], *, sees_tenants: bool
 ) -> dict[str, Any]:
     """Return the values of the table's template."""
-    kept = {name: value for name, value in asked.items() if name not in ("after", "before")}
+    parameters = {name: value for name, value in filters.items() if name not in ("after", "before")}
     links = {"first": "", "previous": "", "next": ""}
-    if listed["previous"]:
-        links["first"] = f"{LIST}?{urlencode(kept)}"
-        links["previous"] = f"{LIST}?{urlencode({**kept, 'before': listed['previous']})}"
-    if listed["next"]:
-        links["next"] = f"{LIST}?{urlencode({**kept, 'after': listed['next']})}"
+    if page["previous"]:
+        links["first"] = f"{LIST}?{urlencode(parameters)}"
+        links["previous"] = f"{LIST}?{urlencode({**parameters, 'before': page['previous']})}"
+    if page["next"]:
+        links["next"] = f"{LIST}?{urlencode({**parameters, 'after': page['next']})}"
     return {
-        "runs": [run | {"marks": _marks(run), "seconds": _seconds(run)} for run in listed["data"]],
-        "range": _range(listed),
+        "runs": [run | {"marks": _marks(run), "seconds": _seconds(run)} for run in page["data"]],
+        "range": _range(page),
         "links": links,
-        "is_filtered": any(name not in ARRANGING for name in kept),
+        "is_filtered": any(name not in ARRANGING for name in parameters),
         "sees_tenants": sees_tenants,
         "has_playground": pages.has_page(f"{PATH}/playground"),
     }
@@ -169,17 +169,17 @@ def _table_values(
 
 def _marks(run: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return the peculiarities of a run, each with a class of the style sheet and its word."""
-    found = []
+    marks = []
     if run["preview"]:
-        found.append(("preview", "preview"))
+        marks.append(("preview", "preview"))
     if run["origin"] is not None:
         kind = words = run["origin"]["kind"]
         if kind == "plan":
             words = "of a plan"
-        found.append((kind, words))
+        marks.append((kind, words))
     if run["degraded"]:
-        found.append(("degraded", "degraded"))
-    return found
+        marks.append(("degraded", "degraded"))
+    return marks
 
 
 def _seconds(run: Mapping[str, Any]) -> float | None:
@@ -190,16 +190,16 @@ def _seconds(run: Mapping[str, Any]) -> float | None:
     return seconds
 
 
-def _range(listed: Mapping[str, Any]) -> str:
+def _range(page: Mapping[str, Any]) -> str:
     """Return the words that say which runs of how many the page has."""
-    count, shown = listed["count"], len(listed["data"])
+    count, size = page["count"], len(page["data"])
     total = f"more than {count['most']:,}"
     if count["total"] is not None:
         total = f"{count['total']:,}"
-    if not shown and not count["total"]:
+    if not size and not count["total"]:
         return ""
-    if not shown:
+    if not size:
         return f"No runs here, of {total}"
     if count["in_front"] is None:
-        return f"{shown:,} runs behind more than {count['most']:,} others, of {total}"
-    return f"Runs {count['in_front'] + 1:,} to {count['in_front'] + shown:,} of {total}"
+        return f"{size:,} runs behind more than {count['most']:,} others, of {total}"
+    return f"Runs {count['in_front'] + 1:,} to {count['in_front'] + size:,} of {total}"

@@ -43,26 +43,26 @@ def samples(origin: str, body: Mapping[str, Any]) -> list[Sample]:
 
 def curl(url: str, body: Mapping[str, Any]) -> str:
     """Return a command that sends a body."""
-    sent = _literal(body, JSON, "  ").replace("'", "'\\''")
+    text = _literal(body, JSON, "  ").replace("'", "'\\''")
     return (
         f"curl -sN {url} \\\n"
         '  -H "Authorization: Bearer $BATON_API_KEY" \\\n'
         '  -H "Content-Type: application/json" \\\n'
-        f"  --data-raw '{sent}'\n"
+        f"  --data-raw '{text}'\n"
     )
 
 
 def _python(origin: str, body: Mapping[str, Any]) -> str:
-    given = {name: value for name, value in body.items() if name != "baton"}
+    arguments = {name: value for name, value in body.items() if name != "baton"}
     if "baton" in body:
-        given["extra_body"] = {"baton": body["baton"]}
+        arguments["extra_body"] = {"baton": body["baton"]}
     return f"""import os
 
 from openai import OpenAI
 
 client = OpenAI(base_url="{origin}/v1", api_key=os.environ["BATON_API_KEY"])
 stream = client.chat.completions.create(
-{_arguments(given)})
+{_arguments(arguments)})
 for chunk in stream:
     for choice in chunk.choices:
         print(choice.delta.content or "", end="", flush=True)
@@ -96,16 +96,16 @@ with client.messages.stream(
 def to_messages(body: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments by which Anthropic's client sends the same request."""
     system = [str(message["content"]) for message in body["messages"] if message["role"] == "system"]
-    given: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         "model": body["model"],
         "max_tokens": body.get("max_completion_tokens", ANTHROPIC_TOKENS),
     }
     if system:
-        given["system"] = "\n\n".join(system)
-    given["messages"] = _turns([message for message in body["messages"] if message["role"] != "system"])
+        arguments["system"] = "\n\n".join(system)
+    arguments["messages"] = _turns([message for message in body["messages"] if message["role"] != "system"])
     tools = [_tool(tool["function"]) for tool in body.get("tools", ())]
     if tools:
-        given["tools"] = tools
+        arguments["tools"] = tools
     further: dict[str, Any] = {}
     config = _output_config(body)
     if config is not None:
@@ -113,8 +113,8 @@ def to_messages(body: Mapping[str, Any]) -> dict[str, Any]:
     if "baton" in body:
         further["baton"] = body["baton"]
     if not further:
-        return given
-    return given | {"extra_body": further}
+        return arguments
+    return arguments | {"extra_body": further}
 
 
 def _turns(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -141,10 +141,10 @@ def _turns(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def _use(call: Mapping[str, Any]) -> dict[str, Any]:
     function = call["function"]
     try:
-        given = json.loads(function["arguments"])
+        arguments = json.loads(function["arguments"])
     except ValueError:
-        given = {}
-    return {"type": "tool_use", "id": call["id"], "name": function["name"], "input": given}
+        arguments = {}
+    return {"type": "tool_use", "id": call["id"], "name": function["name"], "input": arguments}
 
 
 def _tool(function: Mapping[str, Any]) -> dict[str, Any]:
@@ -157,20 +157,20 @@ def _tool(function: Mapping[str, Any]) -> dict[str, Any]:
 def _output_config(body: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return form and effort in Anthropic's words; a free JSON object is any object there."""
     config: dict[str, Any] = {}
-    asked = body.get("response_format")
-    if asked is not None:
+    answer_format = body.get("response_format")
+    if answer_format is not None:
         schema = {"type": "object"}
-        if asked["type"] == "json_schema":
-            schema = asked["json_schema"]["schema"]
+        if answer_format["type"] == "json_schema":
+            schema = answer_format["json_schema"]["schema"]
         config["format"] = {"type": "json_schema", "schema": schema}
     if "reasoning_effort" in body:
         config["effort"] = NEAREST_EFFORTS.get(body["reasoning_effort"], body["reasoning_effort"])
     return config or None
 
 
-def _arguments(given: Mapping[str, Any]) -> str:
+def _arguments(arguments: Mapping[str, Any]) -> str:
     """Return keyword arguments, one on each line."""
-    return "".join(f"{INDENT}{name}={_literal(value, PYTHON, INDENT, 1)},\n" for name, value in given.items())
+    return "".join(f"{INDENT}{name}={_literal(value, PYTHON, INDENT, 1)},\n" for name, value in arguments.items())
 
 
 def _literal(value: object, words: Sequence[str], indent: str, depth: int = 0) -> str:

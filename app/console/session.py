@@ -42,9 +42,9 @@ class Sessions:
 
     def session_of(self, request: Request) -> Session | None:
         """Return the signed-in person; None: nobody. The API decides whether the credentials are still good."""
-        kept = self._kept(request.cookies.get(COOKIE, ""))
-        if kept is not None:
-            return Session((("authorization", f"Bearer {kept['key']}"),), seconds=kept["until"] - self._now())
+        fields = self._read_cookie(request.cookies.get(COOKIE, ""))
+        if fields is not None:
+            return Session((("authorization", f"Bearer {fields['key']}"),), seconds=fields["until"] - self._now())
         login = request.cookies.get(OIDC_COOKIE)
         if self.has_people and login is not None:
             return Session((("cookie", f"{OIDC_COOKIE}={login}"),), via="oidc")
@@ -54,10 +54,10 @@ class Sessions:
         """Keep a key that the API has accepted."""
         body = orjson.dumps({"key": key, "until": self._now() + SESSION_SECONDS})
         nonce = os.urandom(NONCE_BYTES)
-        sealed = nonce + AESGCM(_cookie_key(self._peppers()[0])).encrypt(nonce, body, COOKIE.encode())
+        ciphertext = nonce + AESGCM(_cookie_key(self._peppers()[0])).encrypt(nonce, body, COOKIE.encode())
         reply.set_cookie(
             COOKIE,
-            base64.urlsafe_b64encode(sealed).decode(),
+            base64.urlsafe_b64encode(ciphertext).decode(),
             max_age=SESSION_SECONDS,
             path=PATH,
             secure=is_https(request),
@@ -71,22 +71,24 @@ class Sessions:
         if self.has_people:
             reply.delete_cookie(OIDC_COOKIE, path="/", secure=is_https(request), httponly=True, samesite="lax")
 
-    def _kept(self, cookie: str) -> dict[str, Any] | None:
+    def _read_cookie(self, cookie: str) -> dict[str, Any] | None:
         """Return the fields of a cookie; None if it is not one of ours, or is over."""
         try:
-            sealed = base64.urlsafe_b64decode(cookie)
+            ciphertext = base64.urlsafe_b64decode(cookie)
         except ValueError:
             return None
-        if len(sealed) <= NONCE_BYTES:
+        if len(ciphertext) <= NONCE_BYTES:
             return None
         for pepper in self._peppers():
             try:
-                body = AESGCM(_cookie_key(pepper)).decrypt(sealed[:NONCE_BYTES], sealed[NONCE_BYTES:], COOKIE.encode())
+                body = AESGCM(_cookie_key(pepper)).decrypt(
+                    ciphertext[:NONCE_BYTES], ciphertext[NONCE_BYTES:], COOKIE.encode()
+                )
             except InvalidTag:
                 continue
-            found: dict[str, Any] = orjson.loads(body)
-            if found["until"] > self._now():
-                return found
+            fields: dict[str, Any] = orjson.loads(body)
+            if fields["until"] > self._now():
+                return fields
             return None
         return None
 

@@ -25,41 +25,41 @@ MAX_MESSAGES: Final = 50
 """Messages of a step that the pane shows; those before are counted."""
 
 
-def pane(found: Data, chosen: str) -> dict[str, Any] | None:
+def pane(views: Data, pane_step: str) -> dict[str, Any] | None:
     """Return the pane of the chosen step or plan at the instant of the views; None if nothing is chosen. The views have
     the `content` of the step."""
-    name = f"step:{chosen}" if chosen.isdecimal() else chosen
-    whole, graph = found["run"], found["graph"]
+    name = f"step:{pane_step}" if pane_step.isdecimal() else pane_step
+    whole, graph = views["run"], views["graph"]
     node = next((node for node in graph["nodes"] if node["id"] == name), None)
     if node is None or node["kind"] == "caller":
-        if not chosen:
+        if not pane_step:
             return None
         return {"missing": drawing.name_of(name), "node": None}
-    saw: list[dict[str, Any]] = []
+    sources: list[dict[str, Any]] = []
     withheld: list[dict[str, Any]] = []
     for edge in graph["edges"]:
         if edge["target"] == name and edge["kind"] == "granted":
-            saw.append(_source(edge))
+            sources.append(_source(edge))
         elif edge["target"] == name and edge["kind"] == "withheld":
             withheld.append(_source(edge))
-    shown = {
+    values = {
         "missing": None,
         "node": node,
         "name": drawing.name_of(name),
-        "saw": saw,
+        "saw": sources,
         "withheld": withheld,
         "attempts": _attempts(node, whole),
     }
     if node["kind"] == "plan":
         proposal = next(proposal for proposal in whole["proposals"] if proposal["number"] == node["number"])
-        return shown | {"proposal": proposal, "explained": None, "content": None, "not_shown": None}
-    answer = _answer(node, whole, found["content"]["content"])
-    return shown | {"proposal": None, **found["content"], "answer": answer}
+        return values | {"proposal": proposal, "explained": None, "content": None, "not_shown": None}
+    answer = _answer(node, whole, views["content"]["content"])
+    return values | {"proposal": None, **views["content"], "answer": answer}
 
 
-def steps(found: Data) -> list[dict[str, Any]]:
+def steps(views: Data) -> list[dict[str, Any]]:
     """Return the nodes of steps in the graph."""
-    return [node for node in found["graph"]["nodes"] if node["kind"] == "step"]
+    return [node for node in views["graph"]["nodes"] if node["kind"] == "step"]
 
 
 def _source(edge: Data) -> dict[str, Any]:
@@ -82,30 +82,30 @@ def _attempts(node: Data, whole: Data) -> Sequence[Data]:
     calls: dict[str, Data] = {}
     for owner in owners:
         calls |= {call["id"]: call for call in owner["attempts"]}
-    found = []
+    attempts = []
     for attempt in node["attempts"]:
         call = calls.get(attempt["id"], {})
         outcome = dict.fromkeys(OUTCOME_FIELDS)
         if attempt["outcome"] is not None:
             outcome = {name: call.get(name) for name in OUTCOME_FIELDS}
-        found.append({**attempt, **outcome, "passed_over": call.get("passed_over", [])})
-    return found
+        attempts.append({**attempt, **outcome, "passed_over": call.get("passed_over", [])})
+    return attempts
 
 
-def version(found: Data, step: int) -> list[Any] | None:
+def version(views: Data, step: int) -> list[Any] | None:
     """Return a mark of a step as it is now: its content is the same until the mark changes. None if the views have no
     such step."""
-    if all(node["number"] != step for node in steps(found)):
+    if all(node["number"] != step for node in steps(views)):
         return None
-    now = next(known for known in found["run"]["steps"] if known["n"] == step)
+    now = next(record for record in views["run"]["steps"] if record["n"] == step)
     return [now["state"], len(now["attempts"]), len(now["exchanges"])]
 
 
-def content(found: Data, number: int) -> dict[str, Any]:
+def content(views: Data, number: int) -> dict[str, Any]:
     """Return the texts and the explanation of the step that the views have in full."""
-    explained, step = found["explanation"], found["step"]
-    own = next((words for words in explained["steps"] if words["n"] == number), None)
-    choice = explained["shape"]["choice"]
+    explanation, step = views["explanation"], views["step"]
+    own = next((words for words in explanation["steps"] if words["n"] == number), None)
+    choice = explanation["shape"]["choice"]
     not_shown = None
     if step is None:
         not_shown = "The texts of this step need a key with the scope audit:read."
@@ -125,9 +125,9 @@ def _cut_content(content: Data | None) -> dict[str, Any] | None:
     if content is None:
         return None
     messages = content["messages"]
-    shown, earlier = None, 0
+    latest, earlier = None, 0
     if messages is not None:
-        shown = [_message(message) for message in messages[-MAX_MESSAGES:]]
+        latest = [_message(message) for message in messages[-MAX_MESSAGES:]]
         earlier = max(len(messages) - MAX_MESSAGES, 0)
     calls = []
     for exchange in content["exchanges"]:
@@ -136,7 +136,7 @@ def _cut_content(content: Data | None) -> dict[str, Any] | None:
     return {
         "erased": content["erased"],
         "subtask": cut(content["subtask"]),
-        "messages": shown,
+        "messages": latest,
         "earlier_messages": earlier,
         "output": cut(content["output"]),
         "outputs": {call["id"]: cut(call.get("output")) for call in content["attempts"]},
@@ -175,13 +175,13 @@ def _answer(node: Data, whole: Data, content: Data | None) -> dict[str, Any]:
     return {"text": None, "why": why_no_answer(node, whole, content)}
 
 
-def why_no_alternatives(explained: Data) -> str:
+def why_no_alternatives(explanation: Data) -> str:
     """Return the reason why there are no alternatives of a step's worker to show, from who chose it and what was
     recorded."""
-    by = explained["chosen_by"]
+    by = explanation["chosen_by"]
     if by != "conductor":
         return NO_ALTERNATIVES.get(by, "No alternatives are recorded.")
-    if explained["probability"] is None:
+    if explanation["probability"] is None:
         return "The conductor's server reports no probabilities, so none of alternatives is recorded."
     return "Of a model's plan the probability of each chosen worker is recorded, not those of the other workers."
 

@@ -43,7 +43,7 @@ INVISIBLE: Final = re.compile(f"[{''.join(map(chr, VISIBLE))}]")
 
 def environment() -> jinja2.Environment:
     """Return the templates with their filters."""
-    made = jinja2.Environment(
+    templates = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
@@ -51,7 +51,7 @@ def environment() -> jinja2.Environment:
         lstrip_blocks=True,
         auto_reload=False,
     )
-    made.filters |= {
+    templates.filters |= {
         "usd": usd,
         "count": count,
         "seconds": seconds,
@@ -66,7 +66,7 @@ def environment() -> jinja2.Environment:
         "needed": needed,
         "erased": erased,
     }
-    return made
+    return templates
 
 
 def usd(amount: float | None) -> str:
@@ -136,10 +136,10 @@ def erased(erasure: Mapping[str, Any] | None) -> str:
 
 def plain(text: object) -> str:
     """Return a text with its invisible characters made visible; Jinja escapes it afterwards."""
-    shown = str(text)
-    if INVISIBLE.search(shown) is None:  # to search takes a tenth of the time
-        return shown
-    return shown.translate(VISIBLE)
+    words = str(text)
+    if INVISIBLE.search(words) is None:  # to search takes a tenth of the time
+        return words
+    return words.translate(VISIBLE)
 
 
 def brief(text: object, length: int = 120) -> str:
@@ -201,6 +201,6 @@ def needed(reason: str) -> str:
     return APPROVAL_REASONS.get(kind, plain(kind))
 
 
-def render(made: jinja2.Environment, name: str, values: Mapping[str, Any]) -> str:
+def render(templates: jinja2.Environment, name: str, values: Mapping[str, Any]) -> str:
     """Return one template with these values."""
-    return made.get_template(name).render(values)
+    return templates.get_template(name).render(values)

@@ -297,12 +297,12 @@ async def test_a_live_page_sends_no_content_again_after_it_was_erased(
     script_answers(stub)
     run = await asked(client)
     session = Session((("authorization", client.headers["authorization"]),))
-    kept, cursor = run_page._Kept(), run_page.Cursor(run, step="2")
+    cache, cursor = run_page._Cache(), run_page.Cursor(run, step="2")
     with app_over(runtime.gateway) as app:
         reader = run_page._Reader(SimpleNamespace(api=Api(app)))  # type: ignore[arg-type]
-        before = await reader.read(session, cursor, kept=kept)
+        before = await reader.read(session, cursor, cache=cache)
         await client.delete(f"/v1/runs/{run}")
-        after = await reader.read(session, cursor, kept=kept)
+        after = await reader.read(session, cursor, cache=cache)
     assert "Answer it" in str(before)
     assert "The better answer." in str(before)
     assert "Answer it" not in str(after)

@@ -16,10 +16,10 @@ from app.console.pages import Pages
 
 def routes(pages: Pages) -> list[Route]:
     """Return the pages of all sections, and the one that lists them."""
-    shown = Administration(pages)
+    administration = Administration(pages)
 
     async def start(request: Request, session: Session) -> Response:
-        return await shown.show(request, session, "start.html")
+        return await administration.show(request, session, "start.html")
 
     sections = (keys, tenants, budgets, policy, pool, holds, log)
-    return [pages.route("/admin", start), *[route for section in sections for route in section.routes(shown)]]
+    return [pages.route("/admin", start), *[route for section in sections for route in section.routes(administration)]]

@@ -71,8 +71,8 @@ def _set(admin: Administration) -> list[Route]:
         says = ("One of the same tenant, scope, name and period is replaced, and keeps what was spent.",)
         return forms.Form("Set a budget", "Set it", FIELDS, at("budgets"), says)
 
-    async def act(_request: Request, session: Session, sent: forms.Sent) -> None:
-        await admin.api.post(session, f"{API}/budgets", sent.body, **sent.headers)
+    async def act(_request: Request, session: Session, submission: forms.Submission) -> None:
+        await admin.api.post(session, f"{API}/budgets", submission.body, **submission.headers)
 
     return admin.form("/admin/budgets/set", ask, act)
 
@@ -83,16 +83,16 @@ def _remove(admin: Administration) -> list[Route]:
         says = (f"Nothing bounds the spending of {budget} any more. What was spent stays in the log.",)
         return forms.Form("Remove a budget", "Remove it", (), at("budgets"), says)
 
-    async def act(request: Request, session: Session, sent: forms.Sent) -> None:
+    async def act(request: Request, session: Session, submission: forms.Submission) -> None:
         path = _path(request.query_params.get("id", ""))
-        await admin.api.request(session, ApiRequest("DELETE", path, headers=sent.headers))
+        await admin.api.request(session, ApiRequest("DELETE", path, headers=submission.headers))
 
     return admin.form("/admin/budgets/remove", ask, act)
 
 
 async def _budget(admin: Administration, session: Session, budget: str) -> dict[str, Any]:
-    found: dict[str, Any] = await admin.api.get(session, _path(budget))
-    return found
+    reply: dict[str, Any] = await admin.api.get(session, _path(budget))
+    return reply
 
 
 def _path(budget: str) -> str:
@@ -107,7 +107,7 @@ def _row(budget: dict[str, Any]) -> list[Cell]:
     present = [window for window in budget["windows"] if window["start"] == latest]
     if not present:
         return [*head, Cell("nothing was spent yet"), *[Cell(NOTHING, kind="number") for _ in range(3)], Cell(NOTHING)]
-    window = max(present, key=lambda found: float(found["spent"] + found["held"]))
+    window = max(present, key=lambda account: float(account["spent"] + account["held"]))
     return [*head, Cell(window["account"]), *_amounts(budget, window), Cell(when(float(window["end"])))]
 
 
@@ -118,5 +118,5 @@ def _window(budget: Mapping[str, Any], window: Mapping[str, Any]) -> list[Cell]:
 
 def _amounts(budget: Mapping[str, Any], window: Mapping[str, Any]) -> list[Cell]:
     """Return the amounts that are spent, reserved and left."""
-    left = budget["usd"] - window["spent"] - window["held"]
-    return [Cell(usd(amount), kind="number") for amount in (window["spent"], window["held"], left)]
+    remainder = budget["usd"] - window["spent"] - window["held"]
+    return [Cell(usd(amount), kind="number") for amount in (window["spent"], window["held"], remainder)]

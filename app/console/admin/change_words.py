@@ -67,7 +67,7 @@ def change_facts(change: Fields) -> str:
     facts = after
     if facts is None:
         facts = before or {}
-    lines = [_stated(name, value) for name, value in facts.items() if _says_something(name, value)]
+    lines = [_fact_line(name, value) for name, value in facts.items() if _says_something(name, value)]
     return "\n".join(lines) or NOTHING
 
 
@@ -75,7 +75,7 @@ def _altered_facts(before: Fields, after: Fields) -> list[str]:
     lines: list[str] = []
     for name, value in after.items():
         if before.get(name) != value:
-            lines.append(_altered(name, before.get(name), value))
+            lines.append(_change_line(name, before.get(name), value))
     return lines
 
 
@@ -83,11 +83,11 @@ def _says_something(name: str, value: object) -> bool:
     return name not in SECRETS and value not in (None, "", [], False)
 
 
-def _stated(name: str, value: object) -> str:
+def _fact_line(name: str, value: object) -> str:
     return f"{_name(name)}: {_value(name, value)}"
 
 
-def _altered(name: str, was: object, now: object) -> str:
+def _change_line(name: str, was: object, now: object) -> str:
     if name in SECRETS:
         return f"{_name(name)}: another one"
     return f"{_name(name)}: was {_value(name, was)}, is {_value(name, now)}"

@@ -46,16 +46,16 @@ def routes(admin: Administration) -> list[Route]:
         says = ("From then on nothing of the runs that it covers is erased or deleted, until it is released.",)
         return forms.Form("Place a legal hold", "Place it", FIELDS, at("holds"), says)
 
-    async def act(_request: Request, session: Session, sent: forms.Sent) -> None:
-        await admin.api.post(session, f"{API}/holds", sent.body, **sent.headers)
+    async def act(_request: Request, session: Session, submission: forms.Submission) -> None:
+        await admin.api.post(session, f"{API}/holds", submission.body, **submission.headers)
 
     async def confirm(_request: Request, _session: Session) -> forms.Form:
         says = ("What no other hold covers may be erased from then on. The hold stays in the list as released.",)
         return forms.Form("Release a legal hold", "Release it", (), at("holds"), says, is_final=True)
 
-    async def release(request: Request, session: Session, sent: forms.Sent) -> None:
+    async def release(request: Request, session: Session, submission: forms.Submission) -> None:
         path = f"{API}/holds/{path_segment(request.path_params['hold'])}/release"
-        await admin.api.post(session, path, sent.body, **sent.headers)
+        await admin.api.post(session, path, submission.body, **submission.headers)
 
     return [
         admin.pages.route("/admin/holds", show_holds),

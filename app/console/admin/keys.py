@@ -74,9 +74,9 @@ def _make(admin: Administration) -> list[Route]:
     async def ask(_request: Request, _session: Session) -> forms.Form:
         return forms.Form("Make a key", "Make the key", FIELDS, back=at("keys"))
 
-    async def act(request: Request, session: Session, sent: forms.Sent) -> Response:
-        made = await admin.api.post(session, f"{API}/keys", sent.body, **sent.headers)
-        return await admin.show(request, session, "secret.html", key=made, verb="made")
+    async def act(request: Request, session: Session, submission: forms.Submission) -> Response:
+        new_key = await admin.api.post(session, f"{API}/keys", submission.body, **submission.headers)
+        return await admin.show(request, session, "secret.html", key=new_key, verb="made")
 
     return admin.form("/admin/keys/new", ask, act)
 
@@ -91,10 +91,10 @@ def _rotate(admin: Administration) -> list[Route]:
         back = at("keys", key["id"])
         return forms.Form(f"Rotate the key {key['name']}", "Make a new secret", (OVERLAP,), back, says)
 
-    async def act(request: Request, session: Session, sent: forms.Sent) -> Response:
+    async def act(request: Request, session: Session, submission: forms.Submission) -> Response:
         path = f"{API}/keys/{path_segment(request.path_params['key'])}/rotate"
-        made = await admin.api.post(session, path, sent.body, **sent.headers)
-        return await admin.show(request, session, "secret.html", key=made, verb="rotated")
+        new_key = await admin.api.post(session, path, submission.body, **submission.headers)
+        return await admin.show(request, session, "secret.html", key=new_key, verb="rotated")
 
     return admin.form("/admin/keys/{key}/rotate", ask, act)
 
@@ -106,16 +106,16 @@ def _revoke(admin: Administration) -> list[Route]:
         back = at("keys", key["id"])
         return forms.Form(f"Revoke the key {key['name']}", "Revoke it", (), back, says, is_final=True)
 
-    async def act(request: Request, session: Session, sent: forms.Sent) -> None:
+    async def act(request: Request, session: Session, submission: forms.Submission) -> None:
         path = f"{API}/keys/{path_segment(request.path_params['key'])}/revoke"
-        await admin.api.post(session, path, sent.body, **sent.headers)
+        await admin.api.post(session, path, submission.body, **submission.headers)
 
     return admin.form("/admin/keys/{key}/revoke", ask, act)
 
 
 async def _key(admin: Administration, request: Request, session: Session) -> dict[str, Any]:
-    found: dict[str, Any] = await admin.api.get(session, f"{API}/keys/{path_segment(request.path_params['key'])}")
-    return found
+    reply: dict[str, Any] = await admin.api.get(session, f"{API}/keys/{path_segment(request.path_params['key'])}")
+    return reply
 
 
 def _row(key: dict[str, Any]) -> list[Cell]:
@@ -143,14 +143,14 @@ def _state(key: dict[str, Any]) -> str:
 
 
 def _limits(key: dict[str, Any]) -> str:
-    found = []
+    texts = []
     if key["usd"] is not None:
-        found.append(f"{usd(key['usd'])} a run")
+        texts.append(f"{usd(key['usd'])} a run")
     for name, words in (("rpm", "requests a minute"), ("tpm", "tokens a minute"), ("concurrency", "at one time")):
         if key[name] is not None:
-            found.append(f"{key[name]:,} {words}")
+            texts.append(f"{key[name]:,} {words}")
     if key["labels"]:
-        found.append(f"labels {', '.join(key['labels'])}")
+        texts.append(f"labels {', '.join(key['labels'])}")
     if key["tiers"]:
-        found.append(f"tiers {', '.join(key['tiers'])}")
-    return "; ".join(found) or NOTHING
+        texts.append(f"tiers {', '.join(key['tiers'])}")
+    return "; ".join(texts) or NOTHING

@@ -36,16 +36,16 @@ def routes(admin: Administration) -> list[Route]:
         return await admin.show_list(request, session, ListPage("Changes", table, filters=FILTERS))
 
     async def show_people(request: Request, session: Session) -> Response:
-        found = await admin.api.get(session, f"{API}/people")
+        rules = await admin.api.get(session, f"{API}/people")
         table = Table(
             "Table of rules for logins",
             ("Whose claim", "Is or has", "Has the role", "In the tenant"),
-            [_grant(grant) for grant in found["grants"]],
+            [_grant(grant) for grant in rules["grants"]],
             "People cannot log in: no OpenID provider is configured. Keys are accepted.",
         )
         minutes = ""
-        if found["grants"]:
-            minutes = f"A login lasts {found['session_seconds'] / 60:g} minutes. "
+        if rules["grants"]:
+            minutes = f"A login lasts {rules['session_seconds'] / 60:g} minutes. "
         hint = f"{minutes}The first rule that fits a person counts (BATON_OIDC_ROLES)."
         return await admin.show_list(request, session, ListPage("People", table, hint=hint))
 

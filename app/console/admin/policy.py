@@ -47,9 +47,9 @@ def routes(admin: Administration) -> list[Route]:
         return await show(request, session, _form(), None)
 
     async def answer(request: Request, session: Session) -> Response:
-        given = await form_lists(request)
-        form = copy_with(_form(), given=given)
-        body, faults = forms.read_fields(form.fields, given)
+        lists = await form_lists(request)
+        form = copy_with(_form(), entries=lists)
+        body, faults = forms.read_fields(form.fields, lists)
         question = path_segment(body.pop("question", "diff"))
         since = body.pop("since_seconds", None)
         if faults:
@@ -57,13 +57,13 @@ def routes(admin: Administration) -> list[Route]:
         if question == "try" and since is not None:
             body["since_seconds"] = since
         try:
-            found = await admin.api.post(session, f"{API}/policy/{question}", body)
+            reply = await admin.api.post(session, f"{API}/policy/{question}", body)
         except ApiError as error:
             if error.status not in forms.REFUSALS:
                 raise
             faulty = copy_with(form, faults=forms.faults_of(error, form.fields))
             return await show(request, session, faulty, None, error.status)
-        return await show(request, session, form, _answer(found))
+        return await show(request, session, form, _answer(reply))
 
     return [admin.pages.route("/admin/policy", ask), admin.pages.route("/admin/policy", answer, "POST")]
 
@@ -72,12 +72,12 @@ def _form() -> forms.Form:
     return forms.Form("A pool file", "Ask", FIELDS)
 
 
-def _answer(found: Mapping[str, Any]) -> tuple[str, Table]:
+def _answer(reply: Mapping[str, Any]) -> tuple[str, Table]:
     """Return a sentence, and the table behind it."""
-    if found["object"] == "policy.difference":
-        return _difference(found)
-    if found["object"] == "policy.trial":
-        return _trial_table(found)
+    if reply["object"] == "policy.difference":
+        return _difference(reply)
+    if reply["object"] == "policy.trial":
+        return _trial_table(reply)
     rows = [
         [
             Cell(row["tier"]),
@@ -85,9 +85,9 @@ def _answer(found: Mapping[str, Any]) -> tuple[str, Table]:
             Cell(", ".join(row["recipients"]) or "nobody"),
             Cell(_reasons(row["excluded"]) or "nobody"),
         ]
-        for row in found["shown"]
+        for row in reply["shown"]
     ]
-    notes = "; ".join(found["without_effect"])
+    notes = "; ".join(reply["without_effect"])
     words = "Every rule of the file keeps somebody away."
     if notes:
         words = f"Rules without effect: {notes}."
@@ -95,7 +95,7 @@ def _answer(found: Mapping[str, Any]) -> tuple[str, Table]:
     return words, table
 
 
-def _difference(found: Mapping[str, Any]) -> tuple[str, Table]:
+def _difference(reply: Mapping[str, Any]) -> tuple[str, Table]:
     rows = [
         [
             Cell(witness["tier"]),
@@ -103,16 +103,16 @@ def _difference(found: Mapping[str, Any]) -> tuple[str, Table]:
             Cell(f"{witness['worker']} ({witness['role']}, {witness['provider']})"),
             Cell(str(witness["before"])),
         ]
-        for witness in found["witnesses"]
+        for witness in reply["witnesses"]
     ]
     words = "The file shows nothing to anybody who does not see it now."
-    if found["widens"]:
+    if reply["widens"]:
         words = "The file widens who sees what; there is a witness for each tier and recipient."
     columns = ("Tier", "Labels", "Would see it", "Does not see it now, because")
     return words, Table("Table of witnesses", columns, rows, "There are no witnesses: nothing is widened.")
 
 
-def _trial_table(found: Mapping[str, Any]) -> tuple[str, Table]:
+def _trial_table(reply: Mapping[str, Any]) -> tuple[str, Table]:
     rows = [
         [
             Cell(run["run"], f"{PATH}/runs/{run['run']}"),
@@ -120,12 +120,12 @@ def _trial_table(found: Mapping[str, Any]) -> tuple[str, Table]:
             Cell(", ".join(run["labels"]) or "none"),
             Cell(_reasons(run["refused"])),
         ]
-        for run in found["refused"]
+        for run in reply["refused"]
     ]
     more = ""
-    if not found["all"]:
+    if not reply["all"]:
         more = " There are older ones in that time, which were not looked at."
-    words = f"Of {found['runs']:,} runs {len(rows):,} have calls that the file would have refused.{more}"
+    words = f"Of {reply['runs']:,} runs {len(rows):,} have calls that the file would have refused.{more}"
     columns = ("Run", "Tier", "Labels", "Refused calls, and why")
     return words, Table("Table of runs with refused calls", columns, rows, "No call would have been refused.")
 

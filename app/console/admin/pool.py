@@ -75,31 +75,31 @@ async def _calls(admin: Administration, session: Session) -> Mapping[str, Mappin
     """Return the figures of each worker's calls in the last hour, which are not known where the person may not read
     runs."""
     try:
-        found = await admin.api.get(session, "/v1/overview", period="hour")
+        overview = await admin.api.get(session, "/v1/overview", period="hour")
     except ApiError as error:
         if error.status == 401:
             raise
         return defaultdict(lambda: UNKNOWN)
-    ejected: dict[str, str] = {}
-    known: dict[str, Mapping[str, Any]] = {}
-    for breaker in found["ejected"]:
+    ejections: dict[str, str] = {}
+    figures: dict[str, Mapping[str, Any]] = {}
+    for breaker in overview["ejected"]:
         name = breaker["worker"]
-        ejected[name] = f"left out at {when(breaker['at'])}"
-        known[name] = {**UNCALLED, "ejected": ejected[name]}
-    for worker in found["workers"]:
-        known[worker["worker"]] = {**worker, "ejected": ejected.get(worker["worker"], "")}
-    return defaultdict(lambda: UNCALLED, known)
+        ejections[name] = f"left out at {when(breaker['at'])}"
+        figures[name] = {**UNCALLED, "ejected": ejections[name]}
+    for worker in overview["workers"]:
+        figures[worker["worker"]] = {**worker, "ejected": ejections.get(worker["worker"], "")}
+    return defaultdict(lambda: UNCALLED, figures)
 
 
-def _of_plans(ejected: str | None) -> str:
+def _ejection_text(ejection: str | None) -> str:
     """Return the words about a worker whose breaker this process does not have; None where runs cannot be read."""
-    if ejected is None:
+    if ejection is None:
         return "not measured here"
-    return ejected or "not left out"
+    return ejection or "not left out"
 
 
 def _worker(worker: Mapping[str, Any], calls: Mapping[str, Any]) -> list[Cell]:
-    breaker = Cell(_of_plans(calls["ejected"]))
+    breaker = Cell(_ejection_text(calls["ejected"]))
     if worker["state"]:
         breaker = Cell(worker["state"].replace("_", " "), kind="state")
     return [
@@ -141,7 +141,7 @@ def _conductor(conductor: Mapping[str, Any], person: Person) -> list[Cell]:
 
 def _canary(admin: Administration) -> list[Route]:
     async def ask(request: Request, session: Session) -> forms.Form:
-        conductor = await _standing(admin, request, session)
+        conductor = await _read_conductor(admin, request, session)
         share = forms.Field("share", "Share of the runs", "number", "Between 0 and 1.", required=True, value="0.05")
         says = ("The version conducts this share of the runs; engines follow within two seconds.",)
         return forms.Form(
@@ -153,7 +153,7 @@ def _canary(admin: Administration) -> list[Route]:
 
 def _promote(admin: Administration) -> list[Route]:
     async def ask(request: Request, session: Session) -> forms.Form:
-        conductor = await _standing(admin, request, session)
+        conductor = await _read_conductor(admin, request, session)
         says = ["The version conducts all runs; engines follow within two seconds. It can be rolled back."]
         says += await _evidence(admin, session, conductor)
         force = forms.Field("force", "Reason to promote it although conditions do not hold", hint="It is recorded.")
@@ -165,36 +165,36 @@ def _promote(admin: Administration) -> list[Route]:
 
 def _roll_back(admin: Administration) -> list[Route]:
     async def ask(request: Request, session: Session) -> forms.Form:
-        conductor = await _standing(admin, request, session)
+        conductor = await _read_conductor(admin, request, session)
         if conductor["canary"]:
-            what = f"The canary {conductor['canary']} ends."
+            sentence = f"The canary {conductor['canary']} ends."
         elif conductor["live"]:
             before = POOL_FILE
             if conductor["before"]:
                 before = conductor["before"][-1] or POOL_FILE
-            what = f"Instead of {conductor['live']} {before} conducts."
+            sentence = f"Instead of {conductor['live']} {before} conducts."
         else:
-            what = "There is nothing to roll back: the pool file's own model conducts."
-        return forms.Form(f"Roll {conductor['name']} back", "Roll it back", (), at("conductors"), (what,))
+            sentence = "There is nothing to roll back: the pool file's own model conducts."
+        return forms.Form(f"Roll {conductor['name']} back", "Roll it back", (), at("conductors"), (sentence,))
 
     return admin.form("/admin/conductors/{conductor}/rollback", ask, _act(admin, "rollback"))
 
 
 def _act(admin: Administration, verb: str) -> forms.Act:
-    async def act(request: Request, session: Session, sent: forms.Sent) -> None:
+    async def act(request: Request, session: Session, submission: forms.Submission) -> None:
         path = f"{API}/conductors/{path_segment(request.path_params['conductor'])}/{verb}"
-        await admin.api.post(session, path, sent.body, **sent.headers)
+        await admin.api.post(session, path, submission.body, **submission.headers)
 
     return act
 
 
-async def _standing(admin: Administration, request: Request, session: Session) -> dict[str, Any]:
-    wanted = request.path_params["conductor"]
+async def _read_conductor(admin: Administration, request: Request, session: Session) -> dict[str, Any]:
+    name = request.path_params["conductor"]
     for conductor in (await admin.api.get(session, f"{API}/conductors"))["data"]:
-        if conductor["name"] == wanted:
-            found: dict[str, Any] = conductor
-            return found
-    return {"name": wanted, "live": "", "canary": "", "share": 0.0, "loaded": [], "before": []}
+        if conductor["name"] == name:
+            reply: dict[str, Any] = conductor
+            return reply
+    return {"name": name, "live": "", "canary": "", "share": 0.0, "loaded": [], "before": []}
 
 
 def _version(conductor: Mapping[str, Any]) -> forms.Field:
@@ -213,29 +213,29 @@ def _promotable(conductor: Mapping[str, Any]) -> list[str]:
 
 async def _evidence(admin: Administration, session: Session, conductor: Mapping[str, Any]) -> list[str]:
     """Return the conditions of a promotion of each version that may be promoted, in sentences."""
-    said = []
+    sentences = []
     for version in _promotable(conductor):
         path = f"{API}/conductors/{path_segment(conductor['name'])}/evidence"
-        found = await admin.api.get(session, path, version=version)
-        if not found["tiers"]:
-            said.append(f"{version}: no tier states conditions for a promotion.")
-        for tier in found["tiers"]:
+        evidence = await admin.api.get(session, path, version=version)
+        if not evidence["tiers"]:
+            sentences.append(f"{version}: no tier states conditions for a promotion.")
+        for tier in evidence["tiers"]:
             verdict = "may not be promoted without a reason"
             if tier["promotable"]:
                 verdict = "may be promoted"
             conditions = "; ".join([_words(condition) for condition in tier["conditions"]])
-            said.append(f"{version} on {tier['tier']} {verdict}: {conditions}.")
-    return said
+            sentences.append(f"{version} on {tier['tier']} {verdict}: {conditions}.")
+    return sentences
 
 
 def _words(condition: Mapping[str, Any]) -> str:
-    found = condition["found"]
-    seen = "nothing is known"
-    if found is not None:
-        value, low, high = [_figure(found[name]) for name in ("value", "low", "high")]
-        seen = f"{value} was found, between {low} and {high}"
+    interval = condition["found"]
+    finding = "nothing is known"
+    if interval is not None:
+        value, low, high = [_figure(interval[name]) for name in ("value", "low", "high")]
+        finding = f"{value} was found, between {low} and {high}"
     outcome = condition["outcome"].replace("_", " ")
-    return f"{condition['name']} of {condition['limit']:g}: {outcome} ({seen}; {condition['count']:,} compared)"
+    return f"{condition['name']} of {condition['limit']:g}: {outcome} ({finding}; {condition['count']:,} compared)"
 
 
 def _figure(value: float | None) -> str:

@@ -107,10 +107,10 @@ class Administration:
 
     async def person(self, request: Request, session: Session) -> Person:
         """Return the person who is signed in; they are asked for once in each request."""
-        found: Person | None = getattr(request.state, "person", None)
-        if found is None:
+        person: Person | None = getattr(request.state, "person", None)
+        if person is None:
             me = await self.api.get(session, f"{API}/me")
-            found = Person(
+            person = Person(
                 id=me["id"],
                 via=me["via"],
                 tenant=me["tenant"],
@@ -119,8 +119,8 @@ class Administration:
                 scopes=frozenset(me["scopes"]),
                 expires_at=me["expires_at"],
             )
-            request.state.person = found
-        return found
+            request.state.person = person
+        return person
 
     async def show(
         self, request: Request, session: Session, template: str, status: int = 200, **values: Any
@@ -134,7 +134,7 @@ class Administration:
     async def show_list(self, request: Request, session: Session, page: ListPage) -> Response:
         """Return a page with a table, and with those links that the person's scopes permit."""
         person = await self.person(request, session)
-        given = chosen_filters(request, page.filters)
+        values = chosen_filters(request, page.filters)
         return await self.show(
             request,
             session,
@@ -143,7 +143,7 @@ class Administration:
             hint=page.hint,
             table=page.table,
             actions=[(words, href) for words, href, scope in page.actions if person.may(scope)],
-            filters=forms.Form(page.title, "Filter", page.filters, given=given),
+            filters=forms.Form(page.title, "Filter", page.filters, entries=values),
         )
 
     def form(self, path: str, ask: forms.Ask, act: forms.Act) -> list[Route]:
@@ -158,16 +158,16 @@ def chosen_filters(request: Request, filters: Sequence[forms.Field]) -> dict[str
 
 def query(request: Request, filters: Sequence[forms.Field]) -> dict[str, Any]:
     """Return the filters and the place of a page, as parameters for the API."""
-    found: dict[str, Any] = {name: values[-1].strip() for name, values in chosen_filters(request, filters).items()}
-    return found | {"limit": PAGE, "after": request.query_params.get("after")}
+    parameters: dict[str, Any] = {name: values[-1].strip() for name, values in chosen_filters(request, filters).items()}
+    return parameters | {"limit": PAGE, "after": request.query_params.get("after")}
 
 
 def following(request: Request, page: Mapping[str, Any]) -> str:
     """Return the address of the page behind this one; empty if there is none."""
     if not page["has_more"]:
         return ""
-    kept = {name: value for name, value in request.query_params.items() if name != "after" and value}
-    return f"{request.url.path}?{urlencode(kept | {'after': page['next']})}"
+    parameters = {name: value for name, value in request.query_params.items() if name != "after" and value}
+    return f"{request.url.path}?{urlencode(parameters | {'after': page['next']})}"
 
 
 def at(*parts: str, **fields: str) -> str:

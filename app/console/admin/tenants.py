@@ -37,8 +37,8 @@ def routes(admin: Administration) -> list[Route]:
     async def ask(_request: Request, _session: Session) -> forms.Form:
         return forms.Form("Create a tenant", "Create it", FIELDS, at("tenants"))
 
-    async def act(_request: Request, session: Session, sent: forms.Sent) -> None:
-        await admin.api.post(session, f"{API}/tenants", sent.body, **sent.headers)
+    async def act(_request: Request, session: Session, submission: forms.Submission) -> None:
+        await admin.api.post(session, f"{API}/tenants", submission.body, **submission.headers)
 
     return [
         admin.pages.route("/admin/tenants", show_tenants),
@@ -54,9 +54,9 @@ def _switch(admin: Administration, verb: str) -> list[Route]:
         title = f"{verb.capitalize()} the tenant {name}"
         return forms.Form(title, f"{verb.capitalize()} it", (), at("tenants"), (WORDS[verb],))
 
-    async def act(request: Request, session: Session, sent: forms.Sent) -> None:
+    async def act(request: Request, session: Session, submission: forms.Submission) -> None:
         path = f"{API}/tenants/{path_segment(request.path_params['tenant'])}/{verb}"
-        await admin.api.post(session, path, sent.body, **sent.headers)
+        await admin.api.post(session, path, submission.body, **submission.headers)
 
     return admin.form(f"/admin/tenants/{{tenant}}/{verb}", ask, act)
 
