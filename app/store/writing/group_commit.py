@@ -212,25 +212,25 @@ class GroupCommit:
     async def run(self) -> None:
         """Write batches until `close`."""
         try:
+            limit = -inf  # no commit was in the way: what has waited so far, has waited for this process alone
             while self._queue or not self._closed:
-                await self._arrived.wait()
-                self._arrived.clear()
-                limit = -inf  # no commit was in the way: what has waited so far, has waited for this process alone
-                while batch := self._gather(limit):
-                    outcomes = await self._outcomes([queued_entry.encoded for queued_entry in batch])
-                    self._answer(batch, outcomes)
-                    limit = asyncio.get_running_loop().time() - self._patience
+                batch = self._gather(limit)
+                if not batch:
+                    limit = -inf
+                    await self._arrived.wait()
+                    self._arrived.clear()
+                    continue
+                entries = [queued_entry.encoded for queued_entry in batch]
+                try:
+                    outcomes = await self._commit(entries)
+                    self._availability.report_reached()
+                    outcomes = await self._with_all_slices(entries, outcomes)
+                except Exception as error:
+                    outcomes = self._failed(error, entries)
+                self._answer(batch, outcomes)
+                limit = asyncio.get_running_loop().time() - self._patience
         finally:
             self.finished.set()
-
-    async def _outcomes(self, batch: list[EncodedEntry]) -> list[Outcome]:
-        """Write a batch, and return the outcome of each of its entries."""
-        try:
-            outcomes = await self._commit(batch)
-            self._availability.report_reached()
-            return await self._with_all_slices(batch, outcomes)
-        except Exception as error:
-            return self._failed(error, batch)
 
     def _gather(self, limit: float) -> list[_QueuedEntry]:
         """The entries of the next batch. Those that arrived before the loop's time `limit` are refused."""
@@ -308,11 +308,19 @@ class GroupCommit:
         raise Fault("contended")
 
     async def _transact(self, batch: list[EncodedEntry], *, locks: bool, all_slices: bool) -> list[Outcome]:
-        """Commit a batch in one transaction: on cached rows, unless `locks` or one of them is missing or outdated."""
-        applied = None
+        """Commit a batch in one transaction: on cached rows, unless `locks` or one of them is missing. Rows that others
+        have changed since they were cached are read again, once."""
+        applied = speculative = None
         try:
-            if not locks and self._row_cache is not None:
-                applied = await self._write_on_cached_rows(batch, self._row_cache)
+            if not locks:
+                speculative = self._apply_to_cached_rows(batch)
+            if speculative is not None and not speculative.refuses:
+                applied = await self._write_if_current(speculative)
+            if speculative is not None and applied is None:
+                await self._cache_rows(batch)
+                speculative = self._apply_to_cached_rows(batch)
+                if speculative is not None:
+                    applied = await self._write_if_current(speculative)
             if applied is None:
                 work_on_rows = partial(
                     commit, statements=self._statements, batch=batch, number=self.slice, all_slices=all_slices
@@ -328,32 +336,25 @@ class GroupCommit:
             self._signalled(signal)
         return applied.outcomes
 
-    async def _write_on_cached_rows(self, batch: list[EncodedEntry], cache: RowCache) -> Applied | None:
-        """Write a batch that needs no locked rows; rows that others have changed are read once. None if nothing was
-        written."""
-        speculative = self._apply_to_cached_rows(batch, cache)
-        if speculative is None:
-            return None
-        if not speculative.refuses:
-            applied = await self._write_if_current(speculative)
-            if applied is not None:
-                return applied
-        runs, _ = runs_to_lock([encoded for encoded in batch if encoded.entry.new is None])
-        cache.update(await self._runner.read(for_cache(self._statements, runs)))
-        speculative = self._apply_to_cached_rows(batch, cache)
-        if speculative is None:
-            return None
-        return await self._write_if_current(speculative)
-
-    def _write_if_current(self, speculative: Speculative) -> Awaitable[Applied | None]:
-        return self._runner.write(conditional_write(self._statements, speculative), expected_result=speculative.applied)
-
-    def _apply_to_cached_rows(self, batch: list[EncodedEntry], cache: RowCache) -> Speculative | None:
+    def _apply_to_cached_rows(self, batch: list[EncodedEntry]) -> Speculative | None:
         """None if the entries need locked rows, or rows that are not cached."""
+        if self._row_cache is None:
+            return None
         if self._losses != self._runner.losses:
             self._losses = self._runner.losses
-            cache.clear()
-        return apply_to_cached_rows(batch, cache)
+            self._row_cache.clear()
+        return apply_to_cached_rows(batch, self._row_cache)
+
+    async def _cache_rows(self, batch: list[EncodedEntry]) -> None:
+        """Read the rows of a batch's runs into the cache."""
+        runs, _ = runs_to_lock([encoded for encoded in batch if encoded.entry.new is None])
+        rows = await self._runner.read(for_cache(self._statements, runs))
+        if self._row_cache is not None:
+            self._row_cache.update(rows)
+
+    def _write_if_current(self, speculative: Speculative) -> Awaitable[Applied | None]:
+        """Write a batch; the result is None, and nothing was written, if a row has changed since it was cached."""
+        return self._runner.write(conditional_write(self._statements, speculative), expected_result=speculative.applied)
 
     async def _one_by_one(self, batch: list[EncodedEntry], *, all_slices: bool) -> list[Outcome]:
         """Write a batch with a value that the database refuses, so that only the entry at fault fails."""
