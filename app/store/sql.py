@@ -22,7 +22,7 @@ from app.core.rating.feedback import Feedback
 from app.core.records import copy_with
 from app.core.run.events import Event, Kind
 from app.core.run.notices import FailedNotice, Notice
-from app.errors import NotFound, StoreUnavailable
+from app.errors import BatonError, NotFound, StoreUnavailable
 from app.network import retries
 from app.network.shared_read import SharedRead
 from app.store.administration import Administration
@@ -615,28 +615,26 @@ class SqlStore(Administration):
     async def _with_retry(self, call: Callable[[], Coroutine[object, object, T]]) -> T:
         """Call once more if a pooled connection was dead, another transaction in the way, or a new connection not to be
         had for the moment; else report the fault. With each content key that it needs, it is called again."""
+        is_repeated = False
         while True:
             try:
-                return await self._with_one_retry(call)
+                return await call()
             except UnknownKeys as unknown:
                 await self._tenant_keys.load(unknown.ids)
-
-    async def _with_one_retry(self, call: Callable[[], Coroutine[object, object, T]]) -> T:
-        try:
-            try:
-                return await call()
             except Fault as fault:
-                if fault.reason not in {"lost", "contended", "slow"}:
-                    raise
+                if is_repeated or fault.reason not in {"lost", "contended", "slow"}:
+                    raise self._reported(fault) from fault
+                is_repeated = True
                 if fault.reason == "slow":
                     await asyncio.sleep(retries.DATABASE_FIRST)
-                return await call()
-        except Fault as fault:
-            if fault.reason == "foreign":
-                raise NotFound() from fault
-            if fault.reason in AWAY:
-                self.availability.report_away()
-            raise StoreUnavailable(retry_after=1.0) from fault
+
+    def _reported(self, fault: Fault) -> BatonError:
+        """Report a fault, and return it as the error that callers of the store are given."""
+        if fault.reason == "foreign":
+            return NotFound()
+        if fault.reason in AWAY:
+            self.availability.report_away()
+        return StoreUnavailable(retry_after=1.0)
 
 
 @dataclass(frozen=True, slots=True)
