@@ -30,6 +30,7 @@ from app.core.run.events import (
     TERMINAL,
     Event,
     Fact,
+    Json,
     Kind,
     RunApproved,
     RunAwaitingApproval,
@@ -91,6 +92,8 @@ class EncodedEntry:
     """An entry whose event bodies are encoded as JSON, before it is queued: what cannot be encoded fails early."""
 
     entry: Entry
+    values: tuple[Json, ...]
+    """The bodies as JSON values."""
     bodies: tuple[bytes, ...]
     size: int
     moves_tickets: bool
@@ -101,11 +104,12 @@ class EncodedEntry:
 
 def encode(entry: Entry, key: ContentKey | None = None) -> EncodedEntry:
     """Encode the bodies of an entry's events. Raises TypeError for a body that is not JSON."""
-    bodies = tuple([orjson.dumps(draft.to_json()) for draft in entry.events])
+    values = tuple([draft.to_json() for draft in entry.events])
+    bodies = tuple([orjson.dumps(value) for value in values])
     size = sum(map(len, bodies)) + sum([len(body) for _, body in entry.contents])
     ends = any(draft.kind in TERMINAL for draft in entry.events)
     moves = entry.new is None and (ends or entry.move is not None or bool(entry.outbox))
-    return EncodedEntry(entry, bodies, size, moves, key)
+    return EncodedEntry(entry, values, bodies, size, moves, key)
 
 
 @dataclass(slots=True)
@@ -220,15 +224,15 @@ class RowBatch:
         runs: Iterable[Row],
         tickets: Iterable[Row],
         ticket_runs: Collection[str],
-        idempotency: IdempotencyRows,
+        idempotency: IdempotencyRows | None = None,
         held_locks: Collection[int] | None = None,
         budgets: BudgetLedger | None = None,
     ) -> None:
         """`tickets` are all tickets of the `ticket_runs`.
 
         Only texts of owners whose lock is in `held_locks` are shared; if that is None, those of all owners are, and
-        `locks` are to be taken before the write. Without `budgets` no entry holds or settles anything for a run that
-        has accounts.
+        `locks` are to be taken before the write. Without `idempotency` no entry has an idempotency record, and without
+        `budgets` none holds or settles anything for a run that has accounts.
         """
         self._runs = {row[0]: _Run(*row) for row in runs}
         self._tickets = {(row[0], row[1]): _stored_ticket(row) for row in tickets}
@@ -266,7 +270,7 @@ class RowBatch:
             ticket = self._ticket(entry.run, entry.move, entry.at) if entry.move else None
             self._check_rows(entry)
             money = _balance(run, entry)
-            self._idempotency.check(entry.once, entry.at)
+            self._check_idempotency(entry)
             charge = self._charge(run, entry)
         except (LeaseLost, RunEnded, RunOverBudget, NotFound, Conflict, ValueError, NeedsAllSlices) as refusal:
             return refusal
@@ -289,13 +293,17 @@ class RowBatch:
         events = self._append_events(run, encoded)
         self._key = encoded.key
         claims = self._apply_rows(run, entry)
-        self._idempotency.add(entry.once, run.id)
+        if self._idempotency is not None:
+            self._idempotency.add(entry.once, run.id)
         if entry.tenant is not None and run.id not in self._new_runs:
             self.owned.add((run.id, entry.tenant))
         return Appended(events, ticket.claim if ticket and entry.move and entry.move.verb == "take" else 0, claims)
 
     def writes(self, statements: Statements) -> list[RowWrites]:
         """Return all changed rows, each with the way in which it is written. Most of the lists are empty."""
+        idempotency: Sequence[RowWrites] = ()
+        if self._idempotency is not None:
+            idempotency = self._idempotency.writes(statements)
         return [
             *self._writes_of_runs(statements),
             (statements.insert_event, self._events),
@@ -305,7 +313,7 @@ class RowBatch:
             (statements.insert_text, [self._texts[name] for name in sorted(self._texts)]),
             (statements.insert_tag, self._tags),
             (statements.insert_notice, self._notices),
-            *self._idempotency.writes(statements),
+            *idempotency,
             *self._writes_of_tickets(statements),
         ]
 
@@ -445,6 +453,11 @@ class RowBatch:
             if outbox.holder and ticket is not None and not ticket.gone:
                 raise Conflict
 
+    def _check_idempotency(self, entry: Entry) -> None:
+        """Raise `Conflict` if the entry's idempotency record is there already."""
+        if self._idempotency is not None:
+            self._idempotency.check(entry.once, entry.at)
+
     def _move(self, run: _Run, ticket: _Ticket, move: Move) -> None:
         self._changed_tickets.add((ticket.run, ticket.step))
         ticket.version += 1
@@ -460,16 +473,18 @@ class RowBatch:
 
     def _append_events(self, run: _Run, encoded: EncodedEntry) -> tuple[Event, ...]:
         entry, at = encoded.entry, encoded.entry.at
-        events = tuple([Event.of(run.id, seq, at, draft) for seq, draft in enumerate(entry.events, run.seq + 1)])
-        for event, draft, body in zip(events, entry.events, encoded.bodies, strict=True):
-            self._events.append((run.id, event.seq, draft.kind.value, at, body))
+        events: list[Event] = []
+        for draft, value, body in zip(entry.events, encoded.values, encoded.bodies, strict=True):
+            seq = run.seq + len(events) + 1
+            events.append(Event(run.id, seq, draft.kind, at, value, draft))
+            self._events.append((run.id, seq, draft.kind.value, at, body))
             if draft.kind in TERMINAL:
                 run.state, run.ended_at = TERMINAL[draft.kind], at
                 self._delete_untaken(run.id)
             self._add_notice(run, draft, entry)
         self._disclosures.note(run.id, run.tenant, run.key, entry.events, at)
         run.seq += len(events)
-        return events
+        return tuple(events)
 
     def _add_notice(self, run: _Run, draft: Fact, entry: Entry) -> None:
         """Write the notice of a turn together with the event that ends it, if the turn began with `Entry.notify`."""
@@ -800,7 +815,7 @@ def apply_to_cached_rows(batch: Sequence[EncodedEntry], row_cache: RowCache) -> 
         if cached.tickets is not None:
             tickets += cached.tickets
             runs_with_tickets.append(run)
-    rows = RowBatch([cached.run for cached in cached_rows.values()], tickets, runs_with_tickets, IdempotencyRows(()))
+    rows = RowBatch([cached.run for cached in cached_rows.values()], tickets, runs_with_tickets)
     outcomes = [rows.apply(encoded) for encoded in batch]
     return Speculative(rows, list(cached_rows.values()), ticket_runs, Applied(outcomes, rows))
 
