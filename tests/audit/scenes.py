@@ -330,7 +330,7 @@ async def replayed(stub: ProviderStub, runtime: Runtime) -> str:
 async def _decided(runtime: Runtime, verdict: Literal["approve", "refuse"]) -> str:
     """A run whose plan needed an approval, after somebody has decided."""
     run = await _run(runtime, "baton-asks")
-    asked = fold((await runtime.context.store.journal(run)).events).asked
+    asked = fold((await runtime.context.store.journal(run)).events).approval_question
     assert asked is not None
     made = Decision(verdict, asked.digest, "key:boss", "", reason="Because.", replacements=("gamma",))
     await runtime.runs.decide(run, None, made)

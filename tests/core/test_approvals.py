@@ -86,7 +86,7 @@ def test_what_is_not_approved_in_time_may_be_replaced_by_what_needs_no_approval(
         assert isinstance(end, Finish), "nothing of it needs no approval"
     state = waiting(falls_back)
     dropped = drafts.plan_dropped(state, DropPlan(0), LATE)
-    asked = state.asked
+    asked = state.approval_question
     assert asked is not None
     gone = run_of(falls_back, asked, *dropped)
     assert (gone.state, gone.turn.deadline) == ("admitted", LATE + asked.seconds)
@@ -96,7 +96,7 @@ def test_what_is_not_approved_in_time_may_be_replaced_by_what_needs_no_approval(
 def test_an_approval_gives_the_turn_its_time_back_and_caps_what_is_spent() -> None:
     terms = ApprovalTerms(("tier",), above_usd=5)
     state = waiting(terms)
-    asked = state.asked
+    asked = state.approval_question
     assert asked is not None
     assert spendable_by_steps(state).usd == 5, "what needs no approval"
     given = RunApproved(0, asked.digest, "", "key:boss", LATE + 30, {"ada": asked.workers["ada"]}, 70)

@@ -99,7 +99,8 @@ def gated(run: str = "running") -> RunState:
     state = in_state(run)
     terms = RunAdmitted.from_json(state.admitted.to_json() | {"approval": {"reasons": ["tier"]}})
     plan = replace(state.proposals[0], needs=("tier",))
-    return replace(state, admitted=terms, proposals=(plan,), asked=ASKED if run == "awaiting_approval" else None)
+    question = ASKED if run == "awaiting_approval" else None
+    return replace(state, admitted=terms, proposals=(plan,), approval_question=question)
 
 
 def after(state: RunState, draft: Fact) -> RunState | None:

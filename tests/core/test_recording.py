@@ -8,7 +8,7 @@ from app.core.run import drafts
 from app.core.run.events import PlanAccepted
 from app.core.run.fold import fold
 from app.core.run.recording import (
-    Kept,
+    KeptOutput,
     RecordedPlan,
     Recording,
     canonical_arguments,
@@ -24,14 +24,14 @@ from tests.core.test_comparison import chain, opened, planned
 def test_a_plan_is_read_in_its_own_numbers_with_the_workers_as_planned() -> None:
     events = chain(base=2)
     state = fold(events)
-    kept = {2: Kept(2, "ref-2", "Said.", "stop", labels=frozenset({"phi"}))}
+    kept = {2: KeptOutput(2, "ref-2", "Said.", "stop", labels=frozenset({"phi"}))}
     texts = {"subtask-2": "Draft it", "subtask-3": "Answer it"}
     plan = recorded_plan(state.proposals[-1], events, texts, kept)
     assert plan.steps == (
         Step("ada", "Draft it", Access(True)),
         Step("bob", "Answer it", Access(True, (0,)), answers=True),
     )
-    assert plan.kept == {0: kept[2]}
+    assert plan.kept_outputs == {0: kept[2]}
     recording = Recording("run", {"1": plan, "1.0": RecordedPlan((), instant=True)})
     assert Recording.from_json(json.loads(json.dumps(recording.to_json()))) == recording
     assert (recording.rounds, recording.nests, recording.workers) == (1, True, frozenset({"bob"}))
@@ -66,7 +66,7 @@ def test_results_are_given_for_equal_calls_under_the_new_ids() -> None:
 
 def test_an_output_that_is_taken_over_keeps_the_labels_that_it_carried() -> None:
     """Those of tool results, for one, which nothing else in the replay says."""
-    kept = Kept(4, "ref-4", "Said.", "stop", labels=frozenset({"record"}))
+    kept = KeptOutput(4, "ref-4", "Said.", "stop", labels=frozenset({"record"}))
     state = fold(
         numbered(
             admission(labels=[]),

@@ -370,7 +370,7 @@ def wait_for_results_without_end(patch: Patch) -> None:
 
 def forget_what_tools_said(patch: Patch) -> None:
     use = step_request.ToolUse
-    patch.setattr(step_request, "ToolUse", lambda *given: replace(use(*given), came=()))
+    patch.setattr(step_request, "ToolUse", lambda *given: replace(use(*given), results=()))
 
 
 def widen_the_view_inside(patch: Patch) -> None:

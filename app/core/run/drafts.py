@@ -27,7 +27,7 @@ from app.core.run.events import (
     StepSkipped,
 )
 from app.core.run.progress import Await, Conclude, DropPlan, Finish, Propose, Skip, access_in_run
-from app.core.run.recording import Kept
+from app.core.run.recording import KeptOutput
 from app.core.run.state import Proposal, RunState, StepState, Turn
 
 OVER_BUDGET = "run_over_budget"
@@ -136,19 +136,19 @@ def plan_rejected(
     return PlanRejected(proposal, call, tuple(reasons[:MOST_REASONS]), outage, budget=name, budget_until=until)
 
 
-def step_taken_over(origin: str, n: int, output: str, kept: Kept) -> StepDone:
+def step_taken_over(origin: str, n: int, output: str, kept_output: KeptOutput) -> StepDone:
     """Return the end of a step whose output is that of a step of the run `origin`; `output` is its ref in this run."""
     return StepDone(
         n=n,
         call="",
         output=output,
-        chars=len(kept.text),
-        finish=kept.finish,
-        refusal=kept.refusal,
+        chars=len(kept_output.text),
+        finish=kept_output.finish,
+        refusal=kept_output.refusal,
         origin_run=origin,
-        origin_step=kept.step,
-        origin_output=kept.ref,
-        labels=kept.labels,
+        origin_step=kept_output.step,
+        origin_output=kept_output.ref,
+        labels=kept_output.labels,
     )
 
 
@@ -241,7 +241,7 @@ def plan_dropped(state: RunState, command: DropPlan, now: float) -> tuple[*tuple
     """Return the end of a wait for an approval that goes on with another plan: the steps of this one are skipped, and
     the turn has the time again that it had left."""
     dropped = [step for step in state.steps.values() if step.proposal == command.proposal]
-    remaining_seconds = state.asked.seconds if state.asked is not None else 0.0
+    remaining_seconds = state.approval_question.seconds if state.approval_question is not None else 0.0
     skips = [StepSkipped(step.n, approvals.EXPIRED) for step in dropped if not step.settled]
     return (*skips, RunApprovalExpired(command.proposal, now + remaining_seconds))
 

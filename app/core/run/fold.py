@@ -151,7 +151,7 @@ def _copy_with(state: RunState, seq: int, changes: Changes) -> RunState:
         take("replied_at", state.replied_at),
         take("nested", state.nested),
         take("approvals", state.approvals),
-        take("asked", state.asked),
+        take("approval_question", state.approval_question),
         take("refused", state.refused),
     )
 
@@ -354,7 +354,7 @@ def _awaiting_approval(state: RunState, fact: RunAwaitingApproval) -> Changes:
     if proposal is None or proposal.number != fact.proposal:
         raise ValueError(f"plan {fact.proposal} waits for no approval")
     turn = copy_with(state.turn, until=fact.until)
-    return {"state": _check_run_arrow(state, "awaiting_approval"), "turn": turn, "asked": fact}
+    return {"state": _check_run_arrow(state, "awaiting_approval"), "turn": turn, "approval_question": fact}
 
 
 def _approved(state: RunState, fact: RunApproved) -> Changes:
@@ -387,7 +387,7 @@ def _approval_expired(state: RunState, fact: RunApprovalExpired) -> Changes:
 
 def _check_approval_question(state: RunState, proposal: int, digest: str | None) -> RunAwaitingApproval:
     """Return the present question for an approval. Raises ValueError if there is none, or another one."""
-    question = state.asked
+    question = state.approval_question
     if state.state != "awaiting_approval" or question is None or state.refused:
         raise ValueError("the run waits for no approval")
     if question.proposal != proposal or digest not in (None, question.digest):

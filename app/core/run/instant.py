@@ -140,8 +140,8 @@ def _waits(state: RunState) -> dict[str, Any] | None:
     """The kind of thing that the run waits for, and until when; None if it waits for nothing."""
     if state.state == "awaiting_tool":
         return {"kind": "tools", "until": state.turn.until}
-    if state.state == "awaiting_approval" and state.asked is not None:
-        return {"kind": "approval", "until": state.asked.until}
+    if state.state == "awaiting_approval" and state.approval_question is not None:
+        return {"kind": "approval", "until": state.approval_question.until}
     return None
 
 

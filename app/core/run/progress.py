@@ -158,7 +158,7 @@ def _end_of_approval_wait(state: RunState, now: float) -> tuple[Command, ...]:
     """The end of a wait for an approval: nothing before there is a decision, or the time for it is over."""
     if state.refused:
         return (give_up(state, Kind.FAILED, approvals.REFUSED),)
-    terms, question = state.admitted.approval, state.asked
+    terms, question = state.admitted.approval, state.approval_question
     if now < state.turn.until or terms is None or question is None:
         return ()
     if _may_fall_back(state, terms, question.proposal):

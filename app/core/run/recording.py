@@ -25,7 +25,7 @@ from app.core.run.state import Proposal, RunState, StepState
 
 
 @record(frozen=True, slots=True)
-class Kept:
+class KeptOutput:
     """The output of a step of the earlier run, which stands for the call that is not made again."""
 
     step: int
@@ -50,7 +50,7 @@ class Kept:
         }
 
     @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> "Kept":
+    def from_json(cls, value: Mapping[str, Any]) -> "KeptOutput":
         """Return the inverse of `to_json`."""
         return cls(**{**value, "labels": frozenset(value["labels"])})
 
@@ -62,19 +62,23 @@ class RecordedPlan:
     steps: tuple[Step, ...]
     instant: bool = False
     """True if no model wrote it, so that its subtasks carry no labels."""
-    kept: Mapping[int, Kept] = field(default_factory=dict)
+    kept_outputs: Mapping[int, KeptOutput] = field(default_factory=dict)
     """The outputs that are taken over, by position."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan in plain JSON values."""
-        kept = {str(position): kept.to_json() for position, kept in self.kept.items()}
-        return {"steps": [_step_to_json(step) for step in self.steps], "instant": self.instant, "kept": kept}
+        return {
+            "steps": [_step_to_json(step) for step in self.steps],
+            "instant": self.instant,
+            "kept": {str(position): output.to_json() for position, output in self.kept_outputs.items()},
+        }
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "RecordedPlan":
         """Return the inverse of `to_json`."""
-        kept = {int(position): Kept.from_json(kept) for position, kept in value["kept"].items()}
-        return cls(tuple([_step_from_json(step) for step in value["steps"]]), value["instant"], kept)
+        steps = tuple([_step_from_json(step) for step in value["steps"]])
+        kept_outputs = {int(position): KeptOutput.from_json(output) for position, output in value["kept"].items()}
+        return cls(steps, value["instant"], kept_outputs)
 
 
 @record(frozen=True, slots=True)
@@ -130,7 +134,7 @@ class Recording:
         called: set[str] = set()
         for plan in self.plans.values():
             for position, step in enumerate(plan.steps):
-                if position not in plan.kept:
+                if position not in plan.kept_outputs:
                     called.add(step.worker)
         return frozenset(called)
 
@@ -181,22 +185,22 @@ def recorded_plan(
     proposal: Proposal,
     events: Iterable[Event],
     texts: Mapping[str, str],
-    kept: Mapping[int, Kept],
+    kept_outputs: Mapping[int, KeptOutput],
 ) -> RecordedPlan:
     """Return an accepted plan as its conductor wrote it: with the workers as planned, and access lists in its own
     numbers.
 
-    `texts` are the subtasks by ref. `kept` are outputs by number of step; those of other plans are left out.
+    `texts` are the subtasks by ref. `kept_outputs` are by number of step; those of other plans are left out.
     """
     steps: list[Step] = []
-    kept_here: dict[int, Kept] = {}
+    outputs_of_plan: dict[int, KeptOutput] = {}
     for fact in facts(events, PlanStep):
         if fact.proposal != proposal.number:
             continue
         steps.append(_planned_step(proposal, fact, texts))
-        if fact.n in kept:
-            kept_here[fact.n - proposal.base] = kept[fact.n]
-    return RecordedPlan(tuple(steps), proposal.instant, kept_here)
+        if fact.n in kept_outputs:
+            outputs_of_plan[fact.n - proposal.base] = kept_outputs[fact.n]
+    return RecordedPlan(tuple(steps), proposal.instant, outputs_of_plan)
 
 
 def _planned_step(proposal: Proposal, fact: PlanStep, texts: Mapping[str, str]) -> Step:

@@ -43,7 +43,7 @@ class Exchange:
 
     call: str
     worker: str
-    said: str
+    message: str
     """Ref of the message, with the ids that the worker knows its calls by."""
     ids: tuple[str, ...]
     """The ids that the caller knows them by, in the same order."""
@@ -224,7 +224,7 @@ class RunState:
     """The proposals for each step that the conductor itself has taken. What reads `steps` alone sees all of them."""
     approvals: Mapping[int, Approval] = field(default_factory=dict)
     """The approvals that were given, by the number of the proposal; the last one comes last."""
-    asked: RunAwaitingApproval | None = None
+    approval_question: RunAwaitingApproval | None = None
     """The latest question for an approval."""
     refused: bool = False
     """True if a plan of the run was refused."""

@@ -70,20 +70,25 @@ class EarlierStep:
 
 @record(frozen=True, slots=True)
 class ToolUse:
-    """A step's use of the caller's tools: what its worker said, and what came back under the caller's `ids`.
+    """A step's use of the caller's tools: its worker's message with the calls, and their results under the caller's
+    `ids`.
 
-    `came` holds a result for each call, and after them what the caller's user said along with the results.
+    `results` holds a result for each call, and after them what the caller's user said along with the results.
     """
 
     worker: str
-    said: Message
+    message: Message
     ids: tuple[str, ...]
-    came: tuple[Message, ...]
+    results: tuple[Message, ...]
 
 
 def visible_steps(access: Access, earlier_steps: Mapping[int, EarlierStep]) -> tuple[EarlierStep, ...]:
     """Return the listed steps that have a non-empty answer, in order. A step that failed leaves no trace."""
-    return tuple(earlier_steps[n] for n in sorted(set(access.steps)) if n in earlier_steps and earlier_steps[n].answer)
+    visible: list[EarlierStep] = []
+    for n in sorted(set(access.steps)):
+        if n in earlier_steps and earlier_steps[n].answer:
+            visible.append(earlier_steps[n])
+    return tuple(visible)
 
 
 def compose(
@@ -102,7 +107,9 @@ def compose(
     `used` is the step's own transcript, which follows. If the step `opens` a workflow, this is the task of that one.
     """
     conversation = task.messages if task is not None else ()
-    transcript = tuple(message for use in used for message in _exchange(use, worker, with_user=task is not None))
+    transcript: list[Message] = []
+    for use in used:
+        transcript += _exchange(use, worker, with_user=task is not None)
     if conversation and not subtask and not earlier:
         if transcript:
             return (*conversation, *transcript)
@@ -112,16 +119,17 @@ def compose(
 
 def _exchange(use: ToolUse, worker: str, *, with_user: bool) -> Iterator[Message]:
     """Yield the worker's message, and each result under the id that the worker knows its call by."""
-    ours = use.worker == worker or use.said.keepsake is None
-    yield use.said if ours else replace(use.said, keepsake=None)
-    theirs = {ours: call.id for ours, call in zip(use.ids, use.said.calls, strict=True)}
-    for message in use.came:
-        if message.call_id:
-            yield Message(
-                message.role, message.parts, message.name, message.calls, theirs[message.call_id], message.failed
-            )
+    message = use.message
+    if use.worker != worker and message.keepsake is not None:
+        message = replace(message, keepsake=None)
+    yield message
+    worker_ids = dict(zip(use.ids, [call.id for call in message.calls], strict=True))
+    for result in use.results:
+        if result.call_id:
+            call_id = worker_ids[result.call_id]
+            yield Message(result.role, result.parts, result.name, result.calls, call_id, result.failed)
         elif with_user:
-            yield message
+            yield result
 
 
 def _assignment(subtask: str, earlier: Sequence[EarlierStep], *, opens: bool) -> str:
@@ -309,14 +317,14 @@ def label_refusals_of_plan(
     catalog: Catalog,
     labels: frozenset[str],
     steps: Sequence[Step],
-    kept: Mapping[int, frozenset[str]] = NO_LABELS,
+    labels_of_outputs: Mapping[int, frozenset[str]] = NO_LABELS,
     *,
     instant: bool = True,
 ) -> list[str]:
-    """Return the reasons why the steps of a plan that is at hand may not be given to their workers.
+    """Return the reasons why the steps of a complete plan may not be given to their workers.
 
-    A plan that a model wrote is not `instant`: its subtasks carry the labels of the conversation. `kept` has the labels
-    of the outputs that are taken over, by position; nobody is called for these.
+    A plan that a model wrote is not `instant`: its subtasks carry the labels of the conversation. `labels_of_outputs`
+    has the labels of the outputs that are taken over, by position; nobody is called for these.
     """
     pool = tuple({step.worker: None for step in steps})
     admitted = RunAdmitted(
@@ -333,10 +341,12 @@ def label_refusals_of_plan(
     )
     state = RunState(run="", admitted=admitted, turn=Turn())
     command = Propose(0, 0, "first", 1)
-    opened = drafts.plan_opened(command, CALLERS_PLAN, pool, instant=instant)
-    planned = [drafts.plan_step(command, n, drafts.WrittenStep(step, step.subtask)) for n, step in enumerate(steps)]
-    reused_steps = [StepDone(n, "", "", 1, "", origin_run="earlier", labels=carried) for n, carried in kept.items()]
-    return label_refusals(catalog, state, [opened, *planned, *reused_steps])
+    facts: list[Fact] = [drafts.plan_opened(command, CALLERS_PLAN, pool, instant=instant)]
+    for n, step in enumerate(steps):
+        facts.append(drafts.plan_step(command, n, drafts.WrittenStep(step, step.subtask)))
+    for n, output_labels in labels_of_outputs.items():
+        facts.append(StepDone(n, "", "", 1, "", origin_run="earlier", labels=output_labels))
+    return label_refusals(catalog, state, facts)
 
 
 # -- the ledger of disclosures

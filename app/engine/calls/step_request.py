@@ -184,14 +184,14 @@ async def view_of_step(store: ContentReads, state: RunState, n: int, at_hand: Ma
     for done in earlier:
         wanted |= {(done.subtask, _text), (done.output, _text)}
     for exchange in answered:
-        wanted |= {(exchange.said, _message), (exchange.results, _messages)}
+        wanted |= {(exchange.message, _message), (exchange.results, _messages)}
     records = await _read_records(store, state.run, wanted, at_hand)
     outputs = {}
     for done in earlier:
         outputs[done.n] = EarlierStep(done.n, records[done.subtask, _text], records[done.output, _text])
     tool_uses = []
     for exchange in answered:
-        said, results = records[exchange.said, _message], records[exchange.results, _messages]
+        said, results = records[exchange.message, _message], records[exchange.results, _messages]
         tool_uses.append(ToolUse(exchange.worker, said, exchange.ids, results))
     task = records[state.admitted.task, _task]
     latest_request = task

@@ -205,7 +205,7 @@ def reply_refs(state: RunState) -> list[str]:
     step = caller_view.answering_step_of(state)
     if step is not None:
         return answer_refs(step)
-    return [step.exchanges[-1].said for step in _steps_awaiting_tools(state)]
+    return [step.exchanges[-1].message for step in _steps_awaiting_tools(state)]
 
 
 def answer_refs(step: StepState) -> list[str]:
@@ -250,7 +250,7 @@ def _end_with_tool_calls(state: RunState, contents: Mapping[str, bytes]) -> Turn
     calls = []
     for step in _steps_awaiting_tools(state):
         exchange = step.exchanges[-1]
-        said = message_from_json(orjson.loads(contents[exchange.said]))
+        said = message_from_json(orjson.loads(contents[exchange.message]))
         if step.answers:
             text = said.text
         for call, id_ in zip(said.calls, exchange.ids, strict=True):

@@ -339,8 +339,8 @@ def _recorded_policy(catalog: Catalog, order: Order, recording: Recording, choic
         reasons.append(f"a plan has {longest} steps; at most {order.limits.steps} are allowed here")
     if recording.nests and not order.limits.depth:
         reasons.append("a workflow is nested in a step, which this tier does not allow")
-    kept = {position: kept.labels for position, kept in first.kept.items()}
-    reasons += label_refusals_of_plan(catalog, order.labels, first.steps, kept, instant=first.instant)
+    labels_of_outputs = {position: output.labels for position, output in first.kept_outputs.items()}
+    reasons += label_refusals_of_plan(catalog, order.labels, first.steps, labels_of_outputs, instant=first.instant)
     if reasons:
         raise InvalidRequest(
             f"The plan of {recording.run} cannot be carried out now: {'; '.join(reasons)[:3000]}",

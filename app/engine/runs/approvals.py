@@ -147,7 +147,7 @@ def _has_same_bounds(fact: RunApproved, decision: Decision) -> bool:
 
 def _open_question(events: Sequence[Event], state: RunState, digest: str, now: float) -> RunAwaitingApproval:
     """Return the present question, if it is the one that was decided on and still open. Raises `Conflict` if not."""
-    question = state.asked
+    question = state.approval_question
     if question is None:
         raise Conflict("No plan of this run has needed an approval.", code="approval_not_requested")
     if digest != question.digest:

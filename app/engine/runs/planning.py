@@ -231,7 +231,7 @@ class Planner:
         texts: list[tuple[str, bytes]] = []
         if plan is None or not isinstance(self._policy, RecordedConductor):
             return taken, texts
-        for position, kept in plan.kept.items():
+        for position, kept in plan.kept_outputs.items():
             ref = self._ref(kept.text)
             taken.append(drafts.step_taken_over(self._policy.recording.run, command.base + position, ref, kept))
             if ref:

@@ -18,7 +18,7 @@ from app.core.pool.policy import DENIED
 from app.core.records import content_ref, copy_with, record
 from app.core.run.fold import fold
 from app.core.run.recording import (
-    Kept,
+    KeptOutput,
     RecordedPlan,
     RecordedTools,
     Recording,
@@ -86,7 +86,7 @@ async def read(store: ContentReads, journal: Journal) -> Earlier:
         texts = await texts_of(store, state.run, text_refs - {""})
         refs = {state.admitted.task}
         for use in exchanges:
-            refs |= {use.said, use.results}
+            refs |= {use.message, use.results}
         bodies = await store.contents(state.run, sorted(refs))
         if len(bodies) < len(refs):
             raise NotFound
@@ -130,7 +130,7 @@ def _refuse(wrong: bool, param: str, message: str) -> None:
         raise InvalidRequest(message, param=param, code="not_replayable")
 
 
-def _plans(earlier: Earlier, kept: Mapping[int, Kept]) -> Sequence[tuple[str, RecordedPlan]]:
+def _plans(earlier: Earlier, kept: Mapping[int, KeptOutput]) -> Sequence[tuple[str, RecordedPlan]]:
     state, positions = earlier.state, places(earlier.state)
     plans = []
     for proposal in executed_plans(state):
@@ -141,7 +141,7 @@ def _plans(earlier: Earlier, kept: Mapping[int, Kept]) -> Sequence[tuple[str, Re
     return plans
 
 
-def _kept(earlier: Earlier, changes: Changes, catalog: Catalog, labels: frozenset[str]) -> Mapping[int, Kept]:
+def _kept(earlier: Earlier, changes: Changes, catalog: Catalog, labels: frozenset[str]) -> Mapping[int, KeptOutput]:
     """The outputs of the steps before `from_step`, by number. Each carries at least the labels that it carried then; a
     label that its worker took away counts as taken away only if the worker still may."""
     n, state = changes.from_step, earlier.state
@@ -155,13 +155,13 @@ def _kept(earlier: Earlier, changes: Changes, catalog: Catalog, labels: frozense
     _refuse(nested, "from_step", f"Step {n} is nested in another one; begin from the step around it.")
     then, now = LabelFlow(state).outputs, LabelFlow(state, catalog, lowered_now=True).outputs
     added = labels - state.admitted.labels
-    kept: dict[int, Kept] = {}
+    kept: dict[int, KeptOutput] = {}
     for position in steps_before(state, n):
         missing = f"Step {position.n} has no output that could be kept; begin from it or from an earlier one."
         _refuse(position.state != "done", "from_step", missing)
         carried = then[position.n] | now[position.n] | added
         text = earlier.texts[position.output]
-        kept[position.n] = Kept(
+        kept[position.n] = KeptOutput(
             position.n, position.output, text, position.finish, refusal=position.refusal, labels=carried
         )
     return kept
@@ -179,11 +179,12 @@ def _given(
     if changes.from_step is None or recorded is None:
         return RecordedPlan(steps, instant=True)
     _refuse(len(earlier.state.proposals) > 1 and earlier.state.round_count > 1, "plan", "The run has several rounds.")
-    for position in recorded.kept:
+    for position in recorded.kept_outputs:
         same = position < len(steps) and _reads(steps[position]) == _reads(recorded.steps[position])
         _refuse(not same, "plan", f"Step {position} of the plan is not that of the run, whose output is to be kept.")
-    _refuse(len(steps) <= len(recorded.kept), "plan", "The plan has no step after those whose outputs are kept.")
-    return RecordedPlan(steps, instant=recorded.instant, kept=recorded.kept)
+    keeps_all = len(steps) <= len(recorded.kept_outputs)
+    _refuse(keeps_all, "plan", "The plan has no step after those whose outputs are kept.")
+    return RecordedPlan(steps, instant=recorded.instant, kept_outputs=recorded.kept_outputs)
 
 
 def _reads(step: Step) -> tuple[object, ...]:
@@ -195,7 +196,7 @@ def _with_worker(plan: RecordedPlan, worker: str) -> RecordedPlan:
     """Return the plan with this worker in every step that is carried out, apart from those that are workflows."""
     steps = []
     for position, step in enumerate(plan.steps):
-        if position not in plan.kept and step.worker != CONDUCTOR:
+        if position not in plan.kept_outputs and step.worker != CONDUCTOR:
             step = copy_with(step, worker=worker)
         steps.append(step)
     return copy_with(plan, steps=tuple(steps))
@@ -206,7 +207,7 @@ def _tools(earlier: Earlier) -> Sequence[RecordedTools]:
     for step in earlier.state.steps.values():
         for use in step.exchanges:
             if use.results:
-                said = message_from_json(earlier.messages[use.said])
+                said = message_from_json(earlier.messages[use.message])
                 results = [message_from_json(message) for message in earlier.messages[use.results]]
                 recorded.append(record_tool_use(said, results, positions[step.n], use.labels))
     return recorded
@@ -271,12 +272,12 @@ async def results(context: EngineContext, known: WaitingRun) -> tuple[Order, Res
     shares: dict[int, tuple[str, bytes]] = {}
     labels: dict[int, frozenset[str]] = {}
     waiting = [step for step in state.steps.values() if step.state == "awaiting_tool"]
-    bodies = await context.store.contents(state.run, [step.exchanges[-1].said for step in waiting])
+    bodies = await context.store.contents(state.run, [step.exchanges[-1].message for step in waiting])
     for step in waiting:
         use = step.exchanges[-1]
-        if use.said not in bodies:
+        if use.message not in bodies:
             return None
-        said = message_from_json(orjson.loads(bodies[use.said]))
+        said = message_from_json(orjson.loads(bodies[use.message]))
         recorded = results_for_calls(of_earlier, positions[step.n], len(step.exchanges) - 1, said, use.ids)
         if recorded is None:
             return None

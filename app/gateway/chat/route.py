@@ -110,7 +110,7 @@ def extension(end: TurnEnd) -> dict[str, Any]:
     }
     if state.admitted.rehearsal:
         field["rehearsal"] = True
-    question = state.asked
+    question = state.approval_question
     if question is not None and state.state == "awaiting_approval":
         field["approval"] = {
             "digest": question.digest,

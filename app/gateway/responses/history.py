@@ -58,12 +58,12 @@ async def read_exchange(store: ContentReads, state: RunState, turn: int) -> list
     for step in state.steps.values():
         uses += [(step, use) for use in step.exchanges if use.turn == turn]
     uses.sort(key=lambda use: not use[0].answers)
-    refs = {use.said for _, use in uses} | {use.results for _, use in uses}
+    refs = {use.message for _, use in uses} | {use.results for _, use in uses}
     texts = await texts_of(store, state.run, refs)
     words: list[Part] = []
     calls: list[ToolCall] = []
     for step, use in uses:
-        message = message_from_json(orjson.loads(texts[use.said]))
+        message = message_from_json(orjson.loads(texts[use.message]))
         calls += _with_caller_ids(use, message)
         if step.answers:
             words += message.parts

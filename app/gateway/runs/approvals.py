@@ -194,9 +194,9 @@ async def _read_approval(context: GatewayContext, histories: Histories, run: str
 async def estimate(catalog: Catalog, store: TenantStore, row: RunRow, history: History) -> dict[str, Any] | None:
     """Return the likely cost and time of the plan that waits; None where nothing can be said."""
     state = fold((await store.journal(row.id)).events)
-    if state.asked is None:
+    if state.approval_question is None:
         return None
-    proposal = _proposal(state, state.asked.proposal)
+    proposal = _proposal(state, state.approval_question.proposal)
     return forecasts.estimate(await forecasts.of_proposal(catalog, store, state, proposal, history))
 
 
@@ -231,7 +231,7 @@ async def approval_of(store: TenantStore, row: RunRow, *, reads: bool, own: bool
     has the instructions for somebody who `reads` them, and the reason of the decision also for the run's `own` key."""
     journal = await store.journal(row.id)
     state = fold(journal.events)
-    question, terms = state.asked, state.admitted.approval
+    question, terms = state.approval_question, state.admitted.approval
     if question is None or terms is None:
         return None
     asked_at = next(

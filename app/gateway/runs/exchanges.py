@@ -105,7 +105,7 @@ def refs(step: StepState) -> set[str]:
     """Return the refs of the content that `full` shows."""
     refs_in_step: set[str] = set()
     for exchange in step.exchanges:
-        refs_in_step |= {exchange.said, exchange.results}
+        refs_in_step |= {exchange.message, exchange.results}
     return refs_in_step - {""}
 
 
@@ -114,8 +114,8 @@ def full(step: StepState, events: Sequence[Event], texts: Mapping[str, str]) -> 
     uses = exchanges(step, events)
     for record, exchange in zip(uses, step.exchanges, strict=True):
         record |= {"said": None, "results": None}
-        if exchange.said in texts:
-            record["said"] = message(message_from_json(orjson.loads(texts[exchange.said])))
+        if exchange.message in texts:
+            record["said"] = message(message_from_json(orjson.loads(texts[exchange.message])))
         if exchange.results and exchange.results in texts:
             results = orjson.loads(texts[exchange.results])
             record["results"] = [message(message_from_json(result)) for result in results]
