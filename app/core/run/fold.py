@@ -36,7 +36,7 @@ from app.core.run.events import (
     StepToolResults,
     read_facts,
 )
-from app.core.run.kinds import AFTER_THE_END, RUN_ARROWS, STEP_ARROWS, TERMINAL, Kind
+from app.core.run.kinds import AFTER_THE_END, ENDED, REPLIED, RUN_ARROWS, STEP_ARROWS, TERMINAL, Kind
 from app.core.run.state import RATE_LIMITED, Call, Exchange, Proposal, RunState, StepState, Turn
 
 
@@ -77,7 +77,7 @@ def fold(events: tuple[Event, ...], before: RunState | None = None) -> RunState:
 def fold_turn(state: RunState, events: Iterable[Event]) -> RunState:
     """Return the state after these events, but for those behind the reply of the present turn."""
     for seq, at, fact in read_facts(events):
-        if state.replied:
+        if state.state in REPLIED:
             break
         state = _advance_in_order(state, seq, at, fact)
     return state
@@ -105,7 +105,7 @@ def apply_fact(state: RunState, fact: Fact, at: float) -> RunState:
     if isinstance(fact, RunEnd):
         ended = _check_run_arrow(state, TERMINAL[fact.kind])
         return _copy_with(state, seq, {"state": ended, "end": fact, "replied_at": at})
-    if state.ended and fact.kind not in AFTER_THE_END:
+    if state.state in ENDED and fact.kind not in AFTER_THE_END:
         raise ValueError(f"{fact.kind} comes after the run's end")
     changes = _CHANGES_BY_KIND[fact.kind](state, fact)
     if fact.kind is Kind.AWAITING:

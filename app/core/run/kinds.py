@@ -77,6 +77,8 @@ TERMINAL: Mapping[Kind, str] = {
 ENDED: frozenset[str] = frozenset(TERMINAL.values())
 WAITING: frozenset[str] = frozenset({"awaiting_tool", "awaiting_approval"})
 """The states of a run that somebody outside has to move: nobody drives it."""
+REPLIED: frozenset[str] = ENDED | WAITING
+"""The states of a run in which the reply of the present turn is complete."""
 RUN_STATES: tuple[str, ...] = ("admitted", "planned", "running", "awaiting_tool", "awaiting_approval", *sorted(ENDED))
 
 RUN_ARROWS: Mapping[str, frozenset[str]] = {

@@ -15,7 +15,7 @@ from app.core.records import record
 from app.core.run.approvals import Approval
 from app.core.run.events import RunAdmitted, RunAwaitingApproval, RunEnd
 from app.core.run.identifiers import NO_TRACE, Trace
-from app.core.run.kinds import ENDED, WAITING, Mode, OnDisconnect
+from app.core.run.kinds import ENDED, REPLIED, WAITING, Mode, OnDisconnect
 
 RATE_LIMITED = "worker_rate_limited"
 FALLBACK = "fallback"
@@ -237,7 +237,7 @@ class RunState:
     @property
     def replied(self) -> bool:
         """Return True if the reply of the present turn is complete: the run has ended, or waits for the caller."""
-        return self.ended or self.is_waiting
+        return self.state in REPLIED
 
     @property
     def is_waiting(self) -> bool:
@@ -294,7 +294,8 @@ class RunState:
     @property
     def has_workflow(self) -> bool:
         """Return True if there is a workflow to execute."""
-        return self.proposal is not None and self.proposal.state == "accepted"
+        last = self.proposal
+        return last is not None and last.state == "accepted"
 
     @property
     def answering_step(self) -> StepState | None:
@@ -308,9 +309,10 @@ class RunState:
     @property
     def round(self) -> int:
         """Return the number of the present round."""
-        if self.proposal is None:
+        last = self.proposal
+        if last is None:
             return 1
-        return self.proposal.round
+        return last.round
 
     @property
     def is_last_round(self) -> bool:

@@ -44,7 +44,7 @@ from app.core.plan.arms import tier_of
 from app.core.plan.workflow import Access
 from app.core.pool import policy
 from app.core.pool.breaker import Verdict
-from app.core.pool.catalog import Amount, Catalog, Deadlines, Worker
+from app.core.pool.catalog import Amount, Catalog, Deadlines
 from app.core.records import content_ref, copy_with, record, trim_capacity
 from app.core.run.events import CallFinished, CallIntended, PassedOver
 from app.core.run.identifiers import NO_TRACE, Trace
@@ -338,6 +338,8 @@ class Attempt:
         self._planned = planned
         self._time = time
         self._request = planned.request
+        self.worker = planned.request.worker
+        """The worker that is called."""
         self._purpose = planned.purpose
         self._out_of_time = False
         self._deadlines_given: Deadlines | None = None
@@ -388,11 +390,6 @@ class Attempt:
         purpose = copy_with(self._purpose, wanted_tokens=self._max_output)
         planned = copy_with(self._planned, request=request, purpose=purpose)
         return Attempt(self._context, self.catalog, planned, self._time)
-
-    @property
-    def worker(self) -> Worker:
-        """Return the worker that is called."""
-        return self._request.worker
 
     @property
     def live(self) -> bool:

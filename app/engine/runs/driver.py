@@ -234,24 +234,25 @@ class Driver:
     async def _folded(self, events: Sequence[Event]) -> None:
         """Send events to the run's followers, with the texts of the reply where it is there and brief."""
         self._latest = tuple(events[-1:])  # first: a gateway that begins to listen meanwhile is to know of them
+        state = self.state
         for event in events:
             if event.kind is Kind.CALL_FINISHED and isinstance(event.fact, CallFinished):
                 age = max(self._context.now() - event.at, 0.0)
-                worker = self.state.calls[event.fact.call].worker
+                worker = state.calls[event.fact.call].worker
                 self._context.health.note_journaled(worker, event.fact, age)
         message = Committed(
-            self.state.run, tuple(events), contents=self._reply(), engine=self._home, epoch=self.writer.row_epoch
+            state.run, tuple(events), contents=self._reply(state), engine=self._home, epoch=self.writer.row_epoch
         )
         for address in self.followers():
             await self._send(address, [message])
 
-    def _reply(self) -> tuple[tuple[str, str], ...]:
+    def _reply(self, state: RunState) -> tuple[tuple[str, str], ...]:
         """The brief contents of the reply that are at hand, with their refs; none before there is a reply."""
-        if not self.state.replied:
+        if not state.replied:
             return ()
         contents = self.writer.answer
         reply = []
-        for ref in messages.reply_refs(self.state):
+        for ref in messages.reply_refs(state):
             body = contents.get(ref)
             if body is not None and len(body) <= BRIEF:
                 reply.append((ref, body.decode()))
